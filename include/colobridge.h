@@ -1,0 +1,20 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* colobridge.h - everything, in reading order. */
+#ifndef COLOBRIDGE_H
+#define COLOBRIDGE_H
+
+#include <colobridge/status.h>
+#include <colobridge/version.h>
+#include <colobridge/log.h>
+#include <colobridge/tensor.h>
+#include <colobridge/grid.h>
+#include <colobridge/comm.h>
+#include <colobridge/hypergrid.h>
+#include <colobridge/layout.h>
+#include <colobridge/plan.h>
+#include <colobridge/bridge.h>
+#include <colobridge/partition.h>
+#include <colobridge/logprob.h>
+#include <colobridge/tape.h>
+
+#endif

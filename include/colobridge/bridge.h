@@ -1,0 +1,98 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge.h - carry encoder activations into the LLM's layout, and gradients back.
+ *
+ * Contract: the input is replicated over the source grid's unsplit dims (tp), the incoming gradient
+ * over the destination's. COLO_CHECK=2 verifies both. Forward executes the plan, backward its
+ * adjoint; with PARTIAL the context ranks' values are added in rank order, in fp32 for bf16 and fp16.
+ */
+#ifndef COLOBRIDGE_BRIDGE_H
+#define COLOBRIDGE_BRIDGE_H
+
+#include <colobridge/comm.h>
+#include <colobridge/plan.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum colo_algo { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
+
+typedef struct colo_bridge_config {
+    size_t struct_size;
+    const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */
+    colo_shape_t shape;
+    colo_dtype_t dtype;
+    /* Memory order of tensors given to forward and backward: a permutation of "bsh" names the axes
+     * of a 3-D tensor; "th" is the flattened [samples * rows, features]. Strides may be anything.
+     * NULL: "bsh". */
+    const char *axes;
+    colo_output_t output;
+    colo_grad_t grad;
+    colo_algo_t algo;
+    bool no_grad;           /* the source side is frozen: backward is COLO_ERR_STATE */
+    int64_t ranks_per_node; /* 0: one node */
+    colo_mem_t mem;         /* where tensors live */
+} colo_bridge_config_t;
+#define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
+
+typedef struct colo_bridge colo_bridge_t;
+
+/**
+ * colo_bridge_create() - plan, agree, allocate; collective over @comm
+ * @comm:   borrowed, must outlive the bridge; contains every rank that the plan names. Its world
+ *          ranks are the grids' ranks. A rank outside both grids constructs and no-ops.
+ * Check:   COLO_CHECK >= 1: all ranks of @comm compare hashes first; COLO_ERR_MISMATCH on all of them.
+ *          An error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere.
+ * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
+ *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT
+ */
+COLO_API colo_status_t colo_bridge_create(colo_bridge_t **bridge,
+                                          const colo_bridge_config_t *config, colo_comm_t *comm);
+/** colo_bridge_destroy() - local; takes NULL */
+COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
+
+/**
+ * colo_bridge_forward() - carry one activation from the source layout to the destination's
+ * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
+ *                NULL (or zero-size) on ranks that own nothing of the source
+ * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
+ *                (SHARDED); must not overlap @x. Every element is written
+ * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
+ *
+ * Order:    the comm's ranks call forward and backward in the same order; several forwards may be
+ *           outstanding before their backwards (the bridge keeps nothing of a forward)
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (nothing written; the comm is marked failed at COLO_CHECK
+ *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
+ *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ */
+COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
+                                           const colo_tensor_t *y, colo_stream_t stream);
+/**
+ * colo_bridge_backward() - carry the gradient of y back to the gradient of x
+ * @d_y:  in   shaped like @y; never written
+ * @d_x:  out  shaped like @x; every element is written. Must not overlap @d_y
+ * Errors:     as forward; COLO_ERR_STATE when created with no_grad
+ */
+COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
+                                            const colo_tensor_t *d_x, colo_stream_t stream);
+
+/**
+ * colo_bridge_reshape() - another batch, length or width from now on; local, O(peers), no new comm
+ * All ranks must do the same before the next forward. On error the bridge keeps its old shape.
+ */
+COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
+
+/** colo_bridge_src_shape(), _dst_shape() - extents of this rank's tensors in the order of axes;
+ *  returns ndim (3, or 2 for "th") */
+COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape);
+COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
+/** colo_bridge_plan() - the plan in force; a view */
+COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
+/** colo_bridge_scratch_size() - bytes of staging that the bridge owns (0 unless PARTIAL or COLLECTIVE) */
+COLO_API size_t colo_bridge_scratch_size(const colo_bridge_t *bridge);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

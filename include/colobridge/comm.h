@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm.h - a group of ranks that talk: collectives, a grouped exchange of strided boxes, deadlines.
+ *
+ * One thread at a time uses a comm, except colo_comm_abort() and colo_comm_dump(), which any thread
+ * may call. Every wait has a deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout());
+ * after COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort,
+ * dump, getters and destroy answer.
+ *
+ * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
+ * message size or backend. Buffers are borrowed for the call (host) or until the stream got there.
+ * A comm rank is 0..size-1; its world rank is colo_comm_world_rank().
+ */
+#ifndef COLOBRIDGE_COMM_H
+#define COLOBRIDGE_COMM_H
+
+#include <colobridge/grid.h>
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct colo_comm colo_comm_t;
+
+typedef enum colo_redop { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
+
+/** Who an operation is counted for in the ledger. */
+typedef enum colo_owner {
+    COLO_OWNER_USER = 0,
+    COLO_OWNER_BRIDGE = 1,
+    COLO_OWNER_LOSS = 2,
+    COLO_OWNER_HEAD = 3,
+    COLO_OWNER_CHECK = 4, /* agreement at create and fingerprints of COLO_CHECK=2 */
+    COLO_OWNER_COUNT = 5
+} colo_owner_t;
+
+typedef enum colo_op_kind {
+    COLO_OP_ALL_GATHER = 0,
+    COLO_OP_ALL_REDUCE = 1,
+    COLO_OP_REDUCE_SCATTER = 2,
+    COLO_OP_BROADCAST = 3,
+    COLO_OP_BARRIER = 4,
+    COLO_OP_EXCHANGE = 5,
+    COLO_OP_SPLIT = 6,
+    COLO_OP_COUNT = 7
+} colo_op_kind_t;
+
+/** What one comm did, by kind and owner. Bytes are this rank's: sent (given to others) and received. */
+typedef struct colo_ledger {
+    uint64_t ops[COLO_OP_COUNT][COLO_OWNER_COUNT];
+    uint64_t sent_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
+    uint64_t recv_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
+} colo_ledger_t;
+
+/** A strided box of up to 3 axes in caller memory, outermost first; strides in elements, >= 0. */
+typedef struct colo_box {
+    void *data;
+    int64_t extent[3];
+    int64_t stride[3];
+} colo_box_t;
+
+/** All boxes to or from one peer, in an order both sides know. */
+typedef struct colo_message {
+    int32_t peer; /* comm rank, never self */
+    int32_t nboxes;
+    const colo_box_t *boxes;
+} colo_message_t;
+
+/* ---- making communicators ---- */
+
+typedef colo_status_t (*colo_rank_fn)(colo_comm_t *world, void *arg);
+
+/**
+ * colo_comm_threads_run() - run @fn on @nranks threads of this process, each with its world comm
+ * The comm is owned by the run and destroyed after @fn returns. When a rank returns an error, the
+ * others' waits end with COLO_ERR_PEER. Returns COLO_OK or the error of the first rank (by time)
+ * that failed by itself; its sentence, prefixed "rank N: ", is then this thread's last error.
+ * Waits:   until every thread has returned
+ * Errors:  COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
+ */
+COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg);
+
+/** colo_comm_create_self() - a comm of one rank (world rank 0), where a group of size 1 is wanted */
+COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
+
+/**
+ * colo_comm_split() - the comm of this rank's group of @dims; collective over @parent
+ * @grid:   world ranks of @parent's members are its ranks
+ * @dims:   names joined by "-", as colo_grid_group(); members in canonical order
+ * @comm:   out, owned by the caller; NULL on ranks outside the grid (they must call, too)
+ * Errors:  COLO_ERR_ARG; COLO_ERR_MISMATCH (ranks passed different grids or dims), COLO_ERR_MISSING
+ *          (a member of the group is not in @parent), COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ */
+COLO_API colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid,
+                                       const char *dims, colo_comm_t **comm);
+/**
+ * colo_comm_split_color() - ranks of one @color form a comm, ordered by (@key, parent rank)
+ * Collective over @parent; color < 0 gives NULL.
+ */
+COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
+                                             colo_comm_t **comm);
+
+/** colo_comm_destroy() - local; takes NULL and dead comms, leaves *comm NULL */
+COLO_API void colo_comm_destroy(colo_comm_t **comm);
+
+/* ---- getters ---- */
+
+COLO_API int32_t colo_comm_rank(const colo_comm_t *comm);
+COLO_API int32_t colo_comm_size(const colo_comm_t *comm);
+/** colo_comm_world_rank() - world rank of comm rank @rank, -1 when out of range */
+COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
+/** colo_comm_find() - comm rank of a world rank, -1 when it is no member */
+COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
+/** colo_comm_backend() - "threads", "self", "mpi", "nccl" */
+COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
+/** colo_comm_set_name() - at most 31 bytes, for sentences and dumps ("cp") */
+COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
+COLO_API const char *colo_comm_name(const colo_comm_t *comm);
+/** colo_comm_set_timeout() - milliseconds, > 0; children made later inherit it */
+COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
+/** colo_comm_set_check() - COLO_CHECK level 0..2 for this comm; children made later inherit it */
+COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
+COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
+
+/* ---- operations; each is collective over the comm ---- */
+
+/** colo_comm_all_gather() - recv[r * count ..] = rank r's send. In place: send == recv + rank * count */
+COLO_API colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv,
+                                            int64_t count, colo_dtype_t dtype,
+                                            colo_stream_t stream);
+/** colo_comm_all_reduce() - recv = reduction over ranks; send == recv is in place. Float dtypes,
+ *  i32, i64 */
+COLO_API colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv,
+                                            int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream);
+/** colo_comm_reduce_scatter() - send [size * count], recv [count]: this rank's slice of the sum */
+COLO_API colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
+                                                int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                                colo_stream_t stream);
+/** colo_comm_broadcast() - @buffer of rank @root to everyone */
+COLO_API colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
+                                           colo_dtype_t dtype, int32_t root, colo_stream_t stream);
+COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream);
+/**
+ * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
+ * @sends, @recvs:  at most one message per peer each, peers ascending; box k of a send has as many
+ *                  elements as box k of its receive (extents may be factored differently by strides,
+ *                  not by shape: extents must be equal). Receives must not overlap each other or
+ *                  the sends. Empty lists are legal: the rank still takes part.
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or the
+ *          peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ */
+COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
+                                          int32_t nsends, const colo_message_t *recvs,
+                                          int32_t nrecvs, colo_dtype_t dtype,
+                                          colo_stream_t stream);
+
+/* ---- failure ---- */
+
+/** colo_comm_abort() - any thread; every rank's wait on this comm and its relatives made from the
+ *  same world ends with COLO_ERR_ABORTED */
+COLO_API void colo_comm_abort(colo_comm_t *comm, const char *why);
+/** colo_comm_check() - COLO_OK, or the error that killed the comm */
+COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
+
+/* ---- ledger ---- */
+
+COLO_API void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger);
+COLO_API void colo_comm_ledger_reset(colo_comm_t *comm);
+COLO_API const char *colo_op_name(colo_op_kind_t kind);
+COLO_API const char *colo_owner_name(colo_owner_t owner);
+/**
+ * colo_comm_dump() - counters and the last 256 operations as one JSON object; any thread
+ * @text:   NUL-terminated when cap > 0, cut at @cap
+ * Returns  the length needed without NUL
+ */
+COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

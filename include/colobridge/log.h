@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * log.h - what the library says by itself (nothing, unless asked) and its environment knobs.
+ *
+ * Errors are returned, not logged. Levels: error, warn (went on differently than asked), info (one
+ * line per bridge created), debug. COLO_LOG=error|warn|info|debug turns on stderr.
+ */
+#ifndef COLOBRIDGE_LOG_H
+#define COLOBRIDGE_LOG_H
+
+#include <colobridge/status.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum colo_log_level {
+    COLO_LOG_OFF = 0,
+    COLO_LOG_ERROR = 1,
+    COLO_LOG_WARN = 2,
+    COLO_LOG_INFO = 3,
+    COLO_LOG_DEBUG = 4
+} colo_log_level_t;
+
+typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user);
+
+/**
+ * colo_log_set() - send log lines to @fn instead of stderr, up to @level
+ * @fn:    called from any thread, never concurrently; NULL restores the default
+ * @user:  borrowed; handed to @fn
+ */
+COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
+
+/** One environment knob: where a setting comes from and what it is. Strings are static. */
+typedef struct colo_env_knob {
+    const char *name;     /* "COLO_TIMEOUT_MS" */
+    const char *fallback; /* what holds when it is not set */
+    const char *help;     /* one sentence */
+} colo_env_knob_t;
+
+/** colo_env_count() - how many knobs there are; colo_env_knob(i) - the i-th, NULL past the end */
+COLO_API int colo_env_count(void);
+COLO_API const colo_env_knob_t *colo_env_knob(int i);
+
+/**
+ * colo_env_value() - the knob's value in force as text (from the environment, else the fallback)
+ * @from_env:  out, may be NULL: true when the environment sets it
+ * Returns NULL for an unknown name.
+ */
+COLO_API const char *colo_env_value(const char *name, bool *from_env);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob.h - log-probability, entropy and loss of targets under vocabulary-parallel logits.
+ *
+ * Letters: T tokens on this rank, V vocabulary, W ranks of the vocabulary group, Vl columns here.
+ * Raw logits z; y = scale z / temperature; x = cap tanh(y / cap) with softcap, else y.
+ * M = max x, Sum = sum_j exp(x_j - M) over the whole vocabulary, lse = M + log Sum, target t:
+ *   logp    = (x_t - M) - log Sum                                  (never smoothed)
+ *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
+ *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
+ * Forward reads the shard once and does one all-gather; backward no collective.
+ * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
+ */
+#ifndef COLOBRIDGE_LOGPROB_H
+#define COLOBRIDGE_LOGPROB_H
+
+#include <colobridge/comm.h>
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct colo_logprob_config {
+    size_t struct_size;
+    int64_t vocab;        /* V, true vocabulary; columns >= V are padding */
+    int64_t vocab_start;  /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
+    double temperature;   /* tau, > 0 */
+    double scale;         /* finite */
+    double softcap;       /* cap; 0 = off */
+    double label_smoothing; /* e in [0, 1) */
+    bool megatron_smoothing; /* e' = e V / (V - 1) */
+    double z_loss;        /* lambda, >= 0 */
+    int64_t ignore_index; /* -100 */
+    int64_t chunk_size;   /* tokens per pass, bounds scratch only; 0 = chosen, < 0 = error */
+    bool want_entropy;    /* entropy_out is written and may have a gradient */
+    bool want_loss;
+    bool want_correct;    /* 1 where the argmax (lowest index on ties) is the target */
+} colo_logprob_config_t;
+#define COLO_LOGPROB_CONFIG_INIT                                                          \
+    .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \
+    .ignore_index = -100
+
+/** Per-token outputs, [T] each; NULL members are not computed. Written only on success. */
+typedef struct colo_logprob_out {
+    void *logp;      /* f32 (f64 when the logits are f64) */
+    void *entropy;   /* same dtype */
+    void *loss;      /* same dtype */
+    uint8_t *correct;
+    int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
+    int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN */
+} colo_logprob_out_t;
+
+/** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
+typedef struct colo_logprob_upstream {
+    const void *d_logp;
+    const void *d_entropy;
+    const void *d_loss;
+} colo_logprob_upstream_t;
+
+/** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
+typedef struct colo_logprob_saved {
+    colo_logprob_config_t config;
+    colo_tensor_t logits, targets; /* borrowed views */
+    uint64_t logits_version, targets_version;
+    void *stats; /* borrowed: the caller's buffer of colo_logprob_saved_size() bytes: M, log Sum, h */
+    bool valid;
+} colo_logprob_saved_t;
+
+/** colo_logprob_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+COLO_API colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config);
+/** colo_logprob_saved_size() - bytes of the saved statistics for @tokens of @dtype logits */
+COLO_API colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config,
+                                               colo_dtype_t dtype, int64_t tokens, size_t *bytes);
+/** colo_logprob_scratch_size() - bytes of scratch that forward needs on a group of @ranks */
+COLO_API colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config,
+                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                                 size_t *bytes);
+
+/**
+ * colo_logprob_forward() - one read of the logits, one all-gather over @group
+ * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
+ *                until backward
+ * @targets:  in  i64 [T], global indices; borrowed until backward
+ * @group:    the vocabulary (tp) group; NULL is an error (colo_comm_create_self() for W = 1)
+ * @out:      out what the config wants
+ * @saved:    out may be NULL when there is no backward; then @stats is not needed
+ * @stats:    colo_logprob_saved_size() bytes, borrowed until backward; NULL iff saved is NULL
+ * @scratch:  colo_logprob_scratch_size() bytes, free after the call
+ *
+ * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
+ *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
+ *   loss. All -inf row: logp, entropy and gradient NaN. -inf target among finite logits: logp -inf,
+ *   entropy and gradient finite. +inf or NaN anywhere in the row, on any rank: NaN on all ranks.
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE, those of colo_comm_all_gather()
+ */
+COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
+                                            const colo_tensor_t *logits,
+                                            const colo_tensor_t *targets, colo_comm_t *group,
+                                            const colo_logprob_out_t *out,
+                                            colo_logprob_saved_t *saved, void *stats, void *scratch,
+                                            colo_stream_t stream);
+/**
+ * colo_logprob_backward() - gradient of the raw logits; local, one read and one write
+ * @saved:     from forward; may be used again (gives the same)
+ * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
+ *             in place is wanted, which ends @saved; any other overlap is an error
+ * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (version counter moved),
+ *             COLO_ERR_ARG, COLO_ERR_SHAPE
+ */
+COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
+                                             const colo_logprob_upstream_t *upstream,
+                                             const colo_tensor_t *d_logits, colo_stream_t stream);
+
+/** A masked sum that becomes a mean once: (num, den) added over dp x cp, never tp. */
+typedef struct colo_reduced {
+    double num;   /* global sum */
+    int64_t den;  /* global token count */
+    double value; /* num / den, 0 when den is 0 */
+} colo_reduced_t;
+
+/**
+ * colo_loss_reduce() - sum values over tokens and ranks, divide once
+ * @values:  [count] f32 or f64 (dtype); @mask: [count] or NULL: tokens whose mask is 0 do not count
+ * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with count 0
+ * The gradient of the result with respect to a counted value is 1 / den.
+ */
+COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                                        int64_t count, colo_comm_t *group, colo_reduced_t *out,
+                                        colo_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

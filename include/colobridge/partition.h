@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * partition.h - shard embeddings, labels and masks along the sequence, by the index code of layouts.
+ *
+ * Dense batches: ZIGZAG over cp, then BLOCK over tp (sequence parallelism, embeddings only). Packed
+ * (THD) batches: zigzag within each padded segment. The adjoint of shard is scatter into zeros.
+ */
+#ifndef COLOBRIDGE_PARTITION_H
+#define COLOBRIDGE_PARTITION_H
+
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct colo_partition {
+    int64_t cp, cp_rank;
+    int64_t tp, tp_rank; /* 1, 0 for tensors that are not sequence-parallel */
+    int64_t positions;   /* S, global; packed: total padded tokens */
+    int64_t segments;    /* 0: dense; else packed */
+    const int64_t *cu_padded; /* [segments + 1], borrowed: padded segment starts, cu[0] = 0 */
+} colo_partition_t;
+
+/**
+ * colo_partition_check() - Errors: COLO_ERR_ARG (rank outside its size), COLO_ERR_LAYOUT: 2*cp does
+ * not divide S, tp does not divide S/cp, cu_padded not ascending from 0 to S, a segment's padded
+ * length not divisible by 2*cp (cp > 1), naming the segment
+ */
+COLO_API colo_status_t colo_partition_check(const colo_partition_t *part);
+/** colo_partition_count() - local positions: S / cp / tp */
+COLO_API int64_t colo_partition_count(const colo_partition_t *part);
+/** colo_partition_index() - global position of local index @i; the closed form, unchecked */
+COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
+/** colo_partition_shard() - local = global[index(i)] along @axis; other extents equal */
+COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
+                                            int32_t axis, const colo_tensor_t *local);
+/** colo_partition_unshard() - the adjoint: global = 0, then global[index(i)] = local */
+COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
+                                              int32_t axis, const colo_tensor_t *global);
+/**
+ * colo_partition_next_token() - targets[i] = tokens[i + 1] on the *global* sequence, before sharding
+ * @tokens, @targets:  i64 [..., S], may be the same memory; per segment when packed
+ * @last:              what the last position of a sequence (or segment) gets, e.g. the ignore index
+ */
+COLO_API colo_status_t colo_partition_next_token(const colo_partition_t *part,
+                                                 const colo_tensor_t *tokens, int64_t last,
+                                                 const colo_tensor_t *targets);
+/**
+ * colo_partition_padded() - smallest length >= @length that every split accepts: a multiple of
+ * lcm(cp > 1 ? tp * 2cp : tp, fp8 ? 16 cp : 1)
+ * Errors:  COLO_ERR_ARG: sizes < 1, length < 0, overflow
+ */
+COLO_API colo_status_t colo_partition_padded(int64_t length, int64_t tp, int64_t cp, bool fp8,
+                                             int64_t *padded);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan.h - one rank's part of the routing between two layouts: what it sends and receives, forward
+ * and backward. Found from coordinates alone, O(peers), no communication; both sides of a message
+ * derive the same sender by the same rule (docs/plan.md).
+ */
+#ifndef COLOBRIDGE_PLAN_H
+#define COLOBRIDGE_PLAN_H
+
+#include <colobridge/layout.h>
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum colo_output { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
+/** What a destination rank's gradient holds (semantics of context parallelism). */
+typedef enum colo_grad {
+    COLO_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling, to be summed over cp */
+    COLO_DISJOINT = 1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
+} colo_grad_t;
+typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
+typedef enum colo_way { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_way_t;
+
+typedef struct colo_shape {
+    int64_t samples;   /* B, global batch */
+    int64_t rows;      /* N, rows of a sample that cross the bridge */
+    int64_t features;  /* H */
+    int64_t positions; /* S of the destination's map; 0: what the layout says */
+} colo_shape_t;
+
+typedef struct colo_plan_config {
+    size_t struct_size;
+    const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */
+    colo_shape_t shape;
+    colo_dtype_t dtype;
+    colo_output_t output;
+    colo_grad_t grad;        /* ignored for SHARDED */
+    bool no_grad;            /* the source side is frozen: no backward plan */
+    int64_t ranks_per_node;  /* 0: one node */
+} colo_plan_config_t;
+#define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
+
+/** A box in global indices, half-open. */
+typedef struct colo_region {
+    int64_t b[2], s[2], h[2];
+    int32_t level; /* PARTIAL backward: which addend (ordinal among the cp siblings); else 0 */
+} colo_region_t;
+
+typedef struct colo_plan_message {
+    int64_t peer; /* world rank, never self */
+    int64_t bytes;
+    int64_t nregions;
+    const colo_region_t *regions; /* owned by the plan; the same list on both sides */
+} colo_plan_message_t;
+
+/** Bytes of one rank in one way. */
+typedef struct colo_plan_bytes {
+    int64_t recv, send;
+    int64_t local;   /* copied from own input to own output */
+    int64_t minimum; /* what must arrive: needed and not held here */
+    int64_t collective_recv; /* the all-gather / all-reduce way (ring); -1 where it rejects the pair */
+} colo_plan_bytes_t;
+
+typedef struct colo_plan colo_plan_t;
+
+/**
+ * colo_plan_create() - the plan of world rank @rank; owned by the caller, immutable, shareable
+ * A rank outside both grids gets an empty plan.
+ * Errors:  COLO_ERR_ARG (NULL, sizes < 0, overflow, struct_size), COLO_ERR_LAYOUT, COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config,
+                                        int64_t rank);
+COLO_API void colo_plan_destroy(colo_plan_t **plan);
+
+COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
+/** colo_plan_sends(), _recvs() - messages, peers ascending; views into the plan */
+COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way,
+                                                    int32_t *count);
+COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way,
+                                                    int32_t *count);
+/** colo_plan_locals() - regions copied (backward PARTIAL: added, by level) from own input */
+COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way,
+                                               int64_t *count);
+COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way);
+/** colo_plan_levels() - addends of each backward element: 1, or the context ranks when PARTIAL */
+COLO_API int64_t colo_plan_levels(const colo_plan_t *plan);
+COLO_API colo_direction_t colo_plan_direction(const colo_plan_t *plan);
+/** colo_plan_scale() - max(Ds,Dd)/min(Ds,Dd), 0 when it is not an integer */
+COLO_API int64_t colo_plan_scale(const colo_plan_t *plan);
+/** colo_plan_hash() - 64-bit over grids, layouts, shape, dtype, options, library version: the same on
+ *  every rank that plans the same bridge */
+COLO_API uint64_t colo_plan_hash(const colo_plan_t *plan);
+COLO_API const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan);
+COLO_API const char *colo_direction_name(colo_direction_t direction); /* "fan_in" ... */
+
+/**
+ * colo_plan_collective_check() - would the COLLECTIVE algorithm take this pair
+ * The checks and their order are those of the reference (docs/collective.md).
+ * Errors:  COLO_ERR_LAYOUT, COLO_ERR_SHAPE (batch not divisible)
+ */
+COLO_API colo_status_t colo_plan_collective_check(const colo_plan_config_t *config);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

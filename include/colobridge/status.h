@@ -1,0 +1,73 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * status.h - what every call returns, and the one sentence that explains it.
+ *
+ * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
+ * On any error that a call itself returns, its outputs are untouched.
+ */
+#ifndef COLOBRIDGE_STATUS_H
+#define COLOBRIDGE_STATUS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define COLO_API __attribute__((visibility("default")))
+#define COLO_PRINTF(fmt, args) __attribute__((format(printf, fmt, args)))
+#else
+#define COLO_API
+#define COLO_PRINTF(fmt, args)
+#endif
+
+#define COLO_STATUS_MAP(X)                                                              \
+    X(OK, 0, "ok")                                                                      \
+    X(PENDING, 1, "work is enqueued; ask again")                                        \
+    X(ERR_ARG, -1, "an argument is outside its stated range")                           \
+    X(ERR_SHAPE, -2, "a tensor's shape, dtype or strides do not match the plan")        \
+    X(ERR_LAYOUT, -3, "these grids or layouts cannot be combined")                      \
+    X(ERR_NOMEM, -4, "memory could not be allocated")                                   \
+    X(ERR_TIMEOUT, -5, "another rank did not arrive before the deadline")               \
+    X(ERR_PEER, -6, "another rank reported an error")                                   \
+    X(ERR_MISMATCH, -7, "ranks disagree about what they are doing together")            \
+    X(ERR_MODIFIED, -8, "a saved tensor was written after it was saved")                \
+    X(ERR_STATE, -9, "the object is not in a state that allows this call")              \
+    X(ERR_UNBUILT, -10, "this build or this machine lacks the backend")                 \
+    X(ERR_PROMISE, -11, "a promise about the data (replicated, zero) does not hold")    \
+    X(ERR_EXISTS, -12, "the name is already taken")                                     \
+    X(ERR_MISSING, -13, "no object of that name exists")                                \
+    X(ERR_IO, -14, "a file could not be read or written")                               \
+    X(ERR_ABORTED, -15, "the communicator was aborted")                                 \
+    X(ERR_CUDA, -16, "CUDA reported an error")                                          \
+    X(ERR_NCCL, -17, "NCCL reported an error")                                          \
+    X(ERR_MPI, -18, "MPI reported an error")
+
+typedef enum colo_status {
+#define COLO_STATUS_ENUM(name, value, text) COLO_##name = value,
+    COLO_STATUS_MAP(COLO_STATUS_ENUM)
+#undef COLO_STATUS_ENUM
+} colo_status_t;
+
+/**
+ * colo_status_string() - the fixed description of a status ("an argument is outside ...")
+ * Never NULL; an unknown value gives "unknown status". Static storage. Any thread.
+ */
+COLO_API const char *colo_status_string(colo_status_t status);
+
+/** colo_status_name() - "COLO_ERR_ARG" and so on; static storage */
+COLO_API const char *colo_status_name(colo_status_t status);
+
+/**
+ * colo_last_error() - the sentence of the last error on this thread, with its numbers
+ * Valid until the next failing call on the same thread; "" when nothing failed yet.
+ */
+COLO_API const char *colo_last_error(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

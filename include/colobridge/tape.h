@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tape.h - a small reverse-mode tape for C runtimes.
+ *
+ * Values are numbers handed out by the tape. A node has inputs, outputs, and a backward function
+ * with its saved state; gradients of a value with several consumers add up. The tape owns no
+ * activation, only gradient buffers that it makes; one thread at a time.
+ */
+#ifndef COLOBRIDGE_TAPE_H
+#define COLOBRIDGE_TAPE_H
+
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct colo_tape colo_tape_t;
+typedef int32_t colo_value_t; /* >= 0; COLO_NO_VALUE where an input needs no gradient */
+#define COLO_NO_VALUE (-1)
+
+/**
+ * colo_backward_fn - makes input gradients from output gradients
+ * @d_out:  [nout] gradient of each output, contiguous; zeros where nobody consumed it
+ * @d_in:   [nin] where to *write* each input's gradient; data NULL where none is wanted. The tape
+ *          adds it to what other consumers gave.
+ * @state:  what was given to colo_tape_record()
+ */
+typedef colo_status_t (*colo_backward_fn)(const colo_tensor_t *d_out, int32_t nout,
+                                          const colo_tensor_t *d_in, int32_t nin, void *state);
+
+COLO_API colo_status_t colo_tape_create(colo_tape_t **tape);
+/** colo_tape_destroy() - frees nodes (calling their free functions once) and gradients; takes NULL */
+COLO_API void colo_tape_destroy(colo_tape_t **tape);
+/** colo_tape_reset() - forget nodes and values for the next step; buffers may be kept for reuse */
+COLO_API void colo_tape_reset(colo_tape_t *tape);
+
+/**
+ * colo_tape_leaf() - a value to which gradients flow (a parameter, the input of a block)
+ * @t:        float dtype on the host; its shape, dtype and data pointer are noted, nothing is copied
+ * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward *adds*
+ */
+COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
+                                      const colo_tensor_t *d_t, colo_value_t *value);
+/**
+ * colo_tape_record() - append a node
+ * @in:     [nin] values or COLO_NO_VALUE
+ * @out:    [nout] tensors it produced; @out_values [nout] receives their numbers
+ * @saved:  [nsaved] tensors that backward will read: their version counters are noted, and
+ *          backward is refused with COLO_ERR_MODIFIED when one moved
+ * @state:  taken when @free_state is given (called once, also when recording fails), else borrowed
+ */
+COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, const colo_value_t *in,
+                                        int32_t nin, const colo_tensor_t *out, int32_t nout,
+                                        colo_value_t *out_values, const colo_tensor_t *saved,
+                                        int32_t nsaved, colo_backward_fn backward, void *state,
+                                        void (*free_state)(void *));
+/**
+ * colo_tape_backward() - run the nodes in reverse from @value
+ * @seed:   gradient of @value, its shape; NULL: ones. Nodes whose outputs nobody needs are skipped
+ * Errors:  COLO_ERR_MODIFIED (checked for all nodes before any runs), COLO_ERR_ARG, COLO_ERR_STATE
+ *          (run before; record anew), and what a node's backward returned
+ */
+COLO_API colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value,
+                                          const colo_tensor_t *seed);
+/** colo_tape_gradient() - contiguous view of a value's gradient, owned by the tape (or the caller's
+ *  d_t); COLO_ERR_MISSING when none reached it */
+COLO_API colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
+                                          colo_tensor_t *d_value);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * index.h (private) - the two ways an axis is cut, in closed form. Layouts, plans and the partition
+ * helper all use these, so that "the same zigzag" is one piece of code.
+ *
+ * BLOCK:   part d of D of length L is [floor(dL/D), floor((d+1)L/D)); D need not divide L.
+ * ZIGZAG:  2C chunks of q = L/2C; part c is chunk c, then chunk 2C-1-c.
+ */
+#ifndef COLO_BRIDGE_INDEX_H
+#define COLO_BRIDGE_INDEX_H
+
+#include <stdint.h>
+
+static inline int64_t colo_block_lo(int64_t length, int64_t parts, int64_t d)
+{
+    return (int64_t)((__int128)d * length / parts);
+}
+
+/* The part that holds index @i (0 <= i < length): the largest d with floor(d L / D) <= i. */
+static inline int64_t colo_block_part(int64_t length, int64_t parts, int64_t i)
+{
+    return (int64_t)((((__int128)i + 1) * parts - 1) / length);
+}
+
+/* Global index of local @i on part @c of @parts; q = length / (2 * parts) */
+static inline int64_t colo_zigzag_index(int64_t q, int64_t parts, int64_t c, int64_t i)
+{
+    return i < q ? c * q + i : (2 * parts - 1 - c) * q + (i - q);
+}
+
+/* Who owns global index @i, and at which local index */
+static inline int64_t colo_zigzag_part(int64_t q, int64_t parts, int64_t i, int64_t *local)
+{
+    int64_t chunk = i / q;
+    if (chunk < parts) {
+        *local = i - chunk * q;
+        return chunk;
+    }
+    *local = i - chunk * q + q;
+    return 2 * parts - 1 - chunk;
+}
+
+#endif

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * log.c - the only place that may write to stderr, and only when COLO_LOG or the caller says so.
+ *
+ * Errors are returned, not logged: a line here is a warning ("went on differently than asked") or
+ * one line of information per bridge.
+ */
+#include "core/env.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static colo_log_fn sink;
+static void *sink_user;
+static colo_log_level_t sink_level;
+
+static const char *const names[] = {"off", "error", "warn", "info", "debug"};
+
+static colo_log_level_t env_level(void)
+{
+    const char *text = colo_env_value("COLO_LOG", NULL);
+    for (int i = 0; text && i < 5; i++)
+        if (strcmp(text, names[i]) == 0)
+            return (colo_log_level_t)i;
+    return COLO_LOG_OFF;
+}
+
+void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level)
+{
+    pthread_mutex_lock(&lock);
+    sink = fn;
+    sink_user = user;
+    sink_level = level;
+    pthread_mutex_unlock(&lock);
+}
+
+bool colo_log_on(colo_log_level_t level)
+{
+    pthread_mutex_lock(&lock);
+    colo_log_level_t limit = sink ? sink_level : env_level();
+    pthread_mutex_unlock(&lock);
+    return level <= limit;
+}
+
+void colo_log(colo_log_level_t level, const char *fmt, ...)
+{
+    if (!colo_log_on(level))
+        return;
+    char line[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(line, sizeof line, fmt, ap);
+    va_end(ap);
+    pthread_mutex_lock(&lock);
+    if (sink)
+        sink(level, line, sink_user);
+    else
+        fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops.h (private) - what touches elements: box copies and sums, and the passes of the loss.
+ *
+ * One table per kind of memory (ops-host.c now, ops-cuda.c with the CUDA backend). A pass gets
+ * checked arguments; it allocates nothing and does not wait. The oracle of every table is tests/ref/.
+ */
+#ifndef COLO_CORE_OPS_H
+#define COLO_CORE_OPS_H
+
+#include <colobridge/comm.h>
+#include <colobridge/tensor.h>
+
+/* ---- boxes ---- */
+
+/* dst = src element by element; same extents, any strides, must not overlap */
+typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
+                                          size_t elem_size, colo_stream_t stream);
+/* dst = src[0] + src[1] + ... in that order; fp32 accumulation for bf16 and fp16, the dtype's own
+ * for fp32 and fp64; one rounding. dst may be one of the src boxes exactly. */
+typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                                         colo_dtype_t dtype, colo_stream_t stream);
+
+/* ---- loss, logits path: the passes are declared in src/loss/passes.h ---- */
+struct colo_logprob_pass;
+
+typedef struct colo_ops {
+    const char *name;
+    colo_box_copy_fn box_copy;
+    colo_box_sum_fn box_sum;
+    colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);
+    colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
+    colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
+} colo_ops_t;
+
+extern const colo_ops_t colo_ops_host;
+
+/* The table for a tensor's memory; COLO_ERR_UNBUILT with a sentence when this build lacks it. */
+colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
+
+#endif

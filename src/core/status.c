@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * status.c - the error policy in one place.
+ *
+ * Every failing path calls colo_fail() once, where the numbers are known, and hands the status up
+ * unchanged. The sentence is thread-local: in-process ranks each keep their own. Nothing here
+ * prints; whoever embeds the library decides what to show.
+ */
+#include "core/try.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SENTENCE_MAX 1024
+
+static _Thread_local char sentence[SENTENCE_MAX];
+
+const char *colo_status_string(colo_status_t status)
+{
+    switch (status) {
+#define CASE(name, value, text) \
+    case COLO_##name:           \
+        return text;
+        COLO_STATUS_MAP(CASE)
+#undef CASE
+    }
+    return "unknown status";
+}
+
+const char *colo_status_name(colo_status_t status)
+{
+    switch (status) {
+#define CASE(name, value, text) \
+    case COLO_##name:           \
+        return "COLO_" #name;
+        COLO_STATUS_MAP(CASE)
+#undef CASE
+    }
+    return "COLO_?";
+}
+
+const char *colo_last_error(void)
+{
+    return sentence;
+}
+
+colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
+{
+    char text[SENTENCE_MAX]; /* arguments may point into the old sentence */
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    memcpy(sentence, text, sizeof sentence);
+    return status;
+}
+
+colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
+{
+    char text[SENTENCE_MAX];
+    va_list ap;
+    va_start(ap, fmt);
+    int n = vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (n < 0)
+        n = 0;
+    if ((size_t)n < sizeof text)
+        snprintf(text + n, sizeof text - (size_t)n, ": %s", sentence);
+    memcpy(sentence, text, sizeof sentence);
+    return status;
+}
+
+void colo_autofree_(void *p)
+{
+    free(*(void **)p);
+}

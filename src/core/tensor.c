@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tensor.c - views: making, narrowing, checking. Knows dtypes and strides, nothing of layouts. */
+#include <colobridge/tensor.h>
+
+#include "core/try.h"
+
+#include <string.h>
+
+static const struct {
+    const char *name;
+    size_t size;
+    bool is_float;
+    const char *also[3];
+} dtypes[COLO_DTYPE_COUNT] = {
+    [COLO_F32] = {"f32", 4, true, {"fp32", "float32", "float"}},
+    [COLO_F64] = {"f64", 8, true, {"fp64", "float64", "double"}},
+    [COLO_BF16] = {"bf16", 2, true, {"bfloat16", NULL, NULL}},
+    [COLO_F16] = {"f16", 2, true, {"fp16", "float16", "half"}},
+    [COLO_I8] = {"i8", 1, false, {"int8", NULL, NULL}},
+    [COLO_U8] = {"u8", 1, false, {"uint8", NULL, NULL}},
+    [COLO_I16] = {"i16", 2, false, {"int16", NULL, NULL}},
+    [COLO_I32] = {"i32", 4, false, {"int32", NULL, NULL}},
+    [COLO_I64] = {"i64", 8, false, {"int64", NULL, NULL}},
+};
+
+static bool known(colo_dtype_t dtype)
+{
+    return (unsigned)dtype < COLO_DTYPE_COUNT;
+}
+
+size_t colo_dtype_size(colo_dtype_t dtype)
+{
+    return known(dtype) ? dtypes[dtype].size : 0;
+}
+
+const char *colo_dtype_name(colo_dtype_t dtype)
+{
+    return known(dtype) ? dtypes[dtype].name : "?";
+}
+
+bool colo_dtype_is_float(colo_dtype_t dtype)
+{
+    return known(dtype) && dtypes[dtype].is_float;
+}
+
+colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype)
+{
+    if (!text || !dtype)
+        return colo_fail(COLO_ERR_ARG, "dtype: NULL");
+    for (int i = 0; i < COLO_DTYPE_COUNT; i++) {
+        bool hit = strcmp(text, dtypes[i].name) == 0;
+        for (int k = 0; k < 3 && dtypes[i].also[k]; k++)
+            hit = hit || strcmp(text, dtypes[i].also[k]) == 0;
+        if (hit) {
+            *dtype = (colo_dtype_t)i;
+            return COLO_OK;
+        }
+    }
+    return colo_fail(COLO_ERR_ARG, "dtype '%.40s' is unknown; known are f32 f64 bf16 f16 i8 u8 i16 i32 i64",
+                     text);
+}
+
+static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, int32_t device,
+                                int32_t ndim, const int64_t *shape)
+{
+    colo_tensor_t t = {.data = data, .dtype = dtype, .mem = mem, .device = device, .ndim = ndim};
+    if (ndim < 0 || ndim > COLO_MAX_NDIM) {
+        t.ndim = 0;
+        t.data = NULL;
+        return t;
+    }
+    int64_t step = 1;
+    for (int32_t i = ndim - 1; i >= 0; i--) {
+        t.shape[i] = shape[i];
+        t.stride[i] = step;
+        /* a product that overflows is caught by colo_tensor_check(); here it must only not trap */
+        if (shape[i] > 1 && !colo_mul_ok(step, shape[i], &step))
+            step = INT64_MAX;
+    }
+    return t;
+}
+
+colo_tensor_t colo_tensor_host(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return contiguous(data, dtype, COLO_HOST, -1, ndim, shape);
+}
+
+colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t device, int32_t ndim,
+                               const int64_t *shape)
+{
+    return contiguous(data, dtype, COLO_CUDA, device, ndim, shape);
+}
+
+colo_tensor_t colo_tensor_narrow(colo_tensor_t t, int32_t axis, int64_t start, int64_t length)
+{
+    if (t.data)
+        t.data = (char *)t.data + start * t.stride[axis] * (int64_t)colo_dtype_size(t.dtype);
+    t.shape[axis] = length;
+    return t;
+}
+
+int64_t colo_tensor_count(const colo_tensor_t *t)
+{
+    int64_t n = 1;
+    bool fits = true;
+    for (int32_t i = 0; i < t->ndim; i++) {
+        if (t->shape[i] < 0)
+            return -1;
+        if (t->shape[i] == 0)
+            return 0;
+        fits = fits && colo_mul_ok(n, t->shape[i], &n);
+    }
+    return fits ? n : -1;
+}
+
+bool colo_tensor_is_contiguous(const colo_tensor_t *t)
+{
+    int64_t step = 1;
+    for (int32_t i = t->ndim - 1; i >= 0; i--) {
+        if (t->shape[i] == 0)
+            return true;
+        if (t->shape[i] != 1 && t->stride[i] != step)
+            return false;
+        if (!colo_mul_ok(step, t->shape[i], &step))
+            return false;
+    }
+    return true;
+}
+
+colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what)
+{
+    if (!t)
+        return colo_fail(COLO_ERR_ARG, "%s: tensor is NULL", what);
+    if (!known(t->dtype))
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)t->dtype);
+    if (t->mem != COLO_HOST && t->mem != COLO_CUDA)
+        return colo_fail(COLO_ERR_ARG, "%s: memory kind %d is unknown", what, (int)t->mem);
+    if (t->ndim < 0 || t->ndim > COLO_MAX_NDIM)
+        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what, (int)t->ndim,
+                         COLO_MAX_NDIM);
+    int64_t reach = 0;
+    for (int32_t i = 0; i < t->ndim; i++) {
+        int64_t step;
+        if (t->shape[i] < 0)
+            return colo_fail(COLO_ERR_SHAPE, "%s: axis %d has extent %lld", what, (int)i,
+                             (long long)t->shape[i]);
+        if (t->stride[i] < 0)
+            return colo_fail(COLO_ERR_SHAPE, "%s: axis %d has stride %lld, expected >= 0", what,
+                             (int)i, (long long)t->stride[i]);
+        if (t->shape[i] > 1 && (!colo_mul_ok(t->shape[i] - 1, t->stride[i], &step) ||
+                                !colo_add_ok(reach, step, &reach)))
+            return colo_fail(COLO_ERR_SHAPE, "%s: its strides reach past 2^63 elements", what);
+    }
+    int64_t n = colo_tensor_count(t), bytes;
+    if (n < 0 || !colo_mul_ok(reach + 1, (int64_t)dtypes[t->dtype].size, &bytes))
+        return colo_fail(COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
+    if (n > 0 && !t->data)
+        return colo_fail(COLO_ERR_ARG, "%s: data is NULL for %lld elements", what, (long long)n);
+    return COLO_OK;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* try.h (private) - how a status and its sentence travel. */
+#ifndef COLO_CORE_TRY_H
+#define COLO_CORE_TRY_H
+
+#include <colobridge/status.h>
+
+/* Sets colo_last_error() of this thread and returns @status. The sentence carries the numbers:
+ * which rank, which argument, expected, found. */
+colo_status_t colo_fail(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
+
+/* The same, keeping the sentence that is there and putting "fmt: " in front of it. */
+colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
+
+#define COLO_TRY(expr)            \
+    do {                          \
+        colo_status_t s_ = (expr); \
+        if (s_ < 0)               \
+            return s_;            \
+    } while (0)
+
+#define COLO_TRY_GOTO(st, expr, label) \
+    do {                               \
+        (st) = (expr);                 \
+        if ((st) < 0)                  \
+            goto label;                \
+    } while (0)
+
+/* Host scratch inside one function only. */
+void colo_autofree_(void *p);
+#define COLO_AUTOFREE __attribute__((cleanup(colo_autofree_)))
+
+/* a * b and a + b of non-negative int64, false on overflow */
+static inline bool colo_mul_ok(int64_t a, int64_t b, int64_t *out)
+{
+    return !__builtin_mul_overflow(a, b, out);
+}
+static inline bool colo_add_ok(int64_t a, int64_t b, int64_t *out)
+{
+    return !__builtin_add_overflow(a, b, out);
+}
+
+#endif

@@ -1,0 +1,23 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* harness.c - see harness.h */
+#include "harness/harness.h"
+
+#include "core/try.h"
+
+colo_status_t t_rank_fail(const char *file, int line, const char *what)
+{
+    return colo_fail(COLO_ERR_STATE, "%s:%d: %s is false", file, line, what);
+}
+
+uint64_t t_seed(void)
+{
+    static uint64_t seed;
+    static int known;
+    if (!known) {
+        const char *text = getenv("T_SEED");
+        seed = text ? strtoull(text, NULL, 0) : UINT64_C(20261121);
+        known = 1;
+        printf("seed %llu (set T_SEED to change it)\n", (unsigned long long)seed);
+    }
+    return seed;
+}

@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * harness.h - what every CMocka program here includes: the order cmocka.h wants, assertions on a
+ * status with its sentence, a seeded generator that prints its seed.
+ */
+#ifndef TESTS_HARNESS_H
+#define TESTS_HARNESS_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include <colobridge.h>
+
+#define T_EXIT_SKIP 77
+
+/* A status is OK; the failure shows its name and sentence. */
+#define assert_ok(expr)                                                                      \
+    do {                                                                                     \
+        colo_status_t t_st_ = (expr);                                                        \
+        if (t_st_ != COLO_OK)                                                                \
+            fail_msg("%s: %s: %s", #expr, colo_status_name(t_st_), colo_last_error());       \
+    } while (0)
+
+/* A status is exactly this error, and its sentence contains @text. */
+#define assert_fails(expr, want, text)                                                       \
+    do {                                                                                     \
+        colo_status_t t_st_ = (expr);                                                        \
+        if (t_st_ != (want))                                                                 \
+            fail_msg("%s: %s, expected %s (%s)", #expr, colo_status_name(t_st_),             \
+                     colo_status_name(want), colo_last_error());                             \
+        if (!strstr(colo_last_error(), (text)))                                              \
+            fail_msg("%s: sentence \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text));  \
+    } while (0)
+
+/* Inside rank functions (threads): CMocka's longjmp must stay on the main thread, so return instead. */
+#define rank_check(cond)                                                                     \
+    do {                                                                                     \
+        if (!(cond))                                                                         \
+            return t_rank_fail(__FILE__, __LINE__, #cond);                                   \
+    } while (0)
+#define rank_try(expr)                \
+    do {                              \
+        colo_status_t t_st_ = (expr); \
+        if (t_st_ < 0)                \
+            return t_st_;             \
+    } while (0)
+colo_status_t t_rank_fail(const char *file, int line, const char *what); /* COLO_ERR_STATE with the place */
+
+/* splitmix64: state in, number out; the same on every machine */
+static inline uint64_t t_rand(uint64_t *state)
+{
+    uint64_t z = (*state += UINT64_C(0x9e3779b97f4a7c15));
+    z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
+    z = (z ^ (z >> 27)) * UINT64_C(0x94d049bb133111eb);
+    return z ^ (z >> 31);
+}
+static inline int64_t t_below(uint64_t *state, int64_t n)
+{
+    return (int64_t)(t_rand(state) % (uint64_t)n);
+}
+static inline double t_uniform(uint64_t *state) /* [0, 1) */
+{
+    return (double)(t_rand(state) >> 11) * 0x1p-53;
+}
+uint64_t t_seed(void); /* T_SEED from the environment, else fixed; printed once */
+
+#endif
