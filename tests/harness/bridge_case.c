@@ -1,0 +1,418 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge_case.c - see bridge_case.h. Turns a description into library calls, fills inputs with
+ * position codes, and compares outputs with the oracle byte by byte, gaps included. Which element
+ * holds which number comes from tests/ref/ alone; nothing asks the plan under test.
+ */
+#include "harness/bridge_case.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/try.h"
+
+#define GAP 0xA5
+
+static const char *const dim_names[] = {"tp", "cp", "dp", "pp", "ep", "xp", "sp"};
+
+ref_side_t t_side(const char *dims, bool is_src)
+{
+    ref_side_t side = {0};
+    const char *p = dims;
+    while (*p) {
+        size_t len = strcspn(p, "=");
+        const char *name = NULL;
+        for (size_t i = 0; i < sizeof dim_names / sizeof dim_names[0]; i++)
+            if (strlen(dim_names[i]) == len && strncmp(dim_names[i], p, len) == 0)
+                name = dim_names[i];
+        if (!name || p[len] != '=') {
+            fprintf(stderr, "test: bad side \"%s\"\n", dims);
+            abort();
+        }
+        char *end;
+        side.name[side.ndims] = name;
+        side.extent[side.ndims++] = strtoll(p + len + 1, &end, 10);
+        p = *end == ',' ? end + 1 : end;
+        if (*end == '@') {
+            side.offset = strtoll(end + 1, &end, 10);
+            p = end;
+        }
+    }
+    for (int i = 0; i < side.ndims; i++) {
+        if (strcmp(side.name[i], "dp") == 0)
+            t_side_split(&side, 0, "dp", REF_BLOCK, false);
+        if (strcmp(side.name[i], "cp") == 0)
+            t_side_split(&side, 1, "cp", REF_ZIGZAG, true);
+        if (strcmp(side.name[i], "pp") == 0) {
+            side.stage_dim = "pp";
+            side.stage = is_src ? side.extent[i] - 1 : 0;
+        }
+    }
+    return side;
+}
+
+void t_side_split(ref_side_t *side, int axis, const char *dim, ref_cut_t cut, bool context)
+{
+    side->split[axis][side->nsplits[axis]++] = (ref_split_t){dim, cut, context};
+}
+
+colo_grid_t t_grid(const ref_side_t *side)
+{
+    colo_grid_t grid;
+    colo_dim_t dims[REF_MAX_DIMS];
+    for (int i = 0; i < side->ndims; i++)
+        dims[i] = (colo_dim_t){side->name[i], side->extent[i]};
+    if (colo_grid_init(&grid, dims, side->ndims, side->offset, 0) != COLO_OK) {
+        fprintf(stderr, "test: %s\n", colo_last_error());
+        abort();
+    }
+    return grid;
+}
+
+colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side)
+{
+    colo_grid_t grid = t_grid(side);
+    COLO_TRY(colo_layout_init(layout, &grid));
+    for (int axis = 0; axis < 3; axis++)
+        for (int k = 0; k < side->nsplits[axis]; k++) {
+            const ref_split_t *sp = &side->split[axis][k];
+            colo_split_kind_t kind = sp->cut == REF_ZIGZAG ? COLO_ZIGZAG : COLO_BLOCK;
+            if (axis == 1 && sp->context)
+                COLO_TRY(colo_layout_split_context(layout, sp->dim, kind));
+            else
+                COLO_TRY(colo_layout_split(layout, (colo_axis_t)axis, sp->dim, kind));
+        }
+    if (side->map == REF_OFFSET)
+        COLO_TRY(colo_layout_map_offset(layout, side->map_offset, side->positions));
+    if (side->stage_dim)
+        COLO_TRY(colo_layout_stage(layout, side->stage_dim, side->stage));
+    return COLO_OK;
+}
+
+/* A table needs its length, which only the case knows. */
+static colo_status_t layout_of(colo_layout_t *layout, const ref_side_t *side, int64_t rows)
+{
+    COLO_TRY(t_layout(layout, side));
+    if (side->map == REF_TABLE)
+        COLO_TRY(colo_layout_map_table(layout, side->table, rows, side->positions));
+    return COLO_OK;
+}
+
+int32_t t_case_world(const t_case_t *c)
+{
+    if (c->world)
+        return c->world;
+    int64_t a = c->src.offset + ref_side_size(&c->src), b = c->dst.offset + ref_side_size(&c->dst);
+    return (int32_t)(a > b ? a : b);
+}
+
+colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t *dst,
+                            colo_bridge_config_t *config)
+{
+    COLO_TRY(layout_of(src, &c->src, c->shape.n));
+    COLO_TRY(layout_of(dst, &c->dst, c->shape.n));
+    *config = (colo_bridge_config_t){COLO_BRIDGE_CONFIG_INIT,
+                                     .src = src,
+                                     .dst = dst,
+                                     .shape = {c->shape.b, c->shape.n, c->shape.h, 0},
+                                     .dtype = c->dtype,
+                                     .axes = c->axes,
+                                     .output = c->output,
+                                     .grad = c->grad,
+                                     .algo = c->algo,
+                                     .no_grad = c->no_grad,
+                                     .ranks_per_node = c->ranks_per_node};
+    return COLO_OK;
+}
+
+static const char *axes_of(const char *axes)
+{
+    return axes ? axes : "bsh";
+}
+
+colo_status_t t_buffer_make(t_buffer_t *b, const char *axes, colo_dtype_t dtype, t_stride_t stride,
+                            int64_t nb, int64_t ns, int64_t nh)
+{
+    memset(b, 0, sizeof *b);
+    axes = axes_of(axes);
+    int32_t nd = (int32_t)strlen(axes);
+    colo_tensor_t *t = &b->t;
+    t->dtype = dtype;
+    t->mem = COLO_HOST;
+    t->device = -1;
+    t->ndim = nd;
+    for (int32_t i = 0; i < nd; i++)
+        t->shape[i] = axes[i] == 't' ? nb * ns : axes[i] == 'b' ? nb : axes[i] == 's' ? ns : nh;
+    int64_t gap = stride == T_TIGHT ? 0 : 3, step = stride == T_SPREAD ? 2 : 1;
+    for (int32_t k = 0; k < nd; k++) {
+        int32_t i = stride == T_REVERSED ? k : nd - 1 - k;
+        t->stride[i] = step;
+        step = step * t->shape[i] + gap + (stride != T_TIGHT && k == 1 ? 2 : 0);
+    }
+    size_t es = colo_dtype_size(dtype);
+    int64_t last = 0, count = 1;
+    for (int32_t i = 0; i < nd; i++) {
+        last += (t->shape[i] - 1) * t->stride[i];
+        count *= t->shape[i];
+    }
+    /* a gap in front and behind, so that a write outside is seen as a changed byte */
+    b->bytes = (size_t)(count ? last + 1 + 16 : 16) * es;
+    b->raw = malloc(b->bytes);
+    if (!b->raw)
+        return colo_fail(COLO_ERR_NOMEM, "test buffer of %zu bytes", b->bytes);
+    memset(b->raw, GAP, b->bytes);
+    t->data = count ? b->raw + 8 * es : NULL;
+    return COLO_OK;
+}
+
+void t_buffer_free(t_buffer_t *b)
+{
+    free(b->raw);
+    memset(b, 0, sizeof *b);
+}
+
+unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, int64_t ib,
+                           int64_t is, int64_t ih)
+{
+    axes = axes_of(axes);
+    int64_t at = 0;
+    for (int32_t i = 0; i < b->t.ndim; i++) {
+        int64_t k = axes[i] == 't' ? ib * ns + is : axes[i] == 'b' ? ib : axes[i] == 's' ? is : ih;
+        at += k * b->t.stride[i];
+    }
+    return (unsigned char *)b->t.data + (size_t)at * colo_dtype_size(b->t.dtype);
+}
+
+static bool is_partial(const t_case_t *c)
+{
+    return c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
+}
+
+/* What the oracle says that one element of a rank's tensor holds. */
+static void expected_element(const t_case_t *c, t_role_t role, const ref_part_t *own,
+                             const ref_part_t *part, int64_t salt, int64_t b, int64_t s, int64_t h,
+                             void *out)
+{
+    const char *dtype = colo_dtype_name(c->dtype);
+    int bits = ref_partial_bits(dtype);
+    if (role == T_X || role == T_Y) {
+        ref_encode_move(dtype, ref_code_x(c->shape, b, s, h) + 3 * salt, out);
+    } else if (is_partial(c)) {
+        int64_t v = 0;
+        if (role == T_DY)
+            v = ref_code_partial(part->level, b, s, h + 977 * salt, bits);
+        else
+            for (int64_t level = 0; level < ref_side_levels(&c->dst); level++)
+                v += ref_code_partial(level, b, s, h + 977 * salt, bits);
+        ref_encode_number(dtype, v, out);
+    } else if (role == T_DY && !ref_list_has(own->s, own->ns, s)) {
+        memset(out, 0, ref_dtype_size(dtype)); /* DISJOINT: zero outside the rank's own rows */
+    } else {
+        ref_encode_move(dtype, ref_code_d(c->shape, b, s, h) + 5 * salt, out);
+    }
+}
+
+static void parts_of(const t_case_t *c, t_role_t role, int64_t rank, ref_part_t *own,
+                     ref_part_t *part)
+{
+    bool at_src = role == T_X || role == T_DX;
+    const ref_side_t *side = at_src ? &c->src : &c->dst;
+    ref_part_make(own, side, c->shape, rank, false);
+    ref_part_make(part, side, c->shape, rank, !at_src && c->output == COLO_FULL_SEQ);
+}
+
+colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt, bool fill,
+                            t_buffer_t *b)
+{
+    ref_part_t own, part;
+    parts_of(c, role, rank, &own, &part);
+    colo_status_t st =
+        t_buffer_make(b, c->axes, c->dtype, c->stride, part.nb, part.ns, part.nh);
+    for (int64_t ib = 0; st == COLO_OK && fill && ib < part.nb; ib++)
+        for (int64_t is = 0; is < part.ns; is++)
+            for (int64_t ih = 0; ih < part.nh; ih++)
+                expected_element(c, role, &own, &part, salt, part.b[ib], part.s[is], part.h[ih],
+                                 t_buffer_at(b, c->axes, part.ns, ib, is, ih));
+    ref_part_free(&own);
+    ref_part_free(&part);
+    return st;
+}
+
+static const char *const role_name[] = {"x", "y", "d_y", "d_x"};
+
+colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt,
+                             const t_buffer_t *got)
+{
+    t_buffer_t want;
+    COLO_TRY(t_case_tensor(c, role, rank, salt, true, &want));
+    colo_status_t st = COLO_OK;
+    if (want.bytes != got->bytes || memcmp(want.raw, got->raw, want.bytes) != 0) {
+        ref_part_t own, part;
+        parts_of(c, role, rank, &own, &part);
+        size_t es = colo_dtype_size(c->dtype);
+        st = colo_fail(COLO_ERR_STATE, "%s of rank %lld: a byte between or around the elements changed",
+                       role_name[role], (long long)rank);
+        bool found = false;
+        for (int64_t ib = 0; !found && ib < part.nb; ib++)
+            for (int64_t is = 0; !found && is < part.ns; is++)
+                for (int64_t ih = 0; !found && ih < part.nh; ih++) {
+                    unsigned char *w = t_buffer_at(&want, c->axes, part.ns, ib, is, ih);
+                    unsigned char *g = t_buffer_at(got, c->axes, part.ns, ib, is, ih);
+                    if (memcmp(w, g, es) == 0)
+                        continue;
+                    uint64_t wv = 0, gv = 0;
+                    memcpy(&wv, w, es);
+                    memcpy(&gv, g, es);
+                    found = true;
+                    st = colo_fail(COLO_ERR_STATE,
+                                   "%s of rank %lld, element sample %lld row %lld feature %lld (local "
+                                   "%lld %lld %lld): bits %llx, expected %llx",
+                                   role_name[role], (long long)rank, (long long)part.b[ib],
+                                   (long long)part.s[is], (long long)part.h[ih], (long long)ib,
+                                   (long long)is, (long long)ih, (unsigned long long)gv,
+                                   (unsigned long long)wv);
+                }
+        ref_part_free(&own);
+        ref_part_free(&part);
+    }
+    t_buffer_free(&want);
+    return st;
+}
+
+/* Does the bridge say the same shape as the oracle? */
+static colo_status_t check_shape(const t_case_t *c, t_role_t role, int64_t rank, int32_t ndim,
+                                 const int64_t *shape, const t_buffer_t *want)
+{
+    if (ndim != want->t.ndim)
+        return colo_fail(COLO_ERR_STATE, "%s of rank %lld has %d axes, expected %d", role_name[role],
+                         (long long)rank, ndim, want->t.ndim);
+    ref_part_t own, part;
+    parts_of(c, role, rank, &own, &part);
+    bool holds = part.holds;
+    ref_part_free(&own);
+    ref_part_free(&part);
+    int64_t count = 1;
+    for (int32_t i = 0; i < ndim; i++) {
+        count *= shape[i];
+        if (holds && shape[i] != want->t.shape[i])
+            return colo_fail(COLO_ERR_STATE, "axis %d of %s on rank %lld is %lld, expected %lld", i,
+                             role_name[role], (long long)rank, (long long)shape[i],
+                             (long long)want->t.shape[i]);
+    }
+    if (!holds && count)
+        return colo_fail(COLO_ERR_STATE, "rank %lld should hold nothing of %s, has %lld elements",
+                         (long long)rank, role_name[role], (long long)count);
+    return COLO_OK;
+}
+
+static colo_status_t one_way(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt,
+                             bool backward)
+{
+    t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
+    t_buffer_t in = {0}, out = {0};
+    int64_t shape[3] = {0};
+    colo_status_t st;
+    COLO_TRY_GOTO(st, t_case_tensor(c, in_role, rank, salt, true, &in), done);
+    COLO_TRY_GOTO(st, t_case_tensor(c, out_role, rank, salt, false, &out), done);
+    if (!backward) {
+        COLO_TRY_GOTO(st, check_shape(c, T_X, rank, colo_bridge_src_shape(bridge, shape), shape, &in),
+                      done);
+        COLO_TRY_GOTO(
+            st, check_shape(c, T_Y, rank, colo_bridge_dst_shape(bridge, shape), shape, &out), done);
+    }
+    /* what holds nothing may be NULL or an empty view: take turns */
+    const colo_tensor_t *pin = !in.t.data && salt % 2 ? NULL : &in.t;
+    const colo_tensor_t *pout = !out.t.data && salt % 2 ? NULL : &out.t;
+    if (backward)
+        COLO_TRY_GOTO(st, colo_bridge_backward(bridge, pin, pout, NULL), done);
+    else
+        COLO_TRY_GOTO(st, colo_bridge_forward(bridge, pin, pout, NULL), done);
+    COLO_TRY_GOTO(st, t_case_compare(c, out_role, rank, salt, &out), done);
+    COLO_TRY_GOTO(st, t_case_compare(c, in_role, rank, salt, &in), done); /* never written */
+done:
+    t_buffer_free(&in);
+    t_buffer_free(&out);
+    return st;
+}
+
+colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt)
+{
+    COLO_TRY(one_way(bridge, rank, c, salt, false));
+    if (!c->no_grad)
+        COLO_TRY(one_way(bridge, rank, c, salt, true));
+    return COLO_OK;
+}
+
+colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    colo_status_t st;
+    if (c->check)
+        COLO_TRY(colo_comm_set_check(world, c->check));
+    COLO_TRY_GOTO(st, t_case_config(c, &src, &dst, &config), done);
+    COLO_TRY_GOTO(st, colo_bridge_create(&bridge, &config, world), done);
+    int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
+    for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++)
+        COLO_TRY_GOTO(st, t_case_round(bridge, rank, c, i), done);
+done:
+    colo_bridge_destroy(&bridge);
+    return st;
+}
+
+static colo_status_t run_rank(colo_comm_t *world, void *arg)
+{
+    return t_case_on(world, arg);
+}
+
+colo_status_t t_case_run(const t_case_t *c)
+{
+    t_case_t copy = *c;
+    colo_status_t st = colo_comm_threads_run(t_case_world(c), run_rank, &copy);
+    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
+}
+
+static size_t side_text(const ref_side_t *side, char *text, size_t cap)
+{
+    size_t n = 0;
+    for (int i = 0; i < side->ndims && n < cap; i++)
+        n += (size_t)snprintf(text + n, cap - n, "%s%s=%lld", i ? "," : "", side->name[i],
+                              (long long)side->extent[i]);
+    if (side->offset && n < cap)
+        n += (size_t)snprintf(text + n, cap - n, "@%lld", (long long)side->offset);
+    static const char axis_name[] = "bsh";
+    for (int axis = 0; axis < 3; axis++)
+        for (int k = 0; k < side->nsplits[axis] && n < cap; k++)
+            n += (size_t)snprintf(text + n, cap - n, " %c:%s%s%s", axis_name[axis],
+                                  side->split[axis][k].dim,
+                                  side->split[axis][k].cut == REF_ZIGZAG ? "/zz" : "",
+                                  side->split[axis][k].context ? "+" : "");
+    if (side->map && n < cap)
+        n += (size_t)snprintf(text + n, cap - n, side->map == REF_TABLE ? " table" : " map+%lld",
+                              (long long)side->map_offset);
+    if (side->positions && n < cap)
+        n += (size_t)snprintf(text + n, cap - n, " S=%lld", (long long)side->positions);
+    if (side->stage_dim && n < cap)
+        n += (size_t)snprintf(text + n, cap - n, " %s==%lld", side->stage_dim,
+                              (long long)side->stage);
+    return n < cap ? n : cap - 1;
+}
+
+const char *t_case_text(const t_case_t *c)
+{
+    static _Thread_local char text[1024];
+    size_t n = 0, cap = sizeof text;
+    text[n++] = '[';
+    n += side_text(&c->src, text + n, cap - n);
+    n += (size_t)snprintf(text + n, cap - n, " -> ");
+    n += side_text(&c->dst, text + n, cap - n);
+    snprintf(text + n, cap - n, " | B%lld N%lld H%lld %s %s %s %s %s stride %d]",
+             (long long)c->shape.b, (long long)c->shape.n, (long long)c->shape.h,
+             c->output == COLO_SHARDED ? "SHARDED" : "FULL_SEQ",
+             c->grad == COLO_PARTIAL ? "PARTIAL" : "DISJOINT",
+             c->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE", colo_dtype_name(c->dtype),
+             axes_of(c->axes), (int)c->stride);
+    return text;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge_case.h - one bridge, described as data, run on threads and compared with the oracle.
+ *
+ * A case names both sides, the shape and the options. t_case_on() does what every rank does: create,
+ * forward, backward, compare every byte (those between the elements included), destroy. Expectations
+ * come from tests/ref/ only.
+ */
+#ifndef TESTS_HARNESS_BRIDGE_CASE_H
+#define TESTS_HARNESS_BRIDGE_CASE_H
+
+#include <colobridge.h>
+
+#include "ref/ref_bridge.h"
+
+/* How the elements of a test tensor lie in memory. */
+typedef enum t_stride {
+    T_TIGHT = 0,  /* contiguous */
+    T_PADDED = 1, /* gaps after each row and each plane */
+    T_SPREAD = 2, /* gaps between elements, too */
+    T_REVERSED = 3, /* the first axis is the innermost in memory */
+    T_STRIDE_COUNT = 4
+} t_stride_t;
+
+typedef struct t_case {
+    ref_side_t src, dst;
+    ref_shape_t shape;
+    colo_output_t output;
+    colo_grad_t grad;
+    colo_algo_t algo;
+    colo_dtype_t dtype;
+    const char *axes; /* NULL: "bsh" */
+    t_stride_t stride;
+    bool no_grad;
+    int64_t ranks_per_node;
+    int32_t world;  /* 0: up to the end of the later grid */
+    int32_t check;  /* COLO_CHECK of the run; 0 leaves it */
+    int32_t rounds; /* forwards and backwards; 0: 1 */
+} t_case_t;
+
+/* A tensor with its memory; every byte that is no element is 0xA5 and must stay so. */
+typedef struct t_buffer {
+    unsigned char *raw;
+    size_t bytes;
+    colo_tensor_t t;
+} t_buffer_t;
+
+/* dims as "tp=2,cp=2,dp=2" with the usual layout: samples over dp, rows ZIGZAG over cp (context), the
+ * last pp stage (source) or the first (destination). Aborts the program on a bad spec. */
+ref_side_t t_side(const char *dims, bool is_src);
+/* adds a split; names must be literals or outlive the side */
+void t_side_split(ref_side_t *side, int axis, const char *dim, ref_cut_t cut, bool context);
+/* the library's layout of a side, through its public calls */
+colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side);
+colo_grid_t t_grid(const ref_side_t *side);
+
+int32_t t_case_world(const t_case_t *c);
+/* the library's config of a case; src and dst are where it keeps the layouts */
+colo_status_t t_case_config(const t_case_t *c, colo_layout_t *src, colo_layout_t *dst,
+                            colo_bridge_config_t *config);
+
+colo_status_t t_buffer_make(t_buffer_t *b, const char *axes, colo_dtype_t dtype, t_stride_t stride,
+                            int64_t nb, int64_t ns, int64_t nh);
+void t_buffer_free(t_buffer_t *b);
+unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, int64_t ib,
+                           int64_t is, int64_t ih);
+
+/* What the four tensors of a rank hold. */
+typedef enum t_role { T_X, T_Y, T_DY, T_DX } t_role_t;
+/* Makes the tensor of @role on @rank; filled with what the oracle says it holds when @fill. @salt
+ * makes different rounds different. */
+colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt, bool fill,
+                            t_buffer_t *b);
+/* == between a buffer that the library wrote and what the oracle says; names rank and element. */
+colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt,
+                             const t_buffer_t *got);
+
+/* One rank's whole job on a comm; a failure is a status with a sentence. */
+colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c);
+/* forward and backward on a bridge that exists */
+colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt);
+/* All ranks on threads. */
+colo_status_t t_case_run(const t_case_t *c);
+/* The case in words, for failure messages; static storage of the calling thread. */
+const char *t_case_text(const t_case_t *c);
+
+#endif
