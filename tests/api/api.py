@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests here share: the public headers, what they declare, and how a program is run."""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+INCLUDE = ROOT / 'include'
+MAP = ROOT / 'src' / 'colobridge.map'
+
+
+def headers():
+    """Public headers as one includes them: "colobridge.h", "colobridge/grid.h" ..."""
+    return sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob('*.h'))
+
+
+def declared():
+    """Names of all functions that the headers declare with COLO_API."""
+    names = set()
+    for header in headers():
+        text = (INCLUDE / header).read_text()
+        text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
+        text = re.sub(r'^\s*#(?:[^\n\\]|\\.|\\\n)*', '', text, flags=re.M | re.S)
+        for statement in re.findall(r'\bCOLO_API\b([^;]*);', text):
+            # The first name before a parenthesis that is not an attribute's.
+            found = re.search(r'\b(colo_\w+)\s*\(', statement)
+            if not found:
+                sys.exit('%s: no function in "COLO_API%s"' % (header, statement))
+            names.add(found.group(1))
+    return sorted(names)
+
+
+def run(*command, **more):
+    """Runs a command; its output when it succeeds, else everything is printed and the test ends."""
+    done = subprocess.run([str(c) for c in command], text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **more)
+    if done.returncode:
+        print('$ ' + ' '.join(str(c) for c in command))
+        sys.exit('%sexit status %d' % (done.stdout, done.returncode))
+    return done.stdout
