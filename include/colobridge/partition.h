@@ -32,15 +32,20 @@ COLO_API colo_status_t colo_partition_check(const colo_partition_t *part);
 COLO_API int64_t colo_partition_count(const colo_partition_t *part);
 /** colo_partition_index() - global position of local index @i; the closed form, unchecked */
 COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
-/** colo_partition_shard() - local = global[index(i)] along @axis; other extents equal */
+/**
+ * colo_partition_shard() - local = global[index(i)] along @axis; other extents equal
+ * @global, @local:  any strides, host memory, same dtype and number of axes; must not overlap
+ * Errors:           those of colo_partition_check(); COLO_ERR_ARG (@axis), COLO_ERR_SHAPE (extents,
+ *                   dtypes, an output of stride 0), COLO_ERR_UNBUILT (device memory)
+ */
 COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
                                             int32_t axis, const colo_tensor_t *local);
-/** colo_partition_unshard() - the adjoint: global = 0, then global[index(i)] = local */
+/** colo_partition_unshard() - the adjoint: global = 0, then global[index(i)] = local; errors as shard */
 COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
                                               int32_t axis, const colo_tensor_t *global);
 /**
  * colo_partition_next_token() - targets[i] = tokens[i + 1] on the *global* sequence, before sharding
- * @tokens, @targets:  i64 [..., S], may be the same memory; per segment when packed
+ * @tokens, @targets:  i64 [..., S], host, may be the same tensor; per segment when packed
  * @last:              what the last position of a sequence (or segment) gets, e.g. the ignore index
  */
 COLO_API colo_status_t colo_partition_next_token(const colo_partition_t *part,

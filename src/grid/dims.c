@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dims.c - the rules that a grid's dims keep, and the lists that name some of them.
+ *
+ * Every rule is checked here once, whoever the dims come from: a caller's array (grid.c), a spec
+ * string (spec.c) or a view (hypergrid.c). A rule's sentence names the dim by number and quotes
+ * what the caller wrote, shortened and with unprintable bytes escaped: names can come from a
+ * network or a file, and a sentence ends up in logs.
+ */
+#include "grid/dims.h"
+
+#include "core/try.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define QUOTE_SHOWN 40
+
+const char *colo_grid_i_quote(char out[COLO_QUOTE_MAX], const char *text, size_t len)
+{
+    static const char hex[] = "0123456789abcdef";
+    size_t n = 0;
+    for (size_t i = 0; i < len; i++) {
+        unsigned char c = (unsigned char)text[i];
+        bool plain = c >= 0x20 && c < 0x7f && c != '\'' && c != '"' && c != '\\';
+        if (n + (plain ? 1 : 4) > QUOTE_SHOWN) {
+            memcpy(out + n, "...", 3);
+            n += 3;
+            break;
+        }
+        if (plain) {
+            out[n++] = (char)c;
+        } else {
+            out[n++] = '\\';
+            out[n++] = 'x';
+            out[n++] = hex[c >> 4];
+            out[n++] = hex[c & 15];
+        }
+    }
+    out[n] = '\0';
+    return out;
+}
+
+const char *colo_grid_i_quote_str(char out[COLO_QUOTE_MAX], const char *text)
+{
+    return colo_grid_i_quote(out, text, strnlen(text, COLO_QUOTE_MAX));
+}
+
+colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len)
+{
+    char q[COLO_QUOTE_MAX];
+    if (len == 0)
+        return colo_fail(COLO_ERR_ARG, "%s has an empty name", what);
+    if (len >= COLO_DIM_NAME_MAX)
+        return colo_fail(COLO_ERR_ARG, "%s: the name '%s' has %zu bytes, at most %d are allowed",
+                         what, colo_grid_i_quote(q, text, len), len, COLO_DIM_NAME_MAX - 1);
+    for (size_t i = 0; i < len; i++)
+        if (!colo_is_name_byte(text[i]))
+            return colo_fail(
+                COLO_ERR_ARG,
+                "%s: the name '%s' has a byte 0x%02x at %zu, allowed are A-Z a-z 0-9 _", what,
+                colo_grid_i_quote(q, text, len), (unsigned)(unsigned char)text[i], i);
+    if (colo_is_digit(text[0]))
+        return colo_fail(COLO_ERR_ARG, "%s: the name '%s' starts with a digit", what,
+                         colo_grid_i_quote(q, text, len));
+    return COLO_OK;
+}
+
+/* ---- building ---- */
+
+void colo_grid_i_start(colo_grid_t *grid)
+{
+    memset(grid, 0, sizeof *grid); /* unused slots are zero, so that equal grids have equal bytes */
+    grid->size = 1;
+}
+
+colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
+{
+    char what[24], q[COLO_QUOTE_MAX];
+    if (grid->ndims == COLO_MAX_DIMS)
+        return colo_fail(COLO_ERR_ARG, "grid: more than %d dims", COLO_MAX_DIMS);
+    snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
+    COLO_TRY(colo_grid_i_name_rule(what, text, len));
+    for (int32_t i = 0; i < grid->ndims; i++)
+        if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
+            return colo_fail(COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,
+                             colo_grid_i_quote(q, text, len), (int)i);
+    memset(grid->name[grid->ndims], 0, COLO_DIM_NAME_MAX);
+    memcpy(grid->name[grid->ndims], text, len);
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent)
+{
+    int32_t i = grid->ndims;
+    int64_t size;
+    if (extent <= 0)
+        return colo_fail(COLO_ERR_ARG, "grid: dim %d '%s' has extent %lld, expected at least 1",
+                         (int)i, grid->name[i], (long long)extent);
+    if (!colo_mul_ok(grid->size, extent, &size))
+        return colo_fail(
+            COLO_ERR_ARG,
+            "grid: the product of extents overflows 63 bits at dim %d '%s': %lld x %lld", (int)i,
+            grid->name[i], (long long)grid->size, (long long)extent);
+    grid->extent[i] = extent;
+    grid->stride[i] = grid->size;
+    grid->size = size;
+    grid->ndims = i + 1;
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t world)
+{
+    int64_t end;
+    if (grid->ndims == 0)
+        return colo_fail(COLO_ERR_ARG, "grid: no dims, expected 1 to %d", COLO_MAX_DIMS);
+    if (offset < 0)
+        return colo_fail(COLO_ERR_ARG, "grid: rank offset %lld is negative, must be non-negative",
+                         (long long)offset);
+    if (world < 0)
+        return colo_fail(COLO_ERR_ARG, "grid: a world of %lld ranks, expected 0 (unknown) or more",
+                         (long long)world);
+    if (!colo_add_ok(offset, grid->size, &end))
+        return colo_fail(COLO_ERR_ARG, "grid: rank offset %lld + size %lld overflows 63 bits",
+                         (long long)offset, (long long)grid->size);
+    if (world > 0 && end > world)
+        return colo_fail(COLO_ERR_ARG,
+                         "grid: size %lld is over sized: a world of %lld ranks has %lld from rank "
+                         "offset %lld on",
+                         (long long)grid->size, (long long)world,
+                         (long long)(world > offset ? world - offset : 0), (long long)offset);
+    grid->offset = offset;
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_i_check(const colo_grid_t *grid)
+{
+    if (!grid)
+        return colo_fail(COLO_ERR_ARG, "grid: NULL");
+    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS || grid->size < 1)
+        return colo_fail(COLO_ERR_ARG, "grid: not initialised (%d dims, size %lld)",
+                         (int)grid->ndims, (long long)grid->size);
+    return COLO_OK;
+}
+
+/* ---- lists ---- */
+
+/* "tp, cp, dp", for sentences that say what there is instead; at most @cap bytes */
+static const char *names(const colo_grid_t *grid, char *text, size_t cap)
+{
+    size_t n = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < grid->ndims && n < cap; i++)
+        n += (size_t)snprintf(text + n, cap - n, "%s%s", i ? ", " : "", grid->name[i]);
+    return text;
+}
+
+static int32_t find(const colo_grid_t *grid, const char *text, size_t len)
+{
+    for (int32_t i = 0; i < grid->ndims; i++)
+        if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
+            return i;
+    return -1;
+}
+
+colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
+                               colo_dims_t *dims)
+{
+    char q[COLO_QUOTE_MAX], all[COLO_KEY_MAX + COLO_MAX_DIMS];
+    colo_dims_t set = {0};
+    if (!list || !*list)
+        return colo_fail(COLO_ERR_ARG, "dims: the list is %s, expected names of %s (%s)",
+                         list ? "empty" : "NULL", where, names(grid, all, sizeof all));
+    for (const char *part = list;; part++) {
+        size_t len = strcspn(part, "-");
+        if (len == 0)
+            return colo_fail(COLO_ERR_ARG, "dims '%s': empty name at byte %zu",
+                             colo_grid_i_quote_str(q, list), (size_t)(part - list));
+        int32_t i = find(grid, part, len);
+        if (i < 0)
+            return colo_fail(COLO_ERR_ARG, "'%s' is not in %s, which has dims (%s)",
+                             colo_grid_i_quote(q, part, len), where, names(grid, all, sizeof all));
+        if (set.in[i])
+            return colo_fail(COLO_ERR_ARG, "dims '%s': '%s' is repeated at byte %zu",
+                             colo_grid_i_quote_str(q, list), grid->name[i], (size_t)(part - list));
+        set.in[i] = true;
+        set.given[set.n++] = i;
+        part += len;
+        if (!*part)
+            break;
+    }
+    *dims = set;
+    return COLO_OK;
+}
+
+void colo_grid_i_key(const colo_grid_t *grid, const colo_dims_t *dims, char key[COLO_KEY_MAX])
+{
+    size_t n = 0;
+    for (int32_t i = grid->ndims - 1; i >= 0; i--) {
+        if (!dims->in[i])
+            continue;
+        if (n)
+            key[n++] = '-';
+        size_t len = strlen(grid->name[i]);
+        memcpy(key + n, grid->name[i], len);
+        n += len;
+    }
+    key[n] = '\0';
+}

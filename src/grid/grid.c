@@ -1,0 +1,279 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * grid.c - which rank is where, and which ranks form which group, in closed form.
+ *
+ * A rank is a number in mixed radix, first dim fastest. The group of a dim set is that number with
+ * the digits of the set free and the others fixed, so a group is a base and a few (extent, stride)
+ * pairs: nothing here grows with the number of ranks, and nothing is looked up. Canonical order
+ * puts the free digits in naming order, which makes members ascend; "as given" order is the same
+ * digits in reversed list order.
+ *
+ * Rules for dims and lists are in dims.c, spec strings in spec.c, communicators in hypergrid.c.
+ */
+#include "grid/dims.h"
+
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <string.h>
+
+colo_status_t colo_grid_init(colo_grid_t *grid, const colo_dim_t *dims, int32_t ndims,
+                             int64_t offset, int64_t world)
+{
+    colo_grid_t g;
+    if (!grid)
+        return colo_fail(COLO_ERR_ARG, "grid: the output is NULL");
+    if (ndims < 0)
+        return colo_fail(COLO_ERR_ARG, "grid: %d dims, expected 1 to %d", (int)ndims,
+                         COLO_MAX_DIMS);
+    if (ndims > COLO_MAX_DIMS)
+        return colo_fail(COLO_ERR_ARG, "grid: more than %d dims: %d", COLO_MAX_DIMS, (int)ndims);
+    if (ndims > 0 && !dims)
+        return colo_fail(COLO_ERR_ARG, "grid: dims is NULL for %d dims", (int)ndims);
+    colo_grid_i_start(&g);
+    for (int32_t i = 0; i < ndims; i++) {
+        if (!dims[i].name)
+            return colo_fail(COLO_ERR_ARG, "grid: dim %d has a NULL name", (int)i);
+        COLO_TRY(colo_grid_i_name(&g, dims[i].name, strlen(dims[i].name)));
+        COLO_TRY(colo_grid_i_extent(&g, dims[i].extent));
+    }
+    COLO_TRY(colo_grid_i_finish(&g, offset, world));
+    *grid = g;
+    return COLO_OK;
+}
+
+/* ---- getters ---- */
+
+int32_t colo_grid_dim(const colo_grid_t *grid, const char *name)
+{
+    if (!grid || !name)
+        return -1;
+    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++)
+        if (strcmp(grid->name[i], name) == 0)
+            return i;
+    return -1;
+}
+
+int64_t colo_grid_extent(const colo_grid_t *grid, const char *name)
+{
+    int32_t i = colo_grid_dim(grid, name);
+    return i < 0 ? 1 : grid->extent[i];
+}
+
+bool colo_grid_has_rank(const colo_grid_t *grid, int64_t rank)
+{
+    return grid && rank >= grid->offset && rank - grid->offset < grid->size;
+}
+
+bool colo_grid_equal(const colo_grid_t *a, const colo_grid_t *b)
+{
+    if (!a || !b)
+        return a == b;
+    if (a->ndims != b->ndims || a->offset != b->offset)
+        return false;
+    for (int32_t i = 0; i < a->ndims && i < COLO_MAX_DIMS; i++)
+        if (a->extent[i] != b->extent[i] || strcmp(a->name[i], b->name[i]) != 0)
+            return false;
+    return true;
+}
+
+uint64_t colo_grid_hash(const colo_grid_t *grid)
+{
+    uint64_t h = COLO_HASH_INIT;
+    if (!grid)
+        return h;
+    h = colo_hash_i64(h, grid->ndims);
+    for (int32_t i = 0; i < grid->ndims && i < COLO_MAX_DIMS; i++) {
+        h = colo_hash_str(h, grid->name[i]);
+        h = colo_hash_i64(h, grid->extent[i]);
+    }
+    return colo_hash_i64(h, grid->offset);
+}
+
+/* ---- ranks and coordinates ---- */
+
+static int64_t coord(const colo_grid_t *grid, int64_t rank, int32_t i)
+{
+    return (rank - grid->offset) / grid->stride[i] % grid->extent[i];
+}
+
+static colo_status_t check_rank(const colo_grid_t *grid, int64_t rank)
+{
+    COLO_TRY(colo_grid_i_check(grid));
+    if (!colo_grid_has_rank(grid, rank))
+        return colo_fail(COLO_ERR_ARG, "rank %lld is outside the grid's [%lld, %lld)",
+                         (long long)rank, (long long)grid->offset,
+                         (long long)(grid->offset + grid->size));
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_coords(const colo_grid_t *grid, int64_t rank, int64_t *coords)
+{
+    COLO_TRY(check_rank(grid, rank));
+    if (!coords)
+        return colo_fail(COLO_ERR_ARG, "coords: the output is NULL");
+    for (int32_t i = 0; i < grid->ndims; i++)
+        coords[i] = coord(grid, rank, i);
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_coord(const colo_grid_t *grid, int64_t rank, const char *name, int64_t *out)
+{
+    COLO_TRY(check_rank(grid, rank));
+    if (!name || !out)
+        return colo_fail(COLO_ERR_ARG, "coord: %s is NULL", name ? "the output" : "the dim name");
+    int32_t i = colo_grid_dim(grid, name);
+    *out = i < 0 ? 0 : coord(grid, rank, i);
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int64_t *rank)
+{
+    COLO_TRY(colo_grid_i_check(grid));
+    if (!coords || !rank)
+        return colo_fail(COLO_ERR_ARG, "rank: %s is NULL", coords ? "the output" : "coords");
+    int64_t r = grid->offset;
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        if (coords[i] < 0 || coords[i] >= grid->extent[i])
+            return colo_fail(COLO_ERR_ARG, "coordinate %lld of dim %d '%s' is outside [0, %lld)",
+                             (long long)coords[i], (int)i, grid->name[i],
+                             (long long)grid->extent[i]);
+        r += coords[i] * grid->stride[i];
+    }
+    *rank = r;
+    return COLO_OK;
+}
+
+/* ---- groups ---- */
+
+/* Extents and strides of the set; canonical: naming order, else the list backwards. */
+static void shape_group(const colo_grid_t *grid, const colo_dims_t *dims, bool canonical,
+                        colo_group_t *g)
+{
+    int32_t order[COLO_MAX_DIMS], n = 0;
+    if (canonical) {
+        for (int32_t i = 0; i < grid->ndims; i++)
+            if (dims->in[i])
+                order[n++] = i;
+    } else {
+        for (int32_t k = dims->n - 1; k >= 0; k--)
+            order[n++] = dims->given[k];
+    }
+    memset(g, 0, sizeof *g);
+    g->nd = n;
+    g->size = 1;
+    for (int32_t k = 0; k < n; k++) {
+        g->extent[k] = grid->extent[order[k]];
+        g->stride[k] = grid->stride[order[k]];
+        g->size *= g->extent[k];
+    }
+    g->count = grid->size / g->size;
+}
+
+static colo_status_t group_of(const colo_grid_t *grid, const char *list, int64_t rank,
+                              bool canonical, colo_group_t *group)
+{
+    colo_dims_t dims;
+    colo_group_t g;
+    COLO_TRY(check_rank(grid, rank));
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "group: the output is NULL");
+    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
+    shape_group(grid, &dims, canonical, &g);
+    g.base = grid->offset;
+    int64_t step = 1;
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        if (dims.in[i])
+            continue;
+        int64_t c = coord(grid, rank, i);
+        g.base += c * grid->stride[i];
+        g.ordinal += c * step;
+        step *= grid->extent[i];
+    }
+    step = 1;
+    for (int32_t k = 0; k < g.nd; k++) {
+        g.index += (rank - grid->offset) / g.stride[k] % g.extent[k] * step;
+        step *= g.extent[k];
+    }
+    *group = g;
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_group(const colo_grid_t *grid, const char *dims, int64_t rank,
+                              colo_group_t *group)
+{
+    return group_of(grid, dims, rank, true, group);
+}
+
+colo_status_t colo_grid_group_as_given(const colo_grid_t *grid, const char *dims, int64_t rank,
+                                       colo_group_t *group)
+{
+    return group_of(grid, dims, rank, false, group);
+}
+
+colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *list, int64_t ordinal,
+                                 colo_group_t *group)
+{
+    colo_dims_t dims;
+    colo_group_t g;
+    COLO_TRY(colo_grid_i_check(grid));
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "group: the output is NULL");
+    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
+    shape_group(grid, &dims, true, &g);
+    if (ordinal < 0 || ordinal >= g.count) {
+        char q[COLO_QUOTE_MAX];
+        return colo_fail(COLO_ERR_ARG, "group %lld of '%s' is outside [0, %lld)",
+                         (long long)ordinal, colo_grid_i_quote_str(q, list), (long long)g.count);
+    }
+    g.ordinal = ordinal;
+    g.base = grid->offset;
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        if (dims.in[i])
+            continue;
+        g.base += ordinal % grid->extent[i] * grid->stride[i];
+        ordinal /= grid->extent[i];
+    }
+    *group = g;
+    return COLO_OK;
+}
+
+colo_status_t colo_grid_key(const colo_grid_t *grid, const char *list, char *key)
+{
+    colo_dims_t dims;
+    COLO_TRY(colo_grid_i_check(grid));
+    if (!key)
+        return colo_fail(COLO_ERR_ARG, "key: the output is NULL");
+    COLO_TRY(colo_grid_i_dims(grid, "the grid", list, &dims));
+    colo_grid_i_key(grid, &dims, key);
+    return COLO_OK;
+}
+
+int64_t colo_group_member(const colo_group_t *group, int64_t i)
+{
+    int64_t rank = group->base;
+    for (int32_t k = 0; k < group->nd; k++) {
+        rank += i % group->extent[k] * group->stride[k];
+        i /= group->extent[k];
+    }
+    return rank;
+}
+
+/*
+ * Strides of a grid nest, so digit k of a member's distance from the base is (d / stride) mod
+ * extent in whatever order the dims are listed; a rank whose digits do not add up to d is no
+ * member.
+ */
+int64_t colo_group_find(const colo_group_t *group, int64_t rank)
+{
+    if (group->size < 1 || rank < group->base)
+        return -1;
+    int64_t left = rank - group->base, d = left, index = 0, step = 1;
+    for (int32_t k = 0; k < group->nd; k++) {
+        int64_t c = d / group->stride[k] % group->extent[k];
+        left -= c * group->stride[k];
+        index += c * step;
+        step *= group->extent[k];
+    }
+    return left == 0 ? index : -1;
+}

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * hypergrid.c - a grid, its views, and the communicators asked for by name.
+ *
+ * Decides under which key a request is stored: requests that mean the same ranks in the same order
+ * must meet one communicator, and a shared dim promises just that. A request over shared dims only
+ * is therefore filed under the base key; everything else of a view is private to it.
+ *
+ * Membership is compared in closed form. A dim's groups are an (extent, stride) pair: two pairs
+ * give the same members when they are equal, or when both extents are 1. The groups' order needs no
+ * second look: both grids cover the same ranks, groups ascend by base, and there is one way only to
+ * tile a range with a given set. Nor do the dims of several shared names: strides order them, so
+ * dims that agree one by one agree jointly. (The tests compare with full enumeration.)
+ *
+ * Making and waiting is left to colo_comm_split(). Wrong arguments are refused before it, locally:
+ * all ranks run the same calls, so all of them are refused.
+ */
+#include <colobridge/hypergrid.h>
+
+#include "comm/comm.h"
+#include "core/try.h"
+#include "grid/dims.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define KEY_MAX (COLO_KEY_MAX + COLO_DIM_NAME_MAX) /* "view:" + key */
+
+typedef struct view {
+    struct view *next;
+    char name[COLO_DIM_NAME_MAX];
+    colo_grid_t grid;
+    bool shared[COLO_MAX_DIMS]; /* by index in @grid */
+} view_t;
+
+typedef struct entry {
+    struct entry *next; /* newest first: destroyed in reverse */
+    char key[KEY_MAX];
+    colo_comm_t *comm; /* NULL on a rank outside the grid */
+} entry_t;
+
+struct colo_hypergrid {
+    view_t base; /* the head of the list of views */
+    entry_t *entries;
+};
+
+/* A request, resolved. */
+typedef struct request {
+    const view_t *view; /* the base view when all dims are shared */
+    char dims[COLO_KEY_MAX];
+    char key[KEY_MAX];
+} request_t;
+
+colo_status_t colo_hypergrid_create(colo_hypergrid_t **hyper, const colo_grid_t *base)
+{
+    if (!hyper)
+        return colo_fail(COLO_ERR_ARG, "hypergrid: the output is NULL");
+    COLO_TRY(colo_grid_i_check(base));
+    colo_hypergrid_t *h = calloc(1, sizeof *h);
+    if (!h)
+        return colo_fail(COLO_ERR_NOMEM, "hypergrid: %zu bytes", sizeof *h);
+    memcpy(h->base.name, "base", sizeof "base");
+    h->base.grid = *base;
+    *hyper = h;
+    return COLO_OK;
+}
+
+void colo_hypergrid_destroy(colo_hypergrid_t **hyper)
+{
+    if (!hyper || !*hyper)
+        return;
+    colo_hypergrid_t *h = *hyper;
+    for (entry_t *e = h->entries, *next; e; e = next) {
+        next = e->next;
+        colo_comm_destroy(&e->comm);
+        free(e);
+    }
+    for (view_t *v = h->base.next, *next; v; v = next) {
+        next = v->next;
+        free(v);
+    }
+    free(h);
+    *hyper = NULL;
+}
+
+/* ---- views ---- */
+
+static const view_t *find_view(const colo_hypergrid_t *h, const char *name)
+{
+    for (const view_t *v = &h->base; v; v = v->next)
+        if (strcmp(v->name, name) == 0)
+            return v;
+    return NULL;
+}
+
+/* NULL is "base" */
+static colo_status_t get_view(const colo_hypergrid_t *h, const char *name, const view_t **view)
+{
+    char q[COLO_QUOTE_MAX];
+    if (!h)
+        return colo_fail(COLO_ERR_ARG, "hypergrid: NULL");
+    *view = name ? find_view(h, name) : &h->base;
+    if (!*view)
+        return colo_fail(COLO_ERR_MISSING, "View '%s' is not registered",
+                         colo_grid_i_quote_str(q, name));
+    return COLO_OK;
+}
+
+/* One name of @shared, [text, text + len): in both grids, once, with the same members. */
+static colo_status_t share(const colo_grid_t *base, view_t *v, const char *text, size_t len)
+{
+    char name[COLO_DIM_NAME_MAX] = "", q[COLO_QUOTE_MAX];
+    if (len == 0)
+        return colo_fail(COLO_ERR_ARG, "View '%s' has an empty name among its shared_dims",
+                         v->name);
+    if (len < sizeof name)
+        memcpy(name, text, len); /* a longer one is in neither grid, as "" is */
+    int32_t b = colo_grid_dim(base, name), i = colo_grid_dim(&v->grid, name);
+    if (b < 0)
+        return colo_fail(COLO_ERR_ARG, "Shared dim '%s' of view '%s' is not in the base view",
+                         colo_grid_i_quote(q, text, len), v->name);
+    if (i < 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "Shared dim '%s' of view '%s' is not in the view's dim_names", name,
+                         v->name);
+    if (v->shared[i])
+        return colo_fail(COLO_ERR_ARG, "View '%s' has duplicate shared_dims: '%s'", v->name, name);
+    if (base->extent[b] != v->grid.extent[i] ||
+        (base->extent[b] > 1 && base->stride[b] != v->grid.stride[i]))
+        return colo_fail(COLO_ERR_ARG,
+                         "Shared dim '%s' has different membership in view '%s': %lld ranks %lld "
+                         "apart, in the base view %lld ranks %lld apart",
+                         name, v->name, (long long)v->grid.extent[i], (long long)v->grid.stride[i],
+                         (long long)base->extent[b], (long long)base->stride[b]);
+    v->shared[i] = true;
+    return COLO_OK;
+}
+
+static colo_status_t check_view(const colo_grid_t *base, view_t *v, const char *shared)
+{
+    if (v->grid.size != base->size)
+        return colo_fail(COLO_ERR_ARG, "View '%s' has size %lld, but the grid size is %lld",
+                         v->name, (long long)v->grid.size, (long long)base->size);
+    if (v->grid.offset != base->offset)
+        return colo_fail(COLO_ERR_ARG,
+                         "View '%s' has rank offset %lld, but the grid's rank offset is %lld",
+                         v->name, (long long)v->grid.offset, (long long)base->offset);
+    for (const char *part = shared; part && *shared; part++) {
+        size_t len = strcspn(part, "-");
+        COLO_TRY(share(base, v, part, len));
+        part += len;
+        if (!*part)
+            break;
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_hypergrid_register_view(colo_hypergrid_t *hyper, const char *name,
+                                           const colo_grid_t *view, const char *shared)
+{
+    if (!hyper || !name)
+        return colo_fail(COLO_ERR_ARG, "view: the %s is NULL", hyper ? "name" : "hypergrid");
+    size_t len = strlen(name);
+    COLO_TRY(colo_grid_i_name_rule("view", name, len));
+    COLO_TRY(colo_grid_i_check(view));
+    if (find_view(hyper, name))
+        return colo_fail(COLO_ERR_EXISTS, "View '%s' is already registered", name);
+    view_t *v = calloc(1, sizeof *v);
+    if (!v)
+        return colo_fail(COLO_ERR_NOMEM, "view: %zu bytes", sizeof *v);
+    memcpy(v->name, name, len);
+    v->grid = *view;
+    colo_status_t st = check_view(&hyper->base.grid, v, shared);
+    if (st < 0) {
+        free(v);
+        return st;
+    }
+    v->next = hyper->base.next;
+    hyper->base.next = v;
+    return COLO_OK;
+}
+
+colo_status_t colo_hypergrid_view(const colo_hypergrid_t *hyper, const char *name,
+                                  const colo_grid_t **view)
+{
+    const view_t *v;
+    COLO_TRY(get_view(hyper, name, &v));
+    if (!view)
+        return colo_fail(COLO_ERR_ARG, "view: the output is NULL");
+    *view = &v->grid;
+    return COLO_OK;
+}
+
+/* ---- requests ---- */
+
+static colo_status_t resolve(const colo_hypergrid_t *h, const char *view, const char *list,
+                             request_t *r)
+{
+    char where[32];
+    colo_dims_t dims;
+    const view_t *v;
+    COLO_TRY(get_view(h, view, &v));
+    snprintf(where, sizeof where, "view '%s'", v->name);
+    COLO_TRY(colo_grid_i_dims(&v->grid, where, list, &dims));
+    bool all_shared = v != &h->base;
+    for (int32_t k = 0; k < dims.n; k++)
+        all_shared = all_shared && v->shared[dims.given[k]];
+    if (all_shared) { /* the same request in the words of the base */
+        v = &h->base;
+        COLO_TRY(colo_grid_i_dims(&v->grid, "view 'base'", list, &dims));
+    }
+    r->view = v;
+    colo_grid_i_key(&v->grid, &dims, r->dims);
+    snprintf(r->key, sizeof r->key, "%s%s%s", v == &h->base ? "" : v->name,
+             v == &h->base ? "" : ":", r->dims);
+    return COLO_OK;
+}
+
+static entry_t *find_entry(const colo_hypergrid_t *h, const char *key)
+{
+    for (entry_t *e = h->entries; e; e = e->next)
+        if (strcmp(e->key, key) == 0)
+            return e;
+    return NULL;
+}
+
+/* "'dp-tp'" or "'dp-ep' for view 'moe'" */
+static const char *label(const colo_hypergrid_t *h, const request_t *r, char *text, size_t cap)
+{
+    if (r->view == &h->base)
+        snprintf(text, cap, "'%s'", r->dims);
+    else
+        snprintf(text, cap, "'%s' for view '%s'", r->dims, r->view->name);
+    return text;
+}
+
+colo_status_t colo_hypergrid_key(const colo_hypergrid_t *hyper, const char *view, const char *dims,
+                                 char *key)
+{
+    request_t r;
+    COLO_TRY(resolve(hyper, view, dims, &r));
+    if (!key)
+        return colo_fail(COLO_ERR_ARG, "key: the output is NULL");
+    memcpy(key, r.key, strlen(r.key) + 1);
+    return COLO_OK;
+}
+
+colo_status_t colo_hypergrid_create_comm(colo_hypergrid_t *hyper, const char *view,
+                                         const char *dims, colo_comm_t *world, colo_comm_t **comm)
+{
+    char text[KEY_MAX + 32];
+    request_t r;
+    COLO_TRY(resolve(hyper, view, dims, &r));
+    if (!world)
+        return colo_fail(COLO_ERR_ARG, "Process group %s: the world to split is NULL",
+                         label(hyper, &r, text, sizeof text));
+    if (find_entry(hyper, r.key))
+        return colo_fail(COLO_ERR_EXISTS, "Process group %s has already been created",
+                         label(hyper, &r, text, sizeof text));
+    entry_t *e = calloc(1, sizeof *e);
+    if (!e) /* the one refusal that peers do not share: they must not wait for us in the split */
+        return colo_comm_i_fail(world, colo_fail(COLO_ERR_NOMEM, "Process group %s: %zu bytes",
+                                                 label(hyper, &r, text, sizeof text), sizeof *e));
+    memcpy(e->key, r.key, sizeof e->key);
+    colo_status_t st = colo_comm_split(world, &r.view->grid, r.dims, &e->comm);
+    if (st < 0) {
+        free(e);
+        return st;
+    }
+    e->next = hyper->entries;
+    hyper->entries = e;
+    if (comm)
+        *comm = e->comm;
+    return COLO_OK;
+}
+
+colo_status_t colo_hypergrid_comm(const colo_hypergrid_t *hyper, const char *view, const char *dims,
+                                  colo_comm_t **comm)
+{
+    char text[KEY_MAX + 32];
+    request_t r;
+    COLO_TRY(resolve(hyper, view, dims, &r));
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "Process group for %s: the output is NULL",
+                         label(hyper, &r, text, sizeof text));
+    const entry_t *e = find_entry(hyper, r.key);
+    if (!e)
+        return colo_fail(COLO_ERR_MISSING, "Process group for %s hasn't been created",
+                         label(hyper, &r, text, sizeof text));
+    *comm = e->comm;
+    return COLO_OK;
+}
