@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * colo-plan.c - what moves where between two layouts, without a GPU and without communication.
+ *
+ * This file turns the command line into a plan_ask_t: the two layouts as a bridge would declare them
+ * and the sizes. It says no as early as it can and names the option; what only the library can judge
+ * (does 2C divide the sequence) is the library's sentence. Counting is in plan-sweep.c, printing in
+ * plan-text.c and plan-json.c. Exit 0: printed; 1: these layouts cannot be planned, or the output
+ * could not be written; 2: wrong use, one line on stderr and nothing on stdout.
+ */
+#include "plan-tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <colobridge/version.h>
+
+static const char help[] =
+    "usage: colo-plan --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
+    "\n"
+    "Shows what a bridge would move between two layouts of the same ranks, forward and backward.\n"
+    "\n"
+    "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4; @8 at the end: offset\n"
+    "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
+    "  --batch B            samples of the global batch\n"
+    "  --seq N              rows of a sample that cross the bridge\n"
+    "  --hidden H           features of a row\n"
+    "  --dtype T            f32, f64, bf16, f16, i8, u8, i16, i32, i64 (default bf16)\n"
+    "  --axes A             memory order, bsh, sbh or th (default bsh); changes no byte\n"
+    "  --llm-seq S          positions of the LLM's sequence (default: offset + N)\n"
+    "  --offset P           position of the first row in it (default 0)\n"
+    "  --output O           full: every rank gets all rows; sharded: its own (default full)\n"
+    "  --grad G             disjoint: a rank's gradient is zero outside its own rows;\n"
+    "                       partial: full-length values, summed over cp (default disjoint)\n"
+    "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
+    "  --src-stage X        pp stage that holds the encoder's output: last, any or a number\n"
+    "                       (default last)\n"
+    "  --dst-stage X        pp stage that consumes it (default 0)\n"
+    "  --sp SIDE            sequence parallel over tp: none, src, dst or both (default none)\n"
+    "  --max-ranks N        lists ranks one by one up to this many (default 64)\n"
+    "  --rank R             prints this rank only, with its boxes\n"
+    "  --json               for programs; the keys are in docs/plan.md\n"
+    "  --version, --help\n"
+    "\n"
+    "Example: 8 ranks, the encoder TP 2 x DP 4, the LLM TP 2 x CP 2 x DP 2\n"
+    "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 --hidden 4096 \\\n"
+    "            --dtype bf16 --output sharded\n"
+    "\n"
+    "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
+
+enum {
+    OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET,
+    OPT_OUTPUT, OPT_GRAD, OPT_RANKS_PER_NODE, OPT_SRC_STAGE, OPT_DST_STAGE, OPT_SP, OPT_MAX_RANKS,
+    OPT_RANK, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
+};
+
+static tool_option_t options[OPT_COUNT] = {
+    [OPT_SRC] = {.name = "--src"},
+    [OPT_DST] = {.name = "--dst"},
+    [OPT_BATCH] = {.name = "--batch"},
+    [OPT_SEQ] = {.name = "--seq"},
+    [OPT_HIDDEN] = {.name = "--hidden"},
+    [OPT_DTYPE] = {.name = "--dtype"},
+    [OPT_AXES] = {.name = "--axes"},
+    [OPT_LLM_SEQ] = {.name = "--llm-seq"},
+    [OPT_OFFSET] = {.name = "--offset"},
+    [OPT_OUTPUT] = {.name = "--output"},
+    [OPT_GRAD] = {.name = "--grad"},
+    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
+    [OPT_SRC_STAGE] = {.name = "--src-stage"},
+    [OPT_DST_STAGE] = {.name = "--dst-stage"},
+    [OPT_SP] = {.name = "--sp"},
+    [OPT_MAX_RANKS] = {.name = "--max-ranks"},
+    [OPT_RANK] = {.name = "--rank"},
+    [OPT_JSON] = {.name = "--json", .flag = true},
+    [OPT_VERSION] = {.name = "--version", .flag = true},
+    [OPT_HELP] = {.name = "--help", .flag = true},
+};
+
+#define TRY(expr)           \
+    do {                    \
+        int rc_ = (expr);   \
+        if (rc_ != TOOL_OK) \
+            return rc_;     \
+    } while (0)
+
+static int wrong_layout(const tool_option_t *o)
+{
+    return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %s", o->name, colo_last_error());
+}
+
+static int read_grid(const tool_option_t *o, colo_grid_t *grid)
+{
+    if (colo_grid_parse(grid, o->value, 0) < 0)
+        return wrong_layout(o);
+    if (grid->size > PLAN_WORLD_MAX || grid->offset > PLAN_WORLD_MAX - grid->size)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
+                             o->name, (long long)grid->size, (long long)grid->offset,
+                             (long long)PLAN_WORLD_MAX);
+    return TOOL_OK;
+}
+
+/* --src-stage, --dst-stage: last, any or a number below the grid's pp. */
+static int read_stage(const tool_option_t *o, const char *grid_option, colo_layout_t *layout)
+{
+    if (!o->given)
+        return TOOL_OK;
+    int64_t stage = COLO_STAGE_ANY, stages = colo_grid_extent(&layout->grid, "pp");
+    if (strcmp(o->value, "last") == 0)
+        stage = COLO_STAGE_LAST;
+    else if (strcmp(o->value, "any") != 0)
+        TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
+    if (stage >= stages)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld, but %s has %lld (pp)",
+                             o->name, (long long)stage, grid_option, (long long)stages);
+    if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
+        return TOOL_OK; /* one stage, and every rank is on it */
+    const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
+    return colo_layout_stage(layout, dim, stage) < 0 ? wrong_layout(o) : TOOL_OK;
+}
+
+static int split_tp(const tool_option_t *o, colo_layout_t *layout)
+{
+    if (colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK) < 0)
+        return wrong_layout(o);
+    return TOOL_OK;
+}
+
+static int read_layouts(plan_ask_t *ask)
+{
+    colo_grid_t src, dst;
+    TRY(read_grid(&options[OPT_SRC], &src));
+    TRY(read_grid(&options[OPT_DST], &dst));
+    if (colo_layout_init_src(&ask->src, &src) < 0)
+        return wrong_layout(&options[OPT_SRC]);
+    if (colo_layout_init_dst(&ask->dst, &dst) < 0)
+        return wrong_layout(&options[OPT_DST]);
+    TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
+    TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
+
+    static const char *const sides[] = {"none", "src", "dst", "both", NULL};
+    int side = 0;
+    TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sides, &side));
+    if (side & 1)
+        TRY(split_tp(&options[OPT_SP], &ask->src));
+    if (side & 2)
+        TRY(split_tp(&options[OPT_SP], &ask->dst));
+
+    int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
+    ask->world = src_end > dst_end ? src_end : dst_end;
+    ask->first = src.offset < dst.offset ? src.offset : dst.offset;
+    return TOOL_OK;
+}
+
+/* The LLM's sequence may be longer than the rows that cross: where do they sit in it? Only the
+ * destination is cut along it; an encoder with cp cuts its own rows. */
+static int read_positions(plan_ask_t *ask)
+{
+    int64_t rows = ask->config.shape.rows, offset = 0, positions;
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
+    positions = offset + rows;
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
+    if (positions - rows < offset)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "--llm-seq: %lld positions cannot hold --offset %lld and --seq %lld rows",
+                             (long long)positions, (long long)offset, (long long)rows);
+    if (options[OPT_OFFSET].given || options[OPT_LLM_SEQ].given)
+        if (colo_layout_map_offset(&ask->dst, offset, positions) < 0)
+            return wrong_layout(&options[OPT_LLM_SEQ]);
+    return TOOL_OK;
+}
+
+static int read_ask(plan_ask_t *ask)
+{
+    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        if (!options[required[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s is missing; see --help",
+                                 options[required[i]].name);
+
+    static const char *const axes[] = {"bsh", "sbh", "th", NULL};
+    static const char *const outputs[] = {[COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
+    static const char *const grads[] = {[COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
+    int axis = 0, output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
+    colo_plan_config_t *c = &ask->config;
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src, .dst = &ask->dst,
+                              .dtype = COLO_BF16};
+    TRY(read_layouts(ask));
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0) {
+        char q[TOOL_QUOTE_MAX];
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--dtype: %s is no dtype; see --help",
+                             tool_quote(q, options[OPT_DTYPE].value));
+    }
+    TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
+    TRY(read_positions(ask));
+    TRY(tool_word(PLAN_TOOL, &options[OPT_OUTPUT], outputs, &output));
+    TRY(tool_word(PLAN_TOOL, &options[OPT_GRAD], grads, &grad));
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    ask->max_ranks = 64;
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
+    ask->rank = -1;
+    TRY(tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank));
+    c->output = (colo_output_t)output;
+    c->grad = (colo_grad_t)grad;
+    ask->axes = axes[axis];
+    ask->json = options[OPT_JSON].given;
+    return TOOL_OK;
+}
+
+/* One rank costs O(peers), whatever the world; only its JSON carries totals, which cost a sweep. */
+static int show_rank(const plan_ask_t *ask)
+{
+    plan_sums_t sums;
+    colo_plan_t *plan = NULL;
+    if (ask->json)
+        TRY(plan_sweep(ask, NULL, &sums));
+    colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
+    if (st < 0)
+        return plan_complain(st, colo_last_error());
+    int rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);
+    colo_plan_destroy(&plan);
+    return rc;
+}
+
+static int show_all(const plan_ask_t *ask)
+{
+    plan_sums_t sums;
+    colo_plan_t **plans = NULL;
+    int64_t n = ask->world <= ask->max_ranks ? ask->world : 0;
+    if (n > 0 && !(plans = calloc((size_t)n, sizeof(colo_plan_t *))))
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld plans", (long long)n);
+    int rc = plan_sweep(ask, plans, &sums);
+    if (rc == TOOL_OK)
+        rc = ask->json ? plan_print_json(ask, plans, n, &sums)
+                       : plan_print_text(ask, plans, n, &sums);
+    for (int64_t r = 0; r < n; r++)
+        colo_plan_destroy(&plans[r]);
+    free(plans);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_ask_t ask;
+    TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
+    if (options[OPT_HELP].given) {
+        fputs(help, stdout);
+        return tool_finish(TOOL_OK, PLAN_TOOL);
+    }
+    if (options[OPT_VERSION].given) {
+        printf("%s %s\n", PLAN_TOOL, colo_version());
+        return tool_finish(TOOL_OK, PLAN_TOOL);
+    }
+    TRY(read_ask(&ask));
+    return tool_finish(ask.rank >= 0 ? show_rank(&ask) : show_all(&ask), PLAN_TOOL);
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * options.c - reading a command line strictly, and complaining in one line.
+ *
+ * A command line may hold anything: 100 KB specs, bytes that are no text, numbers of 40 digits.
+ * Whatever it is, the answer is one printable line of at most 200 bytes that names the option, so
+ * that a script's log stays readable and a terminal is never reprogrammed by an argument. Nothing is
+ * guessed: an option given twice, abbreviated, or with a stray letter in its number is wrong use.
+ * What the values mean is each tool's business.
+ */
+#include "options.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#define LINE_MAX_BYTES 200
+
+static bool printable(unsigned char c)
+{
+    return c >= 0x20 && c < 0x7f;
+}
+
+/* Escapes @text into @out [cap]; returns the length. Room for one escape (4) and the NUL is kept. */
+static size_t escape(char *out, size_t cap, const char *text)
+{
+    size_t n = 0;
+    for (; *text && n + 5 <= cap; text++) {
+        unsigned char c = (unsigned char)*text;
+        if (printable(c))
+            out[n++] = (char)c;
+        else
+            n += (size_t)snprintf(out + n, cap - n, "\\x%02x", c);
+    }
+    out[n] = '\0';
+    return n;
+}
+
+int tool_complain(int code, const char *tool, const char *fmt, ...)
+{
+    char sentence[4096], safe[4 * sizeof sentence];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(sentence, sizeof sentence, fmt, ap);
+    va_end(ap);
+    size_t n = escape(safe, sizeof safe, sentence);
+    size_t room = LINE_MAX_BYTES - strlen(tool) - 3; /* ": " and the newline */
+    if (n > room) { /* both ends say something: the option is in front, the limit at the back */
+        size_t tail = room / 4, head = room - tail - 3;
+        memmove(safe + head + 3, safe + n - tail, tail + 1);
+        memcpy(safe + head, "...", 3);
+    }
+    fprintf(stderr, "%s: %s\n", tool, safe);
+    return code;
+}
+
+const char *tool_quote(char out[TOOL_QUOTE_MAX], const char *text)
+{
+    size_t n = escape(out + 1, TOOL_QUOTE_MAX - 5, text); /* two quotes and "..." fit, too */
+    size_t used = 0, i = 0;
+    while (used < n) { /* how many bytes of @text the escaped part stands for */
+        used += printable((unsigned char)text[i]) ? 1 : 4;
+        i++;
+    }
+    out[0] = '"';
+    strcpy(out + 1 + n, text[i] ? "...\"" : "\"");
+    return out;
+}
+
+tool_option_t *tool_find(tool_option_t *options, int count, const char *name)
+{
+    for (int i = 0; i < count; i++)
+        if (strcmp(options[i].name, name) == 0)
+            return &options[i];
+    return NULL;
+}
+
+int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv)
+{
+    char q[TOOL_QUOTE_MAX];
+    for (int i = 1; i < argc; i++) {
+        const char *arg = argv[i], *eq = strchr(arg, '=');
+        size_t len = eq ? (size_t)(eq - arg) : strlen(arg);
+        tool_option_t *o = NULL;
+        for (int k = 0; k < count && !o; k++)
+            if (strlen(options[k].name) == len && memcmp(options[k].name, arg, len) == 0)
+                o = &options[k];
+        if (!o)
+            return tool_complain(TOOL_WRONG_USE, tool, "argument %d: unknown option %s; see --help",
+                                 i, tool_quote(q, arg));
+        if (o->given)
+            return tool_complain(TOOL_WRONG_USE, tool, "%s: given twice, again as argument %d",
+                                 o->name, i);
+        o->given = true;
+        if (o->flag) {
+            if (eq)
+                return tool_complain(TOOL_WRONG_USE, tool, "%s: takes no value, found %s", o->name,
+                                     tool_quote(q, eq + 1));
+            if (strcmp(o->name, "--help") == 0 || strcmp(o->name, "--version") == 0)
+                return TOOL_OK;
+            continue;
+        }
+        if (eq)
+            o->value = eq + 1;
+        else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
+            o->value = argv[++i];
+        else
+            return tool_complain(TOOL_WRONG_USE, tool, "%s: a value is missing after argument %d",
+                                 o->name, i);
+    }
+    return TOOL_OK;
+}
+
+int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value)
+{
+    if (!option->given)
+        return TOOL_OK;
+    char q[TOOL_QUOTE_MAX];
+    const char *s = option->value;
+    size_t digits = strspn(s, "0123456789");
+    if (s[digits] || digits == 0)
+        return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is no whole number (byte %zu)",
+                             option->name, tool_quote(q, s), digits);
+    errno = 0;
+    long long v = strtoll(s, NULL, 10);
+    if (errno || v < lo || v > hi)
+        return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is outside %lld..%lld", option->name,
+                             tool_quote(q, s), (long long)lo, (long long)hi);
+    *value = v;
+    return TOOL_OK;
+}
+
+int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index)
+{
+    if (!option->given)
+        return TOOL_OK;
+    char q[TOOL_QUOTE_MAX], all[96] = "";
+    for (int i = 0; words[i]; i++) {
+        if (strcmp(words[i], option->value) == 0) {
+            *index = i;
+            return TOOL_OK;
+        }
+        size_t n = strlen(all);
+        snprintf(all + n, sizeof all - n, "%s%s", i ? ", " : "", words[i]);
+    }
+    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is none of %s", option->name,
+                         tool_quote(q, option->value), all);
+}
+
+const char *tool_bytes(char out[24], int64_t bytes)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    double v = (double)bytes;
+    int u = 0;
+    while (v >= 1023.95 && u < 6) { /* what would print as 1024.0 is 1.0 of the next unit */
+        v /= 1024;
+        u++;
+    }
+    snprintf(out, 24, u ? "%.1f %s" : "%.0f %s", v, unit[u]);
+    return out;
+}
+
+bool tool_colour(FILE *f)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+    return isatty(fileno(f)) && !(no && *no) && !(term && strcmp(term, "dumb") == 0);
+}
+
+int tool_finish(int code, const char *tool)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    return tool_complain(TOOL_PROBLEM, tool, "standard output: %s", strerror(errno));
+}

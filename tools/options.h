@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * options.h - what the tools share: strict options, one-line complaints, bytes for people, colour.
+ *
+ * Exit codes of every tool: 0 ok, 1 found a problem, 2 wrong use.
+ */
+#ifndef TOOLS_OPTIONS_H
+#define TOOLS_OPTIONS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#define TOOL_OK 0
+#define TOOL_PROBLEM 1
+#define TOOL_WRONG_USE 2
+
+#define TOOL_QUOTE_MAX 64
+
+/* One row of a tool's option table. A flag takes no value; the others take exactly one, as
+ * "--name value" or "--name=value". */
+typedef struct tool_option {
+    const char *name; /* "--batch" */
+    bool flag;
+    bool given;
+    const char *value; /* points into argv */
+} tool_option_t;
+
+/* One line on stderr, "TOOL: sentence": printable ASCII, at most 200 bytes; returns @code. */
+int tool_complain(int code, const char *tool, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* Fills given and value. Returns TOOL_OK or, after the complaint, TOOL_WRONG_USE. Stops at --help
+ * or --version, whatever follows. */
+int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv);
+
+/* The row of that name; the table is the tool's own, so it is there. */
+tool_option_t *tool_find(tool_option_t *options, int count, const char *name);
+
+/* Decimal digits only, lo <= *value <= hi. Leaves *value alone when the option was not given. */
+int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value);
+
+/* Index in @words (NULL-terminated) of the option's value, left alone when not given. */
+int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index);
+
+/* "text" in quotes, non-printable bytes as \xNN, cut with ... to fit TOOL_QUOTE_MAX; returns @out */
+const char *tool_quote(char out[TOOL_QUOTE_MAX], const char *text);
+
+/* "0 B", "512 B", "1.5 KiB", "64.0 MiB"; returns @out */
+const char *tool_bytes(char out[24], int64_t bytes);
+
+/* A terminal that wants colour: isatty, TERM not "dumb", NO_COLOR unset or empty. */
+bool tool_colour(FILE *f);
+
+/* Flushes stdout; a full disk or closed pipe is TOOL_PROBLEM with a complaint, else @code. */
+int tool_finish(int code, const char *tool);
+
+#endif
