@@ -1,0 +1,294 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The digits data set: what is in it, how it is split and walked, and what the reader refuses. */
+#include "harness/harness.h"
+
+#include <unistd.h>
+
+#include "captioner.h"
+
+static const char *data_path(void)
+{
+    const char *path = getenv("CAPTIONER_DATA");
+    return path ? path : "examples/captioner/data/digits.csv";
+}
+
+static int load(void **state)
+{
+    static cap_data_t data;
+    char why[256] = "";
+    if (cap_data_load(&data, data_path(), why, sizeof why) < 0) {
+        print_error("%s\n", why);
+        return -1;
+    }
+    *state = &data;
+    return 0;
+}
+
+static int unload(void **state)
+{
+    cap_data_free(*state);
+    return 0;
+}
+
+static void the_file_has_1797_digits_of_which_299_are_held_out(void **state)
+{
+    const cap_data_t *d = *state;
+    int64_t per_label[10] = {0};
+
+    assert_int_equal(d->n, 1797);
+    assert_int_equal(d->ntrain, 1498);
+    assert_int_equal(d->nheld, 299);
+    for (int64_t i = 0; i < d->n; i++) {
+        assert_true(d->label[i] <= 9);
+        per_label[d->label[i]]++;
+        for (int k = 0; k < CAP_PIXELS; k++)
+            assert_true(d->pixels[i][k] <= 16);
+    }
+    /* the counts that the data set's own description gives */
+    static const int64_t want[] = {178, 182, 177, 183, 181, 182, 181, 179, 174, 180};
+    for (int k = 0; k < 10; k++)
+        assert_int_equal(per_label[k], want[k]);
+    static const uint8_t row0[] = {0, 0, 5, 13, 9, 1, 0, 0, 0, 0, 13, 15, 10, 15, 5, 0};
+    assert_memory_equal(d->pixels[0], row0, sizeof row0);
+    assert_int_equal(d->label[1796], 8);
+}
+
+static void every_sixth_row_is_held_out_and_no_other(void **state)
+{
+    const cap_data_t *d = *state;
+    uint8_t seen[1797] = {0};
+
+    for (int64_t i = 0; i < d->nheld; i++) {
+        assert_int_equal(d->held[i] % 6, 5);
+        seen[d->held[i]]++;
+    }
+    for (int64_t i = 0; i < d->ntrain; i++) {
+        assert_int_not_equal(d->train[i] % 6, 5);
+        seen[d->train[i]]++;
+    }
+    for (int i = 0; i < 1797; i++)
+        assert_int_equal(seen[i], 1);
+}
+
+static void captions_are_words_that_fit_the_text(void **state)
+{
+    static const char *const want[] = {"zero", "one", "two",   "three", "four",
+                                       "five", "six", "seven", "eight", "nine"};
+    for (int k = 0; k < 10; k++) {
+        assert_string_equal(cap_caption(k), want[k]);
+        assert_true(strlen(cap_caption(k)) < CAP_TEXT);
+    }
+    assert_string_equal(cap_caption(-1), "");
+    assert_string_equal(cap_caption(10), "");
+}
+
+static void patches_are_two_by_two_row_by_row(void **state)
+{
+    uint8_t pixels[CAP_PIXELS];
+    float got[CAP_PATCHES * CAP_PATCH];
+
+    for (int i = 0; i < CAP_PIXELS; i++)
+        pixels[i] = (uint8_t)i; /* position-coded; the reader's limit of 16 is not its concern */
+    cap_patches(pixels, got);
+    /* patch 0 is pixels 0 1 8 9, patch 1 is 2 3 10 11, patch 4 is 16 17 24 25, the last ends in 63 */
+    static const int patch[] = {0, 1, 4, 6, 15};
+    static const int first[] = {0, 2, 16, 20, 54};
+    for (int k = 0; k < 5; k++) {
+        const float *p = got + patch[k] * CAP_PATCH;
+        assert_true(p[0] == (float)first[k] / 16.0f);
+        assert_true(p[1] == (float)(first[k] + 1) / 16.0f);
+        assert_true(p[2] == (float)(first[k] + 8) / 16.0f);
+        assert_true(p[3] == (float)(first[k] + 9) / 16.0f);
+    }
+}
+
+static void an_epoch_of_batches_covers_every_training_row_once(void **state)
+{
+    const cap_data_t *d = *state;
+    static const int64_t batches[] = {1, 7, 48, 749, 1000, 1498}; /* 48 straddles epochs */
+
+    for (size_t b = 0; b < sizeof batches / sizeof *batches; b++) {
+        int64_t batch = batches[b], rows[1498];
+        int count[1797] = {0};
+        int epochs = 0;
+        for (int64_t k = 0; epochs < 3; k += batch) {
+            cap_batch(d, 3, k / batch, batch, rows);
+            for (int64_t i = 0; i < batch; i++) {
+                count[rows[i]]++;
+                if ((k + i) % 1498 != 1497)
+                    continue;
+                for (int64_t r = 0; r < 1797; r++) { /* an epoch ended */
+                    assert_int_equal(count[r], r % 6 != 5);
+                    count[r] = 0;
+                }
+                epochs++;
+            }
+        }
+    }
+}
+
+static void batches_are_reproducible_and_differ_by_seed_step_and_epoch(void **state)
+{
+    const cap_data_t *d = *state;
+    int64_t a[48], b[48], whole[96];
+
+    cap_batch(d, 1, 5, 48, a);
+    cap_batch(d, 1, 5, 48, b);
+    assert_memory_equal(a, b, sizeof a);
+    cap_batch(d, 2, 5, 48, b);
+    assert_memory_not_equal(a, b, sizeof a);
+    cap_batch(d, 1, 6, 48, b);
+    assert_memory_not_equal(a, b, sizeof a);
+
+    /* batches are cut from one walk: two of 48 are one of 96 */
+    cap_batch(d, 1, 0, 96, whole);
+    cap_batch(d, 1, 0, 48, a);
+    cap_batch(d, 1, 1, 48, b);
+    assert_memory_equal(whole, a, sizeof a);
+    assert_memory_equal(whole + 48, b, sizeof b);
+
+    /* the second epoch has another order */
+    int64_t first[1498], second[1498];
+    cap_batch(d, 1, 0, 1498, first);
+    cap_batch(d, 1, 1, 1498, second);
+    int same = 0;
+    for (int i = 0; i < 1498; i++)
+        same += first[i] == second[i];
+    assert_true(same < 20); /* a random permutation fixes one place on average */
+}
+
+/* ---- what the reader refuses ---- */
+
+/* A row of 65 fields, 0s and label 3, with field @field replaced by @text (NULL: left out). */
+static void put_row(FILE *f, int field, const char *text, const char *end)
+{
+    for (int i = 0; i < 65; i++) {
+        if (i == field && !text)
+            continue;
+        fprintf(f, "%s%s", i ? "," : "", i == field ? text : i == 64 ? "3" : "0");
+    }
+    fputs(end, f);
+}
+
+struct bad {
+    int row, field; /* which of three rows, which field */
+    const char *text, *end;
+    const char *want; /* after "PATH:LINE: " */
+};
+
+static void check_refused(const char *path, const char *want)
+{
+    cap_data_t data, before;
+    char why[512] = "", full[512];
+
+    memset(&data, 0x5a, sizeof data);
+    before = data;
+    snprintf(full, sizeof full, "%s%s", path, want);
+    assert_int_equal(cap_data_load(&data, path, why, sizeof why), -1);
+    assert_string_equal(why, full);
+    assert_memory_equal(&data, &before, sizeof data); /* untouched */
+}
+
+static void bad_rows_are_refused_with_file_line_and_what_was_found(void **state)
+{
+    static const struct bad bad[] = {
+        {0, 0, "17", "\n", ":1: field 1 of 65: found 17, expected a pixel 0 to 16"},
+        {1, 63, "99999999999", "\n", ":2: field 64 of 65: found 9999..., expected a pixel 0 to 16"},
+        {2, 64, "10", "\n", ":3: field 65 of 65: found 10, expected a label 0 to 9"},
+        {1, 4, "-1", "\n", ":2: field 5 of 65: expected a number, found '-'"},
+        {1, 4, " 1", "\n", ":2: field 5 of 65: expected a number, found byte 0x20"},
+        {1, 4, "1 ", "\n", ":2: after field 5 of 65: expected a comma, found byte 0x20"},
+        {1, 4, "1.5", "\n", ":2: after field 5 of 65: expected a comma, found '.'"},
+        {1, 4, "", "\n", ":2: field 5 of 65: expected a number, found ','"},
+        {1, 4, "x", "\n", ":2: field 5 of 65: expected a number, found 'x'"},
+        {1, 4, "\xc3\xa9", "\n", ":2: field 5 of 65: expected a number, found byte 0xc3"},
+        {1, 4, NULL, "\n", ":2: found 64 fields, expected 65"},
+        {2, 64, NULL, "", ":3: found 64 fields, expected 65"},
+        {1, 64, "3,7", "\n", ":2: after field 65 of 65: expected the end of the line, found ','"},
+        {1, 64, "3", "\r\n",
+         ":2: after field 65 of 65: expected the end of the line, found byte 0x0d"},
+        {1, 64, "3", "\n\n", ":3: field 1 of 65: expected a number, found the end of the line"},
+        {2, 64, "", "", ":3: field 65 of 65: expected a number, found the end of the file"},
+    };
+    char path[] = "/tmp/colo-digits-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    close(fd);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        FILE *f = fopen(path, "w");
+        assert_non_null(f);
+        for (int row = 0; row < 3; row++) {
+            bool here = row == bad[i].row;
+            put_row(f, here ? bad[i].field : -1, bad[i].text, here ? bad[i].end : "\n");
+        }
+        fclose(f);
+        check_refused(path, bad[i].want);
+    }
+    remove(path);
+}
+
+static void files_without_rows_are_refused(void **state)
+{
+    char path[] = "/tmp/colo-digits-XXXXXX";
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    check_refused(path, ":1: found no rows, expected lines of 65 numbers");
+    assert_int_equal(write(fd, "\0\0", 2), 2);
+    close(fd);
+    check_refused(path, ":1: field 1 of 65: expected a number, found byte 0x00");
+    remove(path);
+    check_refused(path, ": No such file or directory");
+    check_refused("/", ":1: Is a directory");
+}
+
+static void a_last_line_without_newline_is_read(void **state)
+{
+    char path[] = "/tmp/colo-digits-XXXXXX", why[128] = "";
+    int fd = mkstemp(path);
+    FILE *f = fdopen(fd, "w");
+    cap_data_t d;
+
+    assert_non_null(f);
+    for (int row = 0; row < 7; row++)
+        put_row(f, 2, row == 6 ? "16" : "1", row == 6 ? "" : "\n");
+    fclose(f);
+    if (cap_data_load(&d, path, why, sizeof why) < 0)
+        fail_msg("%s", why);
+    assert_int_equal(d.n, 7);
+    assert_int_equal(d.ntrain, 6);
+    assert_int_equal(d.nheld, 1);
+    assert_int_equal(d.held[0], 5);
+    assert_int_equal(d.pixels[6][2], 16);
+    assert_int_equal(d.label[6], 3);
+    cap_data_free(&d);
+    assert_null(d.pixels);
+    remove(path);
+}
+
+static void a_short_sentence_buffer_is_not_overrun(void **state)
+{
+    cap_data_t d;
+    char why[8] = "1234567";
+
+    assert_int_equal(cap_data_load(&d, "/nowhere/digits.csv", why, 4), -1);
+    assert_string_equal(why, "/no");
+    assert_int_equal(why[4], '5');
+    assert_int_equal(cap_data_load(&d, "/nowhere/digits.csv", NULL, 0), -1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_file_has_1797_digits_of_which_299_are_held_out),
+        cmocka_unit_test(every_sixth_row_is_held_out_and_no_other),
+        cmocka_unit_test(captions_are_words_that_fit_the_text),
+        cmocka_unit_test(patches_are_two_by_two_row_by_row),
+        cmocka_unit_test(an_epoch_of_batches_covers_every_training_row_once),
+        cmocka_unit_test(batches_are_reproducible_and_differ_by_seed_step_and_epoch),
+        cmocka_unit_test(bad_rows_are_refused_with_file_line_and_what_was_found),
+        cmocka_unit_test(files_without_rows_are_refused),
+        cmocka_unit_test(a_last_line_without_newline_is_read),
+        cmocka_unit_test(a_short_sentence_buffer_is_not_overrun),
+    };
+    return cmocka_run_group_tests_name("examples/data", tests, load, unload);
+}

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The captioner's fp64 oracle: its forward against a number computed elsewhere and against cases
+ * with a closed form, its backward against central differences of its forward.
+ *
+ * Differences use four points, f' = (8(f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h with h = 2^-9: the
+ * truncation is h^4/30 f5 = 5e-13 f5, the rounding 1e-15 / h = 5e-13. Weights are multiples of
+ * 2^-16 below 8, so that w + h and w - h are exact in fp32. An error counts relative to the larger
+ * of the entry and 1e-3 of the largest gradient entry of all (some gradients, as that of a key
+ * bias, are zero in exact arithmetic).
+ */
+#include "harness/harness.h"
+
+#include <math.h>
+
+#include "captioner.h"
+
+enum { MAX_ROWS = 8 };
+
+struct fixture {
+    cap_data_t data;
+    cap_model_t model;
+    cap_param_t table[CAP_MAX_PARAMS];
+    int n;
+    float *whole[CAP_MAX_PARAMS];
+    double *grads[CAP_MAX_PARAMS], *other[CAP_MAX_PARAMS];
+    int64_t rows[MAX_ROWS], nrows;
+};
+
+static int64_t count_of(const struct fixture *f, int i)
+{
+    return f->table[i].rows * f->table[i].cols;
+}
+
+static void open_model(struct fixture *f, cap_model_t model, double std, uint64_t seed)
+{
+    const char *path = getenv("CAPTIONER_DATA");
+    char why[256];
+
+    memset(f, 0, sizeof *f);
+    if (cap_data_load(&f->data, path ? path : "examples/captioner/data/digits.csv", why,
+                      sizeof why) < 0)
+        fail_msg("%s", why);
+    f->model = model;
+    f->n = cap_params(&model, f->table);
+    for (int i = 0; i < f->n; i++) {
+        int64_t count = count_of(f, i);
+        f->whole[i] = malloc((size_t)count * sizeof(float));
+        f->grads[i] = malloc((size_t)count * sizeof(double));
+        f->other[i] = malloc((size_t)count * sizeof(double));
+        for (int64_t j = 0; j < count; j++) {
+            /* the sum of 4 uniforms has variance 1/3 */
+            double z = t_uniform(&seed) + t_uniform(&seed) + t_uniform(&seed) + t_uniform(&seed);
+            double w = (z - 2.0) * sqrt(3.0) * std + (f->table[i].init == CAP_INIT_ONE);
+            f->whole[i][j] = (float)(nearbyint(w * 65536.0) / 65536.0);
+        }
+    }
+}
+
+static void close_model(struct fixture *f)
+{
+    for (int i = 0; i < f->n; i++) {
+        free(f->whole[i]);
+        free(f->grads[i]);
+        free(f->other[i]);
+    }
+    cap_data_free(&f->data);
+}
+
+static double run(struct fixture *f, double **grads)
+{
+    return cap_oracle(&f->model, &f->data, f->rows, f->nrows, (const float *const *)f->whole,
+                      (double *const *)grads);
+}
+
+static int find(const struct fixture *f, const char *name)
+{
+    for (int i = 0; i < f->n; i++)
+        if (!strcmp(f->table[i].name, name))
+            return i;
+    fail_msg("no parameter is called %s", name);
+    return -1;
+}
+
+/* ---- forward ---- */
+
+/*
+ * Computed by a separate program (plain Python, whole padded sequences of 22, erfc, no maximum
+ * taken out of any softmax): 1 layer, width 8, 2 heads, hidden 6, rows 0, 7 and 1000, and element j
+ * of parameter i = float(0.25 sin(0.7 i + 1.3 j + 0.5)).
+ */
+static void loss_equals_a_number_computed_elsewhere(void **state)
+{
+    struct fixture f;
+    open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 6, .layers = 1}, 0.0, 1);
+    for (int i = 0; i < f.n; i++)
+        for (int64_t j = 0; j < count_of(&f, i); j++)
+            f.whole[i][j] = (float)(0.25 * sin(0.7 * i + 1.3 * (double)j + 0.5));
+    f.nrows = 3;
+    f.rows[0] = 0, f.rows[1] = 7, f.rows[2] = 1000;
+    double loss = run(&f, f.grads);
+    if (!(fabs(loss - 5.485644292637598) < 1e-13))
+        fail_msg("loss %.17g, expected 5.485644292637598", loss);
+    close_model(&f);
+}
+
+static void a_zero_head_makes_every_byte_equally_likely(void **state)
+{
+    struct fixture f;
+    open_model(&f, (cap_model_t)CAP_MODEL_DEFAULT, 0.2, 2);
+    int head = find(&f, "head");
+    memset(f.whole[head], 0, (size_t)count_of(&f, head) * sizeof(float));
+    f.nrows = 2;
+    f.rows[0] = 3, f.rows[1] = 11;
+    assert_true(fabs(run(&f, f.grads) - log(256.0)) < 1e-12);
+
+    /* and then no gradient reaches anything but the head */
+    for (int i = 0; i < f.n; i++) {
+        double sum = 0.0;
+        for (int64_t j = 0; j < count_of(&f, i); j++)
+            sum += fabs(f.grads[i][j]);
+        if (i == head)
+            assert_true(sum > 1.0);
+        else
+            assert_true(sum == 0.0);
+    }
+    close_model(&f);
+}
+
+/* "three" has 6 target tokens, "one" 4: the mean over tokens is not the mean over samples. */
+static void the_loss_is_a_mean_over_tokens_of_the_batch(void **state)
+{
+    struct fixture f;
+    open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 4, .layers = 1}, 0.2, 3);
+    f.nrows = 1;
+    f.rows[0] = 3;
+    double three = run(&f, f.other);
+    f.rows[0] = 1;
+    double one = run(&f, f.grads);
+    int head = find(&f, "head");
+    double expect_grad = (6.0 * f.other[head][0] + 4.0 * f.grads[head][0]) / 10.0;
+    f.nrows = 2;
+    f.rows[1] = 3;
+    assert_int_equal(f.data.label[1], 1);
+    assert_int_equal(f.data.label[3], 3);
+    assert_true(fabs(run(&f, f.grads) - (6.0 * three + 4.0 * one) / 10.0) < 1e-13);
+    assert_true(fabs(f.grads[head][0] - expect_grad) < 1e-14);
+    assert_true(fabs(three - one) > 1e-4);
+    close_model(&f);
+}
+
+/* ---- backward ---- */
+
+static double difference(struct fixture *f, int i, int64_t j)
+{
+    const float h = 0x1p-9f, w = f->whole[i][j];
+    double at[4];
+    static const float step[] = {-2.0f, -1.0f, 1.0f, 2.0f};
+
+    for (int k = 0; k < 4; k++) {
+        f->whole[i][j] = w + step[k] * h;
+        at[k] = run(f, f->other);
+    }
+    f->whole[i][j] = w;
+    return (8.0 * (at[2] - at[1]) - (at[3] - at[0])) / (12.0 * (double)h);
+}
+
+static double largest(const struct fixture *f, int i, int64_t *where)
+{
+    double max = 0.0;
+    for (int64_t j = 0; j < count_of(f, i); j++)
+        if (fabs(f->grads[i][j]) > max) {
+            max = fabs(f->grads[i][j]);
+            *where = j;
+        }
+    return max;
+}
+
+static void compare(struct fixture *f, int i, int64_t j, double floor)
+{
+    double numeric = difference(f, i, j), found = f->grads[i][j];
+    double error = fabs(numeric - found) / fmax(fabs(numeric), floor);
+    if (!(error <= 1e-6))
+        fail_msg("%s[%lld]: gradient %.12g, central difference %.12g, relative error %.2g",
+                 f->table[i].name, (long long)j, found, numeric, error);
+}
+
+/* @random entries of every parameter (0: all of them) and the one with the largest gradient */
+static void check_gradients(struct fixture *f, int64_t random, uint64_t seed)
+{
+    int64_t where = 0;
+    double floor = 0.0;
+
+    assert_true(isfinite(run(f, f->grads)));
+    for (int i = 0; i < f->n; i++)
+        floor = fmax(floor, 1e-3 * largest(f, i, &where));
+    for (int i = 0; i < f->n; i++) {
+        int64_t count = count_of(f, i), tries = random ? random : count;
+        where = 0;
+        double max = largest(f, i, &where);
+        assert_true(strstr(f->table[i].name, ".bk") || max > 1e-6); /* a key bias has none */
+        compare(f, i, where, floor);
+        for (int64_t k = 0; k < tries; k++)
+            compare(f, i, random ? t_below(&seed, count) : k, floor);
+    }
+}
+
+static void gradients_are_central_differences_in_a_tiny_model(void **state)
+{
+    static const cap_model_t models[] = {
+        {.width = 4, .heads = 2, .hidden = 3, .layers = 1},
+        {.width = 6, .heads = 1, .hidden = 5, .layers = 2},
+        {.width = 6, .heads = 3, .hidden = 8, .layers = 3},
+        {.width = 8, .heads = 8, .hidden = 2, .layers = 0},
+    };
+    uint64_t seed = t_seed();
+
+    for (size_t m = 0; m < sizeof models / sizeof *models; m++) {
+        struct fixture f;
+        open_model(&f, models[m], 0.2, seed + m);
+        f.nrows = 3;
+        for (int i = 0; i < 3; i++)
+            f.rows[i] = t_below(&seed, f.data.n);
+        check_gradients(&f, m == 0 ? 0 : 25, seed);
+        close_model(&f);
+    }
+}
+
+static void gradients_are_central_differences_in_the_default_model(void **state)
+{
+    struct fixture f;
+    uint64_t seed = t_seed();
+
+    open_model(&f, (cap_model_t)CAP_MODEL_DEFAULT, 0.2, seed);
+    f.nrows = 1;
+    f.rows[0] = 1201;
+    check_gradients(&f, 1, seed);
+    close_model(&f);
+}
+
+static void positions_and_bytes_that_no_target_sees_have_no_gradient(void **state)
+{
+    struct fixture f;
+    open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 4, .layers = 2}, 0.2, 5);
+    int pos = find(&f, "pos"), embed = find(&f, "embed");
+    f.nrows = 2;
+    f.rows[0] = 1, f.rows[1] = 3; /* "one", "three" */
+    for (int i = 0; i < f.n; i++)
+        memset(f.grads[i], 0xff, (size_t)count_of(&f, i) * sizeof(double));
+    run(&f, f.grads); /* over NaNs: gradients are written, not added */
+    for (int64_t s = 0; s < CAP_POSITIONS; s++) {
+        double sum = 0.0;
+        for (int i = 0; i < 8; i++)
+            sum += fabs(f.grads[pos][s * 8 + i]);
+        /* "three" starts at 16; its last byte, at 20, still predicts the NUL */
+        assert_true(s <= 20 ? sum > 1e-6 : sum == 0.0);
+    }
+    for (int64_t b = 0; b < CAP_VOCAB; b++) {
+        double sum = 0.0;
+        for (int i = 0; i < 8; i++)
+            sum += fabs(f.grads[embed][b * 8 + i]);
+        assert_true(b && strchr("onethr", (int)b) ? sum > 1e-6 : sum == 0.0);
+    }
+    close_model(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(loss_equals_a_number_computed_elsewhere),
+        cmocka_unit_test(a_zero_head_makes_every_byte_equally_likely),
+        cmocka_unit_test(the_loss_is_a_mean_over_tokens_of_the_batch),
+        cmocka_unit_test(gradients_are_central_differences_in_a_tiny_model),
+        cmocka_unit_test(gradients_are_central_differences_in_the_default_model),
+        cmocka_unit_test(positions_and_bytes_that_no_target_sees_have_no_gradient),
+    };
+    return cmocka_run_group_tests_name("examples/oracle", tests, NULL, NULL);
+}
