@@ -21,3 +21,12 @@ uint64_t t_seed(void)
     }
     return seed;
 }
+
+int64_t t_scaled(int64_t count)
+{
+    const char *text = getenv("T_SCALE");
+    long percent = text ? strtol(text, NULL, 10) : 100;
+    if (percent < 1 || percent > 100)
+        percent = 100;
+    return count < 1 ? count : (count * percent + 99) / 100;
+}

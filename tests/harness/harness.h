@@ -71,4 +71,7 @@ static inline double t_uniform(uint64_t *state) /* [0, 1) */
 }
 uint64_t t_seed(void); /* T_SEED from the environment, else fixed; printed once */
 
+/* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
+int64_t t_scaled(int64_t count);
+
 #endif

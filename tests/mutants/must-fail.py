@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a program with a planted bug and passes only if the program noticed.
+
+usage: must-fail.py [--green] [--limit SECONDS] PROGRAM ARGS...
+Red is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
+not 77), or a program whose last line is a JSON object with "ok": false and whose exit status is 1.
+A crash, a hang, a skip, an error message instead of a verdict are not red: a bug that breaks the
+program in another way than the one it is planted for proves nothing. --green: must pass instead.
+"""
+import json
+import os
+import re
+import subprocess
+import sys
+
+PLAN = re.compile(r'^\[==========\] (?:.*: )?Running \d+ test\(s\)', re.M)
+END = re.compile(r'^\[==========\] (?:.*: )?\d+ test\(s\) run', re.M)
+FAILED = re.compile(r'^\[  FAILED  \] (?!.*listed below)(.*)$', re.M)
+
+
+def verdict(code, out, err):
+    """("red" or "green" or "broken", why)"""
+    if code < 0:
+        return 'broken', 'it died of signal %d' % -code
+    if code == 77:
+        return 'broken', 'it was skipped'
+    if code > 125:
+        return 'broken', 'exit status %d' % code
+    if PLAN.search(out):
+        if not END.search(out):
+            return 'broken', 'it stopped before its last case'
+        if 'Test failed with exception' in err + out:
+            return 'broken', 'a case crashed'
+        failed = sorted(set(FAILED.findall(out + err)))
+        if code and failed:
+            return 'red', 'failed: ' + '; '.join(failed)
+        if not code and not failed:
+            return 'green', 'all cases passed'
+        return 'broken', 'exit status %d with %d failed cases' % (code, len(failed))
+    lines = out.strip().splitlines()
+    try:
+        ok = json.loads(lines[-1])['ok']
+    except (IndexError, ValueError, KeyError, TypeError):
+        return 'broken', 'neither CMocka output nor a last line of JSON with "ok"; exit status %d' % code
+    if ok is False and code == 1:
+        return 'red', lines[-1]
+    if ok is True and code == 0:
+        return 'green', lines[-1]
+    return 'broken', 'exit status %d with "ok": %s' % (code, ok)
+
+
+def main(args):
+    want, limit = 'red', 100.0
+    while args and args[0].startswith('--'):
+        option = args.pop(0)
+        if option == '--green':
+            want = 'green'
+        elif option == '--limit' and args:
+            limit = float(args.pop(0))
+        else:
+            sys.exit(__doc__)
+    if not args:
+        sys.exit(__doc__)
+    # Ranks that wait for a message that the bug swallowed give up soon and say so.
+    env = dict(os.environ, COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '5000'))
+    try:
+        done = subprocess.run(args, env=env, timeout=limit, stdin=subprocess.DEVNULL,
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                              text=True, errors='replace')
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as late:
+        out, err = (s.decode(errors='replace') if isinstance(s, bytes) else s or ''
+                    for s in (late.stdout, late.stderr))
+        color, why = 'broken', 'it ran longer than %g s' % limit
+    else:
+        color, why = verdict(code, out, err)
+    if color != want:
+        # Indented, so that nobody counts its cases as ours.
+        print('\n'.join('    | ' + line for line in (out + err).splitlines()[-60:]))
+    print('%s: %s (%s)' % (args[0], color, why))
+    return 0 if color == want else 1
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))

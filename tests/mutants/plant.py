@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads mutants.json: tells Meson what to build, and writes the source of one twin.
+
+usage: plant.py LIST --list              lines for meson.build, fields separated by tabs, "-" empty
+       plant.py LIST --plant NAME OUT    the twin's source with its bug in place
+A twin's old text must occur exactly once in its source: code that moved on must not leave a twin
+behind that changes nothing, or something else.
+"""
+import json
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text(value):
+    return '\n'.join(value) if isinstance(value, list) else value
+
+
+def load(path):
+    what = json.loads(Path(path).read_text())
+    names = [m['name'] for m in what['mutants']]
+    for name in names:
+        if names.count(name) > 1:
+            sys.exit('%s: two mutants are named "%s"' % (path, name))
+    return what
+
+
+def planted(mutant):
+    source = (ROOT / mutant['source']).read_text()
+    old, new = text(mutant['old']), text(mutant['new'])
+    count = source.count(old)
+    if count != 1 or not old:
+        sys.exit('mutant "%s": its old text occurs %d times in %s, expected once:\n%s'
+                 % (mutant['name'], count, mutant['source'], old))
+    if old == new and mutant.get('red'):
+        sys.exit('mutant "%s": changes nothing and expects red' % mutant['name'])
+    at = source.index(old)
+    line = source.count('\n', 0, at) + 1
+    after = line + old.count('\n')
+    rest = source[at + len(old):]
+    # Line numbers stay those of the source, whatever the length of the new text.
+    head, tail = rest.split('\n', 1)
+    return '#line 1 "%s"\n%s%s%s\n#line %d\n%s' % (
+        mutant['source'], source[:at], new, head, after + 1, tail)
+
+
+def sources(program):
+    out = []
+    for pattern in program['sources']:
+        found = sorted(str(p.relative_to(ROOT)) for p in ROOT.glob(pattern))
+        if not found:
+            sys.exit('mutants: no file %s' % pattern)
+        out += found
+    return out
+
+
+def listing(what):
+    for name, program in what['programs'].items():
+        needs = ','.join(program.get('needs', [])) or '-'
+        print('program', name, needs, ','.join(sources(program)), sep='\t')
+    for mutant in what['mutants']:
+        runs = [(color, run) for color in ('red', 'green') for run in mutant.get(color, [])]
+        if not runs:
+            sys.exit('mutant "%s": neither "red" nor "green"' % mutant['name'])
+        for color, run in runs:
+            program, _, args = run.partition(' ')
+            if program not in what['programs']:
+                sys.exit('mutant "%s": no program "%s"' % (mutant['name'], program))
+            mine = sources(what['programs'][program])
+            own = [s for s in mine if s != mutant['source']] if mutant['source'] in mine else []
+            print('twin', mutant['name'], mutant['source'], color, program, args or '-',
+                  ','.join(own) or '-', sep='\t')
+
+
+def main(args):
+    if len(args) == 2 and args[1] == '--list':
+        listing(load(args[0]))
+    elif len(args) == 4 and args[1] == '--plant':
+        for mutant in load(args[0])['mutants']:
+            if mutant['name'] == args[2]:
+                Path(args[3]).write_text(planted(mutant))
+                return
+        sys.exit('no mutant "%s"' % args[2])
+    else:
+        sys.exit(__doc__)
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

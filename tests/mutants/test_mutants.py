@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""plant.py refuses text that is missing or occurs twice; must-fail.py takes no excuse for red."""
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+SOURCE = 'src/core/tensor.c'
+bad = 0
+
+
+def expect(what, got, want):
+    global bad
+    if got != want:
+        bad += 1
+        print('%s: %s, expected %s' % (what, got, want))
+
+
+def plant(folder, old, new, **more):
+    mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'red': ['p']}, **more)
+    path = folder / 'list.json'
+    path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutants/sample.c']}},
+                                'mutants': [mutant]}))
+    done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), '--plant', 'm',
+                           str(folder / 'out.c')], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode
+
+
+def judge(folder, script, *options):
+    program = folder / 'program.sh'
+    program.write_text('#!/bin/sh\n' + script)
+    program.chmod(0o755)
+    return subprocess.run([sys.executable, '-B', str(HERE / 'must-fail.py'), *options, str(program)],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT).returncode
+
+
+RAN = '''echo '[==========] Running 1 test(s).'
+echo '[ RUN      ] x'
+echo '[  %8s] x'
+echo '[==========] 1 test(s) run.'
+'''
+FAILS, PASSES = RAN % 'FAILED  ', RAN % '     OK '
+
+with tempfile.TemporaryDirectory() as name:
+    folder = Path(name)
+    expect('text that occurs once', plant(folder, 't.shape[axis] = length;', 'bug;'), 0)
+    twin = (folder / 'out.c').read_text()
+    expect('the bug is in', twin.count('bug;'), 1)
+    expect('the old text is gone', twin.count('t.shape[axis] = length;'), 0)
+    expect('lines', plant(folder, ['    t.shape[axis] = length;', '    return t;'], 'x'), 0)
+    expect('text that is not there', plant(folder, 'no such text', 'bug;'), 1)
+    expect('text that occurs often', plant(folder, 'return', 'bug;'), 1)
+    expect('no text', plant(folder, '', 'bug;'), 1)
+    expect('red without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
+
+    expect('a failed case is red', judge(folder, FAILS + 'exit 1'), 0)
+    expect('a failed case is not green', judge(folder, FAILS + 'exit 1', '--green'), 1)
+    expect('all passed is not red', judge(folder, PASSES + 'exit 0'), 1)
+    expect('all passed is green', judge(folder, PASSES + 'exit 0', '--green'), 0)
+    expect('a status that no case explains', judge(folder, PASSES + 'exit 3'), 1)
+    expect('a signal', judge(folder, FAILS + 'kill -SEGV $$'), 1)
+    expect('a crash that CMocka caught',
+           judge(folder, FAILS + 'echo "Test failed with exception: Segmentation fault" >&2; exit 1'), 1)
+    expect('an end before the last case', judge(folder, FAILS.rsplit('echo', 1)[0] + 'exit 1'), 1)
+    expect('a skip', judge(folder, 'exit 77'), 1)
+    expect('a hang', judge(folder, 'exec sleep 30', '--limit', '0.3'), 1)
+    expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
+    expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
+    expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
+    expect('a good verdict', judge(folder, 'echo \'{"ok": true}\'; exit 0'), 1)
+    expect('a good verdict is green', judge(folder, 'echo \'{"ok": true}\'', '--green'), 0)
+    expect('a program that is not there', judge(folder, 'exec /no/such/program'), 1)
+
+print('%d wrong' % bad)
+sys.exit(1 if bad else 0)
