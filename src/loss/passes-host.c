@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * passes-host.c - the passes of passes.h in plain C: what the CPU build runs.
+ *
+ * A row is read once, in tiles that are decoded to double, so the same loop serves the four dtypes
+ * and x = cap tanh(factor z / cap) is made in double whatever the logits are. The running maximum
+ * starts at -inf (0 would underflow every exp of a row below -88) and sums are rescaled when it
+ * grows. Sums run in double: per tile first, then over tiles, so their rounding error grows with
+ * the tile and the number of tiles rather than with Vl; for f32 logits this costs nothing next to
+ * exp. What goes into the block is rounded to the stat dtype once.
+ *
+ * (-inf) - (-inf) and 0 * inf are NaN, and both turn up in legal input: an all -inf tile or shard,
+ * a -inf logit, two finite f64 logits whose difference overflows. Each is guarded where it would
+ * arise. NaN itself is never left to fmax or a comparison: it is looked for.
+ *
+ * Argument checks, the gather and the choice of passes are in logprob.c.
+ */
+#include "loss/passes.h"
+
+#include "core/half.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { TILE = 256 };
+
+static double round_stat(colo_dtype_t stat, double v)
+{
+    return stat == COLO_F64 ? v : (double)(float)v;
+}
+
+static void put(void *base, colo_dtype_t dtype, int64_t i, double v)
+{
+    if (dtype == COLO_F64)
+        ((double *)base)[i] = v;
+    else
+        ((float *)base)[i] = (float)v;
+}
+
+static double get(const void *base, colo_dtype_t dtype, int64_t i)
+{
+    return dtype == COLO_F64 ? ((const double *)base)[i] : (double)((const float *)base)[i];
+}
+
+/* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
+static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n, double *x)
+{
+    int64_t at = t * p->row_stride + j;
+    switch (p->dtype) {
+    case COLO_F64:
+        for (int i = 0; i < n; i++)
+            x[i] = ((const double *)p->logits)[at + i];
+        break;
+    case COLO_BF16:
+        for (int i = 0; i < n; i++)
+            x[i] = colo_bf16_to_f32(((const uint16_t *)p->logits)[at + i]);
+        break;
+    case COLO_F16:
+        for (int i = 0; i < n; i++)
+            x[i] = colo_f16_to_f32(((const uint16_t *)p->logits)[at + i]);
+        break;
+    default:
+        for (int i = 0; i < n; i++)
+            x[i] = ((const float *)p->logits)[at + i];
+    }
+    const double cap = p->config->softcap;
+    for (int i = 0; i < n; i++) {
+        x[i] *= p->factor;
+        if (cap > 0)
+            x[i] = cap * tanh(x[i] / cap);
+        if (isinf(round_stat(p->stat_dtype, x[i])))
+            x[i] = x[i] > 0 ? INFINITY : -INFINITY;
+    }
+}
+
+/* What one shard knows about one row. */
+struct row {
+    double m, s, u, d, xt;
+    int64_t arg;
+};
+
+static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+{
+    const colo_dtype_t stat = p->stat_dtype;
+    const bool want_u = p->block.u >= 0, want_d = p->block.d >= 0;
+    struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
+    double x[TILE], xt = -INFINITY, seen = 0; /* seen: columns that are in r.d */
+    bool gone = false;                        /* some x is -inf */
+
+    for (int64_t j = 0; j < p->true_columns; j += TILE) {
+        int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;
+        double top = -INFINITY;
+        int64_t arg = -1;
+        load_x(p, t, j, n, x);
+        for (int i = 0; i < n; i++) {
+            double v = round_stat(stat, x[i]);
+            if (!(v < INFINITY)) /* +inf or NaN: nothing of this row can be said */
+                return (struct row){.m = NAN, .s = NAN, .u = NAN, .d = NAN, .xt = NAN, .arg = -1};
+            if (v > top) {
+                top = v;
+                arg = j + i;
+            }
+        }
+        if (target >= j && target < j + n)
+            xt = x[target - j];
+        if (top > r.m) {
+            if (r.m > -INFINITY) {
+                double down = r.m - top, c = exp(down);
+                r.u = c > 0 ? c * (r.u + down * r.s) : 0;
+                r.s *= c;
+                r.d += seen * down;
+            }
+            r.m = top;
+            r.arg = p->config->vocab_start + arg;
+        }
+        if (r.m == -INFINITY) {
+            gone = true;
+            continue;
+        }
+        double s = 0, u = 0, d = 0;
+        for (int i = 0; i < n; i++) {
+            if (x[i] == -INFINITY) {
+                gone = true;
+                continue;
+            }
+            double dx = x[i] - r.m, e = exp(dx);
+            s += e;
+            d += dx;
+            if (want_u && e > 0)
+                u += e * dx;
+        }
+        r.s += s;
+        r.u += u;
+        r.d += d;
+        seen += n;
+    }
+    r.d = gone ? -INFINITY : want_d ? r.d : 0;
+    if (xt > -INFINITY)
+        r.xt = xt - r.m;
+    return r;
+}
+
+colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    unsigned char *block = p->blocks + p->rank * p->block.bytes;
+    const colo_logprob_block_t *b = &p->block;
+    if (p->lo == 0)
+        memcpy(block, &p->header, sizeof p->header);
+    for (int64_t t = p->lo; t < p->hi; t++) {
+        int64_t target = p->targets[t * p->target_stride], k = t - p->block_lo;
+        struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
+        if (target != p->config->ignore_index) {
+            bool legal = target >= p->config->vocab_start && target < p->config->vocab;
+            r = row_stats(p, t, legal ? target - p->config->vocab_start : -1);
+        }
+        put(block + b->m, p->stat_dtype, k, r.m);
+        put(block + b->s, p->stat_dtype, k, r.s);
+        put(block + b->xt, p->stat_dtype, k, r.xt);
+        if (b->u >= 0)
+            put(block + b->u, p->stat_dtype, k, r.u);
+        if (b->d >= 0)
+            put(block + b->d, p->stat_dtype, k, r.d);
+        if (b->arg >= 0)
+            ((int64_t *)(block + b->arg))[k] = r.arg;
+    }
+    return COLO_OK;
+}
+
+/* One row over the whole vocabulary; m is M, or NaN when the row is. */
+struct merged {
+    double m, log_sum, h, mean, xt; /* mean of x - M over V; xt is x_t - M */
+    int64_t arg;
+};
+
+static const unsigned char *block_of(const struct colo_logprob_pass *p, int32_t r)
+{
+    return p->blocks + r * p->block.bytes;
+}
+
+static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int64_t target)
+{
+    const colo_logprob_block_t *b = &p->block;
+    const colo_dtype_t stat = p->stat_dtype;
+    struct merged g = {.m = -INFINITY, .xt = -INFINITY, .arg = INT64_MAX};
+    for (int32_t r = 0; r < p->ranks; r++) {
+        double m = get(block_of(p, r) + b->m, stat, k);
+        if (isnan(m)) {
+            g.m = NAN;
+            break;
+        }
+        g.m = m > g.m ? m : g.m;
+    }
+    if (!(g.m > -INFINITY))
+        return (struct merged){
+            .m = NAN, .log_sum = NAN, .h = NAN, .mean = NAN, .xt = NAN, .arg = -1};
+
+    double sum = 0, u = 0, d = 0;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        const unsigned char *block = block_of(p, r);
+        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
+        double m = get(block + b->m, stat, k), down = m - g.m;
+        if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
+            d += b->d >= 0 ? get(block + b->d, stat, k) : 0;
+            continue;
+        }
+        double c = exp(down), s = get(block + b->s, stat, k);
+        sum += c * s;
+        if (b->u >= 0 && c > 0)
+            u += c * (get(block + b->u, stat, k) + down * s);
+        if (b->d >= 0)
+            d += get(block + b->d, stat, k) + (double)head->columns * down;
+        if (target >= head->start && target - head->start < head->columns)
+            g.xt = get(block + b->xt, stat, k) + down;
+        if (b->arg >= 0 && m == g.m) {
+            int64_t arg = ((const int64_t *)(block + b->arg))[k];
+            g.arg = arg < g.arg ? arg : g.arg;
+        }
+    }
+    g.log_sum = log(sum);
+    g.h = b->u >= 0 ? g.log_sum - u / sum : 0;
+    g.mean = d / (double)p->config->vocab;
+    return g;
+}
+
+colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    const colo_logprob_config_t *c = p->config;
+    const double eps = p->smoothing;
+    int64_t valid = 0, invalid = 0;
+    for (int64_t t = p->lo; t < p->hi; t++) {
+        int64_t target = p->targets[t * p->target_stride];
+        struct merged g = {.m = 0};
+        double logp = 0, loss = 0;
+        bool legal = target >= 0 && target < c->vocab, counts = target != c->ignore_index;
+        if (counts) {
+            g = merge_row(p, t - p->block_lo, legal ? target : -1);
+            valid += legal;
+            invalid += !legal;
+            logp = legal ? g.xt - g.log_sum : NAN;
+            loss = -logp;
+            if (eps > 0)
+                loss = (1 - eps) * loss + eps * (g.log_sum - g.mean);
+            if (c->z_loss > 0) {
+                double lse = g.m + g.log_sum;
+                loss += c->z_loss * lse * lse;
+            }
+        }
+        if (p->out.logp)
+            put(p->out.logp, p->stat_dtype, t, logp);
+        if (p->out.entropy)
+            put(p->out.entropy, p->stat_dtype, t, g.h);
+        if (p->out.loss)
+            put(p->out.loss, p->stat_dtype, t, loss);
+        if (p->out.correct)
+            p->out.correct[t] = counts && legal && g.arg == target;
+        if (p->saved) {
+            p->saved[t] = g.m;
+            p->saved[p->tokens + t] = g.log_sum;
+            p->saved[2 * p->tokens + t] = g.h;
+        }
+    }
+    if (p->out.n_valid)
+        *p->out.n_valid = (p->lo ? *p->out.n_valid : 0) + valid;
+    if (p->out.n_invalid)
+        *p->out.n_invalid = (p->lo ? *p->out.n_invalid : 0) + invalid;
+    return COLO_OK;
+}
+
+static void store_dz(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n,
+                     const double *dz)
+{
+    int64_t at = t * p->d_row_stride + j;
+    switch (p->dtype) {
+    case COLO_F64:
+        for (int i = 0; i < n; i++)
+            ((double *)p->d_logits)[at + i] = dz[i];
+        break;
+    case COLO_BF16:
+        for (int i = 0; i < n; i++)
+            ((uint16_t *)p->d_logits)[at + i] = colo_f32_to_bf16((float)dz[i]);
+        break;
+    case COLO_F16:
+        for (int i = 0; i < n; i++)
+            ((uint16_t *)p->d_logits)[at + i] = colo_f32_to_f16((float)dz[i]);
+        break;
+    default:
+        for (int i = 0; i < n; i++)
+            ((float *)p->d_logits)[at + i] = (float)dz[i];
+    }
+}
+
+/* Columns [lo, hi) of a row all get @value: padding, ignored tokens, NaN rows. */
+static void fill_dz(const struct colo_logprob_pass *p, int64_t t, int64_t lo, int64_t hi,
+                    double value)
+{
+    double dz[TILE];
+    for (int i = 0; i < TILE; i++)
+        dz[i] = value;
+    for (int64_t j = lo; j < hi; j += TILE)
+        store_dz(p, t, j, hi - j < TILE ? (int)(hi - j) : TILE, dz);
+}
+
+static double upstream(const struct colo_logprob_pass *p, const void *g, int64_t t)
+{
+    return g ? get(g, p->stat_dtype, t) : 0;
+}
+
+/* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature */
+static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target)
+{
+    const colo_logprob_config_t *cfg = p->config;
+    const double m = p->saved[t], log_sum = p->saved[p->tokens + t],
+                 h = p->saved[2 * p->tokens + t];
+    const double g_p = upstream(p, p->upstream.d_logp, t),
+                 g_h = upstream(p, p->upstream.d_entropy, t),
+                 g_l = upstream(p, p->upstream.d_loss, t);
+    const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
+                 b = -g_h, c = g_p - (1 - p->smoothing) * g_l,
+                 d = -p->smoothing * g_l / (double)cfg->vocab;
+    double x[TILE];
+    for (int64_t j = 0; j < p->true_columns; j += TILE) {
+        int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;
+        load_x(p, t, j, n, x);
+        for (int i = 0; i < n; i++) {
+            double down = x[i] - m, prob = exp(down - log_sum), dx = d;
+            if (prob > 0) /* also keeps 0 * inf away where x is -inf */
+                dx += prob * (a + b * down);
+            if (j + i == target)
+                dx += c;
+            if (cfg->softcap > 0) {
+                double th = x[i] / cfg->softcap;
+                dx *= 1 - th * th;
+            }
+            x[i] = dx * p->factor;
+        }
+        store_dz(p, t, j, n, x);
+    }
+}
+
+colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    const colo_logprob_config_t *c = p->config;
+    for (int64_t t = p->lo; t < p->hi; t++) {
+        int64_t target = p->targets[t * p->target_stride];
+        bool legal = target >= 0 && target < c->vocab;
+        bool lost = !legal && (p->upstream.d_logp || p->upstream.d_loss);
+        if (target == c->ignore_index)
+            fill_dz(p, t, 0, p->true_columns, 0);
+        else if (isnan(p->saved[t]) || lost)
+            fill_dz(p, t, 0, p->true_columns, NAN);
+        else
+            row_grad(p, t, legal ? target - c->vocab_start : -1);
+        fill_dz(p, t, p->true_columns, p->columns, 0);
+    }
+    return COLO_OK;
+}

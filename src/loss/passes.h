@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * passes.h (private) - the three passes over tokens that the logits path is made of.
+ *
+ *   stats   logits [T, Vl] -> this rank's block of per-token statistics
+ *   (one all-gather of the blocks, by logprob.c)
+ *   merge   blocks [W] -> logp, entropy, loss, correct, counts, saved statistics
+ *   grad    logits, saved statistics, upstream -> d_logits
+ *
+ * A table of colo_ops_t fills them for one kind of memory: passes-host.c in plain C; a CUDA file
+ * fills the same three. Each gets checked arguments, allocates nothing, enqueues on the stream and
+ * does not wait. Everything about a token depends on that token's row only and is combined in a
+ * fixed order, so results cannot depend on how the tokens are cut into passes.
+ *
+ * A block is what one rank tells the others, and goes through the gather as bytes:
+ *
+ *   header                             64 bytes
+ *   m   [n]  max x of the shard        stat dtype; NaN when the shard has a NaN or +inf
+ *   s   [n]  sum e^(x-m)
+ *   xt  [n]  x_t - m                   only the owner's is read; -inf when x_t is
+ *   u   [n]  sum e^(x-m) (x-m)         with want_entropy
+ *   d   [n]  sum (x-m)                 with smoothing; -inf when some x is -inf
+ *   arg [n]  i64, global index of m    with want_correct; -1 when there is none
+ *
+ * each array starting at a multiple of 8 bytes. n is the tokens of the block: T, or those of the
+ * pass where a single rank needs no gather. An empty or all -inf shard, and an ignored token, has
+ * m = -inf and s = u = 0 and is skipped in the merge. Differences to m, never x itself, are stored
+ * where a sum of x would do: they keep their digits when logits are large.
+ *
+ * The stat dtype is f32 for f32, bf16 and f16 logits and f64 for f64 logits. x counts as infinite
+ * when it is after rounding to the stat dtype; the argmax compares x after that rounding.
+ */
+#ifndef COLO_LOSS_PASSES_H
+#define COLO_LOSS_PASSES_H
+
+#include <colobridge/logprob.h>
+
+#define COLO_LOGPROB_MAGIC INT64_C(0x31736f6c6f6c6f63)
+
+/* First in each block; written by the stats pass whose lo is 0. */
+typedef struct colo_logprob_header {
+    int64_t magic;
+    int64_t start;   /* first global column of the shard */
+    int64_t columns; /* columns that are in the vocabulary; padding is not counted */
+    int64_t tokens;
+    uint64_t config;  /* hash of what must be equal on all ranks */
+    uint64_t targets; /* hash of the targets */
+    int64_t unused[2];
+} colo_logprob_header_t;
+_Static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
+
+/* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
+typedef struct colo_logprob_block {
+    int64_t m, s, xt, u, d, arg;
+    int64_t bytes; /* of the whole block */
+} colo_logprob_block_t;
+
+struct colo_logprob_pass {
+    const colo_logprob_config_t *config;
+    colo_dtype_t dtype;      /* of logits and d_logits */
+    colo_dtype_t stat_dtype; /* of the block, the outputs and the upstream gradients: f32 or f64 */
+    double factor;           /* scale / temperature */
+    double smoothing;        /* e, or Megatron's e'; 0 when no loss is wanted */
+    int64_t lo, hi;          /* tokens of this pass, [lo, hi) of [0, T); may be empty */
+    int64_t tokens;          /* T */
+
+    /* shard */
+    const void *logits; /* [T, columns], row_stride elements apart */
+    int64_t row_stride;
+    const int64_t *targets; /* [T], target_stride elements apart */
+    int64_t target_stride;
+    int64_t columns;      /* Vl, padding too */
+    int64_t true_columns; /* those < V; the first ones */
+
+    /* stats, merge */
+    int32_t rank, ranks;
+    unsigned char *blocks; /* [ranks] blocks; the stats pass writes block number rank */
+    int64_t block_lo;      /* first token of the blocks: 0, or lo when blocks hold one pass only */
+    colo_logprob_block_t block;
+    colo_logprob_header_t header; /* for this rank's block */
+
+    /* merge: where NULL, not written. The pass whose lo is 0 starts the counts at 0, others add. */
+    colo_logprob_out_t out;
+
+    /* merge writes, grad reads: f64 [3, T]: M, log Sum, h. NULL when there is no backward. M is
+     * NaN for a row that is NaN (a NaN, +inf, or nothing but -inf); the row of an ignored token
+     * holds zeros; h is 0 without want_entropy. */
+    double *saved;
+
+    /* grad */
+    colo_logprob_upstream_t upstream;
+    void *d_logits; /* [T, columns]; logits itself with the same stride, or disjoint from it */
+    int64_t d_row_stride;
+};
+
+static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
+{
+    return logits == COLO_F64 ? COLO_F64 : COLO_F32;
+}
+
+colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream);
+colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream);
+colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream);
+
+#endif

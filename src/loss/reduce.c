@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reduce.c - the mean of a loss over tokens that live on several ranks: sum first, divide once.
+ *
+ * Ranks hold different numbers of counted tokens, so a mean of means weights them wrongly. Each
+ * rank brings (num, den); both are added in rank order, so every rank gets the same bits. The den
+ * is an integer: nothing is lost in a large batch. Which group that is (dp x cp, never tp, whose
+ * ranks hold the same tokens) is the caller's choice. A value that does not count is not read, so a
+ * NaN behind the mask stays there.
+ */
+#include <colobridge/logprob.h>
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+struct part {
+    double num;
+    int64_t den;
+};
+
+enum { ON_STACK = 256 }; /* ranks; more are allocated for */
+
+static colo_status_t check(const void *values, colo_dtype_t dtype, int64_t count,
+                           const colo_reduced_t *out)
+{
+    if (dtype != COLO_F32 && dtype != COLO_F64)
+        return colo_fail(COLO_ERR_ARG, "reduce: values of dtype %s, expected f32 or f64",
+                         colo_dtype_name(dtype));
+    if (count < 0)
+        return colo_fail(COLO_ERR_ARG, "reduce: count is %" PRId64 ", expected >= 0", count);
+    if (count > 0 && !values)
+        return colo_fail(COLO_ERR_ARG, "reduce: values is NULL for %" PRId64 " tokens", count);
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "reduce: out is NULL");
+    return COLO_OK;
+}
+
+static struct part sum_local(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                             int64_t count)
+{
+    struct part p = {0, 0};
+    for (int64_t i = 0; i < count; i++) {
+        if (mask && !mask[i])
+            continue;
+        p.num +=
+            dtype == COLO_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+        p.den++;
+    }
+    return p;
+}
+
+colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                               int64_t count, colo_comm_t *group, colo_reduced_t *out,
+                               colo_stream_t stream)
+{
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "reduce: group is NULL, expected the dp x cp group");
+    const int32_t ranks = colo_comm_size(group);
+    struct part few[ON_STACK], *all = few;
+    COLO_AUTOFREE void *many = NULL;
+    colo_status_t st = check(values, dtype, count, out);
+    if (st == COLO_OK && ranks > ON_STACK) {
+        all = many = malloc((size_t)ranks * sizeof *all);
+        if (!many)
+            st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
+    }
+    if (st < 0) {
+        bool peers_wait = ranks > 1 && colo_comm_check_level(group) > 0;
+        return peers_wait ? colo_comm_i_fail(group, st) : st;
+    }
+    struct part mine = sum_local(values, dtype, mask, count), sum = {0, 0};
+    COLO_TRY(
+        colo_comm_i_all_gather(group, COLO_OWNER_LOSS, &mine, all, sizeof mine, COLO_U8, stream));
+    for (int32_t r = 0; r < ranks; r++) {
+        sum.num += all[r].num;
+        sum.den += all[r].den;
+    }
+    *out = (colo_reduced_t){
+        .num = sum.num,
+        .den = sum.den,
+        .value = sum.den ? sum.num / (double)sum.den : 0,
+    };
+    return COLO_OK;
+}
