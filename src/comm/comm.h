@@ -38,6 +38,27 @@ typedef struct colo_comm_ops {
 #define COLO_COMM_ABI 1u
 #define COLO_RING 256
 
+/* What every rank must bring alike to one operation. The front fills it before it calls the backend,
+ * which compares it where that costs nothing and puts it in its sentences. */
+typedef struct colo_op_desc {
+    colo_op_kind_t kind;
+    colo_dtype_t dtype;
+    int32_t param; /* the redop of a reduction, the root of a broadcast, else 0 */
+    int64_t count; /* elements as in the call; 0 for barrier, exchange, split */
+} colo_op_desc_t;
+
+static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count */
+{
+    return (uint64_t)op->kind << 56 | (uint64_t)op->dtype << 48 | (uint32_t)op->param;
+}
+static inline colo_op_desc_t colo_op_unpack(uint64_t word, uint64_t count)
+{
+    return (colo_op_desc_t){(colo_op_kind_t)(word >> 56), (colo_dtype_t)(word >> 48 & 0xff),
+                            (int32_t)(uint32_t)word, (int64_t)count};
+}
+/* "all_reduce #5 (sum of 1024 f32)"; no number when @seq is 0. Returns @text. */
+const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
+
 typedef struct colo_ring_entry {
     uint64_t seq;
     colo_op_kind_t kind;
@@ -57,12 +78,30 @@ struct colo_comm {
     char name[32];
     int64_t timeout_ms;
     int32_t check;
-    uint64_t seq;       /* of the last operation begun */
+    colo_op_desc_t op;  /* of the last operation begun */
+    uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
-    void *lock;         /* pthread_mutex_t *: ledger and ring against dump */
+    void *lock;         /* pthread_mutex_t *: ledger, ring, seq and name against dump */
     colo_ledger_t ledger;
     colo_ring_entry_t ring[COLO_RING];
 };
+
+/* ---- the recorder (comm-ledger.c) ----
+ * Begins an operation: next seq, c->op, a ring entry. The end completes the entry; the counters count
+ * what ended with COLO_OK. Bytes are conventions, the same whatever the backend does inside:
+ *   all_gather       sent: own bytes             received: (n-1) * own bytes
+ *   all_reduce       sent = received: buffer * 2(n-1)/n rounded down (what a ring would move)
+ *   reduce_scatter   sent = received: (n-1) * bytes of a slice
+ *   broadcast        root sends the bytes, others receive them
+ *   exchange         sums over messages          barrier, split by dims: 0
+ *   split by colour  as an all_gather of 16 bytes
+ * A comm of one rank counts operations with 0 bytes. */
+uint64_t colo_comm_i_begin(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
+                           int64_t sent_bytes, int64_t recv_bytes, int32_t peers);
+void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
+
+/* COLO_OK while the comm lives; else the status that killed it, its sentence set as last error. */
+colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
 colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const void *send,
@@ -86,6 +125,19 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
 colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
 
+/* ---- comm-agree.c ----
+ * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
+colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
+                                 const uint64_t *mine, uint64_t *all, int64_t n);
+/* The COLO_CHECK=2 round: all ranks come with the operation they are about to run and the status of
+ * their own arguments. Differences are COLO_ERR_MISMATCH on all, a bad rank gets its own status
+ * back and the others COLO_ERR_PEER; nothing has moved and the comm lives. */
+colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine);
+/* The same for the messages of an exchange, after colo_comm_i_round(). */
+colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *sends,
+                                         int32_t nsends, const colo_message_t *recvs,
+                                         int32_t nrecvs);
+
 /* Marks the comm failed with this thread's last error, so that peers wake with COLO_ERR_PEER;
  * returns @status unchanged. For local errors inside an operation that peers take part in. */
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
@@ -93,6 +145,9 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank /* NULL: 0..size-1 */);
+
+/* The table of comm-self.c; children of a comm of one rank use it, too. */
+extern const colo_comm_ops_t colo_comm_self_ops;
 
 double colo_now(void); /* seconds, monotonic */
 

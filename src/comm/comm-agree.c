@@ -1,0 +1,146 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm-agree.c - ranks comparing notes before they do something together.
+ *
+ * At create (COLO_CHECK >= 1) a fingerprint of what is being made, before every operation
+ * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach the
+ * same verdict from the same gathered words, so all return an error or none does, nothing has moved
+ * and the comm stays usable. Everything here is counted for COLO_OWNER_CHECK.
+ */
+#include "comm/comm.h"
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
+                                 const uint64_t *mine, uint64_t *all, int64_t n)
+{
+    const int64_t bytes = n * (int64_t)sizeof *mine;
+    colo_op_desc_t op = {.kind = kind, .dtype = COLO_I64, .count = n};
+    uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);
+    colo_status_t st = c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : st;
+}
+
+/* Rank @from brings an error: everyone else learns its sentence. Collective. */
+static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
+                                  colo_status_t mine)
+{
+    char sentence[512], kept[1024]; /* a failing broadcast would overwrite the last error */
+    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, (int64_t)sizeof sentence};
+    memset(sentence, 0, sizeof sentence);
+    snprintf(sentence, sizeof sentence, "%.511s", colo_last_error());
+    snprintf(kept, sizeof kept, "%s", colo_last_error());
+    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, c->rank == from ? op.count : 0,
+                                     c->rank == from ? 0 : op.count, c->size - 1);
+    colo_status_t st = c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
+    colo_comm_i_end(c, seq, st);
+    if (st < 0)
+        return colo_comm_i_fail(c, st);
+    if (mine < 0)
+        return colo_fail(mine, "%s", kept);
+    return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, sentence);
+}
+
+colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
+                                colo_status_t mine)
+{
+    COLO_TRY(colo_comm_i_alive(c, what));
+    if (c->size == 1)
+        return mine;
+    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * (size_t)c->size);
+    if (!all)
+        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what,
+                                             (int)c->size));
+    uint64_t pair[2] = {fingerprint, (uint64_t)(int64_t)mine};
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, pair, all, 2));
+    for (int32_t r = 0; r < c->size; r++)
+        if ((int64_t)all[2 * r + 1] < 0)
+            return spread_error(c, what, r, mine);
+    for (int32_t r = 1; r < c->size; r++)
+        if (all[2 * r] != all[0])
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "%s: rank %d of '%s' differs from rank 0 (fingerprints %016llx and "
+                             "%016llx)",
+                             what, (int)r, c->name, (unsigned long long)all[2 * r],
+                             (unsigned long long)all[0]);
+    return COLO_OK;
+}
+
+/* ---- before an operation ---- */
+
+colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+{
+    const char *what = colo_op_name(op.kind);
+    if (c->size == 1)
+        return mine;
+    COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)c->size);
+    if (!all)
+        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "%s: check round of %d ranks", what,
+                                             (int)c->size));
+    if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
+        op.count = 0;
+    uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, words, all, 3));
+    for (int32_t r = 0; r < c->size; r++)
+        if ((int64_t)all[3 * r + 2] < 0)
+            return spread_error(c, what, r, mine);
+    for (int32_t r = 1; r < c->size; r++) {
+        if (all[3 * r] == all[0] && all[3 * r + 1] == all[1])
+            continue;
+        char a[96], b[96];
+        return colo_fail(
+            COLO_ERR_MISMATCH, "before #%llu on '%s' rank 0 is about to run %s, rank %d %s",
+            (unsigned long long)c->seq + 1, c->name,
+            colo_op_describe(a, sizeof a, colo_op_unpack(all[0], all[1]), 0), (int)r,
+            colo_op_describe(b, sizeof b, colo_op_unpack(all[3 * r], all[3 * r + 1]), 0));
+    }
+    return COLO_OK;
+}
+
+/* 0: no message; else a hash of its boxes' extents, never 0 */
+static uint64_t message_print(const colo_message_t *m)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, m->nboxes);
+    for (int32_t k = 0; k < m->nboxes; k++)
+        for (int i = 0; i < 3; i++)
+            h = colo_hash_i64(h, m->boxes[k].extent[i]);
+    return h ? h : 1;
+}
+
+colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *sends,
+                                         int32_t nsends, const colo_message_t *recvs,
+                                         int32_t nrecvs)
+{
+    const size_t n = (size_t)c->size;
+    if (n == 1)
+        return COLO_OK;
+    COLO_AUTOFREE uint64_t *mine = calloc(2 * n, sizeof *mine);
+    COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
+    if (!mine || !all)
+        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "exchange: check round of %zu ranks",
+                                             n));
+    for (int32_t i = 0; i < nsends; i++)
+        mine[sends[i].peer] = message_print(&sends[i]);
+    for (int32_t i = 0; i < nrecvs; i++)
+        mine[n + (size_t)recvs[i].peer] = message_print(&recvs[i]);
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, mine, all,
+                                (int64_t)(2 * n)));
+    for (size_t from = 0; from < n; from++)
+        for (size_t to = 0; to < n; to++) {
+            uint64_t sent = all[from * 2 * n + to], wanted = all[to * 2 * n + n + from];
+            if (sent == wanted)
+                continue;
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "before #%llu on '%s': rank %zu sends rank %zu %s, which expects %s",
+                             (unsigned long long)c->seq + 1, c->name, from, to,
+                             sent ? wanted ? "other boxes than it expects" : "a message"
+                                  : "no message",
+                             wanted ? sent ? "boxes of other extents" : "one" : "none");
+        }
+    return COLO_OK;
+}

@@ -1,0 +1,185 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm.c - what a communicator is, whatever its backend: ranks, names, settings, life and death.
+ *
+ * A comm belongs to one thread. What other threads may touch (abort, dump) goes through the backend's
+ * fate or the lock. A comm that failed keeps answering getters, dump, check and destroy.
+ *
+ * Left to others: operations (comm-ops.c), counters and ring (comm-ledger.c), agreement
+ * (comm-agree.c), smaller comms (comm-split.c), moving and waiting (comm-threads.c, comm-self.c,
+ * backend libraries).
+ */
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/try.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+double colo_now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- life and getters ---- */
+
+#define TIMEOUT_MAX INT64_C(1000000000000) /* 31 years: seconds as a double stay exact to the us */
+
+colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
+                              int32_t size, const int64_t *world_rank)
+{
+    colo_comm_t *c = calloc(1, sizeof *c);
+    int64_t *world = malloc(sizeof *world * (size_t)size);
+    pthread_mutex_t *lock = malloc(sizeof *lock);
+    if (!c || !world || !lock) {
+        free(c);
+        free(world);
+        free(lock);
+        return colo_fail(COLO_ERR_NOMEM, "comm: no memory for %d ranks", (int)size);
+    }
+    for (int32_t r = 0; r < size; r++)
+        world[r] = world_rank ? world_rank[r] : r;
+    pthread_mutex_init(lock, NULL);
+    c->ops = ops;
+    c->rank = rank;
+    c->size = size;
+    c->world_rank = world;
+    c->lock = lock;
+    c->timeout_ms = colo_env_i64("COLO_TIMEOUT_MS", 1, TIMEOUT_MAX);
+    c->check = (int32_t)colo_env_i64("COLO_CHECK", 0, 2);
+    *comm = c;
+    return COLO_OK;
+}
+
+void colo_comm_destroy(colo_comm_t **comm)
+{
+    if (!comm || !*comm)
+        return;
+    colo_comm_t *c = *comm;
+    *comm = NULL;
+    if (c->impl)
+        c->ops->destroy(c);
+    pthread_mutex_destroy(c->lock);
+    free(c->lock);
+    free(c->world_rank);
+    free(c);
+}
+
+int32_t colo_comm_rank(const colo_comm_t *comm)
+{
+    return comm ? comm->rank : -1;
+}
+
+int32_t colo_comm_size(const colo_comm_t *comm)
+{
+    return comm ? comm->size : 0;
+}
+
+int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank)
+{
+    return comm && rank >= 0 && rank < comm->size ? comm->world_rank[rank] : -1;
+}
+
+int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank)
+{
+    if (!comm)
+        return -1;
+    if (world_rank >= 0 && world_rank < comm->size && comm->world_rank[world_rank] == world_rank)
+        return (int32_t)world_rank; /* every world, and the groups that begin with it */
+    for (int32_t r = 0; r < comm->size; r++)
+        if (comm->world_rank[r] == world_rank)
+            return r;
+    return -1;
+}
+
+const char *colo_comm_backend(const colo_comm_t *comm)
+{
+    return comm ? comm->ops->name : "none";
+}
+
+void colo_comm_set_name(colo_comm_t *comm, const char *name)
+{
+    if (!comm || !name)
+        return;
+    pthread_mutex_lock(comm->lock);
+    snprintf(comm->name, sizeof comm->name, "%s", name);
+    pthread_mutex_unlock(comm->lock);
+}
+
+const char *colo_comm_name(const colo_comm_t *comm)
+{
+    return comm ? comm->name : "";
+}
+
+colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
+{
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "set_timeout: comm is NULL");
+    if (ms < 1 || ms > TIMEOUT_MAX)
+        return colo_fail(COLO_ERR_ARG, "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
+                         (long long)TIMEOUT_MAX);
+    comm->timeout_ms = ms;
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level)
+{
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "set_check: comm is NULL");
+    if (level < 0 || level > 2)
+        return colo_fail(COLO_ERR_ARG, "set_check: level %d, expected 0..2", (int)level);
+    comm->check = level;
+    return COLO_OK;
+}
+
+int32_t colo_comm_check_level(const colo_comm_t *comm)
+{
+    return comm ? comm->check : 0;
+}
+
+/* ---- failure ---- */
+
+colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
+    char sentence[1000];
+    colo_status_t st = c->ops->state(c, sentence, sizeof sentence);
+    if (st == COLO_OK)
+        return COLO_OK;
+    return colo_fail(st, "%s: comm '%s' is dead: %s", what, c->name, sentence);
+}
+
+colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
+{
+    char kept[1000]; /* the backend may say something of its own meanwhile */
+    snprintf(kept, sizeof kept, "%s", colo_last_error());
+    c->ops->fail(c, status, kept);
+    return colo_fail(status, "%s", kept);
+}
+
+void colo_comm_abort(colo_comm_t *comm, const char *why)
+{
+    if (!comm)
+        return;
+    char sentence[600];
+    pthread_mutex_lock(comm->lock); /* the owner may be naming it */
+    snprintf(sentence, sizeof sentence, "aborted by rank %d of '%s': %s", (int)comm->rank,
+             comm->name, why ? why : "no reason given");
+    pthread_mutex_unlock(comm->lock);
+    comm->ops->fail(comm, COLO_ERR_ABORTED, sentence);
+}
+
+colo_status_t colo_comm_check(const colo_comm_t *comm)
+{
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "comm_check: comm is NULL");
+    char sentence[1000];
+    colo_status_t st = comm->ops->state(comm, sentence, sizeof sentence);
+    return st == COLO_OK ? st : colo_fail(st, "%s", sentence);
+}

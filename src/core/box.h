@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * box.h (private) - counting and copying strided boxes in host memory.
+ *
+ * A copy first drops axes of extent 1 and melts axes that lie back to back on both sides, so that a
+ * box which is contiguous in both memories becomes one memcpy whatever its shape.
+ */
+#ifndef COLO_CORE_BOX_H
+#define COLO_CORE_BOX_H
+
+#include <colobridge/comm.h>
+
+#include <string.h>
+
+/* Elements; -1 when an extent is negative or the product overflows. */
+static inline int64_t colo_box_count(const colo_box_t *box)
+{
+    int64_t n = 1;
+    bool empty = false, fits = true;
+    for (int i = 0; i < 3; i++) {
+        if (box->extent[i] < 0)
+            return -1;
+        empty = empty || box->extent[i] == 0;
+        fits = fits && !__builtin_mul_overflow(n, box->extent[i], &n);
+    }
+    return empty ? 0 : fits ? n : -1;
+}
+
+/* Elements from the first to one past the last that the box touches; -1 on overflow. Not empty. */
+static inline int64_t colo_box_reach(const colo_box_t *box)
+{
+    int64_t reach = 1, step;
+    for (int i = 0; i < 3; i++)
+        if (box->extent[i] > 1 &&
+            (__builtin_mul_overflow(box->extent[i] - 1, box->stride[i], &step) ||
+             __builtin_add_overflow(reach, step, &reach)))
+            return -1;
+    return reach;
+}
+
+static inline void colo_box_run_(char *dst, int64_t dst_step, const char *src, int64_t src_step,
+                                 int64_t n, size_t elem)
+{
+    switch (elem) { /* constant sizes become single moves */
+    case 2:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(dst + i * dst_step, src + i * src_step, 2);
+        break;
+    case 4:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(dst + i * dst_step, src + i * src_step, 4);
+        break;
+    case 8:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(dst + i * dst_step, src + i * src_step, 8);
+        break;
+    default:
+        for (int64_t i = 0; i < n; i++)
+            memcpy(dst + i * dst_step, src + i * src_step, elem);
+    }
+}
+
+/* dst = src; equal extents, any strides, no overlap; @elem_size bytes an element */
+static inline void colo_box_copy_host(const colo_box_t *dst, const colo_box_t *src,
+                                      size_t elem_size)
+{
+    const int64_t elem = (int64_t)elem_size;
+    int64_t extent[3] = {1, 1, 1}, to[3] = {0}, from[3] = {0}; /* innermost first, steps in bytes */
+    int nd = 0;
+    for (int i = 2; i >= 0; i--) {
+        if (src->extent[i] == 0)
+            return;
+        if (src->extent[i] == 1)
+            continue;
+        int64_t t = dst->stride[i] * elem, f = src->stride[i] * elem;
+        if (nd > 0 && t == to[nd - 1] * extent[nd - 1] && f == from[nd - 1] * extent[nd - 1]) {
+            extent[nd - 1] *= src->extent[i];
+            continue;
+        }
+        extent[nd] = src->extent[i];
+        to[nd] = t;
+        from[nd] = f;
+        nd++;
+    }
+    if (nd == 0 || (to[0] == elem && from[0] == elem)) {
+        size_t run = (size_t)(extent[0] * elem);
+        for (int64_t i = 0; i < extent[2]; i++)
+            for (int64_t j = 0; j < extent[1]; j++)
+                memcpy((char *)dst->data + i * to[2] + j * to[1],
+                       (const char *)src->data + i * from[2] + j * from[1], run);
+        return;
+    }
+    for (int64_t i = 0; i < extent[2]; i++)
+        for (int64_t j = 0; j < extent[1]; j++)
+            colo_box_run_((char *)dst->data + i * to[2] + j * to[1], to[0],
+                          (const char *)src->data + i * from[2] + j * from[1], from[0], extent[0],
+                          elem_size);
+}
+
+#endif
