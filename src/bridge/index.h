@@ -11,15 +11,17 @@
 
 #include <stdint.h>
 
+__extension__ typedef __int128 colo_i128_t; /* products of two lengths */
+
 static inline int64_t colo_block_lo(int64_t length, int64_t parts, int64_t d)
 {
-    return (int64_t)((__int128)d * length / parts);
+    return (int64_t)((colo_i128_t)d * length / parts);
 }
 
 /* The part that holds index @i (0 <= i < length): the largest d with floor(d L / D) <= i. */
 static inline int64_t colo_block_part(int64_t length, int64_t parts, int64_t i)
 {
-    return (int64_t)((((__int128)i + 1) * parts - 1) / length);
+    return (int64_t)((((colo_i128_t)i + 1) * parts - 1) / length);
 }
 
 /* Global index of local @i on part @c of @parts; q = length / (2 * parts) */

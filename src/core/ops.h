@@ -16,7 +16,9 @@
 /* dst = src element by element; same extents, any strides, must not overlap */
 typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
                                           size_t elem_size, colo_stream_t stream);
-/* dst = src[0] + src[1] + ... in that order; fp32 accumulation for bf16 and fp16, the dtype's own
+#define COLO_MAX_ADDENDS 256
+
+/* dst = src[0] + src[1] + ... in that order, 1..COLO_MAX_ADDENDS of a float dtype; fp32 accumulation for bf16 and fp16, the dtype's own
  * for fp32 and fp64; one rounding. dst may be one of the src boxes exactly. */
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);

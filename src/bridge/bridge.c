@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge.c - the handle: plan, agree, allocate; check each call's tensors; hand over to an algorithm.
+ *
+ * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
+ * exchange.c (EXACT) or collective.c; promises about data are promise.c. The bridge keeps nothing
+ * of a forward, so any number of forwards may be outstanding before their backwards.
+ */
+#include "bridge/bridge.h"
+
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const axis_words[] = {"samples", "rows", "features"};
+
+/* ---- axes ---- */
+
+static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
+{
+    axes = axes ? axes : "bsh";
+    if (strcmp(axes, "th") == 0) {
+        b->axis[0] = 0;
+        b->axis[1] = -1;
+        b->axis[2] = 1;
+    } else {
+        int seen = 0;
+        for (int i = 0; strlen(axes) == 3 && i < 3; i++) {
+            const char *at = strchr("bsh", axes[i]);
+            if (at) {
+                b->axis[at - "bsh"] = i;
+                seen |= 1 << (at - "bsh");
+            }
+        }
+        if (seen != 7)
+            return colo_fail(COLO_ERR_ARG,
+                             "bridge: axes '%.16s', expected a permutation of 'bsh', or 'th'", axes);
+    }
+    memcpy(b->axes, axes, strlen(axes) + 1);
+    return COLO_OK;
+}
+
+static int32_t shape_of(const colo_bridge_t *b, const colo_owned_t *own, int64_t *shape)
+{
+    if (b->axis[1] < 0) {
+        shape[0] = (own->b1 - own->b0) * own->rows;
+        shape[1] = own->h1 - own->h0;
+        return 2;
+    }
+    shape[b->axis[0]] = own->b1 - own->b0;
+    shape[b->axis[1]] = own->rows;
+    shape[b->axis[2]] = own->h1 - own->h0;
+    return 3;
+}
+
+colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows)
+{
+    if (!t || !t->data)
+        return (colo_view_t){0};
+    if (b->axis[1] < 0)
+        return (colo_view_t){.data = t->data,
+                             .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
+    return (colo_view_t){.data = t->data, .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]],
+                                                     t->stride[b->axis[2]]}};
+}
+
+/* ---- what depends on the shape ---- */
+
+static void shaped_deinit(colo_shaped_t *s)
+{
+    colo_plan_destroy(&s->plan);
+    colo_lane_deinit(&s->lane[0]);
+    colo_lane_deinit(&s->lane[1]);
+    free(s->slab);
+    free(s->slab_of);
+    memset(s, 0, sizeof *s);
+}
+
+static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
+                                   colo_shaped_t *out)
+{
+    colo_shaped_t s = {0};
+    colo_status_t st = COLO_OK;
+    int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
+    COLO_TRY_GOTO(st, colo_plan_create(&s.plan, cfg, rank), fail);
+    if (b->algo == COLO_COLLECTIVE) {
+        COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);
+        if (!cfg->no_grad && !colo_dtype_is_float(cfg->dtype) &&
+            colo_grid_extent(&b->dst.grid, "cp") > 1) {
+            st = colo_fail(COLO_ERR_ARG, "bridge: COLLECTIVE sums gradients over cp=%lld, which %s "
+                                         "is not made for; use EXACT or no_grad",
+                           (long long)colo_grid_extent(&b->dst.grid, "cp"),
+                           colo_dtype_name(cfg->dtype));
+            goto fail;
+        }
+    } else {
+        COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_FORWARD), fail);
+        COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_BACKWARD), fail);
+        COLO_TRY_GOTO(st, colo_slab_create(b, &s), fail);
+    }
+    *out = s;
+    return COLO_OK;
+fail:
+    shaped_deinit(&s);
+    return st;
+}
+
+/* ---- create ---- */
+
+static colo_status_t check_config(const colo_bridge_config_t *c)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "bridge: config is NULL");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG, "bridge: config.struct_size is %zu, expected %zu; start from "
+                                       "COLO_BRIDGE_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    if (!c->src || !c->dst)
+        return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", c->src ? "dst" : "src");
+    if ((unsigned)c->algo > COLO_COLLECTIVE)
+        return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
+                         (int)c->algo);
+    if ((unsigned)c->mem > COLO_CUDA)
+        return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)", (int)c->mem);
+    return COLO_OK;
+}
+
+static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *c)
+{
+    COLO_TRY(check_config(c));
+    COLO_TRY(parse_axes(b, c->axes));
+    COLO_TRY(colo_ops_for(c->mem, &b->ops));
+    b->algo = c->algo;
+    b->mem = c->mem;
+    b->src = *c->src;
+    b->dst = *c->dst;
+    colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &b->src, .dst = &b->dst,
+                               .shape = c->shape, .dtype = c->dtype, .output = c->output,
+                               .grad = c->grad, .no_grad = c->no_grad,
+                               .ranks_per_node = c->ranks_per_node};
+    return shaped_create(b, &plan, &b->now);
+}
+
+static void log_create(const colo_bridge_t *b)
+{
+    char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
+    if (colo_comm_rank(b->comm) != 0 || !colo_log_on(COLO_LOG_INFO))
+        return;
+    colo_grid_print(&b->src.grid, src, sizeof src);
+    colo_grid_print(&b->dst.grid, dst, sizeof dst);
+    colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
+             colo_direction_name(colo_plan_direction(b->now.plan)),
+             (long long)colo_plan_scale(b->now.plan),
+             b->algo == COLO_EXACT ? "exact" : "collective", (int)colo_comm_size(b->comm));
+}
+
+colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_config_t *config,
+                                 colo_comm_t *comm)
+{
+    if (!bridge || !comm)
+        return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "comm" : "bridge");
+    COLO_TRY(colo_comm_check(comm));
+    colo_status_t st = COLO_OK;
+    colo_bridge_t *b = calloc(1, sizeof *b);
+    if (b)
+        b->comm = comm;
+    st = b ? create_local(b, config)
+           : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b);
+    if (colo_comm_check_level(comm) >= 1) {
+        uint64_t h = st == COLO_OK ? colo_plan_hash(b->now.plan) : 0;
+        st = colo_comm_i_agree(comm, "bridge create (grids, layouts, shape, dtype, output, "
+                                     "gradients, algorithm)",
+                               colo_hash_i64(h, config ? (int64_t)config->algo : 0), st);
+    } else if (st < 0) {
+        st = colo_comm_i_fail(comm, st);
+    }
+    COLO_TRY_GOTO(st, st, fail);
+    if (b->algo == COLO_COLLECTIVE) {
+        COLO_TRY_GOTO(st, colo_collective_create(b), fail);
+        st = colo_collective_stage(b, b->now.plan, &b->coll);
+        if (st < 0) { /* peers may be past create and waiting in a forward */
+            colo_comm_i_fail(comm, st);
+            goto fail;
+        }
+    }
+    log_create(b);
+    *bridge = b;
+    return COLO_OK;
+fail:
+    colo_bridge_destroy(&b);
+    return st;
+}
+
+void colo_bridge_destroy(colo_bridge_t **bridge)
+{
+    if (!bridge || !*bridge)
+        return;
+    shaped_deinit(&(*bridge)->now);
+    colo_collective_destroy(&(*bridge)->coll);
+    free(*bridge);
+    *bridge = NULL;
+}
+
+/* ---- tensors of a call ---- */
+
+static void shape_text(const int64_t *shape, int32_t n, char *text, size_t cap)
+{
+    size_t at = 0;
+    text[0] = '\0';
+    for (int32_t i = 0; i < n && at < cap; i++) {
+        int w = snprintf(text + at, cap - at, "%s%lld", i ? ", " : "", (long long)shape[i]);
+        at += w > 0 ? (size_t)w : 0;
+    }
+}
+
+static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t, const char *what,
+                                  const colo_owned_t *own, bool output)
+{
+    int64_t want[3];
+    int32_t n = shape_of(b, own, want);
+    long long rank = (long long)b->now.plan->rank;
+    bool empty = own->b1 == own->b0 || own->rows == 0 || own->h1 == own->h0;
+    char found[160], expected[80];
+    if (!t) {
+        if (empty)
+            return COLO_OK;
+        shape_text(want, n, expected, sizeof expected);
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what, expected);
+    }
+    if (colo_tensor_check(t, what) < 0) {
+        colo_status_t st = colo_tensor_check(t, what);
+        return colo_fail_prefix(st, "rank %lld", rank);
+    }
+    if (empty && colo_tensor_count(t) == 0)
+        return COLO_OK;
+    bool same = t->ndim == n;
+    for (int32_t i = 0; same && i < n; i++)
+        same = t->shape[i] == want[i];
+    if (!same) {
+        shape_text(t->shape, t->ndim, found, sizeof found);
+        shape_text(want, n, expected, sizeof expected);
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is [%s], expected [%s] (axes %s)", rank,
+                         what, found, expected, b->axes);
+    }
+    if (t->dtype != b->now.plan->config.dtype)
+        return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
+                         colo_dtype_name(t->dtype), colo_dtype_name(b->now.plan->config.dtype));
+    if (t->mem != b->mem)
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s",
+                         rank, what, t->mem == COLO_HOST ? "host" : "cuda",
+                         b->mem == COLO_HOST ? "host" : "cuda");
+    for (int32_t i = 0; output && i < n; i++)
+        if (t->shape[i] > 1 && t->stride[i] == 0)
+            return colo_fail(COLO_ERR_SHAPE,
+                             "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat "
+                             "elements",
+                             rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
+    return COLO_OK;
+}
+
+static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
+                                 const colo_tensor_t *out, const char *in_name, const char *out_name)
+{
+    if (!in || !out || colo_tensor_count(in) <= 0 || colo_tensor_count(out) <= 0)
+        return COLO_OK;
+    const colo_tensor_t *t[2] = {in, out};
+    uintptr_t lo[2], hi[2];
+    for (int i = 0; i < 2; i++) {
+        int64_t reach = 1;
+        for (int32_t a = 0; a < t[i]->ndim; a++)
+            reach += (t[i]->shape[a] - 1) * t[i]->stride[a];
+        lo[i] = (uintptr_t)t[i]->data;
+        hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
+    }
+    if (lo[0] < hi[1] && lo[1] < hi[0])
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
+                         (long long)b->now.plan->rank, in_name, out_name);
+    return COLO_OK;
+}
+
+/* ---- calls ---- */
+
+static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
+                                const colo_tensor_t *out)
+{
+    const colo_plan_t *p = b->now.plan;
+    bool fwd = way == COLO_FORWARD;
+    const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
+    if (!fwd && p->config.no_grad)
+        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
+                         (long long)p->rank);
+    COLO_TRY(check_tensor(b, in, in_name, fwd ? &p->own_src : &p->own_dst, false));
+    COLO_TRY(check_tensor(b, out, out_name, fwd ? &p->own_dst : &p->own_src, true));
+    return check_apart(b, in, out, in_name, out_name);
+}
+
+static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
+                          const colo_tensor_t *out, colo_stream_t stream)
+{
+    if (!b)
+        return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
+    COLO_TRY(colo_comm_check(b->comm));
+    const colo_plan_t *p = b->now.plan;
+    bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
+    colo_status_t st = check_call(b, way, in, out);
+    colo_view_t from = {0}, to = {0};
+    if (st == COLO_OK) {
+        from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
+        to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
+    }
+    if (strict) {
+        if (st == COLO_OK && !fwd && b->mem == COLO_HOST)
+            st = colo_promise_zeros(b, from);
+        uint64_t h = colo_hash_i64(colo_hash_i64(colo_plan_hash(p), way), (int64_t)b->calls);
+        COLO_TRY(colo_comm_i_agree(b->comm, fwd ? "bridge forward" : "bridge backward", h, st));
+        if (b->mem == COLO_HOST)
+            COLO_TRY(colo_promise_replicas(b, way, from, stream));
+    } else if (st < 0) {
+        /* no_grad is the same on every rank: nobody waits, the comm may live */
+        return st == COLO_ERR_STATE ? st : colo_comm_i_fail(b->comm, st);
+    }
+    b->calls++;
+    if (b->algo == COLO_COLLECTIVE)
+        st = fwd ? colo_collective_forward(b, from, to, stream)
+                 : colo_collective_backward(b, from, to, stream);
+    else
+        st = fwd ? colo_exchange_forward(b, from, to, stream)
+                 : colo_exchange_backward(b, from, to, stream);
+    return st;
+}
+
+colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
+                                  const colo_tensor_t *y, colo_stream_t stream)
+{
+    return call(bridge, COLO_FORWARD, x, y, stream);
+}
+
+colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
+                                   const colo_tensor_t *d_x, colo_stream_t stream)
+{
+    return call(bridge, COLO_BACKWARD, d_y, d_x, stream);
+}
+
+colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape)
+{
+    if (!bridge || !shape)
+        return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
+    colo_plan_config_t cfg = bridge->now.plan->config;
+    colo_shaped_t next;
+    cfg.src = &bridge->src;
+    cfg.dst = &bridge->dst;
+    cfg.shape = *shape;
+    COLO_TRY(shaped_create(bridge, &cfg, &next));
+    if (bridge->algo == COLO_COLLECTIVE) {
+        colo_status_t st = colo_collective_stage(bridge, next.plan, &bridge->coll);
+        if (st < 0) {
+            shaped_deinit(&next);
+            return st;
+        }
+    }
+    shaped_deinit(&bridge->now);
+    bridge->now = next;
+    return COLO_OK;
+}
+
+int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
+{
+    return shape_of(bridge, &bridge->now.plan->own_src, shape);
+}
+
+int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
+{
+    return shape_of(bridge, &bridge->now.plan->own_dst, shape);
+}
+
+const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
+{
+    return bridge->now.plan;
+}
+
+size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
+{
+    return bridge->now.scratch + bridge->coll.stage_size[0] + bridge->coll.stage_size[1];
+}

@@ -1,0 +1,86 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bridge.h (private) - what bridge.c, exchange.c and collective.c share. */
+#ifndef COLO_BRIDGE_BRIDGE_H
+#define COLO_BRIDGE_BRIDGE_H
+
+#include "bridge/plan.h"
+#include "core/ops.h"
+
+#include <colobridge/bridge.h>
+
+/* One way, ready to run: messages with their boxes, whose data and strides each call fills in. */
+typedef struct colo_lane {
+    int32_t nsends, nrecvs;
+    colo_message_t *send, *recv;
+    colo_box_t *send_box, *recv_box; /* [nregions] of the plan's routes */
+} colo_lane_t;
+
+/* The reference's algorithm: groups made once, staging for the passes. */
+typedef struct colo_collective {
+    colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
+    colo_comm_t *cp;     /* NULL when cp is 1 */
+    int64_t k, slot;
+    colo_direction_t direction;
+    void *stage[2]; /* owned; sizes below, 0 where unused */
+    size_t stage_size[2];
+} colo_collective_t;
+
+/* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
+typedef struct colo_shaped {
+    colo_plan_t *plan;
+    colo_lane_t lane[2];
+    void *slab; /* PARTIAL: addends of other ranks, one slab a level that arrives */
+    size_t slab_size, scratch;
+    int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
+} colo_shaped_t;
+
+struct colo_bridge {
+    colo_comm_t *comm; /* borrowed */
+    const colo_ops_t *ops;
+    colo_algo_t algo;
+    colo_mem_t mem;
+    char axes[8];
+    int axis[3]; /* tensor axis of samples, rows, features; flat: 0, -1, 1 */
+    colo_layout_t src, dst;
+    colo_shaped_t now;
+    colo_collective_t coll;
+    uint64_t calls;
+};
+
+/* A rank's tensor as (samples, rows, features) strides in elements. */
+typedef struct colo_view {
+    char *data;
+    int64_t stride[3];
+} colo_view_t;
+
+colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
+
+/* The whole of a rank's part as one box. */
+colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);
+
+/* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way);
+void colo_lane_deinit(colo_lane_t *lane);
+colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s);
+colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
+                                    colo_stream_t stream);
+colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                                     colo_stream_t stream);
+
+/* collective.c: the reference's all-gather / all-reduce way. */
+colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
+void colo_collective_destroy(colo_collective_t *c);
+/* Staging for a plan; keeps the old one on failure. */
+colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan,
+                                    colo_collective_t *out);
+colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
+                                      colo_stream_t stream);
+colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                                       colo_stream_t stream);
+
+/* promise.c: COLO_CHECK=2, host memory. */
+colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y);
+colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
+                                    colo_stream_t stream);
+
+#endif

@@ -1,0 +1,372 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * collective.c - the reference's way, for comparison: all-gather and narrow, clone and all-reduce.
+ *
+ * This is the only file that knows fan-in from fan-out. It runs the reference's passes one by one
+ * (contiguous copy, all-gather over the k siblings, concatenation along samples; clone, all-reduce
+ * over cp, narrow), plus what a caller with a SHARDED output does around them (shard copy, scatter
+ * into zeros). What it cannot express it refuses, in the reference's order and before any
+ * collective; where the reference would be silently wrong it refuses, too.
+ */
+#include "bridge/bridge.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- what it takes ---- */
+
+static colo_status_t has_dims(const colo_grid_t *g, const char *side)
+{
+    static const char *const dims[] = {"tp", "dp"};
+    for (int i = 0; i < 2; i++)
+        if (colo_grid_dim(g, dims[i]) < 0)
+            return colo_fail(COLO_ERR_LAYOUT, "%s grid must have '%s' dimension", side, dims[i]);
+    return COLO_OK;
+}
+
+static colo_status_t no_extra(const colo_layout_t *l, const char *side)
+{
+    static const char *const known[] = {"tp", "cp", "pp", "dp"};
+    for (int d = 0; d < l->grid.ndims; d++) {
+        bool hit = l->grid.extent[d] == 1;
+        for (int i = 0; i < 4; i++)
+            hit = hit || strcmp(l->grid.name[d], known[i]) == 0;
+        if (!hit)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
+                             "only, use EXACT",
+                             side, l->grid.name[d], (long long)l->grid.extent[d]);
+    }
+    for (int a = 0; a < 3; a++)
+        for (int i = 0; i < l->nsplits[a]; i++) {
+            const char *name = l->grid.name[l->split[a][i].dim];
+            bool usual = (a == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
+                         (a == COLO_ROWS && strcmp(name, "cp") == 0);
+            if (!usual && l->grid.extent[l->split[a][i].dim] > 1)
+                return colo_fail(COLO_ERR_LAYOUT,
+                                 "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
+                                 "and rows over cp only, use EXACT",
+                                 side, a == 0 ? "samples" : a == 1 ? "rows" : "features", name);
+        }
+    if (colo_layout_parts(l, COLO_SAMPLES) != colo_grid_extent(&l->grid, "dp"))
+        return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT", side);
+    return COLO_OK;
+}
+
+static int64_t dp_stride(const colo_grid_t *g)
+{
+    return g->stride[colo_grid_dim(g, "dp")];
+}
+
+/*
+ * Does every rank's slot belong to its group: with the coarser grid (dp = n, stride sc) and the
+ * finer (dp = k n, stride sf), (r / (k sf)) mod n == (r / sc) mod n for all r, which holds exactly
+ * when n is 1 or k sf == sc. The first rank that breaks it is the smaller of the two.
+ */
+static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse, int64_t k,
+                             const char *rule)
+{
+    int64_t n = colo_grid_extent(coarse, "dp"), a = k * dp_stride(fine), b = dp_stride(coarse), x, y;
+    if (n == 1 || a == b)
+        return COLO_OK;
+    int64_t rank = fine->offset + (a < b ? a : b);
+    (void)colo_grid_coord(fine, rank, "dp", &x);
+    (void)colo_grid_coord(coarse, rank, "dp", &y);
+    return colo_fail(COLO_ERR_LAYOUT,
+                     "rank %lld: %s, but %lld / %lld != %lld; COLLECTIVE would give it another "
+                     "rank's samples, use EXACT",
+                     (long long)rank, rule, (long long)x, (long long)k, (long long)y);
+}
+
+colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
+{
+    if (!c || !c->src || !c->dst)
+        return colo_fail(COLO_ERR_ARG, "collective: config or a layout is NULL");
+    const colo_grid_t *s = &c->src->grid, *d = &c->dst->grid;
+    COLO_TRY(has_dims(s, "src"));
+    COLO_TRY(has_dims(d, "dest"));
+    if (s->size != d->size)
+        return colo_fail(COLO_ERR_LAYOUT, "Grids must span same number of ranks: src %lld, dest %lld",
+                         (long long)s->size, (long long)d->size);
+    if (s->offset != d->offset)
+        return colo_fail(COLO_ERR_LAYOUT, "Grids must have same rank offset: src %lld, dest %lld",
+                         (long long)s->offset, (long long)d->offset);
+    if (colo_grid_extent(s, "pp") != 1)
+        return colo_fail(COLO_ERR_LAYOUT, "src PP must be 1, got %lld",
+                         (long long)colo_grid_extent(s, "pp"));
+    if (colo_grid_extent(d, "pp") != 1)
+        return colo_fail(COLO_ERR_LAYOUT, "dest PP must be 1, got %lld",
+                         (long long)colo_grid_extent(d, "pp"));
+    if (colo_grid_extent(s, "cp") != 1)
+        return colo_fail(COLO_ERR_LAYOUT, "Source CP must be 1, got %lld",
+                         (long long)colo_grid_extent(s, "cp"));
+    if (colo_grid_extent(d, "cp") > 1 && colo_grid_dim(d, "cp") > colo_grid_dim(d, "dp"))
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "dest_grid dim_names must have 'cp' before 'dp', found them at %d and %d",
+                         (int)colo_grid_dim(d, "cp"), (int)colo_grid_dim(d, "dp"));
+    int64_t ds = colo_grid_extent(s, "dp"), dd = colo_grid_extent(d, "dp");
+    int64_t lo = ds < dd ? ds : dd, k = (ds < dd ? dd : ds) / lo;
+    if (ds % lo || dd % lo)
+        return colo_fail(COLO_ERR_LAYOUT, "DP sizes must be evenly divisible: src %lld, dest %lld",
+                         (long long)ds, (long long)dd);
+    COLO_TRY(no_extra(c->src, "src"));
+    COLO_TRY(no_extra(c->dst, "dest"));
+    if (ds > dd)
+        COLO_TRY(aligned(s, d, k, "src dp / scale must be dest dp"));
+    else if (dd > ds)
+        COLO_TRY(aligned(d, s, k, "dest dp / scale must be src dp"));
+    else
+        COLO_TRY(aligned(s, d, 1, "src dp must be dest dp"));
+    int64_t batch = c->shape.samples / lo;
+    if (c->shape.samples % lo)
+        return colo_fail(COLO_ERR_SHAPE, "batch %lld is not divisible by dp=%lld",
+                         (long long)c->shape.samples, (long long)lo);
+    if (batch % k)
+        return colo_fail(COLO_ERR_SHAPE, "batch dim size %lld is not divisible by %s scale=%lld.",
+                         (long long)batch, ds > dd ? "fan_in" : "fan_out", (long long)k);
+    if (c->output == COLO_SHARDED)
+        COLO_TRY(colo_layout_check_rows(c->dst, c->shape.rows));
+    return COLO_OK;
+}
+
+/* ---- groups and staging ---- */
+
+colo_status_t colo_collective_create(colo_bridge_t *b)
+{
+    const colo_plan_t *p = b->now.plan;
+    colo_collective_t *c = &b->coll;
+    const colo_grid_t *s = &p->src.grid, *d = &p->dst.grid;
+    int64_t color = -1, key = 0, sdp, stp, ddp, dtp, cp;
+    c->direction = colo_plan_direction(p);
+    c->k = colo_plan_scale(p);
+    if (colo_grid_has_rank(s, p->rank)) {
+        COLO_TRY(colo_grid_coord(s, p->rank, "dp", &sdp));
+        COLO_TRY(colo_grid_coord(s, p->rank, "tp", &stp));
+        COLO_TRY(colo_grid_coord(d, p->rank, "dp", &ddp));
+        COLO_TRY(colo_grid_coord(d, p->rank, "tp", &dtp));
+        COLO_TRY(colo_grid_coord(d, p->rank, "cp", &cp));
+        bool in = c->direction == COLO_FAN_IN;
+        c->slot = (in ? sdp : ddp) % c->k;
+        key = in ? sdp : ddp;
+        color = in ? ddp * colo_grid_extent(s, "tp") + stp
+                   : (sdp * colo_grid_extent(d, "tp") + dtp) * colo_grid_extent(d, "cp") + cp;
+    }
+    if (c->direction != COLO_EQUAL) {
+        COLO_TRY(colo_comm_i_split_color(b->comm, COLO_OWNER_BRIDGE, color, key, &c->gather));
+        if (c->gather)
+            colo_comm_set_name(c->gather, "bridge-gather");
+    }
+    if (colo_grid_extent(d, "cp") > 1) {
+        COLO_TRY(colo_comm_split(b->comm, d, "cp", &c->cp));
+        if (c->cp)
+            colo_comm_set_name(c->cp, "bridge-cp");
+    }
+    return COLO_OK;
+}
+
+void colo_collective_destroy(colo_collective_t *c)
+{
+    colo_comm_destroy(&c->gather);
+    colo_comm_destroy(&c->cp);
+    free(c->stage[0]);
+    free(c->stage[1]);
+    memset(c, 0, sizeof *c);
+}
+
+static int64_t part_count(const colo_owned_t *o)
+{
+    return (o->b1 - o->b0) * o->rows * (o->h1 - o->h0);
+}
+
+/* A destination rank's samples with all rows, whatever the output is. */
+static colo_owned_t full_dst(const colo_plan_t *p)
+{
+    colo_owned_t o = p->own_dst;
+    o.rows = o.b1 > o.b0 ? p->config.shape.rows : 0;
+    return o;
+}
+
+colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo_collective_t *out)
+{
+    size_t elem = colo_dtype_size(p->config.dtype);
+    colo_owned_t full = full_dst(p);
+    size_t src = (size_t)part_count(&p->own_src) * elem, dst = (size_t)part_count(&full) * elem;
+    size_t want[2] = {src > dst ? src : dst, src > dst ? src : dst};
+    void *stage[2] = {NULL, NULL};
+    (void)b;
+    for (int i = 0; i < 2; i++) {
+        stage[i] = want[i] ? malloc(want[i]) : NULL;
+        if (want[i] && !stage[i]) {
+            free(stage[0]);
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes of staging for COLLECTIVE", want[i]);
+        }
+    }
+    for (int i = 0; i < 2; i++) {
+        free(out->stage[i]);
+        out->stage[i] = stage[i];
+        out->stage_size[i] = want[i];
+    }
+    return COLO_OK;
+}
+
+/* ---- passes ---- */
+
+/* Contiguous memory of @nb samples in the tensors' own axis order. */
+static colo_view_t contiguous(const colo_bridge_t *b, void *data, int64_t nb, int64_t rows, int64_t h)
+{
+    int64_t extent[3] = {nb, rows, h}, stride[3], step = 1;
+    int order[3] = {0, 1, 2}; /* order[i]: which of b, s, h is tensor axis i */
+    for (int i = 0; b->axis[1] >= 0 && i < 3; i++)
+        order[b->axis[i]] = i;
+    for (int i = 2; i >= 0; i--) {
+        stride[order[i]] = step;
+        step *= extent[order[i]];
+    }
+    return (colo_view_t){.data = data, .stride = {stride[0], stride[1], stride[2]}};
+}
+
+static bool same_strides(colo_view_t a, colo_view_t b, const int64_t *extent)
+{
+    for (int i = 0; i < 3; i++)
+        if (extent[i] > 1 && a.stride[i] != b.stride[i])
+            return false;
+    return true;
+}
+
+static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int64_t rows, int64_t h,
+                          size_t elem)
+{
+    int64_t at = b0 * v.stride[0] + r0 * v.stride[1];
+    return (colo_box_t){.data = v.data ? v.data + at * (int64_t)elem : NULL,
+                        .extent = {nb, rows, h},
+                        .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_t to_b,
+                                  colo_view_t from, int64_t from_b, int64_t nb, colo_stream_t stream)
+{
+    const colo_shape_t *s = &b->now.plan->config.shape;
+    size_t elem = colo_dtype_size(b->now.plan->config.dtype);
+    colo_box_t dst = sub_box(to, to_b, nb, 0, s->rows, s->features, elem);
+    colo_box_t src = sub_box(from, from_b, nb, 0, s->rows, s->features, elem);
+    return b->ops->box_copy(&dst, &src, elem, stream);
+}
+
+/* Copies own rows between a full-length view and a sharded one, either way round. */
+static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_view_t part,
+                               bool to_part, colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_shape_t *s = &p->config.shape;
+    size_t elem = colo_dtype_size(p->config.dtype);
+    colo_run_t runs[64];
+    colo_owned_t own;
+    int64_t n = 0;
+    colo_run_t *run = runs;
+    COLO_AUTOFREE colo_run_t *many = NULL;
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, NULL,
+                               0, &n));
+    if (n > 64) /* a scattered position table */
+        run = many = malloc((size_t)n * sizeof *many);
+    if (!run)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)n);
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, run,
+                               n, &n));
+    for (int64_t i = 0; i < n; i++) {
+        colo_box_t f = sub_box(full, 0, own.b1 - own.b0, run[i].row, run[i].count, s->features, elem);
+        colo_box_t q = sub_box(part, 0, own.b1 - own.b0, run[i].local, run[i].count, s->features,
+                               elem);
+        COLO_TRY(b->ops->box_copy(to_part ? &q : &f, to_part ? &f : &q, elem, stream));
+    }
+    return COLO_OK;
+}
+
+/* all-gather of the siblings' parts of @nb samples, concatenated along samples into @to. */
+static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t nb, void *spare,
+                                    colo_view_t to, void *parts, colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_shape_t *s = &p->config.shape;
+    const colo_collective_t *c = &b->coll;
+    int64_t extent[3] = {nb, s->rows, s->features}, all[3] = {nb * c->k, s->rows, s->features};
+    int64_t count = nb * s->rows * s->features;
+    size_t elem = colo_dtype_size(p->config.dtype);
+    colo_view_t packed = contiguous(b, spare, nb, s->rows, s->features);
+    if (!c->gather)
+        return COLO_OK;
+    if (!same_strides(from, packed, extent)) {
+        COLO_TRY(copy_samples(b, packed, 0, from, 0, nb, stream));
+        from = packed;
+    }
+    colo_view_t joined = contiguous(b, NULL, nb * c->k, s->rows, s->features);
+    /* samples outermost and no gaps: the gathered parts are the concatenation already */
+    bool direct = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
+    COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_OWNER_BRIDGE, from.data,
+                                    direct ? (void *)to.data : parts, count, p->config.dtype,
+                                    stream));
+    for (int64_t i = 0; !direct && i < c->k; i++) {
+        colo_view_t part = contiguous(b, (char *)parts + (size_t)(i * count) * elem, nb, s->rows,
+                                      s->features);
+        COLO_TRY(copy_samples(b, to, i * nb, part, 0, nb, stream));
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
+                                      colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_collective_t *c = &b->coll;
+    colo_owned_t full = full_dst(p);
+    int64_t nd = full.b1 - full.b0, ns = p->own_src.b1 - p->own_src.b0;
+    bool sharded = p->config.output == COLO_SHARDED;
+    if (nd == 0 && ns == 0 && !c->gather)
+        return COLO_OK; /* outside the grids, or no samples at all */
+    /* SHARDED: the whole sequence is made first, then the caller's shard copy */
+    colo_view_t whole = contiguous(b, c->stage[0], nd, p->config.shape.rows,
+                                   p->config.shape.features);
+    colo_view_t to = sharded ? whole : y;
+    if (c->direction == COLO_FAN_IN) {
+        /* sharded and samples outermost: parts land in stage 0 at once, so pack x in stage 1 */
+        bool outer = b->axis[1] < 0 || b->axis[0] == 0;
+        void *spare = c->stage[sharded && outer ? 1 : 0];
+        COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1], stream));
+    } else {
+        COLO_TRY(copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->slot * nd : 0, nd,
+                              stream));
+    }
+    return sharded ? copy_rows(b, whole, y, true, stream) : COLO_OK;
+}
+
+colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                                       colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_collective_t *c = &b->coll;
+    const colo_shape_t *s = &p->config.shape;
+    colo_owned_t full = full_dst(p);
+    int64_t nd = full.b1 - full.b0, ns = p->own_src.b1 - p->own_src.b0;
+    bool sharded = p->config.output == COLO_SHARDED;
+    size_t elem = colo_dtype_size(p->config.dtype);
+    colo_view_t g = contiguous(b, c->stage[0], nd, s->rows, s->features);
+    if (nd == 0 && ns == 0 && !c->gather)
+        return COLO_OK;
+    if (sharded && c->stage[0]) { /* the adjoint of the shard copy: scatter into zeros */
+        memset(c->stage[0], 0, (size_t)part_count(&full) * elem);
+        COLO_TRY(copy_rows(b, g, d_y, false, stream));
+    } else if (c->cp) {
+        COLO_TRY(copy_samples(b, g, 0, d_y, 0, nd, stream)); /* clone: d_y is never written */
+    } else {
+        g = d_y;
+    }
+    if (c->cp)
+        COLO_TRY(colo_comm_i_all_reduce(c->cp, COLO_OWNER_BRIDGE, g.data, g.data,
+                                        nd * s->rows * s->features, p->config.dtype, COLO_SUM,
+                                        stream));
+    if (c->direction == COLO_FAN_OUT)
+        return gather_samples(b, g, nd, c->stage[0], d_x, c->stage[1], stream);
+    return copy_samples(b, d_x, 0, g, c->direction == COLO_FAN_IN ? c->slot * ns : 0, ns, stream);
+}

@@ -1,0 +1,218 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * exchange.c - execute a plan: copy own boxes, exchange the others, and the mirror of it.
+ *
+ * Forward and backward are the same loop over two lists of the plan. The only addition in backward
+ * is the sum of PARTIAL gradients: what other context ranks send lands in slabs, one a level, each
+ * shaped like the rank's source part; then every element is added up in level order, which is rank
+ * order. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
+ */
+#include "bridge/bridge.h"
+
+#include "core/try.h"
+#include "comm/comm.h"
+
+#include <stdlib.h>
+
+/* ---- boxes ---- */
+
+static colo_box_t box_at(colo_view_t v, const colo_owned_t *own, const colo_region_t *r, int64_t row,
+                         size_t elem)
+{
+    colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], r->h[1] - r->h[0]},
+                      .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+    int64_t at = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
+                 (r->h[0] - own->h0) * v.stride[2];
+    box.data = v.data ? v.data + at * (int64_t)elem : NULL;
+    return box;
+}
+
+colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own)
+{
+    return (colo_box_t){.data = v.data,
+                        .extent = {own->b1 - own->b0, own->rows, own->h1 - own->h0},
+                        .stride = {v.stride[0], v.stride[1], v.stride[2]}};
+}
+
+static void fill(colo_box_t *boxes, const colo_routes_t *routes, colo_view_t v,
+                 const colo_owned_t *own, bool src_side, size_t elem)
+{
+    for (int64_t i = 0; i < routes->nregions; i++)
+        boxes[i] = box_at(v, own, &routes->region[i],
+                          src_side ? routes->place[i].src_row : routes->place[i].dst_row, elem);
+}
+
+/* ---- lanes: allocated once, filled by each call ---- */
+
+static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, colo_message_t **out,
+                          colo_box_t **boxes, int32_t *count)
+{
+    *boxes = calloc((size_t)routes->nregions + 1, sizeof **boxes);
+    *out = calloc((size_t)routes->nmessages + 1, sizeof **out);
+    if (!*boxes || !*out)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)routes->nregions);
+    for (int32_t i = 0; i < routes->nmessages; i++) {
+        const colo_plan_message_t *m = &routes->message[i];
+        int32_t peer = colo_comm_find(b->comm, m->peer);
+        if (peer < 0)
+            return colo_fail(COLO_ERR_MISSING,
+                             "bridge: the plan names rank %lld, which is not in the communicator "
+                             "'%s' of %d ranks",
+                             (long long)m->peer, colo_comm_name(b->comm),
+                             (int)colo_comm_size(b->comm));
+        if (m->nregions > INT32_MAX)
+            return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes for rank %lld, at most 2^31 - 1",
+                             (long long)m->nregions, (long long)m->peer);
+        (*out)[i] = (colo_message_t){.peer = peer,
+                                     .nboxes = (int32_t)m->nregions,
+                                     .boxes = *boxes + (m->regions - routes->region)};
+    }
+    *count = routes->nmessages;
+    return COLO_OK;
+}
+
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way)
+{
+    colo_lane_t *l = &s->lane[way];
+    COLO_TRY(make(b, &s->plan->send[way], &l->send, &l->send_box, &l->nsends));
+    return make(b, &s->plan->recv[way], &l->recv, &l->recv_box, &l->nrecvs);
+}
+
+void colo_lane_deinit(colo_lane_t *l)
+{
+    free(l->send);
+    free(l->recv);
+    free(l->send_box);
+    free(l->recv_box);
+    *l = (colo_lane_t){0};
+}
+
+static size_t part_bytes(const colo_owned_t *o, size_t elem)
+{
+    return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0)) * elem;
+}
+
+colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
+    (void)b;
+    if (p->levels == 1 || p->config.no_grad)
+        return COLO_OK;
+    if (!colo_dtype_is_float(p->config.dtype))
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
+                         "not made for; use DISJOINT, SHARDED or no_grad",
+                         (long long)p->levels, colo_dtype_name(p->config.dtype));
+    if (p->levels > COLO_MAX_ADDENDS)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
+                         "DISJOINT or SHARDED",
+                         (long long)p->levels, COLO_MAX_ADDENDS);
+    s->slab_of = malloc((size_t)p->levels * sizeof *s->slab_of);
+    if (!s->slab_of)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld levels", (long long)p->levels);
+    int32_t n = 0;
+    for (int64_t i = 0; i < p->levels; i++)
+        s->slab_of[i] = -1;
+    for (int64_t i = 0; i < recv->nregions; i++) {
+        int32_t *slot = &s->slab_of[recv->region[i].level];
+        *slot = *slot < 0 ? n++ : *slot;
+    }
+    s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
+    s->scratch = s->slab_size * (size_t)n;
+    if (s->scratch) {
+        s->slab = malloc(s->scratch);
+        if (!s->slab)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes for the addends of %d levels",
+                             s->scratch, (int)n);
+    }
+    return COLO_OK;
+}
+
+/* ---- forward ---- */
+
+colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
+                                    colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    colo_lane_t *l = &b->now.lane[COLO_FORWARD];
+    const colo_routes_t *local = &p->local[COLO_FORWARD];
+    size_t elem = colo_dtype_size(p->config.dtype);
+    for (int64_t i = 0; i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        colo_box_t from = box_at(x, &p->own_src, r, local->place[i].src_row, elem);
+        colo_box_t to = box_at(y, &p->own_dst, r, local->place[i].dst_row, elem);
+        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
+    }
+    fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
+    fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
+    return colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv, l->nrecvs,
+                                p->config.dtype, stream);
+}
+
+/* ---- backward ---- */
+
+/* The rank's source part, contiguous, as the slab of a level. */
+static colo_view_t slab_view(const colo_shaped_t *s, int64_t level)
+{
+    const colo_owned_t *o = &s->plan->own_src;
+    int64_t h = o->h1 - o->h0;
+    return (colo_view_t){.data = (char *)s->slab + (size_t)s->slab_of[level] * s->slab_size,
+                         .stride = {o->rows * h, h, 1}};
+}
+
+/* d_x[region] = sum over levels, in level order; own level from d_y where it is held here. */
+static colo_status_t sum_region(colo_bridge_t *b, const colo_region_t *r, const colo_place_t *at,
+                                bool own_is_local, colo_view_t d_y, colo_view_t d_x,
+                                colo_stream_t stream)
+{
+    const colo_shaped_t *s = &b->now;
+    const colo_plan_t *p = s->plan;
+    size_t elem = colo_dtype_size(p->config.dtype);
+    colo_box_t addend[COLO_MAX_ADDENDS];
+    colo_box_t to = box_at(d_x, &p->own_src, r, at->src_row, elem);
+    for (int64_t level = 0; level < p->levels; level++)
+        addend[level] = own_is_local && level == p->own_level
+                            ? box_at(d_y, &p->own_dst, r, at->dst_row, elem)
+                            : box_at(slab_view(s, level), &p->own_src, r, at->src_row, elem);
+    return b->ops->box_sum(&to, addend, (int32_t)p->levels, p->config.dtype, stream);
+}
+
+static colo_status_t sum_levels(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                                colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
+    /* own level: held here or received; the two lists together cover each element once */
+    int64_t own = p->own_level >= 0 ? p->own_level : 0;
+    for (int64_t i = 0; i < local->nregions; i++)
+        COLO_TRY(sum_region(b, &local->region[i], &local->place[i], true, d_y, d_x, stream));
+    for (int64_t i = 0; i < recv->nregions; i++)
+        if (recv->region[i].level == own)
+            COLO_TRY(sum_region(b, &recv->region[i], &recv->place[i], false, d_y, d_x, stream));
+    return COLO_OK;
+}
+
+colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+                                     colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    colo_lane_t *l = &b->now.lane[COLO_BACKWARD];
+    const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
+    size_t elem = colo_dtype_size(p->config.dtype);
+    bool summed = p->levels > 1;
+    for (int64_t i = 0; !summed && i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        colo_box_t from = box_at(d_y, &p->own_dst, r, local->place[i].dst_row, elem);
+        colo_box_t to = box_at(d_x, &p->own_src, r, local->place[i].src_row, elem);
+        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
+    }
+    fill(l->send_box, &p->send[COLO_BACKWARD], d_y, &p->own_dst, false, elem);
+    for (int64_t i = 0; i < recv->nregions; i++)
+        l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,
+                                &p->own_src, &recv->region[i], recv->place[i].src_row, elem);
+    COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
+                                  l->nrecvs, p->config.dtype, stream));
+    return summed ? sum_levels(b, d_y, d_x, stream) : COLO_OK;
+}

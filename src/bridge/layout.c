@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * layout.c - which elements of a [samples, rows, features] tensor a rank owns.
+ *
+ * Decides ownership from coordinates, by two index sets: spans (positions, samples or features in
+ * local order, after every split took its part) and runs (the rows that sit at those positions).
+ * Who sends what to whom is the plan's business; memory order is strides and nobody's business here.
+ */
+#include "bridge/layout.h"
+
+#include "bridge/index.h"
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const axis_names[] = {"samples", "rows", "features"};
+
+colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid)
+{
+    if (!layout || !grid)
+        return colo_fail(COLO_ERR_ARG, "layout: %s is NULL", layout ? "grid" : "layout");
+    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS)
+        return colo_fail(COLO_ERR_ARG, "layout: the grid has %d dims, expected 1..%d",
+                         (int)grid->ndims, COLO_MAX_DIMS);
+    memset(layout, 0, sizeof *layout);
+    layout->grid = *grid;
+    layout->stage_dim = -1;
+    return COLO_OK;
+}
+
+static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, int64_t stage)
+{
+    colo_layout_t l;
+    COLO_TRY(colo_layout_init(&l, grid));
+    if (colo_grid_dim(grid, "dp") >= 0)
+        COLO_TRY(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_BLOCK));
+    if (colo_grid_dim(grid, "cp") >= 0)
+        COLO_TRY(colo_layout_split(&l, COLO_ROWS, "cp", COLO_ZIGZAG));
+    if (colo_grid_dim(grid, "pp") >= 0)
+        COLO_TRY(colo_layout_stage(&l, "pp", stage));
+    *layout = l;
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *grid)
+{
+    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL")
+                   : init_usual(layout, grid, COLO_STAGE_LAST);
+}
+
+colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid)
+{
+    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL") : init_usual(layout, grid, 0);
+}
+
+static colo_status_t find_dim(const colo_layout_t *l, const char *dim, int32_t *index)
+{
+    char text[COLO_KEY_MAX + 1];
+    if (!dim)
+        return colo_fail(COLO_ERR_ARG, "layout: dim is NULL");
+    *index = colo_grid_dim(&l->grid, dim);
+    if (*index >= 0)
+        return COLO_OK;
+    colo_grid_print(&l->grid, text, sizeof text);
+    return colo_fail(COLO_ERR_ARG, "layout: the grid %s has no dim '%.40s'", text, dim);
+}
+
+static bool dim_used(const colo_layout_t *l, int32_t dim)
+{
+    for (int a = 0; a < 3; a++)
+        for (int i = 0; i < l->nsplits[a]; i++)
+            if (l->split[a][i].dim == dim)
+                return true;
+    return false;
+}
+
+static colo_status_t add_split(colo_layout_t *l, colo_axis_t axis, const char *dim,
+                               colo_split_kind_t kind, bool context)
+{
+    int32_t d;
+    if (!l)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    if ((unsigned)axis > COLO_FEATURES)
+        return colo_fail(COLO_ERR_ARG, "layout: axis %d, expected 0..2", (int)axis);
+    if ((unsigned)kind > COLO_ZIGZAG)
+        return colo_fail(COLO_ERR_ARG, "layout: split kind %d, expected 0..2", (int)kind);
+    COLO_TRY(find_dim(l, dim, &d));
+    if (kind == COLO_ZIGZAG && axis != COLO_ROWS)
+        return colo_fail(COLO_ERR_ARG, "layout: ZIGZAG splits rows only, not %s", axis_names[axis]);
+    if (kind == COLO_REPLICATE)
+        return COLO_OK;
+    if (dim_used(l, d) || d == l->stage_dim)
+        return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already has a role (a split or the stage)",
+                         l->grid.name[d]);
+    if (l->nsplits[axis] == COLO_MAX_SPLITS)
+        return colo_fail(COLO_ERR_ARG, "layout: %s are split %d times already, the most there is",
+                         axis_names[axis], COLO_MAX_SPLITS);
+    l->split[axis][l->nsplits[axis]++] =
+        (colo_split_t){.dim = d, .kind = kind, .context = context};
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,
+                                colo_split_kind_t kind)
+{
+    return add_split(layout, axis, dim, kind, kind == COLO_ZIGZAG);
+}
+
+colo_status_t colo_layout_split_context(colo_layout_t *layout, const char *dim,
+                                        colo_split_kind_t kind)
+{
+    return add_split(layout, COLO_ROWS, dim, kind, true);
+}
+
+void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis)
+{
+    if (layout && (unsigned)axis <= COLO_FEATURES) {
+        layout->nsplits[axis] = 0;
+        memset(layout->split[axis], 0, sizeof layout->split[axis]); /* the hash reads no stale split */
+    }
+}
+
+colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t offset, int64_t positions)
+{
+    if (!layout)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    if (offset < 0 || positions < 1 || offset >= positions)
+        return colo_fail(COLO_ERR_ARG,
+                         "layout: offset %lld of %lld positions, expected 0 <= offset < positions",
+                         (long long)offset, (long long)positions);
+    layout->map = COLO_MAP_OFFSET;
+    layout->offset = offset;
+    layout->positions = positions;
+    layout->table = NULL;
+    layout->table_rows = 0;
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table, int64_t rows,
+                                    int64_t positions)
+{
+    if (!layout || !table)
+        return colo_fail(COLO_ERR_ARG, "layout: %s is NULL", layout ? "table" : "layout");
+    if (rows < 0 || positions < rows || positions < 1)
+        return colo_fail(COLO_ERR_ARG,
+                         "layout: a table of %lld rows for %lld positions, expected 0 <= rows <= "
+                         "positions and positions >= 1",
+                         (long long)rows, (long long)positions);
+    layout->map = COLO_MAP_TABLE;
+    layout->offset = 0;
+    layout->positions = positions;
+    layout->table = table;
+    layout->table_rows = rows;
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage)
+{
+    int32_t d;
+    if (!layout)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    if (stage == COLO_STAGE_ANY) {
+        layout->stage_dim = -1;
+        layout->stage = 0;
+        return COLO_OK;
+    }
+    COLO_TRY(find_dim(layout, dim, &d));
+    int64_t n = layout->grid.extent[d];
+    if (stage == COLO_STAGE_LAST)
+        stage = n - 1;
+    if (stage < 0 || stage >= n)
+        return colo_fail(COLO_ERR_ARG, "layout: stage %lld of dim '%s', expected 0..%lld",
+                         (long long)stage, layout->grid.name[d], (long long)(n - 1));
+    if (dim_used(layout, d))
+        return colo_fail(COLO_ERR_ARG, "layout: dim '%s' already splits an axis",
+                         layout->grid.name[d]);
+    layout->stage_dim = d;
+    layout->stage = stage;
+    return COLO_OK;
+}
+
+int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis)
+{
+    int64_t n = 1;
+    for (int i = 0; i < layout->nsplits[axis]; i++)
+        n *= layout->grid.extent[layout->split[axis][i].dim]; /* <= grid size */
+    return n;
+}
+
+/* ---- position maps ---- */
+
+static int64_t positions_of(const colo_layout_t *l, int64_t rows)
+{
+    return l->positions ? l->positions : rows;
+}
+
+static int by_pos(const void *a, const void *b)
+{
+    int64_t x = ((const colo_map_run_t *)a)->pos, y = ((const colo_map_run_t *)b)->pos;
+    return (x > y) - (x < y);
+}
+
+colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *l, int64_t rows)
+{
+    int64_t s = positions_of(l, rows);
+    memset(map, 0, sizeof *map);
+    map->rows = rows;
+    map->positions = s;
+    if (l->map != COLO_MAP_TABLE) {
+        int64_t end;
+        if (!colo_add_ok(l->offset, rows, &end) || end > s)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "rows 0..%lld at offset %lld reach past the LLM's %lld positions",
+                             (long long)(rows - 1), (long long)l->offset, (long long)s);
+        map->one = (colo_map_run_t){.row = 0, .count = rows, .pos = l->offset};
+        map->by_pos = map->by_row = &map->one;
+        map->n = rows > 0;
+        return COLO_OK;
+    }
+    if (l->table_rows != rows)
+        return colo_fail(COLO_ERR_LAYOUT, "the position table has %lld rows, the tensor has %lld",
+                         (long long)l->table_rows, (long long)rows);
+    int64_t n = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        if (l->table[i] < 0 || l->table[i] >= s)
+            return colo_fail(COLO_ERR_LAYOUT, "row %lld sits at position %lld, expected 0..%lld",
+                             (long long)i, (long long)l->table[i], (long long)(s - 1));
+        n += i == 0 || l->table[i] != l->table[i - 1] + 1;
+    }
+    if (n == 0)
+        return COLO_OK;
+    map->by_row = malloc((size_t)n * sizeof *map->by_row);
+    map->by_pos = malloc((size_t)n * sizeof *map->by_pos);
+    if (!map->by_row || !map->by_pos) {
+        colo_posmap_deinit(map);
+        return colo_fail(COLO_ERR_NOMEM, "position map: %lld runs", (long long)n);
+    }
+    for (int64_t i = 0; i < rows; i++) {
+        if (i == 0 || l->table[i] != l->table[i - 1] + 1)
+            map->by_row[map->n++] = (colo_map_run_t){.row = i, .count = 0, .pos = l->table[i]};
+        map->by_row[map->n - 1].count++;
+    }
+    memcpy(map->by_pos, map->by_row, (size_t)n * sizeof *map->by_pos);
+    qsort(map->by_pos, (size_t)n, sizeof *map->by_pos, by_pos);
+    for (int64_t i = 1; i < n; i++) {
+        const colo_map_run_t *p = &map->by_pos[i - 1], *q = &map->by_pos[i];
+        if (p->pos + p->count > q->pos) {
+            int64_t twin = p->row + (q->pos - p->pos), row = q->row, pos = q->pos;
+            colo_posmap_deinit(map);
+            return colo_fail(COLO_ERR_LAYOUT, "rows %lld and %lld both sit at position %lld",
+                             (long long)(twin < row ? twin : row),
+                             (long long)(twin < row ? row : twin), (long long)pos);
+        }
+    }
+    return COLO_OK;
+}
+
+void colo_posmap_deinit(colo_posmap_t *map)
+{
+    if (map->by_pos != &map->one)
+        free(map->by_pos);
+    if (map->by_row != &map->one)
+        free(map->by_row);
+    memset(map, 0, sizeof *map);
+}
+
+/* ---- index sets ---- */
+
+/* Appends the part [lo, hi) of a list's local indices to @out. */
+static int slice(const colo_span_t *in, int n, int64_t lo, int64_t hi, colo_span_t *out, int nout)
+{
+    int64_t at = 0;
+    for (int i = 0; i < n; i++) {
+        int64_t len = in[i].hi - in[i].lo;
+        int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
+        if (a < b)
+            out[nout++] = (colo_span_t){in[i].lo + a, in[i].lo + b};
+        at += len;
+    }
+    return nout;
+}
+
+int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t *coords,
+                    int64_t length, colo_span_t *spans)
+{
+    /* a zigzag's two parts may each add one cut, so twice the bound is never reached */
+    colo_span_t tmp[2 * COLO_MAX_SPANS];
+    int n = length > 0;
+    spans[0] = (colo_span_t){0, length};
+    for (int i = 0; i < layout->nsplits[axis]; i++) {
+        const colo_split_t *s = &layout->split[axis][i];
+        int64_t parts = layout->grid.extent[s->dim], c = coords[s->dim];
+        if (parts == 1)
+            continue;
+        int m = 0;
+        if (s->kind == COLO_BLOCK) {
+            m = slice(spans, n, colo_block_lo(length, parts, c), colo_block_lo(length, parts, c + 1),
+                      tmp, m);
+            length = colo_block_lo(length, parts, c + 1) - colo_block_lo(length, parts, c);
+        } else {
+            int64_t q = length / (2 * parts), k = 2 * parts - 1 - c;
+            m = slice(spans, n, c * q, (c + 1) * q, tmp, m);
+            m = slice(spans, n, k * q, (k + 1) * q, tmp, m);
+            length = 2 * q;
+        }
+        memcpy(spans, tmp, (size_t)m * sizeof *spans);
+        n = m;
+    }
+    return n;
+}
+
+static colo_status_t push_run(colo_runs_t *r, int64_t row, int64_t count)
+{
+    if (r->n == r->cap) {
+        int64_t cap = r->cap ? 2 * r->cap : 8;
+        colo_run_t *run = realloc(r->run, (size_t)cap * sizeof *run);
+        if (!run)
+            return colo_fail(COLO_ERR_NOMEM, "layout: %lld runs of rows", (long long)cap);
+        r->run = run;
+        r->cap = cap;
+    }
+    r->run[r->n++] = (colo_run_t){.row = row, .count = count, .local = r->rows};
+    r->rows += count;
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t *map,
+                               const int64_t *coords, bool full, colo_runs_t *runs)
+{
+    colo_span_t spans[2 * COLO_MAX_SPANS];
+    runs->n = runs->rows = 0;
+    if (full)
+        return map->rows > 0 ? push_run(runs, 0, map->rows) : COLO_OK;
+    int n = colo_axis_spans(layout, COLO_ROWS, coords, map->positions, spans);
+    for (int i = 0; i < n; i++) {
+        /* first map run that ends past spans[i].lo */
+        int64_t a = 0, b = map->n;
+        while (a < b) {
+            int64_t mid = a + (b - a) / 2;
+            if (map->by_pos[mid].pos + map->by_pos[mid].count <= spans[i].lo)
+                a = mid + 1;
+            else
+                b = mid;
+        }
+        for (; a < map->n && map->by_pos[a].pos < spans[i].hi; a++) {
+            const colo_map_run_t *m = &map->by_pos[a];
+            int64_t lo = m->pos > spans[i].lo ? m->pos : spans[i].lo;
+            int64_t hi = m->pos + m->count < spans[i].hi ? m->pos + m->count : spans[i].hi;
+            COLO_TRY(push_run(runs, m->row + (lo - m->pos), hi - lo));
+        }
+    }
+    return COLO_OK;
+}
+
+void colo_runs_deinit(colo_runs_t *runs)
+{
+    free(runs->run);
+    memset(runs, 0, sizeof *runs);
+}
+
+/* ---- checks and queries ---- */
+
+colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
+{
+    int64_t left = positions_of(l, rows);
+    for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
+        const colo_split_t *s = &l->split[COLO_ROWS][i];
+        int64_t c = l->grid.extent[s->dim];
+        int64_t by = s->kind == COLO_ZIGZAG ? 2 * c : c;
+        if (c == 1)
+            continue;
+        if (left % by != 0)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "%lld positions do not split into %lld equal parts (%s over %s=%lld of "
+                             "a sequence of %lld); pad the sequence (colo_partition_padded)",
+                             (long long)left, (long long)by,
+                             s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                             l->grid.name[s->dim], (long long)c, (long long)positions_of(l, rows));
+        left /= c;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, int64_t rows,
+                                 int64_t features)
+{
+    if (!layout)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    if (samples < 0 || rows < 0 || features < 0)
+        return colo_fail(COLO_ERR_ARG, "layout: %lld samples, %lld rows, %lld features; expected >= 0",
+                         (long long)samples, (long long)rows, (long long)features);
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, int64_t rows,
+                                int64_t features)
+{
+    colo_posmap_t map;
+    COLO_TRY(check_sizes(layout, samples, rows, features));
+    COLO_TRY(colo_layout_check_rows(layout, rows));
+    colo_status_t st = colo_posmap_init(&map, layout, rows);
+    colo_posmap_deinit(&map);
+    return st;
+}
+
+bool colo_layout_holds(const colo_layout_t *layout, int64_t rank)
+{
+    int64_t coords[COLO_MAX_DIMS];
+    return layout && colo_grid_has_rank(&layout->grid, rank) &&
+           colo_grid_coords(&layout->grid, rank, coords) == COLO_OK &&
+           colo_layout_on_stage(layout, coords);
+}
+
+colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank, int64_t samples,
+                                int64_t rows, int64_t features, bool full_rows, colo_owned_t *owned,
+                                colo_run_t *out, int64_t cap, int64_t *nruns)
+{
+    int64_t coords[COLO_MAX_DIMS];
+    colo_span_t span[2 * COLO_MAX_SPANS];
+    colo_posmap_t map = {0};
+    colo_runs_t runs = {0};
+    colo_owned_t own = {0};
+    COLO_TRY(check_sizes(layout, samples, rows, features));
+    if (!owned)
+        return colo_fail(COLO_ERR_ARG, "layout: owned is NULL");
+    if (!full_rows)
+        COLO_TRY(colo_layout_check_rows(layout, rows));
+    colo_status_t st = COLO_OK;
+    COLO_TRY_GOTO(st, colo_posmap_init(&map, layout, rows), done);
+    if (colo_layout_holds(layout, rank)) {
+        COLO_TRY_GOTO(st, colo_grid_coords(&layout->grid, rank, coords), done);
+        if (colo_axis_spans(layout, COLO_SAMPLES, coords, samples, span))
+            own.b0 = span[0].lo, own.b1 = span[0].hi;
+        if (colo_axis_spans(layout, COLO_FEATURES, coords, features, span))
+            own.h0 = span[0].lo, own.h1 = span[0].hi;
+        COLO_TRY_GOTO(st, colo_layout_runs(layout, &map, coords, full_rows, &runs), done);
+        own.rows = runs.rows;
+    }
+    if (nruns)
+        *nruns = runs.n;
+    if (out && runs.n > cap) {
+        st = colo_fail(COLO_ERR_ARG, "layout: room for %lld runs, %lld needed", (long long)cap,
+                       (long long)runs.n);
+        goto done;
+    }
+    if (out && runs.n)
+        memcpy(out, runs.run, (size_t)runs.n * sizeof *out);
+    *owned = own;
+done:
+    colo_runs_deinit(&runs);
+    colo_posmap_deinit(&map);
+    return st;
+}
+
+uint64_t colo_layout_hash(const colo_layout_t *layout)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_grid_hash(&layout->grid));
+    for (int a = 0; a < 3; a++) {
+        h = colo_hash_i64(h, layout->nsplits[a]);
+        for (int i = 0; i < layout->nsplits[a]; i++) {
+            const colo_split_t *s = &layout->split[a][i];
+            h = colo_hash_i64(h, s->dim);
+            h = colo_hash_i64(h, (int64_t)s->kind * 2 + s->context);
+        }
+    }
+    h = colo_hash_i64(h, layout->map);
+    h = colo_hash_i64(h, layout->offset);
+    h = colo_hash_i64(h, layout->positions);
+    h = colo_hash_i64(h, layout->table_rows);
+    for (int64_t i = 0; i < layout->table_rows; i++)
+        h = colo_hash_i64(h, layout->table[i]);
+    h = colo_hash_i64(h, layout->stage_dim);
+    return colo_hash_i64(h, layout->stage);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* layout.h (private) - the index sets behind a layout, for the plan. */
+#ifndef COLO_BRIDGE_LAYOUT_H
+#define COLO_BRIDGE_LAYOUT_H
+
+#include <colobridge/layout.h>
+
+/* Zigzag at most doubles the spans of a set, BLOCK only cuts: 2^COLO_MAX_SPLITS bounds them. */
+#define COLO_MAX_SPANS (1 << COLO_MAX_SPLITS)
+
+/* Half-open; a list of spans is in local order. */
+typedef struct colo_span {
+    int64_t lo, hi;
+} colo_span_t;
+
+/* Rows row .. row + count - 1 sit at positions pos .. pos + count - 1. */
+typedef struct colo_map_run {
+    int64_t row, count, pos;
+} colo_map_run_t;
+
+/* A position map as runs sorted by position; by_row holds the same runs sorted by row. */
+typedef struct colo_posmap {
+    int64_t rows, positions, n;
+    colo_map_run_t *by_pos, *by_row; /* owned, or &one */
+    colo_map_run_t one;
+} colo_posmap_t;
+
+/* Checks the map against @rows. colo_posmap_deinit() takes a zeroed map. Must not be moved: by_pos
+ * may point into it. */
+colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *layout, int64_t rows);
+void colo_posmap_deinit(colo_posmap_t *map);
+
+/* The spans of an axis of @length that coordinates own (one span for samples and features). */
+int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t *coords,
+                    int64_t length, colo_span_t *spans);
+
+typedef struct colo_runs {
+    colo_run_t *run; /* owned */
+    int64_t n, cap;
+    int64_t rows; /* sum of counts */
+} colo_runs_t;
+
+/* Rows owned by @coords as runs in local order; full: all rows, one run. Reuses the array. */
+colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t *map,
+                               const int64_t *coords, bool full, colo_runs_t *runs);
+void colo_runs_deinit(colo_runs_t *runs);
+
+/* Divisibility of the row splits only. */
+colo_status_t colo_layout_check_rows(const colo_layout_t *layout, int64_t rows);
+
+/* Extents of the dims that split an axis, multiplied; 1 without splits. */
+int64_t colo_layout_parts(const colo_layout_t *layout, colo_axis_t axis);
+
+static inline bool colo_layout_on_stage(const colo_layout_t *layout, const int64_t *coords)
+{
+    return layout->stage_dim < 0 || coords[layout->stage_dim] == layout->stage;
+}
+
+#endif

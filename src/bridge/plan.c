@@ -1,0 +1,392 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan.c - one rank's part of the routing: what it sends, receives and keeps, forward and backward.
+ *
+ * Decides which roles the two layouts play (forward: needers are destination ranks, holders source
+ * ranks; backward the other way round, and with PARTIAL gradients once for every context level, each
+ * an addend), sorts what pieces.c finds into one message a peer, and counts bytes. Who sends a piece
+ * is pieces.c's rule; what a rank does with its boxes is exchange.c's business.
+ */
+#include "bridge/pieces.h"
+
+#include "core/hash.h"
+#include "core/try.h"
+
+#include "bridge/index.h"
+
+#include <colobridge/version.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- lists into messages ---- */
+
+static int64_t region_bytes(const colo_region_t *r, size_t elem)
+{
+    return (r->b[1] - r->b[0]) * (r->s[1] - r->s[0]) * (r->h[1] - r->h[0]) * (int64_t)elem;
+}
+
+static colo_status_t store(colo_builder_t *w, const colo_entry_t *e, int64_t n, colo_routes_t *out)
+{
+    if (n == 0)
+        return COLO_OK;
+    out->region = calloc((size_t)n, sizeof *out->region);
+    out->place = calloc((size_t)n, sizeof *out->place);
+    out->message = calloc((size_t)n, sizeof *out->message); /* at most one a region */
+    if (!out->region || !out->place || !out->message)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        out->region[i] = e[i].region;
+        out->place[i] = e[i].place;
+        if (i == 0 || e[i].peer != e[i - 1].peer)
+            out->message[out->nmessages++] =
+                (colo_plan_message_t){.peer = e[i].peer, .regions = &out->region[i]};
+        colo_plan_message_t *msg = &out->message[out->nmessages - 1];
+        msg->nregions++;
+        msg->bytes += region_bytes(&e[i].region, w->elem);
+    }
+    out->nregions = n;
+    return COLO_OK;
+}
+
+static void routes_deinit(colo_routes_t *r)
+{
+    free(r->message);
+    free(r->region);
+    free(r->place);
+    memset(r, 0, sizeof *r);
+}
+
+/* Sorts a list and stores it; entries of the rank itself go to @local instead. */
+static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_routes_t *out,
+                                  colo_routes_t *local)
+{
+    colo_entry_t *e = list->at;
+    int64_t n = list->n, mine = 0, others = 0;
+    colo_entry_t *split = n ? malloc((size_t)n * sizeof *split) : NULL;
+    if (n && !split)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    if (n > 1)
+        qsort(e, (size_t)n, sizeof *e, colo_entry_cmp);
+    for (int64_t i = 0; i < n; i++)
+        mine += e[i].peer == w->plan->rank;
+    for (int64_t i = 0, a = 0; i < n; i++) {
+        if (e[i].peer == w->plan->rank)
+            split[a++] = e[i];
+        else
+            split[mine + others++] = e[i];
+    }
+    colo_status_t st = store(w, split, mine, local);
+    if (st == COLO_OK)
+        st = store(w, n ? split + mine : NULL, others, out);
+    free(split);
+    list->n = 0;
+    return st;
+}
+
+/* ---- the two ways ---- */
+
+/* Context dims ascending, first fastest, so that levels ascend with the rank. */
+static int context_dims(const colo_layout_t *l, int32_t *dims)
+{
+    int n = 0;
+    for (int d = 0; d < l->grid.ndims; d++)
+        for (int i = 0; i < l->nsplits[COLO_ROWS]; i++)
+            if (l->split[COLO_ROWS][i].dim == d && l->split[COLO_ROWS][i].context)
+                dims[n++] = d;
+    return n;
+}
+
+/* All pieces of one way; backward PARTIAL: once a level, with the context dims pinned. */
+static colo_status_t build_way(colo_builder_t *w, colo_way_t way, const colo_posmap_t *src_map,
+                               const colo_posmap_t *dst_map)
+{
+    const colo_plan_config_t *cfg = w->cfg;
+    colo_plan_t *plan = w->plan;
+    bool partial = way == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
+    bool full = partial || (way == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
+    colo_side_t src = {.layout = &plan->src, .map = src_map};
+    colo_side_t dst = {.layout = &plan->dst, .map = dst_map, .full = full, .level_fixed = partial};
+    colo_side_t *need = way == COLO_FORWARD ? &dst : &src, *hold = way == COLO_FORWARD ? &src : &dst;
+    int32_t dims[COLO_MAX_SPLITS];
+    int ndims = context_dims(&plan->dst, dims);
+    for (int64_t level = 0; level < (partial ? plan->levels : 1); level++) {
+        int64_t left = level;
+        for (int i = 0; i < COLO_MAX_DIMS; i++)
+            dst.fixed[i] = -1;
+        for (int i = 0; partial && i < ndims; i++) {
+            dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
+            left /= plan->dst.grid.extent[dims[i]];
+        }
+        COLO_TRY(colo_pieces_meet(w, need, hold, (int32_t)level, true, way == COLO_BACKWARD));
+        COLO_TRY(colo_pieces_meet(w, hold, need, (int32_t)level, false, way == COLO_FORWARD));
+    }
+    COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[way], &plan->local[way]));
+    colo_routes_t none = {0}; /* a holder never sends to itself: meet() keeps that as a local */
+    COLO_TRY(store_sorted(w, &w->sends, &plan->send[way], &none));
+    return COLO_OK;
+}
+
+/* ---- bytes ---- */
+
+static int64_t routes_bytes(const colo_routes_t *r)
+{
+    int64_t n = 0;
+    for (int32_t i = 0; i < r->nmessages; i++)
+        n += r->message[i].bytes;
+    return n;
+}
+
+static int64_t owned_bytes(const colo_owned_t *o, size_t elem)
+{
+    return (o->b1 - o->b0) * o->rows * (o->h1 - o->h0) * (int64_t)elem;
+}
+
+/* Ring all-gather over k siblings, ring all-reduce over C: what the reference's way receives. */
+static int64_t collective_recv(const colo_plan_t *p, colo_way_t way, size_t elem)
+{
+    const colo_shape_t *s = &p->config.shape;
+    int64_t ds = colo_layout_parts(&p->src, COLO_SAMPLES);
+    int64_t dd = colo_layout_parts(&p->dst, COLO_SAMPLES);
+    int64_t c = colo_grid_extent(&p->dst.grid, "cp");
+    int64_t v = s->samples * s->rows * s->features * (int64_t)elem / dd, k = colo_plan_scale(p);
+    if (way == COLO_FORWARD)
+        return ds > dd ? v / k * (k - 1) : 0;
+    int64_t reduce = (int64_t)((colo_i128_t)v * 2 * (c - 1) / c);
+    return reduce + (dd > ds ? v * (k - 1) : 0);
+}
+
+static void count_bytes(colo_plan_t *p, size_t elem)
+{
+    colo_plan_config_t cfg = p->config;
+    bool collective = colo_plan_collective_check(&cfg) == COLO_OK;
+    bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
+    for (int way = 0; way < 2; way++) {
+        colo_plan_bytes_t *b = &p->bytes[way];
+        int64_t need = owned_bytes(way == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
+        b->recv = routes_bytes(&p->recv[way]);
+        b->send = routes_bytes(&p->send[way]);
+        b->local = routes_bytes(&p->local[way]);
+        if (way == COLO_BACKWARD)
+            need = p->config.no_grad ? 0 : need * p->levels;
+        b->minimum = need - b->local;
+        b->collective_recv = !collective ? -1
+                             : in_grid && !(way == COLO_BACKWARD && p->config.no_grad)
+                                 ? collective_recv(p, way, elem)
+                                 : 0;
+    }
+}
+
+/* ---- create ---- */
+
+static uint64_t hash_config(const colo_plan_t *p)
+{
+    const colo_plan_config_t *c = &p->config;
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, colo_version_number());
+    h = colo_hash_i64(h, (int64_t)colo_layout_hash(&p->src));
+    h = colo_hash_i64(h, (int64_t)colo_layout_hash(&p->dst));
+    h = colo_hash_i64(h, c->shape.samples);
+    h = colo_hash_i64(h, c->shape.rows);
+    h = colo_hash_i64(h, c->shape.features);
+    h = colo_hash_i64(h, c->dtype);
+    h = colo_hash_i64(h, c->output);
+    h = colo_hash_i64(h, c->output == COLO_SHARDED ? 0 : (int64_t)c->grad);
+    h = colo_hash_i64(h, c->no_grad);
+    return colo_hash_i64(h, c->ranks_per_node);
+}
+
+static colo_status_t check_config(const colo_plan_config_t *c)
+{
+    if (!c || !c->src || !c->dst)
+        return colo_fail(COLO_ERR_ARG, "plan: %s is NULL",
+                         !c ? "config" : !c->src ? "config.src" : "config.dst");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG, "plan: config.struct_size is %zu, expected %zu; start from "
+                                       "COLO_PLAN_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    const colo_shape_t *s = &c->shape;
+    if (s->samples < 0 || s->rows < 0 || s->features < 0 || s->positions < 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "plan: shape of %lld samples, %lld rows, %lld features, %lld positions; "
+                         "expected >= 0",
+                         (long long)s->samples, (long long)s->rows, (long long)s->features,
+                         (long long)s->positions);
+    if (!colo_dtype_size(c->dtype))
+        return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)c->dtype);
+    if ((unsigned)c->output > COLO_SHARDED || (unsigned)c->grad > COLO_DISJOINT)
+        return colo_fail(COLO_ERR_ARG, "plan: output %d (0..1) or grad %d (0..1) is unknown",
+                         (int)c->output, (int)c->grad);
+    if (c->ranks_per_node < 0)
+        return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
+                         (long long)c->ranks_per_node);
+    int64_t v;
+    if (!colo_mul_ok(s->samples, s->rows, &v) || !colo_mul_ok(v, s->features, &v) ||
+        !colo_mul_ok(v, (int64_t)colo_dtype_size(c->dtype), &v) ||
+        !colo_mul_ok(v, colo_layout_parts(c->dst, COLO_ROWS), &v))
+        return colo_fail(COLO_ERR_ARG, "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
+                         (long long)s->samples, (long long)s->rows, (long long)s->features,
+                         colo_dtype_name(c->dtype));
+    return COLO_OK;
+}
+
+static colo_status_t build(colo_plan_t *p)
+{
+    const colo_plan_config_t *c = &p->config;
+    const colo_shape_t *s = &c->shape;
+    colo_builder_t w = {.cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype),
+                   .per_node = c->ranks_per_node};
+    colo_posmap_t src_map = {0}, dst_map = {0};
+    bool full = c->output == COLO_FULL_SEQ;
+    colo_status_t st = COLO_OK;
+    COLO_TRY_GOTO(st, colo_layout_check_rows(&p->src, s->rows), done);
+    if (!full || (c->grad == COLO_DISJOINT && !c->no_grad)) /* else nothing splits by position */
+        COLO_TRY_GOTO(st, colo_layout_check_rows(&p->dst, s->rows), done);
+    COLO_TRY_GOTO(st, colo_posmap_init(&src_map, &p->src, s->rows), done);
+    COLO_TRY_GOTO(st, colo_posmap_init(&dst_map, &p->dst, s->rows), done);
+    COLO_TRY_GOTO(st, colo_layout_owned(&p->src, p->rank, s->samples, s->rows, s->features, false,
+                                        &p->own_src, NULL, 0, NULL), done);
+    COLO_TRY_GOTO(st, colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, full,
+                                        &p->own_dst, NULL, 0, NULL), done);
+    COLO_TRY_GOTO(st, build_way(&w, COLO_FORWARD, &src_map, &dst_map), done);
+    if (!c->no_grad)
+        COLO_TRY_GOTO(st, build_way(&w, COLO_BACKWARD, &src_map, &dst_map), done);
+    count_bytes(p, w.elem);
+done:
+    colo_posmap_deinit(&src_map);
+    colo_posmap_deinit(&dst_map);
+    colo_runs_deinit(&w.peer_runs);
+    colo_list_t *lists[] = {&w.recvs, &w.sends, &w.rows, &w.samples, &w.features, &w.pieces, &w.holders,
+                       &w.needers};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        free(lists[i]->at);
+    return st;
+}
+
+colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
+{
+    int64_t coords[COLO_MAX_DIMS];
+    int32_t dims[COLO_MAX_SPLITS];
+    if (!plan)
+        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
+    if (rank < 0)
+        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
+    COLO_TRY(check_config(config));
+    colo_plan_t *p = calloc(1, sizeof *p);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %zu bytes", sizeof *p);
+    p->src = *config->src;
+    p->dst = *config->dst;
+    p->config = *config;
+    p->config.src = &p->src;
+    p->config.dst = &p->dst;
+    if (config->shape.positions)
+        p->dst.positions = config->shape.positions;
+    p->rank = rank;
+    p->levels = 1;
+    p->own_level = -1;
+    int n = context_dims(&p->dst, dims);
+    bool holds = colo_layout_holds(&p->dst, rank);
+    if (holds) {
+        p->own_level = 0;
+        (void)colo_grid_coords(&p->dst.grid, rank, coords);
+    }
+    for (int i = 0; config->output == COLO_FULL_SEQ && config->grad == COLO_PARTIAL && i < n; i++) {
+        if (holds)
+            p->own_level += coords[dims[i]] * p->levels;
+        p->levels *= p->dst.grid.extent[dims[i]];
+    }
+    colo_status_t st = build(p);
+    if (st < 0) {
+        colo_plan_destroy(&p);
+        return st;
+    }
+    p->hash = hash_config(p);
+    *plan = p;
+    return COLO_OK;
+}
+
+void colo_plan_destroy(colo_plan_t **plan)
+{
+    if (!plan || !*plan)
+        return;
+    for (int way = 0; way < 2; way++) {
+        routes_deinit(&(*plan)->send[way]);
+        routes_deinit(&(*plan)->recv[way]);
+        routes_deinit(&(*plan)->local[way]);
+    }
+    free(*plan);
+    *plan = NULL;
+}
+
+/* ---- getters ---- */
+
+int64_t colo_plan_rank(const colo_plan_t *plan)
+{
+    return plan->rank;
+}
+
+const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way, int32_t *count)
+{
+    *count = plan->send[way].nmessages;
+    return plan->send[way].message;
+}
+
+const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way, int32_t *count)
+{
+    *count = plan->recv[way].nmessages;
+    return plan->recv[way].message;
+}
+
+const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way, int64_t *count)
+{
+    *count = plan->local[way].nregions;
+    return plan->local[way].region;
+}
+
+colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way)
+{
+    return plan->bytes[way];
+}
+
+int64_t colo_plan_levels(const colo_plan_t *plan)
+{
+    return plan->levels;
+}
+
+colo_direction_t colo_plan_direction(const colo_plan_t *plan)
+{
+    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    return s > d ? COLO_FAN_IN : s < d ? COLO_FAN_OUT : COLO_EQUAL;
+}
+
+int64_t colo_plan_scale(const colo_plan_t *plan)
+{
+    int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
+    int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
+    int64_t hi = s > d ? s : d, lo = s > d ? d : s;
+    return hi % lo ? 0 : hi / lo;
+}
+
+uint64_t colo_plan_hash(const colo_plan_t *plan)
+{
+    return plan->hash;
+}
+
+const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan)
+{
+    return &plan->config;
+}
+
+const char *colo_direction_name(colo_direction_t direction)
+{
+    switch (direction) {
+    case COLO_EQUAL:
+        return "equal";
+    case COLO_FAN_IN:
+        return "fan_in";
+    case COLO_FAN_OUT:
+        return "fan_out";
+    }
+    return "?";
+}

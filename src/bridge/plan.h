@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* plan.h (private) - what the executor reads of a plan. */
+#ifndef COLO_BRIDGE_PLAN_H
+#define COLO_BRIDGE_PLAN_H
+
+#include "bridge/layout.h"
+
+#include <colobridge/plan.h>
+
+/* Where a region sits in this rank's own tensors: local row of its first row; -1 on a side that the
+ * rank does not touch. Samples and features subtract own->b0 and own->h0. */
+typedef struct colo_place {
+    int64_t src_row, dst_row;
+} colo_place_t;
+
+typedef struct colo_entry {
+    int64_t peer;
+    colo_region_t region;
+    colo_place_t place;
+} colo_entry_t;
+
+/* One list of regions, sorted by (peer, level, b, s, h); messages point into region. */
+typedef struct colo_routes {
+    int32_t nmessages;
+    colo_plan_message_t *message;
+    int64_t nregions;
+    colo_region_t *region;
+    colo_place_t *place; /* [nregions] */
+} colo_routes_t;
+
+struct colo_plan {
+    colo_plan_config_t config; /* src and dst point at the copies below */
+    colo_layout_t src, dst;
+    int64_t rank;
+    colo_owned_t own_src, own_dst; /* own_dst: as the output is (all rows when FULL_SEQ) */
+    colo_routes_t send[2], recv[2], local[2];
+    colo_plan_bytes_t bytes[2];
+    int64_t levels;
+    int64_t own_level; /* of this rank among the addends; -1 when it holds nothing of dst */
+    uint64_t hash;
+};
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops-host.c - the host's table of element passes, in plain C.
+ *
+ * Box sums are here: addends in the order given, fp32 accumulation for bf16 and fp16, one rounding.
+ * Copies are box.h's, the loss passes are src/loss/passes-host.c's. Arguments come checked.
+ */
+#include "core/ops.h"
+
+#include "core/box.h"
+#include "core/half.h"
+#include "core/try.h"
+#include "loss/passes.h"
+
+static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
+                              colo_stream_t stream)
+{
+    (void)stream;
+    colo_box_copy_host(dst, src, elem_size);
+    return COLO_OK;
+}
+
+/* One row of the innermost axis: n elements of every addend, strides in elements. */
+#define SUM_ROW(name, type, acc, load, store)                                                     \
+    static void name(void *dst, int64_t dstep, const void *const *src, const int64_t *step,       \
+                     int32_t nsrc, int64_t n)                                                     \
+    {                                                                                             \
+        for (int64_t i = 0; i < n; i++) {                                                         \
+            acc sum = load(((const type *)src[0])[i * step[0]]);                                  \
+            for (int32_t k = 1; k < nsrc; k++)                                                    \
+                sum += load(((const type *)src[k])[i * step[k]]);                                 \
+            ((type *)dst)[i * dstep] = store(sum);                                                \
+        }                                                                                         \
+    }
+#define SAME(x) (x)
+SUM_ROW(sum_f32, float, float, SAME, SAME)
+SUM_ROW(sum_f64, double, double, SAME, SAME)
+SUM_ROW(sum_bf16, uint16_t, float, colo_bf16_to_f32, colo_f32_to_bf16)
+SUM_ROW(sum_f16, uint16_t, float, colo_f16_to_f32, colo_f32_to_f16)
+
+static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                             colo_dtype_t dtype, colo_stream_t stream)
+{
+    void (*row)(void *, int64_t, const void *const *, const int64_t *, int32_t, int64_t) =
+        dtype == COLO_F32    ? sum_f32
+        : dtype == COLO_F64  ? sum_f64
+        : dtype == COLO_BF16 ? sum_bf16
+        : dtype == COLO_F16  ? sum_f16
+                             : NULL;
+    int64_t elem = (int64_t)colo_dtype_size(dtype);
+    const void *at[COLO_MAX_ADDENDS];
+    int64_t step[COLO_MAX_ADDENDS];
+    (void)stream;
+    if (!row || n < 1 || n > COLO_MAX_ADDENDS)
+        return colo_fail(COLO_ERR_ARG, "sum: %d addends of %s, expected 1..%d of a float dtype",
+                         (int)n, colo_dtype_name(dtype), COLO_MAX_ADDENDS);
+    for (int32_t k = 0; k < n; k++)
+        step[k] = src[k].stride[2];
+    for (int64_t i = 0; i < dst->extent[0]; i++)
+        for (int64_t j = 0; j < dst->extent[1]; j++) {
+            for (int32_t k = 0; k < n; k++)
+                at[k] = (const char *)src[k].data +
+                        (i * src[k].stride[0] + j * src[k].stride[1]) * elem;
+            row((char *)dst->data + (i * dst->stride[0] + j * dst->stride[1]) * elem,
+                dst->stride[2], at, step, n, dst->extent[2]);
+        }
+    return COLO_OK;
+}
+
+const colo_ops_t colo_ops_host = {
+    .name = "host",
+    .box_copy = box_copy,
+    .box_sum = box_sum,
+    .logprob_stats = colo_host_logprob_stats,
+    .logprob_merge = colo_host_logprob_merge,
+    .logprob_grad = colo_host_logprob_grad,
+};
+
+__attribute__((weak)) colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
+{
+    if (mem != COLO_HOST)
+        return colo_fail(COLO_ERR_UNBUILT, "cuda");
+    *ops = &colo_ops_host;
+    return COLO_OK;
+}
