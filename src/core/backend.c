@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * backend.c - loads backend libraries on first use and refuses those that were built for another
+ * libcolobridge.
+ *
+ * Where: COLO_BACKEND_DIR, else the folder of the file that this code is in (libcolobridge.so, or the
+ * program it was linked into). A backend is never unloaded: comms and tables point into it. What a
+ * backend offers is its own business; that this build lacks one is a status with a way out, never a
+ * link error.
+ */
+#include "core/backend.h"
+
+#include <colobridge/version.h>
+
+#include "core/env.h"
+#include "core/try.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SLOTS = 8, NAME_MAX_ = 16 };
+
+static struct {
+    char name[NAME_MAX_ + 1];
+    const colo_backend_t *backend;
+} loaded[SLOTS]; /* filled from the front, under the lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static bool name_ok(const char *name)
+{
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789");
+    return n >= 1 && n <= NAME_MAX_ && !name[n];
+}
+
+/* "/usr/lib/" or "" when the loader's own search must do */
+static void find_folder(char *dir, size_t cap)
+{
+    const char *set = colo_env_value("COLO_BACKEND_DIR", NULL);
+    Dl_info here;
+    dir[0] = '\0';
+    if (set && set[0]) {
+        snprintf(dir, cap, "%s/", set);
+    } else if (dladdr(loaded, &here) && here.dli_fname) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash)
+            snprintf(dir, cap, "%.*s", (int)(slash - here.dli_fname + 1), here.dli_fname);
+    }
+}
+
+static colo_status_t vet(const char *name, const char *path, const colo_backend_t *b)
+{
+    if (b->abi != COLO_BACKEND_ABI)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': %s has interface %u, this library %s has %u; install both "
+                         "from the same build",
+                         name, path, (unsigned)b->abi, colo_version(), COLO_BACKEND_ABI);
+    if (b->version != colo_version_number())
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': %s was built for version %u.%u.%u, this library is %s; "
+                         "install both from the same build",
+                         name, path, (unsigned)(b->version >> 16),
+                         (unsigned)(b->version >> 8 & 0xff), (unsigned)(b->version & 0xff),
+                         colo_version());
+    if (!b->name || strcmp(b->name, name) != 0)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': %s says it is '%.16s'; the file has been renamed, install "
+                         "it again",
+                         name, path, b->name ? b->name : "");
+    if (b->comm && b->comm->abi != COLO_COMM_ABI)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': %s has communicator interface %u, this library has %u; "
+                         "install both from the same build",
+                         name, path, (unsigned)b->comm->abi, COLO_COMM_ABI);
+    return COLO_OK;
+}
+
+static colo_status_t open_backend(const char *name, const colo_backend_t **backend)
+{
+    char dir[512], path[600];
+    find_folder(dir, sizeof dir);
+    snprintf(path, sizeof path, "%slibcolobridge-%s.so", dir, name);
+    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (!so) {
+        const char *why = dlerror();
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
+                         "set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
+                         name, why ? why : path, name, name);
+    }
+    const colo_backend_t *b = dlsym(so, COLO_BACKEND_SYMBOL);
+    colo_status_t st =
+        b ? vet(name, path, b)
+          : colo_fail(COLO_ERR_UNBUILT,
+                      "backend '%s': %s has no symbol '" COLO_BACKEND_SYMBOL
+                      "'; it is not a backend of this library, remove it or set COLO_BACKEND_DIR",
+                      name, path);
+    if (st < 0) {
+        dlclose(so);
+        return st;
+    }
+    *backend = b;
+    return COLO_OK;
+}
+
+colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend)
+{
+    if (!name || !name_ok(name))
+        return colo_fail(COLO_ERR_ARG, "backend '%.40s': expected 1..%d of [a-z0-9]",
+                         name ? name : "(NULL)", NAME_MAX_);
+    const colo_backend_t *found = NULL;
+    colo_status_t st = COLO_OK;
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < SLOTS && loaded[i].backend && strcmp(loaded[i].name, name) != 0)
+        i++;
+    if (i == SLOTS) {
+        st = colo_fail(COLO_ERR_UNBUILT, "backend '%s': %d backends are loaded, no more fit", name,
+                       SLOTS);
+    } else if (loaded[i].backend) {
+        found = loaded[i].backend;
+    } else {
+        st = open_backend(name, &found);
+        if (st == COLO_OK) {
+            snprintf(loaded[i].name, sizeof loaded[i].name, "%s", name);
+            loaded[i].backend = found;
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    if (st == COLO_OK)
+        *backend = found;
+    return st;
+}
+
+colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
+{
+    switch (mem) {
+    case COLO_HOST:
+        *ops = &colo_ops_host;
+        return COLO_OK;
+    case COLO_CUDA: {
+        const colo_backend_t *b;
+        COLO_TRY(colo_backend_load("cuda", &b));
+        if (!b->ops)
+            return colo_fail(COLO_ERR_UNBUILT, "backend 'cuda' offers no element passes");
+        *ops = b->ops;
+        return COLO_OK;
+    }
+    }
+    return colo_fail(COLO_ERR_ARG, "memory kind %d is unknown", (int)mem);
+}
