@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * decode.c - greedy captions of the held-out images, by the ranks together.
+ *
+ * Decides: images go through in batches of the training size (the last one is filled up with images
+ * that are not counted), so that nothing is allocated or planned anew. The encoder and the bridge
+ * run once a batch, the layers once a byte. The byte after position s is known to the ranks that own
+ * s; they tell their cp siblings and, from the last stage, the stages before.
+ */
+#include <string.h>
+
+#include "rank.h"
+
+/* Best byte of each own sample over all tp ranks; the lowest byte wins a tie. */
+static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
+{
+    int64_t D = r->cfg->model.width, b = r->dst.b, W = r->dst.tp;
+    int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.vocab_start;
+
+    for (int64_t i = 0; i < b; i++)
+        memcpy(r->d_t1 + i * D, top + (i * r->n + r->local_of[s]) * D, (size_t)D * sizeof *top);
+    cap_head_logits(r, b, r->d_t1);
+    for (int64_t i = 0; i < b; i++) {
+        const float *z = r->logits + i * Vl;
+        int64_t best = 0;
+
+        for (int64_t j = 1; j < Vl; j++)
+            best = z[j] > z[best] ? j : best;
+        r->best[2 * i] = z[best];
+        r->best[2 * i + 1] = (float)(r->logprob.vocab_start + best);
+    }
+    CAP_TRY(colo_comm_all_gather(r->dst.tp_comm, r->best, r->best_all, 2 * b, COLO_F32, NULL));
+    for (int64_t i = 0; i < b; i++) {
+        const float *best = r->best_all + 2 * i;
+
+        for (int64_t w = 1; w < W; w++) {
+            const float *other = r->best_all + 2 * (w * b + i);
+            best = other[0] > best[0] ? other : best;
+        }
+        r->chosen[i] = (int32_t)best[1];
+    }
+    return COLO_OK;
+}
+
+/* Byte @k of every own sample: appended to the tokens of all ranks that hold the sample. */
+static colo_status_t next_byte(cap_rank_t *r, int64_t k)
+{
+    int64_t s = CAP_PATCHES - 1 + k;
+    const float *top;
+
+    CAP_TRY(cap_stack(r, NULL, &top));
+    memset(r->chosen, 0, (size_t)r->dst.b * sizeof *r->chosen);
+    if (r->back && r->part_of[s] == r->dst.c)
+        CAP_TRY(choose(r, top, s));
+    if (r->back && r->dst.cp > 1)
+        CAP_TRY(colo_comm_all_reduce(r->dst.cp_comm, r->chosen, r->chosen, r->dst.b, COLO_I32,
+                                     COLO_SUM, NULL));
+    if (r->dst.pp > 1)
+        CAP_TRY(colo_comm_broadcast(r->dst.pp_comm, r->chosen, r->dst.b, COLO_I32,
+                                    (int32_t)r->dst.pp - 1, NULL));
+    for (int64_t i = 0; i < r->dst.b; i++)
+        r->tokens[i * r->S + CAP_PATCHES + k] = r->chosen[i];
+    return COLO_OK;
+}
+
+colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
+{
+    const cap_data_t *data = r->cfg->data;
+    int64_t B = r->cfg->batch;
+    bool writes = r->dst.in && !r->dst.t && !r->dst.c && !r->dst.p; /* one rank a sample */
+
+    memset(text, 0, (size_t)(data->nheld * CAP_TEXT) * sizeof *text);
+    for (int64_t start = 0; start < data->nheld; start += B) {
+        for (int64_t i = 0; i < B; i++)
+            r->rows[i] = data->held[(start + i) % data->nheld];
+        CAP_TRY(cap_load(r, r->rows, false));
+        CAP_TRY(cap_encode(r, NULL));
+        for (int64_t k = 0; r->dst.in && k < CAP_TEXT; k++)
+            CAP_TRY(next_byte(r, k));
+        for (int64_t i = 0; writes && i < r->dst.b && start + r->dst.b0 + i < data->nheld; i++)
+            for (int64_t k = 0; k < CAP_TEXT; k++)
+                text[(start + r->dst.b0 + i) * CAP_TEXT + k] =
+                    (int32_t)r->tokens[i * r->S + CAP_PATCHES + k];
+    }
+    CAP_TRY(colo_comm_all_reduce(r->world, text, text, data->nheld * CAP_TEXT, COLO_I32, COLO_SUM,
+                                 NULL));
+    *exact = 0;
+    for (int64_t i = 0; i < data->nheld; i++) {
+        const char *want = cap_caption(data->label[data->held[i]]);
+        int64_t k = 0;
+
+        while (k < CAP_TEXT && want[k] && text[i * CAP_TEXT + k] == (unsigned char)want[k])
+            k++;
+        *exact += k < CAP_TEXT && !want[k] && !text[i * CAP_TEXT + k];
+    }
+    return COLO_OK;
+}

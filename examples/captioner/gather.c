@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gather.c - what all ranks hold together: whole parameters, agreement of replicas, ledgers.
+ *
+ * Decides: everything goes by sums over the world comm, which every rank joins in the same order.
+ * One replica of each shard puts its values into zeros, so the sum is exact. No rank looks into
+ * another's memory.
+ */
+#include <string.h>
+
+#include "rank.h"
+
+/* One rank speaks for a shard: the first of its replicas. */
+static bool speaks_for(const cap_rank_t *r, int i)
+{
+    const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
+    return r->w[i] && !s->d && !s->c && (r->table[i].cut != CAP_WHOLE || !s->t);
+}
+
+colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whole)
+{
+    for (int i = 0; i < r->nparams; i++) {
+        const cap_param_t *p = &r->table[i];
+        const cap_side_t *s = p->encoder ? &r->src : &r->dst;
+
+        memset(whole[i], 0, (size_t)(p->rows * p->cols) * sizeof(float));
+        if (speaks_for(r, i))
+            cap_param_unshard(p, s->t, s->tp, shards[i], whole[i]);
+        CAP_TRY(cap_sum(r->world, whole[i], p->rows * p->cols));
+    }
+    return COLO_OK;
+}
+
+/* Largest and smallest 32-bit words agree, so all do; words as integers, since NaN != NaN. */
+static colo_status_t same_words(colo_comm_t *comm, const float *values, int64_t count, bool *same)
+{
+    for (int64_t at = 0; at < count; at += 512) {
+        int64_t n = count - at < 512 ? count - at : 512, most[1024];
+
+        for (int64_t i = 0; i < n; i++) {
+            int32_t word;
+            memcpy(&word, values + at + i, sizeof word);
+            most[2 * i] = word;
+            most[2 * i + 1] = -(int64_t)word;
+        }
+        CAP_TRY(colo_comm_all_reduce(comm, most, most, 2 * n, COLO_I64, COLO_MAX, NULL));
+        for (int64_t i = 0; i < n; i++)
+            *same = *same && most[2 * i] == -most[2 * i + 1];
+    }
+    return COLO_OK;
+}
+
+colo_status_t cap_replicas(cap_rank_t *r, bool *same)
+{
+    int64_t differs;
+
+    *same = true;
+    for (int i = 0; i < r->nparams; i++) {
+        const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
+        if (!r->w[i])
+            continue;
+        CAP_TRY(same_words(s->mean_comm, r->w[i], r->count[i], same));
+        if (r->table[i].cut == CAP_WHOLE)
+            CAP_TRY(same_words(s->tp_comm, r->w[i], r->count[i], same));
+    }
+    differs = !*same;
+    CAP_TRY(colo_comm_all_reduce(r->world, &differs, &differs, 1, COLO_I64, COLO_MAX, NULL));
+    *same = !differs;
+    return COLO_OK;
+}
+
+/* ---- ledgers ---- */
+
+const char *const cap_comm_names[CAP_COMMS] = {"world",  "src.tp", "src.cp", "src.pp",  "src.mean",
+                                               "dst.tp", "dst.cp", "dst.pp", "dst.mean"};
+
+void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now)
+{
+    const colo_comm_t *comm[CAP_COMMS] = {
+        r->world,       r->src.tp_comm, r->src.cp_comm, r->src.pp_comm,  r->src.mean_comm,
+        r->dst.tp_comm, r->dst.cp_comm, r->dst.pp_comm, r->dst.mean_comm};
+
+    memset(now, 0, sizeof *now);
+    for (int i = 0; i < CAP_COMMS; i++)
+        if (comm[i])
+            colo_comm_ledger(comm[i], &now->of[i]);
+}
+
+void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before,
+                     const cap_ledgers_t *after)
+{
+    for (int i = 0; i < CAP_COMMS; i++)
+        for (int k = 0; k < COLO_OP_COUNT; k++)
+            for (int o = 0; o < COLO_OWNER_COUNT; o++) {
+                colo_ledger_t *t = &total->of[i];
+                const colo_ledger_t *a = &after->of[i], *b = &before->of[i];
+
+                t->ops[k][o] += a->ops[k][o] - b->ops[k][o];
+                t->sent_bytes[k][o] += a->sent_bytes[k][o] - b->sent_bytes[k][o];
+                t->recv_bytes[k][o] += a->recv_bytes[k][o] - b->recv_bytes[k][o];
+            }
+}
+
+/* A ledger is nothing but 64-bit counters, all far below the sign bit. */
+_Static_assert(sizeof(colo_ledger_t) == 3 * COLO_OP_COUNT * COLO_OWNER_COUNT * sizeof(int64_t),
+               "a ledger holds counters only");
+
+colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total)
+{
+    return colo_comm_all_reduce(r->world, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
+                                COLO_I64, COLO_SUM, NULL);
+}
+
+uint64_t cap_bridge_bytes(const cap_ledgers_t *total)
+{
+    uint64_t bytes = 0;
+
+    for (int i = 0; i < CAP_COMMS; i++)
+        for (int k = 0; k < COLO_OP_COUNT; k++)
+            bytes += total->of[i].recv_bytes[k][COLO_OWNER_BRIDGE];
+    return bytes;
+}

@@ -1,0 +1,319 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * main.c - colo-captioner: a command line, and a model on ranks.
+ *
+ * Decides what a command line may say. Everything that can be known without another rank is checked
+ * here, in one place, before a rank starts: one line on stderr with what was expected and found,
+ * exit status 2. Exit status 1 is a problem found by running, 0 is none.
+ */
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "rank.h"
+
+/* Of OpenBLAS; absent with another CBLAS. */
+void openblas_set_num_threads(int n) __attribute__((weak));
+
+static const char usage[] =
+    "usage: colo-captioner [options]\n"
+    "Trains a small model to caption images of digits: an encoder in the layout --src, a\n"
+    "language model in the layout --dst, on the same ranks, joined by the bridge.\n"
+    "\n"
+    "  --src SPEC        encoder grid, dims tp cp pp dp, first fastest  (tp=2,dp=4)\n"
+    "  --dst SPEC        language model grid                            (tp=2,cp=2,dp=2)\n"
+    "  --ranks KIND      threads: all ranks in this process             (threads)\n"
+    "  --steps N         training steps, 0..1000000                     (%d)\n"
+    "  --batch B         images of a global batch, 1..1024              (%d)\n"
+    "  --lr X            peak learning rate                             (%g)\n"
+    "  --seed S          of weights and shuffles                        (1)\n"
+    "  --output KIND     full: whole sequence | sharded: own rows       (full)\n"
+    "  --grad KIND       with full: partial | disjoint                  (partial)\n"
+    "  --algo KIND       exact | collective                             (exact)\n"
+    "  --data PATH       the digits, 65 numbers a line\n"
+    "  --report PATH     HTML report written at the end                 (./report.html)\n"
+    "  --check-gradients compare all gradients with a serial fp64 run; last line is JSON\n"
+    "  --json            a JSON summary on stdout, all else on stderr\n"
+    "  --help            this text\n"
+    "\n"
+    "exit status: 0 fine, 1 a problem was found, 2 wrong use\n"
+    "\n"
+    "example: colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --steps 100 --report /tmp/r.html\n";
+
+enum { STEPS = 400, BATCH = 48, EVAL_EVERY = 50 };
+#define RATE 3e-3
+
+static int wrong(const char *option, const char *expected, const char *found)
+{
+    fprintf(stderr, "colo-captioner: %s: expected %s, found '%.80s'\n", option, expected, found);
+    return 2;
+}
+
+static bool integer(const char *text, int64_t lo, int64_t hi, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+
+    if (errno || end == text || *end || strspn(text, "-0123456789") != strlen(text) || v < lo ||
+        v > hi)
+        return false;
+    *out = v;
+    return true;
+}
+
+static bool real(const char *text, double *out)
+{
+    char *end;
+    errno = 0;
+    double v = strtod(text, &end);
+
+    if (errno || end == text || *end || strspn(text, "0123456789.eE+-") != strlen(text) ||
+        !(v > 0) || v > 1)
+        return false;
+    *out = v;
+    return true;
+}
+
+/* The grid with all four dims; those that the spec lacks come last, with extent 1. */
+static int parse_grid(const char *option, const char *spec, colo_grid_t *grid, char *text,
+                      size_t cap)
+{
+    static const char *const known[] = {"tp", "cp", "pp", "dp"};
+    colo_grid_t g;
+    colo_dim_t dims[8];
+    int32_t n = 0;
+
+    if (colo_grid_parse(&g, spec, 0) < 0) {
+        fprintf(stderr, "colo-captioner: %s: %s\n", option, colo_last_error());
+        return 2;
+    }
+    for (; n < g.ndims; n++) {
+        bool found = false;
+        for (int k = 0; k < 4; k++)
+            found = found || !strcmp(g.name[n], known[k]);
+        if (!found)
+            return wrong(option, "dims among tp, cp, pp, dp", g.name[n]);
+        dims[n] = (colo_dim_t){g.name[n], g.extent[n]};
+    }
+    for (int k = 0; k < 4; k++)
+        if (colo_grid_dim(&g, known[k]) < 0)
+            dims[n++] = (colo_dim_t){known[k], 1};
+    if (colo_grid_init(grid, dims, n, g.offset, 0) < 0) {
+        fprintf(stderr, "colo-captioner: %s: %s\n", option, colo_last_error());
+        return 2;
+    }
+    if (g.offset + g.size > 1024)
+        return wrong(option, "at most 1024 ranks", spec);
+    colo_grid_print(&g, text, cap);
+    return 0;
+}
+
+static int choice(const char *option, const char *value, const char *zero, const char *one,
+                  int *out)
+{
+    char expected[64];
+
+    *out = !strcmp(value, one);
+    if (*out || !strcmp(value, zero))
+        return 0;
+    snprintf(expected, sizeof expected, "%s or %s", zero, one);
+    return wrong(option, expected, value);
+}
+
+struct words {
+    const char *src, *dst, *data;
+};
+
+/* One option with its value. */
+static int take_option(cap_config_t *c, struct words *w, const char *name, const char *value)
+{
+    int64_t n = 0;
+    int k = 0, rc;
+
+    if (!strcmp(name, "--src"))
+        w->src = value;
+    else if (!strcmp(name, "--dst"))
+        w->dst = value;
+    else if (!strcmp(name, "--data"))
+        w->data = value;
+    else if (!strcmp(name, "--report"))
+        c->report = value;
+    else if (!strcmp(name, "--ranks"))
+        return strcmp(value, "threads") ? wrong(name, "threads", value) : 0;
+    else if (!strcmp(name, "--steps"))
+        return integer(value, 0, 1000000, &c->steps) ? 0
+                                                     : wrong(name, "an integer 0..1000000", value);
+    else if (!strcmp(name, "--batch"))
+        return integer(value, 1, 1024, &c->batch) ? 0 : wrong(name, "an integer 1..1024", value);
+    else if (!strcmp(name, "--lr"))
+        return real(value, &c->lr) ? 0 : wrong(name, "a number above 0, at most 1", value);
+    else if (!strcmp(name, "--seed")) {
+        if (!integer(value, 0, INT64_MAX, &n))
+            return wrong(name, "an integer 0..9223372036854775807", value);
+        c->seed = (uint64_t)n;
+    } else if (!strcmp(name, "--output")) {
+        rc = choice(name, value, "full", "sharded", &k);
+        c->output = k ? COLO_SHARDED : COLO_FULL_SEQ;
+        return rc;
+    } else if (!strcmp(name, "--grad")) {
+        rc = choice(name, value, "partial", "disjoint", &k);
+        c->grad = k ? COLO_DISJOINT : COLO_PARTIAL;
+        return rc;
+    } else if (!strcmp(name, "--algo")) {
+        rc = choice(name, value, "exact", "collective", &k);
+        c->algo = k ? COLO_COLLECTIVE : COLO_EXACT;
+        return rc;
+    } else
+        return wrong("command line", "an option of --help", name);
+    return 0;
+}
+
+/* -1: go on; else the exit status */
+static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        char name[32];
+        const char *value = strchr(argv[i], '=');
+        size_t length = value ? (size_t)(value - argv[i]) : strlen(argv[i]);
+        int rc;
+
+        if (!strcmp(argv[i], "--help")) {
+            printf(usage, STEPS, BATCH, RATE);
+            return 0;
+        } else if (!strcmp(argv[i], "--json")) {
+            c->json = true;
+            continue;
+        } else if (!strcmp(argv[i], "--check-gradients")) {
+            c->check_gradients = true;
+            continue;
+        }
+        if (strncmp(argv[i], "--", 2) || length >= sizeof name)
+            return wrong("command line", "an option of --help", argv[i]);
+        memcpy(name, argv[i], length);
+        name[length] = 0;
+        if (!value && i + 1 == argc)
+            return wrong(name, "a value", "nothing");
+        value = value ? value + 1 : argv[++i];
+        rc = take_option(c, w, name, value);
+        if (rc)
+            return rc;
+    }
+    return -1;
+}
+
+/* What no single option can be blamed for. */
+static int check_together(cap_config_t *c)
+{
+    int64_t tp = colo_grid_extent(&c->dst, "tp"), cp = colo_grid_extent(&c->dst, "cp"), S;
+    int64_t src = c->src.offset + c->src.size, dst = c->dst.offset + c->dst.size;
+    colo_layout_t from, to;
+    colo_plan_t *plan = NULL;
+    char found[32];
+
+    c->world = (int32_t)(src > dst ? src : dst);
+    snprintf(found, sizeof found, "tp=%lld", (long long)tp);
+    if (c->model.heads % tp)
+        return wrong("--dst", "a tp that divides 12 heads", found);
+    snprintf(found, sizeof found, "tp=%lld", (long long)colo_grid_extent(&c->src, "tp"));
+    if (colo_grid_extent(&c->src, "tp") > c->model.hidden)
+        return wrong("--src", "a tp of at most 192, the encoder's hidden size", found);
+    if (c->output == COLO_SHARDED && c->grad == COLO_DISJOINT)
+        c->grad = COLO_PARTIAL; /* own rows come back: there is nothing to promise */
+    if (colo_partition_padded(CAP_LENGTH, tp, cp, false, &S) < 0 || S > CAP_POSITIONS) {
+        fprintf(stderr,
+                "colo-captioner: --dst: tp=%lld with cp=%lld needs a sequence of %lld positions, "
+                "expected at most %d\n",
+                (long long)tp, (long long)cp, (long long)S, CAP_POSITIONS);
+        return 2;
+    }
+    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT,
+                                 .src = &from,
+                                 .dst = &to,
+                                 .shape = {.samples = c->batch,
+                                           .rows = CAP_PATCHES,
+                                           .features = c->model.width},
+                                 .dtype = COLO_F32,
+                                 .output = c->output,
+                                 .grad = c->grad};
+    if (colo_layout_init_src(&from, &c->src) < 0 || colo_layout_init_dst(&to, &c->dst) < 0 ||
+        colo_layout_map_offset(&to, 0, S) < 0 || colo_plan_create(&plan, &config, 0) < 0 ||
+        (c->algo == COLO_COLLECTIVE && colo_plan_collective_check(&config) < 0)) {
+        fprintf(stderr, "colo-captioner: --src %s --dst %s: %s\n", c->src_text, c->dst_text,
+                colo_last_error());
+        colo_plan_destroy(&plan);
+        return 2;
+    }
+    colo_plan_destroy(&plan);
+    return 0;
+}
+
+static char *command_line(int argc, char **argv)
+{
+    size_t size = 1;
+    for (int i = 0; i < argc; i++)
+        size += strlen(argv[i]) + 1;
+    char *text = calloc(size, 1);
+
+    for (int i = 0; text && i < argc; i++) {
+        const char *slash = i ? NULL : strrchr(argv[0], '/');
+        strcat(strcat(text, i ? " " : ""), slash ? slash + 1 : argv[i]);
+    }
+    return text;
+}
+
+static colo_status_t rank_main(colo_comm_t *world, void *arg)
+{
+    cap_config_t *cfg = arg;
+    cap_rank_t rank;
+    colo_status_t st = cap_rank_create(&rank, cfg, world);
+
+    if (st >= 0)
+        st = cfg->check_gradients ? cap_check_gradients(&rank) : cap_train(&rank);
+    cap_rank_destroy(&rank);
+    return st;
+}
+
+int main(int argc, char **argv)
+{
+    struct words words = {.src = "tp=2,dp=4", .dst = "tp=2,cp=2,dp=2"};
+    cap_config_t cfg = {.steps = STEPS,
+                        .batch = BATCH,
+                        .eval_every = EVAL_EVERY,
+                        .seed = 1,
+                        .lr = RATE,
+                        .output = COLO_FULL_SEQ,
+                        .report = "./report.html",
+                        .model = CAP_MODEL_DEFAULT};
+    cap_data_t data = {0};
+    char why[256];
+    int rc = parse(&cfg, &words, argc, argv);
+
+    if (rc >= 0)
+        return rc;
+    if ((rc = parse_grid("--src", words.src, &cfg.src, cfg.src_text, sizeof cfg.src_text)) ||
+        (rc = parse_grid("--dst", words.dst, &cfg.dst, cfg.dst_text, sizeof cfg.dst_text)) ||
+        (rc = check_together(&cfg)))
+        return rc;
+    if (!words.data)
+        words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;
+    if (cap_data_load(&data, words.data, why, sizeof why)) {
+        fprintf(stderr, "colo-captioner: --data: %s\n", why);
+        return 2;
+    }
+    cfg.data = &data;
+    char *command = command_line(argc, argv);
+    cfg.command = command ? command : "colo-captioner";
+    if (openblas_set_num_threads)
+        openblas_set_num_threads(1); /* one thread a rank; the ranks are the parallelism */
+
+    colo_status_t st = colo_comm_threads_run(cfg.world, rank_main, &cfg);
+    if (st < 0)
+        fprintf(stderr, "colo-captioner: %s: %s\n", colo_status_name(st), colo_last_error());
+    free(command);
+    cap_data_free(&data);
+    return st < 0 ? 1 : cfg.exit_code;
+}

@@ -1,0 +1,270 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rank.h - the parallel half of the captioner: what one rank holds, and the calls between its files.
+ *
+ * A rank talks to others through colo_comm_t only; nothing here is shared between ranks except the
+ * constant cap_config_t, which every process of another backend would make from the same command
+ * line. All memory is taken before the first step.
+ *
+ * Letters: B global batch, b samples on this rank, S padded sequence, n = S / cp positions on this
+ * rank, T = b n tokens on this rank, D width, W tp size.
+ */
+#ifndef CAPTIONER_RANK_H
+#define CAPTIONER_RANK_H
+
+#include <colobridge.h>
+
+#include "captioner.h"
+#include "report.h"
+
+#define CAP_TRY(expr)             \
+    do {                          \
+        colo_status_t s_ = (expr); \
+        if (s_ < 0)               \
+            return s_;            \
+    } while (0)
+
+/* Places in the table of cap_params(); layer l's are P_LAYER + l * P_PER_LAYER + one of the second
+ * list, the back's come after the last layer. */
+enum { P_W1, P_B1, P_W2, P_B2, P_EMBED, P_POS, P_LAYER };
+enum { L_LN1G, L_LN1B, L_WQ, L_BQ, L_WK, L_BK, L_WV, L_BV, L_WO, L_BO, L_LN2G, L_LN2B, L_WU, L_BU,
+       L_WD, L_BD, P_PER_LAYER };
+enum { B_LNFG, B_LNFB, B_HEAD };
+
+enum { CAP_SAMPLES = 12, CAP_CHECK_STEPS = 20 };
+
+/** What the command line asks for; the same on all ranks, never written after start. */
+typedef struct cap_config {
+    colo_grid_t src, dst; /* tp, cp, pp and dp all present; absent ones were appended with extent 1 */
+    char src_text[64], dst_text[64]; /* as given */
+    int32_t world;
+    int64_t steps, batch, eval_every;
+    uint64_t seed;
+    double lr;
+    colo_output_t output;
+    colo_grad_t grad;
+    colo_algo_t algo;
+    const char *report, *command;
+    bool check_gradients, json;
+    cap_model_t model;
+    const cap_data_t *data;
+    int exit_code; /* written by rank 0: 0, or 1 when something was found */
+} cap_config_t;
+
+/** One grid as seen from one rank. */
+typedef struct cap_side {
+    bool in;                /* the grid has this rank */
+    int64_t tp, cp, pp, dp; /* extents */
+    int64_t t, c, p, d;     /* coordinates */
+    colo_comm_t *tp_comm, *cp_comm, *pp_comm, *mean_comm; /* mean: dp x cp. Owned; NULL outside */
+    int64_t b0, b;          /* own samples [b0, b0 + b) of the global batch */
+} cap_side_t;
+
+/** Memory taken before the first step, freed at the end. */
+typedef struct cap_arena {
+    void *last;  /* list of blocks */
+    bool failed;
+} cap_arena_t;
+
+/** What a transformer layer keeps from forward to backward; [T, ...] each. */
+typedef struct cap_layer {
+    struct cap_rank *rank;
+    int64_t at;    /* place of its first parameter */
+    float *x1_hat, *r1, *a;     /* LN1: normalised input, 1 / deviation, output */
+    float *q, *kv, *kv_all;     /* [T, Dl], [2, T, Dl], [cp, 2, T, Dl] */
+    float *prob, *o;            /* [b, heads, n, S], [T, Dl] */
+    float *mid;                 /* x after attention */
+    float *x2_hat, *r2, *m;
+    float *act, *dact;          /* gelu and its slope [T, Fl] */
+    float *out;
+} cap_layer_t;
+
+typedef struct cap_rank {
+    cap_config_t *cfg;
+    colo_comm_t *world;
+    cap_side_t src, dst;
+    cap_arena_t arena;
+
+    /* parameters held here: NULL where another rank holds them. Each side's are one block. */
+    cap_param_t table[CAP_MAX_PARAMS];
+    int nparams;
+    float *w[CAP_MAX_PARAMS], *g[CAP_MAX_PARAMS];
+    int64_t count[CAP_MAX_PARAMS]; /* elements of the local shard */
+    float *side_w[2], *side_g[2], *adam_m[2], *adam_v[2]; /* [0] encoder, [1] LLM */
+    int64_t side_count[2];
+    int64_t adam_step;
+
+    /* encoder; sb samples x sn patches */
+    bool encodes;
+    int64_t sb, sn, *patch_at; /* [sn] patch of local row */
+    float *patches, *act, *dact, *enc, *d_act;
+
+    /* bridge */
+    colo_layout_t src_layout, dst_layout;
+    colo_bridge_t *bridge;
+    int64_t x_shape[3], y_shape[3]; /* of this rank, as the bridge says; 0 samples: no part */
+    float *y;                /* [b, yn, D] */
+    int64_t yn;
+    float *no_seed;          /* a gradient for ranks on which nobody consumed y */
+
+    /* LLM */
+    int64_t S, n, T, *pos;   /* [n] global position of a local one */
+    int64_t *part_of, *local_of; /* [S] cp rank and local index of a position */
+    int64_t *tokens;         /* [b, S] */
+    int64_t *targets_all, *targets; /* [b, S], [b, n] */
+    uint8_t *mask;           /* [b, n] */
+    int64_t first_layer, end_layer;
+    bool front, back;        /* has embedding; has norm, head and loss */
+    float *h_in;             /* [T, D] merged input, or what the stage before sent */
+    cap_layer_t *layer;      /* [end_layer - first_layer] */
+    float *xf_hat, *rf, *hf, *logits, *logp, *d_logp, *nll, *loss;
+    colo_logprob_config_t logprob;
+    colo_logprob_saved_t saved;
+    void *stats, *scratch;
+    colo_reduced_t reduced;
+
+    /* backward's workspace, shared by the layers */
+    float *d_f, *d_t1, *d_t2, *d_top, *d_q, *d_kv, *d_kv_all, *tile;
+
+    colo_tape_t *encoder_tape, *llm_tape;
+    colo_value_t y_value, in_value, out_value;
+    int64_t *rows; /* [B] images of the global batch */
+
+    /* greedy decoding: best value and byte of own samples, of all tp ranks; the chosen byte */
+    float *best, *best_all;
+    int32_t *chosen;
+} cap_rank_t;
+
+/* ---- linear.c: local arithmetic; gradients of weights are added, those of inputs written ---- */
+
+void cap_linear(int64_t t, int64_t in, int64_t out, const float *x, const float *w, const float *b,
+                float *y);
+void cap_linear_d_weight(int64_t t, int64_t in, int64_t out, const float *x, const float *d_y,
+                         float *d_w);
+void cap_linear_d_bias(int64_t t, int64_t out, const float *d_y, float *d_b);
+/* d_x = beta d_x + d_y w */
+void cap_linear_d_input(int64_t t, int64_t in, int64_t out, const float *d_y, const float *w,
+                        float beta, float *d_x);
+/* act = gelu(z), slope = gelu'(z); z may be act */
+void cap_gelu(int64_t count, const float *z, float *act, float *slope);
+void cap_norm(int64_t t, int64_t d, const float *x, const float *gain, const float *bias,
+              float *x_hat, float *r, float *y);
+/* d_x = d_skip + the norm's part */
+void cap_norm_backward(int64_t t, int64_t d, const float *d_y, const float *gain,
+                       const float *x_hat, const float *r, const float *d_skip, float *d_x,
+                       float *d_gain, float *d_bias);
+
+/* ---- side.c: grids, groups, memory ---- */
+
+colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, const colo_grid_t *grid,
+                              const char *name, int64_t batch);
+void cap_side_destroy(cap_side_t *side);
+/* in place sum over @comm; nothing when it has one rank */
+colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count);
+void *cap_take(cap_arena_t *arena, int64_t count, size_t size); /* zeroed, 64-byte aligned */
+void cap_arena_free(cap_arena_t *arena);
+
+/* ---- attention.c ---- */
+
+int64_t cap_attention_tile(const cap_rank_t *r); /* floats of workspace */
+/* o and prob from q and kv; gathers kv over cp */
+colo_status_t cap_attention(cap_layer_t *l);
+/* d_q and d_kv of the rank from d_o; scatters over cp */
+colo_status_t cap_attention_backward(cap_layer_t *l, const float *d_o);
+
+/* ---- layer.c ---- */
+
+colo_status_t cap_layer_forward(cap_layer_t *l, const float *x);
+colo_status_t cap_layer_backward(const colo_tensor_t *d_out, int32_t nout,
+                                 const colo_tensor_t *d_in, int32_t nin, void *layer);
+
+/* ---- blocks.c: encoder, bridge, merge, head; the backward functions have the tape's shape ---- */
+
+colo_status_t cap_encoder_forward(cap_rank_t *r);
+colo_status_t cap_encoder_backward(const colo_tensor_t *d_out, int32_t nout,
+                                   const colo_tensor_t *d_in, int32_t nin, void *rank);
+colo_status_t cap_bridge_forward(cap_rank_t *r);
+colo_status_t cap_bridge_backward(const colo_tensor_t *d_out, int32_t nout,
+                                  const colo_tensor_t *d_in, int32_t nin, void *rank);
+void cap_merge_forward(cap_rank_t *r);
+colo_status_t cap_merge_backward(const colo_tensor_t *d_out, int32_t nout,
+                                 const colo_tensor_t *d_in, int32_t nin, void *rank);
+colo_status_t cap_head_forward(cap_rank_t *r, const float *x);
+colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
+                                int32_t nin, void *rank);
+/* The final norm and this rank's logits of @t rows @x, into r->hf and r->logits */
+void cap_head_logits(cap_rank_t *r, int64_t t, const float *x);
+colo_tensor_t cap_x_view(const cap_rank_t *r, float *data); /* [sb, sn, D] */
+colo_tensor_t cap_y_view(const cap_rank_t *r, float *data); /* [b, yn, D] */
+
+/* ---- model.c ---- */
+
+colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, colo_comm_t *world);
+void cap_rank_destroy(cap_rank_t *r);
+
+/* ---- step.c ---- */
+
+/* images of the global batch -> patches of this rank, tokens of this rank (@captions: else NULs) */
+colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions);
+/* encoder and bridge; recorded when @tape is given */
+colo_status_t cap_encode(cap_rank_t *r, colo_tape_t *tape);
+/* merge and this stage's layers, for ranks in the destination grid; *top: the last one's output */
+colo_status_t cap_stack(cap_rank_t *r, colo_tape_t *tape, const float **top);
+/* Of the loaded batch: loss in r->reduced (on the last stage), and gradients of this rank's shards,
+ * summed over dp and cp: those of the mean over the global batch */
+colo_status_t cap_forward_backward(cap_rank_t *r);
+
+/* ---- decode.c ---- */
+
+/* Greedy captions of the held-out images: @text [nheld][CAP_TEXT] bytes, the same on every rank */
+colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact);
+
+/* ---- gather.c: whole parameters and counters of all ranks, by sums over the world ---- */
+
+/* @shards: r->w or r->g; @whole [nparams], on every rank */
+colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whole);
+/* Do all ranks that hold the same shard hold the same bits; the same answer on every rank */
+colo_status_t cap_replicas(cap_rank_t *r, bool *same);
+
+enum { CAP_COMMS = 9 };
+/** What a rank's comms did between two moments, or all ranks' together. */
+typedef struct cap_ledgers {
+    colo_ledger_t of[CAP_COMMS];
+} cap_ledgers_t;
+extern const char *const cap_comm_names[CAP_COMMS];
+void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now);
+/* total += after - before */
+void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before,
+                     const cap_ledgers_t *after);
+/* Sums over the world, in place */
+colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total);
+/* Received bytes of operations that the bridge did, by the ledger */
+uint64_t cap_bridge_bytes(const cap_ledgers_t *total);
+
+/* ---- train.c ---- */
+
+/* One step of Adam on the batch of @step; *loss on every rank */
+colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss);
+double cap_rate(const cap_config_t *cfg, int64_t step);
+colo_status_t cap_train(cap_rank_t *r);
+
+/* ---- show.c: what a person sees; rank 0 only ---- */
+
+double cap_seconds(void); /* monotonic */
+typedef struct cap_progress {
+    double start, last;  /* seconds */
+    int64_t steps, tokens_per_step;
+    double accuracy;     /* < 0: not evaluated yet */
+    bool terminal, shown;
+    void *out;           /* FILE * */
+} cap_progress_t;
+void cap_progress_begin(cap_progress_t *p, const cap_config_t *cfg);
+/* @force: a line even when one was just shown */
+void cap_progress_step(cap_progress_t *p, int64_t done, double loss, bool force);
+void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int64_t n);
+
+/* ---- gradcheck.c ---- */
+
+colo_status_t cap_check_gradients(cap_rank_t *r);
+
+#endif

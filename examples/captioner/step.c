@@ -1,0 +1,202 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * step.c - one global batch through the model, forward and backward.
+ *
+ * Decides the order of things: encoder, bridge, this stage's layers, loss; then back. Stages hand
+ * activations and gradients over by one message; every rank of a pipeline joins every hand-over, in
+ * the same order, because an exchange is collective. The gradients are those of the mean over the
+ * global batch, so ranks' shares are summed over dp x cp and never divided again.
+ */
+#include <string.h>
+
+#include "rank.h"
+
+/* ---- input ---- */
+
+static void load_patches(cap_rank_t *r, const int64_t *rows)
+{
+    int64_t rank = r->src.b0;
+
+    for (int64_t i = 0; r->encodes && i < r->sb; i++) {
+        float image[CAP_PATCHES * CAP_PATCH];
+
+        cap_patches(r->cfg->data->pixels[rows[rank + i]], image);
+        for (int64_t k = 0; k < r->sn; k++)
+            memcpy(r->patches + (i * r->sn + k) * CAP_PATCH, image + r->patch_at[k] * CAP_PATCH,
+                   CAP_PATCH * sizeof *image);
+    }
+}
+
+/* Targets: the byte after each position, from the last image row to the caption's NUL. The roll is
+ * over the whole sequence; only then it is cut over cp. */
+static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
+{
+    int64_t ignore = -100, shape[] = {r->dst.b, r->S}, own[] = {r->dst.b, r->n};
+    colo_partition_t part = {.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
+    colo_tensor_t all = colo_tensor_host(r->targets_all, COLO_I64, 2, shape);
+    colo_tensor_t mine = colo_tensor_host(r->targets, COLO_I64, 2, own);
+
+    for (int64_t i = 0; i < r->dst.b; i++) {
+        const char *caption = cap_caption(r->cfg->data->label[rows[r->dst.b0 + i]]);
+        int64_t length = (int64_t)strlen(caption) + 1;
+
+        for (int64_t s = 0; s < r->S; s++) {
+            int64_t k = s - CAP_PATCHES;
+            bool byte = k >= 0 && k < length;
+            r->tokens[i * r->S + s] = byte ? (unsigned char)caption[k] : 0;
+            r->targets_all[i * r->S + s] = byte ? (unsigned char)caption[k] : ignore;
+        }
+    }
+    if (!r->dst.b)
+        return COLO_OK;
+    CAP_TRY(colo_partition_next_token(&part, &all, ignore, &all));
+    return colo_partition_shard(&part, &all, 1, &mine);
+}
+
+colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions)
+{
+    load_patches(r, rows);
+    if (!r->dst.in)
+        return COLO_OK;
+    if (captions)
+        return load_targets(r, rows);
+    memset(r->tokens, 0, (size_t)(r->dst.b * r->S) * sizeof *r->tokens);
+    return COLO_OK;
+}
+
+/* ---- between stages ---- */
+
+/* Stage @from gives @send to stage @to, which puts it at @recv; the other stages only take part. */
+static colo_status_t hand_over(cap_rank_t *r, int64_t from, int64_t to, const float *send,
+                               float *recv)
+{
+    bool gives = r->dst.p == from, gets = r->dst.p == to;
+    colo_box_t box = {.data = gives ? (void *)send : recv,
+                      .extent = {1, 1, r->T * r->cfg->model.width},
+                      .stride = {0, 0, 1}};
+    colo_message_t message = {.peer = (int32_t)(gives ? to : from), .nboxes = 1, .boxes = &box};
+
+    return colo_comm_exchange(r->dst.pp_comm, gives ? &message : NULL, gives,
+                              gets ? &message : NULL, gets, COLO_F32, NULL);
+}
+
+static colo_tensor_t tokens_view(const cap_rank_t *r, float *data)
+{
+    const int64_t shape[] = {r->T, r->cfg->model.width};
+    return colo_tensor_host(data, COLO_F32, 2, shape);
+}
+
+/* ---- forward ---- */
+
+colo_status_t cap_encode(cap_rank_t *r, colo_tape_t *tape)
+{
+    CAP_TRY(cap_encoder_forward(r));
+    CAP_TRY(cap_bridge_forward(r));
+    if (!tape)
+        return COLO_OK;
+
+    colo_tensor_t x = cap_x_view(r, r->enc), y = cap_y_view(r, r->y);
+    colo_value_t x_value;
+    CAP_TRY(colo_tape_record(tape, "encoder", NULL, 0, &x, 1, &x_value, NULL, 0,
+                             cap_encoder_backward, r, NULL));
+    return colo_tape_record(tape, "bridge", &x_value, 1, &y, 1, &r->y_value, NULL, 0,
+                            cap_bridge_backward, r, NULL);
+}
+
+/* What this stage starts from, and its value on the tape. */
+static colo_status_t stage_input(cap_rank_t *r, colo_tape_t *tape, colo_value_t *value)
+{
+    for (int64_t p = 0; p < r->dst.p; p++)
+        CAP_TRY(hand_over(r, p, p + 1, r->h_in, r->h_in));
+    if (r->front)
+        cap_merge_forward(r);
+    if (!tape)
+        return COLO_OK;
+
+    colo_tensor_t h = tokens_view(r, r->h_in), y = cap_y_view(r, r->y);
+    CAP_TRY(colo_tape_leaf(tape, r->front ? &y : &h, NULL, &r->in_value));
+    *value = r->in_value;
+    if (!r->front)
+        return COLO_OK;
+    return colo_tape_record(tape, "merge", &r->in_value, 1, &h, 1, value, NULL, 0,
+                            cap_merge_backward, r, NULL);
+}
+
+colo_status_t cap_stack(cap_rank_t *r, colo_tape_t *tape, const float **top)
+{
+    colo_value_t value = COLO_NO_VALUE;
+    float *x = r->h_in;
+
+    CAP_TRY(stage_input(r, tape, &value));
+    for (int64_t k = 0; k < r->end_layer - r->first_layer; k++) {
+        cap_layer_t *l = &r->layer[k];
+
+        CAP_TRY(cap_layer_forward(l, x));
+        x = l->out;
+        if (tape) {
+            colo_tensor_t out = tokens_view(r, x);
+            CAP_TRY(colo_tape_record(tape, "layer", &value, 1, &out, 1, &value, NULL, 0,
+                                     cap_layer_backward, l, NULL));
+        }
+    }
+    for (int64_t p = r->dst.p; p < r->dst.pp - 1; p++)
+        CAP_TRY(hand_over(r, p, p + 1, x, x));
+    r->out_value = value;
+    *top = x;
+    return COLO_OK;
+}
+
+/* ---- backward ---- */
+
+static colo_status_t stack_backward(cap_rank_t *r)
+{
+    colo_tensor_t seed = tokens_view(r, r->d_top), d_in;
+
+    for (int64_t p = r->dst.pp - 2; p >= r->dst.p; p--)
+        CAP_TRY(hand_over(r, p + 1, p, NULL, r->d_top));
+    CAP_TRY(colo_tape_backward(r->llm_tape, r->out_value, r->back ? NULL : &seed));
+    CAP_TRY(colo_tape_gradient(r->llm_tape, r->in_value, &d_in));
+    for (int64_t p = r->dst.p - 1; p >= 0; p--)
+        CAP_TRY(hand_over(r, p + 1, p, d_in.data, NULL));
+    return COLO_OK;
+}
+
+static colo_status_t encoder_backward(cap_rank_t *r)
+{
+    colo_tensor_t d_y = cap_y_view(r, r->no_seed);
+
+    if (r->front)
+        CAP_TRY(colo_tape_gradient(r->llm_tape, r->in_value, &d_y));
+    return colo_tape_backward(r->encoder_tape, r->y_value, &d_y);
+}
+
+colo_status_t cap_forward_backward(cap_rank_t *r)
+{
+    colo_tape_reset(r->encoder_tape);
+    colo_tape_reset(r->llm_tape);
+    for (int side = 0; side < 2; side++)
+        memset(r->side_g[side], 0, (size_t)r->side_count[side] * sizeof(float));
+
+    CAP_TRY(cap_encode(r, r->encoder_tape));
+    if (r->dst.in) {
+        const float *top;
+
+        CAP_TRY(cap_stack(r, r->llm_tape, &top));
+        if (r->back) {
+            const int64_t one = 1;
+            colo_tensor_t loss = colo_tensor_host(r->loss, COLO_F32, 1, &one);
+
+            CAP_TRY(cap_head_forward(r, top));
+            CAP_TRY(colo_tape_record(r->llm_tape, "head", &r->out_value, 1, &loss, 1,
+                                     &r->out_value, NULL, 0, cap_head_backward, r, NULL));
+        }
+        CAP_TRY(stack_backward(r));
+    }
+    CAP_TRY(encoder_backward(r));
+
+    if (r->encodes)
+        CAP_TRY(cap_sum(r->src.mean_comm, r->side_g[0], r->side_count[0]));
+    if (r->dst.in)
+        CAP_TRY(cap_sum(r->dst.mean_comm, r->side_g[1], r->side_count[1]));
+    return COLO_OK;
+}

@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * train.c - Adam on the shards a rank holds, the training loop, and the report at its end.
+ *
+ * Decides the schedule: a short warmup, then half a cosine down to a twentieth. Replicas of a shard
+ * see the same gradient bits (sums combine in rank order) and so stay the same without ever being
+ * broadcast. Ledgers are read around each step, decoding excluded, so that the report can put the
+ * bridge's bytes beside the plan's.
+ */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "rank.h"
+
+double cap_rate(const cap_config_t *cfg, int64_t step)
+{
+    int64_t warmup = cfg->steps / 20 + 1;
+    double done;
+
+    if (step < warmup)
+        return cfg->lr * (double)(step + 1) / (double)warmup;
+    done = (double)(step - warmup) / (double)(cfg->steps > warmup ? cfg->steps - warmup : 1);
+    return cfg->lr * (0.05 + 0.95 * 0.5 * (1.0 + cos(3.14159265358979 * (done < 1 ? done : 1))));
+}
+
+static void adam(cap_rank_t *r, double rate)
+{
+    const float keep1 = 0.9f, keep2 = 0.99f, eps = 1e-8f;
+
+    r->adam_step++;
+    float fix1 = (float)(1.0 / (1.0 - pow(0.9, (double)r->adam_step)));
+    float fix2 = (float)(1.0 / (1.0 - pow(0.99, (double)r->adam_step)));
+    for (int side = 0; side < 2; side++) {
+        float *w = r->side_w[side], *m = r->adam_m[side], *v = r->adam_v[side];
+        const float *g = r->side_g[side];
+
+        for (int64_t i = 0; i < r->side_count[side]; i++) {
+            m[i] = keep1 * m[i] + (1.0f - keep1) * g[i];
+            v[i] = keep2 * v[i] + (1.0f - keep2) * g[i] * g[i];
+            w[i] -= (float)rate * m[i] * fix1 / (sqrtf(v[i] * fix2) + eps);
+        }
+    }
+}
+
+/* The last stage knows the loss; everyone gets it. */
+static colo_status_t share_loss(cap_rank_t *r, double *loss)
+{
+    *loss = r->back ? r->reduced.value : -INFINITY;
+    return colo_comm_all_reduce(r->world, loss, loss, 1, COLO_F64, COLO_MAX, NULL);
+}
+
+colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss)
+{
+    cap_batch(r->cfg->data, r->cfg->seed, step, r->cfg->batch, r->rows);
+    CAP_TRY(cap_load(r, r->rows, true));
+    CAP_TRY(cap_forward_backward(r));
+    if (rate > 0)
+        adam(r, rate);
+    return share_loss(r, loss);
+}
+
+/* ---- at the end ---- */
+
+static int64_t all_params(const cap_rank_t *r)
+{
+    int64_t sum = 0;
+    for (int i = 0; i < r->nparams; i++)
+        sum += r->table[i].rows * r->table[i].cols;
+    return sum;
+}
+
+/* Evenly spread over the held-out images, wrong ones (at most a third) first. */
+static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sample_t *samples)
+{
+    const cap_data_t *data = cfg->data;
+    int64_t n = 0;
+
+    for (int pass = 0; pass < 2; pass++) {
+        int64_t stride = pass ? data->nheld / (CAP_SAMPLES - n) : 1;
+
+        if (stride < 1)
+            stride = 1;
+        for (int64_t i = 0; i < data->nheld && n < (pass ? CAP_SAMPLES : CAP_SAMPLES / 3);
+             i += stride) {
+            cap_sample_t *s = &samples[n];
+
+            s->row = data->held[i];
+            s->pixels = data->pixels[s->row];
+            s->label = data->label[s->row];
+            for (int k = 0; k <= CAP_TEXT; k++)
+                s->caption[k] = k < CAP_TEXT ? (char)text[i * CAP_TEXT + k] : 0;
+            n += pass || strcmp(s->caption, cap_caption(s->label));
+        }
+    }
+    return n;
+}
+
+static int64_t ledger_rows(const cap_rank_t *r, const cap_ledgers_t *total, int64_t plan_bytes,
+                           cap_ledger_row_t *rows)
+{
+    int64_t n = 0;
+
+    for (int i = 0; i < CAP_COMMS; i++)
+        for (int k = 0; k < COLO_OP_COUNT; k++)
+            for (int o = 0; o < COLO_OWNER_COUNT; o++) {
+                bool bridge = k == COLO_OP_EXCHANGE && o == COLO_OWNER_BRIDGE;
+                if (!total->of[i].ops[k][o])
+                    continue;
+                rows[n] = (cap_ledger_row_t){.op = (colo_op_kind_t)k,
+                                             .owner = (colo_owner_t)o,
+                                             .ops = total->of[i].ops[k][o],
+                                             .bytes = total->of[i].recv_bytes[k][o],
+                                             .plan_bytes = bridge ? plan_bytes : -1};
+                snprintf(rows[n].where, sizeof rows[n].where, "%s", cap_comm_names[i]);
+                n++;
+            }
+    return n;
+}
+
+/** What rank 0 collects for the report. */
+struct history {
+    cap_point_t *loss, *accuracy;
+    int64_t nloss, naccuracy;
+    double seconds; /* of training steps */
+    int32_t *text;
+    int64_t exact;
+    cap_ledgers_t ledgers;
+    cap_sample_t samples[CAP_SAMPLES];
+    cap_ledger_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_OWNER_COUNT];
+};
+
+static void report(cap_rank_t *r, struct history *h)
+{
+    cap_config_t *cfg = r->cfg;
+    const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
+    int64_t forward = cap_report_plan_bytes(plan, cfg->world, COLO_FORWARD);
+    int64_t backward = cap_report_plan_bytes(plan, cfg->world, COLO_BACKWARD);
+    int64_t planned = cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward
+                                                                               : -1;
+    double rate = h->seconds > 0 ? (double)(cfg->steps * cfg->batch * CAP_LENGTH) / h->seconds : 0;
+    int64_t nsamples = pick_samples(cfg, h->text, h->samples);
+    cap_report_t page = {.command = cfg->command,
+                         .model = cfg->model,
+                         .parameters = all_params(r),
+                         .batch = cfg->batch,
+                         .steps = cfg->steps,
+                         .seed = cfg->seed,
+                         .seconds = h->seconds,
+                         .tokens_per_second = rate,
+                         .backend = colo_comm_backend(r->world),
+                         .plan = *plan,
+                         .algo = cfg->algo,
+                         .world = cfg->world,
+                         .loss = h->loss,
+                         .nloss = h->nloss,
+                         .accuracy = h->accuracy,
+                         .naccuracy = h->naccuracy,
+                         .samples = h->samples,
+                         .nsamples = nsamples,
+                         .ledger = h->rows,
+                         .nledger = ledger_rows(r, &h->ledgers, planned, h->rows),
+                         .ledger_steps = cfg->steps};
+    double bridged = cfg->steps ? (double)cap_bridge_bytes(&h->ledgers) / (double)cfg->steps : 0;
+    double accuracy = (double)h->exact / (double)cfg->data->nheld;
+    FILE *out = cfg->json ? stderr : stdout;
+
+    cap_show_samples(cfg, h->samples, nsamples);
+    fprintf(out,
+            "%lld of %lld held-out captions exact (%.1f %%), %.1f s, %.0f tokens/s; bridge moved "
+            "%.0f bytes a step, the plan says %lld\n",
+            (long long)h->exact, (long long)cfg->data->nheld, 100 * accuracy, h->seconds, rate,
+            bridged, (long long)planned);
+    const char *why = cap_report_write(&page, cfg->report);
+    if (why) {
+        fprintf(stderr, "colo-captioner: %s\n", why);
+        cfg->exit_code = 1;
+    } else {
+        fprintf(out, "report: %s\n", cfg->report);
+    }
+    if (cfg->steps && planned >= 0 && bridged != (double)planned) {
+        fprintf(stderr, "colo-captioner: the bridge received %.0f bytes a step, planned %lld\n",
+                bridged, (long long)planned);
+        cfg->exit_code = 1;
+    }
+    if (cfg->json)
+        printf("{\"ok\":%s,\"steps\":%lld,\"loss\":%.6f,\"exact\":%lld,\"held_out\":%lld,"
+               "\"accuracy\":%.6f,\"seconds\":%.3f,\"tokens_per_second\":%.1f,"
+               "\"bridge_recv_bytes\":%.0f,\"plan_recv_bytes\":%lld,\"world\":%d,"
+               "\"src\":\"%s\",\"dst\":\"%s\",\"report\":%s}\n",
+               cfg->exit_code ? "false" : "true", (long long)cfg->steps,
+               h->nloss ? h->loss[h->nloss - 1].value : 0.0, (long long)h->exact,
+               (long long)cfg->data->nheld, accuracy, h->seconds, rate, bridged,
+               (long long)planned, cfg->world, cfg->src_text, cfg->dst_text,
+               why ? "false" : "true");
+}
+
+static colo_status_t evaluate(cap_rank_t *r, struct history *h, int64_t step,
+                              cap_progress_t *progress)
+{
+    CAP_TRY(cap_decode(r, h->text, &h->exact));
+    progress->accuracy = (double)h->exact / (double)r->cfg->data->nheld;
+    h->accuracy[h->naccuracy++] = (cap_point_t){step, progress->accuracy};
+    return COLO_OK;
+}
+
+colo_status_t cap_train(cap_rank_t *r)
+{
+    cap_config_t *cfg = r->cfg;
+    bool speaks = colo_comm_rank(r->world) == 0;
+    struct history *h = cap_take(&r->arena, 1, sizeof *h);
+    cap_progress_t progress;
+    cap_ledgers_t before, after;
+
+    if (!h)
+        return COLO_ERR_NOMEM;
+    h->loss = cap_take(&r->arena, cfg->steps + 1, sizeof *h->loss);
+    h->accuracy = cap_take(&r->arena, cfg->steps / cfg->eval_every + 2, sizeof *h->accuracy);
+    h->text = cap_take(&r->arena, cfg->data->nheld * CAP_TEXT, sizeof *h->text);
+    if (r->arena.failed)
+        return COLO_ERR_NOMEM;
+    cap_progress_begin(&progress, cfg);
+    for (int64_t step = 0; step < cfg->steps; step++) {
+        double begin = cap_seconds(), loss;
+        bool last = step + 1 == cfg->steps, eval = last || (step + 1) % cfg->eval_every == 0;
+
+        cap_ledgers_now(r, &before);
+        CAP_TRY(cap_step(r, step, cap_rate(cfg, step), &loss));
+        cap_ledgers_now(r, &after);
+        cap_ledgers_add(&h->ledgers, &before, &after);
+        h->seconds += cap_seconds() - begin;
+        h->loss[h->nloss++] = (cap_point_t){step + 1, loss};
+        if (eval)
+            CAP_TRY(evaluate(r, h, step + 1, &progress));
+        if (speaks)
+            cap_progress_step(&progress, step + 1, loss, eval);
+    }
+    if (!cfg->steps)
+        CAP_TRY(evaluate(r, h, 0, &progress));
+    CAP_TRY(cap_ledgers_sum(r, &h->ledgers));
+    if (speaks)
+        report(r, h);
+    return COLO_OK;
+}
