@@ -1,0 +1,529 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_colo_plan.c - colo-plan from outside: the worked examples of the bridge's rules as whole JSON
+ * documents and whole tables, written down by hand from the rules (docs/plan.md), and every way to
+ * use it wrongly.
+ */
+#include "harness/harness.h"
+
+#include "tool.h"
+
+#include <jansson.h>
+
+/* ---- worked examples ---- */
+
+typedef struct move {
+    int from, to;
+    const char *boxes; /* JSON */
+} move_t;
+
+typedef struct example {
+    const char *args[24];
+    int world;
+    const char *direction, *output;
+    int scale; /* 0: null */
+    const char *src_dims[4], *dst_dims[4];
+    int src[8][3], dst[8][3]; /* coordinates in the order of the dims */
+    int row_bytes;            /* of one row of one sample: bytes = rows of the boxes x this */
+    const move_t *forward, *backward; /* by receiver, then sender; from == to ends the list */
+    int totals[2][5];                 /* recv max, recv total, send max, local max, collective (-1) */
+} example_t;
+
+#define END {0, 0, NULL}
+#define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32", "--json"
+
+/* A: TP2/DP4 -> TP2/DP2/CP2, 8 samples, 8 rows, 16 bytes a row: V = 1024. cp 0 owns rows 0-1 and
+ * 6-7, cp 1 owns rows 2-5. Pairs 0-2, 1-3, 4-6, 5-7, V/8 each way. */
+#define OUTER(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[0,2]},{\"b\":[" #lo "," #hi "],\"s\":[6,8]}]"
+#define INNER(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[2,6]}]"
+#define ALL8(lo, hi) "[{\"b\":[" #lo "," #hi "],\"s\":[0,8]}]"
+static const move_t a_forward[] = {
+    {2, 0, OUTER(2, 4)}, {3, 1, OUTER(2, 4)}, {0, 2, INNER(0, 2)}, {1, 3, INNER(0, 2)},
+    {6, 4, OUTER(6, 8)}, {7, 5, OUTER(6, 8)}, {4, 6, INNER(4, 6)}, {5, 7, INNER(4, 6)}, END};
+static const move_t a_forward_full[] = {
+    {2, 0, ALL8(2, 4)}, {3, 1, ALL8(2, 4)}, {0, 2, ALL8(0, 2)}, {1, 3, ALL8(0, 2)},
+    {6, 4, ALL8(6, 8)}, {7, 5, ALL8(6, 8)}, {4, 6, ALL8(4, 6)}, {5, 7, ALL8(4, 6)}, END};
+static const move_t a_backward[] = {
+    {2, 0, INNER(0, 2)}, {3, 1, INNER(0, 2)}, {0, 2, OUTER(2, 4)}, {1, 3, OUTER(2, 4)},
+    {6, 4, INNER(4, 6)}, {7, 5, INNER(4, 6)}, {4, 6, OUTER(6, 8)}, {5, 7, OUTER(6, 8)}, END};
+
+/* B: TP4/DP2 -> TP1/DP4/CP2, the same tensor. Forward nothing; backward every rank of 0-3 (and of
+ * 4-7) owns another quarter of what all four need. */
+static const move_t none[] = {END};
+static const move_t b_backward[] = {
+    {1, 0, INNER(0, 2)}, {2, 0, OUTER(2, 4)}, {3, 0, INNER(2, 4)},
+    {0, 1, OUTER(0, 2)}, {2, 1, OUTER(2, 4)}, {3, 1, INNER(2, 4)},
+    {0, 2, OUTER(0, 2)}, {1, 2, INNER(0, 2)}, {3, 2, INNER(2, 4)},
+    {0, 3, OUTER(0, 2)}, {1, 3, INNER(0, 2)}, {2, 3, OUTER(2, 4)},
+    {5, 4, INNER(4, 6)}, {6, 4, OUTER(6, 8)}, {7, 4, INNER(6, 8)},
+    {4, 5, OUTER(4, 6)}, {6, 5, OUTER(6, 8)}, {7, 5, INNER(6, 8)},
+    {4, 6, OUTER(4, 6)}, {5, 6, INNER(4, 6)}, {7, 6, INNER(6, 8)},
+    {4, 7, OUTER(4, 6)}, {5, 7, INNER(4, 6)}, {6, 7, OUTER(6, 8)}, END};
+
+/* C: TP2/DP3 -> TP3/DP2, 6 samples. Source dp owns 2 samples each, destination dp 3 each.
+ * Sample 2 is held by ranks 2, 3 and lacked by 0, 1 (2 divides 2: by ordinal 0, 1); sample 3 is held
+ * by 2, 3 and lacked by 4, 5 (ordinals 1, 2 of the replicas 3, 4, 5). Samples 0-1 are held by 0, 1
+ * and lacked by 2 alone, samples 4-5 by 4, 5 and lacked by 3 alone: one needer, two candidates, below
+ * 64 KiB: candidate (needer's rank mod 2). Backward sample 3 is lacked by 2 and held by 3, 4, 5,
+ * sample 2 is lacked by 3 and held by 0, 1, 2: candidate (needer's rank mod 3). */
+static const move_t c_forward[] = {
+    {2, 0, ALL8(2, 3)}, {3, 1, ALL8(2, 3)}, {0, 2, ALL8(0, 2)},
+    {5, 3, ALL8(4, 6)}, {3, 4, ALL8(3, 4)}, {2, 5, ALL8(3, 4)}, END};
+static const move_t c_backward[] = {{5, 2, ALL8(3, 4)}, {0, 3, ALL8(2, 3)}, END};
+
+/* The same with 9 rows of 16 KiB: pieces of 144 KiB and more are cut evenly where ordinals tie. */
+#define ROWS(b0, b1, s0, s1) "[{\"b\":[" #b0 "," #b1 "],\"s\":[" #s0 "," #s1 "]}]"
+static const move_t c_forward_large[] = {
+    {2, 0, ROWS(2, 3, 0, 9)}, {3, 1, ROWS(2, 3, 0, 9)},
+    {0, 2, ROWS(0, 1, 0, 9)}, {1, 2, ROWS(1, 2, 0, 9)},
+    {4, 3, ROWS(4, 5, 0, 9)}, {5, 3, ROWS(5, 6, 0, 9)},
+    {3, 4, ROWS(3, 4, 0, 9)}, {2, 5, ROWS(3, 4, 0, 9)}, END};
+static const move_t c_backward_large[] = {
+    {3, 2, ROWS(3, 4, 0, 3)}, {4, 2, ROWS(3, 4, 3, 6)}, {5, 2, ROWS(3, 4, 6, 9)},
+    {0, 3, ROWS(2, 3, 0, 3)}, {1, 3, ROWS(2, 3, 3, 6)}, {2, 3, ROWS(2, 3, 6, 9)}, END};
+
+#define A_COORDS                                                                              \
+    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "cp", "dp"},                                 \
+    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}, {0, 3}, {1, 3}},                  \
+    .dst = {{0, 0, 0}, {1, 0, 0}, {0, 1, 0}, {1, 1, 0}, {0, 0, 1}, {1, 0, 1}, {0, 1, 1}, {1, 1, 1}}
+#define C_COORDS                                                                              \
+    .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "dp"},                                       \
+    .src = {{0, 0}, {1, 0}, {0, 1}, {1, 1}, {0, 2}, {1, 2}},                                  \
+    .dst = {{0, 0}, {1, 0}, {2, 0}, {0, 1}, {1, 1}, {2, 1}}
+
+static const example_t examples[] = {
+    {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), "--output",
+              "sharded"},
+     .world = 8, .direction = "fan_in", .scale = 2, .output = "sharded", A_COORDS,
+     .row_bytes = 16, .forward = a_forward, .backward = a_backward,
+     .totals = {{128, 1024, 128, 128, 256}, {128, 1024, 128, 128, 512}}},
+    {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4")},
+     .world = 8, .direction = "fan_in", .scale = 2, .output = "full", A_COORDS,
+     .row_bytes = 16, .forward = a_forward_full, .backward = a_backward,
+     .totals = {{256, 2048, 256, 256, 256}, {128, 1024, 128, 128, 512}}},
+    {.args = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", SIZES("8", "8", "4"),
+              "--output=sharded"},
+     .world = 8, .direction = "fan_out", .scale = 2, .output = "sharded",
+     .src_dims = {"tp", "dp"}, .dst_dims = {"tp", "cp", "dp"},
+     .src = {{0, 0}, {1, 0}, {2, 0}, {3, 0}, {0, 1}, {1, 1}, {2, 1}, {3, 1}},
+     .dst = {{0, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0, 1, 1}, {0, 0, 2}, {0, 1, 2}, {0, 0, 3}, {0, 1, 3}},
+     .row_bytes = 16, .forward = none, .backward = b_backward,
+     .totals = {{0, 0, 0, 128, 0}, {384, 3072, 384, 128, 512}}},
+    {.args = {"--src", "tp=2,dp=3", "--dst", "tp=3,dp=2", SIZES("6", "8", "4")},
+     .world = 6, .direction = "fan_in", .scale = 0, .output = "full", C_COORDS,
+     .row_bytes = 16, .forward = c_forward, .backward = c_backward,
+     .totals = {{256, 1024, 256, 256, -1}, {128, 256, 128, 256, -1}}},
+    {.args = {"--src", "tp2-dp3", "--dst", "tp3-dp2", SIZES("6", "9", "4096")},
+     .world = 6, .direction = "fan_in", .scale = 0, .output = "full", C_COORDS,
+     .row_bytes = 16384, .forward = c_forward_large, .backward = c_backward_large,
+     .totals = {{294912, 1179648, 294912, 294912, -1}, {147456, 294912, 49152, 294912, -1}}},
+};
+
+static json_t *coords(const char *const *dims, const int *c)
+{
+    json_t *o = json_object();
+    for (int i = 0; i < 4 && dims[i]; i++)
+        json_object_set_new(o, dims[i], json_integer(c[i]));
+    return o;
+}
+
+static json_t *messages(const example_t *e, const move_t *moves, int rank, bool recv)
+{
+    json_t *list = json_array();
+    for (int peer = 0; peer < e->world; peer++)
+        for (const move_t *m = moves; m->from != m->to; m++) {
+            if (m->to != (recv ? rank : peer) || m->from != (recv ? peer : rank))
+                continue;
+            json_t *boxes = json_loads(m->boxes, 0, NULL), *box;
+            size_t i;
+            int rows = 0, b0, b1, s0, s1;
+            json_array_foreach(boxes, i, box) {
+                assert_int_equal(json_unpack(box, "{s:[ii],s:[ii]}", "b", &b0, &b1, "s", &s0, &s1), 0);
+                rows += (b1 - b0) * (s1 - s0);
+            }
+            json_array_append_new(list, json_pack("{s:i,s:i,s:o}", "peer", peer, "bytes",
+                                                  rows * e->row_bytes, "boxes", boxes));
+        }
+    return list;
+}
+
+static json_t *expected(const example_t *e)
+{
+    static const char *const key[] = {"recv_bytes_max", "recv_bytes_total", "send_bytes_max",
+                                      "local_bytes_max", "collective_recv_bytes_max"};
+    json_t *ranks = json_array();
+    for (int r = 0; r < e->world; r++)
+        json_array_append_new(
+            ranks, json_pack("{s:i,s:o,s:o,s:{s:o,s:o},s:{s:o,s:o}}", "rank", r, "src",
+                             coords(e->src_dims, e->src[r]), "dst", coords(e->dst_dims, e->dst[r]),
+                             "forward", "recv", messages(e, e->forward, r, true), "send",
+                             messages(e, e->forward, r, false), "backward", "recv",
+                             messages(e, e->backward, r, true), "send",
+                             messages(e, e->backward, r, false)));
+    json_t *doc = json_pack("{s:i,s:s,s:o,s:s,s:o}", "world", e->world, "direction", e->direction,
+                            "scale", e->scale ? json_integer(e->scale) : json_null(), "output",
+                            e->output, "ranks", ranks);
+    for (int w = 0; w < 2; w++) {
+        json_t *t = json_object();
+        for (int i = 0; i < 5; i++)
+            json_object_set_new(t, key[i], e->totals[w][i] < 0 ? json_null()
+                                                               : json_integer(e->totals[w][i]));
+        json_object_set_new(doc, w ? "backward" : "forward", t);
+    }
+    return doc;
+}
+
+static void the_worked_examples_are_planned_as_written_down(void **state)
+{
+    for (size_t i = 0; i < sizeof examples / sizeof examples[0]; i++) {
+        said_t s = tool_run(examples[i].args);
+        assert_int_equal(s.exit, 0);
+        assert_string_equal(s.err, "");
+        json_t *found = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL), *want = expected(&examples[i]);
+        assert_non_null(found);
+        if (!json_equal(found, want)) {
+            char *a = json_dumps(want, JSON_COMPACT | JSON_SORT_KEYS);
+            char *b = json_dumps(found, JSON_COMPACT | JSON_SORT_KEYS);
+            size_t at = 0;
+            while (a[at] && a[at] == b[at])
+                at++;
+            at = at > 60 ? at - 60 : 0;
+            fail_msg("example %zu: expected ...%.160s\nfound ...%.160s", i, a + at, b + at);
+        }
+        json_decref(found);
+        json_decref(want);
+        said_free(&s);
+    }
+}
+
+/* ---- text ---- */
+
+static const char a_text[] =
+    "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
+    "16 samples x 8192 rows x 4096 features, bf16, sbh: 1.0 GiB\n"
+    "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n"
+    "fan_in, scale 2, 8 ranks\n"
+    "\n"
+    "        src       dst           forward                           backward\n"
+    "rank    tp  dp    tp  cp  dp     receives  from      sends  to     receives  from      sends  to\n"
+    "   0     0   0     0   0   0    128.0 MiB  2     128.0 MiB  2     128.0 MiB  2     128.0 MiB  2\n"
+    "   1     1   0     1   0   0    128.0 MiB  3     128.0 MiB  3     128.0 MiB  3     128.0 MiB  3\n"
+    "   2     0   1     0   1   0    128.0 MiB  0     128.0 MiB  0     128.0 MiB  0     128.0 MiB  0\n"
+    "   3     1   1     1   1   0    128.0 MiB  1     128.0 MiB  1     128.0 MiB  1     128.0 MiB  1\n"
+    "   4     0   2     0   0   1    128.0 MiB  6     128.0 MiB  6     128.0 MiB  6     128.0 MiB  6\n"
+    "   5     1   2     1   0   1    128.0 MiB  7     128.0 MiB  7     128.0 MiB  7     128.0 MiB  7\n"
+    "   6     0   3     0   1   1    128.0 MiB  4     128.0 MiB  4     128.0 MiB  4     128.0 MiB  4\n"
+    "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  5\n"
+    "\n"
+    "What this means\n"
+    "  forward   at most 128.0 MiB arrive at a rank, 1.0 GiB in all; the all-gather way would bring "
+    "256.0 MiB: 2.0 times fewer\n"
+    "  backward  at most 128.0 MiB arrive at a rank, 1.0 GiB in all; the all-reduce way would bring "
+    "512.0 MiB: 4.0 times fewer\n";
+
+static const char b_text[] =
+    "tp=4,dp=2 -> tp=1,cp=2,dp=4\n"
+    "8 samples x 8 rows x 4 features, f32, bsh: 1.0 KiB\n"
+    "output full: a rank gets all rows of its samples; gradients disjoint: zero outside the rows a "
+    "rank owns\n"
+    "fan_out, scale 2, 8 ranks\n"
+    "\n"
+    "        src       dst           forward                      backward\n"
+    "rank    tp  dp    tp  cp  dp    receives  from  sends  to    receives  from   sends  to\n"
+    "   0     0   0     0   0   0           -  -         -  -        384 B  1-3    384 B  1-3\n"
+    "   1     1   0     0   1   0           -  -         -  -        384 B  0,2,3  384 B  0,2,3\n"
+    "   2     2   0     0   0   1           -  -         -  -        384 B  0,1,3  384 B  0,1,3\n"
+    "   3     3   0     0   1   1           -  -         -  -        384 B  0-2    384 B  0-2\n"
+    "   4     0   1     0   0   2           -  -         -  -        384 B  5-7    384 B  5-7\n"
+    "   5     1   1     0   1   2           -  -         -  -        384 B  4,6,7  384 B  4,6,7\n"
+    "   6     2   1     0   0   3           -  -         -  -        384 B  4,5,7  384 B  4,5,7\n"
+    "   7     3   1     0   1   3           -  -         -  -        384 B  4-6    384 B  4-6\n"
+    "\n"
+    "What this means\n"
+    "  forward   nothing moves; the all-gather way would move nothing, too\n"
+    "  backward  at most 384 B arrive at a rank, 3.0 KiB in all; the all-reduce way would bring 512 B:"
+    " 1.3 times fewer\n";
+
+static void assert_prints(const char *const *args, const char *text)
+{
+    said_t s = tool_run(args);
+    assert_string_equal(s.err, "");
+    assert_string_equal(s.out, text);
+    assert_int_equal(s.exit, 0);
+    said_free(&s);
+}
+
+static void the_table_reads_as_written_down(void **state)
+{
+    const char *a[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "16", "--seq",
+                       "8192", "--hidden", "4096", "--dtype", "bf16", "--axes", "sbh", "--output",
+                       "sharded", NULL};
+    const char *b[] = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", "--batch", "8", "--seq",
+                       "8", "--hidden", "4", "--dtype", "f32", NULL};
+    assert_prints(a, a_text);
+    assert_prints(b, b_text);
+}
+
+static void one_rank_is_shown_with_its_boxes(void **state)
+{
+    const char *args[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "8", "--seq",
+                          "8", "--hidden", "4", "--dtype", "f32", "--output", "sharded", "--axes",
+                          "sbh", "--rank", "0", NULL};
+    assert_prints(args, "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
+                        "8 samples x 8 rows x 4 features, f32, sbh: 1.0 KiB\n"
+                        "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n"
+                        "\n"
+                        "rank 0\n"
+                        "src: tp 0 dp 0, samples 0..1, tensor sbh [8, 2, 4]\n"
+                        "dst: tp 0 cp 0 dp 0, samples 0..3, tensor sbh [4, 4, 4]\n"
+                        "\n"
+                        "forward, 128 B copied in place\n"
+                        "  receives 128 B from rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n"
+                        "  sends 128 B to rank 2: samples 0..1 rows 2..5\n"
+                        "\n"
+                        "backward, 128 B copied in place\n"
+                        "  receives 128 B from rank 2: samples 0..1 rows 2..5\n"
+                        "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
+}
+
+static void one_rank_as_json_keeps_the_totals_of_all(void **state)
+{
+    const char *all[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), NULL};
+    const char *one[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
+                         "--rank", "5", NULL};
+    said_t sa = tool_run(all), so = tool_run(one);
+    json_t *a = json_loads(sa.out, 0, NULL), *o = json_loads(so.out, 0, NULL);
+    json_t *ranks = json_object_get(o, "ranks");
+    assert_int_equal(json_array_size(ranks), 1);
+    assert_true(json_equal(json_array_get(ranks, 0),
+                           json_array_get(json_object_get(a, "ranks"), 5)));
+    json_object_del(a, "ranks");
+    json_object_del(o, "ranks");
+    assert_true(json_equal(a, o));
+    json_decref(a);
+    json_decref(o);
+    said_free(&sa);
+    said_free(&so);
+}
+
+/* The adjoint of a full-length output: every source rank gets its rows from all C siblings. */
+static void partial_gradients_come_from_every_context_rank(void **state)
+{
+    const char *args[] = {"--src", "tp=1,dp=2", "--dst", "tp=1,cp=2,dp=1", SIZES("4", "8", "1"),
+                          "--grad", "partial", NULL};
+    said_t s = tool_run(args);
+    json_t *doc = json_loads(s.out, 0, NULL);
+    assert_non_null(doc);
+    for (int r = 0; r < 2; r++) { /* V = 128: rank r lacks the sibling's addend of its 2 samples */
+        json_t *want = json_pack("[{s:i,s:i,s:[{s:[ii],s:[ii]}]}]", "peer", 1 - r, "bytes", 64,
+                                 "boxes", "b", 2 * r, 2 * r + 2, "s", 0, 8);
+        json_t *rank = json_array_get(json_object_get(doc, "ranks"), (size_t)r);
+        assert_true(json_equal(json_object_get(json_object_get(rank, "backward"), "recv"), want));
+        json_decref(want);
+    }
+    json_decref(doc);
+    said_free(&s);
+}
+
+static void help_shows_an_example_and_version_a_number(void **state)
+{
+    const char *help[] = {"--help", NULL}, *version[] = {"--version", NULL};
+    said_t s = tool_run(help);
+    assert_int_equal(s.exit, 0);
+    assert_string_equal(s.err, "");
+    assert_non_null(strstr(s.out, "colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2"));
+    said_free(&s);
+    assert_prints(version, "colo-plan 0.1.0\n");
+}
+
+static void colour_is_for_terminals_without_no_color(void **state)
+{
+    const char *args[] = {"--src", "dp=2", "--dst", "tp=2", "--batch", "2", "--seq", "2", "--hidden",
+                          "1", NULL};
+    said_t pipe = tool_run(args), tty = tool_run_tty(args, false), plain = tool_run_tty(args, true);
+    assert_null(strchr(pipe.out, '\033'));
+    assert_non_null(strchr(tty.out, '\033'));
+    assert_non_null(strstr(plain.out, "What this means"));
+    assert_null(strchr(plain.out, '\033'));
+    said_free(&pipe);
+    said_free(&tty);
+    said_free(&plain);
+}
+
+/* ---- wrong use ---- */
+
+#define GOOD_GRIDS "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2"
+#define GOOD_SIZES "--batch", "8", "--seq", "8", "--hidden", "4"
+
+static void assert_refused(const char *const *args, int exit, const char *text)
+{
+    said_t s = tool_run(args);
+    char *newline = strchr(s.err, '\n');
+    if (s.exit != exit || s.out_size != 0 || !newline || newline[1] || s.err_size > 201)
+        fail_msg("%s %s ...: exit %d (expected %d), %zu bytes on stdout, stderr (%zu bytes): %s",
+                 args[0] ? args[0] : "", args[0] && args[1] ? args[1] : "", s.exit, exit, s.out_size,
+                 s.err_size, s.err);
+    for (char *c = s.err; c < newline; c++)
+        if (*c < 0x20 || *c > 0x7e)
+            fail_msg("byte 0x%02x on stderr: %s", (unsigned char)*c, s.err);
+    if (strncmp(s.err, "colo-plan: ", 11) != 0 || !strstr(s.err, text))
+        fail_msg("\"%s\" lacks \"%s\"", s.err, text);
+    said_free(&s);
+}
+
+static void a_wrong_option_is_named_in_one_line(void **state)
+{
+    static const struct {
+        const char *args[20];
+        const char *text;
+    } cases[] = {
+        {{NULL}, "--src is missing"},
+        {{"--src", "tp=2,dp=4", GOOD_SIZES}, "--dst is missing"},
+        {{GOOD_GRIDS, "--seq", "8", "--hidden", "4"}, "--batch is missing"},
+        {{GOOD_GRIDS, "--batch", "8", "--hidden", "4"}, "--seq is missing"},
+        {{GOOD_GRIDS, "--batch", "8", "--seq", "8"}, "--hidden is missing"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--frobnicate"}, "unknown option \"--frobnicate\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--jso"}, "unknown option \"--jso\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "-j"}, "unknown option \"-j\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "extra"}, "argument 11: unknown option \"extra\""},
+        {{GOOD_GRIDS, GOOD_SIZES, ""}, "unknown option \"\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "caf\xc3\xa9"}, "unknown option \"caf\\xc3\\xa9\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--dtype"}, "--dtype: a value is missing"},
+        {{"--src", "--dst", "tp=2"}, "--src: a value is missing"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--json=yes"}, "--json: takes no value, found \"yes\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--json", "--json"}, "--json: given twice"},
+        {{GOOD_GRIDS, "--src", "tp=8", GOOD_SIZES}, "--src: given twice"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--batch=9"}, "--batch: given twice"},
+        {{GOOD_GRIDS, "--batch", "0", "--seq", "8", "--hidden", "4"}, "--batch: \"0\" is outside 1.."},
+        {{GOOD_GRIDS, "--batch", "-4", "--seq", "8", "--hidden", "4"}, "--batch: \"-4\" is no whole number (byte 0)"},
+        {{GOOD_GRIDS, "--batch", "8x", "--seq", "8", "--hidden", "4"}, "\"8x\" is no whole number (byte 1)"},
+        {{GOOD_GRIDS, "--batch", " 8", "--seq", "8", "--hidden", "4"}, "(byte 0)"},
+        {{GOOD_GRIDS, "--batch", "+8", "--seq", "8", "--hidden", "4"}, "(byte 0)"},
+        {{GOOD_GRIDS, "--batch", "1e3", "--seq", "8", "--hidden", "4"}, "(byte 1)"},
+        {{GOOD_GRIDS, "--batch", "", "--seq", "8", "--hidden", "4"}, "--batch: \"\" is no whole number"},
+        {{GOOD_GRIDS, "--batch", "8", "--seq", "9223372036854775808", "--hidden", "4"}, "--seq: \"9223372036854775808\" is outside"},
+        {{GOOD_GRIDS, "--batch", "8", "--seq", "8", "--hidden", "99999999999999999999999999999999999999999"}, "--hidden: "},
+        {{GOOD_GRIDS, "--batch", "4611686018427387904", "--seq", "8", "--hidden", "4"}, "overflow"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--dtype", "fp7"}, "--dtype: \"fp7\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--dtype", "\xff\xfe"}, "--dtype: \"\\xff\\xfe\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--axes", "hsb"}, "--axes: \"hsb\" is none of bsh, sbh, th"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--output", "half"}, "--output: \"half\" is none of full, sharded"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--grad", "all"}, "--grad: \"all\" is none of partial, disjoint"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--sp", "tp"}, "--sp: \"tp\" is none of none, src, dst, both"},
+        {{"--src", "dp=8", "--dst", "dp=8", GOOD_SIZES, "--sp", "src"}, "--sp: "},
+        {{GOOD_GRIDS, GOOD_SIZES, "--src-stage", "1"}, "--src-stage: stage 1, but --src has 1 (pp)"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--dst-stage", "first"}, "--dst-stage: \"first\""},
+        {{"--src", "pp=2,dp=4", "--dst", "dp=8", GOOD_SIZES, "--src-stage", "2"}, "stage 2, but --src has 2"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--offset", "-1"}, "--offset: \"-1\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--offset", "9223372036854775807"}, "--offset: "},
+        {{GOOD_GRIDS, GOOD_SIZES, "--llm-seq", "7"}, "--llm-seq: 7 positions cannot hold --offset 0 and --seq 8"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--llm-seq", "16", "--offset", "9"}, "--llm-seq: 16 positions"},
+        {{GOOD_GRIDS, GOOD_SIZES, "--ranks-per-node", "x"}, "--ranks-per-node: \"x\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--max-ranks", "-1"}, "--max-ranks: \"-1\""},
+        {{GOOD_GRIDS, GOOD_SIZES, "--rank", "8"}, "--rank: \"8\" is outside 0..7"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_refused(cases[i].args, 2, cases[i].text);
+}
+
+/* Where reading stopped is in the sentence, whatever else is. */
+static void a_bad_spec_is_refused_with_its_position(void **state)
+{
+    static const struct {
+        const char *spec;
+        int byte;
+    } cases[] = {
+        {"", 0},         {"tp", 2},        {"tp=", 3},          {"tp=2,", 5},     {"tp=2,,dp=4", 5},
+        {"tp=2,dp=x", 8}, {"tp=2 ,dp=4", 4}, {" tp=2", 0},       {"tp=2,dp=4@", 10}, {"tp=-2", 3},
+        {"t\xc3\xa9=2", 1}, {"tp=2\n", 4},  {"tp=2;dp=4", 4},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int side = 0; side < 2; side++) {
+            const char *src[] = {"--src", cases[i].spec, "--dst", "dp=8", GOOD_SIZES, NULL};
+            const char *dst[] = {"--src", "dp=8", "--dst", cases[i].spec, GOOD_SIZES, NULL};
+            char at[32], option[16];
+            snprintf(at, sizeof at, "byte %d", cases[i].byte);
+            snprintf(option, sizeof option, "--%s: ", side ? "dst" : "src");
+            assert_refused(side ? dst : src, 2, at);
+            assert_refused(side ? dst : src, 2, option);
+        }
+}
+
+static void a_spec_that_is_no_grid_is_refused(void **state)
+{
+    static const char *const specs[] = {
+        "tp=0", "tp=2,tp=2", "tp=9223372036854775808", "tp=4294967296,dp=4294967296",
+        "a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1,j=1,k=1,l=1,m=1,n=1,o=1,p=1,q=1",
+        "a_name_of_sixteen=2", "tp=2,dp=4@9223372036854775807", "dp=16777217", "dp=8@16777216",
+        "2tp=2", "tp=2,dp4",
+    };
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
+        const char *args[] = {"--src", specs[i], "--dst", "dp=8", GOOD_SIZES, NULL};
+        assert_refused(args, 2, "--src: ");
+    }
+}
+
+static void a_spec_of_100_kb_gives_one_short_line(void **state)
+{
+    size_t n = 100 * 1024;
+    char *spec = malloc(n + 1);
+    static const char *const unit[] = {"x", "tp=2,", "\xff", "\n", "9", "\xe2\x82\xac", "=", "%n%s"};
+    for (size_t u = 0; u < sizeof unit / sizeof unit[0]; u++) {
+        for (size_t i = 0; i < n; i++)
+            spec[i] = unit[u][i % strlen(unit[u])];
+        spec[n] = '\0';
+        const char *as_spec[] = {"--src", spec, "--dst", "dp=8", GOOD_SIZES, NULL};
+        const char *as_number[] = {GOOD_GRIDS, "--batch", spec, NULL};
+        const char *as_word[] = {GOOD_GRIDS, GOOD_SIZES, "--output", spec, NULL};
+        const char *as_dtype[] = {GOOD_GRIDS, GOOD_SIZES, "--dtype", spec, NULL};
+        const char *as_option[] = {spec, NULL};
+        assert_refused(as_spec, 2, "--src: ");
+        assert_refused(as_number, 2, "--"); /* --seq is missing, too */
+        assert_refused(as_word, 2, "--output: ");
+        assert_refused(as_dtype, 2, "--dtype: ");
+        assert_refused(as_option, 2, "unknown option");
+    }
+    free(spec);
+}
+
+/* Well-formed options, but no plan: a problem found, not wrong use. */
+static void layouts_that_do_not_fit_are_a_problem(void **state)
+{
+    const char *cp[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", "--batch", "8", "--seq", "12",
+                        "--hidden", "4", NULL};
+    const char *sp[] = {"--src", "tp=4,dp=2", "--dst", "dp=8", "--batch", "8", "--seq", "6",
+                        "--hidden", "4", "--sp", "src", NULL};
+    assert_refused(cp, 1, "12");
+    assert_refused(sp, 1, "6");
+}
+
+static void an_output_that_cannot_be_written_is_a_problem(void **state)
+{
+    const char *args[] = {GOOD_GRIDS, GOOD_SIZES, NULL};
+    said_t s = tool_run_to(args, "/dev/full");
+    assert_int_equal(s.exit, 1);
+    assert_non_null(strstr(s.err, "standard output"));
+    said_free(&s);
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_PLAN"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_worked_examples_are_planned_as_written_down),
+        cmocka_unit_test(the_table_reads_as_written_down),
+        cmocka_unit_test(one_rank_is_shown_with_its_boxes),
+        cmocka_unit_test(one_rank_as_json_keeps_the_totals_of_all),
+        cmocka_unit_test(partial_gradients_come_from_every_context_rank),
+        cmocka_unit_test(help_shows_an_example_and_version_a_number),
+        cmocka_unit_test(colour_is_for_terminals_without_no_color),
+        cmocka_unit_test(a_wrong_option_is_named_in_one_line),
+        cmocka_unit_test(a_bad_spec_is_refused_with_its_position),
+        cmocka_unit_test(a_spec_that_is_no_grid_is_refused),
+        cmocka_unit_test(a_spec_of_100_kb_gives_one_short_line),
+        cmocka_unit_test(layouts_that_do_not_fit_are_a_problem),
+        cmocka_unit_test(an_output_that_cannot_be_written_is_a_problem),
+    };
+    return cmocka_run_group_tests_name("tools/colo_plan", tests, NULL, NULL);
+}

@@ -1,0 +1,122 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tool.c - a child process with its output in unnamed files, so that no pipe can fill up.
+ *
+ * The child gets a plain environment: no NO_COLOR, TERM=xterm. A terminal is a pseudo-terminal whose
+ * other end is read after the child has ended (what it writes here is small).
+ */
+#include "tool.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define ARGS_MAX 64
+
+static const char *program;
+
+bool tool_path(int argc, char **argv, const char *env)
+{
+    program = argc > 1 ? argv[1] : getenv(env);
+    return program != NULL;
+}
+
+static char *slurp(int fd, size_t *size)
+{
+    size_t cap = 4096, n = 0;
+    char *text = malloc(cap);
+    for (;;) {
+        if (n + 1 == cap)
+            text = realloc(text, cap *= 2);
+        if (!text)
+            abort();
+        ssize_t got = read(fd, text + n, cap - n - 1);
+        if (got <= 0) /* 0, or EIO of a terminal whose child is gone */
+            break;
+        n += (size_t)got;
+    }
+    text[n] = '\0';
+    *size = n;
+    return text;
+}
+
+static said_t run(const char *const *args, int out, bool no_color)
+{
+    said_t s = {.exit = -1};
+    FILE *err = tmpfile();
+    char *argv[ARGS_MAX + 2] = {(char *)program};
+    for (int i = 0; i < ARGS_MAX && args[i]; i++)
+        argv[i + 1] = (char *)args[i];
+    if (!err)
+        abort();
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        dup2(out, STDOUT_FILENO);
+        dup2(fileno(err), STDERR_FILENO);
+        setenv("TERM", "xterm", 1);
+        if (no_color)
+            setenv("NO_COLOR", "1", 1);
+        else
+            unsetenv("NO_COLOR");
+        execv(program, argv);
+        _exit(126);
+    }
+    int status = 0;
+    if (pid < 0 || waitpid(pid, &status, 0) != pid)
+        abort();
+    if (WIFEXITED(status))
+        s.exit = WEXITSTATUS(status);
+    lseek(fileno(err), 0, SEEK_SET);
+    s.err = slurp(fileno(err), &s.err_size);
+    fclose(err);
+    return s;
+}
+
+said_t tool_run(const char *const *args)
+{
+    FILE *out = tmpfile();
+    if (!out)
+        abort();
+    said_t s = run(args, fileno(out), false);
+    lseek(fileno(out), 0, SEEK_SET);
+    s.out = slurp(fileno(out), &s.out_size);
+    fclose(out);
+    return s;
+}
+
+said_t tool_run_tty(const char *const *args, bool no_color)
+{
+    int master = posix_openpt(O_RDWR | O_NOCTTY);
+    if (master < 0 || grantpt(master) || unlockpt(master))
+        abort();
+    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+    if (slave < 0)
+        abort();
+    said_t s = run(args, slave, no_color);
+    close(slave);
+    s.out = slurp(master, &s.out_size);
+    close(master);
+    return s;
+}
+
+said_t tool_run_to(const char *const *args, const char *path)
+{
+    int fd = open(path, O_WRONLY);
+    if (fd < 0)
+        abort();
+    said_t s = run(args, fd, false);
+    close(fd);
+    s.out = calloc(1, 1);
+    return s;
+}
+
+void said_free(said_t *s)
+{
+    free(s->out);
+    free(s->err);
+    *s = (said_t){.exit = -1};
+}

@@ -1,0 +1,27 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* tool.h - runs a built tool and keeps what it said. */
+#ifndef TESTS_TOOLS_TOOL_H
+#define TESTS_TOOLS_TOOL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+
+typedef struct said {
+    int exit;  /* code, or -1 when a signal ended it */
+    char *out; /* NUL-terminated; a NUL that the tool wrote would end it early */
+    char *err;
+    size_t out_size, err_size;
+} said_t;
+
+/* The program to run: argv[1] of the test, or the variable @env. False: neither is given. */
+bool tool_path(int argc, char **argv, const char *env);
+
+/* @args: NULL-terminated, without the program's name. */
+said_t tool_run(const char *const *args);
+/* The same with stdout on a new terminal, and with NO_COLOR set or unset. */
+said_t tool_run_tty(const char *const *args, bool no_color);
+/* The same with stdout on the file @path. */
+said_t tool_run_to(const char *const *args, const char *path);
+void said_free(said_t *s);
+
+#endif
