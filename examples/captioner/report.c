@@ -1,0 +1,449 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * report.c - the page around the pictures: style, facts, samples, the table of collectives, and how
+ * the file gets its name.
+ *
+ * The page needs nothing from outside and no script, so that it can be mailed or kept beside a log.
+ * Every string that is not ours goes through cap_put_text(). The markup is closed as XML would
+ * want it, which is what the test can check.
+ *
+ * Writing: a new file beside the target, then rename(). A target that is no regular file (a pipe,
+ * /dev/stdout) is written in place: renaming over a device would replace the device.
+ */
+#include <errno.h>
+#include <fcntl.h>
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "report-page.h"
+
+#include <colobridge/version.h>
+
+static _Thread_local char sentence[1024];
+
+static const char *refuse(const char *fmt, ...) COLO_PRINTF(1, 2);
+static const char *refuse(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(sentence, sizeof sentence, fmt, args);
+    va_end(args);
+    return sentence;
+}
+
+/* ---- text ---- */
+
+/* Length of the UTF-8 sequence at @s, 0 when it is none (also overlong, surrogates, > 10FFFF). */
+static int utf8_length(const unsigned char *s)
+{
+    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    int n = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
+    if (n <= 1)
+        return n;
+    uint32_t c = s[0] & (0x7fu >> n);
+    for (int i = 1; i < n; i++) {
+        if (s[i] >> 6 != 2)
+            return 0;
+        c = c << 6 | (s[i] & 0x3fu);
+    }
+    return c < smallest[n] || c > 0x10ffff || c >> 11 == 27 ? 0 : n;
+}
+
+void cap_put_text(FILE *f, const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+
+    while (*s) {
+        int n = utf8_length(s);
+        bool c1 = n == 2 && s[0] == 0xc2 && s[1] < 0xa0; /* control characters of Latin-1 */
+        if (n == 0 || c1 || (n == 1 && (*s < ' ' || *s == 127))) {
+            fprintf(f, "\\x%02x", *s++);
+            continue;
+        }
+        switch (*s) {
+        case '&':
+            fputs("&amp;", f);
+            break;
+        case '<':
+            fputs("&lt;", f);
+            break;
+        case '>':
+            fputs("&gt;", f);
+            break;
+        case '"':
+            fputs("&quot;", f);
+            break;
+        case '\'':
+            fputs("&#39;", f);
+            break;
+        default:
+            fwrite(s, 1, (size_t)n, f);
+        }
+        s += n;
+    }
+}
+
+const char *cap_bytes(double bytes, char text[32])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    int u = 0;
+    while (bytes >= 1024.0 && u < 5) {
+        bytes /= 1024.0;
+        u++;
+    }
+    snprintf(text, 32, bytes == floor(bytes) ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+    return text;
+}
+
+const char *cap_count(int64_t n, char text[32])
+{
+    char digits[24];
+    int len = snprintf(digits, sizeof digits, "%lld", (long long)n), out = 0;
+    for (int i = 0; i < len; i++) {
+        text[out++] = digits[i];
+        if (digits[i] != '-' && i < len - 1 && (len - 1 - i) % 3 == 0)
+            text[out++] = ',';
+    }
+    text[out] = 0;
+    return text;
+}
+
+/* ---- style and head ---- */
+
+static const char style[] =
+    ":root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#d1d9e0;"
+    "--card:#f6f8fa;--accent:#0b66c3;--good:#1a7f37;--bad:#c0362c;--l:40%}\n"
+    "@media(prefers-color-scheme:dark){:root{--bg:#0f1419;--fg:#e6e9ed;--dim:#9aa4af;"
+    "--line:#30363d;--card:#171d24;--accent:#58a6ff;--good:#4cc26a;--bad:#ff7b72;--l:68%}}\n"
+    "*{box-sizing:border-box}\n"
+    "body{margin:0 auto;padding:20px 16px 40px;max-width:1120px;background:var(--bg);"
+    "color:var(--fg);font:16px/1.5 system-ui,sans-serif}\n"
+    "h1{font-size:1.6rem;line-height:1.25;margin:.2em 0}h2{font-size:1.2rem;margin:2em 0 .5em;"
+    "padding-bottom:.25em;border-bottom:1px solid var(--line)}\n"
+    "p{margin:.5em 0;max-width:75ch}code{font-size:.92em;overflow-wrap:anywhere}\n"
+    "pre{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:10px 12px;"
+    "font-size:.85rem;white-space:pre-wrap;overflow-wrap:anywhere}\n"
+    ".facts{display:grid;grid-template-columns:repeat(auto-fit,minmax(104px,1fr));gap:8px;"
+    "margin:14px 0;padding:0}\n"
+    ".facts div{background:var(--card);border:1px solid var(--line);border-radius:8px;"
+    "padding:8px 10px}.facts dt{color:var(--dim);font-size:.8rem}\n"
+    ".facts dd{margin:0;font-size:1.1rem;font-weight:600;font-variant-numeric:tabular-nums}\n"
+    ".pair{display:grid;gap:20px 32px;grid-template-columns:minmax(0,1fr)}\n"
+    "@media(min-width:760px){.pair{grid-template-columns:repeat(2,minmax(0,1fr))}}\n"
+    "figure{margin:0}figcaption{color:var(--dim);font-size:.9rem;margin-bottom:6px}\n"
+    "figcaption b{color:var(--fg)}figure svg{display:block;width:100%;height:auto;margin:0 auto}\n"
+    "figure.layout svg{max-width:500px}\n"
+    "svg text{font:11px system-ui,sans-serif;fill:var(--dim)}\n"
+    ".grid{stroke:var(--line)}.tick{stroke:var(--dim)}\n"
+    ".curve{fill:none;stroke:var(--accent);stroke-width:2;stroke-linejoin:round}"
+    ".dot{fill:var(--accent)}\n"
+    ".cell rect{fill:var(--card);stroke:var(--line)}.cell text,.side text{text-anchor:middle}\n"
+    "svg .cell .rank{fill:var(--fg);font-weight:600}.none{opacity:.55}"
+    ".none rect{stroke-dasharray:4 3}\n"
+    ".flow path,.own path{fill:none;stroke-width:1.6}"
+    ".own path{stroke:var(--dim);stroke-dasharray:3 3;opacity:.7}\n"
+    "svg .flow text,svg .own text{font-size:10px;fill:var(--fg);stroke:var(--bg);stroke-width:3px;"
+    "paint-order:stroke}svg .own text{fill:var(--dim)}\n"
+    ".flow .head{stroke:none}\n"
+    ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
+    ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
+    ".samples{display:grid;grid-template-columns:repeat(auto-fill,minmax(96px,1fr));gap:10px}\n"
+    ".sample{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px;"
+    "text-align:center;min-width:0}\n"
+    ".sample svg{width:100%;max-width:112px;background:#fff;border-radius:4px;display:block;"
+    "margin:0 auto 6px}\n"
+    ".sample b{display:block;overflow-wrap:anywhere;line-height:1.25}"
+    ".sample span{font-size:.8rem;color:var(--dim)}\n"
+    ".right,.right span.mark{color:var(--good)}.wrong,.wrong span.mark{color:var(--bad)}\n"
+    ".sample.wrong{border-color:var(--bad)}.sample b{color:var(--fg)}\n"
+    "table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}\n"
+    "th,td{text-align:left;padding:6px 10px;border-bottom:1px solid var(--line)}"
+    "th{color:var(--dim);font-weight:500}\n"
+    ".num{text-align:right}details{margin-top:14px}summary{cursor:pointer;color:var(--accent)}\n"
+    "footer{margin-top:3em;color:var(--dim);font-size:.85rem}\n"
+    "@media(max-width:640px){thead{display:none}tbody,tr,td{display:block}"
+    "tr{border:1px solid var(--line);border-radius:8px;padding:6px 12px;margin:8px 0;"
+    "background:var(--card)}\n"
+    "td,td.num{display:flex;justify-content:space-between;gap:16px;border:0;padding:2px 0;"
+    "text-align:right}td::before{content:attr(data-name);color:var(--dim);text-align:left;"
+    "flex:none}}\n";
+
+static void put_fact(FILE *f, const char *name, const char *fmt, ...) COLO_PRINTF(3, 4);
+static void put_fact(FILE *f, const char *name, const char *fmt, ...)
+{
+    va_list args;
+    fprintf(f, "<div><dt>%s</dt><dd>", name);
+    va_start(args, fmt);
+    vfprintf(f, fmt, args);
+    va_end(args);
+    fputs("</dd></div>\n", f);
+}
+
+static void put_head(FILE *f, const cap_report_t *r)
+{
+    char src[COLO_KEY_MAX], dst[COLO_KEY_MAX], text[32];
+
+    colo_grid_print(&r->plan.src->grid, src, sizeof src);
+    colo_grid_print(&r->plan.dst->grid, dst, sizeof dst);
+    fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
+          "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
+          "<title>Captioner: ", f);
+    cap_put_text(f, src);
+    fputs(" to ", f);
+    cap_put_text(f, dst);
+    fprintf(f, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style);
+    cap_put_text(f, src);
+    fputs(" \xe2\x86\x92 ", f); /* arrow */
+    cap_put_text(f, dst);
+    fputs("</h1>\n<pre><code>", f);
+    cap_put_text(f, r->command ? r->command : "");
+    fputs("</code></pre>\n<dl class=\"facts\">\n", f);
+    if (r->naccuracy)
+        put_fact(f, "exact captions", "%.1f%%", 100.0 * r->accuracy[r->naccuracy - 1].value);
+    if (r->nloss && isfinite(r->loss[r->nloss - 1].value))
+        put_fact(f, "last loss", "%.4f", r->loss[r->nloss - 1].value);
+    else if (r->nloss)
+        put_fact(f, "last loss", "not a number");
+    put_fact(f, "steps", "%s", cap_count(r->steps, text));
+    put_fact(f, "batch", "%s", cap_count(r->batch, text));
+    if (r->seconds > 0.0)
+        put_fact(f, "time", "%.1f s", r->seconds);
+    if (r->tokens_per_second > 0.0)
+        put_fact(f, "tokens/s", "%s", cap_count((int64_t)(r->tokens_per_second + 0.5), text));
+    put_fact(f, "ranks", "%d", r->world);
+    if (r->parameters)
+        put_fact(f, "parameters", "%s", cap_count(r->parameters, text));
+    put_fact(f, "seed", "%llu", (unsigned long long)r->seed);
+    fprintf(f, "</dl>\n<p>Width %lld, %lld heads, encoder hidden %lld, %lld layers; ranks are ",
+            (long long)r->model.width, (long long)r->model.heads, (long long)r->model.hidden,
+            (long long)r->model.layers);
+    cap_put_text(f, r->backend ? r->backend : "not named");
+    fputs(".</p>\n</header>\n", f);
+}
+
+/* ---- samples ---- */
+
+static void put_sample(FILE *f, const cap_sample_t *s)
+{
+    bool right = !strcmp(s->caption, cap_caption(s->label));
+
+    fprintf(f, "<div class=\"sample %s\">\n<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" "
+               "role=\"img\" aria-label=\"image %lld\">", right ? "right" : "wrong",
+            (long long)s->row);
+    for (int i = 0; i < CAP_PIXELS; i++)
+        if (s->pixels[i])
+            fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" fill-opacity=\"%.3g\"/>",
+                    i % 8, i / 8, s->pixels[i] / 16.0);
+    fputs("</svg>\n<b>", f);
+    if (*s->caption)
+        cap_put_text(f, s->caption);
+    else
+        fputs("(nothing)", f);
+    fputs("</b>\n<span class=\"mark\">", f);
+    if (right) /* check mark, cross */
+        fputs("\xe2\x9c\x93 right", f);
+    else
+        fprintf(f, "\xe2\x9c\x97 is %s", cap_caption(s->label));
+    fprintf(f, "</span>\n<span>row %lld</span>\n</div>\n", (long long)s->row);
+}
+
+static void put_samples(FILE *f, const cap_report_t *r)
+{
+    int64_t right = 0;
+    char a[32], b[32];
+
+    for (int64_t i = 0; i < r->nsamples; i++)
+        right += !strcmp(r->samples[i].caption, cap_caption(r->samples[i].label));
+    fputs("<section id=\"samples\">\n<h2>Held-out images</h2>\n", f);
+    if (!r->nsamples) {
+        fputs("<p>No samples were recorded.</p>\n</section>\n", f);
+        return;
+    }
+    fprintf(f, "<p>What the model writes for images that it did not train on, byte by byte: %s of "
+               "these %s captions are exactly right.</p>\n<div class=\"samples\">\n",
+            cap_count(right, a), cap_count(r->nsamples, b));
+    for (int64_t i = 0; i < r->nsamples; i++)
+        put_sample(f, &r->samples[i]);
+    fputs("</div>\n</section>\n", f);
+}
+
+/* ---- collectives ---- */
+
+/* Exact: what the ledger counted in all steps is the plan's bytes of one step times the steps. */
+static bool as_planned(const cap_report_t *r, const cap_ledger_row_t *w)
+{
+    return w->bytes == (uint64_t)w->plan_bytes * (uint64_t)r->ledger_steps;
+}
+
+static void put_number(FILE *f, const char *name, double v)
+{
+    char text[32];
+    if (v == floor(v) && fabs(v) < 1e15)
+        fprintf(f, "<td class=\"num\" data-name=\"%s\">%s</td>", name, cap_count((int64_t)v, text));
+    else
+        fprintf(f, "<td class=\"num\" data-name=\"%s\">%.2f</td>", name, v);
+}
+
+static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_t *w)
+{
+    double steps = (double)r->ledger_steps;
+
+    fputs("<tr><td data-name=\"where\">", f);
+    cap_put_text(f, w->where);
+    fprintf(f, "</td><td data-name=\"operation\">%s</td><td data-name=\"for\">%s</td>",
+            colo_op_name(w->op), colo_owner_name(w->owner));
+    put_number(f, "calls a step", (double)w->ops / steps);
+    put_number(f, "bytes a step", (double)w->bytes / steps);
+    if (w->plan_bytes < 0) {
+        fputs("<td class=\"num\" data-name=\"plan\">\xe2\x80\x93</td>"
+              "<td data-name=\"equal\">\xe2\x80\x93</td></tr>\n", f);
+        return;
+    }
+    put_number(f, "plan", (double)w->plan_bytes);
+    fprintf(f, "<td data-name=\"equal\">%s</td></tr>\n",
+            as_planned(r, w) ? "<span class=\"right\">\xe2\x9c\x93 yes</span>"
+                             : "<span class=\"wrong\">\xe2\x9c\x97 no</span>");
+}
+
+static void put_ledger(FILE *f, const cap_report_t *r)
+{
+    int64_t planned = 0, equal = 0;
+    char a[32];
+
+    for (int64_t i = 0; i < r->nledger; i++)
+        if (r->ledger[i].plan_bytes >= 0) {
+            planned++;
+            equal += as_planned(r, &r->ledger[i]);
+        }
+    fputs("<section id=\"collectives\">\n<h2>Collectives</h2>\n", f);
+    if (!r->nledger) {
+        fputs("<p>No operations were recorded.</p>\n</section>\n", f);
+        return;
+    }
+    fprintf(f, "<p>From the ledgers of all ranks over %s %s: calls and bytes received, per step, "
+               "beside the bytes that the plan says. ", cap_count(r->ledger_steps, a),
+            r->ledger_steps == 1 ? "step" : "steps");
+    if (!planned)
+        fputs("No row has a plan.</p>\n", f);
+    else if (equal == planned)
+        fputs("<span class=\"right\">\xe2\x9c\x93 Every planned row moved exactly what was planned."
+              "</span></p>\n", f);
+    else
+        fprintf(f, "<span class=\"wrong\">\xe2\x9c\x97 %lld of %lld planned rows moved something "
+                   "else.</span></p>\n", (long long)(planned - equal), (long long)planned);
+    fputs("<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
+          "<th class=\"num\">calls a step</th><th class=\"num\">bytes a step</th>"
+          "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n", f);
+    for (int64_t i = 0; i < r->nledger; i++)
+        put_ledger_row(f, r, &r->ledger[i]);
+    fputs("</tbody>\n</table>\n</section>\n", f);
+}
+
+/* ---- the file ---- */
+
+static const char *put_page(FILE *f, const cap_report_t *r)
+{
+    put_head(f, r);
+    cap_put_curves(f, r);
+    put_samples(f, r);
+    colo_status_t st = cap_put_layout(f, r);
+    if (st == COLO_ERR_NOMEM)
+        return refuse("report: no memory for the plans of %d ranks", r->world);
+    if (st < 0)
+        return refuse("report: %s", colo_last_error());
+    put_ledger(f, r);
+    fprintf(f, "<footer>colobridge %s</footer>\n</body>\n</html>\n", colo_version());
+    return NULL;
+}
+
+/* Writes and closes; NULL or the sentence. */
+static const char *write_to(FILE *f, const cap_report_t *r, const char *path)
+{
+    errno = 0;
+    const char *why = put_page(f, r);
+    bool bad = fflush(f) != 0 || ferror(f);
+    int error = errno;
+    if (fclose(f) != 0 && !bad) {
+        bad = true;
+        error = errno;
+    }
+    if (!why && bad)
+        why = refuse("report: %s: %s", path, error ? strerror(error) : "could not be written");
+    return why;
+}
+
+/* A new file beside @path, open for writing; its name is malloc'ed. NULL with errno. */
+static FILE *open_beside(const char *path, char **name)
+{
+    size_t size = strlen(path) + 48;
+    char *text = malloc(size);
+    int fd = -1;
+
+    for (int i = 0; text && i < 100; i++) {
+        snprintf(text, size, "%s.%ld-%d.tmp", path, (long)getpid(), i);
+        fd = open(text, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+        if (fd >= 0 || errno != EEXIST)
+            break;
+    }
+    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
+    if (f) {
+        *name = text;
+        return f;
+    }
+    int error = errno;
+    if (fd >= 0) {
+        close(fd);
+        unlink(text);
+    }
+    free(text);
+    errno = error;
+    return NULL;
+}
+
+const char *cap_report_write(const cap_report_t *report, const char *path)
+{
+    struct stat st;
+    char *name = NULL;
+
+    if (!report->plan.src || !report->plan.dst || report->world < 1)
+        return refuse("report: needs both layouts and at least one rank (has %d)", report->world);
+    if (report->nledger > 0 && report->ledger_steps < 1)
+        return refuse("report: %lld rows of the ledger over %lld steps",
+                      (long long)report->nledger, (long long)report->ledger_steps);
+    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        FILE *there = S_ISDIR(st.st_mode) ? NULL : fopen(path, "w");
+        if (!there)
+            return refuse("report: %s: %s", path,
+                          S_ISDIR(st.st_mode) ? "is a directory" : strerror(errno));
+        return write_to(there, report, path);
+    }
+
+    FILE *f = open_beside(path, &name);
+    if (!f)
+        return refuse("report: %s: %s", path, strerror(errno));
+    const char *why = write_to(f, report, path);
+    if (!why && rename(name, path) != 0)
+        why = refuse("report: %s: %s", path, strerror(errno));
+    if (why)
+        unlink(name);
+    free(name);
+    return why;
+}
+
+int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_way_t way)
+{
+    int64_t total = 0;
+
+    for (int32_t rank = 0; rank < world; rank++) {
+        colo_plan_t *p = NULL;
+        if (colo_plan_create(&p, plan, rank) < 0)
+            return -1;
+        total += colo_plan_bytes(p, way).recv;
+        colo_plan_destroy(&p);
+    }
+    return total;
+}

@@ -1,0 +1,408 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The captioner's page, made from invented runs: well-formed, everything in it that went in, text
+ * escaped, and a file that is whole or not there. T_KEEP_REPORT=PATH keeps the first page.
+ */
+#include "harness/harness.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "report.h"
+
+static const char hostile[] = "colo-captioner --src tp=2,dp=4 --report '<a&b>\"' \x01\xff\xc3\xa9";
+
+struct run {
+    colo_grid_t src_grid, dst_grid;
+    colo_layout_t src, dst;
+    cap_point_t loss[301], accuracy[7];
+    uint8_t pixels[3][CAP_PIXELS];
+    cap_sample_t samples[3];
+    cap_ledger_row_t ledger[4];
+    cap_report_t report;
+    char dir[64], path[96];
+};
+
+/* 48 samples x 16 rows x 96 floats = 294,912 bytes: V/8 is 36,864 */
+static void invent(struct run *r, const char *src, const char *dst)
+{
+    memset(r, 0, sizeof *r);
+    assert_ok(colo_grid_parse(&r->src_grid, src, 0));
+    assert_ok(colo_grid_parse(&r->dst_grid, dst, 0));
+    assert_ok(colo_layout_init_src(&r->src, &r->src_grid));
+    assert_ok(colo_layout_init_dst(&r->dst, &r->dst_grid));
+    assert_ok(colo_layout_map_offset(&r->dst, 0, 24));
+    for (int i = 0; i < 301; i++)
+        r->loss[i] = (cap_point_t){.step = i, .value = 5.4 * exp(-i / 60.0) + 0.02 * sin(i)};
+    for (int i = 0; i < 7; i++)
+        r->accuracy[i] = (cap_point_t){.step = 50 * i, .value = 1.0 - exp(-i / 1.7)};
+    for (int k = 0; k < 3; k++) {
+        for (int i = 0; i < CAP_PIXELS; i++)
+            r->pixels[k][i] = (uint8_t)((i * (k + 3) + i / 8) % 17);
+        r->samples[k] = (cap_sample_t){.row = 5 + 6 * k, .pixels = r->pixels[k], .label = k + 5};
+    }
+    strcpy(r->samples[0].caption, "five");
+    strcpy(r->samples[1].caption, "<b>&\x07");
+    r->ledger[0] = (cap_ledger_row_t){.where = "world", .op = COLO_OP_EXCHANGE,
+                                      .owner = COLO_OWNER_BRIDGE, .ops = 8 * 2 * 300,
+                                      .bytes = 300 * 589824, .plan_bytes = 589824};
+    r->ledger[1] = (cap_ledger_row_t){.where = "dst.tp", .op = COLO_OP_ALL_GATHER,
+                                      .owner = COLO_OWNER_LOSS, .ops = 8 * 300,
+                                      .bytes = 300 * 12345 + 150, .plan_bytes = -1};
+    r->ledger[2] = (cap_ledger_row_t){.where = "dst.<tp>", .op = COLO_OP_ALL_REDUCE,
+                                      .owner = COLO_OWNER_USER, .ops = 8 * 8 * 300,
+                                      .bytes = 300 * 1000 + 1, .plan_bytes = 1000};
+    r->report = (cap_report_t){
+        .command = hostile, .model = CAP_MODEL_DEFAULT, .parameters = 298656, .batch = 48,
+        .steps = 300, .seed = 7, .seconds = 12.5, .tokens_per_second = 6543.2,
+        .backend = "threads",
+        .plan = {COLO_PLAN_CONFIG_INIT, .src = &r->src, .dst = &r->dst,
+                 .shape = {.samples = 48, .rows = 16, .features = 96}, .dtype = COLO_F32,
+                 .output = COLO_SHARDED},
+        .world = (int32_t)r->src_grid.size, .loss = r->loss, .nloss = 301,
+        .accuracy = r->accuracy, .naccuracy = 7, .samples = r->samples, .nsamples = 3,
+        .ledger = r->ledger, .nledger = 3, .ledger_steps = 300};
+    strcpy(r->dir, "/tmp/colo-report-XXXXXX");
+    assert_non_null(mkdtemp(r->dir));
+    snprintf(r->path, sizeof r->path, "%s/report.html", r->dir);
+}
+
+static int files_in(const char *dir)
+{
+    DIR *d = opendir(dir);
+    int n = 0;
+    assert_non_null(d);
+    for (struct dirent *e; (e = readdir(d));)
+        n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static void discard(struct run *r)
+{
+    unlink(r->path);
+    assert_int_equal(files_in(r->dir), 0);
+    rmdir(r->dir);
+}
+
+static char *slurp(const char *path)
+{
+    FILE *f = fopen(path, "rb");
+    assert_non_null(f);
+    char *text = calloc(1, 1 << 22);
+    size_t n = fread(text, 1, (1 << 22) - 1, f);
+    assert_int_equal(n, strlen(text));
+    fclose(f);
+    return text;
+}
+
+static char *page(struct run *r)
+{
+    const char *why = cap_report_write(&r->report, r->path);
+    if (why)
+        fail_msg("%s", why);
+    return slurp(r->path);
+}
+
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (; (text = strstr(text, what)); text += strlen(what))
+        n++;
+    return n;
+}
+
+static void assert_has(const char *text, const char *what)
+{
+    if (!strstr(text, what))
+        fail_msg("the page lacks \"%s\"", what);
+}
+
+/* Every tag closes the one that was opened last; attributes are quoted; no bare '&' or '<'. */
+static void assert_balanced(const char *text)
+{
+    char stack[64][24];
+    int depth = 0;
+    const char *p = text;
+
+    assert_int_equal(strncmp(p, "<!DOCTYPE html>", 15), 0);
+    for (p += 15; *p; p++) {
+        if (*p == '&' && strncmp(p, "&amp;", 5) && strncmp(p, "&lt;", 4) &&
+            strncmp(p, "&gt;", 4) && strncmp(p, "&quot;", 6) && strncmp(p, "&#39;", 5))
+            fail_msg("a bare & at: %.40s", p);
+        if (*p != '<')
+            continue;
+        bool closing = p[1] == '/';
+        char name[24] = "";
+        size_t len = strcspn(p + 1 + closing, " />\n");
+        assert_in_range(len, 1, 23);
+        memcpy(name, p + 1 + closing, len);
+        for (const char *q = name; *q; q++)
+            if (!strchr("abcdefghijklmnopqrstuvwxyzV123456", *q) && *q != 'B')
+                fail_msg("no tag at: %.40s", p);
+        int quotes = 0;
+        while (*p && (*p != '>' || quotes % 2)) {
+            quotes += *p == '"';
+            p++;
+        }
+        assert_int_equal(*p, '>');
+        if (p[-1] == '/')
+            continue;
+        if (!closing) {
+            assert_true(depth < 64);
+            strcpy(stack[depth++], name);
+        } else {
+            if (!depth || strcmp(stack[depth - 1], name))
+                fail_msg("</%s> closes <%s> near: %.40s", name, depth ? stack[depth - 1] : "", p);
+            depth--;
+        }
+    }
+    assert_int_equal(depth, 0);
+    assert_int_equal(strcmp(p - 8, "</html>\n"), 0);
+}
+
+static void the_page_is_well_formed_and_needs_nothing_from_outside(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    char *text = page(&r);
+
+    assert_balanced(text);
+    assert_null(strstr(text, "http"));
+    assert_null(strstr(text, "src="));
+    assert_null(strstr(text, "<script"));
+    assert_null(strstr(text, "url("));
+    assert_null(strstr(text, "@import"));
+    assert_has(text, "prefers-color-scheme:dark");
+    assert_has(text, "width=device-width");
+    if (getenv("T_KEEP_REPORT"))
+        cap_report_write(&r.report, getenv("T_KEEP_REPORT"));
+    free(text);
+    discard(&r);
+}
+
+static void curves_samples_and_facts_are_on_the_page(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    char *text = page(&r);
+
+    assert_int_equal(count(text, "<path class=\"curve\" d=\"M"), 2);
+    const char *loss = strstr(text, "<path class=\"curve\" d=\"M");
+    const char *second = strstr(loss + 1, "<path class=\"curve\" d=\"M");
+    char line[16384] = "";
+    strncat(line, loss, (size_t)(strchr(loss, '>') - loss));
+    assert_int_equal(count(line, " L"), 300);
+    line[0] = 0;
+    strncat(line, second, (size_t)(strchr(second, '>') - second));
+    assert_int_equal(count(line, " L"), 6);
+    assert_has(text, "at step 300");
+    assert_int_equal(count(text, "<div class=\"sample right\">"), 1);
+    assert_int_equal(count(text, "<div class=\"sample wrong\">"), 2);
+    assert_has(text, "<b>five</b>");
+    assert_has(text, "(nothing)");
+    assert_has(text, "is six");
+    assert_has(text, "row 17");
+    int lit = 0;
+    for (int k = 0; k < 3; k++)
+        for (int i = 0; i < CAP_PIXELS; i++)
+            lit += r.pixels[k][i] > 0;
+    assert_int_equal(count(text, "fill-opacity"), lit);
+    assert_has(text, ">298,656<");
+    assert_has(text, ">6,543<");
+    assert_has(text, ">12.5 s<");
+    free(text);
+    discard(&r);
+}
+
+static void foreign_text_is_escaped(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    char *text = page(&r);
+
+    assert_has(text, "&#39;&lt;a&amp;b&gt;&quot;&#39; \\x01\\xff\xc3\xa9");
+    assert_has(text, "&lt;b&gt;&amp;\\x07");
+    assert_has(text, "dst.&lt;tp&gt;");
+    free(text);
+
+    /* overlong, surrogate, too large, cut off: none of them is UTF-8 */
+    r.report.command = "\xc0\xaf|\xed\xa0\x80|\xf5\x80\x80\x80|\xe2\x82";
+    text = page(&r);
+    assert_has(text, "\\xc0\\xaf|\\xed\\xa0\\x80|\\xf5\\x80\\x80\\x80|\\xe2\\x82");
+    free(text);
+    discard(&r);
+}
+
+/* Worked by hand (TP2/DP4 to TP2/DP2/CP2): pairs 0-2 1-3 4-6 5-7, V/8 = 36 KiB each way. */
+static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    assert_ok(colo_layout_map_offset(&r.dst, 0, 16)); /* a zigzag of the image rows alone */
+    char *text = page(&r), want[64];
+
+    for (int a = 0; a < 8; a++) {
+        snprintf(want, sizeof want, ">rank %d to rank %d: 36864 bytes<", a, a ^ 2);
+        assert_int_equal(count(text, want), 2); /* forward and backward */
+    }
+    assert_int_equal(count(text, " to rank "), 16);
+    assert_has(text, "<b>Forward, activations</b> 8 messages, 288 KiB in all, "
+                     "at most 36 KiB into one rank; no plan could move less");
+    assert_int_equal(count(text, "<text class=\"rank\""), 2 * 2 * 8);
+    assert_has(text, ">tp 1  dp 3<");
+    assert_has(text, ">tp 1  cp 1<");
+    assert_has(text, "samples 24 to 47, rows 0 to 3, 12 to 15");
+    free(text);
+    discard(&r);
+
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 294912);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
+}
+
+static void the_ledger_stands_beside_the_plan(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    char *text = page(&r);
+
+    assert_has(text, "<td data-name=\"operation\">exchange</td>");
+    assert_has(text, "data-name=\"bytes a step\">589,824<");
+    assert_has(text, "data-name=\"plan\">589,824<");
+    assert_has(text, "data-name=\"calls a step\">16<");
+    assert_has(text, "data-name=\"bytes a step\">12345.50<");
+    assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 1);
+    assert_int_equal(count(text, "\xe2\x9c\x97 no<"), 1); /* one byte in 300 steps too many */
+    assert_has(text, "1 of 2 planned rows moved something else");
+    free(text);
+    r.ledger[2].bytes--;
+    text = page(&r);
+    assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 2);
+    assert_has(text, "Every planned row moved exactly what was planned");
+    free(text);
+    discard(&r);
+}
+
+static void empty_and_broken_runs_still_make_a_page(void **state)
+{
+    struct run r;
+    invent(&r, "dp=1", "tp=1");
+    r.report.nloss = r.report.naccuracy = r.report.nsamples = r.report.nledger = 0;
+    r.report.plan.no_grad = true;
+    char *text = page(&r);
+    assert_balanced(text);
+    assert_has(text, "was not recorded");
+    assert_has(text, "No samples were recorded");
+    assert_has(text, "the source side is frozen");
+    free(text);
+
+    r.report.nloss = 3; /* good, not a number, good: two strokes, no "nan" in a path */
+    r.report.naccuracy = 1;
+    r.loss[1].value = NAN;
+    text = page(&r);
+    assert_balanced(text);
+    const char *d = strstr(text, "class=\"curve\" d=\"");
+    assert_non_null(d);
+    assert_int_equal(strcspn(d + 17, "\""), strcspn(strstr(d, "M"), "\""));
+    assert_null(strstr(text, "nan"));
+    assert_null(strstr(text, "inf"));
+    free(text);
+
+    r.loss[0].value = r.loss[2].value = INFINITY;
+    text = page(&r);
+    assert_balanced(text);
+    assert_null(strstr(text, "inf"));
+    assert_has(text, "not a number");
+    free(text);
+    discard(&r);
+}
+
+static void large_and_staged_worlds_are_handled(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,pp=2,dp=2");
+    char *text = page(&r);
+    assert_balanced(text);
+    assert_int_equal(count(text, "<g class=\"cell none\">"), 2 * 4); /* pp 1, both pictures */
+    free(text);
+    discard(&r);
+
+    invent(&r, "tp=8,dp=16", "tp=4,dp=32");
+    text = page(&r);
+    assert_balanced(text);
+    assert_has(text, "Pictures are drawn up to 64 ranks");
+    assert_int_equal(count(text, "<text class=\"rank\""), 0);
+    free(text);
+    discard(&r);
+}
+
+static void a_page_that_cannot_be_written_leaves_nothing(void **state)
+{
+    struct run r;
+    char path[160];
+    const char *why;
+
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    snprintf(path, sizeof path, "%s/no/report.html", r.dir);
+    why = cap_report_write(&r.report, path);
+    assert_non_null(why);
+    assert_non_null(strstr(why, path));
+    assert_non_null(strstr(why, "No such file or directory"));
+    why = cap_report_write(&r.report, r.dir);
+    assert_non_null(why);
+    assert_non_null(strstr(why, "is a directory"));
+    assert_int_equal(files_in(r.dir), 0);
+
+    /* a disk that is full: every flush to /dev/full fails */
+    why = cap_report_write(&r.report, "/dev/full");
+    assert_non_null(why);
+    assert_non_null(strstr(why, "No space left"));
+    assert_null(cap_report_write(&r.report, "/dev/null"));
+    struct stat st;
+    assert_int_equal(stat("/dev/null", &st), 0);
+    assert_true(S_ISCHR(st.st_mode));
+    discard(&r);
+}
+
+static void a_plan_that_cannot_be_made_keeps_the_old_page(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    char *before = page(&r);
+
+    assert_ok(colo_layout_map_offset(&r.dst, 0, 18)); /* 2 cp does not divide 18 */
+    const char *why = cap_report_write(&r.report, r.path);
+    assert_non_null(why);
+    assert_non_null(strstr(why, "18"));
+    assert_int_equal(files_in(r.dir), 1);
+    char *after = slurp(r.path);
+    assert_string_equal(before, after);
+    free(before);
+    free(after);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), -1);
+
+    r.report.world = 0;
+    assert_non_null(strstr(cap_report_write(&r.report, r.path), "has 0"));
+    r.report.world = 8;
+    r.report.ledger_steps = 0;
+    assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
+    discard(&r);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_page_is_well_formed_and_needs_nothing_from_outside),
+        cmocka_unit_test(curves_samples_and_facts_are_on_the_page),
+        cmocka_unit_test(foreign_text_is_escaped),
+        cmocka_unit_test(the_layout_pictures_show_every_message_with_its_bytes),
+        cmocka_unit_test(the_ledger_stands_beside_the_plan),
+        cmocka_unit_test(empty_and_broken_runs_still_make_a_page),
+        cmocka_unit_test(large_and_staged_worlds_are_handled),
+        cmocka_unit_test(a_page_that_cannot_be_written_leaves_nothing),
+        cmocka_unit_test(a_plan_that_cannot_be_made_keeps_the_old_page),
+    };
+    return cmocka_run_group_tests_name("examples/report", tests, NULL, NULL);
+}
