@@ -346,9 +346,11 @@ static colo_status_t intersect(colo_builder_t *w, const int64_t b[2], const int6
             if (!e)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->pieces.n);
             int64_t a = x->local + (lo - x->row), z = y->local + (lo - y->row);
+            bool whole = w->cfg->output == COLO_FULL_SEQ; /* all rows in memory, whoever owns them */
             *e = (colo_entry_t){
                 .region = {.b = {b[0], b[1]}, .s = {lo, hi}, .h = {h[0], h[1]}, .level = level},
-                .place = {.src_row = mine_is_src ? a : z, .dst_row = mine_is_src ? z : a},
+                .place = {.src_row = mine_is_src ? a : z,
+                          .dst_row = whole ? lo : mine_is_src ? z : a},
             };
         }
     colo_entry_t *p = w->pieces.at;
