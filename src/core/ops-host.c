@@ -75,11 +75,3 @@ const colo_ops_t colo_ops_host = {
     .logprob_merge = colo_host_logprob_merge,
     .logprob_grad = colo_host_logprob_grad,
 };
-
-__attribute__((weak)) colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops)
-{
-    if (mem != COLO_HOST)
-        return colo_fail(COLO_ERR_UNBUILT, "cuda");
-    *ops = &colo_ops_host;
-    return COLO_OK;
-}
