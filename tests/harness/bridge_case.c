@@ -83,6 +83,7 @@ colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side)
             else
                 COLO_TRY(colo_layout_split(layout, (colo_axis_t)axis, sp->dim, kind));
         }
+    layout->positions = side->positions;
     if (side->map == REF_OFFSET)
         COLO_TRY(colo_layout_map_offset(layout, side->map_offset, side->positions));
     if (side->stage_dim)

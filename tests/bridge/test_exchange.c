@@ -1,0 +1,560 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_exchange.c - what a bridge carries, on in-process ranks: the worked maps, both directions,
+ * every contract of the gradient, memory orders, dtypes, empty ranks, several outstanding forwards,
+ * reshape. Values name their place; == on every byte.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+
+typedef struct kind {
+    colo_output_t output;
+    colo_grad_t grad;
+} kind_t;
+
+static const kind_t kinds[] = {{COLO_FULL_SEQ, COLO_PARTIAL},
+                               {COLO_FULL_SEQ, COLO_DISJOINT},
+                               {COLO_SHARDED, COLO_PARTIAL},
+                               {COLO_SHARDED, COLO_DISJOINT}};
+
+static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
+}
+
+/* a case under all four contracts */
+static void run_kinds(t_case_t c)
+{
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        c.output = kinds[k].output;
+        c.grad = kinds[k].grad;
+        assert_ok(t_case_run(&c));
+    }
+}
+
+/* ---- the worked maps ---- */
+
+static void map_a_fans_in_with_context_ranks(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3));
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1));
+}
+
+static void map_b_fans_out_with_context_ranks(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3));
+}
+
+static void plain_fan_out_and_fan_in(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=4,dp=2", "tp=2,dp=4", 8, 5, 3));
+    run_kinds(make("tp=2,dp=4", "tp=4,dp=2", 8, 5, 3));
+    run_kinds(make("dp=8", "tp=8,dp=1", 8, 3, 2));
+    run_kinds(make("tp=8,dp=1", "dp=8", 8, 3, 2));
+}
+
+static void maps_with_an_offset_start_at_rank_4(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3));
+    run_kinds(make("tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3));
+}
+
+static void equal_batches_sum_over_context_only(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3));
+    run_kinds(make("tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3));
+    run_kinds(make("tp=2,dp=2", "tp=2,dp=2", 4, 3, 2));
+    run_kinds(make("tp=4", "cp=4", 2, 8, 2));
+}
+
+static void dp_that_does_not_divide(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2));
+    run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 7, 4, 2));
+    run_kinds(make("tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2));
+}
+
+static void context_ranks_on_the_source_side(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2));
+    run_kinds(make("cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2));
+    run_kinds(make("cp=3,dp=2", "cp=2,dp=3", 5, 12, 2));
+}
+
+static void pipeline_stages_hold_at_the_last_and_the_first(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2));
+    run_kinds(make("tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2));
+    run_kinds(make("pp=4,dp=2", "dp=2,pp=4", 4, 4, 2));
+}
+
+static void any_dim_order_and_extra_dims(void **state)
+{
+    (void)state;
+    run_kinds(make("dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2));
+    run_kinds(make("dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2));
+    run_kinds(make("tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2));
+    run_kinds(make("ep=8", "xp=4,cp=2", 4, 8, 2));
+}
+
+static void grids_of_other_sizes_and_places(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2)); /* no rank in common */
+    run_kinds(make("tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2));
+    run_kinds(make("dp=1", "dp=5@1", 5, 4, 2));
+}
+
+/* ---- rows ---- */
+
+static void whole_sequences_with_partial_gradients_may_have_any_length(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n <= 9; n++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, n, 2);
+        assert_ok(t_case_run(&c));
+        c.dst = t_side("cp=8", false);
+        assert_ok(t_case_run(&c));
+    }
+}
+
+static void sequence_parallel_ranks_hold_their_block(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    t_side_split(&c.dst, 1, "tp", REF_BLOCK, false);
+    run_kinds(c);
+    t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
+    run_kinds(c);
+    c = make("tp=4,dp=2", "tp=4,dp=2", 4, 8, 2);
+    t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
+    run_kinds(c);
+}
+
+static void rows_go_where_their_llm_position_goes(void **state)
+{
+    (void)state;
+    static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 2);
+    c.dst.positions = 8; /* image first: rows 0..3 belong to cp 0 0 1 1 */
+    run_kinds(c);
+    c.dst.map = REF_OFFSET;
+    c.dst.map_offset = 4; /* image last: cp 1 1 0 0 */
+    run_kinds(c);
+    c = make("tp=2,dp=4", "cp=4,dp=2", 4, 6, 2);
+    c.dst.map = REF_TABLE;
+    c.dst.table = shuffled;
+    c.dst.positions = 16;
+    run_kinds(c);
+    c.src = t_side("cp=2,dp=4", true);
+    c.src.map = REF_TABLE;
+    c.src.table = shuffled;
+    c.src.positions = 16;
+    run_kinds(c);
+}
+
+static void features_in_blocks(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=4,dp=2", 8, 4, 6);
+    t_side_split(&c.dst, 2, "tp", REF_BLOCK, false);
+    run_kinds(c);
+    t_side_split(&c.src, 2, "tp", REF_BLOCK, false);
+    run_kinds(c);
+}
+
+/* ---- memory and dtypes ---- */
+
+static void every_memory_order_and_stride(void **state)
+{
+    (void)state;
+    static const char *const axes[] = {"bsh", "sbh", "th", "hsb", "shb", "bhs", "hbs"};
+    for (size_t a = 0; a < sizeof axes / sizeof axes[0]; a++)
+        for (int stride = 0; stride < T_STRIDE_COUNT; stride++)
+            for (int map = 0; map < 3; map++) {
+                t_case_t c = map == 0   ? make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3)
+                             : map == 1 ? make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 3)
+                                        : make("cp=2,dp=3", "cp=3,dp=2", 5, 12, 2);
+                c.axes = axes[a];
+                c.stride = (t_stride_t)stride;
+                run_kinds(c);
+            }
+}
+
+static void float_dtypes_move_and_sum(void **state)
+{
+    (void)state;
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    for (size_t i = 0; i < 4; i++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
+        c.dtype = dtypes[i];
+        run_kinds(c);
+        c.dst = t_side("cp=8", false);
+        c.shape = (ref_shape_t){4, 16, 5};
+        run_kinds(c);
+    }
+}
+
+static void integer_dtypes_move(void **state)
+{
+    (void)state;
+    static const colo_dtype_t dtypes[] = {COLO_I8, COLO_U8, COLO_I16, COLO_I32, COLO_I64};
+    for (size_t i = 0; i < 5; i++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
+        c.dtype = dtypes[i];
+        c.output = COLO_SHARDED;
+        assert_ok(t_case_run(&c));
+        c.output = COLO_FULL_SEQ;
+        c.grad = COLO_DISJOINT;
+        assert_ok(t_case_run(&c));
+        c.no_grad = true;
+        assert_ok(t_case_run(&c));
+    }
+}
+
+/* ---- empty and outside ---- */
+
+static void ranks_without_samples_take_part(void **state)
+{
+    (void)state;
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2));
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2));
+    run_kinds(make("dp=8", "cp=2,dp=4", 2, 4, 2));
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 0, 4, 2));
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 0, 2));
+    run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0));
+}
+
+static void a_rank_outside_both_grids_constructs_and_does_nothing(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
+    c.world = 7;
+    c.rounds = 2; /* odd rounds pass NULL where nothing is held */
+    run_kinds(c);
+}
+
+static void nothing_and_null_are_the_same_tensor(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
+    c.rounds = 4;
+    run_kinds(c);
+}
+
+/* ---- several at once, reshape, frozen ---- */
+
+static colo_status_t outstanding(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t x[3], y[3], dy[3], dx[3];
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    int64_t rank = colo_comm_rank(world);
+    for (int i = 0; i < 3; i++) {
+        rank_try(t_case_tensor(c, T_X, rank, i, true, &x[i]));
+        rank_try(t_case_tensor(c, T_Y, rank, i, false, &y[i]));
+        rank_try(colo_bridge_forward(bridge, &x[i].t, &y[i].t, NULL));
+    }
+    for (int i = 2; i >= 0; i--) {
+        rank_try(t_case_tensor(c, T_DY, rank, i, true, &dy[i]));
+        rank_try(t_case_tensor(c, T_DX, rank, i, false, &dx[i]));
+        rank_try(colo_bridge_backward(bridge, &dy[i].t, &dx[i].t, NULL));
+    }
+    for (int i = 0; i < 3; i++) {
+        rank_try(t_case_compare(c, T_Y, rank, i, &y[i]));
+        rank_try(t_case_compare(c, T_DX, rank, i, &dx[i]));
+        t_buffer_free(&x[i]);
+        t_buffer_free(&y[i]);
+        t_buffer_free(&dy[i]);
+        t_buffer_free(&dx[i]);
+    }
+    colo_bridge_destroy(&bridge);
+    rank_check(!bridge);
+    return COLO_OK;
+}
+
+static void several_forwards_may_be_outstanding(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+        c.output = kinds[k].output;
+        c.grad = kinds[k].grad;
+        assert_ok(colo_comm_threads_run(8, outstanding, &c));
+    }
+}
+
+static colo_status_t two_bridges(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge[2] = {NULL, NULL};
+    int64_t rank = colo_comm_rank(world);
+    for (int i = 0; i < 2; i++) {
+        rank_try(t_case_config(&c[i], &src, &dst, &config));
+        rank_try(colo_bridge_create(&bridge[i], &config, world));
+    }
+    for (int i = 0; i < 6; i++)
+        rank_try(t_case_round(bridge[i % 2], rank, &c[i % 2], i));
+    colo_bridge_destroy(&bridge[0]);
+    rank_try(t_case_round(bridge[1], rank, &c[1], 7));
+    colo_bridge_destroy(&bridge[1]);
+    return COLO_OK;
+}
+
+static void two_bridges_share_a_communicator(void **state)
+{
+    (void)state;
+    t_case_t c[2] = {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+                     make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
+    c[1].output = COLO_SHARDED;
+    c[1].dtype = COLO_BF16;
+    assert_ok(colo_comm_threads_run(8, two_bridges, c));
+}
+
+typedef struct reshapes {
+    t_case_t c;
+    int n;
+    ref_shape_t shape[6];
+    int64_t positions[6]; /* 0: identity over the rows */
+} reshapes_t;
+
+static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
+{
+    const reshapes_t *a = arg;
+    t_case_t c = a->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    uint64_t first = colo_plan_hash(colo_bridge_plan(bridge));
+    rank_try(t_case_round(bridge, rank, &c, 0));
+    for (int i = 0; i < a->n; i++) {
+        colo_shape_t s = {a->shape[i].b, a->shape[i].n, a->shape[i].h, a->positions[i]};
+        colo_ledger_t before, after;
+        colo_comm_ledger(world, &before);
+        rank_try(colo_bridge_reshape(bridge, &s));
+        colo_comm_ledger(world, &after);
+        rank_check(memcmp(&before, &after, sizeof before) == 0); /* local: no communication */
+        c.shape = a->shape[i];
+        c.dst.positions = a->positions[i];
+        rank_try(t_case_round(bridge, rank, &c, i + 1));
+        /* a shape that cannot be: refused, and the old one stays */
+        colo_status_t st;
+        if (c.output == COLO_SHARDED || c.grad == COLO_DISJOINT) { /* else no row is cut */
+            s.rows = 7;
+            s.positions = 0;
+            st = colo_bridge_reshape(bridge, &s);
+            rank_check(st == COLO_ERR_LAYOUT);
+        }
+        s.rows = -1;
+        st = colo_bridge_reshape(bridge, &s);
+        rank_check(st == COLO_ERR_ARG);
+        st = colo_bridge_reshape(bridge, NULL);
+        rank_check(st == COLO_ERR_ARG);
+        rank_try(t_case_round(bridge, rank, &c, i + 9));
+    }
+    rank_check(colo_plan_hash(colo_bridge_plan(bridge)) == first); /* back where it began */
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void a_bridge_takes_another_batch_or_length_and_comes_back(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        reshapes_t a = {.c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+                        .n = 6,
+                        .shape = {{4, 8, 3}, {16, 12, 3}, {3, 4, 5}, {8, 6, 3}, {0, 4, 3}, {8, 8, 3}},
+                        .positions = {0, 0, 0, 12, 0, 0}};
+        a.c.output = kinds[k].output;
+        a.c.grad = kinds[k].grad;
+        assert_ok(colo_comm_threads_run(8, reshape_rank, &a));
+    }
+}
+
+static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t dy, dx;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_round(bridge, rank, c, 0));
+    rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
+    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
+    colo_status_t st = colo_bridge_backward(bridge, &dy.t, &dx.t, NULL);
+    rank_check(st == COLO_ERR_STATE);
+    for (size_t i = 0; i < dx.bytes; i++)
+        rank_check(dx.raw[i] == 0xA5);
+    rank_try(t_case_round(bridge, rank, c, 1)); /* the refusal broke nothing */
+    t_buffer_free(&dy);
+    t_buffer_free(&dx);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void a_frozen_source_has_no_backward(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+    c.no_grad = true;
+    assert_ok(colo_comm_threads_run(8, frozen_rank, &c));
+}
+
+/* ---- what == hides ---- */
+
+static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t b[4];
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    for (int role = 0; role < 4; role++) {
+        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, false, &b[role]));
+        int64_t count = colo_tensor_count(&b[role].t);
+        for (int64_t i = 0; i < count; i++)
+            ((float *)b[role].t.data)[i] = role == T_X || role == T_DY ? -0.0f : 7.0f;
+    }
+    rank_try(colo_bridge_forward(bridge, &b[T_X].t, &b[T_Y].t, NULL));
+    rank_try(colo_bridge_backward(bridge, &b[T_DY].t, &b[T_DX].t, NULL));
+    bool moved = c->output == COLO_SHARDED || c->grad == COLO_DISJOINT;
+    for (int role = T_Y; role <= T_DX; role += T_DX - T_Y) {
+        int64_t count = colo_tensor_count(&b[role].t);
+        for (int64_t i = 0; i < count; i++) {
+            uint32_t bits;
+            memcpy(&bits, (float *)b[role].t.data + i, 4);
+            rank_check(((float *)b[role].t.data)[i] == 0.0f);
+            if (role == T_Y || moved)
+                rank_check(bits == 0x80000000u);
+        }
+    }
+    for (int role = 0; role < 4; role++)
+        t_buffer_free(&b[role]);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void movement_keeps_negative_zero(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 4; k++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+        c.output = kinds[k].output;
+        c.grad = kinds[k].grad;
+        assert_ok(colo_comm_threads_run(8, negative_zero_rank, &c));
+    }
+}
+
+/* Sums whose value depends on the order: context ranks must be added in rank order. */
+static float addend(int64_t level, int64_t i)
+{
+    uint64_t s = (uint64_t)(level * 1000003 + i * 7919 + 17);
+    float v = (float)(t_uniform(&s) - 0.5);
+    return level % 2 ? v * 1e6f : v;
+}
+
+typedef struct order_case {
+    t_case_t c;
+    int64_t levels;
+} order_case_t;
+
+static colo_status_t order_rank(colo_comm_t *world, void *arg)
+{
+    const order_case_t *a = arg;
+    const t_case_t *c = &a->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t dy, dx;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_tensor(c, T_DY, rank, 0, false, &dy));
+    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
+    ref_part_t give, take;
+    ref_part_make(&give, &c->dst, c->shape, rank, true);
+    ref_part_make(&take, &c->src, c->shape, rank, false);
+    int64_t row = c->shape.n * c->shape.h;
+    for (int64_t i = 0; i < ref_part_count(&give); i++)
+        ((float *)dy.t.data)[i] = addend(give.level, give.b[0] * row + i);
+    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
+    for (int64_t i = 0; i < ref_part_count(&take); i++) {
+        volatile float want = addend(0, take.b[0] * row + i);
+        for (int64_t level = 1; level < a->levels; level++)
+            want = want + addend(level, take.b[0] * row + i);
+        rank_check(((float *)dx.t.data)[i] == want);
+    }
+    ref_part_free(&give);
+    ref_part_free(&take);
+    t_buffer_free(&dy);
+    t_buffer_free(&dx);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void partial_sums_are_made_in_rank_order(void **state)
+{
+    (void)state;
+    order_case_t a[] = {{make("tp=4,dp=2", "cp=4,dp=2", 4, 8, 3), 4},
+                        {make("dp=8", "cp=8", 8, 16, 3), 8},
+                        {make("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
+    for (size_t i = 0; i < sizeof a / sizeof a[0]; i++)
+        assert_ok(colo_comm_threads_run(t_case_world(&a[i].c), order_rank, &a[i]));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(map_a_fans_in_with_context_ranks),
+        cmocka_unit_test(map_b_fans_out_with_context_ranks),
+        cmocka_unit_test(plain_fan_out_and_fan_in),
+        cmocka_unit_test(maps_with_an_offset_start_at_rank_4),
+        cmocka_unit_test(equal_batches_sum_over_context_only),
+        cmocka_unit_test(dp_that_does_not_divide),
+        cmocka_unit_test(context_ranks_on_the_source_side),
+        cmocka_unit_test(pipeline_stages_hold_at_the_last_and_the_first),
+        cmocka_unit_test(any_dim_order_and_extra_dims),
+        cmocka_unit_test(grids_of_other_sizes_and_places),
+        cmocka_unit_test(whole_sequences_with_partial_gradients_may_have_any_length),
+        cmocka_unit_test(sequence_parallel_ranks_hold_their_block),
+        cmocka_unit_test(rows_go_where_their_llm_position_goes),
+        cmocka_unit_test(features_in_blocks),
+        cmocka_unit_test(every_memory_order_and_stride),
+        cmocka_unit_test(float_dtypes_move_and_sum),
+        cmocka_unit_test(integer_dtypes_move),
+        cmocka_unit_test(ranks_without_samples_take_part),
+        cmocka_unit_test(a_rank_outside_both_grids_constructs_and_does_nothing),
+        cmocka_unit_test(nothing_and_null_are_the_same_tensor),
+        cmocka_unit_test(several_forwards_may_be_outstanding),
+        cmocka_unit_test(two_bridges_share_a_communicator),
+        cmocka_unit_test(a_bridge_takes_another_batch_or_length_and_comes_back),
+        cmocka_unit_test(a_frozen_source_has_no_backward),
+        cmocka_unit_test(movement_keeps_negative_zero),
+        cmocka_unit_test(partial_sums_are_made_in_rank_order),
+    };
+    return cmocka_run_group_tests_name("bridge/exchange", tests, NULL, NULL);
+}

@@ -1,0 +1,453 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_layout.c - what each rank owns, element by element against the oracle's lists, and every
+ * rejection of a layout: its status, a sentence with the numbers, nothing written.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+
+#define MAX_RUNS 256
+
+/* Compares one rank; on a difference fails with the rank and the element. */
+static void compare_rank(const char *what, const colo_layout_t *layout, const ref_side_t *side,
+                         ref_shape_t shape, int64_t rank, bool full)
+{
+    ref_part_t want;
+    ref_part_make(&want, side, shape, rank, full);
+    colo_owned_t got;
+    colo_run_t runs[MAX_RUNS];
+    int64_t nruns = -1;
+    memset(&got, 0x5a, sizeof got);
+    assert_ok(colo_layout_owned(layout, rank, shape.b, shape.n, shape.h, full, &got, runs, MAX_RUNS,
+                                &nruns));
+    if (colo_layout_holds(layout, rank) != want.holds)
+        fail_msg("%s: rank %lld holds: %d expected %d", what, (long long)rank,
+                 colo_layout_holds(layout, rank), want.holds);
+    if (!want.holds) {
+        assert_int_equal(got.b0, 0);
+        assert_int_equal(got.b1, 0);
+        assert_int_equal(got.h0, 0);
+        assert_int_equal(got.h1, 0);
+        assert_int_equal(got.rows, 0);
+        assert_int_equal(nruns, 0);
+        ref_part_free(&want);
+        return;
+    }
+    if (got.b1 - got.b0 != want.nb || (want.nb && got.b0 != want.b[0]))
+        fail_msg("%s: rank %lld samples [%lld,%lld), expected %lld from %lld", what, (long long)rank,
+                 (long long)got.b0, (long long)got.b1, (long long)want.nb,
+                 (long long)(want.nb ? want.b[0] : 0));
+    if (got.h1 - got.h0 != want.nh || (want.nh && got.h0 != want.h[0]))
+        fail_msg("%s: rank %lld features [%lld,%lld), expected %lld from %lld", what,
+                 (long long)rank, (long long)got.h0, (long long)got.h1, (long long)want.nh,
+                 (long long)(want.nh ? want.h[0] : 0));
+    if (got.rows != want.ns)
+        fail_msg("%s: rank %lld has %lld rows, expected %lld", what, (long long)rank,
+                 (long long)got.rows, (long long)want.ns);
+    int64_t local = 0;
+    for (int64_t i = 0; i < nruns; i++) {
+        if (runs[i].local != local || runs[i].count < 1)
+            fail_msg("%s: rank %lld run %lld starts at local %lld with %lld rows, expected local %lld",
+                     what, (long long)rank, (long long)i, (long long)runs[i].local,
+                     (long long)runs[i].count, (long long)local);
+        for (int64_t k = 0; k < runs[i].count; k++, local++)
+            if (local >= want.ns || runs[i].row + k != want.s[local])
+                fail_msg("%s: rank %lld local row %lld is row %lld, expected %lld", what,
+                         (long long)rank, (long long)local, (long long)(runs[i].row + k),
+                         (long long)(local < want.ns ? want.s[local] : -1));
+    }
+    assert_int_equal(local, want.ns);
+    ref_part_free(&want);
+}
+
+static void compare_all(const char *what, const ref_side_t *side, ref_shape_t shape)
+{
+    colo_layout_t layout;
+    assert_ok(t_layout(&layout, side));
+    if (side->map == REF_TABLE)
+        assert_ok(colo_layout_map_table(&layout, side->table, shape.n, side->positions));
+    assert_ok(colo_layout_check(&layout, shape.b, shape.n, shape.h));
+    int64_t end = side->offset + ref_side_size(side);
+    for (int64_t rank = 0; rank < end + 2; rank++)
+        for (int full = 0; full < 2; full++)
+            compare_rank(what, &layout, side, shape, rank, full);
+}
+
+static void every_rank_owns_what_slicing_lists_says(void **state)
+{
+    static const char *const orders[] = {"tp=%d,cp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
+                                         "dp=%d,tp=%d,cp=%d"};
+    (void)state;
+    int64_t cases = 0;
+    for (int a = 1; a <= 4; a++)
+        for (int b = 1; b <= 4; b++)
+            for (int c = 1; c <= 4; c++)
+                for (size_t o = 0; o < 3; o++)
+                    for (int sp = 0; sp < 2; sp++) {
+                        char spec[64];
+                        snprintf(spec, sizeof spec, orders[o], a, b, c);
+                        ref_side_t side = t_side(spec, true);
+                        int64_t cp = ref_side_extent(&side, "cp"), tp = ref_side_extent(&side, "tp");
+                        if (sp)
+                            t_side_split(&side, 1, "tp", REF_BLOCK, false);
+                        ref_shape_t shape = {5, 2 * cp * tp, 2};
+                        compare_all(spec, &side, shape);
+                        cases++;
+                    }
+    assert_int_equal(cases, 4 * 4 * 4 * 3 * 2);
+}
+
+static void samples_need_not_divide_and_ranks_may_be_empty(void **state)
+{
+    (void)state;
+    for (int dp = 1; dp <= 9; dp++)
+        for (int64_t b = 0; b <= 10; b++) {
+            char spec[32];
+            snprintf(spec, sizeof spec, "tp=2,dp=%d", dp);
+            ref_side_t side = t_side(spec, true);
+            compare_all(spec, &side, (ref_shape_t){b, 3, 2});
+        }
+}
+
+static void rows_follow_the_positions_of_the_llm_sequence(void **state)
+{
+    (void)state;
+    /* 4 image tokens before 4 text tokens, C = 2: rows 0..3 belong to cp 0 0 1 1 */
+    ref_side_t side = t_side("cp=2", false);
+    side.positions = 8;
+    compare_all("image first", &side, (ref_shape_t){2, 4, 1});
+    colo_layout_t layout;
+    colo_grid_t grid = t_grid(&side);
+    assert_ok(colo_layout_init_dst(&layout, &grid));
+    assert_ok(colo_layout_map_offset(&layout, 0, 8));
+    for (int64_t rank = 0; rank < 2; rank++) {
+        colo_owned_t own;
+        colo_run_t run[4];
+        int64_t n;
+        assert_ok(colo_layout_owned(&layout, rank, 2, 4, 1, false, &own, run, 4, &n));
+        assert_int_equal(own.rows, 2);
+        assert_int_equal(n, 1);
+        assert_int_equal(run[0].row, 2 * rank);
+        assert_int_equal(run[0].count, 2);
+    }
+    for (int64_t offset = 0; offset <= 12; offset++)
+        for (int cp = 1; cp <= 4; cp++) {
+            char spec[32];
+            snprintf(spec, sizeof spec, "cp=%d,dp=2,tp=2", cp);
+            side = t_side(spec, false);
+            side.positions = 48;
+            side.map = REF_OFFSET;
+            side.map_offset = offset;
+            compare_all(spec, &side, (ref_shape_t){3, 5, 2});
+            t_side_split(&side, 1, "tp", REF_BLOCK, false);
+            compare_all(spec, &side, (ref_shape_t){3, 5, 2});
+        }
+}
+
+static void rows_follow_a_table_of_positions(void **state)
+{
+    (void)state;
+    static const int64_t spread[] = {0, 1, 5, 6, 7, 20, 22, 23};
+    static const int64_t shuffled[] = {17, 3, 22, 0, 1, 9, 8, 23};
+    static const int64_t *const tables[] = {spread, shuffled};
+    for (int t = 0; t < 2; t++)
+        for (int cp = 1; cp <= 4; cp++)
+            for (int sp = 0; sp < 2; sp++) {
+                char spec[32];
+                snprintf(spec, sizeof spec, "tp=2,cp=%d,dp=2", cp);
+                ref_side_t side = t_side(spec, false);
+                if (cp == 1) { /* something must cut the rows, or the table says nothing */
+                    side.nsplits[1] = 0;
+                    t_side_split(&side, 1, "tp", REF_BLOCK, false);
+                } else if (sp) {
+                    t_side_split(&side, 1, "tp", REF_BLOCK, false);
+                }
+                side.map = REF_TABLE;
+                side.table = tables[t];
+                side.positions = 48;
+                compare_all(spec, &side, (ref_shape_t){3, 8, 1});
+                side.positions = 24;
+                if (24 % (2 * cp) == 0 && (!sp || 24 / cp % 2 == 0))
+                    compare_all(spec, &side, (ref_shape_t){3, 8, 1});
+            }
+}
+
+static void stages_blocks_features_and_extra_dims_cut_as_stated(void **state)
+{
+    (void)state;
+    ref_side_t side = t_side("pp=3,tp=2,ep=2,cp=2,dp=2@3", true);
+    compare_all("last stage", &side, (ref_shape_t){3, 8, 3});
+    side.stage = 0;
+    compare_all("first stage", &side, (ref_shape_t){3, 8, 3});
+    side.stage = 1;
+    t_side_split(&side, 2, "tp", REF_BLOCK, false);
+    compare_all("features over tp", &side, (ref_shape_t){3, 8, 3});
+    compare_all("fewer features than ranks", &side, (ref_shape_t){3, 8, 1});
+    t_side_split(&side, 0, "ep", REF_BLOCK, false);
+    compare_all("samples over dp, then ep", &side, (ref_shape_t){7, 8, 3});
+    ref_side_t block = t_side("tp=3,dp=2", false);
+    t_side_split(&block, 1, "tp", REF_BLOCK, true);
+    compare_all("context in blocks", &block, (ref_shape_t){3, 6, 1});
+    ref_side_t two = t_side("xp=2,cp=2,dp=2", false);
+    two.nsplits[1] = 0;
+    t_side_split(&two, 1, "cp", REF_ZIGZAG, true);
+    t_side_split(&two, 1, "xp", REF_ZIGZAG, true);
+    compare_all("zigzag of a zigzag", &two, (ref_shape_t){2, 16, 1});
+}
+
+static void the_default_layouts_are_those_of_the_documentation(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"tp=2,cp=2,pp=2,dp=2", "tp=2,dp=3", "pp=2,cp=3", "tp=4"};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        for (int src = 0; src < 2; src++) {
+            ref_side_t side = t_side(specs[i], src);
+            colo_grid_t grid = t_grid(&side);
+            colo_layout_t layout;
+            assert_ok(src ? colo_layout_init_src(&layout, &grid) : colo_layout_init_dst(&layout, &grid));
+            for (int64_t rank = 0; rank < ref_side_size(&side) + 1; rank++)
+                compare_rank(specs[i], &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
+        }
+    ref_side_t side = t_side("tp=2,cp=2,pp=2,dp=2", true);
+    colo_grid_t grid = t_grid(&side);
+    colo_layout_t layout;
+    assert_ok(colo_layout_init(&layout, &grid));
+    side = (ref_side_t){.ndims = side.ndims};
+    memcpy(side.extent, (int64_t[]){2, 2, 2, 2}, 4 * sizeof(int64_t));
+    for (int i = 0; i < 4; i++)
+        side.name[i] = grid.name[i];
+    for (int64_t rank = 0; rank < 16; rank++)
+        compare_rank("everything replicated", &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
+}
+
+/* ---- rejections ---- */
+
+static colo_layout_t base_layout(const char *spec)
+{
+    ref_side_t side = t_side(spec, false);
+    colo_grid_t grid = t_grid(&side);
+    colo_layout_t layout;
+    assert_ok(colo_layout_init_dst(&layout, &grid));
+    return layout;
+}
+
+/* check and owned refuse alike, and owned writes nothing */
+static void refused(const colo_layout_t *layout, int64_t b, int64_t n, int64_t h, const char *word1,
+                    const char *word2)
+{
+    assert_fails(colo_layout_check(layout, b, n, h), COLO_ERR_LAYOUT, word1);
+    if (!strstr(colo_last_error(), word2))
+        fail_msg("sentence \"%s\" lacks \"%s\"", colo_last_error(), word2);
+    colo_owned_t own, own0;
+    colo_run_t run[4], run0[4];
+    int64_t nruns = -77;
+    memset(&own, 0x5a, sizeof own);
+    memset(run, 0x5a, sizeof run);
+    own0 = own;
+    memcpy(run0, run, sizeof run);
+    assert_fails(colo_layout_owned(layout, 0, b, n, h, false, &own, run, 4, &nruns),
+                 COLO_ERR_LAYOUT, word1);
+    assert_memory_equal(&own, &own0, sizeof own);
+    assert_memory_equal(run, run0, sizeof run);
+    assert_int_equal(nruns, -77);
+}
+
+static void positions_that_do_not_split_are_refused(void **state)
+{
+    (void)state;
+    colo_layout_t l = base_layout("tp=2,cp=2,dp=2");
+    refused(&l, 4, 10, 2, "10", "4"); /* 2C = 4 does not divide 10 */
+    refused(&l, 4, 7, 2, "7", "4");
+    l = base_layout("tp=2,cp=3");
+    refused(&l, 4, 8, 2, "8", "6");
+    assert_ok(colo_layout_check(&l, 4, 12, 2));
+    /* SP: tp does not divide S / C */
+    l = base_layout("tp=4,cp=3");
+    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    refused(&l, 4, 6, 2, "4", "2");
+    refused(&l, 4, 18, 2, "4", "6");
+    assert_ok(colo_layout_check(&l, 4, 12, 2));
+    l = base_layout("tp=4");
+    assert_ok(colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
+    refused(&l, 4, 6, 2, "4", "6");
+    assert_ok(colo_layout_check(&l, 4, 8, 2));
+    /* the positions decide, not the rows */
+    l = base_layout("cp=2");
+    assert_ok(colo_layout_map_offset(&l, 1, 12));
+    assert_ok(colo_layout_check(&l, 4, 7, 2));
+    assert_ok(colo_layout_map_offset(&l, 0, 14));
+    refused(&l, 4, 8, 2, "14", "4");
+}
+
+static void maps_that_leave_the_sequence_are_refused(void **state)
+{
+    (void)state;
+    colo_layout_t l = base_layout("cp=2");
+    assert_ok(colo_layout_map_offset(&l, 5, 12));
+    assert_ok(colo_layout_check(&l, 1, 7, 1));
+    refused(&l, 1, 8, 1, "12", "5");
+    static int64_t table[6] = {0, 3, 2, 7, 6, 1};
+    l = base_layout("cp=2");
+    assert_ok(colo_layout_map_table(&l, table, 6, 8));
+    assert_ok(colo_layout_check(&l, 1, 6, 1));
+    refused(&l, 1, 5, 1, "6", "5"); /* a table of another length */
+    refused(&l, 1, 7, 1, "6", "7");
+    table[4] = 8;
+    refused(&l, 1, 6, 1, "8", "4"); /* row 4 outside */
+    table[4] = -1;
+    refused(&l, 1, 6, 1, "-1", "4");
+    table[4] = 2;
+    refused(&l, 1, 6, 1, "2", "4"); /* rows 2 and 4 at one position */
+    table[4] = 6;
+    /* identity map with more rows than positions */
+    l = base_layout("cp=2");
+    assert_ok(colo_layout_map_offset(&l, 0, 4));
+    refused(&l, 1, 6, 1, "4", "5"); /* rows 0..5 */
+}
+
+#define UNTOUCHED(layout, call, status, word)                \
+    do {                                                     \
+        colo_layout_t before_ = layout;                      \
+        assert_fails(call, status, word);                    \
+        assert_memory_equal(&before_, &layout, sizeof before_); \
+    } while (0)
+
+static void splits_that_make_no_sense_are_refused(void **state)
+{
+    (void)state;
+    colo_layout_t l;
+    memset(&l, 0, sizeof l);
+    l = base_layout("tp=2,cp=2,dp=2,ep=2,xp=2");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_REPLICATE), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_split_context(&l, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "cp", COLO_BLOCK), COLO_ERR_ARG, "cp");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_FEATURES, "dp", COLO_BLOCK), COLO_ERR_ARG, "dp");
+    UNTOUCHED(l, colo_layout_split_context(&l, "dp", COLO_ZIGZAG), COLO_ERR_ARG, "dp");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_SAMPLES, "tp", COLO_ZIGZAG), COLO_ERR_ARG, "samples");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_FEATURES, "tp", COLO_ZIGZAG), COLO_ERR_ARG, "features");
+    UNTOUCHED(l, colo_layout_split(&l, (colo_axis_t)3, "tp", COLO_BLOCK), COLO_ERR_ARG, "3");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "tp", (colo_split_kind_t)9), COLO_ERR_ARG, "9");
+    UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, NULL, COLO_BLOCK), COLO_ERR_ARG, "dim");
+    assert_fails(colo_layout_split(NULL, COLO_ROWS, "tp", COLO_BLOCK), COLO_ERR_ARG, "layout");
+    colo_dim_t dims[6] = {{"a", 1}, {"b", 1}, {"c", 1}, {"d", 1}, {"e", 1}, {"f", 1}};
+    colo_grid_t grid;
+    assert_ok(colo_grid_init(&grid, dims, 6, 0, 0));
+    assert_ok(colo_layout_init(&l, &grid));
+    for (int i = 0; i < COLO_MAX_SPLITS; i++)
+        assert_ok(colo_layout_split(&l, COLO_SAMPLES, dims[i].name, COLO_BLOCK));
+    UNTOUCHED(l, colo_layout_split(&l, COLO_SAMPLES, "e", COLO_BLOCK), COLO_ERR_ARG, "4");
+    assert_ok(colo_layout_split(&l, COLO_SAMPLES, "e", COLO_REPLICATE)); /* appends nothing */
+    colo_layout_clear(&l, COLO_SAMPLES);
+    assert_ok(colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK)); /* free again */
+}
+
+static void maps_and_stages_that_make_no_sense_are_refused(void **state)
+{
+    (void)state;
+    static const int64_t table[2] = {0, 1};
+    colo_layout_t l = base_layout("tp=2,cp=2,pp=2");
+    UNTOUCHED(l, colo_layout_map_offset(&l, -1, 8), COLO_ERR_ARG, "-1");
+    UNTOUCHED(l, colo_layout_map_offset(&l, 0, -8), COLO_ERR_ARG, "-8");
+    UNTOUCHED(l, colo_layout_map_table(&l, NULL, 2, 8), COLO_ERR_ARG, "table");
+    UNTOUCHED(l, colo_layout_map_table(&l, table, -2, 8), COLO_ERR_ARG, "-2");
+    UNTOUCHED(l, colo_layout_stage(&l, "zz", 0), COLO_ERR_ARG, "zz");
+    UNTOUCHED(l, colo_layout_stage(&l, "pp", 2), COLO_ERR_ARG, "2");
+    UNTOUCHED(l, colo_layout_stage(&l, "pp", -3), COLO_ERR_ARG, "-3");
+    UNTOUCHED(l, colo_layout_stage(&l, NULL, 0), COLO_ERR_ARG, "dim");
+    assert_ok(colo_layout_stage(&l, NULL, COLO_STAGE_ANY));
+    assert_true(colo_layout_holds(&l, 0) && colo_layout_holds(&l, 7));
+    assert_ok(colo_layout_stage(&l, "pp", COLO_STAGE_LAST));
+    assert_true(!colo_layout_holds(&l, 0) && colo_layout_holds(&l, 7));
+    assert_false(colo_layout_holds(&l, 8));
+    assert_false(colo_layout_holds(&l, -1));
+}
+
+static void missing_arguments_and_bad_sizes_are_refused(void **state)
+{
+    (void)state;
+    colo_layout_t l;
+    colo_owned_t own;
+    memset(&l, 0x33, sizeof l);
+    UNTOUCHED(l, colo_layout_init(&l, NULL), COLO_ERR_ARG, "grid");
+    UNTOUCHED(l, colo_layout_init_src(&l, NULL), COLO_ERR_ARG, "grid");
+    UNTOUCHED(l, colo_layout_init_dst(&l, NULL), COLO_ERR_ARG, "grid");
+    l = base_layout("tp=2");
+    assert_fails(colo_layout_init(NULL, &l.grid), COLO_ERR_ARG, "layout");
+    assert_fails(colo_layout_check(NULL, 1, 1, 1), COLO_ERR_ARG, "layout");
+    assert_true(colo_layout_check(&l, -3, 1, 1) < 0);
+    assert_non_null(strstr(colo_last_error(), "-3"));
+    assert_true(colo_layout_check(&l, 1, -3, 1) < 0);
+    assert_non_null(strstr(colo_last_error(), "-3"));
+    assert_true(colo_layout_check(&l, 1, 1, -3) < 0);
+    assert_non_null(strstr(colo_last_error(), "-3"));
+    assert_fails(colo_layout_owned(&l, 0, 1, 1, 1, false, NULL, NULL, 0, NULL), COLO_ERR_ARG, "owned");
+    assert_ok(colo_layout_owned(&l, 0, 1, 1, 1, false, &own, NULL, 0, NULL)); /* runs are optional */
+    /* room for one run where there are two: the count is told, nothing else */
+    l = base_layout("cp=2");
+    colo_run_t run[2];
+    int64_t n = -1;
+    memset(&own, 0x5a, sizeof own);
+    memset(run, 0x5a, sizeof run);
+    colo_owned_t own0 = own;
+    colo_run_t run0[2];
+    memcpy(run0, run, sizeof run);
+    assert_fails(colo_layout_owned(&l, 0, 1, 8, 1, false, &own, run, 1, &n), COLO_ERR_ARG, "2");
+    assert_int_equal(n, 2);
+    assert_memory_equal(&own, &own0, sizeof own);
+    assert_memory_equal(run, run0, sizeof run);
+}
+
+static void hashes_tell_layouts_apart_and_read_tables(void **state)
+{
+    (void)state;
+    int64_t t1[4] = {0, 1, 2, 3}, t2[4] = {0, 1, 2, 3};
+    colo_layout_t l[12];
+    int n = 0;
+    l[n++] = base_layout("tp=2,cp=2,dp=2,pp=2");
+    l[n++] = base_layout("tp=2,dp=2,cp=2,pp=2");
+    l[n++] = base_layout("tp=2,cp=2,dp=4,pp=2");
+    l[n] = l[0];
+    assert_ok(colo_layout_split(&l[n++], COLO_ROWS, "tp", COLO_BLOCK));
+    l[n] = l[0];
+    assert_ok(colo_layout_split_context(&l[n++], "tp", COLO_BLOCK));
+    l[n] = l[0];
+    assert_ok(colo_layout_split(&l[n++], COLO_FEATURES, "tp", COLO_BLOCK));
+    l[n] = l[0];
+    assert_ok(colo_layout_stage(&l[n++], "pp", COLO_STAGE_LAST));
+    l[n] = l[0];
+    assert_ok(colo_layout_map_offset(&l[n++], 2, 8));
+    l[n] = l[0];
+    assert_ok(colo_layout_map_offset(&l[n++], 3, 8));
+    l[n] = l[0];
+    assert_ok(colo_layout_map_table(&l[n++], t1, 4, 8));
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < n; j++)
+            assert_int_equal(i == j, colo_layout_hash(&l[i]) == colo_layout_hash(&l[j]));
+    colo_layout_t a = l[0], b = l[0];
+    assert_ok(colo_layout_map_table(&a, t1, 4, 8));
+    assert_ok(colo_layout_map_table(&b, t2, 4, 8));
+    assert_true(colo_layout_hash(&a) == colo_layout_hash(&b)); /* by contents, not by pointer */
+    t2[3] = 7;
+    assert_true(colo_layout_hash(&a) != colo_layout_hash(&b));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_rank_owns_what_slicing_lists_says),
+        cmocka_unit_test(samples_need_not_divide_and_ranks_may_be_empty),
+        cmocka_unit_test(rows_follow_the_positions_of_the_llm_sequence),
+        cmocka_unit_test(rows_follow_a_table_of_positions),
+        cmocka_unit_test(stages_blocks_features_and_extra_dims_cut_as_stated),
+        cmocka_unit_test(the_default_layouts_are_those_of_the_documentation),
+        cmocka_unit_test(positions_that_do_not_split_are_refused),
+        cmocka_unit_test(maps_that_leave_the_sequence_are_refused),
+        cmocka_unit_test(splits_that_make_no_sense_are_refused),
+        cmocka_unit_test(maps_and_stages_that_make_no_sense_are_refused),
+        cmocka_unit_test(missing_arguments_and_bad_sizes_are_refused),
+        cmocka_unit_test(hashes_tell_layouts_apart_and_read_tables),
+    };
+    return cmocka_run_group_tests_name("bridge/layout", tests, NULL, NULL);
+}

@@ -1,0 +1,707 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_plan.c - plans as integers: exactly once, mirrored, minimal, adjoint, balanced, for every pair
+ * of layouts of up to 16 ranks; byte totals by closed form; the worked examples; worlds of 2^20 ranks.
+ */
+#include "harness/harness.h"
+
+#include "harness/plan_world.h"
+
+typedef struct kind {
+    colo_output_t output;
+    colo_grad_t grad;
+} kind_t;
+
+static const kind_t kinds[] = {{COLO_SHARDED, COLO_DISJOINT},
+                               {COLO_FULL_SEQ, COLO_DISJOINT},
+                               {COLO_FULL_SEQ, COLO_PARTIAL}};
+
+static void judge(const t_case_t *c, bool adjoint)
+{
+    t_plans_t w;
+    bool ok = t_plans_make(&w, c) && t_plans_judge(&w, COLO_FORWARD) &&
+              (c->no_grad || t_plans_judge(&w, COLO_BACKWARD)) && (!adjoint || t_plans_adjoint(&w));
+    t_plans_free(&w);
+    if (!ok)
+        fail_msg("%s: %s", t_case_text(c), w.why);
+}
+
+static int64_t gcd(int64_t a, int64_t b)
+{
+    return b ? gcd(b, a % b) : a;
+}
+
+static int64_t lcm(int64_t a, int64_t b)
+{
+    return a / gcd(a, b) * b;
+}
+
+static ref_side_t side_in_order(int order, int64_t tp, int64_t cp, int64_t dp, bool is_src)
+{
+    static const char *const format[] = {"tp=%d,cp=%d,dp=%d", "tp=%d,dp=%d,cp=%d",
+                                         "cp=%d,tp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
+                                         "dp=%d,tp=%d,cp=%d", "dp=%d,cp=%d,tp=%d"};
+    static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    int e[3] = {(int)tp, (int)cp, (int)dp};
+    char spec[64];
+    snprintf(spec, sizeof spec, format[order], e[pick[order][0]], e[pick[order][1]],
+             e[pick[order][2]]);
+    return t_side(spec, is_src);
+}
+
+/* Calls @fn for every pair of (tp, cp, dp) layouts of n ranks. Returns how many pairs. */
+typedef void (*pair_fn)(int64_t n, const int64_t *src, const int64_t *dst, void *arg);
+
+static int64_t each_pair(int64_t lo, int64_t hi, pair_fn fn, void *arg)
+{
+    int64_t pairs = 0;
+    for (int64_t n = lo; n <= hi; n++)
+        for (int64_t a = 1; a <= n; a++)
+            for (int64_t b = 1; a * b <= n; b++)
+                for (int64_t p = 1; n % (a * b) == 0 && p <= n; p++)
+                    for (int64_t q = 1; p * q <= n; q++)
+                        if (n % (p * q) == 0) {
+                            fn(n, (int64_t[]){a, b, n / a / b}, (int64_t[]){p, q, n / p / q}, arg);
+                            pairs++;
+                        }
+    return pairs;
+}
+
+static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int dst_order, int kind)
+{
+    t_case_t c = {.src = side_in_order(src_order, s[0], s[1], s[2], true),
+                  .dst = side_in_order(dst_order, d[0], d[1], d[2], false),
+                  .shape = {0, 2 * lcm(s[1], d[1]), 1},
+                  .output = kinds[kind].output,
+                  .grad = kinds[kind].grad,
+                  .dtype = COLO_BF16};
+    int64_t most = s[2] > d[2] ? s[2] : d[2];
+    c.shape.b = most + (most > 2); /* one more than divides, where there is room */
+    return c;
+}
+
+static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    (void)n;
+    (void)arg;
+    for (int kind = 0; kind < 3; kind++) {
+        t_case_t c = pair_case(s, d, 0, 0, kind);
+        judge(&c, true);
+    }
+}
+
+static void every_pair_of_layouts_of_16_ranks_delivers_exactly_once(void **state)
+{
+    (void)state;
+    assert_int_equal(each_pair(1, 16, one_pair, NULL), 1100);
+}
+
+static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    (void)n;
+    int64_t *count = arg;
+    for (int a = 0; a < 6; a++)
+        for (int b = 0; b < 6; b++) {
+            t_case_t c = pair_case(s, d, a, b, (int)(*count % 3));
+            judge(&c, true);
+            ++*count;
+        }
+}
+
+static void every_dim_order_of_8_ranks_delivers_exactly_once(void **state)
+{
+    (void)state;
+    int64_t count = 0;
+    assert_int_equal(each_pair(1, 8, all_orders, &count), 254);
+    assert_int_equal(count, 254 * 36);
+}
+
+static void sizes_and_offsets_of_the_grids_may_differ(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"tp=2,dp=2",        "tp=2,cp=2@3",      "dp=5@1",
+                                        "tp=3,dp=2,pp=2@2", "pp=2,tp=2,cp=2",   "tp=2,ep=2,dp=2",
+                                        "cp=2,xp=2@8",      "dp=2,cp=2,tp=2@4"};
+    const int n = (int)(sizeof specs / sizeof specs[0]);
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < n; b++)
+            for (int kind = 0; kind < 3; kind++) {
+                t_case_t c = {.src = t_side(specs[a], true),
+                              .dst = t_side(specs[b], false),
+                              .shape = {5, 4, 2},
+                              .output = kinds[kind].output,
+                              .grad = kinds[kind].grad};
+                judge(&c, true);
+            }
+}
+
+static void sequence_parallel_features_and_position_maps_deliver_exactly_once(void **state)
+{
+    (void)state;
+    static const int64_t table[6] = {1, 2, 9, 14, 15, 20};
+    for (int variant = 0; variant < 64; variant++)
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_t c = {.src = t_side("tp=2,cp=2,dp=3", true),
+                          .dst = t_side("dp=2,tp=2,cp=3", false),
+                          .shape = {5, 6, 3},
+                          .output = kinds[kind].output,
+                          .grad = kinds[kind].grad};
+            c.src.positions = c.dst.positions = 24;
+            if (variant & 1)
+                t_side_split(&c.src, 1, "tp", REF_BLOCK, false);
+            if (variant & 2)
+                t_side_split(&c.dst, 1, "tp", REF_BLOCK, false);
+            if ((variant & 5) == 4)
+                t_side_split(&c.src, 2, "tp", REF_BLOCK, false);
+            if ((variant & 10) == 8)
+                t_side_split(&c.dst, 2, "tp", REF_BLOCK, false);
+            if (variant & 16) {
+                c.dst.map = REF_OFFSET;
+                c.dst.map_offset = 10;
+            }
+            if (variant & 32) {
+                c.src.map = REF_TABLE;
+                c.src.table = table;
+            }
+            judge(&c, true);
+        }
+}
+
+static void empty_batches_rows_and_widths_plan_to_nothing(void **state)
+{
+    (void)state;
+    for (int e = 0; e < 3; e++)
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_t c = {.src = t_side("tp=2,dp=4", true),
+                          .dst = t_side("tp=2,cp=2,dp=2", false),
+                          .shape = {e == 0 ? 0 : 4, e == 1 ? 0 : 4, e == 2 ? 0 : 4},
+                          .output = kinds[kind].output,
+                          .grad = kinds[kind].grad};
+            judge(&c, false);
+        }
+}
+
+/* ---- tiers and balance ---- */
+
+static void senders_are_the_nearest_that_hold_the_data(void **state)
+{
+    (void)state;
+    static const char *const specs[] = {"tp=2,dp=4",      "tp=4,dp=2", "dp=8",      "dp=2,tp=4",
+                                        "tp=2,cp=2,dp=2", "cp=4,tp=2", "dp=2,cp=4", "tp=8"};
+    const int n = (int)(sizeof specs / sizeof specs[0]);
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < n; b++)
+            for (int kind = 0; kind < 3; kind++)
+                for (int64_t rpn = 1; rpn <= 8; rpn++) {
+                    t_case_t c = {.src = t_side(specs[a], true),
+                                  .dst = t_side(specs[b], false),
+                                  .shape = {8, 8, 2},
+                                  .output = kinds[kind].output,
+                                  .grad = kinds[kind].grad,
+                                  .ranks_per_node = rpn};
+                    judge(&c, false);
+                }
+}
+
+/* Pieces of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
+static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    (void)n;
+    for (int kind = 0; kind < 3; kind++) {
+        t_case_t c = pair_case(s, d, 0, 0, kind);
+        t_plans_t w;
+        c.shape.h = INT64_C(720720) * 64; /* divides by every number of candidates up to 16 */
+        c.shape.b = lcm(s[2], d[2]);      /* equal parts: a larger one has but one holder */
+        bool ok = t_plans_make(&w, &c);
+        for (int way = 0; ok && way < 2; way++) {
+            ok = t_plans_balanced(&w, (colo_way_t)way);
+            ++*(int64_t *)arg;
+        }
+        t_plans_free(&w);
+        if (!ok)
+            fail_msg("%s: %s", t_case_text(&c), w.why);
+    }
+}
+
+static void within_a_node_no_rank_sends_more_than_the_largest_receive(void **state)
+{
+    (void)state;
+    int64_t count = 0;
+    each_pair(1, 16, one_balance, &count);
+    assert_int_equal(count, 1100 * 3 * 2);
+}
+
+static void large_pieces_that_are_cut_arrive_exactly_once(void **state)
+{
+    (void)state;
+    static const int64_t widths[] = {32768, 65536, 99991, 1000003};
+    static const char *const specs[] = {"tp=3,dp=2", "tp=2,dp=3", "tp=6", "dp=6", "cp=2,tp=3",
+                                        "dp=2,tp=3", "cp=3,dp=2"};
+    const int n = (int)(sizeof specs / sizeof specs[0]);
+    for (int a = 0; a < n; a++)
+        for (int b = 0; b < n; b++)
+            for (int kind = 0; kind < 3; kind++)
+                for (size_t i = 0; i < sizeof widths / sizeof widths[0]; i++) {
+                    t_case_t c = {.src = t_side(specs[a], true),
+                                  .dst = t_side(specs[b], false),
+                                  .shape = {3, 12, widths[i]},
+                                  .dtype = COLO_F32,
+                                  .output = kinds[kind].output,
+                                  .grad = kinds[kind].grad};
+                    judge(&c, false);
+                }
+}
+
+/* ---- closed forms ---- */
+
+typedef struct totals {
+    int64_t cases, fan_in, fan_out, equal, collective;
+} totals_t;
+
+static void expect_bytes(const t_case_t *c, const t_plans_t *w, int32_t r, colo_way_t way,
+                         int64_t num, int64_t den, int64_t vd)
+{
+    int64_t got = colo_plan_bytes(w->plan[r], way).recv;
+    assert_int_equal(num * vd % den, 0);
+    if (got != num * vd / den)
+        fail_msg("%s: rank %d receives %lld bytes %s, closed form %lld/%lld of %lld", t_case_text(c), r,
+                 (long long)got, way ? "backward" : "forward", (long long)num, (long long)den,
+                 (long long)vd);
+}
+
+static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    totals_t *t = arg;
+    int64_t ds = s[2], dd = d[2], c = d[1];
+    int64_t big = ds > dd ? ds : dd, k = big / (ds < dd ? ds : dd);
+    if (s[1] != 1 || big % (ds < dd ? ds : dd))
+        return;
+    for (int order = 0; order < 4; order += 2) /* dp slowest: tp,cp,dp and cp,tp,dp */
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_t tc = pair_case(s, d, order, order, kind);
+            t_plans_t w;
+            tc.shape = (ref_shape_t){big, 2 * c * k, 2};
+            if (!t_plans_make(&w, &tc))
+                fail_msg("%s: %s", t_case_text(&tc), w.why);
+            int64_t vd = tc.shape.b * tc.shape.n * tc.shape.h * 2 / dd;
+            bool sharded = tc.output == COLO_SHARDED;
+            colo_direction_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
+            for (int32_t r = 0; r < n; r++) {
+                assert_int_equal(colo_plan_direction(w.plan[r]), want);
+                assert_int_equal(colo_plan_scale(w.plan[r]), k);
+                int64_t ring_f = want == COLO_FAN_IN ? (k - 1) * vd / k : 0;
+                int64_t ring_b = 2 * (c - 1) * vd / c + (want == COLO_FAN_OUT ? (k - 1) * vd : 0);
+                assert_int_equal(colo_plan_bytes(w.plan[r], COLO_FORWARD).collective_recv, ring_f);
+                assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).collective_recv, ring_b);
+                t->collective++;
+                expect_bytes(&tc, &w, r, COLO_FORWARD, want == COLO_FAN_IN ? k - 1 : 0,
+                             k * (sharded ? c : 1), vd);
+                if (kind == 2)
+                    continue; /* the closed forms of backward are for owned rows */
+                if (want == COLO_FAN_OUT)
+                    expect_bytes(&tc, &w, r, COLO_BACKWARD, k * c - 1, c, vd);
+                else
+                    expect_bytes(&tc, &w, r, COLO_BACKWARD, c - 1, c * k, vd);
+            }
+            t->cases++;
+            t->fan_in += want == COLO_FAN_IN;
+            t->fan_out += want == COLO_FAN_OUT;
+            t->equal += want == COLO_EQUAL;
+            t_plans_free(&w);
+        }
+}
+
+static void byte_totals_are_the_closed_forms(void **state)
+{
+    (void)state;
+    totals_t t = {0};
+    each_pair(1, 16, closed_form, &t);
+    assert_true(t.fan_in > 200 && t.fan_out > 200 && t.equal > 200 && t.collective > 1000);
+}
+
+static void the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide(void **state)
+{
+    (void)state;
+    t_case_t c = {.src = t_side("tp=2,dp=3", true), .dst = t_side("tp=3,dp=2", false), .shape = {6, 4, 2}};
+    t_plans_t w;
+    assert_true(t_plans_make(&w, &c));
+    assert_int_equal(colo_plan_scale(w.plan[0]), 0);
+    assert_int_equal(colo_plan_direction(w.plan[0]), COLO_FAN_IN);
+    for (int32_t r = 0; r < 6; r++)
+        for (int way = 0; way < 2; way++)
+            assert_int_equal(colo_plan_bytes(w.plan[r], (colo_way_t)way).collective_recv, -1);
+    t_plans_free(&w);
+    assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
+    assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
+    assert_string_equal(colo_direction_name(COLO_EQUAL), "equal");
+}
+
+/* ---- worked examples: [from][to] bytes in units of V / @unit; the rest is zero ---- */
+
+static void expect_matrix(const t_case_t *c, colo_way_t way, int64_t unit, const int64_t *want)
+{
+    t_plans_t w;
+    if (!t_plans_make(&w, c))
+        fail_msg("%s: %s", t_case_text(c), w.why);
+    int64_t v = c->shape.b * c->shape.n * c->shape.h * (int64_t)colo_dtype_size(c->dtype);
+    for (int32_t from = 0; from < w.n; from++)
+        for (int32_t to = 0; to < w.n; to++) {
+            int64_t got = t_plans_bytes(&w, way, from, to), expected = want[from * w.n + to] * v / unit;
+            if (got != expected)
+                fail_msg("%s: %s %d -> %d is %lld bytes, expected %lld", t_case_text(c),
+                         way ? "backward" : "forward", from, to, (long long)got,
+                         (long long)expected);
+        }
+    t_plans_free(&w);
+}
+
+static void worked_example_fan_in(void **state)
+{
+    (void)state;
+    int64_t want[64] = {0};
+    static const int pair[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
+    for (int i = 0; i < 4; i++)
+        want[pair[i][0] * 8 + pair[i][1]] = want[pair[i][1] * 8 + pair[i][0]] = 1;
+    t_case_t c = {.src = t_side("tp=2,dp=4", true),
+                  .dst = t_side("tp=2,cp=2,dp=2", false),
+                  .shape = {8, 8, 4},
+                  .output = COLO_SHARDED};
+    expect_matrix(&c, COLO_FORWARD, 8, want);
+    expect_matrix(&c, COLO_BACKWARD, 8, want);
+    c.output = COLO_FULL_SEQ;
+    c.grad = COLO_DISJOINT;
+    expect_matrix(&c, COLO_BACKWARD, 8, want);
+}
+
+static void worked_example_fan_out(void **state)
+{
+    (void)state;
+    int64_t want[64] = {0}, none[64] = {0};
+    for (int i = 0; i < 8; i++)
+        for (int j = 0; j < 8; j++)
+            want[i * 8 + j] = i != j && i / 4 == j / 4;
+    t_case_t c = {.src = t_side("tp=4,dp=2", true),
+                  .dst = t_side("tp=1,cp=2,dp=4", false),
+                  .shape = {8, 8, 4},
+                  .output = COLO_SHARDED};
+    expect_matrix(&c, COLO_FORWARD, 8, none);
+    expect_matrix(&c, COLO_BACKWARD, 8, want);
+}
+
+static void worked_example_without_a_divisor(void **state)
+{
+    (void)state;
+    t_case_t c = {.src = t_side("tp=2,dp=3", true),
+                  .dst = t_side("tp=3,dp=2", false),
+                  .shape = {6, 4, 4},
+                  .output = COLO_SHARDED};
+    t_plans_t w;
+    int64_t v = 6 * 4 * 4 * 4;
+    assert_true(t_plans_make(&w, &c));
+    static const int single[4][2] = {{2, 0}, {3, 1}, {3, 4}, {2, 5}};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, single[i][0], single[i][1]), v / 6);
+    /* where replicas tie, either or both send: what matters is who gets how much from which group */
+    assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, 0, 2) + t_plans_bytes(&w, COLO_FORWARD, 1, 2), v / 3);
+    assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, 4, 3) + t_plans_bytes(&w, COLO_FORWARD, 5, 3), v / 3);
+    int64_t to2 = 0, to3 = 0, all = 0;
+    for (int32_t q = 0; q < 6; q++) {
+        to2 += q >= 3 ? t_plans_bytes(&w, COLO_BACKWARD, q, 2) : 0;
+        to3 += q < 3 ? t_plans_bytes(&w, COLO_BACKWARD, q, 3) : 0;
+        all += colo_plan_bytes(w.plan[q], COLO_BACKWARD).recv;
+    }
+    assert_int_equal(to2, v / 6);
+    assert_int_equal(to3, v / 6);
+    assert_int_equal(all, v / 3);
+    t_plans_free(&w);
+}
+
+static void partial_gradients_move_every_level_but_the_own_one(void **state)
+{
+    (void)state;
+    t_case_t c = {.src = t_side("tp=2,dp=2", true),
+                  .dst = t_side("cp=2,tp=1,dp=2", false),
+                  .shape = {4, 4, 2},
+                  .grad = COLO_PARTIAL};
+    t_plans_t w;
+    assert_true(t_plans_make(&w, &c));
+    int64_t v = 4 * 4 * 2 * 4;
+    for (int32_t r = 0; r < 4; r++) {
+        assert_int_equal(colo_plan_levels(w.plan[r]), 2);
+        assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
+        assert_int_equal(t_plans_bytes(&w, COLO_BACKWARD, r ^ 1, r), v / 2);
+    }
+    t_plans_free(&w);
+    c.grad = COLO_DISJOINT;
+    assert_true(t_plans_make(&w, &c));
+    assert_int_equal(colo_plan_levels(w.plan[0]), 1);
+    t_plans_free(&w);
+    c.grad = COLO_PARTIAL;
+    c.no_grad = true;
+    assert_true(t_plans_make(&w, &c));
+    for (int32_t r = 0; r < 4; r++) {
+        int32_t n;
+        colo_plan_recvs(w.plan[r], COLO_BACKWARD, &n);
+        assert_int_equal(n, 0);
+        colo_plan_sends(w.plan[r], COLO_BACKWARD, &n);
+        assert_int_equal(n, 0);
+    }
+    t_plans_free(&w);
+}
+
+/* ---- big worlds, hashes, arguments ---- */
+
+static int64_t message_bytes(const colo_plan_message_t *m, int32_t n, int64_t peer)
+{
+    for (int32_t i = 0; i < n; i++)
+        if (m[i].peer == peer)
+            return m[i].bytes;
+    return -1;
+}
+
+static void a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers(void **state)
+{
+    (void)state;
+    ref_side_t src = t_side("tp=8,dp=131072", true), dst = t_side("tp=8,cp=4,dp=32768", false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                             .shape = {524288, 8192, 4096, 0}, .dtype = COLO_BF16,
+                             .output = COLO_SHARDED, .ranks_per_node = 8};
+    static const int64_t ranks[] = {0, 1, 7, 8, 31, 32, 123456, 524288, 777777, 1048575};
+    int64_t vd = 524288 / 32768 * INT64_C(8192) * 4096 * 2, k = 4, c = 4;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        colo_plan_t *p = NULL;
+        assert_ok(colo_plan_create(&p, &pc, ranks[i]));
+        assert_int_equal(colo_plan_rank(p), ranks[i]);
+        assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).recv, (k - 1) * vd / (k * c));
+        assert_int_equal(colo_plan_bytes(p, COLO_BACKWARD).recv, (c - 1) * vd / (k * c));
+        for (int way = 0; way < 2; way++) {
+            int32_t n;
+            const colo_plan_message_t *recv = colo_plan_recvs(p, (colo_way_t)way, &n);
+            assert_in_range(n, 1, 64);
+            for (int32_t j = 0; j < n; j++) {
+                colo_plan_t *q = NULL;
+                int32_t m;
+                assert_int_equal(recv[j].peer / 32, ranks[i] / 32); /* the same destination batch */
+                assert_ok(colo_plan_create(&q, &pc, recv[j].peer));
+                const colo_plan_message_t *send = colo_plan_sends(q, (colo_way_t)way, &m);
+                assert_int_equal(message_bytes(send, m, ranks[i]), recv[j].bytes);
+                assert_true(colo_plan_hash(p) == colo_plan_hash(q));
+                colo_plan_destroy(&q);
+            }
+        }
+        colo_plan_destroy(&p);
+        assert_null(p);
+    }
+}
+
+static void hashes_agree_on_all_ranks_and_tell_configs_apart(void **state)
+{
+    (void)state;
+    static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7}, other[8] = {0, 1, 2, 3, 4, 5, 7, 6};
+    t_case_t base = {.src = t_side("tp=2,dp=4", true),
+                     .dst = t_side("tp=2,cp=2,dp=2", false),
+                     .shape = {8, 8, 4},
+                     .world = 8};
+    t_case_t v[16];
+    int n = 0;
+    v[n++] = base;
+    (v[n] = base, v[n++].shape.b = 12);
+    (v[n] = base, v[n++].shape.n = 12);
+    (v[n] = base, v[n++].shape.h = 5);
+    (v[n] = base, v[n++].dtype = COLO_BF16);
+    (v[n] = base, v[n++].output = COLO_SHARDED);
+    (v[n] = base, v[n++].grad = COLO_DISJOINT);
+    (v[n] = base, v[n++].no_grad = true);
+    (v[n] = base, v[n++].ranks_per_node = 4);
+    (v[n] = base, v[n++].src = t_side("dp=4,tp=2", true));
+    (v[n] = base, v[n++].dst = t_side("cp=2,tp=2,dp=2", false));
+    v[n] = base;
+    v[n].dst.map = REF_OFFSET;
+    v[n].dst.map_offset = 4;
+    v[n++].dst.positions = 16;
+    v[n] = base;
+    v[n].dst.map = REF_TABLE;
+    v[n].dst.table = table;
+    v[n++].dst.positions = 8;
+    v[n] = v[n - 1];
+    v[n++].dst.table = other;
+    uint64_t hash[16];
+    for (int i = 0; i < n; i++) {
+        t_plans_t w;
+        if (!t_plans_make(&w, &v[i]))
+            fail_msg("%s: %s", t_case_text(&v[i]), w.why);
+        hash[i] = colo_plan_hash(w.plan[0]);
+        for (int32_t r = 1; r < w.n; r++)
+            assert_true(colo_plan_hash(w.plan[r]) == hash[i]);
+        t_plans_free(&w);
+        for (int j = 0; j < i; j++)
+            if (hash[i] == hash[j])
+                fail_msg("configs %d and %d have the same hash", i, j);
+    }
+}
+
+static void a_rank_outside_both_grids_gets_an_empty_plan(void **state)
+{
+    (void)state;
+    t_case_t c = {.src = t_side("tp=2,dp=2", true),
+                  .dst = t_side("tp=2,dp=2", false),
+                  .shape = {4, 4, 2},
+                  .world = 6};
+    t_plans_t w;
+    assert_true(t_plans_make(&w, &c));
+    for (int32_t r = 4; r < 6; r++)
+        for (int way = 0; way < 2; way++) {
+            int32_t n = -1;
+            int64_t m = -1;
+            colo_plan_sends(w.plan[r], (colo_way_t)way, &n);
+            assert_int_equal(n, 0);
+            colo_plan_recvs(w.plan[r], (colo_way_t)way, &n);
+            assert_int_equal(n, 0);
+            colo_plan_locals(w.plan[r], (colo_way_t)way, &m);
+            assert_int_equal(m, 0);
+        }
+    t_plans_free(&w);
+}
+
+static void bad_arguments_are_refused_and_write_nothing(void **state)
+{
+    (void)state;
+    ref_side_t src = t_side("tp=2,dp=2", true), dst = t_side("tp=2,cp=2", false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    const colo_plan_config_t good = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                     .shape = {4, 8, 2, 0}};
+    colo_plan_t *mark = (colo_plan_t *)(uintptr_t)0x1230, *p = mark;
+    colo_plan_config_t c = good;
+    assert_fails(colo_plan_create(NULL, &c, 0), COLO_ERR_ARG, "plan");
+    assert_fails(colo_plan_create(&p, NULL, 0), COLO_ERR_ARG, "config");
+    assert_ptr_equal(p, mark);
+#define REFUSED(change, status, word)                              \
+    do {                                                           \
+        c = good;                                                  \
+        change;                                                    \
+        assert_fails(colo_plan_create(&p, &c, 0), status, word);   \
+        assert_ptr_equal(p, mark);                                 \
+    } while (0)
+    REFUSED(c.struct_size = 8, COLO_ERR_ARG, "struct_size");
+    REFUSED(c.src = NULL, COLO_ERR_ARG, "src");
+    REFUSED(c.dst = NULL, COLO_ERR_ARG, "dst");
+    REFUSED(c.shape.samples = -1, COLO_ERR_ARG, "-1");
+    REFUSED(c.shape.rows = -2, COLO_ERR_ARG, "-2");
+    REFUSED(c.shape.features = -3, COLO_ERR_ARG, "-3");
+    REFUSED(c.shape.positions = -4, COLO_ERR_ARG, "-4");
+    REFUSED(c.dtype = (colo_dtype_t)77, COLO_ERR_ARG, "77");
+    REFUSED(c.output = (colo_output_t)7, COLO_ERR_ARG, "7");
+    REFUSED(c.grad = (colo_grad_t)7, COLO_ERR_ARG, "7");
+    REFUSED(c.ranks_per_node = -5, COLO_ERR_ARG, "-5");
+    REFUSED((c.shape = (colo_shape_t){INT64_C(1) << 40, 1 << 20, 1 << 20, 0}), COLO_ERR_ARG, "overflow");
+    REFUSED((c.shape.rows = 6, c.output = COLO_SHARDED), COLO_ERR_LAYOUT, "6");
+    REFUSED((c.shape.rows = 6, c.grad = COLO_DISJOINT), COLO_ERR_LAYOUT, "6");
+    REFUSED((c.shape.positions = 4, c.output = COLO_SHARDED), COLO_ERR_LAYOUT, "4"); /* 8 rows */
+#undef REFUSED
+    colo_plan_destroy(NULL);
+    p = NULL;
+    colo_plan_destroy(&p);
+    c = good;
+    assert_true(colo_plan_create(&p, &c, -1) == COLO_OK || p == NULL);
+    colo_plan_destroy(&p);
+}
+
+/* ---- what the collective way refuses, in its order ---- */
+
+typedef struct refusal {
+    const char *src, *dst;
+    int64_t b;
+    colo_status_t status;
+    const char *word;
+} refusal_t;
+
+static void check_refusal(const refusal_t *t)
+{
+    ref_side_t src = t_side(t->src, true), dst = t_side(t->dst, false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld, .shape = {t->b, 24, 2, 0}};
+    colo_status_t st = colo_plan_collective_check(&pc);
+    if (st != t->status || (st < 0 && !strstr(colo_last_error(), t->word)))
+        fail_msg("%s -> %s B=%lld: %s \"%s\", expected %s with \"%s\"", t->src, t->dst, (long long)t->b,
+                 colo_status_name(st), st < 0 ? colo_last_error() : "", colo_status_name(t->status),
+                 t->word);
+}
+
+static void the_collective_way_refuses_in_the_order_of_the_reference(void **state)
+{
+    (void)state;
+    static const refusal_t list[] = {
+        /* one reason each */
+        {"dp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "cp=4,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4", "tp=2,cp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,dp=4@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=2,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,dp=3", "tp=3,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"tp=2,ep=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"tp=2,dp=4", "tp=2,xp=2,dp=2", 8, COLO_ERR_LAYOUT, "xp"},
+        {"dp=4,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=4,tp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=2,tp=4", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "tp=2,dp=4", 6, COLO_ERR_SHAPE, "not divisible by fan_out scale=2"},
+        {"tp=2,dp=4", "tp=4,dp=2", 6, COLO_ERR_SHAPE, "not divisible by fan_in scale=2"},
+        /* two or more reasons: the earlier one speaks */
+        {"dp=8", "tp=2,dp=2", 7, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4@4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,pp=2,dp=2@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,cp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"pp=2,cp=2,tp=1,dp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"cp=2,tp=1,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=6,dp=2", "tp=2,dp=3,cp=2", 6, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,ep=2,dp=3", "tp=6,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"dp=2,ep=2,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"dp=4,tp=2", "tp=4,dp=2", 7, COLO_ERR_LAYOUT, "rank"},
+        /* nothing to refuse */
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=2,cp=2,dp=2", 7 + 1, COLO_OK, ""},
+        {"tp=2,pp=1,ep=1,cp=1,dp=4", "tp=2,cp=2,pp=1,xp=1,dp=2", 8, COLO_OK, ""},
+        {"tp=2,dp=4@4", "tp=4,dp=2@4", 8, COLO_OK, ""},
+        {"tp=2,dp=4", "cp=2,tp=2,dp=2", 8, COLO_OK, ""},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        check_refusal(&list[i]);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_pair_of_layouts_of_16_ranks_delivers_exactly_once),
+        cmocka_unit_test(every_dim_order_of_8_ranks_delivers_exactly_once),
+        cmocka_unit_test(sizes_and_offsets_of_the_grids_may_differ),
+        cmocka_unit_test(sequence_parallel_features_and_position_maps_deliver_exactly_once),
+        cmocka_unit_test(empty_batches_rows_and_widths_plan_to_nothing),
+        cmocka_unit_test(senders_are_the_nearest_that_hold_the_data),
+        cmocka_unit_test(within_a_node_no_rank_sends_more_than_the_largest_receive),
+        cmocka_unit_test(large_pieces_that_are_cut_arrive_exactly_once),
+        cmocka_unit_test(byte_totals_are_the_closed_forms),
+        cmocka_unit_test(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide),
+        cmocka_unit_test(worked_example_fan_in),
+        cmocka_unit_test(worked_example_fan_out),
+        cmocka_unit_test(worked_example_without_a_divisor),
+        cmocka_unit_test(partial_gradients_move_every_level_but_the_own_one),
+        cmocka_unit_test(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers),
+        cmocka_unit_test(hashes_agree_on_all_ranks_and_tell_configs_apart),
+        cmocka_unit_test(a_rank_outside_both_grids_gets_an_empty_plan),
+        cmocka_unit_test(bad_arguments_are_refused_and_write_nothing),
+        cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
+    };
+    return cmocka_run_group_tests_name("bridge/plan", tests, NULL, NULL);
+}

@@ -1,0 +1,37 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plan_world.h - the plans of all ranks of one case, judged against the oracle.
+ *
+ * The features axis is cut into cells at every boundary that occurs, so that plans over very wide
+ * tensors are judged element by element too.
+ */
+#ifndef TESTS_HARNESS_PLAN_WORLD_H
+#define TESTS_HARNESS_PLAN_WORLD_H
+
+#include "harness/bridge_case.h"
+
+typedef struct t_plans {
+    const t_case_t *c;
+    int32_t n;
+    colo_plan_t **plan;
+    char why[512]; /* what is wrong, when a judgement fails */
+} t_plans_t;
+
+bool t_plans_make(t_plans_t *w, const t_case_t *c);
+void t_plans_free(t_plans_t *w);
+
+/*
+ * Everything that semantics 3 promises of one way: each needed element reaches each needer exactly
+ * once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers ascending
+ * and never self, nothing empty, nothing that the needer holds; sends mirror receives; byte totals;
+ * with ranks_per_node, the nearest tier that has a holder.
+ */
+bool t_plans_judge(t_plans_t *w, colo_way_t way);
+/* No rank sends more than the largest receive. */
+bool t_plans_balanced(t_plans_t *w, colo_way_t way);
+/* <R x, y> == <x, R^T y> on the logical tensor, replicas counted once, in integers. */
+bool t_plans_adjoint(t_plans_t *w);
+/* bytes that travel from one rank to another; 0 when nothing does */
+int64_t t_plans_bytes(const t_plans_t *w, colo_way_t way, int32_t from, int32_t to);
+
+#endif
