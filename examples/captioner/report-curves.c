@@ -11,7 +11,7 @@
 
 #include "report-page.h"
 
-enum { WIDTH = 400, HEIGHT = 230, LEFT = 46, RIGHT = 12, TOP = 12, BOTTOM = 38, MAX_DRAWN = 700 };
+enum { WIDTH = 400, HEIGHT = 230, LEFT = 54, RIGHT = 12, TOP = 12, BOTTOM = 38, MAX_DRAWN = 700 };
 
 struct chart {
     const char *title, *unit, *y_label, *empty;
@@ -62,12 +62,13 @@ static void put_axes(FILE *f, const struct chart *c, const struct scale *s)
                 "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
                 px(s, x), px(s, x), HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4, px(s, x),
                 HEIGHT - BOTTOM + 17, cap_count((int64_t)x, text));
-    fprintf(f, "<line class=\"tick\" x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/>", LEFT, WIDTH - RIGHT,
-            HEIGHT - BOTTOM, HEIGHT - BOTTOM);
+    fprintf(f, "<line class=\"tick\" x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/>", LEFT,
+            WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM);
     fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>",
             (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 5);
-    fprintf(f, "<text transform=\"translate(11 %d) rotate(-90)\" text-anchor=\"middle\">%s</text>\n",
-            (TOP + HEIGHT - BOTTOM) / 2, c->y_label);
+    fprintf(f, "<text transform=\"translate(12 %d) rotate(-90)\" text-anchor=\"middle\">",
+            (TOP + HEIGHT - BOTTOM) / 2);
+    fprintf(f, "%s</text>\n", c->y_label);
     fputs("</g>\n", f);
 }
 

@@ -90,7 +90,7 @@ static colo_status_t collect(const cap_report_t *r, struct flows flows[2])
 
 /* ---- cells ---- */
 
-/* "tp 1 cp 0", dims @first .. first + 1 of those with more than one rank; how many dims there are */
+/* "tp 1 cp 0": dims @first and the next of those with extent > 1; returns how many those are */
 static int coords_line(const colo_layout_t *l, int32_t rank, int first, char text[64])
 {
     int64_t c[COLO_MAX_DIMS];
@@ -156,9 +156,10 @@ static void put_flow(FILE *f, const struct flow *w, struct place *place, colo_wa
     int dir = way == COLO_FORWARD ? 1 : -1;
     char text[32];
 
-    fprintf(f, "<g class=\"%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d\"/>",
-            w->from == w->to ? "own" : "flow", w->from % 6, x1, y1, mid, y1, mid - dir * 30, y2,
-            x2 - dir * 6, y2);
+    /* the last stretch is level, with the bytes above it */
+    fprintf(f, "<g class=\"%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d H%d\"/>",
+            w->from == w->to ? "own" : "flow", w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2,
+            x2 - dir * 52, y2, x2 - dir * 6);
     if (w->from != w->to)
         fprintf(f, "<path class=\"head\" d=\"M%d %d l%d -4 v8 z\"/>", x2, y2, -dir * 7);
     fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">", x2 - dir * 9, y2 - 3,
@@ -192,8 +193,9 @@ static void put_picture(FILE *f, const cap_report_t *r, const struct flows *s, c
         p->height = text > ports ? text : ports;
         y += p->height + GAP;
     }
-    fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-label=\"%s messages between ranks\">\n",
-            WIDTH, y, way == COLO_FORWARD ? "forward" : "backward");
+    fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" ", WIDTH, y);
+    fprintf(f, "aria-label=\"%s messages between ranks\">\n",
+            way == COLO_FORWARD ? "forward" : "backward");
     fprintf(f, "<g class=\"side\"><text x=\"%d\" y=\"13\">source</text>", CELL / 2);
     fprintf(f, "<text x=\"%d\" y=\"13\">destination</text></g>\n", WIDTH - CELL / 2);
     for (int32_t rank = 0; rank < r->world; rank++) {
@@ -216,14 +218,17 @@ static void put_way(FILE *f, const cap_report_t *r, const struct flows *s, colo_
         fputs("none: the source side is frozen</figcaption>\n</figure>\n", f);
         return;
     }
-    fprintf(f, "%s %s, %s in all", cap_count(s->messages, a),
-            s->messages == 1 ? "message" : "messages", cap_bytes((double)s->total, b));
-    if (s->messages)
-        fprintf(f, ", at most %s into one rank", cap_bytes((double)s->most, c));
-    if (s->total == s->minimum)
-        fputs("; no plan could move less", f);
-    else
-        fprintf(f, "; what is missing comes to %s", cap_bytes((double)s->minimum, a));
+    if (!s->messages) {
+        fputs("no messages: every rank already has its part", f);
+    } else {
+        fprintf(f, "%s %s, %s in all, at most %s into one rank", cap_count(s->messages, a),
+                s->messages == 1 ? "message" : "messages", cap_bytes((double)s->total, b),
+                cap_bytes((double)s->most, c));
+        if (s->total == s->minimum)
+            fputs("; nothing that its receiver already has", f);
+        else
+            fprintf(f, "; missing at the receivers: %s", cap_bytes((double)s->minimum, a));
+    }
     if (s->collective >= 0)
         fprintf(f, "; by whole collectives %s", cap_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
@@ -280,6 +285,7 @@ static void put_intro(FILE *f, const cap_report_t *r)
 {
     char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
     const colo_shape_t *s = &r->plan.shape;
+    bool sharded = r->plan.output == COLO_SHARDED;
 
     colo_grid_print(&r->plan.src->grid, src, sizeof src);
     colo_grid_print(&r->plan.dst->grid, dst, sizeof dst);
@@ -292,8 +298,8 @@ static void put_intro(FILE *f, const cap_report_t *r)
             "image rows of %lld features (%s), output %s, %s gradients%s. A row is a rank, solid "
             "arrows are messages, dashed lines stay on the rank.</p>\n",
             r->world, (long long)s->samples, (long long)s->rows, (long long)s->features,
-            colo_dtype_name(r->plan.dtype), r->plan.output == COLO_SHARDED ? "sharded" : "full",
-            r->plan.output == COLO_SHARDED || r->plan.grad == COLO_DISJOINT ? "disjoint" : "partial",
+            colo_dtype_name(r->plan.dtype), sharded ? "sharded" : "full",
+            sharded || r->plan.grad == COLO_DISJOINT ? "disjoint" : "partial",
             r->algo == COLO_COLLECTIVE
                 ? "; this run used whole collectives, the pictures show the exact plan"
                 : "");

@@ -156,8 +156,8 @@ static const char style[] =
     "text-align:center;min-width:0}\n"
     ".sample svg{width:100%;max-width:112px;background:#fff;border-radius:4px;display:block;"
     "margin:0 auto 6px}\n"
-    ".sample b{display:block;overflow-wrap:anywhere;line-height:1.25}"
-    ".sample span{font-size:.8rem;color:var(--dim)}\n"
+    ".sample b{display:block;font-size:.95rem;overflow-wrap:anywhere;line-height:1.3}"
+    ".sample span{display:block;font-size:.8rem;color:var(--dim)}\n"
     ".right,.right span.mark{color:var(--good)}.wrong,.wrong span.mark{color:var(--bad)}\n"
     ".sample.wrong{border-color:var(--bad)}.sample b{color:var(--fg)}\n"
     "table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}\n"
@@ -203,7 +203,7 @@ static void put_head(FILE *f, const cap_report_t *r)
     cap_put_text(f, r->command ? r->command : "");
     fputs("</code></pre>\n<dl class=\"facts\">\n", f);
     if (r->naccuracy)
-        put_fact(f, "exact captions", "%.1f%%", 100.0 * r->accuracy[r->naccuracy - 1].value);
+        put_fact(f, "accuracy", "%.1f%%", 100.0 * r->accuracy[r->naccuracy - 1].value);
     if (r->nloss && isfinite(r->loss[r->nloss - 1].value))
         put_fact(f, "last loss", "%.4f", r->loss[r->nloss - 1].value);
     else if (r->nloss)
@@ -304,9 +304,13 @@ static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_
         return;
     }
     put_number(f, "plan", (double)w->plan_bytes);
-    fprintf(f, "<td data-name=\"equal\">%s</td></tr>\n",
-            as_planned(r, w) ? "<span class=\"right\">\xe2\x9c\x93 yes</span>"
-                             : "<span class=\"wrong\">\xe2\x9c\x97 no</span>");
+    if (as_planned(r, w))
+        fputs("<td data-name=\"equal\"><span class=\"right\">\xe2\x9c\x93 yes</span></td></tr>\n",
+              f);
+    else
+        fprintf(f, "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
+                   "</span></td></tr>\n",
+                (long long)(w->bytes - (uint64_t)w->plan_bytes * (uint64_t)r->ledger_steps));
 }
 
 static void put_ledger(FILE *f, const cap_report_t *r)

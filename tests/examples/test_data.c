@@ -90,7 +90,7 @@ static void patches_are_two_by_two_row_by_row(void **state)
     for (int i = 0; i < CAP_PIXELS; i++)
         pixels[i] = (uint8_t)i; /* position-coded; the reader's limit of 16 is not its concern */
     cap_patches(pixels, got);
-    /* patch 0 is pixels 0 1 8 9, patch 1 is 2 3 10 11, patch 4 is 16 17 24 25, the last ends in 63 */
+    /* patch 0 is pixels 0 1 8 9, patch 1 is 2 3 10 11, patch 4 is 16 17 24 25, ... */
     static const int patch[] = {0, 1, 4, 6, 15};
     static const int first[] = {0, 2, 16, 20, 54};
     for (int k = 0; k < 5; k++) {
