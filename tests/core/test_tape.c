@@ -1,0 +1,634 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_tape.c - the tape on hand-made nodes of small integers (exact), and on an MLP against
+ * central differences. Every node here logs that it ran, so order and skipping are seen, not
+ * guessed.
+ */
+#include "harness/harness.h"
+
+#include <math.h>
+
+enum { N = 4, LOG = 32 };
+
+static char ran[LOG];  /* one letter a node that ran */
+static int freed[LOG]; /* how often each state was freed, by its id */
+
+/* out = factor[0] * in[0] + factor[1] * in[1] + ...; with nout 2 the second output is -out */
+typedef struct linear {
+    int id;
+    char letter;
+    double factor[3];
+    colo_status_t fails;
+} linear_t;
+
+static colo_status_t linear_backward(const colo_tensor_t *d_out, int32_t nout,
+                                     const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    const linear_t *l = state;
+    size_t at = strlen(ran);
+    ran[at] = l->letter;
+    ran[at + 1] = 0;
+    for (int32_t i = 0; i < nin; i++) {
+        double *g = d_in[i].data;
+        if (!g)
+            continue;
+        for (int64_t k = 0; k < colo_tensor_count(&d_in[i]); k++)
+            g[k] = l->factor[i] *
+                   (((double *)d_out[0].data)[k] - (nout > 1 ? ((double *)d_out[1].data)[k] : 0));
+    }
+    return l->fails;
+}
+
+static void free_linear(void *state)
+{
+    freed[((linear_t *)state)->id]++;
+    free(state);
+}
+
+static linear_t *linear(int id, char letter, double a, double b, double c)
+{
+    linear_t *l = malloc(sizeof *l);
+    *l = (linear_t){.id = id, .letter = letter, .factor = {a, b, c}};
+    return l;
+}
+
+static double some[N]; /* activations: their values do not matter to a linear node */
+
+static colo_tensor_t vec(double *data)
+{
+    return colo_tensor_host(data, COLO_F64, 1, (int64_t[]){N});
+}
+
+static void start(colo_tape_t **tape)
+{
+    memset(ran, 0, sizeof ran);
+    memset(freed, 0, sizeof freed);
+    *tape = NULL;
+    assert_ok(colo_tape_create(tape));
+}
+
+static colo_value_t leaf(colo_tape_t *tape)
+{
+    colo_tensor_t t = vec(some);
+    colo_value_t v = -7;
+    assert_ok(colo_tape_leaf(tape, &t, NULL, &v));
+    return v;
+}
+
+static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_value_t b)
+{
+    colo_tensor_t t = vec(some);
+    colo_value_t in[2] = {a, b}, out = -7;
+    assert_ok(colo_tape_record(tape, "linear", in, 2, &t, 1, &out, NULL, 0, linear_backward, l,
+                               free_linear));
+    return out;
+}
+
+static void gradient_is(const colo_tape_t *tape, colo_value_t v, double want)
+{
+    colo_tensor_t g;
+    assert_ok(colo_tape_gradient(tape, v, &g));
+    assert_true(colo_tensor_is_contiguous(&g) && g.ndim == 1 && g.shape[0] == N);
+    for (int k = 0; k < N; k++)
+        if (((double *)g.data)[k] != want)
+            fail_msg("gradient of value %d is %g, expected %g", v, ((double *)g.data)[k], want);
+}
+
+/* ---- flow ---- */
+
+static void gradients_of_several_consumers_add_up(void **state)
+{
+    colo_tape_t *tape;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape), y = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, y);   /* a = 2x + 3y */
+    colo_value_t b = node(tape, linear(1, 'b', 5, 7, 0), a, x);   /* b = 5a + 7x */
+    colo_value_t c = node(tape, linear(2, 'c', 11, 13, 0), a, b); /* c = 11a + 13b */
+    colo_value_t d = node(tape, linear(3, 'd', 1, 1, 0), c, x);   /* d = c + x */
+    assert_ok(colo_tape_backward(tape, d, NULL));
+    assert_string_equal(ran, "dcba");
+    gradient_is(tape, d, 1);
+    gradient_is(tape, c, 1);
+    gradient_is(tape, b, 13);
+    gradient_is(tape, a, 11 + 13 * 5);
+    gradient_is(tape, x, 1 + 13 * 7 + (11 + 13 * 5) * 2);
+    gradient_is(tape, y, (11 + 13 * 5) * 3);
+    colo_tape_destroy(&tape);
+    assert_null(tape);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(freed[i], 1);
+}
+
+static void a_value_used_twice_by_one_node_gets_both(void **state)
+{
+    colo_tape_t *tape;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 2, 5, 0), x, x);
+    colo_value_t b = node(tape, linear(1, 'b', 3, 4, 0), a, a);
+    assert_ok(colo_tape_backward(tape, b, NULL));
+    gradient_is(tape, a, 7);
+    gradient_is(tape, x, 49);
+    colo_tape_destroy(&tape);
+}
+
+static void nodes_nobody_needs_are_skipped(void **state)
+{
+    colo_tape_t *tape;
+    colo_tensor_t g;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape), unused = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t side = node(tape, linear(1, 's', 100, 100, 0), a, unused);
+    colo_value_t b = node(tape, linear(2, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    colo_value_t later = node(tape, linear(3, 'l', 100, 0, 0), b, COLO_NO_VALUE);
+    assert_fails(colo_tape_gradient(tape, x, &g), COLO_ERR_MISSING, "backward has not run");
+    assert_ok(colo_tape_backward(tape, b, NULL));
+    assert_string_equal(ran, "ba");
+    gradient_is(tape, x, 6);
+    assert_fails(colo_tape_gradient(tape, side, &g), COLO_ERR_MISSING, "none reached value 3");
+    assert_fails(colo_tape_gradient(tape, unused, &g), COLO_ERR_MISSING, "none reached value 1");
+    assert_fails(colo_tape_gradient(tape, later, &g), COLO_ERR_MISSING, "none reached value 5");
+    colo_tape_destroy(&tape);
+}
+
+static void an_output_nobody_consumed_brings_zeros(void **state)
+{
+    colo_tensor_t two[2] = {vec(some), vec(some)};
+    colo_tape_t *tape;
+    (void)state;
+    for (int which = 0; which < 2; which++) {
+        colo_value_t out[2], x;
+        colo_tensor_t g;
+        start(&tape);
+        for (int round = 0; round < 2; round++) { /* second round: buffers hold old numbers */
+            x = leaf(tape);
+            assert_ok(colo_tape_record(tape, "two", &x, 1, two, 2, out, NULL, 0, linear_backward,
+                                       linear(round, 't', 3, 0, 0), free_linear));
+            colo_value_t b = node(tape, linear(round + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
+            assert_ok(colo_tape_backward(tape, b, NULL));
+            gradient_is(tape, x, which ? -15 : 15); /* 3 (d_out[0] - d_out[1]) */
+            gradient_is(tape, out[which], 5);
+            assert_fails(colo_tape_gradient(tape, out[!which], &g), COLO_ERR_MISSING,
+                         "none reached");
+            colo_tape_reset(tape);
+        }
+        colo_tape_destroy(&tape);
+    }
+}
+
+static void a_seed_scales_and_a_leaf_may_be_where_it_starts(void **state)
+{
+    double seed[N] = {2, 2, 2, 2};
+    colo_tensor_t s = vec(seed);
+    colo_tape_t *tape;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 3, 0, 0), x, COLO_NO_VALUE);
+    assert_ok(colo_tape_backward(tape, a, &s));
+    gradient_is(tape, x, 6);
+    colo_tape_reset(tape);
+    x = leaf(tape);
+    assert_ok(colo_tape_backward(tape, x, &s));
+    gradient_is(tape, x, 2);
+    colo_tape_destroy(&tape);
+}
+
+static void a_callers_gradient_is_added_to(void **state)
+{
+    double mine[N] = {10, 10, 10, 10};
+    colo_tensor_t t = vec(some), d = vec(mine), g;
+    colo_tape_t *tape;
+    (void)state;
+    start(&tape);
+    for (int round = 1; round <= 3; round++) {
+        colo_value_t x = -1;
+        assert_ok(colo_tape_leaf(tape, &t, &d, &x));
+        colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, x);
+        colo_value_t b = node(tape, linear(0, 'b', 1, 1, 0), a, x);
+        assert_ok(colo_tape_backward(tape, b, NULL));
+        assert_ok(colo_tape_gradient(tape, x, &g));
+        assert_ptr_equal(g.data, mine);
+        gradient_is(tape, x, 10 + round * 6);
+        colo_tape_reset(tape);
+    }
+    colo_tape_destroy(&tape);
+    assert_true(mine[0] == 28); /* the caller's memory is the caller's */
+}
+
+static void half_precision_gradients_add_in_fp32(void **state)
+{
+    static const uint16_t one[2] = {0x3f80, 0x3c00}, two[2] = {0x4000, 0x4000};
+    static const colo_dtype_t dtypes[2] = {COLO_BF16, COLO_F16};
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        uint16_t mine[N] = {one[d], one[d], one[d], one[d]};
+        colo_tensor_t t = colo_tensor_host(some, dtypes[d], 1, (int64_t[]){N});
+        colo_tensor_t g = colo_tensor_host(mine, dtypes[d], 1, (int64_t[]){N});
+        colo_tape_t *tape;
+        colo_value_t x;
+        start(&tape);
+        assert_ok(colo_tape_leaf(tape, &t, &g, &x));
+        assert_ok(colo_tape_backward(tape, x, NULL)); /* ones */
+        assert_memory_equal(mine, ((uint16_t[]){two[d], two[d], two[d], two[d]}), sizeof mine);
+        colo_tape_destroy(&tape);
+    }
+}
+
+/* ---- versions and failure ---- */
+
+static void every_version_is_checked_before_any_node_runs(void **state)
+{
+    uint64_t version = 1;
+    colo_tensor_t t = vec(some), saved[2] = {vec(some), vec(some)};
+    double mine[N] = {0};
+    colo_tensor_t d = vec(mine);
+    colo_tape_t *tape;
+    colo_value_t x, a, b, side;
+    (void)state;
+    start(&tape);
+    saved[1].version = &version;
+    assert_ok(colo_tape_leaf(tape, &t, &d, &x));
+    assert_ok(colo_tape_record(tape, "gelu", &x, 1, &t, 1, &a, saved, 2, linear_backward,
+                               linear(0, 'g', 2, 0, 0), free_linear));
+    b = node(tape, linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    side = node(tape, linear(2, 's', 3, 0, 0), x, COLO_NO_VALUE);
+    version = 3;
+    assert_fails(
+        colo_tape_backward(tape, b, NULL), COLO_ERR_MODIFIED,
+        "node 0 'gelu': saved tensor 1 was written after it was saved: version 3, saved at "
+        "1");
+    assert_string_equal(ran, "");
+    assert_true(mine[0] == 0);
+    version = 1; /* nothing ran: it may be tried again */
+    assert_ok(colo_tape_backward(tape, b, NULL));
+    assert_true(mine[0] == 6);
+    colo_tape_reset(tape);
+
+    /* what a skipped node saved may change */
+    assert_ok(colo_tape_leaf(tape, &t, &d, &x));
+    assert_ok(colo_tape_record(tape, "gelu", &x, 1, &t, 1, &a, saved, 2, linear_backward,
+                               linear(3, 'g', 2, 0, 0), free_linear));
+    side = node(tape, linear(4, 's', 3, 0, 0), x, COLO_NO_VALUE);
+    version = 9;
+    assert_ok(colo_tape_backward(tape, side, NULL));
+    colo_tape_destroy(&tape);
+}
+
+static void a_node_that_fails_is_named_and_leaves_the_callers_gradients(void **state)
+{
+    double mine[2][N] = {{4, 4, 4, 4}, {4, 4, 4, 4}};
+    colo_tensor_t t = vec(some), d[2] = {vec(mine[0]), vec(mine[1])}, g;
+    colo_tape_t *tape;
+    colo_value_t x, y;
+    linear_t *bad = linear(0, 'a', 1, 0, 0);
+    (void)state;
+    start(&tape);
+    bad->fails = COLO_ERR_PEER;
+    assert_ok(colo_tape_leaf(tape, &t, &d[0], &x));
+    assert_ok(colo_tape_leaf(tape, &t, &d[1], &y));
+    colo_value_t a = node(tape, bad, x, COLO_NO_VALUE);
+    colo_value_t b = node(tape, linear(1, 'b', 1, 1, 0), a, y);
+    assert_fails(colo_tape_backward(tape, b, NULL), COLO_ERR_PEER, "node 0 'linear': ");
+    assert_string_equal(ran, "ba");
+    for (int k = 0; k < N; k++)
+        assert_true(mine[0][k] == 4 && mine[1][k] == 4);
+    assert_fails(colo_tape_gradient(tape, a, &g), COLO_ERR_MISSING, "none reached");
+    assert_fails(colo_tape_backward(tape, b, NULL), COLO_ERR_STATE, "reset it and record anew");
+    colo_tape_destroy(&tape);
+}
+
+static void after_backward_only_reset_helps(void **state)
+{
+    colo_tape_t *tape;
+    colo_tensor_t t = vec(some);
+    colo_value_t v = 77;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 1, 0, 0), x, COLO_NO_VALUE);
+    assert_ok(colo_tape_backward(tape, a, NULL));
+    assert_fails(colo_tape_backward(tape, a, NULL), COLO_ERR_STATE,
+                 "backward has run on this tape of 1 nodes");
+    assert_fails(colo_tape_leaf(tape, &t, NULL, &v), COLO_ERR_STATE, "leaf: backward has run");
+    assert_fails(colo_tape_record(tape, "n", &x, 1, &t, 1, &v, NULL, 0, linear_backward,
+                                  linear(1, 'n', 1, 0, 0), free_linear),
+                 COLO_ERR_STATE, "record: backward has run");
+    assert_int_equal(v, 77);
+    assert_int_equal(freed[0], 0);
+    assert_int_equal(freed[1], 1); /* recording failed: taken and freed */
+    colo_tape_reset(tape);
+    assert_int_equal(freed[0], 1);
+    assert_ok(colo_tape_leaf(tape, &t, NULL, &v));
+    assert_int_equal(v, 0); /* numbers start anew */
+    colo_tape_destroy(&tape);
+    assert_int_equal(freed[0], 1);
+}
+
+static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(void **state)
+{
+    colo_tape_t *tape;
+    colo_tensor_t t = vec(some), ints = t, gone = t, device = t;
+    colo_value_t out = 77, far = 5, x;
+    (void)state;
+    start(&tape);
+    x = leaf(tape);
+    ints.dtype = COLO_I64;
+    gone.data = NULL;
+    device.mem = COLO_CUDA;
+#define REFUSED(id, name, in, nin, o, nout, outs, saved, nsaved, fn, status, text)           \
+    do {                                                                                     \
+        assert_fails(colo_tape_record(tape, name, in, nin, o, nout, outs, saved, nsaved, fn, \
+                                      linear(id, 'r', 1, 1, 1), free_linear),                \
+                     status, text);                                                          \
+        assert_int_equal(freed[id], 1);                                                      \
+        assert_int_equal(out, 77);                                                           \
+    } while (0)
+    REFUSED(0, "n", &far, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
+            "record 'n': input 0 is value 5, the tape has 1");
+    far = -2;
+    REFUSED(1, "n", &far, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "is value -2");
+    REFUSED(2, "n", &x, -1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "-1 inputs");
+    REFUSED(3, "n", &x, 1, &t, 0, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "0 outputs");
+    REFUSED(4, "n", &x, 1, &t, 1, &out, NULL, -1, linear_backward, COLO_ERR_ARG, "-1 saved");
+    REFUSED(5, NULL, &x, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "name is NULL");
+    REFUSED(6, "n", NULL, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "in is NULL");
+    REFUSED(7, "n", &x, 1, NULL, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "out is NULL");
+    REFUSED(8, "n", &x, 1, &t, 1, NULL, NULL, 0, linear_backward, COLO_ERR_ARG,
+            "out_values is NULL");
+    REFUSED(9, "n", &x, 1, &t, 1, &out, NULL, 1, linear_backward, COLO_ERR_ARG, "saved is NULL");
+    REFUSED(10, "n", &x, 1, &t, 1, &out, NULL, 0, NULL, COLO_ERR_ARG, "backward is NULL");
+    REFUSED(11, "n", &x, 1, &ints, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
+            "record 'n': output 0: output: dtype i64 has no gradient");
+    REFUSED(12, "n", &x, 1, &gone, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "data is NULL");
+    REFUSED(13, "n", &x, 1, &device, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
+            "expected host memory");
+#undef REFUSED
+    assert_fails(colo_tape_record(NULL, "n", &x, 1, &t, 1, &out, NULL, 0, linear_backward,
+                                  linear(14, 'r', 1, 1, 1), free_linear),
+                 COLO_ERR_ARG, "tape is NULL");
+    assert_int_equal(freed[14], 1);
+    assert_int_equal(leaf(tape), 1); /* nothing was appended in between */
+    colo_tape_destroy(&tape);
+}
+
+static void borrowed_state_is_not_freed(void **state)
+{
+    linear_t mine = {.letter = 'm', .factor = {2}};
+    colo_tensor_t t = vec(some);
+    colo_tape_t *tape;
+    colo_value_t out;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape);
+    assert_ok(
+        colo_tape_record(tape, "mine", &x, 1, &t, 1, &out, NULL, 0, linear_backward, &mine, NULL));
+    assert_ok(colo_tape_backward(tape, out, NULL));
+    gradient_is(tape, x, 2);
+    colo_tape_destroy(&tape);
+    colo_tape_destroy(&tape); /* takes NULL */
+    colo_tape_destroy(NULL);
+    colo_tape_reset(NULL);
+}
+
+static void bad_leaves_and_seeds_are_refused(void **state)
+{
+    double data[2 * N];
+    colo_tensor_t t = vec(some), bad = vec(data), g = vec(data);
+    colo_tape_t *tape;
+    colo_value_t v = 77;
+    (void)state;
+    start(&tape);
+    assert_fails(colo_tape_create(NULL), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_tape_leaf(NULL, &t, NULL, &v), COLO_ERR_ARG, "tape is NULL");
+    assert_fails(colo_tape_leaf(tape, NULL, NULL, &v), COLO_ERR_ARG, "leaf: tensor is NULL");
+    assert_fails(colo_tape_leaf(tape, &t, NULL, NULL), COLO_ERR_ARG, "value is NULL");
+    bad.dtype = COLO_F32;
+    assert_fails(colo_tape_leaf(tape, &t, &bad, &v), COLO_ERR_SHAPE,
+                 "d_t of a leaf: dtype f32, its value is f64");
+    bad = vec(data);
+    bad.shape[0] = 3;
+    assert_fails(colo_tape_leaf(tape, &t, &bad, &v), COLO_ERR_SHAPE, "extent 3, its value has 4");
+    bad = vec(data);
+    bad.stride[0] = 2;
+    assert_fails(colo_tape_leaf(tape, &t, &bad, &v), COLO_ERR_SHAPE, "not contiguous");
+    assert_int_equal(v, 77);
+    v = leaf(tape);
+    assert_fails(colo_tape_backward(tape, v, &bad), COLO_ERR_SHAPE, "seed: not contiguous");
+    bad = vec(data);
+    bad.ndim = 0;
+    assert_fails(colo_tape_backward(tape, v, &bad), COLO_ERR_SHAPE, "seed: 0 axes");
+    assert_fails(colo_tape_backward(tape, 1, NULL), COLO_ERR_ARG, "value 1, the tape has 1");
+    assert_fails(colo_tape_backward(tape, -1, NULL), COLO_ERR_ARG, "value -1");
+    assert_fails(colo_tape_backward(NULL, 0, NULL), COLO_ERR_ARG, "tape is NULL");
+    assert_fails(colo_tape_gradient(NULL, 0, &g), COLO_ERR_ARG, "tape is NULL");
+    assert_fails(colo_tape_gradient(tape, 4, &g), COLO_ERR_ARG, "value 4, the tape has 1");
+    assert_fails(colo_tape_gradient(tape, v, NULL), COLO_ERR_ARG, "d_value is NULL");
+    assert_ptr_equal(g.data, data);
+    assert_ok(colo_tape_backward(tape, v, NULL)); /* none of that used the tape up */
+    colo_tape_destroy(&tape);
+}
+
+/* ---- an MLP: h = tanh(x W1), y = h W2 + x (a residual), loss = sum y^2 / 2 ---- */
+
+enum { B = 3, D = 4, H = 5 };
+
+typedef struct mlp {
+    double x[B * D], w1[D * H], w2[H * D], h[B * H], p[B * D], y[B * D], loss;
+    double d_w1[D * H];
+} mlp_t;
+
+typedef struct matmul {
+    const double *a, *b;
+    int m, k, n;
+} matmul_t;
+
+static void matmul_forward(const matmul_t *s, double *c)
+{
+    for (int i = 0; i < s->m; i++)
+        for (int j = 0; j < s->n; j++) {
+            c[i * s->n + j] = 0;
+            for (int k = 0; k < s->k; k++)
+                c[i * s->n + j] += s->a[i * s->k + k] * s->b[k * s->n + j];
+        }
+}
+
+static colo_status_t matmul_backward(const colo_tensor_t *d_out, int32_t nout,
+                                     const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    const matmul_t *s = state;
+    const double *d = d_out[0].data;
+    double *da = d_in[0].data, *db = d_in[1].data;
+    for (int i = 0; da && i < s->m; i++)
+        for (int k = 0; k < s->k; k++) {
+            da[i * s->k + k] = 0;
+            for (int j = 0; j < s->n; j++)
+                da[i * s->k + k] += d[i * s->n + j] * s->b[k * s->n + j];
+        }
+    for (int k = 0; db && k < s->k; k++)
+        for (int j = 0; j < s->n; j++) {
+            db[k * s->n + j] = 0;
+            for (int i = 0; i < s->m; i++)
+                db[k * s->n + j] += s->a[i * s->k + k] * d[i * s->n + j];
+        }
+    return COLO_OK;
+}
+
+static colo_status_t tanh_backward(const colo_tensor_t *d_out, int32_t nout,
+                                   const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    const double *h = state;
+    for (int i = 0; i < B * H; i++)
+        ((double *)d_in[0].data)[i] = ((double *)d_out[0].data)[i] * (1 - h[i] * h[i]);
+    return COLO_OK;
+}
+
+static colo_status_t sum_backward(const colo_tensor_t *d_out, int32_t nout,
+                                  const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    for (int32_t k = 0; k < nin; k++)
+        memcpy(d_in[k].data, d_out[0].data, B * D * sizeof(double));
+    return COLO_OK;
+}
+
+static colo_status_t square_backward(const colo_tensor_t *d_out, int32_t nout,
+                                     const colo_tensor_t *d_in, int32_t nin, void *state)
+{
+    const double *y = state;
+    for (int i = 0; i < B * D; i++)
+        ((double *)d_in[0].data)[i] = y[i] * *(double *)d_out[0].data;
+    return COLO_OK;
+}
+
+static double mlp_forward(mlp_t *m)
+{
+    matmul_forward(&(matmul_t){m->x, m->w1, B, D, H}, m->h);
+    for (int i = 0; i < B * H; i++)
+        m->h[i] = tanh(m->h[i]);
+    matmul_forward(&(matmul_t){m->h, m->w2, B, H, D}, m->p);
+    m->loss = 0;
+    for (int i = 0; i < B * D; i++) {
+        m->y[i] = m->p[i] + m->x[i];
+        m->loss += m->y[i] * m->y[i] / 2;
+    }
+    return m->loss;
+}
+
+static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
+{
+    colo_tensor_t x = colo_tensor_host(m->x, COLO_F64, 2, (int64_t[]){B, D});
+    colo_tensor_t w1 = colo_tensor_host(m->w1, COLO_F64, 2, (int64_t[]){D, H});
+    colo_tensor_t w2 = colo_tensor_host(m->w2, COLO_F64, 2, (int64_t[]){H, D});
+    colo_tensor_t d_w1 = colo_tensor_host(m->d_w1, COLO_F64, 2, (int64_t[]){D, H});
+    colo_tensor_t h = colo_tensor_host(m->h, COLO_F64, 2, (int64_t[]){B, H});
+    colo_tensor_t y = colo_tensor_host(m->y, COLO_F64, 2, (int64_t[]){B, D});
+    colo_tensor_t loss = colo_tensor_host(&m->loss, COLO_F64, 0, NULL);
+    matmul_t *first = malloc(sizeof *first), *second = malloc(sizeof *second);
+    *first = (matmul_t){m->x, m->w1, B, D, H};
+    *second = (matmul_t){m->h, m->w2, B, H, D};
+    colo_value_t *v = values;
+    assert_ok(colo_tape_leaf(tape, &x, NULL, &v[0]));
+    assert_ok(colo_tape_leaf(tape, &w1, &d_w1, &v[1]));
+    assert_ok(colo_tape_leaf(tape, &w2, NULL, &v[2]));
+    assert_ok(colo_tape_record(tape, "x W1", (colo_value_t[]){v[0], v[1]}, 2, &h, 1, &v[3], NULL, 0,
+                               matmul_backward, first, free));
+    assert_ok(
+        colo_tape_record(tape, "tanh", &v[3], 1, &h, 1, &v[4], &h, 1, tanh_backward, m->h, NULL));
+    assert_ok(colo_tape_record(tape, "h W2", (colo_value_t[]){v[4], v[2]}, 2, &y, 1, &v[5], &h, 1,
+                               matmul_backward, second, free));
+    assert_ok(colo_tape_record(tape, "residual", (colo_value_t[]){v[5], v[0]}, 2, &y, 1, &v[6],
+                               NULL, 0, sum_backward, NULL, NULL));
+    assert_ok(colo_tape_record(tape, "square", &v[6], 1, &loss, 1, &v[7], &y, 1, square_backward,
+                               m->y, NULL));
+}
+
+static void compare_differences(mlp_t *m, double *at, int n, const double *grad, double scale)
+{
+    const double step = 1e-5; /* error step^2 f''' / 6 + eps f / step: some 1e-9 */
+    for (int i = 0; i < n; i++) {
+        double keep = at[i];
+        at[i] = keep + step;
+        double up = mlp_forward(m);
+        at[i] = keep - step;
+        double down = mlp_forward(m);
+        at[i] = keep;
+        double slope = (up - down) / (2 * step) * scale;
+        if (fabs(slope - grad[i]) > 1e-7 * (1 + fabs(slope)))
+            fail_msg("element %d: %.12g, difference %.12g", i, grad[i], slope);
+    }
+    mlp_forward(m);
+}
+
+static void an_mlp_agrees_with_central_differences_on_every_step(void **state)
+{
+    uint64_t rng = t_seed();
+    mlp_t m = {.loss = 0};
+    colo_tape_t *tape;
+    colo_value_t v[8];
+    colo_tensor_t d_x, d_w2;
+    (void)state;
+    start(&tape);
+    for (int i = 0; i < B * D; i++)
+        m.x[i] = t_uniform(&rng) * 2 - 1;
+    for (int i = 0; i < D * H; i++) {
+        m.w1[i] = t_uniform(&rng) * 2 - 1;
+        m.w2[i] = t_uniform(&rng) * 2 - 1;
+    }
+    for (int step = 1; step <= 3;
+         step++) { /* d_w1 is the caller's and adds up, the others do not */
+        mlp_forward(&m);
+        mlp_record(tape, &m, v);
+        assert_ok(colo_tape_backward(tape, v[7], NULL));
+        assert_ok(colo_tape_gradient(tape, v[0], &d_x));
+        assert_ok(colo_tape_gradient(tape, v[2], &d_w2));
+        compare_differences(&m, m.x, B * D, d_x.data, 1);
+        compare_differences(&m, m.w2, H * D, d_w2.data, 1);
+        compare_differences(&m, m.w1, D * H, m.d_w1, step);
+        colo_tape_reset(tape);
+    }
+    colo_tape_destroy(&tape);
+}
+
+static void a_tape_of_ten_thousand_nodes_is_no_trouble(void **state)
+{
+    enum { NODES = 10000 };
+    static linear_t same = {.letter = 0, .factor = {1, 1}};
+    colo_tensor_t t = vec(some);
+    colo_tape_t *tape;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape), v = x;
+    for (int i = 0; i < NODES; i++)
+        assert_ok(colo_tape_record(tape, "same", &v, 1, &t, 1, &v, NULL, 0, linear_backward, &same,
+                                   NULL));
+    assert_int_equal(v, NODES);
+    assert_ok(colo_tape_backward(tape, v, NULL));
+    gradient_is(tape, x, 1);
+    colo_tape_destroy(&tape);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(gradients_of_several_consumers_add_up),
+        cmocka_unit_test(a_value_used_twice_by_one_node_gets_both),
+        cmocka_unit_test(nodes_nobody_needs_are_skipped),
+        cmocka_unit_test(an_output_nobody_consumed_brings_zeros),
+        cmocka_unit_test(a_seed_scales_and_a_leaf_may_be_where_it_starts),
+        cmocka_unit_test(a_callers_gradient_is_added_to),
+        cmocka_unit_test(half_precision_gradients_add_in_fp32),
+        cmocka_unit_test(every_version_is_checked_before_any_node_runs),
+        cmocka_unit_test(a_node_that_fails_is_named_and_leaves_the_callers_gradients),
+        cmocka_unit_test(after_backward_only_reset_helps),
+        cmocka_unit_test(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing),
+        cmocka_unit_test(borrowed_state_is_not_freed),
+        cmocka_unit_test(bad_leaves_and_seeds_are_refused),
+        cmocka_unit_test(an_mlp_agrees_with_central_differences_on_every_step),
+        cmocka_unit_test(a_tape_of_ten_thousand_nodes_is_no_trouble),
+    };
+    return cmocka_run_group_tests_name("core/tape", tests, NULL, NULL);
+}

@@ -1,0 +1,358 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loss_case.c - see loss_case.h. Storage formats are converted here by arithmetic on exponents, not
+ * with the library's bit tricks.
+ *
+ * Tolerances. Let u be the unit roundoff of the outputs (2^-24, or 2^-53 for f64 logits).
+ * A per-token output is made of log Sum, x_t - M and U / Sum, each of magnitude at most
+ * D = 1 + log V + range(x), from statistics rounded once (u each: s, u, x_t - m, d) and combined in
+ * fp64. Four such terms and the final rounding of the output give
+ *     |error| <= 4 u D + u |value|,   plus 4 u lambda |lse| (|lse| + D) for the z-loss.
+ * In f64 the sums themselves round (at most V u relative, here and in the oracle) and so does x
+ * (2 u |x|, by the order in which scale and temperature are applied):
+ *     u -> (V + 16) u,  D -> D + 4 max|x|.
+ * A gradient is |scale / tau| times terms bounded by G D with
+ * G = |g_p| + |g_l| (1 + 2 lambda |lse|) + |g_h| D: the same 4 u, plus one rounding to the dtype of
+ * the logits (2^-9 relative for bf16, 2^-12 and 2^-26 absolute for f16, doubled for safety).
+ */
+#include "loss/loss_case.h"
+
+#include <math.h>
+
+static int mantissa_bits(colo_dtype_t dtype)
+{
+    return dtype == COLO_F64 ? 53 : dtype == COLO_F32 ? 24 : dtype == COLO_F16 ? 11 : 8;
+}
+
+double loss_round(colo_dtype_t dtype, double v)
+{
+    if (dtype == COLO_F64 || v == 0 || !isfinite(v))
+        return v;
+    int e, bits = mantissa_bits(dtype);
+    double m = frexp(v, &e);
+    return ldexp(nearbyint(ldexp(m, bits)), e - bits);
+}
+
+/* For values that loss_round() returns unchanged, infinities and NaN; f16 in its normal range. */
+void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v)
+{
+    if (dtype == COLO_F64) {
+        ((double *)base)[i] = v;
+    } else if (dtype == COLO_F32) {
+        ((float *)base)[i] = (float)v;
+    } else if (dtype == COLO_BF16) {
+        float f = (float)v;
+        uint32_t bits;
+        memcpy(&bits, &f, sizeof bits);
+        ((uint16_t *)base)[i] = (uint16_t)(bits >> 16);
+    } else {
+        uint16_t sign = signbit(v) ? 0x8000 : 0, body = 0;
+        int e;
+        double m = frexp(fabs(v), &e); /* in [0.5, 1) */
+        if (isnan(v))
+            body = 0x7e00;
+        else if (isinf(v))
+            body = 0x7c00;
+        else if (v != 0)
+            body = (uint16_t)((e + 14) * 1024 + (int)ldexp(m, 11) - 1024);
+        ((uint16_t *)base)[i] = sign | body;
+    }
+}
+
+double loss_load(colo_dtype_t dtype, const void *base, int64_t i)
+{
+    if (dtype == COLO_F64)
+        return ((const double *)base)[i];
+    if (dtype == COLO_F32)
+        return ((const float *)base)[i];
+    uint16_t h = ((const uint16_t *)base)[i];
+    int ebits = dtype == COLO_F16 ? 5 : 8, mbits = 15 - ebits;
+    int e = (h >> mbits) & ((1 << ebits) - 1), m = h & ((1 << mbits) - 1),
+        bias = (1 << (ebits - 1)) - 1;
+    double v = e == (1 << ebits) - 1 ? (m ? NAN : INFINITY)
+               : e                   ? ldexp((1 << mbits) + m, e - bias - mbits)
+                                     : ldexp(m, 1 - bias - mbits);
+    return h & 0x8000 ? -v : v;
+}
+
+static double normal(uint64_t *rng)
+{
+    double s = 0;
+    for (int i = 0; i < 12; i++)
+        s += t_uniform(rng);
+    return s - 6;
+}
+
+void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab,
+                    colo_dtype_t dtype, double spread, uint64_t *rng)
+{
+    size_t n = (size_t)(tokens * vocab) + 1, t = (size_t)tokens + 1;
+    *c = (loss_case_t){.ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype};
+    c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = vocab};
+    c->pad = 1000;
+    c->z = calloc(n, sizeof(double));
+    c->dz = calloc(n, sizeof(double));
+    c->targets = calloc(t, sizeof(int64_t));
+    for (int64_t i = 0; i < tokens * vocab; i++)
+        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * normal(rng)));
+    for (int64_t i = 0; i < tokens; i++)
+        c->targets[i] = t_below(rng, vocab);
+    for (int k = 0; k < 3; k++) {
+        c->up[k] = calloc(t, sizeof(double));
+        for (int64_t i = 0; i < tokens; i++)
+            c->up[k][i] = loss_round(COLO_F32, normal(rng));
+    }
+    for (int r = 0; r < ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            c->out[r][k] = calloc(t, sizeof(double));
+        c->correct[r] = calloc(t, 1);
+    }
+    loss_case_shard(c, SHARD_EVEN);
+}
+
+void loss_case_free(loss_case_t *c)
+{
+    free(c->z);
+    free(c->dz);
+    free(c->targets);
+    for (int k = 0; k < 3; k++)
+        free(c->up[k]);
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            free(c->out[r][k]);
+        free(c->correct[r]);
+    }
+}
+
+void loss_case_shard(loss_case_t *c, shard_kind_t kind)
+{
+    const int64_t v = c->vocab, w = c->ranks, each = (v + w - 1) / w;
+    for (int64_t r = 0; r < w; r++) {
+        int64_t lo = r * v / w, hi = (r + 1) * v / w;
+        switch (kind) {
+        case SHARD_UNEVEN: /* 1 : 2 : 3 ... */
+            lo = v * r * (r + 1) / (w * (w + 1));
+            hi = v * (r + 1) * (r + 2) / (w * (w + 1));
+            break;
+        case SHARD_EMPTY: /* all on the last rank but one column; the first ranks have none */
+            lo = r == w - 1 ? (w > 1) : 0;
+            hi = r == w - 1 ? v : r == w - 2 ? 1 : 0;
+            break;
+        case SHARD_PADDED: /* as a vocabulary padded to a multiple of W, and three more */
+            lo = r * (each + 3);
+            hi = lo + each + 3;
+            break;
+        default:
+            break;
+        }
+        c->start[r] = lo;
+        c->columns[r] = hi - lo;
+    }
+}
+
+ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
+{
+    const colo_logprob_config_t *k = &c->config;
+    return (ref_logprob_opts_t){
+        .temperature = k->temperature,
+        .scale = k->scale,
+        .softcap = k->softcap,
+        .smoothing = k->label_smoothing,
+        .z_loss = k->z_loss,
+        .megatron = k->megatron_smoothing,
+        .ignore_index = k->ignore_index,
+    };
+}
+
+/* ---- running ---- */
+
+typedef struct rank_memory {
+    void *logits, *grad, *out[3], *up[3], *stats, *scratch;
+} rank_memory_t;
+
+static void release(rank_memory_t *m)
+{
+    free(m->logits);
+    free(m->grad);
+    free(m->stats);
+    free(m->scratch);
+    for (int k = 0; k < 3; k++) {
+        free(m->out[k]);
+        free(m->up[k]);
+    }
+}
+
+static void collect(loss_case_t *c, int32_t r, const void *grad, int64_t stride)
+{
+    int64_t cols = c->columns[r];
+    for (int64_t t = 0; t < c->tokens; t++)
+        for (int64_t j = 0; j < stride; j++) {
+            double g = loss_load(c->dtype, grad, t * stride + j);
+            if (j < cols && c->start[r] + j < c->vocab)
+                c->dz[t * c->vocab + c->start[r] + j] = g;
+            else if (j >= cols && g != loss_round(c->dtype, c->pad))
+                c->pad_worst = INFINITY;
+            else if (j < cols && !(fabs(g) <= c->pad_worst))
+                c->pad_worst = isnan(g) ? INFINITY : fabs(g);
+        }
+}
+
+static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t *m)
+{
+    const int32_t r = colo_comm_rank(world);
+    const int64_t cols = c->columns[r], stride = cols + c->row_gap, tokens = c->tokens;
+    const colo_dtype_t stat = c->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const size_t n = (size_t)(tokens * stride) + 1, elem = colo_dtype_size(c->dtype);
+    colo_logprob_config_t cfg = c->config;
+    size_t stat_bytes, scratch_bytes;
+    cfg.vocab_start = c->start[r];
+    rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
+    rank_try(colo_logprob_scratch_size(&cfg, c->dtype, tokens, c->ranks, &scratch_bytes));
+    m->logits = malloc(n * elem);
+    m->grad = malloc(n * elem);
+    m->stats = malloc(stat_bytes + 1);
+    m->scratch = malloc(scratch_bytes);
+    for (int k = 0; k < 3; k++) {
+        m->out[k] = malloc((size_t)(tokens + 1) * sizeof(double));
+        m->up[k] = malloc((size_t)(tokens + 1) * sizeof(double));
+        for (int64_t t = 0; t < tokens; t++)
+            loss_store(stat, m->up[k], t, c->up[k][t]);
+    }
+    for (int64_t i = 0; i < tokens * stride; i++) {
+        int64_t t = i / stride, j = i % stride, col = c->start[r] + j;
+        bool real = j < cols && col < c->vocab;
+        loss_store(c->dtype, m->logits, i,
+                   real ? c->z[t * c->vocab + col] : loss_round(c->dtype, c->pad));
+        loss_store(c->dtype, m->grad, i, loss_round(c->dtype, c->pad));
+    }
+
+    colo_tensor_t z = colo_tensor_host(m->logits, c->dtype, 2, (int64_t[]){tokens, cols});
+    colo_tensor_t tg = colo_tensor_host(c->targets, COLO_I64, 1, &tokens);
+    z.stride[0] = stride;
+    colo_tensor_t dz = z;
+    dz.data = c->in_place ? m->logits : m->grad;
+    colo_logprob_out_t out = {
+        .logp = m->out[0],
+        .entropy = cfg.want_entropy ? m->out[1] : NULL,
+        .loss = cfg.want_loss ? m->out[2] : NULL,
+        .correct = cfg.want_correct ? c->correct[r] : NULL,
+        .n_valid = &c->n_valid[r],
+        .n_invalid = &c->n_invalid[r],
+    };
+    colo_logprob_saved_t saved = {.valid = false};
+    colo_comm_ledger_reset(world);
+    rank_try(colo_logprob_forward(&cfg, &z, &tg, world, &out, c->forward_only ? NULL : &saved,
+                                  c->forward_only ? NULL : m->stats, m->scratch, NULL));
+    colo_comm_ledger(world, &c->after_forward[r]);
+    memset(m->scratch, 0xff, scratch_bytes); /* scratch is free after the call */
+    for (int64_t t = 0; t < tokens; t++)
+        for (int k = 0; k < 3; k++)
+            c->out[r][k][t] = loss_load(stat, m->out[k], t);
+    if (c->forward_only)
+        return COLO_OK;
+    colo_logprob_upstream_t up = {
+        .d_logp = c->no_up[0] ? NULL : m->up[0],
+        .d_entropy = cfg.want_entropy && !c->no_up[1] ? m->up[1] : NULL,
+        .d_loss = cfg.want_loss && !c->no_up[2] ? m->up[2] : NULL,
+    };
+    rank_try(colo_logprob_backward(&saved, &up, &dz, NULL));
+    colo_comm_ledger(world, &c->after_backward[r]);
+    rank_try(
+        colo_comm_barrier(world, NULL)); /* collect() shares pad_worst: one rank after another */
+    for (int32_t turn = 0; turn < c->ranks; turn++) {
+        if (turn == r)
+            collect(c, r, dz.data, stride);
+        rank_try(colo_comm_barrier(world, NULL));
+    }
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    rank_memory_t m = {0};
+    colo_status_t st = run_with(arg, world, &m);
+    release(&m);
+    return st;
+}
+
+colo_status_t loss_case_run(loss_case_t *c)
+{
+    c->pad_worst = 0;
+    return colo_comm_threads_run(c->ranks, on_rank, c);
+}
+
+/* ---- comparing ---- */
+
+static bool near(double got, double want, double tol)
+{
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+static void compare_row(const loss_case_t *c, const char *label, int64_t t)
+{
+    const ref_logprob_opts_t o = loss_case_opts(c);
+    const double *z = c->z + t * c->vocab, lambda = o.z_loss;
+    ref_logprob_row_t ref;
+    ref_logprob(&o, z, c->vocab, c->targets[t], &ref);
+    const double want[3] = {ref.logp, ref.entropy, ref.loss};
+    const bool asked[3] = {true, c->config.want_entropy, c->config.want_loss};
+    static const char *const names[3] = {"logp", "entropy", "loss"};
+    double u = 0x1p-24, d = 1 + log((double)c->vocab) + ref.range, lse = fabs(ref.lse);
+    if (c->dtype == COLO_F64) {
+        u = ((double)c->vocab + 16) * 0x1p-53;
+        d += 4 * ref.top;
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++) {
+            double tol = 4 * u * d + u * fabs(want[k]) + 4 * u * lambda * lse * (lse + d);
+            if (asked[k] && !near(c->out[r][k][t], want[k], tol))
+                fail_msg("%s: rank %d of %d, token %d: %s is %.17g, expected %.17g within %g",
+                         label, r, c->ranks, (int)t, names[k], c->out[r][k][t], want[k], tol);
+            if (asked[k] && memcmp(&c->out[r][k][t], &c->out[0][k][t], sizeof(double)))
+                fail_msg("%s: ranks 0 and %d differ in %s of token %d", label, r, names[k], (int)t);
+        }
+        if (c->config.want_correct && c->correct[r][t] != ref.correct)
+            fail_msg("%s: rank %d, token %d: correct is %d", label, r, (int)t, c->correct[r][t]);
+    }
+    if (c->forward_only)
+        return;
+
+    double *dz = malloc((size_t)c->vocab * sizeof *dz);
+    double g[3];
+    for (int k = 0; k < 3; k++)
+        g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
+    ref_logprob_grad(&o, z, c->vocab, c->targets[t], g[0], g[1], g[2], dz);
+    if (!ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
+        for (int64_t j = 0; j < c->vocab; j++)
+            dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
+    double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
+    for (int64_t j = 0; j < c->vocab; j++) {
+        double tol = 4 * u * size * d * fabs(o.scale / o.temperature);
+        tol += c->dtype == COLO_F32    ? u * fabs(dz[j])
+               : c->dtype == COLO_BF16 ? 0x1p-8 * fabs(dz[j])
+               : c->dtype == COLO_F16  ? 0x1p-11 * fabs(dz[j]) + 0x1p-25
+                                       : 0;
+        if (!near(c->dz[t * c->vocab + j], dz[j], tol))
+            fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
+                     (int)t, (int)j, c->dz[t * c->vocab + j], dz[j], tol);
+    }
+    free(dz);
+}
+
+void loss_case_compare(const loss_case_t *c, const char *label)
+{
+    int64_t valid = 0, invalid = 0;
+    for (int64_t t = 0; t < c->tokens; t++) {
+        bool ignored = c->targets[t] == c->config.ignore_index;
+        bool legal = c->targets[t] >= 0 && c->targets[t] < c->vocab;
+        valid += !ignored && legal;
+        invalid += !ignored && !legal;
+        compare_row(c, label, t);
+    }
+    for (int r = 0; r < c->ranks; r++)
+        if (c->n_valid[r] != valid || c->n_invalid[r] != invalid)
+            fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label, r,
+                     (int)c->n_valid[r], (int)c->n_invalid[r], (int)valid, (int)invalid);
+    if (c->pad_worst != 0)
+        fail_msg("%s: a padding column has gradient %g", label, c->pad_worst);
+}

@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * loss_case.h - one logits-path case on W in-process ranks: logits over the whole vocabulary go in,
+ * every rank's outputs and the gradient put together from the shards come out.
+ */
+#ifndef TESTS_LOSS_CASE_H
+#define TESTS_LOSS_CASE_H
+
+#include "harness/harness.h"
+#include "ref/ref_logprob.h"
+
+enum { LOSS_RANKS = 8 };
+
+typedef enum { SHARD_EVEN, SHARD_UNEVEN, SHARD_EMPTY, SHARD_PADDED, SHARD_KINDS } shard_kind_t;
+
+typedef struct loss_case {
+    int32_t ranks;
+    int64_t tokens, vocab;
+    colo_dtype_t dtype;
+    colo_logprob_config_t config;                   /* vocab and vocab_start are filled in */
+    int64_t start[LOSS_RANKS], columns[LOSS_RANKS]; /* columns: padding too */
+    int64_t row_gap;                                /* elements between rows, not to be touched */
+    bool in_place, forward_only;
+    bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
+    double pad;    /* what padding columns and gaps hold */
+
+    double *z;        /* [T, V], values that the dtype holds exactly */
+    int64_t *targets; /* [T] */
+    double *up[3];    /* [T] each, exact in f32: d_logp, d_entropy, d_loss */
+
+    /* results */
+    double *out[LOSS_RANKS][3]; /* [T] each: logp, entropy, loss */
+    uint8_t *correct[LOSS_RANKS];
+    int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
+    double *dz;       /* [T, V] */
+    double pad_worst; /* largest |gradient| or NaN of a padding column; written gaps count as inf */
+    colo_ledger_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
+} loss_case_t;
+
+/* Allocates; draws logits of standard deviation @spread, legal targets and upstream gradients. */
+void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab,
+                    colo_dtype_t dtype, double spread, uint64_t *rng);
+void loss_case_free(loss_case_t *c);
+void loss_case_shard(loss_case_t *c, shard_kind_t kind);
+/* Forward and backward on all ranks; 0 <= W = ranks. */
+colo_status_t loss_case_run(loss_case_t *c);
+
+ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
+
+/* Against the oracle, within the tolerance stated in loss_case.c; fails the running test. */
+void loss_case_compare(const loss_case_t *c, const char *label);
+
+/* The value that remains when @v is stored in @dtype; and of the stored bits. */
+double loss_round(colo_dtype_t dtype, double v);
+void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v);
+double loss_load(colo_dtype_t dtype, const void *base, int64_t i);
+
+#endif

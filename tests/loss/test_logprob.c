@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_logprob.c - outputs and gradients against the fp64 oracle: every combination of options, all
+ * dtypes, all ways to cut the vocabulary. The tolerance is derived in loss_case.c.
+ */
+#include "loss/loss_case.h"
+
+static const int32_t worlds[] = {1, 2, 3, 4, 8};
+static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
+
+enum {
+    TAU = 1,
+    CAP = 2,
+    SMOOTH = 4,
+    MEGATRON = 8,
+    ZLOSS = 16,
+    ENTROPY = 32,
+    LOSS = 64,
+    CORRECT = 128
+};
+
+static void set_options(loss_case_t *c, unsigned bits)
+{
+    colo_logprob_config_t *k = &c->config;
+    k->temperature = bits & TAU ? 0.7 : 1;
+    k->scale = bits & TAU ? 1.3 : 1;
+    k->softcap = bits & CAP ? 5 : 0;
+    k->label_smoothing = bits & SMOOTH ? 0.1 : 0;
+    k->megatron_smoothing = bits & MEGATRON;
+    k->z_loss = bits & ZLOSS ? 1e-2 : 0;
+    k->want_entropy = bits & ENTROPY;
+    k->want_loss = bits & LOSS;
+    k->want_correct = bits & CORRECT;
+}
+
+static void run_and_compare(loss_case_t *c, const char *what)
+{
+    char label[160];
+    snprintf(label, sizeof label, "%s (W=%d T=%d V=%d %s)", what, c->ranks, (int)c->tokens,
+             (int)c->vocab, colo_dtype_name(c->dtype));
+    assert_ok(loss_case_run(c));
+    loss_case_compare(c, label);
+}
+
+static void every_combination_of_options_agrees_with_the_oracle(void **state)
+{
+    uint64_t rng = t_seed();
+    (void)state;
+    for (unsigned bits = 0; bits < 256; bits++)
+        for (size_t w = 0; w < 5; w++) {
+            loss_case_t c;
+            char what[64];
+            shard_kind_t kind = (bits + w) % SHARD_KINDS;
+            loss_case_init(&c, worlds[w], 5, 23, dtypes[(bits / 4 + w) % 2], 3, &rng);
+            loss_case_shard(&c, kind);
+            set_options(&c, bits);
+            snprintf(what, sizeof what, "options %02x, %s shards", bits, kinds[kind]);
+            run_and_compare(&c, what);
+            loss_case_free(&c);
+        }
+}
+
+static void every_way_to_cut_the_vocabulary_works_for_every_dtype(void **state)
+{
+    uint64_t rng = t_seed() + 1;
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (size_t d = 0; d < 4; d++)
+            for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+                loss_case_t c;
+                loss_case_init(&c, worlds[w], 6, 41, dtypes[d], 4, &rng);
+                loss_case_shard(&c, kind);
+                set_options(&c, 255 & ~TAU);
+                c.row_gap = 3;
+                run_and_compare(&c, kinds[kind]);
+                loss_case_free(&c);
+            }
+}
+
+static void a_vocabulary_smaller_than_the_group_leaves_ranks_empty(void **state)
+{
+    uint64_t rng = t_seed() + 2;
+    (void)state;
+    for (int64_t vocab = 1; vocab <= 3; vocab++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            loss_case_t c;
+            loss_case_init(&c, 8, 4, vocab, COLO_F64, 2, &rng);
+            loss_case_shard(&c, kind);
+            set_options(&c, 255 & ~(vocab == 1 ? MEGATRON : 0));
+            run_and_compare(&c, "tiny vocabulary");
+            loss_case_free(&c);
+        }
+}
+
+static void rows_longer_than_a_tile_rescale_as_the_maximum_grows(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    (void)state;
+    for (size_t d = 0; d < 4; d++) {
+        loss_case_t c;
+        loss_case_init(&c, 2, 3, 2311, dtypes[d], 1, &rng);
+        for (int64_t j = 0; j < c.vocab;
+             j++) /* row 0 climbs, row 1 falls, row 2 jumps at the end */
+            for (int64_t t = 0; t < 3; t++) {
+                double drift = (double)j / 100, jump = j > 2300 ? 40 : 0;
+                double *z = &c.z[t * c.vocab + j];
+                *z = loss_round(c.dtype, *z + (t == 0 ? drift : t == 1 ? -drift : jump));
+            }
+        set_options(&c, 255);
+        run_and_compare(&c, "long rows");
+        loss_case_free(&c);
+    }
+}
+
+static void ignored_and_invalid_targets_are_counted_and_contained(void **state)
+{
+    uint64_t rng = t_seed() + 4;
+    static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            loss_case_t c;
+            loss_case_init(&c, worlds[w], 9, 19, COLO_F32, 3, &rng);
+            loss_case_shard(&c, kind);
+            memcpy(c.targets, odd, sizeof odd);
+            set_options(&c, 255);
+            run_and_compare(&c, "odd targets");
+            assert_int_equal(c.n_valid[0], 2);
+            assert_int_equal(c.n_invalid[0], 5);
+            loss_case_free(&c);
+        }
+}
+
+static void an_invalid_target_leaves_the_entropy_gradient_alone(void **state)
+{
+    uint64_t rng = t_seed() + 5;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 3, 12, COLO_F64, 3, &rng);
+    c.targets[1] = 12;
+    set_options(&c, ENTROPY | LOSS);
+    c.no_up[0] = c.no_up[2] = true;
+    run_and_compare(&c, "entropy only");
+    loss_case_free(&c);
+}
+
+static void an_ignore_index_inside_the_vocabulary_is_ignored(void **state)
+{
+    uint64_t rng = t_seed() + 6;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
+    for (int t = 0; t < 8; t++)
+        c.targets[t] = t % 4;
+    c.config.ignore_index = 3;
+    set_options(&c, 255);
+    run_and_compare(&c, "pad token");
+    assert_int_equal(c.n_valid[2], 6);
+    loss_case_free(&c);
+}
+
+static void nothing_valid_and_nothing_at_all_still_join_the_gather(void **state)
+{
+    uint64_t rng = t_seed() + 7;
+    (void)state;
+    for (int64_t tokens = 0; tokens <= 4; tokens += 4) {
+        loss_case_t c;
+        loss_case_init(&c, 4, tokens, 16, COLO_F32, 3, &rng);
+        for (int t = 0; t < tokens; t++)
+            c.targets[t] = -100;
+        set_options(&c, 255);
+        run_and_compare(&c, "n_valid = 0");
+        for (int r = 0; r < 4; r++)
+            assert_int_equal(c.after_forward[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS], 1);
+        loss_case_free(&c);
+    }
+}
+
+static void gradients_that_are_left_out_count_as_zero(void **state)
+{
+    uint64_t rng = t_seed() + 8;
+    (void)state;
+    for (unsigned left = 0; left < 8; left++) {
+        loss_case_t c;
+        loss_case_init(&c, 2, 4, 15, COLO_F64, 3, &rng);
+        set_options(&c, 255);
+        for (int k = 0; k < 3; k++)
+            c.no_up[k] = left >> k & 1;
+        run_and_compare(&c, "left out");
+        loss_case_free(&c);
+    }
+}
+
+static void the_gradient_in_place_has_the_bits_of_the_one_beside(void **state)
+{
+    uint64_t rng = t_seed() + 9;
+    (void)state;
+    for (size_t d = 0; d < 4; d++) {
+        loss_case_t c;
+        loss_case_init(&c, 3, 5, 20, dtypes[d], 3, &rng);
+        loss_case_shard(&c, SHARD_PADDED);
+        c.row_gap = 2;
+        set_options(&c, 255);
+        run_and_compare(&c, "beside");
+        double *beside = c.dz;
+        c.dz = calloc(101, sizeof(double));
+        c.in_place = true;
+        run_and_compare(&c, "in place");
+        assert_memory_equal(beside, c.dz, 100 * sizeof(double));
+        free(beside);
+        loss_case_free(&c);
+    }
+}
+
+static void a_tie_is_won_by_the_lowest_index_on_any_rank(void **state)
+{
+    uint64_t rng = t_seed() + 10;
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            loss_case_t c;
+            loss_case_init(&c, worlds[w], 4, 16, COLO_F32, 1, &rng);
+            loss_case_shard(&c, kind);
+            for (int t = 0; t < 4; t++)
+                c.z[t * 16 + 5] = c.z[t * 16 + 6] = c.z[t * 16 + 13] = 9;
+            c.targets[0] = 5;
+            c.targets[1] = 6;
+            c.targets[2] = 13;
+            c.targets[3] = 0;
+            set_options(&c, CORRECT);
+            assert_ok(loss_case_run(&c));
+            for (int r = 0; r < worlds[w]; r++) {
+                assert_int_equal(c.correct[r][0], 1);
+                assert_int_equal(c.correct[r][1] + c.correct[r][2] + c.correct[r][3], 0);
+            }
+            loss_case_free(&c);
+        }
+}
+
+static void a_negative_scale_turns_the_argmax_round(void **state)
+{
+    uint64_t rng = t_seed() + 11;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 30, 6, COLO_F64, 2, &rng);
+    set_options(&c, 255);
+    c.config.scale = -0.8;
+    run_and_compare(&c, "negative scale");
+    loss_case_free(&c);
+}
+
+static void megatron_smoothing_is_not_pytorch_smoothing(void **state)
+{
+    uint64_t rng = t_seed() + 12;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 1, 8, COLO_F64, 2, &rng);
+    set_options(&c, LOSS | SMOOTH);
+    assert_ok(loss_case_run(&c));
+    double pytorch = c.out[0][2][0];
+    set_options(&c, LOSS | SMOOTH | MEGATRON);
+    assert_ok(loss_case_run(&c));
+    double megatron = c.out[0][2][0], logp = c.out[0][0][0];
+    /* loss is affine in e, and loss(0) = -logp: e' / e = V / (V - 1) = 8 / 7 */
+    double ratio = (megatron + logp) / (pytorch + logp);
+    assert_true(ratio > 8.0 / 7 - 1e-9 && ratio < 8.0 / 7 + 1e-9);
+    loss_case_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_combination_of_options_agrees_with_the_oracle),
+        cmocka_unit_test(every_way_to_cut_the_vocabulary_works_for_every_dtype),
+        cmocka_unit_test(a_vocabulary_smaller_than_the_group_leaves_ranks_empty),
+        cmocka_unit_test(rows_longer_than_a_tile_rescale_as_the_maximum_grows),
+        cmocka_unit_test(ignored_and_invalid_targets_are_counted_and_contained),
+        cmocka_unit_test(an_invalid_target_leaves_the_entropy_gradient_alone),
+        cmocka_unit_test(an_ignore_index_inside_the_vocabulary_is_ignored),
+        cmocka_unit_test(nothing_valid_and_nothing_at_all_still_join_the_gather),
+        cmocka_unit_test(gradients_that_are_left_out_count_as_zero),
+        cmocka_unit_test(the_gradient_in_place_has_the_bits_of_the_one_beside),
+        cmocka_unit_test(a_tie_is_won_by_the_lowest_index_on_any_rank),
+        cmocka_unit_test(a_negative_scale_turns_the_argmax_round),
+        cmocka_unit_test(megatron_smoothing_is_not_pytorch_smoothing),
+    };
+    return cmocka_run_group_tests_name("loss/logprob", tests, NULL, NULL);
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_logprob_grad.c - the gradient against central differences, twice: of the oracle, so that the
+ * oracle's closed form is itself checked, and of the library's own forward in fp64, so that forward
+ * and backward are known to belong together.
+ *
+ * A central difference of step h errs by h^2/6 times the third derivative plus eps |f| / h; with
+ * f of order 10, third derivatives of order 10 and h = 1e-4 that is about 2e-8 + 2e-11: 1e-6 is
+ * asked, relative to 1 + |gradient|.
+ */
+#include "loss/loss_case.h"
+
+#include <math.h>
+
+#define STEP 1e-4
+#define TOL 1e-6
+
+enum { T = 3, V = 11 };
+
+static const struct {
+    const char *name;
+    double temperature, scale, softcap, smoothing, z_loss;
+    bool megatron;
+} settings[] = {
+    {"plain", 1, 1, 0, 0, 0, false},       {"temperature", 0.6, 1, 0, 0, 0, false},
+    {"scale", 1, -1.7, 0, 0, 0, false},    {"softcap", 1, 1, 2.5, 0, 0, false},
+    {"smoothing", 1, 1, 0, 0.2, 0, false}, {"megatron smoothing", 1, 1, 0, 0.2, 0, true},
+    {"z-loss", 1, 1, 0, 0, 0.05, false},   {"all", 0.8, 1.2, 3, 0.1, 0.03, true},
+};
+enum { SETTINGS = sizeof settings / sizeof *settings };
+
+/* Upstream gradients: each output alone, then all at once. */
+static const double weights[4][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0.7, -1.3, 0.9}};
+
+static void configure(loss_case_t *c, int s)
+{
+    c->config.temperature = settings[s].temperature;
+    c->config.scale = settings[s].scale;
+    c->config.softcap = settings[s].softcap;
+    c->config.label_smoothing = settings[s].smoothing;
+    c->config.megatron_smoothing = settings[s].megatron;
+    c->config.z_loss = settings[s].z_loss;
+    c->config.want_entropy = c->config.want_loss = true;
+}
+
+static double weighted_ref(const ref_logprob_opts_t *o, const double *z, int64_t target,
+                           const double *g)
+{
+    ref_logprob_row_t row;
+    ref_logprob(o, z, V, target, &row);
+    return g[0] * row.logp + g[1] * row.entropy + g[2] * row.loss;
+}
+
+static void the_oracle_is_its_own_central_difference(void **state)
+{
+    uint64_t rng = t_seed();
+    (void)state;
+    for (int s = 0; s < SETTINGS; s++)
+        for (int w = 0; w < 4; w++) {
+            loss_case_t c;
+            double dz[V];
+            loss_case_init(&c, 1, 1, V, COLO_F64, 2, &rng);
+            configure(&c, s);
+            ref_logprob_opts_t o = loss_case_opts(&c);
+            const double *g = weights[w];
+            ref_logprob_grad(&o, c.z, V, c.targets[0], g[0], g[1], g[2], dz);
+            for (int j = 0; j < V; j++) {
+                double at = c.z[j];
+                c.z[j] = at + STEP;
+                double up = weighted_ref(&o, c.z, c.targets[0], g);
+                c.z[j] = at - STEP;
+                double down = weighted_ref(&o, c.z, c.targets[0], g);
+                c.z[j] = at;
+                double slope = (up - down) / (2 * STEP);
+                if (fabs(slope - dz[j]) > TOL * (1 + fabs(dz[j])))
+                    fail_msg("%s, output %d, column %d: %g, difference %g", settings[s].name, w, j,
+                             dz[j], slope);
+            }
+            loss_case_free(&c);
+        }
+}
+
+static void the_library_is_its_own_central_difference_on_three_ranks(void **state)
+{
+    uint64_t rng = t_seed() + 1;
+    (void)state;
+    for (int s = 0; s < SETTINGS; s++)
+        for (int w = 0; w < 4; w++) {
+            loss_case_t c;
+            double dz[T * V], up[T];
+            loss_case_init(&c, 3, T, V, COLO_F64, 2, &rng);
+            loss_case_shard(&c, SHARD_UNEVEN);
+            configure(&c, s);
+            for (int t = 0; t < T; t++)
+                for (int k = 0; k < 3; k++)
+                    c.up[k][t] = weights[w][k];
+            assert_ok(loss_case_run(&c));
+            memcpy(dz, c.dz, sizeof dz);
+            c.forward_only = true;
+            for (int j = 0; j < V; j++) { /* rows are independent: one column of all rows at once */
+                for (int sign = 1; sign >= -1; sign -= 2) {
+                    for (int t = 0; t < T; t++)
+                        c.z[t * V + j] += sign * STEP;
+                    assert_ok(loss_case_run(&c));
+                    for (int t = 0; t < T; t++) {
+                        double f = 0;
+                        for (int k = 0; k < 3; k++)
+                            f += weights[w][k] * c.out[0][k][t];
+                        c.z[t * V + j] -= sign * STEP;
+                        if (sign == 1)
+                            up[t] = f;
+                        else if (fabs((up[t] - f) / (2 * STEP) - dz[t * V + j]) >
+                                 TOL * (1 + fabs(dz[t * V + j])))
+                            fail_msg("%s, output %d, token %d, column %d: %g, difference %g",
+                                     settings[s].name, w, t, j, dz[t * V + j],
+                                     (up[t] - f) / (2 * STEP));
+                    }
+                }
+            }
+            loss_case_free(&c);
+        }
+}
+
+/* sum_j dlogp/dx_j = 0, as adding a constant to x changes no probability; also for the entropy */
+static void a_constant_added_to_a_row_changes_nothing(void **state)
+{
+    uint64_t rng = t_seed() + 2;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 4, 6, 40, COLO_F64, 3, &rng);
+    c.config.want_entropy = true;
+    assert_ok(loss_case_run(&c));
+    for (int t = 0; t < 6; t++) {
+        double sum = 0;
+        for (int j = 0; j < 40; j++)
+            sum += c.dz[t * 40 + j];
+        assert_true(fabs(sum) < 1e-13);
+    }
+    loss_case_free(&c);
+}
+
+/* p near 1: the target's gradient 1 - p is small, and must not come out as 0 in fp64 */
+static void the_targets_gradient_survives_a_probability_near_one(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 1, 4, COLO_F64, 0, &rng);
+    c.targets[0] = 2;
+    c.z[2] = 30;
+    c.up[0][0] = 1;
+    assert_ok(loss_case_run(&c));
+    double expected = 3 * exp(-30.0) / (1 + 3 * exp(-30.0)); /* 2.8e-13 */
+    assert_true(fabs(c.dz[2] - expected) < 5e-16);
+    assert_true(c.dz[2] > 0);
+    loss_case_free(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_oracle_is_its_own_central_difference),
+        cmocka_unit_test(the_library_is_its_own_central_difference_on_three_ranks),
+        cmocka_unit_test(a_constant_added_to_a_row_changes_nothing),
+        cmocka_unit_test(the_targets_gradient_survives_a_probability_near_one),
+    };
+    return cmocka_run_group_tests_name("loss/logprob_grad", tests, NULL, NULL);
+}

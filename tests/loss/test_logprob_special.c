@@ -1,0 +1,405 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_logprob_special.c - infinities, NaN, large offsets, rows that must not be read. What each
+ * case must give is stated here, as PyTorch does it, and is the same on every rank and for every
+ * way to cut the vocabulary.
+ */
+#include "loss/loss_case.h"
+
+#include <math.h>
+
+static const int32_t worlds[] = {1, 2, 3, 4, 8};
+static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+
+enum { V = 16 };
+
+/* Runs @check over dtypes, worlds and shards on one case of @tokens tokens that @prepare filled. */
+static void everywhere(int64_t tokens, void (*prepare)(loss_case_t *), void (*check)(loss_case_t *))
+{
+    uint64_t rng = t_seed();
+    for (size_t d = 0; d < 4; d++)
+        for (size_t w = 0; w < 5; w++)
+            for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+                loss_case_t c;
+                loss_case_init(&c, worlds[w], tokens, V, dtypes[d], 2, &rng);
+                loss_case_shard(&c, kind);
+                c.pad = NAN;
+                c.config.want_entropy = c.config.want_loss = c.config.want_correct = true;
+                prepare(&c);
+                assert_ok(loss_case_run(&c));
+                if (kind == SHARD_PADDED) /* NaN padding: gradient must be 0 there */
+                    assert_true(c.pad_worst == 0);
+                check(&c);
+                loss_case_free(&c);
+            }
+}
+
+static void row_is_nan(const loss_case_t *c, int64_t t)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            assert_true(isnan(c->out[r][k][t]));
+        assert_int_equal(c->correct[r][t], 0);
+    }
+    for (int j = 0; j < V; j++)
+        assert_true(isnan(c->dz[t * V + j]));
+}
+
+static void row_is_finite(const loss_case_t *c, int64_t t)
+{
+    for (int r = 0; r < c->ranks; r++)
+        for (int k = 0; k < 3; k++)
+            assert_true(isfinite(c->out[r][k][t]));
+    for (int j = 0; j < V; j++)
+        assert_true(isfinite(c->dz[t * V + j]));
+}
+
+/* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
+
+static double poison;
+
+static void poison_each_column(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens - 1; t++)
+        c->z[t * V + t] = poison;
+    c->targets[4] = 4; /* also as the target */
+}
+
+static void poisoned_rows_are_nan(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens - 1; t++)
+        row_is_nan(c, t);
+    row_is_finite(c, c->tokens - 1);
+}
+
+static void nan_on_any_shard_is_nan_on_all_ranks(void **state)
+{
+    (void)state;
+    poison = NAN;
+    everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
+}
+
+static void plus_infinity_makes_the_row_nan(void **state)
+{
+    (void)state;
+    poison = INFINITY;
+    everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
+}
+
+static void nan_beats_plus_infinity_and_minus_infinity(loss_case_t *c)
+{
+    for (int j = 0; j < V; j++)
+        c->z[j] = j % 2 ? -INFINITY : INFINITY;
+    c->z[7] = NAN;
+}
+
+static void first_row_is_nan(loss_case_t *c)
+{
+    row_is_nan(c, 0);
+    row_is_finite(c, 1);
+}
+
+static void a_row_of_all_kinds_of_infinity_is_nan(void **state)
+{
+    (void)state;
+    everywhere(2, nan_beats_plus_infinity_and_minus_infinity, first_row_is_nan);
+}
+
+/* ---- -inf ---- */
+
+static void all_minus_infinity(loss_case_t *c)
+{
+    for (int j = 0; j < V; j++)
+        c->z[j] = -INFINITY;
+}
+
+static void a_row_of_minus_infinity_is_nan(void **state)
+{
+    (void)state;
+    everywhere(2, all_minus_infinity, first_row_is_nan);
+}
+
+/* Masked logits: -inf everywhere but on columns 3 and 12. As if the vocabulary were those two. */
+static void two_finite_columns(loss_case_t *c)
+{
+    for (int64_t t = 0; t < 2; t++)
+        for (int j = 0; j < V; j++)
+            if (j != 3 && j != 12)
+                c->z[t * V + j] = -INFINITY;
+    c->targets[0] = 12;
+    c->targets[1] = 5; /* a masked target */
+    for (int k = 0; k < 3; k++)
+        c->up[k][0] = c->up[k][1] = k == 1 ? 0.5 : 1;
+}
+
+static void as_if_the_vocabulary_were_two(loss_case_t *c)
+{
+    const double half = c->dtype == COLO_BF16 ? 0x1p-8 : c->dtype == COLO_F16 ? 0x1p-10 : 1e-6;
+    for (int64_t t = 0; t < 2; t++) {
+        double a = c->z[t * V + 3], b = c->z[t * V + 12];
+        double pb = 1 / (1 + exp(a - b)), pa = 1 - pb, h = -pa * log(pa) - pb * log(pb);
+        for (int r = 0; r < c->ranks; r++) {
+            assert_true(fabs(c->out[r][1][t] - h) < 1e-6);
+            if (t == 0) {
+                assert_true(fabs(c->out[r][0][t] - log(pb)) < 2e-6);
+                assert_true(fabs(c->out[r][2][t] + log(pb)) < 2e-6);
+                assert_int_equal(c->correct[r][t], b > a);
+            } else {
+                assert_true(c->out[r][0][t] == -INFINITY);
+                assert_true(c->out[r][2][t] == INFINITY);
+                assert_int_equal(c->correct[r][t], 0);
+            }
+        }
+        /* logp and loss cancel (1 - 1); the entropy's share is -p (log p + h) / 2 */
+        for (int j = 0; j < V; j++) {
+            double p = j == 3 ? pa : j == 12 ? pb : 0;
+            double want = p > 0 ? -0.5 * p * (log(p) + h) : 0;
+            double got = c->dz[t * V + j];
+            assert_true(fabs(got - want) <= 1e-6 + half * fabs(want));
+            if (p == 0)
+                assert_true(got == 0);
+        }
+    }
+}
+
+static void minus_infinity_adds_nothing_and_whole_shards_of_it_are_skipped(void **state)
+{
+    (void)state;
+    everywhere(2, two_finite_columns, as_if_the_vocabulary_were_two);
+}
+
+static void masked_target(loss_case_t *c)
+{
+    c->targets[0] = 9;
+    c->z[9] = -INFINITY;
+    c->up[0][0] = 1;
+    c->up[1][0] = c->up[2][0] = 0;
+}
+
+/* d logp / dz_j = 1[j = t] - p_j with p_t = 0 */
+static void its_gradient_is_one_at_the_target(loss_case_t *c)
+{
+    double sum = 0;
+    for (int r = 0; r < c->ranks; r++) {
+        assert_true(c->out[r][0][0] == -INFINITY);
+        assert_true(isfinite(c->out[r][1][0]));
+        assert_true(c->out[r][2][0] == INFINITY);
+    }
+    for (int j = 0; j < V; j++) {
+        assert_true(isfinite(c->dz[j]));
+        if (j != 9)
+            assert_true(c->dz[j] < 0);
+        sum += c->dz[j];
+    }
+    assert_true(c->dz[9] == 1);
+    assert_true(fabs(sum) < 0.02);
+}
+
+static void a_target_at_minus_infinity_has_a_finite_gradient(void **state)
+{
+    (void)state;
+    everywhere(1, masked_target, its_gradient_is_one_at_the_target);
+}
+
+static void smoothing_over_minus_infinity(loss_case_t *c)
+{
+    c->targets[0] = 2;
+    c->z[9] = -INFINITY;
+    c->config.label_smoothing = 0.1;
+}
+
+/* As PyTorch: the mean of log p is -inf, so the loss is +inf; gradients stay finite. */
+static void the_smoothed_loss_is_infinite(loss_case_t *c)
+{
+    for (int r = 0; r < c->ranks; r++) {
+        assert_true(isfinite(c->out[r][0][0]));
+        assert_true(c->out[r][2][0] == INFINITY);
+    }
+    for (int j = 0; j < V; j++)
+        assert_true(isfinite(c->dz[j]));
+}
+
+static void smoothing_over_a_masked_column_is_infinite(void **state)
+{
+    (void)state;
+    everywhere(1, smoothing_over_minus_infinity, the_smoothed_loss_is_infinite);
+}
+
+static void softcap_of_infinities(loss_case_t *c)
+{
+    c->config.softcap = 4;
+    c->z[1] = INFINITY;  /* x = 4 */
+    c->z[2] = -INFINITY; /* x = -4 */
+    c->targets[0] = 1;
+}
+
+static void softcap_makes_infinities_finite(loss_case_t *c)
+{
+    row_is_finite(c, 0);
+    assert_true(c->dz[1] == 0); /* tanh is flat there */
+    assert_true(c->dz[2] == 0);
+}
+
+static void with_softcap_an_infinite_logit_is_a_finite_x(void **state)
+{
+    (void)state;
+    everywhere(1, softcap_of_infinities, softcap_makes_infinities_finite);
+}
+
+/* ---- extremes ---- */
+
+/* Below -88 every exp(x) underflows in fp32, below -745 in fp64: a running maximum that starts at 0
+ * gives log 0 here. */
+static void all_logits_far_below_zero_are_ordinary(void **state)
+{
+    uint64_t rng = t_seed() + 1;
+    (void)state;
+    for (size_t d = 0; d < 2; d++)
+        for (size_t w = 0; w < 5; w++) {
+            loss_case_t c;
+            loss_case_init(&c, worlds[w], 4, V, dtypes[d], 1, &rng);
+            for (int i = 0; i < 4 * V; i++)
+                c.z[i] = loss_round(dtypes[d], c.z[i] - 2000);
+            c.config.want_entropy = c.config.want_loss = true;
+            assert_ok(loss_case_run(&c));
+            loss_case_compare(&c, "far below zero");
+            loss_case_free(&c);
+        }
+}
+
+/* The same row at offset 0 and at 5000. fp32 holds 5000 + x in steps of 2^-11, so the values are
+ * chosen on that grid: the shifted row is exactly the row, and so must the results be. The raw
+ * forms (lse - x_t, log p from lse) lose 2e-4 here. */
+static void an_offset_of_5000_costs_no_digit(void **state)
+{
+    uint64_t rng = t_seed() + 2;
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (int smooth = 0; smooth < 2; smooth++) {
+            loss_case_t c;
+            double base[3][6];
+            loss_case_init(&c, worlds[w], 6, V, COLO_F32, 3, &rng);
+            c.config.want_entropy = c.config.want_loss = true;
+            c.config.label_smoothing = smooth ? 0.1 : 0;
+            for (int i = 0; i < 6 * V; i++)
+                c.z[i] = floor(c.z[i] * 2048) / 2048;
+            assert_ok(loss_case_run(&c));
+            loss_case_compare(&c, "offset 0");
+            double *dz = malloc(6 * V * sizeof *dz);
+            memcpy(dz, c.dz, 6 * V * sizeof *dz);
+            for (int k = 0; k < 3; k++)
+                memcpy(base[k], c.out[0][k], sizeof base[k]);
+            for (int i = 0; i < 6 * V; i++)
+                c.z[i] += 5000;
+            assert_ok(loss_case_run(&c));
+            for (int k = 0; k < 3; k++)
+                for (int t = 0; t < 6; t++)
+                    if (c.out[0][k][t] != base[k][t])
+                        fail_msg("output %d of token %d: %.9g, at offset 0 %.9g", k, t,
+                                 c.out[0][k][t], base[k][t]);
+            for (int i = 0; i < 6 * V; i++)
+                assert_true(c.dz[i] == dz[i]);
+            free(dz);
+            loss_case_free(&c);
+        }
+}
+
+/* Differences of finite f64 logits overflow: 0 * inf must not appear. */
+static void the_largest_doubles_make_a_one_hot_row(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            loss_case_t c;
+            loss_case_init(&c, worlds[w], 1, V, COLO_F64, 0, &rng);
+            loss_case_shard(&c, kind);
+            c.config.want_entropy = true;
+            for (int j = 0; j < V; j++)
+                c.z[j] = j == 6 ? 1.7e308 : -1.7e308;
+            c.targets[0] = 6;
+            assert_ok(loss_case_run(&c));
+            for (int r = 0; r < worlds[w]; r++) {
+                assert_true(c.out[r][0][0] == 0);
+                assert_true(c.out[r][1][0] == 0);
+            }
+            for (int j = 0; j < V; j++)
+                assert_true(c.dz[j] == 0);
+            loss_case_free(&c);
+        }
+}
+
+/* x beyond the range of the statistics counts as infinite, on both sides. */
+static void an_x_that_overflows_fp32_is_infinite(void **state)
+{
+    uint64_t rng = t_seed() + 4;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 2, 4, COLO_F32, 1, &rng);
+    c.config.want_entropy = true;
+    c.config.scale = 100;
+    for (int i = 0; i < 8; i++)
+        c.z[i] = 0;
+    c.z[1] = loss_round(COLO_F32, 1e38);
+    c.z[4 + 1] = loss_round(COLO_F32, -1e38);
+    c.targets[0] = c.targets[1] = 0;
+    assert_ok(loss_case_run(&c));
+    assert_true(isnan(c.out[0][0][0]) && isnan(c.out[1][0][0]));
+    assert_true(fabs(c.out[0][0][1] + log(3)) < 1e-6 && fabs(c.out[1][1][1] - log(3)) < 1e-6);
+    assert_true(c.dz[4 + 1] == 0);
+    loss_case_free(&c);
+}
+
+/* ---- rows that must not be read ---- */
+
+static void ignored_garbage(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens; t += 2) {
+        c->targets[t] = -100;
+        for (int j = 0; j < V; j++)
+            c->z[t * V + j] = t % 4 ? NAN : INFINITY;
+    }
+}
+
+static void ignored_rows_are_zero(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens; t++) {
+        if (t % 2) {
+            row_is_finite(c, t);
+            continue;
+        }
+        for (int r = 0; r < c->ranks; r++) {
+            for (int k = 0; k < 3; k++)
+                assert_true(c->out[r][k][t] == 0);
+            assert_int_equal(c->correct[r][t], 0);
+        }
+        for (int j = 0; j < V; j++)
+            assert_true(c->dz[t * V + j] == 0);
+    }
+}
+
+static void nan_in_an_ignored_row_stays_there(void **state)
+{
+    (void)state;
+    everywhere(8, ignored_garbage, ignored_rows_are_zero);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(nan_on_any_shard_is_nan_on_all_ranks),
+        cmocka_unit_test(plus_infinity_makes_the_row_nan),
+        cmocka_unit_test(a_row_of_all_kinds_of_infinity_is_nan),
+        cmocka_unit_test(a_row_of_minus_infinity_is_nan),
+        cmocka_unit_test(minus_infinity_adds_nothing_and_whole_shards_of_it_are_skipped),
+        cmocka_unit_test(a_target_at_minus_infinity_has_a_finite_gradient),
+        cmocka_unit_test(smoothing_over_a_masked_column_is_infinite),
+        cmocka_unit_test(with_softcap_an_infinite_logit_is_a_finite_x),
+        cmocka_unit_test(all_logits_far_below_zero_are_ordinary),
+        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
+        cmocka_unit_test(the_largest_doubles_make_a_one_hot_row),
+        cmocka_unit_test(an_x_that_overflows_fp32_is_infinite),
+        cmocka_unit_test(nan_in_an_ignored_row_stays_there),
+    };
+    return cmocka_run_group_tests_name("loss/logprob_special", tests, NULL, NULL);
+}
