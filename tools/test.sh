@@ -99,7 +99,7 @@ if [ "$quick" = no ]; then
     # api looks at the shipped files, mutants must be red anyway, slow is what is too long here.
     rerun asan address,undefined api mutants slow
     # TSan is for what has threads.
-    rerun tsan thread api mutants slow core tools
+    rerun tsan thread api mutants slow serial core tools
 fi
 
 say "counting"
