@@ -219,6 +219,16 @@ static colo_status_t pin_peer(colo_comm_t *c, int32_t peer)
     return pin(s, c->seq) ? COLO_OK : passed_by(c, peer);
 }
 
+static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uint64_t count)
+{
+    if (desc == colo_op_pack(&c->op) && count == (uint64_t)c->op.count)
+        return COLO_OK;
+    char what[96], found[128];
+    snprintf(found, sizeof found, "is in %s",
+             colo_op_describe(what, sizeof what, colo_op_unpack(desc, count), c->seq));
+    return mismatch(c, peer, found);
+}
+
 /* Rank @peer has arrived: at the same operation? A pin is not needed, the words are atomic and the
  * slot that is still open afterwards had them for this operation. */
 static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
@@ -228,12 +238,7 @@ static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
     uint64_t count = atomic_load_explicit(&s->count, memory_order_acquire);
     if (atomic_load(&s->open) != c->seq)
         return passed_by(c, peer);
-    if (desc == colo_op_pack(&c->op) && count == (uint64_t)c->op.count)
-        return COLO_OK;
-    char what[96], found[128];
-    snprintf(found, sizeof found, "is in %s",
-             colo_op_describe(what, sizeof what, colo_op_unpack(desc, count), c->seq));
-    return mismatch(c, peer, found);
+    return same_words(c, peer, desc, count);
 }
 
 static colo_status_t await_all(colo_comm_t *c, struct wait *w)
@@ -481,7 +486,8 @@ static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer,
     COLO_TRY(await(c, w, peer, &s->seq));
     colo_status_t st = COLO_OK;
     if (pin(s, c->seq)) {
-        st = same_operation(c, peer);
+        /* it may close its slot meanwhile, having taken the message; the pin keeps the words */
+        st = same_words(c, peer, atomic_load(&s->desc), atomic_load(&s->count));
         if (st == COLO_OK && find_message(s->recvs, s->nrecvs, c->rank) < 0)
             st = mismatch(c, peer, "expects no message from it where it sends one");
         unpin(s);
