@@ -1,0 +1,600 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_comm_threads.c - every operation on 1, 2, 3 and 8 in-process ranks against a serial loop.
+ *
+ * Values are coded by rank and position, so that a swapped slot, a shifted slice or a missing rank
+ * shows. Movement and sums are compared bitwise: sums combine in rank order, as the loops here do.
+ */
+#include "harness/harness.h"
+#include "ref/ref_half.h"
+
+#include <pthread.h>
+
+static const int32_t sizes[] = {1, 2, 3, 8};
+static const int64_t counts[] = {0, 1, 7, 100, 2049, 9001}; /* around the small-message path */
+
+static const colo_dtype_t reducible[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16, COLO_I32, COLO_I64};
+
+static void on_all_sizes(colo_rank_fn fn, void *arg)
+{
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        assert_ok(colo_comm_threads_run(sizes[i], fn, arg));
+}
+
+/* 64 random bits for (rank, position): no two alike in practice */
+static uint64_t code(int64_t rank, int64_t i)
+{
+    uint64_t s = (uint64_t)rank * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)i * UINT64_C(0xc2b2ae3d27d4eb4f);
+    return t_rand(&s);
+}
+
+/* ---- movement ---- */
+
+static colo_status_t gather_rank(colo_comm_t *c, void *arg)
+{
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    for (int d = 0; d < COLO_DTYPE_COUNT; d++)
+        for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++)
+            for (int in_place = 0; in_place < 2; in_place++) {
+                size_t bytes = (size_t)counts[k] * colo_dtype_size((colo_dtype_t)d);
+                unsigned char *recv = malloc(bytes * (size_t)n + 1), *send = malloc(bytes + 1);
+                unsigned char *from = in_place ? recv + (size_t)me * bytes : send;
+                memset(recv, 0xee, bytes * (size_t)n + 1);
+                for (size_t i = 0; i < bytes; i++)
+                    from[i] = (unsigned char)code(me, (int64_t)i);
+                rank_try(colo_comm_all_gather(c, from, recv, counts[k], (colo_dtype_t)d, NULL));
+                for (int32_t r = 0; r < n; r++)
+                    for (size_t i = 0; i < bytes; i++)
+                        rank_check(recv[(size_t)r * bytes + i] ==
+                                   (unsigned char)code(r, (int64_t)i));
+                rank_check(recv[bytes * (size_t)n] == 0xee);
+                free(recv);
+                free(send);
+            }
+    return COLO_OK;
+}
+
+static void all_gather_puts_every_rank_at_its_place(void **state)
+{
+    on_all_sizes(gather_rank, NULL);
+}
+
+static colo_status_t broadcast_rank(colo_comm_t *c, void *arg)
+{
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    for (int32_t root = 0; root < n; root++)
+        for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++) {
+            int64_t *x = malloc(sizeof *x * (size_t)(counts[k] + 1));
+            for (int64_t i = 0; i <= counts[k]; i++)
+                x[i] = (int64_t)code(me, i);
+            rank_try(colo_comm_broadcast(c, x, counts[k], COLO_I64, root, NULL));
+            for (int64_t i = 0; i < counts[k]; i++)
+                rank_check(x[i] == (int64_t)code(root, i));
+            rank_check(x[counts[k]] == (int64_t)code(me, counts[k]));
+            free(x);
+        }
+    return COLO_OK;
+}
+
+static void broadcast_gives_everyone_the_roots_buffer(void **state)
+{
+    on_all_sizes(broadcast_rank, NULL);
+}
+
+/* ---- reductions ---- */
+
+/* Element @i of rank @r: floats of mixed sign and size, so that the order of a sum shows. */
+static void put(void *x, colo_dtype_t d, int64_t at, int32_t r, int64_t i)
+{
+    uint64_t u = code(r, i);
+    double v = ldexp((double)(int64_t)(u >> 20 & 0xfff) - 2048, (int)(u & 15) - 8);
+    switch (d) {
+    case COLO_F32:
+        ((float *)x)[at] = (float)(v * 1.0009765);
+        break;
+    case COLO_F64:
+        ((double *)x)[at] = v * 1.00097651;
+        break;
+    case COLO_BF16:
+        ((uint16_t *)x)[at] = ref_half_round(ref_bf16, v);
+        break;
+    case COLO_F16:
+        ((uint16_t *)x)[at] = ref_half_round(ref_f16, v / 64);
+        break;
+    case COLO_I32:
+        ((int32_t *)x)[at] = (int32_t)u;
+        break;
+    default:
+        ((int64_t *)x)[at] = (int64_t)u;
+        break;
+    }
+}
+
+/* What rank order gives for element @i of @n ranks, as bits. */
+static uint64_t expected(colo_dtype_t d, colo_redop_t op, int32_t n, int64_t i)
+{
+    union {
+        float f;
+        double d;
+        uint16_t h;
+        int32_t i;
+        int64_t l;
+        uint64_t bits;
+    } one, sum = {.bits = 0};
+    struct ref_format half = d == COLO_BF16 ? ref_bf16 : ref_f16;
+    float acc = 0;
+    for (int32_t r = 0; r < n; r++) {
+        one.bits = 0;
+        put(&one, d, 0, r, i);
+        float h = d == COLO_BF16 || d == COLO_F16 ? (float)ref_half_value(half, one.h) : 0;
+        if (r == 0) {
+            sum = one;
+            acc = h;
+        } else if (op == COLO_MAX) {
+            bool more = d == COLO_F32   ? one.f > sum.f
+                        : d == COLO_F64 ? one.d > sum.d
+                        : d == COLO_I32 ? one.i > sum.i
+                        : d == COLO_I64 ? one.l > sum.l
+                                        : h > acc;
+            sum = more ? one : sum;
+            acc = more ? h : acc;
+        } else if (d == COLO_F32) {
+            sum.f += one.f;
+        } else if (d == COLO_F64) {
+            sum.d += one.d;
+        } else if (d == COLO_I32) {
+            sum.i = (int32_t)((uint32_t)sum.i + (uint32_t)one.i);
+        } else if (d == COLO_I64) {
+            sum.l = (int64_t)((uint64_t)sum.l + (uint64_t)one.l);
+        } else {
+            acc += h;
+        }
+    }
+    if (d == COLO_BF16 || d == COLO_F16) {
+        sum.bits = 0;
+        sum.h = ref_half_round(half, (double)acc);
+    }
+    return sum.bits;
+}
+
+static uint64_t bits_at(const void *x, size_t elem, int64_t i)
+{
+    uint64_t u = 0;
+    memcpy(&u, (const char *)x + (size_t)i * elem, elem);
+    return u;
+}
+
+struct reduction {
+    colo_dtype_t dtype;
+    colo_redop_t op;
+};
+
+static colo_status_t all_reduce_rank(colo_comm_t *c, void *arg)
+{
+    const struct reduction *how = arg;
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    size_t elem = colo_dtype_size(how->dtype);
+    for (size_t k = 0; k < sizeof counts / sizeof counts[0]; k++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+            int64_t count = counts[k];
+            char *send = malloc(elem * (size_t)count + 1), *recv = malloc(elem * (size_t)count + 1);
+            for (int64_t i = 0; i < count; i++)
+                put(send, how->dtype, i, me, i);
+            char *to = in_place ? send : recv;
+            to[elem * (size_t)count] = 0x5a;
+            rank_try(colo_comm_all_reduce(c, send, to, count, how->dtype, how->op, NULL));
+            for (int64_t i = 0; i < count; i++)
+                rank_check(bits_at(to, elem, i) == expected(how->dtype, how->op, n, i));
+            rank_check(to[elem * (size_t)count] == 0x5a);
+            for (int64_t i = 0; !in_place && i < count; i++) {
+                uint64_t mine = 0;
+                put(&mine, how->dtype, 0, me, i);
+                rank_check(bits_at(send, elem, i) == mine);
+            }
+            free(send);
+            free(recv);
+        }
+    return COLO_OK;
+}
+
+static void all_reduce_sums_in_rank_order_bitwise(void **state)
+{
+    for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
+        on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_SUM});
+}
+
+static void all_reduce_finds_the_largest(void **state)
+{
+    for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
+        on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_MAX});
+}
+
+static colo_status_t reduce_scatter_rank(colo_comm_t *c, void *arg)
+{
+    const struct reduction *how = arg;
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    size_t elem = colo_dtype_size(how->dtype);
+    for (size_t k = 0; k + 1 < sizeof counts / sizeof counts[0]; k++)
+        for (int in_place = 0; in_place < 2; in_place++) {
+            int64_t count = counts[k];
+            char *send = malloc(elem * (size_t)(count * n) + 1);
+            char *recv = malloc(elem * (size_t)count + 1);
+            for (int64_t i = 0; i < count * n; i++)
+                put(send, how->dtype, i, me, i);
+            char *to = in_place ? send + elem * (size_t)(count * me) : recv;
+            rank_try(colo_comm_reduce_scatter(c, send, to, count, how->dtype, how->op, NULL));
+            for (int64_t i = 0; i < count; i++)
+                rank_check(bits_at(to, elem, i) ==
+                           expected(how->dtype, how->op, n, count * me + i));
+            free(send);
+            free(recv);
+        }
+    return COLO_OK;
+}
+
+static void reduce_scatter_leaves_each_rank_its_slice(void **state)
+{
+    for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++) {
+        on_all_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_SUM});
+        on_all_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_MAX});
+    }
+}
+
+/* element i is NaN on rank i % n only, and something larger than any other elsewhere */
+static colo_status_t nan_rank(colo_comm_t *c, void *arg)
+{
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    enum { COUNT = 3000 };
+    float *f = malloc(COUNT * sizeof *f);
+    double *d = malloc(COUNT * sizeof *d);
+    uint16_t *b = malloc(COUNT * sizeof *b), *h = malloc(COUNT * sizeof *h);
+    for (int i = 0; i < COUNT; i++) {
+        bool nan = i % 2 == 0 && i / 2 % n == me;
+        f[i] = nan ? NAN : me == 0 ? INFINITY : (float)me;
+        d[i] = nan ? NAN : (double)me;
+        b[i] = nan ? 0x7fc1 : ref_half_round(ref_bf16, me);
+        h[i] = nan ? 0xfe01 : ref_half_round(ref_f16, me);
+    }
+    rank_try(colo_comm_all_reduce(c, f, f, COUNT, COLO_F32, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(c, d, d, COUNT, COLO_F64, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(c, b, b, COUNT, COLO_BF16, COLO_MAX, NULL));
+    rank_try(colo_comm_all_reduce(c, h, h, COUNT, COLO_F16, COLO_MAX, NULL));
+    for (int i = 0; i < COUNT; i++) {
+        bool nan = i % 2 == 0;
+        rank_check(nan ? isnan(f[i]) : isinf(f[i]));
+        rank_check(nan ? isnan(d[i]) : d[i] == n - 1);
+        rank_check(nan ? isnan(ref_half_value(ref_bf16, b[i]))
+                       : ref_half_value(ref_bf16, b[i]) == n - 1);
+        rank_check(nan ? isnan(ref_half_value(ref_f16, h[i]))
+                       : ref_half_value(ref_f16, h[i]) == n - 1);
+    }
+    free(f);
+    free(d);
+    free(b);
+    free(h);
+    return COLO_OK;
+}
+
+static void max_keeps_a_nan_of_any_rank(void **state)
+{
+    on_all_sizes(nan_rank, NULL);
+}
+
+static colo_status_t empty_rank(colo_comm_t *c, void *arg)
+{
+    for (int round = 0; round < 50; round++) {
+        rank_try(colo_comm_all_gather(c, NULL, NULL, 0, COLO_F32, NULL));
+        rank_try(colo_comm_all_reduce(c, NULL, NULL, 0, COLO_BF16, COLO_SUM, NULL));
+        rank_try(colo_comm_reduce_scatter(c, NULL, NULL, 0, COLO_I64, COLO_MAX, NULL));
+        rank_try(colo_comm_broadcast(c, NULL, 0, COLO_U8, 0, NULL));
+        rank_try(colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL));
+        rank_try(colo_comm_barrier(c, NULL));
+    }
+    return COLO_OK;
+}
+
+static void nothing_may_be_moved_through_null_buffers(void **state)
+{
+    on_all_sizes(empty_rank, NULL);
+}
+
+/* ---- barriers ---- */
+
+static colo_status_t barrier_rank(colo_comm_t *c, void *arg)
+{
+    int32_t *turn = arg, n = colo_comm_size(c), me = colo_comm_rank(c);
+    for (int i = 0; i < 20 * n; i++) { /* plain memory: only the barrier orders these accesses */
+        if (i % n == me)
+            *turn = i;
+        rank_try(colo_comm_barrier(c, NULL));
+        rank_check(*turn == i);
+        rank_try(colo_comm_barrier(c, NULL));
+    }
+    return COLO_OK;
+}
+
+static void a_barrier_orders_plain_memory(void **state)
+{
+    int32_t turn = -1;
+    on_all_sizes(barrier_rank, &turn);
+}
+
+/* ---- a long mixed sequence with late ranks ---- */
+
+static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
+{
+    uint64_t shared = *(uint64_t *)arg, own = shared + (uint64_t)colo_comm_rank(c);
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    enum { MOST = 4000 };
+    int64_t *a = malloc(sizeof *a * MOST), *b = malloc(sizeof *b * MOST * (size_t)n);
+    for (int turn = 0; turn < 300; turn++) {
+        int64_t kind = t_below(&shared, 4), count = t_below(&shared, MOST), root = t_below(&shared, n);
+        for (volatile int64_t idle = t_below(&own, 20000); idle > 0; idle--)
+            ;
+        for (int64_t i = 0; i < count; i++)
+            a[i] = (me + 1) * 100000 + i + turn;
+        if (kind == 0) {
+            rank_try(colo_comm_all_gather(c, a, b, count, COLO_I64, NULL));
+            for (int32_t r = 0; r < n; r++)
+                for (int64_t i = 0; i < count; i++)
+                    rank_check(b[r * count + i] == (r + 1) * 100000 + i + turn);
+        } else if (kind == 1) {
+            rank_try(colo_comm_all_reduce(c, a, a, count, COLO_I64, COLO_SUM, NULL));
+            for (int64_t i = 0; i < count; i++)
+                rank_check(a[i] == (int64_t)n * (n + 1) / 2 * 100000 + n * (i + turn));
+        } else if (kind == 2) {
+            rank_try(colo_comm_broadcast(c, a, count, COLO_I64, (int32_t)root, NULL));
+            for (int64_t i = 0; i < count; i++)
+                rank_check(a[i] == (root + 1) * 100000 + i + turn);
+        } else {
+            int64_t got = -1, mine = me * 1000 + turn;
+            colo_box_t out = {&mine, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
+            int32_t from = (me + n - 1) % n;
+            colo_message_t send = {(me + 1) % n, 1, &out}, recv = {from, 1, &in};
+            rank_try(colo_comm_exchange(c, &send, n > 1, &recv, n > 1, COLO_I64, NULL));
+            rank_check(n == 1 || got == from * 1000 + turn);
+        }
+    }
+    free(a);
+    free(b);
+    return COLO_OK;
+}
+
+static void a_long_mixed_sequence_stays_in_step(void **state)
+{
+    uint64_t seed = t_seed();
+    on_all_sizes(mixed_rank, &seed);
+}
+
+/* ---- splits ---- */
+
+static colo_status_t color_rank(colo_comm_t *c, void *arg)
+{
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    colo_comm_t *part = NULL, *none = (colo_comm_t *)&n;
+    /* parity classes, members in descending order */
+    rank_try(colo_comm_split_color(c, me % 2, -me, &part));
+    int32_t members = (n + 1 - me % 2) / 2, place = 0;
+    rank_check(colo_comm_size(part) == members);
+    for (int32_t r = n - 1; r >= 0; r--)
+        if (r % 2 == me % 2) {
+            rank_check(colo_comm_world_rank(part, place) == r);
+            rank_check(colo_comm_find(part, r) == place);
+            rank_check(r != me || colo_comm_rank(part) == place);
+            place++;
+        }
+    rank_check(place == members && colo_comm_world_rank(part, place) == -1);
+    rank_check(colo_comm_find(part, (me + 1) % 2) == -1);
+    int64_t x = me + 1, sum = 0;
+    rank_try(colo_comm_all_reduce(part, &x, &sum, 1, COLO_I64, COLO_SUM, NULL));
+    int64_t want = 0;
+    for (int32_t r = me % 2; r < n; r += 2)
+        want += r + 1;
+    rank_check(sum == want);
+    /* equal keys: parent order; a child of a child keeps world ranks */
+    colo_comm_t *again = NULL;
+    rank_try(colo_comm_split_color(part, 7, 0, &again));
+    for (int32_t r = 0; r < members; r++)
+        rank_check(colo_comm_world_rank(again, r) == colo_comm_world_rank(part, r));
+    colo_comm_destroy(&part); /* the child lives on */
+    rank_check(part == NULL);
+    rank_try(colo_comm_barrier(again, NULL));
+    colo_comm_destroy(&again);
+    /* a negative color takes part and gets nothing */
+    rank_try(colo_comm_split_color(c, me == 0 ? 3 : -1, 0, &none));
+    rank_check((none != NULL) == (me == 0));
+    rank_check(me != 0 || colo_comm_size(none) == 1);
+    colo_comm_destroy(&none);
+    return COLO_OK;
+}
+
+static void split_by_color_orders_by_key_then_rank(void **state)
+{
+    on_all_sizes(color_rank, NULL);
+}
+
+static colo_status_t grid_rank(colo_comm_t *c, void *arg)
+{
+    /* tp=2,cp=2,dp=2: members per dims, written out */
+    static const struct {
+        const char *dims;
+        int32_t n;
+        int64_t members[8][8];
+    } table[] = {
+        {"tp", 2, {{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}, {4, 5}, {6, 7}, {6, 7}}},
+        {"cp", 2, {{0, 2}, {1, 3}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {4, 6}, {5, 7}}},
+        {"dp-tp", 4, {{0, 1, 4, 5}, {0, 1, 4, 5}, {2, 3, 6, 7}, {2, 3, 6, 7},
+                      {0, 1, 4, 5}, {0, 1, 4, 5}, {2, 3, 6, 7}, {2, 3, 6, 7}}},
+    };
+    int32_t me = colo_comm_rank(c);
+    for (int32_t check = 0; check <= 2; check++) {
+        rank_try(colo_comm_set_check(c, check));
+        rank_try(colo_comm_barrier(c, NULL));
+        colo_grid_t grid;
+        rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2", 8));
+        for (size_t t = 0; t < 3; t++) {
+            colo_comm_t *g = NULL;
+            rank_try(colo_comm_split(c, &grid, table[t].dims, &g));
+            rank_check(colo_comm_size(g) == table[t].n);
+            rank_check(strcmp(colo_comm_name(g), table[t].dims) == 0);
+            rank_check(colo_comm_check_level(g) == check);
+            int64_t all[8], world = me;
+            rank_try(colo_comm_all_gather(g, &world, all, 1, COLO_I64, NULL));
+            for (int32_t r = 0; r < table[t].n; r++) {
+                rank_check(all[r] == table[t].members[me][r]);
+                rank_check(colo_comm_world_rank(g, r) == table[t].members[me][r]);
+            }
+            colo_comm_destroy(&g);
+        }
+        /* the grid covers ranks 4..7 only */
+        colo_comm_t *g = (colo_comm_t *)&grid;
+        rank_try(colo_grid_parse(&grid, "tp=2,dp=2@4", 8));
+        rank_try(colo_comm_split(c, &grid, "dp", &g));
+        rank_check((g != NULL) == (me >= 4));
+        rank_check(me < 4 || colo_comm_world_rank(g, 0) == 4 + me % 2);
+        rank_check(me < 4 || colo_comm_world_rank(g, 1) == 6 + me % 2);
+        colo_comm_destroy(&g);
+    }
+    return COLO_OK;
+}
+
+static void split_by_dims_follows_the_grid(void **state)
+{
+    assert_ok(colo_comm_threads_run(8, grid_rank, NULL));
+}
+
+struct keep {
+    colo_comm_t *child[8];
+};
+
+static colo_status_t keep_rank(colo_comm_t *c, void *arg)
+{
+    struct keep *k = arg;
+    int32_t me = colo_comm_rank(c);
+    return colo_comm_split_color(c, me / 4, 0, &k->child[me]);
+}
+
+static void comms_may_outlive_their_run_and_each_other(void **state)
+{
+    struct keep k = {{NULL}};
+    assert_ok(colo_comm_threads_run(8, keep_rank, &k));
+    for (int i = 0; i < 8; i++) {
+        int r = i * 3 % 8; /* in another order than made */
+        assert_int_equal(colo_comm_size(k.child[r]), 4);
+        assert_int_equal(colo_comm_world_rank(k.child[r], 0), r / 4 * 4);
+        assert_ok(colo_comm_check(k.child[r]));
+        colo_comm_destroy(&k.child[r]);
+        assert_null(k.child[r]);
+    }
+}
+
+/* ---- the comm of one rank, getters, the run's own arguments ---- */
+
+static void a_comm_of_one_rank_copies(void **state)
+{
+    colo_comm_t *c = NULL, *child = NULL;
+    assert_fails(colo_comm_create_self(NULL), COLO_ERR_ARG, "NULL");
+    assert_ok(colo_comm_create_self(&c));
+    assert_string_equal(colo_comm_backend(c), "self");
+    assert_int_equal(colo_comm_size(c), 1);
+    assert_int_equal(colo_comm_world_rank(c, 0), 0);
+    float x[3] = {1, -2, NAN}, y[3] = {0};
+    assert_ok(colo_comm_all_gather(c, x, y, 3, COLO_F32, NULL));
+    assert_memory_equal(x, y, sizeof x);
+    memset(y, 0, sizeof y);
+    assert_ok(colo_comm_all_reduce(c, x, y, 3, COLO_F32, COLO_SUM, NULL));
+    assert_memory_equal(x, y, sizeof x);
+    memset(y, 0, sizeof y);
+    assert_ok(colo_comm_reduce_scatter(c, x, y, 3, COLO_F32, COLO_MAX, NULL));
+    assert_memory_equal(x, y, sizeof x);
+    assert_ok(colo_comm_broadcast(c, y, 3, COLO_F32, 0, NULL));
+    assert_ok(colo_comm_barrier(c, NULL));
+    assert_ok(colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL));
+    colo_grid_t one;
+    assert_ok(colo_grid_parse(&one, "tp=1,dp=1", 1));
+    assert_ok(colo_comm_split(c, &one, "tp", &child));
+    assert_int_equal(colo_comm_size(child), 1);
+    colo_comm_destroy(&c);
+    assert_ok(colo_comm_barrier(child, NULL));
+    colo_comm_destroy(&child);
+    colo_comm_destroy(&child);
+    colo_comm_destroy(NULL);
+}
+
+static void settings_are_checked_and_inherited(void **state)
+{
+    colo_comm_t *c = NULL, *child = NULL;
+    assert_ok(colo_comm_create_self(&c));
+    assert_fails(colo_comm_set_timeout(c, 0), COLO_ERR_ARG, "0 ms");
+    assert_fails(colo_comm_set_timeout(c, -5), COLO_ERR_ARG, "-5 ms");
+    assert_fails(colo_comm_set_timeout(NULL, 5), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_comm_set_check(c, 3), COLO_ERR_ARG, "level 3");
+    assert_fails(colo_comm_set_check(c, -1), COLO_ERR_ARG, "level -1");
+    assert_fails(colo_comm_set_check(NULL, 1), COLO_ERR_ARG, "NULL");
+    assert_int_equal(colo_comm_check_level(c), 1);
+    assert_ok(colo_comm_set_check(c, 2));
+    assert_ok(colo_comm_split_color(c, 5, 0, &child));
+    assert_int_equal(colo_comm_check_level(child), 2);
+    colo_comm_set_name(child, "a name that is longer than thirty-one bytes");
+    assert_string_equal(colo_comm_name(child), "a name that is longer than thir");
+    assert_int_equal(strlen(colo_comm_name(child)), 31);
+    colo_comm_destroy(&child);
+    colo_comm_destroy(&c);
+    assert_int_equal(colo_comm_rank(NULL), -1);
+    assert_int_equal(colo_comm_size(NULL), 0);
+    assert_int_equal(colo_comm_find(NULL, 0), -1);
+}
+
+static colo_status_t first_rank_only(colo_comm_t *c, void *arg)
+{
+    *(int *)arg += 1;
+    return COLO_OK;
+}
+
+static void a_run_refuses_senseless_sizes(void **state)
+{
+    int calls = 0;
+    assert_fails(colo_comm_threads_run(0, first_rank_only, &calls), COLO_ERR_ARG, "0 ranks");
+    assert_fails(colo_comm_threads_run(-1, first_rank_only, &calls), COLO_ERR_ARG, "-1 ranks");
+    assert_fails(colo_comm_threads_run(4097, first_rank_only, &calls), COLO_ERR_ARG, "4097");
+    assert_fails(colo_comm_threads_run(2, NULL, &calls), COLO_ERR_ARG, "NULL");
+    assert_int_equal(calls, 0);
+    assert_ok(colo_comm_threads_run(1, first_rank_only, &calls));
+    assert_int_equal(calls, 1);
+}
+
+static colo_status_t sum_rank(colo_comm_t *c, void *arg)
+{
+    int64_t one = 1, all = 0;
+    rank_try(colo_comm_all_reduce(c, &one, &all, 1, COLO_I64, COLO_SUM, NULL));
+    rank_check(all == colo_comm_size(c));
+    return COLO_OK;
+}
+
+static void two_hundred_ranks_meet(void **state)
+{
+    assert_ok(colo_comm_threads_run(200, sum_rank, NULL));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_gather_puts_every_rank_at_its_place),
+        cmocka_unit_test(broadcast_gives_everyone_the_roots_buffer),
+        cmocka_unit_test(all_reduce_sums_in_rank_order_bitwise),
+        cmocka_unit_test(all_reduce_finds_the_largest),
+        cmocka_unit_test(reduce_scatter_leaves_each_rank_its_slice),
+        cmocka_unit_test(max_keeps_a_nan_of_any_rank),
+        cmocka_unit_test(nothing_may_be_moved_through_null_buffers),
+        cmocka_unit_test(a_barrier_orders_plain_memory),
+        cmocka_unit_test(a_long_mixed_sequence_stays_in_step),
+        cmocka_unit_test(split_by_color_orders_by_key_then_rank),
+        cmocka_unit_test(split_by_dims_follows_the_grid),
+        cmocka_unit_test(comms_may_outlive_their_run_and_each_other),
+        cmocka_unit_test(a_comm_of_one_rank_copies),
+        cmocka_unit_test(settings_are_checked_and_inherited),
+        cmocka_unit_test(a_run_refuses_senseless_sizes),
+        cmocka_unit_test(two_hundred_ranks_meet),
+    };
+    return cmocka_run_group_tests_name("comm/threads", tests, NULL, NULL);
+}

@@ -1,0 +1,359 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_exchange_boxes.c - grouped exchange: any boxes, any pattern of who talks to whom, and what
+ * happens when two sides do not expect the same.
+ *
+ * Random patterns come from one seed that all ranks share, so that a receiver can tell what must lie
+ * where from the sender's coordinates alone; everything outside its boxes must stay as it was.
+ */
+#include "harness/harness.h"
+
+#include <stdatomic.h>
+
+enum { RANKS = 8, ROOM = 4096, MAX_BOXES = 4 };
+
+/* element @at of rank @r's send buffer in turn @turn, cut to the element's size */
+static uint64_t code(int32_t r, int64_t at, int turn)
+{
+    uint64_t s = ((uint64_t)r << 32) ^ (uint64_t)at ^ ((uint64_t)turn << 48);
+    return t_rand(&s);
+}
+
+/* ---- random patterns ---- */
+
+struct pair { /* what one rank sends to another: extents, and where it lies on either side */
+    int32_t nboxes;
+    int64_t extent[MAX_BOXES][3], from_stride[MAX_BOXES][3], to_stride[MAX_BOXES][3];
+    int64_t from[MAX_BOXES], to[MAX_BOXES];
+};
+
+struct pattern {
+    int32_t n;
+    colo_dtype_t dtype;
+    bool talks[RANKS][RANKS];
+    struct pair pair[RANKS][RANKS];
+};
+
+/* Strides of @extent in a random axis order with random gaps; returns elements from first to last. */
+static int64_t random_strides(uint64_t *seed, const int64_t *extent, int64_t *stride)
+{
+    int axis[3] = {0, 1, 2};
+    for (int i = 2; i > 0; i--) {
+        int j = (int)t_below(seed, i + 1), swap = axis[i];
+        axis[i] = axis[j];
+        axis[j] = swap;
+    }
+    int64_t step = 1 + t_below(seed, 3) / 2;
+    for (int i = 0; i < 3; i++) {
+        stride[axis[i]] = step;
+        step = step * (extent[axis[i]] ? extent[axis[i]] : 1) + t_below(seed, 3) / 2;
+    }
+    return step;
+}
+
+static void random_pattern(struct pattern *p, uint64_t *seed)
+{
+    int64_t to_room[RANKS] = {0}; /* receives of a rank must not overlap */
+    p->n = (int32_t)(2 + t_below(seed, RANKS - 1));
+    p->dtype = (colo_dtype_t)t_below(seed, COLO_DTYPE_COUNT);
+    int64_t density = t_below(seed, 5);
+    for (int32_t i = 0; i < p->n; i++)
+        for (int32_t j = 0; j < p->n; j++) {
+            struct pair *q = &p->pair[i][j];
+            p->talks[i][j] = i != j && t_below(seed, 4) < density;
+            q->nboxes = (int32_t)t_below(seed, MAX_BOXES + 1);
+            for (int32_t k = 0; k < q->nboxes; k++) {
+                for (int a = 0; a < 3; a++)
+                    q->extent[k][a] = t_below(seed, 6) ? 1 + t_below(seed, 4) : t_below(seed, 2);
+                int64_t span = random_strides(seed, q->extent[k], q->from_stride[k]);
+                q->from[k] = t_below(seed, ROOM - span);
+                span = random_strides(seed, q->extent[k], q->to_stride[k]);
+                q->to[k] = to_room[j];
+                to_room[j] += span + t_below(seed, 3);
+            }
+        }
+}
+
+static void fill_box(colo_box_t *b, unsigned char *base, int64_t at, const int64_t *extent,
+                     const int64_t *stride, size_t elem)
+{
+    b->data = base + (size_t)at * elem;
+    for (int a = 0; a < 3; a++) {
+        b->extent[a] = extent[a];
+        b->stride[a] = stride[a];
+    }
+}
+
+static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
+{
+    const struct pattern *p = arg;
+    const size_t elem = colo_dtype_size(p->dtype), room = ROOM * RANKS;
+    int32_t me = colo_comm_rank(c);
+    unsigned char *out = malloc(ROOM * elem), *in = malloc(room * elem), *want = malloc(room * elem);
+    colo_box_t boxes[2][RANKS][MAX_BOXES];
+    colo_message_t sends[RANKS], recvs[RANKS];
+    for (int turn = 0; turn < 3; turn++) {
+        int32_t nsends = 0, nrecvs = 0;
+        memset(in, 0xd1, room * elem);
+        memset(want, 0xd1, room * elem);
+        for (int64_t i = 0; i < ROOM; i++) {
+            uint64_t v = code(me, i, turn);
+            memcpy(out + (size_t)i * elem, &v, elem);
+        }
+        for (int32_t r = 0; r < p->n; r++) {
+            const struct pair *to = &p->pair[me][r], *from = &p->pair[r][me];
+            if (p->talks[me][r]) {
+                for (int32_t k = 0; k < to->nboxes; k++)
+                    fill_box(&boxes[0][r][k], out, to->from[k], to->extent[k], to->from_stride[k],
+                             elem);
+                sends[nsends++] = (colo_message_t){r, to->nboxes, boxes[0][r]};
+            }
+            if (!p->talks[r][me])
+                continue;
+            for (int32_t k = 0; k < from->nboxes; k++) {
+                const int64_t *e = from->extent[k], *f = from->from_stride[k], *t = from->to_stride[k];
+                fill_box(&boxes[1][r][k], in, from->to[k], e, t, elem);
+                for (int64_t x = 0; x < e[0]; x++)
+                    for (int64_t y = 0; y < e[1]; y++)
+                        for (int64_t z = 0; z < e[2]; z++) {
+                            uint64_t v = code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], turn);
+                            int64_t at = from->to[k] + x * t[0] + y * t[1] + z * t[2];
+                            memcpy(want + (size_t)at * elem, &v, elem);
+                        }
+            }
+            recvs[nrecvs++] = (colo_message_t){r, from->nboxes, boxes[1][r]};
+        }
+        rank_try(colo_comm_exchange(c, sends, nsends, recvs, nrecvs, p->dtype, NULL));
+        rank_check(memcmp(in, want, room * elem) == 0);
+        memset(out, 0, ROOM * elem); /* mine again: nobody may still read it */
+    }
+    free(out);
+    free(in);
+    free(want);
+    return COLO_OK;
+}
+
+static void random_patterns_move_exactly_their_boxes(void **state)
+{
+    uint64_t seed = t_seed();
+    struct pattern *p = malloc(sizeof *p);
+    for (int i = 0; i < 120; i++) {
+        random_pattern(p, &seed);
+        colo_status_t st = colo_comm_threads_run(p->n, pattern_rank, p);
+        if (st != COLO_OK)
+            fail_msg("pattern %d of %d ranks, %s: %s", i, p->n, colo_dtype_name(p->dtype),
+                     colo_last_error());
+    }
+    free(p);
+}
+
+/* ---- who waits for whom ---- */
+
+static colo_status_t pairs_rank(colo_comm_t *c, void *arg)
+{
+    _Atomic int *late = arg;
+    int32_t me = colo_comm_rank(c), other = me ^ 1;
+    int32_t mine = me * 10, got = -1;
+    colo_box_t out = {&mine, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
+    colo_message_t send = {other, 1, &out}, recv = {other, 1, &in};
+    /* ranks 2 and 3 come only when 0 and 1 are through: nobody waits for those it does not name */
+    while (me >= 2 && atomic_load(late) < 2)
+        ;
+    for (int turn = 0; turn < 50; turn++) {
+        mine = me * 10 + turn;
+        rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I32, NULL));
+        rank_check(got == other * 10 + turn);
+    }
+    atomic_fetch_add(late, 1);
+    return colo_comm_barrier(c, NULL);
+}
+
+static void an_exchange_waits_only_for_the_peers_it_names(void **state)
+{
+    _Atomic int late = 0;
+    assert_ok(colo_comm_threads_run(4, pairs_rank, &late));
+}
+
+static colo_status_t oneway_rank(colo_comm_t *c, void *arg)
+{
+    int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
+    double x[4] = {me, me + 0.25, me + 0.5, me + 0.75}, y[4] = {-1, -1, -1, -1};
+    colo_box_t out = {x, {1, 2, 2}, {9, 2, 1}}, in = {y, {1, 2, 2}, {9, 1, 2}};
+    colo_message_t send = {me + 1, 1, &out}, recv = {me - 1, 1, &in};
+    for (int turn = 0; turn < 30; turn++) {
+        rank_try(colo_comm_exchange(c, &send, me + 1 < n, &recv, me > 0, COLO_F64, NULL));
+        double p = me - 1; /* transposed on arrival */
+        rank_check(me == 0 ? y[0] == -1
+                           : y[0] == p && y[2] == p + 0.25 && y[1] == p + 0.5 && y[3] == p + 0.75);
+    }
+    return colo_comm_barrier(c, NULL);
+}
+
+static void a_chain_of_one_way_messages_arrives_transposed(void **state)
+{
+    assert_ok(colo_comm_threads_run(5, oneway_rank, NULL));
+}
+
+/* ---- two sides that differ ---- */
+
+struct clash {
+    int64_t extent[2][3]; /* what 0 sends, what 1 expects */
+    int32_t nboxes[2];
+    bool sends, expects;
+    int32_t check;
+    colo_status_t status[3];
+    char sentence[3][1024];
+};
+
+static colo_status_t clash_rank(colo_comm_t *c, void *arg)
+{
+    struct clash *k = arg;
+    int32_t me = colo_comm_rank(c);
+    float x[64], y[64];
+    for (int i = 0; i < 64; i++) {
+        x[i] = (float)i;
+        y[i] = -7;
+    }
+    colo_box_t out[2], in[2];
+    for (int b = 0; b < 2; b++) {
+        const int64_t *e = k->extent[0], *f = k->extent[1];
+        out[b] = (colo_box_t){x, {e[0], e[1], e[2]}, {e[1] * e[2], e[2], 1}};
+        in[b] = (colo_box_t){y + 32 * b, {f[0], f[1], f[2]}, {f[1] * f[2], f[2], 1}};
+    }
+    colo_message_t send = {1, k->nboxes[0], out}, recv = {0, k->nboxes[1], in};
+    rank_try(colo_comm_set_check(c, k->check));
+    rank_try(colo_comm_set_timeout(c, 400));
+    rank_try(colo_comm_barrier(c, NULL));
+    k->status[me] = colo_comm_exchange(c, &send, me == 0 && k->sends, &recv, me == 1 && k->expects,
+                                       COLO_F32, NULL);
+    snprintf(k->sentence[me], sizeof k->sentence[me], "%s", colo_last_error());
+    for (int i = 0; i < 64; i++)
+        rank_check(y[i] == -7);
+    if (k->check == 2) {
+        rank_check(colo_comm_check(c) == COLO_OK);
+        rank_try(colo_comm_barrier(c, NULL));
+    }
+    return COLO_OK;
+}
+
+/* @from, @to: the ranks that must see it below level 2, where one that names nobody is through */
+static void expect_mismatch(struct clash k, int from, int to, const char *text,
+                            const char *checked)
+{
+    for (k.check = 0; k.check <= 2; k.check++) {
+        assert_ok(colo_comm_threads_run(3, clash_rank, &k));
+        for (int r = k.check == 2 ? 0 : from; r <= (k.check == 2 ? 2 : to); r++) {
+            if (k.status[r] != COLO_ERR_MISMATCH)
+                fail_msg("check %d: rank %d has %s (%s)", (int)k.check, r,
+                         colo_status_name(k.status[r]), k.sentence[r]);
+            if (!strstr(k.sentence[r], k.check == 2 ? checked : text))
+                fail_msg("check %d: rank %d says \"%s\", expected \"%s\"", (int)k.check, r,
+                         k.sentence[r], k.check == 2 ? checked : text);
+        }
+        if (k.check < 2 && from != to)
+            assert_string_equal(k.sentence[0], k.sentence[1]);
+    }
+}
+
+static void other_extents_are_a_mismatch_on_both_sides(void **state)
+{
+    expect_mismatch((struct clash){{{1, 4, 3}, {1, 3, 4}}, {1, 1}, true, true, 0, {COLO_OK}, {{0}}},
+                    0, 1, "box 0 of 1x4x3 elements where 1x3x4 are expected",
+                    "rank 0 sends rank 1 other boxes");
+}
+
+static void another_number_of_boxes_is_a_mismatch_on_both_sides(void **state)
+{
+    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {2, 1}, true, true, 0, {COLO_OK}, {{0}}},
+                    0, 1, "2 boxes where 1 are expected", "rank 0 sends rank 1 other boxes");
+}
+
+static void a_message_nobody_expects_is_a_mismatch(void **state)
+{
+    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}},
+                    0, 0, "rank 1", "rank 0 sends rank 1 a message, which expects none");
+}
+
+static void a_message_nobody_sends_is_a_mismatch(void **state)
+{
+    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}},
+                    1, 1, "rank 0", "rank 0 sends rank 1 no message, which expects one");
+}
+
+/* ---- arguments ---- */
+
+struct refusal {
+    colo_message_t send[2], recv[2];
+    int32_t nsends, nrecvs;
+    colo_dtype_t dtype;
+    const char *text;
+};
+
+static colo_status_t refusal_rank(colo_comm_t *c, void *arg)
+{
+    const struct refusal *f = arg;
+    rank_try(colo_comm_set_check(c, 2)); /* the comm lives on, so that one run tries them all */
+    for (; f->text; f++) {
+        bool mine = colo_comm_rank(c) == 1;
+        colo_status_t st =
+            mine ? colo_comm_exchange(c, f->nsends ? f->send : NULL, f->nsends,
+                                      f->nrecvs ? f->recv : NULL, f->nrecvs, f->dtype, NULL)
+                 : colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL);
+        if (st != (mine ? COLO_ERR_ARG : COLO_ERR_PEER) || !strstr(colo_last_error(), f->text)) {
+            printf("expected \"%s\", got %s: %s\n", f->text, colo_status_name(st),
+                   colo_last_error());
+            rank_check(!"the refusal");
+        }
+    }
+    return colo_comm_barrier(c, NULL);
+}
+
+static void senseless_messages_are_refused_with_their_place(void **state)
+{
+    static float x[8];
+    static const colo_box_t ok = {x, {1, 1, 4}, {0, 0, 1}};
+    static const colo_box_t negative = {x, {1, -1, 4}, {0, 0, 1}};
+    static const colo_box_t null = {NULL, {1, 1, 4}, {0, 0, 1}};
+    static const colo_box_t backwards = {x, {1, 1, 4}, {0, 0, -1}};
+    static const colo_box_t huge = {x, {INT64_MAX / 2, 3, 1}, {1, 1, 1}};
+    static const colo_box_t far = {x, {2, 2, 1}, {INT64_MAX / 3, INT64_MAX / 3, 1}};
+    const colo_message_t none = {0, 0, NULL};
+    const struct refusal table[] = {
+        {{{2, 1, &ok}, {2, 1, &ok}}, {none, none}, 2, 0, COLO_F32,
+         "message to rank 2 follows that of rank 2"},
+        {{{2, 1, &ok}, {0, 1, &ok}}, {none, none}, 2, 0, COLO_F32,
+         "message to rank 0 follows that of rank 2"},
+        {{none, none}, {{2, 1, &ok}, {0, 1, &ok}}, 0, 2, COLO_F32,
+         "message from rank 0 follows that of rank 2"},
+        {{{1, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "without self (1)"},
+        {{none, none}, {{1, 1, &ok}, none}, 0, 1, COLO_F32, "without self (1)"},
+        {{{3, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "rank 3, expected 0..2"},
+        {{{-1, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "rank -1, expected 0..2"},
+        {{{0, 1, NULL}, none}, {none, none}, 1, 0, COLO_F32, "1 boxes at NULL"},
+        {{{0, -2, &ok}, none}, {none, none}, 1, 0, COLO_F32, "-2 boxes"},
+        {{{0, 1, &negative}, none}, {none, none}, 1, 0, COLO_F32, "box 0 has extents 1x-1x4"},
+        {{{0, 1, &null}, none}, {none, none}, 1, 0, COLO_F32, "data is NULL for 4 elements"},
+        {{{0, 1, &backwards}, none}, {none, none}, 1, 0, COLO_F32, "axis 2 has stride -1"},
+        {{{0, 1, &huge}, none}, {none, none}, 1, 0, COLO_F32, "box 0 has extents 4611686018427387903x3x1"},
+        {{{0, 1, &far}, none}, {none, none}, 1, 0, COLO_F32, "more than 2^63 bytes"},
+        {{none, none}, {none, none}, -1, 0, COLO_F32, "-1 entries"},
+        {{none, none}, {none, none}, 0, 0, (colo_dtype_t)42, "dtype 42"},
+        {{none, none}, {none, none}, 0, 0, COLO_F32, NULL},
+    };
+    assert_ok(colo_comm_threads_run(3, refusal_rank, (void *)(uintptr_t)table));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_patterns_move_exactly_their_boxes),
+        cmocka_unit_test(an_exchange_waits_only_for_the_peers_it_names),
+        cmocka_unit_test(a_chain_of_one_way_messages_arrives_transposed),
+        cmocka_unit_test(other_extents_are_a_mismatch_on_both_sides),
+        cmocka_unit_test(another_number_of_boxes_is_a_mismatch_on_both_sides),
+        cmocka_unit_test(a_message_nobody_expects_is_a_mismatch),
+        cmocka_unit_test(a_message_nobody_sends_is_a_mismatch),
+        cmocka_unit_test(senseless_messages_are_refused_with_their_place),
+    };
+    return cmocka_run_group_tests_name("comm/exchange_boxes", tests, NULL, NULL);
+}
