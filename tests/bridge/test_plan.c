@@ -26,52 +26,11 @@ static void judge(const t_case_t *c, bool adjoint)
         fail_msg("%s: %s", t_case_text(c), w.why);
 }
 
-static int64_t gcd(int64_t a, int64_t b)
-{
-    return b ? gcd(b, a % b) : a;
-}
-
-static int64_t lcm(int64_t a, int64_t b)
-{
-    return a / gcd(a, b) * b;
-}
-
-static ref_side_t side_in_order(int order, int64_t tp, int64_t cp, int64_t dp, bool is_src)
-{
-    static const char *const format[] = {"tp=%d,cp=%d,dp=%d", "tp=%d,dp=%d,cp=%d",
-                                         "cp=%d,tp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
-                                         "dp=%d,tp=%d,cp=%d", "dp=%d,cp=%d,tp=%d"};
-    static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
-    int e[3] = {(int)tp, (int)cp, (int)dp};
-    char spec[64];
-    snprintf(spec, sizeof spec, format[order], e[pick[order][0]], e[pick[order][1]],
-             e[pick[order][2]]);
-    return t_side(spec, is_src);
-}
-
-/* Calls @fn for every pair of (tp, cp, dp) layouts of n ranks. Returns how many pairs. */
-typedef void (*pair_fn)(int64_t n, const int64_t *src, const int64_t *dst, void *arg);
-
-static int64_t each_pair(int64_t lo, int64_t hi, pair_fn fn, void *arg)
-{
-    int64_t pairs = 0;
-    for (int64_t n = lo; n <= hi; n++)
-        for (int64_t a = 1; a <= n; a++)
-            for (int64_t b = 1; a * b <= n; b++)
-                for (int64_t p = 1; n % (a * b) == 0 && p <= n; p++)
-                    for (int64_t q = 1; p * q <= n; q++)
-                        if (n % (p * q) == 0) {
-                            fn(n, (int64_t[]){a, b, n / a / b}, (int64_t[]){p, q, n / p / q}, arg);
-                            pairs++;
-                        }
-    return pairs;
-}
-
 static t_case_t pair_case(const int64_t *s, const int64_t *d, int src_order, int dst_order, int kind)
 {
-    t_case_t c = {.src = side_in_order(src_order, s[0], s[1], s[2], true),
-                  .dst = side_in_order(dst_order, d[0], d[1], d[2], false),
-                  .shape = {0, 2 * lcm(s[1], d[1]), 1},
+    t_case_t c = {.src = t_side_ordered(src_order, s[0], s[1], s[2], true),
+                  .dst = t_side_ordered(dst_order, d[0], d[1], d[2], false),
+                  .shape = {0, 2 * t_lcm(s[1], d[1]), 1},
                   .output = kinds[kind].output,
                   .grad = kinds[kind].grad,
                   .dtype = COLO_BF16};
@@ -93,7 +52,7 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 static void every_pair_of_layouts_of_16_ranks_delivers_exactly_once(void **state)
 {
     (void)state;
-    assert_int_equal(each_pair(1, 16, one_pair, NULL), 1100);
+    assert_int_equal(t_each_pair(1, 16, one_pair, NULL), 1100);
 }
 
 static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
@@ -112,7 +71,7 @@ static void every_dim_order_of_8_ranks_delivers_exactly_once(void **state)
 {
     (void)state;
     int64_t count = 0;
-    assert_int_equal(each_pair(1, 8, all_orders, &count), 254);
+    assert_int_equal(t_each_pair(1, 8, all_orders, &count), 254);
     assert_int_equal(count, 254 * 36);
 }
 
@@ -211,7 +170,7 @@ static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg
         t_case_t c = pair_case(s, d, 0, 0, kind);
         t_plans_t w;
         c.shape.h = INT64_C(720720) * 64; /* divides by every number of candidates up to 16 */
-        c.shape.b = lcm(s[2], d[2]);      /* equal parts: a larger one has but one holder */
+        c.shape.b = t_lcm(s[2], d[2]);      /* equal parts: a larger one has but one holder */
         bool ok = t_plans_make(&w, &c);
         for (int way = 0; ok && way < 2; way++) {
             ok = t_plans_balanced(&w, (colo_way_t)way);
@@ -227,7 +186,7 @@ static void within_a_node_no_rank_sends_more_than_the_largest_receive(void **sta
 {
     (void)state;
     int64_t count = 0;
-    each_pair(1, 16, one_balance, &count);
+    t_each_pair(1, 16, one_balance, &count);
     assert_int_equal(count, 1100 * 3 * 2);
 }
 
@@ -315,7 +274,7 @@ static void byte_totals_are_the_closed_forms(void **state)
 {
     (void)state;
     totals_t t = {0};
-    each_pair(1, 16, closed_form, &t);
+    t_each_pair(1, 16, closed_form, &t);
     assert_true(t.fan_in > 200 && t.fan_out > 200 && t.equal > 200 && t.collective > 1000);
 }
 

@@ -52,6 +52,45 @@ ref_side_t t_side(const char *dims, bool is_src)
     return side;
 }
 
+ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is_src)
+{
+    static const char *const format[] = {"tp=%d,cp=%d,dp=%d", "tp=%d,dp=%d,cp=%d",
+                                         "cp=%d,tp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
+                                         "dp=%d,tp=%d,cp=%d", "dp=%d,cp=%d,tp=%d"};
+    static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    int e[3] = {(int)tp, (int)cp, (int)dp};
+    char spec[64];
+    snprintf(spec, sizeof spec, format[order], e[pick[order][0]], e[pick[order][1]],
+             e[pick[order][2]]);
+    return t_side(spec, is_src);
+}
+
+int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg)
+{
+    int64_t pairs = 0;
+    for (int64_t n = lo; n <= hi; n++)
+        for (int64_t a = 1; a <= n; a++)
+            for (int64_t b = 1; a * b <= n; b++)
+                for (int64_t p = 1; n % (a * b) == 0 && p <= n; p++)
+                    for (int64_t q = 1; p * q <= n; q++)
+                        if (n % (p * q) == 0) {
+                            fn(n, (int64_t[]){a, b, n / a / b}, (int64_t[]){p, q, n / p / q}, arg);
+                            pairs++;
+                        }
+    return pairs;
+}
+
+int64_t t_lcm(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t z = x % y;
+        x = y;
+        y = z;
+    }
+    return a / x * b;
+}
+
 void t_side_split(ref_side_t *side, int axis, const char *dim, ref_cut_t cut, bool context)
 {
     side->split[axis][side->nsplits[axis]++] = (ref_split_t){dim, cut, context};

@@ -48,11 +48,19 @@ typedef struct t_buffer {
 /* dims as "tp=2,cp=2,dp=2" with the usual layout: samples over dp, rows ZIGZAG over cp (context), the
  * last pp stage (source) or the first (destination). Aborts the program on a bad spec. */
 ref_side_t t_side(const char *dims, bool is_src);
+/* the same with the three usual dims in one of 6 orders (0: tp, cp, dp) */
+#define T_ORDERS 6
+ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is_src);
 /* adds a split; names must be literals or outlive the side */
 void t_side_split(ref_side_t *side, int axis, const char *dim, ref_cut_t cut, bool context);
 /* the library's layout of a side, through its public calls */
 colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side);
 colo_grid_t t_grid(const ref_side_t *side);
+
+/* Calls @fn for every pair of (tp, cp, dp) layouts of lo..hi ranks; returns how many pairs. */
+typedef void (*t_pair_fn)(int64_t n, const int64_t *src, const int64_t *dst, void *arg);
+int64_t t_each_pair(int64_t lo, int64_t hi, t_pair_fn fn, void *arg);
+int64_t t_lcm(int64_t a, int64_t b);
 
 int32_t t_case_world(const t_case_t *c);
 /* the library's config of a case; src and dst are where it keeps the layouts */
