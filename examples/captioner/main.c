@@ -43,7 +43,7 @@ static const char usage[] =
     "\n"
     "example: colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --steps 100 --report /tmp/r.html\n";
 
-enum { STEPS = 400, BATCH = 48, EVAL_EVERY = 50 };
+enum { STEPS = 700, BATCH = 48, EVAL_EVERY = 50 };
 #define RATE 3e-3
 
 static int wrong(const char *option, const char *expected, const char *found)

@@ -2,7 +2,8 @@
 /*
  * train.c - Adam on the shards a rank holds, the training loop, and the report at its end.
  *
- * Decides the schedule: a short warmup, then half a cosine down to a twentieth. Replicas of a shard
+ * Decides the schedule: a short warmup, then half a cosine down to a twentieth; weights decay beside
+ * the gradient (1,498 images are few), so the checked gradients stay those of the loss. Replicas of a shard
  * see the same gradient bits (sums combine in rank order) and so stay the same without ever being
  * broadcast. Ledgers are read around each step, decoding excluded, so that the report can put the
  * bridge's bytes beside the plan's.
@@ -27,7 +28,7 @@ double cap_rate(const cap_config_t *cfg, int64_t step)
 
 static void adam(cap_rank_t *r, double rate)
 {
-    const float keep1 = 0.9f, keep2 = 0.99f, eps = 1e-8f;
+    const float keep1 = 0.9f, keep2 = 0.99f, eps = 1e-8f, decay = 0.4f;
 
     r->adam_step++;
     float fix1 = (float)(1.0 / (1.0 - pow(0.9, (double)r->adam_step)));
@@ -39,7 +40,7 @@ static void adam(cap_rank_t *r, double rate)
         for (int64_t i = 0; i < r->side_count[side]; i++) {
             m[i] = keep1 * m[i] + (1.0f - keep1) * g[i];
             v[i] = keep2 * v[i] + (1.0f - keep2) * g[i] * g[i];
-            w[i] -= (float)rate * m[i] * fix1 / (sqrtf(v[i] * fix2) + eps);
+            w[i] -= (float)rate * (m[i] * fix1 / (sqrtf(v[i] * fix2) + eps) + decay * w[i]);
         }
     }
 }
@@ -85,7 +86,12 @@ static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sa
         for (int64_t i = 0; i < data->nheld && n < (pass ? CAP_SAMPLES : CAP_SAMPLES / 3);
              i += stride) {
             cap_sample_t *s = &samples[n];
+            bool shown = false;
 
+            for (int64_t k = 0; k < n; k++)
+                shown = shown || samples[k].row == data->held[i];
+            if (shown)
+                continue;
             s->row = data->held[i];
             s->pixels = data->pixels[s->row];
             s->label = data->label[s->row];
