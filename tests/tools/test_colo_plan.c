@@ -325,6 +325,29 @@ static void partial_gradients_come_from_every_context_rank(void **state)
     said_free(&s);
 }
 
+/* One row of one sample and three candidates: only the features are left to cut. */
+static void a_box_names_features_only_where_they_are_cut(void **state)
+{
+    const char *args[] = {"--src", "tp=2,dp=3", "--dst", "tp=3,dp=2", SIZES("6", "1", "32768"), NULL};
+    static const int h[] = {0, 10922, 21845, 32768};
+    said_t s = tool_run(args);
+    json_t *doc = json_loads(s.out, 0, NULL), *want = json_array();
+    assert_non_null(doc);
+    for (int i = 0; i < 3; i++)
+        json_array_append_new(want, json_pack("{s:i,s:i,s:[{s:[ii],s:[ii],s:[ii]}]}", "peer", 3 + i,
+                                              "bytes", 4 * (h[i + 1] - h[i]), "boxes", "b", 3, 4, "s",
+                                              0, 1, "h", h[i], h[i + 1]));
+    json_t *rank = json_array_get(json_object_get(doc, "ranks"), 2);
+    assert_true(json_equal(json_object_get(json_object_get(rank, "backward"), "recv"), want));
+    json_t *whole = json_object_get(json_object_get(rank, "forward"), "recv");
+    json_t *box = json_array_get(json_object_get(json_array_get(whole, 0), "boxes"), 0);
+    assert_non_null(json_object_get(box, "b"));
+    assert_null(json_object_get(box, "h"));
+    json_decref(doc);
+    json_decref(want);
+    said_free(&s);
+}
+
 static void help_shows_an_example_and_version_a_number(void **state)
 {
     const char *help[] = {"--help", NULL}, *version[] = {"--version", NULL};
@@ -516,6 +539,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_rank_is_shown_with_its_boxes),
         cmocka_unit_test(one_rank_as_json_keeps_the_totals_of_all),
         cmocka_unit_test(partial_gradients_come_from_every_context_rank),
+        cmocka_unit_test(a_box_names_features_only_where_they_are_cut),
         cmocka_unit_test(help_shows_an_example_and_version_a_number),
         cmocka_unit_test(colour_is_for_terminals_without_no_color),
         cmocka_unit_test(a_wrong_option_is_named_in_one_line),
