@@ -70,7 +70,9 @@ static void a_quote_is_escaped_and_cut(void **state)
             text[n] = '\0';
             tool_quote(q, text);
             assert_true(strlen(q) < TOOL_QUOTE_MAX && q[0] == '"' && q[strlen(q) - 1] == '"');
-            assert_int_equal(strstr(q, "...") == NULL, strlen(q) == 2 + n * (c ? 4 : 1));
+            bool whole = n <= (c ? 14 : 55); /* 56 and 55 bytes; two quotes, "..." and NUL: 62 */
+            assert_int_equal(strstr(q, "...") == NULL, whole);
+            assert_true(!whole || strlen(q) == 2 + n * (c ? 4 : 1));
         }
     }
 }
