@@ -222,7 +222,7 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
     }
     colo_message_t send = {1, k->nboxes[0], out}, recv = {0, k->nboxes[1], in};
     rank_try(colo_comm_set_check(c, k->check));
-    rank_try(colo_comm_set_timeout(c, 400));
+    rank_try(colo_comm_set_timeout(c, 20000));
     rank_try(colo_comm_barrier(c, NULL));
     k->status[me] = colo_comm_exchange(c, &send, me == 0 && k->sends, &recv, me == 1 && k->expects,
                                        COLO_F32, NULL);

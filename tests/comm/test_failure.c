@@ -1,0 +1,615 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_failure.c - ranks that go wrong: nobody hangs, everybody learns who and what, nothing is
+ * written, and what must still answer answers.
+ *
+ * Rank functions note what each rank saw; the main thread judges. Deadlines are short, and every
+ * case would hang (and be killed by the runner) if the guard under test were missing.
+ */
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+enum { MOST = 8 };
+
+struct seen {
+    colo_status_t status[MOST];
+    char sentence[MOST][1200];
+    double seconds[MOST];
+    _Atomic int arrived;
+};
+
+/* Runs @expr as rank @r and notes how it went. */
+#define NOTE(s, r, expr)                                                                    \
+    do {                                                                                    \
+        double t_begin_ = colo_now();                                                       \
+        (s)->status[r] = (expr);                                                            \
+        (s)->seconds[r] = colo_now() - t_begin_;                                            \
+        snprintf((s)->sentence[r], sizeof (s)->sentence[r], "%s",                           \
+                 (s)->status[r] < 0 ? colo_last_error() : "");                              \
+    } while (0)
+
+static void expect(const struct seen *s, int r, colo_status_t want, const char *text)
+{
+    if (s->status[r] != want)
+        fail_msg("rank %d: %s, expected %s (%s)", r, colo_status_name(s->status[r]),
+                 colo_status_name(want), s->sentence[r]);
+    if (!strstr(s->sentence[r], text))
+        fail_msg("rank %d: sentence \"%s\" lacks \"%s\"", r, s->sentence[r], text);
+}
+
+/* ---- a rank that does not come ---- */
+
+static colo_status_t skip_rank(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    float x[4] = {1, 2, 3, 4}, all[12];
+    rank_try(colo_comm_barrier(c, NULL));
+    rank_try(colo_comm_barrier(c, NULL));
+    rank_try(colo_comm_set_timeout(c, me == 0 ? 300 : 20000));
+    for (int i = 0; i < 12; i++)
+        all[i] = -1;
+    if (me == 2) /* misses #3, comes when the deadline is over */
+        while (colo_comm_check(c) == COLO_OK)
+            usleep(1000);
+    NOTE(s, me, colo_comm_all_gather(c, x, all, 4, COLO_F32, NULL));
+    for (int i = 0; i < 12; i++)
+        rank_check(all[i] == -1);
+    return COLO_OK;
+}
+
+static void a_skipped_call_is_a_timeout_with_both_sequence_numbers(void **state)
+{
+    struct seen s = {.arrived = 0};
+    assert_ok(colo_comm_threads_run(3, skip_rank, &s));
+    for (int r = 0; r < 3; r++) {
+        expect(&s, r, COLO_ERR_TIMEOUT, "all_gather #3 (4 f32) on 'world' (world ranks 0 1 2)");
+        expect(&s, r, COLO_ERR_TIMEOUT, "rank 0 waited for rank 2");
+        expect(&s, r, COLO_ERR_TIMEOUT, "did not arrive within 300 ms");
+        expect(&s, r, COLO_ERR_TIMEOUT, "the last operation of rank 2 is barrier #2");
+    }
+    assert_true(s.seconds[0] >= 0.300 && s.seconds[0] < 10);
+}
+
+static colo_status_t early_rank(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    rank_try(colo_comm_set_timeout(c, 20000));
+    rank_try(colo_comm_barrier(c, NULL));
+    if (me == 1)
+        return COLO_OK;
+    int64_t x = me;
+    NOTE(s, me, colo_comm_all_reduce(c, &x, &x, 1, COLO_I64, COLO_SUM, NULL));
+    rank_check(x == me);
+    return COLO_OK;
+}
+
+static void a_rank_that_returned_is_missed_at_once(void **state)
+{
+    struct seen s = {.arrived = 0};
+    assert_ok(colo_comm_threads_run(4, early_rank, &s));
+    for (int r = 0; r < 4; r++)
+        if (r != 1) {
+            expect(&s, r, COLO_ERR_TIMEOUT, "rank 1 (world rank 1), which has left");
+            expect(&s, r, COLO_ERR_TIMEOUT, "all_reduce #2 (sum of 1 i64)");
+            expect(&s, r, COLO_ERR_TIMEOUT, "the last operation of rank 1 is barrier #1");
+            assert_true(s.seconds[r] < 10);
+        }
+}
+
+static colo_status_t absent_sender(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c), got = -1;
+    colo_box_t in = {&got, {1, 1, 1}, {0, 0, 0}};
+    colo_message_t recv = {1, 1, &in};
+    rank_try(colo_comm_set_timeout(c, 120));
+    if (me == 0)
+        NOTE(s, me, colo_comm_exchange(c, NULL, 0, &recv, 1, COLO_I32, NULL));
+    else
+        while (colo_comm_check(c) == COLO_OK)
+            usleep(1000);
+    rank_check(got == -1);
+    return COLO_OK;
+}
+
+static void an_exchange_names_the_sender_that_did_not_come(void **state)
+{
+    struct seen s = {.arrived = 0};
+    assert_ok(colo_comm_threads_run(3, absent_sender, &s));
+    expect(&s, 0, COLO_ERR_TIMEOUT, "exchange #1 (i32)");
+    expect(&s, 0, COLO_ERR_TIMEOUT, "rank 0 waited for rank 1");
+    expect(&s, 0, COLO_ERR_TIMEOUT, "the last operation of rank 1 is none");
+}
+
+/* The buffers of a call that timed out belong to the caller again, also when peers come late. */
+static colo_status_t late_readers(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
+    enum { COUNT = 20000 };
+    rank_try(colo_comm_set_timeout(c, 30));
+    usleep((useconds_t)(me * 8000)); /* the deadline falls among the arrivals */
+    while (me == n - 1 && colo_comm_check(c) == COLO_OK) /* and before the last */
+        usleep(500);
+    int64_t *x = calloc(COUNT, sizeof *x), *y = calloc(COUNT * (size_t)n, sizeof *y);
+    NOTE(s, me, colo_comm_all_gather(c, x, y, COUNT, COLO_I64, NULL));
+    memset(x, 0xff, COUNT * sizeof *x);
+    free(x); /* a late reader would be seen by ASan and TSan */
+    free(y);
+    return COLO_OK;
+}
+
+static void a_timed_out_call_leaves_nobody_reading_its_buffers(void **state)
+{
+    struct seen s = {.arrived = 0};
+    for (int i = 0; i < 5; i++) {
+        assert_ok(colo_comm_threads_run(8, late_readers, &s));
+        expect(&s, 0, COLO_ERR_TIMEOUT, "did not arrive within 30 ms");
+        expect(&s, 7, COLO_ERR_TIMEOUT, "did not arrive within 30 ms");
+    }
+}
+
+/* ---- ranks that do different things ---- */
+
+struct disagreement {
+    struct seen seen;
+    int which, check;
+};
+
+static colo_status_t disagree(colo_comm_t *c, int which, bool odd, float *x, float *y)
+{
+    switch (which) {
+    case 0:
+        return odd ? colo_comm_all_reduce(c, x, y, 4, COLO_F32, COLO_SUM, NULL)
+                   : colo_comm_broadcast(c, y, 4, COLO_F32, 0, NULL);
+    case 1:
+        return colo_comm_all_reduce(c, x, y, odd ? 5 : 4, COLO_F32, COLO_SUM, NULL);
+    case 2:
+        return colo_comm_all_gather(c, x, y, 4, odd ? COLO_I32 : COLO_F32, NULL);
+    case 3:
+        return colo_comm_all_reduce(c, x, y, 4, COLO_F32, odd ? COLO_MAX : COLO_SUM, NULL);
+    case 4:
+        return colo_comm_broadcast(c, y, 4, COLO_F32, odd ? 1 : 0, NULL);
+    default:
+        return odd ? colo_comm_barrier(c, NULL)
+                   : colo_comm_reduce_scatter(c, y + 8, y, 1, COLO_F32, COLO_SUM, NULL);
+    }
+}
+
+static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
+{
+    struct disagreement *d = arg;
+    int32_t me = colo_comm_rank(c);
+    float x[8] = {1, 2, 3, 4, 5, 6, 7, 8}, y[40];
+    for (int i = 0; i < 40; i++)
+        y[i] = -1;
+    rank_try(colo_comm_set_check(c, d->check));
+    rank_try(colo_comm_set_timeout(c, 20000));
+    NOTE(&d->seen, me, disagree(c, d->which, me == 2, x, y));
+    for (int i = 0; i < 40; i++)
+        rank_check(y[i] == -1);
+    if (d->check < 2) {
+        rank_check(colo_comm_check(c) == COLO_ERR_MISMATCH);
+        rank_check(colo_comm_barrier(c, NULL) == COLO_ERR_MISMATCH);
+        rank_check(strstr(colo_last_error(), "comm 'world' is dead"));
+        return COLO_OK;
+    }
+    rank_check(colo_comm_check(c) == COLO_OK);
+    float one = 1;
+    rank_try(colo_comm_all_reduce(c, &one, &one, 1, COLO_F32, COLO_SUM, NULL));
+    rank_check(one == 4);
+    return COLO_OK;
+}
+
+static void different_operations_are_a_mismatch_on_all_ranks(void **state)
+{
+    static const struct {
+        const char *most, *odd;
+    } text[] = {
+        {"broadcast #1 (4 f32 from rank 0)", "all_reduce #1 (sum of 4 f32)"},
+        {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (sum of 5 f32)"},
+        {"all_gather #1 (4 f32)", "all_gather #1 (4 i32)"},
+        {"all_reduce #1 (sum of 4 f32)", "all_reduce #1 (max of 4 f32)"},
+        {"broadcast #1 (4 f32 from rank 0)", "broadcast #1 (4 f32 from rank 1)"},
+        {"reduce_scatter #1 (sum of 1 f32)", "barrier #1"},
+    };
+    for (int which = 0; which < 6; which++)
+        for (int check = 0; check < 2; check++) {
+            struct disagreement d = {.which = which, .check = check};
+            assert_ok(colo_comm_threads_run(4, disagree_rank, &d));
+            for (int r = 0; r < 4; r++) {
+                expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].most);
+                expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].odd);
+                expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 2 is in");
+                /* a rank that came last finds "comm 'world' is dead: " in front of the same words */
+                assert_string_equal(strstr(d.seen.sentence[r], "on 'world'"),
+                                    strstr(d.seen.sentence[0], "on 'world'"));
+            }
+        }
+}
+
+static void at_check_2_a_mismatch_leaves_the_comm_alive(void **state)
+{
+    for (int which = 0; which < 6; which++) {
+        struct disagreement d = {.which = which, .check = 2};
+        assert_ok(colo_comm_threads_run(4, disagree_rank, &d));
+        for (int r = 0; r < 4; r++) {
+            expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 0 is about to run");
+            expect(&d.seen, r, COLO_ERR_MISMATCH, ", rank 2 ");
+            assert_string_equal(d.seen.sentence[r], d.seen.sentence[0]);
+        }
+    }
+}
+
+static colo_status_t collective_against_exchange(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c), v = me, got = -1;
+    colo_box_t out = {&v, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
+    colo_message_t send = {me ^ 1, 1, &out}, recv = {me ^ 1, 1, &in};
+    rank_try(colo_comm_set_timeout(c, 20000));
+    if (me == 2) { /* 0 and 1 finish their exchange without it, and go on */
+        while (atomic_load(&s->arrived) < 2)
+            usleep(500);
+        NOTE(s, me, colo_comm_barrier(c, NULL));
+    } else if (me < 2) {
+        for (int i = 0; i < 3; i++)
+            rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_I32, NULL));
+        rank_check(got == (me ^ 1));
+        atomic_fetch_add(&s->arrived, 1);
+        NOTE(s, me, colo_comm_barrier(c, NULL));
+    }
+    return COLO_OK;
+}
+
+static void ranks_that_went_past_without_me_are_a_mismatch_not_a_hang(void **state)
+{
+    struct seen s = {.arrived = 0};
+    assert_ok(colo_comm_threads_run(3, collective_against_exchange, &s));
+    expect(&s, 2, COLO_ERR_MISMATCH, "rank 2 is in barrier #1, but rank 0 went past #1 without it");
+    for (int r = 0; r < 2; r++) /* they see the verdict, whatever they were waiting for */
+        expect(&s, r, COLO_ERR_MISMATCH, "rank 2 is in barrier #1");
+}
+
+/* ---- ranks that fail by themselves ---- */
+
+static colo_status_t failing_rank(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    rank_try(colo_comm_set_timeout(c, 20000));
+    if (me == 3)
+        return colo_fail(COLO_ERR_SHAPE, "batch 30 does not split into 4 slices");
+    NOTE(s, me, colo_comm_barrier(c, NULL));
+    return s->status[me];
+}
+
+static void the_error_of_one_rank_reaches_all_and_the_caller(void **state)
+{
+    struct seen s = {.arrived = 0};
+    colo_status_t st = colo_comm_threads_run(5, failing_rank, &s);
+    assert_int_equal(st, COLO_ERR_SHAPE);
+    assert_string_equal(colo_last_error(), "rank 3: batch 30 does not split into 4 slices");
+    for (int r = 0; r < 5; r++)
+        if (r != 3) {
+            expect(&s, r, COLO_ERR_PEER, "rank 3 failed: batch 30 does not split into 4 slices");
+            assert_true(s.seconds[r] < 10);
+        }
+}
+
+static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    colo_comm_t *pair = NULL;
+    rank_try(colo_comm_split_color(c, me / 2, 0, &pair));
+    rank_try(colo_comm_set_timeout(pair, 20000));
+    float x = 1;
+    /* rank 3 is wrong in its pair (2, 3): 2 learns at once, 0 and 1 when 3 returns */
+    if (me == 2 || me == 3)
+        NOTE(s, me, colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    else
+        NOTE(s, me, colo_comm_barrier(c, NULL));
+    rank_check(x == 1);
+    rank_check(me < 2 || colo_comm_check(pair) == s->status[me]);
+    colo_comm_destroy(&pair);
+    return s->status[me];
+}
+
+static void wrong_arguments_on_one_rank_wake_its_peers(void **state)
+{
+    struct seen s = {.arrived = 0};
+    colo_status_t st = colo_comm_threads_run(4, failing_in_child, &s);
+    assert_int_equal(st, COLO_ERR_ARG);
+    assert_string_equal(colo_last_error(), "rank 3: all_reduce: send is NULL for 4 bytes");
+    expect(&s, 3, COLO_ERR_ARG, "send is NULL for 4 bytes");
+    expect(&s, 2, COLO_ERR_PEER, "rank 1 (world rank 3) failed: all_reduce: send is NULL");
+    for (int r = 0; r < 2; r++)
+        expect(&s, r, COLO_ERR_PEER, "send is NULL for 4 bytes");
+}
+
+struct wrong {
+    struct seen seen;
+    int which;
+};
+
+static colo_status_t run_wrong(colo_comm_t *c, int which, float *x, float *y, colo_stream_t none)
+{
+    switch (which) {
+    case 0:
+        return colo_comm_all_gather(c, x, y, -1, COLO_F32, none);
+    case 1:
+        return colo_comm_all_gather(c, x, y, INT64_MAX / 4, COLO_F32, none);
+    case 2:
+        return colo_comm_all_gather(c, x, NULL, 2, COLO_F32, none);
+    case 3:
+        return colo_comm_all_gather(c, y + 1, y, 2, COLO_F32, none);
+    case 4:
+        return colo_comm_all_reduce(c, x, y, 2, COLO_I8, COLO_SUM, none);
+    case 5:
+        return colo_comm_all_reduce(c, x, y, 2, COLO_F32, (colo_redop_t)7, none);
+    case 6:
+        return colo_comm_all_reduce(c, y + 1, y, 2, COLO_F32, COLO_SUM, none);
+    case 7:
+        return colo_comm_reduce_scatter(c, y, y + 1, 2, COLO_F32, COLO_SUM, none);
+    case 8:
+        return colo_comm_broadcast(c, y, 2, COLO_F32, 3, none);
+    case 9:
+        return colo_comm_broadcast(c, NULL, 2, COLO_F32, 0, none);
+    default:
+        return colo_comm_broadcast(c, y, 2, (colo_dtype_t)-1, 0, none);
+    }
+}
+
+static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
+{
+    struct wrong *w = arg;
+    int32_t me = colo_comm_rank(c);
+    float x[8] = {0}, y[16];
+    for (int i = 0; i < 16; i++)
+        y[i] = 5;
+    rank_try(colo_comm_set_check(c, 2));
+    if (me == 1)
+        NOTE(&w->seen, me, run_wrong(c, w->which, x, y, NULL));
+    else
+        NOTE(&w->seen, me, colo_comm_barrier(c, NULL));
+    for (int i = 0; i < 16; i++)
+        rank_check(y[i] == 5);
+    rank_check(colo_comm_check(c) == COLO_OK);
+    return colo_comm_barrier(c, NULL);
+}
+
+static void at_check_2_wrong_arguments_leave_the_comm_alive(void **state)
+{
+    static const char *const text[] = {
+        "all_gather: count -1", "pass 2^63", "recv is NULL for 24 bytes", "overlap other than in place",
+        "dtype i8", "operation 7", "overlap other than in place", "overlap other than in place",
+        "root 3, expected 0..2", "buffer is NULL for 8 bytes", "dtype -1 is unknown",
+    };
+    for (int which = 0; which < (int)(sizeof text / sizeof text[0]); which++) {
+        struct wrong w = {.which = which};
+        assert_ok(colo_comm_threads_run(3, wrong_rank, &w));
+        expect(&w.seen, 1, COLO_ERR_ARG, text[which]);
+        for (int r = 0; r < 3; r += 2) {
+            expect(&w.seen, r, COLO_ERR_PEER, "rank 1 failed: ");
+            expect(&w.seen, r, COLO_ERR_PEER, text[which]);
+        }
+    }
+}
+
+/* ---- abort ---- */
+
+struct abortion {
+    struct seen seen;
+    colo_comm_t *child[MOST];
+};
+
+static void *abort_thread(void *arg)
+{
+    usleep(30000);
+    colo_comm_abort(arg, "the user pressed a key");
+    return NULL;
+}
+
+static colo_status_t abort_rank(colo_comm_t *c, void *arg)
+{
+    struct abortion *a = arg;
+    int32_t me = colo_comm_rank(c);
+    colo_comm_t *half = NULL;
+    rank_try(colo_comm_set_timeout(c, 20000));
+    rank_try(colo_comm_split_color(c, me % 2, 0, &half));
+    pthread_t other;
+    if (me == 0) /* rank 0 waits in its child, from which the abort comes as well */
+        rank_check(pthread_create(&other, NULL, abort_thread, half) == 0);
+    int64_t x = 1, y = -1;
+    if (me < 2)
+        NOTE(&a->seen, me, colo_comm_all_reduce(half, &x, &y, 1, COLO_I64, COLO_SUM, NULL));
+    else
+        NOTE(&a->seen, me, colo_comm_barrier(c, NULL));
+    rank_check(y == -1);
+    rank_check(colo_comm_check(half) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_check(c) == COLO_ERR_ABORTED);
+    if (me == 0)
+        pthread_join(other, NULL);
+    colo_comm_destroy(&half);
+    return COLO_OK;
+}
+
+static void an_abort_wakes_every_relative(void **state)
+{
+    struct abortion a = {.seen = {.arrived = 0}};
+    assert_ok(colo_comm_threads_run(6, abort_rank, &a));
+    for (int r = 0; r < 6; r++) {
+        expect(&a.seen, r, COLO_ERR_ABORTED,
+               "aborted by rank 0 of 'color 0': the user pressed a key");
+        assert_true(a.seen.seconds[r] < 10);
+    }
+    colo_comm_abort(NULL, "nothing");
+}
+
+/* ---- a dead comm ---- */
+
+static colo_status_t dead_rank(colo_comm_t *c, void *arg)
+{
+    int32_t me = colo_comm_rank(c);
+    colo_comm_t *other = NULL, *child = NULL;
+    rank_try(colo_comm_split_color(c, 0, -me, &child));
+    colo_comm_set_name(child, "short-lived");
+    if (me == 0)
+        colo_comm_abort(child, NULL);
+    while (colo_comm_check(child) == COLO_OK)
+        usleep(500);
+    float x[4] = {1, 2, 3, 4}, y[8] = {0};
+    colo_grid_t grid;
+    rank_try(colo_grid_parse(&grid, "dp=2", 2));
+    rank_check(colo_comm_all_gather(child, x, y, 1, COLO_F32, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_all_reduce(child, x, y, 1, COLO_F32, COLO_SUM, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_reduce_scatter(child, x, y, 1, COLO_F32, COLO_SUM, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_broadcast(child, x, 1, COLO_F32, 0, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_barrier(child, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_exchange(child, NULL, 0, NULL, 0, COLO_F32, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_split(child, &grid, "dp", &other) == COLO_ERR_ABORTED && !other);
+    rank_check(colo_comm_split_color(child, 0, 0, &other) == COLO_ERR_ABORTED && !other);
+    rank_check(strstr(colo_last_error(), "comm 'short-lived' is dead: aborted by rank 1"));
+    rank_check(y[0] == 0 && x[0] == 1);
+    rank_check(colo_comm_size(child) == 2 && colo_comm_rank(child) == 1 - me);
+    rank_check(colo_comm_world_rank(child, 0) == 1);
+    colo_ledger_t ledger;
+    colo_comm_ledger(child, &ledger);
+    rank_check(ledger.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 0);
+    char dump[2048];
+    rank_check(colo_comm_dump(child, dump, sizeof dump) < sizeof dump);
+    rank_check(strstr(dump, "COLO_ERR_ABORTED") && strstr(dump, "no reason given"));
+    colo_comm_abort(child, "again");
+    colo_comm_destroy(&child);
+    return COLO_OK;
+}
+
+static void a_dead_comm_refuses_operations_and_answers_questions(void **state)
+{
+    assert_ok(colo_comm_threads_run(2, dead_rank, NULL));
+}
+
+static void null_comms_are_an_error_never_the_world(void **state)
+{
+    float x = 0;
+    colo_comm_t *out = NULL;
+    assert_fails(colo_comm_all_gather(NULL, &x, &x, 1, COLO_F32, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_all_reduce(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_reduce_scatter(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_broadcast(NULL, &x, 1, COLO_F32, 0, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_barrier(NULL, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_exchange(NULL, NULL, 0, NULL, 0, COLO_F32, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_split_color(NULL, 0, 0, &out), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_split(NULL, NULL, "tp", &out), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_check(NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_null(out);
+}
+
+/* ---- agreement and splits that go wrong ---- */
+
+struct splitting {
+    struct seen seen;
+    const char *spec[2], *dims[2]; /* of most ranks, of rank 1 */
+};
+
+static colo_status_t bad_split_rank(colo_comm_t *c, void *arg)
+{
+    struct splitting *s = arg;
+    int32_t me = colo_comm_rank(c), odd = me == 1;
+    colo_grid_t grid;
+    rank_try(colo_grid_parse(&grid, s->spec[odd], 0));
+    colo_comm_t *child = (colo_comm_t *)&grid;
+    NOTE(&s->seen, me, colo_comm_split(c, &grid, s->dims[odd], &child));
+    rank_check(child == (colo_comm_t *)&grid);
+    rank_check(colo_comm_check(c) == COLO_OK);
+    return colo_comm_barrier(c, NULL);
+}
+
+static void splits_that_differ_are_a_mismatch_on_all_ranks(void **state)
+{
+    struct splitting table[] = {
+        {.spec = {"tp=2,dp=2", "tp=4"}, .dims = {"tp", "tp"}},
+        {.spec = {"tp=2,dp=2", "tp=2,dp=2"}, .dims = {"tp", "dp"}},
+    };
+    for (int i = 0; i < 2; i++) {
+        assert_ok(colo_comm_threads_run(4, bad_split_rank, &table[i]));
+        for (int r = 0; r < 4; r++)
+            expect(&table[i].seen, r, COLO_ERR_MISMATCH,
+                   "split: rank 1 of 'world' differs from rank 0");
+    }
+}
+
+static void a_split_that_is_wrong_on_one_rank_fails_on_all(void **state)
+{
+    struct splitting s = {.spec = {"tp=2,dp=2", "tp=2,dp=2"}, .dims = {"tp", "qp"}};
+    assert_ok(colo_comm_threads_run(4, bad_split_rank, &s));
+    expect(&s.seen, 1, COLO_ERR_ARG, "qp");
+    for (int r = 0; r < 4; r++)
+        if (r != 1)
+            expect(&s.seen, r, COLO_ERR_PEER, "rank 1 failed: ");
+}
+
+static void a_group_that_reaches_beyond_the_parent_is_missing_members(void **state)
+{
+    struct splitting s = {.spec = {"tp=2,dp=3", "tp=2,dp=3"}, .dims = {"tp", "tp"}};
+    assert_ok(colo_comm_threads_run(5, bad_split_rank, &s)); /* rank 4's partner is 5 */
+    expect(&s.seen, 4, COLO_ERR_MISSING, "world rank 5 of the group of world rank 4 is not in comm");
+    for (int r = 0; r < 4; r++)
+        expect(&s.seen, r, COLO_ERR_PEER, "rank 4 failed: ");
+}
+
+static colo_status_t agree_rank(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    rank_try(colo_comm_i_agree(c, "tea", 42, COLO_OK));
+    colo_status_t mine = me == 2 ? colo_fail(COLO_ERR_NOMEM, "no cup for rank 2") : COLO_OK;
+    NOTE(s, me, colo_comm_i_agree(c, "tea", 42, mine));
+    colo_status_t st = colo_comm_i_agree(c, "tea", me == 1 ? 43 : 42, COLO_OK);
+    rank_check(st == COLO_ERR_MISMATCH);
+    rank_check(strstr(colo_last_error(), "tea: rank 1 of 'world' differs from rank 0"));
+    return colo_comm_i_agree(c, "tea", 44, COLO_OK);
+}
+
+static void agreement_hands_each_rank_the_right_status(void **state)
+{
+    struct seen s = {.arrived = 0};
+    assert_ok(colo_comm_threads_run(4, agree_rank, &s));
+    expect(&s, 2, COLO_ERR_NOMEM, "no cup for rank 2");
+    for (int r = 0; r < 4; r++)
+        if (r != 2)
+            expect(&s, r, COLO_ERR_PEER, "tea: rank 2 failed: no cup for rank 2");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_skipped_call_is_a_timeout_with_both_sequence_numbers),
+        cmocka_unit_test(a_rank_that_returned_is_missed_at_once),
+        cmocka_unit_test(an_exchange_names_the_sender_that_did_not_come),
+        cmocka_unit_test(a_timed_out_call_leaves_nobody_reading_its_buffers),
+        cmocka_unit_test(different_operations_are_a_mismatch_on_all_ranks),
+        cmocka_unit_test(at_check_2_a_mismatch_leaves_the_comm_alive),
+        cmocka_unit_test(ranks_that_went_past_without_me_are_a_mismatch_not_a_hang),
+        cmocka_unit_test(the_error_of_one_rank_reaches_all_and_the_caller),
+        cmocka_unit_test(wrong_arguments_on_one_rank_wake_its_peers),
+        cmocka_unit_test(at_check_2_wrong_arguments_leave_the_comm_alive),
+        cmocka_unit_test(an_abort_wakes_every_relative),
+        cmocka_unit_test(a_dead_comm_refuses_operations_and_answers_questions),
+        cmocka_unit_test(null_comms_are_an_error_never_the_world),
+        cmocka_unit_test(splits_that_differ_are_a_mismatch_on_all_ranks),
+        cmocka_unit_test(a_split_that_is_wrong_on_one_rank_fails_on_all),
+        cmocka_unit_test(a_group_that_reaches_beyond_the_parent_is_missing_members),
+        cmocka_unit_test(agreement_hands_each_rank_the_right_status),
+    };
+    return cmocka_run_group_tests_name("comm/failure", tests, NULL, NULL);
+}

@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* backend_module.c - a backend library for tests, right or wrong in one way by the macros given. */
+#include "core/backend.h"
+
+#ifndef NAME
+#define NAME "testgood"
+#endif
+#ifndef ABI
+#define ABI COLO_BACKEND_ABI
+#endif
+#ifndef VERSION
+#define VERSION (COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH)
+#endif
+#ifndef COMM_ABI
+#define COMM_ABI COLO_COMM_ABI
+#endif
+#ifndef SYMBOL
+#define SYMBOL colo_backend
+#endif
+
+#include <colobridge/version.h>
+
+static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
+                              colo_stream_t stream)
+{
+    return COLO_PENDING; /* something that no real table answers */
+}
+
+static const colo_ops_t ops = {.name = NAME, .box_copy = box_copy};
+static const colo_comm_ops_t comm = {.name = NAME, .abi = COMM_ABI};
+
+extern COLO_API const colo_backend_t SYMBOL;
+const colo_backend_t SYMBOL = {
+    .abi = ABI,
+    .version = VERSION,
+    .name = NAME,
+    .comm = &comm,
+    .ops = &ops,
+};

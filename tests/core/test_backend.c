@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_backend.c - loading backend libraries: found, missing, foreign.
+ *
+ * backend_module.c is built several times beside this program: once right, and once wrong in each
+ * way that must be refused with a way out.
+ */
+#include "harness/harness.h"
+
+#include "core/backend.h"
+
+#include <pthread.h>
+
+static void a_backend_beside_the_program_is_loaded_once(void **state)
+{
+    const colo_backend_t *b = NULL, *again = NULL;
+    unsetenv("COLO_BACKEND_DIR");
+    assert_ok(colo_backend_load("testgood", &b));
+    assert_string_equal(b->name, "testgood");
+    assert_int_equal(b->abi, COLO_BACKEND_ABI);
+    assert_string_equal(b->comm->name, "testgood");
+    assert_int_equal(b->ops->box_copy(NULL, NULL, 0, NULL), COLO_PENDING);
+    /* it is kept, wherever the folder points now */
+    assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
+    assert_ok(colo_backend_load("testgood", &again));
+    assert_ptr_equal(b, again);
+    unsetenv("COLO_BACKEND_DIR");
+}
+
+static void the_folder_of_the_environment_is_the_only_one_searched(void **state)
+{
+    const colo_backend_t *b = (const colo_backend_t *)&b;
+    assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent/place", 1), 0);
+    assert_fails(colo_backend_load("testother", &b), COLO_ERR_UNBUILT,
+                 "/nonexistent/place/libcolobridge-testother.so");
+    assert_ptr_equal(b, &b);
+    assert_int_equal(setenv("COLO_BACKEND_DIR", BACKEND_DIR, 1), 0); /* a failure is not remembered */
+    assert_ok(colo_backend_load("testother", &b));
+    assert_string_equal(b->name, "testother");
+    unsetenv("COLO_BACKEND_DIR");
+}
+
+static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
+{
+    static const struct {
+        const char *name, *found, *advice;
+    } table[] = {
+        {"testmissing", "backend 'testmissing' could not be loaded", "build it with -Dtestmissing=enabled"},
+        {"testmissing", "libcolobridge-testmissing.so", "set COLO_BACKEND_DIR to the folder"},
+        {"testabi", "has interface 77, this library", "install both from the same build"},
+        {"testversion", "was built for version 9.8.7, this library is ", "install both from the same build"},
+        {"testcomm", "has communicator interface 55, this library has 1", "install both"},
+        {"testname", "says it is 'somebodyelse'", "install it again"},
+        {"testsymbol", "has no symbol 'colo_backend'", "not a backend of this library"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
+        const colo_backend_t *b = (const colo_backend_t *)&b;
+        assert_fails(colo_backend_load(table[i].name, &b), COLO_ERR_UNBUILT, table[i].found);
+        assert_fails(colo_backend_load(table[i].name, &b), COLO_ERR_UNBUILT, table[i].advice);
+        assert_ptr_equal(b, &b);
+    }
+}
+
+static void a_name_is_a_name_and_not_a_path(void **state)
+{
+    const colo_backend_t *b = NULL;
+    assert_fails(colo_backend_load(NULL, &b), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_backend_load("", &b), COLO_ERR_ARG, "''");
+    assert_fails(colo_backend_load("../testgood", &b), COLO_ERR_ARG, "[a-z0-9]");
+    assert_fails(colo_backend_load("a/b", &b), COLO_ERR_ARG, "[a-z0-9]");
+    assert_fails(colo_backend_load("TESTGOOD", &b), COLO_ERR_ARG, "[a-z0-9]");
+    assert_fails(colo_backend_load("seventeenletters1", &b), COLO_ERR_ARG, "1..16");
+    assert_null(b);
+}
+
+static void *load_many(void *arg)
+{
+    const colo_backend_t *b = NULL;
+    for (int i = 0; i < 200; i++)
+        if (colo_backend_load("testthreads", &b) < 0)
+            return NULL;
+    return (void *)(uintptr_t)b;
+}
+
+static void threads_may_load_at_once(void **state)
+{
+    pthread_t thread[4];
+    void *got[4];
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_create(&thread[i], NULL, load_many, NULL), 0);
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(pthread_join(thread[i], &got[i]), 0);
+    assert_non_null(got[0]);
+    for (int i = 1; i < 4; i++)
+        assert_ptr_equal(got[i], got[0]);
+}
+
+static void element_passes_come_from_the_memory_they_work_on(void **state)
+{
+    const colo_ops_t *ops = NULL;
+    assert_ok(colo_ops_for(COLO_HOST, &ops));
+    assert_ptr_equal(ops, &colo_ops_host);
+    assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
+    assert_fails(colo_ops_for(COLO_CUDA, &ops), COLO_ERR_UNBUILT, "build it with -Dcuda=enabled");
+    assert_ptr_equal(ops, &colo_ops_host);
+    assert_fails(colo_ops_for((colo_mem_t)9, &ops), COLO_ERR_ARG, "kind 9");
+    unsetenv("COLO_BACKEND_DIR");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_backend_beside_the_program_is_loaded_once),
+        cmocka_unit_test(the_folder_of_the_environment_is_the_only_one_searched),
+        cmocka_unit_test(what_cannot_be_used_is_unbuilt_and_says_what_to_do),
+        cmocka_unit_test(a_name_is_a_name_and_not_a_path),
+        cmocka_unit_test(threads_may_load_at_once),
+        cmocka_unit_test(element_passes_come_from_the_memory_they_work_on),
+    };
+    return cmocka_run_group_tests_name("core/backend", tests, NULL, NULL);
+}
