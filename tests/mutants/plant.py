@@ -58,7 +58,8 @@ def sources(program):
 def listing(what):
     for name, program in what['programs'].items():
         needs = ','.join(program.get('needs', [])) or '-'
-        print('program', name, needs, ','.join(sources(program)), sep='\t')
+        c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'
+        print('program', name, needs, ','.join(sources(program)), c_args, sep='\t')
     for mutant in what['mutants']:
         runs = [(color, run) for color in ('red', 'green') for run in mutant.get(color, [])]
         if not runs:
