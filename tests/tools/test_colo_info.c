@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_colo_info.c - colo-info lists the version and every knob, wherever its value comes from. */
+#include "harness/harness.h"
+
+#include "tool.h"
+
+#include <jansson.h>
+
+static json_t *info(void)
+{
+    const char *args[] = {"--json", NULL};
+    said_t s = tool_run(args);
+    assert_int_equal(s.exit, 0);
+    assert_string_equal(s.err, "");
+    json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(doc);
+    said_free(&s);
+    return doc;
+}
+
+static const char *of_knob(json_t *doc, const char *name, const char *key)
+{
+    size_t i;
+    json_t *k;
+    json_array_foreach(json_object_get(doc, "knobs"), i, k)
+        if (strcmp(json_string_value(json_object_get(k, "name")), name) == 0)
+            return json_string_value(json_object_get(k, key));
+    fail_msg("no knob %s", name);
+    return NULL;
+}
+
+static void a_knob_shows_its_value_and_where_it_comes_from(void **state)
+{
+    unsetenv("COLO_CHECK");
+    json_t *doc = info();
+    assert_string_equal(json_string_value(json_object_get(doc, "version")), "0.1.0");
+    assert_string_equal(json_string_value(json_object_get(doc, "header_version")), "0.1.0");
+    assert_true(json_is_true(json_object_get(json_object_get(doc, "backends"), "threads")));
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "1");
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "source"), "default");
+    assert_string_equal(of_knob(doc, "COLO_TIMEOUT_MS", "default"), "600000");
+    json_decref(doc);
+
+    setenv("COLO_CHECK", "2", 1);
+    doc = info();
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "2");
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "source"), "environment");
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "default"), "1");
+    json_decref(doc);
+
+    setenv("COLO_CHECK", "\xff", 1); /* no UTF-8: still one JSON document */
+    doc = info();
+    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "\"\\xff\"");
+    json_decref(doc);
+    unsetenv("COLO_CHECK");
+}
+
+static void the_text_has_a_line_for_every_knob(void **state)
+{
+    const char *args[] = {NULL};
+    json_t *doc = info(), *k;
+    said_t s = tool_run(args);
+    size_t i;
+    assert_int_equal(s.exit, 0);
+    assert_true(json_array_size(json_object_get(doc, "knobs")) >= 4);
+    json_array_foreach(json_object_get(doc, "knobs"), i, k)
+        assert_non_null(strstr(s.out, json_string_value(json_object_get(k, "name"))));
+    json_decref(doc);
+    said_free(&s);
+}
+
+static void wrong_use_is_one_line_and_exit_2(void **state)
+{
+    static const char *const cases[][3] = {
+        {"--grid"}, {"--json=1"}, {"--json", "--json"}, {"x"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        said_t s = tool_run(cases[i]);
+        assert_int_equal(s.exit, 2);
+        assert_int_equal(s.out_size, 0);
+        assert_int_equal(strncmp(s.err, "colo-info: ", 11), 0);
+        assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
+        said_free(&s);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_INFO"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_knob_shows_its_value_and_where_it_comes_from),
+        cmocka_unit_test(the_text_has_a_line_for_every_knob),
+        cmocka_unit_test(wrong_use_is_one_line_and_exit_2),
+    };
+    return cmocka_run_group_tests_name("tools/colo_info", tests, NULL, NULL);
+}
