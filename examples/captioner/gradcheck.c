@@ -94,6 +94,15 @@ static void print_table(const cap_rank_t *r, const struct check *k, FILE *out)
             k->loss[1], "loss, serial", k->loss_want[0], k->loss_want[1]);
 }
 
+/* JSON has no NaN. */
+static void print_losses(const char *name, const double *loss)
+{
+    printf(",\"%s\":[", name);
+    for (int m = 0; m < MOMENTS; m++)
+        printf(isfinite(loss[m]) ? "%s%.9f" : "%snull", m ? "," : "", loss[m]);
+    printf("]");
+}
+
 static void verdict(cap_rank_t *r, struct check *k)
 {
     cap_config_t *cfg = r->cfg;
@@ -128,11 +137,11 @@ static void verdict(cap_rank_t *r, struct check *k)
                (long long)(forward + backward));
     printf("{\"ok\":%s,\"worst_error\":", ok ? "true" : "false");
     printf(finite ? "%.3e" : "null", worst);
-    printf(",\"worst_parameter\":\"%s\",\"limit\":%.0e,\"steps\":[0,%d],"
-           "\"loss_parallel\":[%.9f,%.9f],\"loss_oracle\":[%.9f,%.9f],"
-           "\"replicas_identical\":%s,\"collectives\":{",
-           r->table[worst_at].name, LIMIT, CAP_CHECK_STEPS, k->loss[0], k->loss[1],
-           k->loss_want[0], k->loss_want[1], replicas ? "true" : "false");
+    printf(",\"worst_parameter\":\"%s\",\"limit\":%.0e,\"steps\":[0,%d]", r->table[worst_at].name,
+           LIMIT, CAP_CHECK_STEPS);
+    print_losses("loss_parallel", k->loss);
+    print_losses("loss_oracle", k->loss_want);
+    printf(",\"replicas_identical\":%s,\"collectives\":{", replicas ? "true" : "false");
     for (int o = 0; o < COLO_OP_COUNT; o++) {
         uint64_t ops = 0;
         for (int i = 0; i < CAP_COMMS; i++)

@@ -48,7 +48,13 @@ enum { STEPS = 700, BATCH = 48, EVAL_EVERY = 50 };
 
 static int wrong(const char *option, const char *expected, const char *found)
 {
-    fprintf(stderr, "colo-captioner: %s: expected %s, found '%.80s'\n", option, expected, found);
+    char shown[81];
+    size_t n = 0;
+
+    for (; found[n] && n + 1 < sizeof shown; n++) /* one line, whatever was typed */
+        shown[n] = (unsigned char)found[n] < ' ' || found[n] == 127 ? '?' : found[n];
+    shown[n] = 0;
+    fprintf(stderr, "colo-captioner: %s: expected %s, found '%s'\n", option, expected, shown);
     return 2;
 }
 
@@ -128,7 +134,7 @@ struct words {
     const char *src, *dst, *data;
 };
 
-/* One option with its value. */
+/* One option of takes_value() with its value. */
 static int take_option(cap_config_t *c, struct words *w, const char *name, const char *value)
 {
     int64_t n = 0;
@@ -167,9 +173,20 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
         rc = choice(name, value, "exact", "collective", &k);
         c->algo = k ? COLO_COLLECTIVE : COLO_EXACT;
         return rc;
-    } else
-        return wrong("command line", "an option of --help", name);
+    }
     return 0;
+}
+
+static bool takes_value(const char *name)
+{
+    static const char *const all[] = {"--src",  "--dst",  "--ranks",  "--steps", "--batch", "--lr",
+                                      "--seed", "--output", "--grad", "--algo",  "--data",
+                                      "--report"};
+
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (!strcmp(name, all[i]))
+            return true;
+    return false;
 }
 
 /* -1: go on; else the exit status */
@@ -191,10 +208,12 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
             c->check_gradients = true;
             continue;
         }
-        if (strncmp(argv[i], "--", 2) || length >= sizeof name)
+        if (length >= sizeof name)
             return wrong("command line", "an option of --help", argv[i]);
         memcpy(name, argv[i], length);
         name[length] = 0;
+        if (!takes_value(name))
+            return wrong("command line", "an option of --help", argv[i]);
         if (!value && i + 1 == argc)
             return wrong(name, "a value", "nothing");
         value = value ? value + 1 : argv[++i];
@@ -251,6 +270,21 @@ static int check_together(cap_config_t *c)
     return 0;
 }
 
+/* Better now than after the training. */
+static int check_report(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    char *folder = slash ? strndup(path, slash == path ? 1 : (size_t)(slash - path)) : strdup(".");
+    int rc = 0;
+
+    if (!*path || (slash && !slash[1]))
+        rc = wrong("--report", "the path of a file", path);
+    else if (!folder || access(folder, W_OK | X_OK))
+        rc = wrong("--report", "a path in a folder that can be written", path);
+    free(folder);
+    return rc;
+}
+
 static char *command_line(int argc, char **argv)
 {
     size_t size = 1;
@@ -296,7 +330,8 @@ int main(int argc, char **argv)
         return rc;
     if ((rc = parse_grid("--src", words.src, &cfg.src, cfg.src_text, sizeof cfg.src_text)) ||
         (rc = parse_grid("--dst", words.dst, &cfg.dst, cfg.dst_text, sizeof cfg.dst_text)) ||
-        (rc = check_together(&cfg)))
+        (rc = check_together(&cfg)) ||
+        (!cfg.check_gradients && (rc = check_report(cfg.report))))
         return rc;
     if (!words.data)
         words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;

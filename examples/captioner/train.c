@@ -79,7 +79,7 @@ static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sa
     int64_t n = 0;
 
     for (int pass = 0; pass < 2; pass++) {
-        int64_t stride = pass ? data->nheld / (CAP_SAMPLES - n) : 1;
+        int64_t stride = pass ? data->nheld / (CAP_SAMPLES + 1 - n) - 1 : 1;
 
         if (stride < 1)
             stride = 1;
@@ -137,6 +137,24 @@ struct history {
     cap_ledger_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_OWNER_COUNT];
 };
 
+static void print_json(const cap_config_t *cfg, const struct history *h, bool reported,
+                       double bridged, int64_t planned, double rate)
+{
+    double loss = h->nloss ? h->loss[h->nloss - 1].value : NAN;
+    char text[32] = "null";
+
+    if (isfinite(loss))
+        snprintf(text, sizeof text, "%.6f", loss);
+    printf("{\"ok\":%s,\"steps\":%lld,\"loss\":%s,\"exact\":%lld,\"held_out\":%lld,"
+           "\"accuracy\":%.6f,\"seconds\":%.3f,\"tokens_per_second\":%.1f,"
+           "\"bridge_recv_bytes\":%.0f,\"plan_recv_bytes\":%lld,\"world\":%d,"
+           "\"src\":\"%s\",\"dst\":\"%s\",\"report\":%s}\n",
+           cfg->exit_code ? "false" : "true", (long long)cfg->steps, text, (long long)h->exact,
+           (long long)cfg->data->nheld, (double)h->exact / (double)cfg->data->nheld, h->seconds,
+           rate, bridged, (long long)planned, cfg->world, cfg->src_text, cfg->dst_text,
+           reported ? "true" : "false");
+}
+
 static void report(cap_rank_t *r, struct history *h)
 {
     cap_config_t *cfg = r->cfg;
@@ -179,6 +197,12 @@ static void report(cap_rank_t *r, struct history *h)
             (long long)h->exact, (long long)cfg->data->nheld, 100 * accuracy, h->seconds, rate,
             bridged, (long long)planned);
     const char *why = cap_report_write(&page, cfg->report);
+    double loss = h->nloss ? h->loss[h->nloss - 1].value : 0;
+    if (!isfinite(loss)) {
+        fprintf(stderr, "colo-captioner: the loss is %g after %lld steps; a smaller --lr may help\n",
+                loss, (long long)cfg->steps);
+        cfg->exit_code = 1;
+    }
     if (why) {
         fprintf(stderr, "colo-captioner: %s\n", why);
         cfg->exit_code = 1;
@@ -191,15 +215,7 @@ static void report(cap_rank_t *r, struct history *h)
         cfg->exit_code = 1;
     }
     if (cfg->json)
-        printf("{\"ok\":%s,\"steps\":%lld,\"loss\":%.6f,\"exact\":%lld,\"held_out\":%lld,"
-               "\"accuracy\":%.6f,\"seconds\":%.3f,\"tokens_per_second\":%.1f,"
-               "\"bridge_recv_bytes\":%.0f,\"plan_recv_bytes\":%lld,\"world\":%d,"
-               "\"src\":\"%s\",\"dst\":\"%s\",\"report\":%s}\n",
-               cfg->exit_code ? "false" : "true", (long long)cfg->steps,
-               h->nloss ? h->loss[h->nloss - 1].value : 0.0, (long long)h->exact,
-               (long long)cfg->data->nheld, accuracy, h->seconds, rate, bridged,
-               (long long)planned, cfg->world, cfg->src_text, cfg->dst_text,
-               why ? "false" : "true");
+        print_json(cfg, h, !why, bridged, planned, rate);
 }
 
 static colo_status_t evaluate(cap_rank_t *r, struct history *h, int64_t step,
