@@ -44,6 +44,12 @@ static void fill(colo_box_t *boxes, const colo_routes_t *routes, colo_view_t v,
 
 /* ---- lanes: allocated once, filled by each call ---- */
 
+static int by_peer(const void *a, const void *b)
+{
+    int32_t x = ((const colo_message_t *)a)->peer, y = ((const colo_message_t *)b)->peer;
+    return (x > y) - (x < y);
+}
+
 static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, colo_message_t **out,
                           colo_box_t **boxes, int32_t *count)
 {
@@ -67,6 +73,8 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
                                      .nboxes = (int32_t)m->nregions,
                                      .boxes = *boxes + (m->regions - routes->region)};
     }
+    /* the plan's peers ascend as world ranks, which a comm may hold in another order */
+    qsort(*out, (size_t)routes->nmessages, sizeof **out, by_peer);
     *count = routes->nmessages;
     return COLO_OK;
 }
