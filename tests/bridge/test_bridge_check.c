@@ -1,0 +1,757 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_bridge_check.c - what happens when ranks disagree, pass nonsense, break a promise or stay
+ * away: who gets which status, what the sentence names, that nothing was written, and whether the
+ * bridge lives on. And the ledger: one exchange a direction, of exactly the plan's bytes.
+ */
+#include "harness/harness.h"
+
+#include <time.h>
+
+#include "harness/bridge_case.h"
+
+#define GAP 0xA5
+
+static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
+}
+
+static t_case_t usual(void)
+{
+    return make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+}
+
+static bool untouched(const t_buffer_t *b)
+{
+    for (size_t i = 0; i < b->bytes; i++)
+        if (b->raw[i] != GAP)
+            return false;
+    return true;
+}
+
+static bool says(const char *word)
+{
+    return strstr(colo_last_error(), word) != NULL;
+}
+
+/* ---- agreement at create ---- */
+
+#define ODD_RANK 2
+
+typedef struct disagreement {
+    t_case_t c;
+    int32_t check;
+    void (*change)(colo_bridge_config_t *config, colo_layout_t *src, colo_layout_t *dst);
+    colo_status_t own, others;
+} disagreement_t;
+
+static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
+{
+    const disagreement_t *d = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
+    int32_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, d->check));
+    rank_try(t_case_config(&d->c, &src, &dst, &config));
+    if (rank == ODD_RANK)
+        d->change(&config, &src, &dst);
+    colo_status_t st = colo_bridge_create(&bridge, config.struct_size == 1 ? NULL : &config, world);
+    if (st != (rank == ODD_RANK ? d->own : d->others))
+        return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
+    rank_check(bridge == mark);
+    if (d->own == COLO_ERR_MISMATCH)
+        rank_check(says("rank 2"));
+    rank_check(colo_comm_check(world) == COLO_OK);
+    return t_case_on(world, &d->c); /* an agreement that failed leaves the comm alive */
+}
+
+static void other_batch(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->shape.samples = 12;
+}
+static void other_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->shape.rows = 12;
+}
+static void other_width(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->shape.features++;
+}
+static void other_dtype(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->dtype = COLO_I32;
+    c->grad = COLO_DISJOINT;
+}
+static void other_output(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->output = COLO_SHARDED;
+}
+static void other_grad(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->grad = COLO_DISJOINT;
+}
+static void other_no_grad(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->no_grad = true;
+}
+static void other_nodes(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->ranks_per_node = 4;
+}
+static void other_algo(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->algo = COLO_COLLECTIVE;
+}
+static void other_grid(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    ref_side_t side = t_side("dp=4,tp=2", true);
+    (void)t_layout(src, &side);
+}
+static void other_split(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    (void)colo_layout_split(dst, COLO_ROWS, "tp", COLO_BLOCK);
+}
+static void other_map(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    (void)colo_layout_map_offset(dst, 4, 16);
+}
+
+static void ranks_that_differ_all_get_mismatch(void **state)
+{
+    (void)state;
+    void (*const changes[])(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *) = {
+        other_batch, other_rows,  other_width, other_dtype, other_output, other_grad,
+        other_no_grad, other_nodes, other_algo,  other_grid,  other_split,  other_map,
+    };
+    for (int check = 1; check <= 2; check++)
+        for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
+            disagreement_t d = {usual(), check, changes[i], COLO_ERR_MISMATCH, COLO_ERR_MISMATCH};
+            colo_status_t st = colo_comm_threads_run(8, disagree_rank, &d);
+            if (st < 0)
+                fail_msg("change %zu at COLO_CHECK=%d: %s", i, check, colo_last_error());
+        }
+}
+
+static void bad_axes(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->axes = "bss";
+}
+static void bad_size(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->struct_size = 12;
+}
+static void no_config(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->struct_size = 1; /* disagree_rank() passes NULL then */
+}
+static void no_src(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->src = NULL;
+}
+static void bad_dtype(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->dtype = (colo_dtype_t)99;
+}
+static void bad_batch(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->shape.samples = -8;
+}
+static void bad_algo(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->algo = (colo_algo_t)5;
+}
+static void int_sums(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->dtype = COLO_I32;
+}
+static void odd_rows(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->output = COLO_SHARDED;
+    c->shape.rows = 7;
+}
+static void cuda_memory(colo_bridge_config_t *c, colo_layout_t *src, colo_layout_t *dst)
+{
+    c->mem = COLO_CUDA;
+}
+
+static void one_ranks_error_is_its_own_and_peer_elsewhere(void **state)
+{
+    (void)state;
+    static const struct {
+        void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
+        colo_status_t status;
+    } list[] = {{bad_axes, COLO_ERR_ARG},  {bad_size, COLO_ERR_ARG},  {no_config, COLO_ERR_ARG},
+                {no_src, COLO_ERR_ARG},    {bad_dtype, COLO_ERR_ARG}, {bad_batch, COLO_ERR_ARG},
+                {bad_algo, COLO_ERR_ARG},  {int_sums, COLO_ERR_ARG},  {odd_rows, COLO_ERR_LAYOUT},
+                {cuda_memory, COLO_ERR_UNBUILT}};
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
+        disagreement_t d = {usual(), 1, list[i].change, list[i].status, COLO_ERR_PEER};
+        colo_status_t st = colo_comm_threads_run(8, disagree_rank, &d);
+        if (st < 0)
+            fail_msg("change %zu: %s", i, colo_last_error());
+    }
+}
+
+static colo_status_t bad_create_rank(colo_comm_t *world, void *arg)
+{
+    colo_bridge_t *bridge = NULL;
+    t_case_t c = usual();
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_check(colo_bridge_create(NULL, &config, world) == COLO_ERR_ARG && says("bridge"));
+    rank_check(colo_bridge_create(&bridge, &config, NULL) == COLO_ERR_ARG && says("comm"));
+    rank_check(!bridge);
+    colo_tensor_t t = {0};
+    rank_check(colo_bridge_forward(NULL, &t, &t, NULL) == COLO_ERR_ARG && says("bridge"));
+    rank_check(colo_bridge_backward(NULL, &t, &t, NULL) == COLO_ERR_ARG && says("bridge"));
+    rank_check(colo_bridge_reshape(NULL, &config.shape) == COLO_ERR_ARG && says("bridge"));
+    colo_bridge_destroy(NULL);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void missing_objects_are_errors_without_talking(void **state)
+{
+    (void)state;
+    assert_ok(colo_comm_threads_run(2, bad_create_rank, NULL));
+}
+
+/* ---- COLO_CHECK=2: an error on one rank is an error on all, and the bridge lives ---- */
+
+typedef enum fault {
+    WRONG_SHAPE,
+    WRONG_NDIM,
+    WRONG_DTYPE,
+    INPUT_NULL,
+    OUTPUT_NULL,
+    OVERLAP,
+    OUTPUT_STRIDE_0,
+    INPUT_NEGATIVE,
+    FAULT_COUNT
+} fault_t;
+
+static const colo_status_t fault_status[FAULT_COUNT] = {
+    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG,
+    COLO_ERR_ARG,   COLO_ERR_ARG,   COLO_ERR_SHAPE, COLO_ERR_SHAPE};
+
+typedef struct faulty {
+    t_case_t c;
+    fault_t fault;
+    bool backward;
+    int32_t check;
+} faulty_t;
+
+static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
+{
+    switch (f->fault) {
+    case WRONG_SHAPE:
+        in->shape[0]--;
+        break;
+    case WRONG_NDIM:
+        in->ndim = 2;
+        break;
+    case WRONG_DTYPE:
+        in->dtype = COLO_I32;
+        break;
+    case INPUT_NULL:
+        in->data = NULL;
+        break;
+    case OUTPUT_NULL:
+        out->data = NULL;
+        break;
+    case OVERLAP:
+        out->data = in->data;
+        break;
+    case OUTPUT_STRIDE_0:
+        out->stride[1] = 0;
+        break;
+    case INPUT_NEGATIVE:
+        in->stride[1] = -3;
+        break;
+    case FAULT_COUNT:
+        break;
+    }
+}
+
+static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
+{
+    const faulty_t *f = arg;
+    const t_case_t *c = &f->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t in, out;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, f->check));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(colo_comm_barrier(world, NULL)); /* nobody is still in create when the fault happens */
+    rank_try(t_case_tensor(c, f->backward ? T_DY : T_X, rank, 0, true, &in));
+    rank_try(t_case_tensor(c, f->backward ? T_DX : T_Y, rank, 0, false, &out));
+    colo_tensor_t a = in.t, b = out.t;
+    if (rank == ODD_RANK)
+        plant(f, &a, &b);
+    colo_status_t st = f->backward ? colo_bridge_backward(bridge, &a, &b, NULL)
+                                   : colo_bridge_forward(bridge, &a, &b, NULL);
+    colo_status_t want = rank == ODD_RANK ? fault_status[f->fault] : COLO_ERR_PEER;
+    if (f->check == 2 || rank == ODD_RANK) {
+        if (st != want)
+            return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
+        rank_check(untouched(&out));
+        rank_check(rank != ODD_RANK || says("2"));
+    } else {
+        rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
+    }
+    rank_try(t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
+    if (f->check == 2) {
+        rank_check(colo_comm_check(world) == COLO_OK);
+        rank_try(t_case_round(bridge, rank, c, 1));
+    }
+    t_buffer_free(&in);
+    t_buffer_free(&out);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves(void **state)
+{
+    (void)state;
+    for (int fault = 0; fault < FAULT_COUNT; fault++)
+        for (int backward = 0; backward < 2; backward++) {
+            faulty_t f = {usual(), (fault_t)fault, backward, 2};
+            colo_status_t st = colo_comm_threads_run(8, faulty_rank, &f);
+            if (st < 0)
+                fail_msg("fault %d backward %d: %s", fault, backward, colo_last_error());
+        }
+}
+
+static void at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang(void **state)
+{
+    (void)state;
+    for (int check = 0; check < 2; check++)
+        for (int fault = 0; fault < FAULT_COUNT; fault++) {
+            faulty_t f = {usual(), (fault_t)fault, false, check};
+            colo_status_t st = colo_comm_threads_run(8, faulty_rank, &f);
+            if (st < 0)
+                fail_msg("fault %d: %s", fault, colo_last_error());
+        }
+}
+
+static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t in, out;
+    int64_t rank = colo_comm_rank(world);
+    bool backward = rank == ODD_RANK;
+    rank_try(colo_comm_set_check(world, 2));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_tensor(c, backward ? T_DY : T_X, rank, 0, true, &in));
+    rank_try(t_case_tensor(c, backward ? T_DX : T_Y, rank, 0, false, &out));
+    colo_status_t st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
+                                : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
+    rank_check(st == COLO_ERR_MISMATCH);
+    rank_check(says("2"));
+    rank_check(untouched(&out));
+    t_buffer_free(&in);
+    t_buffer_free(&out);
+    rank_try(t_case_round(bridge, rank, c, 0));
+    /* one rank reshapes, the others do not */
+    colo_shape_t other = {12, 8, 3, 0}, same = {8, 8, 3, 0};
+    t_case_t wide = *c;
+    if (rank == ODD_RANK) {
+        rank_try(colo_bridge_reshape(bridge, &other));
+        wide.shape.b = 12;
+    }
+    rank_try(t_case_tensor(&wide, T_X, rank, 0, true, &in));
+    rank_try(t_case_tensor(&wide, T_Y, rank, 0, false, &out));
+    rank_check(colo_bridge_forward(bridge, &in.t, &out.t, NULL) == COLO_ERR_MISMATCH);
+    rank_check(untouched(&out));
+    t_buffer_free(&in);
+    t_buffer_free(&out);
+    rank_try(colo_bridge_reshape(bridge, &same));
+    rank_try(t_case_round(bridge, rank, c, 1));
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void at_check_2_ranks_in_different_calls_all_get_mismatch(void **state)
+{
+    (void)state;
+    t_case_t c = usual();
+    assert_ok(colo_comm_threads_run(8, crossed_rank, &c));
+}
+
+/* ---- promises ---- */
+
+typedef struct promise {
+    t_case_t c;
+    bool backward;
+    int64_t rank, ib, is, ih; /* the element that breaks it */
+    const char *words[3];     /* in the sentence of the rank that says PROMISE */
+    bool on_all;              /* every rank says PROMISE; else the others say PEER */
+} promise_t;
+
+static colo_status_t promise_rank(colo_comm_t *world, void *arg)
+{
+    const promise_t *p = arg;
+    const t_case_t *c = &p->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, 2));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    ref_part_t part;
+    ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, rank,
+                  p->backward && c->output == COLO_FULL_SEQ);
+    for (int round = 0; round < 2; round++) { /* broken, then kept */
+        t_buffer_t in, out;
+        rank_try(t_case_tensor(c, p->backward ? T_DY : T_X, rank, 0, true, &in));
+        rank_try(t_case_tensor(c, p->backward ? T_DX : T_Y, rank, 0, false, &out));
+        if (!round && rank == p->rank) {
+            float bad = 7.5f;
+            memcpy(t_buffer_at(&in, c->axes, part.ns, p->ib, p->is, p->ih), &bad, sizeof bad);
+        }
+        colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
+                                       : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
+        if (round) {
+            rank_try(st);
+            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, rank, 0, &out));
+        } else {
+            bool here = p->on_all || rank == p->rank;
+            if (st != (here ? COLO_ERR_PROMISE : COLO_ERR_PEER))
+                return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+            for (int i = 0; here && i < 3; i++)
+                if (p->words[i] && !says(p->words[i]))
+                    return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+            rank_check(untouched(&out));
+            rank_check(colo_comm_check(world) == COLO_OK);
+        }
+        t_buffer_free(&in);
+        t_buffer_free(&out);
+    }
+    ref_part_free(&part);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void run_promise(const promise_t *p)
+{
+    promise_t copy = *p;
+    colo_status_t st = colo_comm_threads_run(8, promise_rank, &copy);
+    if (st < 0)
+        fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
+}
+
+static void replicas_that_differ_break_a_promise_that_names_them(void **state)
+{
+    (void)state;
+    /* source tp: ranks 4 and 5 hold the same x */
+    run_promise(&(promise_t){usual(), false, 5, 1, 3, 2, {"4", "5", "x"}, true});
+    run_promise(&(promise_t){usual(), false, 4, 0, 0, 0, {"4", "5", "x"}, true});
+    /* destination tp: ranks 6 and 7 hold the same d_y (tp fastest, then cp, then dp) */
+    t_case_t c = usual();
+    run_promise(&(promise_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
+    c.output = COLO_SHARDED;
+    run_promise(&(promise_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
+    /* with strides and gaps: what lies between the elements is nobody's business */
+    c = usual();
+    c.stride = T_SPREAD;
+    c.axes = "sbh";
+    run_promise(&(promise_t){c, false, 3, 1, 7, 2, {"2", "3", "x"}, true});
+}
+
+static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
+{
+    (void)state;
+    t_case_t c = usual();
+    c.grad = COLO_DISJOINT;
+    /* zigzag of 8 rows over cp 2: cp 0 owns 0 1 6 7, cp 1 owns 2 3 4 5; rank 4: dp 1, cp 0, tp 0 */
+    run_promise(&(promise_t){c, true, 4, 1, 3, 2, {"rank 4", "row 3", "DISJOINT"}, false});
+    run_promise(&(promise_t){c, true, 7, 0, 6, 0, {"rank 7", "row 6", "DISJOINT"}, false});
+    c.axes = "sbh";
+    c.stride = T_REVERSED;
+    run_promise(&(promise_t){c, true, 0, 3, 5, 2, {"rank 0", "row 5", "DISJOINT"}, false});
+    c.axes = "th";
+    c.stride = T_PADDED;
+    c.dst.map = REF_OFFSET; /* 8 rows at positions 4..11 of 16: cp 0 owns none of them but 0..3, 12.. */
+    c.dst.map_offset = 2;
+    c.dst.positions = 16; /* chunks of 4: positions 2 3 | 4..9 -> rows 0 1 belong to cp 0, 2..7 to cp 1 */
+    run_promise(&(promise_t){c, true, 0, 0, 2, 0, {"rank 0", "row 2", "DISJOINT"}, false});
+}
+
+static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t dy, dx;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, 1));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
+    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
+    float bad = 7.5f;
+    if (rank < 2) /* row 3 belongs to cp 1: what cp 0 has there never arrives */
+        memcpy(t_buffer_at(&dy, NULL, 8, 1, 3, 2), &bad, sizeof bad);
+    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
+    rank_try(t_case_compare(c, T_DX, rank, 0, &dx));
+    t_buffer_free(&dy);
+    t_buffer_free(&dx);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void without_the_check_only_owned_rows_of_a_disjoint_gradient_move(void **state)
+{
+    (void)state;
+    t_case_t c = usual();
+    c.grad = COLO_DISJOINT;
+    assert_ok(colo_comm_threads_run(8, unchecked_rank, &c));
+}
+
+/* ---- staying away ---- */
+
+static colo_status_t absent_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t x, y;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, 0)); /* nothing is agreed: the first exchange is number 1 */
+    rank_try(colo_comm_set_timeout(world, 300));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    rank_try(t_case_round(bridge, rank, c, 0)); /* operations 1 and 2 */
+    rank_try(t_case_tensor(c, T_X, rank, 0, true, &x));
+    rank_try(t_case_tensor(c, T_Y, rank, 0, false, &y));
+    colo_status_t st = COLO_OK;
+    if (rank == ODD_RANK)
+        nanosleep(&(struct timespec){.tv_sec = 1}, NULL);
+    else
+        st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
+    if (rank == 0) { /* the peer of rank 2 */
+        rank_check(st == COLO_ERR_TIMEOUT);
+        rank_check(says("rank 2") && says("#3") && says("#2") && says("exchange"));
+        rank_check(colo_comm_check(world) == COLO_ERR_TIMEOUT);
+        rank_check(colo_bridge_forward(bridge, &x.t, &y.t, NULL) == COLO_ERR_TIMEOUT); /* dead */
+    } else if (rank != ODD_RANK) {
+        rank_check(st == COLO_OK || st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
+    }
+    t_buffer_free(&x);
+    t_buffer_free(&y);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers(void **state)
+{
+    (void)state;
+    t_case_t c = usual();
+    assert_ok(colo_comm_threads_run(8, absent_rank, &c));
+}
+
+/* ---- communicators that are not the world ---- */
+
+static colo_status_t sub_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_comm_t *sub = NULL;
+    int64_t rank = colo_comm_rank(world);
+    /* ranks 4..7 in descending order: comm rank 0 is world rank 7 */
+    rank_try(colo_comm_split_color(world, rank >= 4 ? 1 : -1, -rank, &sub));
+    if (rank < 4)
+        return COLO_OK;
+    rank_check(colo_comm_world_rank(sub, 0) == 7);
+    colo_status_t st = t_case_on(sub, c);
+    colo_comm_destroy(&sub);
+    return st;
+}
+
+static void a_bridge_needs_only_a_comm_of_its_ranks_in_any_order(void **state)
+{
+    (void)state;
+    static const char *const specs[][2] = {{"tp=2,dp=2@4", "cp=2,tp=1,dp=2@4"},
+                                           {"dp=4@4", "cp=4@4"},
+                                           {"tp=1,dp=4@4", "tp=4,dp=1@4"},
+                                           {"tp=4,dp=1@4", "tp=1,dp=4@4"}};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        for (int kind = 0; kind < 3; kind++) {
+            t_case_t c = make(specs[i][0], specs[i][1], 4, 8, 2);
+            c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
+            c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+            for (int check = 1; check <= 2; check++) {
+                c.check = check;
+                c.algo = COLO_EXACT;
+                assert_ok(colo_comm_threads_run(8, sub_rank, &c));
+                c.algo = COLO_COLLECTIVE;
+                if (i != 1) /* COLLECTIVE wants a tp dim */
+                    assert_ok(colo_comm_threads_run(8, sub_rank, &c));
+            }
+        }
+}
+
+static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_comm_t *sub = NULL;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
+    if (rank >= 2)
+        return COLO_OK;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    colo_status_t st = colo_bridge_create(&bridge, &config, sub);
+    rank_check(st == COLO_ERR_MISSING && !bridge);
+    rank_check(says(rank == 0 ? "rank 2" : "rank 3"));
+    colo_comm_destroy(&sub);
+    return COLO_OK;
+}
+
+static void a_peer_outside_the_comm_is_missing(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=2", "tp=4,dp=1", 4, 4, 2); /* 0 needs 2, 1 needs 3 */
+    assert_ok(colo_comm_threads_run(4, lacking_rank, &c));
+}
+
+/* ---- the ledger ---- */
+
+typedef struct counted {
+    t_case_t c;
+    int32_t check;
+} counted_t;
+
+/* all operations of all owners but the checks, less one kind */
+static uint64_t others(const colo_ledger_t *l)
+{
+    uint64_t n = 0;
+    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+        for (int owner = 0; owner < COLO_OWNER_COUNT; owner++)
+            if (owner != COLO_OWNER_CHECK)
+                n += l->ops[kind][owner];
+    return n - l->ops[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE];
+}
+
+static colo_status_t counted_rank(colo_comm_t *world, void *arg)
+{
+    const counted_t *a = arg;
+    const t_case_t *c = &a->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t t[4];
+    colo_ledger_t l;
+    const int X = COLO_OP_EXCHANGE, B = COLO_OWNER_BRIDGE, C = COLO_OWNER_CHECK;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_set_check(world, a->check));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    colo_comm_ledger(world, &l);
+    rank_check(l.ops[X][B] == 0 && others(&l) == 0);
+    uint64_t checks = 0;
+    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+        checks += l.ops[kind][C];
+    rank_check((checks > 0) == (a->check > 0)); /* agreement, unless switched off */
+    for (int role = 0; role < 4; role++)
+        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, role == T_X || role == T_DY, &t[role]));
+    const colo_plan_t *plan = colo_bridge_plan(bridge);
+    for (int i = 0; i < 6; i++) {
+        int way = i % 2;
+        colo_comm_ledger_reset(world);
+        rank_try(way ? colo_bridge_backward(bridge, &t[T_DY].t, &t[T_DX].t, NULL)
+                     : colo_bridge_forward(bridge, &t[T_X].t, &t[T_Y].t, NULL));
+        colo_comm_ledger(world, &l);
+        colo_plan_bytes_t bytes = colo_plan_bytes(plan, (colo_way_t)way);
+        rank_check(l.ops[X][B] == 1 && others(&l) == 0);
+        rank_check((int64_t)l.sent_bytes[X][B] == bytes.send);
+        rank_check((int64_t)l.recv_bytes[X][B] == bytes.recv);
+        checks = 0;
+        for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+            checks += l.ops[kind][C];
+        rank_check((checks > 0) == (a->check == 2));
+    }
+    for (int role = 0; role < 4; role++)
+        t_buffer_free(&t[role]);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void each_direction_is_one_exchange_of_the_plans_bytes(void **state)
+{
+    (void)state;
+    static const char *const specs[][2] = {{"tp=2,dp=4", "tp=2,cp=2,dp=2"},
+                                           {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
+                                           {"tp=2,dp=3", "tp=3,dp=2"},
+                                           {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
+                                           {"tp=2,dp=2", "tp=2,dp=2"},
+                                           {"tp=2,pp=2,dp=2", "pp=2,cp=2,dp=2"}};
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        for (int kind = 0; kind < 3; kind++)
+            for (int check = 0; check <= 2; check++) {
+                counted_t a = {make(specs[i][0], specs[i][1], 6, 8, 3), check};
+                a.c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
+                a.c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+                colo_status_t st = colo_comm_threads_run(t_case_world(&a.c), counted_rank, &a);
+                if (st < 0)
+                    fail_msg("%s check %d: %s", t_case_text(&a.c), check, colo_last_error());
+            }
+}
+
+static colo_status_t scratch_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = usual();
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    for (int kind = 0; kind < 3; kind++) {
+        colo_bridge_t *bridge = NULL;
+        c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
+        c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
+        rank_try(t_case_config(&c, &src, &dst, &config));
+        rank_try(colo_bridge_create(&bridge, &config, world));
+        rank_check((colo_bridge_scratch_size(bridge) > 0) == (kind == 1));
+        colo_bridge_destroy(&bridge);
+    }
+    return COLO_OK;
+}
+
+static void only_partial_sums_need_scratch(void **state)
+{
+    (void)state;
+    assert_ok(colo_comm_threads_run(8, scratch_rank, NULL));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_that_differ_all_get_mismatch),
+        cmocka_unit_test(one_ranks_error_is_its_own_and_peer_elsewhere),
+        cmocka_unit_test(missing_objects_are_errors_without_talking),
+        cmocka_unit_test(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves),
+        cmocka_unit_test(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang),
+        cmocka_unit_test(at_check_2_ranks_in_different_calls_all_get_mismatch),
+        cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
+        cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
+        cmocka_unit_test(without_the_check_only_owned_rows_of_a_disjoint_gradient_move),
+        cmocka_unit_test(a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers),
+        cmocka_unit_test(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order),
+        cmocka_unit_test(a_peer_outside_the_comm_is_missing),
+        cmocka_unit_test(each_direction_is_one_exchange_of_the_plans_bytes),
+        cmocka_unit_test(only_partial_sums_need_scratch),
+    };
+    return cmocka_run_group_tests_name("bridge/check", tests, NULL, NULL);
+}

@@ -1,0 +1,431 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_collective.c - the all-gather / all-reduce way: equal to EXACT and to the oracle wherever it is
+ * accepted, refused on all ranks before anything moves where it is not, with the groups of the worked
+ * maps and exactly the collectives that the reference runs.
+ */
+#include "harness/harness.h"
+
+#include "bridge/bridge.h" /* private: the groups and their ledgers */
+#include "harness/bridge_case.h"
+
+typedef struct kind {
+    colo_output_t output;
+    colo_grad_t grad;
+} kind_t;
+
+static const kind_t kinds[] = {{COLO_FULL_SEQ, COLO_PARTIAL},
+                               {COLO_FULL_SEQ, COLO_DISJOINT},
+                               {COLO_SHARDED, COLO_DISJOINT}};
+
+static const char *const accepted[][2] = {
+    {"tp=2,dp=4", "tp=2,cp=2,dp=2"},      {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
+    {"tp=4,dp=2", "tp=2,dp=4"},           {"tp=2,dp=4", "tp=4,dp=2"},
+    {"tp=4,dp=2", "tp=2,cp=2,dp=2"},      {"tp=1,dp=8", "tp=2,cp=4,dp=1"},
+    {"tp=1,dp=8", "cp=2,tp=4,dp=1"},      {"tp=8,dp=1", "tp=1,dp=8"},
+    {"tp=2,dp=2@4", "tp=1,dp=4@4"},       {"tp=2,dp=4@3", "tp=2,cp=2,dp=2@3"},
+    {"tp=2,dp=3", "tp=2,cp=3,dp=1"},      {"tp=6,dp=1", "tp=1,cp=3,dp=2"},
+    {"tp=2,pp=1,dp=4", "cp=4,tp=1,dp=2"}, {"tp=2,dp=2", "tp=2,dp=2"},
+};
+#define ACCEPTED (sizeof accepted / sizeof accepted[0])
+
+static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h},
+                      .algo = COLO_COLLECTIVE};
+}
+
+static int64_t batch_of(const t_case_t *c)
+{
+    int64_t a = ref_side_dp(&c->src), b = ref_side_dp(&c->dst);
+    return a > b ? a : b;
+}
+
+static void both_ways_are_what_the_oracle_says(void **state)
+{
+    (void)state;
+    static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
+    for (size_t i = 0; i < ACCEPTED; i++)
+        for (size_t k = 0; k < 3; k++)
+            for (int a = 0; a < 4; a++)
+                for (int stride = 0; stride < T_STRIDE_COUNT; stride++) {
+                    t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
+                    c.shape.b = batch_of(&c) * (1 + stride % 2);
+                    c.output = kinds[k].output;
+                    c.grad = kinds[k].grad;
+                    c.axes = axes[a];
+                    c.stride = (t_stride_t)stride;
+                    c.rounds = 2;
+                    assert_ok(t_case_run(&c));
+                }
+}
+
+static void every_float_dtype_sums_and_every_dtype_moves(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < COLO_DTYPE_COUNT; dtype++)
+        for (size_t i = 0; i < ACCEPTED; i++) {
+            t_case_t c = make(accepted[i][0], accepted[i][1], 8, 24, 3);
+            c.shape.b = batch_of(&c);
+            c.dtype = (colo_dtype_t)dtype;
+            c.no_grad = !colo_dtype_is_float(c.dtype);
+            assert_ok(t_case_run(&c));
+            c.output = COLO_SHARDED;
+            assert_ok(t_case_run(&c));
+        }
+}
+
+static void an_empty_batch_is_carried(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ACCEPTED; i++)
+        for (size_t k = 0; k < 3; k++) {
+            t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
+            c.output = kinds[k].output;
+            c.grad = kinds[k].grad;
+            assert_ok(t_case_run(&c));
+        }
+}
+
+/* ---- the same bits as EXACT, on sums whose value depends on their order ---- */
+
+static float noise(int64_t rank, int64_t i)
+{
+    uint64_t s = (uint64_t)(rank * 1000003 + i * 7919 + 5);
+    float v = (float)(t_uniform(&s) - 0.5);
+    return i % 3 ? v : v * 4096;
+}
+
+static colo_status_t compare_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *given = arg;
+    t_case_t c = *given;
+    t_buffer_t dx[2];
+    int64_t rank = colo_comm_rank(world);
+    ref_part_t part;
+    ref_part_make(&part, &c.dst, c.shape, rank, c.output == COLO_FULL_SEQ);
+    ref_part_t own;
+    ref_part_make(&own, &c.dst, c.shape, rank, false);
+    bool disjoint = c.output == COLO_FULL_SEQ && c.grad == COLO_DISJOINT;
+    for (int algo = 0; algo < 2; algo++) {
+        colo_layout_t src, dst;
+        colo_bridge_config_t config;
+        colo_bridge_t *bridge = NULL;
+        t_buffer_t dy;
+        c.algo = (colo_algo_t)algo;
+        rank_try(t_case_config(&c, &src, &dst, &config));
+        rank_try(colo_bridge_create(&bridge, &config, world));
+        rank_try(t_case_tensor(&c, T_DY, rank, 0, false, &dy));
+        rank_try(t_case_tensor(&c, T_DX, rank, 0, false, &dx[algo]));
+        for (int64_t b = 0; b < part.nb; b++)
+            for (int64_t s = 0; s < part.ns; s++)
+                for (int64_t h = 0; h < part.nh; h++) {
+                    /* the same on tp replicas, other on every context level */
+                    int64_t id = (part.b[b] * c.shape.n + part.s[s]) * c.shape.h + part.h[h];
+                    float v = noise(part.level, id);
+                    if (disjoint && !ref_list_has(own.s, own.ns, part.s[s]))
+                        v = 0;
+                    memcpy(t_buffer_at(&dy, c.axes, part.ns, b, s, h), &v, sizeof v);
+                }
+        rank_try(colo_bridge_backward(bridge, &dy.t, &dx[algo].t, NULL));
+        t_buffer_free(&dy);
+        colo_bridge_destroy(&bridge);
+    }
+    rank_check(dx[0].bytes == dx[1].bytes);
+    rank_check(memcmp(dx[0].raw, dx[1].raw, dx[0].bytes) == 0);
+    t_buffer_free(&dx[0]);
+    t_buffer_free(&dx[1]);
+    ref_part_free(&part);
+    ref_part_free(&own);
+    return COLO_OK;
+}
+
+static void collective_and_exact_give_the_same_bits(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < ACCEPTED; i++)
+        for (size_t k = 0; k < 3; k++) {
+            t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 3);
+            c.shape.b = batch_of(&c);
+            c.output = kinds[k].output;
+            c.grad = kinds[k].grad;
+            colo_status_t st = colo_comm_threads_run(t_case_world(&c), compare_rank, &c);
+            if (st < 0)
+                fail_msg("%s: %s", t_case_text(&c), colo_last_error());
+        }
+}
+
+/* ---- groups and the ledger ---- */
+
+typedef struct expect {
+    t_case_t c;
+    const int64_t (*gather)[2]; /* groups of two, NULL: none */
+    int ngather;
+    int gathers[2], reduces[2]; /* collectives of forward, backward */
+} expect_t;
+
+static uint64_t ops_of(const colo_comm_t *c, colo_op_kind_t kind)
+{
+    colo_ledger_t l;
+    if (!c)
+        return 0;
+    colo_comm_ledger(c, &l);
+    return l.ops[kind][COLO_OWNER_BRIDGE];
+}
+
+/* collectives of the bridge on all its comms; anything but gathers and reduces counts as a gather
+ * too many */
+static int count_gathers(const colo_bridge_t *b)
+{
+    uint64_t n = 0;
+    const colo_comm_t *comms[] = {b->coll.gather, b->coll.cp, b->comm};
+    for (int i = 0; i < 3; i++)
+        n += ops_of(comms[i], COLO_OP_ALL_GATHER) + ops_of(comms[i], COLO_OP_REDUCE_SCATTER) +
+             ops_of(comms[i], COLO_OP_BROADCAST) + ops_of(comms[i], COLO_OP_BARRIER) +
+             ops_of(comms[i], COLO_OP_EXCHANGE);
+    return (int)n;
+}
+
+static int count_reduces(const colo_bridge_t *b)
+{
+    return (int)(ops_of(b->coll.gather, COLO_OP_ALL_REDUCE) + ops_of(b->coll.cp, COLO_OP_ALL_REDUCE) +
+                 ops_of(b->comm, COLO_OP_ALL_REDUCE));
+}
+
+static colo_status_t ledger_rank(colo_comm_t *world, void *arg)
+{
+    const expect_t *e = arg;
+    const t_case_t *c = &e->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    t_buffer_t t[4];
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&b, &config, world));
+    rank_check((b->coll.gather != NULL) == (e->gather != NULL));
+    rank_check((b->coll.cp != NULL) == (ref_side_extent(&c->dst, "cp") > 1));
+    bool found = !e->gather;
+    for (int i = 0; i < e->ngather; i++)
+        for (int j = 0; j < 2; j++)
+            if (e->gather[i][j] == rank) {
+                found = true;
+                rank_check(colo_comm_size(b->coll.gather) == 2);
+                rank_check(colo_comm_world_rank(b->coll.gather, 0) == e->gather[i][0]);
+                rank_check(colo_comm_world_rank(b->coll.gather, 1) == e->gather[i][1]);
+            }
+    rank_check(found);
+    for (int role = 0; role < 4; role++)
+        rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, role == T_X || role == T_DY, &t[role]));
+    int g0 = count_gathers(b), r0 = count_reduces(b);
+    rank_try(colo_bridge_forward(b, &t[T_X].t, &t[T_Y].t, NULL));
+    int g1 = count_gathers(b), r1 = count_reduces(b);
+    rank_try(colo_bridge_backward(b, &t[T_DY].t, &t[T_DX].t, NULL));
+    int g2 = count_gathers(b), r2 = count_reduces(b);
+    rank_check(g1 - g0 == e->gathers[0] && r1 - r0 == e->reduces[0]);
+    rank_check(g2 - g1 == e->gathers[1] && r2 - r1 == e->reduces[1]);
+    for (int role = 0; role < 4; role++)
+        t_buffer_free(&t[role]);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+static void the_groups_and_collectives_are_those_of_the_worked_maps(void **state)
+{
+    (void)state;
+    static const int64_t pairs[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
+    expect_t e[] = {
+        {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2), pairs, 4, {1, 0}, {0, 1}},
+        {make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 1}},
+        {make("tp=4,dp=2", "tp=2,dp=4", 8, 8, 2), pairs, 4, {0, 1}, {0, 0}},
+        {make("tp=4,dp=2", "tp=2,cp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 1}},
+        {make("tp=2,dp=2", "tp=2,dp=2", 8, 8, 2), NULL, 0, {0, 0}, {0, 0}},
+    };
+    for (size_t i = 0; i < sizeof e / sizeof e[0]; i++)
+        for (size_t k = 0; k < 3; k++) {
+            e[i].c.output = kinds[k].output;
+            e[i].c.grad = kinds[k].grad;
+            colo_status_t st = colo_comm_threads_run(t_case_world(&e[i].c), ledger_rank, &e[i]);
+            if (st < 0)
+                fail_msg("%s: %s", t_case_text(&e[i].c), colo_last_error());
+        }
+}
+
+/* ---- refusals ---- */
+
+static colo_status_t refused_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
+    colo_ledger_t l;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    colo_status_t st = colo_bridge_create(&bridge, &config, world);
+    rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
+    rank_check(bridge == mark);
+    colo_comm_ledger(world, &l);
+    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+        rank_check(l.ops[kind][COLO_OWNER_BRIDGE] == 0 && l.ops[kind][COLO_OWNER_USER] == 0);
+    rank_check(colo_comm_check(world) == COLO_OK);
+    t_case_t exact = *c; /* the comm lives, and EXACT has no such limits */
+    exact.algo = COLO_EXACT;
+    return t_case_on(world, &exact);
+}
+
+static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **state)
+{
+    (void)state;
+    static const char *const refused[][2] = {
+        {"dp=8", "tp=2,cp=2,dp=2"},           {"tp=2,dp=4", "tp=2,dp=2"},
+        {"tp=2,dp=2@1", "tp=2,dp=2"},         {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2"},
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2"},      {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
+        {"tp=2,dp=4", "tp=2,dp=2,cp=2"},      {"tp=2,dp=3", "tp=3,dp=2"},
+        {"tp=2,ep=2,dp=2", "tp=2,cp=2,dp=2"}, {"dp=4,tp=2", "tp=2,cp=2,dp=2"},
+        {"tp=4,dp=2", "dp=4,tp=2"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        t_case_t c = make(refused[i][0], refused[i][1], 12, 8, 2);
+        c.check = 1;
+        assert_ok(colo_comm_threads_run(t_case_world(&c), refused_rank, &c));
+    }
+    t_case_t c = make("tp=4,dp=2", "tp=2,dp=4", 6, 8, 2);
+    assert_ok(colo_comm_threads_run(8, refused_rank, &c));
+    c = make("tp=2,dp=4", "tp=4,dp=2", 6, 8, 2);
+    assert_ok(colo_comm_threads_run(8, refused_rank, &c));
+}
+
+/* Accepted exactly when every rank's slot is in its group: by asking each rank, for all orders. */
+typedef struct sweep {
+    int64_t taken, refused;
+} sweep_t;
+
+static void one_sweep(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    sweep_t *t = arg;
+    for (int a = 0; a < T_ORDERS; a++)
+        for (int b = 0; b < T_ORDERS; b++) {
+            t_case_t c = {.src = t_side_ordered(a, s[0], s[1], s[2], true),
+                          .dst = t_side_ordered(b, d[0], d[1], d[2], false)};
+            colo_layout_t ls, ld;
+            assert_ok(t_layout(&ls, &c.src));
+            assert_ok(t_layout(&ld, &c.dst));
+            int64_t big = s[2] > d[2] ? s[2] : d[2], small = s[2] < d[2] ? s[2] : d[2], k = big / small;
+            colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                     .shape = {big, 48, 1, 0}};
+            int cp_at = 0, dp_at = 0;
+            for (int i = 0; i < 3; i++) {
+                cp_at = strcmp(c.dst.name[i], "cp") == 0 ? i : cp_at;
+                dp_at = strcmp(c.dst.name[i], "dp") == 0 ? i : dp_at;
+            }
+            bool ok = s[1] == 1 && big % small == 0 && (d[1] == 1 || cp_at < dp_at);
+            for (int64_t r = 0; ok && r < n; r++) {
+                int64_t x = ref_side_coord(&c.src, r, "dp"), y = ref_side_coord(&c.dst, r, "dp");
+                ok = s[2] >= d[2] ? x / k == y : y / k == x;
+            }
+            colo_status_t st = colo_plan_collective_check(&pc);
+            if ((st == COLO_OK) != ok)
+                fail_msg("%s: %s, by asking every rank: %s", t_case_text(&c), colo_status_name(st),
+                         ok ? "accepted" : "refused");
+            t->taken += ok;
+            t->refused += !ok;
+        }
+}
+
+static void it_is_accepted_exactly_where_every_rank_agrees(void **state)
+{
+    (void)state;
+    sweep_t t = {0};
+    t_each_pair(1, 12, one_sweep, &t);
+    assert_true(t.taken > 500 && t.refused > 500);
+}
+
+static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = *(const t_case_t *)arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&b, &config, world));
+    rank_try(t_case_round(b, rank, &c, 0));
+    colo_shape_t odd = {6, 8, 2, 0};
+    rank_check(colo_bridge_reshape(b, &odd) == COLO_ERR_SHAPE);
+    rank_try(t_case_round(b, rank, &c, 1)); /* the old shape stays */
+    colo_shape_t next = {16, 4, 5, 0};
+    rank_try(colo_bridge_reshape(b, &next));
+    c.shape = (ref_shape_t){16, 4, 5};
+    rank_try(t_case_round(b, rank, &c, 2));
+    next = (colo_shape_t){4, 8, 1, 0};
+    rank_try(colo_bridge_reshape(b, &next));
+    c.shape = (ref_shape_t){4, 8, 1};
+    rank_try(t_case_round(b, rank, &c, 3));
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+static void reshape_keeps_the_groups_and_refuses_odd_batches(void **state)
+{
+    (void)state;
+    for (size_t k = 0; k < 3; k++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
+        c.output = kinds[k].output;
+        c.grad = kinds[k].grad;
+        assert_ok(colo_comm_threads_run(8, reshape_rank, &c));
+        c.src = t_side("tp=4,dp=2", true);
+        c.dst = t_side("tp=1,cp=2,dp=4", false);
+        assert_ok(colo_comm_threads_run(8, reshape_rank, &c));
+    }
+}
+
+static void a_rank_outside_the_grids_takes_part_in_create_only(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=2@1", "cp=2,tp=1,dp=2@1", 4, 8, 2);
+    c.world = 7;
+    c.rounds = 2;
+    assert_ok(t_case_run(&c));
+    c = make("tp=1,dp=4@2", "tp=2,dp=2@2", 4, 8, 2);
+    c.world = 8;
+    c.rounds = 2;
+    assert_ok(t_case_run(&c));
+}
+
+static void positions_shard_as_in_exact(void **state)
+{
+    (void)state;
+    static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 6, 2);
+    c.output = COLO_SHARDED;
+    c.dst.map = REF_TABLE;
+    c.dst.table = shuffled;
+    c.dst.positions = 16;
+    assert_ok(t_case_run(&c));
+    c.dst.map = REF_OFFSET;
+    c.dst.map_offset = 5;
+    assert_ok(t_case_run(&c));
+    c = make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 6, 2);
+    c.output = COLO_SHARDED;
+    c.dst.map = REF_TABLE;
+    c.dst.table = shuffled;
+    c.dst.positions = 16;
+    assert_ok(t_case_run(&c));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(both_ways_are_what_the_oracle_says),
+        cmocka_unit_test(every_float_dtype_sums_and_every_dtype_moves),
+        cmocka_unit_test(an_empty_batch_is_carried),
+        cmocka_unit_test(collective_and_exact_give_the_same_bits),
+        cmocka_unit_test(the_groups_and_collectives_are_those_of_the_worked_maps),
+        cmocka_unit_test(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it),
+        cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
+        cmocka_unit_test(reshape_keeps_the_groups_and_refuses_odd_batches),
+        cmocka_unit_test(a_rank_outside_the_grids_takes_part_in_create_only),
+        cmocka_unit_test(positions_shard_as_in_exact),
+    };
+    return cmocka_run_group_tests_name("bridge/collective", tests, NULL, NULL);
+}
