@@ -113,13 +113,9 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
             r.m = top;
             r.arg = p->config->vocab_start + arg;
         }
-        if (r.m == -INFINITY) {
-            gone = true;
-            continue;
-        }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
-            if (x[i] == -INFINITY) {
+            if (x[i] == -INFINITY) { /* also all that a tile has while m still is -inf */
                 gone = true;
                 continue;
             }
@@ -254,7 +250,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
         if (p->out.loss)
             put(p->out.loss, p->stat_dtype, t, loss);
         if (p->out.correct)
-            p->out.correct[t] = counts && legal && g.arg == target;
+            p->out.correct[t] = counts && g.arg == target;
         if (p->saved) {
             p->saved[t] = g.m;
             p->saved[p->tokens + t] = g.log_sum;

@@ -148,16 +148,18 @@ static void an_invalid_target_leaves_the_entropy_gradient_alone(void **state)
 static void an_ignore_index_inside_the_vocabulary_is_ignored(void **state)
 {
     uint64_t rng = t_seed() + 6;
-    loss_case_t c;
     (void)state;
-    loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
-    for (int t = 0; t < 8; t++)
-        c.targets[t] = t % 4;
-    c.config.ignore_index = 3;
-    set_options(&c, 255);
-    run_and_compare(&c, "pad token");
-    assert_int_equal(c.n_valid[2], 6);
-    loss_case_free(&c);
+    for (int64_t index = 0; index < 4; index++) {
+        loss_case_t c;
+        loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
+        for (int t = 0; t < 8; t++)
+            c.targets[t] = t % 4;
+        c.config.ignore_index = index;
+        set_options(&c, 255);
+        run_and_compare(&c, "pad token");
+        assert_int_equal(c.n_valid[2], 6);
+        loss_case_free(&c);
+    }
 }
 
 static void nothing_valid_and_nothing_at_all_still_join_the_gather(void **state)

@@ -335,18 +335,27 @@ static void an_x_that_overflows_fp32_is_infinite(void **state)
     uint64_t rng = t_seed() + 4;
     loss_case_t c;
     (void)state;
-    loss_case_init(&c, 2, 2, 4, COLO_F32, 1, &rng);
+    loss_case_init(&c, 2, 4, 4, COLO_F32, 0, &rng);
     c.config.want_entropy = true;
     c.config.scale = 100;
-    for (int i = 0; i < 8; i++)
-        c.z[i] = 0;
     c.z[1] = loss_round(COLO_F32, 1e38);
     c.z[4 + 1] = loss_round(COLO_F32, -1e38);
-    c.targets[0] = c.targets[1] = 0;
+    for (int j = 0; j < 4; j++) {
+        c.z[12 + j] = loss_round(COLO_F32, -1e38); /* a whole row */
+        if (j > 1)
+            c.z[8 + j] = loss_round(COLO_F32, -1e38); /* a whole shard */
+    }
+    for (int t = 0; t < 4; t++)
+        c.targets[t] = 0;
     assert_ok(loss_case_run(&c));
-    assert_true(isnan(c.out[0][0][0]) && isnan(c.out[1][0][0]));
-    assert_true(fabs(c.out[0][0][1] + log(3)) < 1e-6 && fabs(c.out[1][1][1] - log(3)) < 1e-6);
-    assert_true(c.dz[4 + 1] == 0);
+    for (int r = 0; r < 2; r++) {
+        assert_true(isnan(c.out[r][0][0]) && isnan(c.out[r][1][0]));
+        assert_true(fabs(c.out[r][0][1] + log(3)) < 1e-6 && fabs(c.out[r][1][1] - log(3)) < 1e-6);
+        assert_true(fabs(c.out[r][0][2] + log(2)) < 1e-6 && fabs(c.out[r][1][2] - log(2)) < 1e-6);
+        assert_true(isnan(c.out[r][0][3]) && isnan(c.out[r][1][3]));
+    }
+    assert_true(c.dz[4 + 1] == 0 && c.dz[8 + 2] == 0 && c.dz[8 + 3] == 0);
+    assert_true(isnan(c.dz[1]) && isnan(c.dz[12]));
     loss_case_free(&c);
 }
 

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob-check.c - what the logits path refuses, each with its numbers.
+ *
+ * Three moments: before forward touches anything (this rank's arguments), after the gather (what
+ * the ranks brought together: the same config and targets, shards that tile the vocabulary), and
+ * before backward (the saved state is there, nothing was written since, d_logits is the logits or
+ * shares nothing with them). Nothing here writes a caller's memory or talks to another rank.
+ */
+#include "loss/check.h"
+
+#include "core/try.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+colo_status_t colo_logprob_config_check(const colo_logprob_config_t *c)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "logprob: config is NULL");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_LOGPROB_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    if (c->vocab <= 0)
+        return colo_fail(COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0", c->vocab);
+    if (c->vocab_start < 0)
+        return colo_fail(COLO_ERR_ARG, "logprob: vocab_start is %" PRId64 ", expected >= 0",
+                         c->vocab_start);
+    if (!(c->temperature > 0) || isinf(c->temperature))
+        return colo_fail(COLO_ERR_ARG, "logprob: temperature is %g, expected finite and > 0",
+                         c->temperature);
+    if (!isfinite(c->scale))
+        return colo_fail(COLO_ERR_ARG, "logprob: scale is %g, expected finite", c->scale);
+    if (!isfinite(c->scale / c->temperature))
+        return colo_fail(COLO_ERR_ARG, "logprob: scale / temperature = %g / %g is not finite",
+                         c->scale, c->temperature);
+    if (!(c->softcap >= 0) || isinf(c->softcap))
+        return colo_fail(COLO_ERR_ARG, "logprob: softcap is %g, expected finite and >= 0 (0 = off)",
+                         c->softcap);
+    if (!(c->label_smoothing >= 0 && c->label_smoothing < 1))
+        return colo_fail(COLO_ERR_ARG, "logprob: label_smoothing is %g, expected in [0, 1)",
+                         c->label_smoothing);
+    if (c->megatron_smoothing && c->label_smoothing > 0 && c->vocab == 1)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: megatron_smoothing divides by vocab - 1, and vocab is 1");
+    if (!(c->z_loss >= 0) || isinf(c->z_loss))
+        return colo_fail(COLO_ERR_ARG, "logprob: z_loss is %g, expected finite and >= 0",
+                         c->z_loss);
+    if (c->chunk_size < 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)",
+                         c->chunk_size);
+    return COLO_OK;
+}
+
+static colo_status_t check_matrix(const colo_tensor_t *x, const char *what, bool written)
+{
+    COLO_TRY(colo_tensor_check(x, what));
+    if (!colo_dtype_is_float(x->dtype))
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32, f64, bf16 or f16", what,
+                         colo_dtype_name(x->dtype));
+    if (x->ndim != 2)
+        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected 2: [T, Vl]", what, (int)x->ndim);
+    if (x->shape[1] > 1 && x->stride[1] != 1)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: columns are %" PRId64 " elements apart, expected contiguous columns",
+                         what, x->stride[1]);
+    if (written && x->shape[0] > 1 && x->stride[0] < x->shape[1])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: rows of %" PRId64 " columns are %" PRId64
+                         " elements apart and overlap",
+                         what, x->shape[1], x->stride[0]);
+    return COLO_OK;
+}
+
+static colo_status_t check_aligned(const void *p, const char *what)
+{
+    if ((uintptr_t)p % 8 != 0)
+        return colo_fail(COLO_ERR_ARG, "%s: its address is %d past a multiple of 8, expected 0",
+                         what, (int)((uintptr_t)p % 8));
+    return COLO_OK;
+}
+
+colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
+                                           const colo_tensor_t *logits,
+                                           const colo_tensor_t *targets, const colo_comm_t *group,
+                                           const colo_logprob_out_t *out,
+                                           const colo_logprob_saved_t *saved, const void *stats,
+                                           const void *scratch)
+{
+    COLO_TRY(colo_logprob_config_check(config));
+    COLO_TRY(check_matrix(logits, "logits", false));
+    COLO_TRY(colo_tensor_check(targets, "targets"));
+    if (targets->dtype != COLO_I64)
+        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
+                         colo_dtype_name(targets->dtype));
+    if (targets->ndim != 1 || targets->shape[0] != logits->shape[0])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
+                         "] as the logits' rows",
+                         (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
+    if (targets->mem != logits->mem || targets->device != logits->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "targets: memory kind %d on device %d, the logits are kind %d "
+                         "on device %d",
+                         (int)targets->mem, (int)targets->device, (int)logits->mem,
+                         (int)logits->device);
+    int64_t end;
+    if (!colo_add_ok(config->vocab_start, logits->shape[1], &end))
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
+                         config->vocab_start, logits->shape[1]);
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
+    if (out->entropy && !config->want_entropy)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: out.entropy is given, config.want_entropy is false");
+    if (out->loss && !config->want_loss)
+        return colo_fail(COLO_ERR_ARG, "logprob: out.loss is given, config.want_loss is false");
+    if (out->correct && !config->want_correct)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: out.correct is given, config.want_correct is false");
+    if (!saved && stats)
+        return colo_fail(COLO_ERR_ARG, "logprob: stats is given, saved is NULL");
+    if (saved && !stats && logits->shape[0] > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: saved is given, stats is NULL; it needs %" PRId64 " bytes",
+                         logits->shape[0] * 3 * (int64_t)sizeof(double));
+    if (!scratch)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: scratch is NULL; colo_logprob_scratch_size() tells "
+                         "how many bytes it needs");
+    COLO_TRY(check_aligned(stats, "stats"));
+    COLO_TRY(check_aligned(scratch, "scratch"));
+    if (colo_comm_size(group) == 1 && (config->vocab_start > 0 || end < config->vocab))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "logits: columns [%" PRId64 ", %" PRId64
+                         ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
+                         config->vocab_start, end, config->vocab);
+    return COLO_OK;
+}
+
+/* ---- after the gather ---- */
+
+static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p, int32_t r)
+{
+    return (const colo_logprob_header_t *)(p->blocks + r * p->block.bytes);
+}
+
+/* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
+static colo_status_t check_tiling(const struct colo_logprob_pass *p)
+{
+    const int64_t vocab = p->config->vocab;
+    int64_t at = 0, total = 0;
+    while (at < vocab) {
+        int64_t end = at;
+        for (int32_t r = 0; r < p->ranks && end == at; r++) {
+            const colo_logprob_header_t *h = header_of(p, r);
+            if (h->start <= at && at - h->start < h->columns)
+                end = h->start + h->columns;
+        }
+        if (end == at)
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "logprob: no rank of %d holds column %" PRId64
+                             " of the vocabulary of %" PRId64,
+                             (int)p->ranks, at, vocab);
+        at = end;
+    }
+    for (int32_t r = 0; r < p->ranks; r++)
+        total += header_of(p, r)->columns;
+    if (total != vocab)
+        return colo_fail(COLO_ERR_MISMATCH,
+                         "logprob: the shards of %d ranks hold %" PRId64
+                         " columns, the vocabulary has %" PRId64 ": some are on two ranks",
+                         (int)p->ranks, total, vocab);
+    return COLO_OK;
+}
+
+colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
+{
+    const colo_logprob_header_t *first = header_of(p, 0);
+    for (int32_t r = 0; r < p->ranks; r++) {
+        const colo_logprob_header_t *h = header_of(p, r);
+        if (h->magic != COLO_LOGPROB_MAGIC)
+            return colo_fail(COLO_ERR_MISMATCH, "logprob: rank %d brings no statistics", (int)r);
+        if (h->tokens != first->tokens)
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "logprob: rank %d has %" PRId64 " tokens, rank 0 has %" PRId64, (int)r,
+                             h->tokens, first->tokens);
+        if (h->config != first->config)
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "logprob: rank %d has another config or dtype than "
+                             "rank 0 (%016" PRIx64 ", %016" PRIx64 ")",
+                             (int)r, h->config, first->config);
+        if (h->targets != first->targets)
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "logprob: rank %d has other targets than rank 0 "
+                             "(%016" PRIx64 ", %016" PRIx64 ")",
+                             (int)r, h->targets, first->targets);
+    }
+    return check_tiling(p);
+}
+
+/* ---- before backward ---- */
+
+static colo_status_t check_version(const colo_tensor_t *t, uint64_t saved_at, const char *what)
+{
+    if (t->version && *t->version != saved_at)
+        return colo_fail(COLO_ERR_MODIFIED,
+                         "%s were written after they were saved: version %" PRIu64
+                         ", saved at %" PRIu64,
+                         what, *t->version, saved_at);
+    return COLO_OK;
+}
+
+/* First byte and one past the last that a matrix touches. */
+static void extent_of(const colo_tensor_t *x, uintptr_t *lo, uintptr_t *hi)
+{
+    int64_t elems = (x->shape[0] - 1) * x->stride[0] + x->shape[1];
+    *lo = (uintptr_t)x->data;
+    *hi = *lo + (uintptr_t)elems * colo_dtype_size(x->dtype);
+}
+
+static bool ranges_meet(uintptr_t alo, uintptr_t ahi, uintptr_t blo, uintptr_t bhi)
+{
+    return alo < bhi && blo < ahi;
+}
+
+/* Do two matrices of one shape and dtype share a byte? Rows at the same stride may interleave (two
+ * halves of one wide buffer); with other strides touching ranges count as shared. */
+static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
+{
+    uintptr_t alo, ahi, blo, bhi;
+    if (!colo_tensor_count(a))
+        return false;
+    extent_of(a, &alo, &ahi);
+    extent_of(b, &blo, &bhi);
+    if (!ranges_meet(alo, ahi, blo, bhi))
+        return false;
+    uint64_t elem = colo_dtype_size(a->dtype), width = (uint64_t)a->shape[1] * elem,
+             step = (uint64_t)a->stride[0] * elem;
+    if (a->shape[0] == 1 || a->stride[0] != b->stride[0] || step < 2 * width)
+        return true;
+    uint64_t apart = (uint64_t)(alo > blo ? alo - blo : blo - alo) % step;
+    return apart < width || apart > step - width;
+}
+
+colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
+                                            const colo_logprob_upstream_t *up,
+                                            const colo_tensor_t *d_logits, bool *in_place)
+{
+    if (!saved)
+        return colo_fail(COLO_ERR_ARG, "logprob: saved is NULL");
+    if (!saved->valid)
+        return colo_fail(COLO_ERR_STATE, "logprob: the saved state is not valid: no forward filled "
+                                         "it, or a backward in place ended it");
+    if (!up)
+        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
+    if (up->d_entropy && !saved->config.want_entropy)
+        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
+                                       "false");
+    if (up->d_loss && !saved->config.want_loss)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: d_loss is given, forward ran with want_loss false");
+    COLO_TRY(check_matrix(d_logits, "d_logits", true));
+    const colo_tensor_t *z = &saved->logits;
+    if (d_logits->dtype != z->dtype)
+        return colo_fail(COLO_ERR_ARG, "d_logits: dtype %s, the logits are %s",
+                         colo_dtype_name(d_logits->dtype), colo_dtype_name(z->dtype));
+    if (d_logits->shape[0] != z->shape[0] || d_logits->shape[1] != z->shape[1])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "d_logits: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
+                         "]",
+                         d_logits->shape[0], d_logits->shape[1], z->shape[0], z->shape[1]);
+    if (d_logits->mem != z->mem || d_logits->device != z->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "d_logits: memory kind %d on device %d, the logits are kind %d "
+                         "on device %d",
+                         (int)d_logits->mem, (int)d_logits->device, (int)z->mem, (int)z->device);
+    *in_place = d_logits->data == z->data && colo_tensor_count(z) > 0 &&
+                (z->shape[0] == 1 || d_logits->stride[0] == z->stride[0]);
+    if (!*in_place && overlap(d_logits, z))
+        return colo_fail(COLO_ERR_ARG,
+                         "d_logits: overlaps the logits without being them (%+" PRId64
+                         " bytes, row strides %" PRId64 " and %" PRId64
+                         "); in place needs the same data and strides",
+                         (int64_t)((intptr_t)d_logits->data - (intptr_t)z->data),
+                         d_logits->stride[0], z->stride[0]);
+    COLO_TRY(check_version(z, saved->logits_version, "logits"));
+    return check_version(&saved->targets, saved->targets_version, "targets");
+}
