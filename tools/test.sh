@@ -98,8 +98,8 @@ rerun() {
 if [ "$quick" = no ]; then
     # api looks at the shipped files, mutants must be red anyway, slow is what is too long here.
     rerun asan address,undefined api mutants slow
-    # TSan is for what has threads (the captioner is a suite of its own).
-    rerun tsan thread api mutants slow serial core tools examples
+    # TSan is for what has threads.
+    rerun tsan thread api mutants slow serial core tools
 fi
 
 say "counting"
