@@ -106,9 +106,13 @@ static colo_status_t run(const pair_t *p, bool *goal)
         (st = colo_grid_parse(&dst, p->dst, WORLD)) < 0 ||
         (st = colo_layout_init_src(&from, &src)) < 0 || (st = colo_layout_init_dst(&to, &dst)) < 0)
         return st;
-    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &from, .dst = &to,
+    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT,
+                                 .src = &from,
+                                 .dst = &to,
                                  .shape = {.samples = p->samples, .rows = 8192, .features = 4096},
-                                 .dtype = COLO_BF16, .output = p->output, .grad = p->grad,
+                                 .dtype = COLO_BF16,
+                                 .output = p->output,
+                                 .grad = p->grad,
                                  .ranks_per_node = p->per_node};
     static double us[RANKS];
     int64_t peers = 0, messages = 0;
@@ -133,7 +137,7 @@ static colo_status_t run(const pair_t *p, bool *goal)
     if (peers <= 64 && us[RANKS - 1] >= GOAL_US)
         *goal = false;
     printf("| %s | %s | %s | %lld | %lld | %lld | %.1f | %.1f | %.1f |\n", p->src, p->dst,
-           p->output == COLO_SHARDED     ? "sharded"
+           p->output == COLO_SHARDED ? "sharded"
            : p->grad == COLO_PARTIAL ? "full, partial"
                                      : "full, disjoint",
            (long long)p->per_node, (long long)peers, (long long)messages, us[RANKS / 2],
@@ -145,8 +149,9 @@ static colo_status_t run(const pair_t *p, bool *goal)
 int main(void)
 {
     bool goal = true;
-    printf("| src | dst | output | ranks a node | peers | messages | median us | p99 us | max us |\n"
-           "|---|---|---|---:|---:|---:|---:|---:|---:|\n");
+    printf(
+        "| src | dst | output | ranks a node | peers | messages | median us | p99 us | max us |\n"
+        "|---|---|---|---:|---:|---:|---:|---:|---:|\n");
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         if (run(&pairs[i], &goal) < 0) {
             fprintf(stderr, "%s -> %s: %s\n", pairs[i].src, pairs[i].dst, colo_last_error());

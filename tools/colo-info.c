@@ -3,8 +3,8 @@
  * colo-info.c - which library this is, what it was built with, and every knob with its value.
  *
  * Decides nothing: versions come from version.h, knobs from the library's own table, so a knob that
- * the library reads is listed here without a word in this file. What this version lacks is listed as
- * lacking rather than left out, so that a script can ask for it.
+ * the library reads is listed here without a word in this file. What this version lacks is listed
+ * as lacking rather than left out, so that a script can ask for it.
  */
 #include <colobridge/log.h>
 #include <colobridge/version.h>
@@ -18,10 +18,10 @@
 static const char help[] =
     "usage: colo-info [--json]\n"
     "\n"
-    "Prints the library's version, its backends, and each environment knob with the value in force.\n"
+    "Prints the library's version, its backends, and each environment knob with its value.\n"
     "\n"
-    "  --json           keys: version, header_version, backends {name: bool}, knobs [{name, value,\n"
-    "                   source (environment or default), default, help}]\n"
+    "  --json           keys: version, header_version, backends {name: bool}, knobs [{name,\n"
+    "                   value, source (environment or default), default, help}]\n"
     "  --version, --help\n"
     "\n"
     "Example: COLO_CHECK=2 colo-info\n"
@@ -51,9 +51,11 @@ static int print_text(void)
     bool bold = tool_colour(stdout), set;
     const char *on = bold ? "\033[1m" : "", *off = bold ? "\033[0m" : "";
     header_version(header, sizeof header);
-    printf("%scolobridge %s%s (headers %s)\n\n%sbackends%s\n", on, colo_version(), off, header, on, off);
+    printf("%scolobridge %s%s (headers %s)\n\n%sbackends%s\n", on, colo_version(), off, header, on,
+           off);
     for (size_t i = 0; i < NBACKENDS; i++)
-        printf("  %-8s %-4s %s\n", backends[i].name, backends[i].built ? "yes" : "no", backends[i].what);
+        printf("  %-8s %-4s %s\n", backends[i].name, backends[i].built ? "yes" : "no",
+               backends[i].what);
     printf("\n%sknobs%s\n", on, off);
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_knob_t *k = colo_env_knob(i);
@@ -84,16 +86,17 @@ static int print_json(void)
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_knob_t *k = colo_env_knob(i);
         const char *value = colo_env_value(k->name, &set);
-        bad |= json_array_append_new(
-            knobs, json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name, "value", text_of(value),
-                             "source", set ? "environment" : "default", "default", k->fallback,
-                             "help", k->help));
+        bad |= json_array_append_new(knobs, json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name,
+                                                      "value", text_of(value), "source",
+                                                      set ? "environment" : "default", "default",
+                                                      k->fallback, "help", k->help));
     }
-    json_t *doc = json_pack("{s:s,s:s,s:o,s:o}", "version", colo_version(), "header_version", header,
-                            "backends", built, "knobs", knobs);
+    json_t *doc = json_pack("{s:s,s:s,s:o,s:o}", "version", colo_version(), "header_version",
+                            header, "backends", built, "knobs", knobs);
     if (bad || !doc || json_dumpf(doc, stdout, JSON_INDENT(2)) != 0) {
         json_decref(doc);
-        return tool_complain(TOOL_PROBLEM, INFO_TOOL, "no memory for the JSON, or nowhere to write it");
+        return tool_complain(TOOL_PROBLEM, INFO_TOOL,
+                             "no memory for the JSON, or nowhere to write it");
     }
     printf("\n");
     json_decref(doc);

@@ -2,11 +2,11 @@
 /*
  * colo-plan.c - what moves where between two layouts, without a GPU and without communication.
  *
- * This file turns the command line into a plan_ask_t: the two layouts as a bridge would declare them
- * and the sizes. It says no as early as it can and names the option; what only the library can judge
- * (does 2C divide the sequence) is the library's sentence. Counting is in plan-sweep.c, printing in
- * plan-text.c and plan-json.c. Exit 0: printed; 1: these layouts cannot be planned, or the output
- * could not be written; 2: wrong use, one line on stderr and nothing on stdout.
+ * This file turns the command line into a plan_ask_t: the two layouts as a bridge would declare
+ * them and the sizes. It says no as early as it can and names the option; what only the library can
+ * judge (does 2C divide the sequence) is the library's sentence. Counting is in plan-sweep.c,
+ * printing in plan-text.c and plan-json.c. Exit 0: printed; 1: these layouts cannot be planned, or
+ * the output could not be written; 2: wrong use, one line on stderr and nothing on stdout.
  */
 #include "plan-tool.h"
 
@@ -20,7 +20,7 @@ static const char help[] =
     "\n"
     "Shows what a bridge would move between two layouts of the same ranks, forward and backward.\n"
     "\n"
-    "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4; @8 at the end: offset\n"
+    "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4 (@8: from rank 8)\n"
     "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
     "  --batch B            samples of the global batch\n"
     "  --seq N              rows of a sample that cross the bridge\n"
@@ -48,7 +48,7 @@ static const char help[] =
     "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
-enum {
+enum { /* rows of the table below */
     OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET,
     OPT_OUTPUT, OPT_GRAD, OPT_RANKS_PER_NODE, OPT_SRC_STAGE, OPT_DST_STAGE, OPT_SP, OPT_MAX_RANKS,
     OPT_RANK, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
@@ -162,9 +162,10 @@ static int read_positions(plan_ask_t *ask)
     positions = offset + rows;
     TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
     if (positions - rows < offset)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "--llm-seq: %lld positions cannot hold --offset %lld and --seq %lld rows",
-                             (long long)positions, (long long)offset, (long long)rows);
+        return tool_complain(
+            TOOL_WRONG_USE, PLAN_TOOL,
+            "--llm-seq: %lld positions cannot hold --offset %lld and --seq %lld rows",
+            (long long)positions, (long long)offset, (long long)rows);
     if (options[OPT_OFFSET].given || options[OPT_LLM_SEQ].given)
         if (colo_layout_map_offset(&ask->dst, offset, positions) < 0)
             return wrong_layout(&options[OPT_LLM_SEQ]);
@@ -180,8 +181,10 @@ static int read_ask(plan_ask_t *ask)
                                  options[required[i]].name);
 
     static const char *const axes[] = {"bsh", "sbh", "th", NULL};
-    static const char *const outputs[] = {[COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
-    static const char *const grads[] = {[COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
+    static const char *const outputs[] = {
+        [COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
+    static const char *const grads[] = {
+        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
     int axis = 0, output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
     colo_plan_config_t *c = &ask->config;
     *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src, .dst = &ask->dst,

@@ -4,9 +4,9 @@
  *
  * A command line may hold anything: 100 KB specs, bytes that are no text, numbers of 40 digits.
  * Whatever it is, the answer is one printable line of at most 200 bytes that names the option, so
- * that a script's log stays readable and a terminal is never reprogrammed by an argument. Nothing is
- * guessed: an option given twice, abbreviated, or with a stray letter in its number is wrong use.
- * What the values mean is each tool's business.
+ * that a script's log stays readable and a terminal is never reprogrammed by an argument. Nothing
+ * is guessed: an option given twice, abbreviated, or with a stray letter in its number is wrong
+ * use. What the values mean is each tool's business.
  */
 #include "options.h"
 
@@ -23,7 +23,8 @@ static bool printable(unsigned char c)
     return c >= 0x20 && c < 0x7f;
 }
 
-/* Escapes @text into @out [cap]; returns the length. Room for one escape (4) and the NUL is kept. */
+/* Escapes @text into @out [cap]; returns the length. Room for one escape (4) and the NUL is kept.
+ */
 static size_t escape(char *out, size_t cap, const char *text)
 {
     size_t n = 0;

@@ -44,7 +44,8 @@ int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t 
 /* Index in @words (NULL-terminated) of the option's value, left alone when not given. */
 int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index);
 
-/* "text" in quotes, non-printable bytes as \xNN, cut with ... to fit TOOL_QUOTE_MAX; returns @out */
+/* "text" in quotes, non-printable bytes as \xNN, cut with ... to fit TOOL_QUOTE_MAX; returns @out
+ */
 const char *tool_quote(char out[TOOL_QUOTE_MAX], const char *text);
 
 /* "0 B", "512 B", "1.5 KiB", "64.0 MiB"; returns @out */

@@ -2,8 +2,8 @@
 /*
  * plan-json.c - the plan for programs. The keys are documented in docs/plan.md and stay.
  *
- * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank a
- * line: a diff of two plans then shows which ranks differ.
+ * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank
+ * a line: a diff of two plans then shows which ranks differ.
  */
 #include "plan-tool.h"
 

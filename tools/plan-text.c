@@ -172,8 +172,11 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
             int len = (int)strlen(t.cell[r * n + c]);
             t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
         }
-    if (ask->src.grid.ndims == 1 && t.col[1].width < 3) /* room for the title "src" */
-        t.col[1].width = 3;
+    for (int c = 0; c < n; c++) /* a single column under "src" or "dst" is as wide as its title */
+        if (t.col[c].group && (c + 1 == n || t.col[c + 1].group)) {
+            int len = (int)strlen(t.col[c].group);
+            t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
+        }
 
     const char *text[COLUMNS_MAX];
     printf("\n%s", bold);
@@ -213,7 +216,8 @@ static void print_ask(const plan_ask_t *ask)
         printf("row 0 of a sample is position %lld of the LLM's %lld\n", (long long)ask->dst.offset,
                (long long)ask->dst.positions);
     if (c->output == COLO_SHARDED)
-        printf("output sharded: a rank gets the rows it owns, and its gradient has the same rows\n");
+        printf(
+            "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n");
     else
         printf("output full: a rank gets all rows of its samples; gradients %s\n",
                c->grad == COLO_PARTIAL ? "partial: full-length, summed over cp"

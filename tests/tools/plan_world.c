@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* plan_world.c - see plan_world.h; semantics are those of layout.h, spelled out one element at a time. */
+/* plan_world.c - see plan_world.h; semantics are those of layout.h, spelled out one element at a
+ * time. */
 #include "plan_world.h"
 
 #include <string.h>

@@ -2,8 +2,8 @@
 /*
  * plan_world.h - who owns what, element by element, for the checks of colo-plan's JSON.
  *
- * An oracle for small worlds that shares no code with the library: coordinates by repeated division,
- * ownership by asking of each (sample, row) whether a rank has it.
+ * An oracle for small worlds that shares no code with the library: coordinates by repeated
+ * division, ownership by asking of each (sample, row) whether a rank has it.
  */
 #ifndef TESTS_TOOLS_PLAN_WORLD_H
 #define TESTS_TOOLS_PLAN_WORLD_H
@@ -24,9 +24,9 @@ typedef struct pw_grid {
 
 typedef struct pw_side {
     pw_grid_t grid;
-    int stage;            /* pp coordinate that holds; -1: any, -2: last */
+    int stage;             /* pp coordinate that holds; -1: any, -2: last */
     int offset, positions; /* of the rows in the sequence that is cut over cp; 0: as many as rows */
-    bool sp;              /* rows also over tp */
+    bool sp;               /* rows also over tp */
 } pw_side_t;
 
 int pw_size(const pw_grid_t *g);

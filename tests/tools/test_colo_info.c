@@ -22,9 +22,9 @@ static const char *of_knob(json_t *doc, const char *name, const char *key)
 {
     size_t i;
     json_t *k;
-    json_array_foreach(json_object_get(doc, "knobs"), i, k)
-        if (strcmp(json_string_value(json_object_get(k, "name")), name) == 0)
-            return json_string_value(json_object_get(k, key));
+    json_array_foreach(json_object_get(doc, "knobs"), i,
+                       k) if (strcmp(json_string_value(json_object_get(k, "name")), name) ==
+                              0) return json_string_value(json_object_get(k, key));
     fail_msg("no knob %s", name);
     return NULL;
 }
@@ -71,8 +71,7 @@ static void the_text_has_a_line_for_every_knob(void **state)
 
 static void wrong_use_is_one_line_and_exit_2(void **state)
 {
-    static const char *const cases[][3] = {
-        {"--grid"}, {"--json=1"}, {"--json", "--json"}, {"x"}};
+    static const char *const cases[][3] = {{"--grid"}, {"--json=1"}, {"--json", "--json"}, {"x"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         said_t s = tool_run(cases[i]);
         assert_int_equal(s.exit, 2);

@@ -244,6 +244,26 @@ static const char b_text[] =
     "  backward  at most 384 B arrive at a rank, 3.0 KiB in all; the all-reduce way would bring 512 B:"
     " 1.3 times fewer\n";
 
+/* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and 1
+ * hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
+static const char narrow_text[] =
+    "d=2 -> e=2@1\n"
+    "1 samples x 1 rows x 1 features, bf16, bsh: 2 B\n"
+    "output full: a rank gets all rows of its samples; gradients disjoint: zero outside the rows a "
+    "rank owns\n"
+    "equal, scale 1, 3 ranks\n"
+    "\n"
+    "        src    dst    forward                      backward\n"
+    "rank      d      e    receives  from  sends  to    receives  from  sends  to\n"
+    "   0      0      -           -  -       2 B  2          2 B  1         -  -\n"
+    "   1      1      0           -  -         -  -            -  -       2 B  0\n"
+    "   2      -      1         2 B  0         -  -            -  -         -  -\n"
+    "\n"
+    "What this means\n"
+    "  forward   at most 2 B arrive at a rank, 2 B in all\n"
+    "  backward  at most 2 B arrive at a rank, 2 B in all\n"
+    "  The collective way does not take this pair: src grid must have 'tp' dimension\n";
+
 static void assert_prints(const char *const *args, const char *text)
 {
     said_t s = tool_run(args);
@@ -262,6 +282,9 @@ static void the_table_reads_as_written_down(void **state)
                        "8", "--hidden", "4", "--dtype", "f32", NULL};
     assert_prints(a, a_text);
     assert_prints(b, b_text);
+    const char *narrow[] = {"--src", "d=2", "--dst", "e=2@1", "--batch", "1", "--seq", "1",
+                            "--hidden", "1", NULL};
+    assert_prints(narrow, narrow_text);
 }
 
 static void one_rank_is_shown_with_its_boxes(void **state)
@@ -523,7 +546,7 @@ static void layouts_that_do_not_fit_are_a_problem(void **state)
 static void an_output_that_cannot_be_written_is_a_problem(void **state)
 {
     const char *args[] = {GOOD_GRIDS, GOOD_SIZES, NULL};
-    said_t s = tool_run_to(args, "/dev/full");
+    said_t s = tool_run_closed(args);
     assert_int_equal(s.exit, 1);
     assert_non_null(strstr(s.err, "standard output"));
     said_free(&s);

@@ -83,9 +83,16 @@ static void bytes_have_one_decimal_and_never_1024_of_a_unit(void **state)
         int64_t bytes;
         const char *text;
     } cases[] = {
-        {0, "0 B"}, {1, "1 B"}, {1023, "1023 B"}, {1024, "1.0 KiB"}, {1536, "1.5 KiB"},
-        {1048575, "1.0 MiB"}, {1048576, "1.0 MiB"}, {INT64_C(1) << 30, "1.0 GiB"},
-        {INT64_C(3) << 39, "1.5 TiB"}, {INT64_MAX, "8.0 EiB"},
+        {0, "0 B"},
+        {1, "1 B"},
+        {1023, "1023 B"},
+        {1024, "1.0 KiB"},
+        {1536, "1.5 KiB"},
+        {1048575, "1.0 MiB"},
+        {1048576, "1.0 MiB"},
+        {INT64_C(1) << 30, "1.0 GiB"},
+        {INT64_C(3) << 39, "1.5 TiB"},
+        {INT64_MAX, "8.0 EiB"},
     };
     char text[24];
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

@@ -2,8 +2,8 @@
 /*
  * tool.c - a child process with its output in unnamed files, so that no pipe can fill up.
  *
- * The child gets a plain environment: no NO_COLOR, TERM=xterm. A terminal is a pseudo-terminal whose
- * other end is read after the child has ended (what it writes here is small).
+ * The child gets a plain environment: no NO_COLOR, TERM=xterm. A terminal is a pseudo-terminal
+ * whose other end is read after the child has ended (what it writes here is small).
  */
 #include "tool.h"
 
@@ -103,9 +103,9 @@ said_t tool_run_tty(const char *const *args, bool no_color)
     return s;
 }
 
-said_t tool_run_to(const char *const *args, const char *path)
+said_t tool_run_closed(const char *const *args)
 {
-    int fd = open(path, O_WRONLY);
+    int fd = open("/dev/null", O_RDONLY);
     if (fd < 0)
         abort();
     said_t s = run(args, fd, false);

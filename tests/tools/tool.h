@@ -20,8 +20,8 @@ bool tool_path(int argc, char **argv, const char *env);
 said_t tool_run(const char *const *args);
 /* The same with stdout on a new terminal, and with NO_COLOR set or unset. */
 said_t tool_run_tty(const char *const *args, bool no_color);
-/* The same with stdout on the file @path. */
-said_t tool_run_to(const char *const *args, const char *path);
+/* The same with a stdout that nobody can write to. */
+said_t tool_run_closed(const char *const *args);
 void said_free(said_t *s);
 
 #endif
