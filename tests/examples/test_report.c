@@ -6,7 +6,11 @@
 #include "harness/harness.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <math.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -262,6 +266,29 @@ static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
 }
 
+/* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the 3 others of its four. */
+static void a_way_without_messages_says_so(void **state)
+{
+    struct run r;
+    invent(&r, "tp=4,dp=2", "tp=1,cp=2,dp=4");
+    assert_ok(colo_layout_map_offset(&r.dst, 0, 16));
+    char *text = page(&r), want[64];
+
+    assert_has(text, "<b>Forward, activations</b> no messages: every rank already has its part");
+    assert_has(text, "<b>Backward, gradients</b> 24 messages, 864 KiB in all");
+    assert_int_equal(count(text, " to rank "), 24);
+    for (int a = 0; a < 8; a++)
+        for (int b = a / 4 * 4; b < a / 4 * 4 + 4; b++) {
+            snprintf(want, sizeof want, ">rank %d to rank %d: 36864 bytes<", a, b);
+            assert_int_equal(count(text, want), a != b);
+        }
+    assert_int_equal(count(text, " keeps 36864 bytes"), 16);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_FORWARD), 0);
+    assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 24 * 36864);
+    free(text);
+    discard(&r);
+}
+
 static void the_ledger_stands_beside_the_plan(void **state)
 {
     struct run r;
@@ -305,7 +332,10 @@ static void empty_and_broken_runs_still_make_a_page(void **state)
     assert_balanced(text);
     const char *d = strstr(text, "class=\"curve\" d=\"");
     assert_non_null(d);
-    assert_int_equal(strcspn(d + 17, "\""), strcspn(strstr(d, "M"), "\""));
+    char line[256] = "";
+    strncat(line, d + 17, strcspn(d + 17, "\""));
+    assert_int_equal(count(line, "M"), 2);
+    assert_int_equal(count(line, "L"), 0);
     assert_null(strstr(text, "nan"));
     assert_null(strstr(text, "inf"));
     free(text);
@@ -355,14 +385,59 @@ static void a_page_that_cannot_be_written_leaves_nothing(void **state)
     assert_non_null(strstr(why, "is a directory"));
     assert_int_equal(files_in(r.dir), 0);
 
-    /* a disk that is full: every flush to /dev/full fails */
-    why = cap_report_write(&r.report, "/dev/full");
+    /* a disk that is full after 4 KiB */
+    struct rlimit was, small;
+    getrlimit(RLIMIT_FSIZE, &was);
+    small = was;
+    small.rlim_cur = 4096;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    why = cap_report_write(&r.report, r.path);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
     assert_non_null(why);
-    assert_non_null(strstr(why, "No space left"));
-    assert_null(cap_report_write(&r.report, "/dev/null"));
+    assert_non_null(strstr(why, "File too large"));
+    assert_int_equal(files_in(r.dir), 0);
+    discard(&r);
+}
+
+static void *drain(void *arg)
+{
+    static char last[16];
+    char text[4096];
+    int fd = open(arg, O_RDONLY);
+    size_t end = 0;
+
+    for (ssize_t n; (n = read(fd, text, sizeof text)) > 0;)
+        for (ssize_t i = 0; i < n; i++)
+            last[end++ % 8] = text[i];
+    close(fd);
+    char tail[9] = "";
+    for (size_t i = 0; i < 8 && end >= 8; i++)
+        tail[i] = last[(end + i) % 8];
+    memcpy(last, tail, sizeof tail);
+    return last;
+}
+
+/* Renaming over a pipe or a device would replace it. */
+static void a_pipe_is_written_in_place(void **state)
+{
+    struct run r;
     struct stat st;
-    assert_int_equal(stat("/dev/null", &st), 0);
-    assert_true(S_ISCHR(st.st_mode));
+    pthread_t reader;
+    void *last = NULL;
+
+    invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
+    assert_int_equal(mkfifo(r.path, 0600), 0);
+    assert_int_equal(pthread_create(&reader, NULL, drain, r.path), 0);
+    const char *why = cap_report_write(&r.report, r.path);
+    bool fifo = stat(r.path, &st) == 0 && S_ISFIFO(st.st_mode);
+    if (!fifo) { /* let the reader go */
+        pthread_detach(reader);
+        fail_msg("the pipe was replaced by a file");
+    }
+    pthread_join(reader, &last);
+    assert_null(why);
+    assert_string_equal(last, "</html>\n");
     discard(&r);
 }
 
@@ -398,10 +473,12 @@ int main(void)
         cmocka_unit_test(curves_samples_and_facts_are_on_the_page),
         cmocka_unit_test(foreign_text_is_escaped),
         cmocka_unit_test(the_layout_pictures_show_every_message_with_its_bytes),
+        cmocka_unit_test(a_way_without_messages_says_so),
         cmocka_unit_test(the_ledger_stands_beside_the_plan),
         cmocka_unit_test(empty_and_broken_runs_still_make_a_page),
         cmocka_unit_test(large_and_staged_worlds_are_handled),
         cmocka_unit_test(a_page_that_cannot_be_written_leaves_nothing),
+        cmocka_unit_test(a_pipe_is_written_in_place),
         cmocka_unit_test(a_plan_that_cannot_be_made_keeps_the_old_page),
     };
     return cmocka_run_group_tests_name("examples/report", tests, NULL, NULL);
