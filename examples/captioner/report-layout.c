@@ -283,16 +283,13 @@ static void put_holdings(FILE *f, const cap_report_t *r)
 
 static void put_intro(FILE *f, const cap_report_t *r)
 {
-    char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
     const colo_shape_t *s = &r->plan.shape;
     bool sharded = r->plan.output == COLO_SHARDED;
 
-    colo_grid_print(&r->plan.src->grid, src, sizeof src);
-    colo_grid_print(&r->plan.dst->grid, dst, sizeof dst);
     fputs("<section id=\"layout\">\n<h2>Layout</h2>\n<p>Encoder on <code>", f);
-    cap_put_text(f, src);
+    cap_put_grid(f, &r->plan.src->grid);
     fputs("</code>, language model on <code>", f);
-    cap_put_text(f, dst);
+    cap_put_grid(f, &r->plan.dst->grid);
     fprintf(f,
             "</code>, the same %d ranks. What crosses the bridge each step: %lld samples of %lld "
             "image rows of %lld features (%s), output %s, %s gradients%s. A row is a rank, solid "

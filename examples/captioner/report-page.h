@@ -11,6 +11,8 @@ enum { CAP_DRAWN_RANKS = 64 }; /* pictures of larger worlds help nobody */
 
 /* Text as HTML: markup characters as entities, control bytes and broken UTF-8 as \xNN. */
 void cap_put_text(FILE *f, const char *text);
+/* "tp=2,dp=4": the spec without dims of extent 1 */
+void cap_put_grid(FILE *f, const colo_grid_t *grid);
 /* "96 B", "24.0 KiB"; returns text */
 const char *cap_bytes(double bytes, char text[32]);
 /* "1,234,567"; returns text */

@@ -87,6 +87,22 @@ void cap_put_text(FILE *f, const char *text)
     }
 }
 
+void cap_put_grid(FILE *f, const colo_grid_t *grid)
+{
+    bool any = false;
+
+    for (int32_t d = 0; d < grid->ndims; d++) {
+        if (grid->extent[d] == 1)
+            continue;
+        fprintf(f, "%s%s=%lld", any ? "," : "", grid->name[d], (long long)grid->extent[d]);
+        any = true;
+    }
+    if (!any)
+        fputs("one rank", f);
+    if (grid->offset)
+        fprintf(f, "@%lld", (long long)grid->offset);
+}
+
 const char *cap_bytes(double bytes, char text[32])
 {
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
@@ -185,20 +201,19 @@ static void put_fact(FILE *f, const char *name, const char *fmt, ...)
 
 static void put_head(FILE *f, const cap_report_t *r)
 {
-    char src[COLO_KEY_MAX], dst[COLO_KEY_MAX], text[32];
+    const colo_grid_t *src = &r->plan.src->grid, *dst = &r->plan.dst->grid;
+    char text[32];
 
-    colo_grid_print(&r->plan.src->grid, src, sizeof src);
-    colo_grid_print(&r->plan.dst->grid, dst, sizeof dst);
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
           "<title>Captioner: ", f);
-    cap_put_text(f, src);
+    cap_put_grid(f, src);
     fputs(" to ", f);
-    cap_put_text(f, dst);
+    cap_put_grid(f, dst);
     fprintf(f, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style);
-    cap_put_text(f, src);
+    cap_put_grid(f, src);
     fputs(" \xe2\x86\x92 ", f); /* arrow */
-    cap_put_text(f, dst);
+    cap_put_grid(f, dst);
     fputs("</h1>\n<pre><code>", f);
     cap_put_text(f, r->command ? r->command : "");
     fputs("</code></pre>\n<dl class=\"facts\">\n", f);

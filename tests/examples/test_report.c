@@ -266,7 +266,7 @@ static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
 }
 
-/* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the 3 others of its four. */
+/* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the others of its four */
 static void a_way_without_messages_says_so(void **state)
 {
     struct run r;
@@ -352,9 +352,10 @@ static void empty_and_broken_runs_still_make_a_page(void **state)
 static void large_and_staged_worlds_are_handled(void **state)
 {
     struct run r;
-    invent(&r, "tp=2,dp=4", "tp=2,pp=2,dp=2");
+    invent(&r, "cp=1,tp=2,dp=4", "tp=2,pp=2,dp=2");
     char *text = page(&r);
     assert_balanced(text);
+    assert_has(text, "<h1>Captioner: tp=2,dp=4 \xe2\x86\x92 tp=2,pp=2,dp=2</h1>");
     assert_int_equal(count(text, "<g class=\"cell none\">"), 2 * 4); /* pp 1, both pictures */
     free(text);
     discard(&r);
