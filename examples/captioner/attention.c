@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * attention.c - causal attention of a rank's heads over a sequence that context parallelism spreads.
+ * attention.c - causal attention of a rank's heads over a sequence that context parallelism
+ * spreads.
  *
  * Decides: keys and values of all positions are gathered over cp (each rank then sees the whole
  * prefix of its own queries), and their gradients go back by a reduce-scatter, its exact adjoint.
@@ -38,11 +39,17 @@ static struct tile tile_at(const cap_rank_t *r)
     int64_t size = r->S * head_width(r);
     float *p = r->tile;
 
-    return (struct tile){p,            p + size,     p + 2 * size, p + 3 * size,
-                         p + 4 * size, p + 5 * size, p + 6 * size, p + 6 * size + r->S};
+    return (struct tile){p,
+                         p + size,
+                         p + 2 * size,
+                         p + 3 * size,
+                         p + 4 * size,
+                         p + 5 * size,
+                         p + 6 * size,
+                         p + 6 * size + r->S};
 }
 
-/* Where position s of sample i, head h lies in a [cp, 2, T, Dl] buffer: keys; values are T Dl on. */
+/* Where position s of sample i, head h lies in a [cp, 2, T, Dl] buffer: keys; values: + T Dl. */
 static int64_t kv_index(const cap_rank_t *r, int64_t i, int64_t h, int64_t s)
 {
     int64_t dl = local_heads(r) * head_width(r);
@@ -92,8 +99,8 @@ colo_status_t cap_attention(cap_layer_t *l)
     struct tile t = tile_at(r);
 
     if (r->dst.cp > 1)
-        CAP_TRY(colo_comm_all_gather(r->dst.cp_comm, l->kv, l->kv_all, 2 * r->T * dl, COLO_F32,
-                                     NULL));
+        CAP_TRY(
+            colo_comm_all_gather(r->dst.cp_comm, l->kv, l->kv_all, 2 * r->T * dl, COLO_F32, NULL));
     for (int64_t i = 0; i < r->dst.b; i++)
         for (int64_t h = 0; h < heads; h++) {
             load_tile(r, &t, l->kv_all, i, h);

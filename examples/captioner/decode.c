@@ -4,8 +4,8 @@
  *
  * Decides: images go through in batches of the training size (the last one is filled up with images
  * that are not counted), so that nothing is allocated or planned anew. The encoder and the bridge
- * run once a batch, the layers once a byte. The byte after position s is known to the ranks that own
- * s; they tell their cp siblings and, from the last stage, the stages before.
+ * run once a batch, the layers once a byte. The byte after position s is known to the ranks that
+ * own s; they tell their cp siblings and, from the last stage, the stages before.
  */
 #include <string.h>
 

@@ -76,9 +76,9 @@ const char *const cap_comm_names[CAP_COMMS] = {"world",  "src.tp", "src.cp", "sr
 
 void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now)
 {
-    const colo_comm_t *comm[CAP_COMMS] = {
-        r->world,       r->src.tp_comm, r->src.cp_comm, r->src.pp_comm,  r->src.mean_comm,
-        r->dst.tp_comm, r->dst.cp_comm, r->dst.pp_comm, r->dst.mean_comm};
+    const colo_comm_t *comm[CAP_COMMS] = {r->world,       r->src.tp_comm,   r->src.cp_comm,
+                                          r->src.pp_comm, r->src.mean_comm, r->dst.tp_comm,
+                                          r->dst.cp_comm, r->dst.pp_comm,   r->dst.mean_comm};
 
     memset(now, 0, sizeof *now);
     for (int i = 0; i < CAP_COMMS; i++)
@@ -86,8 +86,7 @@ void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now)
             colo_comm_ledger(comm[i], &now->of[i]);
 }
 
-void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before,
-                     const cap_ledgers_t *after)
+void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before, const cap_ledgers_t *after)
 {
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)

@@ -85,8 +85,8 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
 
 static void print_table(const cap_rank_t *r, const struct check *k, FILE *out)
 {
-    fprintf(out, "%-14s %14s %17s %2d\n", "parameter", "at the start", "after steps:",
-            CAP_CHECK_STEPS);
+    fprintf(out, "%-14s %14s %17s %2d\n", "parameter", "at the start",
+            "after steps:", CAP_CHECK_STEPS);
     for (int i = 0; i < r->nparams; i++)
         fprintf(out, "%-14s %14.3e %20.3e%s\n", r->table[i].name, k->error[0][i], k->error[1][i],
                 k->error[0][i] <= LIMIT && k->error[1][i] <= LIMIT ? "" : "   FAILS");
@@ -125,8 +125,8 @@ static void verdict(cap_rank_t *r, struct check *k)
         replicas = replicas && k->same[m];
         ok = ok && fabs(k->loss[m] - k->loss_want[m]) <= LIMIT * fabs(k->loss_want[m]);
     }
-    bool planned = cfg->algo != COLO_EXACT || (forward >= 0 && backward >= 0 &&
-                                               moved == (uint64_t)(forward + backward));
+    bool planned = cfg->algo != COLO_EXACT ||
+                   (forward >= 0 && backward >= 0 && moved == (uint64_t)(forward + backward));
     ok = ok && finite && worst <= LIMIT && replicas && planned;
 
     print_table(r, k, stdout);

@@ -179,9 +179,9 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
 
 static bool takes_value(const char *name)
 {
-    static const char *const all[] = {"--src",  "--dst",  "--ranks",  "--steps", "--batch", "--lr",
-                                      "--seed", "--output", "--grad", "--algo",  "--data",
-                                      "--report"};
+    static const char *const all[] = {"--src",   "--dst",  "--ranks", "--steps",
+                                      "--batch", "--lr",   "--seed",  "--output",
+                                      "--grad",  "--algo", "--data",  "--report"};
 
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!strcmp(name, all[i]))
@@ -249,15 +249,14 @@ static int check_together(cap_config_t *c)
                 (long long)tp, (long long)cp, (long long)S, CAP_POSITIONS);
         return 2;
     }
-    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT,
-                                 .src = &from,
-                                 .dst = &to,
-                                 .shape = {.samples = c->batch,
-                                           .rows = CAP_PATCHES,
-                                           .features = c->model.width},
-                                 .dtype = COLO_F32,
-                                 .output = c->output,
-                                 .grad = c->grad};
+    colo_plan_config_t config = {
+        COLO_PLAN_CONFIG_INIT,
+        .src = &from,
+        .dst = &to,
+        .shape = {.samples = c->batch, .rows = CAP_PATCHES, .features = c->model.width},
+        .dtype = COLO_F32,
+        .output = c->output,
+        .grad = c->grad};
     if (colo_layout_init_src(&from, &c->src) < 0 || colo_layout_init_dst(&to, &c->dst) < 0 ||
         colo_layout_map_offset(&to, 0, S) < 0 || colo_plan_create(&plan, &config, 0) < 0 ||
         (c->algo == COLO_COLLECTIVE && colo_plan_collective_check(&config) < 0)) {
@@ -330,8 +329,7 @@ int main(int argc, char **argv)
         return rc;
     if ((rc = parse_grid("--src", words.src, &cfg.src, cfg.src_text, sizeof cfg.src_text)) ||
         (rc = parse_grid("--dst", words.dst, &cfg.dst, cfg.dst_text, sizeof cfg.dst_text)) ||
-        (rc = check_together(&cfg)) ||
-        (!cfg.check_gradients && (rc = check_report(cfg.report))))
+        (rc = check_together(&cfg)) || (!cfg.check_gradients && (rc = check_report(cfg.report))))
         return rc;
     if (!words.data)
         words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;

@@ -81,7 +81,8 @@ static void init_params(cap_rank_t *r)
 
 static colo_status_t place_encoder(cap_rank_t *r)
 {
-    int64_t D = r->cfg->model.width, rank = colo_comm_world_rank(r->world, colo_comm_rank(r->world));
+    int64_t D = r->cfg->model.width,
+            rank = colo_comm_world_rank(r->world, colo_comm_rank(r->world));
     colo_owned_t owned;
     colo_run_t runs[CAP_PATCHES];
     int64_t nruns = 0;
@@ -135,17 +136,16 @@ static colo_status_t place_sequence(cap_rank_t *r)
 
 static colo_status_t make_bridge(cap_rank_t *r)
 {
-    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
-                                   .src = &r->src_layout,
-                                   .dst = &r->dst_layout,
-                                   .shape = {.samples = r->cfg->batch,
-                                             .rows = CAP_PATCHES,
-                                             .features = r->cfg->model.width},
-                                   .dtype = COLO_F32,
-                                   .output = r->cfg->output,
-                                   .grad = r->cfg->grad,
-                                   .algo = r->cfg->algo,
-                                   .mem = COLO_HOST};
+    colo_bridge_config_t config = {
+        COLO_BRIDGE_CONFIG_INIT,
+        .src = &r->src_layout,
+        .dst = &r->dst_layout,
+        .shape = {.samples = r->cfg->batch, .rows = CAP_PATCHES, .features = r->cfg->model.width},
+        .dtype = COLO_F32,
+        .output = r->cfg->output,
+        .grad = r->cfg->grad,
+        .algo = r->cfg->algo,
+        .mem = COLO_HOST};
 
     CAP_TRY(colo_bridge_create(&r->bridge, &config, r->world));
     colo_bridge_src_shape(r->bridge, r->x_shape);
@@ -190,8 +190,7 @@ static colo_status_t take_head(cap_rank_t *r)
     int64_t Vl = r->count[at] / D;
     size_t bytes = 0;
 
-    r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT,
-                                         .vocab = CAP_VOCAB,
+    r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = CAP_VOCAB,
                                          .vocab_start = r->dst.t * CAP_VOCAB / r->dst.tp};
     r->xf_hat = cap_take(a, T * D, size);
     r->rf = cap_take(a, T, size);

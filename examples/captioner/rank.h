@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * rank.h - the parallel half of the captioner: what one rank holds, and the calls between its files.
+ * rank.h - the parallel half of the captioner: what one rank holds, the calls between its files.
  *
  * A rank talks to others through colo_comm_t only; nothing here is shared between ranks except the
  * constant cap_config_t, which every process of another backend would make from the same command
@@ -17,25 +17,28 @@
 #include "captioner.h"
 #include "report.h"
 
-#define CAP_TRY(expr)             \
-    do {                          \
+#define CAP_TRY(expr)              \
+    do {                           \
         colo_status_t s_ = (expr); \
-        if (s_ < 0)               \
-            return s_;            \
+        if (s_ < 0)                \
+            return s_;             \
     } while (0)
 
 /* Places in the table of cap_params(); layer l's are P_LAYER + l * P_PER_LAYER + one of the second
  * list, the back's come after the last layer. */
 enum { P_W1, P_B1, P_W2, P_B2, P_EMBED, P_POS, P_LAYER };
+/* clang-format off */
 enum { L_LN1G, L_LN1B, L_WQ, L_BQ, L_WK, L_BK, L_WV, L_BV, L_WO, L_BO, L_LN2G, L_LN2B, L_WU, L_BU,
        L_WD, L_BD, P_PER_LAYER };
+/* clang-format on */
 enum { B_LNFG, B_LNFB, B_HEAD };
 
 enum { CAP_SAMPLES = 12, CAP_CHECK_STEPS = 20 };
 
 /** What the command line asks for; the same on all ranks, never written after start. */
 typedef struct cap_config {
-    colo_grid_t src, dst; /* tp, cp, pp and dp all present; absent ones were appended with extent 1 */
+    colo_grid_t src,
+        dst; /* tp, cp, pp and dp all present; absent ones were appended with extent 1 */
     char src_text[64], dst_text[64]; /* as given */
     int32_t world;
     int64_t steps, batch, eval_every;
@@ -53,29 +56,29 @@ typedef struct cap_config {
 
 /** One grid as seen from one rank. */
 typedef struct cap_side {
-    bool in;                /* the grid has this rank */
-    int64_t tp, cp, pp, dp; /* extents */
-    int64_t t, c, p, d;     /* coordinates */
+    bool in;                                              /* the grid has this rank */
+    int64_t tp, cp, pp, dp;                               /* extents */
+    int64_t t, c, p, d;                                   /* coordinates */
     colo_comm_t *tp_comm, *cp_comm, *pp_comm, *mean_comm; /* mean: dp x cp. Owned; NULL outside */
-    int64_t b0, b;          /* own samples [b0, b0 + b) of the global batch */
+    int64_t b0, b; /* own samples [b0, b0 + b) of the global batch */
 } cap_side_t;
 
 /** Memory taken before the first step, freed at the end. */
 typedef struct cap_arena {
-    void *last;  /* list of blocks */
+    void *last; /* list of blocks */
     bool failed;
 } cap_arena_t;
 
 /** What a transformer layer keeps from forward to backward; [T, ...] each. */
 typedef struct cap_layer {
     struct cap_rank *rank;
-    int64_t at;    /* place of its first parameter */
-    float *x1_hat, *r1, *a;     /* LN1: normalised input, 1 / deviation, output */
-    float *q, *kv, *kv_all;     /* [T, Dl], [2, T, Dl], [cp, 2, T, Dl] */
-    float *prob, *o;            /* [b, heads, n, S], [T, Dl] */
-    float *mid;                 /* x after attention */
+    int64_t at;             /* place of its first parameter */
+    float *x1_hat, *r1, *a; /* LN1: normalised input, 1 / deviation, output */
+    float *q, *kv, *kv_all; /* [T, Dl], [2, T, Dl], [cp, 2, T, Dl] */
+    float *prob, *o;        /* [b, heads, n, S], [T, Dl] */
+    float *mid;             /* x after attention */
     float *x2_hat, *r2, *m;
-    float *act, *dact;          /* gelu and its slope [T, Fl] */
+    float *act, *dact; /* gelu and its slope [T, Fl] */
     float *out;
 } cap_layer_t;
 
@@ -89,7 +92,7 @@ typedef struct cap_rank {
     cap_param_t table[CAP_MAX_PARAMS];
     int nparams;
     float *w[CAP_MAX_PARAMS], *g[CAP_MAX_PARAMS];
-    int64_t count[CAP_MAX_PARAMS]; /* elements of the local shard */
+    int64_t count[CAP_MAX_PARAMS];                        /* elements of the local shard */
     float *side_w[2], *side_g[2], *adam_m[2], *adam_v[2]; /* [0] encoder, [1] LLM */
     int64_t side_count[2];
     int64_t adam_step;
@@ -103,20 +106,20 @@ typedef struct cap_rank {
     colo_layout_t src_layout, dst_layout;
     colo_bridge_t *bridge;
     int64_t x_shape[3], y_shape[3]; /* of this rank, as the bridge says; 0 samples: no part */
-    float *y;                /* [b, yn, D] */
+    float *y;                       /* [b, yn, D] */
     int64_t yn;
-    float *no_seed;          /* a gradient for ranks on which nobody consumed y */
+    float *no_seed; /* a gradient for ranks on which nobody consumed y */
 
     /* LLM */
-    int64_t S, n, T, *pos;   /* [n] global position of a local one */
-    int64_t *part_of, *local_of; /* [S] cp rank and local index of a position */
-    int64_t *tokens;         /* [b, S] */
+    int64_t S, n, T, *pos;          /* [n] global position of a local one */
+    int64_t *part_of, *local_of;    /* [S] cp rank and local index of a position */
+    int64_t *tokens;                /* [b, S] */
     int64_t *targets_all, *targets; /* [b, S], [b, n] */
-    uint8_t *mask;           /* [b, n] */
+    uint8_t *mask;                  /* [b, n] */
     int64_t first_layer, end_layer;
-    bool front, back;        /* has embedding; has norm, head and loss */
-    float *h_in;             /* [T, D] merged input, or what the stage before sent */
-    cap_layer_t *layer;      /* [end_layer - first_layer] */
+    bool front, back;   /* has embedding; has norm, head and loss */
+    float *h_in;        /* [T, D] merged input, or what the stage before sent */
+    cap_layer_t *layer; /* [end_layer - first_layer] */
     float *xf_hat, *rf, *hf, *logits, *logp, *d_logp, *nll, *loss;
     colo_logprob_config_t logprob;
     colo_logprob_saved_t saved;
@@ -234,8 +237,7 @@ typedef struct cap_ledgers {
 extern const char *const cap_comm_names[CAP_COMMS];
 void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now);
 /* total += after - before */
-void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before,
-                     const cap_ledgers_t *after);
+void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before, const cap_ledgers_t *after);
 /* Sums over the world, in place */
 colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total);
 /* Received bytes of operations that the bridge did, by the ledger */
@@ -252,15 +254,15 @@ colo_status_t cap_train(cap_rank_t *r);
 
 double cap_seconds(void); /* monotonic */
 typedef struct cap_progress {
-    double start, last;  /* seconds */
+    double start, last; /* seconds */
     int64_t steps, tokens_per_step;
-    double accuracy;     /* < 0: not evaluated yet */
+    double accuracy; /* < 0: not evaluated yet */
     bool terminal, shown;
-    void *out;           /* FILE * */
+    void *out; /* FILE * */
 } cap_progress_t;
 void cap_progress_begin(cap_progress_t *p, const cap_config_t *cfg);
-/* @force: a line even when one was just shown */
-void cap_progress_step(cap_progress_t *p, int64_t done, double loss, bool force);
+/* @training: seconds in steps so far, decoding left out; @force: even when a line was just shown */
+void cap_progress_step(cap_progress_t *p, int64_t done, double loss, double training, bool force);
 void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int64_t n);
 
 /* ---- gradcheck.c ---- */

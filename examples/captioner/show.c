@@ -33,7 +33,7 @@ void cap_progress_begin(cap_progress_t *p, const cap_config_t *cfg)
                           .out = out};
 }
 
-void cap_progress_step(cap_progress_t *p, int64_t done, double loss, bool force)
+void cap_progress_step(cap_progress_t *p, int64_t done, double loss, double training, bool force)
 {
     double now = cap_seconds(), spent = now - p->start;
     char exact[32] = "  -  ";
@@ -45,7 +45,7 @@ void cap_progress_step(cap_progress_t *p, int64_t done, double loss, bool force)
         snprintf(exact, sizeof exact, "%5.1f %%", 100 * p->accuracy);
     fprintf(p->out, "%sstep %lld/%lld  loss %.4f  exact %s  %.0f tokens/s  %.0f s left%s",
             p->terminal ? "\r\033[K" : "", (long long)done, (long long)p->steps, loss, exact,
-            (double)(done * p->tokens_per_step) / spent,
+            training > 0 ? (double)(done * p->tokens_per_step) / training : 0.0,
             spent / (double)done * (double)(p->steps - done),
             p->terminal && done < p->steps ? "" : "\n");
     fflush(p->out);

@@ -187,8 +187,8 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
             colo_tensor_t loss = colo_tensor_host(r->loss, COLO_F32, 1, &one);
 
             CAP_TRY(cap_head_forward(r, top));
-            CAP_TRY(colo_tape_record(r->llm_tape, "head", &r->out_value, 1, &loss, 1,
-                                     &r->out_value, NULL, 0, cap_head_backward, r, NULL));
+            CAP_TRY(colo_tape_record(r->llm_tape, "head", &r->out_value, 1, &loss, 1, &r->out_value,
+                                     NULL, 0, cap_head_backward, r, NULL));
         }
         CAP_TRY(stack_backward(r));
     }

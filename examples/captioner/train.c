@@ -2,11 +2,11 @@
 /*
  * train.c - Adam on the shards a rank holds, the training loop, and the report at its end.
  *
- * Decides the schedule: a short warmup, then half a cosine down to a twentieth; weights decay beside
- * the gradient (1,498 images are few), so the checked gradients stay those of the loss. Replicas of a shard
- * see the same gradient bits (sums combine in rank order) and so stay the same without ever being
- * broadcast. Ledgers are read around each step, decoding excluded, so that the report can put the
- * bridge's bytes beside the plan's.
+ * Decides the schedule: a short warmup, then half a cosine down to a twentieth; weights decay
+ * beside the gradient (1,498 images are few), so the checked gradients stay those of the loss.
+ * Replicas of a shard see the same gradient bits (sums combine in rank order) and so stay the same
+ * without ever being broadcast. Ledgers are read around each step, decoding excluded, so that the
+ * report can put the bridge's bytes beside the plan's.
  */
 #include <math.h>
 #include <stdio.h>
@@ -161,8 +161,8 @@ static void report(cap_rank_t *r, struct history *h)
     const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
     int64_t forward = cap_report_plan_bytes(plan, cfg->world, COLO_FORWARD);
     int64_t backward = cap_report_plan_bytes(plan, cfg->world, COLO_BACKWARD);
-    int64_t planned = cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward
-                                                                               : -1;
+    int64_t planned =
+        cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward : -1;
     double rate = h->seconds > 0 ? (double)(cfg->steps * cfg->batch * CAP_LENGTH) / h->seconds : 0;
     int64_t nsamples = pick_samples(cfg, h->text, h->samples);
     cap_report_t page = {.command = cfg->command,
@@ -199,8 +199,9 @@ static void report(cap_rank_t *r, struct history *h)
     const char *why = cap_report_write(&page, cfg->report);
     double loss = h->nloss ? h->loss[h->nloss - 1].value : 0;
     if (!isfinite(loss)) {
-        fprintf(stderr, "colo-captioner: the loss is %g after %lld steps; a smaller --lr may help\n",
-                loss, (long long)cfg->steps);
+        fprintf(stderr,
+                "colo-captioner: the loss is %g after %lld steps; a smaller --lr may help\n", loss,
+                (long long)cfg->steps);
         cfg->exit_code = 1;
     }
     if (why) {
@@ -256,7 +257,7 @@ colo_status_t cap_train(cap_rank_t *r)
         if (eval)
             CAP_TRY(evaluate(r, h, step + 1, &progress));
         if (speaks)
-            cap_progress_step(&progress, step + 1, loss, eval);
+            cap_progress_step(&progress, step + 1, loss, h->seconds, eval);
     }
     if (!cfg->steps)
         CAP_TRY(evaluate(r, h, 0, &progress));
