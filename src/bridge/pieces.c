@@ -265,11 +265,11 @@ static colo_status_t push_part(colo_builder_t *w, int64_t n, int64_t k, int64_t 
     for (int64_t i = 0; i < w->pieces.n; i++)
         rows += p[i].region.s[1] - p[i].region.s[0];
     int64_t size[3] = {p->region.b[1] - p->region.b[0], rows, p->region.h[1] - p->region.h[0]};
-    int axis = -1; /* one that splits without rest, outermost first; else the longest */
-    for (int a = 0; a < 3 && axis < 0; a++)
-        axis = size[a] % n == 0 ? a : -1;
-    for (int a = 0; a < 3 && axis < 0; a++)
-        axis = size[a] >= size[0] && size[a] >= size[1] && size[a] >= size[2] ? a : -1;
+    /* samples or rows, whichever splits without rest, else the longer; features only when there are
+     * fewer of both than candidates, so that boxes stay (samples, rows) wherever they can */
+    int axis = size[0] % n == 0 ? 0 : size[1] % n == 0 ? 1 : size[0] >= size[1] ? 0 : 1;
+    if (size[axis] < n && size[2] > size[axis])
+        axis = 2;
     int64_t lo = colo_block_lo(size[axis], n, k), hi = colo_block_lo(size[axis], n, k + 1);
     for (int64_t i = 0; i < w->pieces.n && lo < hi; i++) {
         colo_entry_t e = p[i];

@@ -169,7 +169,8 @@ static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg
     for (int kind = 0; kind < 3; kind++) {
         t_case_t c = pair_case(s, d, 0, 0, kind);
         t_plans_t w;
-        c.shape.h = INT64_C(720720) * 64; /* divides by every number of candidates up to 16 */
+        c.shape.n *= 720720; /* rows divide by every number of candidates up to 16 */
+        c.shape.h = 64;
         c.shape.b = t_lcm(s[2], d[2]);      /* equal parts: a larger one has but one holder */
         bool ok = t_plans_make(&w, &c);
         for (int way = 0; ok && way < 2; way++) {
