@@ -4,8 +4,8 @@
  *
  * One thread at a time uses a comm, except colo_comm_abort() and colo_comm_dump(), which any thread
  * may call. Every wait has a deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout());
- * after COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort,
- * dump, getters and destroy answer.
+ * after COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only
+ * abort, check, dump, getters and destroy answer.
  *
  * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
  * message size or backend. Buffers are borrowed for the call (host) or until the stream got there.
@@ -46,7 +46,18 @@ typedef enum colo_op_kind {
     COLO_OP_COUNT = 7
 } colo_op_kind_t;
 
-/** What one comm did, by kind and owner. Bytes are this rank's: sent (given to others) and received. */
+/**
+ * What one comm did, by kind and owner: operations that ended with COLO_OK, and this rank's bytes,
+ * sent (given to others) and received, the same by convention on every backend. With n ranks:
+ *   all_gather       sent: own bytes; received: (n-1) * own bytes
+ *   all_reduce       sent = received: bytes of the buffer * 2(n-1)/n, rounded down (a ring's)
+ *   reduce_scatter   sent = received: (n-1) * bytes of a slice
+ *   broadcast        the root sends the bytes, the others receive them
+ *   exchange         sums over messages;   barrier, split by dims: 0
+ *   split by colour  as an all_gather of 16 bytes
+ * COLO_OWNER_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
+ * A comm of one rank counts operations with 0 bytes.
+ */
 typedef struct colo_ledger {
     uint64_t ops[COLO_OP_COUNT][COLO_OWNER_COUNT];
     uint64_t sent_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
@@ -81,7 +92,7 @@ typedef colo_status_t (*colo_rank_fn)(colo_comm_t *world, void *arg);
  */
 COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg);
 
-/** colo_comm_create_self() - a comm of one rank (world rank 0), where a group of size 1 is wanted */
+/** colo_comm_create_self() - a comm of one rank (world rank 0), where a group of one is wanted */
 COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
 
 /**
@@ -96,7 +107,9 @@ COLO_API colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *g
                                        const char *dims, colo_comm_t **comm);
 /**
  * colo_comm_split_color() - ranks of one @color form a comm, ordered by (@key, parent rank)
- * Collective over @parent; color < 0 gives NULL.
+ * Collective over @parent; color < 0 gives NULL. Keys and colors are gathered once.
+ * Errors:  COLO_ERR_ARG (@comm is NULL), COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER,
+ *          COLO_ERR_MISMATCH
  */
 COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
                                              colo_comm_t **comm);
@@ -123,9 +136,18 @@ COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
 COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
 COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
 
-/* ---- operations; each is collective over the comm ---- */
+/*
+ * ---- operations; each is collective over the comm ----
+ * All return COLO_ERR_ARG (count < 0, NULL for count > 0, unknown dtype, sizes past 2^63 bytes,
+ * buffers that overlap other than in place), COLO_ERR_MISMATCH (ranks run different operations),
+ * COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left), COLO_ERR_PEER,
+ * COLO_ERR_ABORTED. Wrong arguments on one rank kill the comm, except at COLO_CHECK=2, where all
+ * ranks return an error and it lives on.
+ * Nothing is written when a rank is missing, differs, or has wrong arguments.
+ */
 
-/** colo_comm_all_gather() - recv[r * count ..] = rank r's send. In place: send == recv + rank * count */
+/** colo_comm_all_gather() - recv[r * count ..] = rank r's send.
+ *  In place: send == recv + rank * count */
 COLO_API colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv,
                                             int64_t count, colo_dtype_t dtype,
                                             colo_stream_t stream);
@@ -134,7 +156,8 @@ COLO_API colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send,
 COLO_API colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv,
                                             int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                             colo_stream_t stream);
-/** colo_comm_reduce_scatter() - send [size * count], recv [count]: this rank's slice of the sum */
+/** colo_comm_reduce_scatter() - send [size * count], recv [count]: this rank's slice of the sum.
+ *  In place: recv == send + rank * count */
 COLO_API colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
                                                 int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                                 colo_stream_t stream);
@@ -145,9 +168,9 @@ COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream
 /**
  * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
  * @sends, @recvs:  at most one message per peer each, peers ascending; box k of a send has as many
- *                  elements as box k of its receive (extents may be factored differently by strides,
- *                  not by shape: extents must be equal). Receives must not overlap each other or
- *                  the sends. Empty lists are legal: the rank still takes part.
+ *                  elements as box k of its receive (extents may be factored differently by
+ *                  strides, not by shape: extents must be equal). Receives must not overlap each
+ *                  other or the sends. Empty lists are legal: the rank still takes part.
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or the
  *          peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
@@ -161,7 +184,7 @@ COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_
 /** colo_comm_abort() - any thread; every rank's wait on this comm and its relatives made from the
  *  same world ends with COLO_ERR_ABORTED */
 COLO_API void colo_comm_abort(colo_comm_t *comm, const char *why);
-/** colo_comm_check() - COLO_OK, or the error that killed the comm */
+/** colo_comm_check() - COLO_OK, or the error that killed the comm; any thread */
 COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
 /* ---- ledger ---- */
@@ -172,7 +195,7 @@ COLO_API const char *colo_op_name(colo_op_kind_t kind);
 COLO_API const char *colo_owner_name(colo_owner_t owner);
 /**
  * colo_comm_dump() - counters and the last 256 operations as one JSON object; any thread
- * @text:   NUL-terminated when cap > 0, cut at @cap
+ * @text:   NUL-terminated when cap > 0, cut at @cap; keys are those of docs/comm.md
  * Returns  the length needed without NUL
  */
 COLO_API size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap);

@@ -3,9 +3,9 @@
  * comm-agree.c - ranks comparing notes before they do something together.
  *
  * At create (COLO_CHECK >= 1) a fingerprint of what is being made, before every operation
- * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach the
- * same verdict from the same gathered words, so all return an error or none does, nothing has moved
- * and the comm stays usable. Everything here is counted for COLO_OWNER_CHECK.
+ * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach
+ * the same verdict from the same gathered words, so all return an error or none does, nothing has
+ * moved and the comm stays usable. Everything here is counted for COLO_OWNER_CHECK.
  */
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -54,8 +54,8 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
         return mine;
     COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * (size_t)c->size);
     if (!all)
-        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what,
-                                             (int)c->size));
+        return colo_comm_i_fail(
+            c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
     uint64_t pair[2] = {fingerprint, (uint64_t)(int64_t)mine};
     COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, pair, all, 2));
     for (int32_t r = 0; r < c->size; r++)
@@ -80,8 +80,8 @@ colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t
         return mine;
     COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)c->size);
     if (!all)
-        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "%s: check round of %d ranks", what,
-                                             (int)c->size));
+        return colo_comm_i_fail(
+            c, colo_fail(COLO_ERR_NOMEM, "%s: check round of %d ranks", what, (int)c->size));
     if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
         op.count = 0;
     uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
@@ -122,14 +122,14 @@ colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *s
     COLO_AUTOFREE uint64_t *mine = calloc(2 * n, sizeof *mine);
     COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
     if (!mine || !all)
-        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "exchange: check round of %zu ranks",
-                                             n));
+        return colo_comm_i_fail(c,
+                                colo_fail(COLO_ERR_NOMEM, "exchange: check round of %zu ranks", n));
     for (int32_t i = 0; i < nsends; i++)
         mine[sends[i].peer] = message_print(&sends[i]);
     for (int32_t i = 0; i < nrecvs; i++)
         mine[n + (size_t)recvs[i].peer] = message_print(&recvs[i]);
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, mine, all,
-                                (int64_t)(2 * n)));
+    COLO_TRY(
+        colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, mine, all, (int64_t)(2 * n)));
     for (size_t from = 0; from < n; from++)
         for (size_t to = 0; to < n; to++) {
             uint64_t sent = all[from * 2 * n + to], wanted = all[to * 2 * n + n + from];

@@ -3,10 +3,11 @@
  * comm-ops.c - the front of every operation: what is checked before a backend may move a byte.
  *
  * In this order: is there a comm, does it live, are this rank's arguments right, do the ranks agree
- * (COLO_CHECK=2 only), then the ledger entry and the backend. A rank whose arguments are wrong while
- * its peers are on their way into the operation must not leave them waiting: at level 2 the round
- * tells them and the comm lives on, below that the comm is marked failed and they get COLO_ERR_PEER.
- * A backend that fails halfway has either told its peers already or is helped to do so here.
+ * (COLO_CHECK=2 only), then the ledger entry and the backend. A rank whose arguments are wrong
+ * while its peers are on their way into the operation must not leave them waiting: at level 2 the
+ * round tells them and the comm lives on, below that the comm is marked failed and they get
+ * COLO_ERR_PEER. A backend that fails halfway has either told its peers already or is helped to do
+ * so here.
  */
 #include "comm/comm.h"
 
@@ -31,8 +32,8 @@ static colo_status_t finish(colo_comm_t *c, uint64_t seq, colo_status_t st)
 /* ---- arguments ---- */
 
 /* bytes of @count elements; @times of them must fit an int64 */
-static colo_status_t count_bytes(const char *what, int64_t count, colo_dtype_t dtype,
-                                 int64_t times, int64_t *bytes)
+static colo_status_t count_bytes(const char *what, int64_t count, colo_dtype_t dtype, int64_t times,
+                                 int64_t *bytes)
 {
     int64_t elem = (int64_t)colo_dtype_size(dtype), all;
     if (elem == 0)
@@ -114,8 +115,7 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const v
 }
 
 colo_status_t colo_comm_reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                       colo_dtype_t dtype, colo_redop_t redop,
-                                       colo_stream_t stream)
+                                       colo_dtype_t dtype, colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "reduce_scatter";
     COLO_TRY(colo_comm_i_alive(c, what));
@@ -147,8 +147,8 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
         st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
     COLO_TRY(guard(c, op, st));
     bool sender = root == c->rank;
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_USER, op, sender ? bytes : 0,
-                                     sender ? 0 : bytes, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_USER, op, sender ? bytes : 0, sender ? 0 : bytes,
+                                     c->size - 1);
     return finish(c, seq, c->ops->broadcast(c, buffer, (size_t)bytes, root, stream));
 }
 
@@ -168,20 +168,22 @@ static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const 
 {
     int64_t n = colo_box_count(box), reach;
     if (n < 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld", side,
-                         (int)peer, (int)k, (long long)box->extent[0], (long long)box->extent[1],
-                         (long long)box->extent[2]);
+        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld",
+                         side, (int)peer, (int)k, (long long)box->extent[0],
+                         (long long)box->extent[1], (long long)box->extent[2]);
     if (n == 0)
         return COLO_OK;
     if (!box->data)
-        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d: data is NULL for %lld "
-                         "elements", side, (int)peer, (int)k, (long long)n);
+        return colo_fail(COLO_ERR_ARG,
+                         "exchange: %s of rank %d, box %d: data is NULL for %lld "
+                         "elements",
+                         side, (int)peer, (int)k, (long long)n);
     for (int i = 0; i < 3; i++)
         if (box->stride[i] < 0)
-            return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d: axis %d has stride "
-                             "%lld, expected >= 0", side, (int)peer, (int)k, i,
-                             (long long)box->stride[i]);
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: %s of rank %d, box %d: axis %d has stride "
+                             "%lld, expected >= 0",
+                             side, (int)peer, (int)k, i, (long long)box->stride[i]);
     reach = colo_box_reach(box);
     if (reach < 0 || !colo_mul_ok(reach, elem, &reach) || !colo_mul_ok(n, elem, &n) ||
         !colo_add_ok(*bytes, n, bytes))
@@ -205,13 +207,15 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     for (int32_t i = 0; i < n; i++) {
         const colo_message_t *m = &list[i];
         if (m->peer < 0 || m->peer >= c->size || m->peer == c->rank)
-            return colo_fail(COLO_ERR_ARG, "exchange: entry %d is a %s rank %d, expected 0..%d "
-                             "without self (%d)", (int)i, side, (int)m->peer, (int)c->size - 1,
-                             (int)c->rank);
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: entry %d is a %s rank %d, expected 0..%d "
+                             "without self (%d)",
+                             (int)i, side, (int)m->peer, (int)c->size - 1, (int)c->rank);
         if (i > 0 && m->peer <= list[i - 1].peer)
-            return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d follows that of rank %d, expected "
-                             "peers ascending, each once", side, (int)m->peer,
-                             (int)list[i - 1].peer);
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: %s rank %d follows that of rank %d, expected "
+                             "peers ascending, each once",
+                             side, (int)m->peer, (int)list[i - 1].peer);
         if (m->nboxes < 0 || (m->nboxes > 0 && !m->boxes))
             return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d: %d boxes%s", side, (int)m->peer,
                              (int)m->nboxes, m->boxes ? "" : " at NULL");
@@ -236,8 +240,7 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
         COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;
     uint64_t seq = colo_comm_i_begin(c, owner, op, sent, received, peers);
-    return finish(c, seq,
-                  c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream));
+    return finish(c, seq, c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream));
 }
 
 /* ---- the public names, counted for the user ---- */

@@ -24,25 +24,25 @@ bool colo_reduce_takes(colo_dtype_t dtype)
 #define MOST(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
 
 /* T: stored, A: accumulated in (unsigned for integer sums, which wrap) */
-#define REDUCE(name, T, A, LOAD, STORE, OP)                                             \
+#define REDUCE(name, T, A, LOAD, STORE, OP)                                                \
     static void name(T *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi) \
-    {                                                                                   \
-        A acc[TILE];                                                                    \
-        for (int64_t at = lo; at < hi; at += TILE) {                                    \
-            int64_t n = hi - at < TILE ? hi - at : TILE;                                \
-            const T *s = (const T *)src[0] + at;                                        \
-            for (int64_t i = 0; i < n; i++)                                             \
-                acc[i] = (A)LOAD(s[i]);                                                 \
-            for (int32_t r = 1; r < nsrc; r++) {                                        \
-                s = (const T *)src[r] + at;                                             \
-                for (int64_t i = 0; i < n; i++) {                                       \
-                    A v = (A)LOAD(s[i]);                                                \
-                    acc[i] = OP(acc[i], v);                                             \
-                }                                                                       \
-            }                                                                           \
-            for (int64_t i = 0; i < n; i++)                                             \
-                dst[at - lo + i] = (T)STORE(acc[i]);                                    \
-        }                                                                               \
+    {                                                                                      \
+        A acc[TILE];                                                                       \
+        for (int64_t at = lo; at < hi; at += TILE) {                                       \
+            int64_t n = hi - at < TILE ? hi - at : TILE;                                   \
+            const T *s = (const T *)src[0] + at;                                           \
+            for (int64_t i = 0; i < n; i++)                                                \
+                acc[i] = (A)LOAD(s[i]);                                                    \
+            for (int32_t r = 1; r < nsrc; r++) {                                           \
+                s = (const T *)src[r] + at;                                                \
+                for (int64_t i = 0; i < n; i++) {                                          \
+                    A v = (A)LOAD(s[i]);                                                   \
+                    acc[i] = OP(acc[i], v);                                                \
+                }                                                                          \
+            }                                                                              \
+            for (int64_t i = 0; i < n; i++)                                                \
+                dst[at - lo + i] = (T)STORE(acc[i]);                                       \
+        }                                                                                  \
     }
 
 REDUCE(sum_f32, float, float, SAME, SAME, PLUS)

@@ -2,8 +2,9 @@
 /*
  * comm-self.c - a comm of one rank, where an interface wants a group and the group has size 1.
  *
- * Every collective is a copy of the caller's buffer or nothing. Works without threads, MPI or a GPU;
- * its children are comms of one rank as well, each with a fate of its own, for nobody waits here.
+ * Every collective is a copy of the caller's buffer or nothing. Works without threads, MPI or a
+ * GPU; its children are comms of one rank as well, each with a fate of its own, for nobody waits
+ * here.
  */
 #include "comm/comm.h"
 #include "comm/fate.h"

@@ -3,8 +3,8 @@
  * comm-split.c - smaller comms out of larger ones.
  *
  * Splitting by grid dims needs no communication: every rank computes its group from the grid. What
- * talks is the agreement that all ranks passed the same grid and dims (COLO_CHECK >= 1). Splitting by
- * colour gathers (color, key) once. How members then meet is the backend's business (subset).
+ * talks is the agreement that all ranks passed the same grid and dims (COLO_CHECK >= 1). Splitting
+ * by colour gathers (color, key) once. How members then meet is the backend's business (subset).
  */
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -68,11 +68,11 @@ static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *
         m[i] = colo_comm_find(parent, world);
         if (m[i] < 0) {
             free(m);
-            return colo_fail(COLO_ERR_MISSING,
-                             "split '%s': world rank %lld of the group of world rank %lld is not in "
-                             "comm '%s' of %d ranks",
-                             dims, (long long)world, (long long)me, parent->name,
-                             (int)parent->size);
+            return colo_fail(
+                COLO_ERR_MISSING,
+                "split '%s': world rank %lld of the group of world rank %lld is not in "
+                "comm '%s' of %d ranks",
+                dims, (long long)world, (long long)me, parent->name, (int)parent->size);
         }
     }
     *members = m;
@@ -165,8 +165,7 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
     COLO_AUTOFREE struct place *place = malloc(sizeof *place * n);
     COLO_AUTOFREE int32_t *members = malloc(sizeof *members * n);
     if (!all || !place || !members)
-        return colo_comm_i_fail(parent,
-                                colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", n));
+        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", n));
     colo_comm_t *child = NULL;
     COLO_TRY(split_color(parent, owner, color, key, all, place, members, &child));
     *comm = child;

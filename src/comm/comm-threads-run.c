@@ -3,10 +3,10 @@
  * comm-threads-run.c - the life of in-process groups: starting ranks, meeting in a subset, leaving.
  *
  * A run makes a root and a world hub and starts the threads behind a gate, so that no rank function
- * runs when not all threads could be had. Subsets meet through a registry in the parent's hub, keyed
- * by tag and members: the first member makes the hub, the last one takes the entry away; nobody
- * waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so ranks may
- * destroy in any order, after the run as well.
+ * runs when not all threads could be had. Subsets meet through a registry in the parent's hub,
+ * keyed by tag and members: the first member makes the hub, the last one takes the entry away;
+ * nobody waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so
+ * ranks may destroy in any order, after the run as well.
  */
 #include "comm/comm-threads.h"
 #include "core/try.h"

@@ -2,10 +2,10 @@
 /*
  * comm-threads.c - ranks are threads of this process; peers read each other's buffers directly.
  *
- * A group shares a hub with one slot a rank. An operation publishes the slot, waits for the peers it
- * needs, checks that they do the same thing, reads their buffers, says so, and waits until those who
- * read mine are done. Collectives wait for all ranks twice (arrived, finished); an exchange waits
- * for the peers it names, and for their acknowledgement of what was sent to them.
+ * A group shares a hub with one slot a rank. An operation publishes the slot, waits for the peers
+ * it needs, checks that they do the same thing, reads their buffers, says so, and waits until those
+ * who read mine are done. Collectives wait for all ranks twice (arrived, finished); an exchange
+ * waits for the peers it names, and for their acknowledgement of what was sent to them.
  *
  * Two rules keep memory safe when ranks go wrong:
  *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
@@ -14,9 +14,9 @@
  *   fates    the first error seals the hub's fate (or the root's, shared by all hubs of one run);
  *            every wait looks at both. A slot that is closed early is looked at after the fate.
  *
- * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms at
- * most; many more ranks than cores is the normal case here. Nothing is allocated per operation once
- * scratch has grown to the largest one.
+ * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
+ * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
+ * once scratch has grown to the largest one.
  *
  * Left to comm.c: arguments, ledger, the COLO_CHECK=2 round, who is dead.
  */
@@ -77,8 +77,8 @@ static const char *describe_slot(char *text, size_t cap, const struct colo_slot 
     uint64_t seq = atomic_load_explicit(&s->seq, memory_order_acquire);
     if (seq == 0)
         return "none";
-    return colo_op_describe(text, cap, colo_op_unpack(atomic_load(&s->desc), atomic_load(&s->count)),
-                            seq);
+    return colo_op_describe(text, cap,
+                            colo_op_unpack(atomic_load(&s->desc), atomic_load(&s->count)), seq);
 }
 
 /* "'cp' (world ranks 0 2 4 6)" */
@@ -370,9 +370,8 @@ out:
     return close_slot(c, st);
 }
 
-static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *recv,
-                                        int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                        colo_stream_t stream)
+static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *slot = t->hub->slot, *me = &slot[c->rank];
@@ -380,7 +379,8 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
     if (count == 0)
         return threads_barrier(c, stream);
     const bool small = (size_t)count <= SMALL_REDUCE / elem;
-    const int64_t lo = slice_lo(count, c->size, c->rank), hi = slice_lo(count, c->size, c->rank + 1);
+    const int64_t lo = slice_lo(count, c->size, c->rank),
+                  hi = slice_lo(count, c->size, c->rank + 1);
     COLO_TRY(grow_scratch(t, (size_t)(small ? count : hi - lo) * elem));
     me->send = send;
     me->scratch = t->scratch;

@@ -11,9 +11,9 @@
 #include "comm/comm.h"
 #include "comm/fate.h"
 
-/* One rank as its peers see it. seq, open, desc, count, reduced, done only grow while the comm lives
- * (open returns to 0); the plain fields are the owner's to write while closed and the peers' to read
- * under a pin while open. */
+/* One rank as its peers see it. seq, open, desc, count, reduced, done only grow while the comm
+ * lives (open returns to 0); the plain fields are the owner's to write while closed and the peers'
+ * to read under a pin while open. */
 struct colo_slot {
     _Alignas(128) _Atomic uint64_t seq; /* last operation arrived at */
     _Atomic uint64_t open;              /* operation that peers may read; 0: closed */
@@ -46,7 +46,7 @@ struct colo_hub {
     struct colo_slot slot[];
 };
 
-struct colo_threads { /* colo_comm.impl; of one rank */
+struct colo_threads {     /* colo_comm.impl; of one rank */
     struct colo_hub *hub; /* a reference */
     void *scratch;        /* owned, grown on demand; peers read it under a pin */
     size_t scratch_bytes;

@@ -2,8 +2,8 @@
 /*
  * comm.c - what a communicator is, whatever its backend: ranks, names, settings, life and death.
  *
- * A comm belongs to one thread. What other threads may touch (abort, dump) goes through the backend's
- * fate or the lock. A comm that failed keeps answering getters, dump, check and destroy.
+ * A comm belongs to one thread. What other threads may touch (abort, dump) goes through the
+ * backend's fate or the lock. A comm that failed keeps answering getters, dump, check and destroy.
  *
  * Left to others: operations (comm-ops.c), counters and ring (comm-ledger.c), agreement
  * (comm-agree.c), smaller comms (comm-split.c), moving and waiting (comm-threads.c, comm-self.c,
@@ -28,7 +28,8 @@ double colo_now(void)
 
 /* ---- life and getters ---- */
 
-#define TIMEOUT_MAX INT64_C(1000000000000) /* 31 years: seconds as a double stay exact to the us */
+#define TIMEOUT_MAX INT64_C(1000000000000) /* 31 years: seconds as a double stay exact to the us \
+                                            */
 
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank)

@@ -31,15 +31,16 @@ typedef struct colo_comm_ops {
     colo_status_t (*subset)(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                             colo_comm_t *child);
     void (*fail)(colo_comm_t *c, colo_status_t status, const char *sentence); /* tell the peers */
-    colo_status_t (*state)(const colo_comm_t *c, char *sentence, size_t cap); /* OK, or what killed it */
-    void (*destroy)(colo_comm_t *c); /* frees impl */
+    colo_status_t (*state)(const colo_comm_t *c, char *sentence,
+                           size_t cap); /* OK, or what killed it */
+    void (*destroy)(colo_comm_t *c);    /* frees impl */
 } colo_comm_ops_t;
 
 #define COLO_COMM_ABI 1u
 #define COLO_RING 256
 
-/* What every rank must bring alike to one operation. The front fills it before it calls the backend,
- * which compares it where that costs nothing and puts it in its sentences. */
+/* What every rank must bring alike to one operation. The front fills it before it calls the
+ * backend, which compares it where that costs nothing and puts it in its sentences. */
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
@@ -87,8 +88,8 @@ struct colo_comm {
 };
 
 /* ---- the recorder (comm-ledger.c) ----
- * Begins an operation: next seq, c->op, a ring entry. The end completes the entry; the counters count
- * what ended with COLO_OK. Bytes are conventions, the same whatever the backend does inside:
+ * Begins an operation: next seq, c->op, a ring entry. The end completes the entry; the counters
+ * count what ended with COLO_OK. Bytes are conventions, the same whatever the backend does inside:
  *   all_gather       sent: own bytes             received: (n-1) * own bytes
  *   all_reduce       sent = received: buffer * 2(n-1)/n rounded down (what a ring would move)
  *   reduce_scatter   sent = received: (n-1) * bytes of a slice
@@ -108,8 +109,8 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const v
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream);
 colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const void *send,
-                                     void *recv, int64_t count, colo_dtype_t dtype,
-                                     colo_redop_t op, colo_stream_t stream);
+                                     void *recv, int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                     colo_stream_t stream);
 colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream);

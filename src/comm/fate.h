@@ -63,8 +63,7 @@ static inline void colo_fate_seal(colo_fate_t *f, colo_status_t status, int32_t 
 static inline colo_status_t colo_fate_tell(const colo_fate_t *f, int32_t rank, char *sentence,
                                            size_t cap)
 {
-    colo_status_t status =
-        (colo_status_t)atomic_load_explicit(&f->status, memory_order_acquire);
+    colo_status_t status = (colo_status_t)atomic_load_explicit(&f->status, memory_order_acquire);
     if (status == COLO_OK)
         return COLO_OK;
     if (f->culprit < 0 || f->culprit == rank) {

@@ -3,10 +3,10 @@
  * backend.c - loads backend libraries on first use and refuses those that were built for another
  * libcolobridge.
  *
- * Where: COLO_BACKEND_DIR, else the folder of the file that this code is in (libcolobridge.so, or the
- * program it was linked into). A backend is never unloaded: comms and tables point into it. What a
- * backend offers is its own business; that this build lacks one is a status with a way out, never a
- * link error.
+ * Where: COLO_BACKEND_DIR, else the folder of the file that this code is in (libcolobridge.so, or
+ * the program it was linked into). A backend is never unloaded: comms and tables point into it.
+ * What a backend offers is its own business; that this build lacks one is a status with a way out,
+ * never a link error.
  */
 #include "core/backend.h"
 
@@ -84,10 +84,11 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         const char *why = dlerror();
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
-                         "set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
-                         name, why ? why : path, name, name);
+        return colo_fail(
+            COLO_ERR_UNBUILT,
+            "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
+            "set COLO_BACKEND_DIR to the folder of libcolobridge-%s.so",
+            name, why ? why : path, name, name);
     }
     const colo_backend_t *b = dlsym(so, COLO_BACKEND_SYMBOL);
     colo_status_t st =

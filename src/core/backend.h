@@ -2,8 +2,8 @@
 /*
  * backend.h (private) - libcolobridge-<name>.so: what it exports and how it is found.
  *
- * A backend library defines one data symbol, `colo_backend` of type colo_backend_t. Everything else it
- * offers hangs from there. libcolobridge.so itself links none of CUDA, NCCL or MPI.
+ * A backend library defines one data symbol, `colo_backend` of type colo_backend_t. Everything else
+ * it offers hangs from there. libcolobridge.so itself links none of CUDA, NCCL or MPI.
  */
 #ifndef COLO_CORE_BACKEND_H
 #define COLO_CORE_BACKEND_H
@@ -15,16 +15,16 @@
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {
-    uint32_t abi;     /* first for ever: COLO_BACKEND_ABI it was compiled with */
-    uint32_t version; /* colo_version_number() it was compiled for */
-    const char *name; /* the <name> of its file */
+    uint32_t abi;                /* first for ever: COLO_BACKEND_ABI it was compiled with */
+    uint32_t version;            /* colo_version_number() it was compiled for */
+    const char *name;            /* the <name> of its file */
     const colo_comm_ops_t *comm; /* NULL: no communicator */
     const colo_ops_t *ops;       /* NULL: no element passes */
 } colo_backend_t;
 
 /*
- * The backend of that name, loaded on first use from COLO_BACKEND_DIR, else from beside the library;
- * stays loaded. Any thread. A failure is not remembered: the next call tries again.
+ * The backend of that name, loaded on first use from COLO_BACKEND_DIR, else from beside the
+ * library; stays loaded. Any thread. A failure is not remembered: the next call tries again.
  * COLO_ERR_UNBUILT with what to do: no such file, no symbol, other abi, other version, other name.
  * COLO_ERR_ARG: @name is not 1..16 of [a-z0-9].
  */

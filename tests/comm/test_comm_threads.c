@@ -13,7 +13,8 @@
 static const int32_t sizes[] = {1, 2, 3, 8};
 static const int64_t counts[] = {0, 1, 7, 100, 2049, 9001}; /* around the small-message path */
 
-static const colo_dtype_t reducible[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16, COLO_I32, COLO_I64};
+static const colo_dtype_t reducible[] = {COLO_F32, COLO_F64, COLO_BF16,
+                                         COLO_F16, COLO_I32, COLO_I64};
 
 static void on_all_sizes(colo_rank_fn fn, void *arg)
 {
@@ -24,7 +25,8 @@ static void on_all_sizes(colo_rank_fn fn, void *arg)
 /* 64 random bits for (rank, position): no two alike in practice */
 static uint64_t code(int64_t rank, int64_t i)
 {
-    uint64_t s = (uint64_t)rank * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)i * UINT64_C(0xc2b2ae3d27d4eb4f);
+    uint64_t s =
+        (uint64_t)rank * UINT64_C(0x9e3779b97f4a7c15) + (uint64_t)i * UINT64_C(0xc2b2ae3d27d4eb4f);
     return t_rand(&s);
 }
 
@@ -328,7 +330,8 @@ static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
     enum { MOST = 4000 };
     int64_t *a = malloc(sizeof *a * MOST), *b = malloc(sizeof *b * MOST * (size_t)n);
     for (int turn = 0; turn < 300; turn++) {
-        int64_t kind = t_below(&shared, 4), count = t_below(&shared, MOST), root = t_below(&shared, n);
+        int64_t kind = t_below(&shared, 4), count = t_below(&shared, MOST),
+                root = t_below(&shared, n);
         for (volatile int64_t idle = t_below(&own, 20000); idle > 0; idle--)
             ;
         for (int64_t i = 0; i < count; i++)
@@ -423,8 +426,16 @@ static colo_status_t grid_rank(colo_comm_t *c, void *arg)
     } table[] = {
         {"tp", 2, {{0, 1}, {0, 1}, {2, 3}, {2, 3}, {4, 5}, {4, 5}, {6, 7}, {6, 7}}},
         {"cp", 2, {{0, 2}, {1, 3}, {0, 2}, {1, 3}, {4, 6}, {5, 7}, {4, 6}, {5, 7}}},
-        {"dp-tp", 4, {{0, 1, 4, 5}, {0, 1, 4, 5}, {2, 3, 6, 7}, {2, 3, 6, 7},
-                      {0, 1, 4, 5}, {0, 1, 4, 5}, {2, 3, 6, 7}, {2, 3, 6, 7}}},
+        {"dp-tp",
+         4,
+         {{0, 1, 4, 5},
+          {0, 1, 4, 5},
+          {2, 3, 6, 7},
+          {2, 3, 6, 7},
+          {0, 1, 4, 5},
+          {0, 1, 4, 5},
+          {2, 3, 6, 7},
+          {2, 3, 6, 7}}},
     };
     int32_t me = colo_comm_rank(c);
     for (int32_t check = 0; check <= 2; check++) {

@@ -3,8 +3,8 @@
  * test_exchange_boxes.c - grouped exchange: any boxes, any pattern of who talks to whom, and what
  * happens when two sides do not expect the same.
  *
- * Random patterns come from one seed that all ranks share, so that a receiver can tell what must lie
- * where from the sender's coordinates alone; everything outside its boxes must stay as it was.
+ * Random patterns come from one seed that all ranks share, so that a receiver can tell what must
+ * lie where from the sender's coordinates alone; everything outside its boxes must stay as it was.
  */
 #include "harness/harness.h"
 
@@ -34,7 +34,8 @@ struct pattern {
     struct pair pair[RANKS][RANKS];
 };
 
-/* Strides of @extent in a random axis order with random gaps; returns elements from first to last. */
+/* Strides of @extent in a random axis order with random gaps; returns elements from first to last.
+ */
 static int64_t random_strides(uint64_t *seed, const int64_t *extent, int64_t *stride)
 {
     int axis[3] = {0, 1, 2};
@@ -89,7 +90,8 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
     const struct pattern *p = arg;
     const size_t elem = colo_dtype_size(p->dtype), room = ROOM * RANKS;
     int32_t me = colo_comm_rank(c);
-    unsigned char *out = malloc(ROOM * elem), *in = malloc(room * elem), *want = malloc(room * elem);
+    unsigned char *out = malloc(ROOM * elem), *in = malloc(room * elem),
+                  *want = malloc(room * elem);
     colo_box_t boxes[2][RANKS][MAX_BOXES];
     colo_message_t sends[RANKS], recvs[RANKS];
     for (int turn = 0; turn < 3; turn++) {
@@ -111,12 +113,14 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
             if (!p->talks[r][me])
                 continue;
             for (int32_t k = 0; k < from->nboxes; k++) {
-                const int64_t *e = from->extent[k], *f = from->from_stride[k], *t = from->to_stride[k];
+                const int64_t *e = from->extent[k], *f = from->from_stride[k],
+                              *t = from->to_stride[k];
                 fill_box(&boxes[1][r][k], in, from->to[k], e, t, elem);
                 for (int64_t x = 0; x < e[0]; x++)
                     for (int64_t y = 0; y < e[1]; y++)
                         for (int64_t z = 0; z < e[2]; z++) {
-                            uint64_t v = code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], turn);
+                            uint64_t v =
+                                code(r, from->from[k] + x * f[0] + y * f[1] + z * f[2], turn);
                             int64_t at = from->to[k] + x * t[0] + y * t[1] + z * t[2];
                             memcpy(want + (size_t)at * elem, &v, elem);
                         }
@@ -237,8 +241,7 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
 }
 
 /* @from, @to: the ranks that must see it below level 2, where one that names nobody is through */
-static void expect_mismatch(struct clash k, int from, int to, const char *text,
-                            const char *checked)
+static void expect_mismatch(struct clash k, int from, int to, const char *text, const char *checked)
 {
     for (k.check = 0; k.check <= 2; k.check++) {
         assert_ok(colo_comm_threads_run(3, clash_rank, &k));
@@ -270,14 +273,16 @@ static void another_number_of_boxes_is_a_mismatch_on_both_sides(void **state)
 
 static void a_message_nobody_expects_is_a_mismatch(void **state)
 {
-    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}},
-                    0, 0, "rank 1", "rank 0 sends rank 1 a message, which expects none");
+    expect_mismatch(
+        (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}}, 0, 0,
+        "rank 1", "rank 0 sends rank 1 a message, which expects none");
 }
 
 static void a_message_nobody_sends_is_a_mismatch(void **state)
 {
-    expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}},
-                    1, 1, "rank 0", "rank 0 sends rank 1 no message, which expects one");
+    expect_mismatch(
+        (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}}, 1, 1,
+        "rank 0", "rank 0 sends rank 1 no message, which expects one");
 }
 
 /* ---- arguments ---- */
@@ -319,11 +324,23 @@ static void senseless_messages_are_refused_with_their_place(void **state)
     static const colo_box_t far = {x, {2, 2, 1}, {INT64_MAX / 3, INT64_MAX / 3, 1}};
     const colo_message_t none = {0, 0, NULL};
     const struct refusal table[] = {
-        {{{2, 1, &ok}, {2, 1, &ok}}, {none, none}, 2, 0, COLO_F32,
+        {{{2, 1, &ok}, {2, 1, &ok}},
+         {none, none},
+         2,
+         0,
+         COLO_F32,
          "message to rank 2 follows that of rank 2"},
-        {{{2, 1, &ok}, {0, 1, &ok}}, {none, none}, 2, 0, COLO_F32,
+        {{{2, 1, &ok}, {0, 1, &ok}},
+         {none, none},
+         2,
+         0,
+         COLO_F32,
          "message to rank 0 follows that of rank 2"},
-        {{none, none}, {{2, 1, &ok}, {0, 1, &ok}}, 0, 2, COLO_F32,
+        {{none, none},
+         {{2, 1, &ok}, {0, 1, &ok}},
+         0,
+         2,
+         COLO_F32,
          "message from rank 0 follows that of rank 2"},
         {{{1, 1, &ok}, none}, {none, none}, 1, 0, COLO_F32, "without self (1)"},
         {{none, none}, {{1, 1, &ok}, none}, 0, 1, COLO_F32, "without self (1)"},
@@ -334,7 +351,12 @@ static void senseless_messages_are_refused_with_their_place(void **state)
         {{{0, 1, &negative}, none}, {none, none}, 1, 0, COLO_F32, "box 0 has extents 1x-1x4"},
         {{{0, 1, &null}, none}, {none, none}, 1, 0, COLO_F32, "data is NULL for 4 elements"},
         {{{0, 1, &backwards}, none}, {none, none}, 1, 0, COLO_F32, "axis 2 has stride -1"},
-        {{{0, 1, &huge}, none}, {none, none}, 1, 0, COLO_F32, "box 0 has extents 4611686018427387903x3x1"},
+        {{{0, 1, &huge}, none},
+         {none, none},
+         1,
+         0,
+         COLO_F32,
+         "box 0 has extents 4611686018427387903x3x1"},
         {{{0, 1, &far}, none}, {none, none}, 1, 0, COLO_F32, "more than 2^63 bytes"},
         {{none, none}, {none, none}, -1, 0, COLO_F32, "-1 entries"},
         {{none, none}, {none, none}, 0, 0, (colo_dtype_t)42, "dtype 42"},

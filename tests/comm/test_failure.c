@@ -25,13 +25,13 @@ struct seen {
 };
 
 /* Runs @expr as rank @r and notes how it went. */
-#define NOTE(s, r, expr)                                                                    \
-    do {                                                                                    \
-        double t_begin_ = colo_now();                                                       \
-        (s)->status[r] = (expr);                                                            \
-        (s)->seconds[r] = colo_now() - t_begin_;                                            \
-        snprintf((s)->sentence[r], sizeof (s)->sentence[r], "%s",                           \
-                 (s)->status[r] < 0 ? colo_last_error() : "");                              \
+#define NOTE(s, r, expr)                                         \
+    do {                                                         \
+        double t_begin_ = colo_now();                            \
+        (s)->status[r] = (expr);                                 \
+        (s)->seconds[r] = colo_now() - t_begin_;                 \
+        snprintf((s)->sentence[r], sizeof(s)->sentence[r], "%s", \
+                 (s)->status[r] < 0 ? colo_last_error() : "");   \
     } while (0)
 
 static void expect(const struct seen *s, int r, colo_status_t want, const char *text)
@@ -136,7 +136,7 @@ static colo_status_t late_readers(colo_comm_t *c, void *arg)
     int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
     enum { COUNT = 20000 };
     rank_try(colo_comm_set_timeout(c, 30));
-    usleep((useconds_t)(me * 8000)); /* the deadline falls among the arrivals */
+    usleep((useconds_t)(me * 8000));                     /* the deadline falls among the arrivals */
     while (me == n - 1 && colo_comm_check(c) == COLO_OK) /* and before the last */
         usleep(500);
     int64_t *x = calloc(COUNT, sizeof *x), *y = calloc(COUNT * (size_t)n, sizeof *y);
@@ -229,7 +229,8 @@ static void different_operations_are_a_mismatch_on_all_ranks(void **state)
                 expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].most);
                 expect(&d.seen, r, COLO_ERR_MISMATCH, text[which].odd);
                 expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 2 is in");
-                /* a rank that came last finds "comm 'world' is dead: " in front of the same words */
+                /* a rank that came last finds "comm 'world' is dead: " in front of the same words
+                 */
                 assert_string_equal(strstr(d.seen.sentence[r], "on 'world'"),
                                     strstr(d.seen.sentence[0], "on 'world'"));
             }
@@ -315,7 +316,8 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
     float x = 1;
     /* rank 3 is wrong in its pair (2, 3): 2 learns at once, 0 and 1 when 3 returns */
     if (me == 2 || me == 3)
-        NOTE(s, me, colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+        NOTE(s, me,
+             colo_comm_all_reduce(pair, me == 3 ? NULL : &x, &x, 1, COLO_F32, COLO_SUM, NULL));
     else
         NOTE(s, me, colo_comm_barrier(c, NULL));
     rank_check(x == 1);
@@ -390,9 +392,17 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
 static void at_check_2_wrong_arguments_leave_the_comm_alive(void **state)
 {
     static const char *const text[] = {
-        "all_gather: count -1", "pass 2^63", "recv is NULL for 24 bytes", "overlap other than in place",
-        "dtype i8", "operation 7", "overlap other than in place", "overlap other than in place",
-        "root 3, expected 0..2", "buffer is NULL for 8 bytes", "dtype -1 is unknown",
+        "all_gather: count -1",
+        "pass 2^63",
+        "recv is NULL for 24 bytes",
+        "overlap other than in place",
+        "dtype i8",
+        "operation 7",
+        "overlap other than in place",
+        "overlap other than in place",
+        "root 3, expected 0..2",
+        "buffer is NULL for 8 bytes",
+        "dtype -1 is unknown",
     };
     for (int which = 0; which < (int)(sizeof text / sizeof text[0]); which++) {
         struct wrong w = {.which = which};
@@ -472,7 +482,8 @@ static colo_status_t dead_rank(colo_comm_t *c, void *arg)
     rank_try(colo_grid_parse(&grid, "dp=2", 2));
     rank_check(colo_comm_all_gather(child, x, y, 1, COLO_F32, NULL) == COLO_ERR_ABORTED);
     rank_check(colo_comm_all_reduce(child, x, y, 1, COLO_F32, COLO_SUM, NULL) == COLO_ERR_ABORTED);
-    rank_check(colo_comm_reduce_scatter(child, x, y, 1, COLO_F32, COLO_SUM, NULL) == COLO_ERR_ABORTED);
+    rank_check(colo_comm_reduce_scatter(child, x, y, 1, COLO_F32, COLO_SUM, NULL) ==
+               COLO_ERR_ABORTED);
     rank_check(colo_comm_broadcast(child, x, 1, COLO_F32, 0, NULL) == COLO_ERR_ABORTED);
     rank_check(colo_comm_barrier(child, NULL) == COLO_ERR_ABORTED);
     rank_check(colo_comm_exchange(child, NULL, 0, NULL, 0, COLO_F32, NULL) == COLO_ERR_ABORTED);
@@ -502,12 +513,16 @@ static void null_comms_are_an_error_never_the_world(void **state)
 {
     float x = 0;
     colo_comm_t *out = NULL;
-    assert_fails(colo_comm_all_gather(NULL, &x, &x, 1, COLO_F32, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_all_reduce(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_reduce_scatter(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_all_gather(NULL, &x, &x, 1, COLO_F32, NULL), COLO_ERR_ARG,
+                 "comm is NULL");
+    assert_fails(colo_comm_all_reduce(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG,
+                 "comm is NULL");
+    assert_fails(colo_comm_reduce_scatter(NULL, &x, &x, 1, COLO_F32, COLO_SUM, NULL), COLO_ERR_ARG,
+                 "comm is NULL");
     assert_fails(colo_comm_broadcast(NULL, &x, 1, COLO_F32, 0, NULL), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_barrier(NULL, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_exchange(NULL, NULL, 0, NULL, 0, COLO_F32, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_exchange(NULL, NULL, 0, NULL, 0, COLO_F32, NULL), COLO_ERR_ARG,
+                 "comm is NULL");
     assert_fails(colo_comm_split_color(NULL, 0, 0, &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_split(NULL, NULL, "tp", &out), COLO_ERR_ARG, "comm is NULL");
     assert_fails(colo_comm_check(NULL), COLO_ERR_ARG, "comm is NULL");
@@ -562,7 +577,8 @@ static void a_group_that_reaches_beyond_the_parent_is_missing_members(void **sta
 {
     struct splitting s = {.spec = {"tp=2,dp=3", "tp=2,dp=3"}, .dims = {"tp", "tp"}};
     assert_ok(colo_comm_threads_run(5, bad_split_rank, &s)); /* rank 4's partner is 5 */
-    expect(&s.seen, 4, COLO_ERR_MISSING, "world rank 5 of the group of world rank 4 is not in comm");
+    expect(&s.seen, 4, COLO_ERR_MISSING,
+           "world rank 5 of the group of world rank 4 is not in comm");
     for (int r = 0; r < 4; r++)
         expect(&s.seen, r, COLO_ERR_PEER, "rank 4 failed: ");
 }

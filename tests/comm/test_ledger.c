@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ledger.c - counters by kind and owner with bytes derived here, the ring of 256, and the dump as
- * JSON that another program can read, also while the comm is at work.
+ * test_ledger.c - counters by kind and owner with bytes derived here, the ring of 256, and the dump
+ * as JSON that another program can read, also while the comm is at work.
  */
 #include "harness/harness.h"
 
@@ -25,8 +25,8 @@ static bool has(const colo_ledger_t *l, colo_op_kind_t kind, colo_owner_t owner,
               l->recv_bytes[kind][owner] == want.recv;
     if (!ok)
         printf("%s/%s: %llu ops, %llu sent, %llu received; expected %llu, %llu, %llu\n",
-               colo_op_name(kind), colo_owner_name(owner),
-               (unsigned long long)l->ops[kind][owner], (unsigned long long)l->sent_bytes[kind][owner],
+               colo_op_name(kind), colo_owner_name(owner), (unsigned long long)l->ops[kind][owner],
+               (unsigned long long)l->sent_bytes[kind][owner],
                (unsigned long long)l->recv_bytes[kind][owner], (unsigned long long)want.ops,
                (unsigned long long)want.sent, (unsigned long long)want.recv);
     return ok;
@@ -80,7 +80,8 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_OWNER_HEAD, (struct tally){1, ring2, ring2}));
     rank_check(has(&l, COLO_OP_EXCHANGE, COLO_OWNER_BRIDGE, (struct tally){1, 0, 0}));
     rank_check(has(&l, COLO_OP_SPLIT, COLO_OWNER_BRIDGE, (struct tally){1, 16, 16 * p}));
-    /* fingerprints of level 2: one gather an operation (11 without the split), two for an exchange */
+    /* fingerprints of level 2: one gather an operation (11 without the split), two for an exchange
+     */
     rank_check(total(&l, COLO_OWNER_CHECK) == (check == 2 ? 13u : 0u));
     rank_check(total(&l, -1) - total(&l, COLO_OWNER_CHECK) == 12);
 
@@ -141,7 +142,7 @@ static void a_comm_of_one_counts_operations_without_bytes(void **state)
 static void names_are_known_and_foreign_numbers_are_not(void **state)
 {
     static const char *const ops[] = {"all_gather", "all_reduce", "reduce_scatter", "broadcast",
-                                      "barrier", "exchange", "split"};
+                                      "barrier",    "exchange",   "split"};
     static const char *const owners[] = {"user", "bridge", "loss", "head", "check"};
     for (int i = 0; i < COLO_OP_COUNT; i++)
         assert_string_equal(colo_op_name((colo_op_kind_t)i), ops[i]);
@@ -246,7 +247,8 @@ static void the_dump_of_a_dead_comm_tells_the_story(void **state)
         json_t *j = json_loads(r.text[me], 0, &error);
         if (!j)
             fail_msg("%s: %s", error.text, r.text[me]);
-        assert_string_equal(string(j, "name"), "a \"name\"\\ \n\xc3\x83\xc2\xa9"); /* bytes as Latin-1 */
+        assert_string_equal(string(j, "name"),
+                            "a \"name\"\\ \n\xc3\x83\xc2\xa9"); /* bytes as Latin-1 */
         assert_string_equal(string(j, "backend"), "threads");
         assert_string_equal(string(j, "status"), "COLO_ERR_TIMEOUT");
         assert_non_null(strstr(string(j, "error"), "did not arrive within 200 ms"));

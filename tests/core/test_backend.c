@@ -34,7 +34,8 @@ static void the_folder_of_the_environment_is_the_only_one_searched(void **state)
     assert_fails(colo_backend_load("testother", &b), COLO_ERR_UNBUILT,
                  "/nonexistent/place/libcolobridge-testother.so");
     assert_ptr_equal(b, &b);
-    assert_int_equal(setenv("COLO_BACKEND_DIR", BACKEND_DIR, 1), 0); /* a failure is not remembered */
+    assert_int_equal(setenv("COLO_BACKEND_DIR", BACKEND_DIR, 1),
+                     0); /* a failure is not remembered */
     assert_ok(colo_backend_load("testother", &b));
     assert_string_equal(b->name, "testother");
     unsetenv("COLO_BACKEND_DIR");
@@ -45,10 +46,12 @@ static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
     static const struct {
         const char *name, *found, *advice;
     } table[] = {
-        {"testmissing", "backend 'testmissing' could not be loaded", "build it with -Dtestmissing=enabled"},
+        {"testmissing", "backend 'testmissing' could not be loaded",
+         "build it with -Dtestmissing=enabled"},
         {"testmissing", "libcolobridge-testmissing.so", "set COLO_BACKEND_DIR to the folder"},
         {"testabi", "has interface 77, this library", "install both from the same build"},
-        {"testversion", "was built for version 9.8.7, this library is ", "install both from the same build"},
+        {"testversion", "was built for version 9.8.7, this library is ",
+         "install both from the same build"},
         {"testcomm", "has communicator interface 55, this library has 1", "install both"},
         {"testname", "says it is 'somebodyelse'", "install it again"},
         {"testsymbol", "has no symbol 'colo_backend'", "not a backend of this library"},

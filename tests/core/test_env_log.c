@@ -22,8 +22,10 @@ static int clean(void **state)
 
 static void knobs_are_listed_with_fallback_and_help(void **state)
 {
-    static const char *const expected[][2] = {
-        {"COLO_LOG", "off"}, {"COLO_TIMEOUT_MS", "600000"}, {"COLO_CHECK", "1"}, {"COLO_BACKEND_DIR", ""}};
+    static const char *const expected[][2] = {{"COLO_LOG", "off"},
+                                              {"COLO_TIMEOUT_MS", "600000"},
+                                              {"COLO_CHECK", "1"},
+                                              {"COLO_BACKEND_DIR", ""}};
     int found = 0;
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_knob_t *k = colo_env_knob(i);
@@ -68,8 +70,8 @@ static void collect(colo_log_level_t level, const char *line, void *user)
 
 static void nonsense_falls_back_with_a_warning(void **state)
 {
-    static const char *const nonsense[] = {"", "x", "12x", " ", "0", "1000000", "-3", "1e3",
-                                           "99999999999999999999999"};
+    static const char *const nonsense[] = {
+        "", "x", "12x", " ", "0", "1000000", "-3", "1e3", "99999999999999999999999"};
     struct lines l = {0};
     colo_log_set(collect, &l, COLO_LOG_DEBUG);
     setenv("COLO_TIMEOUT_MS", "250", 1);

@@ -21,8 +21,7 @@ static void every_code_has_its_value(void **state)
     for (uint32_t code = 0; code < 0x10000; code++) {
         double want = ref_half_value(f->ref, (uint16_t)code);
         float got = f->up((uint16_t)code);
-        if (isnan(want) ? !isnan(got)
-                        : (double)got != want || !signbit(got) != !signbit(want))
+        if (isnan(want) ? !isnan(got) : (double)got != want || !signbit(got) != !signbit(want))
             fail_msg("code %04x: %a, expected %a", code, (double)got, want);
     }
 }
@@ -56,8 +55,9 @@ static void rounding_is_to_nearest_even_between_all_neighbours(void **state)
     int top = ((1 << f->ref.exp_bits) - 1) << f->ref.man_bits;
     for (int code = 0; code < top; code++) {
         double a = ref_half_value(f->ref, (uint16_t)code);
-        double b = code + 1 == top ? ldexp(1, 1 << (f->ref.exp_bits - 1)) /* where infinity begins */
-                                   : ref_half_value(f->ref, (uint16_t)(code + 1));
+        double b = code + 1 == top
+                       ? ldexp(1, 1 << (f->ref.exp_bits - 1)) /* where infinity begins */
+                       : ref_half_value(f->ref, (uint16_t)(code + 1));
         float mid = (float)((a + b) / 2), at[] = {(float)a, mid, (float)b};
         for (int i = 0; i < 3; i++)
             for (int s = 0; s < 2; s++) {

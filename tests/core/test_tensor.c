@@ -125,7 +125,8 @@ static void axes_of_extent_one_do_not_break_contiguity(void **state)
 
 static void counts_notice_overflow_and_negative_extents(void **state)
 {
-    colo_tensor_t t = colo_tensor_host(NULL, COLO_U8, 2, (int64_t[]){INT64_C(1) << 31, INT64_C(1) << 31});
+    colo_tensor_t t =
+        colo_tensor_host(NULL, COLO_U8, 2, (int64_t[]){INT64_C(1) << 31, INT64_C(1) << 31});
     assert_true(colo_tensor_count(&t) == INT64_C(1) << 62);
     t.shape[1] *= 2;
     assert_int_equal(colo_tensor_count(&t), -1);
