@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_bridge_check.c - what happens when ranks disagree, pass nonsense, break a promise or stay
- * away: who gets which status, what the sentence names, that nothing was written, and whether the
- * bridge lives on. And the ledger: one exchange a direction, of exactly the plan's bytes.
+ * test_bridge_check.c - what happens when ranks disagree, pass nonsense or stay away: who gets
+ * which status, what the sentence names, that nothing was written, and whether the bridge lives on.
+ * And the ledger: one exchange a direction, of exactly the plan's bytes.
  */
 #include "harness/harness.h"
 
@@ -122,7 +122,7 @@ static void ranks_that_differ_all_get_mismatch(void **state)
 {
     (void)state;
     void (*const changes[])(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *) = {
-        other_batch, other_rows,  other_width, other_dtype, other_output, other_grad,
+        other_batch,   other_rows,  other_width, other_dtype, other_output, other_grad,
         other_no_grad, other_nodes, other_algo,  other_grid,  other_split,  other_map,
     };
     for (int check = 1; check <= 2; check++)
@@ -182,10 +182,11 @@ static void one_ranks_error_is_its_own_and_peer_elsewhere(void **state)
     static const struct {
         void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
         colo_status_t status;
-    } list[] = {{bad_axes, COLO_ERR_ARG},  {bad_size, COLO_ERR_ARG},  {no_config, COLO_ERR_ARG},
-                {no_src, COLO_ERR_ARG},    {bad_dtype, COLO_ERR_ARG}, {bad_batch, COLO_ERR_ARG},
-                {bad_algo, COLO_ERR_ARG},  {int_sums, COLO_ERR_ARG},  {odd_rows, COLO_ERR_LAYOUT},
-                {cuda_memory, COLO_ERR_UNBUILT}};
+    } list[] = {{bad_axes, COLO_ERR_ARG},    {bad_size, COLO_ERR_ARG},
+                {no_config, COLO_ERR_ARG},   {no_src, COLO_ERR_ARG},
+                {bad_dtype, COLO_ERR_ARG},   {bad_batch, COLO_ERR_ARG},
+                {bad_algo, COLO_ERR_ARG},    {int_sums, COLO_ERR_ARG},
+                {odd_rows, COLO_ERR_LAYOUT}, {cuda_memory, COLO_ERR_UNBUILT}};
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         disagreement_t d = {usual(), 1, list[i].change, list[i].status, COLO_ERR_PEER};
         colo_status_t st = colo_comm_threads_run(8, disagree_rank, &d);
@@ -305,7 +306,8 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
     } else {
         rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
     }
-    rank_try(t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
+    rank_try(
+        t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
     if (f->check == 2) {
         rank_check(colo_comm_check(world) == COLO_OK);
         rank_try(t_case_round(bridge, rank, c, 1));
@@ -386,138 +388,6 @@ static void at_check_2_ranks_in_different_calls_all_get_mismatch(void **state)
     (void)state;
     t_case_t c = usual();
     assert_ok(colo_comm_threads_run(8, crossed_rank, &c));
-}
-
-/* ---- promises ---- */
-
-typedef struct promise {
-    t_case_t c;
-    bool backward;
-    int64_t rank, ib, is, ih; /* the element that breaks it */
-    const char *words[3];     /* in the sentence of the rank that says PROMISE */
-    bool on_all;              /* every rank says PROMISE; else the others say PEER */
-} promise_t;
-
-static colo_status_t promise_rank(colo_comm_t *world, void *arg)
-{
-    const promise_t *p = arg;
-    const t_case_t *c = &p->c;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    colo_bridge_t *bridge = NULL;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_set_check(world, 2));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
-    ref_part_t part;
-    ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, rank,
-                  p->backward && c->output == COLO_FULL_SEQ);
-    for (int round = 0; round < 2; round++) { /* broken, then kept */
-        t_buffer_t in, out;
-        rank_try(t_case_tensor(c, p->backward ? T_DY : T_X, rank, 0, true, &in));
-        rank_try(t_case_tensor(c, p->backward ? T_DX : T_Y, rank, 0, false, &out));
-        if (!round && rank == p->rank) {
-            float bad = 7.5f;
-            memcpy(t_buffer_at(&in, c->axes, part.ns, p->ib, p->is, p->ih), &bad, sizeof bad);
-        }
-        colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, NULL)
-                                       : colo_bridge_forward(bridge, &in.t, &out.t, NULL);
-        if (round) {
-            rank_try(st);
-            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, rank, 0, &out));
-        } else {
-            bool here = p->on_all || rank == p->rank;
-            if (st != (here ? COLO_ERR_PROMISE : COLO_ERR_PEER))
-                return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-            for (int i = 0; here && i < 3; i++)
-                if (p->words[i] && !says(p->words[i]))
-                    return t_rank_fail(__FILE__, __LINE__, colo_last_error());
-            rank_check(untouched(&out));
-            rank_check(colo_comm_check(world) == COLO_OK);
-        }
-        t_buffer_free(&in);
-        t_buffer_free(&out);
-    }
-    ref_part_free(&part);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
-}
-
-static void run_promise(const promise_t *p)
-{
-    promise_t copy = *p;
-    colo_status_t st = colo_comm_threads_run(8, promise_rank, &copy);
-    if (st < 0)
-        fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
-}
-
-static void replicas_that_differ_break_a_promise_that_names_them(void **state)
-{
-    (void)state;
-    /* source tp: ranks 4 and 5 hold the same x */
-    run_promise(&(promise_t){usual(), false, 5, 1, 3, 2, {"4", "5", "x"}, true});
-    run_promise(&(promise_t){usual(), false, 4, 0, 0, 0, {"4", "5", "x"}, true});
-    /* destination tp: ranks 6 and 7 hold the same d_y (tp fastest, then cp, then dp) */
-    t_case_t c = usual();
-    run_promise(&(promise_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
-    c.output = COLO_SHARDED;
-    run_promise(&(promise_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
-    /* with strides and gaps: what lies between the elements is nobody's business */
-    c = usual();
-    c.stride = T_SPREAD;
-    c.axes = "sbh";
-    run_promise(&(promise_t){c, false, 3, 1, 7, 2, {"2", "3", "x"}, true});
-}
-
-static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
-{
-    (void)state;
-    t_case_t c = usual();
-    c.grad = COLO_DISJOINT;
-    /* zigzag of 8 rows over cp 2: cp 0 owns 0 1 6 7, cp 1 owns 2 3 4 5; rank 4: dp 1, cp 0, tp 0 */
-    run_promise(&(promise_t){c, true, 4, 1, 3, 2, {"rank 4", "row 3", "DISJOINT"}, false});
-    run_promise(&(promise_t){c, true, 7, 0, 6, 0, {"rank 7", "row 6", "DISJOINT"}, false});
-    c.axes = "sbh";
-    c.stride = T_REVERSED;
-    run_promise(&(promise_t){c, true, 0, 3, 5, 2, {"rank 0", "row 5", "DISJOINT"}, false});
-    c.axes = "th";
-    c.stride = T_PADDED;
-    c.dst.map = REF_OFFSET; /* 8 rows at positions 4..11 of 16: cp 0 owns none of them but 0..3, 12.. */
-    c.dst.map_offset = 2;
-    c.dst.positions = 16; /* chunks of 4: positions 2 3 | 4..9 -> rows 0 1 belong to cp 0, 2..7 to cp 1 */
-    run_promise(&(promise_t){c, true, 0, 0, 2, 0, {"rank 0", "row 2", "DISJOINT"}, false});
-}
-
-static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
-{
-    const t_case_t *c = arg;
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
-    colo_bridge_t *bridge = NULL;
-    t_buffer_t dy, dx;
-    int64_t rank = colo_comm_rank(world);
-    rank_try(colo_comm_set_check(world, 1));
-    rank_try(t_case_config(c, &src, &dst, &config));
-    rank_try(colo_bridge_create(&bridge, &config, world));
-    rank_try(t_case_tensor(c, T_DY, rank, 0, true, &dy));
-    rank_try(t_case_tensor(c, T_DX, rank, 0, false, &dx));
-    float bad = 7.5f;
-    if (rank < 2) /* row 3 belongs to cp 1: what cp 0 has there never arrives */
-        memcpy(t_buffer_at(&dy, NULL, 8, 1, 3, 2), &bad, sizeof bad);
-    rank_try(colo_bridge_backward(bridge, &dy.t, &dx.t, NULL));
-    rank_try(t_case_compare(c, T_DX, rank, 0, &dx));
-    t_buffer_free(&dy);
-    t_buffer_free(&dx);
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
-}
-
-static void without_the_check_only_owned_rows_of_a_disjoint_gradient_move(void **state)
-{
-    (void)state;
-    t_case_t c = usual();
-    c.grad = COLO_DISJOINT;
-    assert_ok(colo_comm_threads_run(8, unchecked_rank, &c));
 }
 
 /* ---- staying away ---- */
@@ -694,12 +564,10 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
 static void each_direction_is_one_exchange_of_the_plans_bytes(void **state)
 {
     (void)state;
-    static const char *const specs[][2] = {{"tp=2,dp=4", "tp=2,cp=2,dp=2"},
-                                           {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
-                                           {"tp=2,dp=3", "tp=3,dp=2"},
-                                           {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
-                                           {"tp=2,dp=2", "tp=2,dp=2"},
-                                           {"tp=2,pp=2,dp=2", "pp=2,cp=2,dp=2"}};
+    static const char *const specs[][2] = {
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2"}, {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
+        {"tp=2,dp=3", "tp=3,dp=2"},      {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
+        {"tp=2,dp=2", "tp=2,dp=2"},      {"tp=2,pp=2,dp=2", "pp=2,cp=2,dp=2"}};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
         for (int kind = 0; kind < 3; kind++)
             for (int check = 0; check <= 2; check++) {
@@ -744,9 +612,6 @@ int main(void)
         cmocka_unit_test(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves),
         cmocka_unit_test(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang),
         cmocka_unit_test(at_check_2_ranks_in_different_calls_all_get_mismatch),
-        cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
-        cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
-        cmocka_unit_test(without_the_check_only_owned_rows_of_a_disjoint_gradient_move),
         cmocka_unit_test(a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers),
         cmocka_unit_test(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order),
         cmocka_unit_test(a_peer_outside_the_comm_is_missing),

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_collective.c - the all-gather / all-reduce way: equal to EXACT and to the oracle wherever it is
- * accepted, refused on all ranks before anything moves where it is not, with the groups of the worked
- * maps and exactly the collectives that the reference runs.
+ * test_collective.c - the all-gather / all-reduce way: equal to EXACT and to the oracle wherever it
+ * is accepted, refused on all ranks before anything moves where it is not, with the groups of the
+ * worked maps and exactly the collectives that the reference runs.
  */
 #include "harness/harness.h"
 
@@ -14,9 +14,8 @@ typedef struct kind {
     colo_grad_t grad;
 } kind_t;
 
-static const kind_t kinds[] = {{COLO_FULL_SEQ, COLO_PARTIAL},
-                               {COLO_FULL_SEQ, COLO_DISJOINT},
-                               {COLO_SHARDED, COLO_DISJOINT}};
+static const kind_t kinds[] = {
+    {COLO_FULL_SEQ, COLO_PARTIAL}, {COLO_FULL_SEQ, COLO_DISJOINT}, {COLO_SHARDED, COLO_DISJOINT}};
 
 static const char *const accepted[][2] = {
     {"tp=2,dp=4", "tp=2,cp=2,dp=2"},      {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
@@ -31,7 +30,9 @@ static const char *const accepted[][2] = {
 
 static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
 {
-    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h},
+    return (t_case_t){.src = t_side(src, true),
+                      .dst = t_side(dst, false),
+                      .shape = {b, n, h},
                       .algo = COLO_COLLECTIVE};
 }
 
@@ -188,8 +189,8 @@ static int count_gathers(const colo_bridge_t *b)
 
 static int count_reduces(const colo_bridge_t *b)
 {
-    return (int)(ops_of(b->coll.gather, COLO_OP_ALL_REDUCE) + ops_of(b->coll.cp, COLO_OP_ALL_REDUCE) +
-                 ops_of(b->comm, COLO_OP_ALL_REDUCE));
+    return (int)(ops_of(b->coll.gather, COLO_OP_ALL_REDUCE) +
+                 ops_of(b->coll.cp, COLO_OP_ALL_REDUCE) + ops_of(b->comm, COLO_OP_ALL_REDUCE));
 }
 
 static colo_status_t ledger_rank(colo_comm_t *world, void *arg)
@@ -310,7 +311,8 @@ static void one_sweep(int64_t n, const int64_t *s, const int64_t *d, void *arg)
             colo_layout_t ls, ld;
             assert_ok(t_layout(&ls, &c.src));
             assert_ok(t_layout(&ld, &c.dst));
-            int64_t big = s[2] > d[2] ? s[2] : d[2], small = s[2] < d[2] ? s[2] : d[2], k = big / small;
+            int64_t big = s[2] > d[2] ? s[2] : d[2], small = s[2] < d[2] ? s[2] : d[2],
+                    k = big / small;
             colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
                                      .shape = {big, 48, 1, 0}};
             int cp_at = 0, dp_at = 0;
@@ -338,6 +340,76 @@ static void it_is_accepted_exactly_where_every_rank_agrees(void **state)
     sweep_t t = {0};
     t_each_pair(1, 12, one_sweep, &t);
     assert_true(t.taken > 500 && t.refused > 500);
+}
+
+/* ---- what the collective way refuses, in its order ---- */
+
+typedef struct refusal {
+    const char *src, *dst;
+    int64_t b;
+    colo_status_t status;
+    const char *word;
+} refusal_t;
+
+static void check_refusal(const refusal_t *t)
+{
+    ref_side_t src = t_side(t->src, true), dst = t_side(t->dst, false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                             .shape = {t->b, 24, 2, 0}};
+    colo_status_t st = colo_plan_collective_check(&pc);
+    if (st != t->status || (st < 0 && !strstr(colo_last_error(), t->word)))
+        fail_msg("%s -> %s B=%lld: %s \"%s\", expected %s with \"%s\"", t->src, t->dst,
+                 (long long)t->b, colo_status_name(st), st < 0 ? colo_last_error() : "",
+                 colo_status_name(t->status), t->word);
+}
+
+static void the_collective_way_refuses_in_the_order_of_the_reference(void **state)
+{
+    (void)state;
+    static const refusal_t list[] = {
+        /* one reason each */
+        {"dp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "cp=4,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4", "tp=2,cp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,dp=4@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=2,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,dp=3", "tp=3,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"tp=2,ep=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"tp=2,dp=4", "tp=2,xp=2,dp=2", 8, COLO_ERR_LAYOUT, "xp"},
+        {"dp=4,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=4,tp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=2,tp=4", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "tp=2,dp=4", 6, COLO_ERR_SHAPE, "not divisible by fan_out scale=2"},
+        {"tp=2,dp=4", "tp=4,dp=2", 6, COLO_ERR_SHAPE, "not divisible by fan_in scale=2"},
+        /* two or more reasons: the earlier one speaks */
+        {"dp=8", "tp=2,dp=2", 7, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4@4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,pp=2,dp=2@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,cp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"pp=2,cp=2,tp=1,dp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"cp=2,tp=1,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=6,dp=2", "tp=2,dp=3,cp=2", 6, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,ep=2,dp=3", "tp=6,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"dp=2,ep=2,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"dp=4,tp=2", "tp=4,dp=2", 7, COLO_ERR_LAYOUT, "rank"},
+        /* nothing to refuse */
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=2,cp=2,dp=2", 7 + 1, COLO_OK, ""},
+        {"tp=2,pp=1,ep=1,cp=1,dp=4", "tp=2,cp=2,pp=1,xp=1,dp=2", 8, COLO_OK, ""},
+        {"tp=2,dp=4@4", "tp=4,dp=2@4", 8, COLO_OK, ""},
+        {"tp=2,dp=4", "cp=2,tp=2,dp=2", 8, COLO_OK, ""},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        check_refusal(&list[i]);
 }
 
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
@@ -423,6 +495,7 @@ int main(void)
         cmocka_unit_test(the_groups_and_collectives_are_those_of_the_worked_maps),
         cmocka_unit_test(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it),
         cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
+        cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
         cmocka_unit_test(reshape_keeps_the_groups_and_refuses_odd_batches),
         cmocka_unit_test(a_rank_outside_the_grids_takes_part_in_create_only),
         cmocka_unit_test(positions_shard_as_in_exact),

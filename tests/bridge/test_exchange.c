@@ -379,10 +379,11 @@ static void a_bridge_takes_another_batch_or_length_and_comes_back(void **state)
 {
     (void)state;
     for (size_t k = 0; k < 4; k++) {
-        reshapes_t a = {.c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
-                        .n = 6,
-                        .shape = {{4, 8, 3}, {16, 12, 3}, {3, 4, 5}, {8, 6, 3}, {0, 4, 3}, {8, 8, 3}},
-                        .positions = {0, 0, 0, 12, 0, 0}};
+        reshapes_t a = {
+            .c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
+            .n = 6,
+            .shape = {{4, 8, 3}, {16, 12, 3}, {3, 4, 5}, {8, 6, 3}, {0, 4, 3}, {8, 8, 3}},
+            .positions = {0, 0, 0, 12, 0, 0}};
         a.c.output = kinds[k].output;
         a.c.grad = kinds[k].grad;
         assert_ok(colo_comm_threads_run(8, reshape_rank, &a));

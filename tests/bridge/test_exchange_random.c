@@ -2,10 +2,10 @@
 /*
  * test_exchange_random.c - 2,000 seeded layouts of 2 to 16 ranks, executed on threads.
  *
- * Dims in random order, extra dims, offsets, DP that does not divide, source context ranks, pipeline
- * stages, sequence parallelism, position maps, features in blocks, both outputs, all gradients, memory
- * orders, strides and dtypes. The shares that matter are counted and asserted; a failure prints the
- * seed of its case.
+ * Dims in random order, extra dims, offsets, DP that does not divide, source context ranks,
+ * pipeline stages, sequence parallelism, position maps, features in blocks, both outputs, all
+ * gradients, memory orders, strides and dtypes. The shares that matter are counted and asserted; a
+ * failure prints the seed of its case.
  */
 #include "harness/harness.h"
 
@@ -226,11 +226,12 @@ static void seeded_layouts_of_2_to_16_ranks_arrive(void **state)
                 snprintf(first, sizeof first, "%lld: %s", (long long)i, colo_last_error());
         }
     }
-    print_message("of %d: ragged %lld, uneven %lld, source cp %lld, pp %lld, sp %lld (any %lld), maps %lld, "
-                  "features %lld, offsets %lld, partial sums %lld, disjoint %lld\n",
-                  CASES, (long long)t.ragged, (long long)t.uneven, (long long)t.source_cp,
-                  (long long)t.pp, (long long)t.sp, (long long)t.any, (long long)t.maps, (long long)t.features,
-                  (long long)t.offsets, (long long)t.partial, (long long)t.disjoint);
+    print_message(
+        "of %d: ragged %lld, uneven %lld, source cp %lld, pp %lld, sp %lld (any %lld), maps %lld, "
+        "features %lld, offsets %lld, partial sums %lld, disjoint %lld\n",
+        CASES, (long long)t.ragged, (long long)t.uneven, (long long)t.source_cp, (long long)t.pp,
+        (long long)t.sp, (long long)t.any, (long long)t.maps, (long long)t.features,
+        (long long)t.offsets, (long long)t.partial, (long long)t.disjoint);
     if (failed)
         fail_msg("%lld of %d cases failed with T_SEED=%llu, first %s", (long long)failed, CASES,
                  (unsigned long long)base, first);

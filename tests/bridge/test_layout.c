@@ -35,8 +35,8 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
         return;
     }
     if (got.b1 - got.b0 != want.nb || (want.nb && got.b0 != want.b[0]))
-        fail_msg("%s: rank %lld samples [%lld,%lld), expected %lld from %lld", what, (long long)rank,
-                 (long long)got.b0, (long long)got.b1, (long long)want.nb,
+        fail_msg("%s: rank %lld samples [%lld,%lld), expected %lld from %lld", what,
+                 (long long)rank, (long long)got.b0, (long long)got.b1, (long long)want.nb,
                  (long long)(want.nb ? want.b[0] : 0));
     if (got.h1 - got.h0 != want.nh || (want.nh && got.h0 != want.h[0]))
         fail_msg("%s: rank %lld features [%lld,%lld), expected %lld from %lld", what,
@@ -48,9 +48,10 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
     int64_t local = 0;
     for (int64_t i = 0; i < nruns; i++) {
         if (runs[i].local != local || runs[i].count < 1)
-            fail_msg("%s: rank %lld run %lld starts at local %lld with %lld rows, expected local %lld",
-                     what, (long long)rank, (long long)i, (long long)runs[i].local,
-                     (long long)runs[i].count, (long long)local);
+            fail_msg(
+                "%s: rank %lld run %lld starts at local %lld with %lld rows, expected local %lld",
+                what, (long long)rank, (long long)i, (long long)runs[i].local,
+                (long long)runs[i].count, (long long)local);
         for (int64_t k = 0; k < runs[i].count; k++, local++)
             if (local >= want.ns || runs[i].row + k != want.s[local])
                 fail_msg("%s: rank %lld local row %lld is row %lld, expected %lld", what,
@@ -88,7 +89,8 @@ static void every_rank_owns_what_slicing_lists_says(void **state)
                         char spec[64];
                         snprintf(spec, sizeof spec, orders[o], a, b, c);
                         ref_side_t side = t_side(spec, true);
-                        int64_t cp = ref_side_extent(&side, "cp"), tp = ref_side_extent(&side, "tp");
+                        int64_t cp = ref_side_extent(&side, "cp"),
+                                tp = ref_side_extent(&side, "tp");
                         if (sp)
                             t_side_split(&side, 1, "tp", REF_BLOCK, false);
                         ref_shape_t shape = {5, 2 * cp * tp, 2};
@@ -205,7 +207,8 @@ static void the_default_layouts_are_those_of_the_documentation(void **state)
             ref_side_t side = t_side(specs[i], src);
             colo_grid_t grid = t_grid(&side);
             colo_layout_t layout;
-            assert_ok(src ? colo_layout_init_src(&layout, &grid) : colo_layout_init_dst(&layout, &grid));
+            assert_ok(src ? colo_layout_init_src(&layout, &grid)
+                          : colo_layout_init_dst(&layout, &grid));
             for (int64_t rank = 0; rank < ref_side_size(&side) + 1; rank++)
                 compare_rank(specs[i], &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
         }
@@ -306,10 +309,10 @@ static void maps_that_leave_the_sequence_are_refused(void **state)
     refused(&l, 1, 6, 1, "4", "5"); /* rows 0..5 */
 }
 
-#define UNTOUCHED(layout, call, status, word)                \
-    do {                                                     \
-        colo_layout_t before_ = layout;                      \
-        assert_fails(call, status, word);                    \
+#define UNTOUCHED(layout, call, status, word)                   \
+    do {                                                        \
+        colo_layout_t before_ = layout;                         \
+        assert_fails(call, status, word);                       \
         assert_memory_equal(&before_, &layout, sizeof before_); \
     } while (0)
 
@@ -382,8 +385,10 @@ static void missing_arguments_and_bad_sizes_are_refused(void **state)
     assert_non_null(strstr(colo_last_error(), "-3"));
     assert_true(colo_layout_check(&l, 1, 1, -3) < 0);
     assert_non_null(strstr(colo_last_error(), "-3"));
-    assert_fails(colo_layout_owned(&l, 0, 1, 1, 1, false, NULL, NULL, 0, NULL), COLO_ERR_ARG, "owned");
-    assert_ok(colo_layout_owned(&l, 0, 1, 1, 1, false, &own, NULL, 0, NULL)); /* runs are optional */
+    assert_fails(colo_layout_owned(&l, 0, 1, 1, 1, false, NULL, NULL, 0, NULL), COLO_ERR_ARG,
+                 "owned");
+    assert_ok(
+        colo_layout_owned(&l, 0, 1, 1, 1, false, &own, NULL, 0, NULL)); /* runs are optional */
     /* room for one run where there are two: the count is told, nothing else */
     l = base_layout("cp=2");
     colo_run_t run[2];

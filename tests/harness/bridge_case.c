@@ -57,7 +57,8 @@ ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is
     static const char *const format[] = {"tp=%d,cp=%d,dp=%d", "tp=%d,dp=%d,cp=%d",
                                          "cp=%d,tp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
                                          "dp=%d,tp=%d,cp=%d", "dp=%d,cp=%d,tp=%d"};
-    static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2}, {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
+    static const int pick[6][3] = {{0, 1, 2}, {0, 2, 1}, {1, 0, 2},
+                                   {1, 2, 0}, {2, 0, 1}, {2, 1, 0}};
     int e[3] = {(int)tp, (int)cp, (int)dp};
     char spec[64];
     snprintf(spec, sizeof spec, format[order], e[pick[order][0]], e[pick[order][1]],
@@ -267,8 +268,7 @@ colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int6
 {
     ref_part_t own, part;
     parts_of(c, role, rank, &own, &part);
-    colo_status_t st =
-        t_buffer_make(b, c->axes, c->dtype, c->stride, part.nb, part.ns, part.nh);
+    colo_status_t st = t_buffer_make(b, c->axes, c->dtype, c->stride, part.nb, part.ns, part.nh);
     for (int64_t ib = 0; st == COLO_OK && fill && ib < part.nb; ib++)
         for (int64_t is = 0; is < part.ns; is++)
             for (int64_t ih = 0; ih < part.nh; ih++)
@@ -291,7 +291,8 @@ colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int
         ref_part_t own, part;
         parts_of(c, role, rank, &own, &part);
         size_t es = colo_dtype_size(c->dtype);
-        st = colo_fail(COLO_ERR_STATE, "%s of rank %lld: a byte between or around the elements changed",
+        st = colo_fail(COLO_ERR_STATE,
+                       "%s of rank %lld: a byte between or around the elements changed",
                        role_name[role], (long long)rank);
         bool found = false;
         for (int64_t ib = 0; !found && ib < part.nb; ib++)
@@ -305,13 +306,13 @@ colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int
                     memcpy(&wv, w, es);
                     memcpy(&gv, g, es);
                     found = true;
-                    st = colo_fail(COLO_ERR_STATE,
-                                   "%s of rank %lld, element sample %lld row %lld feature %lld (local "
-                                   "%lld %lld %lld): bits %llx, expected %llx",
-                                   role_name[role], (long long)rank, (long long)part.b[ib],
-                                   (long long)part.s[is], (long long)part.h[ih], (long long)ib,
-                                   (long long)is, (long long)ih, (unsigned long long)gv,
-                                   (unsigned long long)wv);
+                    st = colo_fail(
+                        COLO_ERR_STATE,
+                        "%s of rank %lld, element sample %lld row %lld feature %lld (local "
+                        "%lld %lld %lld): bits %llx, expected %llx",
+                        role_name[role], (long long)rank, (long long)part.b[ib],
+                        (long long)part.s[is], (long long)part.h[ih], (long long)ib, (long long)is,
+                        (long long)ih, (unsigned long long)gv, (unsigned long long)wv);
                 }
         ref_part_free(&own);
         ref_part_free(&part);
@@ -325,8 +326,8 @@ static colo_status_t check_shape(const t_case_t *c, t_role_t role, int64_t rank,
                                  const int64_t *shape, const t_buffer_t *want)
 {
     if (ndim != want->t.ndim)
-        return colo_fail(COLO_ERR_STATE, "%s of rank %lld has %d axes, expected %d", role_name[role],
-                         (long long)rank, ndim, want->t.ndim);
+        return colo_fail(COLO_ERR_STATE, "%s of rank %lld has %d axes, expected %d",
+                         role_name[role], (long long)rank, ndim, want->t.ndim);
     ref_part_t own, part;
     parts_of(c, role, rank, &own, &part);
     bool holds = part.holds;
@@ -356,8 +357,8 @@ static colo_status_t one_way(colo_bridge_t *bridge, int64_t rank, const t_case_t
     COLO_TRY_GOTO(st, t_case_tensor(c, in_role, rank, salt, true, &in), done);
     COLO_TRY_GOTO(st, t_case_tensor(c, out_role, rank, salt, false, &out), done);
     if (!backward) {
-        COLO_TRY_GOTO(st, check_shape(c, T_X, rank, colo_bridge_src_shape(bridge, shape), shape, &in),
-                      done);
+        COLO_TRY_GOTO(
+            st, check_shape(c, T_X, rank, colo_bridge_src_shape(bridge, shape), shape, &in), done);
         COLO_TRY_GOTO(
             st, check_shape(c, T_Y, rank, colo_bridge_dst_shape(bridge, shape), shape, &out), done);
     }

@@ -2,9 +2,9 @@
 /*
  * bridge_case.h - one bridge, described as data, run on threads and compared with the oracle.
  *
- * A case names both sides, the shape and the options. t_case_on() does what every rank does: create,
- * forward, backward, compare every byte (those between the elements included), destroy. Expectations
- * come from tests/ref/ only.
+ * A case names both sides, the shape and the options. t_case_on() does what every rank does:
+ * create, forward, backward, compare every byte (those between the elements included), destroy.
+ * Expectations come from tests/ref/ only.
  */
 #ifndef TESTS_HARNESS_BRIDGE_CASE_H
 #define TESTS_HARNESS_BRIDGE_CASE_H
@@ -15,9 +15,9 @@
 
 /* How the elements of a test tensor lie in memory. */
 typedef enum t_stride {
-    T_TIGHT = 0,  /* contiguous */
-    T_PADDED = 1, /* gaps after each row and each plane */
-    T_SPREAD = 2, /* gaps between elements, too */
+    T_TIGHT = 0,    /* contiguous */
+    T_PADDED = 1,   /* gaps after each row and each plane */
+    T_SPREAD = 2,   /* gaps between elements, too */
     T_REVERSED = 3, /* the first axis is the innermost in memory */
     T_STRIDE_COUNT = 4
 } t_stride_t;
@@ -45,8 +45,8 @@ typedef struct t_buffer {
     colo_tensor_t t;
 } t_buffer_t;
 
-/* dims as "tp=2,cp=2,dp=2" with the usual layout: samples over dp, rows ZIGZAG over cp (context), the
- * last pp stage (source) or the first (destination). Aborts the program on a bad spec. */
+/* dims as "tp=2,cp=2,dp=2" with the usual layout: samples over dp, rows ZIGZAG over cp (context),
+ * the last pp stage (source) or the first (destination). Aborts the program on a bad spec. */
 ref_side_t t_side(const char *dims, bool is_src);
 /* the same with the three usual dims in one of 6 orders (0: tp, cp, dp) */
 #define T_ORDERS 6

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, index of an
- * axis); the plans are only read. Deliveries are counted in a byte per (level, sample, row, cell of
- * features) and must all be 1 at the end.
+ * plan_world.c - see plan_world.h. Ownership comes from the oracle as one bit per (rank, index of
+ * an axis); the plans are only read. Deliveries are counted in a byte per (level, sample, row, cell
+ * of features) and must all be 1 at the end.
  */
 #include "harness/plan_world.h"
 
@@ -38,10 +38,10 @@ bool t_plans_make(t_plans_t *w, const t_case_t *c)
     w->plan = calloc((size_t)w->n, sizeof *w->plan);
     if (!w->plan || t_case_config(c, &src, &dst, &bc) != COLO_OK)
         return WRONG(w, "%s", colo_last_error());
-    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = bc.src,       .dst = bc.dst,
-                             .shape = bc.shape,     .dtype = bc.dtype,   .output = bc.output,
-                             .grad = bc.grad,       .no_grad = bc.no_grad,
-                             .ranks_per_node = bc.ranks_per_node};
+    colo_plan_config_t pc = {
+        COLO_PLAN_CONFIG_INIT, .src = bc.src,         .dst = bc.dst,
+        .shape = bc.shape,     .dtype = bc.dtype,     .output = bc.output,
+        .grad = bc.grad,       .no_grad = bc.no_grad, .ranks_per_node = bc.ranks_per_node};
     for (int32_t r = 0; r < w->n; r++)
         if (colo_plan_create(&w->plan[r], &pc, r) != COLO_OK)
             return WRONG(w, "plan of rank %d: %s", r, colo_last_error());
@@ -135,8 +135,7 @@ static void make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t
     for (int64_t i = 0; i < part.ns; i++)
         m->s[part.s[i]] = true;
     for (int64_t i = 0; i < k->nc; i++)
-        m->h[i] = shape.h != c->shape.h ? part.holds
-                                        : ref_list_has(part.h, part.nh, k->edge[i]);
+        m->h[i] = shape.h != c->shape.h ? part.holds : ref_list_has(part.h, part.nh, k->edge[i]);
     ref_part_free(&part);
 }
 
@@ -220,10 +219,10 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
     const ref_shape_t *sh = &w->c->shape;
     if (g->b[0] < 0 || g->b[1] > sh->b || g->s[0] < 0 || g->s[1] > sh->n || g->h[0] < 0 ||
         g->h[1] > sh->h || g->b[0] >= g->b[1] || g->s[0] >= g->s[1] || g->h[0] >= g->h[1])
-        return WRONG(w, "rank %d from %lld: region [%lld,%lld)x[%lld,%lld)x[%lld,%lld) is empty or outside",
-                     rank, (long long)peer, (long long)g->b[0], (long long)g->b[1],
-                     (long long)g->s[0], (long long)g->s[1], (long long)g->h[0],
-                     (long long)g->h[1]);
+        return WRONG(
+            w, "rank %d from %lld: region [%lld,%lld)x[%lld,%lld)x[%lld,%lld) is empty or outside",
+            rank, (long long)peer, (long long)g->b[0], (long long)g->b[1], (long long)g->s[0],
+            (long long)g->s[1], (long long)g->h[0], (long long)g->h[1]);
     if (g->level < 0 || g->level >= k->levels)
         return WRONG(w, "rank %d from %lld: level %d of %lld", rank, (long long)peer, g->level,
                      (long long)k->levels);
@@ -244,15 +243,17 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                 else if (got[((g->level * k->nb + b) * k->ns + s) * k->nc + h]++)
                     bad = "it was delivered before";
                 if (bad)
-                    return WRONG(w, "rank %d from %lld, level %d sample %lld row %lld feature %lld: %s",
-                                 rank, (long long)peer, g->level, (long long)b, (long long)s,
-                                 (long long)k->edge[h], bad);
+                    return WRONG(
+                        w, "rank %d from %lld, level %d sample %lld row %lld feature %lld: %s",
+                        rank, (long long)peer, g->level, (long long)b, (long long)s,
+                        (long long)k->edge[h], bad);
             }
     }
     return true;
 }
 
-static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int32_t n, int64_t peer)
+static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int32_t n,
+                                               int64_t peer)
 {
     for (int32_t i = 0; i < n; i++)
         if (m[i].peer == peer)
@@ -337,19 +338,20 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
                     if (gives(&k->has[rank], l, b, s, h))
                         here += width;
                     if (got[((l * k->nb + b) * k->ns + s) * k->nc + h] != 1)
-                        return WRONG(w, "rank %d never gets level %lld sample %lld row %lld feature %lld",
-                                     rank, (long long)l, (long long)b, (long long)s,
-                                     (long long)k->edge[h]);
+                        return WRONG(
+                            w, "rank %d never gets level %lld sample %lld row %lld feature %lld",
+                            rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
                 }
     colo_plan_bytes_t y = colo_plan_bytes(p, k->way);
     if (y.recv != received || y.send != sent || y.local != local || local != here ||
         y.minimum != need - here)
-        return WRONG(w,
-                     "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
-                     "%lld %lld, elements say local %lld minimum %lld",
-                     rank, (long long)y.recv, (long long)y.send, (long long)y.local,
-                     (long long)y.minimum, (long long)received, (long long)sent, (long long)local,
-                     (long long)here, (long long)(need - here));
+        return WRONG(
+            w,
+            "rank %d bytes: says recv %lld send %lld local %lld minimum %lld, boxes say %lld "
+            "%lld %lld, elements say local %lld minimum %lld",
+            rank, (long long)y.recv, (long long)y.send, (long long)y.local, (long long)y.minimum,
+            (long long)received, (long long)sent, (long long)local, (long long)here,
+            (long long)(need - here));
     return true;
 }
 
@@ -432,7 +434,8 @@ static int64_t pairing(court_t *k, bool backward)
                     size_t at = (size_t)((b * k->ns + s) * k->nc + h);
                     if (!takes(&k->wants[r], b, s, h) || seen[cells * (size_t)level + at]++)
                         continue;
-                    sum += out[at] * (backward ? logical(0, 0, b, s, h) : logical(1, level, b, s, h));
+                    sum +=
+                        out[at] * (backward ? logical(0, 0, b, s, h) : logical(1, level, b, s, h));
                 }
     }
     free(seen);
@@ -447,7 +450,8 @@ bool t_plans_adjoint(t_plans_t *w)
     court_t f, b;
     court_open(&f, w, COLO_FORWARD);
     court_open(&b, w, COLO_BACKWARD);
-    /* y lives where the gradient does: every context level's copy when PARTIAL, own rows otherwise */
+    /* y lives where the gradient does: every context level's copy when PARTIAL, own rows otherwise
+     */
     for (int32_t r = 0; r < w->n; r++) {
         member_t *m = &f.wants[r];
         free(m->b);
@@ -460,6 +464,6 @@ bool t_plans_adjoint(t_plans_t *w)
     int64_t forward = pairing(&f, false), backward = pairing(&b, true);
     court_close(&f);
     court_close(&b);
-    return forward == backward || WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward,
-                                        (long long)backward);
+    return forward == backward ||
+           WRONG(w, "<Rx,y> = %lld, <x,R'y> = %lld", (long long)forward, (long long)backward);
 }

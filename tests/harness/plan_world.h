@@ -22,9 +22,9 @@ void t_plans_free(t_plans_t *w);
 
 /*
  * Everything that semantics 3 promises of one way: each needed element reaches each needer exactly
- * once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers ascending
- * and never self, nothing empty, nothing that the needer holds; sends mirror receives; byte totals;
- * with ranks_per_node, the nearest tier that has a holder.
+ * once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers
+ * ascending and never self, nothing empty, nothing that the needer holds; sends mirror receives;
+ * byte totals; with ranks_per_node, the nearest tier that has a holder.
  */
 bool t_plans_judge(t_plans_t *w, colo_way_t way);
 /* No rank sends more than the largest receive. */

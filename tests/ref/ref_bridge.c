@@ -2,10 +2,10 @@
 /*
  * ref_bridge.c - brute-force ownership and the numbers that mark an element.
  *
- * A rank's samples start as the list 0..B-1, its positions as 0..S-1; each split keeps a slice of the
- * list that the one before left. Rows are then found by asking, for each position kept, which rows
- * sit there. No closed forms, no intervals: what the library computes by arithmetic is here read
- * off lists.
+ * A rank's samples start as the list 0..B-1, its positions as 0..S-1; each split keeps a slice of
+ * the list that the one before left. Rows are then found by asking, for each position kept, which
+ * rows sit there. No closed forms, no intervals: what the library computes by arithmetic is here
+ * read off lists.
  */
 #include "ref/ref_bridge.h"
 
@@ -197,7 +197,8 @@ int64_t ref_code_partial(int64_t level, int64_t b, int64_t s, int64_t h, int bit
     }
     z ^= z >> 32;
     int64_t range = (int64_t)1 << (bits + 1);
-    int64_t v = (int64_t)(z % (uint64_t)(range - 1)) - (range / 2 - 1); /* -(2^bits - 1) .. 2^bits - 1 */
+    int64_t v =
+        (int64_t)(z % (uint64_t)(range - 1)) - (range / 2 - 1); /* -(2^bits - 1) .. 2^bits - 1 */
     return v ? v : 1; /* a zero would hide a dropped addend */
 }
 

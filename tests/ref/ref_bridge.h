@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ref_bridge.h - who owns which element of [samples, rows, features], and what a bridge must deliver.
+ * ref_bridge.h - who owns which element of [samples, rows, features], and what a bridge must
+ * deliver.
  *
  * Plain and slow: every axis of every rank is a list of indices, cut by slicing lists. Written from
  * the formulas alone; includes nothing of the library and shares no arithmetic with it.
@@ -54,7 +55,7 @@ typedef struct ref_part {
 
 int64_t ref_side_size(const ref_side_t *side);
 int64_t ref_side_coord(const ref_side_t *side, int64_t rank, const char *dim); /* 0: no such dim */
-int64_t ref_side_extent(const ref_side_t *side, const char *dim);             /* 1: no such dim */
+int64_t ref_side_extent(const ref_side_t *side, const char *dim);              /* 1: no such dim */
 bool ref_side_has(const ref_side_t *side, int64_t rank);
 /* How many ranks' partial values make one gradient: the product of the context extents. */
 int64_t ref_side_levels(const ref_side_t *side);
@@ -69,12 +70,14 @@ int64_t ref_part_count(const ref_part_t *part);
 bool ref_list_has(const int64_t *list, int64_t n, int64_t v);
 
 /* Position codes. x: one number per logical element, all different; d: another numbering; partial:
- * a hash of (level, element), small enough that sums over 16 levels stay exact in @bits of mantissa. */
+ * a hash of (level, element), small enough that sums over 16 levels stay exact in @bits of
+ * mantissa. */
 int64_t ref_code_x(ref_shape_t shape, int64_t b, int64_t s, int64_t h);
 int64_t ref_code_d(ref_shape_t shape, int64_t b, int64_t s, int64_t h);
 int64_t ref_code_partial(int64_t level, int64_t b, int64_t s, int64_t h, int bits);
 
-/* dtypes by name, so that the header needs nothing of the library: "f32" "f64" "bf16" "f16" "i8" ... */
+/* dtypes by name, so that the header needs nothing of the library: "f32" "f64" "bf16" "f16" "i8"
+ * ... */
 size_t ref_dtype_size(const char *dtype);
 /* Bytes that stand for a code in movement: exact numbers in f32, f64 and wide ints; a bit pattern
  * that is neither NaN nor infinity in bf16 and f16; the low bits in narrow ints. */
