@@ -83,16 +83,18 @@ COLO_API colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *co
  *                until backward
  * @targets:  in  i64 [T], global indices; borrowed until backward
  * @group:    the vocabulary (tp) group; NULL is an error (colo_comm_create_self() for W = 1)
- * @out:      out what the config wants
+ * @out:      out what the config wants; a member without its want_ is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
  * @stats:    colo_logprob_saved_size() bytes, borrowed until backward; NULL iff saved is NULL
- * @scratch:  colo_logprob_scratch_size() bytes, free after the call
+ * @scratch:  colo_logprob_scratch_size() bytes, free after the call; as @stats, 8-aligned
  *
  * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
  *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
  *   loss. All -inf row: logp, entropy and gradient NaN. -inf target among finite logits: logp -inf,
  *   entropy and gradient finite. +inf or NaN anywhere in the row, on any rank: NaN on all ranks.
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE, those of colo_comm_all_gather()
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
+ *            all ranks (other config, targets or tokens, or shards that do not tile [0, V));
+ *            those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_tensor_t *logits,

@@ -58,8 +58,9 @@ COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, con
 /**
  * colo_tape_backward() - run the nodes in reverse from @value
  * @seed:   gradient of @value, its shape; NULL: ones. Nodes whose outputs nobody needs are skipped
- * Errors:  COLO_ERR_MODIFIED (checked for all nodes before any runs), COLO_ERR_ARG, COLO_ERR_STATE
- *          (run before; record anew), and what a node's backward returned
+ * Errors:  COLO_ERR_MODIFIED (checked for all nodes that will run before any does), COLO_ERR_ARG,
+ *          COLO_ERR_SHAPE (seed), COLO_ERR_STATE (run before; record anew), and what a node's
+ *          backward returned; a caller's d_t is as it was after any of them
  */
 COLO_API colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value,
                                           const colo_tensor_t *seed);

@@ -30,10 +30,12 @@ double loss_round(colo_dtype_t dtype, double v)
         return v;
     int e, bits = mantissa_bits(dtype);
     double m = frexp(v, &e);
+    if (dtype == COLO_F16 && e < -13) /* subnormal: a multiple of 2^-24 */
+        return ldexp(nearbyint(ldexp(v, 24)), -24);
     return ldexp(nearbyint(ldexp(m, bits)), e - bits);
 }
 
-/* For values that loss_round() returns unchanged, infinities and NaN; f16 in its normal range. */
+/* For values that loss_round() returns unchanged, infinities and NaN. */
 void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v)
 {
     if (dtype == COLO_F64) {
@@ -53,6 +55,8 @@ void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v)
             body = 0x7e00;
         else if (isinf(v))
             body = 0x7c00;
+        else if (e < -13)
+            body = (uint16_t)ldexp(fabs(v), 24);
         else if (v != 0)
             body = (uint16_t)((e + 14) * 1024 + (int)ldexp(m, 11) - 1024);
         ((uint16_t *)base)[i] = sign | body;

@@ -336,7 +336,8 @@ static void an_x_that_overflows_fp32_is_infinite(void **state)
     loss_case_t c;
     (void)state;
     loss_case_init(&c, 2, 4, 4, COLO_F32, 0, &rng);
-    c.config.want_entropy = true;
+    c.config.want_entropy = c.config.want_loss = true;
+    c.config.label_smoothing = 0.1; /* over a column at -inf: +inf */
     c.config.scale = 100;
     c.z[1] = loss_round(COLO_F32, 1e38);
     c.z[4 + 1] = loss_round(COLO_F32, -1e38);
@@ -353,9 +354,12 @@ static void an_x_that_overflows_fp32_is_infinite(void **state)
         assert_true(fabs(c.out[r][0][1] + log(3)) < 1e-6 && fabs(c.out[r][1][1] - log(3)) < 1e-6);
         assert_true(fabs(c.out[r][0][2] + log(2)) < 1e-6 && fabs(c.out[r][1][2] - log(2)) < 1e-6);
         assert_true(isnan(c.out[r][0][3]) && isnan(c.out[r][1][3]));
+        assert_true(c.out[r][2][1] == INFINITY && c.out[r][2][2] == INFINITY);
     }
-    assert_true(c.dz[4 + 1] == 0 && c.dz[8 + 2] == 0 && c.dz[8 + 3] == 0);
+
     assert_true(isnan(c.dz[1]) && isnan(c.dz[12]));
+    for (int i = 4; i < 12; i++)
+        assert_true(isfinite(c.dz[i]));
     loss_case_free(&c);
 }
 
