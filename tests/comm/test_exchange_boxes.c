@@ -285,6 +285,33 @@ static void a_message_nobody_sends_is_a_mismatch(void **state)
         "rank 0", "rank 0 sends rank 1 no message, which expects one");
 }
 
+/* Rank 1 waits for rank 2, which comes only when all is over; rank 0 sends to 1 in vain. */
+static colo_status_t vain_rank(colo_comm_t *c, void *arg)
+{
+    struct clash *k = arg;
+    int32_t me = colo_comm_rank(c), v = me;
+    colo_box_t box = {&v, {1, 1, 1}, {0, 0, 0}};
+    colo_message_t send = {1, 1, &box}, recv = {2, 1, &box};
+    rank_try(colo_comm_set_timeout(c, 20000));
+    while (me == 2 && colo_comm_check(c) == COLO_OK)
+        ;
+    if (me < 2)
+        k->status[me] = colo_comm_exchange(c, &send, me == 0, &recv, me == 1, COLO_I32, NULL);
+    snprintf(k->sentence[me], sizeof k->sentence[me], "%s", colo_last_error());
+    rank_check(v == me);
+    return COLO_OK;
+}
+
+static void a_receiver_that_waits_for_others_is_a_mismatch_at_once(void **state)
+{
+    struct clash k = {.check = 0};
+    assert_ok(colo_comm_threads_run(3, vain_rank, &k));
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(k.status[r], COLO_ERR_MISMATCH);
+        assert_non_null(strstr(k.sentence[r], "rank 1 expects no message from it where it sends"));
+    }
+}
+
 /* ---- arguments ---- */
 
 struct refusal {
@@ -375,6 +402,7 @@ int main(void)
         cmocka_unit_test(another_number_of_boxes_is_a_mismatch_on_both_sides),
         cmocka_unit_test(a_message_nobody_expects_is_a_mismatch),
         cmocka_unit_test(a_message_nobody_sends_is_a_mismatch),
+        cmocka_unit_test(a_receiver_that_waits_for_others_is_a_mismatch_at_once),
         cmocka_unit_test(senseless_messages_are_refused_with_their_place),
     };
     return cmocka_run_group_tests_name("comm/exchange_boxes", tests, NULL, NULL);

@@ -13,6 +13,7 @@
 
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 enum { MOST = 8 };
@@ -465,6 +466,52 @@ static void an_abort_wakes_every_relative(void **state)
     colo_comm_abort(NULL, "nothing");
 }
 
+struct torn {
+    colo_comm_t *comm;
+    int delay_us;
+    _Atomic int started;
+};
+
+static void *abort_midway(void *arg)
+{
+    struct torn *t = arg;
+    while (!atomic_load(&t->started))
+        ;
+    usleep((useconds_t)t->delay_us);
+    colo_comm_abort(t->comm, "midway");
+    return NULL;
+}
+
+static colo_status_t torn_rank(colo_comm_t *c, void *arg)
+{
+    struct torn *t = arg;
+    const size_t bytes = (size_t)48 << 20;
+    pthread_t other;
+    char *x = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    rank_check(x != MAP_FAILED);
+    memset(x, 1, bytes);
+    if (colo_comm_rank(c) == 0) {
+        t->comm = c;
+        rank_check(pthread_create(&other, NULL, abort_midway, t) == 0);
+    }
+    rank_try(colo_comm_barrier(c, NULL));
+    atomic_store(&t->started, 1);
+    colo_status_t st = colo_comm_broadcast(c, x, (int64_t)bytes, COLO_U8, 0, NULL);
+    munmap(x, bytes); /* a rank that still copies from it would fault */
+    rank_check(st == COLO_OK || st == COLO_ERR_ABORTED);
+    if (colo_comm_rank(c) == 0)
+        pthread_join(other, NULL);
+    return COLO_OK;
+}
+
+static void an_abort_amid_a_copy_waits_for_the_readers(void **state)
+{
+    for (int i = 0; i < 10; i++) {
+        struct torn t = {.delay_us = i * 1000};
+        assert_ok(colo_comm_threads_run(2, torn_rank, &t));
+    }
+}
+
 /* ---- a dead comm ---- */
 
 static colo_status_t dead_rank(colo_comm_t *c, void *arg)
@@ -620,6 +667,7 @@ int main(void)
         cmocka_unit_test(wrong_arguments_on_one_rank_wake_its_peers),
         cmocka_unit_test(at_check_2_wrong_arguments_leave_the_comm_alive),
         cmocka_unit_test(an_abort_wakes_every_relative),
+        cmocka_unit_test(an_abort_amid_a_copy_waits_for_the_readers),
         cmocka_unit_test(a_dead_comm_refuses_operations_and_answers_questions),
         cmocka_unit_test(null_comms_are_an_error_never_the_world),
         cmocka_unit_test(splits_that_differ_are_a_mismatch_on_all_ranks),
