@@ -66,8 +66,9 @@ colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
     va_end(ap);
     if (n < 0)
         n = 0;
-    if ((size_t)n < sizeof text)
-        snprintf(text + n, sizeof text - (size_t)n, ": %s", sentence);
+    if ((size_t)n + 2 < sizeof text)
+        snprintf(text + n, sizeof text - (size_t)n, ": %.*s", (int)(sizeof text - (size_t)n) - 3,
+                 sentence);
     memcpy(sentence, text, sizeof sentence);
     return status;
 }
