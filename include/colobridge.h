@@ -12,6 +12,7 @@
 #include <colobridge/hypergrid.h>
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>
+#include <colobridge/place.h>
 #include <colobridge/bridge.h>
 #include <colobridge/partition.h>
 #include <colobridge/logprob.h>

@@ -17,6 +17,7 @@ static const colo_env_knob_t knobs[] = {
     {"COLO_CHECK", "1",
      "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every operation "
      "and the verification of promises"},
+    {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
     {"COLO_BACKEND_DIR", "", "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
 };
 

@@ -1,0 +1,41 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * place-traffic.c - how many of a plan's bytes cross NUMA nodes, packages and hosts.
+ *
+ * It stands here and not beside the audit because it reads plans, and grids know nothing of those.
+ * Each message is counted where it is sent, so a sum over ranks has every byte once.
+ */
+#include <colobridge/plan.h>
+
+#include "core/try.h"
+#include "grid/place.h"
+
+colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *plan,
+                                 colo_place_traffic_t *traffic)
+{
+    if (!place || !plan || !traffic)
+        return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
+                         !place ? "the place" : !plan ? "the plan" : "the output");
+    colo_place_traffic_t sum[2] = {traffic[0], traffic[1]};
+    int64_t rank = colo_plan_rank(plan);
+    for (int w = 0; w < 2; w++) {
+        int32_t n = 0;
+        const colo_plan_message_t *m = colo_plan_sends(plan, (colo_way_t)w, &n);
+        for (int32_t i = 0; i < n; i++) {
+            int64_t most = rank > m[i].peer ? rank : m[i].peer;
+            if (most >= place->world)
+                return colo_fail(COLO_ERR_ARG, "traffic: rank %lld is outside the place's [0, %lld)",
+                                 (long long)most, (long long)place->world);
+            int c = colo_place_i_cross(place->spot, place->per_host, rank, m[i].peer);
+            if (!colo_add_ok(sum[w].total, m[i].bytes, &sum[w].total))
+                return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
+                                 (long long)rank);
+            sum[w].numa += c & CROSS_NUMA ? m[i].bytes : 0;
+            sum[w].package += c & CROSS_PACKAGE ? m[i].bytes : 0;
+            sum[w].host += c & CROSS_HOST ? m[i].bytes : 0;
+        }
+    }
+    traffic[0] = sum[0];
+    traffic[1] = sum[1];
+    return COLO_OK;
+}

@@ -1,0 +1,326 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * place-audit.c - which groups of a grid cross NUMA nodes, packages or hosts, and what would not.
+ *
+ * How many groups of one dim cross depends on its extent e and stride s alone, whatever the other
+ * dims are: the grid is rows of s e ranks, and members of a group are s apart in a row. When the
+ * first and the last are a host's ranks or more apart, every group crosses. Else rows are short,
+ * and their position on hosts repeats after lcm(s e, ranks of a host) ranks: one period is looked
+ * at and multiplied. So a world of a million ranks costs what a few hosts cost.
+ *
+ * A dim's stride is the product of the dims that are faster, in whatever order those are. The
+ * best of all n! orders is therefore found over the 2^n sets of faster dims, slowest dim first:
+ * best(S) = min over d not in S of cost(d, S) then best(S + d).
+ */
+#include "grid/place.h"
+
+#include "core/try.h"
+#include "grid/dims.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static colo_status_t check_grid(const colo_place_t *place, const colo_grid_t *grid)
+{
+    if (!place)
+        return colo_fail(COLO_ERR_ARG, "audit: the place is NULL");
+    COLO_TRY(colo_grid_i_check(grid));
+    if (grid->size > place->world - grid->offset)
+        return colo_fail(COLO_ERR_ARG, "audit: the grid has ranks up to %lld, the place up to %lld",
+                         (long long)(grid->offset + grid->size - 1), (long long)(place->world - 1));
+    return COLO_OK;
+}
+
+static void add(colo_place_cut_t *cut, int crosses, int64_t groups)
+{
+    cut->numa += crosses & CROSS_NUMA ? groups : 0;
+    cut->package += crosses & CROSS_PACKAGE ? groups : 0;
+    cut->host += crosses & CROSS_HOST ? groups : 0;
+}
+
+/* ---- one dim, by its extent and stride ---- */
+
+typedef struct ground {
+    const colo_spot_t *spot;
+    int64_t per_host, offset, size;
+} ground_t;
+
+/* The groups of one row that begins at world rank @base; its members differ by multiples of s. */
+static void cut_row(const ground_t *g, int64_t base, int64_t e, int64_t s, colo_place_cut_t *cut)
+{
+    for (int64_t first = base; first < base + s; first++) {
+        int crosses = 0;
+        for (int64_t i = 1; i < e; i++)
+            crosses |= colo_place_i_cross(g->spot, g->per_host, first, first + i * s);
+        add(cut, crosses, 1);
+    }
+}
+
+static int64_t gcd(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
+{
+    colo_place_cut_t cut = {.size = e, .groups = g->size / e}, period = {0}, rest = {0};
+    if (e == 1)
+        return cut;
+    if (s * (e - 1) >= g->per_host) {
+        add(&cut, CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST, cut.groups);
+        return cut;
+    }
+    int64_t row = s * e, rows = g->size / row, every = g->per_host / gcd(row, g->per_host);
+    int64_t times = rows / every, left = rows % every;
+    for (int64_t k = 0; k < every && k < rows; k++) {
+        colo_place_cut_t one = {0};
+        cut_row(g, g->offset + k * row, e, s, &one);
+        colo_place_cut_t *sum[2] = {&period, k < left ? &rest : NULL};
+        for (int i = 0; i < 2 && sum[i]; i++) {
+            sum[i]->numa += one.numa;
+            sum[i]->package += one.package;
+            sum[i]->host += one.host;
+        }
+    }
+    cut.numa = times * period.numa + rest.numa;
+    cut.package = times * period.package + rest.package;
+    cut.host = times * period.host + rest.host;
+    return cut;
+}
+
+/* ---- any dims ---- */
+
+static int cross_group(const colo_place_t *place, const colo_group_t *group)
+{
+    int crosses = 0;
+    for (int64_t i = 1; i < group->size && !(crosses & CROSS_HOST); i++)
+        crosses |= colo_place_i_cross(place->spot, place->per_host, group->base,
+                                      colo_group_member(group, i));
+    return crosses;
+}
+
+colo_status_t colo_place_cut(const colo_place_t *place, const colo_grid_t *grid, const char *dims,
+                             colo_place_cut_t *cut)
+{
+    colo_dims_t set;
+    colo_group_t group;
+    COLO_TRY(check_grid(place, grid));
+    if (!cut)
+        return colo_fail(COLO_ERR_ARG, "audit: the output is NULL");
+    COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
+    if (set.n == 1) {
+        ground_t g = {place->spot, place->per_host, grid->offset, grid->size};
+        *cut = cut_dim(&g, grid->extent[set.given[0]], grid->stride[set.given[0]]);
+        return COLO_OK;
+    }
+    COLO_TRY(colo_grid_group_at(grid, dims, 0, &group));
+    colo_place_cut_t sum = {.size = group.size, .groups = group.count};
+    for (int64_t i = 0; i < group.count; i++) {
+        COLO_TRY(colo_grid_group_at(grid, dims, i, &group));
+        add(&sum, cross_group(place, &group), 1);
+    }
+    *cut = sum;
+    return COLO_OK;
+}
+
+/* ---- the best order ---- */
+
+/* How a choice does, dim by dim, those that say most first; smaller is better. */
+typedef struct score {
+    int64_t n[COLO_MAX_DIMS][3]; /* groups across hosts, packages, NUMA nodes */
+} score_t;
+
+static int compare(const score_t *a, const score_t *b, int32_t ndims)
+{
+    for (int32_t d = 0; d < ndims; d++)
+        for (int k = 0; k < 3; k++)
+            if (a->n[d][k] != b->n[d][k])
+                return a->n[d][k] < b->n[d][k] ? -1 : 1;
+    return 0;
+}
+
+/* Position of each dim in the score. */
+static void rank_dims(const colo_grid_t *grid, int32_t *at)
+{
+    static const char *const loud[] = {"tp", "ep", "cp"}, *const quiet[] = {"dp", "pp"};
+    int32_t n = 0;
+    for (int32_t d = 0; d < grid->ndims; d++)
+        at[d] = -1;
+    for (int i = 0; i < 3; i++)
+        if (colo_grid_dim(grid, loud[i]) >= 0)
+            at[colo_grid_dim(grid, loud[i])] = n++;
+    for (int32_t d = 0; d < grid->ndims; d++)
+        if (at[d] < 0 && strcmp(grid->name[d], quiet[0]) && strcmp(grid->name[d], quiet[1]))
+            at[d] = n++;
+    for (int i = 0; i < 2; i++)
+        if (colo_grid_dim(grid, quiet[i]) >= 0)
+            at[colo_grid_dim(grid, quiet[i])] = n++;
+}
+
+static void put(score_t *score, int32_t at, const colo_place_cut_t *cut)
+{
+    score->n[at][0] = cut->host;
+    score->n[at][1] = cut->package;
+    score->n[at][2] = cut->numa;
+}
+
+typedef struct search {
+    ground_t ground;
+    const colo_grid_t *grid;
+    int32_t at[COLO_MAX_DIMS];
+    int32_t n, dim[COLO_MAX_DIMS]; /* dims of more than one rank, as given */
+    score_t *best;                 /* [2^n] of the dims that are not in the set */
+    int8_t *first;                 /* [2^n] which of them is the fastest; -1: none are left */
+    struct memo {
+        int64_t e, s;
+        colo_place_cut_t cut;
+    } *memo;
+    int64_t nmemo, memo_cap;
+} search_t;
+
+/* The cost of extent @e at stride @s; the same pair comes up in many sets. */
+static colo_status_t cost(search_t *q, int64_t e, int64_t s, colo_place_cut_t *cut)
+{
+    bool far = s * (e - 1) >= q->ground.per_host; /* nothing to remember */
+    for (int64_t i = 0; i < q->nmemo && !far; i++)
+        if (q->memo[i].e == e && q->memo[i].s == s) {
+            *cut = q->memo[i].cut;
+            return COLO_OK;
+        }
+    *cut = cut_dim(&q->ground, e, s);
+    if (far)
+        return COLO_OK;
+    if (q->nmemo == q->memo_cap) {
+        int64_t cap = q->memo_cap ? 2 * q->memo_cap : 64;
+        struct memo *more = realloc(q->memo, (size_t)cap * sizeof *more);
+        if (!more)
+            return colo_fail(COLO_ERR_NOMEM, "audit: no memory for %lld strides", (long long)cap);
+        q->memo = more;
+        q->memo_cap = cap;
+    }
+    q->memo[q->nmemo++] = (struct memo){e, s, *cut};
+    return COLO_OK;
+}
+
+static colo_status_t solve(search_t *q, uint32_t set)
+{
+    int64_t stride = 1;
+    for (int32_t i = 0; i < q->n; i++)
+        if (set >> i & 1)
+            stride *= q->grid->extent[q->dim[i]];
+    q->first[set] = -1;
+    memset(&q->best[set], 0, sizeof q->best[set]);
+    for (int8_t i = 0; i < q->n; i++) {
+        colo_place_cut_t cut;
+        if (set >> i & 1)
+            continue;
+        COLO_TRY(cost(q, q->grid->extent[q->dim[i]], stride, &cut));
+        score_t with = q->best[set | (uint32_t)1 << i];
+        put(&with, q->at[q->dim[i]], &cut);
+        if (q->first[set] < 0 || compare(&with, &q->best[set], q->grid->ndims) < 0) {
+            q->best[set] = with;
+            q->first[set] = i;
+        }
+    }
+    return COLO_OK;
+}
+
+/* Dims of one rank keep their places; the others follow the sets from the fastest on. */
+static void read_order(const search_t *q, colo_grid_t *order)
+{
+    const colo_grid_t *g = q->grid;
+    uint32_t set = 0;
+    int64_t stride = 1;
+    *order = *g;
+    for (int32_t d = 0; d < g->ndims; d++) {
+        if (g->extent[d] > 1) {
+            int32_t from = q->dim[q->first[set]];
+            memcpy(order->name[d], g->name[from], sizeof order->name[d]);
+            order->extent[d] = g->extent[from];
+            set |= (uint32_t)1 << q->first[set];
+        }
+        order->stride[d] = stride;
+        stride *= order->extent[d];
+    }
+}
+
+static void score_given(const search_t *q, const colo_spot_t *spot, score_t *score)
+{
+    ground_t ground = q->ground;
+    ground.spot = spot;
+    memset(score, 0, sizeof *score);
+    for (int32_t i = 0; i < q->n; i++) {
+        int32_t d = q->dim[i];
+        colo_place_cut_t cut = cut_dim(&ground, q->grid->extent[d], q->grid->stride[d]);
+        put(score, q->at[d], &cut);
+    }
+}
+
+static colo_status_t best_order(search_t *q, colo_grid_t *order)
+{
+    uint32_t sets = (uint32_t)1 << q->n;
+    score_t given;
+    q->best = malloc(sets * sizeof *q->best);
+    q->first = malloc(sets);
+    if (!q->best || !q->first)
+        return colo_fail(COLO_ERR_NOMEM, "audit: no memory for %u sets of dims", sets);
+    for (uint32_t set = sets; set-- > 0;)
+        COLO_TRY(solve(q, set));
+    score_given(q, q->ground.spot, &given);
+    *order = *q->grid;
+    if (compare(&q->best[0], &given, q->grid->ndims) < 0)
+        read_order(q, order);
+    return COLO_OK;
+}
+
+static colo_status_t best_bind(const search_t *q, const colo_place_t *place, colo_bind_t *bind)
+{
+    score_t best;
+    score_given(q, place->spot, &best);
+    *bind = place->bind;
+    for (int b = COLO_BIND_CORE; b < COLO_BIND_COUNT; b++) {
+        colo_share_t share;
+        int32_t *unit;
+        colo_spot_t *spot;
+        score_t score;
+        COLO_TRY(colo_place_i_map(place, (colo_bind_t)b, &share, &unit, &spot));
+        score_given(q, spot, &score);
+        free(unit);
+        free(spot);
+        if (compare(&score, &best, q->grid->ndims) < 0) {
+            best = score;
+            *bind = (colo_bind_t)b;
+        }
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_place_advise(const colo_place_t *place, const colo_grid_t *grid,
+                                colo_grid_t *order, colo_bind_t *bind)
+{
+    COLO_TRY(check_grid(place, grid));
+    if (!order || !bind)
+        return colo_fail(COLO_ERR_ARG, "advise: the output is NULL");
+    search_t q = {.ground = {place->spot, place->per_host, grid->offset, grid->size}, .grid = grid};
+    colo_grid_t best;
+    colo_bind_t policy = place->bind;
+    for (int32_t d = 0; d < grid->ndims; d++)
+        if (grid->extent[d] > 1)
+            q.dim[q.n++] = d;
+    rank_dims(grid, q.at);
+    colo_status_t st = best_order(&q, &best);
+    if (st == COLO_OK)
+        st = best_bind(&q, place, &policy);
+    free(q.best);
+    free(q.first);
+    free(q.memo);
+    COLO_TRY(st);
+    *order = best;
+    *bind = policy;
+    return COLO_OK;
+}

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * place-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
+ *
+ * This is the only file that sees hwloc, and hwloc is seen by nobody else: a topology is read, put
+ * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
+ * take without limit is bounded first: a file's size, and the processors that a synthetic
+ * description asks for. hwloc is silent about what it does not like, so the sentences say what was
+ * handed to it.
+ *
+ * This machine means what the calling thread may use of it: whoever started us with fewer
+ * processors (taskset, mpirun) had a reason, and binding must not undo it.
+ */
+#include "grid/place.h"
+
+#include "core/try.h"
+#include "grid/dims.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <hwloc.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define SYNTHETIC_MAX 1024
+
+/* ---- what is handed to hwloc ---- */
+
+static bool is_file(const char *topology)
+{
+    size_t n = strlen(topology);
+    return strchr(topology, '/') || (n > 4 && strcmp(topology + n - 4, ".xml") == 0);
+}
+
+static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
+{
+    struct stat st;
+    if (fstat(fd, &st) != 0)
+        return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+    if (!S_ISREG(st.st_mode))
+        return colo_fail(COLO_ERR_IO, "topology %s: not a regular file", q);
+    if (st.st_size > COLO_PLACE_XML_MAX)
+        return colo_fail(COLO_ERR_IO, "topology %s: %lld bytes, at most %d are read", q,
+                         (long long)st.st_size, COLO_PLACE_XML_MAX);
+    size_t cap = (size_t)st.st_size, n = 0;
+    char *buf = malloc(cap + 1);
+    if (!buf)
+        return colo_fail(COLO_ERR_NOMEM, "topology %s: no memory for %zu bytes", q, cap);
+    while (n < cap) {
+        ssize_t got = read(fd, buf + n, cap - n);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got < 0) {
+            free(buf);
+            return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+        }
+        if (got == 0) /* it became shorter; what is there is judged as it is */
+            break;
+        n += (size_t)got;
+    }
+    buf[n] = '\0';
+    *text = buf;
+    *size = n;
+    return COLO_OK;
+}
+
+static colo_status_t read_file(const char *path, char **text, size_t *size)
+{
+    char q[COLO_QUOTE_MAX];
+    colo_grid_i_quote_str(q, path);
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, not waited for */
+    if (fd < 0)
+        return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+    colo_status_t st = read_fd(fd, q, text, size);
+    close(fd);
+    return st;
+}
+
+/* Multiplies the counts outside brackets: "package:2 [numa] core:4 pu:2" is 16 processors. */
+static colo_status_t check_synthetic(const char *text)
+{
+    char q[COLO_QUOTE_MAX];
+    int64_t pus = 1;
+    size_t len = strnlen(text, SYNTHETIC_MAX + 1);
+    colo_grid_i_quote_str(q, text);
+    if (len > SYNTHETIC_MAX)
+        return colo_fail(COLO_ERR_ARG, "topology %s: more than %d bytes for a description", q,
+                         SYNTHETIC_MAX);
+    int depth = 0;
+    for (size_t i = 0; i < len; i++) {
+        char before = i ? text[i - 1] : ' ';
+        depth += text[i] == '(' || text[i] == '[';
+        depth -= text[i] == ')' || text[i] == ']';
+        if (depth > 0 || !colo_is_digit(text[i]) || (before != ' ' && before != ':'))
+            continue;
+        int64_t n = 0;
+        for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_PLACE_PU_MAX; k++)
+            n = 10 * n + (text[k] - '0');
+        pus *= n;
+        if (pus > COLO_PLACE_PU_MAX)
+            return colo_fail(COLO_ERR_ARG, "topology %s: more than %d processors at byte %zu", q,
+                             COLO_PLACE_PU_MAX, i);
+    }
+    return COLO_OK;
+}
+
+/* Which part of @t the calling thread may use. Best effort: where binding cannot be asked for,
+ * nobody has restricted us. */
+static void keep_allowed(hwloc_topology_t t)
+{
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    if (set && hwloc_get_cpubind(t, set, HWLOC_CPUBIND_THREAD) == 0)
+        hwloc_topology_restrict(t, set, 0);
+    hwloc_bitmap_free(set);
+}
+
+static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices)
+{
+    char q[COLO_QUOTE_MAX];
+    hwloc_topology_set_cache_types_filter(t, HWLOC_TYPE_FILTER_KEEP_NONE);
+    if (devices)
+        hwloc_topology_set_io_types_filter(t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
+    if (!topology) {
+        if (hwloc_topology_load(t) != 0)
+            return colo_fail(COLO_ERR_IO, "hwloc cannot read this machine's topology: %s",
+                             strerror(errno));
+        if (hwloc_topology_is_thissystem(t))
+            keep_allowed(t);
+        return COLO_OK;
+    }
+    colo_grid_i_quote_str(q, topology);
+    if (!is_file(topology)) {
+        COLO_TRY(check_synthetic(topology));
+        if (hwloc_topology_set_synthetic(t, topology) != 0 || hwloc_topology_load(t) != 0)
+            return colo_fail(COLO_ERR_ARG,
+                             "topology %s: neither a file (a name with .xml or /) nor a "
+                             "description such as 'package:2 numa:2 core:4 pu:1'",
+                             q);
+        return COLO_OK;
+    }
+    COLO_AUTOFREE char *text = NULL;
+    size_t size = 0;
+    COLO_TRY(read_file(topology, &text, &size));
+    if (hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 || hwloc_topology_load(t) != 0)
+        return colo_fail(COLO_ERR_IO, "topology %s: %zu bytes that are no hwloc topology", q, size);
+    return COLO_OK;
+}
+
+/* ---- from hwloc's objects to a table ---- */
+
+/* The NUMA node of a processor: of those that it is near to, the one with the fewest processors
+ * (memory of several kinds may be attached to one place), then the first. */
+static hwloc_obj_t numa_of(hwloc_topology_t t, hwloc_obj_t pu)
+{
+    hwloc_obj_t best = NULL, node = NULL;
+    int fewest = 0;
+    while ((node = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_NUMANODE, node))) {
+        if (!hwloc_bitmap_isset(node->cpuset, pu->os_index))
+            continue;
+        int n = hwloc_bitmap_weight(node->cpuset);
+        if (!best || n < fewest) {
+            best = node;
+            fewest = n;
+        }
+    }
+    return best;
+}
+
+/* Objects get their numbers in the order in which processors name them, so that those without
+ * processors leave no gaps. */
+static int32_t number(int32_t *of, int64_t logical, int32_t *count)
+{
+    if (of[logical] < 0)
+        of[logical] = (*count)++;
+    return of[logical];
+}
+
+static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *numa, int32_t *package)
+{
+    int32_t n = m->npus;
+    hwloc_obj_t pu = NULL, core = NULL;
+    for (int32_t i = 0; i < n && (pu = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PU, pu)); i++) {
+        hwloc_obj_t c = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_CORE, pu);
+        hwloc_obj_t p = hwloc_get_ancestor_obj_by_type(t, HWLOC_OBJ_PACKAGE, pu);
+        hwloc_obj_t node = numa_of(t, pu);
+        if (pu->os_index >= 1u << 24)
+            return colo_fail(COLO_ERR_ARG, "topology: processor %d has the number %u", (int)i,
+                             pu->os_index);
+        if (!c || c != core)
+            m->ncores++;
+        core = c;
+        m->pu[i] = (colo_pu_t){.os = (int32_t)pu->os_index, .core = m->ncores - 1};
+        m->pu[i].numa = number(numa, node ? (int64_t)node->logical_index : 0, &m->nnuma);
+        m->pu[i].package = number(package, p ? (int64_t)p->logical_index : 0, &m->npackages);
+    }
+    return COLO_OK;
+}
+
+/* A GPU or a network card; display chips of management controllers are neither. */
+static bool kind_of(hwloc_obj_t pci, colo_device_kind_t *kind)
+{
+    unsigned base = pci->attr->pcidev.class_id >> 8, vendor = pci->attr->pcidev.vendor_id;
+    if ((base == 0x03 && vendor != 0x1a03 && vendor != 0x102b) || base == 0x12)
+        *kind = COLO_DEVICE_GPU;
+    else if (base == 0x02)
+        *kind = COLO_DEVICE_NETWORK;
+    else
+        return false;
+    return true;
+}
+
+/* The number that processors of @local gave themselves, -1 when they differ. */
+static int32_t common(const colo_machine_t *m, hwloc_const_cpuset_t local, bool package)
+{
+    int32_t one = -2;
+    for (int32_t i = 0; i < m->npus && one != -1; i++) {
+        int32_t v = package ? m->pu[i].package : m->pu[i].numa;
+        if (local && hwloc_bitmap_isset(local, (unsigned)m->pu[i].os))
+            one = one == -2 || one == v ? v : -1;
+    }
+    return one < 0 ? -1 : one;
+}
+
+static void fill_device(hwloc_topology_t t, const colo_machine_t *m, hwloc_obj_t pci,
+                        colo_place_device_t *d)
+{
+    const struct hwloc_pcidev_attr_s *a = &pci->attr->pcidev;
+    hwloc_obj_t at = hwloc_get_non_io_ancestor_obj(t, pci);
+    snprintf(d->bus, sizeof d->bus, "%04x:%02x:%02x.%x", (unsigned)(a->domain & 0xffff), a->bus,
+             a->dev, a->func & 0xfu);
+    for (hwloc_obj_t os = pci->io_first_child; os; os = os->next_sibling) {
+        bool best = os->name && strncmp(os->name, "cuda", 4) == 0; /* what runtimes count in */
+        if (os->type != HWLOC_OBJ_OS_DEVICE || !os->name || (d->name[0] && !best))
+            continue;
+        snprintf(d->name, sizeof d->name, "%s", os->name);
+        for (char *c = d->name; *c; c++)
+            if (!isgraph((unsigned char)*c) || (unsigned char)*c > 126)
+                *c = '?';
+        if (best)
+            break;
+    }
+    d->numa = common(m, at ? at->cpuset : NULL, false);
+    d->package = common(m, at ? at->cpuset : NULL, true);
+}
+
+static colo_status_t fill_devices(hwloc_topology_t t, colo_machine_t *m)
+{
+    int n = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PCI_DEVICE);
+    hwloc_obj_t pci = NULL;
+    if (n <= 0)
+        return COLO_OK;
+    m->device = calloc((size_t)n, sizeof *m->device);
+    if (!m->device)
+        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
+    while (m->ndevices < n && (pci = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PCI_DEVICE, pci))) {
+        colo_place_device_t *d = &m->device[m->ndevices];
+        if (!pci->attr || !kind_of(pci, &d->kind))
+            continue;
+        fill_device(t, m, pci, d);
+        m->ndevices++;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t fill(hwloc_topology_t t, colo_machine_t *m)
+{
+    int pus = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PU);
+    int nodes = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_NUMANODE);
+    int packages = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PACKAGE);
+    if (pus < 1 || pus > COLO_PLACE_PU_MAX)
+        return colo_fail(COLO_ERR_ARG, "topology: %d processors, expected 1..%d", pus,
+                         COLO_PLACE_PU_MAX);
+    nodes = nodes > 0 ? nodes : 1;
+    packages = packages > 0 ? packages : 1;
+    COLO_AUTOFREE int32_t *of = malloc(((size_t)nodes + (size_t)packages) * sizeof *of);
+    m->pu = calloc((size_t)pus, sizeof *m->pu);
+    if (!of || !m->pu)
+        return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d processors", pus);
+    memset(of, -1, ((size_t)nodes + (size_t)packages) * sizeof *of);
+    m->npus = pus;
+    COLO_TRY(fill_pus(t, m, of, of + nodes));
+    return fill_devices(t, m);
+}
+
+/* ---- the seam ---- */
+
+colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine)
+{
+    colo_machine_t m = {0};
+    hwloc_topology_t t;
+    if (hwloc_topology_init(&t) != 0)
+        return colo_fail(COLO_ERR_NOMEM, "topology: hwloc cannot start: %s", strerror(errno));
+    colo_status_t st = load(t, topology, devices);
+    if (st == COLO_OK)
+        st = fill(t, &m);
+    if (st == COLO_OK && !topology && hwloc_topology_is_thissystem(t))
+        m.here = t;
+    else
+        hwloc_topology_destroy(t);
+    if (st < 0) {
+        colo_machine_i_free(&m);
+        return st;
+    }
+    *machine = m;
+    return COLO_OK;
+}
+
+void colo_machine_i_free(colo_machine_t *machine)
+{
+    if (machine->here)
+        hwloc_topology_destroy(machine->here);
+    free(machine->pu);
+    free(machine->device);
+    *machine = (colo_machine_t){0};
+}
+
+colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *os, int32_t n)
+{
+    if (!machine->here)
+        return colo_fail(COLO_ERR_STATE, "bind: the topology is not this machine's");
+    hwloc_bitmap_t set = hwloc_bitmap_alloc();
+    bool ok = set != NULL;
+    for (int32_t i = 0; ok && i < n; i++)
+        ok = hwloc_bitmap_set(set, (unsigned)os[i]) == 0;
+    ok = ok && hwloc_set_cpubind(machine->here, set, HWLOC_CPUBIND_THREAD) == 0;
+    int e = errno;
+    hwloc_bitmap_free(set);
+    return ok ? COLO_OK
+              : colo_fail(COLO_ERR_IO, "bind: %d processors from %d on: %s", (int)n, (int)os[0],
+                          strerror(e));
+}
+
+static char version[32];
+
+/* hwloc tells its version only in a topology. */
+static void find_version(void)
+{
+    hwloc_topology_t t;
+    if (hwloc_topology_init(&t) != 0)
+        return;
+    const char *text = NULL;
+    if (hwloc_topology_set_synthetic(t, "pu:1") == 0 && hwloc_topology_load(t) == 0)
+        text = hwloc_obj_get_info_by_name(hwloc_get_root_obj(t), "hwlocVersion");
+    snprintf(version, sizeof version, "%s", text ? text : "unknown");
+    hwloc_topology_destroy(t);
+}
+
+const char *colo_place_version(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, find_version);
+    return version;
+}

@@ -1,0 +1,435 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * place.c - which processors each rank of a host gets, and where that puts it.
+ *
+ * A policy is a choice of units (processors, cores, NUMA nodes, packages, or all) and of one of
+ * them for each rank of a host; every host is alike, so this is done once. Where a rank is follows
+ * from its unit alone: it is on a NUMA node when all processors of the unit are. Policies that
+ * give away whole nodes deal by processors: rank l of n gets the node of processor floor(l P / n),
+ * so neighbours share, and nodes of different sizes are filled alike.
+ *
+ * What the machine looks like is the seam's business (place.h), what a placement costs a grid is
+ * place-audit.c's.
+ */
+#include "grid/place.h"
+
+#include "core/env.h"
+#include "core/try.h"
+#include "grid/dims.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[COLO_BIND_COUNT] = {"none", "core", "scatter", "numa", "package"};
+
+const char *colo_bind_name(colo_bind_t bind)
+{
+    return (int)bind >= 0 && bind < COLO_BIND_COUNT ? names[bind] : "?";
+}
+
+colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
+{
+    if (!text || !bind)
+        return colo_fail(COLO_ERR_ARG, "bind: %s is NULL", text ? "the output" : "the text");
+    for (int i = 0; i < COLO_BIND_COUNT; i++)
+        if (strcmp(text, names[i]) == 0) {
+            *bind = (colo_bind_t)i;
+            return COLO_OK;
+        }
+    char q[COLO_QUOTE_MAX];
+    return colo_fail(COLO_ERR_ARG, "bind: %s is none of none, core, scatter, numa, package",
+                     colo_grid_i_quote_str(q, text));
+}
+
+/* ---- units ---- */
+
+static int32_t unit_of(const colo_machine_t *m, int32_t pu, colo_share_t share)
+{
+    switch (share) {
+    case SHARE_PU:
+        return pu;
+    case SHARE_CORE:
+        return m->pu[pu].core;
+    case SHARE_NUMA:
+        return m->pu[pu].numa;
+    case SHARE_PACKAGE:
+        return m->pu[pu].package;
+    case SHARE_ALL:
+        break;
+    }
+    return 0;
+}
+
+/* A number that all processors of a unit share, or -1: @have becomes what it is with @v added. */
+static void merge(int32_t *have, int32_t v, bool first)
+{
+    *have = first || *have == v ? v : -1;
+}
+
+/* @spot: [npus], of which the first so many as there are units are filled */
+static void spots_of_units(const colo_machine_t *m, colo_share_t share, colo_spot_t *spot)
+{
+    memset(spot, 0, (size_t)m->npus * sizeof *spot);
+    for (int32_t i = 0; i < m->npus; i++)
+        spot[i].gpu = -2; /* nothing was merged into it yet */
+    for (int32_t i = 0; i < m->npus; i++) {
+        colo_spot_t *s = &spot[unit_of(m, i, share)];
+        bool first = s->gpu == -2;
+        merge(&s->package, m->pu[i].package, first);
+        merge(&s->numa, m->pu[i].numa, first);
+        merge(&s->core, m->pu[i].core, first);
+        merge(&s->pu, m->pu[i].os, first);
+        s->gpu = -1;
+    }
+}
+
+/* ---- the scattered order ---- */
+
+/* Hands out the units of a machine, packages in turn, within a package its NUMA nodes in turn. */
+typedef struct deal {
+    const colo_machine_t *m;
+    int32_t *next;      /* [nnuma * npackages] first processor of the pair not yet looked at */
+    int32_t *turn;      /* [npackages] NUMA node whose turn it is */
+    int32_t package;    /* whose turn it is */
+} deal_t;
+
+/* The next core of that package and NUMA node, -1 when all are dealt. */
+static int32_t next_core(deal_t *d, int32_t package, int32_t numa)
+{
+    int32_t *at = &d->next[package * d->m->nnuma + numa];
+    for (; *at < d->m->npus; (*at)++) {
+        const colo_pu_t *p = &d->m->pu[*at];
+        bool begins = *at == 0 || p[-1].core != p->core;
+        if (begins && p->package == package && p->numa == numa) {
+            (*at)++;
+            return p->core;
+        }
+    }
+    return -1;
+}
+
+static int32_t deal_core(deal_t *d)
+{
+    for (int32_t i = 0; i < d->m->npackages; i++) {
+        int32_t package = (d->package + i) % d->m->npackages;
+        for (int32_t k = 0; k < d->m->nnuma; k++) {
+            int32_t numa = (d->turn[package] + k) % d->m->nnuma;
+            int32_t core = next_core(d, package, numa);
+            if (core < 0)
+                continue;
+            d->turn[package] = (numa + 1) % d->m->nnuma;
+            d->package = (package + 1) % d->m->npackages;
+            return core;
+        }
+    }
+    return -1;
+}
+
+/* @order: [ncores] */
+static colo_status_t scatter_cores(const colo_machine_t *m, int32_t *order)
+{
+    size_t pairs = (size_t)m->nnuma * (size_t)m->npackages;
+    COLO_AUTOFREE int32_t *next = calloc(pairs, sizeof *next);
+    COLO_AUTOFREE int32_t *turn = calloc((size_t)m->npackages, sizeof *turn);
+    if (!next || !turn)
+        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %zu NUMA nodes", pairs);
+    deal_t d = {m, next, turn, 0};
+    for (int32_t i = 0; i < m->ncores; i++)
+        order[i] = deal_core(&d);
+    return COLO_OK;
+}
+
+/* First each core's first processor in scattered order, then the seconds. @unit: [n <= npus] */
+static colo_status_t scatter_pus(const colo_machine_t *m, int64_t n, int32_t *unit)
+{
+    COLO_AUTOFREE int32_t *order = malloc((size_t)m->ncores * sizeof *order);
+    COLO_AUTOFREE int32_t *first = malloc((size_t)m->ncores * sizeof *first);
+    if (!order || !first)
+        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %d cores", (int)m->ncores);
+    COLO_TRY(scatter_cores(m, order));
+    for (int32_t i = m->npus - 1; i >= 0; i--)
+        first[m->pu[i].core] = i;
+    int64_t l = 0;
+    for (int32_t thread = 0; l < n; thread++)
+        for (int32_t c = 0; c < m->ncores && l < n; c++) {
+            int32_t pu = first[order[c]] + thread;
+            if (pu < m->npus && m->pu[pu].core == order[c])
+                unit[l++] = pu;
+        }
+    return COLO_OK;
+}
+
+/* ---- policies ---- */
+
+static colo_status_t deal(const colo_machine_t *m, colo_bind_t bind, int64_t n, colo_share_t *share,
+                          int32_t *unit)
+{
+    bool cores = n <= m->ncores;
+    switch (bind) {
+    case COLO_BIND_CORE:
+        *share = cores ? SHARE_CORE : SHARE_PU;
+        for (int64_t l = 0; l < n; l++)
+            unit[l] = (int32_t)l;
+        return COLO_OK;
+    case COLO_BIND_SCATTER:
+        *share = cores ? SHARE_CORE : SHARE_PU;
+        COLO_TRY(scatter_pus(m, n, unit));
+        for (int64_t l = 0; l < n && cores; l++)
+            unit[l] = m->pu[unit[l]].core;
+        return COLO_OK;
+    case COLO_BIND_NUMA:
+    case COLO_BIND_PACKAGE:
+        *share = bind == COLO_BIND_NUMA ? SHARE_NUMA : SHARE_PACKAGE;
+        for (int64_t l = 0; l < n; l++)
+            unit[l] = unit_of(m, (int32_t)(l * m->npus / n), *share);
+        return COLO_OK;
+    case COLO_BIND_NONE:
+    case COLO_BIND_COUNT:
+        break;
+    }
+    *share = SHARE_ALL;
+    memset(unit, 0, (size_t)n * sizeof *unit);
+    return COLO_OK;
+}
+
+colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo_share_t *share,
+                               int32_t **unit, colo_spot_t **spot)
+{
+    const colo_machine_t *m = &place->machine;
+    size_t n = (size_t)place->per_host;
+    int32_t *u = malloc(n * sizeof *u);
+    colo_spot_t *s = malloc(n * sizeof *s);
+    COLO_AUTOFREE colo_spot_t *units = malloc((size_t)m->npus * sizeof *units);
+    colo_status_t st = COLO_ERR_NOMEM;
+    if (u && s && units)
+        st = deal(m, bind, place->per_host, share, u);
+    else
+        colo_fail(st, "place: no memory for %zu ranks on %d processors", n, (int)m->npus);
+    if (st < 0) {
+        free(u);
+        free(s);
+        return st;
+    }
+    spots_of_units(m, *share, units);
+    for (size_t l = 0; l < n; l++) {
+        s[l] = units[u[l]];
+        s[l].gpu = l < (size_t)place->ngpus ? place->gpus[l] : -1;
+    }
+    *unit = u;
+    *spot = s;
+    return COLO_OK;
+}
+
+/* ---- making one ---- */
+
+static colo_status_t check_config(const colo_place_config_t *c)
+{
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG, "place: struct_size %zu, expected %zu", c->struct_size,
+                         sizeof *c);
+    if (c->world < 1 || c->world > COLO_PLACE_WORLD_MAX)
+        return colo_fail(COLO_ERR_ARG, "place: a world of %lld ranks, expected 1..%lld",
+                         (long long)c->world, (long long)COLO_PLACE_WORLD_MAX);
+    if (c->ranks_per_node < 0)
+        return colo_fail(COLO_ERR_ARG, "place: %lld ranks per node", (long long)c->ranks_per_node);
+    if ((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT)
+        return colo_fail(COLO_ERR_ARG, "place: binding %d is outside 0..%d", (int)c->bind,
+                         COLO_BIND_COUNT - 1);
+    return COLO_OK;
+}
+
+static colo_status_t find_gpus(colo_place_t *p)
+{
+    const colo_machine_t *m = &p->machine;
+    p->gpus = calloc((size_t)m->ndevices + 1, sizeof *p->gpus);
+    if (!p->gpus)
+        return colo_fail(COLO_ERR_NOMEM, "place: no memory for %d devices", (int)m->ndevices);
+    for (int32_t i = 0; i < m->ndevices; i++)
+        if (m->device[i].kind == COLO_DEVICE_GPU)
+            p->gpus[p->ngpus++] = i;
+    return COLO_OK;
+}
+
+static colo_status_t build(colo_place_t *p, const colo_place_config_t *c, bool devices)
+{
+    COLO_TRY(colo_machine_i_load(c->topology, devices, &p->machine));
+    p->world = c->world;
+    p->per_host = c->ranks_per_node ? c->ranks_per_node : c->world;
+    p->bind = c->bind;
+    snprintf(p->source, sizeof p->source, "%s", c->topology ? c->topology : "this machine");
+    if (p->per_host > p->machine.npus)
+        return colo_fail(COLO_ERR_ARG,
+                         "place: %lld ranks on a host, the topology has %d processors%s",
+                         (long long)p->per_host, (int)p->machine.npus,
+                         c->ranks_per_node ? "" : "; give fewer ranks per node");
+    COLO_TRY(find_gpus(p));
+    return colo_place_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
+}
+
+static colo_status_t create(colo_place_t **place, const colo_place_config_t *config, bool devices)
+{
+    colo_place_t *p = calloc(1, sizeof *p);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "place: %zu bytes", sizeof *p);
+    colo_status_t st = build(p, config, devices);
+    if (st < 0)
+        colo_place_destroy(&p);
+    else
+        *place = p;
+    return st;
+}
+
+colo_status_t colo_place_create(colo_place_t **place, const colo_place_config_t *config)
+{
+    if (!place || !config)
+        return colo_fail(COLO_ERR_ARG, "place: %s is NULL", place ? "config" : "the output");
+    COLO_TRY(check_config(config));
+    return create(place, config, true);
+}
+
+void colo_place_destroy(colo_place_t **place)
+{
+    if (!place || !*place)
+        return;
+    colo_machine_i_free(&(*place)->machine);
+    free((*place)->gpus);
+    free((*place)->unit);
+    free((*place)->spot);
+    free(*place);
+    *place = NULL;
+}
+
+colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind)
+{
+    colo_share_t share;
+    int32_t *unit;
+    colo_spot_t *spot;
+    if (!place)
+        return colo_fail(COLO_ERR_ARG, "rebind: the place is NULL");
+    if ((int)bind < 0 || bind >= COLO_BIND_COUNT)
+        return colo_fail(COLO_ERR_ARG, "rebind: binding %d is outside 0..%d", (int)bind,
+                         COLO_BIND_COUNT - 1);
+    COLO_TRY(colo_place_i_map(place, bind, &share, &unit, &spot));
+    free(place->unit);
+    free(place->spot);
+    place->bind = bind;
+    place->share = share;
+    place->unit = unit;
+    place->spot = spot;
+    return COLO_OK;
+}
+
+/* ---- asking it ---- */
+
+void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine)
+{
+    const colo_machine_t *m = &place->machine;
+    *machine = (colo_place_machine_t){.packages = m->npackages, .numa_nodes = m->nnuma,
+                                      .cores = m->ncores, .pus = m->npus, .devices = m->ndevices};
+    memcpy(machine->source, place->source, sizeof machine->source);
+}
+
+const colo_place_device_t *colo_place_device(const colo_place_t *place, int32_t i)
+{
+    return i >= 0 && i < place->machine.ndevices ? &place->machine.device[i] : NULL;
+}
+
+static colo_status_t check_rank(const colo_place_t *place, int64_t rank)
+{
+    if (!place)
+        return colo_fail(COLO_ERR_ARG, "the place is NULL");
+    if (rank < 0 || rank >= place->world)
+        return colo_fail(COLO_ERR_ARG, "rank %lld is outside the place's [0, %lld)",
+                         (long long)rank, (long long)place->world);
+    return COLO_OK;
+}
+
+colo_status_t colo_place_spot(const colo_place_t *place, int64_t rank, colo_spot_t *spot)
+{
+    COLO_TRY(check_rank(place, rank));
+    if (!spot)
+        return colo_fail(COLO_ERR_ARG, "spot: the output is NULL");
+    *spot = place->spot[rank % place->per_host];
+    spot->host = rank / place->per_host;
+    return COLO_OK;
+}
+
+int64_t colo_place_gpu_rank(const colo_place_t *place, int64_t host, int32_t device)
+{
+    if (host < 0 || host > (place->world - 1) / place->per_host)
+        return -1;
+    for (int32_t l = 0; l < place->ngpus && l < place->per_host; l++)
+        if (place->gpus[l] == device) {
+            int64_t rank = host * place->per_host + l;
+            return rank < place->world ? rank : -1;
+        }
+    return -1;
+}
+
+/* The system's numbers of the rank's processors, ascending; @os: [npus] */
+static int32_t cpus_of(const colo_place_t *place, int64_t rank, int32_t *os)
+{
+    const colo_machine_t *m = &place->machine;
+    int32_t unit = place->unit[rank % place->per_host], n = 0;
+    for (int32_t i = 0; i < m->npus; i++) {
+        if (unit_of(m, i, place->share) != unit)
+            continue;
+        int32_t k = n++;
+        for (; k > 0 && os[k - 1] > m->pu[i].os; k--) /* they nearly ascend already */
+            os[k] = os[k - 1];
+        os[k] = m->pu[i].os;
+    }
+    return n;
+}
+
+size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size_t cap)
+{
+    size_t len = 0;
+    COLO_AUTOFREE int32_t *os = NULL;
+    if (cap > 0)
+        text[0] = '\0';
+    if (check_rank(place, rank) < 0 ||
+        !(os = malloc((size_t)place->machine.npus * sizeof *os)))
+        return 0;
+    int32_t n = cpus_of(place, rank, os);
+    for (int32_t i = 0, k; i < n; i = k) {
+        for (k = i + 1; k < n && os[k] == os[k - 1] + 1; k++)
+            ;
+        size_t room = len < cap ? cap - len : 0;
+        const char *comma = i ? "," : "";
+        char *at = room ? text + len : NULL;
+        int more = k - i > 1 ? snprintf(at, room, "%s%d-%d", comma, (int)os[i], (int)os[k - 1])
+                             : snprintf(at, room, "%s%d", comma, (int)os[i]);
+        len += (size_t)more;
+    }
+    return len;
+}
+
+colo_status_t colo_place_bind(const colo_place_t *place, int64_t rank)
+{
+    COLO_TRY(check_rank(place, rank));
+    COLO_AUTOFREE int32_t *os = malloc((size_t)place->machine.npus * sizeof *os);
+    if (!os)
+        return colo_fail(COLO_ERR_NOMEM, "bind: no memory for %d processors",
+                         (int)place->machine.npus);
+    return colo_machine_i_bind(&place->machine, os, cpus_of(place, rank, os));
+}
+
+/* ---- COLO_BIND ---- */
+
+void colo_place_create_env(colo_place_t **place, int64_t ranks)
+{
+    static atomic_flag warned = ATOMIC_FLAG_INIT;
+    const char *text = colo_env_value("COLO_BIND", NULL);
+    colo_place_config_t config = {COLO_PLACE_CONFIG_INIT, .world = ranks};
+    *place = NULL;
+    if (colo_bind_parse(text, &config.bind) == COLO_OK && config.bind == COLO_BIND_NONE)
+        return;
+    if (config.bind == COLO_BIND_NONE || check_config(&config) < 0 ||
+        create(place, &config, false) < 0)
+        if (!atomic_flag_test_and_set(&warned))
+            colo_log(COLO_LOG_WARN, "COLO_BIND=%.40s: ranks are not bound: %s", text,
+                     colo_last_error());
+}
