@@ -9,7 +9,8 @@
  * derive the same sender by the same rule without asking:
  *   the needer itself, else holders on its node, else holders on its rail (same index within their
  *   nodes), else all; n such candidates, m needers that share them: when n divides m, candidate
- *   (needer's ordinal among all replicas) mod n; else the piece is cut evenly over the candidates,
+ *   (first + i) mod n, where the needer is the i-th of those m and first is the ordinal of their
+ *   first among all replicas of the needed block; else the piece is cut evenly over the candidates,
  *   or, below 64 KiB, comes whole from candidate (needer's rank) mod n.
  * Forward: needers are destination ranks, holders source ranks; backward the other way round. With
  * PARTIAL gradients each context level is a holder side of its own, and what it sends is an addend.
@@ -295,11 +296,12 @@ static colo_status_t push_part(colo_builder_t *w, int64_t n, int64_t k, int64_t 
 
 /* Pushes what @needer gets of the current piece from @only (or from anyone, -1). peer is the sender
  * when the list is of receives, the needer when it is of sends; the needer itself is peer == needer. */
-static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, int64_t only, bool sends)
+static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, int64_t only,
+                            bool sends)
 {
     const int64_t *nd = w->needers.at;
     colo_entry_t *p = w->pieces.at;
-    int64_t needer = nd[ordinal], n = 0, m = 0;
+    int64_t needer = nd[ordinal], n = 0, m = 0, first = -1, before = 0;
     int tier = tier_of(w, needer, &n);
     if (tier == 0) {
         for (int64_t i = 0; !sends && i < w->pieces.n; i++)
@@ -310,10 +312,14 @@ static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, i
         int64_t other;
         if (n == 1 || !candidate(w, tier, nd[i], needer))
             continue; /* one candidate: it serves whoever comes */
-        m += tier_of(w, nd[i], &other) == tier;
+        if (tier_of(w, nd[i], &other) == tier) { /* ordinals may have gaps where some hold it */
+            first = first < 0 ? i : first;
+            before += i < ordinal;
+            m++;
+        }
     }
     if (n == 1 || m % n == 0 || bytes < SMALL_PIECE) {
-        int64_t k = n == 1 ? 0 : m % n == 0 ? ordinal % n : needer % n;
+        int64_t k = n == 1 ? 0 : m % n == 0 ? (before + first) % n : needer % n;
         int64_t sender = nth_candidate(w, tier, needer, k);
         for (int64_t i = 0; (only < 0 || sender == only) && i < w->pieces.n; i++)
             COLO_TRY(push_entry(w, sends ? needer : sender, &p[i]));
