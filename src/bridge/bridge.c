@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bridge.c - the handle: plan, agree, allocate; check each call's tensors; hand over to an algorithm.
+ * bridge.c - the handle: plan, agree, allocate; check each call's tensors; hand over to an
+ * algorithm.
  *
  * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
  * exchange.c (EXACT) or collective.c; promises about data are promise.c. The bridge keeps nothing
@@ -39,7 +40,8 @@ static colo_status_t parse_axes(colo_bridge_t *b, const char *axes)
         }
         if (seen != 7)
             return colo_fail(COLO_ERR_ARG,
-                             "bridge: axes '%.16s', expected a permutation of 'bsh', or 'th'", axes);
+                             "bridge: axes '%.16s', expected a permutation of 'bsh', or 'th'",
+                             axes);
     }
     memcpy(b->axes, axes, strlen(axes) + 1);
     return COLO_OK;
@@ -65,8 +67,9 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
     if (b->axis[1] < 0)
         return (colo_view_t){.data = t->data,
                              .stride = {rows * t->stride[0], t->stride[0], t->stride[1]}};
-    return (colo_view_t){.data = t->data, .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]],
-                                                     t->stride[b->axis[2]]}};
+    return (colo_view_t){
+        .data = t->data,
+        .stride = {t->stride[b->axis[0]], t->stride[b->axis[1]], t->stride[b->axis[2]]}};
 }
 
 /* ---- what depends on the shape ---- */
@@ -92,8 +95,9 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
         COLO_TRY_GOTO(st, colo_plan_collective_check(cfg), fail);
         if (!cfg->no_grad && !colo_dtype_is_float(cfg->dtype) &&
             colo_grid_extent(&b->dst.grid, "cp") > 1) {
-            st = colo_fail(COLO_ERR_ARG, "bridge: COLLECTIVE sums gradients over cp=%lld, which %s "
-                                         "is not made for; use EXACT or no_grad",
+            st = colo_fail(COLO_ERR_ARG,
+                           "bridge: COLLECTIVE sums gradients over cp=%lld, which %s "
+                           "is not made for; use EXACT or no_grad",
                            (long long)colo_grid_extent(&b->dst.grid, "cp"),
                            colo_dtype_name(cfg->dtype));
             goto fail;
@@ -117,8 +121,9 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
     if (!c)
         return colo_fail(COLO_ERR_ARG, "bridge: config is NULL");
     if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG, "bridge: config.struct_size is %zu, expected %zu; start from "
-                                       "COLO_BRIDGE_CONFIG_INIT",
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_BRIDGE_CONFIG_INIT",
                          c->struct_size, sizeof *c);
     if (!c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", c->src ? "dst" : "src");
@@ -126,7 +131,8 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
         return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
                          (int)c->algo);
     if ((unsigned)c->mem > COLO_CUDA)
-        return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)", (int)c->mem);
+        return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
+                         (int)c->mem);
     return COLO_OK;
 }
 
@@ -139,10 +145,10 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     b->mem = c->mem;
     b->src = *c->src;
     b->dst = *c->dst;
-    colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &b->src, .dst = &b->dst,
-                               .shape = c->shape, .dtype = c->dtype, .output = c->output,
-                               .grad = c->grad, .no_grad = c->no_grad,
-                               .ranks_per_node = c->ranks_per_node};
+    colo_plan_config_t plan = {
+        COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
+        .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
+        .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
     return shaped_create(b, &plan, &b->now);
 }
 
@@ -169,12 +175,12 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     colo_bridge_t *b = calloc(1, sizeof *b);
     if (b)
         b->comm = comm;
-    st = b ? create_local(b, config)
-           : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b);
+    st = b ? create_local(b, config) : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b);
     if (colo_comm_check_level(comm) >= 1) {
         uint64_t h = st == COLO_OK ? colo_plan_hash(b->now.plan) : 0;
-        st = colo_comm_i_agree(comm, "bridge create (grids, layouts, shape, dtype, output, "
-                                     "gradients, algorithm)",
+        st = colo_comm_i_agree(comm,
+                               "bridge create (grids, layouts, shape, dtype, output, "
+                               "gradients, algorithm)",
                                colo_hash_i64(h, config ? (int64_t)config->algo : 0), st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
@@ -230,7 +236,8 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
         if (empty)
             return COLO_OK;
         shape_text(want, n, expected, sizeof expected);
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what, expected);
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%s]", rank, what,
+                         expected);
     }
     if (colo_tensor_check(t, what) < 0) {
         colo_status_t st = colo_tensor_check(t, what);
@@ -251,20 +258,22 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
         return colo_fail(COLO_ERR_SHAPE, "rank %lld: %s is %s, the bridge carries %s", rank, what,
                          colo_dtype_name(t->dtype), colo_dtype_name(b->now.plan->config.dtype));
     if (t->mem != b->mem)
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s",
-                         rank, what, t->mem == COLO_HOST ? "host" : "cuda",
-                         b->mem == COLO_HOST ? "host" : "cuda");
+        return colo_fail(
+            COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s", rank,
+            what, t->mem == COLO_HOST ? "host" : "cuda", b->mem == COLO_HOST ? "host" : "cuda");
     for (int32_t i = 0; output && i < n; i++)
         if (t->shape[i] > 1 && t->stride[i] == 0)
-            return colo_fail(COLO_ERR_SHAPE,
-                             "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat "
-                             "elements",
-                             rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
+            return colo_fail(
+                COLO_ERR_SHAPE,
+                "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat "
+                "elements",
+                rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
     return COLO_OK;
 }
 
 static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
-                                 const colo_tensor_t *out, const char *in_name, const char *out_name)
+                                 const colo_tensor_t *out, const char *in_name,
+                                 const char *out_name)
 {
     if (!in || !out || colo_tensor_count(in) <= 0 || colo_tensor_count(out) <= 0)
         return COLO_OK;

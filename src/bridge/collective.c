@@ -35,10 +35,11 @@ static colo_status_t no_extra(const colo_layout_t *l, const char *side)
         for (int i = 0; i < 4; i++)
             hit = hit || strcmp(l->grid.name[d], known[i]) == 0;
         if (!hit)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
-                             "only, use EXACT",
-                             side, l->grid.name[d], (long long)l->grid.extent[d]);
+            return colo_fail(
+                COLO_ERR_LAYOUT,
+                "%s grid: dim '%s' has extent %lld; COLLECTIVE knows tp, cp, pp and dp "
+                "only, use EXACT",
+                side, l->grid.name[d], (long long)l->grid.extent[d]);
     }
     for (int a = 0; a < 3; a++)
         for (int i = 0; i < l->nsplits[a]; i++) {
@@ -46,13 +47,19 @@ static colo_status_t no_extra(const colo_layout_t *l, const char *side)
             bool usual = (a == COLO_SAMPLES && strcmp(name, "dp") == 0) ||
                          (a == COLO_ROWS && strcmp(name, "cp") == 0);
             if (!usual && l->grid.extent[l->split[a][i].dim] > 1)
-                return colo_fail(COLO_ERR_LAYOUT,
-                                 "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
-                                 "and rows over cp only, use EXACT",
-                                 side, a == 0 ? "samples" : a == 1 ? "rows" : "features", name);
+                return colo_fail(
+                    COLO_ERR_LAYOUT,
+                    "%s layout: %s are split over '%s'; COLLECTIVE knows samples over dp "
+                    "and rows over cp only, use EXACT",
+                    side,
+                    a == 0   ? "samples"
+                    : a == 1 ? "rows"
+                             : "features",
+                    name);
         }
     if (colo_layout_parts(l, COLO_SAMPLES) != colo_grid_extent(&l->grid, "dp"))
-        return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT", side);
+        return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT",
+                         side);
     return COLO_OK;
 }
 
@@ -69,7 +76,8 @@ static int64_t dp_stride(const colo_grid_t *g)
 static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse, int64_t k,
                              const char *rule)
 {
-    int64_t n = colo_grid_extent(coarse, "dp"), a = k * dp_stride(fine), b = dp_stride(coarse), x, y;
+    int64_t n = colo_grid_extent(coarse, "dp"), a = k * dp_stride(fine), b = dp_stride(coarse), x,
+            y;
     if (n == 1 || a == b)
         return COLO_OK;
     int64_t rank = fine->offset + (a < b ? a : b);
@@ -89,7 +97,8 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
     COLO_TRY(has_dims(s, "src"));
     COLO_TRY(has_dims(d, "dest"));
     if (s->size != d->size)
-        return colo_fail(COLO_ERR_LAYOUT, "Grids must span same number of ranks: src %lld, dest %lld",
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "Grids must span same number of ranks: src %lld, dest %lld",
                          (long long)s->size, (long long)d->size);
     if (s->offset != d->offset)
         return colo_fail(COLO_ERR_LAYOUT, "Grids must have same rank offset: src %lld, dest %lld",
@@ -201,7 +210,8 @@ colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo
         stage[i] = want[i] ? malloc(want[i]) : NULL;
         if (want[i] && !stage[i]) {
             free(stage[0]);
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes of staging for COLLECTIVE", want[i]);
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes of staging for COLLECTIVE",
+                             want[i]);
         }
     }
     for (int i = 0; i < 2; i++) {
@@ -215,7 +225,8 @@ colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo
 /* ---- passes ---- */
 
 /* Contiguous memory of @nb samples in the tensors' own axis order. */
-static colo_view_t contiguous(const colo_bridge_t *b, void *data, int64_t nb, int64_t rows, int64_t h)
+static colo_view_t contiguous(const colo_bridge_t *b, void *data, int64_t nb, int64_t rows,
+                              int64_t h)
 {
     int64_t extent[3] = {nb, rows, h}, stride[3], step = 1;
     int order[3] = {0, 1, 2}; /* order[i]: which of b, s, h is tensor axis i */
@@ -236,8 +247,8 @@ static bool same_strides(colo_view_t a, colo_view_t b, const int64_t *extent)
     return true;
 }
 
-static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int64_t rows, int64_t h,
-                          size_t elem)
+static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int64_t rows,
+                          int64_t h, size_t elem)
 {
     int64_t at = b0 * v.stride[0] + r0 * v.stride[1];
     return (colo_box_t){.data = v.data ? v.data + at * (int64_t)elem : NULL,
@@ -246,7 +257,8 @@ static colo_box_t sub_box(colo_view_t v, int64_t b0, int64_t nb, int64_t r0, int
 }
 
 static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_t to_b,
-                                  colo_view_t from, int64_t from_b, int64_t nb, colo_stream_t stream)
+                                  colo_view_t from, int64_t from_b, int64_t nb,
+                                  colo_stream_t stream)
 {
     const colo_shape_t *s = &b->now.plan->config.shape;
     size_t elem = colo_dtype_size(b->now.plan->config.dtype);
@@ -267,8 +279,8 @@ static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_vi
     int64_t n = 0;
     colo_run_t *run = runs;
     COLO_AUTOFREE colo_run_t *many = NULL;
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, NULL,
-                               0, &n));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
+                               NULL, 0, &n));
     if (n > 64) /* a scattered position table */
         run = many = malloc((size_t)n * sizeof *many);
     if (!run)
@@ -276,9 +288,10 @@ static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_vi
     COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, run,
                                n, &n));
     for (int64_t i = 0; i < n; i++) {
-        colo_box_t f = sub_box(full, 0, own.b1 - own.b0, run[i].row, run[i].count, s->features, elem);
-        colo_box_t q = sub_box(part, 0, own.b1 - own.b0, run[i].local, run[i].count, s->features,
-                               elem);
+        colo_box_t f =
+            sub_box(full, 0, own.b1 - own.b0, run[i].row, run[i].count, s->features, elem);
+        colo_box_t q =
+            sub_box(part, 0, own.b1 - own.b0, run[i].local, run[i].count, s->features, elem);
         COLO_TRY(b->ops->box_copy(to_part ? &q : &f, to_part ? &f : &q, elem, stream));
     }
     return COLO_OK;
@@ -308,8 +321,8 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
                                     direct ? (void *)to.data : parts, count, p->config.dtype,
                                     stream));
     for (int64_t i = 0; !direct && i < c->k; i++) {
-        colo_view_t part = contiguous(b, (char *)parts + (size_t)(i * count) * elem, nb, s->rows,
-                                      s->features);
+        colo_view_t part =
+            contiguous(b, (char *)parts + (size_t)(i * count) * elem, nb, s->rows, s->features);
         COLO_TRY(copy_samples(b, to, i * nb, part, 0, nb, stream));
     }
     return COLO_OK;
@@ -326,8 +339,8 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
     if (nd == 0 && ns == 0 && !c->gather)
         return COLO_OK; /* outside the grids, or no samples at all */
     /* SHARDED: the whole sequence is made first, then the caller's shard copy */
-    colo_view_t whole = contiguous(b, c->stage[0], nd, p->config.shape.rows,
-                                   p->config.shape.features);
+    colo_view_t whole =
+        contiguous(b, c->stage[0], nd, p->config.shape.rows, p->config.shape.features);
     colo_view_t to = sharded ? whole : y;
     if (c->direction == COLO_FAN_IN) {
         /* sharded and samples outermost: parts land in stage 0 at once, so pack x in stage 1 */
@@ -335,8 +348,8 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
         void *spare = c->stage[sharded && outer ? 1 : 0];
         COLO_TRY(gather_samples(b, x, ns, spare, to, c->stage[1], stream));
     } else {
-        COLO_TRY(copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->slot * nd : 0, nd,
-                              stream));
+        COLO_TRY(
+            copy_samples(b, to, 0, x, c->direction == COLO_FAN_OUT ? c->slot * nd : 0, nd, stream));
     }
     return sharded ? copy_rows(b, whole, y, true, stream) : COLO_OK;
 }

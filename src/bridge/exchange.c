@@ -16,13 +16,13 @@
 
 /* ---- boxes ---- */
 
-static colo_box_t box_at(colo_view_t v, const colo_owned_t *own, const colo_region_t *r, int64_t row,
-                         size_t elem)
+static colo_box_t box_at(colo_view_t v, const colo_owned_t *own, const colo_region_t *r,
+                         int64_t row, size_t elem)
 {
     colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], r->h[1] - r->h[0]},
                       .stride = {v.stride[0], v.stride[1], v.stride[2]}};
-    int64_t at = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
-                 (r->h[0] - own->h0) * v.stride[2];
+    int64_t at =
+        (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] + (r->h[0] - own->h0) * v.stride[2];
     box.data = v.data ? v.data + at * (int64_t)elem : NULL;
     return box;
 }
@@ -108,10 +108,11 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
     if (p->levels == 1 || p->config.no_grad)
         return COLO_OK;
     if (!colo_dtype_is_float(p->config.dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
-                         "not made for; use DISJOINT, SHARDED or no_grad",
-                         (long long)p->levels, colo_dtype_name(p->config.dtype));
+        return colo_fail(
+            COLO_ERR_ARG,
+            "bridge: PARTIAL gradients over %lld context ranks are summed, which %s is "
+            "not made for; use DISJOINT, SHARDED or no_grad",
+            (long long)p->levels, colo_dtype_name(p->config.dtype));
     if (p->levels > COLO_MAX_ADDENDS)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "

@@ -4,7 +4,8 @@
  *
  * Decides ownership from coordinates, by two index sets: spans (positions, samples or features in
  * local order, after every split took its part) and runs (the rows that sit at those positions).
- * Who sends what to whom is the plan's business; memory order is strides and nobody's business here.
+ * Who sends what to whom is the plan's business; memory order is strides and nobody's business
+ * here.
  */
 #include "bridge/layout.h"
 
@@ -52,7 +53,8 @@ colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *gri
 
 colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid)
 {
-    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL") : init_usual(layout, grid, 0);
+    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL")
+                   : init_usual(layout, grid, 0);
 }
 
 static colo_status_t find_dim(const colo_layout_t *l, const char *dim, int32_t *index)
@@ -97,8 +99,7 @@ static colo_status_t add_split(colo_layout_t *l, colo_axis_t axis, const char *d
     if (l->nsplits[axis] == COLO_MAX_SPLITS)
         return colo_fail(COLO_ERR_ARG, "layout: %s are split %d times already, the most there is",
                          axis_names[axis], COLO_MAX_SPLITS);
-    l->split[axis][l->nsplits[axis]++] =
-        (colo_split_t){.dim = d, .kind = kind, .context = context};
+    l->split[axis][l->nsplits[axis]++] = (colo_split_t){.dim = d, .kind = kind, .context = context};
     return COLO_OK;
 }
 
@@ -118,7 +119,8 @@ void colo_layout_clear(colo_layout_t *layout, colo_axis_t axis)
 {
     if (layout && (unsigned)axis <= COLO_FEATURES) {
         layout->nsplits[axis] = 0;
-        memset(layout->split[axis], 0, sizeof layout->split[axis]); /* the hash reads no stale split */
+        memset(layout->split[axis], 0,
+               sizeof layout->split[axis]); /* the hash reads no stale split */
     }
 }
 
@@ -296,8 +298,8 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
             continue;
         int m = 0;
         if (s->kind == COLO_BLOCK) {
-            m = slice(spans, n, colo_block_lo(length, parts, c), colo_block_lo(length, parts, c + 1),
-                      tmp, m);
+            m = slice(spans, n, colo_block_lo(length, parts, c),
+                      colo_block_lo(length, parts, c + 1), tmp, m);
             length = colo_block_lo(length, parts, c + 1) - colo_block_lo(length, parts, c);
         } else {
             int64_t q = length / (2 * parts), k = 2 * parts - 1 - c;
@@ -372,12 +374,12 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
         if (c == 1)
             continue;
         if (left % by != 0)
-            return colo_fail(COLO_ERR_LAYOUT,
-                             "%lld positions do not split into %lld equal parts (%s over %s=%lld of "
-                             "a sequence of %lld); pad the sequence (colo_partition_padded)",
-                             (long long)left, (long long)by,
-                             s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
-                             l->grid.name[s->dim], (long long)c, (long long)positions_of(l, rows));
+            return colo_fail(
+                COLO_ERR_LAYOUT,
+                "%lld positions do not split into %lld equal parts (%s over %s=%lld of "
+                "a sequence of %lld); pad the sequence (colo_partition_padded)",
+                (long long)left, (long long)by, s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                l->grid.name[s->dim], (long long)c, (long long)positions_of(l, rows));
         left /= c;
     }
     return COLO_OK;
@@ -389,7 +391,8 @@ static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, i
     if (!layout)
         return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
     if (samples < 0 || rows < 0 || features < 0)
-        return colo_fail(COLO_ERR_ARG, "layout: %lld samples, %lld rows, %lld features; expected >= 0",
+        return colo_fail(COLO_ERR_ARG,
+                         "layout: %lld samples, %lld rows, %lld features; expected >= 0",
                          (long long)samples, (long long)rows, (long long)features);
     return COLO_OK;
 }

@@ -128,7 +128,8 @@ static colo_status_t visit_rows(colo_builder_t *w, const colo_side_t *side, cons
         block_t *slot = mine->rows > 0 ? list_push(&w->rows, sizeof *slot) : NULL;
         if (slot)
             *slot = b;
-        return mine->rows > 0 && !slot ? colo_fail(COLO_ERR_NOMEM, "plan: list of blocks") : COLO_OK;
+        return mine->rows > 0 && !slot ? colo_fail(COLO_ERR_NOMEM, "plan: list of blocks")
+                                       : COLO_OK;
     }
     const colo_posmap_t *map = side->map;
     for (int64_t i = 0; i < mine->n; i++) {
@@ -295,7 +296,8 @@ static colo_status_t push_part(colo_builder_t *w, int64_t n, int64_t k, int64_t 
 }
 
 /* Pushes what @needer gets of the current piece from @only (or from anyone, -1). peer is the sender
- * when the list is of receives, the needer when it is of sends; the needer itself is peer == needer. */
+ * when the list is of receives, the needer when it is of sends; the needer itself is peer ==
+ * needer. */
 static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, int64_t only,
                             bool sends)
 {
@@ -311,7 +313,7 @@ static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, i
     for (int64_t i = 0; i < w->needers.n; i++) {
         int64_t other;
         if (n == 1 || !candidate(w, tier, nd[i], needer))
-            continue; /* one candidate: it serves whoever comes */
+            continue;                            /* one candidate: it serves whoever comes */
         if (tier_of(w, nd[i], &other) == tier) { /* ordinals may have gaps where some hold it */
             first = first < 0 ? i : first;
             before += i < ordinal;
@@ -337,26 +339,31 @@ static colo_status_t assign(colo_builder_t *w, int64_t bytes, int64_t ordinal, i
 
 /* w->pieces = my rows x the other block's rows, refined by the runs of both and merged where both
  * are contiguous; sorted by row. Samples and features are one range each. */
-static colo_status_t intersect(colo_builder_t *w, const int64_t b[2], const int64_t h[2], int32_t level,
-                               const colo_runs_t *mine, const colo_runs_t *theirs, bool mine_is_src)
+static colo_status_t intersect(colo_builder_t *w, const int64_t b[2], const int64_t h[2],
+                               int32_t level, const colo_runs_t *mine, const colo_runs_t *theirs,
+                               bool mine_is_src)
 {
     w->pieces.n = 0;
     for (int64_t i = 0; i < mine->n; i++)
         for (int64_t j = 0; j < theirs->n; j++) {
             const colo_run_t *x = &mine->run[i], *y = &theirs->run[j];
             int64_t lo = x->row > y->row ? x->row : y->row;
-            int64_t hi = x->row + x->count < y->row + y->count ? x->row + x->count : y->row + y->count;
+            int64_t hi =
+                x->row + x->count < y->row + y->count ? x->row + x->count : y->row + y->count;
             if (lo >= hi)
                 continue;
             colo_entry_t *e = list_push(&w->pieces, sizeof *e);
             if (!e)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->pieces.n);
             int64_t a = x->local + (lo - x->row), z = y->local + (lo - y->row);
-            bool whole = w->cfg->output == COLO_FULL_SEQ; /* all rows in memory, whoever owns them */
+            bool whole =
+                w->cfg->output == COLO_FULL_SEQ; /* all rows in memory, whoever owns them */
             *e = (colo_entry_t){
                 .region = {.b = {b[0], b[1]}, .s = {lo, hi}, .h = {h[0], h[1]}, .level = level},
                 .place = {.src_row = mine_is_src ? a : z,
-                          .dst_row = whole ? lo : mine_is_src ? z : a},
+                          .dst_row = whole         ? lo
+                                     : mine_is_src ? z
+                                                   : a},
             };
         }
     colo_entry_t *p = w->pieces.at;
@@ -386,8 +393,9 @@ static int64_t piece_bytes(const colo_builder_t *w)
            (int64_t)w->elem;
 }
 
-colo_status_t colo_pieces_meet(colo_builder_t *w, const colo_side_t *mine, const colo_side_t *theirs, int32_t level,
-                          bool i_need, bool mine_is_src)
+colo_status_t colo_pieces_meet(colo_builder_t *w, const colo_side_t *mine,
+                               const colo_side_t *theirs, int32_t level, bool i_need,
+                               bool mine_is_src)
 {
     const colo_shape_t *shape = &w->cfg->shape;
     int64_t coords[COLO_MAX_DIMS];
@@ -411,12 +419,16 @@ colo_status_t colo_pieces_meet(colo_builder_t *w, const colo_side_t *mine, const
     block_of(mine, coords, &me);
     block_clear(&clear);
     w->samples.n = w->features.n = 0;
-    COLO_TRY_GOTO(st, colo_layout_runs(mine->layout, mine->map, coords, mine->full, &my_runs), done);
-    COLO_TRY_GOTO(st, visit(&w->samples, theirs->layout, COLO_SAMPLES, 0, shape->samples, b.lo, b.hi,
-                            &clear), done);
+    COLO_TRY_GOTO(st, colo_layout_runs(mine->layout, mine->map, coords, mine->full, &my_runs),
+                  done);
+    COLO_TRY_GOTO(
+        st, visit(&w->samples, theirs->layout, COLO_SAMPLES, 0, shape->samples, b.lo, b.hi, &clear),
+        done);
     block_clear(&clear);
-    COLO_TRY_GOTO(st, visit(&w->features, theirs->layout, COLO_FEATURES, 0, shape->features, h.lo,
-                            h.hi, &clear), done);
+    COLO_TRY_GOTO(
+        st,
+        visit(&w->features, theirs->layout, COLO_FEATURES, 0, shape->features, h.lo, h.hi, &clear),
+        done);
     COLO_TRY_GOTO(st, visit_rows(w, theirs, &my_runs), done);
     for (int64_t i = 0; i < w->samples.n; i++)
         for (int64_t j = 0; j < w->rows.n; j++)
@@ -437,8 +449,10 @@ colo_status_t colo_pieces_meet(colo_builder_t *w, const colo_side_t *mine, const
                 if (!colo_axis_spans(theirs->layout, COLO_FEATURES, at, shape->features, t))
                     continue;
                 int64_t ph[2] = {t[0].lo > h.lo ? t[0].lo : h.lo, t[0].hi < h.hi ? t[0].hi : h.hi};
-                COLO_TRY_GOTO(st, colo_layout_runs(theirs->layout, theirs->map, at, theirs->full,
-                                                   &w->peer_runs), done);
+                COLO_TRY_GOTO(
+                    st,
+                    colo_layout_runs(theirs->layout, theirs->map, at, theirs->full, &w->peer_runs),
+                    done);
                 COLO_TRY_GOTO(st, intersect(w, pb, ph, level, &my_runs, &w->peer_runs, mine_is_src),
                               done);
                 if (w->pieces.n == 0)

@@ -15,8 +15,8 @@ typedef struct colo_list {
 typedef struct colo_side {
     const colo_layout_t *layout;
     const colo_posmap_t *map;
-    bool full;          /* rows are not split in this role */
-    bool level_fixed;   /* PARTIAL: context dims are pinned to fixed[] */
+    bool full;                    /* rows are not split in this role */
+    bool level_fixed;             /* PARTIAL: context dims are pinned to fixed[] */
     int64_t fixed[COLO_MAX_DIMS]; /* context coordinates of the level; -1 elsewhere */
 } colo_side_t;
 

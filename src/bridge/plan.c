@@ -3,9 +3,9 @@
  * plan.c - one rank's part of the routing: what it sends, receives and keeps, forward and backward.
  *
  * Decides which roles the two layouts play (forward: needers are destination ranks, holders source
- * ranks; backward the other way round, and with PARTIAL gradients once for every context level, each
- * an addend), sorts what pieces.c finds into one message a peer, and counts bytes. Who sends a piece
- * is pieces.c's rule; what a rank does with its boxes is exchange.c's business.
+ * ranks; backward the other way round, and with PARTIAL gradients once for every context level,
+ * each an addend), sorts what pieces.c finds into one message a peer, and counts bytes. Who sends a
+ * piece is pieces.c's rule; what a rank does with its boxes is exchange.c's business.
  */
 #include "bridge/pieces.h"
 
@@ -103,11 +103,13 @@ static colo_status_t build_way(colo_builder_t *w, colo_way_t way, const colo_pos
 {
     const colo_plan_config_t *cfg = w->cfg;
     colo_plan_t *plan = w->plan;
-    bool partial = way == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
+    bool partial =
+        way == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
     bool full = partial || (way == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
     colo_side_t src = {.layout = &plan->src, .map = src_map};
     colo_side_t dst = {.layout = &plan->dst, .map = dst_map, .full = full, .level_fixed = partial};
-    colo_side_t *need = way == COLO_FORWARD ? &dst : &src, *hold = way == COLO_FORWARD ? &src : &dst;
+    colo_side_t *need = way == COLO_FORWARD ? &dst : &src,
+                *hold = way == COLO_FORWARD ? &src : &dst;
     int32_t dims[COLO_MAX_SPLITS];
     int ndims = context_dims(&plan->dst, dims);
     for (int64_t level = 0; level < (partial ? plan->levels : 1); level++) {
@@ -199,10 +201,13 @@ static colo_status_t check_config(const colo_plan_config_t *c)
 {
     if (!c || !c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "plan: %s is NULL",
-                         !c ? "config" : !c->src ? "config.src" : "config.dst");
+                         !c        ? "config"
+                         : !c->src ? "config.src"
+                                   : "config.dst");
     if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG, "plan: config.struct_size is %zu, expected %zu; start from "
-                                       "COLO_PLAN_CONFIG_INIT",
+        return colo_fail(COLO_ERR_ARG,
+                         "plan: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_PLAN_CONFIG_INIT",
                          c->struct_size, sizeof *c);
     const colo_shape_t *s = &c->shape;
     if (s->samples < 0 || s->rows < 0 || s->features < 0 || s->positions < 0)
@@ -223,7 +228,8 @@ static colo_status_t check_config(const colo_plan_config_t *c)
     if (!colo_mul_ok(s->samples, s->rows, &v) || !colo_mul_ok(v, s->features, &v) ||
         !colo_mul_ok(v, (int64_t)colo_dtype_size(c->dtype), &v) ||
         !colo_mul_ok(v, colo_layout_parts(c->dst, COLO_ROWS), &v))
-        return colo_fail(COLO_ERR_ARG, "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
+        return colo_fail(COLO_ERR_ARG,
+                         "plan: %lld x %lld x %lld %s elements overflow 63 bits of bytes",
                          (long long)s->samples, (long long)s->rows, (long long)s->features,
                          colo_dtype_name(c->dtype));
     return COLO_OK;
@@ -233,8 +239,8 @@ static colo_status_t build(colo_plan_t *p)
 {
     const colo_plan_config_t *c = &p->config;
     const colo_shape_t *s = &c->shape;
-    colo_builder_t w = {.cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype),
-                   .per_node = c->ranks_per_node};
+    colo_builder_t w = {
+        .cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype), .per_node = c->ranks_per_node};
     colo_posmap_t src_map = {0}, dst_map = {0};
     bool full = c->output == COLO_FULL_SEQ;
     colo_status_t st = COLO_OK;
@@ -243,10 +249,14 @@ static colo_status_t build(colo_plan_t *p)
         COLO_TRY_GOTO(st, colo_layout_check_rows(&p->dst, s->rows), done);
     COLO_TRY_GOTO(st, colo_posmap_init(&src_map, &p->src, s->rows), done);
     COLO_TRY_GOTO(st, colo_posmap_init(&dst_map, &p->dst, s->rows), done);
-    COLO_TRY_GOTO(st, colo_layout_owned(&p->src, p->rank, s->samples, s->rows, s->features, false,
-                                        &p->own_src, NULL, 0, NULL), done);
-    COLO_TRY_GOTO(st, colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, full,
-                                        &p->own_dst, NULL, 0, NULL), done);
+    COLO_TRY_GOTO(st,
+                  colo_layout_owned(&p->src, p->rank, s->samples, s->rows, s->features, false,
+                                    &p->own_src, NULL, 0, NULL),
+                  done);
+    COLO_TRY_GOTO(st,
+                  colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, full,
+                                    &p->own_dst, NULL, 0, NULL),
+                  done);
     COLO_TRY_GOTO(st, build_way(&w, COLO_FORWARD, &src_map, &dst_map), done);
     if (!c->no_grad)
         COLO_TRY_GOTO(st, build_way(&w, COLO_BACKWARD, &src_map, &dst_map), done);
@@ -255,8 +265,8 @@ done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);
     colo_runs_deinit(&w.peer_runs);
-    colo_list_t *lists[] = {&w.recvs, &w.sends, &w.rows, &w.samples, &w.features, &w.pieces, &w.holders,
-                       &w.needers};
+    colo_list_t *lists[] = {&w.recvs,    &w.sends,  &w.rows,    &w.samples,
+                            &w.features, &w.pieces, &w.holders, &w.needers};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
     return st;

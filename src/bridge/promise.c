@@ -35,21 +35,23 @@ colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y)
     colo_owned_t own;
     if (p->config.output != COLO_FULL_SEQ || p->config.grad != COLO_DISJOINT || !d_y.data)
         return COLO_OK;
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, NULL,
-                               0, &nruns));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
+                               NULL, 0, &nruns));
     COLO_AUTOFREE colo_run_t *runs = calloc((size_t)nruns + 1, sizeof *runs);
     COLO_AUTOFREE char *mine = calloc((size_t)s->rows + 1, 1);
     if (!runs || !mine)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld rows to verify", (long long)s->rows);
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, runs,
-                               nruns, &nruns));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
+                               runs, nruns, &nruns));
     for (int64_t i = 0; i < nruns; i++)
         memset(mine + runs[i].row, 1, (size_t)runs[i].count);
     for (int64_t row = 0; row < s->rows; row++)
         for (int64_t i = 0; !mine[row] && i < o->b1 - o->b0; i++)
             for (int64_t h = 0; h < o->h1 - o->h0; h++)
-                if (!is_zero(d_y.data + (i * d_y.stride[0] + row * d_y.stride[1] +
-                                         h * d_y.stride[2]) * elem, p->config.dtype))
+                if (!is_zero(d_y.data +
+                                 (i * d_y.stride[0] + row * d_y.stride[1] + h * d_y.stride[2]) *
+                                     elem,
+                             p->config.dtype))
                     return colo_fail(COLO_ERR_PROMISE,
                                      "rank %lld: d_y was promised DISJOINT, but row %lld of sample "
                                      "%lld is not zero and belongs to another context rank; use "
@@ -64,13 +66,15 @@ static uint64_t hash_part(colo_view_t v, const colo_owned_t *o, int64_t elem)
     for (int64_t i = 0; v.data && i < o->b1 - o->b0; i++)
         for (int64_t r = 0; r < o->rows; r++)
             for (int64_t f = 0; f < o->h1 - o->h0; f++)
-                h = colo_hash_bytes(h, v.data + (i * v.stride[0] + r * v.stride[1] +
-                                                 f * v.stride[2]) * elem, (size_t)elem);
+                h = colo_hash_bytes(
+                    h, v.data + (i * v.stride[0] + r * v.stride[1] + f * v.stride[2]) * elem,
+                    (size_t)elem);
     return h;
 }
 
 /* The first replica of @rank's block: coordinates of dims without a role set to 0. */
-static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool context_role, int64_t rank)
+static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool context_role,
+                             int64_t rank)
 {
     int64_t c[COLO_MAX_DIMS] = {0}, keep[COLO_MAX_DIMS] = {0}, first = rank;
     if (!colo_layout_holds(l, rank))
@@ -95,20 +99,22 @@ colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_
     bool fwd = way == COLO_FORWARD;
     bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
     int32_t n = colo_comm_size(b->comm);
-    uint64_t mine = hash_part(in, fwd ? &p->own_src : &p->own_dst,
-                              (int64_t)colo_dtype_size(p->config.dtype));
+    uint64_t mine =
+        hash_part(in, fwd ? &p->own_src : &p->own_dst, (int64_t)colo_dtype_size(p->config.dtype));
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
     if (!all)
-        return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
+        return colo_comm_i_fail(b->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
     COLO_TRY(colo_comm_i_all_gather(b->comm, COLO_OWNER_CHECK, &mine, all, 1, COLO_I64, stream));
     for (int32_t i = 0; i < n; i++) {
         int64_t rank = colo_comm_world_rank(b->comm, i);
         int64_t first = first_replica(fwd ? &p->src : &p->dst, fwd || !partial, true, rank);
         int32_t j = colo_comm_find(b->comm, first);
         if (first != rank && j >= 0 && all[i] != all[j])
-            return colo_fail(COLO_ERR_PROMISE,
-                             "ranks %lld and %lld hold the same block of %s, but their values differ",
-                             (long long)first, (long long)rank, fwd ? "x" : "d_y");
+            return colo_fail(
+                COLO_ERR_PROMISE,
+                "ranks %lld and %lld hold the same block of %s, but their values differ",
+                (long long)first, (long long)rank, fwd ? "x" : "d_y");
     }
     return COLO_OK;
 }

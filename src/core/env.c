@@ -2,8 +2,8 @@
 /*
  * env.c - every environment knob is one row of this table; nothing else calls getenv().
  *
- * Decides what a knob is worth when it is unset or nonsense (its fallback, with one warning). Values
- * are read when asked for, so a test may set them; objects copy what they need at create.
+ * Decides what a knob is worth when it is unset or nonsense (its fallback, with one warning).
+ * Values are read when asked for, so a test may set them; objects copy what they need at create.
  */
 #include "core/env.h"
 

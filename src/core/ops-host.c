@@ -21,16 +21,16 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 }
 
 /* One row of the innermost axis: n elements of every addend, strides in elements. */
-#define SUM_ROW(name, type, acc, load, store)                                                     \
-    static void name(void *dst, int64_t dstep, const void *const *src, const int64_t *step,       \
-                     int32_t nsrc, int64_t n)                                                     \
-    {                                                                                             \
-        for (int64_t i = 0; i < n; i++) {                                                         \
-            acc sum = load(((const type *)src[0])[i * step[0]]);                                  \
-            for (int32_t k = 1; k < nsrc; k++)                                                    \
-                sum += load(((const type *)src[k])[i * step[k]]);                                 \
-            ((type *)dst)[i * dstep] = store(sum);                                                \
-        }                                                                                         \
+#define SUM_ROW(name, type, acc, load, store)                                               \
+    static void name(void *dst, int64_t dstep, const void *const *src, const int64_t *step, \
+                     int32_t nsrc, int64_t n)                                               \
+    {                                                                                       \
+        for (int64_t i = 0; i < n; i++) {                                                   \
+            acc sum = load(((const type *)src[0])[i * step[0]]);                            \
+            for (int32_t k = 1; k < nsrc; k++)                                              \
+                sum += load(((const type *)src[k])[i * step[k]]);                           \
+            ((type *)dst)[i * dstep] = store(sum);                                          \
+        }                                                                                   \
     }
 #define SAME(x) (x)
 SUM_ROW(sum_f32, float, float, SAME, SAME)

@@ -56,7 +56,8 @@ colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype)
             return COLO_OK;
         }
     }
-    return colo_fail(COLO_ERR_ARG, "dtype '%.40s' is unknown; known are f32 f64 bf16 f16 i8 u8 i16 i32 i64",
+    return colo_fail(COLO_ERR_ARG,
+                     "dtype '%.40s' is unknown; known are f32 f64 bf16 f16 i8 u8 i16 i32 i64",
                      text);
 }
 
