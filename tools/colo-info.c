@@ -1,121 +1,196 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * colo-info.c - which library this is, what it was built with, and every knob with its value.
+ * colo-info.c - which library this is, what this machine looks like, and where a grid would sit.
  *
- * Decides nothing: versions come from version.h, knobs from the library's own table, so a knob that
- * the library reads is listed here without a word in this file. What this version lacks is listed
- * as lacking rather than left out, so that a script can ask for it.
+ * This file turns the command line into an info_ask_t. With nothing to place it lists versions,
+ * backends, the topology, and every knob of the library's own table, so a knob that the library
+ * reads is listed without a word here; what this build lacks is listed as lacking rather than left
+ * out. With --grid, --bind or a bridge's options it answers for that only, for this machine or for
+ * one that is not here. Finding is in info-find.c, printing in info-text.c and info-json.c.
  */
-#include <colobridge/log.h>
+#include "info-tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
 #include <colobridge/version.h>
 
-#include <jansson.h>
-
-#include "options.h"
-
-#define INFO_TOOL "colo-info"
-
 static const char help[] =
-    "usage: colo-info [--json]\n"
+    "usage: colo-info [--topology T] [--json]\n"
+    "       colo-info --grid SPEC [--bind] [options]\n"
+    "       colo-info --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
     "\n"
-    "Prints the library's version, its backends, and each environment knob with its value.\n"
+    "Prints the library's version, its backends, the machine, and each environment knob with its\n"
+    "value; or where the ranks of a grid sit, which of its groups cross NUMA nodes, packages and\n"
+    "hosts, and which order of the dims or which binding would cross less.\n"
     "\n"
-    "  --json           keys: version, header_version, backends {name: bool}, knobs [{name,\n"
-    "                   value, source (environment or default), default, help}]\n"
+    "  --topology T         an hwloc XML file (a name with .xml or /), or a description such as\n"
+    "                       \"package:2 numa:2 core:4 pu:1\" (default: this machine)\n"
+    "  --grid SPEC          audits this grid, first dim fastest: tp=2,cp=2,dp=2\n"
+    "  --ranks-per-node N   ranks of a host, each host such a machine; 0: one host (default 0)\n"
+    "  --policy P           none, core, scatter, numa, package (default core)\n"
+    "  --bind               lists the processors of each rank; COLO_BIND=P binds thread ranks so\n"
+    "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
+    "  --output full|sharded (default full), --grad disjoint|partial (default disjoint)\n"
+    "                       a bridge as colo-plan takes it: its bytes across slow links\n"
+    "  --json               for programs; the keys are in docs/place.md\n"
     "  --version, --help\n"
     "\n"
-    "Example: COLO_CHECK=2 colo-info\n"
-    "Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
+    "Example: 8 ranks on a machine with two packages of four cores\n"
+    "  colo-info --topology \"package:2 core:4 pu:1\" --grid dp=2,tp=4\n"
+    "\n"
+    "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
-static const struct {
-    const char *name;
-    bool built;
-    const char *what;
-} backends[] = {
-    {"threads", true, "ranks in one process"},
-    {"mpi", false, "ranks of many processes or hosts; not in this version"},
-    {"nccl", false, "GPUs; not in this version"},
-    {"cuda", false, "kernels; not in this version"},
-    {"hwloc", false, "placement; not in this version"},
+enum { /* rows of the table below */
+    OPT_TOPOLOGY, OPT_GRID, OPT_RANKS_PER_NODE, OPT_POLICY, OPT_BIND, OPT_SRC, OPT_DST, OPT_BATCH,
+    OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_OUTPUT, OPT_GRAD, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
 };
-#define NBACKENDS (sizeof backends / sizeof backends[0])
 
-static void header_version(char *text, size_t cap)
+static tool_option_t options[OPT_COUNT] = {
+    [OPT_TOPOLOGY] = {.name = "--topology"},
+    [OPT_GRID] = {.name = "--grid"},
+    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
+    [OPT_POLICY] = {.name = "--policy"},
+    [OPT_BIND] = {.name = "--bind", .flag = true},
+    [OPT_SRC] = {.name = "--src"},
+    [OPT_DST] = {.name = "--dst"},
+    [OPT_BATCH] = {.name = "--batch"},
+    [OPT_SEQ] = {.name = "--seq"},
+    [OPT_HIDDEN] = {.name = "--hidden"},
+    [OPT_DTYPE] = {.name = "--dtype"},
+    [OPT_OUTPUT] = {.name = "--output"},
+    [OPT_GRAD] = {.name = "--grad"},
+    [OPT_JSON] = {.name = "--json", .flag = true},
+    [OPT_VERSION] = {.name = "--version", .flag = true},
+    [OPT_HELP] = {.name = "--help", .flag = true},
+};
+
+#define TRY(expr)           \
+    do {                    \
+        int rc_ = (expr);   \
+        if (rc_ != TOOL_OK) \
+            return rc_;     \
+    } while (0)
+
+static int wrong(const tool_option_t *o)
 {
-    snprintf(text, cap, "%d.%d.%d", COLO_VERSION_MAJOR, COLO_VERSION_MINOR, COLO_VERSION_PATCH);
+    return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "%s: %s", o->name, colo_last_error());
 }
 
-static int print_text(void)
+static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
 {
-    char header[32], quoted[TOOL_QUOTE_MAX];
-    bool bold = tool_colour(stdout), set;
-    const char *on = bold ? "\033[1m" : "", *off = bold ? "\033[0m" : "";
-    header_version(header, sizeof header);
-    printf("%scolobridge %s%s (headers %s)\n\n%sbackends%s\n", on, colo_version(), off, header, on,
-           off);
-    for (size_t i = 0; i < NBACKENDS; i++)
-        printf("  %-8s %-4s %s\n", backends[i].name, backends[i].built ? "yes" : "no",
-               backends[i].what);
-    printf("\n%sknobs%s\n", on, off);
-    for (int i = 0; i < colo_env_count(); i++) {
-        const colo_env_knob_t *k = colo_env_knob(i);
-        const char *value = colo_env_value(k->name, &set);
-        printf("  %-18s %-12s %-16s %s\n", k->name, tool_quote(quoted, value),
-               set ? "from environment" : "default", k->help);
-    }
+    if (colo_grid_parse(grid, o->value, 0) < 0)
+        return wrong(o);
+    if (grid->size > most || grid->offset > most - grid->size)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
+                             o->name, (long long)grid->size, (long long)grid->offset,
+                             (long long)most);
+    if (*world < grid->offset + grid->size)
+        *world = grid->offset + grid->size;
     return TOOL_OK;
 }
 
-/* A value that is no UTF-8 is quoted with its bytes escaped: JSON has no other way to carry it. */
-static json_t *text_of(const char *value)
+static int read_bridge(info_ask_t *ask)
 {
-    char quoted[TOOL_QUOTE_MAX];
-    json_t *text = json_string(value);
-    return text ? text : json_string(tool_quote(quoted, value));
+    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    static const int optional[] = {OPT_DTYPE, OPT_OUTPUT, OPT_GRAD};
+    static const char *const outputs[] = {
+        [COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
+    static const char *const grads[] = {
+        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
+    const tool_option_t *given = NULL;
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        if (options[required[i]].given)
+            given = &options[required[i]];
+    for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++)
+        if (options[optional[i]].given)
+            given = &options[optional[i]];
+    if (!given)
+        return TOOL_OK;
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        if (!options[required[i]].given)
+            return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "%s is missing beside %s; see --help",
+                                 options[required[i]].name, given->name);
+
+    colo_grid_t src, dst;
+    int output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
+    colo_plan_config_t *c = &ask->config;
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src, .dst = &ask->dst,
+                              .dtype = COLO_BF16};
+    TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
+    TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
+    if (colo_layout_init_src(&ask->src, &src) < 0)
+        return wrong(&options[OPT_SRC]);
+    if (colo_layout_init_dst(&ask->dst, &dst) < 0)
+        return wrong(&options[OPT_DST]);
+    TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0)
+        return wrong(&options[OPT_DTYPE]);
+    TRY(tool_word(INFO_TOOL, &options[OPT_OUTPUT], outputs, &output));
+    TRY(tool_word(INFO_TOOL, &options[OPT_GRAD], grads, &grad));
+    c->output = (colo_output_t)output;
+    c->grad = (colo_grad_t)grad;
+    ask->bridge = true;
+    return TOOL_OK;
 }
 
-static int print_json(void)
+static int read_ask(info_ask_t *ask)
 {
-    char header[32];
-    json_t *built = json_object(), *knobs = json_array();
-    int bad = 0;
-    bool set;
-    header_version(header, sizeof header);
-    for (size_t i = 0; i < NBACKENDS; i++)
-        bad |= json_object_set_new(built, backends[i].name, json_boolean(backends[i].built));
-    for (int i = 0; i < colo_env_count(); i++) {
-        const colo_env_knob_t *k = colo_env_knob(i);
-        const char *value = colo_env_value(k->name, &set);
-        bad |= json_array_append_new(knobs, json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name,
-                                                      "value", text_of(value), "source",
-                                                      set ? "environment" : "default", "default",
-                                                      k->fallback, "help", k->help));
+    ask->json = options[OPT_JSON].given;
+    ask->topology = options[OPT_TOPOLOGY].value;
+    ask->bind = options[OPT_BIND].given;
+    ask->policy = COLO_BIND_CORE;
+    TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
+                 &ask->ranks_per_node));
+    if (options[OPT_POLICY].given &&
+        colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
+        return wrong(&options[OPT_POLICY]);
+    if (options[OPT_GRID].given) {
+        TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));
+        ask->audit = true;
     }
-    json_t *doc = json_pack("{s:s,s:s,s:o,s:o}", "version", colo_version(), "header_version",
-                            header, "backends", built, "knobs", knobs);
-    if (bad || !doc || json_dumpf(doc, stdout, JSON_INDENT(2)) != 0) {
-        json_decref(doc);
-        return tool_complain(TOOL_PROBLEM, INFO_TOOL,
-                             "no memory for the JSON, or nowhere to write it");
-    }
-    printf("\n");
-    json_decref(doc);
+    TRY(read_bridge(ask));
+    if (ask->world > INFO_PLANS_MAX && ask->bridge)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--grid: %lld ranks; bridges of worlds up to %lld are counted",
+                             (long long)ask->world, (long long)INFO_PLANS_MAX);
+    ask->config.ranks_per_node = ask->ranks_per_node;
+    if (ask->world == 0)
+        ask->world = ask->ranks_per_node;
+    if (info_is_plain(ask) && (options[OPT_RANKS_PER_NODE].given || options[OPT_POLICY].given))
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "%s: of which ranks? give --grid, --bind or --src and --dst",
+                             options[OPT_POLICY].given ? "--policy" : "--ranks-per-node");
+    if (ask->bind && ask->world == 0)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--bind: of how many ranks? give --grid or --ranks-per-node");
+    if (ask->bind && ask->world > INFO_RANKS_MAX)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "--bind: %lld ranks; up to %d are listed",
+                             (long long)ask->world, INFO_RANKS_MAX);
     return TOOL_OK;
 }
 
 int main(int argc, char **argv)
 {
-    tool_option_t options[] = {{.name = "--json", .flag = true},
-                               {.name = "--version", .flag = true},
-                               {.name = "--help", .flag = true}};
-    int rc = tool_parse(INFO_TOOL, options, 3, argc, argv);
-    if (rc != TOOL_OK)
-        return rc;
-    if (options[2].given)
+    static info_ask_t ask;
+    static info_found_t found;
+    TRY(tool_parse(INFO_TOOL, options, OPT_COUNT, argc, argv));
+    if (options[OPT_HELP].given) {
         fputs(help, stdout);
-    else if (options[1].given)
+        return tool_finish(TOOL_OK, INFO_TOOL);
+    }
+    if (options[OPT_VERSION].given) {
         printf("%s %s\n", INFO_TOOL, colo_version());
-    else
-        rc = options[0].given ? print_json() : print_text();
+        return tool_finish(TOOL_OK, INFO_TOOL);
+    }
+    TRY(read_ask(&ask));
+    setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
+    int rc = info_find(&ask, &found);
+    if (rc == TOOL_OK)
+        rc = ask.json ? info_print_json(&ask, &found) : info_print_text(&ask, &found);
+    info_forget(&found);
     return tool_finish(rc, INFO_TOOL);
 }

@@ -263,7 +263,7 @@ static colo_status_t build(colo_place_t *p, const colo_place_config_t *c, bool d
         return colo_fail(COLO_ERR_ARG,
                          "place: %lld ranks on a host, the topology has %d processors%s",
                          (long long)p->per_host, (int)p->machine.npus,
-                         c->ranks_per_node ? "" : "; give fewer ranks per node");
+                         c->ranks_per_node ? "" : "; how many share a host? (ranks per node)");
     COLO_TRY(find_gpus(p));
     return colo_place_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
 }
