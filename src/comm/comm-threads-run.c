@@ -7,9 +7,14 @@
  * keyed by tag and members: the first member makes the hub, the last one takes the entry away;
  * nobody waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so
  * ranks may destroy in any order, after the run as well.
+ *
+ * Threads bind themselves when COLO_BIND asks for it; a rank that cannot be bound runs unbound.
  */
 #include "comm/comm-threads.h"
+#include "core/env.h"
 #include "core/try.h"
+
+#include <colobridge/place.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -148,6 +153,7 @@ struct run {
     colo_rank_fn fn;
     void *arg;
     struct colo_hub *hub;
+    colo_place_t *place; /* NULL: ranks run where the system puts them */
     pthread_mutex_t lock;
     pthread_cond_t opened;
     int32_t gate; /* 0 closed, 1 run, -1 go home */
@@ -190,6 +196,9 @@ static void *rank_main(void *arg)
     bool go = run->gate > 0;
     pthread_mutex_unlock(&run->lock);
     if (go) {
+        if (run->place && colo_place_bind(run->place, me->comm->rank) < 0)
+            colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
+                     colo_last_error());
         colo_status_t st = run->fn(me->comm, run->arg);
         if (st < 0)
             rank_failed(run, me->comm->rank, st);
@@ -236,6 +245,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     pthread_mutex_init(&run.lock, NULL);
     pthread_cond_init(&run.opened, NULL);
 
+    colo_place_create_env(&run.place, nranks);
     int32_t started = 0;
     colo_status_t st = start(&run, ranks, nranks, &started);
     pthread_mutex_lock(&run.lock);
@@ -249,6 +259,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     if (st == COLO_OK && run.status != COLO_OK)
         st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.sentence);
 
+    colo_place_destroy(&run.place);
     pthread_cond_destroy(&run.opened);
     pthread_mutex_destroy(&run.lock);
     colo_hub_release(run.hub);
