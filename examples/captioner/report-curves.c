@@ -61,7 +61,7 @@ static void put_axes(FILE *f, const struct chart *c, const struct scale *s)
                 "<line class=\"tick\" x1=\"%.1f\" x2=\"%.1f\" y1=\"%d\" y2=\"%d\"/>"
                 "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%s</text>\n",
                 px(s, x), px(s, x), HEIGHT - BOTTOM, HEIGHT - BOTTOM + 4, px(s, x),
-                HEIGHT - BOTTOM + 17, cap_count((int64_t)x, text));
+                HEIGHT - BOTTOM + 17, svg_count((int64_t)x, text));
     fprintf(f, "<line class=\"tick\" x1=\"%d\" x2=\"%d\" y1=\"%d\" y2=\"%d\"/>", LEFT,
             WIDTH - RIGHT, HEIGHT - BOTTOM, HEIGHT - BOTTOM);
     fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>",
@@ -120,11 +120,11 @@ static void put_chart(FILE *f, const struct chart *c)
     }
     const cap_point_t *first = &c->points[0], *end = &c->points[c->n - 1];
     put_value(f, c, first->value);
-    fprintf(f, " at step %s", cap_count(first->step, text));
+    fprintf(f, " at step %s", svg_count(first->step, text));
     if (c->n > 1) {
         fputs(", ", f);
         put_value(f, c, end->value);
-        fprintf(f, " at step %s", cap_count(end->step, text));
+        fprintf(f, " at step %s", svg_count(end->step, text));
     }
     fputs("</figcaption>\n", f);
 

@@ -4,22 +4,20 @@
  * the file gets its name.
  *
  * The page needs nothing from outside and no script, so that it can be mailed or kept beside a log.
- * Every string that is not ours goes through cap_put_text(). The markup is closed as XML would
+ * Every string that is not ours goes through svg_text(). The markup is closed as XML would
  * want it, which is what the test can check.
  *
- * Writing: a new file beside the target, then rename(). A target that is no regular file (a pipe,
- * /dev/stdout) is written in place: renaming over a device would replace the device.
+ * How it is written is tools/out-file.c: a new file beside the target, then rename().
  */
 #include <errno.h>
-#include <fcntl.h>
 #include <math.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #include "report-page.h"
+
+#include "out-file.h"
 
 #include <colobridge/version.h>
 
@@ -33,99 +31,6 @@ static const char *refuse(const char *fmt, ...)
     vsnprintf(sentence, sizeof sentence, fmt, args);
     va_end(args);
     return sentence;
-}
-
-/* ---- text ---- */
-
-/* Length of the UTF-8 sequence at @s, 0 when it is none (also overlong, surrogates, > 10FFFF). */
-static int utf8_length(const unsigned char *s)
-{
-    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
-    int n = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
-    if (n <= 1)
-        return n;
-    uint32_t c = s[0] & (0x7fu >> n);
-    for (int i = 1; i < n; i++) {
-        if (s[i] >> 6 != 2)
-            return 0;
-        c = c << 6 | (s[i] & 0x3fu);
-    }
-    return c < smallest[n] || c > 0x10ffff || c >> 11 == 27 ? 0 : n;
-}
-
-void cap_put_text(FILE *f, const char *text)
-{
-    const unsigned char *s = (const unsigned char *)text;
-
-    while (*s) {
-        int n = utf8_length(s);
-        bool c1 = n == 2 && s[0] == 0xc2 && s[1] < 0xa0; /* control characters of Latin-1 */
-        if (n == 0 || c1 || (n == 1 && (*s < ' ' || *s == 127))) {
-            fprintf(f, "\\x%02x", *s++);
-            continue;
-        }
-        switch (*s) {
-        case '&':
-            fputs("&amp;", f);
-            break;
-        case '<':
-            fputs("&lt;", f);
-            break;
-        case '>':
-            fputs("&gt;", f);
-            break;
-        case '"':
-            fputs("&quot;", f);
-            break;
-        case '\'':
-            fputs("&#39;", f);
-            break;
-        default:
-            fwrite(s, 1, (size_t)n, f);
-        }
-        s += n;
-    }
-}
-
-void cap_put_grid(FILE *f, const colo_grid_t *grid)
-{
-    bool any = false;
-
-    for (int32_t d = 0; d < grid->ndims; d++) {
-        if (grid->extent[d] == 1)
-            continue;
-        fprintf(f, "%s%s=%lld", any ? "," : "", grid->name[d], (long long)grid->extent[d]);
-        any = true;
-    }
-    if (!any)
-        fputs("one rank", f);
-    if (grid->offset)
-        fprintf(f, "@%lld", (long long)grid->offset);
-}
-
-const char *cap_bytes(double bytes, char text[32])
-{
-    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-    int u = 0;
-    while (bytes >= 1024.0 && u < 5) {
-        bytes /= 1024.0;
-        u++;
-    }
-    snprintf(text, 32, bytes == floor(bytes) ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
-    return text;
-}
-
-const char *cap_count(int64_t n, char text[32])
-{
-    char digits[24];
-    int len = snprintf(digits, sizeof digits, "%lld", (long long)n), out = 0;
-    for (int i = 0; i < len; i++) {
-        text[out++] = digits[i];
-        if (digits[i] != '-' && i < len - 1 && (len - 1 - i) % 3 == 0)
-            text[out++] = ',';
-    }
-    text[out] = 0;
-    return text;
 }
 
 /* ---- style and head ---- */
@@ -156,17 +61,9 @@ static const char style[] =
     "svg text{font:11px system-ui,sans-serif;fill:var(--dim)}\n"
     ".grid{stroke:var(--line)}.tick{stroke:var(--dim)}\n"
     ".curve{fill:none;stroke:var(--accent);stroke-width:2;stroke-linejoin:round}"
-    ".dot{fill:var(--accent)}\n"
-    ".cell rect{fill:var(--card);stroke:var(--line)}.cell text,.side text{text-anchor:middle}\n"
-    "svg .cell .rank{fill:var(--fg);font-weight:600}.none{opacity:.55}"
-    ".none rect{stroke-dasharray:4 3}\n"
-    ".flow path,.own path{fill:none;stroke-width:1.6}"
-    ".own path{stroke:var(--dim);stroke-dasharray:3 3;opacity:.7}\n"
-    "svg .flow text,svg .own text{font-size:10px;fill:var(--fg);stroke:var(--bg);stroke-width:3px;"
-    "paint-order:stroke}svg .own text{fill:var(--dim)}\n"
-    ".flow .head{stroke:none}\n"
-    ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
-    ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
+    ".dot{fill:var(--accent)}\n";
+
+static const char style_end[] =
     ".samples{display:grid;grid-template-columns:repeat(auto-fill,minmax(96px,1fr));gap:10px}\n"
     ".sample{background:var(--card);border:1px solid var(--line);border-radius:8px;padding:8px;"
     "text-align:center;min-width:0}\n"
@@ -207,15 +104,16 @@ static void put_head(FILE *f, const cap_report_t *r)
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
           "<title>Captioner: ", f);
-    cap_put_grid(f, src);
+    svg_grid(f, src);
     fputs(" to ", f);
-    cap_put_grid(f, dst);
-    fprintf(f, "</title>\n<style>\n%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style);
-    cap_put_grid(f, src);
+    svg_grid(f, dst);
+    fprintf(f, "</title>\n<style>\n%s%s%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style,
+            svg_layout_style, style_end);
+    svg_grid(f, src);
     fputs(" \xe2\x86\x92 ", f); /* arrow */
-    cap_put_grid(f, dst);
+    svg_grid(f, dst);
     fputs("</h1>\n<pre><code>", f);
-    cap_put_text(f, r->command ? r->command : "");
+    svg_text(f, r->command ? r->command : "");
     fputs("</code></pre>\n<dl class=\"facts\">\n", f);
     if (r->naccuracy)
         put_fact(f, "accuracy", "%.1f%%", 100.0 * r->accuracy[r->naccuracy - 1].value);
@@ -223,20 +121,20 @@ static void put_head(FILE *f, const cap_report_t *r)
         put_fact(f, "last loss", "%.4f", r->loss[r->nloss - 1].value);
     else if (r->nloss)
         put_fact(f, "last loss", "not a number");
-    put_fact(f, "steps", "%s", cap_count(r->steps, text));
-    put_fact(f, "batch", "%s", cap_count(r->batch, text));
+    put_fact(f, "steps", "%s", svg_count(r->steps, text));
+    put_fact(f, "batch", "%s", svg_count(r->batch, text));
     if (r->seconds > 0.0)
         put_fact(f, "time", "%.1f s", r->seconds);
     if (r->tokens_per_second > 0.0)
-        put_fact(f, "tokens/s", "%s", cap_count((int64_t)(r->tokens_per_second + 0.5), text));
+        put_fact(f, "tokens/s", "%s", svg_count((int64_t)(r->tokens_per_second + 0.5), text));
     put_fact(f, "ranks", "%d", r->world);
     if (r->parameters)
-        put_fact(f, "parameters", "%s", cap_count(r->parameters, text));
+        put_fact(f, "parameters", "%s", svg_count(r->parameters, text));
     put_fact(f, "seed", "%llu", (unsigned long long)r->seed);
     fprintf(f, "</dl>\n<p>Width %lld, %lld heads, encoder hidden %lld, %lld layers; ranks are ",
             (long long)r->model.width, (long long)r->model.heads, (long long)r->model.hidden,
             (long long)r->model.layers);
-    cap_put_text(f, r->backend ? r->backend : "not named");
+    svg_text(f, r->backend ? r->backend : "not named");
     fputs(".</p>\n</header>\n", f);
 }
 
@@ -255,7 +153,7 @@ static void put_sample(FILE *f, const cap_sample_t *s)
                     i % 8, i / 8, s->pixels[i] / 16.0);
     fputs("</svg>\n<b>", f);
     if (*s->caption)
-        cap_put_text(f, s->caption);
+        svg_text(f, s->caption);
     else
         fputs("(nothing)", f);
     fputs("</b>\n<span class=\"mark\">", f);
@@ -280,7 +178,7 @@ static void put_samples(FILE *f, const cap_report_t *r)
     }
     fprintf(f, "<p>What the model writes for images that it did not train on, byte by byte: %s of "
                "these %s captions are exactly right.</p>\n<div class=\"samples\">\n",
-            cap_count(right, a), cap_count(r->nsamples, b));
+            svg_count(right, a), svg_count(r->nsamples, b));
     for (int64_t i = 0; i < r->nsamples; i++)
         put_sample(f, &r->samples[i]);
     fputs("</div>\n</section>\n", f);
@@ -298,7 +196,7 @@ static void put_number(FILE *f, const char *name, double v)
 {
     char text[32];
     if (v == floor(v) && fabs(v) < 1e15)
-        fprintf(f, "<td class=\"num\" data-name=\"%s\">%s</td>", name, cap_count((int64_t)v, text));
+        fprintf(f, "<td class=\"num\" data-name=\"%s\">%s</td>", name, svg_count((int64_t)v, text));
     else
         fprintf(f, "<td class=\"num\" data-name=\"%s\">%.2f</td>", name, v);
 }
@@ -308,7 +206,7 @@ static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_
     double steps = (double)r->ledger_steps;
 
     fputs("<tr><td data-name=\"where\">", f);
-    cap_put_text(f, w->where);
+    svg_text(f, w->where);
     fprintf(f, "</td><td data-name=\"operation\">%s</td><td data-name=\"for\">%s</td>",
             colo_op_name(w->op), colo_owner_name(w->owner));
     put_number(f, "calls a step", (double)w->ops / steps);
@@ -344,7 +242,7 @@ static void put_ledger(FILE *f, const cap_report_t *r)
         return;
     }
     fprintf(f, "<p>From the ledgers of all ranks over %s %s: calls and bytes received, per step, "
-               "beside the bytes that the plan says. ", cap_count(r->ledger_steps, a),
+               "beside the bytes that the plan says. ", svg_count(r->ledger_steps, a),
             r->ledger_steps == 1 ? "step" : "steps");
     if (!planned)
         fputs("No row has a plan.</p>\n", f);
@@ -379,78 +277,25 @@ static const char *put_page(FILE *f, const cap_report_t *r)
     return NULL;
 }
 
-/* Writes and closes; NULL or the sentence. */
-static const char *write_to(FILE *f, const cap_report_t *r, const char *path)
-{
-    errno = 0;
-    const char *why = put_page(f, r);
-    bool bad = fflush(f) != 0 || ferror(f);
-    int error = errno;
-    if (fclose(f) != 0 && !bad) {
-        bad = true;
-        error = errno;
-    }
-    if (!why && bad)
-        why = refuse("report: %s: %s", path, error ? strerror(error) : "could not be written");
-    return why;
-}
-
-/* A new file beside @path, open for writing; its name is malloc'ed. NULL with errno. */
-static FILE *open_beside(const char *path, char **name)
-{
-    size_t size = strlen(path) + 48;
-    char *text = malloc(size);
-    int fd = -1;
-
-    for (int i = 0; text && i < 100; i++) {
-        snprintf(text, size, "%s.%ld-%d.tmp", path, (long)getpid(), i);
-        fd = open(text, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (fd >= 0 || errno != EEXIST)
-            break;
-    }
-    FILE *f = fd >= 0 ? fdopen(fd, "w") : NULL;
-    if (f) {
-        *name = text;
-        return f;
-    }
-    int error = errno;
-    if (fd >= 0) {
-        close(fd);
-        unlink(text);
-    }
-    free(text);
-    errno = error;
-    return NULL;
-}
-
 const char *cap_report_write(const cap_report_t *report, const char *path)
 {
-    struct stat st;
-    char *name = NULL;
+    out_file_t out;
 
     if (!report->plan.src || !report->plan.dst || report->world < 1)
         return refuse("report: needs both layouts and at least one rank (has %d)", report->world);
     if (report->nledger > 0 && report->ledger_steps < 1)
         return refuse("report: %lld rows of the ledger over %lld steps",
                       (long long)report->nledger, (long long)report->ledger_steps);
-    if (stat(path, &st) == 0 && !S_ISREG(st.st_mode)) {
-        FILE *there = S_ISDIR(st.st_mode) ? NULL : fopen(path, "w");
-        if (!there)
-            return refuse("report: %s: %s", path,
-                          S_ISDIR(st.st_mode) ? "is a directory" : strerror(errno));
-        return write_to(there, report, path);
+    int error = out_file_open(&out, path);
+    if (error)
+        return refuse("report: %s: %s", path, error == EISDIR ? "is a directory" : strerror(error));
+    const char *why = put_page(out.f, report);
+    if (why) {
+        out_file_drop(&out);
+        return why;
     }
-
-    FILE *f = open_beside(path, &name);
-    if (!f)
-        return refuse("report: %s: %s", path, strerror(errno));
-    const char *why = write_to(f, report, path);
-    if (!why && rename(name, path) != 0)
-        why = refuse("report: %s: %s", path, strerror(errno));
-    if (why)
-        unlink(name);
-    free(name);
-    return why;
+    error = out_file_commit(&out);
+    return error ? refuse("report: %s: %s", path, strerror(error)) : NULL;
 }
 
 int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_way_t way)

@@ -1,0 +1,310 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * picture-flows.c - what a picture shows: collected from the plans, ordered, folded.
+ *
+ * Everything comes from colo_plan_create() of every rank shown: the receives are drawn, and the
+ * sends are not looked at, since both sides of a message derive the same list. Rows that exchange
+ * stand together, which keeps arrows short.
+ *
+ * Folding is colour refinement: ranks start in one class, and a round splits those whose exchanges
+ * with the classes of the round before differ, until a round splits nothing. Ranks of one class
+ * then send and receive the same bytes to and from the same classes, and one of them can stand for
+ * all.
+ */
+#include "picture.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static int by_value(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static bool push(pic_flows_t *s, pic_flow_t flow)
+{
+    if (s->n == s->room) {
+        int64_t room = s->room ? 2 * s->room : 64;
+        pic_flow_t *more = realloc(s->flow, (size_t)room * sizeof *more);
+        if (!more)
+            return false;
+        s->flow = more;
+        s->room = room;
+    }
+    s->flow[s->n++] = flow;
+    return true;
+}
+
+/* ---- order ---- */
+
+static int flow_cmp(const void *a, const void *b)
+{
+    const pic_flow_t *x = a, *y = b;
+    if (x->to != y->to)
+        return x->to < y->to ? -1 : 1;
+    if (x->from != y->from)
+        return x->from < y->from ? -1 : 1;
+    if (x->own != y->own)
+        return x->own ? -1 : 1;
+    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+}
+
+static int row_cmp(const void *a, const void *b)
+{
+    const pic_row_t *x = a, *y = b;
+    if (x->part != y->part)
+        return x->part < y->part ? -1 : 1;
+    return x->rank < y->rank ? -1 : x->rank > y->rank;
+}
+
+static int32_t root(int32_t *up, int32_t i)
+{
+    while (up[i] != i)
+        i = up[i] = up[up[i]];
+    return i;
+}
+
+/* Parts by union-find, numbered by their first rank; then rows by (part, rank), flows to match. */
+static bool order(pic_t *pic)
+{
+    int32_t n = pic->nrows, *up = calloc((size_t)n + 1, sizeof *up);
+    int64_t *old = calloc((size_t)n + 1, sizeof *old);
+    bool ok = up && old;
+    for (int32_t i = 0; i < n && ok; i++)
+        up[i] = i;
+    for (int w = 0; w < 2 && ok; w++)
+        for (int64_t i = 0; i < pic->way[w].n; i++) {
+            int32_t a = root(up, pic->way[w].flow[i].from), b = root(up, pic->way[w].flow[i].to);
+            if (a < b)
+                up[b] = a;
+            else
+                up[a] = b;
+        }
+    pic->nparts = 0;
+    for (int32_t i = 0; i < n && ok; i++) { /* roots come first, and rows ascend by rank here */
+        int32_t r = root(up, i);
+        pic->row[i].part = r == i ? pic->nparts++ : pic->row[r].part;
+    }
+    /* rank -> old index is the sorted order that we have; new index by looking the rank up */
+    for (int32_t i = 0; i < n && ok; i++)
+        old[i] = pic->row[i].rank;
+    if (ok && n > 0) {
+        qsort(pic->row, (size_t)n, sizeof *pic->row, row_cmp);
+        for (int32_t i = 0; i < n; i++) {
+            int64_t *at = bsearch(&pic->row[i].rank, old, (size_t)n, sizeof *old, by_value);
+            up[at - old] = i;
+        }
+        for (int w = 0; w < 2; w++) {
+            pic_flows_t *s = &pic->way[w];
+            for (int64_t i = 0; i < s->n; i++) {
+                s->flow[i].from = up[s->flow[i].from];
+                s->flow[i].to = up[s->flow[i].to];
+            }
+            if (s->n > 0)
+                qsort(s->flow, (size_t)s->n, sizeof *s->flow, flow_cmp);
+        }
+    }
+    free(up);
+    free(old);
+    return ok;
+}
+
+/* ---- collect ---- */
+
+static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_way_t way, const int64_t *ranks,
+                     int32_t n, int32_t me)
+{
+    pic_flows_t *s = &pic->way[way];
+    int32_t count = 0;
+    const colo_plan_message_t *m = colo_plan_recvs(plan, way, &count);
+    colo_plan_bytes_t b = colo_plan_bytes(plan, way);
+
+    if (b.local > 0 &&
+        !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
+        return false;
+    for (int32_t i = 0; i < count; i++) {
+        int64_t *at = bsearch(&m[i].peer, ranks, (size_t)n, sizeof *ranks, by_value);
+        if (!at)
+            pic->outside++;
+        else if (!push(s, (pic_flow_t){.from = (int32_t)(at - ranks),
+                                       .to = me,
+                                       .bytes = m[i].bytes,
+                                       .times = 1}))
+            return false;
+    }
+    s->messages += count;
+    s->total += b.recv;
+    s->minimum += b.minimum;
+    if (b.recv > s->most)
+        s->most = b.recv;
+    if (b.collective_recv < 0)
+        s->collective = -1;
+    else if (s->collective >= 0)
+        s->collective += b.collective_recv;
+    return true;
+}
+
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const int64_t *ranks,
+                          int32_t n)
+{
+    *pic = (pic_t){.src = config->src, .dst = config->dst, .nrows = n};
+    pic->row = calloc((size_t)n + 1, sizeof *pic->row);
+    colo_status_t st = pic->row ? COLO_OK : COLO_ERR_NOMEM;
+    for (int32_t i = 0; i < n && st >= 0; i++) {
+        colo_plan_t *plan = NULL;
+        pic->row[i].rank = ranks[i];
+        st = colo_plan_create(&plan, config, ranks[i]);
+        if (st < 0)
+            break;
+        for (int w = 0; w < 2; w++)
+            if (!(w == COLO_BACKWARD && config->no_grad) &&
+                !add_plan(pic, plan, (colo_way_t)w, ranks, n, i))
+                st = COLO_ERR_NOMEM;
+        colo_plan_destroy(&plan);
+    }
+    if (st >= 0 && !order(pic))
+        st = COLO_ERR_NOMEM;
+    if (st < 0)
+        pic_free(pic);
+    return st;
+}
+
+void pic_free(pic_t *pic)
+{
+    free(pic->row);
+    free(pic->way[0].flow);
+    free(pic->way[1].flow);
+    *pic = (pic_t){.nrows = 0};
+}
+
+/* ---- fold ---- */
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h ^= v + 0x9e3779b97f4a7c15u + (h << 6) + (h >> 2);
+    h = (h ^ (h >> 30)) * 0xbf58476d1ce4e5b9u;
+    h = (h ^ (h >> 27)) * 0x94d049bb133111ebu;
+    return h ^ (h >> 31);
+}
+
+/* One round: the sum over a rank's flows does not depend on their order. */
+static void refine(const pic_t *pic, const uint64_t *colour, uint64_t *next)
+{
+    for (int32_t r = 0; r < pic->nrows; r++) {
+        const pic_row_t *row = &pic->row[r];
+        next[r] = mix(colour[r], (uint64_t)colo_layout_holds(pic->src, row->rank) * 2 +
+                                     (uint64_t)colo_layout_holds(pic->dst, row->rank));
+    }
+    for (int w = 0; w < 2; w++)
+        for (int64_t i = 0; i < pic->way[w].n; i++) {
+            const pic_flow_t *f = &pic->way[w].flow[i];
+            uint64_t what = mix((uint64_t)f->bytes, (uint64_t)w + 2 * f->own);
+            next[f->to] += mix(what, colour[f->from]);
+            next[f->from] += mix(what + 1, mix(colour[f->to], 7));
+        }
+}
+
+static int64_t distinct(const uint64_t *colour, int32_t n, int64_t *sorted)
+{
+    int64_t k = 0;
+    memcpy(sorted, colour, (size_t)n * sizeof *colour);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    for (int32_t i = 0; i < n; i++)
+        if (i == 0 || sorted[i] != sorted[i - 1])
+            sorted[k++] = sorted[i];
+    return k;
+}
+
+static void merge(pic_flows_t *s, const int32_t *class_of)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        s->flow[i].from = class_of[s->flow[i].from];
+        s->flow[i].to = class_of[s->flow[i].to];
+    }
+    if (s->n > 0)
+        qsort(s->flow, (size_t)s->n, sizeof *s->flow, flow_cmp);
+    for (int64_t i = 0; i < s->n; i++)
+        if (n && flow_cmp(&s->flow[n - 1], &s->flow[i]) == 0)
+            s->flow[n - 1].times += s->flow[i].times;
+        else
+            s->flow[n++] = s->flow[i];
+    s->n = n;
+}
+
+bool pic_fold(pic_t *pic)
+{
+    int32_t n = pic->nrows, k = 0;
+    uint64_t *colour = calloc((size_t)n + 1, sizeof *colour);
+    uint64_t *next = calloc((size_t)n + 1, sizeof *next);
+    int64_t *sorted = calloc((size_t)n + 1, sizeof *sorted);
+    int32_t *class_of = calloc((size_t)n + 1, sizeof *class_of);
+    int64_t *rank_of = calloc((size_t)n + 1, sizeof *rank_of); /* rows by rank */
+    bool ok = colour && next && sorted && class_of && rank_of;
+
+    for (int64_t classes = -1, now = 0; ok && now != classes;) {
+        classes = now;
+        refine(pic, colour, next);
+        uint64_t *swap = colour;
+        colour = next;
+        next = swap;
+        now = distinct(colour, n, sorted);
+    }
+    /* a class is named by its smallest rank: visit rows by rank, open a class at a new colour */
+    for (int32_t i = 0; ok && i < n; i++)
+        rank_of[i] = pic->row[i].rank * n + i; /* sorts by rank, carries the row */
+    if (ok && n > 0)
+        qsort(rank_of, (size_t)n, sizeof *rank_of, by_value);
+    pic_row_t *rows = ok ? calloc((size_t)n + 1, sizeof *rows) : NULL;
+    int32_t *class_at = ok ? calloc((size_t)n + 1, sizeof *class_at) : NULL; /* colour -> class */
+    ok = rows && class_at;
+    int64_t colours = ok ? distinct(colour, n, sorted) : 0;
+    for (int32_t i = 0; ok && i < n; i++) {
+        int32_t r = (int32_t)(rank_of[i] % n);
+        int64_t *at = bsearch(&colour[r], sorted, (size_t)colours, sizeof *sorted, by_value);
+        int32_t *class = &class_at[at - sorted];
+        if (*class == 0) {
+            rows[k] = pic->row[r];
+            *class = ++k;
+        }
+        class_of[r] = *class - 1;
+        rows[*class - 1].alike++;
+    }
+    if (ok) {
+        for (int32_t i = 0; i < k; i++)
+            rows[i].alike--;
+        free(pic->row);
+        pic->row = rows;
+        pic->nrows = k;
+        merge(&pic->way[0], class_of);
+        merge(&pic->way[1], class_of);
+        ok = order(pic);
+    } else {
+        free(rows);
+    }
+    free(class_at);
+    free(colour);
+    free(next);
+    free(sorted);
+    free(class_of);
+    free(rank_of);
+    return ok;
+}
+
+void pic_cut(pic_t *pic, int32_t rows)
+{
+    if (pic->nrows <= rows)
+        return;
+    pic->nrows = rows;
+    for (int w = 0; w < 2; w++) {
+        pic_flows_t *s = &pic->way[w];
+        int64_t n = 0;
+        for (int64_t i = 0; i < s->n; i++)
+            if (s->flow[i].from < rows && s->flow[i].to < rows)
+                s->flow[n++] = s->flow[i];
+            else
+                pic->outside += s->flow[i].times;
+        s->n = n;
+    }
+}

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * picture.c - draws what picture-flows.c collected.
+ *
+ * Every arrow arrives at a port of its own with its bytes written there, so that labels never lie
+ * on each other. A row with more than MANY arrivals gets thin arrows and one label for all of them:
+ * sixty labels of the same number would only make the picture sixty times taller.
+ */
+#include "picture.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { CELL = 100, PORT = 17, THIN = 5, PAD = 8, GAP = 8, PART_GAP = 20, HEAD = 24, MANY = 6 };
+
+/* "tp 1 cp 0": dims @first and the next of those with extent > 1; returns how many those are */
+static int coords_line(const colo_layout_t *l, int64_t rank, int first, char text[64])
+{
+    int64_t c[COLO_MAX_DIMS];
+    int seen = 0;
+    size_t used = 0;
+
+    text[0] = 0;
+    if (colo_grid_coords(&l->grid, rank, c) < 0)
+        return 0;
+    for (int32_t d = 0; d < l->grid.ndims; d++) {
+        if (l->grid.extent[d] == 1)
+            continue;
+        if (seen >= first && seen < first + 2)
+            used += (size_t)snprintf(text + used, 64 - used, "%s%s %lld", used ? "  " : "",
+                                     l->grid.name[d], (long long)c[d]);
+        seen++;
+    }
+    return seen;
+}
+
+static int cell_lines(const colo_layout_t *l, const pic_row_t *row)
+{
+    char text[64];
+    int dims = row->alike ? 1 : coords_line(l, row->rank, 0, text);
+    return dims > 2 ? (dims + 1) / 2 : 1;
+}
+
+static void put_line(FILE *f, int y, const char *class, const char *text)
+{
+    fprintf(f, "<text class=\"%s\" x=\"%d\" y=\"%d\"%s>", class, CELL / 2, y,
+            strlen(text) > 15 ? " textLength=\"92\" lengthAdjust=\"spacingAndGlyphs\"" : "");
+    svg_text(f, text);
+    fputs("</text>", f);
+}
+
+static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int x, int y,
+                     int height)
+{
+    char text[64], n[32];
+    int lines = cell_lines(l, row), top = (height - 14 * (lines + 1)) / 2 + 11;
+
+    fprintf(f,
+            "<g transform=\"translate(%d %d)\"><g class=\"%s\"><rect width=\"%d\" height=\"%d\" "
+            "rx=\"6\"/>",
+            x, y, colo_layout_holds(l, row->rank) ? "cell" : "cell none", CELL, height);
+    snprintf(text, sizeof text, "rank %lld", (long long)row->rank);
+    put_line(f, top, "rank", text);
+    for (int i = 0; i < lines; i++) {
+        int dims = coords_line(l, row->rank, 2 * i, text);
+        if (row->alike)
+            snprintf(text, sizeof text, "and %s like it", svg_count(row->alike, n));
+        else if (!colo_grid_has_rank(&l->grid, row->rank))
+            snprintf(text, sizeof text, "not in the grid");
+        else if (!dims)
+            snprintf(text, sizeof text, "alone");
+        put_line(f, top + 14 * (i + 1), "at", text);
+    }
+    fputs("</g></g>\n", f);
+}
+
+/* ---- arrows ---- */
+
+typedef struct place {
+    int y, height, ins, outs, in, out; /* ports in all and used so far */
+    int64_t least, most, sum, times;   /* bytes that arrive from others */
+} place_t;
+
+static void put_label(FILE *f, int x, int y, int dir, const char *text)
+{
+    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">%s", x - dir * 9, y - 3,
+            dir > 0 ? "end" : "start", text);
+}
+
+/* "36 KiB", "3 x 36 KiB", "7: 1.5 MiB in all" */
+static void label(char text[64], int64_t times, int64_t least, int64_t most, int64_t sum)
+{
+    char n[32], b[32];
+    if (times == 1)
+        svg_bytes((double)most, text);
+    else if (least == most)
+        snprintf(text, 64, "%s \xc3\x97 %s", svg_count(times, n), svg_bytes((double)most, b));
+    else
+        snprintf(text, 64, "%s: %s", svg_count(times, n), svg_bytes((double)sum, b));
+}
+
+static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *place, colo_way_t way)
+{
+    place_t *a = &place[w->from], *b = &place[w->to];
+    bool own = w->own, thin = b->ins > MANY && !own;
+    int64_t each = w->times / (pic->row[w->to].alike + 1); /* into one rank of the row */
+    int step_a = a->height / (a->outs + 1), y1 = a->y + step_a * ++a->out;
+    int y2 =
+        b->y + (b->ins > MANY ? 2 * PORT + THIN * b->in : b->height / (b->ins + 1) * (b->in + 1));
+    int x1 = way == COLO_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
+        mid = SVG_PANEL / 2;
+    int dir = way == COLO_FORWARD ? 1 : -1;
+    long long from = (long long)pic->row[w->from].rank, to = (long long)pic->row[w->to].rank;
+    char text[64];
+
+    b->in++;
+    /* the last stretch is level, with the bytes above it */
+    fprintf(f, "<g class=\"%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d H%d\"/>",
+            own    ? "own"
+            : thin ? "flow thin"
+                   : "flow",
+            w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2, x2 - dir * 52, y2, x2 - dir * 6);
+    if (!own)
+        fprintf(f, "<path class=\"head\" d=\"M%d %d l%d -4 v8 z\"/>", x2, y2, -dir * 7);
+    label(text, each, w->bytes, w->bytes, w->bytes * each);
+    put_label(f, x2, y2, dir, thin ? "" : text);
+    if (own)
+        fprintf(f, "<title>rank %lld keeps %lld bytes</title>", to, (long long)w->bytes);
+    else
+        fprintf(f, "<title>rank %lld to rank %lld: %lld bytes</title>", from, to,
+                (long long)w->bytes);
+    fputs("</text></g>\n", f);
+}
+
+/* One label for a row of thin arrows, above the first. */
+static void put_sum(FILE *f, const place_t *p, colo_way_t way)
+{
+    char text[64];
+    int dir = way == COLO_FORWARD ? 1 : -1;
+    if (p->ins <= MANY || p->times == 0)
+        return;
+    label(text, p->times, p->least, p->most, p->sum);
+    fputs("<g class=\"flow\">", f);
+    put_label(f, way == COLO_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
+    fputs("</text></g>\n", f);
+}
+
+/* Rows from top to bottom; returns the height, 0 without memory. */
+static int arrange(const pic_t *pic, colo_way_t way, place_t *place)
+{
+    const pic_flows_t *s = &pic->way[way];
+    int y = HEAD;
+
+    memset(place, 0, (size_t)pic->nrows * sizeof *place);
+    for (int64_t i = 0; i < s->n; i++) {
+        const pic_flow_t *w = &s->flow[i];
+        place_t *p = &place[w->to];
+        place[w->from].outs++;
+        p->ins++;
+        if (w->own)
+            continue;
+        int64_t each = w->times / (pic->row[w->to].alike + 1);
+        p->least = p->times && p->least < w->bytes ? p->least : w->bytes;
+        p->most = p->most > w->bytes ? p->most : w->bytes;
+        p->sum += w->bytes * each;
+        p->times += each;
+    }
+    for (int32_t r = 0; r < pic->nrows; r++) {
+        place_t *p = &place[r];
+        int left = cell_lines(pic->src, &pic->row[r]), right = cell_lines(pic->dst, &pic->row[r]);
+        int text = 14 * ((left > right ? left : right) + 1) + 2 * PAD;
+        int in = p->ins > MANY ? 2 * PORT + THIN * p->ins : PORT * (p->ins + 1);
+        int out = p->outs > MANY ? THIN * (p->outs + 1) : PORT * (p->outs + 1);
+        int ports = in > out ? in : out;
+        if (r > 0)
+            y += pic->row[r].part != pic->row[r - 1].part && pic->nparts < pic->nrows ? PART_GAP
+                                                                                      : GAP;
+        p->y = y;
+        p->height = text > ports ? text : ports;
+        y += p->height;
+    }
+    return y + 2;
+}
+
+int pic_height(const pic_t *pic, colo_way_t way)
+{
+    place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
+    int height = place ? arrange(pic, way, place) : HEAD;
+    free(place);
+    return height;
+}
+
+void pic_draw(FILE *f, const pic_t *pic, colo_way_t way)
+{
+    const pic_flows_t *s = &pic->way[way];
+    place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
+
+    fprintf(f, "<g class=\"side\"><text x=\"%d\" y=\"13\">source</text>", CELL / 2);
+    fprintf(f, "<text x=\"%d\" y=\"13\">destination</text></g>\n", SVG_PANEL - CELL / 2);
+    if (!place)
+        return;
+    arrange(pic, way, place);
+    for (int32_t r = 0; r < pic->nrows; r++) {
+        const place_t *p = &place[r];
+        if (r > 0 && p->y - p[-1].y - p[-1].height == PART_GAP)
+            fprintf(f, "<path class=\"part\" d=\"M0 %d H%d\"/>\n", p->y - PART_GAP / 2, SVG_PANEL);
+        put_cell(f, pic->src, &pic->row[r], 0, p->y, p->height);
+        put_cell(f, pic->dst, &pic->row[r], SVG_PANEL - CELL, p->y, p->height);
+    }
+    for (int64_t i = 0; i < s->n; i++)
+        put_flow(f, pic, &s->flow[i], place, way);
+    for (int32_t r = 0; r < pic->nrows; r++)
+        put_sum(f, &place[r], way);
+    free(place);
+}

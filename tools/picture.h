@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * picture.h - who sends what to whom, as rows of cells with arrows between them. A row is a rank: its
+ * source coordinates in the left cell, its destination coordinates in the right one. Forward arrows
+ * run left to right, backward arrows right to left, dashed lines are what stays on the rank.
+ * Public headers only; the captioner's report uses it, too.
+ */
+#ifndef TOOLS_PICTURE_H
+#define TOOLS_PICTURE_H
+
+#include <colobridge/plan.h>
+
+#include "svg.h"
+
+enum { PIC_ROWS_MAX = 64 }; /* more help nobody */
+
+typedef struct pic_flow {
+    int32_t from, to; /* rows */
+    int64_t bytes;    /* of one message */
+    int64_t times;    /* messages drawn as this one */
+    bool own;         /* a copy on the rank itself */
+} pic_flow_t;
+
+/* Flows of one way, ordered by (to, from), and what they add up to. */
+typedef struct pic_flows {
+    pic_flow_t *flow;
+    int64_t n, room;
+    int64_t messages, total, most, minimum;
+    int64_t collective; /* -1 where that way does not take the pair */
+} pic_flows_t;
+
+typedef struct pic_row {
+    int64_t rank;
+    int64_t alike; /* other ranks drawn as this one */
+    int32_t part;  /* ranks that exchange with each other, directly or not, share a part */
+} pic_row_t;
+
+typedef struct pic {
+    const colo_layout_t *src, *dst; /* borrowed */
+    pic_row_t *row;
+    int32_t nrows;
+    int32_t nparts;
+    pic_flows_t way[2]; /* by colo_way_t */
+    int64_t outside;    /* messages with an end that is not drawn */
+} pic_t;
+
+/* The plans of @ranks ([n], ascending), a row each, ordered by part. On failure nothing is kept. */
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const int64_t *ranks,
+                          int32_t n);
+/* Ranks that play the same role become one row. What the ranks' own bytes and coordinates are makes
+ * no difference, only who they exchange how much with. False: no memory, nothing changed. */
+bool pic_fold(pic_t *pic);
+/* Keeps the first @rows rows and what moves between them. */
+void pic_cut(pic_t *pic, int32_t rows);
+void pic_free(pic_t *pic);
+
+/* The picture of one way, SVG_PANEL wide, its corner at 0, 0; pic_height() is its height. */
+int pic_height(const pic_t *pic, colo_way_t way);
+void pic_draw(FILE *f, const pic_t *pic, colo_way_t way);
+
+#endif

@@ -1,0 +1,216 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * svg.c - markup, and the page.
+ *
+ * A page has no viewBox: its units are the reader's pixels, so that text of 12 px is 12 px on a
+ * phone. Panels are 344 wide, which fits the narrowest phones in use. A media query moves every
+ * second panel to the right and enlarges all of it where there is room; heights are known when the
+ * page is written, so both arrangements are plain numbers and no script is needed. Inside an <img>
+ * the query sees the image's own width, and the narrow arrangement is the natural one.
+ */
+#include "svg.h"
+
+#include <math.h>
+#include <string.h>
+
+/* ---- text ---- */
+
+/* Length of the UTF-8 sequence at @s, 0 when it is none (also overlong, surrogates, > 10FFFF). */
+static int utf8_length(const unsigned char *s)
+{
+    static const uint32_t smallest[] = {0, 0, 0x80, 0x800, 0x10000};
+    int n = s[0] < 0x80 ? 1 : s[0] >> 5 == 6 ? 2 : s[0] >> 4 == 14 ? 3 : s[0] >> 3 == 30 ? 4 : 0;
+    if (n <= 1)
+        return n;
+    uint32_t c = s[0] & (0x7fu >> n);
+    for (int i = 1; i < n; i++) {
+        if (s[i] >> 6 != 2)
+            return 0;
+        c = c << 6 | (s[i] & 0x3fu);
+    }
+    return c < smallest[n] || c > 0x10ffff || c >> 11 == 27 ? 0 : n;
+}
+
+void svg_text(FILE *f, const char *text)
+{
+    const unsigned char *s = (const unsigned char *)text;
+
+    while (*s) {
+        int n = utf8_length(s);
+        bool c1 = n == 2 && s[0] == 0xc2 && s[1] < 0xa0; /* control characters of Latin-1 */
+        if (n == 0 || c1 || (n == 1 && (*s < ' ' || *s == 127))) {
+            fprintf(f, "\\x%02x", *s++);
+            continue;
+        }
+        switch (*s) {
+        case '&':
+            fputs("&amp;", f);
+            break;
+        case '<':
+            fputs("&lt;", f);
+            break;
+        case '>':
+            fputs("&gt;", f);
+            break;
+        case '"':
+            fputs("&quot;", f);
+            break;
+        case '\'':
+            fputs("&#39;", f);
+            break;
+        default:
+            fwrite(s, 1, (size_t)n, f);
+        }
+        s += n;
+    }
+}
+
+void svg_grid(FILE *f, const colo_grid_t *grid)
+{
+    bool any = false;
+
+    for (int32_t d = 0; d < grid->ndims; d++) {
+        if (grid->extent[d] == 1)
+            continue;
+        fprintf(f, "%s%s=%lld", any ? "," : "", grid->name[d], (long long)grid->extent[d]);
+        any = true;
+    }
+    if (!any)
+        fputs("one rank", f);
+    if (grid->offset)
+        fprintf(f, "@%lld", (long long)grid->offset);
+}
+
+const char *svg_bytes(double bytes, char text[32])
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+    int u = 0;
+    while (bytes >= 1024.0 && u < 5) {
+        bytes /= 1024.0;
+        u++;
+    }
+    snprintf(text, 32, bytes == floor(bytes) ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
+    return text;
+}
+
+const char *svg_count(int64_t n, char text[32])
+{
+    char digits[24];
+    int len = snprintf(digits, sizeof digits, "%lld", (long long)n), out = 0;
+    for (int i = 0; i < len; i++) {
+        text[out++] = digits[i];
+        if (digits[i] != '-' && i < len - 1 && (len - 1 - i) % 3 == 0)
+            text[out++] = ',';
+    }
+    text[out] = 0;
+    return text;
+}
+
+/* ---- the page ---- */
+
+const char svg_layout_style[] =
+    ".cell rect{fill:var(--card);stroke:var(--line)}.cell text,.side text{text-anchor:middle}\n"
+    "svg .cell .rank{fill:var(--fg);font-weight:600}.none{opacity:.55}"
+    ".none rect{stroke-dasharray:4 3}\n"
+    ".flow path,.own path{fill:none;stroke-width:1.6}"
+    ".own path{stroke:var(--dim);stroke-dasharray:3 3;opacity:.7}\n"
+    "svg .flow text,svg .own text{font-size:11px;fill:var(--fg);stroke:var(--bg);stroke-width:3px;"
+    "paint-order:stroke}svg .own text{fill:var(--dim)}\n"
+    ".flow .head{stroke:none}.thin path{stroke-width:.8;opacity:.75}.thin .head{opacity:1}\n"
+    ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
+    ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
+    ".part{stroke:var(--line);stroke-dasharray:1 4;stroke-linecap:round;stroke-width:2}\n";
+
+static const char page_style[] =
+    ":root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--dim:#59636e;--line:#c4cdd6;"
+    "--card:#f6f8fa;--accent:#0b66c3;--good:#1a7f37;--l:40%}\n"
+    "@media(prefers-color-scheme:dark){:root{--bg:#0f1419;--fg:#e6e9ed;--dim:#a3adb8;"
+    "--line:#3b444d;--card:#171d24;--accent:#58a6ff;--good:#4cc26a;--l:68%}}\n"
+    "svg{background:var(--bg)}svg text{font:12px system-ui,-apple-system,Segoe "
+    "UI,Helvetica,Arial,sans-serif;"
+    "fill:var(--dim)}\n"
+    "svg .title{font-size:15px;font-weight:700;fill:var(--fg)}"
+    "svg .head2{font-size:13px;font-weight:600;fill:var(--fg)}\n"
+    "svg .strong{fill:var(--fg)}svg .good{fill:var(--good);font-weight:600}\n"
+    ".bar{fill:var(--accent)}.bar.best{fill:var(--good)}.track{fill:var(--card)}\n";
+
+/* Bytes of @text that fit a line of @room characters, broken at blanks where there are any. */
+static size_t fitting(const char *text, size_t room)
+{
+    size_t n = strlen(text), at;
+    if (n <= room)
+        return n;
+    for (at = room; at > 0 && text[at] != ' '; at--)
+        ;
+    return at ? at : room;
+}
+
+static int put_lines(FILE *f, const char *text, const char *class, size_t room, int y)
+{
+    while (*text) {
+        size_t n = fitting(text, room);
+        char line[128];
+        snprintf(line, sizeof line, "%.*s", (int)n, text);
+        y += SVG_LINE;
+        if (f) {
+            fprintf(f, "<text class=\"%s\" x=\"0\" y=\"%d\">", class, y);
+            svg_text(f, line);
+            fputs("</text>\n", f);
+        }
+        for (text += n; *text == ' '; text++)
+            ;
+    }
+    return y;
+}
+
+/* Writes (@f) or measures (NULL) the lines above the panels; returns their height. */
+static int put_top(FILE *f, const svg_page_t *p)
+{
+    int y = put_lines(f, p->title, "title", 40, 0);
+    for (int i = 0; p->text[i]; i++)
+        y = put_lines(f, p->text[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
+    return y + 14;
+}
+
+void svg_page(FILE *f, const svg_page_t *p)
+{
+    enum { GAP = 26, ACROSS = 40 };
+    int top = put_top(NULL, p) + SVG_MARGIN, narrow = top, wide = top, row = 0;
+    int at[SVG_PANELS_MAX], wide_at[SVG_PANELS_MAX];
+    for (int i = 0; i < p->npanels; i++) {
+        at[i] = narrow;
+        narrow += p->panel[i].height + GAP;
+        wide_at[i] = wide;
+        row = p->panel[i].height > row ? p->panel[i].height : row;
+        if (i % 2 || i + 1 == p->npanels) {
+            wide += row + GAP;
+            row = 0;
+        }
+    }
+    int width = SVG_PANEL + 2 * SVG_MARGIN, both = 2 * SVG_PANEL + ACROSS + 2 * SVG_MARGIN;
+    fprintf(f,
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" role=\"img\" "
+            "aria-label=\"",
+            width, narrow);
+    svg_text(f, p->label);
+    fprintf(f, "\">\n<title>");
+    svg_text(f, p->title);
+    fprintf(f, "</title>\n<style>\n%s%s", page_style, svg_layout_style);
+    fprintf(f, "@media(min-width:%dpx){:root{width:%dpx;height:%dpx}\n", both, both, wide);
+    for (int i = 0; i < p->npanels; i++)
+        fprintf(f, "#p%d{transform:translate(%dpx,%dpx)}", i, i % 2 ? SVG_PANEL + ACROSS : 0,
+                wide_at[i]);
+    fprintf(f,
+            "}\n@media(min-width:%dpx){:root{width:%dpx;height:%dpx}"
+            "#page{transform:translate(%dpx,%dpx) scale(1.5)}}\n</style>\n",
+            both * 3 / 2, both * 3 / 2, wide * 3 / 2, SVG_MARGIN * 3 / 2, SVG_MARGIN * 3 / 2);
+    fputs("<rect width=\"100%\" height=\"100%\" style=\"fill:var(--bg)\"/>\n", f);
+    fprintf(f, "<g id=\"page\" transform=\"translate(%d %d)\">\n", SVG_MARGIN, SVG_MARGIN);
+    put_top(f, p);
+    for (int i = 0; i < p->npanels; i++) {
+        fprintf(f, "<g id=\"p%d\" transform=\"translate(0 %d)\">\n", i, at[i]);
+        p->panel[i].draw(f, p->panel[i].what);
+        fputs("</g>\n", f);
+    }
+    fputs("</g>\n</svg>\n", f);
+}

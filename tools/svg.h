@@ -1,0 +1,49 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * svg.h - what pictures share, whoever draws them: text as markup, numbers for people, colours for
+ * light and dark, and a page of panels that stacks them on a phone and puts two side by side on a
+ * desk. Public headers and the C library only; the captioner's report uses it, too.
+ */
+#ifndef TOOLS_SVG_H
+#define TOOLS_SVG_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+
+#include <colobridge/grid.h>
+
+/* Text as markup: <, >, &, quotes as entities, control bytes and broken UTF-8 as \xNN. */
+void svg_text(FILE *f, const char *text);
+/* "tp=2,dp=4": the spec without dims of extent 1 */
+void svg_grid(FILE *f, const colo_grid_t *grid);
+/* "96 B", "24 KiB", "1.5 MiB"; returns text */
+const char *svg_bytes(double bytes, char text[32]);
+/* "1,234,567"; returns text */
+const char *svg_count(int64_t n, char text[32]);
+
+enum { SVG_PANEL = 344, SVG_MARGIN = 8, SVG_PANELS_MAX = 8, SVG_LINE = 17, SVG_COLUMNS = 54 };
+
+/* One panel: draw() writes it with its corner at 0, 0, SVG_PANEL wide. */
+typedef struct svg_panel {
+    int height;
+    void (*draw)(FILE *f, const void *what);
+    const void *what;
+} svg_panel_t;
+
+typedef struct svg_page {
+    const char *title;      /* one line, bold */
+    const char *label;      /* for those who cannot see it */
+    const char *text[12];   /* lines below the title; broken after SVG_COLUMNS; NULL ends */
+    svg_panel_t panel[SVG_PANELS_MAX];
+    int npanels;
+} svg_page_t;
+
+/* A whole SVG document. */
+void svg_page(FILE *f, const svg_page_t *page);
+
+/* The style of picture.h's cells and arrows, for a page that defines --fg --dim --line --card --bg
+ * --l and the font. */
+extern const char svg_layout_style[];
+
+#endif
