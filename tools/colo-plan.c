@@ -39,6 +39,8 @@ static const char help[] =
     "  --sp SIDE            sequence parallel over tp: none, src, dst or both (default none)\n"
     "  --max-ranks N        lists ranks one by one up to this many (default 64)\n"
     "  --rank R             prints this rank only, with its boxes\n"
+    "  --svg F              also draws it: who sends what to whom, as a page in the file F; with\n"
+    "                       --rank only the ranks that R exchanges with\n"
     "  --json               for programs; the keys are in docs/plan.md\n"
     "  --version, --help\n"
     "\n"
@@ -51,7 +53,7 @@ static const char help[] =
 enum { /* rows of the table below */
     OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET,
     OPT_OUTPUT, OPT_GRAD, OPT_RANKS_PER_NODE, OPT_SRC_STAGE, OPT_DST_STAGE, OPT_SP, OPT_MAX_RANKS,
-    OPT_RANK, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
+    OPT_RANK, OPT_SVG, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
 };
 
 static tool_option_t options[OPT_COUNT] = {
@@ -72,6 +74,7 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_SP] = {.name = "--sp"},
     [OPT_MAX_RANKS] = {.name = "--max-ranks"},
     [OPT_RANK] = {.name = "--rank"},
+    [OPT_SVG] = {.name = "--svg"},
     [OPT_JSON] = {.name = "--json", .flag = true},
     [OPT_VERSION] = {.name = "--version", .flag = true},
     [OPT_HELP] = {.name = "--help", .flag = true},
@@ -211,6 +214,7 @@ static int read_ask(plan_ask_t *ask)
     c->grad = (colo_grad_t)grad;
     ask->axes = axes[axis];
     ask->json = options[OPT_JSON].given;
+    ask->svg = options[OPT_SVG].value;
     return TOOL_OK;
 }
 
@@ -224,7 +228,9 @@ static int show_rank(const plan_ask_t *ask)
     colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
     if (st < 0)
         return plan_complain(st, colo_last_error());
-    int rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);
+    int rc = ask->svg ? plan_draw(ask) : TOOL_OK;
+    if (rc == TOOL_OK)
+        rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);
     colo_plan_destroy(&plan);
     return rc;
 }
@@ -237,6 +243,8 @@ static int show_all(const plan_ask_t *ask)
     if (n > 0 && !(plans = calloc((size_t)n, sizeof(colo_plan_t *))))
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld plans", (long long)n);
     int rc = plan_sweep(ask, plans, &sums);
+    if (rc == TOOL_OK && ask->svg)
+        rc = plan_draw(ask);
     if (rc == TOOL_OK)
         rc = ask->json ? plan_print_json(ask, plans, n, &sums)
                        : plan_print_text(ask, plans, n, &sums);

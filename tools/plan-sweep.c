@@ -25,50 +25,17 @@ typedef struct sweep {
     pthread_cond_t finished;
     int64_t next, done; /* first rank that nobody took; ranks counted */
     int running;
-    bool overflow;
     colo_status_t status; /* first failure */
     char sentence[512];
     plan_sums_t sums;
 } sweep_t;
 
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
-
-static void empty(plan_sums_t *s)
-{
-    memset(s, 0, sizeof *s);
-    s->way[0].collective_max = s->way[1].collective_max = -1;
-}
-
-static void add(plan_totals_t *t, const plan_totals_t *more, bool *overflow)
-{
-    t->recv_max = max64(t->recv_max, more->recv_max);
-    t->send_max = max64(t->send_max, more->send_max);
-    t->local_max = max64(t->local_max, more->local_max);
-    t->collective_max = max64(t->collective_max, more->collective_max);
-    if (__builtin_add_overflow(t->recv_total, more->recv_total, &t->recv_total))
-        *overflow = true;
-}
-
-static void count(plan_sums_t *s, const colo_plan_t *plan, bool *overflow)
-{
-    for (int w = 0; w < 2; w++) {
-        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)w);
-        plan_totals_t one = {b.recv, b.recv, b.send, b.local, b.collective_recv};
-        add(&s->way[w], &one, overflow);
-    }
-    s->direction = colo_plan_direction(plan);
-    s->scale = colo_plan_scale(plan);
-}
-
 static void *worker(void *arg)
 {
     sweep_t *s = arg;
     plan_sums_t mine;
-    bool overflow = false, any = false;
-    empty(&mine);
+    bool any = false;
+    plan_sums_init(&mine);
     pthread_mutex_lock(&s->lock);
     while (s->next < s->ask->world && s->status == COLO_OK) {
         int64_t lo = s->next, hi = lo + CHUNK < s->ask->world ? lo + CHUNK : s->ask->world;
@@ -80,7 +47,7 @@ static void *worker(void *arg)
             st = colo_plan_create(&plan, &s->ask->config, r);
             if (st < 0)
                 break;
-            count(&mine, plan, &overflow);
+            plan_sums_add(&mine, s->ask, plan);
             any = true;
             if (s->plans)
                 s->plans[r] = plan;
@@ -94,13 +61,8 @@ static void *worker(void *arg)
             snprintf(s->sentence, sizeof s->sentence, "%s", colo_last_error());
         }
     }
-    for (int w = 0; w < 2; w++)
-        add(&s->sums.way[w], &mine.way[w], &overflow);
-    s->overflow |= overflow;
-    if (any) {
-        s->sums.direction = mine.direction;
-        s->sums.scale = mine.scale;
-    }
+    if (any)
+        plan_sums_merge(&s->sums, &mine);
     s->running--;
     pthread_cond_signal(&s->finished);
     pthread_mutex_unlock(&s->lock);
@@ -154,7 +116,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
     want = want < cores ? want : cores;
     want = want < 1 ? 1 : want < THREADS_MAX ? want : THREADS_MAX;
 
-    empty(&s.sums);
+    plan_sums_init(&s.sums);
     pthread_mutex_init(&s.lock, NULL);
     pthread_cond_init(&s.finished, NULL);
     pthread_mutex_lock(&s.lock);
@@ -174,7 +136,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
 
     if (s.status < 0)
         return plan_complain(s.status, s.sentence);
-    if (s.overflow)
+    if (s.sums.overflow)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                              "the bytes of %lld ranks do not fit in 63 bits",
                              (long long)ask->world);

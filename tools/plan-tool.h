@@ -9,6 +9,15 @@
 
 #define PLAN_TOOL "colo-plan"
 #define PLAN_WORLD_MAX ((int64_t)1 << 24) /* ranks that a run counts one by one */
+#define PLAN_EXACT_MAX 65536 /* --compare and --svg count every rank of worlds up to this, */
+#define PLAN_SAMPLE 256      /* and of larger ones the parts of so many ranks */
+#define PLAN_PART_MAX 4096   /* ranks of a part that are followed */
+
+/* Time of a message: alpha + bytes / beta. [0]: inside a node, [1]: across nodes. */
+typedef struct plan_model {
+    double alpha[2]; /* seconds */
+    double beta[2];  /* bytes a second */
+} plan_model_t;
 
 /* What was asked. The layouts live here, config points at them. */
 typedef struct plan_ask {
@@ -20,20 +29,49 @@ typedef struct plan_ask {
     int64_t max_ranks;  /* per-rank lists only up to this many ranks */
     int64_t rank;       /* the only one to print, or -1: all */
     bool json;
+    const char *svg;    /* path of the picture, or NULL */
+    plan_model_t model;
 } plan_ask_t;
 
 /* Over all ranks, one way. */
 typedef struct plan_totals {
     int64_t recv_max, recv_total, send_max, local_max;
     int64_t collective_max; /* -1 where that way rejects the pair */
+    int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
+    int64_t slow_total;                   /* bytes of messages between nodes */
+    double seconds;                       /* of the slowest rank, by the model */
 } plan_totals_t;
 
 typedef struct plan_sums {
     plan_totals_t way[2]; /* by colo_way_t */
     colo_direction_t direction;
     int64_t scale;        /* 0: no integer */
+    int64_t memory_max;   /* input + output + staging of the rank that has most of them */
+    int64_t input_max, output_max, staging_max; /* each for itself */
+    bool overflow;        /* a total passed 63 bits */
     char rejects[192];    /* why the collective way does not take the pair; "" when it does */
 } plan_sums_t;
+
+/* Ranks that exchange with each other, directly or not. */
+typedef struct plan_part {
+    int64_t *rank; /* [n], ascending; owned */
+    int64_t n;
+    bool cut;      /* there are more than PLAN_PART_MAX */
+    plan_sums_t sums;
+} plan_part_t;
+
+void plan_sums_init(plan_sums_t *sums);
+/* Adds the sums of other ranks of the same ask. */
+void plan_sums_merge(plan_sums_t *sums, const plan_sums_t *more);
+/* Adds one rank. */
+void plan_sums_add(plan_sums_t *sums, const plan_ask_t *ask, const colo_plan_t *plan);
+
+/* The part of rank @seed. On failure: complains, returns the exit code. */
+int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part);
+void plan_part_free(plan_part_t *part);
+/* the same size and the same totals */
+bool plan_part_alike(const plan_part_t *a, const plan_part_t *b);
+int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k);
 
 /* Counts every rank, on several threads when there are many. Keeps the plan of rank r at plans[r]
  * where @plans is given ([world], NULL entries). On failure: complains, returns the exit code. */
@@ -47,6 +85,10 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums);
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums);
+/* ask->svg: all ranks, or the part of ask->rank */
+int plan_draw(const plan_ask_t *ask);
+/* complains about a path that cannot be written */
+int plan_svg_failed(const char *path, int error);
 /* one rank with its boxes, no totals */
 int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan);
 
