@@ -9,6 +9,7 @@
 #include <colobridge/tensor.h>
 #include <colobridge/grid.h>
 #include <colobridge/comm.h>
+#include <colobridge/bootstrap.h>
 #include <colobridge/hypergrid.h>
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>

@@ -11,7 +11,9 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 
-#define COLO_BACKEND_ABI 1u
+struct colo_wire_ops; /* comm/wire.h */
+
+#define COLO_BACKEND_ABI 2u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 typedef struct colo_backend {
@@ -20,6 +22,7 @@ typedef struct colo_backend {
     const char *name;            /* the <name> of its file */
     const colo_comm_ops_t *comm; /* NULL: no communicator */
     const colo_ops_t *ops;       /* NULL: no element passes */
+    const struct colo_wire_ops *wire; /* NULL: no transport between processes */
 } colo_backend_t;
 
 /*

@@ -9,6 +9,19 @@ ROOT = Path(__file__).resolve().parents[2]
 INCLUDE = ROOT / 'include'
 MAP = ROOT / 'src' / 'colobridge.map'
 
+# Headers that are not in colobridge.h, and the pkg-config modules that give what they include.
+OPT_IN = {'colobridge/mpi.h': ('mpi-c', 'ompi-c', 'mpich')}
+
+
+def opt_in_flags(header):
+    """Compiler flags of an opt-in header; None where what it needs is not installed."""
+    for module in OPT_IN[header]:
+        done = subprocess.run(['pkg-config', '--cflags', module], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+        if done.returncode == 0:
+            return done.stdout.replace('-I', '-isystem').split()
+    return None
+
 
 def headers():
     """Public headers as one includes them: "colobridge.h", "colobridge/grid.h" ..."""

@@ -1,0 +1,568 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * p2p.c - families and groups over a wire: making them, sorting what arrives, failing, leaving.
+ *
+ * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the split
+ * and its members, which all members know. A frame of a group that is not here yet is stashed; one
+ * of a group that this rank has left is dropped, for which a left group stays as a zombie until all
+ * its members have left.
+ *
+ * Each rank keeps its own copy of a group's fate. Who seals it by itself tells all members at once;
+ * who hears of it seals its own and tells nobody. Two ranks may find two faults at the same time and
+ * then keep different sentences, never one dead and one alive.
+ *
+ * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
+ * abort from another thread is sealed here at once and told by the owner's next step.
+ *
+ * Left to others: operations (p2p-round.c, comm-p2p.c), bytes (the wire), sentences of arguments and
+ * the ledger (comm-ops.c).
+ */
+#include "comm/p2p.h"
+
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FAIL_TEXT = 880 };
+static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as well */
+
+/* ---- threads ---- */
+
+static uintptr_t this_thread(void)
+{
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+void colo_p2p_own(struct colo_family *f)
+{
+    atomic_store_explicit(&f->owner, this_thread(), memory_order_relaxed);
+}
+
+static bool may_talk(const struct colo_family *f)
+{
+    return f->any_thread ||
+           atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
+}
+
+/* ---- telling ---- */
+
+static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
+                       const void *payload)
+{
+    if (peer == f->rank || f->closed[peer])
+        return;
+    unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes, true);
+    if (!p) {
+        char sentence[200];
+        snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
+                 sizeof *frame + (size_t)frame->bytes, (int)peer);
+        colo_fate_seal(&f->fate, COLO_ERR_NOMEM, -1, -1, sentence);
+        return;
+    }
+    frame->magic = COLO_FRAME_MAGIC;
+    memcpy(p, frame, sizeof *frame);
+    if (frame->bytes)
+        memcpy(p + sizeof *frame, payload, frame->bytes);
+    f->ops->commit(f->wire);
+}
+
+void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
+{
+    frame->ctx = x->key;
+    frame->from = x->rank;
+    send_frame(x->family, x->world[to], frame, payload);
+}
+
+static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, const int32_t *world)
+{
+    *frame = (colo_frame_t){
+        .kind = COLO_FRAME_FAIL,
+        .seq = (uint64_t)(int64_t)atomic_load(&fate->status),
+        .desc = (uint64_t)(int64_t)fate->culprit,
+        .count = (uint64_t)(int64_t)(fate->culprit < 0 ? -1 : world[fate->culprit]),
+        .bytes = strnlen(fate->sentence, FAIL_TEXT),
+    };
+}
+
+static void tell_members(struct colo_ctx *x)
+{
+    colo_frame_t frame;
+    fill_fail(&frame, &x->fate, x->world);
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank && !x->peer[r].gone)
+            colo_p2p_frame(x, r, &frame, x->fate.sentence);
+}
+
+static void tell_all(struct colo_family *f)
+{
+    colo_frame_t frame;
+    fill_fail(&frame, &f->fate, NULL); /* nobody's fault but everybody's end: no culprit */
+    frame.from = f->rank;
+    for (int32_t r = 0; r < f->size; r++)
+        send_frame(f, r, &frame, f->fate.sentence);
+}
+
+static void tell_untold(struct colo_family *f)
+{
+    if (atomic_load_explicit(&f->untold, memory_order_relaxed) && atomic_exchange(&f->untold, false))
+        tell_all(f);
+    for (struct colo_ctx *x = f->ctx; x; x = x->next)
+        if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
+            atomic_exchange(&x->untold, false))
+            tell_members(x);
+}
+
+bool colo_p2p_doomed(const struct colo_ctx *x)
+{
+    return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate);
+}
+
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                   const char *sentence)
+{
+    if (colo_p2p_doomed(x))
+        return;
+    colo_fate_seal(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
+    tell_members(x);
+}
+
+/* ---- what arrives ---- */
+
+static struct colo_ctx *find_ctx(struct colo_ctx *list, uint64_t key)
+{
+    while (list && list->key != key)
+        list = list->next;
+    return list;
+}
+
+static bool all_gone(const struct colo_ctx *x)
+{
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank && !x->peer[r].gone && !x->family->closed[x->world[r]])
+            return false;
+    return true;
+}
+
+static void ctx_free(struct colo_ctx *x)
+{
+    colo_fate_fini(&x->fate);
+    free(x->world);
+    free(x->peer);
+    free(x->eager);
+    free(x->lane);
+    free(x->active);
+    free(x->scratch);
+    free(x->src);
+    free(x);
+}
+
+static void reap(struct colo_family *f)
+{
+    for (struct colo_ctx **link = &f->zombie, *x; (x = *link);) {
+        if (all_gone(x)) {
+            *link = x->next;
+            ctx_free(x);
+        } else {
+            link = &x->next;
+        }
+    }
+}
+
+static void stash(struct colo_family *f, int32_t peer, const void *frame, size_t bytes)
+{
+    struct colo_stash *s = malloc(sizeof *s + bytes), **link = &f->stash;
+    if (!s) {
+        colo_fate_seal(&f->fate, COLO_ERR_NOMEM, -1, -1,
+                       "no memory for a frame that came before its group was made");
+        return;
+    }
+    *s = (struct colo_stash){.peer = peer, .bytes = bytes};
+    memcpy(s->frame, frame, bytes);
+    while (*link)
+        link = &(*link)->next;
+    *link = s;
+}
+
+static void take_fail(colo_fate_t *fate, const colo_frame_t *frame, const void *payload)
+{
+    char sentence[FAIL_TEXT + 1];
+    snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
+    colo_status_t status = (colo_status_t)(int64_t)frame->seq;
+    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, (int32_t)frame->desc,
+                   (int64_t)frame->count, sentence);
+}
+
+static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+{
+    struct colo_peer *p = &x->peer[frame->from];
+    p->seq = frame->seq;
+    p->desc = frame->desc;
+    p->count = frame->count;
+    if (colo_p2p_doomed(x))
+        return;
+    struct colo_early *e = &p->early[p->first];
+    if (e->full)
+        e = &p->early[p->first ^ 1];
+    if (e->full) { /* it cannot be two operations ahead of what it needs me for */
+        char sentence[160];
+        snprintf(sentence, sizeof sentence,
+                 "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
+                 (int)frame->from, x->name, (int)x->rank);
+        colo_p2p_seal(x, COLO_ERR_MISMATCH, -1, sentence);
+        return;
+    }
+    e->full = true;
+    e->head = *frame;
+    size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
+    memcpy(e->eager, payload, n);
+    colo_round_look(x, frame->from);
+}
+
+/* @bytes: of frame and payload */
+static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
+{
+    const void *payload = frame + 1;
+    size_t room = bytes - sizeof *frame;
+    bool whole = frame->kind == COLO_FRAME_HEAD
+                     ? room == (frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER)
+                     : room == frame->bytes;
+    if (frame->magic != COLO_FRAME_MAGIC || !whole) {
+        char sentence[200];
+        snprintf(sentence, sizeof sentence,
+                 "world rank %d sends frames that world rank %d does not understand; run the same "
+                 "version on all ranks",
+                 (int)peer, (int)f->rank);
+        colo_fate_seal(&f->fate, COLO_ERR_MISMATCH, -1, -1, sentence);
+        return;
+    }
+    if (frame->kind == COLO_FRAME_CLOSE) {
+        f->nclosed += !f->closed[peer];
+        f->closed[peer] = true;
+        for (struct colo_ctx *x = f->ctx; x; x = x->next)
+            for (int32_t r = 0; r < x->size; r++)
+                if (x->world[r] == peer)
+                    x->peer[r].gone = true;
+        reap(f);
+        return;
+    }
+    if (frame->ctx == 0) {
+        if (frame->kind == COLO_FRAME_FAIL)
+            take_fail(&f->fate, frame, payload);
+        return;
+    }
+    struct colo_ctx *x = find_ctx(f->ctx, frame->ctx);
+    if (!x) {
+        x = find_ctx(f->zombie, frame->ctx);
+        if (!x) {
+            stash(f, peer, frame, bytes);
+        } else if (frame->kind == COLO_FRAME_BYE && frame->from >= 0 && frame->from < x->size) {
+            x->peer[frame->from].gone = true;
+            reap(f);
+        }
+        return;
+    }
+    if (frame->from < 0 || frame->from >= x->size || x->world[frame->from] != peer)
+        return; /* nobody of ours would */
+    switch ((colo_frame_kind_t)frame->kind) {
+    case COLO_FRAME_HEAD:
+        take_head(x, frame, payload);
+        break;
+    case COLO_FRAME_READY:
+        colo_round_ready(x, frame);
+        break;
+    case COLO_FRAME_DATA:
+        colo_round_data(x, frame, payload);
+        break;
+    case COLO_FRAME_FAIL:
+        take_fail(&x->fate, frame, payload);
+        break;
+    case COLO_FRAME_BYE:
+        x->peer[frame->from].gone = true;
+        x->peer[frame->from].seq = frame->seq;
+        x->peer[frame->from].desc = frame->desc;
+        x->peer[frame->from].count = frame->count;
+        break;
+    case COLO_FRAME_CLOSE:
+        break;
+    }
+}
+
+static void peer_lost(struct colo_family *f, int32_t peer)
+{
+    char sentence[700];
+    if (f->closed[peer])
+        return; /* it said so */
+    f->nclosed++;
+    f->closed[peer] = true;
+    snprintf(sentence, sizeof sentence, "world rank %d left without a word: %s", (int)peer,
+             f->ops->why(f->wire));
+    colo_fate_seal(&f->fate, COLO_ERR_PEER, -1, -1, sentence);
+    reap(f);
+}
+
+void colo_p2p_progress(struct colo_family *f)
+{
+    const void *frame = NULL;
+    size_t bytes = 0;
+    int32_t peer = 0;
+    int got;
+    tell_untold(f);
+    while ((got = f->ops->recv(f->wire, &peer, &frame, &bytes)) != 0) {
+        if (got == 1 && bytes >= sizeof(colo_frame_t)) {
+            dispatch(f, peer, frame, bytes);
+        } else if (got == -1) {
+            peer_lost(f, peer);
+        } else if (got == -2) {
+            colo_fate_seal(&f->fate, COLO_ERR_STATE, -1, -1, f->ops->why(f->wire));
+            return;
+        }
+    }
+}
+
+/* ---- making groups ---- */
+
+static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key,
+                             const int32_t *world, struct colo_ctx **out)
+{
+    const size_t n = (size_t)c->size;
+    struct colo_ctx *x = calloc(1, sizeof *x);
+    if (!x)
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
+    colo_fate_init(&x->fate);
+    x->family = f;
+    x->key = key ? key : 1;
+    x->rank = c->rank;
+    x->size = c->size;
+    x->world = malloc(n * sizeof *x->world);
+    x->peer = calloc(n, sizeof *x->peer);
+    x->eager = calloc(n, 2 * COLO_FRAME_EAGER);
+    x->lane = calloc(n, sizeof *x->lane);
+    x->active = malloc(n * sizeof *x->active);
+    x->src = calloc(n, sizeof *x->src);
+    if (!x->world || !x->peer || !x->eager || !x->lane || !x->active || !x->src) {
+        ctx_free(x);
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
+    }
+    for (size_t r = 0; r < n; r++) {
+        x->world[r] = world ? world[r] : (int32_t)r;
+        x->peer[r].gone = f->closed[x->world[r]];
+        for (size_t k = 0; k < 2; k++)
+            x->peer[r].early[k].eager = x->eager + (2 * r + k) * COLO_FRAME_EAGER;
+    }
+    snprintf(x->name, sizeof x->name, "%s", c->name);
+    *out = x;
+    return COLO_OK;
+}
+
+static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
+{
+    struct colo_family *f = x->family;
+    pthread_mutex_lock(&f->lock);
+    x->next = f->ctx;
+    f->ctx = x;
+    f->live++;
+    if (c->timeout_ms > f->timeout_ms)
+        f->timeout_ms = c->timeout_ms;
+    for (struct colo_stash **link = &f->stash, *s; (s = *link);) {
+        const colo_frame_t *frame = (const colo_frame_t *)s->frame;
+        if (frame->ctx != x->key) {
+            link = &s->next;
+            continue;
+        }
+        *link = s->next;
+        dispatch(f, s->peer, frame, s->bytes);
+        free(s);
+    }
+    pthread_mutex_unlock(&f->lock);
+    c->impl = x;
+}
+
+static uint64_t child_key(const struct colo_ctx *parent, uint64_t tag, const int32_t *members,
+                          int32_t n)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->key);
+    h = colo_hash_i64(h, (int64_t)tag);
+    for (int32_t i = 0; i < n; i++)
+        h = colo_hash_i64(h, parent->world[members[i]]);
+    return h;
+}
+
+colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                              colo_comm_t *child)
+{
+    struct colo_ctx *at = parent->impl, *x = NULL;
+    COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
+    if (!world)
+        return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    for (int32_t i = 0; i < n; i++)
+        world[i] = at->world[members[i]];
+    COLO_TRY(ctx_new(child, at->family, child_key(at, tag, members, n), world, &x));
+    colo_p2p_own(at->family);
+    ctx_live(child, x);
+    return COLO_OK;
+}
+
+static void family_free(struct colo_family *f, bool clean)
+{
+    f->ops->close(f->wire, clean);
+    for (struct colo_ctx *x = f->zombie, *next; x; x = next) {
+        next = x->next;
+        ctx_free(x);
+    }
+    for (struct colo_stash *s = f->stash, *next; s; s = next) {
+        next = s->next;
+        free(s);
+    }
+    pthread_mutex_destroy(&f->lock);
+    colo_fate_fini(&f->fate);
+    free(f->closed);
+    free(f);
+}
+
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
+                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm)
+{
+    struct colo_family *f = calloc(1, sizeof *f);
+    bool *closed = calloc((size_t)size, sizeof *closed);
+    if (!f || !closed) {
+        free(f);
+        free(closed);
+        ops->close(wire, false);
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
+    }
+    f->ops = ops;
+    f->wire = wire;
+    f->rank = rank;
+    f->size = size;
+    f->any_thread = any_thread;
+    f->closed = closed;
+    f->closed[rank] = true;
+    f->nclosed = 1;
+    pthread_mutex_init(&f->lock, NULL);
+    colo_fate_init(&f->fate);
+    colo_p2p_own(f);
+
+    colo_comm_t *c = NULL;
+    struct colo_ctx *x = NULL;
+    colo_status_t st = colo_comm_i_new(&c, table, rank, size, NULL);
+    if (st == COLO_OK) {
+        colo_comm_set_name(c, "world");
+        st = ctx_new(c, f, 1, NULL, &x);
+    }
+    if (st < 0) {
+        colo_comm_destroy(&c);
+        family_free(f, false);
+        return st;
+    }
+    ctx_live(c, x);
+    *comm = c;
+    return COLO_OK;
+}
+
+/* ---- failing ---- */
+
+void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct colo_ctx *x = c->impl;
+    struct colo_family *f = x->family;
+    const bool all = status == COLO_ERR_ABORTED;
+    colo_fate_t *fate = all ? &f->fate : &x->fate;
+    if (colo_fate_sealed(fate) || (!all && colo_p2p_doomed(x)))
+        return;
+    colo_fate_seal(fate, status, all ? -1 : x->rank, all ? -1 : x->world[x->rank], sentence);
+    atomic_store(all ? &f->untold : &x->untold, true);
+    if (may_talk(f)) {
+        pthread_mutex_lock(&f->lock);
+        tell_untold(f);
+        pthread_mutex_unlock(&f->lock);
+    }
+}
+
+colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
+{
+    struct colo_ctx *x = c->impl;
+    struct colo_family *f = x->family;
+    if (may_talk(f)) {
+        pthread_mutex_lock(&f->lock);
+        colo_p2p_progress(f);
+        pthread_mutex_unlock(&f->lock);
+    }
+    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
+    if (st != COLO_OK)
+        return st;
+    return colo_fate_tell(&f->fate, f->rank, sentence, cap);
+}
+
+/* ---- leaving ---- */
+
+static void say_bye(struct colo_ctx *x)
+{
+    colo_frame_t bye = {.kind = COLO_FRAME_BYE,
+                        .seq = x->seq,
+                        .desc = colo_op_pack(&x->op),
+                        .count = (uint64_t)x->op.count};
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank)
+            colo_p2p_frame(x, r, &bye, NULL);
+}
+
+static bool all_flushed(const struct colo_family *f)
+{
+    for (int32_t r = 0; r < f->size; r++)
+        if (r != f->rank && !f->ops->flushed(f->wire, r))
+            return false;
+    return true;
+}
+
+/* The last comm of this wire: say so, and give the others a moment to say it, too, so that nothing
+ * is under way when the wire is taken down. */
+static void family_leave(struct colo_family *f)
+{
+    colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
+    for (int32_t r = 0; r < f->size; r++)
+        send_frame(f, r, &close, NULL);
+    double begin = colo_now(), linger = LINGER_SECONDS;
+    if ((double)f->timeout_ms < linger * 1e3)
+        linger = (double)f->timeout_ms / 1e3;
+    bool flushed = all_flushed(f);
+    while (!flushed || f->nclosed < f->size) {
+        colo_p2p_progress(f);
+        flushed = all_flushed(f);
+        double waited = colo_now() - begin;
+        if (waited > linger)
+            break;
+        f->ops->wait(f->wire, waited < 1e-3 ? 0 : 1e-3);
+    }
+    family_free(f, flushed && f->nclosed == f->size);
+}
+
+void colo_p2p_destroy(colo_comm_t *c)
+{
+    struct colo_ctx *x = c->impl, **link;
+    struct colo_family *f = x->family;
+    c->impl = NULL;
+    pthread_mutex_lock(&f->lock);
+    colo_p2p_own(f);
+    tell_untold(f);
+    say_bye(x);
+    for (link = &f->ctx; *link != x; link = &(*link)->next)
+        ;
+    *link = x->next;
+    free(x->eager); /* a zombie only counts who left */
+    free(x->lane);
+    free(x->scratch);
+    x->eager = NULL;
+    x->lane = NULL;
+    x->scratch = NULL;
+    x->next = f->zombie;
+    f->zombie = x;
+    reap(f);
+    bool last = --f->live == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (last)
+        family_leave(f);
+}

@@ -1,0 +1,138 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * p2p.h (private) - communicators of ranks in different processes, over any wire.
+ *
+ * family   all communicators that came from one wire: the wire, the fate shared by all (aborts,
+ *          processes that died), frames that came before their group was made.
+ * ctx      one group: a key that every member computes alike (no agreement is needed to make one),
+ *          a fate, and for each peer at most two heads that came early.
+ * round    one step of an operation: exactly one message, perhaps empty, to and from each peer that
+ *          takes part. Both sides send a head first and compare; nothing is written to a caller's
+ *          memory before all heads are there and agree.
+ *
+ * p2p.c keeps families and groups and sorts what arrives; p2p-round.c runs rounds; comm-p2p.c makes
+ * the collectives of them.
+ */
+#ifndef COLO_COMM_P2P_H
+#define COLO_COMM_P2P_H
+
+#include "comm/comm.h"
+#include "comm/fate.h"
+#include "comm/pack.h"
+#include "comm/wire.h"
+
+struct colo_early { /* a head that is here, with the first bytes of its message */
+    bool full;
+    colo_frame_t head;
+    unsigned char *eager; /* [COLO_FRAME_EAGER] in ctx->eager */
+};
+
+struct colo_peer {
+    uint64_t seq, desc, count; /* of its last operation that this rank knows of; seq 0: none */
+    bool gone;
+    uint8_t first; /* which of the two came first */
+    struct colo_early early[2];
+};
+
+struct colo_lane { /* what one round does with one peer */
+    bool active, sends, expects;
+    bool met;   /* its head is here and agrees */
+    bool ready; /* it asked for the rest */
+    int32_t out_boxes, in_boxes;
+    uint64_t out_print, in_print;
+    int64_t out_bytes, in_bytes, out_left, in_left;
+    colo_cursor_t out, in;
+    colo_box_t out_box, in_box; /* of collectives */
+};
+
+struct colo_stash { /* a frame of a group that this rank has not made yet */
+    struct colo_stash *next;
+    int32_t peer;
+    size_t bytes;
+    _Alignas(16) unsigned char frame[];
+};
+
+struct colo_ctx { /* colo_comm.impl */
+    struct colo_ctx *next;
+    struct colo_family *family; /* a reference while live */
+    uint64_t key;
+    int32_t rank, size;
+    char name[32];  /* for the sentences of frames that come between operations */
+    int32_t *world; /* [size] owned; ranks on the wire */
+    colo_fate_t fate;
+    _Atomic bool untold; /* sealed by a thread that may not talk */
+
+    struct colo_peer *peer; /* [size] */
+    unsigned char *eager;   /* [size][2][COLO_FRAME_EAGER] */
+
+    /* the last round begun */
+    bool running, moving; /* moving: all met */
+    uint64_t seq;
+    uint8_t step;
+    colo_op_desc_t op;
+    double begin;
+    struct colo_lane *lane; /* [size] */
+    int32_t *active;        /* [nactive] peers */
+    int32_t nactive, nmet;
+
+    char *scratch; /* of reductions, grown on demand */
+    size_t scratch_bytes;
+    const void **src; /* [size] */
+};
+
+struct colo_family {
+    const colo_wire_ops_t *ops;
+    void *wire;
+    int32_t rank, size;
+    bool any_thread;
+    _Atomic uintptr_t owner; /* the thread that used a comm last */
+    pthread_mutex_t lock;    /* all below, the contexts' peers and lanes, the wire */
+    int32_t live;            /* contexts that are somebody's comm */
+    struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
+    struct colo_stash *stash;
+    bool *closed; /* [size] */
+    int32_t nclosed;
+    int64_t timeout_ms; /* the longest of any comm: for destroy */
+    colo_fate_t fate;
+    _Atomic bool untold;
+};
+
+/* ---- p2p.c ---- */
+
+/* Takes the wire, also when it fails. */
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
+                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm);
+colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                              colo_comm_t *child);
+void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
+colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_p2p_destroy(colo_comm_t *c);
+
+/* The rest is called with the family's lock held. */
+void colo_p2p_own(struct colo_family *f); /* this thread uses the family from here on */
+void colo_p2p_progress(struct colo_family *f);
+bool colo_p2p_doomed(const struct colo_ctx *x);
+/* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                   const char *sentence);
+void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
+
+/* ---- p2p-round.c ---- */
+
+/* Begins step @step of the operation in c->op; then a lane for each peer, then run. */
+void colo_round_begin(colo_comm_t *c, uint8_t step);
+void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                     const colo_message_t *recv, size_t elem);
+/* Contiguous: @out NULL or @in NULL when there is no such message. */
+void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+                      size_t in_bytes);
+colo_status_t colo_round_run(colo_comm_t *c);
+/* Called by dispatch, lock held */
+void colo_round_look(struct colo_ctx *x, int32_t peer);
+void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame);
+void colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload);
+
+/* ---- comm-p2p.c ---- */
+extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;
+
+#endif

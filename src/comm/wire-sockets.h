@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* wire-sockets.h (private) - the wire over connected stream sockets, and how they get connected. */
+#ifndef COLO_COMM_WIRE_SOCKETS_H
+#define COLO_COMM_WIRE_SOCKETS_H
+
+#include <colobridge/bootstrap.h>
+
+#include "comm/wire.h"
+
+extern const colo_wire_ops_t colo_wire_sockets;
+
+/* fd[r]: connected and non-blocking, -1 for @rank itself. Takes the sockets, also when it fails. */
+colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire);
+
+/* Connects all ranks of @b with each other (wire-connect.c); fills @fd [size]. */
+colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd);
+
+#endif
