@@ -17,8 +17,11 @@
 
 static const char help[] =
     "usage: colo-plan --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
+    "       colo-plan [--src SPEC] --compare ENTRY... --batch B --seq N --hidden H [options]\n"
     "\n"
-    "Shows what a bridge would move between two layouts of the same ranks, forward and backward.\n"
+    "Shows what a bridge would move between two layouts of the same ranks, forward and backward, "
+    "or\n"
+    "compares several pairs: bytes, messages, memory, estimated time.\n"
     "\n"
     "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4 (@8: from rank 8)\n"
     "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
@@ -42,18 +45,52 @@ static const char help[] =
     "  --svg F              also draws it: who sends what to whom, as a page in the file F; with\n"
     "                       --rank only the ranks that R exchanges with\n"
     "  --json               for programs; the keys are in docs/plan.md\n"
+    "  --compare ENTRY...   each is DST, with --src, or SRC->DST (in quotes: > is the shell's); "
+    "options\n"
+    "                       of the entry follow after colons: tp=2,cp=2,dp=2:sharded:sp=dst.\n"
+    "                       full, sharded, partial, disjoint, sp=src, sp=dst, sp=both\n"
+    "  --alpha A[,B]        microseconds that a message costs inside a node[, between nodes]\n"
+    "                       (default 8,12); one number stands for both\n"
+    "  --beta A[,B]         GB/s of a link inside a node[, between nodes] (default 285,45)\n"
     "  --version, --help\n"
     "\n"
     "Example: 8 ranks, the encoder TP 2 x DP 4, the LLM TP 2 x CP 2 x DP 2\n"
     "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 --hidden 4096 \\\n"
     "            --dtype bf16 --output sharded\n"
     "\n"
+    "Example: the same encoder, three layouts of the LLM\n"
+    "  colo-plan --src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=4,dp=2 tp=1,cp=4,dp=2:sharded "
+    "\\\n"
+    "            --batch 16 --seq 8192 --hidden 4096 --ranks-per-node 4 --svg compare.svg\n"
+    "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
 enum { /* rows of the table below */
-    OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET,
-    OPT_OUTPUT, OPT_GRAD, OPT_RANKS_PER_NODE, OPT_SRC_STAGE, OPT_DST_STAGE, OPT_SP, OPT_MAX_RANKS,
-    OPT_RANK, OPT_SVG, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
+       OPT_SRC,
+       OPT_DST,
+       OPT_BATCH,
+       OPT_SEQ,
+       OPT_HIDDEN,
+       OPT_DTYPE,
+       OPT_AXES,
+       OPT_LLM_SEQ,
+       OPT_OFFSET,
+       OPT_OUTPUT,
+       OPT_GRAD,
+       OPT_RANKS_PER_NODE,
+       OPT_SRC_STAGE,
+       OPT_DST_STAGE,
+       OPT_SP,
+       OPT_MAX_RANKS,
+       OPT_RANK,
+       OPT_SVG,
+       OPT_COMPARE,
+       OPT_ALPHA,
+       OPT_BETA,
+       OPT_JSON,
+       OPT_VERSION,
+       OPT_HELP,
+       OPT_COUNT
 };
 
 static tool_option_t options[OPT_COUNT] = {
@@ -75,6 +112,9 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_MAX_RANKS] = {.name = "--max-ranks"},
     [OPT_RANK] = {.name = "--rank"},
     [OPT_SVG] = {.name = "--svg"},
+    [OPT_COMPARE] = {.name = "--compare", .list = true},
+    [OPT_ALPHA] = {.name = "--alpha"},
+    [OPT_BETA] = {.name = "--beta"},
     [OPT_JSON] = {.name = "--json", .flag = true},
     [OPT_VERSION] = {.name = "--version", .flag = true},
     [OPT_HELP] = {.name = "--help", .flag = true},
@@ -130,24 +170,25 @@ static int split_tp(const tool_option_t *o, colo_layout_t *layout)
     return TOOL_OK;
 }
 
-static int read_layouts(plan_ask_t *ask)
+static const char *const sp_sides[] = {"none", "src", "dst", "both", NULL};
+
+/* @src_spec, @dst_spec: --src and --dst, or the halves of an entry; @sp: index in sp_sides */
+static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
+                        const tool_option_t *dst_spec, int sp)
 {
     colo_grid_t src, dst;
-    TRY(read_grid(&options[OPT_SRC], &src));
-    TRY(read_grid(&options[OPT_DST], &dst));
+    TRY(read_grid(src_spec, &src));
+    TRY(read_grid(dst_spec, &dst));
     if (colo_layout_init_src(&ask->src, &src) < 0)
-        return wrong_layout(&options[OPT_SRC]);
+        return wrong_layout(src_spec);
     if (colo_layout_init_dst(&ask->dst, &dst) < 0)
-        return wrong_layout(&options[OPT_DST]);
+        return wrong_layout(dst_spec);
     TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
     TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
 
-    static const char *const sides[] = {"none", "src", "dst", "both", NULL};
-    int side = 0;
-    TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sides, &side));
-    if (side & 1)
+    if (sp & 1)
         TRY(split_tp(&options[OPT_SP], &ask->src));
-    if (side & 2)
+    if (sp & 2)
         TRY(split_tp(&options[OPT_SP], &ask->dst));
 
     int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
@@ -175,14 +216,22 @@ static int read_positions(plan_ask_t *ask)
     return TOOL_OK;
 }
 
-static int read_ask(plan_ask_t *ask)
+static int read_model(plan_ask_t *ask)
 {
-    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
-    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
-        if (!options[required[i]].given)
-            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s is missing; see --help",
-                                 options[required[i]].name);
+    double alpha[2] = PLAN_ALPHA_US, beta[2] = PLAN_BETA_GB_S;
+    TRY(tool_pair(PLAN_TOOL, &options[OPT_ALPHA], 0, 1e9, alpha));
+    TRY(tool_pair(PLAN_TOOL, &options[OPT_BETA], 1e-6, 1e9, beta));
+    for (int i = 0; i < 2; i++) {
+        ask->model.alpha[i] = 1e-6 * alpha[i];
+        ask->model.beta[i] = 1e9 * beta[i];
+    }
+    ask->own_model = options[OPT_ALPHA].given || options[OPT_BETA].given;
+    return TOOL_OK;
+}
 
+/* What does not depend on the layouts. */
+static int read_common(plan_ask_t *ask, int *sp)
+{
     static const char *const axes[] = {"bsh", "sbh", "th", NULL};
     static const char *const outputs[] = {
         [COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
@@ -190,9 +239,7 @@ static int read_ask(plan_ask_t *ask)
         [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
     int axis = 0, output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
     colo_plan_config_t *c = &ask->config;
-    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src, .dst = &ask->dst,
-                              .dtype = COLO_BF16};
-    TRY(read_layouts(ask));
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16};
     TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
@@ -202,20 +249,134 @@ static int read_ask(plan_ask_t *ask)
                              tool_quote(q, options[OPT_DTYPE].value));
     }
     TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
-    TRY(read_positions(ask));
     TRY(tool_word(PLAN_TOOL, &options[OPT_OUTPUT], outputs, &output));
     TRY(tool_word(PLAN_TOOL, &options[OPT_GRAD], grads, &grad));
+    TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
     TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
     ask->max_ranks = 64;
     TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
+    TRY(read_model(ask));
     ask->rank = -1;
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank));
     c->output = (colo_output_t)output;
     c->grad = (colo_grad_t)grad;
     ask->axes = axes[axis];
     ask->json = options[OPT_JSON].given;
     ask->svg = options[OPT_SVG].value;
     return TOOL_OK;
+}
+
+static int need(const int *which, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!options[which[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s is missing; see --help",
+                                 options[which[i]].name);
+    return TOOL_OK;
+}
+
+static int read_ask(plan_ask_t *ask)
+{
+    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    int sp = 0;
+    TRY(need(required, sizeof required / sizeof required[0]));
+    TRY(read_common(ask, &sp));
+    TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
+    ask->config.src = &ask->src;
+    ask->config.dst = &ask->dst;
+    TRY(read_positions(ask));
+    return tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank);
+}
+
+/* ---- --compare ---- */
+
+/* One word after a colon. */
+static int read_entry_word(const char *where, const char *word, plan_entry_t *e)
+{
+    colo_plan_config_t *c = &e->ask.config;
+    char q[TOOL_QUOTE_MAX];
+    for (int i = 0; i < 4; i++)
+        if (strncmp(word, "sp=", 3) == 0 && strcmp(word + 3, sp_sides[i]) == 0) {
+            e->sp = i;
+            return TOOL_OK;
+        }
+    if (strcmp(word, "full") == 0)
+        c->output = COLO_FULL_SEQ;
+    else if (strcmp(word, "sharded") == 0)
+        c->output = COLO_SHARDED;
+    else if (strcmp(word, "partial") == 0)
+        c->grad = COLO_PARTIAL;
+    else if (strcmp(word, "disjoint") == 0)
+        c->grad = COLO_DISJOINT;
+    else
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
+                             tool_quote(q, word));
+    return TOOL_OK;
+}
+
+/* [SRC->]DST[:WORD]... */
+static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
+{
+    char where[32], copy[2048], q[TOOL_QUOTE_MAX];
+    snprintf(where, sizeof where, "--compare entry %d", i + 1);
+    size_t n = strlen(text);
+    if (n >= sizeof copy)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %zu bytes, at most %zu", where, n,
+                             sizeof copy - 1);
+    memcpy(copy, text, n + 1);
+    e->sp = sp;
+    for (char *next = strchr(copy, ':'); next;) {
+        char *word = next + 1;
+        *next = '\0';
+        next = strchr(word, ':');
+        if (next)
+            *next = '\0';
+        TRY(read_entry_word(where, word, e));
+        if (next)
+            *next = ':';
+    }
+    char *arrow = strstr(copy, "->");
+    tool_option_t src = {.name = where, .value = copy}, dst = src;
+    if (arrow) {
+        *arrow = '\0';
+        dst.value = arrow + 2;
+    } else if (n > 0 && copy[strlen(copy) - 1] == '-') {
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s ends in -; put SRC->DST in quotes, or the shell takes the >",
+                             where, tool_quote(q, copy));
+    } else if (options[OPT_SRC].given) {
+        src = options[OPT_SRC];
+    } else {
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s names no source; give --src or SRC->DST", where,
+                             tool_quote(q, text));
+    }
+    TRY(read_layouts(&e->ask, &src, &dst, e->sp));
+    e->ask.config.src = &e->ask.src;
+    e->ask.config.dst = &e->ask.dst;
+    return read_positions(&e->ask);
+}
+
+static int compare(void)
+{
+    static const int required[] = {OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS};
+    static plan_entry_t entries[PLAN_ENTRIES_MAX];
+    int n = options[OPT_COMPARE].count;
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
+        if (options[other[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --compare",
+                                 options[other[i]].name);
+    TRY(need(required, sizeof required / sizeof required[0]));
+    if (n > PLAN_ENTRIES_MAX)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--compare: %d entries, at most %d", n,
+                             PLAN_ENTRIES_MAX);
+    for (int i = 0; i < n; i++) {
+        int sp = 0;
+        TRY(read_common(&entries[i].ask, &sp));
+        TRY(read_entry(i, options[OPT_COMPARE].values[i], &entries[i], sp));
+    }
+    return plan_compare(entries, n);
 }
 
 /* One rank costs O(peers), whatever the world; only its JSON carries totals, which cost a sweep. */
@@ -266,6 +427,11 @@ int main(int argc, char **argv)
         printf("%s %s\n", PLAN_TOOL, colo_version());
         return tool_finish(TOOL_OK, PLAN_TOOL);
     }
+    if (options[OPT_COMPARE].given)
+        return tool_finish(compare(), PLAN_TOOL);
+    if (options[OPT_ALPHA].given || options[OPT_BETA].given)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
+                             options[OPT_ALPHA].given ? "--alpha" : "--beta");
     TRY(read_ask(&ask));
     return tool_finish(ask.rank >= 0 ? show_rank(&ask) : show_all(&ask), PLAN_TOOL);
 }

@@ -103,6 +103,20 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
                 return TOOL_OK;
             continue;
         }
+        if (o->list && !eq) {
+            o->values = (const char *const *)&argv[i + 1];
+            while (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
+                o->count++;
+                i++;
+            }
+            if (o->count == 0)
+                return tool_complain(TOOL_WRONG_USE, tool,
+                                     "%s: a value is missing after argument %d", o->name, i);
+            continue;
+        }
+        if (o->list)
+            return tool_complain(TOOL_WRONG_USE, tool, "%s: its values are arguments of their own",
+                                 o->name);
         if (eq)
             o->value = eq + 1;
         else if (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0)
@@ -130,6 +144,36 @@ int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t 
         return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is outside %lld..%lld", option->name,
                              tool_quote(q, s), (long long)lo, (long long)hi);
     *value = v;
+    return TOOL_OK;
+}
+
+int tool_pair(const char *tool, const tool_option_t *option, double lo, double hi, double v[2])
+{
+    if (!option->given)
+        return TOOL_OK;
+    char q[TOOL_QUOTE_MAX];
+    const char *s = option->value;
+    double found[2];
+    int n = 0;
+    do {
+        size_t whole = strspn(s, "0123456789"), part = 0;
+        if (s[whole] == '.')
+            part = 1 + strspn(s + whole + 1, "0123456789");
+        if (whole == 0 || part == 1 || whole + part > 20)
+            break;
+        found[n] = strtod(s, NULL); /* the C locale: no tool sets another */
+        if (found[n] < lo || found[n] > hi)
+            return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is outside %g..%g", option->name,
+                                 tool_quote(q, s), lo, hi);
+        n++;
+        s += whole + part;
+    } while (n < 2 && *s == ',' && *++s);
+    if (n == 0 || *s || s[-1] == ',')
+        return tool_complain(TOOL_WRONG_USE, tool,
+                             "%s: %s is not one or two numbers like 8 or 7.5,12 (byte %d)",
+                             option->name, tool_quote(q, option->value), (int)(s - option->value));
+    v[0] = found[0];
+    v[1] = found[n - 1];
     return TOOL_OK;
 }
 

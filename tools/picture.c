@@ -37,8 +37,8 @@ static int coords_line(const colo_layout_t *l, int64_t rank, int first, char tex
 static int cell_lines(const colo_layout_t *l, const pic_row_t *row)
 {
     char text[64];
-    int dims = row->alike ? 1 : coords_line(l, row->rank, 0, text);
-    return dims > 2 ? (dims + 1) / 2 : 1;
+    int dims = coords_line(l, row->rank, 0, text);
+    return (dims > 2 ? (dims + 1) / 2 : 1) + (row->alike > 0);
 }
 
 static void put_line(FILE *f, int y, const char *class, const char *text)
@@ -63,7 +63,7 @@ static void put_cell(FILE *f, const colo_layout_t *l, const pic_row_t *row, int 
     put_line(f, top, "rank", text);
     for (int i = 0; i < lines; i++) {
         int dims = coords_line(l, row->rank, 2 * i, text);
-        if (row->alike)
+        if (row->alike && i + 1 == lines)
             snprintf(text, sizeof text, "and %s like it", svg_count(row->alike, n));
         else if (!colo_grid_has_rank(&l->grid, row->rank))
             snprintf(text, sizeof text, "not in the grid");
@@ -123,7 +123,7 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
     if (!own)
         fprintf(f, "<path class=\"head\" d=\"M%d %d l%d -4 v8 z\"/>", x2, y2, -dir * 7);
     label(text, each, w->bytes, w->bytes, w->bytes * each);
-    put_label(f, x2, y2, dir, thin ? "" : text);
+    put_label(f, x2, y2, dir, b->ins > MANY ? "" : text);
     if (own)
         fprintf(f, "<title>rank %lld keeps %lld bytes</title>", to, (long long)w->bytes);
     else

@@ -12,7 +12,7 @@
 
 #include "svg.h"
 
-enum { PIC_ROWS_MAX = 64 }; /* more help nobody */
+enum { PIC_ROWS_MAX = 64, PIC_FLOWS_MAX = 400 }; /* more help nobody */
 
 typedef struct pic_flow {
     int32_t from, to; /* rows */

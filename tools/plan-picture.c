@@ -151,26 +151,24 @@ static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
             snprintf(line, sizeof d->line[0], "%s %s looked at, all alike.",
                      k->exact ? "All were" : "Drawn by lot:", svg_count(k->seeds, n));
         else
-            snprintf(line, sizeof d->line[0], "%s looked at, %s like this one; it moves the most.",
+            snprintf(line, sizeof d->line[0],
+                     "%s parts looked at, %s like this one; it moves the most.",
                      svg_count(k->seeds, n), svg_count(k->alike, m));
     }
 }
 
 static void say_rows(drawing_t *d)
 {
-    char n[32];
+    char n[32], m[32];
     bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
-    if (folded)
-        snprintf(next_line(d), sizeof d->line[0],
-                 "A row stands for ranks that do the same; numbers are for one of them.");
     if (d->pic.outside)
         snprintf(next_line(d), sizeof d->line[0],
-                 "%d rows are drawn; %s messages from or to others are not.", d->pic.nrows,
-                 svg_count(d->pic.outside, n));
-    snprintf(
-        next_line(d), sizeof d->line[0],
-        "A row is a rank: its place in the source grid and in the destination grid. Arrows are "
-        "messages, dashed lines stay on the rank.");
+                 "%d of %s ranks are drawn; %s messages from or to others are not.", d->pic.nrows,
+                 svg_count(d->ranks, m), svg_count(d->pic.outside, n));
+    snprintf(next_line(d), sizeof d->line[0],
+             "A row is %s: its place in the source grid and in the destination grid. Arrows are "
+             "messages, dashed lines stay on the rank.",
+             folded ? "a rank that stands for all that do the same" : "a rank");
 }
 
 /* ---- panels ---- */
@@ -186,19 +184,20 @@ static void draw_panel(FILE *f, const void *what)
 {
     const panel_t *p = what;
     const pic_flows_t *s = &p->d->pic.way[p->way];
-    char a[32], b[32], c[32];
+    char a[32], b[32], c[32], text[200];
     fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n",
             p->way == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
     if (s->messages == 0)
-        fputs("<text x=\"0\" y=\"32\">No messages: every rank already has its part.</text>\n", f);
+        snprintf(text, sizeof text, "No messages: every rank already has its part.");
     else
-        fprintf(f, "<text x=\"0\" y=\"32\">%s %s, %s in all, at most %s into a rank</text>\n",
-                svg_count(s->messages, a), s->messages == 1 ? "message" : "messages",
-                svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
+        snprintf(text, sizeof text, "%s %s, %s in all; at most %s into a rank.",
+                 svg_count(s->messages, a), s->messages == 1 ? "message" : "messages",
+                 svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
     if (s->collective > 0)
-        fprintf(f, "<text x=\"0\" y=\"49\">The %s way would bring %s in all.</text>\n",
-                p->way == COLO_FORWARD ? "all-gather" : "all-reduce",
-                svg_bytes((double)s->collective, a));
+        snprintf(text + strlen(text), sizeof text - strlen(text), " The %s way: %s in all.",
+                 p->way == COLO_FORWARD ? "all-gather" : "all-reduce",
+                 svg_bytes((double)s->collective, a));
+    svg_lines(f, text, "text", SVG_COLUMNS, 15);
     fprintf(f, "<g transform=\"translate(0 %d)\">\n", CAPTION);
     pic_draw(f, &p->d->pic, p->way);
     fputs("</g>\n", f);
@@ -232,7 +231,9 @@ static int prepare(drawing_t *d)
     plan_part_free(&part);
     if (st < 0)
         return plan_complain(st, colo_last_error());
-    if (d->pic.nrows > PIC_ROWS_MAX && d->pic.outside == 0 && !pic_fold(&d->pic))
+    bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.way[0].n > PIC_FLOWS_MAX ||
+                d->pic.way[1].n > PIC_FLOWS_MAX;
+    if (many && d->pic.outside == 0 && !pic_fold(&d->pic))
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
                              (long long)d->ranks);
     pic_cut(&d->pic, PIC_ROWS_MAX);

@@ -31,6 +31,7 @@ typedef struct plan_ask {
     bool json;
     const char *svg;    /* path of the picture, or NULL */
     plan_model_t model;
+    bool own_model;     /* given, not the default */
 } plan_ask_t;
 
 /* Over all ranks, one way. */
@@ -60,6 +61,17 @@ typedef struct plan_part {
     plan_sums_t sums;
 } plan_part_t;
 
+/* One entry of --compare: what was asked, what was counted. */
+typedef struct plan_entry {
+    plan_ask_t ask;
+    int sp;                 /* 0 none, 1 src, 2 dst, 3 both */
+    plan_sums_t sums;
+    int64_t ranks, parts;   /* looked at; parts 0: every rank was counted */
+    bool alike;             /* all parts that were looked at are */
+} plan_entry_t;
+
+#define PLAN_ENTRIES_MAX 16
+
 void plan_sums_init(plan_sums_t *sums);
 /* Adds the sums of other ranks of the same ask. */
 void plan_sums_merge(plan_sums_t *sums, const plan_sums_t *more);
@@ -72,6 +84,21 @@ void plan_part_free(plan_part_t *part);
 /* the same size and the same totals */
 bool plan_part_alike(const plan_part_t *a, const plan_part_t *b);
 int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k);
+
+/* Counts the entries and prints them as text or JSON, and draws them where --svg asks. */
+int plan_compare(plan_entry_t *entries, int n);
+int plan_compare_json(const plan_entry_t *entries, int n, int best);
+int plan_compare_draw(const plan_entry_t *entries, int n, int best);
+/* "tp=2,dp=4 -> tp=8, sharded"; without the source when @dst_only; returns @out */
+const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *entry, bool dst_only);
+/* "1.24 ms"; returns @out */
+const char *plan_time(char out[24], double seconds);
+/* forward + backward */
+double plan_entry_seconds(const plan_entry_t *entry);
+/* how the time was estimated, in sentences: [3] lines */
+void plan_model_say(const plan_ask_t *ask, char line[3][200]);
+#define PLAN_ALPHA_US {8, 12}     /* see plan_model_say() */
+#define PLAN_BETA_GB_S {285, 45}
 
 /* Counts every rank, on several threads when there are many. Keeps the plan of rank r at plans[r]
  * where @plans is given ([world], NULL entries). On failure: complains, returns the exit code. */

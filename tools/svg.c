@@ -134,22 +134,35 @@ static const char page_style[] =
     "svg .strong{fill:var(--fg)}svg .good{fill:var(--good);font-weight:600}\n"
     ".bar{fill:var(--accent)}.bar.best{fill:var(--good)}.track{fill:var(--card)}\n";
 
+/* A blank that may end a line: not the one between a number and its unit. */
+static bool may_break(const char *blank)
+{
+    static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    size_t n = strcspn(blank + 1, " .,;:");
+    for (size_t i = 0; i < sizeof unit / sizeof unit[0]; i++)
+        if (n == strlen(unit[i]) && memcmp(blank + 1, unit[i], n) == 0)
+            return false;
+    return *blank == ' ';
+}
+
 /* Bytes of @text that fit a line of @room characters, broken at blanks where there are any. */
 static size_t fitting(const char *text, size_t room)
 {
-    size_t n = strlen(text), at;
-    if (n <= room)
-        return n;
-    for (at = room; at > 0 && text[at] != ' '; at--)
-        ;
-    return at ? at : room;
+    size_t n = 0, last = 0;
+    for (size_t seen = 0; text[n] && seen < room; seen++) {
+        for (n++; (text[n] & 0xc0) == 0x80; n++)
+            ;
+        if (may_break(text + n))
+            last = n;
+    }
+    return !text[n] || !last ? n : last;
 }
 
-static int put_lines(FILE *f, const char *text, const char *class, size_t room, int y)
+int svg_lines(FILE *f, const char *text, const char *class, size_t room, int y)
 {
     while (*text) {
         size_t n = fitting(text, room);
-        char line[128];
+        char line[512];
         snprintf(line, sizeof line, "%.*s", (int)n, text);
         y += SVG_LINE;
         if (f) {
@@ -166,9 +179,9 @@ static int put_lines(FILE *f, const char *text, const char *class, size_t room, 
 /* Writes (@f) or measures (NULL) the lines above the panels; returns their height. */
 static int put_top(FILE *f, const svg_page_t *p)
 {
-    int y = put_lines(f, p->title, "title", 40, 0);
+    int y = svg_lines(f, p->title, "title", 35, 0);
     for (int i = 0; p->text[i]; i++)
-        y = put_lines(f, p->text[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
+        y = svg_lines(f, p->text[i], "text", SVG_COLUMNS, y + (i ? 2 : 4));
     return y + 14;
 }
 
