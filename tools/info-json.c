@@ -136,10 +136,12 @@ static json_t *rank_of(const colo_place_t *place, int64_t rank)
         return NULL;
     colo_place_cpus(place, rank, cpus, cap);
     const colo_place_device_t *d = colo_place_device(place, s.gpu);
-    json_t *o = json_pack("{s:I,s:I,s:o,s:o,s:o,s:s,s:s?}", "rank", (json_int_t)rank, "host",
+    bool known = d && d->numa >= 0 && s.numa >= 0;
+    json_t *o = json_pack("{s:I,s:I,s:o,s:o,s:o,s:s,s:s?,s:o}", "rank", (json_int_t)rank, "host",
                           (json_int_t)s.host, "package", number_of(s.package), "numa",
                           number_of(s.numa), "core", number_of(s.core), "processors", cpus, "gpu",
-                          d ? d->bus : NULL);
+                          d ? d->bus : NULL, "gpu_near",
+                          known ? json_boolean(d->numa == s.numa) : json_null());
     free(cpus);
     return o;
 }

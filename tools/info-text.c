@@ -136,6 +136,16 @@ static const char *number(char text[16], int32_t n)
     return text;
 }
 
+/* Is the GPU on the rank's NUMA node? Where either is on several, nobody can tell. */
+static const char *distance(const colo_place_device_t *d, const colo_spot_t *s)
+{
+    if (!d)
+        return "";
+    if (d->numa < 0 || s->numa < 0)
+        return "any";
+    return d->numa == s->numa ? "near" : "far";
+}
+
 static void print_rank(const colo_place_t *place, int64_t rank, bool gpus)
 {
     char cpus[4096], package[16], numa[16], core[16], gpu[64] = "";
@@ -146,7 +156,7 @@ static void print_rank(const colo_place_t *place, int64_t rank, bool gpus)
     const colo_place_device_t *d = colo_place_device(place, s.gpu);
     if (gpus)
         snprintf(gpu, sizeof gpu, "  %-12s %-4s", d ? d->bus : "none",
-                 !d ? "" : d->numa >= 0 && s.numa >= 0 && d->numa != s.numa ? "far" : "near");
+                 distance(d, &s));
     printf("  %6lld  %6lld  %7s  %4s  %5s%s  %s%s\n", (long long)rank, (long long)s.host,
            number(package, s.package), number(numa, s.numa), number(core, s.core), gpu, cpus,
            len < sizeof cpus ? "" : "...");

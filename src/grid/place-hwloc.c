@@ -2,11 +2,11 @@
 /*
  * place-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
  *
- * This is the only file that sees hwloc, and hwloc is seen by nobody else: a topology is read, put
- * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
+ * hwloc is seen here and by nobody else (place-xml.c borrows its sets): a topology is read, put into
+ * a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
  * take without limit is bounded first: a file's size, and the processors that a synthetic
- * description asks for. hwloc is silent about what it does not like, so the sentences say what was
- * handed to it.
+ * description asks for; what it would take on trust is checked in place-xml.c. hwloc is silent about
+ * what it does not like, so the sentences say what was handed to it.
  *
  * This machine means what the calling thread may use of it: whoever started us with fewer
  * processors (taskset, mpirun) had a reason, and binding must not undo it.
@@ -15,6 +15,7 @@
 
 #include "core/try.h"
 #include "grid/dims.h"
+#include "grid/place-xml.h"
 
 #include <ctype.h>
 #include <errno.h>
@@ -145,6 +146,7 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
     COLO_AUTOFREE char *text = NULL;
     size_t size = 0;
     COLO_TRY(read_file(topology, &text, &size));
+    COLO_TRY(colo_place_xml_check(q, text, size));
     if (hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 || hwloc_topology_load(t) != 0)
         return colo_fail(COLO_ERR_IO, "topology %s: %zu bytes that are no hwloc topology", q, size);
     return COLO_OK;

@@ -1,0 +1,219 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * place-xml.c - looks through a topology file for what hwloc takes for granted.
+ *
+ * hwloc's reader trusts its own writer: an object without a cpuset, or siblings that overlap or
+ * stand in another order, make it crash or write a box of text to stderr. A file that was cut or
+ * edited must be a status instead. So every object that has processors is checked here: its sets
+ * are there and well formed, lie in its parent's, and come after its elder siblings'; a processor
+ * is one bit, its os_index. What the file means, and whether it is XML at all, is hwloc's to judge.
+ */
+#include "grid/place-xml.h"
+
+#include "core/try.h"
+
+#include <ctype.h>
+#include <hwloc.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define DEPTH_MAX 64
+#define SET_MAX ((size_t)16384) /* bytes of a set as text: 10 a 32 processors */
+#define CLASSES 2               /* objects with processors, memory; siblings of a class are disjoint */
+
+typedef struct level {
+    hwloc_bitmap_t set, nodes, seen[CLASSES]; /* its own sets; those of children so far */
+    bool processors;                          /* false: a device, whose children have none either */
+} level_t;
+
+typedef struct reader {
+    const char *q, *text, *at, *end;
+    bool memory, processor; /* there was a NUMA node, a processor */
+    int depth;
+    level_t level[DEPTH_MAX];
+} reader_t;
+
+static colo_status_t broken(const reader_t *r, const char *what)
+{
+    int64_t line = 1;
+    for (const char *c = r->text; c < r->at; c++)
+        line += *c == '\n';
+    return colo_fail(COLO_ERR_IO, "topology %s: line %lld: %s", r->q, (long long)line, what);
+}
+
+/* The value of attribute @name between @from and @to; NULL when it has none. */
+static const char *attribute(const char *from, const char *to, const char *name, size_t *len)
+{
+    size_t n = strlen(name);
+    bool quoted = false;
+    for (const char *c = from; c < to; c++) {
+        quoted ^= *c == '"';
+        if (quoted || !isspace((unsigned char)*c) || (size_t)(to - c) < n + 4)
+            continue;
+        if (memcmp(c + 1, name, n) != 0 || c[n + 1] != '=' || c[n + 2] != '"')
+            continue;
+        const char *value = c + n + 3, *close = memchr(value, '"', (size_t)(to - value));
+        *len = close ? (size_t)(close - value) : 0;
+        return close ? value : NULL;
+    }
+    return NULL;
+}
+
+/* "0x000000ff,,0xf": false when it is missing or no set. */
+static bool read_set(const char *from, const char *to, const char *name, hwloc_bitmap_t set)
+{
+    size_t len = 0;
+    const char *value = attribute(from, to, name, &len);
+    if (!value || len > SET_MAX || strspn(value, "0123456789abcdefx,") != len)
+        return false;
+    COLO_AUTOFREE char *text = strndup(value, len);
+    return text && len > 0 && hwloc_bitmap_sscanf(set, text) == 0;
+}
+
+static bool is_type(const char *type, size_t len, const char *const *list)
+{
+    for (; *list; list++)
+        if (strlen(*list) == len && memcmp(*list, type, len) == 0)
+            return true;
+    return false;
+}
+
+static bool is_bit(hwloc_const_bitmap_t set, const char *from, const char *to)
+{
+    size_t len = 0;
+    const char *value = attribute(from, to, "os_index", &len);
+    return value && len > 0 && len < 9 && strspn(value, "0123456789") == len &&
+           hwloc_bitmap_weight(set) == 1 && hwloc_bitmap_first(set) == atoi(value);
+}
+
+/* What the machine may use, where the file says so: something, and not what it does not have. */
+static colo_status_t check_allowed(const reader_t *r, const char *to, level_t *l)
+{
+    static const char *const name[CLASSES] = {"allowed_cpuset", "allowed_nodeset"};
+    hwloc_bitmap_t allowed = l->seen[0], all[CLASSES] = {l->set, l->nodes};
+    bool ok = true;
+    size_t len;
+    for (int i = 0; i < CLASSES && ok; i++)
+        if (attribute(r->at, to, name[i], &len))
+            ok = read_set(r->at, to, name[i], allowed) && !hwloc_bitmap_iszero(allowed) &&
+                 hwloc_bitmap_isincluded(allowed, all[i]);
+    hwloc_bitmap_zero(allowed);
+    return ok ? COLO_OK : broken(r, "the machine's allowed sets are empty or not its own");
+}
+
+/* An object that has processors, or is memory (which may be near none); @l has its sets on return.
+ * hwloc sorts by the complete sets, those with processors that may not be used. */
+static colo_status_t check_sets(reader_t *r, const char *to, const char *type, size_t len,
+                                level_t *l)
+{
+    static const char *const memory[] = {"NUMANode", "MemCache", NULL};
+    static const char *const pu[] = {"PU", NULL}, *const node[] = {"NUMANode", NULL};
+    level_t *parent = r->depth > 0 ? &r->level[r->depth - 1] : NULL;
+    int kind = is_type(type, len, memory);
+    hwloc_bitmap_t usable = l->seen[0];
+    if (!read_set(r->at, to, "nodeset", l->nodes) || !read_set(r->at, to, "cpuset", usable) ||
+        !read_set(r->at, to, "complete_nodeset", l->nodes) ||
+        !read_set(r->at, to, "complete_cpuset", l->set))
+        return broken(r, "an object lacks a cpuset or nodeset, or it is none");
+    if (!hwloc_bitmap_isincluded(usable, l->set) || (!kind && hwloc_bitmap_iszero(usable)))
+        return broken(r, "an object's cpuset is empty, or not in its complete_cpuset");
+    hwloc_bitmap_zero(usable);
+    if (is_type(type, len, pu) && !is_bit(l->set, r->at, to))
+        return broken(r, "a processor's cpuset is not its os_index");
+    if (is_type(type, len, node) && !is_bit(l->nodes, r->at, to))
+        return broken(r, "a NUMA node's nodeset is not its os_index");
+    r->memory |= is_type(type, len, node);
+    r->processor |= is_type(type, len, pu);
+    if (!parent)
+        return check_allowed(r, to, l);
+    if (!parent->processors || !hwloc_bitmap_isincluded(l->set, parent->set) ||
+        !hwloc_bitmap_isincluded(l->nodes, parent->nodes))
+        return broken(r, "an object's cpuset or nodeset is not in its parent's");
+    hwloc_bitmap_t seen = parent->seen[kind];
+    hwloc_const_bitmap_t mine = kind ? l->nodes : l->set;
+    if (hwloc_bitmap_intersects(seen, mine) ||
+        (!kind && hwloc_bitmap_first(mine) < hwloc_bitmap_first(seen)))
+        return broken(r, "objects overlap, or stand in the wrong order");
+    return hwloc_bitmap_or(seen, seen, mine) == 0 ? COLO_OK : broken(r, "no memory");
+}
+
+static void drop(level_t *l)
+{
+    hwloc_bitmap_free(l->set);
+    hwloc_bitmap_free(l->nodes);
+    for (int i = 0; i < CLASSES; i++)
+        hwloc_bitmap_free(l->seen[i]);
+    *l = (level_t){0};
+}
+
+/* "<object ...>" at r->at, to the '>' at @to */
+static colo_status_t open_object(reader_t *r, const char *to)
+{
+    static const char *const devices[] = {"Bridge", "PCIDev", "OSDev", "Misc", NULL};
+    size_t len = 0;
+    const char *type = attribute(r->at, to, "type", &len);
+    if (!type)
+        return broken(r, "an object without a type");
+    if (r->depth == DEPTH_MAX)
+        return broken(r, "objects nest too deep");
+    level_t *l = &r->level[r->depth];
+    l->set = hwloc_bitmap_alloc();
+    l->nodes = hwloc_bitmap_alloc();
+    l->seen[0] = hwloc_bitmap_alloc();
+    l->seen[1] = hwloc_bitmap_alloc();
+    l->processors = !is_type(type, len, devices);
+    colo_status_t st = COLO_OK;
+    if (!l->set || !l->nodes || !l->seen[0] || !l->seen[1])
+        st = broken(r, "no memory");
+    else if (l->processors)
+        st = check_sets(r, to, type, len, l);
+    r->depth++;
+    if (st == COLO_OK && to[-1] == '/')
+        drop(&r->level[--r->depth]);
+    return st;
+}
+
+static colo_status_t read_tags(reader_t *r)
+{
+    int64_t objects = 0;
+    while ((r->at = memchr(r->at, '<', (size_t)(r->end - r->at)))) {
+        const char *to = memchr(r->at, '>', (size_t)(r->end - r->at));
+        if (!to)
+            return broken(r, "a tag does not end");
+        if (to - r->at > 8 && memcmp(r->at, "<object ", 8) == 0) {
+            if (r->depth == 0 && objects > 0)
+                return broken(r, "a second machine");
+            objects++;
+            COLO_TRY(open_object(r, to));
+        } else if (to - r->at == 8 && memcmp(r->at, "</object", 8) == 0) {
+            if (r->depth == 0)
+                return broken(r, "an object ends that did not begin");
+            drop(&r->level[--r->depth]);
+        }
+        r->at = to;
+    }
+    r->at = r->end;
+    if (r->depth > 0 || objects == 0)
+        return broken(r, objects ? "the file ends within an object" : "no hwloc topology");
+    if (!r->memory || !r->processor)
+        return broken(r, "no NUMA node or no processor in it; is it of hwloc 2 or later?");
+    return COLO_OK;
+}
+
+colo_status_t colo_place_xml_check(const char *q, const char *text, size_t size)
+{
+    COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
+    if (!r)
+        return colo_fail(COLO_ERR_NOMEM, "topology %s: %zu bytes", q, sizeof *r);
+    *r = (reader_t){.q = q, .text = text, .at = text, .end = text + size};
+    colo_status_t st = COLO_OK;
+    if (memchr(text, '\0', size)) {
+        r->at = memchr(text, '\0', size);
+        st = broken(r, "a NUL byte; this is no text");
+    } else {
+        st = read_tags(r);
+    }
+    while (r->depth > 0)
+        drop(&r->level[--r->depth]);
+    return st;
+}
