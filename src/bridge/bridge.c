@@ -84,6 +84,26 @@ static void shaped_deinit(colo_shaped_t *s)
     memset(s, 0, sizeof *s);
 }
 
+/* Device memory: copies within a rank work, messages and staging need a communicator for it. */
+static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s)
+{
+    if (b->mem == COLO_HOST)
+        return COLO_OK;
+    if (b->algo == COLO_COLLECTIVE)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "bridge: COLLECTIVE on CUDA memory needs the NCCL backend, which this "
+                         "version lacks");
+    for (int way = 0; way < 2; way++)
+        if (s->lane[way].nsends + s->lane[way].nrecvs > 0 || s->scratch > 0)
+            return colo_fail(COLO_ERR_UNBUILT,
+                             "bridge: on CUDA memory, and rank %lld has %d messages to send and %d "
+                             "to receive %s; that needs the NCCL backend, which this version lacks",
+                             (long long)s->plan->rank, (int)s->lane[way].nsends,
+                             (int)s->lane[way].nrecvs,
+                             way == COLO_FORWARD ? "forward" : "backward");
+    return COLO_OK;
+}
+
 static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
                                    colo_shaped_t *out)
 {
@@ -107,6 +127,7 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
         COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_BACKWARD), fail);
         COLO_TRY_GOTO(st, colo_slab_create(b, &s), fail);
     }
+    COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:

@@ -101,6 +101,9 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
         dlclose(so);
         return st;
     }
+    colo_fail_fn *fail = dlsym(so, COLO_BACKEND_FAIL_SYMBOL);
+    if (fail)
+        *fail = colo_fail;
     *backend = b;
     return COLO_OK;
 }

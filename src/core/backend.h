@@ -16,6 +16,11 @@ struct colo_wire_ops; /* comm/wire.h */
 #define COLO_BACKEND_ABI 2u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
+/* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
+ * also exports a variable of this name and type; the loader points it at colo_fail() (try.h). */
+#define COLO_BACKEND_FAIL_SYMBOL "colo_backend_fail"
+typedef colo_status_t (*colo_fail_fn)(colo_status_t status, const char *fmt, ...);
+
 typedef struct colo_backend {
     uint32_t abi;                /* first for ever: COLO_BACKEND_ABI it was compiled with */
     uint32_t version;            /* colo_version_number() it was compiled for */

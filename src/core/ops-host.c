@@ -20,6 +20,15 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
     return COLO_OK;
 }
 
+static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, colo_stream_t stream)
+{
+    (void)stream;
+    for (int64_t i = 0; i < n; i++)
+        colo_box_copy_host(&dst[i], &src[i], elem_size);
+    return COLO_OK;
+}
+
 /* One row of the innermost axis: n elements of every addend, strides in elements. */
 #define SUM_ROW(name, type, acc, load, store)                                               \
     static void name(void *dst, int64_t dstep, const void *const *src, const int64_t *step, \
@@ -74,4 +83,5 @@ const colo_ops_t colo_ops_host = {
     .logprob_stats = colo_host_logprob_stats,
     .logprob_merge = colo_host_logprob_merge,
     .logprob_grad = colo_host_logprob_grad,
+    .box_list = box_list,
 };

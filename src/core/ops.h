@@ -2,7 +2,7 @@
 /*
  * ops.h (private) - what touches elements: box copies and sums, and the passes of the loss.
  *
- * One table per kind of memory (ops-host.c now, ops-cuda.c with the CUDA backend). A pass gets
+ * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). A pass gets
  * checked arguments; it allocates nothing and does not wait. The oracle of every table is tests/ref/.
  */
 #ifndef COLO_CORE_OPS_H
@@ -15,6 +15,9 @@
 
 /* dst = src element by element; same extents, any strides, must not overlap */
 typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
+                                          size_t elem_size, colo_stream_t stream);
+/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. As few launches as it takes. */
+typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                           size_t elem_size, colo_stream_t stream);
 #define COLO_MAX_ADDENDS 256
 
@@ -33,6 +36,7 @@ typedef struct colo_ops {
     colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
+    colo_box_list_fn box_list;
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

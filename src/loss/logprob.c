@@ -35,7 +35,9 @@
 #include <inttypes.h>
 #include <string.h>
 
-enum { CHUNK = 1024 }; /* tokens, where the caller lets us choose: a block of some 30 KiB */
+/* Tokens, where the caller lets us choose: some 200 to 500 KiB of block, and on a GPU passes that
+ * are long enough to fill it. */
+enum { CHUNK = 16384 };
 
 static double smoothing_of(const colo_logprob_config_t *c)
 {
@@ -244,6 +246,12 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     const colo_ops_t *ops;
     if (st == COLO_OK)
         st = colo_ops_for(logits->mem, &ops);
+    if (st == COLO_OK && logits->mem != COLO_HOST && colo_comm_size(group) > 1)
+        st = colo_fail(COLO_ERR_UNBUILT,
+                       "logprob: logits on CUDA device %d and a group of %d ranks of backend '%s': "
+                       "the gather of device memory needs the NCCL backend, which this version "
+                       "lacks; a group of one rank works",
+                       (int)logits->device, (int)colo_comm_size(group), colo_comm_backend(group));
     if (st < 0) {
         bool peers_wait = colo_comm_size(group) > 1 && colo_comm_check_level(group) > 0;
         return peers_wait ? colo_comm_i_fail(group, st) : st;
@@ -286,7 +294,8 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     p.upstream = *upstream;
     p.d_logits = d_logits->data;
     p.d_row_stride = d_logits->stride[0];
-    COLO_TRY(over_chunks(&p, chunk_of(&saved->config, p.tokens), stream, ops->logprob_grad));
+    p.hi = p.tokens; /* no scratch, so nothing for chunk_size to bound */
+    COLO_TRY(ops->logprob_grad(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

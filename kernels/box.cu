@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * box.cu - strided boxes: lists of copies in one launch, and sums of up to 256 addends.
+ *
+ * The launcher does what costs nothing there: axes of extent 1 go, the others are ordered by the
+ * destination's strides, axes that lie back to back on both sides melt into one. What remains is
+ * rows of consecutive accesses; the widest of 16, 8, 4, 2, 1 bytes that divides every pointer,
+ * stride and row is the access, so a bf16 box that starts at an odd element still moves by twos.
+ * Where the innermost axis has gaps an access is one element, and where even elements are
+ * misaligned it is bytes.
+ *
+ * The kernel cuts a box into tiles of TILE accesses, row after row. A tile's first row and column
+ * cost two 64-bit divisions a thread; inside the tile a 32-bit division, or a comparison when a row
+ * is longer than a tile, says which row an access is in. So nothing limits extents.
+ *
+ * Sums keep one accumulator per element and add the addends in the order given: the result is that
+ * of the host loop bit for bit. __fadd_rn keeps the compiler from fusing anything.
+ */
+#include "kernels.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <climits>
+#include <utility>
+
+namespace
+{
+
+constexpr int THREADS = 256, UNROLL = 4, TILE = THREADS * UNROLL;
+
+/* Axis 0 is the row (accesses), 1 and 2 count rows; steps in bytes. */
+struct walk {
+    int64_t extent[3];
+    int64_t count; /* of accesses, all axes */
+};
+
+struct axis {
+    int64_t extent, to, from;
+};
+
+/* ---- where the accesses of a tile are ---- */
+
+struct place {
+    int64_t at, row, outer;
+};
+
+__device__ place first_of(const walk &w, int64_t base)
+{
+    int64_t rows = base / w.extent[0];
+    return {base - rows * w.extent[0], rows % w.extent[1], rows / w.extent[1]};
+}
+
+/* The access @off further on, 0 <= off < TILE. */
+__device__ place further(const walk &w, place p, int off)
+{
+    p.at += off;
+    if (p.at < w.extent[0])
+        return p;
+    if (w.extent[0] >= TILE) {
+        p.at -= w.extent[0];
+        p.row++;
+    } else {
+        uint32_t q = (uint32_t)p.at / (uint32_t)w.extent[0];
+        p.at -= (int64_t)q * w.extent[0];
+        p.row += q;
+    }
+    if (p.row < w.extent[1])
+        return p;
+    if (w.extent[1] >= TILE) {
+        p.row -= w.extent[1];
+        p.outer++;
+    } else {
+        uint32_t q = (uint32_t)p.row / (uint32_t)w.extent[1];
+        p.row -= (int64_t)q * w.extent[1];
+        p.outer += q;
+    }
+    return p;
+}
+
+__device__ int64_t bytes_at(const place &p, const int64_t *step)
+{
+    return p.at * step[0] + p.row * step[1] + p.outer * step[2];
+}
+
+/* ---- copies ---- */
+
+struct copy_task {
+    char *dst;
+    const char *src;
+    walk w;
+    int64_t to[3], from[3];
+    int64_t tile_end; /* tiles of this task and those before it */
+    int32_t width;    /* bytes of an access; 0: elements of elem bytes, one byte after the other */
+    int32_t elem;
+};
+
+template <int N> struct copy_list {
+    int64_t tiles;
+    int32_t n;
+    copy_task task[N];
+};
+
+template <typename V> __device__ void copy_tile(const copy_task &t, int64_t base)
+{
+    const place first = first_of(t.w, base);
+    V v[UNROLL];
+    int64_t to[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int off = u * THREADS + (int)threadIdx.x;
+        to[u] = -1;
+        if (base + off < t.w.count) {
+            place p = further(t.w, first, off);
+            to[u] = bytes_at(p, t.to);
+            v[u] = *(const V *)(t.src + bytes_at(p, t.from));
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (to[u] >= 0)
+            *(V *)(t.dst + to[u]) = v[u];
+}
+
+__device__ void copy_bytes(const copy_task &t, int64_t base)
+{
+    const place first = first_of(t.w, base);
+    for (int off = threadIdx.x; off < TILE && base + off < t.w.count; off += THREADS) {
+        place p = further(t.w, first, off);
+        for (int b = 0; b < t.elem; b++)
+            t.dst[bytes_at(p, t.to) + b] = t.src[bytes_at(p, t.from) + b];
+    }
+}
+
+template <int N>
+__global__ void __launch_bounds__(THREADS) copy_kernel(const __grid_constant__ copy_list<N> list)
+{
+    for (int64_t tile = blockIdx.x; tile < list.tiles; tile += gridDim.x) {
+        int lo = 0, hi = list.n - 1; /* the first task whose tile_end is past this tile */
+        while (lo < hi) {
+            int mid = (lo + hi) / 2;
+            if (list.task[mid].tile_end > tile)
+                hi = mid;
+            else
+                lo = mid + 1;
+        }
+        const copy_task &t = list.task[lo];
+        const int64_t base = (tile - (lo ? list.task[lo - 1].tile_end : 0)) * TILE;
+        switch (t.width) {
+        case 16:
+            copy_tile<uint4>(t, base);
+            break;
+        case 8:
+            copy_tile<uint2>(t, base);
+            break;
+        case 4:
+            copy_tile<uint32_t>(t, base);
+            break;
+        case 2:
+            copy_tile<uint16_t>(t, base);
+            break;
+        case 1:
+            copy_tile<uint8_t>(t, base);
+            break;
+        default:
+            copy_bytes(t, base);
+        }
+    }
+}
+
+/* Axes of more than one element, innermost first. Returns how many. */
+int axes_of(const colo_box_t &dst, const colo_box_t &src, int64_t elem, axis *a)
+{
+    int n = 0;
+    for (int i = 2; i >= 0; i--)
+        if (dst.extent[i] != 1)
+            a[n++] = {dst.extent[i], dst.stride[i] * elem, src.stride[i] * elem};
+    for (int i = 1; i < n; i++)
+        for (int k = i;
+             k > 0 && (a[k].to != a[k - 1].to ? a[k].to < a[k - 1].to : a[k].from < a[k - 1].from);
+             k--)
+            std::swap(a[k], a[k - 1]);
+    int m = 0;
+    for (int i = 0; i < n; i++)
+        if (m && a[i].to == a[m - 1].to * a[m - 1].extent &&
+            a[i].from == a[m - 1].from * a[m - 1].extent)
+            a[m - 1].extent *= a[i].extent;
+        else
+            a[m++] = a[i];
+    return m;
+}
+
+bool empty(const colo_box_t &b)
+{
+    return b.extent[0] == 0 || b.extent[1] == 0 || b.extent[2] == 0;
+}
+
+copy_task plan_copy(const colo_box_t &dst, const colo_box_t &src, int64_t elem)
+{
+    axis a[3] = {{1, elem, elem}, {1, 0, 0}, {1, 0, 0}};
+    const int n = axes_of(dst, src, elem, a);
+    for (int i = n; i < 3; i++)
+        a[i] = {1, i ? 0 : elem, i ? 0 : elem};
+    const uint64_t ends = (uint64_t)(uintptr_t)dst.data | (uint64_t)(uintptr_t)src.data;
+    int64_t width = elem;
+    if (a[0].to == elem && a[0].from == elem) { /* runs: any width that divides everything */
+        uint64_t all = ends | (uint64_t)(a[0].extent * elem);
+        for (int i = 1; i < n; i++)
+            all |= (uint64_t)a[i].to | (uint64_t)a[i].from;
+        for (width = 16; all & (uint64_t)(width - 1);)
+            width /= 2;
+        a[0] = {a[0].extent * elem / width, width, width};
+    } else if (ends & (uint64_t)(elem - 1)) {
+        width = 0;
+    }
+    copy_task t = {};
+    t.dst = (char *)dst.data;
+    t.src = (const char *)src.data;
+    t.w.count = 1;
+    for (int i = 0; i < 3; i++) {
+        t.w.extent[i] = a[i].extent;
+        t.w.count *= a[i].extent;
+        t.to[i] = a[i].to;
+        t.from[i] = a[i].from;
+    }
+    t.width = (int32_t)width;
+    t.elem = (int32_t)elem;
+    return t;
+}
+
+unsigned blocks_for(int64_t tiles)
+{
+    return (unsigned)std::min<int64_t>(tiles, INT_MAX);
+}
+
+/* Enqueues the first pairs, as many as fit; @used tells how many that were. */
+template <int N>
+cudaError_t copy_some(const colo_box_t *dst, const colo_box_t *src, int64_t n, int64_t elem,
+                      cudaStream_t stream, int64_t *used)
+{
+    static_assert(sizeof(copy_list<N>) <= 32764, "the limit of a kernel's parameters");
+    copy_list<N> list;
+    list.n = 0;
+    list.tiles = 0;
+    int64_t i = 0;
+    for (; i < n && list.n < N; i++) {
+        if (empty(dst[i]))
+            continue;
+        copy_task t = plan_copy(dst[i], src[i], elem);
+        list.tiles += (t.w.count - 1) / TILE + 1;
+        t.tile_end = list.tiles;
+        list.task[list.n++] = t;
+    }
+    *used = i;
+    if (list.n == 0)
+        return cudaSuccess;
+    copy_kernel<N><<<blocks_for(list.tiles), THREADS, 0, stream>>>(list);
+    return cudaGetLastError();
+}
+
+/* ---- sums ---- */
+
+struct bf16 {
+    using acc = float;
+    using raw = uint16_t;
+    static __device__ float load(raw r)
+    {
+        return __uint_as_float((uint32_t)r << 16);
+    }
+    static __device__ raw store(float v)
+    {
+        return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+    }
+};
+struct f16 {
+    using acc = float;
+    using raw = uint16_t;
+    static __device__ float load(raw r)
+    {
+        return __half2float(__ushort_as_half(r));
+    }
+    static __device__ raw store(float v)
+    {
+        return __half_as_ushort(__float2half_rn(v));
+    }
+};
+struct f32 {
+    using acc = float;
+    using raw = float;
+    static __device__ float load(raw r)
+    {
+        return r;
+    }
+    static __device__ raw store(float v)
+    {
+        return v;
+    }
+};
+struct f64 {
+    using acc = double;
+    using raw = double;
+    static __device__ double load(raw r)
+    {
+        return r;
+    }
+    static __device__ raw store(double v)
+    {
+        return v;
+    }
+};
+__device__ float add(float a, float b)
+{
+    return __fadd_rn(a, b);
+}
+__device__ double add(double a, double b)
+{
+    return __dadd_rn(a, b);
+}
+
+template <int N> struct sum_args {
+    char *dst;
+    const char *src[N];
+    walk w;
+    int64_t to[3], from[N][3];
+    int32_t n;
+};
+
+template <typename R, int K> struct alignas(sizeof(R) * K) pack {
+    R e[K];
+};
+
+/* BYTES: the pointers are not multiples of the element size. */
+template <typename P, bool BYTES> __device__ P fetch(const char *at)
+{
+    if constexpr (BYTES) {
+        P p;
+        for (size_t b = 0; b < sizeof p; b++)
+            ((char *)&p)[b] = at[b];
+        return p;
+    } else {
+        return *(const P *)at;
+    }
+}
+
+template <typename D, int K, bool BYTES, int N>
+__global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ sum_args<N> a)
+{
+    using P = pack<typename D::raw, K>;
+    for (int64_t base = (int64_t)blockIdx.x * TILE; base < a.w.count;
+         base += (int64_t)gridDim.x * TILE) {
+        const place first = first_of(a.w, base);
+        for (int off = threadIdx.x; off < TILE && base + off < a.w.count; off += THREADS) {
+            const place p = further(a.w, first, off);
+            P v = fetch<P, BYTES>(a.src[0] + bytes_at(p, a.from[0]));
+            typename D::acc sum[K];
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                sum[k] = D::load(v.e[k]);
+#pragma unroll 4
+            for (int i = 1; i < a.n; i++) {
+                v = fetch<P, BYTES>(a.src[i] + bytes_at(p, a.from[i]));
+#pragma unroll
+                for (int k = 0; k < K; k++)
+                    sum[k] = add(sum[k], D::load(v.e[k]));
+            }
+#pragma unroll
+            for (int k = 0; k < K; k++)
+                v.e[k] = D::store(sum[k]);
+            char *to = a.dst + bytes_at(p, a.to);
+            if constexpr (BYTES) {
+                for (size_t b = 0; b < sizeof v; b++)
+                    to[b] = ((const char *)&v)[b];
+            } else {
+                *(P *)to = v;
+            }
+        }
+    }
+}
+
+/* Axes as for copies, melted where every addend agrees; those of extent 1 go. */
+template <int N>
+void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t elem, sum_args<N> &a)
+{
+    int order[3], axes = 0, m = 0;
+    for (int i = 2; i >= 0; i--)
+        if (dst.extent[i] != 1)
+            order[axes++] = i;
+    for (int i = 1; i < axes; i++)
+        for (int k = i; k > 0 && dst.stride[order[k]] < dst.stride[order[k - 1]]; k--)
+            std::swap(order[k], order[k - 1]);
+    a.dst = (char *)dst.data;
+    a.n = n;
+    for (int32_t k = 0; k < n; k++)
+        a.src[k] = (const char *)src[k].data;
+    for (int i = 0; i < axes; i++) {
+        const int x = order[i];
+        bool melts = m > 0 && dst.stride[x] * elem == a.to[m - 1] * a.w.extent[m - 1];
+        for (int32_t k = 0; melts && k < n; k++)
+            melts = src[k].stride[x] * elem == a.from[k][m - 1] * a.w.extent[m - 1];
+        if (melts) {
+            a.w.extent[m - 1] *= dst.extent[x];
+            continue;
+        }
+        a.w.extent[m] = dst.extent[x];
+        a.to[m] = dst.stride[x] * elem;
+        for (int32_t k = 0; k < n; k++)
+            a.from[k][m] = src[k].stride[x] * elem;
+        m++;
+    }
+    for (; m < 3; m++) {
+        a.w.extent[m] = 1;
+        a.to[m] = m ? 0 : elem;
+        for (int32_t k = 0; k < n; k++)
+            a.from[k][m] = m ? 0 : elem;
+    }
+}
+
+template <typename D, int N>
+cudaError_t sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStream_t stream)
+{
+    constexpr int64_t elem = sizeof(typename D::raw), K = 16 / elem;
+    sum_args<N> a = {};
+    plan_sum(dst, src, n, elem, a);
+    uint64_t ends = (uint64_t)(uintptr_t)a.dst;
+    uint64_t steps = (uint64_t)(a.w.extent[0] * elem) | (uint64_t)a.to[1] | (uint64_t)a.to[2];
+    bool runs = a.to[0] == elem;
+    for (int32_t k = 0; k < n; k++) {
+        ends |= (uint64_t)(uintptr_t)a.src[k];
+        steps |= (uint64_t)a.from[k][1] | (uint64_t)a.from[k][2];
+        runs = runs && a.from[k][0] == elem;
+    }
+    const bool wide = runs && !((ends | steps) & 15);
+    if (wide) {
+        a.w.extent[0] /= K;
+        a.to[0] = 16;
+        for (int32_t k = 0; k < n; k++)
+            a.from[k][0] = 16;
+    }
+    a.w.count = a.w.extent[0] * a.w.extent[1] * a.w.extent[2];
+    const unsigned grid = blocks_for((a.w.count - 1) / TILE + 1);
+    if (wide)
+        sum_kernel<D, K, false, N><<<grid, THREADS, 0, stream>>>(a);
+    else if (!(ends & (uint64_t)(elem - 1)))
+        sum_kernel<D, 1, false, N><<<grid, THREADS, 0, stream>>>(a);
+    else
+        sum_kernel<D, 1, true, N><<<grid, THREADS, 0, stream>>>(a);
+    return cudaGetLastError();
+}
+
+template <typename D>
+cudaError_t sum_of(const colo_box_t &dst, const colo_box_t *src, int32_t n, cudaStream_t stream)
+{
+    return n <= 8 ? sum<D, 8>(dst, src, n, stream) : sum<D, COLO_K_ADDENDS>(dst, src, n, stream);
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                                         size_t elem_size, cudaStream_t stream)
+{
+    const int64_t elem = (int64_t)elem_size;
+    if (elem != 1 && elem != 2 && elem != 4 && elem != 8)
+        return cudaErrorInvalidValue;
+    for (int64_t used; n > 0; dst += used, src += used, n -= used) {
+        cudaError_t e = n == 1    ? copy_some<1>(dst, src, n, elem, stream, &used)
+                        : n <= 32 ? copy_some<32>(dst, src, n, elem, stream, &used)
+                                  : copy_some<COLO_K_BOXES>(dst, src, n, elem, stream, &used);
+        if (e != cudaSuccess)
+            return e;
+    }
+    return cudaSuccess;
+}
+
+extern "C" cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                                      colo_dtype_t dtype, cudaStream_t stream)
+{
+    if (n < 1 || n > COLO_K_ADDENDS)
+        return cudaErrorInvalidValue;
+    if (empty(*dst))
+        return cudaSuccess;
+    switch (dtype) {
+    case COLO_F32:
+        return sum_of<f32>(*dst, src, n, stream);
+    case COLO_F64:
+        return sum_of<f64>(*dst, src, n, stream);
+    case COLO_BF16:
+        return sum_of<bf16>(*dst, src, n, stream);
+    case COLO_F16:
+        return sum_of<f16>(*dst, src, n, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}

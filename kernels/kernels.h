@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernels.h - the whole contract between C and CUDA: pointers and sizes in, cudaGetLastError() out.
+ *
+ * A launcher gets checked arguments, enqueues on the stream and returns; it allocates nothing, does
+ * not wait, reads no environment, and may be captured in a CUDA graph. Empty work is success before
+ * any launch. All indices are 64 bits. Pointers are device memory (or pinned host memory) that the
+ * current device reaches. Statuses and sentences are made by src/core/ops-cuda.c, the one includer
+ * outside this folder, tests and tools/colo-perf aside.
+ */
+#ifndef COLO_KERNELS_H
+#define COLO_KERNELS_H
+
+#include <colobridge/comm.h>
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* ---- boxes (box.cu) ---- */
+
+#define COLO_K_BOXES 256   /* pairs of boxes in one launch */
+#define COLO_K_ADDENDS 256 /* as COLO_MAX_ADDENDS of core/ops.h */
+
+/* dst[i] = src[i] for @n pairs, any strides, one launch for each COLO_K_BOXES of them. A pair has
+ * equal extents and does not overlap; pairs do not overlap each other's dst. Exact at any
+ * alignment, in 16-byte accesses where both sides allow it. @elem_size: 1, 2, 4 or 8. */
+cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, cudaStream_t stream);
+
+/* dst = src[0] + src[1] + ... in that order; fp32 accumulation for bf16 and fp16, one rounding. A
+ * src may be dst itself. The same bits as the host's, but a NaN is CUDA's own. */
+cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                           colo_dtype_t dtype, cudaStream_t stream);
+
+/* ---- loss on logits (logprob-stats.cu, logprob-grad.cu) ---- */
+
+/* What src/loss/passes.h says, flattened: a kernel cannot follow host pointers. */
+typedef struct colo_k_logprob {
+    colo_dtype_t dtype;
+    double factor, softcap, smoothing, z_loss;
+    int64_t vocab, vocab_start, ignore_index;
+    int64_t lo, hi, tokens; /* this pass, [lo, hi) of [0, tokens) */
+
+    const void *logits; /* [tokens, columns]; pointer a multiple of the element size */
+    int64_t row_stride, columns, true_columns;
+    const int64_t *targets;
+    int64_t target_stride;
+
+    unsigned char *blocks; /* [ranks] blocks of block_bytes */
+    int64_t block_bytes, block_lo;
+    int64_t m, s, xt, u, d, arg; /* byte offsets in a block, -1: not there */
+    int32_t rank, ranks;
+    int64_t head[8];                  /* header of this rank's block, written when lo is 0 */
+    int32_t head_start, head_columns; /* which of head[] hold first column and columns */
+
+    void *logp, *entropy, *loss; /* out of merge, each may be NULL */
+    uint8_t *correct;
+    int64_t *n_valid, *n_invalid;
+    double *saved; /* f64 [3, tokens]: M, log Sum, h */
+
+    const void *d_logp, *d_entropy, *d_loss; /* upstream, each may be NULL */
+    void *d_logits;
+    int64_t d_row_stride;
+} colo_k_logprob_t;
+
+cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream);
+cudaError_t colo_k_logprob_merge(const colo_k_logprob_t *p, cudaStream_t stream);
+cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream_t stream);
+
+/* ---- yardsticks of colo-perf (probe.cu); bytes and pointers are multiples of 16 ---- */
+
+/* *sum += every 32-bit word: a read and nothing else */
+cudaError_t colo_k_probe_read(const void *src, int64_t bytes, unsigned long long *sum,
+                              cudaStream_t stream);
+/* reads each 16 bytes once and writes them once */
+cudaError_t colo_k_probe_copy(void *dst, const void *src, int64_t bytes, cudaStream_t stream);
+/* *wrong += 16-byte words that differ */
+cudaError_t colo_k_probe_diff(const void *a, const void *b, int64_t bytes,
+                              unsigned long long *wrong, cudaStream_t stream);
+/* bf16 values of mean 0 and standard deviation @spread, by position and @seed */
+cudaError_t colo_k_probe_fill(void *dst, int64_t bytes, float spread, uint64_t seed,
+                              cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,184 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob-grad.cu - backward of the loss: each element is read once and written once.
+ *
+ *   dx_j = p_j (A + B (x_j - M)) + C [j = t] + D     dz = dx (1 - (x / cap)^2) factor
+ *
+ * A block of threads takes a run of a row's slots; its loads are under way while the row's four
+ * coefficients are made from the saved statistics, in fp64. Rows of ignored tokens are not read. p
+ * is e^(x - M - log Sum) with log Sum subtracted in the exponent: small numbers only, whatever the
+ * offset of the logits. C is added before rounding to the dtype, so p -> 1 at the target loses
+ * nothing.
+ *
+ * In place is legal: a thread writes the slot that it has read, and nobody else touches it. Where
+ * logits and gradient do not sit alike in their 16-byte words, slots are the logits' and are
+ * written element by element.
+ */
+#include "logprob.cuh"
+
+#include <algorithm>
+
+namespace
+{
+
+constexpr int THREADS = 256, UNROLL = 4, RUN = THREADS * UNROLL; /* slots a block */
+
+enum { PROB = 0, FULL = 1, GENERIC = 2 }; /* p A only; p (A + B d) + D; and x is not factor z */
+
+template <typename R> struct coefficients {
+    R factor, cap, m, log_sum, a, b, c, d;
+    int64_t target; /* column here, -1 when it is elsewhere */
+};
+
+enum row_kind { COMPUTE, ZERO, NOT_A_NUMBER };
+
+template <typename R>
+__device__ row_kind look_up(const colo_k_logprob_t &p, int64_t t, coefficients<R> &k)
+{
+    const bool wide = sizeof(R) == 8;
+    const int64_t target = p.targets[t * p.target_stride];
+    const bool legal = target >= 0 && target < p.vocab;
+    const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t];
+    if (target == p.ignore_index)
+        return ZERO;
+    if (isnan(m) || (!legal && (p.d_logp || p.d_loss)))
+        return NOT_A_NUMBER;
+    const double g_p = p.d_logp ? get(p.d_logp, wide, t) : 0,
+                 g_h = p.d_entropy ? get(p.d_entropy, wide, t) : 0,
+                 g_l = p.d_loss ? get(p.d_loss, wide, t) : 0;
+    k.m = (R)m;
+    k.log_sum = (R)log_sum;
+    k.a = (R)(p.factor * (-g_p + g_l * (1 + 2 * p.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
+    k.b = (R)(p.factor * -g_h);
+    k.c = (R)(p.factor * (g_p - (1 - p.smoothing) * g_l));
+    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)p.vocab));
+    k.target = legal ? target - p.vocab_start : -1;
+    return COMPUTE;
+}
+
+template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
+{
+    R x = 0, d, dx;
+    if (WHAT == GENERIC) {
+        x = x_of(z, k.factor, k.cap);
+        d = x - k.m;
+    } else {
+        d = fma(k.factor, z, -k.m);
+    }
+    const R prob = exp_of(d - k.log_sum);
+    if (WHAT == PROB)
+        dx = prob * k.a;
+    else /* x = -inf: 0, not 0 * inf */
+        dx = fma(prob, fma(k.b, fmax(d, (R)-1e4), k.a), k.d);
+    if (hit)
+        dx += k.c;
+    if (WHAT == GENERIC && k.cap > 0) {
+        const R th = x / k.cap;
+        dx *= 1 - th * th;
+    }
+    return dx;
+}
+
+template <typename D, int WHAT>
+__device__ void one_element(const colo_k_logprob_t &p, const typename D::elem *row,
+                            typename D::elem *out, int64_t j, row_kind kind,
+                            const coefficients<typename D::real> &k)
+{
+    using R = typename D::real;
+    if (j < 0 || j >= p.columns)
+        return;
+    if (j >= p.true_columns || kind == ZERO)
+        out[j] = D::round(0);
+    else if (kind == NOT_A_NUMBER)
+        out[j] = D::round((R)CUDART_NAN);
+    else
+        out[j] = D::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
+}
+
+template <typename D, int WHAT>
+__global__ void __launch_bounds__(THREADS)
+    grad_kernel(const __grid_constant__ colo_k_logprob_t p, int64_t runs)
+{
+    using R = typename D::real;
+    using E = typename D::elem;
+    constexpr int N = D::N;
+    for (int64_t work = blockIdx.x; work < (p.hi - p.lo) * runs; work += gridDim.x) {
+        const int64_t t = p.lo + work / runs, k0 = work % runs * RUN + threadIdx.x;
+        const E *row = (const E *)p.logits + t * p.row_stride;
+        E *out = (E *)p.d_logits + t * p.d_row_stride;
+        const int64_t first = first_slot<D>(row);
+        const bool alike = first == first_slot<D>(out);
+        uint4 v[UNROLL];
+        bool whole[UNROLL];
+        const bool read = p.targets[t * p.target_stride] != p.ignore_index;
+#pragma unroll
+        for (int i = 0; i < UNROLL; i++) {
+            const int64_t j = first + (k0 + i * THREADS) * N;
+            whole[i] = alike && j >= 0 && j + N <= p.true_columns;
+            if (whole[i] && read)
+                v[i] = load_slot(row, j, sizeof(E));
+        }
+        coefficients<R> k = {(R)p.factor, (R)p.softcap, 0, 0, 0, 0, 0, 0, -1};
+        const row_kind kind = look_up<R>(p, t, k);
+#pragma unroll
+        for (int i = 0; i < UNROLL; i++) {
+            const int64_t j = first + (k0 + i * THREADS) * N;
+            if (!whole[i]) {
+                for (int e = 0; e < N; e++)
+                    one_element<D, WHAT>(p, row, out, j + e, kind, k);
+                continue;
+            }
+            R z[N];
+            D::unpack(v[i], z);
+            if (kind != COMPUTE) {
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    z[e] = kind == ZERO ? (R)0 : (R)CUDART_NAN;
+            } else if ((uint64_t)(k.target - j) < (uint64_t)N) {
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    z[e] = gradient<WHAT, R>(z[e], j + e == k.target, k);
+            } else {
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    z[e] = gradient<WHAT, R>(z[e], false, k);
+            }
+            __stcs((uint4 *)(out + j), D::pack(z));
+        }
+    }
+}
+
+template <typename D, int WHAT> cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
+{
+    const int64_t slots = (p.columns + 2 * (D::N - 1)) / D::N, runs = (slots - 1) / RUN + 1;
+    const int64_t grid = std::min<int64_t>((p.hi - p.lo) * runs, 1 << 30);
+    grad_kernel<D, WHAT><<<(unsigned)grid, THREADS, 0, stream>>>(p, runs);
+    return cudaGetLastError();
+}
+
+template <typename D> cudaError_t grad_of(const colo_k_logprob_t &p, cudaStream_t stream)
+{
+    if (!is_plain(p))
+        return grad<D, GENERIC>(p, stream);
+    return p.d_entropy || p.smoothing > 0 ? grad<D, FULL>(p, stream) : grad<D, PROB>(p, stream);
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream_t stream)
+{
+    if (p->hi <= p->lo || p->columns == 0)
+        return cudaSuccess;
+    switch (p->dtype) {
+    case COLO_F32:
+        return grad_of<f32>(*p, stream);
+    case COLO_F64:
+        return grad<f64, GENERIC>(*p, stream);
+    case COLO_BF16:
+        return grad_of<bf16>(*p, stream);
+    case COLO_F16:
+        return grad_of<f16>(*p, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}

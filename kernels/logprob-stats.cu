@@ -1,0 +1,457 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob-stats.cu - forward of the loss: one read of the logits, then the merge of the blocks.
+ *
+ * One block of threads a row; every thread keeps its own running maximum and sums over the slots
+ * it reads, four in flight, and the threads are combined once at the end: the maximum first, then
+ * sums in fp64 by a fixed tree. How a row is split depends on its width and address only, so a
+ * row's bits depend on nothing but the row, however tokens are cut into passes.
+ *
+ * The maximum starts at -inf; a batch that raises it rescales the sums, which after the first few
+ * batches is rare. The comparison is written so that NaN raises it, too, and from there on nothing
+ * but NaN comes out; +inf does the same through inf - inf. While only -inf has been seen, sums are
+ * taken against 0, which adds 0. One exp per element, for two would exceed the special function
+ * units at this bandwidth.
+ *
+ * Arithmetic is fp32 for f32, bf16 and f16 logits, fp64 for f64. A thread adds at most
+ * columns / threads terms in four partial sums; what is kept is differences to the maximum.
+ */
+#include "logprob.cuh"
+
+#include <algorithm>
+#include <cmath>
+
+namespace
+{
+
+constexpr int MOST_THREADS = 512;
+constexpr int BATCH = 4; /* slots in flight a thread */
+constexpr int PARTS = 4; /* independent sums a thread */
+
+enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
+
+template <typename R, int KEEP> struct part {
+    R top;  /* largest z (plain) or x seen, -inf at first */
+    R base; /* what the sums are taken against: x of top, 0 while that is -inf */
+    R s[PARTS], u[PARTS], d[PARTS];
+    int64_t seen, arg;
+};
+
+template <typename R, int KEEP> __device__ void begin(part<R, KEEP> &a)
+{
+    a.top = -CUDART_INF_F;
+    a.base = 0;
+#pragma unroll
+    for (int k = 0; k < PARTS; k++)
+        a.s[k] = a.u[k] = a.d[k] = 0;
+    a.seen = 0;
+    a.arg = -1;
+}
+
+/* A larger maximum: the sums so far move to it. */
+template <typename R, int KEEP> __device__ void raise(part<R, KEEP> &a, R top, R factor)
+{
+    R base = factor * top;
+    if (base == -CUDART_INF_F)
+        base = 0;
+    if (factor * a.top > -CUDART_INF_F) {
+        const R down = a.base - base, c = exp_of(down);
+#pragma unroll
+        for (int k = 0; k < PARTS; k++) {
+            if (KEEP >= ENTROPY)
+                a.u[k] = c > 0 ? c * (a.u[k] + down * a.s[k]) : 0;
+            a.s[k] *= c;
+        }
+        if (KEEP == ALL)
+            a.d[0] += (R)a.seen * down;
+    }
+    a.top = top;
+    a.base = base;
+}
+
+template <typename R, int KEEP> __device__ void take(part<R, KEEP> &a, R z, R factor, int k)
+{
+    const R d = fma(factor, z, -a.base), e = exp_of(d);
+    a.s[k] += e;
+    if (KEEP >= ENTROPY)
+        a.u[k] = fma(e, fmax(d, (R)-1e4), a.u[k]); /* not 0 * -inf; e is 0 from -104 (f64: -746) */
+    if (KEEP == ALL)
+        a.d[k] += d;
+}
+
+/* The first of z[0..n) that is a new maximum. */
+template <typename R, int KEEP>
+__device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t at, bool *found)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++)
+        if (!*found && z[i] == top) {
+            a.arg = at + i;
+            *found = true;
+        }
+}
+
+/* Whole slots, B of them, @step elements apart. */
+template <typename D, int KEEP, int B>
+__device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
+                       int64_t at, int64_t step)
+{
+    using R = typename D::real;
+    R top = D::top(v[0]);
+#pragma unroll
+    for (int b = 1; b < B; b++)
+        top = max_nan(top, (R)D::top(v[b]));
+    if (!(top <= a.top)) {
+        if (KEEP == ALL) {
+            bool found = false;
+#pragma unroll
+            for (int b = 0; b < B; b++) {
+                R z[D::N];
+                D::unpack(v[b], z);
+                find(a, z, D::N, top, at + b * step, &found);
+            }
+        }
+        raise(a, top, factor);
+    }
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+        R z[D::N];
+        D::unpack(v[b], z);
+#pragma unroll
+        for (int i = 0; i < D::N; i++)
+            take(a, z[i], factor, i % PARTS);
+    }
+    a.seen += B * D::N;
+}
+
+/* Up to N values of x in registers. */
+template <typename R, int KEEP, int N>
+__device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t at, R factor)
+{
+    R top = x[0];
+#pragma unroll
+    for (int i = 1; i < N; i++)
+        top = max_nan(top, x[i]);
+    if (!(top <= a.top)) {
+        bool found = false;
+        if (KEEP == ALL)
+            find(a, x, N, top, at, &found);
+        raise(a, top, factor);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        take(a, x[i], factor, i % PARTS);
+    a.seen += N;
+}
+
+/* ---- combining the threads ---- */
+
+template <typename T, typename F> __device__ T all_lanes(T v, F f)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2)
+        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+
+/* Every thread gets the result. @room: one value a warp. */
+template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
+{
+    v = all_lanes(v, f);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = room[0];
+    for (int w = 1; w < (int)blockDim.x / 32; w++)
+        v = f(v, room[w]);
+    return v;
+}
+
+__device__ double sum_threads(double v, double *room)
+{
+    return all_threads(v, room, [](double a, double b) { return a + b; });
+}
+
+/* ---- a row ---- */
+
+/* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
+template <typename D, int KEEP, bool PLAIN>
+__device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
+                         const void *row)
+{
+    using R = typename D::real;
+    constexpr int N = D::N, SIZE = sizeof(typename D::elem);
+    const R factor = (R)p.factor, cap = (R)p.softcap;
+    const int64_t first = first_slot<D>(row), end = (p.true_columns - first) / N;
+    const int64_t step = (int64_t)blockDim.x;
+    int64_t k = threadIdx.x + (first < 0);
+    if constexpr (PLAIN) {
+        for (; k + (BATCH - 1) * step < end; k += BATCH * step) {
+            uint4 v[BATCH];
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                v[b] = load_slot(row, first + (k + b * step) * N, SIZE);
+            absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
+        }
+    }
+    for (; k < end; k += step) {
+        const uint4 v = load_slot(row, first + k * N, SIZE);
+        if constexpr (PLAIN) {
+            absorb<D, KEEP, 1>(a, &v, factor, first + k * N, 0);
+        } else {
+            R x[N];
+            D::unpack(v, x);
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                x[i] = x_of(x[i], factor, cap);
+            absorb_x<R, KEEP, N>(a, x, first + k * N, (R)1);
+        }
+    }
+    /* the slots that are not whole: at most one at either end, one element a thread */
+    const int64_t ends[2] = {first < 0 ? first : -N, end > 0 || first == 0 ? first + end * N : -N};
+    for (int i = 0; i < 2; i++) {
+        int64_t j = ends[i] + (int64_t)threadIdx.x;
+        if (threadIdx.x >= N || j < 0 || j >= p.true_columns)
+            continue;
+        R x = D::one(((const typename D::elem *)row)[j]);
+        if (!PLAIN)
+            x = x_of(x, factor, cap);
+        absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? factor : (R)1);
+    }
+}
+
+template <typename D, int KEEP, bool PLAIN>
+__global__ void __launch_bounds__(MOST_THREADS, 2)
+    stats_kernel(const __grid_constant__ colo_k_logprob_t p)
+{
+    using R = typename D::real;
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    __shared__ double room[MOST_THREADS / 32];
+    __shared__ int64_t arg_room[MOST_THREADS / 32];
+    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    if (p.lo == 0 && blockIdx.x == 0 && threadIdx.x < 8)
+        ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
+
+    for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
+        const int64_t target = p.targets[t * p.target_stride], k = t - p.block_lo;
+        const void *row = (const typename D::elem *)p.logits + t * p.row_stride;
+        const bool counts = target != p.ignore_index;
+        part<R, KEEP> a;
+        begin(a);
+        if (counts)
+            read_row<D, KEEP, PLAIN>(a, p, row);
+
+        const R factor = PLAIN ? (R)p.factor : (R)1;
+        const double top =
+            all_threads((double)a.top, room, [](double x, double y) { return max_nan(x, y); });
+        R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
+        const bool any = m > -CUDART_INF_F;
+        double s = 0, u = 0, d = 0;
+#pragma unroll
+        for (int i = 0; i < PARTS; i++) {
+            s += a.s[i];
+            u += a.u[i];
+            d += a.d[i];
+        }
+        const bool mine = factor * a.top > -CUDART_INF_F;
+        if (any && mine) {
+            const double down = (double)a.base - (double)m, c = exp(down);
+            u = c > 0 ? c * (u + down * s) : 0;
+            s *= c;
+            d += (double)a.seen * down;
+        }
+        s = sum_threads(s, room);
+        if (KEEP >= ENTROPY)
+            u = sum_threads(u, room);
+        int64_t arg = INT64_MAX;
+        if (KEEP == ALL) {
+            d = sum_threads(d, room);
+            if ((double)a.top == top && a.arg >= 0)
+                arg = a.arg;
+            arg = all_threads(arg, arg_room, [](int64_t x, int64_t y) { return x < y ? x : y; });
+        }
+        if (threadIdx.x == 0) {
+            double xt = -CUDART_INF;
+            const int64_t j = target - p.vocab_start;
+            if (counts && any && target < p.vocab && j >= 0 && j < p.true_columns) {
+                R z = D::one(((const typename D::elem *)row)[j]);
+                double x =
+                    PLAIN ? (double)factor * (double)z : (double)x_of(z, (R)p.factor, (R)p.softcap);
+                xt = isinf((typename D::stat)x) ? -CUDART_INF : x - (double)m;
+            }
+            double top_x = m;
+            if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */
+                top_x = s = u = d = xt = CUDART_NAN;
+            if (!counts)
+                d = 0;
+            put(block + p.m, WIDE, k, top_x);
+            put(block + p.s, WIDE, k, s);
+            put(block + p.xt, WIDE, k, xt);
+            if (KEEP >= ENTROPY && p.u >= 0)
+                put(block + p.u, WIDE, k, u);
+            if (KEEP == ALL && p.d >= 0)
+                put(block + p.d, WIDE, k, d);
+            if (KEEP == ALL && p.arg >= 0)
+                ((int64_t *)(block + p.arg))[k] =
+                    any && m < CUDART_INF_F ? p.vocab_start + arg : -1;
+        }
+    }
+}
+
+/* Threads for a row: at least four slots each, and a function of the width alone. */
+int threads_for(int64_t slots)
+{
+    return slots >= 4 * 512 ? 512 : slots >= 4 * 256 ? 256 : 128;
+}
+
+template <typename D, int KEEP, bool PLAIN>
+cudaError_t stats(const colo_k_logprob_t &p, cudaStream_t stream)
+{
+    const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
+    stats_kernel<D, KEEP, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30),
+                                   threads_for(p.true_columns / D::N), 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+template <typename D> cudaError_t stats_of(const colo_k_logprob_t &p, cudaStream_t stream)
+{
+    /* rounded, neighbouring f32 logits can tie, and the argmax takes the first of those */
+    int exponent;
+    const bool exact =
+        sizeof(typename D::elem) < 4 || std::frexp((float)p.factor, &exponent) == 0.5;
+    if (!is_plain(p) || (p.arg >= 0 && !exact))
+        return stats<D, ALL, false>(p, stream);
+    if (p.d >= 0 || p.arg >= 0)
+        return stats<D, ALL, true>(p, stream);
+    return p.u >= 0 ? stats<D, ENTROPY, true>(p, stream) : stats<D, SUM, true>(p, stream);
+}
+
+/* ---- merge ---- */
+
+/* A row over the whole vocabulary, as merge_row() of passes-host.c. */
+struct merged {
+    double m, log_sum, h, mean, xt;
+    int64_t arg;
+};
+
+__device__ merged merge_row(const colo_k_logprob_t &p, bool wide, int64_t k, int64_t target)
+{
+    merged g = {-CUDART_INF, 0, 0, 0, -CUDART_INF, INT64_MAX};
+    for (int32_t r = 0; r < p.ranks; r++)
+        g.m = max_nan(g.m, get(p.blocks + r * p.block_bytes + p.m, wide, k));
+    if (!(g.m > -CUDART_INF))
+        return {CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, -1};
+    double sum = 0, u = 0, d = 0;
+    for (int32_t r = 0; r < p.ranks; r++) {
+        const unsigned char *block = p.blocks + r * p.block_bytes;
+        const int64_t start = ((const int64_t *)block)[p.head_start],
+                      columns = ((const int64_t *)block)[p.head_columns];
+        const double m = get(block + p.m, wide, k), down = m - g.m;
+        if (m == -CUDART_INF) { /* empty: nothing; all -inf: d is -inf */
+            d += p.d >= 0 ? get(block + p.d, wide, k) : 0;
+            continue;
+        }
+        const double c = exp(down), s = get(block + p.s, wide, k);
+        sum += c * s;
+        if (p.u >= 0 && c > 0)
+            u += c * (get(block + p.u, wide, k) + down * s);
+        if (p.d >= 0)
+            d += get(block + p.d, wide, k) + (double)columns * down;
+        if (target >= start && target - start < columns)
+            g.xt = get(block + p.xt, wide, k) + down;
+        if (p.arg >= 0 && m == g.m) {
+            int64_t arg = ((const int64_t *)(block + p.arg))[k];
+            g.arg = arg < g.arg ? arg : g.arg;
+        }
+    }
+    g.log_sum = log(sum);
+    g.h = p.u >= 0 ? g.log_sum - u / sum : 0;
+    g.mean = d / (double)p.vocab;
+    return g;
+}
+
+constexpr int MERGE_THREADS = 128;
+
+__global__ void __launch_bounds__(MERGE_THREADS)
+    merge_kernel(const __grid_constant__ colo_k_logprob_t p)
+{
+    const bool wide = p.dtype == COLO_F64;
+    const int64_t stride = (int64_t)gridDim.x * MERGE_THREADS;
+    for (int64_t t = p.lo + (int64_t)blockIdx.x * MERGE_THREADS; t < p.hi; t += stride) {
+        const int64_t at = t + threadIdx.x;
+        bool valid = false, invalid = false;
+        if (at < p.hi) {
+            const int64_t target = p.targets[at * p.target_stride];
+            const bool legal = target >= 0 && target < p.vocab, counts = target != p.ignore_index;
+            merged g = {0, 0, 0, 0, 0, -1};
+            double logp = 0, loss = 0;
+            valid = counts && legal;
+            invalid = counts && !legal;
+            if (counts) {
+                g = merge_row(p, wide, at - p.block_lo, legal ? target : -1);
+                logp = legal ? g.xt - g.log_sum : CUDART_NAN;
+                loss = -logp;
+                if (p.smoothing > 0)
+                    loss = (1 - p.smoothing) * loss + p.smoothing * (g.log_sum - g.mean);
+                if (p.z_loss > 0) {
+                    double lse = g.m + g.log_sum;
+                    loss += p.z_loss * lse * lse;
+                }
+            }
+            if (p.logp)
+                put(p.logp, wide, at, logp);
+            if (p.entropy)
+                put(p.entropy, wide, at, g.h);
+            if (p.loss)
+                put(p.loss, wide, at, loss);
+            if (p.correct)
+                p.correct[at] = counts && g.arg == target;
+            if (p.saved) {
+                p.saved[at] = g.m;
+                p.saved[p.tokens + at] = g.log_sum;
+                p.saved[2 * p.tokens + at] = g.h;
+            }
+        }
+        const int good = __syncthreads_count(valid), bad = __syncthreads_count(invalid);
+        if (threadIdx.x == 0 && p.n_valid && good)
+            atomicAdd((unsigned long long *)p.n_valid, (unsigned long long)good);
+        if (threadIdx.x == 0 && p.n_invalid && bad)
+            atomicAdd((unsigned long long *)p.n_invalid, (unsigned long long)bad);
+    }
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream)
+{
+    if (p->hi <= p->lo && p->lo > 0)
+        return cudaSuccess;
+    switch (p->dtype) { /* an empty first pass still writes the header */
+    case COLO_F32:
+        return stats_of<f32>(*p, stream);
+    case COLO_F64:
+        return stats<f64, ALL, false>(*p, stream);
+    case COLO_BF16:
+        return stats_of<bf16>(*p, stream);
+    case COLO_F16:
+        return stats_of<f16>(*p, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t colo_k_logprob_merge(const colo_k_logprob_t *p, cudaStream_t stream)
+{
+    for (int64_t *count : {p->n_valid, p->n_invalid})
+        if (count && p->lo == 0) {
+            cudaError_t e = cudaMemsetAsync(count, 0, sizeof *count, stream);
+            if (e != cudaSuccess)
+                return e;
+        }
+    if (p->hi <= p->lo)
+        return cudaSuccess;
+    const int64_t grid = (p->hi - p->lo - 1) / MERGE_THREADS + 1;
+    merge_kernel<<<(unsigned)std::min<int64_t>(grid, 1 << 30), MERGE_THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}

@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops-cuda.c - the table of element passes for CUDA memory; with the kernels,
+ * libcolobridge-cuda.so.
+ *
+ * Decides three things. A pointer that no kernel on the current device can use (pageable host
+ * memory, another device's memory) is COLO_ERR_ARG here instead of a fault on the device that would
+ * end every later call of the process; pinned host memory is accepted, kernels reach it. A pass of
+ * passes.h becomes the flat struct that a kernel can be given. A cudaError_t becomes a status and
+ * a sentence, in one place.
+ *
+ * The current device is the caller's business: streams belong to it. Nothing allocates or waits;
+ * everything here may be captured in a graph. The maths is in kernels/.
+ */
+#include "core/backend.h"
+#include "core/ops.h"
+#include "loss/passes.h"
+
+#include <colobridge/version.h>
+
+#include "kernels.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <string.h>
+
+extern COLO_API colo_fail_fn colo_backend_fail;
+colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
+
+_Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table promises");
+_Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
+               "a header travels as eight words");
+
+/* ---- statuses ---- */
+
+static colo_status_t status_of(cudaError_t e)
+{
+    switch (e) {
+    case cudaSuccess:
+        return COLO_OK;
+    case cudaErrorMemoryAllocation:
+        return COLO_ERR_NOMEM;
+    case cudaErrorNoDevice:
+    case cudaErrorInsufficientDriver:
+    case cudaErrorNoKernelImageForDevice:
+    case cudaErrorUnsupportedPtxVersion:
+        return COLO_ERR_UNBUILT;
+    default:
+        return COLO_ERR_CUDA;
+    }
+}
+
+static colo_status_t report(cudaError_t e, const char *what)
+{
+    int device = -1;
+    if (e == cudaSuccess)
+        return COLO_OK;
+    cudaGetDevice(&device);
+    cudaGetLastError(); /* the caller's next check is about the caller's next call */
+    return colo_backend_fail(status_of(e), "%s: CUDA says %s (%s) on device %d", what,
+                             cudaGetErrorName(e), cudaGetErrorString(e), device);
+}
+
+/* ---- pointers ---- */
+
+/* NULL is nobody's: what may be NULL is not read. */
+static colo_status_t check_pointer(const void *p, const char *what)
+{
+    struct cudaPointerAttributes a;
+    int device = -1;
+    if (!p)
+        return COLO_OK;
+    cudaError_t e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaPointerGetAttributes(&a, p);
+    if (e != cudaSuccess)
+        return report(e, what);
+    if (a.type == cudaMemoryTypeUnregistered)
+        return colo_backend_fail(COLO_ERR_ARG,
+                                 "%s: %p is host memory that CUDA does not know, expected memory "
+                                 "of device %d",
+                                 what, p, device);
+    if (a.type == cudaMemoryTypeDevice && a.device != device)
+        return colo_backend_fail(COLO_ERR_ARG,
+                                 "%s: %p is memory of device %d, the current device is %d", what, p,
+                                 a.device, device);
+    return COLO_OK;
+}
+
+static colo_status_t check_typed(const void *p, colo_dtype_t dtype, const char *what)
+{
+    static const uint8_t size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
+    if ((uintptr_t)p % size[dtype])
+        return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
+                                 what, p, (int)size[dtype]);
+    return check_pointer(p, what);
+}
+
+#define TRY(expr)                  \
+    do {                           \
+        colo_status_t s_ = (expr); \
+        if (s_ < 0)                \
+            return s_;             \
+    } while (0)
+
+/* ---- boxes ---- */
+
+static bool is_empty(const colo_box_t *b)
+{
+    return b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0;
+}
+
+static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                              size_t elem_size, colo_stream_t stream)
+{
+    const void *known[2] = {NULL, NULL}; /* boxes of one list mostly lie in one allocation */
+    for (int64_t i = 0; i < n; i++) {
+        if (is_empty(&dst[i]))
+            continue;
+        if (dst[i].data != known[0])
+            TRY(check_pointer(known[0] = dst[i].data, "copy: destination"));
+        if (src[i].data != known[1])
+            TRY(check_pointer(known[1] = src[i].data, "copy: source"));
+    }
+    return report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
+}
+
+static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
+                              colo_stream_t stream)
+{
+    return box_list(dst, src, 1, elem_size, stream);
+}
+
+static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
+                             colo_dtype_t dtype, colo_stream_t stream)
+{
+    if (n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16)
+        return colo_backend_fail(COLO_ERR_ARG,
+                                 "sum: %d addends of dtype %d, expected 1..%d of a float dtype",
+                                 (int)n, (int)dtype, COLO_MAX_ADDENDS);
+    if (is_empty(dst))
+        return COLO_OK;
+    TRY(check_pointer(dst->data, "sum: destination"));
+    for (int32_t k = 0; k < n; k++)
+        TRY(check_pointer(src[k].data, "sum: addend"));
+    return report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
+}
+
+/* ---- loss ---- */
+
+static colo_k_logprob_t flat(const struct colo_logprob_pass *p)
+{
+    colo_k_logprob_t k = {
+        .dtype = p->dtype,
+        .factor = p->factor,
+        .softcap = p->config->softcap,
+        .smoothing = p->smoothing,
+        .z_loss = p->config->z_loss,
+        .vocab = p->config->vocab,
+        .vocab_start = p->config->vocab_start,
+        .ignore_index = p->config->ignore_index,
+        .lo = p->lo,
+        .hi = p->hi,
+        .tokens = p->tokens,
+        .logits = p->logits,
+        .row_stride = p->row_stride,
+        .columns = p->columns,
+        .true_columns = p->true_columns,
+        .targets = p->targets,
+        .target_stride = p->target_stride,
+        .blocks = p->blocks,
+        .block_bytes = p->block.bytes,
+        .block_lo = p->block_lo,
+        .m = p->block.m,
+        .s = p->block.s,
+        .xt = p->block.xt,
+        .u = p->block.u,
+        .d = p->block.d,
+        .arg = p->block.arg,
+        .rank = p->rank,
+        .ranks = p->ranks,
+        .head_start = offsetof(colo_logprob_header_t, start) / sizeof(int64_t),
+        .head_columns = offsetof(colo_logprob_header_t, columns) / sizeof(int64_t),
+        .logp = p->out.logp,
+        .entropy = p->out.entropy,
+        .loss = p->out.loss,
+        .correct = p->out.correct,
+        .n_valid = p->out.n_valid,
+        .n_invalid = p->out.n_invalid,
+        .saved = p->saved,
+        .d_logp = p->upstream.d_logp,
+        .d_entropy = p->upstream.d_entropy,
+        .d_loss = p->upstream.d_loss,
+        .d_logits = p->d_logits,
+        .d_row_stride = p->d_row_stride,
+    };
+    memcpy(k.head, &p->header, sizeof k.head);
+    return k;
+}
+
+/* Each pass looks at its pointers once, before its first chunk. */
+static colo_status_t stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    if (p->lo == 0) {
+        if (p->tokens > 0 && p->columns > 0)
+            TRY(check_typed(p->logits, p->dtype, "logits"));
+        if (p->tokens > 0)
+            TRY(check_typed(p->targets, COLO_I64, "targets"));
+        TRY(check_pointer(p->blocks, "scratch"));
+        /* merge's, too: a wrong output must be known before anything is written */
+        TRY(check_typed(p->out.logp, p->stat_dtype, "out.logp"));
+        TRY(check_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
+        TRY(check_typed(p->out.loss, p->stat_dtype, "out.loss"));
+        TRY(check_pointer(p->out.correct, "out.correct"));
+        TRY(check_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
+        TRY(check_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
+        TRY(check_pointer(p->saved, "stats"));
+    }
+    colo_k_logprob_t k = flat(p);
+    return report(colo_k_logprob_stats(&k, stream), "logprob forward");
+}
+
+static colo_status_t merge(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    colo_k_logprob_t k = flat(p);
+    return report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
+}
+
+static colo_status_t grad(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
+        TRY(check_typed(p->logits, p->dtype, "logits"));
+        TRY(check_typed(p->d_logits, p->dtype, "d_logits"));
+        TRY(check_typed(p->targets, COLO_I64, "targets"));
+        TRY(check_pointer(p->saved, "stats"));
+        TRY(check_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
+        TRY(check_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
+        TRY(check_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
+    }
+    colo_k_logprob_t k = flat(p);
+    return report(colo_k_logprob_grad(&k, stream), "logprob backward");
+}
+
+static const colo_ops_t colo_ops_cuda = {
+    .name = "cuda",
+    .box_copy = box_copy,
+    .box_sum = box_sum,
+    .logprob_stats = stats,
+    .logprob_merge = merge,
+    .logprob_grad = grad,
+    .box_list = box_list,
+};
+
+extern COLO_API const colo_backend_t colo_backend;
+const colo_backend_t colo_backend = {
+    .abi = COLO_BACKEND_ABI,
+    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
+    .name = "cuda",
+    .ops = &colo_ops_cuda,
+};
