@@ -28,6 +28,12 @@ def headers():
     return sorted(str(p.relative_to(INCLUDE)) for p in INCLUDE.rglob('*.h'))
 
 
+def foreign(header):
+    """What a public header includes that is neither ours nor C's: an opt-in header needs it."""
+    names = re.findall(r'^\s*#\s*include\s*<([^>]+)>', (INCLUDE / header).read_text(), re.M)
+    return [n for n in names if not n.startswith('colobridge/') and not n.startswith('std')]
+
+
 def declared():
     """Names of all functions that the headers declare with COLO_API."""
     names = set()
