@@ -317,8 +317,8 @@ static int read_entry_word(const char *where, const char *word, plan_entry_t *e)
 /* [SRC->]DST[:WORD]... */
 static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
 {
-    char where[32], copy[2048], q[TOOL_QUOTE_MAX];
-    snprintf(where, sizeof where, "--compare entry %d", i + 1);
+    char *where = e->ask.where, copy[2048], q[TOOL_QUOTE_MAX];
+    snprintf(where, sizeof e->ask.where, "--compare entry %d", i + 1);
     size_t n = strlen(text);
     if (n >= sizeof copy)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %zu bytes, at most %zu", where, n,
@@ -388,7 +388,7 @@ static int show_rank(const plan_ask_t *ask)
         TRY(plan_sweep(ask, NULL, &sums));
     colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
     if (st < 0)
-        return plan_complain(st, colo_last_error());
+        return plan_complain(ask, st, colo_last_error());
     int rc = ask->svg ? plan_draw(ask) : TOOL_OK;
     if (rc == TOOL_OK)
         rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);

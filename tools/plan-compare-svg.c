@@ -130,7 +130,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
                  PLAN_EXACT_MAX);
     plan_model_say(ask, say);
     for (int i = 0; i < 3; i++)
-        snprintf(line[lines++], sizeof line[0], "%s", say[i]);
+        snprintf(line[lines++], sizeof line[0], "%.199s", say[i]);
     for (int i = 0; i < lines; i++)
         page.text[i] = line[i];
     for (int q = 0; q < QUANTITIES; q++) {

@@ -196,9 +196,8 @@ static void print_table(const plan_entry_t *entries, int n, int best)
             printf("    ");
         else
             printf("%c%3d", row == best ? '*' : ' ', row + 1);
-        for (int c = 0; c < COLS; c++)
-            printf("%s%*s", c == 0 || c == 2 || c == 4 || c >= 6 ? "   " : "  ",
-                   row == -1 && c == COLS - 1 ? 0 : width[c],
+        for (int c = 0; c < COLS && !(row == -1 && !*name[c] && c + 1 == COLS); c++)
+            printf("%s%*s", c % 2 && c < 6 ? "  " : "    ", width[c],
                    row == -2   ? group[c]
                    : row == -1 ? name[c]
                                : cell[row][c]);

@@ -95,7 +95,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
     free(seen.slot);
     if (st < 0) {
         plan_part_free(part);
-        return plan_complain(st, colo_last_error());
+        return plan_complain(ask, st, colo_last_error());
     }
     qsort(part->rank, (size_t)part->n, sizeof *part->rank, by_rank);
     return TOOL_OK;

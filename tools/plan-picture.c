@@ -148,8 +148,8 @@ static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
     if (ask->rank < 0 && k->seeds > 1) {
         line = next_line(d);
         if (k->all_alike)
-            snprintf(line, sizeof d->line[0], "%s %s looked at, all alike.",
-                     k->exact ? "All were" : "Drawn by lot:", svg_count(k->seeds, n));
+            snprintf(line, sizeof d->line[0], "%s %s looked at; they are alike.",
+                     svg_count(k->seeds, n), k->exact ? "were" : "of them, drawn by lot, were");
         else
             snprintf(line, sizeof d->line[0],
                      "%s parts looked at, %s like this one; it moves the most.",
@@ -230,7 +230,7 @@ static int prepare(drawing_t *d)
     colo_status_t st = pic_collect(&d->pic, &ask->config, part.rank, (int32_t)part.n);
     plan_part_free(&part);
     if (st < 0)
-        return plan_complain(st, colo_last_error());
+        return plan_complain(ask, st, colo_last_error());
     bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.way[0].n > PIC_FLOWS_MAX ||
                 d->pic.way[1].n > PIC_FLOWS_MAX;
     if (many && d->pic.outside == 0 && !pic_fold(&d->pic))

@@ -100,9 +100,10 @@ static void watch(sweep_t *s)
         fputs("\r\033[K", stderr);
 }
 
-int plan_complain(colo_status_t status, const char *sentence)
+int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence)
 {
-    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL, "%s",
+    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL, "%s%s%s",
+                         ask->where, *ask->where ? ": " : "",
                          *sentence ? sentence : colo_status_string(status));
 }
 
@@ -135,7 +136,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
     pthread_mutex_destroy(&s.lock);
 
     if (s.status < 0)
-        return plan_complain(s.status, s.sentence);
+        return plan_complain(ask, s.status, s.sentence);
     if (s.sums.overflow)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                              "the bytes of %lld ranks do not fit in 63 bits",

@@ -29,6 +29,7 @@ typedef struct plan_ask {
     int64_t max_ranks;  /* per-rank lists only up to this many ranks */
     int64_t rank;       /* the only one to print, or -1: all */
     bool json;
+    char where[32];     /* "--compare entry 2", "" when there is only one ask */
     const char *svg;    /* path of the picture, or NULL */
     plan_model_t model;
     bool own_model;     /* given, not the default */
@@ -105,7 +106,7 @@ void plan_model_say(const plan_ask_t *ask, char line[3][200]);
 int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums);
 
 /* A rejected plan in words: COLO_ERR_ARG is wrong use, the rest a problem found. */
-int plan_complain(colo_status_t status, const char *sentence);
+int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence);
 
 /* @plans: [nplans], the ranks to list; @sums: of all ranks */
 int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,

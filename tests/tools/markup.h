@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* markup.h - is a text well-formed XML, as strictly as pictures need it. */
+#ifndef TESTS_TOOLS_MARKUP_H
+#define TESTS_TOOLS_MARKUP_H
+
+/* NULL, or what is wrong and where, in static memory: one root, elements nested and closed, attributes
+ * named once and quoted, the five entities and numbers only, no control bytes, UTF-8. */
+const char *markup_check(const char *text);
+
+/* How often @what is in @text. */
+int markup_count(const char *text, const char *what);
+
+#endif

@@ -1,0 +1,384 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_plan_compare.c - colo-plan --compare from outside: numbers from the closed forms of the
+ * bridge's rules and from the stated model, the text as written down, and every way to use it
+ * wrongly.
+ *
+ * V is the whole tensor, k = larger dp over smaller dp, C = cp of the destination, Ds and Dd the dp
+ * sizes. Fan-in receives forward (k-1)/(kC) V/Dd sharded, backward (C-1)/(kC) V/Dd; fan-out forward
+ * 0, backward (kC-1)/C V/Dd, in messages of V/(Dd C) here.
+ */
+#include "harness/harness.h"
+
+#include "tool.h"
+
+#include <math.h>
+
+#include <jansson.h>
+
+/* 16 samples x 8192 rows x 4096 bf16 features: V = 2^30 */
+#define SIZES "--batch", "16", "--seq", "8192", "--hidden", "4096"
+#define MODEL "--alpha", "10,20", "--beta", "100,50"
+#define FAN_IN "tp=2,dp=4->tp=2,cp=2,dp=2:sharded"
+#define FAN_OUT "tp=4,dp=2->tp=1,cp=2,dp=4:sharded"
+static const double V = 1073741824.0;
+
+static json_t *compared(const char *const *args)
+{
+    said_t s = tool_run(args);
+    if (s.exit != 0)
+        fail_msg("exit %d: %s", s.exit, s.err);
+    json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(doc);
+    said_free(&s);
+    return doc;
+}
+
+static const json_t *entry(const json_t *doc, size_t i)
+{
+    return json_array_get(json_object_get(doc, "entries"), i);
+}
+
+static void assert_int(const json_t *e, const char *group, const char *key, double value)
+{
+    const json_t *v = json_object_get(group ? json_object_get(e, group) : e, key);
+    if (!json_is_integer(v) || (double)json_integer_value(v) != value)
+        fail_msg("%s.%s is %lld, expected %.0f", group ? group : "", key,
+                 (long long)json_integer_value(v), value);
+}
+
+/* Two of the model's sums in double: a few units in the last of 12 printed digits. */
+static void assert_seconds(const json_t *e, const char *group, double value)
+{
+    double found =
+        json_real_value(json_object_get(group ? json_object_get(e, group) : e, "seconds"));
+    if (fabs(found - value) > 1e-10 * value)
+        fail_msg("%s seconds are %.12g, expected %.12g", group ? group : "all", found, value);
+}
+
+static void fan_in_and_fan_out_are_their_closed_forms(void **state)
+{
+    const char *args[] = {"--compare", FAN_IN, FAN_OUT,  SIZES, "--ranks-per-node",
+                          "2",         MODEL,  "--json", NULL};
+    json_t *doc = compared(args);
+    const json_t *in = entry(doc, 0), *out = entry(doc, 1);
+    assert_int(doc, NULL, "ranks_per_node", 2);
+    assert_int(doc, NULL, "best", 0);
+    assert_int_equal(json_array_size(json_object_get(doc, "entries")), 2);
+
+    /* pairs 0-2, 1-3, 4-6, 5-7: always two nodes of two ranks, one message a rank and way */
+    static const char *const ways[] = {"forward", "backward"};
+    for (int w = 0; w < 2; w++) {
+        assert_int(in, ways[w], "recv_bytes_max", V / 8);
+        assert_int(in, ways[w], "recv_bytes_total", V);
+        assert_int(in, ways[w], "send_bytes_max", V / 8);
+        assert_int(in, ways[w], "local_bytes_max", V / 8);
+        assert_int(in, ways[w], "messages_max", 1);
+        assert_int(in, ways[w], "messages_total", 8);
+        assert_int(in, ways[w], "slow_bytes_total", V);
+        assert_seconds(in, ways[w], 20e-6 + V / 8 / 50e9);
+    }
+    assert_int(in, "forward", "collective_recv_bytes_max", V / 4);
+    assert_int(in, "backward", "collective_recv_bytes_max", V / 2);
+    assert_int(in, "memory", "input_bytes_max", V / 4);
+    assert_int(in, "memory", "output_bytes_max", V / 4);
+    assert_int(in, "memory", "staging_bytes_max", 0);
+    assert_int(in, "memory", "bytes_max", V / 2);
+    assert_seconds(in, NULL, 2 * (20e-6 + V / 8 / 50e9));
+    assert_true(json_is_true(json_object_get(in, "best")));
+
+    /* an exchange inside {0,1,2,3} and {4,5,6,7}: of three messages one stays on the node */
+    assert_int(out, "forward", "recv_bytes_max", 0);
+    assert_int(out, "forward", "messages_total", 0);
+    assert_seconds(out, "forward", 0);
+    assert_int(out, "backward", "recv_bytes_max", 3 * V / 8);
+    assert_int(out, "backward", "recv_bytes_total", 3 * V);
+    assert_int(out, "backward", "messages_max", 3);
+    assert_int(out, "backward", "messages_total", 24);
+    assert_int(out, "backward", "slow_bytes_total", 2 * V);
+    assert_seconds(out, "backward", 10e-6 + V / 8 / 100e9 + 2 * (20e-6 + V / 8 / 50e9));
+    assert_int(out, "memory", "input_bytes_max", V / 2);
+    assert_int(out, "memory", "output_bytes_max", V / 8);
+    assert_int(out, "memory", "bytes_max", 5 * V / 8);
+    assert_true(json_is_false(json_object_get(out, "best")));
+
+    json_t *model = json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 10.0, 20.0, "beta_gb_s", 100.0,
+                              50.0, "default", 0);
+    assert_true(json_equal(json_object_get(doc, "model"), model));
+    json_t *same = json_pack("{s:s,s:s,s:s,s:s,s:s,s:i,s:n,s:s,s:i}", "src", "tp=2,dp=4", "dst",
+                             "tp=2,cp=2,dp=2", "output", "sharded", "grad", "disjoint", "sp",
+                             "none", "world", 8, "sampled", "direction", "fan_in", "scale", 2);
+    const char *key;
+    json_t *value;
+    json_object_foreach(same, key, value) if (!json_equal(json_object_get(in, key), value))
+        fail_msg("key %s", key);
+    json_decref(same);
+    json_decref(model);
+    json_decref(doc);
+}
+
+/* V = 128 bytes, CP2 of one sample block: full output V, input V/2, and one slab as large as the
+ * input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
+static void partial_gradients_need_staging(void **state)
+{
+    const char *args[] = {"--src",
+                          "tp=1,dp=2",
+                          "--compare",
+                          "tp=1,cp=2,dp=1:full:partial",
+                          "tp=1,cp=2,dp=1:disjoint",
+                          "--batch",
+                          "4",
+                          "--seq",
+                          "8",
+                          "--hidden",
+                          "1",
+                          "--dtype",
+                          "f32",
+                          "--json",
+                          NULL};
+    json_t *doc = compared(args);
+    const json_t *partial = entry(doc, 0), *disjoint = entry(doc, 1);
+    assert_int(partial, "memory", "input_bytes_max", 64);
+    assert_int(partial, "memory", "output_bytes_max", 128);
+    assert_int(partial, "memory", "staging_bytes_max", 64);
+    assert_int(partial, "memory", "bytes_max", 256);
+    assert_int(partial, "backward", "recv_bytes_max", 64);
+    assert_int(disjoint, "memory", "staging_bytes_max", 0);
+    assert_int(disjoint, "memory", "bytes_max", 192);
+    assert_int(disjoint, "backward", "recv_bytes_max", 32); /* (C-1)/(kC) V/Dd */
+    /* the defaults, inside one node */
+    assert_seconds(partial, "backward", 8e-6 + 64 / 285e9);
+    assert_string_equal(json_string_value(json_object_get(partial, "grad")), "partial");
+    assert_string_equal(json_string_value(json_object_get(disjoint, "output")), "full");
+    assert_true(json_is_true(json_object_get(json_object_get(doc, "model"), "default")));
+    assert_int(doc, NULL, "best", 1);
+    json_decref(doc);
+}
+
+/* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
+ * way. The partner is 8 ranks away, on the next node of 8. */
+static void a_million_ranks_are_estimated_from_their_parts(void **state)
+{
+    const char *args[] = {"--src",
+                          "tp=8,dp=131072",
+                          "--compare",
+                          "tp=8,cp=2,dp=65536:sharded",
+                          "--batch",
+                          "131072",
+                          "--seq",
+                          "64",
+                          "--hidden",
+                          "16",
+                          "--ranks-per-node",
+                          "8",
+                          "--json",
+                          NULL};
+    json_t *doc = compared(args);
+    const json_t *e = entry(doc, 0);
+    assert_int(e, NULL, "world", 1048576);
+    assert_int(e, "sampled", "parts", 256);
+    assert_int(e, "sampled", "ranks", 512);
+    assert_true(json_is_true(json_object_get(json_object_get(e, "sampled"), "alike")));
+    assert_int(e, "forward", "recv_bytes_max", 1024);
+    assert_int(e, "forward", "recv_bytes_total", 1073741824);
+    assert_int(e, "forward", "messages_total", 1048576);
+    assert_int(e, "backward", "slow_bytes_total", 1073741824);
+    assert_int(e, "memory", "bytes_max", 4096);
+    json_decref(doc);
+}
+
+/* Half of the ranks of each pp world hold nothing; the estimate of what the others move comes from
+ * ranks drawn by lot: 256 of them, so within 4 standard deviations of a fair coin, 4 x 1/16. */
+static void unlike_parts_are_estimated_and_said_to_be(void **state)
+{
+    const char *args[] = {"--src",       "dp=65536,pp=2",
+                          "--compare",   "dp=32768,cp=2,pp=2:sharded",
+                          "--batch",     "65536",
+                          "--seq",       "64",
+                          "--hidden",    "16",
+                          "--src-stage", "0",
+                          "--json",      NULL};
+    json_t *doc = compared(args);
+    const json_t *e = entry(doc, 0);
+    assert_true(json_is_false(json_object_get(json_object_get(e, "sampled"), "alike")));
+    /* V = 2^27; each of 65536 holders of the output gets 2 of 4 quarters of a sample's rows, half
+     * of it from its own sample where it has it; whatever is local, at most V moves in all */
+    double total = (double)json_integer_value(
+        json_object_get(json_object_get(e, "forward"), "recv_bytes_total"));
+    assert_true(total > 0.5 * 0.75 * 134217728 && total < 134217728 * 1.25);
+    json_decref(doc);
+}
+
+static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ranks a node\n"
+                            "*  1  tp=2,dp=4 -> tp=2,cp=2,dp=2, sharded: 8 ranks\n"
+                            "   2  tp=4,dp=2 -> tp=1,cp=2,dp=4, sharded: 8 ranks\n"
+                            "\n"
+                            "           forward               backward             messages        "
+                            "    between       memory       "
+                            "time\n"
+                            "        max a rank   in all    max a rank   in all      a rank  in "
+                            "all      nodes       a rank\n"
+                            "*  1     128.0 MiB  1.0 GiB     128.0 MiB  1.0 GiB           1      "
+                            "16    2.0 GiB    512.0 MiB    "
+                            "5.41 ms\n"
+                            "   2           0 B      0 B     384.0 MiB  3.0 GiB           3      "
+                            "24    2.0 GiB    640.0 MiB    "
+                            "6.76 ms\n"
+                            "\n"
+                            "Estimated time, forward + backward\n"
+                            "   1  ################################ 5.41 ms  best\n"
+                            "   2  ######################################## 6.76 ms\n"
+                            "\n"
+                            "Bytes into the busiest rank, forward + backward\n"
+                            "   1  ########################### 256.0 MiB\n"
+                            "   2  ######################################## 384.0 MiB\n"
+                            "\n"
+                            "Bytes between nodes, forward + backward\n"
+                            "   1  ######################################## 2.0 GiB\n"
+                            "   2  ######################################## 2.0 GiB\n"
+                            "\n"
+                            "Memory of a rank: input, output, staging\n"
+                            "   1  ################################ 512.0 MiB\n"
+                            "   2  ######################################## 640.0 MiB\n"
+                            "\n"
+                            "* best: least time, then fewest bytes, then least memory\n"
+                            "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
+                            "node, 20 us and 50 GB/s between "
+                            "nodes.\n"
+                            "Both come from the command line (--alpha, --beta).\n"
+                            "A rank sends one after another and receives at the same time; the "
+                            "slowest rank counts; copies on a "
+                            "rank are free.\n";
+
+static void the_table_and_bars_read_as_written_down(void **state)
+{
+    const char *args[] = {"--compare",        FAN_IN, FAN_OUT, SIZES,
+                          "--ranks-per-node", "2",    MODEL,   NULL};
+    said_t s = tool_run(args);
+    assert_string_equal(s.err, "");
+    assert_string_equal(s.out, table);
+    assert_int_equal(s.exit, 0);
+    said_free(&s);
+}
+
+static void entries_stay_in_order_and_the_first_of_equals_is_best(void **state)
+{
+    const char *args[] = {"--src",
+                          "tp=2,dp=4",
+                          "--compare",
+                          "tp=4,dp=2",
+                          "tp=2,cp=2,dp=2:sharded",
+                          "tp=2,cp=2,dp=2:sharded:sp=src",
+                          "tp=2,cp=2,dp=2:sharded",
+                          "--output",
+                          "full",
+                          SIZES,
+                          "--json",
+                          NULL};
+    static const char *const dst[] = {"tp=4,dp=2", "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2",
+                                      "tp=2,cp=2,dp=2"};
+    static const char *const sp[] = {"none", "none", "src", "none"};
+    json_t *doc = compared(args);
+    int best = 0;
+    for (size_t i = 0; i < 4; i++) {
+        assert_string_equal(json_string_value(json_object_get(entry(doc, i), "dst")), dst[i]);
+        assert_string_equal(json_string_value(json_object_get(entry(doc, i), "sp")), sp[i]);
+        best += json_is_true(json_object_get(entry(doc, i), "best"));
+    }
+    assert_int_equal(best, 1);
+    assert_true(json_integer_value(json_object_get(doc, "best")) != 3);
+    json_decref(doc);
+}
+
+static void assert_refused(const char *const *args, int exit, const char *text)
+{
+    said_t s = tool_run(args);
+    if (s.exit != exit || s.out_size != 0 || s.err_size > 201 ||
+        strchr(s.err, '\n') != s.err + s.err_size - 1 || !strstr(s.err, text))
+        fail_msg("exit %d (expected %d), %zu bytes on stdout, stderr lacks \"%s\": %s", s.exit,
+                 exit, s.out_size, text, s.err);
+    said_free(&s);
+}
+
+static void wrong_use_is_named_in_one_line(void **state)
+{
+    char spec[5000];
+    memset(spec, 'x', sizeof spec - 1);
+    spec[sizeof spec - 1] = '\0';
+    const struct {
+        const char *args[32];
+        int exit;
+        const char *text;
+    } cases[] = {
+        {{SIZES, "--compare"}, 2, "--compare: a value is missing"},
+        {{SIZES, "--compare=tp=2"}, 2, "--compare: its values are arguments of their own"},
+        {{SIZES, "--compare", "tp=2"},
+         2,
+         "--compare entry 1: \"tp=2\" names no source; give --src"},
+        {{SIZES, "--compare", "tp=2->tp=2", "dp=2-"},
+         2,
+         "--compare entry 2: \"dp=2-\" ends in -; put SRC->DST in quotes"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", ""}, 2, "--compare entry 2: "},
+        {{SIZES, "--compare", "->tp=2"}, 2, "--compare entry 1: grid spec, byte 0"},
+        {{SIZES, "--compare", "tp=2->"}, 2, "--compare entry 1: grid spec, byte 0"},
+        {{SIZES, "--compare", "tp=2->dp=2->dp=2"}, 2, "--compare entry 1: "},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2:half"},
+         2,
+         "--compare entry 1: \"half\" is none of full, sharded"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2:"}, 2, "--compare entry 1: \"\" is none of"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2:sp=tp"}, 2, "--compare entry 1: \"sp=tp\""},
+        {{SIZES, "--src", "tp=2", "--compare", spec},
+         2,
+         "--compare entry 1: 4999 bytes, at most 2047"},
+        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--compare", "tp=2"},
+         2,
+         "--dst: not with --compare"},
+        {{SIZES, "--src", "tp=2", "--rank", "0", "--compare", "tp=2"},
+         2,
+         "--rank: not with --compare"},
+        {{"--src", "tp=2", "--compare", "tp=2", "--seq", "8", "--hidden", "4"},
+         2,
+         "--batch is missing"},
+        {{SIZES, "--src", "dp=8", "--compare", "dp=8", "cp=3,dp=8"},
+         1,
+         "--compare entry 2: 8192 positions do not split"},
+        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--alpha", "3"},
+         2,
+         "--alpha: only with --compare"},
+        {{SIZES, "--src", "tp=2", "--dst", "tp=2", "--beta", "3"},
+         2,
+         "--beta: only with --compare"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "1,2,3"},
+         2,
+         "--alpha: \"1,2,3\" is not one or two numbers"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "-1"}, 2, "(byte 0)"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "1."}, 2, "(byte 0)"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--alpha", "nan"}, 2, "(byte 0)"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--beta", "1e3"}, 2, "(byte 1)"},
+        {{SIZES, "--src", "tp=2", "--compare", "tp=2", "--beta", "0"},
+         2,
+         "--beta: \"0\" is outside"},
+        {{SIZES, "--src", "tp=2", "--compare", "a", "a", "a", "a", "a", "a", "a",
+          "a",   "a",     "a",    "a",         "a", "a", "a", "a", "a", "a"},
+         2,
+         "--compare: 17 entries, at most 16"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        assert_refused(cases[i].args, cases[i].exit, cases[i].text);
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_PLAN"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(fan_in_and_fan_out_are_their_closed_forms),
+        cmocka_unit_test(partial_gradients_need_staging),
+        cmocka_unit_test(a_million_ranks_are_estimated_from_their_parts),
+        cmocka_unit_test(unlike_parts_are_estimated_and_said_to_be),
+        cmocka_unit_test(the_table_and_bars_read_as_written_down),
+        cmocka_unit_test(entries_stay_in_order_and_the_first_of_equals_is_best),
+        cmocka_unit_test(wrong_use_is_named_in_one_line),
+    };
+    return cmocka_run_group_tests_name("tools/plan_compare", tests, NULL, NULL);
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_plan_svg.c - the pictures of colo-plan: well-formed, every message of the hand-worked
+ * examples in them with its bytes, one part of a large world with how many there are, and a file
+ * that is whole or not there. Expectations are closed forms of the bridge's rules (docs/plan.md).
+ */
+#include "harness/harness.h"
+
+#include "markup.h"
+#include "tool.h"
+
+#include <dirent.h>
+#include <unistd.h>
+
+static char folder[64], path[96];
+
+static int make_folder(void **state)
+{
+    strcpy(folder, "/tmp/colo-svg-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof path, "%s/plan.svg", folder);
+    return 0;
+}
+
+static int files(void)
+{
+    int n = 0;
+    DIR *d = opendir(folder);
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += e->d_name[0] != '.';
+    closedir(d);
+    return n;
+}
+
+static int remove_folder(void **state)
+{
+    unlink(path);
+    return rmdir(folder);
+}
+
+static char *slurp(const char *name)
+{
+    FILE *f = fopen(name, "r");
+    if (!f)
+        return NULL;
+    char *text = calloc(1, 1 << 22);
+    size_t n = fread(text, 1, (1 << 22) - 1, f);
+    assert_true(n < (1 << 22) - 1);
+    fclose(f);
+    return text;
+}
+
+/* Runs colo-plan with @args and --svg, checks what holds for every picture, returns the picture. */
+static char *drawn(const char *const *args)
+{
+    const char *all[40];
+    int n = 0;
+    for (; args[n]; n++)
+        all[n] = args[n];
+    all[n] = NULL;
+    said_t without = tool_run(all);
+    all[n++] = "--svg";
+    all[n++] = path;
+    all[n] = NULL;
+    said_t s = tool_run(all);
+    if (s.exit != 0)
+        fail_msg("exit %d: %s", s.exit, s.err);
+    assert_string_equal(s.out, without.out); /* the picture comes on top */
+    said_free(&s);
+    said_free(&without);
+    char *text = slurp(path);
+    assert_non_null(text);
+    const char *why = markup_check(text);
+    if (why)
+        fail_msg("%s", why);
+    assert_int_equal(markup_count(text, "http"), 1); /* the name space */
+    assert_int_equal(markup_count(text, "prefers-color-scheme:dark"), 1);
+    assert_int_equal(markup_count(text, "<script"), 0);
+    assert_int_equal(files(), 1);
+    return text;
+}
+
+static void assert_count(const char *text, const char *what, int times)
+{
+    int n = markup_count(text, what);
+    if (n != times)
+        fail_msg("\"%s\" is there %d times, expected %d", what, n, times);
+}
+
+static void assert_message(const char *text, int from, int to, int bytes, int times)
+{
+    char what[80];
+    snprintf(what, sizeof what, "<title>rank %d to rank %d: %d bytes</title>", from, to, bytes);
+    assert_count(text, what, times);
+}
+
+#define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32"
+
+/* 2 samples x 2 rows x 1 float: each of the two ranks lacks the 8 bytes of the other */
+static void two_ranks_are_two_rows(void **state)
+{
+    const char *args[] = {"--src", "dp=2", "--dst", "tp=2", SIZES("2", "2", "1"), NULL};
+    char *text = drawn(args);
+    assert_message(text, 0, 1, 8, 1);
+    assert_message(text, 1, 0, 8, 1);
+    assert_count(text, " to rank ", 2);
+    assert_count(text, "2 messages, 16 B in all; at most 8 B into a rank.", 1);
+    assert_count(text, "No messages: every rank already has its part.", 1); /* backward */
+    assert_count(text, "class=\"rank\"", 2 * 2 * 2);
+    assert_count(text, "<title>dp=2 \xe2\x86\x92 tp=2</title>", 1);
+    free(text);
+}
+
+/* TP2/DP4 -> TP2/DP2/CP2, V = 1 KiB: 0-2, 1-3, 4-6, 5-7 exchange V/8 each way, nothing else. */
+static void eight_ranks_show_every_message_with_its_bytes(void **state)
+{
+    const char *args[] = {"--src",    "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
+                          "--output", "sharded",   NULL};
+    char *text = drawn(args);
+    for (int a = 0; a < 8; a++)
+        assert_message(text, a, a ^ 2, 128, 2);
+    assert_count(text, " to rank ", 16);
+    assert_count(text, " keeps 128 bytes", 16);
+    assert_count(text, ">128 B<", 32);
+    assert_count(text, ">rank 7<", 4);
+    assert_count(text, ">tp 1  dp 3<", 2);
+    assert_count(text, ">tp 1  cp 1<", 2 * 2);
+    assert_count(text, "class=\"part\"", 2 * 3); /* four pairs */
+    assert_count(text, "8 messages, 1 KiB in all; at most 128 B into a rank.", 2);
+    assert_count(text, ">Forward: activations<", 1);
+    assert_count(text, ">Backward: gradients<", 1);
+    /* ring all-gather of 2: V/4 a rank; ring all-reduce over 2: V/2 a rank */
+    assert_count(text, "The all-gather way: 2 KiB", 1);
+    assert_count(text, "The all-reduce way: 4 KiB", 1);
+    free(text);
+}
+
+/* TP8/DP8 -> TP8/CP2/DP4, V = 8 KiB: r and r ^ 8 exchange V/16. All ranks are drawn. */
+static void sixty_four_ranks_are_all_drawn(void **state)
+{
+    const char *args[] = {"--src",    "tp=8,dp=8", "--dst", "tp=8,cp=2,dp=4", SIZES("64", "8", "4"),
+                          "--output", "sharded",   NULL};
+    char *text = drawn(args);
+    for (int a = 0; a < 64; a++)
+        assert_message(text, a, a ^ 8, 512, 2);
+    assert_count(text, " to rank ", 128);
+    assert_count(text, "class=\"rank\"", 2 * 2 * 64);
+    assert_count(text, "Shown: one of", 0);
+    free(text);
+}
+
+/* The same with 128 ranks: 64 pairs, one is drawn. */
+static void of_128_ranks_one_part_is_shown_and_counted(void **state)
+{
+    const char *args[] = {
+        "--src",    "tp=8,dp=16", "--dst", "tp=8,cp=2,dp=8", SIZES("64", "8", "4"),
+        "--output", "sharded",    NULL};
+    char *text = drawn(args);
+    assert_count(text, "Shown: one of 64 parts", 1);
+    assert_count(text, "it has 2 ranks.", 1);
+    assert_count(text, "64 were looked at; they are alike.", 1);
+    assert_message(text, 0, 8, 256, 2);
+    assert_message(text, 8, 0, 256, 2);
+    assert_count(text, " to rank ", 4);
+    free(text);
+
+    const char *mine[] = {"--src",
+                          "tp=8,dp=16",
+                          "--dst",
+                          "tp=8,cp=2,dp=8",
+                          SIZES("64", "8", "4"),
+                          "--output",
+                          "sharded",
+                          "--rank",
+                          "90",
+                          NULL};
+    text = drawn(mine); /* --rank chooses the part: 90 = 64 + 26 and its partner 82 */
+    assert_message(text, 82, 90, 256, 2);
+    assert_count(text, "the 2 ranks that rank 90 exchanges with", 1);
+    free(text);
+}
+
+/* DP128 -> TP128, 128 samples of 4 bytes: all exchange with all and play one role. */
+static void ranks_of_one_role_are_one_row(void **state)
+{
+    const char *args[] = {"--src", "dp=128", "--dst", "tp=128", SIZES("128", "1", "1"), NULL};
+    char *text = drawn(args);
+    assert_count(text, "and 127 like it", 2 * 2);
+    assert_count(text, ">127 \xc3\x97 4 B<", 1);
+    assert_count(text, "16,256 messages, 63.5 KiB in all; at most 508 B", 1);
+    assert_count(text, "class=\"rank\"", 2 * 2);
+    free(text);
+}
+
+/* DP127 -> DP128: a chain in which every rank lacks another amount; 64 of 128 roles fit. */
+static void what_is_not_drawn_is_said(void **state)
+{
+    const char *args[] = {"--src", "dp=127", "--dst", "dp=128", SIZES("16256", "1", "1"), NULL};
+    char *text = drawn(args);
+    assert_count(text, "64 of 128 ranks are drawn; ", 1);
+    assert_count(text, "class=\"rank\"", 2 * 2 * 64);
+    /* rank r of 128 wants [127 r, 127 r + 127); [127 r, 128 r) is of rank r - 1 */
+    for (int r = 1; r < 64; r++)
+        assert_message(text, r - 1, r, 4 * r, 1);
+    free(text);
+}
+
+/* TP8/DP131072 -> TP8/CP2/DP65536, V = 256 MiB: r and r ^ 8 exchange V/2^18. */
+static void of_a_million_ranks_one_part_is_drawn(void **state)
+{
+    const char *args[] = {"--src",    "tp=8,dp=131072",
+                          "--dst",    "tp=8,cp=2,dp=65536",
+                          "--batch",  "131072",
+                          "--seq",    "64",
+                          "--hidden", "16",
+                          "--output", "sharded",
+                          "--rank",   "1048575",
+                          "--svg",    path,
+                          NULL};
+    said_t s = tool_run(args); /* one rank: no sweep of all */
+    assert_int_equal(s.exit, 0);
+    said_free(&s);
+    char *text = slurp(path);
+    assert_null(markup_check(text));
+    assert_message(text, 1048567, 1048575, 1024, 2);
+    assert_message(text, 1048575, 1048567, 1024, 2);
+    free(text);
+}
+
+/* All ranks of a million in 2 seconds of counting; the sanitizers get an eighth of them. */
+static void of_a_world_too_large_to_walk_parts_are_drawn_by_lot(void **state)
+{
+    bool whole = t_scaled(100) == 100;
+    const char *args[] = {"--src",    whole ? "tp=8,dp=131072" : "tp=8,dp=16384",
+                          "--dst",    whole ? "tp=8,cp=2,dp=65536" : "tp=8,cp=2,dp=8192",
+                          "--batch",  "131072",
+                          "--seq",    "64",
+                          "--hidden", "16",
+                          "--output", "sharded",
+                          "--svg",    path,
+                          NULL};
+    said_t s = tool_run(args);
+    assert_int_equal(s.exit, 0);
+    said_free(&s);
+    char *text = slurp(path);
+    assert_null(markup_check(text));
+    assert_count(text, whole ? "Shown: one of 524,288 parts" : "Shown: one of 65,536 parts", 1);
+    assert_count(text, "256 of them, drawn by lot, were looked at; they", 1);
+    assert_count(text, " to rank ", 4);
+    assert_count(text, whole ? ": 1024 bytes</title>" : ": 8192 bytes</title>", 4);
+    free(text);
+}
+
+static void a_comparison_is_drawn_as_bars(void **state)
+{
+    const char *args[] = {"--src",
+                          "tp=2,dp=4",
+                          "--compare",
+                          "tp=2,cp=2,dp=2:sharded",
+                          "tp=4,dp=2->tp=1,cp=2,dp=4:sharded",
+                          "--batch",
+                          "16",
+                          "--seq",
+                          "8192",
+                          "--hidden",
+                          "4096",
+                          "--ranks-per-node",
+                          "2",
+                          "--alpha",
+                          "10,20",
+                          "--beta",
+                          "100,50",
+                          NULL};
+    char *text = drawn(args);
+    assert_count(text, ">1  tp=2,dp=4 \xe2\x86\x92 tp=2,cp=2,dp=2, sharded<", 6);
+    assert_count(text, ">2  tp=4,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=4, sharded<", 6);
+    assert_count(text, ">5.41 ms best<", 1); /* see test_plan_compare.c */
+    assert_count(text, ">6.76 ms<", 1);
+    assert_count(text, ">384 MiB<", 1);
+    assert_count(text, ">2 GiB<", 2); /* between nodes */
+    assert_count(text, "10 us and 100", 1);
+    free(text);
+}
+
+static void a_path_that_cannot_be_written_is_one_line(void **state)
+{
+    char nowhere[128];
+    snprintf(nowhere, sizeof nowhere, "%s/none/plan.svg", folder);
+    const char *paths[] = {nowhere, folder, "/dev/full", ""};
+    unlink(path);
+    for (int compare = 0; compare < 2; compare++)
+        for (size_t i = 0; i < sizeof paths / sizeof paths[0]; i++) {
+            const char *args[] = {"--src",
+                                  "dp=2",
+                                  compare ? "--compare" : "--dst",
+                                  "tp=2",
+                                  SIZES("2", "2", "1"),
+                                  "--svg",
+                                  paths[i],
+                                  NULL};
+            said_t s = tool_run(args);
+            assert_int_equal(s.exit, 2);
+            assert_int_equal(s.out_size, 0);
+            assert_non_null(strstr(s.err, "colo-plan: --svg: \""));
+            assert_ptr_equal(strchr(s.err, '\n'), s.err + s.err_size - 1);
+            assert_int_equal(files(), 0);
+            said_free(&s);
+        }
+}
+
+static void layouts_without_a_plan_keep_the_old_picture(void **state)
+{
+    const char *args[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", SIZES("8", "12", "4"),
+                          "--svg", path,   NULL};
+    FILE *f = fopen(path, "w");
+    fputs("old", f);
+    fclose(f);
+    said_t s = tool_run(args);
+    assert_int_equal(s.exit, 1);
+    char *text = slurp(path);
+    assert_string_equal(text, "old");
+    assert_int_equal(files(), 1);
+    free(text);
+    said_free(&s);
+}
+
+/* The check that the others rest on. */
+static void broken_markup_is_noticed(void **state)
+{
+    static const char *const broken[] = {"<a>",
+                                         "<a></b>",
+                                         "<a></a><b/>",
+                                         "<a x=1/>",
+                                         "<a x=\"1\" x=\"2\"/>",
+                                         "<a>&nbsp;</a>",
+                                         "<a>&</a>",
+                                         "<a x=\"<\"/>",
+                                         "x<a/>",
+                                         "<a/",
+                                         "",
+                                         "<a>\x01</a>",
+                                         "<a>\xff</a>",
+                                         "<a><b></a></b>"};
+    for (size_t i = 0; i < sizeof broken / sizeof broken[0]; i++)
+        if (!markup_check(broken[i]))
+            fail_msg("\"%s\" passes", broken[i]);
+    assert_null(markup_check("<a x=\"1\" y-z=\"&lt;\">t &amp; &#39;<b/>\n\xe2\x86\x92</a>\n"));
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_PLAN"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(broken_markup_is_noticed),
+        cmocka_unit_test(two_ranks_are_two_rows),
+        cmocka_unit_test(eight_ranks_show_every_message_with_its_bytes),
+        cmocka_unit_test(sixty_four_ranks_are_all_drawn),
+        cmocka_unit_test(of_128_ranks_one_part_is_shown_and_counted),
+        cmocka_unit_test(ranks_of_one_role_are_one_row),
+        cmocka_unit_test(what_is_not_drawn_is_said),
+        cmocka_unit_test(of_a_million_ranks_one_part_is_drawn),
+        cmocka_unit_test(of_a_world_too_large_to_walk_parts_are_drawn_by_lot),
+        cmocka_unit_test(a_comparison_is_drawn_as_bars),
+        cmocka_unit_test(a_path_that_cannot_be_written_is_one_line),
+        cmocka_unit_test(layouts_without_a_plan_keep_the_old_picture),
+    };
+    return cmocka_run_group_tests_name("tools/plan_svg", tests, make_folder, remove_folder);
+}
