@@ -42,8 +42,23 @@ static const char help[] =
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
 enum { /* rows of the table below */
-    OPT_TOPOLOGY, OPT_GRID, OPT_RANKS_PER_NODE, OPT_POLICY, OPT_BIND, OPT_SRC, OPT_DST, OPT_BATCH,
-    OPT_SEQ, OPT_HIDDEN, OPT_DTYPE, OPT_OUTPUT, OPT_GRAD, OPT_JSON, OPT_VERSION, OPT_HELP, OPT_COUNT
+       OPT_TOPOLOGY,
+       OPT_GRID,
+       OPT_RANKS_PER_NODE,
+       OPT_POLICY,
+       OPT_BIND,
+       OPT_SRC,
+       OPT_DST,
+       OPT_BATCH,
+       OPT_SEQ,
+       OPT_HIDDEN,
+       OPT_DTYPE,
+       OPT_OUTPUT,
+       OPT_GRAD,
+       OPT_JSON,
+       OPT_VERSION,
+       OPT_HELP,
+       OPT_COUNT
 };
 
 static tool_option_t options[OPT_COUNT] = {
@@ -145,8 +160,7 @@ static int read_ask(info_ask_t *ask)
     ask->policy = COLO_BIND_CORE;
     TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
                  &ask->ranks_per_node));
-    if (options[OPT_POLICY].given &&
-        colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
+    if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
         return wrong(&options[OPT_POLICY]);
     if (options[OPT_GRID].given) {
         TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));

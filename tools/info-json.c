@@ -44,11 +44,11 @@ static json_t *machine_of(const colo_place_t *place)
     }
     colo_place_machine(place, &m);
     for (int32_t i = 0; (d = colo_place_device(place, i)); i++)
-        json_array_append_new(
-            devices, json_pack("{s:s,s:s,s:s,s:o,s:o}", "kind",
-                               d->kind == COLO_DEVICE_GPU ? "gpu" : "network", "name", d->name,
-                               "bus", d->bus, "numa", number_of(d->numa), "package",
-                               number_of(d->package)));
+        json_array_append_new(devices,
+                              json_pack("{s:s,s:s,s:s,s:o,s:o}", "kind",
+                                        d->kind == COLO_DEVICE_GPU ? "gpu" : "network", "name",
+                                        d->name, "bus", d->bus, "numa", number_of(d->numa),
+                                        "package", number_of(d->package)));
     return json_pack("{s:o,s:i,s:i,s:i,s:i,s:o}", "source", text_of(m.source), "packages",
                      (int)m.packages, "numa_nodes", (int)m.numa_nodes, "cores", (int)m.cores,
                      "processors", (int)m.pus, "devices", devices);
@@ -64,10 +64,10 @@ static json_t *basics(const info_found_t *f)
     for (int i = 0; i < colo_env_count(); i++) {
         const colo_env_knob_t *k = colo_env_knob(i);
         const char *value = colo_env_value(k->name, &set);
-        json_array_append_new(knobs, json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name, "value",
-                                               text_of(value), "source",
-                                               set ? "environment" : "default", "default",
-                                               k->fallback, "help", k->help));
+        json_array_append_new(knobs,
+                              json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name, "value",
+                                        text_of(value), "source", set ? "environment" : "default",
+                                        "default", k->fallback, "help", k->help));
     }
     return json_pack("{s:s,s:s,s:{s:s?},s:o,s:{s:[],s:s},s:o,s:s?,s:o}", "version", colo_version(),
                      "header_version", info_header_version(), "libraries", "hwloc",
@@ -83,11 +83,11 @@ static json_t *rows_of(const info_table_t *t)
     json_t *rows = json_array();
     for (int i = 0; i < t->n; i++) {
         const colo_place_cut_t *c = &t->row[i].cut;
-        json_array_append_new(
-            rows, json_pack("{s:s,s:I,s:I,s:I,s:I,s:I}", "dims", t->row[i].dims, "size",
-                            (json_int_t)c->size, "groups", (json_int_t)c->groups, "cross_numa",
-                            (json_int_t)c->numa, "cross_package", (json_int_t)c->package,
-                            "cross_host", (json_int_t)c->host));
+        json_array_append_new(rows,
+                              json_pack("{s:s,s:I,s:I,s:I,s:I,s:I}", "dims", t->row[i].dims, "size",
+                                        (json_int_t)c->size, "groups", (json_int_t)c->groups,
+                                        "cross_numa", (json_int_t)c->numa, "cross_package",
+                                        (json_int_t)c->package, "cross_host", (json_int_t)c->host));
     }
     return rows;
 }
@@ -103,12 +103,11 @@ static json_t *table_of(const info_table_t *t, bool there)
 static json_t *audit_of(const info_ask_t *ask, const info_found_t *f)
 {
     int64_t per_host = ask->ranks_per_node ? ask->ranks_per_node : ask->world;
-    return json_pack("{s:I,s:I,s:I,s:o,s:o,s:o}", "ranks", (json_int_t)ask->grid.size,
-                     "ranks_per_node", (json_int_t)per_host, "hosts",
-                     (json_int_t)((ask->world + per_host - 1) / per_host), "given",
-                     table_of(&f->given, true), "better_order",
-                     table_of(&f->order, f->better_order), "better_binding",
-                     table_of(&f->binding, f->better_binding));
+    return json_pack(
+        "{s:I,s:I,s:I,s:o,s:o,s:o}", "ranks", (json_int_t)ask->grid.size, "ranks_per_node",
+        (json_int_t)per_host, "hosts", (json_int_t)((ask->world + per_host - 1) / per_host),
+        "given", table_of(&f->given, true), "better_order", table_of(&f->order, f->better_order),
+        "better_binding", table_of(&f->binding, f->better_binding));
 }
 
 static json_t *way_of(const colo_place_traffic_t *t)
@@ -137,11 +136,11 @@ static json_t *rank_of(const colo_place_t *place, int64_t rank)
     colo_place_cpus(place, rank, cpus, cap);
     const colo_place_device_t *d = colo_place_device(place, s.gpu);
     bool known = d && d->numa >= 0 && s.numa >= 0;
-    json_t *o = json_pack("{s:I,s:I,s:o,s:o,s:o,s:s,s:s?,s:o}", "rank", (json_int_t)rank, "host",
-                          (json_int_t)s.host, "package", number_of(s.package), "numa",
-                          number_of(s.numa), "core", number_of(s.core), "processors", cpus, "gpu",
-                          d ? d->bus : NULL, "gpu_near",
-                          known ? json_boolean(d->numa == s.numa) : json_null());
+    json_t *o =
+        json_pack("{s:I,s:I,s:o,s:o,s:o,s:s,s:s?,s:o}", "rank", (json_int_t)rank, "host",
+                  (json_int_t)s.host, "package", number_of(s.package), "numa", number_of(s.numa),
+                  "core", number_of(s.core), "processors", cpus, "gpu", d ? d->bus : NULL,
+                  "gpu_near", known ? json_boolean(d->numa == s.numa) : json_null());
     free(cpus);
     return o;
 }

@@ -155,8 +155,7 @@ static void print_rank(const colo_place_t *place, int64_t rank, bool gpus)
     size_t len = colo_place_cpus(place, rank, cpus, sizeof cpus);
     const colo_place_device_t *d = colo_place_device(place, s.gpu);
     if (gpus)
-        snprintf(gpu, sizeof gpu, "  %-12s %-4s", d ? d->bus : "none",
-                 distance(d, &s));
+        snprintf(gpu, sizeof gpu, "  %-12s %-4s", d ? d->bus : "none", distance(d, &s));
     printf("  %6lld  %6lld  %7s  %4s  %5s%s  %s%s\n", (long long)rank, (long long)s.host,
            number(package, s.package), number(numa, s.numa), number(core, s.core), gpu, cpus,
            len < sizeof cpus ? "" : "...");

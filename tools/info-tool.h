@@ -9,7 +9,7 @@
 #include "options.h"
 
 #define INFO_TOOL "colo-info"
-#define INFO_RANKS_MAX 4096             /* ranks that --bind lists */
+#define INFO_RANKS_MAX 4096               /* ranks that --bind lists */
 #define INFO_PLANS_MAX ((int64_t)1 << 20) /* ranks whose plans are counted */
 
 /* Which dims cross what, under one order and one binding. */
@@ -30,9 +30,9 @@ typedef struct info_ask {
     int64_t world, ranks_per_node;
     colo_bind_t policy;
     bool bind;
-    bool audit;          /* --grid */
+    bool audit; /* --grid */
     colo_grid_t grid;
-    bool bridge;         /* --src, --dst ...; config points at the layouts */
+    bool bridge; /* --src, --dst ...; config points at the layouts */
     colo_layout_t src, dst;
     colo_plan_config_t config;
 } info_ask_t;

@@ -61,7 +61,8 @@ typedef struct colo_place_config {
 COLO_API colo_status_t colo_place_create(colo_place_t **place, const colo_place_config_t *config);
 /** colo_place_destroy() - takes NULL */
 COLO_API void colo_place_destroy(colo_place_t **place);
-/** colo_place_rebind() - another policy on the same machine. Errors: COLO_ERR_ARG, COLO_ERR_NOMEM */
+/** colo_place_rebind() - another policy on the same machine. Errors: COLO_ERR_ARG, COLO_ERR_NOMEM
+ */
 COLO_API colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind);
 
 /** colo_place_version() - of the hwloc that is loaded ("2.9.0"), NULL when there is none */
@@ -159,7 +160,8 @@ typedef struct colo_place_traffic {
 } colo_place_traffic_t;
 
 /**
- * colo_place_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's bytes
+ * colo_place_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's
+ * bytes
  * @traffic:  in/out [2], by colo_way_t; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */

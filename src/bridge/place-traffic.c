@@ -15,7 +15,9 @@ colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *p
 {
     if (!place || !plan || !traffic)
         return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
-                         !place ? "the place" : !plan ? "the plan" : "the output");
+                         !place  ? "the place"
+                         : !plan ? "the plan"
+                                 : "the output");
     colo_place_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
     for (int w = 0; w < 2; w++) {
@@ -24,7 +26,8 @@ colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *p
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
             if (most >= place->world)
-                return colo_fail(COLO_ERR_ARG, "traffic: rank %lld is outside the place's [0, %lld)",
+                return colo_fail(COLO_ERR_ARG,
+                                 "traffic: rank %lld is outside the place's [0, %lld)",
                                  (long long)most, (long long)place->world);
             int c = colo_place_i_cross(place->spot, place->per_host, rank, m[i].peer);
             if (!colo_add_ok(sum[w].total, m[i].bytes, &sum[w].total))

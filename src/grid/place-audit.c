@@ -179,7 +179,7 @@ typedef struct search {
     struct memo {
         int64_t e, s;
         colo_place_cut_t cut;
-    } *memo;
+    } * memo;
     int64_t nmemo, memo_cap;
 } search_t;
 

@@ -2,11 +2,11 @@
 /*
  * place-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
  *
- * hwloc is seen here and by nobody else (place-xml.c borrows its sets): a topology is read, put into
- * a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
+ * hwloc is seen here and by nobody else (place-xml.c borrows its sets): a topology is read, put
+ * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
  * take without limit is bounded first: a file's size, and the processors that a synthetic
- * description asks for; what it would take on trust is checked in place-xml.c. hwloc is silent about
- * what it does not like, so the sentences say what was handed to it.
+ * description asks for; what it would take on trust is checked in place-xml.c. hwloc is silent
+ * about what it does not like, so the sentences say what was handed to it.
  *
  * This machine means what the calling thread may use of it: whoever started us with fewer
  * processors (taskset, mpirun) had a reason, and binding must not undo it.
@@ -41,23 +41,23 @@ static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
 {
     struct stat st;
     if (fstat(fd, &st) != 0)
-        return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+        return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
     if (!S_ISREG(st.st_mode))
-        return colo_fail(COLO_ERR_IO, "topology %s: not a regular file", q);
+        return colo_fail(COLO_ERR_IO, "topology '%s': not a regular file", q);
     if (st.st_size > COLO_PLACE_XML_MAX)
-        return colo_fail(COLO_ERR_IO, "topology %s: %lld bytes, at most %d are read", q,
+        return colo_fail(COLO_ERR_IO, "topology '%s': %lld bytes, at most %d are read", q,
                          (long long)st.st_size, COLO_PLACE_XML_MAX);
     size_t cap = (size_t)st.st_size, n = 0;
     char *buf = malloc(cap + 1);
     if (!buf)
-        return colo_fail(COLO_ERR_NOMEM, "topology %s: no memory for %zu bytes", q, cap);
+        return colo_fail(COLO_ERR_NOMEM, "topology '%s': no memory for %zu bytes", q, cap);
     while (n < cap) {
         ssize_t got = read(fd, buf + n, cap - n);
         if (got < 0 && errno == EINTR)
             continue;
         if (got < 0) {
             free(buf);
-            return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+            return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
         }
         if (got == 0) /* it became shorter; what is there is judged as it is */
             break;
@@ -75,7 +75,7 @@ static colo_status_t read_file(const char *path, char **text, size_t *size)
     colo_grid_i_quote_str(q, path);
     int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC); /* a pipe is refused, not waited for */
     if (fd < 0)
-        return colo_fail(COLO_ERR_IO, "topology %s: %s", q, strerror(errno));
+        return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
     colo_status_t st = read_fd(fd, q, text, size);
     close(fd);
     return st;
@@ -89,7 +89,7 @@ static colo_status_t check_synthetic(const char *text)
     size_t len = strnlen(text, SYNTHETIC_MAX + 1);
     colo_grid_i_quote_str(q, text);
     if (len > SYNTHETIC_MAX)
-        return colo_fail(COLO_ERR_ARG, "topology %s: more than %d bytes for a description", q,
+        return colo_fail(COLO_ERR_ARG, "topology '%s': more than %d bytes for a description", q,
                          SYNTHETIC_MAX);
     int depth = 0;
     for (size_t i = 0; i < len; i++) {
@@ -103,7 +103,7 @@ static colo_status_t check_synthetic(const char *text)
             n = 10 * n + (text[k] - '0');
         pus *= n;
         if (pus > COLO_PLACE_PU_MAX)
-            return colo_fail(COLO_ERR_ARG, "topology %s: more than %d processors at byte %zu", q,
+            return colo_fail(COLO_ERR_ARG, "topology '%s': more than %d processors at byte %zu", q,
                              COLO_PLACE_PU_MAX, i);
     }
     return COLO_OK;
@@ -138,7 +138,7 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
         COLO_TRY(check_synthetic(topology));
         if (hwloc_topology_set_synthetic(t, topology) != 0 || hwloc_topology_load(t) != 0)
             return colo_fail(COLO_ERR_ARG,
-                             "topology %s: neither a file (a name with .xml or /) nor a "
+                             "topology '%s': neither a file (a name with .xml or /) nor a "
                              "description such as 'package:2 numa:2 core:4 pu:1'",
                              q);
         return COLO_OK;
@@ -148,7 +148,8 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
     COLO_TRY(read_file(topology, &text, &size));
     COLO_TRY(colo_place_xml_check(q, text, size));
     if (hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 || hwloc_topology_load(t) != 0)
-        return colo_fail(COLO_ERR_IO, "topology %s: %zu bytes that are no hwloc topology", q, size);
+        return colo_fail(COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", q,
+                         size);
     return COLO_OK;
 }
 
@@ -181,7 +182,8 @@ static int32_t number(int32_t *of, int64_t logical, int32_t *count)
     return of[logical];
 }
 
-static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *numa, int32_t *package)
+static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *numa,
+                              int32_t *package)
 {
     int32_t n = m->npus;
     hwloc_obj_t pu = NULL, core = NULL;

@@ -19,7 +19,7 @@
 
 #define DEPTH_MAX 64
 #define SET_MAX ((size_t)16384) /* bytes of a set as text: 10 a 32 processors */
-#define CLASSES 2               /* objects with processors, memory; siblings of a class are disjoint */
+#define CLASSES 2 /* objects with processors, memory; siblings of a class are disjoint */
 
 typedef struct level {
     hwloc_bitmap_t set, nodes, seen[CLASSES]; /* its own sets; those of children so far */
@@ -38,7 +38,7 @@ static colo_status_t broken(const reader_t *r, const char *what)
     int64_t line = 1;
     for (const char *c = r->text; c < r->at; c++)
         line += *c == '\n';
-    return colo_fail(COLO_ERR_IO, "topology %s: line %lld: %s", r->q, (long long)line, what);
+    return colo_fail(COLO_ERR_IO, "topology '%s': line %lld: %s", r->q, (long long)line, what);
 }
 
 /* The value of attribute @name between @from and @to; NULL when it has none. */
@@ -204,7 +204,7 @@ colo_status_t colo_place_xml_check(const char *q, const char *text, size_t size)
 {
     COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
     if (!r)
-        return colo_fail(COLO_ERR_NOMEM, "topology %s: %zu bytes", q, sizeof *r);
+        return colo_fail(COLO_ERR_NOMEM, "topology '%s': %zu bytes", q, sizeof *r);
     *r = (reader_t){.q = q, .text = text, .at = text, .end = text + size};
     colo_status_t st = COLO_OK;
     if (memchr(text, '\0', size)) {

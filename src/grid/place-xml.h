@@ -5,7 +5,7 @@
 
 #include <colobridge/status.h>
 
-/* @text: [size] and a NUL after it; @q: the file's name in quotes, for the sentence */
+/* @text: [size] and a NUL after it; @q: the file's name, quoted, for the sentence */
 colo_status_t colo_place_xml_check(const char *q, const char *text, size_t size);
 
 #endif

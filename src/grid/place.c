@@ -39,7 +39,7 @@ colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind)
             return COLO_OK;
         }
     char q[COLO_QUOTE_MAX];
-    return colo_fail(COLO_ERR_ARG, "bind: %s is none of none, core, scatter, numa, package",
+    return colo_fail(COLO_ERR_ARG, "bind: '%s' is none of none, core, scatter, numa, package",
                      colo_grid_i_quote_str(q, text));
 }
 
@@ -90,9 +90,9 @@ static void spots_of_units(const colo_machine_t *m, colo_share_t share, colo_spo
 /* Hands out the units of a machine, packages in turn, within a package its NUMA nodes in turn. */
 typedef struct deal {
     const colo_machine_t *m;
-    int32_t *next;      /* [nnuma * npackages] first processor of the pair not yet looked at */
-    int32_t *turn;      /* [npackages] NUMA node whose turn it is */
-    int32_t package;    /* whose turn it is */
+    int32_t *next;   /* [nnuma * npackages] first processor of the pair not yet looked at */
+    int32_t *turn;   /* [npackages] NUMA node whose turn it is */
+    int32_t package; /* whose turn it is */
 } deal_t;
 
 /* The next core of that package and NUMA node, -1 when all are dealt. */
@@ -326,8 +326,11 @@ colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind)
 void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine)
 {
     const colo_machine_t *m = &place->machine;
-    *machine = (colo_place_machine_t){.packages = m->npackages, .numa_nodes = m->nnuma,
-                                      .cores = m->ncores, .pus = m->npus, .devices = m->ndevices};
+    *machine = (colo_place_machine_t){.packages = m->npackages,
+                                      .numa_nodes = m->nnuma,
+                                      .cores = m->ncores,
+                                      .pus = m->npus,
+                                      .devices = m->ndevices};
     memcpy(machine->source, place->source, sizeof machine->source);
 }
 
@@ -390,8 +393,7 @@ size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size
     COLO_AUTOFREE int32_t *os = NULL;
     if (cap > 0)
         text[0] = '\0';
-    if (check_rank(place, rank) < 0 ||
-        !(os = malloc((size_t)place->machine.npus * sizeof *os)))
+    if (check_rank(place, rank) < 0 || !(os = malloc((size_t)place->machine.npus * sizeof *os)))
         return 0;
     int32_t n = cpus_of(place, rank, os);
     for (int32_t i = 0, k; i < n; i = k) {

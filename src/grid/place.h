@@ -2,8 +2,8 @@
 /*
  * place.h (private) - the seam between placement and who knows the machine.
  *
- * Behind it is one file, place-hwloc.c or place-none.c, chosen by the build. What comes through is a
- * plain table of processors and devices; everything that is decided from it is in place.c (where
+ * Behind it is one file, place-hwloc.c or place-none.c, chosen by the build. What comes through is
+ * a plain table of processors and devices; everything that is decided from it is in place.c (where
  * ranks sit) and place-audit.c (what that costs a grid), which know nothing of hwloc.
  */
 #ifndef COLO_GRID_PLACE_H
@@ -37,7 +37,7 @@ struct colo_place {
     colo_machine_t machine;
     char source[64];
     int64_t world, per_host;
-    int32_t *gpus;      /* [ngpus] device numbers */
+    int32_t *gpus; /* [ngpus] device numbers */
     int32_t ngpus;
     colo_bind_t bind;
     colo_share_t share; /* how @bind is done with so many ranks */

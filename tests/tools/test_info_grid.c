@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_info_grid.c - colo-info about grids, bridges and ranks, against pages written by hand, and
+ * what it says to topologies, grids and options that cannot be.
+ *
+ * How golden/ was derived. Compact binding puts rank l of a host on core l.
+ *   one package:   everybody is on it.
+ *   four nodes:    ranks 4 apart are on another NUMA node, 8 apart on another package. tp and cp
+ * are 1 and 2 apart, dp 4: 4 groups {j, j + 4, j + 8, j + 12}, all across both. two packages:  dp
+ * 1, tp 4 apart: {j, j + 4, j + 8, j + 12} has both sides of 8. With tp first it is {4 j .. 4 j +
+ * 3}. Scattered, odd ranks are on the other package. hosts:         012 345 67. tp pairs 01 23 45
+ * 67: one is split. cp pairs 02 13 46 57: three. dp pairs 04 15 26 37: all. The bridge
+ * (docs/plan.md): 0 and 1 get theirs from 2, 2 from 0 or 1, on their host; 3 to 7 have no holder
+ * there: 5 of 8 eighths of 1024.
+ */
+#include "harness/harness.h"
+
+#include "tool.h"
+
+#include <jansson.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define HOSTS                                                                                  \
+    "--ranks-per-node", "3", "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "16", \
+        "--seq", "8", "--hidden", "4", "--dtype", "bf16", "--output", "sharded"
+
+static char *page(const char *name)
+{
+    static char text[8192];
+    char path[512];
+    snprintf(path, sizeof path, "%s/%s", GOLDEN, name);
+    FILE *f = fopen(path, "r");
+    assert_non_null(f);
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    assert_true(n < sizeof text - 1);
+    return text;
+}
+
+static void text_is_as_written(void **state)
+{
+    static const struct {
+        const char *page, *args[24];
+    } cases[] = {
+        {"info-one-package.txt",
+         {"--topology", "package:1 core:8 pu:1", "--grid", "tp=2,cp=2,dp=2"}},
+        {"info-four-nodes.txt",
+         {"--topology", "package:2 numa:2 core:4 pu:1", "--grid", "tp=2,cp=2,dp=4"}},
+        {"info-two-packages.txt", {"--topology", "package:2 core:8 pu:1", "--grid", "dp=4,tp=4"}},
+        {"info-gpus.txt", {"--topology", "two-packages-four-gpus.xml", "--bind", HOSTS}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        said_t s = tool_run(cases[i].args);
+        assert_string_equal(s.err, "");
+        assert_int_equal(s.exit, 0);
+        assert_string_equal(s.out, page(cases[i].page));
+        said_free(&s);
+    }
+}
+
+static void json_is_as_written(void **state)
+{
+    static const struct {
+        const char *page, *args[26];
+    } cases[] = {
+        {"info-two-packages.json",
+         {"--topology", "package:2 core:8 pu:1", "--grid", "dp=4,tp=4", "--json"}},
+        {"info-hosts.json",
+         {"--topology", "package:1 core:4 pu:1", "--grid", "tp=2,cp=2,dp=2", "--json", "--bind",
+          HOSTS}},
+        {"info-package.json",
+         {"--topology", "package:2 numa:2 core:2 pu:1", "--bind", "--ranks-per-node", "2",
+          "--policy", "package", "--json"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        said_t s = tool_run(cases[i].args);
+        assert_string_equal(s.err, "");
+        assert_int_equal(s.exit, 0);
+        json_t *got = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+        json_t *want = json_loads(page(cases[i].page), JSON_REJECT_DUPLICATES, NULL);
+        assert_non_null(got);
+        assert_non_null(want);
+        if (!json_equal(got, want))
+            fail_msg("%s: found %s", cases[i].page, s.out);
+        json_decref(got);
+        json_decref(want);
+        said_free(&s);
+    }
+}
+
+static void the_machine_is_in_the_plain_page(void **state)
+{
+    const char *args[] = {"--topology", "two-packages-four-gpus.xml", "--json", NULL};
+    said_t s = tool_run(args);
+    assert_int_equal(s.exit, 0);
+    json_t *doc = json_loads(s.out, 0, NULL), *t = json_object_get(doc, "topology");
+    assert_string_equal(json_string_value(json_object_get(t, "source")), args[1]);
+    assert_int_equal(json_integer_value(json_object_get(t, "processors")), 16);
+    json_t *d = json_array_get(json_object_get(t, "devices"), 3);
+    assert_string_equal(json_string_value(json_object_get(d, "kind")), "gpu");
+    assert_string_equal(json_string_value(json_object_get(d, "name")), "cuda2");
+    assert_string_equal(json_string_value(json_object_get(d, "bus")), "0000:9b:00.0");
+    assert_int_equal(json_integer_value(json_object_get(d, "numa")), 1);
+    assert_int_equal(json_integer_value(json_object_get(d, "package")), 1);
+    assert_true(json_is_null(json_object_get(doc, "topology_error")));
+    assert_true(json_is_true(json_object_get(json_object_get(doc, "backends"), "hwloc")));
+    assert_string_equal(
+        json_string_value(json_object_get(json_object_get(doc, "libraries"), "hwloc")),
+        colo_place_version());
+    json_decref(doc);
+    said_free(&s);
+}
+
+/* ---- refused ---- */
+
+static void assert_one_line(const said_t *s, int code, const char *sentence)
+{
+    if (s->exit != code || s->out_size != 0 || !strstr(s->err, sentence))
+        fail_msg("exit %d, %zu bytes on stdout, \"%s\"; expected %d and \"%s\"", s->exit,
+                 s->out_size, s->err, code, sentence);
+    assert_int_equal(strncmp(s->err, "colo-info: ", 11), 0);
+    assert_true(s->err_size <= 200);
+    assert_ptr_equal(strchr(s->err, '\n'), s->err + s->err_size - 1);
+}
+
+static void what_cannot_be_is_one_line_and_exit_2(void **state)
+{
+    static const struct {
+        const char *sentence, *args[16];
+    } cases[] = {
+        {"line 2: no hwloc topology", {"--topology", "broken.xml", "--grid", "tp=2"}},
+        {"line 2: no hwloc topology", {"--topology", "broken.xml"}},
+        {"'huge.xml': 17825792 bytes, at most 16777216",
+         {"--topology", "huge.xml", "--grid", "tp=2"}},
+        {"No such file or directory", {"--topology", "missing.xml", "--grid", "tp=2"}},
+        {"not a regular file", {"--topology", "./", "--grid", "tp=2"}},
+        {"neither a file", {"--topology", "socket:eight", "--grid", "tp=2"}},
+        {"neither a file", {"--topology", "", "--grid", "tp=2"}},
+        {"more than 16384 processors", {"--topology", "core:999999 pu:9", "--grid", "tp=2"}},
+        {"16 ranks on a host, the topology has 8 processors",
+         {"--topology", "package:2 core:4 pu:1", "--grid", "tp=4,dp=4"}},
+        {"9 ranks on a host, the topology has 8 processors",
+         {"--topology", "package:2 core:4 pu:1", "--grid", "tp=4,dp=40", "--ranks-per-node", "9"}},
+        {"--grid: ", {"--topology", "core:8 pu:1", "--grid", "tp=2,tp=2"}},
+        {"--grid: 33554432 ranks", {"--topology", "core:8 pu:1", "--grid", "tp=33554432"}},
+        {"--policy: bind: 'gpu' is none of", {"--grid", "tp=2", "--policy", "gpu"}},
+        {"--policy: of which ranks?", {"--policy", "core"}},
+        {"--bind: of how many ranks?", {"--bind"}},
+        {"--bind: 8192 ranks; up to 4096",
+         {"--bind", "--grid", "dp=8192", "--ranks-per-node", "8"}},
+        {"--dst is missing beside --src", {"--src", "tp=2"}},
+        {"--src is missing beside --dtype", {"--grid", "tp=2", "--dtype", "bf16"}},
+        {"--hidden is missing", {"--src", "tp=2", "--dst", "dp=2", "--batch", "2", "--seq", "2"}},
+        {"--dtype: ",
+         {"--src", "tp=2", "--dst", "dp=2", "--batch", "2", "--seq", "2", "--hidden", "2",
+          "--dtype", "bf17"}},
+        {"--ranks-per-node: \"x\" is no whole number", {"--grid", "tp=2", "--ranks-per-node", "x"}},
+        {"2C",
+         {"--topology", "core:8 pu:1", "--src", "dp=2", "--dst", "cp=2", "--batch", "2", "--seq",
+          "3", "--hidden", "2"}},
+    };
+    for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
+        said_t s = tool_run(cases[i].args);
+        assert_one_line(&s, 2, cases[i].sentence);
+        said_free(&s);
+    }
+    /* layouts that do not fit are found, not misused */
+    said_t s = tool_run(cases[sizeof cases / sizeof cases[0] - 1].args);
+    assert_one_line(&s, 1, "3");
+    said_free(&s);
+}
+
+static void a_stdout_that_is_full_is_a_problem(void **state)
+{
+    const char *args[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", NULL};
+    const char *json[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", "--json", NULL};
+    said_t s = tool_run_closed(args);
+    assert_one_line(&s, 1, "standard output");
+    said_free(&s);
+    s = tool_run_closed(json);
+    assert_int_equal(s.exit, 1);
+    said_free(&s);
+}
+
+static void without_hwloc_grids_are_a_problem_with_a_remedy(void **state)
+{
+    const char *grid[] = {"--topology", "core:8 pu:1", "--grid", "tp=2", NULL},
+               *plain[] = {"--json", NULL};
+    said_t s = tool_run(grid);
+    assert_one_line(&s, 1, "configure with -Dhwloc=enabled");
+    said_free(&s);
+    s = tool_run(plain); /* the rest is there all the same */
+    assert_int_equal(s.exit, 0);
+    json_t *doc = json_loads(s.out, 0, NULL);
+    assert_true(json_is_null(json_object_get(doc, "topology")));
+    assert_non_null(strstr(json_string_value(json_object_get(doc, "topology_error")), "no hwloc"));
+    assert_true(json_is_null(json_object_get(json_object_get(doc, "libraries"), "hwloc")));
+    assert_true(json_is_false(json_object_get(json_object_get(doc, "backends"), "hwloc")));
+    json_decref(doc);
+    said_free(&s);
+}
+
+/* A folder with the good file, a broken one and a huge one, to be in while the tool runs. */
+static char folder[] = "/tmp/colo-test-info-XXXXXX";
+
+static int enter(void **state)
+{
+    FILE *f;
+    if (!mkdtemp(folder) || chdir(folder) != 0 || !(f = fopen("broken.xml", "w")))
+        return 1;
+    fputs("<?xml version=\"1.0\"?>\n<topology>", f);
+    fclose(f);
+    f = fopen("huge.xml", "w");
+    if (!f || ftruncate(fileno(f), 17 << 20) != 0)
+        return 1;
+    fclose(f);
+    return symlink(TOPOLOGIES "/two-packages-four-gpus.xml", "two-packages-four-gpus.xml");
+}
+
+static int leave(void **state)
+{
+    unlink("broken.xml");
+    unlink("huge.xml");
+    unlink("two-packages-four-gpus.xml");
+    return chdir("/") == 0 ? rmdir(folder) : 1;
+}
+
+int main(int argc, char **argv)
+{
+    char *absolute[] = {argv[0], argc > 1 ? realpath(argv[1], NULL) : NULL};
+    if (!tool_path(absolute[1] ? 2 : 1, absolute, "COLO_INFO"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest without[] = {
+        cmocka_unit_test(without_hwloc_grids_are_a_problem_with_a_remedy),
+    };
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_is_as_written),
+        cmocka_unit_test(json_is_as_written),
+        cmocka_unit_test(the_machine_is_in_the_plain_page),
+        cmocka_unit_test(what_cannot_be_is_one_line_and_exit_2),
+        cmocka_unit_test(a_stdout_that_is_full_is_a_problem),
+    };
+    int rc = colo_place_version()
+                 ? cmocka_run_group_tests_name("tools/info_grid", tests, enter, leave)
+                 : cmocka_run_group_tests_name("tools/info_grid", without, NULL, NULL);
+    free(absolute[1]);
+    return rc;
+}
