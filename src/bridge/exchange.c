@@ -1,11 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * exchange.c - execute a plan: copy own boxes, exchange the others, and the mirror of it.
+ * exchange.c - execute a plan: exchange boxes with others, copy own ones, and the mirror of it.
  *
- * Forward and backward are the same loop over two lists of the plan. The only addition in backward
- * is the sum of PARTIAL gradients: what other context ranks send lands in slabs, one a level, each
- * shaped like the rank's source part; then every element is added up in level order, which is rank
- * order. Which boxes, from whom, is the plan's decision; how they travel, the comm's.
+ * In that order, because an exchange to which a peer does not come writes nothing: the output is
+ * untouched then. Forward and backward are the same loop over two lists of the plan. The only
+ * addition in backward is the sum of PARTIAL gradients: what other context ranks send lands in
+ * slabs, one a level, each shaped like the rank's source part; then every element is added up in
+ * level order, which is rank order. Which boxes, from whom, is the plan's decision; how they
+ * travel, the comm's.
  */
 #include "bridge/bridge.h"
 
@@ -148,16 +150,17 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     colo_lane_t *l = &b->now.lane[COLO_FORWARD];
     const colo_routes_t *local = &p->local[COLO_FORWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
+    fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
+    fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
+    COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
+                                  l->nrecvs, p->config.dtype, stream));
     for (int64_t i = 0; i < local->nregions; i++) {
         const colo_region_t *r = &local->region[i];
         colo_box_t from = box_at(x, &p->own_src, r, local->place[i].src_row, elem);
         colo_box_t to = box_at(y, &p->own_dst, r, local->place[i].dst_row, elem);
         COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
     }
-    fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
-    fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
-    return colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv, l->nrecvs,
-                                p->config.dtype, stream);
+    return COLO_OK;
 }
 
 /* ---- backward ---- */
@@ -211,17 +214,19 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
     bool summed = p->levels > 1;
-    for (int64_t i = 0; !summed && i < local->nregions; i++) {
-        const colo_region_t *r = &local->region[i];
-        colo_box_t from = box_at(d_y, &p->own_dst, r, local->place[i].dst_row, elem);
-        colo_box_t to = box_at(d_x, &p->own_src, r, local->place[i].src_row, elem);
-        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
-    }
     fill(l->send_box, &p->send[COLO_BACKWARD], d_y, &p->own_dst, false, elem);
     for (int64_t i = 0; i < recv->nregions; i++)
         l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,
                                 &p->own_src, &recv->region[i], recv->place[i].src_row, elem);
     COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
                                   l->nrecvs, p->config.dtype, stream));
-    return summed ? sum_levels(b, d_y, d_x, stream) : COLO_OK;
+    if (summed)
+        return sum_levels(b, d_y, d_x, stream);
+    for (int64_t i = 0; i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        colo_box_t from = box_at(d_y, &p->own_dst, r, local->place[i].dst_row, elem);
+        colo_box_t to = box_at(d_x, &p->own_src, r, local->place[i].src_row, elem);
+        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
+    }
+    return COLO_OK;
 }

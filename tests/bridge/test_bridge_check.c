@@ -305,6 +305,10 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
         rank_check(rank != ODD_RANK || says("2"));
     } else {
         rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
+        if (rank == 0) { /* the peer of rank 2: waited, and has written nothing */
+            rank_check(st == COLO_ERR_PEER);
+            rank_check(untouched(&out));
+        }
     }
     rank_try(
         t_case_compare(c, f->backward ? T_DY : T_X, rank, 0, &in)); /* inputs always as before */
@@ -334,8 +338,11 @@ static void at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang(v
 {
     (void)state;
     for (int check = 0; check < 2; check++)
-        for (int fault = 0; fault < FAULT_COUNT; fault++) {
-            faulty_t f = {usual(), (fault_t)fault, false, check};
+        for (int fault = 0; fault < 2 * FAULT_COUNT; fault++) {
+            /* the second half: backward, whose values go straight from d_y to d_x when DISJOINT */
+            bool backward = fault >= FAULT_COUNT;
+            faulty_t f = {usual(), (fault_t)(fault % FAULT_COUNT), backward, check};
+            f.c.grad = backward ? COLO_DISJOINT : COLO_PARTIAL;
             colo_status_t st = colo_comm_threads_run(8, faulty_rank, &f);
             if (st < 0)
                 fail_msg("fault %d: %s", fault, colo_last_error());
