@@ -170,7 +170,16 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
-    return shaped_create(b, &plan, &b->now);
+    COLO_TRY(shaped_create(b, &plan, &b->now));
+    return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
+}
+
+/* What all ranks must have alike. Messages of EXACT have an order of their own; a gathered part is
+ * in the order of its rank's axes. */
+static uint64_t fingerprint(const colo_bridge_t *b)
+{
+    uint64_t h = colo_hash_i64(colo_plan_hash(b->now.plan), (int64_t)b->algo);
+    return b->algo == COLO_COLLECTIVE ? colo_hash_str(h, b->axes) : h;
 }
 
 static void log_create(const colo_bridge_t *b)
@@ -189,20 +198,21 @@ static void log_create(const colo_bridge_t *b)
 colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_config_t *config,
                                  colo_comm_t *comm)
 {
-    if (!bridge || !comm)
-        return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "comm" : "bridge");
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "bridge: comm is NULL");
     COLO_TRY(colo_comm_check(comm));
     colo_status_t st = COLO_OK;
     colo_bridge_t *b = calloc(1, sizeof *b);
     if (b)
         b->comm = comm;
-    st = b ? create_local(b, config) : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b);
+    st = !bridge ? colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL")
+         : !b    ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b)
+                 : create_local(b, config);
     if (colo_comm_check_level(comm) >= 1) {
-        uint64_t h = st == COLO_OK ? colo_plan_hash(b->now.plan) : 0;
         st = colo_comm_i_agree(comm,
                                "bridge create (grids, layouts, shape, dtype, output, "
                                "gradients, algorithm)",
-                               colo_hash_i64(h, config ? (int64_t)config->algo : 0), st);
+                               st == COLO_OK ? fingerprint(b) : 0, st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
     }
@@ -329,6 +339,17 @@ static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_ten
     return check_apart(b, in, out, in_name, out_name);
 }
 
+/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose fate is not
+ * that of a comm they were split from. */
+static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
+{
+    if (b->coll.gather)
+        colo_comm_i_fail(b->coll.gather, st);
+    if (b->coll.cp)
+        colo_comm_i_fail(b->coll.cp, st);
+    return colo_comm_i_fail(b->comm, st);
+}
+
 static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
                           const colo_tensor_t *out, colo_stream_t stream)
 {
@@ -352,16 +373,15 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
             COLO_TRY(colo_promise_replicas(b, way, from, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: nobody waits, the comm may live */
-        return st == COLO_ERR_STATE ? st : colo_comm_i_fail(b->comm, st);
+        return st == COLO_ERR_STATE ? st : fail_all(b, st);
     }
     b->calls++;
-    if (b->algo == COLO_COLLECTIVE)
-        st = fwd ? colo_collective_forward(b, from, to, stream)
-                 : colo_collective_backward(b, from, to, stream);
-    else
-        st = fwd ? colo_exchange_forward(b, from, to, stream)
-                 : colo_exchange_backward(b, from, to, stream);
-    return st;
+    if (b->algo == COLO_EXACT)
+        return fwd ? colo_exchange_forward(b, from, to, stream)
+                   : colo_exchange_backward(b, from, to, stream);
+    st = fwd ? colo_collective_forward(b, from, to, stream)
+             : colo_collective_backward(b, from, to, stream);
+    return st < 0 ? fail_all(b, st) : st;
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

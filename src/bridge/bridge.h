@@ -68,6 +68,8 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
                                      colo_stream_t stream);
 
 /* collective.c: the reference's all-gather / all-reduce way. */
+/* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */
+colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *plan);
 colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
 void colo_collective_destroy(colo_collective_t *c);
 /* Staging for a plan; keeps the old one on failure. */

@@ -60,6 +60,28 @@ static colo_status_t no_extra(const colo_layout_t *l, const char *side)
     if (colo_layout_parts(l, COLO_SAMPLES) != colo_grid_extent(&l->grid, "dp"))
         return colo_fail(COLO_ERR_LAYOUT, "%s layout: samples are not split over dp; use EXACT",
                          side);
+    if (l->stage_dim >= 0 && l->grid.extent[l->stage_dim] > 1)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "%s layout: only ranks at %lld of '%s' hold it; COLLECTIVE knows no such "
+                         "stages, use EXACT",
+                         side, (long long)l->stage, l->grid.name[l->stage_dim]);
+    return COLO_OK;
+}
+
+/* The all-reduce adds what all cp ranks hold: right for context ranks, C times too much for ranks
+ * that hold the same gradient. */
+static colo_status_t sums_over_cp(const colo_layout_t *dst)
+{
+    bool context = colo_grid_extent(&dst->grid, "cp") == 1;
+    for (int i = 0; i < dst->nsplits[COLO_ROWS]; i++) {
+        const colo_split_t *s = &dst->split[COLO_ROWS][i];
+        context = context || (s->context && strcmp(dst->grid.name[s->dim], "cp") == 0);
+    }
+    if (!context)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "dest layout: rows are not context-parallel over cp=%lld, over which "
+                         "COLLECTIVE adds gradients; use EXACT",
+                         (long long)colo_grid_extent(&dst->grid, "cp"));
     return COLO_OK;
 }
 
@@ -123,6 +145,7 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
                          (long long)ds, (long long)dd);
     COLO_TRY(no_extra(c->src, "src"));
     COLO_TRY(no_extra(c->dst, "dest"));
+    COLO_TRY(sums_over_cp(c->dst));
     if (ds > dd)
         COLO_TRY(aligned(s, d, k, "src dp / scale must be dest dp"));
     else if (dd > ds)
@@ -142,6 +165,35 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
 }
 
 /* ---- groups and staging ---- */
+
+static colo_status_t is_member(const colo_bridge_t *b, int64_t rank)
+{
+    if (colo_comm_find(b->comm, rank) >= 0)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_MISSING,
+                     "bridge: COLLECTIVE gathers or adds with rank %lld, which is not in the "
+                     "communicator '%s' of %d ranks",
+                     (long long)rank, colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
+}
+
+colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *p)
+{
+    bool in = colo_plan_direction(p) == COLO_FAN_IN;
+    const colo_grid_t *fine = in ? &p->src.grid : &p->dst.grid;
+    int64_t k = colo_plan_scale(p), dp;
+    colo_group_t cp;
+    if (!colo_grid_has_rank(fine, p->rank))
+        return COLO_OK;
+    COLO_TRY(colo_grid_coord(fine, p->rank, "dp", &dp));
+    for (int64_t i = 0; k > 1 && i < k; i++) /* siblings differ in the finer side's dp only */
+        COLO_TRY(is_member(b, p->rank + (i - dp % k) * dp_stride(fine)));
+    if (colo_grid_extent(&p->dst.grid, "cp") == 1)
+        return COLO_OK;
+    COLO_TRY(colo_grid_group(&p->dst.grid, "cp", p->rank, &cp));
+    for (int64_t i = 0; i < cp.size; i++)
+        COLO_TRY(is_member(b, colo_group_member(&cp, i)));
+    return COLO_OK;
+}
 
 colo_status_t colo_collective_create(colo_bridge_t *b)
 {

@@ -220,6 +220,28 @@ static void missing_objects_are_errors_without_talking(void **state)
     assert_ok(colo_comm_threads_run(2, bad_create_rank, NULL));
 }
 
+/* A forgotten output is an argument like any other: the others must not wait for that rank. */
+static colo_status_t forgetful_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = usual();
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    bool odd = colo_comm_rank(world) == ODD_RANK;
+    rank_try(colo_comm_set_check(world, 1));
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    colo_status_t st = colo_bridge_create(odd ? NULL : &bridge, &config, world);
+    rank_check(st == (odd ? COLO_ERR_ARG : COLO_ERR_PEER) && says("bridge is NULL"));
+    rank_check(!bridge && colo_comm_check(world) == COLO_OK);
+    return t_case_on(world, &c);
+}
+
+static void a_rank_without_an_output_is_told_and_the_others_are(void **state)
+{
+    (void)state;
+    assert_ok(colo_comm_threads_run(8, forgetful_rank, NULL));
+}
+
 /* ---- COLO_CHECK=2: an error on one rank is an error on all, and the bridge lives ---- */
 
 typedef enum fault {
@@ -616,6 +638,7 @@ int main(void)
         cmocka_unit_test(ranks_that_differ_all_get_mismatch),
         cmocka_unit_test(one_ranks_error_is_its_own_and_peer_elsewhere),
         cmocka_unit_test(missing_objects_are_errors_without_talking),
+        cmocka_unit_test(a_rank_without_an_output_is_told_and_the_others_are),
         cmocka_unit_test(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves),
         cmocka_unit_test(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang),
         cmocka_unit_test(at_check_2_ranks_in_different_calls_all_get_mismatch),

@@ -6,6 +6,9 @@
  */
 #include "harness/harness.h"
 
+#include <stdatomic.h>
+#include <time.h>
+
 #include "bridge/bridge.h" /* private: the groups and their ledgers */
 #include "harness/bridge_case.h"
 
@@ -296,6 +299,44 @@ static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **s
     assert_ok(colo_comm_threads_run(8, refused_rank, &c));
 }
 
+/* What the reference has no words for, and would sum or skip silently. */
+static void layouts_that_it_would_sum_wrongly_are_refused(void **state)
+{
+    (void)state;
+    for (int odd = 0; odd < 6; odd++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+        c.check = 1;
+        switch (odd) {
+        case 0: /* replicas over cp: their gradients are one value, not addends */
+            c.dst.nsplits[1] = 0;
+            break;
+        case 1: /* sequence parallelism over a dim called cp: full gradients, not addends */
+            c.dst.split[1][0] = (ref_split_t){"cp", REF_BLOCK, false};
+            break;
+        case 2: /* stages over other dims than pp */
+            c.src.stage_dim = "tp";
+            c.src.stage = 1;
+            break;
+        case 3:
+            c.dst.stage_dim = "tp";
+            break;
+        case 4:
+            c.dst.nsplits[1] = 0;
+            c.dst.stage_dim = "cp";
+            c.dst.stage = 1;
+            break;
+        default: /* fan-out, and the output in shards */
+            c = make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
+            c.check = 1;
+            c.output = COLO_SHARDED;
+            c.dst.nsplits[1] = 0;
+        }
+        colo_status_t st = colo_comm_threads_run(8, refused_rank, &c);
+        if (st < 0)
+            fail_msg("layout %d: %s", odd, colo_last_error());
+    }
+}
+
 /* Accepted exactly when every rank's slot is in its group: by asking each rank, for all orders. */
 typedef struct sweep {
     int64_t taken, refused;
@@ -485,6 +526,141 @@ static void positions_shard_as_in_exact(void **state)
     assert_ok(t_case_run(&c));
 }
 
+/* ---- communicators that are not the world, ranks that go wrong ---- */
+
+/* Stays until rank 2 is done: only marks on communicators may wake it, not our leaving. */
+static _Atomic int is_back;
+
+static void stay(void)
+{
+    for (int i = 0; i < 20000 && !atomic_load(&is_back); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_comm_t *sub = NULL;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_split_color(world, rank < 2 ? 0 : -1, rank, &sub));
+    if (rank >= 2)
+        return COLO_OK;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    colo_status_t st = colo_bridge_create(&bridge, &config, sub);
+    if (st != COLO_ERR_MISSING || bridge)
+        return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
+    rank_check(strstr(colo_last_error(), rank == 0 ? "rank 2" : "rank 3"));
+    rank_check(colo_comm_check(sub) == COLO_OK);
+    colo_comm_destroy(&sub);
+    return COLO_OK;
+}
+
+static void a_sibling_outside_the_comm_is_missing(void **state)
+{
+    (void)state;
+    /* groups {0, 2} and {1, 3}, gathered in forward or in backward; cp groups {0, 2} and {1, 3} */
+    static const char *const specs[][2] = {{"tp=2,dp=2", "tp=4,dp=1"},
+                                           {"tp=4,dp=1", "tp=2,dp=2"},
+                                           {"tp=4,dp=1", "tp=2,cp=2,dp=1"}};
+    for (size_t i = 0; i < 3; i++) {
+        t_case_t c = make(specs[i][0], specs[i][1], 4, 4, 2);
+        assert_ok(colo_comm_threads_run(4, lacking_rank, &c));
+    }
+}
+
+typedef struct wrong {
+    t_case_t c;
+    bool absent; /* rank 3 does not call at all; else with a bad tensor */
+    bool backward;
+} wrong_t;
+
+static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
+{
+    const wrong_t *w = arg;
+    const t_case_t *c = &w->c;
+    colo_comm_t *sub = NULL;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    t_buffer_t in, out;
+    int64_t rank = colo_comm_rank(world);
+    rank_try(colo_comm_split_color(world, rank < 4 ? 0 : -1, rank, &sub));
+    if (rank >= 4)
+        return COLO_OK;
+    rank_try(colo_comm_set_timeout(sub, w->absent ? 200 : 10000));
+    rank_try(colo_comm_set_check(sub, 1));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&b, &config, sub));
+    rank_try(colo_comm_barrier(sub, NULL));
+    rank_try(t_case_tensor(c, w->backward ? T_DY : T_X, rank, 0, true, &in));
+    rank_try(t_case_tensor(c, w->backward ? T_DX : T_Y, rank, 0, false, &out));
+    if (rank == 3)
+        in.t.shape[2]++;
+    colo_status_t st = COLO_OK;
+    if (rank != 3 || !w->absent)
+        st = w->backward ? colo_bridge_backward(b, &in.t, &out.t, NULL)
+                         : colo_bridge_forward(b, &in.t, &out.t, NULL);
+    if (rank == 2) { /* the sibling of rank 3 */
+        colo_status_t dead = colo_comm_check(sub);
+        atomic_store(&is_back, 1);
+        rank_check(st == (w->absent ? COLO_ERR_TIMEOUT : COLO_ERR_PEER));
+        rank_check(dead < 0);
+        for (size_t i = 0; i < out.bytes; i++)
+            rank_check(out.raw[i] == 0xA5);
+    }
+    stay();
+    rank_check(rank != 3 || st == (w->absent ? COLO_OK : COLO_ERR_SHAPE));
+    if (rank == 3)
+        in.t.shape[2]--;
+    t_buffer_free(&in);
+    t_buffer_free(&out);
+    colo_bridge_destroy(&b);
+    colo_comm_destroy(&sub);
+    return COLO_OK;
+}
+
+static void a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting(void **state)
+{
+    (void)state;
+    static const char *const specs[][2] = {{"tp=1,dp=4", "tp=2,dp=2"},      /* gather {2, 3} */
+                                           {"tp=2,dp=2", "tp=1,dp=4"},      /* gather {2, 3} */
+                                           {"tp=2,dp=2", "cp=2,tp=1,dp=2"}, /* cp {2, 3} */
+                                           {"tp=1,dp=4", "cp=2,tp=1,dp=2"}};
+    static const bool backward[] = {false, true, true, false};
+    for (size_t i = 0; i < 4; i++)
+        for (int absent = 0; absent < 2; absent++) {
+            wrong_t w = {make(specs[i][0], specs[i][1], 4, 4, 2), absent, backward[i]};
+            atomic_store(&is_back, 0);
+            colo_status_t st = colo_comm_threads_run(6, wrong_rank, &w);
+            if (st < 0)
+                fail_msg("%zu, absent %d: %s", i, absent, colo_last_error());
+        }
+}
+
+static colo_status_t axes_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    if (colo_comm_rank(world) == 2)
+        config.axes = "sbh";
+    rank_check(colo_bridge_create(&b, &config, world) == COLO_ERR_MISMATCH && !b);
+    rank_check(strstr(colo_last_error(), "rank 2"));
+    return t_case_on(world, c);
+}
+
+static void ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    assert_ok(colo_comm_threads_run(8, axes_rank, &c));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -494,11 +670,15 @@ int main(void)
         cmocka_unit_test(collective_and_exact_give_the_same_bits),
         cmocka_unit_test(the_groups_and_collectives_are_those_of_the_worked_maps),
         cmocka_unit_test(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it),
+        cmocka_unit_test(layouts_that_it_would_sum_wrongly_are_refused),
         cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
         cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
         cmocka_unit_test(reshape_keeps_the_groups_and_refuses_odd_batches),
         cmocka_unit_test(a_rank_outside_the_grids_takes_part_in_create_only),
         cmocka_unit_test(positions_shard_as_in_exact),
+        cmocka_unit_test(a_sibling_outside_the_comm_is_missing),
+        cmocka_unit_test(a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting),
+        cmocka_unit_test(ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch),
     };
     return cmocka_run_group_tests_name("bridge/collective", tests, NULL, NULL);
 }
