@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the pages say can be found: sentences that docs/troubleshooting.md quotes stand in the code,
+and links between pages lead to files.
+
+A quote is the code span a table row begins with; its "…" stand for what the code prints there. Text
+of the sources is compared as the compiler sees it: string literals joined, conversions as "…".
+"""
+import re
+import sys
+
+from api import ROOT
+
+LITERAL = r'"(?:[^"\\\n]|\\.)*"'
+CONVERSION = r'%[-+ 0#]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXcsfgeEpG]'
+
+
+def sentences():
+    """The texts of all C strings and shell lines, one a line, with … where a value goes."""
+    found = []
+    for folder in ('src', 'tools', 'examples/captioner'):
+        for path in sorted((ROOT / folder).rglob('*.c')):
+            text = re.sub(r'/\*.*?\*/', ' ', path.read_text(), flags=re.S)
+            for run in re.findall(r'%s(?:\s*(?:PRI\w+|[A-Z_]{4,}|%s))*' % (LITERAL, LITERAL), text):
+                parts = re.findall(r'%s|\w+' % LITERAL, run)
+                said = ''.join(p[1:-1] if p[0] == '"' else '\0' for p in parts)
+                said = re.sub(r'%[-+ 0#\d]*\0', '…', said).replace('\0', '…')
+                said = re.sub(CONVERSION, '…', said).replace('%%', '%')
+                found.append(re.sub(r'\\(.)', r'\1', said))
+    for path in sorted((ROOT / 'tools').glob('*.sh')):
+        found.append(re.sub(r'\$\{?\w+\}?', '…', path.read_text()))
+    return '\n'.join(found)
+
+
+def main():
+    bad = 0
+    code = sentences()
+    page = (ROOT / 'docs' / 'troubleshooting.md').read_text()
+    quotes = re.findall(r'^\| (`.*?`) \| ', page, re.M)
+    for quote in quotes:
+        # `a …`…`b` is one sentence that is not quoted without a gap.
+        for key in re.findall(r'`([^`]*)`', quote):
+            if len(key) > 2 and key not in code:
+                bad += 1
+                print('docs/troubleshooting.md: nothing says "%s"' % key)
+    links = 0
+    for path in sorted(ROOT.glob('*.md')) + sorted((ROOT / 'docs').glob('*.md')):
+        text = re.sub(r'```.*?```', '', path.read_text(), flags=re.S)
+        for target in re.findall(r'\]\(([^)#\s]+)[^)]*\)', text):
+            if '://' in target:
+                continue
+            links += 1
+            if not (path.parent / target).exists():
+                bad += 1
+                print('%s: there is no %s' % (path.relative_to(ROOT), target))
+    index = (ROOT / 'docs' / 'README.md').read_text()
+    for path in sorted((ROOT / 'docs').glob('*.md')):
+        if path.name != 'README.md' and '(%s)' % path.name not in index:
+            bad += 1
+            print('docs/README.md: no link to %s' % path.name)
+    print('%d quotes, %d links, %d bad' % (len(quotes), links, bad))
+    return 1 if bad or not quotes or not links else 0
+
+
+sys.exit(main())
