@@ -2,12 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts test cases in Meson's test logs (one JSON object a line) and prints the closing line.
 
-usage: count-tests.py [--skip NAME]... LOG[=STATUS]...
+usage: count-tests.py [--case NAME=passed|failed|skipped]... LOG[=STATUS]...
 
-The first log is the plain build, the others are reruns of it under a sanitizer: a case that fails
-in any of them is failed, and a case is counted once. A CMocka program counts as many cases as it
-announces; what it announced and did not report passed or skipped is failed, so a crash cannot hide
-cases. Any other program is one case. Exit status 77 is a skip. A program whose status is bad though
+The first log is the plain build, the others are reruns of it in other builds: a case that fails in
+any of them is failed, and a case is counted once. --case adds one that the caller judged. A CMocka
+program counts as many cases as it announces; what it announced and did not report passed or skipped
+is failed, so a crash cannot hide cases. Any other program is one case. Exit status 77 is a skip. A program whose status is bad though
 all its cases passed (a leak found at exit, say) adds a case named "exits cleanly". STATUS is that
 of `meson test`: a bad one that no case explains, or a log that cannot be read, is a failed case.
 Exit: 0 all well, 1 something failed or nothing ran.
@@ -64,11 +64,15 @@ def program_cases(test):
 
 def main(args):
     cases, names, where, logs = {}, {}, {}, []
+    total = {'passed': 0, 'failed': 0, 'skipped': 0}
     args = list(args)
     while args:
-        if args[0] == '--skip' and len(args) > 1:
-            cases[args[1], 0] = 'skipped'
-            names[args[1], 0] = ''
+        if args[0] == '--case' and len(args) > 1:
+            name, _, status = args[1].rpartition('=')
+            if not name or status not in total:
+                sys.exit(__doc__)
+            cases[name, 0] = status
+            names[name, 0] = ''
             args = args[2:]
         elif args[0].startswith('-'):
             sys.exit(__doc__)
@@ -96,7 +100,6 @@ def main(args):
             cases[path, bad] = 'failed'
             names[path, bad] = bad
             where[path, bad] = [path]
-    total = {'passed': 0, 'failed': 0, 'skipped': 0}
     for key, status in cases.items():
         total[status] += 1
         if status != 'passed':

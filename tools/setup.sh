@@ -51,34 +51,53 @@ missing_packages() {
     [ "$1" = run ] || has "${CXX:-c++}" || echo g++
 }
 
-install_missing() {
-    local packages as_root=()
-    packages=$(missing_packages "$1" | tr '\n' ' ')
-    packages=${packages% }
-    if [ -z "$packages" ]; then
-        return 0
-    fi
-    has apt-get || die "missing: $packages (names of Debian 12 and Ubuntu 24.04 packages).
-There is no apt-get here: install them by this system's means, then run this again."
+# The same for what is used where it is there: placement, and what only some tests need.
+optional_packages() {
+    { has pkg-config && pkg-config --exists 'hwloc >= 2.9'; } || echo libhwloc-dev
+    [ "$1" = run ] && return 0
+    has mpicc || echo libopenmpi-dev
+    has mpirun || echo openmpi-bin
+    has ip || echo iproute2
+    { has clang && has clang++; } || echo clang
+}
+
+one_line() {
+    tr '\n' ' ' | sed 's/ *$//'
+}
+
+# apt_install PACKAGES - says why when it cannot; never asks.
+apt_install() {
+    local as_root=()
+    has apt-get || {
+        echo "There is no apt-get here: install it by this system's means, then run this again."
+        return 1
+    }
     if [ "$(id -u)" != 0 ]; then
-        has sudo || die "missing, and neither root nor sudo to install it. As root:
-    apt-get update && apt-get install --no-install-recommends $packages"
+        has sudo || return 1
         as_root=(sudo)
-        # Nobody to type a password: fail with the sentence below instead of waiting.
+        # Nobody to type a password: fail instead of waiting.
         if [ ! -t 0 ] || [ -n "${CI:-}" ]; then
             as_root=(sudo -n)
         fi
     fi
-    say "installing what is missing: $packages"
+    say "installing what is missing: $1"
     # shellcheck disable=SC2086 # a list of names
-    if ! { "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q update &&
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q update </dev/null &&
         "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y \
-            --no-install-recommends $packages; } </dev/null; then
-        die "could not install: $packages. As root:
-    apt-get update && apt-get install --no-install-recommends $packages"
-    fi
-    packages=$(missing_packages "$1" | tr '\n' ' ')
-    [ -z "$packages" ] || die "still missing after installing: $packages"
+            --no-install-recommends $1 </dev/null
+}
+
+install_missing() {
+    local needed wanted
+    needed=$(missing_packages "$1" | one_line)
+    wanted=$(optional_packages "$1" | one_line)
+    [ -n "$needed$wanted" ] || return 0
+    apt_install "${needed:+$needed }$wanted" || true
+    needed=$(missing_packages "$1" | one_line)
+    wanted=$(optional_packages "$1" | one_line)
+    [ -z "$needed" ] || die "missing: $needed (Debian 12 and Ubuntu 24.04 call it so). As root:
+    apt-get update && apt-get install --no-install-recommends $needed $wanted"
+    [ -z "$wanted" ] || say "without $wanted: what needs it is left out or skipped"
 }
 
 # configure DIR MESON-OPTIONS... - sets up the folder or brings it in line with the options.
@@ -103,18 +122,19 @@ configure() {
     }
 }
 
-# build DIR TARGETS... - builds, quiet unless it fails or somebody watches.
+# build DIR TARGETS... - builds, quiet unless it fails or somebody watches; status 2 when it fails.
 build() {
     local dir=$1
     shift
     say "building $dir"
     if [ -t 1 ]; then
-        ninja -C "$dir" -j "$jobs" "$@" || die "could not build $dir"
-    else
-        ninja -C "$dir" -j "$jobs" "$@" >"$dir/build.log" 2>&1 || {
-            tail -n 60 "$dir/build.log"
-            die "could not build $dir"
-        }
+        ninja -C "$dir" -j "$jobs" "$@" 2>&1 | tee "$dir/build.log" && return 0
+    elif ninja -C "$dir" -j "$jobs" "$@" >"$dir/build.log" 2>&1; then
         ! grep -A 6 'warning:' "$dir/build.log" || true
+        return 0
+    else
+        tail -n 60 "$dir/build.log"
     fi
+    echo "could not build $dir" >&2
+    return 2
 }

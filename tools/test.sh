@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# test.sh - every test: the release build, then the same cases again under ASan+UBSan and, where
-# there are threads, under TSan. The last line is "N passed, N failed, N skipped" in test cases;
-# a rerun of a case is not a second case, but a failure there makes the case a failed one.
+# test.sh - every test: the release build, then the same cases again as clang compiles them, under
+# ASan+UBSan and, where there are threads, under TSan; and some of them without hwloc, without MPI,
+# without CUDA. The last line is "N passed, N failed, N skipped" in test cases; a rerun of a case is
+# not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
 #   tools/test.sh --quick          the release build only
-#   tools/test.sh --suite NAME     one suite (repeat for more), in all three builds
+#   tools/test.sh --suite NAME     one suite (repeat for more), in release, clang's and sanitizers'
 #   tools/test.sh --list           names of the suites
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 usage() {
-    sed -n '3,10s/^# \{0,1\}//p' "$root/tools/test.sh"
+    sed -n '3,11s/^# \{0,1\}//p' "$root/tools/test.sh"
 }
 
 quick=no list=no suites=()
@@ -42,10 +43,19 @@ if [ "$list" = yes ]; then
 print("\n".join(sorted({s.split(":")[-1] for t in json.load(sys.stdin) for s in t["suite"]})))'
     exit 0
 fi
-build build
 
-logs=() notes=()
-# run_tests DIR LOGBASE MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges the log.
+logs=() cases=()
+# judge NAME COMMAND... - what is no program's test but passes or fails: a case of its own
+judge() {
+    local name=$1 status=passed
+    shift
+    "$@" || status=failed
+    [ "$status" = passed ] || say "failed: $name"
+    cases+=(--case "$name=$status")
+    [ "$status" = passed ]
+}
+
+# run_tests DIR LOGBASE MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges.
 run_tests() {
     local dir=$1 base=$2
     shift 2
@@ -54,11 +64,57 @@ run_tests() {
     meson test -C "$dir" --logbase "$base" --num-processes "$jobs" --print-errorlogs \
         "$@" </dev/null || rc=$?
     # A rerun may have nothing of the suites that were asked for: no log and status 0.
-    [ "$rc" = 0 ] && [ ! -f "$log" ] || logs+=("$log=$rc")
+    [ "$rc" = 0 ] && [ ! -f "$log" ] && [ ${#suites[@]} != 0 ] || logs+=("$log=$rc")
 }
 
+no_warnings() {
+    ! grep -q 'warning:' "$1/build.log"
+}
+
+build build
+judge "it builds without a warning" no_warnings build || true
 say "running the tests of the release build"
 run_tests build testlog "${suites[@]}"
+
+# rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
+# that name in tests/meson.build. A build that fails is a failed case.
+rerun() {
+    local name=$1 what=$2
+    shift 2
+    judge "it builds $what" build "build-$name" || return 0
+    say "running the tests again $what"
+    run_tests "build-$name" "testlog-$name" --setup "$name" "$@" "${suites[@]}"
+}
+
+# GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
+everything=(-Dtests=enabled -Dtools=enabled -Dexamples=enabled -Dcuda=disabled -Dnccl=disabled)
+
+# with_clang - without a warning; the whole build, the tests but those that take minutes
+with_clang() {
+    if ! has clang || ! has clang++; then
+        say "no clang; rerun left out"
+        cases+=(--case "it builds with clang=skipped")
+        return 0
+    fi
+    CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
+        "${everything[@]}"
+    rerun clang "with clang" --no-suite slow
+}
+
+# without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
+without() {
+    local feature=$1 dir=build-without-$1 linked
+    shift
+    local some=(core/backend grid/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
+        tools/colo_info examples/02_bridge)
+    configure "$dir" --buildtype=debug --werror -Dtests=enabled -Dtools=enabled \
+        -Dexamples=enabled "$@"
+    linked=$(ninja -C "$dir" -t targets all | sed -n 's/^\(\(src\|tools\)[^:]*\): .*_LINKER.*/\1/p')
+    # shellcheck disable=SC2086 # a list of names
+    judge "it builds without $feature" build "$dir" $linked || return 0
+    say "running some tests without $feature"
+    run_tests "$dir" "testlog-without-$feature" "${some[@]}"
+}
 
 # Can a program of this sanitizer start at all? (Some kernels place memory where TSan cannot live.)
 sanitizer_starts() {
@@ -72,35 +128,38 @@ sanitizer_starts() {
     return $rc
 }
 
-# rerun NAME SANITIZERS SUITES-LEFT-OUT... - the setup of that name in tests/meson.build says how
-rerun() {
-    local name=$1 kinds=$2 wrapper=() without=() suite
+# sanitized NAME SANITIZERS SUITES-LEFT-OUT...
+sanitized() {
+    local name=$1 kinds=$2 more=() suite
     for suite in "${@:3}"; do
-        without+=(--no-suite "$suite")
+        more+=(--no-suite "$suite")
     done
     if ! sanitizer_starts "$kinds"; then
         if has setarch && sanitizer_starts "$kinds" setarch "$(uname -m)" -R; then
-            wrapper=(--wrapper "setarch $(uname -m) -R")
+            more+=(--wrapper "setarch $(uname -m) -R")
         else
             say "$kinds: a program built with it does not start on this machine; rerun left out"
-            notes+=(--skip "rerun under $kinds")
+            cases+=(--case "it builds under $kinds=skipped")
             return 0
         fi
     fi
     configure "build-$name" --buildtype=debugoptimized "-Db_sanitize=$kinds" -Db_lundef=false \
-        -Dtests=enabled -Dtools=enabled -Dexamples=enabled
-    build "build-$name"
-    say "running the tests again under $kinds"
-    run_tests "build-$name" "testlog-$name" --setup "$name" "${without[@]}" \
-        "${wrapper[@]}" "${suites[@]}"
+        "${everything[@]}"
+    rerun "$name" "under $kinds" "${more[@]}"
 }
 
 if [ "$quick" = no ]; then
-    # api looks at the shipped files, mutants must be red anyway, slow is what is too long here.
-    rerun asan address,undefined api mutants slow
+    with_clang
+    if [ ${#suites[@]} = 0 ]; then
+        without hwloc -Dhwloc=disabled
+        without MPI -Dmpi=disabled
+        without CUDA -Dcuda=disabled -Dnccl=disabled
+    fi
+    # api looks at the shipped files, slow is what is too long here.
+    sanitized asan address,undefined api slow
     # TSan is for what has threads.
-    rerun tsan thread api mutants slow serial core tools
+    sanitized tsan thread api slow serial core tools
 fi
 
 say "counting"
-python3 tools/count-tests.py "${notes[@]}" "${logs[@]}"
+python3 tools/count-tests.py "${cases[@]}" "${logs[@]}"

@@ -54,7 +54,10 @@ CASES = [
     # nothing ran
     ([([], 0)], [], '0 passed, 0 failed, 0 skipped', 1),
     ([([test('sh', 'SKIP', 77)], 0)], [], '0 passed, 0 failed, 1 skipped', 1),
-    ([([GOOD], 0)], ['--skip', 'rerun under thread'], '3 passed, 0 failed, 1 skipped', 0),
+    # what the caller judged
+    ([([GOOD], 0)], ['--case', 'rerun under thread=skipped'], '3 passed, 0 failed, 1 skipped', 0),
+    ([([GOOD], 0)], ['--case', 'a=b=passed', '--case', 'no warnings=failed'],
+     '4 passed, 1 failed, 0 skipped', 1),
 ]
 
 bad = 0
