@@ -1,0 +1,399 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_box.c - the box kernels, bit for bit against plain host loops: any strides, any order of
+ * axes, pointers at any byte, all dtypes, empty boxes, lists, more than 2^31 elements.
+ *
+ * A case lives in two arenas of random bytes. The loops below copy on the host, the kernel on the
+ * device, and then the whole arenas are compared: what lies between the boxes must not change.
+ */
+#include "gpu/gpu.h"
+
+#include "kernels.h"
+#include "loss/loss_case.h"
+
+#include <math.h>
+
+static uint64_t rng;
+
+/* ---- random boxes ---- */
+
+/* Axes in a random order with random gaps; returns the elements spanned. */
+static int64_t draw_strides(const int64_t *extent, int64_t *stride)
+{
+    int order[3] = {0, 1, 2};
+    for (int i = 2; i > 0; i--) {
+        int k = (int)t_below(&rng, i + 1), o = order[i];
+        order[i] = order[k];
+        order[k] = o;
+    }
+    if (t_below(&rng, 2)) /* as memory mostly is */
+        for (int i = 0; i < 3; i++)
+            order[i] = i;
+    int64_t span = 1;
+    bool tight = t_below(&rng, 2);
+    for (int i = 2; i >= 0; i--) {
+        stride[order[i]] = span;
+        if (i == 2 && t_below(&rng, 4) == 0)
+            stride[order[i]] = span = 1 + t_below(&rng, 3);
+        span *= extent[order[i]] > 0 ? extent[order[i]] : 1;
+        span += tight ? 0 : t_below(&rng, 2) ? 8 * t_below(&rng, 3) : t_below(&rng, 5);
+    }
+    return span + 16;
+}
+
+static void draw_extent(int64_t *extent)
+{
+    for (int i = 0; i < 3; i++)
+        extent[i] = 1 + t_below(&rng, t_below(&rng, 3) ? 9 : 40);
+    extent[2] *= t_below(&rng, 2) ? 8 : 1;
+    if (t_below(&rng, 20) == 0)
+        extent[t_below(&rng, 3)] = 0;
+}
+
+/* Bytes to shift a box by: mostly none or elements, now and then what no element is aligned to. */
+static int64_t draw_shift(int64_t elem)
+{
+    int64_t kind = t_below(&rng, 8);
+    return kind < 4 ? 0 : kind < 7 ? elem * t_below(&rng, 16) : t_below(&rng, 16);
+}
+
+static void copy_loop(unsigned char *dst, const int64_t *to, const unsigned char *src,
+                      const int64_t *from, const int64_t *extent, int64_t elem)
+{
+    for (int64_t i = 0; i < extent[0]; i++)
+        for (int64_t j = 0; j < extent[1]; j++)
+            for (int64_t k = 0; k < extent[2]; k++)
+                for (int64_t b = 0; b < elem; b++)
+                    dst[(i * to[0] + j * to[1] + k * to[2]) * elem + b] =
+                        src[(i * from[0] + j * from[1] + k * from[2]) * elem + b];
+}
+
+static colo_box_t box(void *data, const int64_t *extent, const int64_t *stride)
+{
+    return (colo_box_t){.data = data,
+                        .extent = {extent[0], extent[1], extent[2]},
+                        .stride = {stride[0], stride[1], stride[2]}};
+}
+
+static unsigned char *random_bytes(int64_t n)
+{
+    unsigned char *p = malloc((size_t)n);
+    for (int64_t i = 0; i < n; i++)
+        p[i] = (unsigned char)t_rand(&rng);
+    return p;
+}
+
+/* ---- copies ---- */
+
+/* @n boxes one after the other in arenas as large as they need, copied in one call. */
+static void run_list(int n, int64_t elem)
+{
+    colo_box_t *to = calloc((size_t)n, sizeof *to), *from = calloc((size_t)n, sizeof *from);
+    int64_t *at = calloc((size_t)n * 2, sizeof *at), size[2] = {64, 64};
+    for (int i = 0; i < n; i++) {
+        int64_t extent[3], ds[3], ss[3];
+        draw_extent(extent);
+        int64_t span[2];
+        span[0] = draw_strides(extent, ds);
+        span[1] = draw_strides(extent, ss);
+        if (t_below(&rng, 20) == 0)
+            ss[1] = 0; /* a source may repeat */
+        to[i] = box(NULL, extent, ds);
+        from[i] = box(NULL, extent, ss);
+        for (int s = 0; s < 2; s++) {
+            at[2 * i + s] = size[s] + draw_shift(elem);
+            size[s] = (at[2 * i + s] + span[s] * elem + 63) & ~INT64_C(63);
+        }
+    }
+    unsigned char *dst = random_bytes(size[0]), *src = random_bytes(size[1]);
+    unsigned char *got = malloc((size_t)size[0]);
+    unsigned char *d_dst = gpu_put(dst, (size_t)size[0]), *d_src = gpu_put(src, (size_t)size[1]);
+    for (int i = 0; i < n; i++) {
+        to[i].data = d_dst + at[2 * i];
+        from[i].data = d_src + at[2 * i + 1];
+        copy_loop(dst + at[2 * i], to[i].stride, src + at[2 * i + 1], from[i].stride, to[i].extent,
+                  elem);
+    }
+    if (n == 1)
+        assert_ok(gpu_ops()->box_copy(to, from, (size_t)elem, NULL));
+    else
+        assert_ok(gpu_ops()->box_list(to, from, n, (size_t)elem, NULL));
+    gpu_get(got, d_dst, (size_t)size[0]);
+    for (int64_t i = 0; i < size[0]; i++)
+        if (got[i] != dst[i])
+            fail_msg("%d boxes of %d-byte elements: byte %lld is %02x, expected %02x", n, (int)elem,
+                     (long long)i, got[i], dst[i]);
+    gpu_free(d_dst);
+    gpu_free(d_src);
+    free(dst);
+    free(src);
+    free(got);
+    free(to);
+    free(from);
+    free(at);
+}
+
+static void a_box_arrives_bit_for_bit_whatever_its_strides(void **state)
+{
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(600); i++)
+        run_list(1, INT64_C(1) << i % 4);
+}
+
+static void a_list_of_boxes_arrives_bit_for_bit(void **state)
+{
+    static const int counts[] = {2, 7, 32, 33, 256, 300};
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(24); i++)
+        run_list(counts[i % 6], INT64_C(1) << i / 6 % 4);
+}
+
+static void two_hundred_boxes_are_one_launch_and_can_be_replayed(void **state)
+{
+    enum { N = 200, EACH = 24 };
+    colo_box_t to[N], from[N];
+    unsigned char *src = random_bytes(N * EACH), got[N * EACH];
+    unsigned char *d_src = gpu_put(src, N * EACH), *d_dst = gpu_put(NULL, N * EACH);
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    size_t nodes = 0;
+    (void)state;
+    for (int i = 0; i < N; i++) { /* in reverse order */
+        to[i] = (colo_box_t){d_dst + i * EACH, {1, 1, EACH}, {EACH, EACH, 1}};
+        from[i] = (colo_box_t){d_src + (N - 1 - i) * EACH, {1, 1, EACH}, {EACH, EACH, 1}};
+    }
+    assert_cuda(cudaStreamCreate(&stream));
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_ok(gpu_ops()->box_list(to, from, N, 1, stream));
+    assert_cuda(cudaStreamEndCapture(stream, &graph));
+    assert_cuda(cudaGraphGetNodes(graph, NULL, &nodes));
+    assert_int_equal(nodes, 1);
+    assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (int replay = 0; replay < 3; replay++) {
+        for (int i = 0; i < N * EACH; i++)
+            src[i] = (unsigned char)t_rand(&rng);
+        assert_cuda(cudaMemcpy(d_src, src, N * EACH, cudaMemcpyHostToDevice));
+        assert_cuda(cudaGraphLaunch(exec, stream));
+        gpu_get(got, d_dst, N * EACH);
+        for (int i = 0; i < N; i++)
+            assert_memory_equal(got + i * EACH, src + (N - 1 - i) * EACH, EACH);
+    }
+    assert_cuda(cudaGraphExecDestroy(exec));
+    assert_cuda(cudaGraphDestroy(graph));
+    assert_cuda(cudaStreamDestroy(stream));
+    gpu_free(d_src);
+    gpu_free(d_dst);
+    free(src);
+}
+
+/* There and back through another order of axes, and single elements on the way. */
+static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
+{
+    const int64_t plain[3] = {extent[1] * extent[2], extent[2], 1};
+    const int64_t n = extent[0] * plain[0];
+    const size_t bytes = ((size_t)(n * elem) + 15) & ~(size_t)15;
+    unsigned char *a = NULL, *b = NULL, *c = NULL;
+    unsigned long long *wrong = gpu_put(NULL, 8), found = 0;
+    assert_true(n > INT64_C(1) << 31);
+    assert_cuda(cudaMalloc((void **)&a, bytes));
+    assert_cuda(cudaMalloc((void **)&b, bytes));
+    assert_cuda(cudaMalloc((void **)&c, bytes));
+    assert_cuda(colo_k_probe_fill(a, (int64_t)bytes, 1, t_rand(&rng), NULL));
+    assert_cuda(cudaMemcpy(c + bytes - 16, a + bytes - 16, 16, cudaMemcpyDeviceToDevice));
+    assert_cuda(cudaMemset(wrong, 0, 8));
+    colo_box_t from = box(a, extent, plain), mid = box(b, extent, stride),
+               back = box(c, extent, plain);
+    assert_ok(gpu_ops()->box_copy(&mid, &from, (size_t)elem, NULL));
+    assert_ok(gpu_ops()->box_copy(&back, &mid, (size_t)elem, NULL));
+    assert_cuda(colo_k_probe_diff(a, c, (int64_t)bytes, wrong, NULL));
+    gpu_get(&found, wrong, 8);
+    assert_int_equal(found, 0);
+    for (int s = 0; s < 1000; s++) {
+        int64_t e[3], at = 0, it = 0;
+        unsigned char x[8], y[8];
+        for (int i = 0; i < 3; i++) {
+            e[i] = s == 0 ? extent[i] - 1 : t_below(&rng, extent[i]);
+            at += e[i] * plain[i];
+            it += e[i] * stride[i];
+        }
+        assert_cuda(cudaMemcpy(x, a + at * elem, (size_t)elem, cudaMemcpyDeviceToHost));
+        assert_cuda(cudaMemcpy(y, b + it * elem, (size_t)elem, cudaMemcpyDeviceToHost));
+        assert_memory_equal(x, y, (size_t)elem);
+    }
+    gpu_free(a);
+    gpu_free(b);
+    gpu_free(c);
+    gpu_free(wrong);
+}
+
+static void more_than_two_to_the_31_elements_arrive(void **state)
+{
+    (void)state;
+    if (t_scaled(100) < 100)
+        skip(); /* a sanitizer would take minutes */
+    big_box((int64_t[]){5, 7, 62 << 20}, (int64_t[]){62 << 20, 5 * (62 << 20), 1}, 2);
+    big_box((int64_t[]){1291, 1290, 1304}, (int64_t[]){1, 1291, 1291 * 1290}, 1);
+    big_box((int64_t[]){1, 2, (INT64_C(1) << 30) + 8}, (int64_t[]){1, (INT64_C(1) << 30) + 8, 1},
+            2);
+}
+
+static void pageable_host_memory_is_refused(void **state)
+{
+    const int64_t extent[3] = {1, 1, 8}, stride[3] = {8, 8, 1};
+    unsigned char host[8] = {0}, *device = gpu_put(NULL, 8), *pinned;
+    colo_box_t bad = box(host, extent, stride), good = box(device, extent, stride);
+    (void)state;
+    assert_fails(gpu_ops()->box_copy(&good, &bad, 1, NULL), COLO_ERR_ARG, "copy: source: ");
+    assert_fails(gpu_ops()->box_copy(&bad, &good, 1, NULL), COLO_ERR_ARG,
+                 "is host memory that CUDA does not know");
+    assert_fails(gpu_ops()->box_sum(&good, &bad, 1, COLO_F32, NULL), COLO_ERR_ARG, "sum: addend");
+    assert_cuda(cudaMallocHost((void **)&pinned, 8));
+    memset(pinned, 7, 8);
+    bad.data = pinned;
+    assert_ok(gpu_ops()->box_copy(&good, &bad, 1, NULL));
+    gpu_get(host, device, 8);
+    assert_memory_equal(host, pinned, 8);
+    assert_cuda(cudaFreeHost(pinned));
+    gpu_free(device);
+}
+
+/* ---- sums ---- */
+
+static const colo_dtype_t floats[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+
+/* The sum of one element by the stated rule, converted by arithmetic on exponents (loss_case.c). */
+static double sum_rule(colo_dtype_t dtype, const double *v, int n)
+{
+    if (dtype == COLO_F64) {
+        double s = v[0];
+        for (int i = 1; i < n; i++)
+            s += v[i];
+        return s;
+    }
+    float s = (float)v[0];
+    for (int i = 1; i < n; i++)
+        s += (float)v[i];
+    return loss_round(dtype, s);
+}
+
+/* The sum by the rule, in place in the host arena. */
+static void sum_loop(unsigned char *arena, const int64_t *at, const colo_box_t *b, int n,
+                     colo_dtype_t dtype)
+{
+    const int64_t *e = b[0].extent;
+    double v[COLO_MAX_ADDENDS];
+    for (int64_t i = 0; i < e[0]; i++)
+        for (int64_t j = 0; j < e[1]; j++)
+            for (int64_t k = 0; k < e[2]; k++) {
+                for (int a = 1; a <= n; a++)
+                    v[a - 1] =
+                        loss_load(dtype, arena + at[a],
+                                  i * b[a].stride[0] + j * b[a].stride[1] + k * b[a].stride[2]);
+                int64_t off = i * b[0].stride[0] + j * b[0].stride[1] + k * b[0].stride[2];
+                loss_store(dtype, arena + at[0], off, sum_rule(dtype, v, n));
+            }
+}
+
+/* @raw: any finite bits, against the host's table; else moderate values, against the rule. */
+static void run_sum(int n, colo_dtype_t dtype, bool raw)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(dtype), off = t_below(&rng, 6) == 0; /* a byte */
+    const bool wild = t_below(&rng, 2);
+    colo_box_t *b = calloc((size_t)n + 1, sizeof *b);
+    int64_t *at = calloc((size_t)n + 1, sizeof *at);
+    int64_t extent[3], stride[3], room = 0;
+    draw_extent(extent);
+    int64_t span = draw_strides(extent, stride);
+    for (int i = 0; i <= n; i++) {
+        if (wild)
+            span = draw_strides(extent, stride);
+        b[i] = box(NULL, extent, stride);
+        at[i] = room + (wild ? elem * t_below(&rng, 8) : 0);
+        room = (at[i] + span * elem + 63) & ~INT64_C(63);
+    }
+    if (t_below(&rng, 3) == 0) { /* in place of an addend */
+        int64_t q = 1 + t_below(&rng, n);
+        b[0] = b[q];
+        at[0] = at[q];
+    }
+    unsigned char *host = random_bytes(room), *got = malloc((size_t)room);
+    for (int64_t i = 0; i < room / elem; i++)
+        if (!raw)
+            loss_store(dtype, host, i,
+                       loss_round(dtype, loss_round(COLO_F32, 8 * t_uniform(&rng) - 4)));
+        else if (!isfinite(loss_load(dtype, host, i)))
+            memset(host + i * elem, 0x11, (size_t)elem);
+    unsigned char *device = gpu_put(NULL, (size_t)(room + off));
+    assert_cuda(cudaMemcpy(device + off, host, (size_t)room, cudaMemcpyHostToDevice));
+    for (int i = 0; i <= n; i++)
+        b[i].data = device + off + at[i];
+    assert_ok(gpu_ops()->box_sum(&b[0], &b[1], n, dtype, NULL));
+    gpu_get(got, device + off, (size_t)room);
+    for (int i = 0; i <= n; i++)
+        b[i].data = host + at[i];
+    if (raw)
+        assert_ok(colo_ops_host.box_sum(&b[0], &b[1], n, dtype, NULL));
+    else
+        sum_loop(host, at, b, n, dtype);
+    for (int64_t i = 0; i < room; i++)
+        if (got[i] != host[i])
+            fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld)",
+                     n, colo_dtype_name(dtype), (long long)i, got[i], host[i],
+                     raw ? "raw bits" : "moderate", (long long)at[0]);
+    gpu_free(device);
+    free(b);
+    free(at);
+    free(host);
+    free(got);
+}
+
+static void sums_follow_the_rule_to_the_bit(void **state)
+{
+    static const int counts[] = {1, 2, 3, 8, 9, 31, 256};
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(112); i++)
+        run_sum(counts[i / 4 % 7], floats[i % 4], false);
+}
+
+static void sums_of_any_finite_bits_are_the_hosts(void **state)
+{
+    static const int counts[] = {1, 2, 4, 8, 12};
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(80); i++)
+        run_sum(counts[i / 4 % 5], floats[i % 4], true);
+}
+
+static void sums_of_nothing_or_of_integers_are_refused(void **state)
+{
+    const int64_t extent[3] = {1, 1, 4}, none[3] = {0, 1, 4}, stride[3] = {4, 4, 1};
+    void *device = gpu_put(NULL, 16);
+    colo_box_t b = box(device, extent, stride), e = box(NULL, none, stride);
+    (void)state;
+    assert_fails(gpu_ops()->box_sum(&b, &b, 0, COLO_F32, NULL), COLO_ERR_ARG, "0 addends");
+    assert_fails(gpu_ops()->box_sum(&b, &b, 257, COLO_F32, NULL), COLO_ERR_ARG, "257 addends");
+    assert_fails(gpu_ops()->box_sum(&b, &b, 1, COLO_I32, NULL), COLO_ERR_ARG, "float dtype");
+    assert_ok(gpu_ops()->box_sum(&e, &e, 1, COLO_F32, NULL));
+    assert_ok(gpu_ops()->box_copy(&e, &e, 4, NULL));
+    assert_ok(gpu_ops()->box_list(NULL, NULL, 0, 4, NULL));
+    gpu_free(device);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    rng = t_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_box_arrives_bit_for_bit_whatever_its_strides),
+        cmocka_unit_test(a_list_of_boxes_arrives_bit_for_bit),
+        cmocka_unit_test(two_hundred_boxes_are_one_launch_and_can_be_replayed),
+        cmocka_unit_test(more_than_two_to_the_31_elements_arrive),
+        cmocka_unit_test(pageable_host_memory_is_refused),
+        cmocka_unit_test(sums_follow_the_rule_to_the_bit),
+        cmocka_unit_test(sums_of_any_finite_bits_are_the_hosts),
+        cmocka_unit_test(sums_of_nothing_or_of_integers_are_refused),
+    };
+    return cmocka_run_group_tests_name("gpu/box", tests, NULL, NULL);
+}

@@ -1,0 +1,476 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_logprob.c - the loss kernels against the fp64 oracle over options, dtypes, shards, widths
+ * and alignments; special values against the host's passes; bits against other chunks, places,
+ * replays.
+ */
+#include "gpu/loss_gpu.h"
+
+#include "kernels.h"
+#include "loss/passes.h"
+
+#include <math.h>
+
+static uint64_t rng;
+static const colo_dtype_t floats[] = {COLO_BF16, COLO_F32, COLO_F16, COLO_F64};
+
+/* ---- options ---- */
+
+static void draw_options(loss_case_t *c, int i)
+{
+    colo_logprob_config_t *k = &c->config;
+    k->want_entropy = i & 1;
+    k->want_loss = i & 2;
+    k->want_correct = i & 4;
+    if (k->want_loss && t_below(&rng, 2)) {
+        k->label_smoothing = 0.1 + 0.3 * t_uniform(&rng);
+        k->megatron_smoothing = t_below(&rng, 2);
+    }
+    if (k->want_loss && t_below(&rng, 2))
+        k->z_loss = 1e-3;
+    if (t_below(&rng, 2))
+        k->temperature = 0.5 + t_uniform(&rng);
+    if (t_below(&rng, 3) == 0)
+        k->scale = t_below(&rng, 3) ? 0.25 : -0.5;
+    if (t_below(&rng, 3) == 0)
+        k->softcap = 20;
+    for (int u = 0; u < 3; u++)
+        c->no_up[u] = t_below(&rng, 5) == 0;
+    c->in_place = t_below(&rng, 3) == 0;
+    c->row_gap = t_below(&rng, 2) ? 0 : t_below(&rng, 9);
+}
+
+static void spoil_targets(loss_case_t *c)
+{
+    for (int64_t t = 0; t < c->tokens; t++)
+        switch (t_below(&rng, 8)) {
+        case 0:
+            c->targets[t] = c->config.ignore_index;
+            break;
+        case 1:
+            c->targets[t] = t_below(&rng, 2) ? c->vocab : -1;
+            break;
+        default:
+            break;
+        }
+}
+
+static void every_option_agrees_with_the_oracle(void **state)
+{
+    static const int64_t widths[] = {1, 2, 7, 8, 63, 64, 65, 1000, 4099, 20011};
+    char label[120];
+    (void)state;
+    for (int i = 0; i < (int)t_scaled(320); i++) {
+        loss_case_t c;
+        int64_t vocab = widths[i % 10], tokens = vocab > 1000 ? 3 : 1 + t_below(&rng, 9);
+        int64_t shift[2] = {t_below(&rng, 2) ? 0 : t_below(&rng, 9), 0};
+        shift[1] = t_below(&rng, 2) ? shift[0] : t_below(&rng, 9);
+        loss_case_init(&c, 1, tokens, vocab, floats[i / 10 % 4], t_below(&rng, 2) ? 1 : 5, &rng);
+        draw_options(&c, i % 8);
+        spoil_targets(&c);
+        if (c.config.megatron_smoothing && vocab == 1)
+            c.config.megatron_smoothing = false;
+        snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g, scale %g, shifts %d %d", i,
+                 colo_dtype_name(c.dtype), (int)vocab, c.config.softcap, c.config.scale,
+                 (int)shift[0], (int)shift[1]);
+        gpu_case_run(&c, shift);
+        gpu_case_compare(&c, label);
+        loss_case_free(&c);
+    }
+}
+
+static void shards_merge_to_what_the_whole_row_gives(void **state)
+{
+    char label[80];
+    (void)state;
+    for (int i = 0; i < (int)t_scaled(96); i++) {
+        loss_case_t c;
+        loss_case_init(&c, 2 + (int)t_below(&rng, 7), 5, 30 + t_below(&rng, 3000), floats[i % 4], 3,
+                       &rng);
+        draw_options(&c, i % 8);
+        spoil_targets(&c);
+        loss_case_shard(&c, (shard_kind_t)(i / 4 % SHARD_KINDS));
+        snprintf(label, sizeof label, "case %d, %s, %d shards of kind %d", i,
+                 colo_dtype_name(c.dtype), (int)c.ranks, i / 4 % SHARD_KINDS);
+        gpu_case_run_shards(&c);
+        gpu_case_compare(&c, label);
+        loss_case_free(&c);
+    }
+}
+
+static void a_large_offset_of_the_logits_costs_no_digits(void **state)
+{
+    static const double offsets[] = {5000, -5000, -200};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        loss_case_t c;
+        loss_case_init(&c, 1, 4, 1024, COLO_F32, 1, &rng);
+        for (int64_t k = 0; k < 4 * 1024; k++)
+            c.z[k] = loss_round(COLO_F32, c.z[k] + offsets[i]);
+        c.config.want_entropy = true;
+        gpu_case_run(&c, NULL);
+        gpu_case_compare(&c, "offset");
+        loss_case_free(&c);
+    }
+}
+
+/* p of the target rounds to 1 in bf16, its gradient must not round to 0 */
+static void a_sure_target_keeps_its_gradient(void **state)
+{
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 1, 2, 512, COLO_BF16, 0, &rng);
+    for (int t = 0; t < 2; t++) {
+        c.z[t * 512 + 9] = 16;
+        c.targets[t] = 9;
+        c.up[0][t] = 1;
+    }
+    gpu_case_run(&c, NULL);
+    gpu_case_compare(&c, "sure");
+    assert_true(c.dz[9] > 5e-5 && c.dz[9] < 6e-5); /* 511 e^-16 / (1 + 511 e^-16) */
+    loss_case_free(&c);
+}
+
+/* ---- special values: the host's passes say what should come out ---- */
+
+static void plant(loss_case_t *c)
+{
+    static const double what[] = {NAN, INFINITY, -INFINITY, -INFINITY, 3e38, -3e38, 1e30, 0};
+    for (int64_t t = 0; t < c->tokens; t++) {
+        double *row = c->z + t * c->vocab;
+        int64_t kind = t_below(&rng, 6), n = t_below(&rng, 4);
+        if (kind == 0)
+            for (int64_t j = 0; j < c->vocab; j++)
+                row[j] = -INFINITY;
+        if (kind == 1) /* a wide run, so that whole tiles are -inf */
+            for (int64_t j = t_below(&rng, c->vocab); j < c->vocab && t_below(&rng, 200); j++)
+                row[j] = -INFINITY;
+        if (kind == 2 && c->targets[t] >= 0 && c->targets[t] < c->vocab)
+            row[c->targets[t]] = -INFINITY;
+        if (kind > 3)
+            n = 0;
+        for (int64_t i = 0; i < n; i++) {
+            double v = what[t_below(&rng, 8)];
+            if (c->dtype == COLO_F16 && isfinite(v))
+                v = v > 0 ? 65504 : -65504;
+            row[t_below(&rng, c->vocab)] = loss_round(c->dtype, loss_round(COLO_F32, v));
+        }
+    }
+}
+
+static void like(double got, double host, double tol, const char *label, const char *what, int t)
+{
+    if (isnan(host) ? isnan(got) : isinf(host) ? got == host : fabs(got - host) <= tol)
+        return;
+    fail_msg("%s: token %d: %s is %g, the host's is %g (within %g)", label, t, what, got, host,
+             tol);
+}
+
+static void special_values_come_out_as_on_the_host(void **state)
+{
+    static const int64_t widths[] = {5, 64, 300, 5000};
+    char label[120];
+    (void)state;
+    for (int i = 0; i < (int)t_scaled(240); i++) {
+        loss_case_t c, h;
+        uint64_t at = rng;
+        int64_t vocab = widths[i % 4];
+        for (int k = 0; k < 2; k++) { /* the same case twice */
+            loss_case_t *x = k ? &h : &c;
+            rng = at;
+            loss_case_init(x, 1, 12, vocab, floats[i / 4 % 4], 2, &rng);
+            draw_options(x, (i / 3) % 8);
+            x->config.scale = i % 5 == 0 ? 100 : 1; /* 3e38 overflows fp32 */
+            spoil_targets(x);
+            plant(x);
+        }
+        snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g", i, colo_dtype_name(c.dtype),
+                 (int)vocab, c.config.softcap);
+        gpu_case_run(&c, NULL);
+        assert_ok(loss_case_run(&h));
+        assert_int_equal(c.n_valid[0], h.n_valid[0]);
+        assert_int_equal(c.n_invalid[0], h.n_invalid[0]);
+        for (int t = 0; t < 12; t++) {
+            static const char *const names[] = {"logp", "entropy", "loss"};
+            const bool asked[] = {true, c.config.want_entropy, c.config.want_loss};
+            for (int k = 0; k < 3; k++)
+                if (asked[k]) /* of ordinary size, or a hair of something huge */
+                    like(c.out[0][k][t], h.out[0][k][t], 1e-3 + 1e-5 * fabs(h.out[0][k][t]), label,
+                         names[k], t);
+            if (c.config.want_correct && c.correct[0][t] != h.correct[0][t])
+                fail_msg("%s: token %d: correct is %d", label, t, c.correct[0][t]);
+            for (int64_t j = 0; j < vocab; j++) {
+                double want = h.dz[t * vocab + j], tol = 1e-3 * (1 + 100 * (c.config.scale > 1));
+                like(c.dz[t * vocab + j], want, tol + 0x1p-7 * fabs(want), label, "gradient", t);
+            }
+        }
+        loss_case_free(&c);
+        loss_case_free(&h);
+    }
+}
+
+/* ---- bits ---- */
+
+static void keep(loss_case_t *c, double *out)
+{
+    int64_t n = c->tokens;
+    for (int k = 0; k < 3; k++)
+        memcpy(out + k * n, c->out[0][k], (size_t)n * sizeof *out);
+    memcpy(out + 3 * n, c->dz, (size_t)(n * c->vocab) * sizeof *out);
+}
+
+static void chunks_and_places_change_no_bit(void **state)
+{
+    enum { TOKENS = 37, VOCAB = 3001 };
+    static const int64_t chunks[] = {0, 1, 7, TOKENS, TOKENS + 5};
+    const size_t n = TOKENS * (3 + VOCAB);
+    double *first = malloc(n * sizeof *first), *again = malloc(n * sizeof *again);
+    (void)state;
+    for (int d = 0; d < 4; d++) {
+        loss_case_t c;
+        loss_case_init(&c, 1, TOKENS, VOCAB, floats[d], 3, &rng);
+        draw_options(&c, 7);
+        spoil_targets(&c);
+        c.config.temperature = 0.7;
+        for (int k = 0; k < 10; k++) {
+            c.config.chunk_size = chunks[k / 2];
+            c.in_place = k % 2;
+            memset(c.dz, 0, TOKENS * VOCAB * sizeof(double));
+            gpu_case_run(&c, NULL);
+            keep(&c, k ? again : first);
+            if (k && memcmp(first, again, n * sizeof *first) != 0)
+                fail_msg("%s: chunk %d, in place %d: other bits", colo_dtype_name(floats[d]),
+                         (int)chunks[k / 2], k % 2);
+        }
+        loss_case_free(&c);
+    }
+    free(first);
+    free(again);
+}
+
+/* ---- sizes ---- */
+
+/* The fp64 oracle for row @t of device logits of bf16 that probe_fill made. */
+static void check_big_row(const unsigned char *z, const unsigned char *dz, const float *logp,
+                          int64_t t, int64_t vocab, int64_t target)
+{
+    const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = -100};
+    const bool asked[3] = {true, false, false};
+    const double up[4] = {1, 0, 0, 1};
+    uint16_t *raw = malloc((size_t)vocab * 2);
+    double *row = malloc((size_t)vocab * 8), *grad = malloc((size_t)vocab * 8), got[3] = {0};
+    float one;
+    gpu_get(raw, z, (size_t)vocab * 2);
+    for (int64_t j = 0; j < vocab; j++)
+        row[j] = loss_load(COLO_BF16, raw, j);
+    gpu_get(raw, dz, (size_t)vocab * 2);
+    for (int64_t j = 0; j < vocab; j++)
+        grad[j] = loss_load(COLO_BF16, raw, j);
+    gpu_get(&one, logp + t, sizeof one);
+    got[0] = one;
+    gpu_row_compare(&o, COLO_BF16, row, vocab, target, got, asked, up, grad, "big");
+    free(raw);
+    free(row);
+    free(grad);
+}
+
+static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
+{
+    const size_t bytes = (size_t)(tokens * vocab) * 2;
+    int64_t *targets = malloc((size_t)tokens * 8);
+    float *ones = malloc((size_t)tokens * 4);
+    colo_comm_t *self = NULL;
+    size_t stat_bytes, scratch_bytes;
+    void *z = NULL, *dz = NULL;
+    for (int64_t t = 0; t < tokens; t++) {
+        targets[t] = t_below(&rng, vocab);
+        ones[t] = 1;
+    }
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = vocab};
+    assert_cuda(cudaMalloc(&z, bytes + 16));
+    assert_cuda(cudaMalloc(&dz, bytes + 16));
+    assert_cuda(colo_k_probe_fill(z, (int64_t)bytes + 16, 3, t_rand(&rng), NULL));
+    assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, tokens, &stat_bytes));
+    assert_ok(colo_logprob_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
+    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes);
+    void *tg = gpu_put(targets, (size_t)tokens * 8), *up = gpu_put(ones, (size_t)tokens * 4);
+    float *logp = gpu_put(NULL, (size_t)tokens * 4);
+    colo_tensor_t zt = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
+    colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &tokens);
+    dt.data = dz;
+    colo_logprob_saved_t saved;
+    colo_logprob_out_t out = {.logp = logp};
+    colo_logprob_upstream_t upstream = {.d_logp = up};
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, NULL));
+    assert_ok(colo_logprob_backward(&saved, &upstream, &dt, NULL));
+    for (int i = 0; i < n; i++)
+        check_big_row((unsigned char *)z + look[i] * vocab * 2,
+                      (unsigned char *)dz + look[i] * vocab * 2, logp, look[i], vocab,
+                      targets[look[i]]);
+    colo_comm_destroy(&self);
+    void *all[] = {z, dz, stats, scratch, tg, up, logp};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        gpu_free(all[i]);
+    free(targets);
+    free(ones);
+}
+
+static void more_than_two_to_the_31_logits_are_right(void **state)
+{
+    static const int64_t look[] = {0, 16383, 16384, 16385, 16999};
+    (void)state;
+    if (t_scaled(100) < 100)
+        skip();
+    run_big(17000, 131072, look, 5); /* row 16384 begins at element 2^31 */
+}
+
+static void more_rows_than_a_grid_has_in_y_are_right(void **state)
+{
+    static const int64_t look[] = {0, 65534, 65535, 65536, 69999};
+    (void)state;
+    run_big(70000, 67, look, 5);
+}
+
+static void no_tokens_still_count_to_zero(void **state)
+{
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 1, 0, 50, COLO_BF16, 1, &rng);
+    c.n_valid[0] = c.n_invalid[0] = 7;
+    gpu_case_run(&c, NULL);
+    assert_int_equal(c.n_valid[0], 0);
+    assert_int_equal(c.n_invalid[0], 0);
+    loss_case_free(&c);
+}
+
+/* ---- graphs ---- */
+
+static void a_captured_step_follows_its_inputs(void **state)
+{
+    enum { TOKENS = 64, VOCAB = 4000, REPLAYS = 50 };
+    const int64_t tokens = TOKENS;
+    const size_t bytes = (size_t)TOKENS * VOCAB * 2;
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = VOCAB, .want_entropy = true};
+    size_t stat_bytes, scratch_bytes;
+    colo_comm_t *self = NULL;
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int64_t targets[TOKENS];
+    float ones[TOKENS];
+    unsigned char *got = malloc(bytes), *want = malloc(bytes);
+    (void)state;
+    for (int t = 0; t < TOKENS; t++) {
+        targets[t] = t_below(&rng, VOCAB);
+        ones[t] = 1;
+    }
+    assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, TOKENS, &stat_bytes));
+    assert_ok(colo_logprob_scratch_size(&cfg, COLO_BF16, TOKENS, 1, &scratch_bytes));
+    void *z = gpu_put(NULL, bytes), *dz = gpu_put(NULL, bytes), *other = gpu_put(NULL, bytes);
+    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes);
+    void *tg = gpu_put(targets, sizeof targets), *up = gpu_put(ones, sizeof ones);
+    void *counts = gpu_put(NULL, 16);
+    colo_tensor_t zt = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){TOKENS, VOCAB}), dt = zt;
+    colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &tokens);
+    dt.data = dz;
+    colo_logprob_saved_t saved;
+    colo_logprob_out_t out = {.n_valid = counts};
+    colo_logprob_upstream_t upstream = {.d_logp = up, .d_entropy = up};
+    assert_ok(colo_comm_create_self(&self));
+    assert_cuda(cudaStreamCreate(&stream));
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, stream));
+    assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
+    assert_cuda(cudaStreamEndCapture(stream, &graph));
+    assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (int i = 0; i < REPLAYS; i++) {
+        int64_t n = 0;
+        assert_cuda(colo_k_probe_fill(z, (int64_t)bytes, 3, t_rand(&rng), stream));
+        assert_cuda(cudaGraphLaunch(exec, stream));
+        gpu_get(got, dz, bytes);
+        gpu_get(&n, counts, 8);
+        assert_int_equal(n, TOKENS);
+        dt.data = other;
+        assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, stream));
+        assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
+        gpu_get(want, other, bytes);
+        assert_memory_equal(got, want, bytes);
+    }
+    assert_cuda(cudaGraphExecDestroy(exec));
+    assert_cuda(cudaGraphDestroy(graph));
+    assert_cuda(cudaStreamDestroy(stream));
+    colo_comm_destroy(&self);
+    void *all[] = {z, dz, other, stats, scratch, tg, up, counts};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        gpu_free(all[i]);
+    free(got);
+    free(want);
+}
+
+/* ---- refusals ---- */
+
+static void pointers_that_no_kernel_can_use_are_refused(void **state)
+{
+    float host[8] = {0};
+    int64_t two = 2, targets[2] = {0, 1};
+    unsigned char *z = gpu_put(host, 64);
+    void *tg = gpu_put(targets, 16), *scratch = gpu_put(NULL, 4096), *stats = gpu_put(NULL, 64);
+    float *logp = gpu_put(NULL, 8), before[2], after[2];
+    colo_comm_t *self = NULL;
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
+    colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4});
+    colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &two), dt = zt;
+    colo_logprob_out_t out = {.logp = logp};
+    colo_logprob_saved_t saved;
+    colo_logprob_upstream_t up = {.d_logp = host};
+    (void)state;
+    gpu_get(before, logp, 8);
+    assert_ok(colo_comm_create_self(&self));
+#define FORWARD() colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, NULL)
+    zt.data = host;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "logits: ");
+    assert_fails(FORWARD(), COLO_ERR_ARG, "is host memory that CUDA does not know");
+    zt.data = z + 2;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "is no multiple of 4 bytes");
+    zt.data = z;
+    tt.data = targets;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "targets: ");
+    tt.data = tg;
+    out.logp = host;
+    assert_fails(FORWARD(), COLO_ERR_ARG, "out.logp: ");
+    out.logp = logp;
+    gpu_get(after, logp, 8);
+    assert_memory_equal(before, after, 8);
+    assert_ok(FORWARD());
+#undef FORWARD
+    assert_fails(colo_logprob_backward(&saved, &up, &dt, NULL), COLO_ERR_ARG, "d_logp: ");
+    colo_comm_destroy(&self);
+    gpu_free(z);
+    gpu_free(tg);
+    gpu_free(scratch);
+    gpu_free(stats);
+    gpu_free(logp);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    rng = t_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_agrees_with_the_oracle),
+        cmocka_unit_test(shards_merge_to_what_the_whole_row_gives),
+        cmocka_unit_test(a_large_offset_of_the_logits_costs_no_digits),
+        cmocka_unit_test(a_sure_target_keeps_its_gradient),
+        cmocka_unit_test(special_values_come_out_as_on_the_host),
+        cmocka_unit_test(chunks_and_places_change_no_bit),
+        cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
+        cmocka_unit_test(more_rows_than_a_grid_has_in_y_are_right),
+        cmocka_unit_test(no_tokens_still_count_to_zero),
+        cmocka_unit_test(a_captured_step_follows_its_inputs),
+        cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
+    };
+    return cmocka_run_group_tests_name("gpu/logprob", tests, NULL, NULL);
+}

@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# gpu-test.sh - the tests that need GPUs, on a host that has some. Builds in build-gpu; programs that
+# want more GPUs than there are count as skipped. The last line is "N passed, N failed, N skipped".
+#
+#   tools/gpu-test.sh              build, run the gpu suite
+#   tools/gpu-test.sh --sanitize   the same again under compute-sanitizer, memcheck and racecheck
+#   tools/gpu-test.sh --perf       afterwards, what colo-perf measures
+set -euo pipefail
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+sanitize=no perf=no
+while [ $# -gt 0 ]; do
+    case $1 in
+    --sanitize) sanitize=yes ;;
+    --perf) perf=yes ;;
+    --help)
+        sed -n '3,8s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
+        exit 0
+        ;;
+    *) die "unknown option \"$1\"; --help lists them" ;;
+    esac
+    shift
+done
+
+has nvcc || [ -x /usr/local/cuda/bin/nvcc ] || die "no nvcc: install the CUDA toolkit (12.1 or later)"
+has nvidia-smi && nvidia-smi -L || say "nvidia-smi sees no GPU: everything will be skipped"
+
+install_missing test
+configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=enabled
+build build-gpu
+
+logs=()
+# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices.
+run_gpu() {
+    local log="build-gpu/meson-logs/testlog-$1.json" rc=0
+    rm -f "$log"
+    meson test -C build-gpu --no-rebuild --suite gpu --logbase "testlog-$1" --num-processes 1 \
+        --print-errorlogs "${@:2}" </dev/null || rc=$?
+    logs+=("$log=$rc")
+}
+
+say "running the gpu suite"
+run_gpu plain
+if [ "$sanitize" = yes ]; then
+    sanitizer=$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)
+    [ -x "$sanitizer" ] || die "no compute-sanitizer: it comes with the CUDA toolkit"
+    for tool in memcheck racecheck; do
+        say "running the gpu suite under compute-sanitizer --tool $tool"
+        # few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
+        T_SCALE=4 run_gpu "$tool" --timeout-multiplier 10 \
+            --wrapper "$sanitizer --tool $tool --report-api-errors no --error-exitcode 99"
+    done
+fi
+
+if [ "$perf" = yes ]; then
+    say "colo-perf"
+    build-gpu/tools/colo-perf link
+    build-gpu/tools/colo-perf logprob
+    build-gpu/tools/colo-perf logprob --entropy
+fi
+
+say "counting"
+python3 tools/count-tests.py "${logs[@]}"
