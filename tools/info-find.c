@@ -17,12 +17,18 @@ const info_backend_t *info_backends(void)
     static info_backend_t list[INFO_BACKENDS] = {
         {"threads", true, "ranks in one process"},
         {"mpi", INFO_MPI, "ranks of many processes or hosts"},
-        {"nccl", false, "GPUs; no NCCL backend in this build"},
-        {"cuda", false, "kernels; no CUDA backend in this build"},
+        {"nccl", INFO_NCCL, "ranks with a GPU each"},
+        {"cuda", INFO_CUDA, "tensors in GPU memory"},
         {"hwloc", false, "placement and binding"},
     };
     list[4].built = colo_place_version() != NULL;
     return list;
+}
+
+const char *info_cuda(void)
+{
+    return INFO_CUDA ? "GPUs are listed with the topology, by their place on the PCI bus"
+                     : "no CUDA backend in this build";
 }
 
 const char *info_header_version(void)

@@ -71,9 +71,9 @@ static json_t *basics(const info_found_t *f)
     }
     return json_pack("{s:s,s:s,s:{s:s?},s:o,s:{s:[],s:s},s:o,s:s?,s:o}", "version", colo_version(),
                      "header_version", info_header_version(), "libraries", "hwloc",
-                     colo_place_version(), "backends", built, "cuda", "devices", "why",
-                     "no CUDA backend in this build", "topology", machine_of(f->place),
-                     "topology_error", f->place ? NULL : f->lacks, "knobs", knobs);
+                     colo_place_version(), "backends", built, "cuda", "devices", "why", info_cuda(),
+                     "topology", machine_of(f->place), "topology_error", f->place ? NULL : f->lacks,
+                     "knobs", knobs);
 }
 
 /* ---- what was asked ---- */

@@ -53,7 +53,7 @@ static void print_basics(const info_found_t *f)
            info_header_version(), hwloc ? hwloc : "none", on, off);
     for (int i = 0; i < INFO_BACKENDS; i++)
         printf("  %-8s %-4s %s\n", b[i].name, b[i].built ? "yes" : "no", b[i].what);
-    printf("\n%sdevices%s\n  no CUDA backend in this build\n\n", on, off);
+    printf("\n%sdevices%s\n  %s\n\n", on, off, info_cuda());
     if (f->place)
         print_machine(f->place);
     else

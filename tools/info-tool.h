@@ -61,6 +61,8 @@ typedef struct info_backend {
 } info_backend_t;
 #define INFO_BACKENDS 5
 const info_backend_t *info_backends(void);
+/* why CUDA is not asked for its devices */
+const char *info_cuda(void);
 /* "0.1.0" of the headers; static storage */
 const char *info_header_version(void);
 
