@@ -47,6 +47,8 @@ static int flow_cmp(const void *a, const void *b)
         return x->from < y->from ? -1 : 1;
     if (x->own != y->own)
         return x->own ? -1 : 1;
+    if (x->far != y->far)
+        return x->far ? 1 : -1;
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
@@ -119,6 +121,7 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_way_t way, const 
     int32_t count = 0;
     const colo_plan_message_t *m = colo_plan_recvs(plan, way, &count);
     colo_plan_bytes_t b = colo_plan_bytes(plan, way);
+    int64_t node = colo_plan_config(plan)->ranks_per_node, rank = colo_plan_rank(plan);
 
     if (b.local > 0 &&
         !push(s, (pic_flow_t){.from = me, .to = me, .bytes = b.local, .times = 1, .own = true}))
@@ -130,7 +133,8 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_way_t way, const 
         else if (!push(s, (pic_flow_t){.from = (int32_t)(at - ranks),
                                        .to = me,
                                        .bytes = m[i].bytes,
-                                       .times = 1}))
+                                       .times = 1,
+                                       .far = node && m[i].peer / node != rank / node}))
             return false;
     }
     s->messages += count;
@@ -199,7 +203,7 @@ static void refine(const pic_t *pic, const uint64_t *colour, uint64_t *next)
     for (int w = 0; w < 2; w++)
         for (int64_t i = 0; i < pic->way[w].n; i++) {
             const pic_flow_t *f = &pic->way[w].flow[i];
-            uint64_t what = mix((uint64_t)f->bytes, (uint64_t)w + 2 * f->own);
+            uint64_t what = mix((uint64_t)f->bytes, (uint64_t)w + 2 * f->own + 4 * f->far);
             next[f->to] += mix(what, colour[f->from]);
             next[f->from] += mix(what + 1, mix(colour[f->to], 7));
         }

@@ -115,11 +115,12 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
 
     b->in++;
     /* the last stretch is level, with the bytes above it */
-    fprintf(f, "<g class=\"%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d H%d\"/>",
+    fprintf(f, "<g class=\"%s%s h%d\"><path d=\"M%d %d C%d %d %d %d %d %d H%d\"/>",
             own    ? "own"
             : thin ? "flow thin"
                    : "flow",
-            w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2, x2 - dir * 52, y2, x2 - dir * 6);
+            w->far ? " far" : "", w->from % 6, x1, y1, mid, y1, mid - dir * 40, y2, x2 - dir * 52,
+            y2, x2 - dir * 6);
     if (!own)
         fprintf(f, "<path class=\"head\" d=\"M%d %d l%d -4 v8 z\"/>", x2, y2, -dir * 7);
     label(text, each, w->bytes, w->bytes, w->bytes * each);

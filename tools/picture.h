@@ -2,7 +2,8 @@
 /*
  * picture.h - who sends what to whom, as rows of cells with arrows between them. A row is a rank: its
  * source coordinates in the left cell, its destination coordinates in the right one. Forward arrows
- * run left to right, backward arrows right to left, dashed lines are what stays on the rank.
+ * run left to right, backward arrows right to left, thick ones between nodes; dashed lines are what
+ * stays on the rank.
  * Public headers only; the captioner's report uses it, too.
  */
 #ifndef TOOLS_PICTURE_H
@@ -19,6 +20,7 @@ typedef struct pic_flow {
     int64_t bytes;    /* of one message */
     int64_t times;    /* messages drawn as this one */
     bool own;         /* a copy on the rank itself */
+    bool far;         /* between nodes */
 } pic_flow_t;
 
 /* Flows of one way, ordered by (to, from), and what they add up to. */

@@ -167,8 +167,12 @@ static void say_rows(drawing_t *d)
                  svg_count(d->ranks, m), svg_count(d->pic.outside, n));
     snprintf(next_line(d), sizeof d->line[0],
              "A row is %s: its place in the source grid and in the destination grid. Arrows are "
-             "messages, dashed lines stay on the rank.",
-             folded ? "a rank that stands for all that do the same" : "a rank");
+             "messages%s, dashed lines stay on the rank.",
+             folded ? "a rank that stands for all that do the same" : "a rank",
+             d->ask->config.ranks_per_node ? ", thick ones cross nodes" : "");
+    if (d->ask->config.ranks_per_node)
+        snprintf(next_line(d), sizeof d->line[0], "%s ranks a node.",
+                 svg_count(d->ask->config.ranks_per_node, n));
 }
 
 /* ---- panels ---- */

@@ -117,6 +117,7 @@ const char svg_layout_style[] =
     "svg .flow text,svg .own text{font-size:11px;fill:var(--fg);stroke:var(--bg);stroke-width:3px;"
     "paint-order:stroke}svg .own text{fill:var(--dim)}\n"
     ".flow .head{stroke:none}.thin path{stroke-width:.8;opacity:.75}.thin .head{opacity:1}\n"
+    ".far path{stroke-width:3.4}.thin.far path{stroke-width:1.8}\n"
     ".h0{--h:211}.h1{--h:28}.h2{--h:150}.h3{--h:335}.h4{--h:265}.h5{--h:48}\n"
     ".flow path{stroke:hsl(var(--h) 65% var(--l))}.flow .head{fill:hsl(var(--h) 65% var(--l))}\n"
     ".part{stroke:var(--line);stroke-dasharray:1 4;stroke-linecap:round;stroke-width:2}\n";

@@ -136,6 +136,24 @@ static void eight_ranks_show_every_message_with_its_bytes(void **state)
     free(text);
 }
 
+/* Nodes of four: TP4/DP2 -> TP1/CP2/DP4 stays inside {0..3} and {4..7}. Nodes of two: of three peers
+ * one is on the node. */
+static void arrows_between_nodes_are_thick(void **state)
+{
+    const char *args[] = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", SIZES("8", "8", "4"),
+                          "--output", "sharded", "--ranks-per-node", "4", NULL};
+    char *text = drawn(args);
+    assert_count(text, "<g class=\"flow h", 24);
+    assert_count(text, "<g class=\"flow far h", 0);
+    assert_count(text, ">4 ranks a node.<", 1);
+    free(text);
+    args[15] = "2";
+    text = drawn(args);
+    assert_count(text, "<g class=\"flow h", 8);
+    assert_count(text, "<g class=\"flow far h", 16);
+    free(text);
+}
+
 /* TP8/DP8 -> TP8/CP2/DP4, V = 8 KiB: r and r ^ 8 exchange V/16. All ranks are drawn. */
 static void sixty_four_ranks_are_all_drawn(void **state)
 {
@@ -356,6 +374,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(broken_markup_is_noticed),
         cmocka_unit_test(two_ranks_are_two_rows),
         cmocka_unit_test(eight_ranks_show_every_message_with_its_bytes),
+        cmocka_unit_test(arrows_between_nodes_are_thick),
         cmocka_unit_test(sixty_four_ranks_are_all_drawn),
         cmocka_unit_test(of_128_ranks_one_part_is_shown_and_counted),
         cmocka_unit_test(ranks_of_one_role_are_one_row),
