@@ -13,6 +13,10 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_logprob_saved_t *saved, const void *stats,
                                            const void *scratch);
 
+/* Before a collective, @mine the verdict on this rank's own arguments: at COLO_CHECK=2 all ranks
+ * hear of an error and @group lives on, below that the error marks @group failed. */
+colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine);
+
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same sentence on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
 

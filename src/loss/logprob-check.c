@@ -5,10 +5,12 @@
  * Three moments: before forward touches anything (this rank's arguments), after the gather (what
  * the ranks brought together: the same config and targets, shards that tile the vocabulary), and
  * before backward (the saved state is there, nothing was written since, d_logits is the logits or
- * shares nothing with them). Nothing here writes a caller's memory or talks to another rank.
+ * shares nothing with them). Nothing here writes a caller's memory; only colo_loss_i_ready() tells
+ * other ranks of it.
  */
 #include "loss/check.h"
 
+#include "comm/comm.h"
 #include "core/try.h"
 
 #include <inttypes.h>
@@ -140,6 +142,15 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                          ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
                          config->vocab_start, end, config->vocab);
     return COLO_OK;
+}
+
+colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)
+{
+    if (colo_comm_size(group) == 1)
+        return mine; /* nobody waits */
+    if (colo_comm_check_level(group) >= 2)
+        return colo_comm_i_agree(group, what, 0, mine);
+    return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;
 }
 
 /* ---- after the gather ---- */

@@ -12,10 +12,13 @@
  * The block's header costs nothing on the wire and tells ranks apart that were configured
  * differently: other targets, another temperature, shards that leave a hole in the vocabulary.
  * All ranks see the same headers, so all return the same COLO_ERR_MISMATCH, the group lives on, and
- * nothing has been written. (Only host memory can be looked at without waiting for a stream.)
+ * nothing has been written. (Only host memory can be looked at without waiting for a stream.) Ranks
+ * whose blocks differ in size (other token counts, other want_ members) do not get as far: the
+ * gather itself refuses, and below COLO_CHECK=2 the group is dead.
  *
- * A rank that finds its own arguments wrong does not join the gather: it marks the group failed, so
- * that the others return COLO_ERR_PEER at once instead of at the deadline.
+ * A rank that finds its own arguments wrong does not join the gather: it marks the group failed
+ * (COLO_CHECK=2: agrees with the others, and the group lives on), so that they return COLO_ERR_PEER
+ * at once instead of at the deadline.
  *
  * Backward: no collective. The logits are read again from where they were; version counters tell
  * whether they still are what forward saw. In place is legal element by element (an element is read
@@ -252,10 +255,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
                        "the gather of device memory needs the NCCL backend, which this version "
                        "lacks; a group of one rank works",
                        (int)logits->device, (int)colo_comm_size(group), colo_comm_backend(group));
-    if (st < 0) {
-        bool peers_wait = colo_comm_size(group) > 1 && colo_comm_check_level(group) > 0;
-        return peers_wait ? colo_comm_i_fail(group, st) : st;
-    }
+    COLO_TRY(colo_loss_i_ready(group, "logprob forward", st));
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;
     const uint64_t targets_version = targets->version ? *targets->version : 0;

@@ -8,7 +8,7 @@
  * ranks hold the same tokens) is the caller's choice. A value that does not count is not read, so a
  * NaN behind the mask stays there.
  */
-#include <colobridge/logprob.h>
+#include "loss/check.h"
 
 #include "comm/comm.h"
 #include "core/try.h"
@@ -67,10 +67,7 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
         if (!many)
             st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
     }
-    if (st < 0) {
-        bool peers_wait = ranks > 1 && colo_comm_check_level(group) > 0;
-        return peers_wait ? colo_comm_i_fail(group, st) : st;
-    }
+    COLO_TRY(colo_loss_i_ready(group, "loss reduce", st));
     struct part mine = sum_local(values, dtype, mask, count), sum = {0, 0};
     COLO_TRY(
         colo_comm_i_all_gather(group, COLO_OWNER_LOSS, &mine, all, sizeof mine, COLO_U8, stream));
