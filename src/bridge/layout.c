@@ -294,7 +294,7 @@ int colo_axis_spans(const colo_layout_t *layout, colo_axis_t axis, const int64_t
     for (int i = 0; i < layout->nsplits[axis]; i++) {
         const colo_split_t *s = &layout->split[axis][i];
         int64_t parts = layout->grid.extent[s->dim], c = coords[s->dim];
-        if (parts == 1)
+        if (parts == 1 || length == 0) /* 2 * parts fits where it divides a length */
             continue;
         int m = 0;
         if (s->kind == COLO_BLOCK) {
@@ -370,15 +370,15 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
     for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
         const colo_split_t *s = &l->split[COLO_ROWS][i];
         int64_t c = l->grid.extent[s->dim];
-        int64_t by = s->kind == COLO_ZIGZAG ? 2 * c : c;
+        uint64_t by = s->kind == COLO_ZIGZAG ? 2 * (uint64_t)c : (uint64_t)c;
         if (c == 1)
             continue;
-        if (left % by != 0)
+        if ((uint64_t)left % by != 0)
             return colo_fail(
                 COLO_ERR_LAYOUT,
-                "%lld positions do not split into %lld equal parts (%s over %s=%lld of "
+                "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
                 "a sequence of %lld); pad the sequence (colo_partition_padded)",
-                (long long)left, (long long)by, s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
+                (long long)left, (unsigned long long)by, s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
                 l->grid.name[s->dim], (long long)c, (long long)positions_of(l, rows));
         left /= c;
     }

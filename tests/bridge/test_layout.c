@@ -359,6 +359,10 @@ static void maps_and_stages_that_make_no_sense_are_refused(void **state)
     UNTOUCHED(l, colo_layout_stage(&l, "pp", 2), COLO_ERR_ARG, "2");
     UNTOUCHED(l, colo_layout_stage(&l, "pp", -3), COLO_ERR_ARG, "-3");
     UNTOUCHED(l, colo_layout_stage(&l, NULL, 0), COLO_ERR_ARG, "dim");
+    UNTOUCHED(l, colo_layout_stage(&l, "cp", 0), COLO_ERR_ARG, "'cp' already splits an axis");
+    assert_fails(colo_layout_map_offset(NULL, 0, 8), COLO_ERR_ARG, "layout is NULL");
+    assert_fails(colo_layout_map_table(NULL, table, 2, 8), COLO_ERR_ARG, "layout is NULL");
+    assert_fails(colo_layout_stage(NULL, "pp", 0), COLO_ERR_ARG, "layout is NULL");
     assert_ok(colo_layout_stage(&l, NULL, COLO_STAGE_ANY));
     assert_true(colo_layout_holds(&l, 0) && colo_layout_holds(&l, 7));
     assert_ok(colo_layout_stage(&l, "pp", COLO_STAGE_LAST));
@@ -376,8 +380,13 @@ static void missing_arguments_and_bad_sizes_are_refused(void **state)
     UNTOUCHED(l, colo_layout_init(&l, NULL), COLO_ERR_ARG, "grid");
     UNTOUCHED(l, colo_layout_init_src(&l, NULL), COLO_ERR_ARG, "grid");
     UNTOUCHED(l, colo_layout_init_dst(&l, NULL), COLO_ERR_ARG, "grid");
+    colo_grid_t none = {0};
+    UNTOUCHED(l, colo_layout_init(&l, &none), COLO_ERR_ARG, "0 dims, expected 1..16");
+    UNTOUCHED(l, colo_layout_init_src(&l, &none), COLO_ERR_ARG, "0 dims, expected 1..16");
     l = base_layout("tp=2");
     assert_fails(colo_layout_init(NULL, &l.grid), COLO_ERR_ARG, "layout");
+    assert_fails(colo_layout_init_src(NULL, &l.grid), COLO_ERR_ARG, "layout is NULL");
+    assert_fails(colo_layout_init_dst(NULL, &l.grid), COLO_ERR_ARG, "layout is NULL");
     assert_fails(colo_layout_check(NULL, 1, 1, 1), COLO_ERR_ARG, "layout");
     assert_true(colo_layout_check(&l, -3, 1, 1) < 0);
     assert_non_null(strstr(colo_last_error(), "-3"));
@@ -402,6 +411,24 @@ static void missing_arguments_and_bad_sizes_are_refused(void **state)
     assert_int_equal(n, 2);
     assert_memory_equal(&own, &own0, sizeof own);
     assert_memory_equal(run, run0, sizeof run);
+}
+
+static void the_largest_grids_divide_without_overflow(void **state)
+{
+    (void)state;
+    colo_grid_t g;
+    colo_layout_t l;
+    colo_owned_t own;
+    int64_t n;
+    assert_ok(colo_grid_parse(&g, "cp=4611686018427387904", 0)); /* 2 cp is 2^63 */
+    assert_ok(colo_layout_init_src(&l, &g));
+    assert_fails(colo_layout_check(&l, 1, 8, 1), COLO_ERR_LAYOUT, "9223372036854775808");
+    assert_fails(colo_layout_check(&l, 1, INT64_C(1) << 62, 1), COLO_ERR_LAYOUT,
+                 "9223372036854775808");
+    assert_ok(colo_layout_check(&l, 1, 0, 1)); /* nothing splits into nothing */
+    assert_ok(colo_layout_owned(&l, INT64_C(1) << 61, 1, 0, 1, false, &own, NULL, 0, &n));
+    assert_int_equal(own.rows, 0);
+    assert_int_equal(n, 0);
 }
 
 static void hashes_tell_layouts_apart_and_read_tables(void **state)
@@ -452,6 +479,7 @@ int main(void)
         cmocka_unit_test(splits_that_make_no_sense_are_refused),
         cmocka_unit_test(maps_and_stages_that_make_no_sense_are_refused),
         cmocka_unit_test(missing_arguments_and_bad_sizes_are_refused),
+        cmocka_unit_test(the_largest_grids_divide_without_overflow),
         cmocka_unit_test(hashes_tell_layouts_apart_and_read_tables),
     };
     return cmocka_run_group_tests_name("bridge/layout", tests, NULL, NULL);
