@@ -579,7 +579,23 @@ static void bad_arguments_are_refused_and_write_nothing(void **state)
     p = NULL;
     colo_plan_destroy(&p);
     c = good;
-    assert_true(colo_plan_create(&p, &c, -1) == COLO_OK || p == NULL);
+    assert_fails(colo_plan_create(&p, &c, -1), COLO_ERR_ARG, "rank -1, expected >= 0");
+    assert_null(p);
+}
+
+static void a_plan_that_is_made_leaves_the_last_error_alone(void **state)
+{
+    (void)state;
+    ref_side_t src = t_side("tp=2,dp=3", true), dst = t_side("tp=3,dp=2", false);
+    colo_layout_t ls, ld;
+    colo_plan_t *p = NULL;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld, .shape = {6, 8, 2, 0}};
+    assert_fails(colo_plan_create(&p, &c, -7), COLO_ERR_ARG, "rank -7");
+    assert_ok(colo_plan_create(&p, &c, 0)); /* asks itself whether COLLECTIVE would take the pair */
+    assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).collective_recv, -1);
+    assert_non_null(strstr(colo_last_error(), "rank -7"));
     colo_plan_destroy(&p);
 }
 
@@ -603,6 +619,7 @@ int main(void)
         cmocka_unit_test(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers),
         cmocka_unit_test(hashes_agree_on_all_ranks_and_tell_configs_apart),
         cmocka_unit_test(a_rank_outside_both_grids_gets_an_empty_plan),
+        cmocka_unit_test(a_plan_that_is_made_leaves_the_last_error_alone),
         cmocka_unit_test(bad_arguments_are_refused_and_write_nothing),
     };
     return cmocka_run_group_tests_name("bridge/plan", tests, NULL, NULL);
