@@ -42,7 +42,8 @@ typedef struct colo_bridge colo_bridge_t;
  * colo_bridge_create() - plan, agree, allocate; collective over @comm
  * @comm:   borrowed, must outlive the bridge; contains every rank that the plan names. Its world
  *          ranks are the grids' ranks. A rank outside both grids constructs and no-ops.
- * Check:   COLO_CHECK >= 1: all ranks of @comm compare hashes first; COLO_ERR_MISMATCH on all of them.
+ * Check:   COLO_CHECK >= 1: all ranks of @comm compare hashes first; COLO_ERR_MISMATCH on all of them
+ *          (COLLECTIVE: also when axes differ).
  *          An error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere.
  * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
  *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT

@@ -453,6 +453,46 @@ static void the_collective_way_refuses_in_the_order_of_the_reference(void **stat
         check_refusal(&list[i]);
 }
 
+static void samples_that_dp_does_not_split_are_refused(void **state)
+{
+    (void)state;
+    for (int side = 0; side < 2; side++) {
+        t_case_t c = make("tp=2,dp=2", "tp=2,dp=2", 4, 8, 2);
+        (side ? &c.dst : &c.src)->nsplits[0] = 0;
+        colo_layout_t ls, ld;
+        assert_ok(t_layout(&ls, &c.src));
+        assert_ok(t_layout(&ld, &c.dst));
+        colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                 .shape = {4, 8, 2, 0}};
+        assert_fails(colo_plan_collective_check(&pc), COLO_ERR_LAYOUT,
+                     side ? "dest layout: samples are not split over dp"
+                          : "src layout: samples are not split over dp");
+        pc.src = NULL;
+        assert_fails(colo_plan_collective_check(&pc), COLO_ERR_ARG, "NULL");
+    }
+}
+
+static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = *(const t_case_t *)arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_check(colo_bridge_create(&b, &config, world) == COLO_ERR_ARG && !b);
+    rank_check(strstr(colo_last_error(), "cp=2, which i32 is not made for"));
+    c.no_grad = true;
+    return t_case_on(world, &c);
+}
+
+static void integers_are_not_summed_over_cp(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    c.dtype = COLO_I32;
+    assert_ok(colo_comm_threads_run(8, int_sums_rank, &c));
+}
+
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = *(const t_case_t *)arg;
@@ -673,6 +713,8 @@ int main(void)
         cmocka_unit_test(layouts_that_it_would_sum_wrongly_are_refused),
         cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
         cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
+        cmocka_unit_test(samples_that_dp_does_not_split_are_refused),
+        cmocka_unit_test(integers_are_not_summed_over_cp),
         cmocka_unit_test(reshape_keeps_the_groups_and_refuses_odd_batches),
         cmocka_unit_test(a_rank_outside_the_grids_takes_part_in_create_only),
         cmocka_unit_test(positions_shard_as_in_exact),
