@@ -15,13 +15,22 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Where a comm of GPUs moves host memory, with its deadline of now. */
+static colo_comm_t *host_of(colo_comm_t *c)
+{
+    c->control->timeout_ms = c->timeout_ms;
+    return c->control;
+}
+
 colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
     const int64_t bytes = n * (int64_t)sizeof *mine;
     colo_op_desc_t op = {.kind = kind, .dtype = COLO_I64, .count = n};
     uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);
-    colo_status_t st = c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
+    colo_status_t st = c->control ? colo_comm_i_all_gather(host_of(c), COLO_OWNER_CHECK, mine, all,
+                                                           n, COLO_I64, NULL)
+                                  : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
     colo_comm_i_end(c, seq, st);
     return st < 0 ? colo_comm_i_fail(c, st) : st;
 }
@@ -37,7 +46,9 @@ static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from
     snprintf(kept, sizeof kept, "%s", colo_last_error());
     uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, c->rank == from ? op.count : 0,
                                      c->rank == from ? 0 : op.count, c->size - 1);
-    colo_status_t st = c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
+    colo_status_t st = c->control ? colo_comm_broadcast(host_of(c), sentence, sizeof sentence,
+                                                        COLO_U8, from, NULL)
+                                  : c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
     colo_comm_i_end(c, seq, st);
     if (st < 0)
         return colo_comm_i_fail(c, st);

@@ -15,8 +15,7 @@
 
 /* ---- making the child ---- */
 
-/* @members: parent ranks in the order of the new comm, this rank among them */
-static colo_status_t make_child(colo_comm_t *parent, const int32_t *members, int32_t n,
+colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
                                 uint64_t tag, const char *name, colo_comm_t **comm)
 {
     int32_t rank = 0;
@@ -108,7 +107,7 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
     if (n > 0)
-        st = make_child(parent, members, n, tag, dims, &child);
+        st = colo_comm_i_child(parent, members, n, tag, dims, &child);
     colo_comm_i_end(parent, seq, st);
     if (st < 0)
         return colo_comm_i_fail(parent, st);
@@ -150,7 +149,7 @@ static colo_status_t split_color(colo_comm_t *parent, colo_owner_t owner, int64_
         members[i] = place[i].rank;
     char name[32];
     snprintf(name, sizeof name, "color %lld", (long long)color);
-    colo_status_t st = make_child(parent, members, n, tag, name, comm);
+    colo_status_t st = colo_comm_i_child(parent, members, n, tag, name, comm);
     return st < 0 ? colo_comm_i_fail(parent, st) : st;
 }
 

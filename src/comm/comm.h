@@ -79,6 +79,9 @@ struct colo_comm {
     char name[32];
     int64_t timeout_ms;
     int32_t check;
+    /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
+     * What is not the caller's data goes through it (comm-agree.c, comm-split.c). */
+    colo_comm_t *control;
     colo_op_desc_t op;  /* of the last operation begun */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
@@ -146,6 +149,12 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank /* NULL: 0..size-1 */);
+
+/* ---- comm-split.c ----
+ * The group of these parent ranks, in the order of the new comm, this rank among them; every member
+ * calls with the same list and @tag. */
+colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                uint64_t tag, const char *name, colo_comm_t **comm);
 
 /* The table of comm-self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;

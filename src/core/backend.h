@@ -12,8 +12,9 @@
 #include "core/ops.h"
 
 struct colo_wire_ops; /* comm/wire.h */
+struct colo_gpu;      /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 2u
+#define COLO_BACKEND_ABI 3u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
@@ -28,6 +29,7 @@ typedef struct colo_backend {
     const colo_comm_ops_t *comm; /* NULL: no communicator */
     const colo_ops_t *ops;       /* NULL: no element passes */
     const struct colo_wire_ops *wire; /* NULL: no transport between processes */
+    const struct colo_gpu *gpu;       /* NULL: no communicator between GPUs */
 } colo_backend_t;
 
 /*

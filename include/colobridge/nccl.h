@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nccl.h - ranks that own a GPU each and talk through NCCL. Opt-in: not part of colobridge.h.
+ *
+ * A host communicator of the same ranks (threads, sockets, MPI) carries everything that is not data:
+ * the unique id, agreement, COLO_CHECK, who failed. So checks never touch the GPU, and whoever has a
+ * bootstrap has GPUs: colo_comm_from_bootstrap() or colo_comm_from_mpi(), then this.
+ *
+ * NCCL is the one already in the process (inside PyTorch, PyTorch's); else libnccl.so.2 is loaded.
+ * 2.28 or later. libcolobridge.so links neither NCCL nor CUDA: libcolobridge-nccl.so beside it does
+ * that, loaded on first use.
+ *
+ * Operations are enqueued on the caller's stream, in device memory of the communicator's device,
+ * which must be the thread's current device. The host does not wait. A rank that never comes leaves
+ * the stream waiting: when another rank reports an error or aborts, or NCCL does, the communicator is
+ * torn down within 50 ms and the stream goes on; what it then holds is undefined and
+ * colo_comm_check() says why.
+ *
+ * Order: two communicators whose ranks share a device must launch in the same order on all ranks.
+ * Staging grows at the first operation of a size, never later, and not in a capture: run once, then
+ * capture. Sums combine in rank order, bitwise as on the host.
+ */
+#ifndef COLOBRIDGE_NCCL_H
+#define COLOBRIDGE_NCCL_H
+
+#include <colobridge/comm.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ncclComm; /* ncclComm_t is a pointer to it */
+
+/**
+ * colo_comm_nccl_create() - a comm of GPUs with the ranks of @parent; collective over @parent
+ * @parent:  borrowed for the call; a group of it with the same ranks is kept for control. When that
+ *           dies (a rank left, failed, aborted), the new comm dies
+ * @device:  CUDA ordinal of this rank, one rank a device; -1: the thread's current device
+ * @comm:    out, owned by the caller; smaller groups by colo_comm_split()
+ * Waits:    for all ranks, at most the parent's deadline; connects to all ranks of the comm
+ * Errors:   COLO_ERR_UNBUILT (no backend library, no NCCL, an old one), COLO_ERR_ARG,
+ *           COLO_ERR_MISMATCH (two ranks on one device, different NCCL versions), COLO_ERR_CUDA,
+ *           COLO_ERR_NCCL, COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_comm_nccl_create(colo_comm_t *parent, int32_t device,
+                                             colo_comm_t **comm);
+
+/**
+ * colo_comm_from_nccl() - the same on an ncclComm_t that exists; collective over @parent
+ * @nccl:    borrowed until @comm is destroyed; its ranks must be those of @parent. It is never
+ *           destroyed nor aborted here, and must not be used elsewhere while an operation runs
+ */
+COLO_API colo_status_t colo_comm_from_nccl(struct ncclComm *nccl, colo_comm_t *parent,
+                                           colo_comm_t **comm);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

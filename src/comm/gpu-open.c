@@ -1,0 +1,78 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu-open.c - the library's half of communicators between GPUs: load the backend, give it a host
+ * communicator of its own for control, let it make the rest.
+ *
+ * A rank that cannot (no backend library, no NCCL) says so over the parent before anybody waits in
+ * NCCL. Everything that touches CUDA or NCCL is in the backend library (comm-nccl.c).
+ */
+#include <colobridge/nccl.h>
+
+#include "comm/gpu.h"
+
+#include "core/backend.h"
+#include "core/hash.h"
+#include "core/try.h"
+
+static colo_status_t say(colo_status_t status, const char *sentence)
+{
+    return colo_fail(status, "%s", sentence);
+}
+
+static const colo_services_t services = {
+    .abi = COLO_GPU_ABI,
+    .fail = say,
+    .last_error = colo_last_error,
+    .comm_new = colo_comm_i_new,
+    .comm_child = colo_comm_i_child,
+    .comm_agree = colo_comm_i_agree,
+    .comm_all_gather = colo_comm_i_all_gather,
+    .comm_broadcast = colo_comm_broadcast,
+    .comm_destroy = colo_comm_destroy,
+    .op_describe = colo_op_describe,
+    .dtype_size = colo_dtype_size,
+};
+
+colo_status_t colo_gpu_load(const colo_gpu_t **gpu)
+{
+    const colo_backend_t *b = NULL;
+    COLO_TRY(colo_backend_load("nccl", &b));
+    if (!b->gpu || b->gpu->abi != COLO_GPU_ABI)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend 'nccl': GPU interface %u, this library has %u; install both from "
+                         "the same build",
+                         b->gpu ? (unsigned)b->gpu->abi : 0, COLO_GPU_ABI);
+    b->gpu->bind(&services);
+    *gpu = b->gpu;
+    return COLO_OK;
+}
+
+static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int32_t device,
+                             colo_comm_t **comm, colo_status_t mine)
+{
+    COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
+    const colo_gpu_t *gpu = NULL;
+    if (mine == COLO_OK && !comm)
+        mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
+    if (mine == COLO_OK)
+        mine = colo_gpu_load(&gpu);
+    /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
+    COLO_TRY(colo_comm_i_agree(parent, "nccl create", COLO_HASH_INIT + (borrowed != NULL), mine));
+    colo_comm_t *host = parent->control ? parent->control : parent, *control = NULL;
+    COLO_TRY(colo_comm_i_split_color(host, COLO_OWNER_USER, 0, host->rank, &control));
+    colo_comm_set_name(control, "control");
+    control->check = 0; /* what it carries is the check */
+    control->timeout_ms = parent->timeout_ms;
+    return gpu->comm_create(control, borrowed, device, comm);
+}
+
+colo_status_t colo_comm_nccl_create(colo_comm_t *parent, int32_t device, colo_comm_t **comm)
+{
+    return open_on(parent, NULL, device, comm, COLO_OK);
+}
+
+colo_status_t colo_comm_from_nccl(struct ncclComm *nccl, colo_comm_t *parent, colo_comm_t **comm)
+{
+    return open_on(parent, nccl, -1, comm,
+                   nccl ? COLO_OK : colo_fail(COLO_ERR_ARG, "from_nccl: nccl is NULL"));
+}

@@ -1,0 +1,52 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
+ *
+ * The backend library cannot see private symbols, so it is handed a table of what it needs; gpu-services.c
+ * in it gives them their names back. In return it offers one way to make a comm, and device memory.
+ */
+#ifndef COLO_COMM_GPU_H
+#define COLO_COMM_GPU_H
+
+#include "comm/comm.h"
+
+#define COLO_GPU_ABI 1u
+
+struct ncclComm;
+
+typedef struct colo_services {
+    uint32_t abi; /* COLO_GPU_ABI */
+    colo_status_t (*fail)(colo_status_t status, const char *sentence);
+    const char *(*last_error)(void);
+    colo_status_t (*comm_new)(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
+                              int32_t size, const int64_t *world_rank);
+    colo_status_t (*comm_child)(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                uint64_t tag, const char *name, colo_comm_t **comm);
+    colo_status_t (*comm_agree)(colo_comm_t *c, const char *what, uint64_t fingerprint,
+                                colo_status_t mine);
+    colo_status_t (*comm_all_gather)(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                     void *recv, int64_t count, colo_dtype_t dtype,
+                                     colo_stream_t stream);
+    colo_status_t (*comm_broadcast)(colo_comm_t *c, void *buffer, int64_t count,
+                                    colo_dtype_t dtype, int32_t root, colo_stream_t stream);
+    void (*comm_destroy)(colo_comm_t **comm);
+    const char *(*op_describe)(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
+    size_t (*dtype_size)(colo_dtype_t dtype);
+} colo_services_t;
+
+typedef struct colo_gpu {
+    uint32_t abi; /* COLO_GPU_ABI; another one is refused */
+    void (*bind)(const colo_services_t *services);
+    /* @control: taken, also on error. @borrowed: NULL, or the caller's ncclComm_t. */
+    colo_status_t (*comm_create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                                 colo_comm_t **comm);
+    /* memory of the current device; free takes NULL */
+    colo_status_t (*alloc)(size_t bytes, void **p);
+    void (*free)(void *p);
+    colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
+} colo_gpu_t;
+
+/* Loads the backend library. */
+colo_status_t colo_gpu_load(const colo_gpu_t **gpu);
+
+#endif
