@@ -79,29 +79,32 @@ static void shaped_deinit(colo_shaped_t *s)
     colo_plan_destroy(&s->plan);
     colo_lane_deinit(&s->lane[0]);
     colo_lane_deinit(&s->lane[1]);
-    free(s->slab);
+    colo_mem_free(s->mem, s->slab);
     free(s->slab_of);
     memset(s, 0, sizeof *s);
 }
 
-/* Device memory: copies within a rank work, messages and staging need a communicator for it. */
+/* Who moves messages must be able to reach the tensors; copies within a rank work anyway. */
 static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s)
 {
-    if (b->mem == COLO_HOST)
-        return COLO_OK;
-    if (b->algo == COLO_COLLECTIVE)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "bridge: COLLECTIVE on CUDA memory needs the NCCL backend, which this "
-                         "version lacks");
+    const bool gpu = strcmp(colo_comm_backend(b->comm), "nccl") == 0;
+    int messages = 0;
     for (int way = 0; way < 2; way++)
-        if (s->lane[way].nsends + s->lane[way].nrecvs > 0 || s->scratch > 0)
-            return colo_fail(COLO_ERR_UNBUILT,
-                             "bridge: on CUDA memory, and rank %lld has %d messages to send and %d "
-                             "to receive %s; that needs the NCCL backend, which this version lacks",
-                             (long long)s->plan->rank, (int)s->lane[way].nsends,
-                             (int)s->lane[way].nrecvs,
-                             way == COLO_FORWARD ? "forward" : "backward");
-    return COLO_OK;
+        messages += s->lane[way].nsends + s->lane[way].nrecvs;
+    const bool talks = messages > 0 || s->scratch > 0 ||
+                       (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
+    if (!talks || gpu == (b->mem == COLO_CUDA))
+        return COLO_OK;
+    if (gpu)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
+                         "a host communicator",
+                         colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
+    return colo_fail(COLO_ERR_UNBUILT,
+                     "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
+                     "moves host memory, colo_comm_nccl_create() makes one of GPUs",
+                     (long long)s->plan->rank, messages, colo_comm_name(b->comm),
+                     colo_comm_backend(b->comm));
 }
 
 static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *cfg,

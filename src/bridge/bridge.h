@@ -4,6 +4,7 @@
 #define COLO_BRIDGE_BRIDGE_H
 
 #include "bridge/plan.h"
+#include "core/memory.h"
 #include "core/ops.h"
 
 #include <colobridge/bridge.h>
@@ -12,7 +13,8 @@
 typedef struct colo_lane {
     int32_t nsends, nrecvs;
     colo_message_t *send, *recv;
-    colo_box_t *send_box, *recv_box; /* [nregions] of the plan's routes */
+    colo_box_t *send_box, *recv_box;   /* [nregions] of the plan's routes */
+    colo_box_t *local_from, *local_to; /* [nlocals]: what stays on the rank */
 } colo_lane_t;
 
 /* The reference's algorithm: groups made once, staging for the passes. */
@@ -21,6 +23,7 @@ typedef struct colo_collective {
     colo_comm_t *cp;     /* NULL when cp is 1 */
     int64_t k, slot;
     colo_direction_t direction;
+    colo_mem_t mem; /* of the staging */
     void *stage[2]; /* owned; sizes below, 0 where unused */
     size_t stage_size[2];
 } colo_collective_t;
@@ -29,7 +32,8 @@ typedef struct colo_collective {
 typedef struct colo_shaped {
     colo_plan_t *plan;
     colo_lane_t lane[2];
-    void *slab; /* PARTIAL: addends of other ranks, one slab a level that arrives */
+    colo_mem_t mem; /* of the slab */
+    void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
     size_t slab_size, scratch;
     int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
 } colo_shaped_t;

@@ -232,8 +232,8 @@ void colo_collective_destroy(colo_collective_t *c)
 {
     colo_comm_destroy(&c->gather);
     colo_comm_destroy(&c->cp);
-    free(c->stage[0]);
-    free(c->stage[1]);
+    colo_mem_free(c->mem, c->stage[0]);
+    colo_mem_free(c->mem, c->stage[1]);
     memset(c, 0, sizeof *c);
 }
 
@@ -257,17 +257,16 @@ colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo
     size_t src = (size_t)part_count(&p->own_src) * elem, dst = (size_t)part_count(&full) * elem;
     size_t want[2] = {src > dst ? src : dst, src > dst ? src : dst};
     void *stage[2] = {NULL, NULL};
-    (void)b;
     for (int i = 0; i < 2; i++) {
-        stage[i] = want[i] ? malloc(want[i]) : NULL;
-        if (want[i] && !stage[i]) {
-            free(stage[0]);
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes of staging for COLLECTIVE",
-                             want[i]);
+        colo_status_t st = colo_mem_alloc(b->mem, want[i], &stage[i]);
+        if (st < 0) {
+            colo_mem_free(b->mem, stage[0]);
+            return colo_fail_prefix(st, "bridge: staging for COLLECTIVE");
         }
     }
+    out->mem = b->mem;
     for (int i = 0; i < 2; i++) {
-        free(out->stage[i]);
+        colo_mem_free(b->mem, out->stage[i]);
         out->stage[i] = stage[i];
         out->stage_size[i] = want[i];
     }
@@ -420,7 +419,7 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
     if (nd == 0 && ns == 0 && !c->gather)
         return COLO_OK;
     if (sharded && c->stage[0]) { /* the adjoint of the shard copy: scatter into zeros */
-        memset(c->stage[0], 0, (size_t)part_count(&full) * elem);
+        COLO_TRY(colo_mem_zero(b->mem, c->stage[0], (size_t)part_count(&full) * elem, stream));
         COLO_TRY(copy_rows(b, g, d_y, false, stream));
     } else if (c->cp) {
         COLO_TRY(copy_samples(b, g, 0, d_y, 0, nd, stream)); /* clone: d_y is never written */

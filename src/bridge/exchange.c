@@ -84,7 +84,12 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way)
 {
     colo_lane_t *l = &s->lane[way];
+    const size_t nlocals = (size_t)s->plan->local[way].nregions;
     COLO_TRY(make(b, &s->plan->send[way], &l->send, &l->send_box, &l->nsends));
+    l->local_from = calloc(nlocals + 1, sizeof *l->local_from);
+    l->local_to = calloc(nlocals + 1, sizeof *l->local_to);
+    if (!l->local_from || !l->local_to)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu boxes that stay", nlocals);
     return make(b, &s->plan->recv[way], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
@@ -94,6 +99,8 @@ void colo_lane_deinit(colo_lane_t *l)
     free(l->recv);
     free(l->send_box);
     free(l->recv_box);
+    free(l->local_from);
+    free(l->local_to);
     *l = (colo_lane_t){0};
 }
 
@@ -106,7 +113,7 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
-    (void)b;
+    s->mem = b->mem;
     if (p->levels == 1 || p->config.no_grad)
         return COLO_OK;
     if (!colo_dtype_is_float(p->config.dtype))
@@ -133,10 +140,9 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
     s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
     s->scratch = s->slab_size * (size_t)n;
     if (s->scratch) {
-        s->slab = malloc(s->scratch);
-        if (!s->slab)
-            return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes for the addends of %d levels",
-                             s->scratch, (int)n);
+        colo_status_t st = colo_mem_alloc(b->mem, s->scratch, &s->slab);
+        if (st < 0)
+            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)n);
     }
     return COLO_OK;
 }
@@ -154,13 +160,9 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
     COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
                                   l->nrecvs, p->config.dtype, stream));
-    for (int64_t i = 0; i < local->nregions; i++) {
-        const colo_region_t *r = &local->region[i];
-        colo_box_t from = box_at(x, &p->own_src, r, local->place[i].src_row, elem);
-        colo_box_t to = box_at(y, &p->own_dst, r, local->place[i].dst_row, elem);
-        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
-    }
-    return COLO_OK;
+    fill(l->local_from, local, x, &p->own_src, true, elem);
+    fill(l->local_to, local, y, &p->own_dst, false, elem);
+    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
 }
 
 /* ---- backward ---- */
@@ -222,11 +224,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
                                   l->nrecvs, p->config.dtype, stream));
     if (summed)
         return sum_levels(b, d_y, d_x, stream);
-    for (int64_t i = 0; i < local->nregions; i++) {
-        const colo_region_t *r = &local->region[i];
-        colo_box_t from = box_at(d_y, &p->own_dst, r, local->place[i].dst_row, elem);
-        colo_box_t to = box_at(d_x, &p->own_src, r, local->place[i].src_row, elem);
-        COLO_TRY(b->ops->box_copy(&to, &from, elem, stream));
-    }
-    return COLO_OK;
+    fill(l->local_from, local, d_y, &p->own_dst, false, elem);
+    fill(l->local_to, local, d_x, &p->own_src, true, elem);
+    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
 }

@@ -249,12 +249,18 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     const colo_ops_t *ops;
     if (st == COLO_OK)
         st = colo_ops_for(logits->mem, &ops);
-    if (st == COLO_OK && logits->mem != COLO_HOST && colo_comm_size(group) > 1)
-        st = colo_fail(COLO_ERR_UNBUILT,
-                       "logprob: logits on CUDA device %d and a group of %d ranks of backend '%s': "
-                       "the gather of device memory needs the NCCL backend, which this version "
-                       "lacks; a group of one rank works",
-                       (int)logits->device, (int)colo_comm_size(group), colo_comm_backend(group));
+    if (st == COLO_OK && colo_comm_size(group) > 1 &&
+        (logits->mem == COLO_CUDA) != (strcmp(colo_comm_backend(group), "nccl") == 0))
+        st = logits->mem == COLO_CUDA
+                 ? colo_fail(COLO_ERR_UNBUILT,
+                             "logprob: logits on CUDA device %d and a group of %d ranks of backend "
+                             "'%s', which moves host memory; colo_comm_nccl_create() makes one of "
+                             "GPUs",
+                             (int)logits->device, (int)colo_comm_size(group),
+                             colo_comm_backend(group))
+                 : colo_fail(COLO_ERR_ARG,
+                             "logprob: logits in host memory and a group of %d GPUs",
+                             (int)colo_comm_size(group));
     COLO_TRY(colo_loss_i_ready(group, "logprob forward", st));
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;
