@@ -1,0 +1,306 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_nccl_bridge.c - bridges over NCCL, as many ranks as GPUs (2 or 4): the unit cases that fit,
+ * seeded layouts on one cached communicator, COLLECTIVE, CUDA graphs. == on every byte against the
+ * oracle, the bytes between the elements included.
+ */
+#include "gpu/nccl_ranks.h"
+
+#include "core/try.h"
+
+static int32_t gpus; /* ranks of this run */
+
+typedef struct pair {
+    const char *src, *dst;
+    int64_t b, n, h;
+} pair_t;
+
+static const pair_t pairs[] = {
+    {"dp=2", "tp=2,dp=1", 4, 3, 2},        {"tp=2,dp=1", "dp=2", 4, 3, 2},
+    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},   {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
+    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},   {"dp=2", "dp=2", 4, 3, 2},
+    {"cp=2", "dp=2", 3, 4, 2},             {"cp=2", "tp=2", 2, 8, 3},
+    {"dp=1", "dp=1@1", 2, 3, 2},           {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
+    {"dp=4", "tp=4,dp=1", 8, 3, 2},        {"tp=4,dp=1", "dp=4", 8, 3, 2},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3}, {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"tp=4", "cp=4", 2, 8, 2},             {"dp=4", "cp=4", 8, 16, 2},
+    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},   {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
+    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},   {"cp=4", "dp=4", 5, 8, 2},
+    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},   {"dp=3", "cp=3@1", 7, 6, 2},
+    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},   {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
+    {"tp=1,dp=2", "tp=2,dp=1", 4, 6, 3},   {"tp=2,dp=1", "tp=1,dp=2", 4, 3, 5},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 8, 3}, {"tp=2,dp=1", "tp=1,cp=2,dp=1", 3, 8, 4},
+    {"tp=2,dp=1", "tp=2,dp=1", 3, 4, 2},   {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3}, {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},   {"dp=2", "cp=2@2", 4, 8, 3},
+};
+
+static bool fits(const t_case_t *c)
+{
+    return t_case_world(c) <= gpus;
+}
+
+static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
+{
+    colo_status_t st = t_gpu_case(r, c);
+    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
+}
+
+/* ---- unit cases ---- */
+
+static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
+    static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
+    int32_t ran = 0;
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        for (int k = 0; k < 4; k++) {
+            t_case_t c = {.src = t_side(pairs[i].src, true),
+                          .dst = t_side(pairs[i].dst, false),
+                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+                          .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                          .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
+                          .dtype = dtypes[(i + (size_t)k) % 4],
+                          .axes = axes[(i / 4 + (size_t)k) % 4],
+                          .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
+                          .check = i % 3 == 0 ? 2 : 1,
+                          .rounds = 2};
+            if (!fits(&c))
+                continue;
+            rank_try(run_one(r, &c));
+            ran++;
+        }
+    if (r->rank == 0)
+        *(int32_t *)arg = ran;
+    return COLO_OK;
+}
+
+static void unit_cases_arrive_on_gpus(void **state)
+{
+    (void)state;
+    int32_t ran = 0;
+    assert_ok(t_gpus_run(gpus, false, unit_cases, &ran));
+    print_message("%d unit cases on %d GPUs\n", ran, gpus);
+    assert_true(ran >= (gpus >= 4 ? 100 : 36));
+}
+
+/* ---- slabs of 1 MiB and more travel by themselves ---- */
+
+static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
+{
+    static const char *const axes[] = {"bsh", "sbh", "th"};
+    for (int k = 0; k < 6; k++) {
+        t_case_t c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "tp=1,dp=2", true),
+                      .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=1,cp=2,dp=1", false),
+                      .shape = {4, 2048, 512},
+                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                      .grad = COLO_PARTIAL,
+                      .dtype = COLO_F32,
+                      .axes = axes[k / 2],
+                      .stride = k == 5 ? T_PADDED : T_TIGHT};
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void slabs_of_a_mebibyte_arrive(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, large_cases, NULL));
+}
+
+/* ---- seeded layouts ---- */
+
+static ref_side_t random_side(uint64_t *s, bool is_src)
+{
+    int64_t e[3], n;
+    do {
+        for (int i = 0; i < 3; i++)
+            e[i] = 1 + t_below(s, gpus);
+        n = e[0] * e[1] * e[2];
+    } while (n > gpus || (n < gpus && t_below(s, 100) < 70));
+    return t_side_ordered((int)t_below(s, T_ORDERS), e[0], e[1], e[2], is_src);
+}
+
+static t_case_t random_case(uint64_t *s)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64, COLO_I32,
+                                          COLO_I8,  COLO_I16,  COLO_I64};
+    static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
+    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false)};
+    if (ref_side_size(&c.src) < gpus && t_below(s, 2))
+        c.src.offset = t_below(s, gpus - ref_side_size(&c.src) + 1);
+    if (ref_side_size(&c.dst) < gpus && t_below(s, 2))
+        c.dst.offset = t_below(s, gpus - ref_side_size(&c.dst) + 1);
+    int64_t a = ref_side_extent(&c.src, "cp"), b = ref_side_extent(&c.dst, "cp");
+    c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
+    c.shape.b = t_below(s, 9);
+    c.shape.h = 1 + t_below(s, 40);
+    c.output = t_below(s, 2) ? COLO_SHARDED : COLO_FULL_SEQ;
+    c.grad = t_below(s, 2) ? COLO_PARTIAL : COLO_DISJOINT;
+    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
+    c.dtype = dtypes[t_below(s, sums ? 4 : 8)];
+    c.axes = axes[t_below(s, 4)];
+    c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);
+    c.check = t_below(s, 100) < 20 ? 2 : 1;
+    return c;
+}
+
+static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
+{
+    uint64_t s = t_seed();
+    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
+        t_case_t c = random_case(&s);
+        c.world = gpus;
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void seeded_layouts_arrive_on_one_cached_comm(void **state)
+{
+    (void)state;
+    int64_t n = t_scaled(150);
+    (void)t_seed();
+    assert_ok(t_gpus_run(gpus, false, random_cases, &n));
+}
+
+/* ---- COLLECTIVE ---- */
+
+static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
+{
+    static const char *const axes[] = {"bsh", "sbh", "th"};
+    int32_t ran = 0;
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        for (int k = 0; k < 3; k++) {
+            t_case_t c = {.src = t_side(pairs[i].src, true),
+                          .dst = t_side(pairs[i].dst, false),
+                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+                          .output = k == 1 ? COLO_SHARDED : COLO_FULL_SEQ,
+                          .grad = COLO_PARTIAL,
+                          .algo = COLO_COLLECTIVE,
+                          .dtype = k == 2 ? COLO_BF16 : COLO_F32,
+                          .axes = axes[k],
+                          .stride = (t_stride_t)(i % T_STRIDE_COUNT)};
+            if (!fits(&c))
+                continue;
+            colo_status_t st = run_one(r, &c);
+            /* rejected by every rank before anything moves; a wrong byte is COLO_ERR_STATE */
+            if (st < 0 && st != COLO_ERR_STATE && colo_comm_check(r->gpus) == COLO_OK)
+                continue;
+            rank_try(st);
+            ran++;
+        }
+    if (r->rank == 0)
+        *(int32_t *)arg = ran;
+    return COLO_OK;
+}
+
+static void collective_way_gives_the_same(void **state)
+{
+    (void)state;
+    int32_t ran = 0;
+    assert_ok(t_gpus_run(gpus, false, collective_cases, &ran));
+    print_message("%d COLLECTIVE cases on %d GPUs\n", ran, gpus);
+    assert_true(ran >= 9);
+}
+
+/* ---- graphs ---- */
+
+static colo_status_t replay(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "dp=2", true),
+                  .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "cp=2,dp=1", false),
+                  .shape = {8, 8, 16},
+                  .output = COLO_SHARDED,
+                  .dtype = COLO_F32};
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    t_buffer_t x, y;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_case_tensor(&c, T_X, r->rank, 0, true, &x));
+    rank_try(t_case_tensor(&c, T_Y, r->rank, 0, false, &y));
+    void *dx, *dy;
+    rank_cuda(cudaMalloc(&dx, x.bytes));
+    rank_cuda(cudaMalloc(&dy, y.bytes));
+    colo_tensor_t tx = x.t, ty = y.t;
+    tx.mem = ty.mem = COLO_CUDA;
+    tx.device = ty.device = r->rank;
+    tx.data = (char *)dx + ((unsigned char *)x.t.data - x.raw);
+    ty.data = (char *)dy + ((unsigned char *)y.t.data - y.raw);
+    rank_cuda(cudaMemcpy(dy, y.raw, y.bytes, cudaMemcpyHostToDevice));
+    rank_try(colo_bridge_forward(bridge, &tx, &ty, r->stream)); /* staging grows here */
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, r->stream);
+    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+    rank_try(st);
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (int64_t salt = 1; salt <= 100; salt++) {
+        t_buffer_free(&x);
+        rank_try(t_case_tensor(&c, T_X, r->rank, salt, true, &x));
+        rank_cuda(cudaMemcpyAsync(dx, x.raw, x.bytes, cudaMemcpyHostToDevice, r->stream));
+        rank_cuda(cudaGraphLaunch(exec, r->stream));
+        rank_cuda(cudaMemcpyAsync(y.raw, dy, y.bytes, cudaMemcpyDeviceToHost, r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
+        rank_try(t_case_compare(&c, T_Y, r->rank, salt, &y));
+    }
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
+    colo_bridge_destroy(&bridge);
+    cudaFree(dx);
+    cudaFree(dy);
+    t_buffer_free(&x);
+    t_buffer_free(&y);
+    return COLO_OK;
+}
+
+static void a_captured_forward_replays_with_new_inputs(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, replay, NULL));
+}
+
+/* ---- the wrong memory ---- */
+
+static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = {.src = t_side("dp=2", true), .dst = t_side("tp=2,dp=1", false),
+                  .shape = {4, 3, 2}};
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_check(colo_bridge_create(&bridge, &config, r->gpus) < 0 && !bridge);
+    rank_check(colo_comm_check(r->gpus) == COLO_OK);
+    config.mem = COLO_CUDA;
+    rank_check(colo_bridge_create(&bridge, &config, r->host) < 0 && !bridge);
+    return colo_comm_check(r->host);
+}
+
+static void a_bridge_of_the_other_memory_is_refused_and_the_comm_lives(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, host_bridge, NULL));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(unit_cases_arrive_on_gpus),
+        cmocka_unit_test(slabs_of_a_mebibyte_arrive),
+        cmocka_unit_test(seeded_layouts_arrive_on_one_cached_comm),
+        cmocka_unit_test(collective_way_gives_the_same),
+        cmocka_unit_test(a_captured_forward_replays_with_new_inputs),
+        cmocka_unit_test(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives),
+    };
+    gpus = t_gpu_count() >= 4 ? 4 : t_gpu_count();
+    if (gpus < 2)
+        return T_EXIT_SKIP;
+    return cmocka_run_group_tests_name("gpu/nccl_bridge", tests, NULL, NULL);
+}
