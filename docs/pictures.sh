@@ -30,7 +30,7 @@ size=(--batch 16 --seq 8192 --hidden 4096)
 "$plan" --src dp=128 --dst tp=8,dp=16 --batch 128 --seq 8192 --hidden 4096 --ranks-per-node 8 \
     --svg "$out/part.svg" >/dev/null
 "$plan" --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 48 --seq 16 --hidden 96 --dtype f32 \
-    --grad partial --svg "$out/captioner.svg" >/dev/null
+    --llm-seq 24 --output sharded --svg "$out/captioner.svg" >/dev/null
 
 if [ -n "$check" ]; then
     diff -r "$here/img" "$out" && echo "docs/img is up to date"

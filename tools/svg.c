@@ -139,11 +139,13 @@ static const char page_style[] =
 static bool may_break(const char *blank)
 {
     static const char *const unit[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"};
+    if (*blank != ' ')
+        return false;
     size_t n = strcspn(blank + 1, " .,;:");
     for (size_t i = 0; i < sizeof unit / sizeof unit[0]; i++)
         if (n == strlen(unit[i]) && memcmp(blank + 1, unit[i], n) == 0)
             return false;
-    return *blank == ' ';
+    return true;
 }
 
 /* Bytes of @text that fit a line of @room characters, broken at blanks where there are any. */
