@@ -155,6 +155,21 @@ static void partial_gradients_need_staging(void **state)
     json_decref(doc);
 }
 
+/* TP2/DP3 -> TP3/DP2, 6 samples of 128 bytes: nobody receives more than one message forward, but
+ * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
+static void a_rank_that_sends_longer_than_it_receives_counts(void **state)
+{
+    const char *args[] = {"--src",   "tp=2,dp=3", "--compare", "tp=3,dp=2", "--batch", "6",
+                          "--seq",   "8",         "--hidden",  "4",         "--dtype", "f32",
+                          "--alpha", "10",        "--beta",    "1",         "--json",  NULL};
+    json_t *doc = compared(args);
+    assert_int(entry(doc, 0), "forward", "recv_bytes_max", 256);
+    assert_int(entry(doc, 0), "forward", "messages_max", 2);
+    assert_int(entry(doc, 0), "forward", "messages_total", 6);
+    assert_seconds(entry(doc, 0), "forward", 2 * 10e-6 + 256 / 1e9);
+    json_decref(doc);
+}
+
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
  * way. The partner is 8 ranks away, on the next node of 8. */
 static void a_million_ranks_are_estimated_from_their_parts(void **state)
@@ -374,6 +389,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(fan_in_and_fan_out_are_their_closed_forms),
         cmocka_unit_test(partial_gradients_need_staging),
+        cmocka_unit_test(a_rank_that_sends_longer_than_it_receives_counts),
         cmocka_unit_test(a_million_ranks_are_estimated_from_their_parts),
         cmocka_unit_test(unlike_parts_are_estimated_and_said_to_be),
         cmocka_unit_test(the_table_and_bars_read_as_written_down),

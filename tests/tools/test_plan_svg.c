@@ -10,6 +10,8 @@
 #include "tool.h"
 
 #include <dirent.h>
+#include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 static char folder[64], path[96];
@@ -136,12 +138,20 @@ static void eight_ranks_show_every_message_with_its_bytes(void **state)
     free(text);
 }
 
-/* Nodes of four: TP4/DP2 -> TP1/CP2/DP4 stays inside {0..3} and {4..7}. Nodes of two: of three peers
- * one is on the node. */
+/* Nodes of four: TP4/DP2 -> TP1/CP2/DP4 stays inside {0..3} and {4..7}. Nodes of two: of three
+ * peers one is on the node. */
 static void arrows_between_nodes_are_thick(void **state)
 {
-    const char *args[] = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", SIZES("8", "8", "4"),
-                          "--output", "sharded", "--ranks-per-node", "4", NULL};
+    const char *args[] = {"--src",
+                          "tp=4,dp=2",
+                          "--dst",
+                          "tp=1,cp=2,dp=4",
+                          SIZES("8", "8", "4"),
+                          "--output",
+                          "sharded",
+                          "--ranks-per-node",
+                          "4",
+                          NULL};
     char *text = drawn(args);
     assert_count(text, "<g class=\"flow h", 24);
     assert_count(text, "<g class=\"flow far h", 0);
@@ -327,6 +337,41 @@ static void a_path_that_cannot_be_written_is_one_line(void **state)
         }
 }
 
+/* A disk that is full after 2 KiB: the text fits, the picture does not. */
+static void half_a_picture_is_no_picture(void **state)
+{
+    const char *args[] = {"--src",
+                          "tp=2,dp=4",
+                          "--dst",
+                          "tp=2,cp=2,dp=2",
+                          SIZES("8", "8", "4"),
+                          "--output",
+                          "sharded",
+                          "--svg",
+                          path,
+                          NULL};
+    struct rlimit was, now;
+    FILE *f = fopen(path, "w");
+    fputs("old", f);
+    fclose(f);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &was), 0);
+    now = was;
+    now.rlim_cur = 2048;
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &now), 0);
+    said_t s = tool_run(args);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &was), 0);
+    signal(SIGXFSZ, SIG_DFL);
+    assert_int_equal(s.exit, 2);
+    assert_int_equal(s.out_size, 0);
+    assert_non_null(strstr(s.err, "File too large"));
+    char *text = slurp(path);
+    assert_string_equal(text, "old");
+    assert_int_equal(files(), 1);
+    free(text);
+    said_free(&s);
+}
+
 static void layouts_without_a_plan_keep_the_old_picture(void **state)
 {
     const char *args[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", SIZES("8", "12", "4"),
@@ -383,6 +428,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(of_a_world_too_large_to_walk_parts_are_drawn_by_lot),
         cmocka_unit_test(a_comparison_is_drawn_as_bars),
         cmocka_unit_test(a_path_that_cannot_be_written_is_one_line),
+        cmocka_unit_test(half_a_picture_is_no_picture),
         cmocka_unit_test(layouts_without_a_plan_keep_the_old_picture),
     };
     return cmocka_run_group_tests_name("tools/plan_svg", tests, make_folder, remove_folder);
