@@ -80,27 +80,9 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_HELP] = {.name = "--help", .flag = true},
 };
 
-#define TRY(expr)           \
-    do {                    \
-        int rc_ = (expr);   \
-        if (rc_ != TOOL_OK) \
-            return rc_;     \
-    } while (0)
-
-static int wrong(const tool_option_t *o)
-{
-    return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "%s: %s", o->name, colo_last_error());
-}
-
 static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
 {
-    if (colo_grid_parse(grid, o->value, 0) < 0)
-        return wrong(o);
-    if (grid->size > most || grid->offset > most - grid->size)
-        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
-                             "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
-                             o->name, (long long)grid->size, (long long)grid->offset,
-                             (long long)most);
+    TOOL_TRY(tool_grid(INFO_TOOL, o, most, grid));
     if (*world < grid->offset + grid->size)
         *world = grid->offset + grid->size;
     return TOOL_OK;
@@ -110,10 +92,6 @@ static int read_bridge(info_ask_t *ask)
 {
     static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
     static const int optional[] = {OPT_DTYPE, OPT_OUTPUT, OPT_GRAD};
-    static const char *const outputs[] = {
-        [COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
-    static const char *const grads[] = {
-        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
     const tool_option_t *given = NULL;
     for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
         if (options[required[i]].given)
@@ -129,25 +107,23 @@ static int read_bridge(info_ask_t *ask)
                                  options[required[i]].name, given->name);
 
     colo_grid_t src, dst;
-    int output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
     colo_plan_config_t *c = &ask->config;
-    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src, .dst = &ask->dst,
-                              .dtype = COLO_BF16};
-    TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
-    TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
+    *c =
+        (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
+                             .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_DISJOINT};
+    TOOL_TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
+    TOOL_TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
     if (colo_layout_init_src(&ask->src, &src) < 0)
-        return wrong(&options[OPT_SRC]);
+        return tool_wrong(INFO_TOOL, &options[OPT_SRC]);
     if (colo_layout_init_dst(&ask->dst, &dst) < 0)
-        return wrong(&options[OPT_DST]);
-    TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
-    TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
-    TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+        return tool_wrong(INFO_TOOL, &options[OPT_DST]);
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
     if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0)
-        return wrong(&options[OPT_DTYPE]);
-    TRY(tool_word(INFO_TOOL, &options[OPT_OUTPUT], outputs, &output));
-    TRY(tool_word(INFO_TOOL, &options[OPT_GRAD], grads, &grad));
-    c->output = (colo_output_t)output;
-    c->grad = (colo_grad_t)grad;
+        return tool_wrong(INFO_TOOL, &options[OPT_DTYPE]);
+    TOOL_TRY(tool_output(INFO_TOOL, &options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(INFO_TOOL, &options[OPT_GRAD], &c->grad));
     ask->bridge = true;
     return TOOL_OK;
 }
@@ -158,15 +134,15 @@ static int read_ask(info_ask_t *ask)
     ask->topology = options[OPT_TOPOLOGY].value;
     ask->bind = options[OPT_BIND].given;
     ask->policy = COLO_BIND_CORE;
-    TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
-                 &ask->ranks_per_node));
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
+                      &ask->ranks_per_node));
     if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
-        return wrong(&options[OPT_POLICY]);
+        return tool_wrong(INFO_TOOL, &options[OPT_POLICY]);
     if (options[OPT_GRID].given) {
-        TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));
+        TOOL_TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));
         ask->audit = true;
     }
-    TRY(read_bridge(ask));
+    TOOL_TRY(read_bridge(ask));
     if (ask->world > INFO_PLANS_MAX && ask->bridge)
         return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
                              "--grid: %lld ranks; bridges of worlds up to %lld are counted",
@@ -191,7 +167,7 @@ int main(int argc, char **argv)
 {
     static info_ask_t ask;
     static info_found_t found;
-    TRY(tool_parse(INFO_TOOL, options, OPT_COUNT, argc, argv));
+    TOOL_TRY(tool_parse(INFO_TOOL, options, OPT_COUNT, argc, argv));
     if (options[OPT_HELP].given) {
         fputs(help, stdout);
         return tool_finish(TOOL_OK, INFO_TOOL);
@@ -200,7 +176,7 @@ int main(int argc, char **argv)
         printf("%s %s\n", INFO_TOOL, colo_version());
         return tool_finish(TOOL_OK, INFO_TOOL);
     }
-    TRY(read_ask(&ask));
+    TOOL_TRY(read_ask(&ask));
     setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
     int rc = info_find(&ask, &found);
     if (rc == TOOL_OK)

@@ -120,30 +120,6 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_HELP] = {.name = "--help", .flag = true},
 };
 
-#define TRY(expr)           \
-    do {                    \
-        int rc_ = (expr);   \
-        if (rc_ != TOOL_OK) \
-            return rc_;     \
-    } while (0)
-
-static int wrong_layout(const tool_option_t *o)
-{
-    return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %s", o->name, colo_last_error());
-}
-
-static int read_grid(const tool_option_t *o, colo_grid_t *grid)
-{
-    if (colo_grid_parse(grid, o->value, 0) < 0)
-        return wrong_layout(o);
-    if (grid->size > PLAN_WORLD_MAX || grid->offset > PLAN_WORLD_MAX - grid->size)
-        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
-                             "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
-                             o->name, (long long)grid->size, (long long)grid->offset,
-                             (long long)PLAN_WORLD_MAX);
-    return TOOL_OK;
-}
-
 /* --src-stage, --dst-stage: last, any or a number below the grid's pp. */
 static int read_stage(const tool_option_t *o, const char *grid_option, colo_layout_t *layout)
 {
@@ -153,20 +129,20 @@ static int read_stage(const tool_option_t *o, const char *grid_option, colo_layo
     if (strcmp(o->value, "last") == 0)
         stage = COLO_STAGE_LAST;
     else if (strcmp(o->value, "any") != 0)
-        TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
+        TOOL_TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
     if (stage >= stages)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld, but %s has %lld (pp)",
                              o->name, (long long)stage, grid_option, (long long)stages);
     if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
         return TOOL_OK; /* one stage, and every rank is on it */
     const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
-    return colo_layout_stage(layout, dim, stage) < 0 ? wrong_layout(o) : TOOL_OK;
+    return colo_layout_stage(layout, dim, stage) < 0 ? tool_wrong(PLAN_TOOL, o) : TOOL_OK;
 }
 
 static int split_tp(const tool_option_t *o, colo_layout_t *layout)
 {
     if (colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK) < 0)
-        return wrong_layout(o);
+        return tool_wrong(PLAN_TOOL, o);
     return TOOL_OK;
 }
 
@@ -177,19 +153,19 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
                         const tool_option_t *dst_spec, int sp)
 {
     colo_grid_t src, dst;
-    TRY(read_grid(src_spec, &src));
-    TRY(read_grid(dst_spec, &dst));
+    TOOL_TRY(tool_grid(PLAN_TOOL, src_spec, PLAN_WORLD_MAX, &src));
+    TOOL_TRY(tool_grid(PLAN_TOOL, dst_spec, PLAN_WORLD_MAX, &dst));
     if (colo_layout_init_src(&ask->src, &src) < 0)
-        return wrong_layout(src_spec);
+        return tool_wrong(PLAN_TOOL, src_spec);
     if (colo_layout_init_dst(&ask->dst, &dst) < 0)
-        return wrong_layout(dst_spec);
-    TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
-    TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
+        return tool_wrong(PLAN_TOOL, dst_spec);
+    TOOL_TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
+    TOOL_TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
 
     if (sp & 1)
-        TRY(split_tp(&options[OPT_SP], &ask->src));
+        TOOL_TRY(split_tp(&options[OPT_SP], &ask->src));
     if (sp & 2)
-        TRY(split_tp(&options[OPT_SP], &ask->dst));
+        TOOL_TRY(split_tp(&options[OPT_SP], &ask->dst));
 
     int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
     ask->world = src_end > dst_end ? src_end : dst_end;
@@ -202,9 +178,9 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
 static int read_positions(plan_ask_t *ask)
 {
     int64_t rows = ask->config.shape.rows, offset = 0, positions;
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
     positions = offset + rows;
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
     if (positions - rows < offset)
         return tool_complain(
             TOOL_WRONG_USE, PLAN_TOOL,
@@ -212,15 +188,15 @@ static int read_positions(plan_ask_t *ask)
             (long long)positions, (long long)offset, (long long)rows);
     if (options[OPT_OFFSET].given || options[OPT_LLM_SEQ].given)
         if (colo_layout_map_offset(&ask->dst, offset, positions) < 0)
-            return wrong_layout(&options[OPT_LLM_SEQ]);
+            return tool_wrong(PLAN_TOOL, &options[OPT_LLM_SEQ]);
     return TOOL_OK;
 }
 
 static int read_model(plan_ask_t *ask)
 {
     double alpha[2] = PLAN_ALPHA_US, beta[2] = PLAN_BETA_GB_S;
-    TRY(tool_pair(PLAN_TOOL, &options[OPT_ALPHA], 0, 1e9, alpha));
-    TRY(tool_pair(PLAN_TOOL, &options[OPT_BETA], 1e-6, 1e9, beta));
+    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_ALPHA], 0, 1e9, alpha));
+    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_BETA], 1e-6, 1e9, beta));
     for (int i = 0; i < 2; i++) {
         ask->model.alpha[i] = 1e-6 * alpha[i];
         ask->model.beta[i] = 1e9 * beta[i];
@@ -233,32 +209,27 @@ static int read_model(plan_ask_t *ask)
 static int read_common(plan_ask_t *ask, int *sp)
 {
     static const char *const axes[] = {"bsh", "sbh", "th", NULL};
-    static const char *const outputs[] = {
-        [COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
-    static const char *const grads[] = {
-        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
-    int axis = 0, output = COLO_FULL_SEQ, grad = COLO_DISJOINT;
+    int axis = 0;
     colo_plan_config_t *c = &ask->config;
-    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16};
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16, .output = COLO_FULL_SEQ,
+                              .grad = COLO_DISJOINT};
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
     if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0) {
         char q[TOOL_QUOTE_MAX];
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--dtype: %s is no dtype; see --help",
                              tool_quote(q, options[OPT_DTYPE].value));
     }
-    TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
-    TRY(tool_word(PLAN_TOOL, &options[OPT_OUTPUT], outputs, &output));
-    TRY(tool_word(PLAN_TOOL, &options[OPT_GRAD], grads, &grad));
-    TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
+    TOOL_TRY(tool_output(PLAN_TOOL, &options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
+    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
     ask->max_ranks = 64;
-    TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
-    TRY(read_model(ask));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
+    TOOL_TRY(read_model(ask));
     ask->rank = -1;
-    c->output = (colo_output_t)output;
-    c->grad = (colo_grad_t)grad;
     ask->axes = axes[axis];
     ask->json = options[OPT_JSON].given;
     ask->svg = options[OPT_SVG].value;
@@ -278,12 +249,12 @@ static int read_ask(plan_ask_t *ask)
 {
     static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
     int sp = 0;
-    TRY(need(required, sizeof required / sizeof required[0]));
-    TRY(read_common(ask, &sp));
-    TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
+    TOOL_TRY(need(required, sizeof required / sizeof required[0]));
+    TOOL_TRY(read_common(ask, &sp));
+    TOOL_TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
     ask->config.src = &ask->src;
     ask->config.dst = &ask->dst;
-    TRY(read_positions(ask));
+    TOOL_TRY(read_positions(ask));
     return tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank);
 }
 
@@ -331,7 +302,7 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
         next = strchr(word, ':');
         if (next)
             *next = '\0';
-        TRY(read_entry_word(where, word, e));
+        TOOL_TRY(read_entry_word(where, word, e));
         if (next)
             *next = ':';
     }
@@ -351,7 +322,7 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
                              "%s: %s names no source; give --src or SRC->DST", where,
                              tool_quote(q, text));
     }
-    TRY(read_layouts(&e->ask, &src, &dst, e->sp));
+    TOOL_TRY(read_layouts(&e->ask, &src, &dst, e->sp));
     e->ask.config.src = &e->ask.src;
     e->ask.config.dst = &e->ask.dst;
     return read_positions(&e->ask);
@@ -367,14 +338,14 @@ static int compare(void)
         if (options[other[i]].given)
             return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --compare",
                                  options[other[i]].name);
-    TRY(need(required, sizeof required / sizeof required[0]));
+    TOOL_TRY(need(required, sizeof required / sizeof required[0]));
     if (n > PLAN_ENTRIES_MAX)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--compare: %d entries, at most %d", n,
                              PLAN_ENTRIES_MAX);
     for (int i = 0; i < n; i++) {
         int sp = 0;
-        TRY(read_common(&entries[i].ask, &sp));
-        TRY(read_entry(i, options[OPT_COMPARE].values[i], &entries[i], sp));
+        TOOL_TRY(read_common(&entries[i].ask, &sp));
+        TOOL_TRY(read_entry(i, options[OPT_COMPARE].values[i], &entries[i], sp));
     }
     return plan_compare(entries, n);
 }
@@ -385,7 +356,7 @@ static int show_rank(const plan_ask_t *ask)
     plan_sums_t sums;
     colo_plan_t *plan = NULL;
     if (ask->json)
-        TRY(plan_sweep(ask, NULL, &sums));
+        TOOL_TRY(plan_sweep(ask, NULL, &sums));
     colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
@@ -418,7 +389,7 @@ static int show_all(const plan_ask_t *ask)
 int main(int argc, char **argv)
 {
     static plan_ask_t ask;
-    TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
+    TOOL_TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
     if (options[OPT_HELP].given) {
         fputs(help, stdout);
         return tool_finish(TOOL_OK, PLAN_TOOL);
@@ -432,6 +403,6 @@ int main(int argc, char **argv)
     if (options[OPT_ALPHA].given || options[OPT_BETA].given)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
                              options[OPT_ALPHA].given ? "--alpha" : "--beta");
-    TRY(read_ask(&ask));
+    TOOL_TRY(read_ask(&ask));
     return tool_finish(ask.rank >= 0 ? show_rank(&ask) : show_all(&ask), PLAN_TOOL);
 }

@@ -6,7 +6,7 @@
  * Whatever it is, the answer is one printable line of at most 200 bytes that names the option, so
  * that a script's log stays readable and a terminal is never reprogrammed by an argument. Nothing
  * is guessed: an option given twice, abbreviated, or with a stray letter in its number is wrong
- * use. What the values mean is each tool's business.
+ * use. What the values mean is each tool's business, but grids and contracts are read here for all.
  */
 #include "options.h"
 
@@ -192,6 +192,41 @@ int tool_word(const char *tool, const tool_option_t *option, const char *const *
     }
     return tool_complain(TOOL_WRONG_USE, tool, "%s: %s is none of %s", option->name,
                          tool_quote(q, option->value), all);
+}
+
+int tool_wrong(const char *tool, const tool_option_t *option)
+{
+    return tool_complain(TOOL_WRONG_USE, tool, "%s: %s", option->name, colo_last_error());
+}
+
+int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_grid_t *grid)
+{
+    if (colo_grid_parse(grid, option->value, 0) < 0)
+        return tool_wrong(tool, option);
+    if (grid->size > most || grid->offset > most - grid->size)
+        return tool_complain(
+            TOOL_WRONG_USE, tool, "%s: %lld ranks from rank %lld on; worlds up to %lld are counted",
+            option->name, (long long)grid->size, (long long)grid->offset, (long long)most);
+    return TOOL_OK;
+}
+
+int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output)
+{
+    static const char *const words[] = {[COLO_FULL_SEQ] = "full", [COLO_SHARDED] = "sharded", NULL};
+    int index = (int)*output;
+    TOOL_TRY(tool_word(tool, option, words, &index));
+    *output = (colo_output_t)index;
+    return TOOL_OK;
+}
+
+int tool_grad(const char *tool, const tool_option_t *option, colo_grad_t *grad)
+{
+    static const char *const words[] = {
+        [COLO_PARTIAL] = "partial", [COLO_DISJOINT] = "disjoint", NULL};
+    int index = (int)*grad;
+    TOOL_TRY(tool_word(tool, option, words, &index));
+    *grad = (colo_grad_t)index;
+    return TOOL_OK;
 }
 
 const char *tool_bytes(char out[24], int64_t bytes)

@@ -12,9 +12,18 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include <colobridge.h>
+
 #define TOOL_OK 0
 #define TOOL_PROBLEM 1
 #define TOOL_WRONG_USE 2
+
+#define TOOL_TRY(expr)      \
+    do {                    \
+        int rc_ = (expr);   \
+        if (rc_ != TOOL_OK) \
+            return rc_;     \
+    } while (0)
 
 #define TOOL_QUOTE_MAX 64
 
@@ -50,6 +59,16 @@ int tool_pair(const char *tool, const tool_option_t *option, double lo, double h
 
 /* Index in @words (NULL-terminated) of the option's value, left alone when not given. */
 int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index);
+
+/* The option's name and the library's sentence about its value; returns TOOL_WRONG_USE. */
+int tool_wrong(const char *tool, const tool_option_t *option);
+
+/* The grid of a spec string, all of whose ranks are below @most. */
+int tool_grid(const char *tool, const tool_option_t *option, int64_t most, colo_grid_t *grid);
+
+/* "full" or "sharded", "partial" or "disjoint"; left alone when not given. */
+int tool_output(const char *tool, const tool_option_t *option, colo_output_t *output);
+int tool_grad(const char *tool, const tool_option_t *option, colo_grad_t *grad);
 
 /* "text" in quotes, non-printable bytes as \xNN, cut with ... to fit TOOL_QUOTE_MAX; returns @out
  */
