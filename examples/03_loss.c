@@ -74,8 +74,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
         for (int64_t t = 0; t < TOKENS; t++) {
             job->logp[r][t] = logp[t];
             for (int64_t v = v0; v < v1; v++)
-                job->error[r] = fmax(job->error[r],
-                                     fabs(dz[t * local + v - v0] - expected(t, v)));
+                job->error[r] = fmax(job->error[r], fabs(dz[t * local + v - v0] - expected(t, v)));
         }
     }
     free(stats);

@@ -102,8 +102,8 @@ static void watch(sweep_t *s)
 
 int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence)
 {
-    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL, "%s%s%s",
-                         ask->where, *ask->where ? ": " : "",
+    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL,
+                         "%s%s%s", ask->where, *ask->where ? ": " : "",
                          *sentence ? sentence : colo_status_string(status));
 }
 

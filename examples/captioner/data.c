@@ -132,8 +132,8 @@ static int split(cap_data_t *d)
 
 int cap_data_load(cap_data_t *data, const char *path, char *why, int why_size)
 {
-    struct reader r = {.path = path, .line = 1, .why = why,
-                       .why_size = why_size > 0 ? (size_t)why_size : 0};
+    struct reader r = {
+        .path = path, .line = 1, .why = why, .why_size = why_size > 0 ? (size_t)why_size : 0};
     cap_data_t d = {0};
     uint8_t row[FIELDS];
     int64_t room = 0;

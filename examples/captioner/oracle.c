@@ -359,12 +359,12 @@ static int net_map(const struct sizes *s, struct net *net, double *const *have,
     int64_t D = s->D, F = s->F, E = s->E;
     int n = 0;
 
-#define MAP(member, size)                                                 \
-    do {                                                                  \
-        if (count)                                                        \
-            count[n] = (size);                                            \
-        net->member = have ? have[n] : take(scratch, (size));             \
-        n++;                                                              \
+#define MAP(member, size)                                     \
+    do {                                                      \
+        if (count)                                            \
+            count[n] = (size);                                \
+        net->member = have ? have[n] : take(scratch, (size)); \
+        n++;                                                  \
     } while (0)
 
     MAP(w1, E * CAP_PATCH);
@@ -439,8 +439,12 @@ static void work_map(const struct sizes *s, struct saved *v, struct work *k, str
 double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_t *rows, int64_t n,
                   const float *const *whole, double *const *grads)
 {
-    struct sizes s = {.D = model->width, .F = 4 * model->width, .E = model->hidden,
-                      .H = model->heads, .L = model->layers, .V = CAP_VOCAB};
+    struct sizes s = {.D = model->width,
+                      .F = 4 * model->width,
+                      .E = model->hidden,
+                      .H = model->heads,
+                      .L = model->layers,
+                      .V = CAP_VOCAB};
     struct scratch c = {0};
     struct net w, d;
     struct saved v;

@@ -88,8 +88,11 @@ static void put_line(FILE *f, const struct chart *c, const struct scale *s)
         }
         if (!open)
             fputs("<path class=\"curve\" d=\"", f);
-        fprintf(f, "%s%.1f %.1f", pen ? " L" : open ? " M" : "M", px(s, (double)p->step),
-                py(s, p->value));
+        fprintf(f, "%s%.1f %.1f",
+                pen    ? " L"
+                : open ? " M"
+                       : "M",
+                px(s, (double)p->step), py(s, p->value));
         open = pen = true;
         last = p;
     }
@@ -148,11 +151,17 @@ static void put_chart(FILE *f, const struct chart *c)
 
 void cap_put_curves(FILE *f, const cap_report_t *r)
 {
-    const struct chart loss = {.title = "Loss", .y_label = "nats per caption byte",
-                               .empty = "was not recorded", .points = r->loss, .n = r->nloss};
-    const struct chart accuracy = {.title = "Held-out accuracy", .y_label = "exact captions",
-                                   .empty = "was not recorded", .points = r->accuracy,
-                                   .n = r->naccuracy, .percent = true};
+    const struct chart loss = {.title = "Loss",
+                               .y_label = "nats per caption byte",
+                               .empty = "was not recorded",
+                               .points = r->loss,
+                               .n = r->nloss};
+    const struct chart accuracy = {.title = "Held-out accuracy",
+                                   .y_label = "exact captions",
+                                   .empty = "was not recorded",
+                                   .points = r->accuracy,
+                                   .n = r->naccuracy,
+                                   .percent = true};
 
     fputs("<section id=\"curves\">\n<h2>Curves</h2>\n<div class=\"pair\">\n", f);
     put_chart(f, &loss);

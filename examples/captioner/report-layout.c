@@ -81,7 +81,8 @@ static void put_holdings(FILE *f, const cap_report_t *r)
     bool full = r->plan.output == COLO_FULL_SEQ;
 
     fputs("<details>\n<summary>Who holds what</summary>\n<table>\n<thead><tr><th>rank</th>"
-          "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n", f);
+          "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n",
+          f);
     for (int32_t rank = 0; rank < r->world; rank++) {
         fprintf(f, "<tr><td data-name=\"rank\">%d</td><td data-name=\"source holds\">", rank);
         put_owned(f, r, r->plan.src, rank, false);

@@ -103,11 +103,13 @@ static void put_head(FILE *f, const cap_report_t *r)
 
     fputs("<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
           "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\"/>\n"
-          "<title>Captioner: ", f);
+          "<title>Captioner: ",
+          f);
     svg_grid(f, src);
     fputs(" to ", f);
     svg_grid(f, dst);
-    fprintf(f, "</title>\n<style>\n%s%s%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style,
+    fprintf(f,
+            "</title>\n<style>\n%s%s%s</style>\n</head>\n<body>\n<header>\n<h1>Captioner: ", style,
             svg_layout_style, style_end);
     svg_grid(f, src);
     fputs(" \xe2\x86\x92 ", f); /* arrow */
@@ -144,9 +146,10 @@ static void put_sample(FILE *f, const cap_sample_t *s)
 {
     bool right = !strcmp(s->caption, cap_caption(s->label));
 
-    fprintf(f, "<div class=\"sample %s\">\n<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" "
-               "role=\"img\" aria-label=\"image %lld\">", right ? "right" : "wrong",
-            (long long)s->row);
+    fprintf(f,
+            "<div class=\"sample %s\">\n<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" "
+            "role=\"img\" aria-label=\"image %lld\">",
+            right ? "right" : "wrong", (long long)s->row);
     for (int i = 0; i < CAP_PIXELS; i++)
         if (s->pixels[i])
             fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" fill-opacity=\"%.3g\"/>",
@@ -176,8 +179,9 @@ static void put_samples(FILE *f, const cap_report_t *r)
         fputs("<p>No samples were recorded.</p>\n</section>\n", f);
         return;
     }
-    fprintf(f, "<p>What the model writes for images that it did not train on, byte by byte: %s of "
-               "these %s captions are exactly right.</p>\n<div class=\"samples\">\n",
+    fprintf(f,
+            "<p>What the model writes for images that it did not train on, byte by byte: %s of "
+            "these %s captions are exactly right.</p>\n<div class=\"samples\">\n",
             svg_count(right, a), svg_count(r->nsamples, b));
     for (int64_t i = 0; i < r->nsamples; i++)
         put_sample(f, &r->samples[i]);
@@ -213,7 +217,8 @@ static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_
     put_number(f, "bytes a step", (double)w->bytes / steps);
     if (w->plan_bytes < 0) {
         fputs("<td class=\"num\" data-name=\"plan\">\xe2\x80\x93</td>"
-              "<td data-name=\"equal\">\xe2\x80\x93</td></tr>\n", f);
+              "<td data-name=\"equal\">\xe2\x80\x93</td></tr>\n",
+              f);
         return;
     }
     put_number(f, "plan", (double)w->plan_bytes);
@@ -221,8 +226,9 @@ static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_
         fputs("<td data-name=\"equal\"><span class=\"right\">\xe2\x9c\x93 yes</span></td></tr>\n",
               f);
     else
-        fprintf(f, "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
-                   "</span></td></tr>\n",
+        fprintf(f,
+                "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
+                "</span></td></tr>\n",
                 (long long)(w->bytes - (uint64_t)w->plan_bytes * (uint64_t)r->ledger_steps));
 }
 
@@ -241,20 +247,25 @@ static void put_ledger(FILE *f, const cap_report_t *r)
         fputs("<p>No operations were recorded.</p>\n</section>\n", f);
         return;
     }
-    fprintf(f, "<p>From the ledgers of all ranks over %s %s: calls and bytes received, per step, "
-               "beside the bytes that the plan says. ", svg_count(r->ledger_steps, a),
-            r->ledger_steps == 1 ? "step" : "steps");
+    fprintf(f,
+            "<p>From the ledgers of all ranks over %s %s: calls and bytes received, per step, "
+            "beside the bytes that the plan says. ",
+            svg_count(r->ledger_steps, a), r->ledger_steps == 1 ? "step" : "steps");
     if (!planned)
         fputs("No row has a plan.</p>\n", f);
     else if (equal == planned)
         fputs("<span class=\"right\">\xe2\x9c\x93 Every planned row moved exactly what was planned."
-              "</span></p>\n", f);
+              "</span></p>\n",
+              f);
     else
-        fprintf(f, "<span class=\"wrong\">\xe2\x9c\x97 %lld of %lld planned rows moved something "
-                   "else.</span></p>\n", (long long)(planned - equal), (long long)planned);
+        fprintf(f,
+                "<span class=\"wrong\">\xe2\x9c\x97 %lld of %lld planned rows moved something "
+                "else.</span></p>\n",
+                (long long)(planned - equal), (long long)planned);
     fputs("<table>\n<thead><tr><th>where</th><th>operation</th><th>for</th>"
           "<th class=\"num\">calls a step</th><th class=\"num\">bytes a step</th>"
-          "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n", f);
+          "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n",
+          f);
     for (int64_t i = 0; i < r->nledger; i++)
         put_ledger_row(f, r, &r->ledger[i]);
     fputs("</tbody>\n</table>\n</section>\n", f);
@@ -284,8 +295,8 @@ const char *cap_report_write(const cap_report_t *report, const char *path)
     if (!report->plan.src || !report->plan.dst || report->world < 1)
         return refuse("report: needs both layouts and at least one rank (has %d)", report->world);
     if (report->nledger > 0 && report->ledger_steps < 1)
-        return refuse("report: %lld rows of the ledger over %lld steps",
-                      (long long)report->nledger, (long long)report->ledger_steps);
+        return refuse("report: %lld rows of the ledger over %lld steps", (long long)report->nledger,
+                      (long long)report->ledger_steps);
     int error = out_file_open(&out, path);
     if (error)
         return refuse("report: %s: %s", path, error == EISDIR ? "is a directory" : strerror(error));

@@ -20,7 +20,8 @@ static const colo_env_knob_t knobs[] = {
     {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
     {"COLO_BACKEND_DIR", "", "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
     {"COLO_SOCKETS", "auto",
-     "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; tcp always"},
+     "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; tcp "
+     "always"},
 };
 
 int colo_env_count(void)

@@ -49,25 +49,46 @@ static void invent(struct run *r, const char *src, const char *dst)
     }
     strcpy(r->samples[0].caption, "five");
     strcpy(r->samples[1].caption, "<b>&\x07");
-    r->ledger[0] = (cap_ledger_row_t){.where = "world", .op = COLO_OP_EXCHANGE,
-                                      .owner = COLO_OWNER_BRIDGE, .ops = 8 * 2 * 300,
-                                      .bytes = 300 * 589824, .plan_bytes = 589824};
-    r->ledger[1] = (cap_ledger_row_t){.where = "dst.tp", .op = COLO_OP_ALL_GATHER,
-                                      .owner = COLO_OWNER_LOSS, .ops = 8 * 300,
-                                      .bytes = 300 * 12345 + 150, .plan_bytes = -1};
-    r->ledger[2] = (cap_ledger_row_t){.where = "dst.<tp>", .op = COLO_OP_ALL_REDUCE,
-                                      .owner = COLO_OWNER_USER, .ops = 8 * 8 * 300,
-                                      .bytes = 300 * 1000 + 1, .plan_bytes = 1000};
-    r->report = (cap_report_t){
-        .command = hostile, .model = CAP_MODEL_DEFAULT, .parameters = 298656, .batch = 48,
-        .steps = 300, .seed = 7, .seconds = 12.5, .tokens_per_second = 6543.2,
-        .backend = "threads",
-        .plan = {COLO_PLAN_CONFIG_INIT, .src = &r->src, .dst = &r->dst,
-                 .shape = {.samples = 48, .rows = 16, .features = 96}, .dtype = COLO_F32,
-                 .output = COLO_SHARDED},
-        .world = (int32_t)r->src_grid.size, .loss = r->loss, .nloss = 301,
-        .accuracy = r->accuracy, .naccuracy = 7, .samples = r->samples, .nsamples = 3,
-        .ledger = r->ledger, .nledger = 3, .ledger_steps = 300};
+    r->ledger[0] = (cap_ledger_row_t){.where = "world",
+                                      .op = COLO_OP_EXCHANGE,
+                                      .owner = COLO_OWNER_BRIDGE,
+                                      .ops = 8 * 2 * 300,
+                                      .bytes = 300 * 589824,
+                                      .plan_bytes = 589824};
+    r->ledger[1] = (cap_ledger_row_t){.where = "dst.tp",
+                                      .op = COLO_OP_ALL_GATHER,
+                                      .owner = COLO_OWNER_LOSS,
+                                      .ops = 8 * 300,
+                                      .bytes = 300 * 12345 + 150,
+                                      .plan_bytes = -1};
+    r->ledger[2] = (cap_ledger_row_t){.where = "dst.<tp>",
+                                      .op = COLO_OP_ALL_REDUCE,
+                                      .owner = COLO_OWNER_USER,
+                                      .ops = 8 * 8 * 300,
+                                      .bytes = 300 * 1000 + 1,
+                                      .plan_bytes = 1000};
+    r->report = (cap_report_t){.command = hostile,
+                               .model = CAP_MODEL_DEFAULT,
+                               .parameters = 298656,
+                               .batch = 48,
+                               .steps = 300,
+                               .seed = 7,
+                               .seconds = 12.5,
+                               .tokens_per_second = 6543.2,
+                               .backend = "threads",
+                               .plan = {COLO_PLAN_CONFIG_INIT, .src = &r->src, .dst = &r->dst,
+                                        .shape = {.samples = 48, .rows = 16, .features = 96},
+                                        .dtype = COLO_F32, .output = COLO_SHARDED},
+                               .world = (int32_t)r->src_grid.size,
+                               .loss = r->loss,
+                               .nloss = 301,
+                               .accuracy = r->accuracy,
+                               .naccuracy = 7,
+                               .samples = r->samples,
+                               .nsamples = 3,
+                               .ledger = r->ledger,
+                               .nledger = 3,
+                               .ledger_steps = 300};
     strcpy(r->dir, "/tmp/colo-report-XXXXXX");
     assert_non_null(mkdtemp(r->dir));
     snprintf(r->path, sizeof r->path, "%s/report.html", r->dir);
@@ -133,8 +154,8 @@ static void assert_balanced(const char *text)
 
     assert_int_equal(strncmp(p, "<!DOCTYPE html>", 15), 0);
     for (p += 15; *p; p++) {
-        if (*p == '&' && strncmp(p, "&amp;", 5) && strncmp(p, "&lt;", 4) &&
-            strncmp(p, "&gt;", 4) && strncmp(p, "&quot;", 6) && strncmp(p, "&#39;", 5))
+        if (*p == '&' && strncmp(p, "&amp;", 5) && strncmp(p, "&lt;", 4) && strncmp(p, "&gt;", 4) &&
+            strncmp(p, "&quot;", 6) && strncmp(p, "&#39;", 5))
             fail_msg("a bare & at: %.40s", p);
         if (*p != '<')
             continue;

@@ -421,7 +421,7 @@ static void fuzzed_specs_are_judged_as_the_grammar_does(void **state)
     }
     /* neither side is idle */
     assert_true(accepted > t_scaled(5000) && refused > t_scaled(5000));
-    for (int round = 0; round < t_scaled(60000); round++) {   /* bytes of any kind */
+    for (int round = 0; round < t_scaled(60000); round++) { /* bytes of any kind */
         size_t len = (size_t)t_below(&rng, 48);
         for (size_t i = 0; i < len; i++)
             text[i] = t_below(&rng, 2) ? (char)t_below(&rng, 256) : "tp=2,-@1"[t_below(&rng, 8)];
