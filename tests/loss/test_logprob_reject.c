@@ -199,6 +199,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
         cfg.vocab_start = 0;
     if (r == 1 && d->kind == 5)
         cfg.softcap = -1;
+    cfg.want_entropy = r == 1 && d->kind == 7;
     const int64_t tokens = r == 1 && d->kind == 6 ? 1 : 2; /* blocks of equal size all the same */
     colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){tokens, 4});
     colo_tensor_t tg = colo_tensor_host(targets, COLO_I64, 1, &tokens);
@@ -243,6 +244,22 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
                 fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d.sentence[r], sentences[kind]);
         }
         assert_string_equal(d.sentence[0], d.sentence[1]);
+    }
+}
+
+/* Their headers never meet: the gather is refused, and below COLO_CHECK=2 that ends the group. */
+static void blocks_of_other_sizes_are_a_mismatch_of_the_gather(void **state)
+{
+    (void)state;
+    for (int check = 1; check <= 2; check++) {
+        disagreement_t d = {.kind = 7, .check = check};
+        colo_status_t st = colo_comm_threads_run(2, disagree, &d);
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
+            if (!strstr(d.sentence[r], "all_gather"))
+                fail_msg("rank %d: \"%s\" lacks the operation", r, d.sentence[r]);
+        }
+        assert_int_equal(st == COLO_OK, check == 2);
     }
 }
 
@@ -292,6 +309,7 @@ int main(void)
         cmocka_unit_test(every_bad_pointer_is_refused),
         cmocka_unit_test(every_bad_backward_is_refused),
         cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
+        cmocka_unit_test(blocks_of_other_sizes_are_a_mismatch_of_the_gather),
         cmocka_unit_test(a_column_on_two_ranks_is_a_mismatch),
         cmocka_unit_test(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting),
         cmocka_unit_test(cuda_memory_without_a_cuda_build_is_said_so),
