@@ -12,10 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from api import ROOT, declared, headers, run
+from api import ROOT, declared, foreign, headers, run
 
-TOUCH = '''#include <colobridge.h>
-#include <stdio.h>
+TOUCH = '''%s#include <stdio.h>
 typedef void (*any_fn)(void);
 static const struct { const char *name; any_fn fn; } all[] = {
 %s};
@@ -59,8 +58,9 @@ def main(meson, build, prefix, compiler):
             if not (library / link).exists():
                 sys.exit('%s is not installed' % link)
 
-        (work / 'touch.c').write_text(
-            TOUCH % ''.join('    {"%s", (any_fn)%s},\n' % (f, f) for f in declared()))
+        (work / 'touch.c').write_text(TOUCH % (
+            ''.join('#include <%s>\n' % h for h in headers() if not foreign(h)),
+            ''.join('    {"%s", (any_fn)%s},\n' % (f, f) for f in declared())))
         (work / 'readme.c').write_text(readme('example'))
         for program in ('touch', 'readme'):
             run(*compiler, '-std=c11', '-Wall', '-Wextra', '-Wpedantic', '-Werror', '-o', program,
