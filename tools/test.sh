@@ -55,16 +55,17 @@ judge() {
     [ "$status" = passed ]
 }
 
-# run_tests DIR LOGBASE MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges.
+# run_tests DIR MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges. Meson names the
+# log testlog.json, or testlog-SETUP.json, or after the wrapper.
 run_tests() {
-    local dir=$1 base=$2
-    shift 2
-    local log="$dir/meson-logs/$base.json" rc=0
-    rm -f "$log"
-    meson test -C "$dir" --logbase "$base" --num-processes "$jobs" --print-errorlogs \
-        "$@" </dev/null || rc=$?
-    # A rerun may have nothing of the suites that were asked for: no log and status 0.
-    [ "$rc" = 0 ] && [ ! -f "$log" ] && [ ${#suites[@]} != 0 ] || logs+=("$log=$rc")
+    local dir=$1 rc=0 log
+    shift
+    rm -f "$dir"/meson-logs/testlog*.json
+    meson test -C "$dir" --num-processes "$jobs" --print-errorlogs "$@" </dev/null || rc=$?
+    for log in "$dir"/meson-logs/testlog*.json; do
+        # A rerun may have nothing of the suites that were asked for: no log and status 0.
+        [ "$rc" = 0 ] && [ ! -f "$log" ] && [ ${#suites[@]} != 0 ] || logs+=("$log=$rc")
+    done
 }
 
 no_warnings() {
@@ -74,7 +75,7 @@ no_warnings() {
 build build
 judge "it builds without a warning" no_warnings build || true
 say "running the tests of the release build"
-run_tests build testlog "${suites[@]}"
+run_tests build "${suites[@]}"
 
 # rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
 # that name in tests/meson.build. A build that fails is a failed case.
@@ -83,7 +84,7 @@ rerun() {
     shift 2
     judge "it builds $what" build "build-$name" || return 0
     say "running the tests again $what"
-    run_tests "build-$name" "testlog-$name" --setup "$name" "$@" "${suites[@]}"
+    run_tests "build-$name" --setup "$name" "$@" "${suites[@]}"
 }
 
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
@@ -113,7 +114,7 @@ without() {
     # shellcheck disable=SC2086 # a list of names
     judge "it builds without $feature" build "$dir" $linked || return 0
     say "running some tests without $feature"
-    run_tests "$dir" "testlog-without-$feature" "${some[@]}"
+    run_tests "$dir" "${some[@]}"
 }
 
 # Can a program of this sanitizer start at all? (Some kernels place memory where TSan cannot live.)
