@@ -51,12 +51,12 @@ missing_packages() {
     [ "$1" = run ] || has "${CXX:-c++}" || echo g++
 }
 
-# The same for what is used where it is there: placement, and what only some tests need.
+# The same for what is used where it is there: placement, MPI, and what only some tests need.
 optional_packages() {
     { has pkg-config && pkg-config --exists 'hwloc >= 2.9'; } || echo libhwloc-dev
-    [ "$1" = run ] && return 0
     has mpicc || echo libopenmpi-dev
     has mpirun || echo openmpi-bin
+    [ "$1" = run ] && return 0
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang
 }
