@@ -322,16 +322,6 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
 
 /* ---- padding ---- */
 
-static int64_t gcd(int64_t a, int64_t b)
-{
-    while (b) {
-        int64_t r = a % b;
-        a = b;
-        b = r;
-    }
-    return a;
-}
-
 colo_status_t colo_partition_padded(int64_t length, int64_t tp, int64_t cp, bool fp8,
                                     int64_t *padded)
 {
@@ -347,7 +337,7 @@ colo_status_t colo_partition_padded(int64_t length, int64_t tp, int64_t cp, bool
     if (cp == 1)
         unit = tp;
     fits = fits && (!fp8 || colo_mul_ok(16, cp, &other));
-    fits = fits && colo_mul_ok(unit / gcd(unit, other), other, &unit);
+    fits = fits && colo_mul_ok(unit / colo_gcd(unit, other), other, &unit);
     fits = fits && colo_mul_ok(length / unit + (length % unit != 0), unit, &result);
     if (!fits)
         return colo_fail(COLO_ERR_ARG,

@@ -39,5 +39,15 @@ static inline bool colo_add_ok(int64_t a, int64_t b, int64_t *out)
 {
     return !__builtin_add_overflow(a, b, out);
 }
+/* a, b >= 0 and not both 0 */
+static inline int64_t colo_gcd(int64_t a, int64_t b)
+{
+    while (b) {
+        int64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
 
 #endif

@@ -56,16 +56,6 @@ static void cut_row(const ground_t *g, int64_t base, int64_t e, int64_t s, colo_
     }
 }
 
-static int64_t gcd(int64_t a, int64_t b)
-{
-    while (b) {
-        int64_t r = a % b;
-        a = b;
-        b = r;
-    }
-    return a;
-}
-
 static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
 {
     colo_place_cut_t cut = {.size = e, .groups = g->size / e}, period = {0}, rest = {0};
@@ -75,7 +65,7 @@ static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
         add(&cut, CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST, cut.groups);
         return cut;
     }
-    int64_t row = s * e, rows = g->size / row, every = g->per_host / gcd(row, g->per_host);
+    int64_t row = s * e, rows = g->size / row, every = g->per_host / colo_gcd(row, g->per_host);
     int64_t times = rows / every, left = rows % every;
     for (int64_t k = 0; k < every && k < rows; k++) {
         colo_place_cut_t one = {0};
