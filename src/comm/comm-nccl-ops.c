@@ -4,9 +4,10 @@
  *
  * Movement is NCCL's: all-gather, broadcast, grouped send and receive, counted in bytes. A message
  * whose boxes lie back to back is sent from where it is, any other one is packed into staging by one
- * launch and unpacked by one launch; a message travels in the same parts on both sides, so it does
- * not matter which of them packs. Float reductions are ours: slices are brought together and combined in rank order
- * (kernels/combine.cu), so the bits are those of the host backends, whatever the message size.
+ * launch and unpacked by one launch. Both sides send a message as one, so it does not matter which
+ * of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md). Float
+ * reductions are ours: slices are brought together and combined in rank order (kernels/combine.cu),
+ * so the bits are those of the host backends, whatever the message size.
  *
  * Nothing is allocated once staging and lists have grown to the largest operation, and nothing at
  * all in a capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
@@ -22,11 +23,7 @@
 
 #include <stdlib.h>
 
-enum {
-    ALIGN = 256,
-    SMALL_REDUCE = 1 << 20, /* bytes up to which all ranks reduce everything */
-    SLAB = 1 << 20,         /* bytes from which a slab of a box travels by itself */
-};
+enum { ALIGN = 256, SMALL_REDUCE = 1 << 20 }; /* bytes up to which all ranks reduce everything */
 
 struct run { /* one operation */
     colo_comm_t *c;
@@ -328,14 +325,6 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 
 /* ---- exchange ---- */
 
-struct part { /* a message, or one slab of it */
-    int slabs; /* 0: not begun, 1: the whole message, 2: slabs */
-    int32_t k;
-    int64_t i;
-    colo_box_t box;
-    colo_message_t message;
-};
-
 static size_t message_bytes(const colo_message_t *m, size_t elem)
 {
     size_t n = 0;
@@ -372,47 +361,6 @@ static void *in_place(const colo_message_t *m, size_t elem)
     return first;
 }
 
-/*
- * What travels as one: slabs of a box along its outermost axis where all of them are large, else the
- * whole message. Only extents decide, which both sides know alike; slabs mostly lie back to back
- * where the boxes do not, and then nothing is packed.
- */
-static bool in_slabs(const colo_message_t *m, size_t elem)
-{
-    for (int32_t k = 0; k < m->nboxes; k++) {
-        const int64_t *e = m->boxes[k].extent;
-        if (e[0] == 0 || e[1] * e[2] * (int64_t)elem < SLAB)
-            return false;
-    }
-    return m->nboxes > 0;
-}
-
-/* The next part of @m; start from zeros. False at the end. */
-static bool next_part(const colo_message_t *m, size_t elem, struct part *p)
-{
-    if (!p->slabs) {
-        p->message = *m;
-        p->slabs = in_slabs(m, elem) ? 2 : 1;
-        p->k = 0;
-        p->i = -1;
-        if (p->slabs == 1)
-            return true;
-    }
-    if (p->slabs == 1)
-        return false;
-    if (++p->i == m->boxes[p->k].extent[0]) {
-        p->i = 0;
-        p->k++;
-    }
-    if (p->k == m->nboxes)
-        return false;
-    p->box = m->boxes[p->k];
-    p->box.data = (char *)p->box.data + p->i * p->box.stride[0] * (int64_t)elem;
-    p->box.extent[0] = 1;
-    p->message = (colo_message_t){m->peer, 1, &p->box};
-    return true;
-}
-
 static colo_status_t need_lists(struct run *r, int64_t boxes)
 {
     struct colo_nfamily *f = r->f;
@@ -446,12 +394,10 @@ static colo_status_t size_up(struct run *r, const colo_message_t *m, int32_t n, 
                 COLO_TRY(on_device(r, "a box", m[i].boxes[k].data));
                 break;
             }
-        for (struct part p = {0}; next_part(&m[i], elem, &p);) {
-            if (in_place(&p.message, elem))
-                continue;
-            *at += padded(message_bytes(&p.message, elem));
-            count += p.message.nboxes;
-        }
+        if (in_place(&m[i], elem))
+            continue;
+        *at += padded(message_bytes(&m[i], elem));
+        count += m[i].nboxes;
     }
     *boxes = count > *boxes ? count : *boxes;
     return COLO_OK;
@@ -476,15 +422,14 @@ static colo_status_t shuttle(struct run *r, const colo_message_t *m, int32_t n, 
 {
     struct colo_nfamily *f = r->f;
     int64_t count = 0;
-    for (int32_t i = 0; i < n; i++)
-        for (struct part p = {0}; next_part(&m[i], elem, &p);) {
-            if (in_place(&p.message, elem))
-                continue;
-            size_t offset = at;
-            for (int32_t k = 0; k < p.message.nboxes; k++)
-                count += stage_box(f, &p.message.boxes[k], elem, count, &offset);
-            at += padded(offset - at);
-        }
+    for (int32_t i = 0; i < n; i++) {
+        if (in_place(&m[i], elem))
+            continue;
+        size_t offset = at;
+        for (int32_t k = 0; k < m[i].nboxes; k++)
+            count += stage_box(f, &m[i].boxes[k], elem, count, &offset);
+        at += padded(offset - at);
+    }
     return cuda_says(r, colo_k_boxes_copy(pack ? f->to : f->from, pack ? f->from : f->to, count,
                                           elem, r->stream));
 }
@@ -496,20 +441,18 @@ static colo_status_t group_on(struct run *r, const colo_message_t *sends, int32_
     ncclResult_t e = ncclSuccess;
     size_t at = 0;
     NCCL(r->lib->group_start());
-    for (int32_t i = 0; i < nsends + nrecvs; i++) {
+    for (int32_t i = 0; i < nsends + nrecvs && e == ncclSuccess; i++) {
         const colo_message_t *m = i < nsends ? &sends[i] : &recvs[i - nsends];
-        for (struct part p = {0}; e == ncclSuccess && next_part(m, elem, &p);) {
-            const size_t bytes = message_bytes(&p.message, elem);
-            void *data = in_place(&p.message, elem);
-            if (bytes == 0)
-                continue;
-            if (!data) {
-                data = r->f->stage + at;
-                at += padded(bytes);
-            }
-            e = i < nsends ? r->lib->send(data, bytes, ncclInt8, m->peer, nccl, r->stream)
-                           : r->lib->recv(data, bytes, ncclInt8, m->peer, nccl, r->stream);
+        const size_t bytes = message_bytes(m, elem);
+        void *data = in_place(m, elem);
+        if (bytes == 0)
+            continue;
+        if (!data) {
+            data = r->f->stage + at;
+            at += padded(bytes);
         }
+        e = i < nsends ? r->lib->send(data, bytes, ncclInt8, m->peer, nccl, r->stream)
+                       : r->lib->recv(data, bytes, ncclInt8, m->peer, nccl, r->stream);
     }
     ncclResult_t closed = r->lib->group_end(); /* also after an error: the depth must be 0 again */
     NCCL(e != ncclSuccess ? e : closed);

@@ -84,7 +84,7 @@ static void unit_cases_arrive_on_gpus(void **state)
     assert_true(ran >= (gpus >= 4 ? 100 : 36));
 }
 
-/* ---- slabs of 1 MiB and more travel by themselves ---- */
+/* ---- messages of several MiB ---- */
 
 static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
@@ -103,7 +103,7 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void slabs_of_a_mebibyte_arrive(void **state)
+static void boxes_of_several_mebibytes_arrive(void **state)
 {
     (void)state;
     assert_ok(t_gpus_run(gpus, false, large_cases, NULL));
@@ -293,7 +293,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unit_cases_arrive_on_gpus),
-        cmocka_unit_test(slabs_of_a_mebibyte_arrive),
+        cmocka_unit_test(boxes_of_several_mebibytes_arrive),
         cmocka_unit_test(seeded_layouts_arrive_on_one_cached_comm),
         cmocka_unit_test(collective_way_gives_the_same),
         cmocka_unit_test(a_captured_forward_replays_with_new_inputs),

@@ -10,7 +10,9 @@
 #include "core/try.h"
 #include "loss/loss_case.h"
 
+#include <dlfcn.h>
 #include <math.h>
+#include <nccl.h>
 #include <unistd.h>
 
 static int32_t gpus;
@@ -155,6 +157,46 @@ static void splits_are_groups_of_gpus(void **state)
 {
     (void)state;
     assert_ok(t_gpus_run(gpus, false, splits, NULL));
+}
+
+/* ---- a communicator that exists ---- */
+
+static colo_status_t borrow(t_gpu_rank_t *r, void *arg)
+{
+    void *so = dlopen("libnccl.so.2", RTLD_NOW | RTLD_GLOBAL);
+    rank_check(so != NULL);
+    ncclResult_t (*unique_id)(ncclUniqueId *), (*init)(ncclComm_t *, int, ncclUniqueId, int);
+    ncclResult_t (*destroy)(ncclComm_t);
+    *(void **)&unique_id = dlsym(so, "ncclGetUniqueId");
+    *(void **)&init = dlsym(so, "ncclCommInitRank");
+    *(void **)&destroy = dlsym(so, "ncclCommDestroy");
+    ncclUniqueId id;
+    ncclComm_t theirs;
+    memset(&id, 0, sizeof id);
+    if (r->rank == 0)
+        rank_check(unique_id(&id) == ncclSuccess);
+    rank_try(colo_comm_broadcast(r->host, &id, sizeof id, COLO_U8, 0, NULL));
+    rank_check(init(&theirs, r->size, id, r->rank) == ncclSuccess);
+    rank_try(colo_comm_from_nccl(theirs, r->host, &r->gpus));
+    rank_try(one_op(r, REDUCE, 1000, COLO_BF16, COLO_SUM, true));
+    colo_comm_destroy(&r->gpus);
+    rank_try(colo_comm_from_nccl(theirs, r->host, &r->gpus)); /* it is still whole */
+    rank_try(one_op(r, GATHER, 1000, COLO_F32, COLO_SUM, false));
+    colo_comm_t *alone = NULL; /* the parent has other ranks than the ncclComm_t */
+    rank_try(colo_comm_create_self(&alone));
+    colo_comm_t *none = NULL;
+    colo_status_t st = colo_comm_from_nccl(theirs, alone, &none);
+    rank_check(st == COLO_ERR_ARG && !none && strstr(colo_last_error(), "the parent is rank"));
+    colo_comm_destroy(&alone);
+    colo_comm_destroy(&r->gpus);
+    rank_check(destroy(theirs) == ncclSuccess);
+    return COLO_OK;
+}
+
+static void a_borrowed_communicator_works_and_stays_whole(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, true, borrow, NULL));
 }
 
 /* ---- loss ---- */
@@ -399,6 +441,7 @@ int main(void)
         cmocka_unit_test(collectives_have_the_bits_of_the_host),
         cmocka_unit_test(a_maximum_keeps_a_nan),
         cmocka_unit_test(splits_are_groups_of_gpus),
+        cmocka_unit_test(a_borrowed_communicator_works_and_stays_whole),
         cmocka_unit_test(the_loss_over_ranks_is_the_oracle_s),
         cmocka_unit_test(a_rank_that_is_missing_at_create_is_a_timeout),
         cmocka_unit_test(two_ranks_on_one_device_are_refused_on_all),
