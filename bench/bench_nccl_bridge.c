@@ -6,7 +6,7 @@
  *
  * Ranks are threads with a GPU each. A time is that of the slowest rank, from events on its stream
  * after a host barrier; the median of 30 after 5. The link: the largest number of bytes that one
- * rank must receive, as one contiguous message around the ring of all ranks, on the same communicator.
+ * rank must receive, as one contiguous message around the ring of all ranks, on the same comm.
  */
 #include <colobridge.h>
 #include <colobridge/nccl.h>

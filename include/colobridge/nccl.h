@@ -2,8 +2,8 @@
 /*
  * nccl.h - ranks that own a GPU each and talk through NCCL. Opt-in: not part of colobridge.h.
  *
- * A host communicator of the same ranks (threads, sockets, MPI) carries everything that is not data:
- * the unique id, agreement, COLO_CHECK, who failed. So checks never touch the GPU, and whoever has a
+ * A host communicator of the same ranks (threads, sockets, MPI) carries all that is not data:
+ * the unique id, agreement, COLO_CHECK, who failed. So checks never touch a GPU, and whoever has a
  * bootstrap has GPUs: colo_comm_from_bootstrap() or colo_comm_from_mpi(), then this.
  *
  * NCCL is the one already in the process (inside PyTorch, PyTorch's); else libnccl.so.2 is loaded.
@@ -12,7 +12,7 @@
  *
  * Operations are enqueued on the caller's stream, in device memory of the communicator's device,
  * which must be the thread's current device. The host does not wait. A rank that never comes leaves
- * the stream waiting: when another rank reports an error or aborts, or NCCL does, the communicator is
+ * the stream waiting: when another rank reports an error or aborts, or NCCL does, the comm is
  * torn down within 50 ms and the stream goes on; what it then holds is undefined and
  * colo_comm_check() says why.
  *

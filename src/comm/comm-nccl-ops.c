@@ -3,7 +3,7 @@
  * comm-nccl-ops.c - operations between GPUs, each enqueued on the caller's stream.
  *
  * Movement is NCCL's: all-gather, broadcast, grouped send and receive, counted in bytes. A message
- * whose boxes lie back to back is sent from where it is, any other one is packed into staging by one
+ * whose boxes lie back to back is sent from where it is, any other is packed into staging by one
  * launch and unpacked by one launch. Both sides send a message as one, so it does not matter which
  * of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md). Float
  * reductions are ours: slices are brought together and combined in rank order (kernels/combine.cu),

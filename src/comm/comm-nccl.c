@@ -2,9 +2,9 @@
 /*
  * comm-nccl.c - communicators between GPUs: how they are made, fail and end.
  *
- * Everything that is not data goes over a host communicator of the same ranks, which each comm owns:
- * the unique id, agreement at create, who failed. So a rank that is missing at create is found before
- * anybody enters NCCL, where it could not be.
+ * Everything that is not data goes over a host communicator of the same ranks, which each comm
+ * owns: the unique id, agreement at create, who failed. So a rank that is missing at create is
+ * found before anybody enters NCCL, where it could not be.
  *
  * NCCL may wait without limit in three places: making a communicator, its first operations, ending
  * it. All three run in a helper thread that this thread waits for up to the deadline; a helper that
@@ -385,8 +385,8 @@ static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control,
                           .nccl = borrowed};
     if (!run_for((double)control->timeout_ms * 1e-3, connect_main, t))
         return colo_fail(COLO_ERR_TIMEOUT,
-                         "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, world "
-                         "rank %lld, device %d)",
+                         "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
+                         "world rank %lld, device %d)",
                          (int)control->size, (long long)control->timeout_ms, (int)control->rank,
                          (long long)control->world_rank[control->rank], (int)f->device);
     colo_status_t st =

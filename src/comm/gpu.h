@@ -2,8 +2,8 @@
 /*
  * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
  *
- * The backend library cannot see private symbols, so it is handed a table of what it needs; gpu-services.c
- * in it gives them their names back. In return it offers one way to make a comm, and device memory.
+ * The backend library cannot see private symbols, so it is handed a table of what it needs;
+ * gpu-services.c in it gives them their names back. In return it offers one way to make a comm, and device memory.
  */
 #ifndef COLO_COMM_GPU_H
 #define COLO_COMM_GPU_H

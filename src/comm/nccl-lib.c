@@ -2,8 +2,8 @@
 /*
  * nccl-lib.c - which NCCL: the one that is in the process already, else libnccl.so.2.
  *
- * A process has one NCCL; a second copy would fight over the same GPUs. So: symbols that are visible
- * to everybody, then a library of that name that somebody loaded (PyTorch does), and only then a
+ * A process has one NCCL; a second copy would fight over the same GPUs. So: symbols that are
+ * visible to everybody, then a library of that name that somebody loaded (PyTorch does), and only then a
  * load of our own. Result codes are never interpreted, only named by the library itself.
  */
 #include "comm/comm-nccl.h"
@@ -61,7 +61,7 @@ static colo_status_t find(colo_nccl_lib_t *lib)
     if (r != ncclSuccess)
         return colo_nccl_error(lib, "ncclGetVersion", r);
     if (lib->version < NCCL_VERSION(2, 28, 0) || lib->version >= NCCL_VERSION(3, 0, 0))
-        return colo_fail(COLO_ERR_UNBUILT, "nccl: version %d, expected 2.28 (22800) or later of 2.x",
+        return colo_fail(COLO_ERR_UNBUILT, "nccl: version %d, expected 2.28 (22800) or later",
                          lib->version);
     return COLO_OK;
 }

@@ -2,7 +2,7 @@
 /*
  * nccl_ranks.h - ranks that are threads with a GPU each, and a bridge case on device memory.
  *
- * Inputs and expectations are those of harness/bridge_case.h: made on the host by the oracle, copied
+ * Inputs and expectations are those of harness/bridge_case.h: made on the host by the oracle, put
  * to the device, run there, copied back, compared byte by byte.
  */
 #ifndef TESTS_GPU_NCCL_RANKS_H

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_nccl_comm.c - communicators of GPUs, one thread a GPU: every collective bitwise against the
- * host's, splits, the loss over ranks against fp64, and what goes wrong: a rank that is missing, two
+ * host's, splits, the loss over ranks against fp64, and what goes wrong: a rank is missing, two
  * on one device, host pointers, different operations, an abort while a stream waits.
  */
 #include "gpu/nccl_ranks.h"
