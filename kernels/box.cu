@@ -23,6 +23,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstring>
 #include <utility>
 
 namespace
@@ -333,10 +334,12 @@ template <typename R, int K> struct alignas(sizeof(R) * K) pack {
 /* BYTES: the pointers are not multiples of the element size. */
 template <typename P, bool BYTES> __device__ P fetch(const char *at)
 {
-    if constexpr (BYTES) {
+    if constexpr (BYTES) { /* one element */
+        uint64_t bits = 0;
+        for (size_t b = 0; b < sizeof(P); b++)
+            bits |= (uint64_t)(uint8_t)at[b] << (8 * b);
         P p;
-        for (size_t b = 0; b < sizeof p; b++)
-            ((char *)&p)[b] = at[b];
+        memcpy(&p, &bits, sizeof p);
         return p;
     } else {
         return *(const P *)at;
@@ -369,8 +372,10 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ su
                 v.e[k] = D::store(sum[k]);
             char *to = a.dst + bytes_at(p, a.to);
             if constexpr (BYTES) {
+                uint64_t bits = 0;
+                memcpy(&bits, &v, sizeof v);
                 for (size_t b = 0; b < sizeof v; b++)
-                    to[b] = ((const char *)&v)[b];
+                    to[b] = (char)(bits >> (8 * b));
             } else {
                 *(P *)to = v;
             }

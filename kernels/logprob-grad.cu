@@ -21,7 +21,8 @@
 namespace
 {
 
-constexpr int THREADS = 256, UNROLL = 4, RUN = THREADS * UNROLL; /* slots a block */
+constexpr int THREADS = 256, UNROLL = 4, BLOCKS = 5; /* a multiprocessor's blocks, at least */
+constexpr int RUN = THREADS * UNROLL;                /* slots a block */
 
 enum { PROB = 0, FULL = 1, GENERIC = 2 }; /* p A only; p (A + B d) + D; and x is not factor z */
 
@@ -32,20 +33,23 @@ template <typename R> struct coefficients {
 
 enum row_kind { COMPUTE, ZERO, NOT_A_NUMBER };
 
-template <typename R>
-__device__ row_kind look_up(const colo_k_logprob_t &p, int64_t t, coefficients<R> &k)
+template <typename R> struct look {
+    coefficients<R> k;
+    row_kind kind;
+};
+
+template <typename R> __device__ void look_up(const colo_k_logprob_t &p, int64_t t, look<R> &found)
 {
     const bool wide = sizeof(R) == 8;
     const int64_t target = p.targets[t * p.target_stride];
     const bool legal = target >= 0 && target < p.vocab;
-    const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t];
-    if (target == p.ignore_index)
-        return ZERO;
-    if (isnan(m) || (!legal && (p.d_logp || p.d_loss)))
-        return NOT_A_NUMBER;
-    const double g_p = p.d_logp ? get(p.d_logp, wide, t) : 0,
+    const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t],
+                 g_p = p.d_logp ? get(p.d_logp, wide, t) : 0,
                  g_h = p.d_entropy ? get(p.d_entropy, wide, t) : 0,
                  g_l = p.d_loss ? get(p.d_loss, wide, t) : 0;
+    coefficients<R> k;
+    k.factor = (R)p.factor;
+    k.cap = (R)p.softcap;
     k.m = (R)m;
     k.log_sum = (R)log_sum;
     k.a = (R)(p.factor * (-g_p + g_l * (1 + 2 * p.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
@@ -53,7 +57,10 @@ __device__ row_kind look_up(const colo_k_logprob_t &p, int64_t t, coefficients<R
     k.c = (R)(p.factor * (g_p - (1 - p.smoothing) * g_l));
     k.d = (R)(p.factor * (-p.smoothing * g_l / (double)p.vocab));
     k.target = legal ? target - p.vocab_start : -1;
-    return COMPUTE;
+    found.k = k;
+    found.kind = target == p.ignore_index                         ? ZERO
+                 : isnan(m) || (!legal && (p.d_logp || p.d_loss)) ? NOT_A_NUMBER
+                                                                  : COMPUTE;
 }
 
 template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
@@ -95,64 +102,113 @@ __device__ void one_element(const colo_k_logprob_t &p, const typename D::elem *r
         out[j] = D::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
 }
 
+/* The slots of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, int WHAT>
-__global__ void __launch_bounds__(THREADS)
-    grad_kernel(const __grid_constant__ colo_k_logprob_t p, int64_t runs)
+__device__ void whole_run(const colo_k_logprob_t &p, const typename D::elem *row,
+                          typename D::elem *out, int64_t j, const look<typename D::real> &found,
+                          bool read)
 {
     using R = typename D::real;
-    using E = typename D::elem;
     constexpr int N = D::N;
-    for (int64_t work = blockIdx.x; work < (p.hi - p.lo) * runs; work += gridDim.x) {
-        const int64_t t = p.lo + work / runs, k0 = work % runs * RUN + threadIdx.x;
-        const E *row = (const E *)p.logits + t * p.row_stride;
-        E *out = (E *)p.d_logits + t * p.d_row_stride;
-        const int64_t first = first_slot<D>(row);
-        const bool alike = first == first_slot<D>(out);
-        uint4 v[UNROLL];
-        bool whole[UNROLL];
-        const bool read = p.targets[t * p.target_stride] != p.ignore_index;
+    uint4 v[UNROLL];
+    row += j + threadIdx.x * N;
+    out += j + threadIdx.x * N;
+    if (read)
 #pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int64_t j = first + (k0 + i * THREADS) * N;
-            whole[i] = alike && j >= 0 && j + N <= p.true_columns;
-            if (whole[i] && read)
-                v[i] = load_slot(row, j, sizeof(E));
-        }
-        coefficients<R> k = {(R)p.factor, (R)p.softcap, 0, 0, 0, 0, 0, 0, -1};
-        const row_kind kind = look_up<R>(p, t, k);
+        for (int i = 0; i < UNROLL; i++)
+            v[i] = __ldcs((const uint4 *)row + i * THREADS);
+    __syncthreads();
+    const coefficients<R> k = found.k;
+    const row_kind kind = found.kind;
+    const int64_t hit = k.target - j; /* in this run? */
+    const bool near = hit >= 0 && hit < RUN * N;
 #pragma unroll
-        for (int i = 0; i < UNROLL; i++) {
-            const int64_t j = first + (k0 + i * THREADS) * N;
-            if (!whole[i]) {
-                for (int e = 0; e < N; e++)
-                    one_element<D, WHAT>(p, row, out, j + e, kind, k);
-                continue;
-            }
-            R z[N];
+    for (int i = 0; i < UNROLL; i++) {
+        R z[N];
+        if (kind == COMPUTE) {
             D::unpack(v[i], z);
-            if (kind != COMPUTE) {
+            const int at = near ? (int)hit - (i * THREADS + (int)threadIdx.x) * N : -1;
+            if ((unsigned)at < N) {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    z[e] = kind == ZERO ? (R)0 : (R)CUDART_NAN;
-            } else if ((uint64_t)(k.target - j) < (uint64_t)N) {
-#pragma unroll
-                for (int e = 0; e < N; e++)
-                    z[e] = gradient<WHAT, R>(z[e], j + e == k.target, k);
+                    z[e] = gradient<WHAT, R>(z[e], e == at, k);
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)
                     z[e] = gradient<WHAT, R>(z[e], false, k);
             }
-            __stcs((uint4 *)(out + j), D::pack(z));
+        } else {
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                z[e] = kind == ZERO ? (R)0 : (R)CUDART_NAN;
         }
+        __stcs((uint4 *)out + i * THREADS, D::pack(z));
+    }
+}
+
+/* Any other run, slot by slot. */
+template <typename D, int WHAT>
+__device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *row,
+                           typename D::elem *out, int64_t from, bool alike,
+                           const look<typename D::real> &found)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    __syncthreads();
+    const coefficients<R> k = found.k;
+    const row_kind kind = found.kind;
+    for (int i = threadIdx.x; i < RUN; i += THREADS) {
+        const int64_t j = from + (int64_t)i * N;
+        if (j >= p.columns)
+            return;
+        if (!alike || j < 0 || j + N > p.true_columns) {
+            for (int e = 0; e < N; e++)
+                one_element<D, WHAT>(p, row, out, j + e, kind, k);
+            continue;
+        }
+        R z[N];
+        if (kind == COMPUTE)
+            D::unpack(load_slot(row, j, sizeof(typename D::elem)), z);
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            z[e] = kind == COMPUTE ? gradient<WHAT, R>(z[e], j + e == k.target, k)
+                   : kind == ZERO  ? (R)0
+                                   : (R)CUDART_NAN;
+        __stcs((uint4 *)(out + j), D::pack(z));
+    }
+}
+
+/* blockIdx.x is the run, blockIdx.y a row. */
+template <typename D, int WHAT>
+__global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
+    grad_kernel(const __grid_constant__ colo_k_logprob_t p)
+{
+    using E = typename D::elem;
+    constexpr int N = D::N;
+    __shared__ look<typename D::real> found;
+    for (int64_t t = p.lo + blockIdx.y; t < p.hi; t += gridDim.y) {
+        const E *row = (const E *)p.logits + t * p.row_stride;
+        E *out = (E *)p.d_logits + t * p.d_row_stride;
+        const int64_t first = first_slot<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
+        const bool alike = first == first_slot<D>(out);
+        const bool read = p.targets[t * p.target_stride] != p.ignore_index;
+        if (threadIdx.x == 0)
+            look_up(p, t, found);
+        if (alike && j >= 0 && j + RUN * N <= p.true_columns)
+            whole_run<D, WHAT>(p, row, out, j, found, read);
+        else
+            ragged_run<D, WHAT>(p, row, out, j, alike, found);
+        __syncthreads(); /* found is the next row's then */
     }
 }
 
 template <typename D, int WHAT> cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
 {
     const int64_t slots = (p.columns + 2 * (D::N - 1)) / D::N, runs = (slots - 1) / RUN + 1;
-    const int64_t grid = std::min<int64_t>((p.hi - p.lo) * runs, 1 << 30);
-    grad_kernel<D, WHAT><<<(unsigned)grid, THREADS, 0, stream>>>(p, runs);
+    const dim3 grid((unsigned)runs, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
+    if (runs > INT32_MAX)
+        return cudaErrorInvalidValue;
+    grad_kernel<D, WHAT><<<grid, THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 

@@ -24,9 +24,9 @@
 namespace
 {
 
-constexpr int MOST_THREADS = 512;
-constexpr int BATCH = 4; /* slots in flight a thread */
-constexpr int PARTS = 4; /* independent sums a thread */
+constexpr int MOST_THREADS = 256; /* six such blocks on a multiprocessor: measured best */
+constexpr int BATCH = 4;          /* slots in flight a thread */
+constexpr int PARTS = 4;          /* independent sums a thread */
 
 enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
 
@@ -222,7 +222,7 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t
 }
 
 template <typename D, int KEEP, bool PLAIN>
-__global__ void __launch_bounds__(MOST_THREADS, 2)
+__global__ void __launch_bounds__(MOST_THREADS, KEEP == ALL ? 4 : 6)
     stats_kernel(const __grid_constant__ colo_k_logprob_t p)
 {
     using R = typename D::real;
@@ -302,7 +302,7 @@ __global__ void __launch_bounds__(MOST_THREADS, 2)
 /* Threads for a row: at least four slots each, and a function of the width alone. */
 int threads_for(int64_t slots)
 {
-    return slots >= 4 * 512 ? 512 : slots >= 4 * 256 ? 256 : 128;
+    return slots >= 4 * MOST_THREADS ? MOST_THREADS : 128;
 }
 
 template <typename D, int KEEP, bool PLAIN>

@@ -13,6 +13,7 @@ namespace
 {
 
 constexpr int THREADS = 512, UNROLL = 4;
+constexpr unsigned READ_BLOCKS = 4096; /* each ends in an atomic addition to one word */
 
 unsigned grid_for(int64_t words)
 {
@@ -34,8 +35,15 @@ __global__ void __launch_bounds__(THREADS)
             s += v[u].x + v[u].y + v[u].z + v[u].w;
     }
     s = __reduce_add_sync(0xffffffffu, s);
+    __shared__ uint32_t room;
+    if (threadIdx.x == 0)
+        room = 0;
+    __syncthreads();
     if (threadIdx.x % 32 == 0)
-        atomicAdd(sum, (unsigned long long)s);
+        atomicAdd(&room, s);
+    __syncthreads();
+    if (threadIdx.x == 0)
+        atomicAdd(sum, (unsigned long long)room);
 }
 
 __global__ void __launch_bounds__(THREADS) copy_kernel(uint4 *dst, const uint4 *src, int64_t words)
@@ -94,7 +102,8 @@ extern "C" cudaError_t colo_k_probe_read(const void *src, int64_t bytes, unsigne
 {
     if (bytes < 16)
         return cudaSuccess;
-    read_kernel<<<grid_for(bytes / 16), THREADS, 0, stream>>>((const uint4 *)src, bytes / 16, sum);
+    read_kernel<<<std::min(grid_for(bytes / 16), READ_BLOCKS), THREADS, 0, stream>>>(
+        (const uint4 *)src, bytes / 16, sum);
     return cudaGetLastError();
 }
 

@@ -338,9 +338,12 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
         sum_loop(host, at, b, n, dtype);
     for (int64_t i = 0; i < room; i++)
         if (got[i] != host[i])
-            fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld)",
+            fail_msg("%d addends of %s: byte %lld is %02x, expected %02x (%s, destination at %lld, "
+                     "extents %d %d %d, strides %d %d %d, pointers + %d)",
                      n, colo_dtype_name(dtype), (long long)i, got[i], host[i],
-                     raw ? "raw bits" : "moderate", (long long)at[0]);
+                     raw ? "raw bits" : "moderate", (long long)at[0], (int)extent[0],
+                     (int)extent[1], (int)extent[2], (int)b[0].stride[0], (int)b[0].stride[1],
+                     (int)b[0].stride[2], (int)off);
     gpu_free(device);
     free(b);
     free(at);
