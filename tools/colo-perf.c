@@ -26,7 +26,7 @@ static const char help[] =
     "  -b BYTES   smallest size (1M); K, M and G are powers of 1024\n"
     "  -e BYTES   largest size (1G)\n"
     "  -f N       factor from size to size (4)\n"
-    "  -g N       GPUs (1; more need the NCCL backend, which this version lacks)\n"
+    "  -g N       GPUs (1: this version measures no more)\n"
     "  -w N       launches that do not count (5)\n"
     "  -n N       launches that count (20); the median is printed\n"
     "  --tokens N, --vocab N    logprob: rows and columns of the logits (8192, 151936), bf16\n"
@@ -166,8 +166,7 @@ static int read_options(perf_t *p, tool_option_t *o)
         rc = tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-b %lld is larger than -e %lld",
                            (long long)p->begin, (long long)p->end);
     if (rc == TOOL_OK && p->gpus > 1)
-        rc = tool_complain(TOOL_WRONG_USE, PERF_TOOL,
-                           "-g %lld: this version measures one GPU; more need the NCCL backend",
+        rc = tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-g %lld: this version measures one GPU",
                            (long long)p->gpus);
     return rc;
 }
