@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "launch.h"
 #include "rank.h"
 
 /* Of OpenBLAS; absent with another CBLAS. */
@@ -26,6 +27,7 @@ static const char usage[] =
     "  --src SPEC        encoder grid, dims tp cp pp dp, first fastest  (tp=2,dp=4)\n"
     "  --dst SPEC        language model grid                            (tp=2,cp=2,dp=2)\n"
     "  --ranks KIND      threads: all ranks in this process             (threads)\n"
+    "                    mpi: a process a rank, started by mpirun -n RANKS\n"
     "  --steps N         training steps, 0..1000000                     (%d)\n"
     "  --batch B         images of a global batch, 1..1024              (%d)\n"
     "  --lr X            peak learning rate                             (%g)\n"
@@ -149,7 +151,7 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
     else if (!strcmp(name, "--report"))
         c->report = value;
     else if (!strcmp(name, "--ranks"))
-        return strcmp(value, "threads") ? wrong(name, "threads", value) : 0;
+        return choice(name, value, "threads", "mpi", &k);
     else if (!strcmp(name, "--steps"))
         return integer(value, 0, 1000000, &c->steps) ? 0
                                                      : wrong(name, "an integer 0..1000000", value);
@@ -310,9 +312,53 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
     return st;
 }
 
-int main(int argc, char **argv)
+/* Is --ranks mpi on the command line? MPI wants to start before anything is parsed. */
+static bool wants_mpi(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++)
+        if (!strcmp(argv[i], "--ranks=mpi") ||
+            (!strcmp(argv[i], "--ranks") && i + 1 < argc && !strcmp(argv[i + 1], "mpi")))
+            return true;
+    return false;
+}
+
+/* Everything up to the first rank; 0, or the exit status with its line printed. -1: end well. */
+static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
 {
     struct words words = {.src = "tp=2,dp=4", .dst = "tp=2,cp=2,dp=2"};
+    char why[256];
+    int rc = parse(cfg, &words, argc, argv);
+
+    if (rc >= 0)
+        return rc ? rc : -1;
+    if ((rc = parse_grid("--src", words.src, &cfg->src, cfg->src_text, sizeof cfg->src_text)) ||
+        (rc = parse_grid("--dst", words.dst, &cfg->dst, cfg->dst_text, sizeof cfg->dst_text)) ||
+        (rc = check_together(cfg)) || (!cfg->check_gradients && (rc = check_report(cfg->report))))
+        return rc;
+    if (!words.data)
+        words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;
+    if (cap_data_load(data, words.data, why, sizeof why)) {
+        fprintf(stderr, "colo-captioner: --data: %s\n", why);
+        return 2;
+    }
+    cfg->data = data;
+    return 0;
+}
+
+static int check_processes(const cap_config_t *cfg, int size)
+{
+    char expected[64], found[32];
+
+    if (size == cfg->world)
+        return 0;
+    snprintf(expected, sizeof expected, "%d processes (mpirun -n %d)", (int)cfg->world,
+             (int)cfg->world);
+    snprintf(found, sizeof found, "%d", size);
+    return wrong("--ranks mpi", expected, found);
+}
+
+int main(int argc, char **argv)
+{
     cap_config_t cfg = {.steps = STEPS,
                         .batch = BATCH,
                         .eval_every = EVAL_EVERY,
@@ -322,30 +368,42 @@ int main(int argc, char **argv)
                         .report = "./report.html",
                         .model = CAP_MODEL_DEFAULT};
     cap_data_t data = {0};
+    bool mpi = wants_mpi(argc, argv);
+    int me = 0, size = 1;
     char why[256];
-    int rc = parse(&cfg, &words, argc, argv);
 
-    if (rc >= 0)
-        return rc;
-    if ((rc = parse_grid("--src", words.src, &cfg.src, cfg.src_text, sizeof cfg.src_text)) ||
-        (rc = parse_grid("--dst", words.dst, &cfg.dst, cfg.dst_text, sizeof cfg.dst_text)) ||
-        (rc = check_together(&cfg)) || (!cfg.check_gradients && (rc = check_report(cfg.report))))
-        return rc;
-    if (!words.data)
-        words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;
-    if (cap_data_load(&data, words.data, why, sizeof why)) {
-        fprintf(stderr, "colo-captioner: --data: %s\n", why);
+    if (mpi && !cap_mpi_begin(&argc, &argv, &me, &size, why, sizeof why)) {
+        fprintf(stderr, "colo-captioner: --ranks mpi: %s\n", why);
         return 2;
     }
-    cfg.data = &data;
+    /* All processes read the same command line: rank 0 says what is wrong with it, once. */
+    int keep = dup(STDERR_FILENO);
+    if (me != 0 && (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)))
+        return 1;
+    int rc = prepare(&cfg, &data, argc, argv);
+    if (rc == 0 && mpi)
+        rc = check_processes(&cfg, size);
+    fflush(stderr);
+    if (me != 0 && keep >= 0)
+        dup2(keep, STDERR_FILENO);
+    close(keep);
+    if (rc != 0) {
+        if (mpi)
+            cap_mpi_end(false);
+        cap_data_free(&data);
+        return rc < 0 ? 0 : rc;
+    }
     char *command = command_line(argc, argv);
     cfg.command = command ? command : "colo-captioner";
     if (openblas_set_num_threads)
         openblas_set_num_threads(1); /* one thread a rank; the ranks are the parallelism */
 
-    colo_status_t st = colo_comm_threads_run(cfg.world, rank_main, &cfg);
-    if (st < 0)
+    colo_status_t st = mpi ? cap_mpi_run(rank_main, &cfg)
+                           : colo_comm_threads_run(cfg.world, rank_main, &cfg);
+    if (st < 0 && (st != COLO_ERR_PEER || me == 0))
         fprintf(stderr, "colo-captioner: %s: %s\n", colo_status_name(st), colo_last_error());
+    if (mpi)
+        cap_mpi_end(st < 0);
     free(command);
     cap_data_free(&data);
     return st < 0 ? 1 : cfg.exit_code;
