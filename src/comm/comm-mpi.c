@@ -23,6 +23,7 @@
 #include <colobridge/version.h>
 
 #include <mpi.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -144,7 +145,7 @@ static void mpi_commit(void *wire)
 
 static bool post(struct wire *w, struct in *in)
 {
-    int e = MPI_Irecv(in->frame, COLO_FRAME_MAX, MPI_BYTE, MPI_ANY_SOURCE, TAG, w->comm,
+    int e = MPI_Irecv(in->frame, (int)COLO_FRAME_MAX, MPI_BYTE, MPI_ANY_SOURCE, TAG, w->comm,
                       &in->request);
     if (e == MPI_SUCCESS)
         return true;
@@ -293,8 +294,9 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
     if (!there)
         REFUSE(out, COLO_ERR_NOMEM, "from_mpi: no memory");
     e = MPI_Comm_idup(comm, there, &request);
-    for (uint32_t turns = 0; e == MPI_SUCCESS && !done; turns++) {
-        e = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
+    while (e == MPI_SUCCESS && !done) {
+        for (int k = 0; k < 8 && e == MPI_SUCCESS && !done; k++) /* it takes many steps */
+            e = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
         double waited = seconds_now() - begin;
         if (done || e != MPI_SUCCESS)
             break;
@@ -303,8 +305,10 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
                    "from_mpi: world rank %d of %d: not all ranks of the communicator made the same "
                    "call within %lld ms",
                    (int)out->rank, (int)out->size, (long long)timeout_ms);
-        if (turns > 64)
-            mpi_wait(NULL, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
+        if (waited < 2e-3)
+            sched_yield();
+        else
+            mpi_wait(NULL, waited < 0.1 ? 50e-6 : 1e-3);
     }
     if (e != MPI_SUCCESS) {
         mpi_text(e, text);

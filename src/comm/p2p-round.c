@@ -60,10 +60,10 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
     char mine[96], last[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence,
              "%s on %s: rank %d waited for rank %d (world rank %d), which %s; the last operation "
-             "of rank %d that rank %d knows of is %s",
+             "of rank %d is %s, as far as rank %d knows",
              colo_op_describe(mine, sizeof mine, x->op, x->seq),
              describe_group(group, sizeof group, x), (int)x->rank, (int)peer, (int)x->world[peer],
-             how, (int)peer, (int)x->rank, describe_last(last, sizeof last, &x->peer[peer]));
+             how, (int)peer, describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
     colo_p2p_seal(x, COLO_ERR_TIMEOUT, -1, sentence);
 }
 
@@ -78,21 +78,19 @@ static colo_status_t verdict(const struct colo_ctx *x)
 
 /* ---- beginning ---- */
 
-static uint64_t message_print(const colo_message_t *m)
+static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
 {
-    uint64_t h = COLO_HASH_INIT;
-    for (int32_t k = 0; k < m->nboxes; k++)
-        for (int i = 0; i < 3; i++)
-            h = colo_hash_i64(h, m->boxes[k].extent[i]);
-    return h;
-}
-
-static int64_t message_bytes(const colo_message_t *m, size_t elem)
-{
-    int64_t n = 0;
-    for (int32_t k = 0; k < m->nboxes; k++)
-        n += m->boxes[k].extent[0] * m->boxes[k].extent[1] * m->boxes[k].extent[2];
-    return n * (int64_t)elem;
+    struct colo_shape_ s = {.print = COLO_HASH_INIT, .nboxes = m->nboxes};
+    for (int32_t k = 0; k < m->nboxes; k++) {
+        const int64_t *e = m->boxes[k].extent;
+        for (int i = 0; i < 3; i++) {
+            s.print = colo_hash_i64(s.print, e[i]);
+            s.first[i] = k == 0 ? e[i] : s.first[i];
+        }
+        s.bytes += e[0] * e[1] * e[2];
+    }
+    s.bytes *= (int64_t)elem;
+    return s;
 }
 
 void colo_round_begin(colo_comm_t *c, uint8_t step)
@@ -125,16 +123,14 @@ void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
     }
     if (send) {
         l->sends = true;
-        l->out_boxes = send->nboxes;
-        l->out_print = message_print(send);
-        l->out_bytes = l->out_left = message_bytes(send, elem);
+        l->sent = shape_of(send, elem);
+        l->out_left = l->sent.bytes;
         colo_cursor_init(&l->out, send->boxes, send->nboxes, elem);
     }
     if (recv) {
         l->expects = true;
-        l->in_boxes = recv->nboxes;
-        l->in_print = message_print(recv);
-        l->in_bytes = l->in_left = message_bytes(recv, elem);
+        l->expected = shape_of(recv, elem);
+        l->in_left = l->expected.bytes;
         colo_cursor_init(&l->in, recv->boxes, recv->nboxes, elem);
     }
 }
@@ -161,15 +157,15 @@ static void send_head(struct colo_ctx *x, int32_t peer)
         .flags = (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) |
                            (l->expects ? COLO_FRAME_EXPECTS : 0)),
         .from = x->rank,
-        .nboxes = l->out_boxes,
         .ctx = x->key,
         .seq = x->seq,
         .desc = colo_op_pack(&x->op),
         .count = (uint64_t)x->op.count,
-        .bytes = (uint64_t)l->out_bytes,
-        .print = l->out_print,
+        .bytes = (uint64_t)l->sent.bytes,
+        .sent = l->sent,
+        .expected = l->expected,
     };
-    int64_t eager = l->out_bytes < COLO_FRAME_EAGER ? l->out_bytes : COLO_FRAME_EAGER;
+    int64_t eager = l->sent.bytes < COLO_FRAME_EAGER ? l->sent.bytes : COLO_FRAME_EAGER;
     if (f->closed[x->world[peer]])
         return;
     char *p = f->ops->reserve(f->wire, x->world[peer], sizeof head + (size_t)eager, true);
@@ -188,12 +184,34 @@ static void send_head(struct colo_ctx *x, int32_t peer)
 
 /* ---- meeting ---- */
 
-/* The head of @peer for this very step: does it fit what I do with it? */
+/* "box 0 of 1x4x3 elements where 1x3x4 are expected"; NULL when they are the same */
+static const char *shapes_differ(char *text, size_t cap, const struct colo_shape_ *sent,
+                                 const struct colo_shape_ *expected)
+{
+    const int64_t *a = sent->first, *b = expected->first;
+    if (sent->nboxes != expected->nboxes)
+        snprintf(text, cap, "%lld boxes where %lld are expected", (long long)sent->nboxes,
+                 (long long)expected->nboxes);
+    else if (memcmp(sent->first, expected->first, sizeof sent->first) != 0)
+        snprintf(text, cap, "box 0 of %lldx%lldx%lld elements where %lldx%lldx%lld are expected",
+                 (long long)a[0], (long long)a[1], (long long)a[2], (long long)b[0],
+                 (long long)b[1], (long long)b[2]);
+    else if (sent->bytes != expected->bytes || sent->print != expected->print)
+        snprintf(text, cap,
+                 "%lld boxes of %lld bytes where as many of %lld bytes and other extents are "
+                 "expected",
+                 (long long)sent->nboxes, (long long)sent->bytes, (long long)expected->bytes);
+    else
+        return NULL;
+    return text;
+}
+
+/* The head of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
 static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
 {
     const struct colo_lane *l = &x->lane[peer];
     const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
-    char what[96], found[240];
+    char what[200], found[240];
     if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
         snprintf(found, sizeof found, "is in %s",
                  colo_op_describe(what, sizeof what, colo_op_unpack(h->desc, h->count), h->seq));
@@ -205,16 +223,10 @@ static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
         snprintf(found, sizeof found, "expects no message from it where it sends one");
     else if (expects && !l->sends)
         snprintf(found, sizeof found, "expects a message from it where it sends none");
-    else if (sends && h->nboxes != l->in_boxes)
-        snprintf(found, sizeof found, "sends it %d boxes where %d are expected", (int)h->nboxes,
-                 (int)l->in_boxes);
-    else if (sends && h->bytes != (uint64_t)l->in_bytes)
-        snprintf(found, sizeof found, "sends it %d boxes of %lld bytes where %lld are expected",
-                 (int)h->nboxes, (long long)h->bytes, (long long)l->in_bytes);
-    else if (sends && h->print != l->in_print)
-        snprintf(found, sizeof found,
-                 "sends it %d boxes of %lld bytes with other extents than are expected",
-                 (int)h->nboxes, (long long)h->bytes);
+    else if (sends && shapes_differ(what, sizeof what, &h->sent, &l->expected))
+        snprintf(found, sizeof found, "sends it %s", what);
+    else if (expects && shapes_differ(what, sizeof what, &l->sent, &h->expected))
+        snprintf(found, sizeof found, "is sent %s", what);
     else
         return true;
     mismatch(x, peer, found);
@@ -239,8 +251,12 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
             x->nmet++;
         }
     } else if (same && x->running) {
-        snprintf(found, sizeof found, "%s; none is due between them",
-                 h->flags & COLO_FRAME_SENDS ? "sends it a message" : "expects a message from it");
+        if (h->flags & COLO_FRAME_SENDS)
+            snprintf(found, sizeof found,
+                     "sends it one: rank %d expects no message from it where it sends one",
+                     (int)x->rank);
+        else
+            snprintf(found, sizeof found, "expects a message from it where it sends none");
         if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
             snprintf(found, sizeof found, "is in %s",
                      describe_last(what, sizeof what, p));
@@ -268,7 +284,7 @@ static void take_eager(struct colo_ctx *x)
         struct colo_lane *l = &x->lane[peer];
         struct colo_peer *p = &x->peer[peer];
         struct colo_early *e = &p->early[p->first];
-        int64_t n = l->in_bytes < COLO_FRAME_EAGER ? l->in_bytes : COLO_FRAME_EAGER;
+        int64_t n = l->expected.bytes < COLO_FRAME_EAGER ? l->expected.bytes : COLO_FRAME_EAGER;
         colo_cursor_move(&l->in, NULL, (const char *)e->eager, n);
         l->in_left -= n;
         e->full = false;
@@ -353,7 +369,15 @@ static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeo
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t r = x->active[i];
         const struct colo_lane *l = &x->lane[r];
-        if (x->peer[r].gone && (!l->met || l->in_left > 0 || (l->out_left > 0 && !l->ready))) {
+        if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
+            char what[96], found[200];
+            snprintf(found, sizeof found, "went past #%llu without it and left; its last "
+                     "operation is %s", (unsigned long long)x->seq,
+                     describe_last(what, sizeof what, &x->peer[r]));
+            mismatch(x, r, found);
+            return;
+        }
+        if (x->peer[r].gone && (!l->met || (x->moving && l->in_left > 0) || l->out_left > 0)) {
             missing(x, r, "has left the communicator");
             return;
         }
@@ -372,11 +396,11 @@ enum { DONE = -1, DOOMED = -2 };
 static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock)
 {
     colo_p2p_progress(x->family);
-    if (colo_p2p_doomed(x))
-        return DOOMED;
     if (!x->moving && x->nmet == x->nactive)
         take_eager(x);
     int32_t peer = x->moving ? pump(x) : unmet(x);
+    if (peer >= 0 && colo_p2p_doomed(x)) /* what all agreed on is brought to its end */
+        return DOOMED;
     if (peer >= 0 && look_at_clock)
         judge(x, peer, colo_now() - x->begin, c->timeout_ms);
     return peer;

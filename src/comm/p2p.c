@@ -53,7 +53,8 @@ static bool may_talk(const struct colo_family *f)
 static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
                        const void *payload)
 {
-    if (peer == f->rank || f->closed[peer])
+    /* who closed waits for one thing more: that we do, too */
+    if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
     unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes, true);
     if (!p) {
@@ -77,13 +78,13 @@ void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const v
     send_frame(x->family, x->world[to], frame, payload);
 }
 
-static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, const int32_t *world)
+static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, uint64_t dead_from)
 {
     *frame = (colo_frame_t){
         .kind = COLO_FRAME_FAIL,
-        .seq = (uint64_t)(int64_t)atomic_load(&fate->status),
-        .desc = (uint64_t)(int64_t)fate->culprit,
-        .count = (uint64_t)(int64_t)(fate->culprit < 0 ? -1 : world[fate->culprit]),
+        .seq = dead_from,
+        .desc = (uint64_t)(int64_t)atomic_load(&fate->status),
+        .count = (uint64_t)(int64_t)fate->culprit,
         .bytes = strnlen(fate->sentence, FAIL_TEXT),
     };
 }
@@ -91,7 +92,7 @@ static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, const int32_
 static void tell_members(struct colo_ctx *x)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &x->fate, x->world);
+    fill_fail(&frame, &x->fate, x->dead_from);
     for (int32_t r = 0; r < x->size; r++)
         if (r != x->rank && !x->peer[r].gone)
             colo_p2p_frame(x, r, &frame, x->fate.sentence);
@@ -100,7 +101,7 @@ static void tell_members(struct colo_ctx *x)
 static void tell_all(struct colo_family *f)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &f->fate, NULL); /* nobody's fault but everybody's end: no culprit */
+    fill_fail(&frame, &f->fate, 0);
     frame.from = f->rank;
     for (int32_t r = 0; r < f->size; r++)
         send_frame(f, r, &frame, f->fate.sentence);
@@ -118,13 +119,17 @@ static void tell_untold(struct colo_family *f)
 
 bool colo_p2p_doomed(const struct colo_ctx *x)
 {
-    return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate);
+    return (colo_fate_sealed(&x->fate) && x->seq >= x->dead_from) ||
+           colo_fate_sealed(&x->family->fate);
 }
 
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,
                    const char *sentence)
 {
-    if (colo_p2p_doomed(x))
+    const bool known = colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate);
+    if (!known || x->seq < x->dead_from)
+        x->dead_from = x->seq;
+    if (known)
         return;
     colo_fate_seal(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
     tell_members(x);
@@ -187,13 +192,17 @@ static void stash(struct colo_family *f, int32_t peer, const void *frame, size_t
     *link = s;
 }
 
-static void take_fail(colo_fate_t *fate, const colo_frame_t *frame, const void *payload)
+/* @world: ranks on the wire of the group's members, NULL for the fate of all */
+static void take_fail(colo_fate_t *fate, const int32_t *world, int32_t size,
+                      const colo_frame_t *frame, const void *payload)
 {
     char sentence[FAIL_TEXT + 1];
     snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
-    colo_status_t status = (colo_status_t)(int64_t)frame->seq;
-    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, (int32_t)frame->desc,
-                   (int64_t)frame->count, sentence);
+    const colo_status_t status = (colo_status_t)(int64_t)frame->desc;
+    const int64_t culprit = (int64_t)frame->count;
+    const bool named = world && culprit >= 0 && culprit < size;
+    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, named ? (int32_t)culprit : -1,
+                   named ? world[culprit] : -1, sentence);
 }
 
 static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
@@ -202,8 +211,6 @@ static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void 
     p->seq = frame->seq;
     p->desc = frame->desc;
     p->count = frame->count;
-    if (colo_p2p_doomed(x))
-        return;
     struct colo_early *e = &p->early[p->first];
     if (e->full)
         e = &p->early[p->first ^ 1];
@@ -251,7 +258,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
     }
     if (frame->ctx == 0) {
         if (frame->kind == COLO_FRAME_FAIL)
-            take_fail(&f->fate, frame, payload);
+            take_fail(&f->fate, NULL, 0, frame, payload);
         return;
     }
     struct colo_ctx *x = find_ctx(f->ctx, frame->ctx);
@@ -278,7 +285,9 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
         colo_round_data(x, frame, payload);
         break;
     case COLO_FRAME_FAIL:
-        take_fail(&x->fate, frame, payload);
+        if (!colo_fate_sealed(&x->fate))
+            x->dead_from = frame->seq;
+        take_fail(&x->fate, x->world, x->size, frame, payload);
         break;
     case COLO_FRAME_BYE:
         x->peer[frame->from].gone = true;
@@ -471,8 +480,13 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
     struct colo_family *f = x->family;
     const bool all = status == COLO_ERR_ABORTED;
     colo_fate_t *fate = all ? &f->fate : &x->fate;
-    if (colo_fate_sealed(fate) || (!all && colo_p2p_doomed(x)))
+    if (colo_fate_sealed(fate) || (!all && colo_fate_sealed(&f->fate)))
         return;
+    if (!all) { /* only the thread that uses the group fails so */
+        pthread_mutex_lock(&f->lock);
+        x->dead_from = x->running ? x->seq : x->seq + 1;
+        pthread_mutex_unlock(&f->lock);
+    }
     colo_fate_seal(fate, status, all ? -1 : x->rank, all ? -1 : x->world[x->rank], sentence);
     atomic_store(all ? &f->untold : &x->untold, true);
     if (may_talk(f)) {
@@ -499,8 +513,13 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
 
 /* ---- leaving ---- */
 
+/* Whoever hears that this rank left should know why, even when the news of its death is late. */
 static void say_bye(struct colo_ctx *x)
 {
+    if (colo_fate_sealed(&x->family->fate))
+        tell_all(x->family);
+    if (colo_fate_sealed(&x->fate))
+        tell_members(x);
     colo_frame_t bye = {.kind = COLO_FRAME_BYE,
                         .seq = x->seq,
                         .desc = colo_op_pack(&x->op),

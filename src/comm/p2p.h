@@ -38,9 +38,8 @@ struct colo_lane { /* what one round does with one peer */
     bool active, sends, expects;
     bool met;   /* its head is here and agrees */
     bool ready; /* it asked for the rest */
-    int32_t out_boxes, in_boxes;
-    uint64_t out_print, in_print;
-    int64_t out_bytes, in_bytes, out_left, in_left;
+    struct colo_shape_ sent, expected;
+    int64_t out_left, in_left;
     colo_cursor_t out, in;
     colo_box_t out_box, in_box; /* of collectives */
 };
@@ -60,6 +59,7 @@ struct colo_ctx { /* colo_comm.impl */
     char name[32];  /* for the sentences of frames that come between operations */
     int32_t *world; /* [size] owned; ranks on the wire */
     colo_fate_t fate;
+    uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
     _Atomic bool untold; /* sealed by a thread that may not talk */
 
     struct colo_peer *peer; /* [size] */
@@ -111,6 +111,7 @@ void colo_p2p_destroy(colo_comm_t *c);
 /* The rest is called with the family's lock held. */
 void colo_p2p_own(struct colo_family *f); /* this thread uses the family from here on */
 void colo_p2p_progress(struct colo_family *f);
+/* Will the operation that runs here not end well? */
 bool colo_p2p_doomed(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,

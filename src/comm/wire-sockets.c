@@ -22,7 +22,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OUT_MAX = 512 << 10, IN_ROOM = COLO_FRAME_MAX + (64 << 10) };
+enum { OUT_MAX = 512 << 10 };
+#define IN_ROOM (COLO_FRAME_MAX + (64 << 10))
 
 struct sock {
     unsigned char *out, *in;

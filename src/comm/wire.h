@@ -20,7 +20,6 @@
 enum {
     COLO_FRAME_EAGER = 4096,        /* bytes of payload that travel with a head */
     COLO_FRAME_CHUNK = 128 << 10,   /* bytes of payload of a data frame; a multiple of 8 */
-    COLO_FRAME_MAX = (128 << 10) + 64,
 };
 
 #define COLO_FRAME_MAGIC (0xC01B0000u | COLO_WIRE_ABI)
@@ -29,23 +28,30 @@ typedef enum colo_frame_kind {
     COLO_FRAME_HEAD = 1,  /* "I am in operation seq; this is what I send you and expect of you" */
     COLO_FRAME_READY = 2, /* "all my peers agree: send the rest" */
     COLO_FRAME_DATA = 3,  /* a piece of what did not fit into the head */
-    COLO_FRAME_FAIL = 4,  /* "this killed the group"; seq: status, desc, count: culprit, world rank */
+    COLO_FRAME_FAIL = 4,  /* "from operation seq on the group is dead"; desc: status, count: culprit */
     COLO_FRAME_BYE = 5,   /* "I left this group"; seq, desc, count: my last operation */
     COLO_FRAME_CLOSE = 6, /* "nothing more will come from me" */
 } colo_frame_kind_t;
 
 enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a head */
 
-typedef struct colo_frame { /* 64 bytes in front of the payload; ranks are of one architecture */
+typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
     uint32_t magic;
     uint8_t kind, step, flags, pad;
-    int32_t from;   /* sender's rank in the group */
-    int32_t nboxes; /* head: boxes of the message */
-    uint64_t ctx;   /* the group; 0: everybody */
+    int32_t from; /* sender's rank in the group */
+    uint32_t pad2;
+    uint64_t ctx; /* the group; 0: everybody */
     uint64_t seq, desc, count;
-    uint64_t bytes; /* head: of the whole message; else of the payload */
-    uint64_t print; /* head: of the message's extents */
+    uint64_t bytes;    /* head: of the whole message; else of the payload */
+    struct colo_shape_ { /* head: of the message that is sent, and of the one that is expected */
+        int64_t bytes;
+        uint64_t print;    /* of all extents */
+        int64_t first[3];  /* extents of the first box */
+        int64_t nboxes;
+    } sent, expected;
 } colo_frame_t;
+
+#define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
 
 typedef struct colo_wire_open { /* what open() fills in */
     void *wire;

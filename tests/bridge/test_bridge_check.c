@@ -128,7 +128,7 @@ static void ranks_that_differ_all_get_mismatch(void **state)
     for (int check = 1; check <= 2; check++)
         for (size_t i = 0; i < sizeof changes / sizeof changes[0]; i++) {
             disagreement_t d = {usual(), check, changes[i], COLO_ERR_MISMATCH, COLO_ERR_MISMATCH};
-            colo_status_t st = colo_comm_threads_run(8, disagree_rank, &d);
+            colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);
             if (st < 0)
                 fail_msg("change %zu at COLO_CHECK=%d: %s", i, check, colo_last_error());
         }
@@ -195,7 +195,7 @@ static void one_ranks_error_is_its_own_and_peer_elsewhere(void **state)
                 {unknown_memory, COLO_ERR_ARG}};
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         disagreement_t d = {usual(), 1, list[i].change, list[i].status, COLO_ERR_PEER};
-        colo_status_t st = colo_comm_threads_run(8, disagree_rank, &d);
+        colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);
         if (st < 0)
             fail_msg("change %zu: %s", i, colo_last_error());
     }
@@ -223,7 +223,7 @@ static colo_status_t bad_create_rank(colo_comm_t *world, void *arg)
 static void missing_objects_are_errors_without_talking(void **state)
 {
     (void)state;
-    assert_ok(colo_comm_threads_run(2, bad_create_rank, NULL));
+    assert_ok(t_run_ranks(2, bad_create_rank, NULL, 0));
 }
 
 /* A forgotten output is an argument like any other: the others must not wait for that rank. */
@@ -356,7 +356,7 @@ static void at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves(
     for (int fault = 0; fault < FAULT_COUNT; fault++)
         for (int backward = 0; backward < 2; backward++) {
             faulty_t f = {usual(), (fault_t)fault, backward, 2};
-            colo_status_t st = colo_comm_threads_run(8, faulty_rank, &f);
+            colo_status_t st = t_run_ranks(8, faulty_rank, &f, sizeof f);
             if (st < 0)
                 fail_msg("fault %d backward %d: %s", fault, backward, colo_last_error());
         }
@@ -371,7 +371,7 @@ static void at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang(v
             bool backward = fault >= FAULT_COUNT;
             faulty_t f = {usual(), (fault_t)(fault % FAULT_COUNT), backward, check};
             f.c.grad = backward ? COLO_DISJOINT : COLO_PARTIAL;
-            colo_status_t st = colo_comm_threads_run(8, faulty_rank, &f);
+            colo_status_t st = t_run_ranks(8, faulty_rank, &f, sizeof f);
             if (st < 0)
                 fail_msg("fault %d: %s", fault, colo_last_error());
         }
@@ -422,7 +422,7 @@ static void at_check_2_ranks_in_different_calls_all_get_mismatch(void **state)
 {
     (void)state;
     t_case_t c = usual();
-    assert_ok(colo_comm_threads_run(8, crossed_rank, &c));
+    assert_ok(t_run_ranks(8, crossed_rank, &c, sizeof c));
 }
 
 /* ---- staying away ---- */
@@ -465,7 +465,7 @@ static void a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers(v
 {
     (void)state;
     t_case_t c = usual();
-    assert_ok(colo_comm_threads_run(8, absent_rank, &c));
+    assert_ok(t_run_ranks(8, absent_rank, &c, sizeof c));
 }
 
 /* ---- communicators that are not the world ---- */
@@ -500,10 +500,10 @@ static void a_bridge_needs_only_a_comm_of_its_ranks_in_any_order(void **state)
             for (int check = 1; check <= 2; check++) {
                 c.check = check;
                 c.algo = COLO_EXACT;
-                assert_ok(colo_comm_threads_run(8, sub_rank, &c));
+                assert_ok(t_run_ranks(8, sub_rank, &c, sizeof c));
                 c.algo = COLO_COLLECTIVE;
                 if (i != 1) /* COLLECTIVE wants a tp dim */
-                    assert_ok(colo_comm_threads_run(8, sub_rank, &c));
+                    assert_ok(t_run_ranks(8, sub_rank, &c, sizeof c));
             }
         }
 }
@@ -531,7 +531,7 @@ static void a_peer_outside_the_comm_is_missing(void **state)
 {
     (void)state;
     t_case_t c = make("tp=2,dp=2", "tp=4,dp=1", 4, 4, 2); /* 0 needs 2, 1 needs 3 */
-    assert_ok(colo_comm_threads_run(4, lacking_rank, &c));
+    assert_ok(t_run_ranks(4, lacking_rank, &c, sizeof c));
 }
 
 /* ---- the ledger ---- */
@@ -609,7 +609,7 @@ static void each_direction_is_one_exchange_of_the_plans_bytes(void **state)
                 counted_t a = {make(specs[i][0], specs[i][1], 6, 8, 3), check};
                 a.c.output = kind ? COLO_FULL_SEQ : COLO_SHARDED;
                 a.c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
-                colo_status_t st = colo_comm_threads_run(t_case_world(&a.c), counted_rank, &a);
+                colo_status_t st = t_run_ranks(t_case_world(&a.c), counted_rank, &a, sizeof a);
                 if (st < 0)
                     fail_msg("%s check %d: %s", t_case_text(&a.c), check, colo_last_error());
             }
@@ -635,7 +635,7 @@ static colo_status_t scratch_rank(colo_comm_t *world, void *arg)
 static void only_partial_sums_need_scratch(void **state)
 {
     (void)state;
-    assert_ok(colo_comm_threads_run(8, scratch_rank, NULL));
+    assert_ok(t_run_ranks(8, scratch_rank, NULL, 0));
 }
 
 int main(void)

@@ -153,7 +153,7 @@ static void collective_and_exact_give_the_same_bits(void **state)
             c.shape.b = batch_of(&c);
             c.output = kinds[k].output;
             c.grad = kinds[k].grad;
-            colo_status_t st = colo_comm_threads_run(t_case_world(&c), compare_rank, &c);
+            colo_status_t st = t_run_ranks(t_case_world(&c), compare_rank, &c, sizeof c);
             if (st < 0)
                 fail_msg("%s: %s", t_case_text(&c), colo_last_error());
         }
@@ -249,7 +249,7 @@ static void the_groups_and_collectives_are_those_of_the_worked_maps(void **state
         for (size_t k = 0; k < 3; k++) {
             e[i].c.output = kinds[k].output;
             e[i].c.grad = kinds[k].grad;
-            colo_status_t st = colo_comm_threads_run(t_case_world(&e[i].c), ledger_rank, &e[i]);
+            colo_status_t st = t_run_ranks(t_case_world(&e[i].c), ledger_rank, &e[i], sizeof e[i]);
             if (st < 0)
                 fail_msg("%s: %s", t_case_text(&e[i].c), colo_last_error());
         }
@@ -291,12 +291,12 @@ static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **s
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         t_case_t c = make(refused[i][0], refused[i][1], 12, 8, 2);
         c.check = 1;
-        assert_ok(colo_comm_threads_run(t_case_world(&c), refused_rank, &c));
+        assert_ok(t_run_ranks(t_case_world(&c), refused_rank, &c, sizeof c));
     }
     t_case_t c = make("tp=4,dp=2", "tp=2,dp=4", 6, 8, 2);
-    assert_ok(colo_comm_threads_run(8, refused_rank, &c));
+    assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
     c = make("tp=2,dp=4", "tp=4,dp=2", 6, 8, 2);
-    assert_ok(colo_comm_threads_run(8, refused_rank, &c));
+    assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
 }
 
 /* What the reference has no words for, and would sum or skip silently. */
@@ -525,10 +525,10 @@ static void reshape_keeps_the_groups_and_refuses_odd_batches(void **state)
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
         c.output = kinds[k].output;
         c.grad = kinds[k].grad;
-        assert_ok(colo_comm_threads_run(8, reshape_rank, &c));
+        assert_ok(t_run_ranks(8, reshape_rank, &c, sizeof c));
         c.src = t_side("tp=4,dp=2", true);
         c.dst = t_side("tp=1,cp=2,dp=4", false);
-        assert_ok(colo_comm_threads_run(8, reshape_rank, &c));
+        assert_ok(t_run_ranks(8, reshape_rank, &c, sizeof c));
     }
 }
 

@@ -293,7 +293,7 @@ static void several_forwards_may_be_outstanding(void **state)
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
         c.output = kinds[k].output;
         c.grad = kinds[k].grad;
-        assert_ok(colo_comm_threads_run(8, outstanding, &c));
+        assert_ok(t_run_ranks(8, outstanding, &c, sizeof c));
     }
 }
 
@@ -323,7 +323,7 @@ static void two_bridges_share_a_communicator(void **state)
                      make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
     c[1].output = COLO_SHARDED;
     c[1].dtype = COLO_BF16;
-    assert_ok(colo_comm_threads_run(8, two_bridges, c));
+    assert_ok(t_run_ranks(8, two_bridges, c, sizeof *c));
 }
 
 typedef struct reshapes {
@@ -386,7 +386,7 @@ static void a_bridge_takes_another_batch_or_length_and_comes_back(void **state)
             .positions = {0, 0, 0, 12, 0, 0}};
         a.c.output = kinds[k].output;
         a.c.grad = kinds[k].grad;
-        assert_ok(colo_comm_threads_run(8, reshape_rank, &a));
+        assert_ok(t_run_ranks(8, reshape_rank, &a, sizeof a));
     }
 }
 
@@ -419,7 +419,7 @@ static void a_frozen_source_has_no_backward(void **state)
     (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
     c.no_grad = true;
-    assert_ok(colo_comm_threads_run(8, frozen_rank, &c));
+    assert_ok(t_run_ranks(8, frozen_rank, &c, sizeof c));
 }
 
 /* ---- what == hides ---- */
@@ -466,7 +466,7 @@ static void movement_keeps_negative_zero(void **state)
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.output = kinds[k].output;
         c.grad = kinds[k].grad;
-        assert_ok(colo_comm_threads_run(8, negative_zero_rank, &c));
+        assert_ok(t_run_ranks(8, negative_zero_rank, &c, sizeof c));
     }
 }
 
@@ -524,7 +524,7 @@ static void partial_sums_are_made_in_rank_order(void **state)
                         {make("dp=8", "cp=8", 8, 16, 3), 8},
                         {make("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
     for (size_t i = 0; i < sizeof a / sizeof a[0]; i++)
-        assert_ok(colo_comm_threads_run(t_case_world(&a[i].c), order_rank, &a[i]));
+        assert_ok(t_run_ranks(t_case_world(&a[i].c), order_rank, &a[i], sizeof a[i]));
 }
 
 int main(void)

@@ -19,7 +19,7 @@ static const colo_dtype_t reducible[] = {COLO_F32, COLO_F64, COLO_BF16,
 static void on_all_sizes(colo_rank_fn fn, void *arg)
 {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        assert_ok(colo_comm_threads_run(sizes[i], fn, arg));
+        assert_ok(t_run_ranks(sizes[i], fn, arg, 0));
 }
 
 /* 64 random bits for (rank, position): no two alike in practice */
@@ -317,6 +317,7 @@ static colo_status_t barrier_rank(colo_comm_t *c, void *arg)
 
 static void a_barrier_orders_plain_memory(void **state)
 {
+    T_THREADS_ONLY();
     int32_t turn = -1;
     on_all_sizes(barrier_rank, &turn);
 }
@@ -471,7 +472,7 @@ static colo_status_t grid_rank(colo_comm_t *c, void *arg)
 
 static void split_by_dims_follows_the_grid(void **state)
 {
-    assert_ok(colo_comm_threads_run(8, grid_rank, NULL));
+    assert_ok(t_run_ranks(8, grid_rank, NULL, 0));
 }
 
 struct keep {
@@ -487,8 +488,9 @@ static colo_status_t keep_rank(colo_comm_t *c, void *arg)
 
 static void comms_may_outlive_their_run_and_each_other(void **state)
 {
+    T_THREADS_ONLY();
     struct keep k = {{NULL}};
-    assert_ok(colo_comm_threads_run(8, keep_rank, &k));
+    assert_ok(t_run_ranks(8, keep_rank, &k, sizeof k));
     for (int i = 0; i < 8; i++) {
         int r = i * 3 % 8; /* in another order than made */
         assert_int_equal(colo_comm_size(k.child[r]), 4);

@@ -389,7 +389,7 @@ static colo_status_t made_once_found_by_both_names(colo_comm_t *world, void *arg
 static void a_comm_is_made_once_and_found_under_each_of_its_names(void **state)
 {
     (void)state;
-    assert_ok(colo_comm_threads_run(8, made_once_found_by_both_names, NULL));
+    assert_ok(t_run_ranks(8, made_once_found_by_both_names, NULL, 0));
 }
 
 static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
@@ -417,7 +417,7 @@ static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
 static void a_rank_outside_the_grid_takes_part_and_stores_no_comm(void **state)
 {
     (void)state;
-    assert_ok(colo_comm_threads_run(6, outside_stores_null, NULL));
+    assert_ok(t_run_ranks(6, outside_stores_null, NULL, 0));
 }
 
 static void a_failed_split_stores_nothing(void **state)

@@ -5,6 +5,7 @@
  * holds which number comes from tests/ref/ alone; nothing asks the plan under test.
  */
 #include "harness/bridge_case.h"
+#include "harness/ranks.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -411,7 +412,7 @@ static colo_status_t run_rank(colo_comm_t *world, void *arg)
 colo_status_t t_case_run(const t_case_t *c)
 {
     t_case_t copy = *c;
-    colo_status_t st = colo_comm_threads_run(t_case_world(c), run_rank, &copy);
+    colo_status_t st = t_run_ranks(t_case_world(c), run_rank, &copy, 0);
     return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
 }
 

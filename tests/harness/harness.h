@@ -18,6 +18,8 @@
 
 #include <colobridge.h>
 
+#include "harness/ranks.h"
+
 #define T_EXIT_SKIP 77
 
 /* A status is OK; the failure shows its name and sentence. */

@@ -281,8 +281,22 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 colo_status_t loss_case_run(loss_case_t *c)
 {
+    const size_t t = (size_t)c->tokens;
     c->pad_worst = 0;
-    return colo_comm_threads_run(c->ranks, on_rank, c);
+    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz); /* what ranks write besides *c */
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            t_share(c->out[r][k], t * sizeof *c->out[r][k]);
+        t_share(c->correct[r], t);
+    }
+    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
+    t_unshare(c->dz);
+    for (int r = 0; r < c->ranks; r++) {
+        for (int k = 0; k < 3; k++)
+            t_unshare(c->out[r][k]);
+        t_unshare(c->correct[r]);
+    }
+    return st;
 }
 
 /* ---- comparing ---- */

@@ -76,7 +76,7 @@ static void the_sum_over_dp_and_cp_is_the_serial_sum(void **state)
     serial(&num, &den);
     for (int d = 0; d < 2; d++) {
         world_t w = {.group = "dp-cp", .dtype = d ? COLO_F64 : COLO_F32};
-        assert_ok(colo_comm_threads_run(8, reduce_on_rank, &w));
+        assert_ok(t_run_ranks(8, reduce_on_rank, &w, sizeof w));
         for (int r = 0; r < 8; r++) {
             assert_true(w.got[r].num == num);
             assert_int_equal(w.got[r].den, den);
@@ -93,7 +93,7 @@ static void the_sum_over_dp_only_is_another_value(void **state)
     world_t w = {.group = "dp", .dtype = COLO_F64};
     (void)state;
     serial(&num, &den);
-    assert_ok(colo_comm_threads_run(8, reduce_on_rank, &w));
+    assert_ok(t_run_ranks(8, reduce_on_rank, &w, sizeof w));
     double mean_of_means = (w.got[0].value + w.got[2].value) / 2;
     for (int r = 0; r < 8; r++) {
         assert_true(fabs(w.got[r].value - num / (double)den) > 0.1);
@@ -106,7 +106,7 @@ static void no_counted_token_anywhere_gives_zero(void **state)
 {
     world_t w = {.group = "dp-cp", .dtype = COLO_F32, .empty = true};
     (void)state;
-    assert_ok(colo_comm_threads_run(8, reduce_on_rank, &w));
+    assert_ok(t_run_ranks(8, reduce_on_rank, &w, sizeof w));
     for (int r = 0; r < 8; r++) {
         assert_true(w.got[r].num == 0 && w.got[r].value == 0);
         assert_int_equal(w.got[r].den, 0);
@@ -123,9 +123,9 @@ static colo_status_t lopsided(colo_comm_t *world, void *arg)
 
 static void ranks_without_tokens_join_and_no_mask_counts_all(void **state)
 {
-    colo_reduced_t got[4];
+    colo_reduced_t got[4] = {{0}};
     (void)state;
-    assert_ok(colo_comm_threads_run(4, lopsided, got));
+    assert_ok(t_run_ranks(4, lopsided, got, sizeof got));
     for (int r = 0; r < 4; r++) {
         assert_true(got[r].num == 1.5 + 4 + 7.5);
         assert_int_equal(got[r].den, 6);

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks.c - see ranks.h. After a run on processes each rank's memory is compared with what it was
+ * before: the bytes that changed are what that rank wrote, and all of them together are the result.
+ * What travels is old XOR new, since pointers, which nobody changes, differ between MPI processes.
+ */
+#include "harness/ranks.h"
+
+#include "comm/comm.h"
+#include "core/backend.h"
+#include "core/try.h"
+#include "harness/mpi_module.h"
+
+#include <dlfcn.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { THREADS, SOCKETS, MPI, REGIONS = 64 };
+
+struct region {
+    void *data;
+    size_t bytes;
+};
+static struct region shared[REGIONS];
+static int nshared;
+static t_mpi_t *mpi;
+
+struct report { /* of one rank; its memory follows */
+    colo_status_t status;
+    char sentence[1100];
+};
+
+/* ---- which ---- */
+
+static void finalize_mpi(void)
+{
+    mpi->finalize();
+}
+
+static void start_mpi(void)
+{
+    void *so = dlopen(T_MPI_MODULE, RTLD_NOW | RTLD_GLOBAL);
+    mpi = so ? dlsym(so, T_MPI_SYMBOL) : NULL;
+    if (!mpi || mpi->init() != 0) {
+        fprintf(stderr, "test: T_RANKS=mpi: %s\n", so ? "MPI_Init failed" : dlerror());
+        exit(1);
+    }
+    atexit(finalize_mpi);
+    /* This one backend, once; tests that look for others find what they find on threads. */
+    const colo_backend_t *backend = NULL;
+    setenv("COLO_BACKEND_DIR", T_BACKENDS, 1);
+    if (colo_backend_load("mpi", &backend) < 0) {
+        fprintf(stderr, "test: T_RANKS=mpi: %s\n", colo_last_error());
+        exit(1);
+    }
+    unsetenv("COLO_BACKEND_DIR");
+    if (mpi->rank != 0 && !freopen("/dev/null", "w", stdout))
+        exit(1);
+}
+
+static int kind(void)
+{
+    static int known = -1;
+    if (known >= 0)
+        return known;
+    const char *text = getenv("T_RANKS");
+    if (!text || strcmp(text, "threads") == 0) {
+        known = THREADS;
+    } else if (strcmp(text, "sockets") == 0) {
+        known = SOCKETS;
+    } else if (strcmp(text, "mpi") == 0) {
+        known = MPI;
+        start_mpi();
+    } else {
+        fprintf(stderr, "test: T_RANKS=%s, expected threads, sockets or mpi\n", text);
+        exit(1);
+    }
+    return known;
+}
+
+/* Before CMocka prints its first line. */
+__attribute__((constructor)) static void choose(void)
+{
+    kind();
+}
+
+bool t_ranks_are_threads(void)
+{
+    return kind() == THREADS;
+}
+
+int32_t t_ranks_most(void)
+{
+    return kind() == MPI ? (int32_t)mpi->size : 4096;
+}
+
+void t_share(void *data, size_t bytes)
+{
+    if (nshared == REGIONS) {
+        fprintf(stderr, "test: more than %d shared regions\n", REGIONS);
+        exit(1);
+    }
+    shared[nshared++] = (struct region){data, bytes};
+}
+
+void t_unshare(void *data)
+{
+    for (int i = 0; i < nshared; i++)
+        if (shared[i].data == data)
+            shared[i--] = shared[--nshared];
+}
+
+/* ---- memory of ranks ---- */
+
+static size_t all_bytes(void)
+{
+    size_t n = 0;
+    for (int i = 0; i < nshared; i++)
+        n += shared[i].bytes;
+    return n;
+}
+
+static void save_changes(const unsigned char *before, unsigned char *to)
+{
+    for (int i = 0; i < nshared; i++)
+        for (size_t k = 0; k < shared[i].bytes; k++)
+            *to++ = (unsigned char)(*before++ ^ ((unsigned char *)shared[i].data)[k]);
+}
+
+static void save(unsigned char *to)
+{
+    for (int i = 0; i < nshared; to += shared[i++].bytes)
+        if (shared[i].bytes)
+            memcpy(to, shared[i].data, shared[i].bytes);
+}
+
+/* The regions = @before with every byte that a rank changed. @slots [n] reports with memory. */
+static void merge(const unsigned char *before, const unsigned char *slots, size_t slot, int32_t n)
+{
+    size_t at = 0;
+    for (int i = 0; i < nshared; at += shared[i++].bytes)
+        for (size_t k = 0; k < shared[i].bytes; k++) {
+            unsigned char byte = before[at + k];
+            for (int32_t r = 0; r < n; r++) {
+                unsigned char change = slots[(size_t)r * slot + sizeof(struct report) + at + k];
+                if (change)
+                    byte = before[at + k] ^ change;
+            }
+            ((unsigned char *)shared[i].data)[k] = byte;
+        }
+}
+
+/* The error that a rank made by itself before those that were handed on. */
+static colo_status_t judge(const unsigned char *slots, size_t slot, int32_t n)
+{
+    int32_t worst = -1;
+    for (int32_t r = 0; r < n; r++) {
+        const struct report *p = (const struct report *)(const void *)(slots + (size_t)r * slot);
+        const struct report *w =
+            (const struct report *)(const void *)(slots + (size_t)(worst < 0 ? 0 : worst) * slot);
+        if (p->status < 0 &&
+            (worst < 0 || (w->status == COLO_ERR_PEER && p->status != COLO_ERR_PEER)))
+            worst = r;
+    }
+    if (worst < 0)
+        return COLO_OK;
+    const struct report *w = (const struct report *)(const void *)(slots + (size_t)worst * slot);
+    return colo_fail(w->status, "rank %d: %s", (int)worst, w->sentence);
+}
+
+/* ---- one rank ---- */
+
+static void fill(struct report *report, colo_status_t st)
+{
+    memset(report, 0, sizeof *report);
+    report->status = st;
+    if (st < 0)
+        snprintf(report->sentence, sizeof report->sentence, "%s", colo_last_error());
+}
+
+static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, void *arg,
+                    struct report *report)
+{
+    colo_status_t st = made;
+    if (st == COLO_OK)
+        st = fn(world, arg);
+    fill(report, st);
+    if (world && st < 0 && colo_comm_check(world) == COLO_OK)
+        colo_comm_i_fail(world, st); /* whoever waits for this rank should not do so in vain */
+    colo_comm_destroy(&world);
+}
+
+/* ---- MPI ---- */
+
+static void run_mpi(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
+                    unsigned char *slots, size_t slot)
+{
+    size_t bytes = 0;
+    unsigned char *mine = calloc(1, slot), *all = malloc(slot * (size_t)mpi->size);
+    const void *handle = mpi->handle((int)n, &bytes);
+    if (handle) {
+        colo_comm_t *world = NULL;
+        colo_status_t st = colo_comm_open("mpi", handle, bytes, &world);
+        run_one(st, world, fn, arg, (struct report *)(void *)mine);
+        save_changes(before, mine + sizeof(struct report));
+    }
+    mpi->all_gather(mine, all, slot);
+    memcpy(slots, all, slot * (size_t)n);
+    free(mine);
+    free(all);
+}
+
+/* ---- sockets ---- */
+
+struct board { /* in memory that all processes share; cards follow */
+    _Atomic int32_t arrived;
+    int32_t size;
+};
+struct seat {
+    struct board *board;
+    int32_t rank;
+};
+
+static colo_status_t over_board(void *user, const void *send, void *recv, size_t bytes)
+{
+    struct seat *seat = user;
+    struct board *b = seat->board;
+    unsigned char *cards = (unsigned char *)(b + 1);
+    memcpy(cards + (size_t)seat->rank * bytes, send, bytes);
+    atomic_fetch_add(&b->arrived, 1);
+    for (int turns = 0; atomic_load(&b->arrived) < b->size; turns++) {
+        if (turns > 60000)
+            return colo_fail(COLO_ERR_TIMEOUT, "test: a rank did not come to the board");
+        usleep(1000);
+    }
+    memcpy(recv, cards, bytes * (size_t)b->size);
+    return COLO_OK;
+}
+
+static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void *arg,
+                       const unsigned char *before, unsigned char *slot)
+{
+    struct seat seat = {board, rank};
+    colo_bootstrap_t b = {rank, board->size, over_board, &seat};
+    colo_comm_t *world = NULL;
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    run_one(st, world, fn, arg, (struct report *)(void *)slot);
+    save_changes(before, slot + sizeof(struct report));
+    fflush(NULL);
+    _exit(0);
+}
+
+static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *before,
+                       unsigned char *slots, size_t slot)
+{
+    enum { CARD = 4096 };
+    size_t bytes = (sizeof(struct board) + (size_t)n * CARD + 63) / 64 * 64;
+    unsigned char *shm = mmap(NULL, bytes + (size_t)n * slot, PROT_READ | PROT_WRITE,
+                              MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t *pid = calloc((size_t)n, sizeof *pid);
+    if (shm == MAP_FAILED || !pid)
+        abort();
+    struct board *board = (struct board *)(void *)shm;
+    board->size = n;
+    fflush(NULL);
+    for (int32_t r = 0; r < n; r++) {
+        pid[r] = fork();
+        if (pid[r] == 0)
+            child_main(r, board, fn, arg, before, shm + bytes + (size_t)r * slot);
+    }
+    for (int32_t r = 0; r < n; r++) {
+        struct report *report = (struct report *)(void *)(shm + bytes + (size_t)r * slot);
+        int status = 0;
+        if (pid[r] > 0 && waitpid(pid[r], &status, 0) == pid[r] && WIFEXITED(status) &&
+            WEXITSTATUS(status) == 0)
+            continue;
+        report->status = COLO_ERR_STATE;
+        snprintf(report->sentence, sizeof report->sentence, "the process ended with status 0x%x",
+                 (unsigned)status);
+    }
+    memcpy(slots, shm + bytes, (size_t)n * slot);
+    munmap(shm, bytes + (size_t)n * slot);
+    free(pid);
+}
+
+/* ---- all ---- */
+
+colo_status_t t_run_ranks(int32_t n, colo_rank_fn fn, void *arg, size_t bytes)
+{
+    if (kind() == THREADS)
+        return colo_comm_threads_run(n, fn, arg);
+    if (n < 1 || n > t_ranks_most())
+        return colo_fail(COLO_ERR_ARG, "test: %d ranks, expected 1..%d", (int)n,
+                         (int)t_ranks_most());
+    if (bytes)
+        t_share(arg, bytes);
+    const size_t slot = (sizeof(struct report) + all_bytes() + 63) / 64 * 64;
+    unsigned char *before = malloc(all_bytes() + 1), *slots = malloc(slot * (size_t)n);
+    save(before);
+    (kind() == MPI ? run_mpi : run_forked)(n, fn, arg, before, slots, slot);
+    merge(before, slots, slot, n);
+    colo_status_t st = judge(slots, slot, n);
+    if (bytes)
+        t_unshare(arg);
+    free(before);
+    free(slots);
+    return st;
+}

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranks.h - the same rank functions on threads, on forked processes over sockets, or on MPI ranks.
+ *
+ * T_RANKS says which: threads (default), sockets, mpi (then the program runs under mpirun, every
+ * process goes through the same tests, and only rank 0 prints). Rank functions write what they saw
+ * into @arg, each rank its own part; on processes those bytes are brought together afterwards, so
+ * that whoever judges sees what it would have seen on threads. What @arg points to is not brought
+ * along unless it was named by t_share().
+ */
+#ifndef TESTS_HARNESS_RANKS_H
+#define TESTS_HARNESS_RANKS_H
+
+#include <colobridge.h>
+
+/* As colo_comm_threads_run(); @arg has @bytes. */
+colo_status_t t_run_ranks(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes);
+
+/* Memory that rank functions write, too; until t_unshare(). */
+void t_share(void *data, size_t bytes);
+void t_unshare(void *data);
+
+bool t_ranks_are_threads(void);
+/* How many ranks there can be: 4096, or the processes that mpirun started. */
+int32_t t_ranks_most(void);
+
+/* In a CMocka test that needs shared memory or threads. */
+#define T_THREADS_ONLY()             \
+    do {                             \
+        if (!t_ranks_are_threads())  \
+            skip();                  \
+    } while (0)
+
+#endif

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_mpi.c - what is special about ranks of MPI: when a communicator may be made, from what, beside
+ * the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of mpirun; what
+ * all backends do alike is in tests/comm/, which runs on MPI as well.
+ */
+#include "harness/harness.h"
+
+#include <colobridge/mpi.h>
+
+#include "comm/comm.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+static int me, n;
+static colo_comm_t *kept; /* until after MPI_Finalize */
+
+static void a_world_has_the_ranks_of_its_communicator(void **state)
+{
+    colo_comm_t *c = NULL;
+    MPI_Comm reversed;
+    MPI_Comm_split(MPI_COMM_WORLD, 0, n - me, &reversed);
+    assert_ok(colo_comm_from_mpi(reversed, &c));
+    MPI_Comm_free(&reversed); /* borrowed for the call only */
+    assert_int_equal(colo_comm_rank(c), n - 1 - me);
+    assert_int_equal(colo_comm_size(c), n);
+    assert_string_equal(colo_comm_backend(c), "mpi");
+    int32_t x = me, all[64];
+    assert_ok(colo_comm_all_gather(c, &x, all, 1, COLO_I32, NULL));
+    for (int r = 0; r < n; r++)
+        assert_int_equal(all[r], n - 1 - r);
+    colo_comm_destroy(&c);
+    assert_null(c);
+}
+
+static void what_is_no_communicator_of_ours_is_refused(void **state)
+{
+    colo_comm_t *c = NULL;
+    MPI_Comm half, inter;
+    assert_fails(colo_comm_from_mpi(MPI_COMM_NULL, &c), COLO_ERR_ARG, "MPI_COMM_NULL");
+    MPI_Comm_split(MPI_COMM_WORLD, me % 2, 0, &half);
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, me % 2 ? 0 : 1, 7, &inter);
+    assert_fails(colo_comm_from_mpi(inter, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
+    MPI_Comm_free(&inter);
+    MPI_Comm_free(&half);
+    MPI_Comm world = MPI_COMM_WORLD;
+    colo_mpi_handle_t h = {sizeof h, "Another MPI", sizeof world, &world};
+    assert_fails(colo_comm_open("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
+                 "compiled with Another MPI");
+    h.flavor = COLO_MPI_FLAVOR;
+    h.comm_size = 3;
+    assert_fails(colo_comm_open("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT, "MPI_Comm of 3 bytes");
+    assert_fails(colo_comm_open("mpi", &h, 8, &c), COLO_ERR_ARG, "8 bytes");
+    assert_fails(colo_comm_open("mpi", NULL, 0, &c), COLO_ERR_ARG, "0 bytes");
+    assert_fails(colo_comm_from_mpi(MPI_COMM_WORLD, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_null(c);
+}
+
+static void messages_of_the_program_stay_its_own(void **state)
+{
+    colo_comm_t *c = NULL;
+    int got = -1, token = 1000 + me, right = (me + 1) % n, left = (me + n - 1) % n;
+    MPI_Request any, mine;
+    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &any);
+    int64_t x = me, sum = 0;
+    for (int i = 0; i < 20; i++) {
+        assert_ok(colo_comm_all_reduce(c, &x, &sum, 1, COLO_I64, COLO_SUM, NULL));
+        assert_int_equal(sum, n * (n - 1) / 2);
+        assert_int_equal(got, -1);
+    }
+    assert_ok(colo_comm_barrier(c, NULL));
+    MPI_Isend(&token, 1, MPI_INT, right, 1, MPI_COMM_WORLD, &mine);
+    assert_ok(colo_comm_barrier(c, NULL));
+    MPI_Wait(&any, MPI_STATUS_IGNORE);
+    MPI_Wait(&mine, MPI_STATUS_IGNORE);
+    assert_int_equal(got, 1000 + left);
+    colo_comm_destroy(&c);
+}
+
+static void large_messages_go_in_pieces(void **state)
+{
+    enum { COUNT = 1000 * 1000 + 3 };
+    colo_comm_t *c = NULL;
+    uint64_t *x = malloc(COUNT * sizeof *x), *all = malloc((size_t)n * COUNT * sizeof *all);
+    for (int64_t i = 0; i < COUNT; i++)
+        x[i] = (uint64_t)me << 32 | (uint64_t)i;
+    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_all_gather(c, x, all, COUNT, COLO_I64, NULL));
+    for (int r = 0; r < n; r++)
+        for (int64_t i = 0; i < COUNT; i++)
+            if (all[(int64_t)r * COUNT + i] != ((uint64_t)r << 32 | (uint64_t)i))
+                fail_msg("element %lld of rank %d is %llx", (long long)i, r,
+                         (unsigned long long)all[(int64_t)r * COUNT + i]);
+    colo_comm_destroy(&c);
+    free(x);
+    free(all);
+}
+
+static void worlds_come_and_go_beside_each_other(void **state)
+{
+    colo_comm_t *a = NULL, *b = NULL, *child = NULL;
+    for (int i = 0; i < 20; i++) {
+        int32_t x = me + i, all[64];
+        assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &a));
+        assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &b));
+        assert_ok(colo_comm_split_color(a, me % 2, me, &child));
+        colo_comm_destroy(&a); /* a child outlives its parent */
+        assert_ok(colo_comm_all_gather(b, &x, all, 1, COLO_I32, NULL));
+        for (int r = 0; r < n; r++)
+            assert_int_equal(all[r], r + i);
+        assert_ok(colo_comm_all_gather(child, &x, all, 1, COLO_I32, NULL));
+        for (int r = 0; r < n / 2; r++)
+            assert_int_equal(all[r], 2 * r + me % 2 + i);
+        colo_comm_destroy(i % 2 ? &child : &b);
+        colo_comm_destroy(&child);
+        colo_comm_destroy(&b);
+    }
+}
+
+/* The others stop waiting; MPI itself could not. */
+static void a_rank_that_does_not_call_is_a_timeout(void **state)
+{
+    colo_comm_t *c = NULL;
+    MPI_Comm copy;
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* its duplication stays pending: never used again */
+    if (me == 1)
+        return;
+    setenv("COLO_TIMEOUT_MS", "300", 1);
+    colo_status_t st = colo_comm_from_mpi(copy, &c);
+    unsetenv("COLO_TIMEOUT_MS");
+    assert_int_equal(st, COLO_ERR_TIMEOUT);
+    assert_non_null(strstr(colo_last_error(), "made the same call within 300 ms"));
+    assert_null(c);
+}
+
+static void *abort_it(void *arg)
+{
+    colo_comm_abort(arg, "from a thread that may not call MPI");
+    return NULL;
+}
+
+static void an_abort_from_another_thread_is_told_by_the_one_that_may_talk(void **state)
+{
+    colo_comm_t *c = NULL;
+    pthread_t thread;
+    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_set_timeout(c, 30000));
+    assert_ok(colo_comm_barrier(c, NULL));
+    if (me == 0) {
+        assert_int_equal(pthread_create(&thread, NULL, abort_it, c), 0);
+        pthread_join(thread, NULL);
+        assert_int_equal(colo_comm_check(c), COLO_ERR_ABORTED); /* and the others hear of it */
+    } else {
+        double begin = colo_now();
+        assert_fails(colo_comm_barrier(c, NULL), COLO_ERR_ABORTED, "may not call MPI");
+        assert_true(colo_now() - begin < 10);
+    }
+    colo_comm_destroy(&c);
+}
+
+static int before_init(void)
+{
+    colo_comm_t *c = NULL;
+    if (colo_comm_from_mpi(MPI_COMM_WORLD, &c) == COLO_ERR_STATE && !c &&
+        strstr(colo_last_error(), "MPI is not initialised; call MPI_Init()"))
+        return 0;
+    fprintf(stderr, "before MPI_Init: %s\n", colo_last_error());
+    return 1;
+}
+
+static int after_finalize(void)
+{
+    colo_comm_t *c = NULL;
+    int wrong = 0;
+    colo_status_t st = colo_comm_barrier(kept, NULL);
+    if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
+        fprintf(stderr, "barrier after MPI_Finalize: %s: %s\n", colo_status_name(st),
+                colo_last_error());
+        wrong++;
+    }
+    colo_comm_destroy(&kept);
+    st = colo_comm_from_mpi(MPI_COMM_WORLD, &c);
+    if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
+        fprintf(stderr, "from_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
+                colo_last_error());
+        wrong++;
+    }
+    return wrong;
+}
+
+int main(int argc, char **argv)
+{
+    int wrong = before_init(), level;
+    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &level);
+    MPI_Comm_rank(MPI_COMM_WORLD, &me);
+    MPI_Comm_size(MPI_COMM_WORLD, &n);
+    if (me != 0 && !freopen("/dev/null", "w", stdout))
+        return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_world_has_the_ranks_of_its_communicator),
+        cmocka_unit_test(what_is_no_communicator_of_ours_is_refused),
+        cmocka_unit_test(messages_of_the_program_stay_its_own),
+        cmocka_unit_test(large_messages_go_in_pieces),
+        cmocka_unit_test(worlds_come_and_go_beside_each_other),
+        cmocka_unit_test(an_abort_from_another_thread_is_told_by_the_one_that_may_talk),
+        cmocka_unit_test(a_rank_that_does_not_call_is_a_timeout),
+    };
+    wrong += cmocka_run_group_tests_name("mpi/mpi", tests, NULL, NULL);
+    if (colo_comm_from_mpi(MPI_COMM_WORLD, &kept) < 0)
+        wrong++;
+    MPI_Finalize();
+    return wrong + after_finalize();
+}

@@ -1,0 +1,395 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_wire.c - communicators from an all-gather: making them, large and strided messages, processes
+ * that die. What all backends do alike is in tests/comm/, which runs over sockets as well.
+ *
+ * Most cases connect threads of this process: a comm of threads is the bootstrap. Given FOLDER RANK
+ * SIZE the program is one rank of a world whose all-gather is that folder: tests/mpi/two-hosts.py.
+ */
+#include "harness/bridge_case.h"
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "comm/pack.h"
+#include "core/try.h"
+
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* ---- on threads: @fn with a comm over sockets ---- */
+
+struct job {
+    colo_rank_fn fn;
+    void *arg;
+};
+
+static colo_status_t with_sockets(colo_comm_t *threads, void *arg)
+{
+    const struct job *job = arg;
+    colo_bootstrap_t b;
+    colo_comm_t *world = NULL;
+    rank_try(colo_bootstrap_from_comm(threads, &b));
+    rank_check(b.rank == colo_comm_rank(threads) && b.size == colo_comm_size(threads));
+    rank_try(colo_comm_from_bootstrap(&b, &world));
+    rank_check(strcmp(colo_comm_backend(world), "sockets") == 0);
+    rank_check(colo_comm_rank(world) == b.rank && colo_comm_size(world) == b.size);
+    colo_status_t st = job->fn(world, job->arg);
+    if (st < 0 && colo_comm_check(world) == COLO_OK)
+        colo_comm_i_fail(world, st);
+    colo_comm_destroy(&world);
+    return st;
+}
+
+static colo_status_t on_sockets(int32_t n, colo_rank_fn fn, void *arg)
+{
+    struct job job = {fn, arg};
+    return colo_comm_threads_run(n, with_sockets, &job);
+}
+
+/* ---- messages of several pieces ---- */
+
+enum { BIG = 3 * 1000 * 1000 + 7 };
+
+static uint32_t code(int32_t r, int64_t i)
+{
+    uint64_t s = (uint64_t)r << 40 | (uint64_t)i;
+    return (uint32_t)t_rand(&s);
+}
+
+static colo_status_t big_rank(colo_comm_t *c, void *arg)
+{
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    uint32_t *x = malloc(BIG * sizeof *x), *all = malloc((size_t)n * BIG * sizeof *all);
+    for (int64_t i = 0; i < BIG; i++)
+        x[i] = code(me, i);
+    rank_try(colo_comm_all_gather(c, x, all, BIG, COLO_I32, NULL));
+    for (int32_t r = 0; r < n; r++)
+        for (int64_t i = 0; i < BIG; i++)
+            rank_check(all[(int64_t)r * BIG + i] == code(r, i));
+    free(x);
+    free(all);
+    return COLO_OK;
+}
+
+static void large_messages_go_in_pieces(void **state)
+{
+    assert_ok(on_sockets(3, big_rank, NULL));
+}
+
+/* Rank r sends to every higher rank a box of columns, received with the axes the other way round. */
+static colo_status_t strided_rank(colo_comm_t *c, void *arg)
+{
+    enum { A = 300, B = 7, C = 50, ROW = 64 };
+    int32_t n = colo_comm_size(c), me = colo_comm_rank(c);
+    uint16_t *x = malloc(sizeof *x * A * B * ROW), *y = malloc(sizeof *y * (size_t)n * A * B * C);
+    for (int64_t i = 0; i < A * B * ROW; i++)
+        x[i] = (uint16_t)code(me, i);
+    memset(y, 0xff, sizeof *y * (size_t)n * A * B * C);
+    colo_box_t out[2] = {{x + 3, {A, B, C}, {B * ROW, ROW, 1}}, {x, {0, B, C}, {0, 0, 0}}}, in[8][2];
+    colo_message_t send[8], recv[8];
+    int32_t sends = 0, recvs = 0;
+    for (int32_t r = me + 1; r < n; r++)
+        send[sends++] = (colo_message_t){r, 2, out};
+    for (int32_t r = 0; r < me; r++) {
+        in[r][0] = (colo_box_t){y + (int64_t)r * A * B * C, {A, B, C}, {1, A, (int64_t)A * B}};
+        in[r][1] = (colo_box_t){NULL, {0, B, C}, {0, 0, 0}};
+        recv[recvs++] = (colo_message_t){r, 2, in[r]};
+    }
+    rank_try(colo_comm_exchange(c, send, sends, recv, recvs, COLO_BF16, NULL));
+    for (int32_t r = 0; r < n; r++)
+        for (int64_t i = 0; i < A; i++)
+            for (int64_t j = 0; j < B; j++)
+                for (int64_t k = 0; k < C; k++)
+                    rank_check(y[(int64_t)r * A * B * C + i + A * j + A * B * k] ==
+                               (r < me ? (uint16_t)code(r, 3 + i * B * ROW + j * ROW + k) : 0xffff));
+    free(x);
+    free(y);
+    return COLO_OK;
+}
+
+static void strided_boxes_of_several_pieces_arrive_element_by_element(void **state)
+{
+    assert_ok(on_sockets(4, strided_rank, NULL));
+}
+
+static void a_stream_cut_anywhere_is_the_boxes_in_row_major_order(void **state)
+{
+    int32_t from[200], to[200];
+    char stream[2 * 24 * 4 + 5 * 4];
+    for (int i = 0; i < 200; i++)
+        from[i] = i;
+    for (int cut = 0; cut <= 53; cut++) {
+        colo_box_t boxes[4] = {{from, {2, 3, 4}, {90, 30, 7}},
+                               {from, {3, 0, 1}, {1, 1, 1}},
+                               {from + 1, {1, 1, 5}, {0, 0, 3}},
+                               {from + 2, {4, 3, 2}, {6, 2, 1}}};
+        colo_cursor_t c;
+        colo_cursor_init(&c, boxes, 4, 4);
+        colo_cursor_move(&c, stream, NULL, cut * 4);
+        colo_cursor_move(&c, stream + cut * 4, NULL, (53 - cut) * 4);
+        int at = 0, v;
+        for (int b = 0; b < 4; b++)
+            for (int64_t i = 0; i < boxes[b].extent[0]; i++)
+                for (int64_t j = 0; j < boxes[b].extent[1]; j++)
+                    for (int64_t k = 0; k < boxes[b].extent[2]; k++, at++) {
+                        memcpy(&v, stream + 4 * at, 4);
+                        assert_int_equal(v, (int)((int32_t *)boxes[b].data - from) +
+                                                i * boxes[b].stride[0] + j * boxes[b].stride[1] +
+                                                k * boxes[b].stride[2]);
+                    }
+        assert_int_equal(at, 53);
+        memset(to, 0xff, sizeof to);
+        colo_box_t back = {to, {1, 1, 53}, {0, 0, 2}};
+        colo_cursor_init(&c, &back, 1, 4);
+        colo_cursor_move(&c, NULL, stream, cut * 4);
+        colo_cursor_move(&c, NULL, stream + cut * 4, (53 - cut) * 4);
+        for (int i = 0; i < 53; i++) {
+            memcpy(&v, stream + 4 * i, 4);
+            assert_int_equal(to[2 * i], v);
+            assert_int_equal(to[2 * i + 1], -1);
+        }
+    }
+}
+
+/* ---- bootstraps that go wrong ---- */
+
+struct wrong {
+    colo_comm_t *threads;
+    int which;
+};
+
+static colo_status_t gather_wrong(void *user, const void *send, void *recv, size_t bytes)
+{
+    struct wrong *w = user;
+    int32_t n = colo_comm_size(w->threads), me = colo_comm_rank(w->threads);
+    char *slots = recv;
+    colo_status_t st =
+        colo_comm_all_gather(w->threads, send, recv, (int64_t)bytes, COLO_U8, NULL);
+    if (st < 0)
+        return st;
+    if (w->which == 0) { /* everyone turns them */
+        char *first = malloc(bytes);
+        memcpy(first, slots, bytes);
+        memmove(slots, slots + bytes, (size_t)(n - 1) * bytes);
+        memcpy(slots + (size_t)(n - 1) * bytes, first, bytes);
+        free(first);
+    } else if (w->which == 1) {
+        memset(recv, 0, (size_t)n * bytes);
+    } else if (w->which == 2 && me == 1) {
+        return colo_fail(COLO_ERR_IO, "the store of rank 1 is full");
+    }
+    return COLO_OK;
+}
+
+static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
+{
+    struct wrong w = {c, *(int *)arg};
+    int32_t me = colo_comm_rank(c);
+    colo_bootstrap_t b = {me, colo_comm_size(c), gather_wrong, &w};
+    colo_comm_t *world = (colo_comm_t *)&w;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    rank_check(world == (colo_comm_t *)&w);
+    if (w.which == 0) {
+        rank_check(st == COLO_ERR_MISMATCH);
+        rank_check(strstr(colo_last_error(), "slot 0 of the all-gather comes from rank 1 of 3"));
+    } else if (w.which == 1) {
+        rank_check(st == COLO_ERR_MISMATCH);
+        rank_check(strstr(colo_last_error(), "does not hold what rank 0 brought"));
+    } else if (me == 1) {
+        rank_check(st == COLO_ERR_IO);
+        rank_check(strstr(colo_last_error(), "the store of rank 1 is full"));
+    } else {
+        rank_check(st == COLO_ERR_TIMEOUT);
+        rank_check(strstr(colo_last_error(), "has no connection with 1 ranks after 400 ms; the "
+                                             "first is rank 1"));
+    }
+    return COLO_OK;
+}
+
+static void what_a_wrong_all_gather_did_is_said(void **state)
+{
+    for (int which = 0; which < 2; which++)
+        assert_ok(colo_comm_threads_run(3, wrong_rank, &which));
+}
+
+static void a_rank_that_gives_up_is_a_timeout_on_the_others(void **state)
+{
+    int which = 2;
+    setenv("COLO_TIMEOUT_MS", "400", 1);
+    colo_status_t st = colo_comm_threads_run(3, wrong_rank, &which);
+    unsetenv("COLO_TIMEOUT_MS");
+    assert_ok(st);
+}
+
+static void senseless_bootstraps_are_refused(void **state)
+{
+    struct wrong w = {NULL, 0};
+    colo_bootstrap_t b = {0, 0, gather_wrong, &w};
+    colo_comm_t *c = NULL;
+    assert_fails(colo_comm_from_bootstrap(NULL, &c), COLO_ERR_ARG, "bootstrap is NULL");
+    assert_fails(colo_comm_from_bootstrap(&b, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "rank 0 of 0");
+    b.size = 2;
+    b.rank = 2;
+    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "rank 2 of 2");
+    b.all_gather = NULL;
+    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "callback is NULL");
+    assert_fails(colo_bootstrap_from_comm(NULL, &b), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_open("nobody", NULL, 0, &c), COLO_ERR_UNBUILT, "nobody");
+    assert_null(c);
+}
+
+/* ---- processes that die ---- */
+
+struct last { /* in memory that both sides of fork() share */
+    colo_status_t status[4];
+    char sentence[4][1000];
+    double seconds[4];
+    _Atomic int32_t arrived;
+    char cards[4][4096];
+};
+
+struct seat {
+    struct last *last;
+    int32_t rank;
+};
+
+static colo_status_t over_memory(void *user, const void *send, void *recv, size_t bytes)
+{
+    struct seat *s = user;
+    memcpy(s->last->cards[s->rank], send, bytes);
+    __atomic_fetch_add(&s->last->arrived, 1, __ATOMIC_SEQ_CST);
+    while (__atomic_load_n(&s->last->arrived, __ATOMIC_SEQ_CST) < 4)
+        usleep(1000);
+    for (int r = 0; r < 4; r++)
+        memcpy((char *)recv + (size_t)r * bytes, s->last->cards[r], bytes);
+    return COLO_OK;
+}
+
+/* Rank 2 is killed while the others wait for it in a group of all, and 3 in a group with 0. */
+static void mortal(struct last *last, int32_t me)
+{
+    struct seat seat = {last, me};
+    colo_bootstrap_t b = {me, 4, over_memory, &seat};
+    colo_comm_t *world = NULL, *pair = NULL;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = colo_comm_set_timeout(world, 60000);
+    if (st == COLO_OK)
+        st = colo_comm_split_color(world, me == 0 || me == 3, me, &pair);
+    if (st == COLO_OK && me == 2) {
+        usleep(50000);
+        raise(SIGKILL);
+    }
+    double begin = colo_now();
+    if (st == COLO_OK)
+        st = colo_comm_barrier(me == 3 ? pair : world, NULL);
+    last->seconds[me] = colo_now() - begin;
+    last->status[me] = st;
+    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    colo_comm_destroy(&pair);
+    colo_comm_destroy(&world);
+    _exit(0);
+}
+
+static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+{
+    struct last *last = mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE,
+                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pid[4];
+    assert_true(last != MAP_FAILED);
+    for (int32_t r = 0; r < 4; r++) {
+        pid[r] = fork();
+        if (pid[r] == 0)
+            mortal(last, r);
+        assert_true(pid[r] > 0);
+    }
+    for (int32_t r = 0; r < 4; r++) {
+        int status = 0;
+        assert_int_equal(waitpid(pid[r], &status, 0), pid[r]);
+        assert_int_equal(status, r == 2 ? SIGKILL : 0);
+    }
+    for (int32_t r = 0; r < 4; r++)
+        if (r != 2) {
+            if (last->status[r] != COLO_ERR_PEER ||
+                !strstr(last->sentence[r], "world rank 2 left without a word") ||
+                last->seconds[r] > 10)
+                fail_msg("rank %d: %s after %g s: %s", (int)r, colo_status_name(last->status[r]),
+                         last->seconds[r], last->sentence[r]);
+        }
+    munmap(last, sizeof *last);
+}
+
+/* ---- one rank of a world that meets in a folder ---- */
+
+struct folder {
+    const char *dir;
+    int32_t rank, size;
+};
+
+static colo_status_t over_folder(void *user, const void *send, void *recv, size_t bytes)
+{
+    const struct folder *f = user;
+    char path[600], part[600];
+    snprintf(part, sizeof part, "%s/%d.part", f->dir, (int)f->rank);
+    snprintf(path, sizeof path, "%s/%d", f->dir, (int)f->rank);
+    FILE *out = fopen(part, "wb");
+    if (!out || fwrite(send, 1, bytes, out) != bytes || fclose(out) || rename(part, path))
+        return colo_fail(COLO_ERR_IO, "%s cannot be written", path);
+    for (int32_t r = 0; r < f->size; r++) {
+        struct stat st;
+        snprintf(path, sizeof path, "%s/%d", f->dir, (int)r);
+        for (int turns = 0; stat(path, &st) != 0; turns++) {
+            if (turns > 20000)
+                return colo_fail(COLO_ERR_TIMEOUT, "%s did not appear", path);
+            usleep(1000);
+        }
+        FILE *in = fopen(path, "rb");
+        size_t n = in ? fread((char *)recv + (size_t)r * bytes, 1, bytes, in) : 0;
+        if (in)
+            fclose(in);
+        if (n != bytes)
+            return colo_fail(COLO_ERR_IO, "%s has %zu bytes, expected %zu", path, n, bytes);
+    }
+    return COLO_OK;
+}
+
+static int one_rank(const char *dir, int32_t rank, int32_t size)
+{
+    struct folder folder = {dir, rank, size};
+    colo_bootstrap_t b = {rank, size, over_folder, &folder};
+    colo_comm_t *world = NULL;
+    char src[16], dst[32];
+    snprintf(src, sizeof src, "dp=%d", (int)size);
+    snprintf(dst, sizeof dst, "cp=2,dp=%d", (int)size / 2);
+    t_case_t c = {.src = t_side(src, true), .dst = t_side(dst, false),
+                  .shape = {2 * size, 4096, 33}, .dtype = COLO_F32, .rounds = 2};
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = big_rank(world, NULL);
+    if (st == COLO_OK)
+        st = t_case_on(world, &c);
+    if (st < 0)
+        fprintf(stderr, "rank %d: %s: %s\n", (int)rank, colo_status_name(st), colo_last_error());
+    colo_comm_destroy(&world);
+    return st < 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4)
+        return one_rank(argv[1], (int32_t)atoi(argv[2]), (int32_t)atoi(argv[3]));
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(large_messages_go_in_pieces),
+        cmocka_unit_test(strided_boxes_of_several_pieces_arrive_element_by_element),
+        cmocka_unit_test(a_stream_cut_anywhere_is_the_boxes_in_row_major_order),
+        cmocka_unit_test(what_a_wrong_all_gather_did_is_said),
+        cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
+        cmocka_unit_test(senseless_bootstraps_are_refused),
+        cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
+    };
+    return cmocka_run_group_tests_name("sockets/wire", tests, NULL, NULL);
+}
