@@ -372,10 +372,12 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ su
                 v.e[k] = D::store(sum[k]);
             char *to = a.dst + bytes_at(p, a.to);
             if constexpr (BYTES) {
-                uint64_t bits = 0;
-                memcpy(&bits, &v, sizeof v);
+                /* in 32-bit registers: from a 16-bit one ptxas 13.0 stores some other byte */
+                uint32_t half[2] = {0, 0};
+                memcpy(half, &v, sizeof v);
+                asm volatile("" : "+r"(half[0]), "+r"(half[1]));
                 for (size_t b = 0; b < sizeof v; b++)
-                    to[b] = (char)(bits >> (8 * b));
+                    to[b] = (char)(half[b / 4] >> (8 * (b % 4)));
             } else {
                 *(P *)to = v;
             }

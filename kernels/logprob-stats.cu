@@ -4,14 +4,13 @@
  *
  * One block of threads a row; every thread keeps its own running maximum and sums over the slots
  * it reads, four in flight, and the threads are combined once at the end: the maximum first, then
- * sums in fp64 by a fixed tree. How a row is split depends on its width and address only, so a
- * row's bits depend on nothing but the row, however tokens are cut into passes.
+ * sums in fp64 by a fixed tree. How a row is split depends on its address only, so a row's bits
+ * depend on nothing but the row, however tokens are cut into passes.
  *
  * The maximum starts at -inf; a batch that raises it rescales the sums, which after the first few
- * batches is rare. The comparison is written so that NaN raises it, too, and from there on nothing
- * but NaN comes out; +inf does the same through inf - inf. While only -inf has been seen, sums are
- * taken against 0, which adds 0. One exp per element, for two would exceed the special function
- * units at this bandwidth.
+ * batches is rare. NaN raises it, too, and from there on nothing but NaN comes out; +inf does the
+ * same through inf - inf. While only -inf has been seen, sums are taken against 0, which adds 0.
+ * One exp per element, for two would exceed the special function units at this bandwidth.
  *
  * Arithmetic is fp32 for f32, bf16 and f16 logits, fp64 for f64. A thread adds at most
  * columns / threads terms in four partial sums; what is kept is differences to the maximum.
@@ -24,9 +23,9 @@
 namespace
 {
 
-constexpr int MOST_THREADS = 256; /* six such blocks on a multiprocessor: measured best */
-constexpr int BATCH = 4;          /* slots in flight a thread */
-constexpr int PARTS = 4;          /* independent sums a thread */
+constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows and few rows, too */
+constexpr int BATCH = 4;     /* slots in flight a thread */
+constexpr int PARTS = 4;     /* independent sums a thread */
 
 enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
 
@@ -101,7 +100,8 @@ __device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename
 #pragma unroll
     for (int b = 1; b < B; b++)
         top = max_nan(top, (R)D::top(v[b]));
-    if (!(top <= a.top)) {
+    top = max_nan(top, a.top); /* NaN stays */
+    if (top != a.top) {
         if (KEEP == ALL) {
             bool found = false;
 #pragma unroll
@@ -132,7 +132,8 @@ __device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t at, R factor)
 #pragma unroll
     for (int i = 1; i < N; i++)
         top = max_nan(top, x[i]);
-    if (!(top <= a.top)) {
+    top = max_nan(top, a.top); /* NaN stays */
+    if (top != a.top) {
         bool found = false;
         if (KEEP == ALL)
             find(a, x, N, top, at, &found);
@@ -163,7 +164,7 @@ template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
         room[threadIdx.x / 32] = v;
     __syncthreads();
     v = room[0];
-    for (int w = 1; w < (int)blockDim.x / 32; w++)
+    for (int w = 1; w < THREADS / 32; w++)
         v = f(v, room[w]);
     return v;
 }
@@ -175,6 +176,21 @@ __device__ double sum_threads(double v, double *room)
 
 /* ---- a row ---- */
 
+/* A slot that is not whole, one element a thread. */
+template <typename D, int KEEP, bool PLAIN>
+__device__ void edge(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p, const void *row,
+                     int64_t from)
+{
+    using R = typename D::real;
+    const int64_t j = from + (int64_t)threadIdx.x;
+    if (threadIdx.x >= D::N || j < 0 || j >= p.true_columns)
+        return;
+    R x = D::one(((const typename D::elem *)row)[j]);
+    if (!PLAIN)
+        x = x_of(x, (R)p.factor, (R)p.softcap);
+    absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
+}
+
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, int KEEP, bool PLAIN>
 __device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
@@ -184,51 +200,51 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
     const R factor = (R)p.factor, cap = (R)p.softcap;
     const int64_t first = first_slot<D>(row), end = (p.true_columns - first) / N;
-    const int64_t step = (int64_t)blockDim.x;
-    int64_t k = threadIdx.x + (first < 0);
+    const int64_t step = THREADS;
+    /* in ascending order of columns, for of equal maxima the first is kept */
+    int64_t k = threadIdx.x;
+    if (first < 0) {
+        edge<D, KEEP, PLAIN>(a, p, row, first);
+        k++;
+    }
     if constexpr (PLAIN) {
+        uint4 v[BATCH];
         for (; k + (BATCH - 1) * step < end; k += BATCH * step) {
-            uint4 v[BATCH];
 #pragma unroll
             for (int b = 0; b < BATCH; b++)
                 v[b] = load_slot(row, first + (k + b * step) * N, SIZE);
             absorb<D, KEEP, BATCH>(a, v, factor, first + k * N, step * N);
         }
-    }
-    for (; k < end; k += step) {
-        const uint4 v = load_slot(row, first + k * N, SIZE);
-        if constexpr (PLAIN) {
-            absorb<D, KEEP, 1>(a, &v, factor, first + k * N, 0);
-        } else {
+#pragma unroll
+        for (int b = 0; b < BATCH - 1; b++) /* what is left, in flight together, too */
+            if (k + b * step < end)
+                v[b] = load_slot(row, first + (k + b * step) * N, SIZE);
+#pragma unroll
+        for (int b = 0; b < BATCH - 1; b++)
+            if (k + b * step < end)
+                absorb<D, KEEP, 1>(a, &v[b], factor, first + (k + b * step) * N, 0);
+    } else {
+        for (; k < end; k += step) {
             R x[N];
-            D::unpack(v, x);
+            D::unpack(load_slot(row, first + k * N, SIZE), x);
 #pragma unroll
             for (int i = 0; i < N; i++)
                 x[i] = x_of(x[i], factor, cap);
             absorb_x<R, KEEP, N>(a, x, first + k * N, (R)1);
         }
     }
-    /* the slots that are not whole: at most one at either end, one element a thread */
-    const int64_t ends[2] = {first < 0 ? first : -N, end > 0 || first == 0 ? first + end * N : -N};
-    for (int i = 0; i < 2; i++) {
-        int64_t j = ends[i] + (int64_t)threadIdx.x;
-        if (threadIdx.x >= N || j < 0 || j >= p.true_columns)
-            continue;
-        R x = D::one(((const typename D::elem *)row)[j]);
-        if (!PLAIN)
-            x = x_of(x, factor, cap);
-        absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? factor : (R)1);
-    }
+    if (end > 0 || first == 0)
+        edge<D, KEEP, PLAIN>(a, p, row, first + end * N);
 }
 
 template <typename D, int KEEP, bool PLAIN>
-__global__ void __launch_bounds__(MOST_THREADS, KEEP == ALL ? 4 : 6)
+__global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
     stats_kernel(const __grid_constant__ colo_k_logprob_t p)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    __shared__ double room[MOST_THREADS / 32];
-    __shared__ int64_t arg_room[MOST_THREADS / 32];
+    __shared__ double room[THREADS / 32];
+    __shared__ int64_t arg_room[THREADS / 32];
     unsigned char *block = p.blocks + p.rank * p.block_bytes;
     if (p.lo == 0 && blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
@@ -299,18 +315,12 @@ __global__ void __launch_bounds__(MOST_THREADS, KEEP == ALL ? 4 : 6)
     }
 }
 
-/* Threads for a row: at least four slots each, and a function of the width alone. */
-int threads_for(int64_t slots)
-{
-    return slots >= 4 * MOST_THREADS ? MOST_THREADS : 128;
-}
-
 template <typename D, int KEEP, bool PLAIN>
 cudaError_t stats(const colo_k_logprob_t &p, cudaStream_t stream)
 {
     const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
-    stats_kernel<D, KEEP, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30),
-                                   threads_for(p.true_columns / D::N), 0, stream>>>(p);
+    stats_kernel<D, KEEP, PLAIN>
+        <<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
