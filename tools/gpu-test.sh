@@ -34,11 +34,13 @@ build build-gpu
 logs=()
 # run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices.
 run_gpu() {
-    local log="build-gpu/meson-logs/testlog-$1.json" rc=0
-    rm -f "$log"
+    local logs_of="build-gpu/meson-logs/testlog-$1" log rc=0
+    rm -f "$logs_of"*.json
     meson test -C build-gpu --no-rebuild --suite gpu --logbase "testlog-$1" --num-processes 1 \
         --print-errorlogs "${@:2}" </dev/null || rc=$?
-    logs+=("$log=$rc")
+    for log in "$logs_of"*.json; do # Meson adds a wrapper's name
+        logs+=("$log=$rc")
+    done
 }
 
 say "running the gpu suite"
