@@ -49,15 +49,20 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
     if (!dz)
         return;
     double g[3], *ref = malloc((size_t)vocab * sizeof *ref);
+    double *fp = malloc((size_t)vocab * sizeof *fp); /* f p, as the gradient of -logp elsewhere */
     for (int k = 0; k < 3; k++)
         g[k] = asked[k] ? up[k] : 0;
     ref_logprob_grad(o, z, vocab, target, g[0], g[1], g[2], ref);
+    ref_logprob_grad(o, z, vocab, -1, -1, 0, 0, fp);
     const bool lost =
         !r.valid && !r.ignored && (up[3] != 0); /* up[3]: is d_logp or d_loss given? */
     const double size =
         f * (fabs(g[0]) + fabs(g[2]) * (1 + 2 * o->z_loss * lse) + fabs(g[1]) * (big + r.range));
     for (int64_t j = 0; j < vocab; j++) {
         double e = lost ? NAN : ref[j], t = 2 * size * (es + 16 * u + diff);
+        if (o->softcap == 0 && j != target)
+            t = t * fabs(fp[j]) / (f > 0 ? f : 1) + u * fabs(e) + 2 * u * f * fabs(g[2]) / v +
+                1e-37 * size;
         t += dtype == COLO_F32    ? u * fabs(e)
              : dtype == COLO_BF16 ? 0x1p-8 * fabs(e)
              : dtype == COLO_F16  ? 0x1p-11 * fabs(e) + 0x1p-25
@@ -67,6 +72,7 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
                      (long long)j, dz[j], e, t);
     }
     free(ref);
+    free(fp);
 }
 
 void gpu_case_compare(const loss_case_t *c, const char *label)

@@ -131,6 +131,65 @@ static void a_sure_target_keeps_its_gradient(void **state)
     loss_case_free(&c);
 }
 
+/* The largest logit twice or thrice; the target is the first of them, or a later one. */
+static void of_equal_maxima_the_first_is_the_argmax(void **state)
+{
+    static const int64_t widths[] = {5, 9, 40, 300, 5000};
+    (void)state;
+    for (int i = 0; i < (int)t_scaled(80); i++) {
+        loss_case_t c;
+        int64_t vocab = widths[i % 5], shift[2] = {t_below(&rng, 9), 0};
+        uint8_t want[16];
+        loss_case_init(&c, 1, 16, vocab, floats[i / 5 % 4], 1, &rng);
+        c.config.want_correct = true;
+        c.row_gap = t_below(&rng, 4);
+        for (int t = 0; t < 16; t++) {
+            int64_t first = vocab, j = 0;
+            for (int k = 0; k < 3; k++) {
+                j = t_below(&rng, vocab);
+                c.z[t * vocab + j] = 20;
+                first = j < first ? j : first;
+            }
+            c.targets[t] = t % 2 ? first : j;
+            want[t] = c.targets[t] == first;
+        }
+        gpu_case_run(&c, shift);
+        for (int t = 0; t < 16; t++)
+            if (c.correct[0][t] != want[t])
+                fail_msg("%s, V %d, shift %d, token %d: correct is %d", colo_dtype_name(c.dtype),
+                         (int)vocab, (int)shift[0], t, c.correct[0][t]);
+        loss_case_free(&c);
+    }
+}
+
+/* Ascending logits, so that every later one raises the maximum of its thread. */
+static void a_nan_is_not_forgotten_when_larger_logits_follow(void **state)
+{
+    static const int64_t widths[] = {5, 30, 5000, 20000};
+    (void)state;
+    for (int i = 0; i < 64; i++) {
+        loss_case_t c;
+        int64_t vocab = widths[i % 4], shift[2] = {i / 16 * 3, 0};
+        loss_case_init(&c, 1, 2, vocab, floats[i / 4 % 4], 1, &rng);
+        c.config.want_correct = true;
+        for (int64_t t = 0; t < 2; t++) {
+            for (int64_t j = 0; j < vocab; j++)
+                c.z[t * vocab + j] = loss_round(c.dtype, (double)(8 * j / vocab));
+            c.z[t * vocab + vocab - 1] = 9;
+            c.z[t * vocab + t_below(&rng, vocab - 1)] = NAN;
+            c.targets[t] = vocab - 1;
+        }
+        gpu_case_run(&c, shift);
+        for (int64_t t = 0; t < 2; t++) {
+            assert_true(isnan(c.out[0][0][t]));
+            assert_int_equal(c.correct[0][t], 0);
+        }
+        for (int64_t j = 0; j < 2 * vocab; j++)
+            assert_true(isnan(c.dz[j]));
+        loss_case_free(&c);
+    }
+}
+
 /* ---- special values: the host's passes say what should come out ---- */
 
 static void plant(loss_case_t *c)
@@ -221,19 +280,24 @@ static void special_values_come_out_as_on_the_host(void **state)
 
 /* ---- bits ---- */
 
+/* [T] logp, entropy, loss, then two counts, T flags, the gradient */
 static void keep(loss_case_t *c, double *out)
 {
     int64_t n = c->tokens;
     for (int k = 0; k < 3; k++)
         memcpy(out + k * n, c->out[0][k], (size_t)n * sizeof *out);
-    memcpy(out + 3 * n, c->dz, (size_t)(n * c->vocab) * sizeof *out);
+    out[3 * n] = (double)c->n_valid[0];
+    out[3 * n + 1] = (double)c->n_invalid[0];
+    for (int64_t t = 0; t < n; t++)
+        out[3 * n + 2 + t] = c->correct[0][t];
+    memcpy(out + 4 * n + 2, c->dz, (size_t)(n * c->vocab) * sizeof *out);
 }
 
 static void chunks_and_places_change_no_bit(void **state)
 {
     enum { TOKENS = 37, VOCAB = 3001 };
     static const int64_t chunks[] = {0, 1, 7, TOKENS, TOKENS + 5};
-    const size_t n = TOKENS * (3 + VOCAB);
+    const size_t n = TOKENS * (4 + VOCAB) + 2;
     double *first = malloc(n * sizeof *first), *again = malloc(n * sizeof *again);
     (void)state;
     for (int d = 0; d < 4; d++) {
@@ -474,6 +538,8 @@ int main(void)
         cmocka_unit_test(shards_merge_to_what_the_whole_row_gives),
         cmocka_unit_test(a_large_offset_of_the_logits_costs_no_digits),
         cmocka_unit_test(a_sure_target_keeps_its_gradient),
+        cmocka_unit_test(of_equal_maxima_the_first_is_the_argmax),
+        cmocka_unit_test(a_nan_is_not_forgotten_when_larger_logits_follow),
         cmocka_unit_test(special_values_come_out_as_on_the_host),
         cmocka_unit_test(chunks_and_places_change_no_bit),
         cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
