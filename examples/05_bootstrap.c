@@ -2,10 +2,10 @@
 /*
  * 05_bootstrap.c - ranks are processes of a host program that has its own way to tell them things.
  *
- * "launcher" stands for yours: it forks four workers and can do one thing for them, an all-gather of
- * a few bytes, here over pipes through the parent. That callback is all the library needs: it swaps
- * addresses through it once and then talks over sockets. With MPI there is colo_comm_from_mpi() in
- * <colobridge/mpi.h> instead; the rest is the same.
+ * "launcher" stands for yours: it forks four workers and can do one thing for them, an all-gather
+ * of a few bytes, here over pipes through the parent. That callback is all the library needs: it
+ * swaps addresses through it once and then talks over sockets. With MPI there is
+ * colo_comm_from_mpi() in <colobridge/mpi.h> instead; the rest is the same.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -77,7 +77,8 @@ static colo_status_t work(colo_comm_t *world)
     colo_grid_t src_grid, dst_grid;
     colo_layout_t src, dst;
     colo_bridge_t *bridge = NULL;
-    float x[1 * 8 * 2], d_x[1 * 8 * 2], y[2 * 8 * 2], d_y[2 * 8 * 2]; /* [samples, rows, features] */
+    float x[1 * 8 * 2], d_x[1 * 8 * 2], y[2 * 8 * 2],
+        d_y[2 * 8 * 2]; /* [samples, rows, features] */
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
                                    .shape = {4, 8, 2, 0}, .dtype = COLO_F32};
     const int32_t me = colo_comm_rank(world);
@@ -101,7 +102,8 @@ static colo_status_t work(colo_comm_t *world)
     if ((st = colo_bridge_forward(bridge, &tx, &ty, NULL)) == COLO_OK)
         st = colo_bridge_backward(bridge, &tdy, &tdx, NULL);
     colo_bridge_destroy(&bridge);
-    for (int i = 0; i < 32 && st == COLO_OK; i++) /* ranks 2 and 3 are the second half of the batch */
+    for (int i = 0; i < 32 && st == COLO_OK;
+         i++) /* ranks 2 and 3 are the second half of the batch */
         if (y[i] != (float)(100 * (me / 2 * 2 + i / 16) + i % 16))
             st = COLO_ERR_STATE;
     for (int i = 0; i < 16 && st == COLO_OK; i++) /* 0.5 from each of two context ranks */

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bootstrap.h - communicators between processes: from a user's all-gather, or from a backend library.
+ * bootstrap.h - communicators between processes: from a user's all-gather, or from a backend
+ * library.
  *
  * Whoever can give every rank the same few bytes of every other rank can have a communicator: a
- * launcher's key-value store, a pipe to a parent, a file, another communicator. The callback is used
- * while the comm is made and never after.
+ * launcher's key-value store, a pipe to a parent, a file, another communicator. The callback is
+ * used while the comm is made and never after.
  */
 #ifndef COLOBRIDGE_BOOTSTRAP_H
 #define COLOBRIDGE_BOOTSTRAP_H
@@ -18,8 +19,8 @@ extern "C" {
 /** How ranks that share nothing yet find each other. A value; borrowed while it is used. */
 typedef struct colo_bootstrap {
     int32_t rank, size;
-    /* Every rank brings @bytes (the same number on all) and gets those of rank r at recv + r * bytes.
-     * COLO_OK or a status < 0, which is handed up. It keeps its own deadline. */
+    /* Every rank brings @bytes, the same number on all, and gets those of rank r at
+     * recv + r * bytes. COLO_OK or a status < 0, which is handed up. It keeps its own deadline. */
     colo_status_t (*all_gather)(void *user, const void *send, void *recv, size_t bytes);
     void *user;
 } colo_bootstrap_t;
@@ -31,7 +32,8 @@ typedef struct colo_bootstrap {
  * Threads: all comms made from it are used by one thread at a time; abort and dump by any
  * Failure: a process that dies is COLO_ERR_PEER on all others at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (another size or version on a rank), COLO_ERR_TIMEOUT
- *          (COLO_TIMEOUT_MS), COLO_ERR_IO (no socket), COLO_ERR_NOMEM, and what the callback returned
+ *          (COLO_TIMEOUT_MS), COLO_ERR_IO (no socket), COLO_ERR_NOMEM, and what the
+ *          callback returned
  */
 COLO_API colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *bootstrap,
                                                 colo_comm_t **comm);

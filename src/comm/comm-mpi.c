@@ -247,7 +247,7 @@ static void mpi_close(void *wire, bool clean)
 
 #define REFUSE(out, status, ...)                             \
     do {                                                     \
-        snprintf((out)->why, sizeof (out)->why, __VA_ARGS__); \
+        snprintf((out)->why, sizeof(out)->why, __VA_ARGS__); \
         return (status);                                     \
     } while (0)
 
@@ -256,8 +256,10 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_
     const colo_mpi_handle_t *h = handle;
     int initialized = 0, finalized = 0, inter = 0;
     if (!h || bytes < sizeof *h || h->struct_size < sizeof *h)
-        REFUSE(out, COLO_ERR_ARG, "from_mpi: the handle has %zu bytes, expected %zu; call "
-               "colo_comm_from_mpi() of <colobridge/mpi.h>", bytes, sizeof *h);
+        REFUSE(out, COLO_ERR_ARG,
+               "from_mpi: the handle has %zu bytes, expected %zu; call "
+               "colo_comm_from_mpi() of <colobridge/mpi.h>",
+               bytes, sizeof *h);
     if (!h->flavor || strcmp(h->flavor, COLO_MPI_FLAVOR) != 0 || h->comm_size != sizeof *comm)
         REFUSE(out, COLO_ERR_UNBUILT,
                "from_mpi: the program was compiled with %.40s (MPI_Comm of %zu bytes), "
@@ -266,18 +268,21 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_
                sizeof *comm);
     MPI_Finalized(&finalized);
     if (finalized)
-        REFUSE(out, COLO_ERR_STATE, "from_mpi: MPI has been finalized; make communicators between "
+        REFUSE(out, COLO_ERR_STATE,
+               "from_mpi: MPI has been finalized; make communicators between "
                "MPI_Init() and MPI_Finalize()");
     MPI_Initialized(&initialized);
     if (!initialized)
-        REFUSE(out, COLO_ERR_STATE, "from_mpi: MPI is not initialised; call MPI_Init() or "
+        REFUSE(out, COLO_ERR_STATE,
+               "from_mpi: MPI is not initialised; call MPI_Init() or "
                "MPI_Init_thread() first");
     memcpy(comm, h->comm, sizeof *comm);
     if (*comm == MPI_COMM_NULL)
         REFUSE(out, COLO_ERR_ARG, "from_mpi: the communicator is MPI_COMM_NULL");
     MPI_Comm_test_inter(*comm, &inter);
     if (inter)
-        REFUSE(out, COLO_ERR_ARG, "from_mpi: the communicator is an inter-communicator; merge it "
+        REFUSE(out, COLO_ERR_ARG,
+               "from_mpi: the communicator is an inter-communicator; merge it "
                "with MPI_Intercomm_merge() first");
     return COLO_OK;
 }

@@ -2,8 +2,8 @@
 /*
  * comm-open.c - the ways into a communicator between processes, but for the sockets' own.
  *
- * A backend library offers a wire; what becomes a comm of it is p2p.c, in the library itself. Any comm
- * can be a bootstrap, which is how MPI ranks and threads hand out a unique id.
+ * A backend library offers a wire; what becomes a comm of it is p2p.c, in the library itself. Any
+ * comm can be a bootstrap, which is how MPI ranks and threads hand out a unique id.
  */
 #include <colobridge/bootstrap.h>
 
@@ -49,7 +49,7 @@ colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *boot
     if (!comm || !bootstrap)
         return colo_fail(COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
                          comm ? "bootstrap" : "comm");
-    *bootstrap = (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm,
-                                    comm};
+    *bootstrap =
+        (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm, comm};
     return COLO_OK;
 }

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm-p2p.c - the collectives of ranks in different processes, each one or two rounds of p2p-round.c.
+ * comm-p2p.c - the collectives of ranks in different processes, each one or two rounds of
+ * p2p-round.c.
  *
- * Everyone exchanges a head with everyone in each collective, also where no data flows: that is what
- * finds a rank in another operation, and it makes a collective complete for all or for none of them.
- * Reductions bring the slices together and combine them in rank order with comm-reduce.c, so sums are
- * bitwise those of the other backends. Scratch grows to the largest reduction and stays.
+ * Everyone exchanges a head with everyone in each collective, also where no data flows: that is
+ * what finds a rank in another operation, and it makes a collective complete for all or for none of
+ * them. Reductions bring the slices together and combine them in rank order with comm-reduce.c, so
+ * sums are bitwise those of the other backends. Scratch grows to the largest reduction and stays.
  */
 #include "comm/p2p.h"
 
@@ -15,7 +16,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL_REDUCE = 8 << 10 }; /* bytes up to which every rank reduces everything: one round less */
+enum {
+    SMALL_REDUCE = 8 << 10
+}; /* bytes up to which every rank reduces everything: one round less */
 
 static colo_status_t grow_scratch(struct colo_ctx *x, const char *what, size_t bytes)
 {
@@ -123,9 +126,8 @@ static colo_status_t p2p_all_reduce(colo_comm_t *c, const void *send, void *recv
     return colo_round_run(c);
 }
 
-static colo_status_t p2p_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
-                                        int64_t count, colo_dtype_t dtype, colo_redop_t op,
-                                        colo_stream_t stream)
+static colo_status_t p2p_reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     if (count == 0)
         return p2p_barrier(c, stream);
@@ -147,13 +149,13 @@ static colo_status_t p2p_exchange(colo_comm_t *c, const colo_message_t *sends, i
     return colo_round_run(c);
 }
 
-#define TABLE(backend)                                                                             \
-    {                                                                                              \
-        .name = (backend), .abi = COLO_COMM_ABI, .all_gather = p2p_all_gather,                     \
-        .all_reduce = p2p_all_reduce, .reduce_scatter = p2p_reduce_scatter,                        \
-        .broadcast = p2p_broadcast, .barrier = p2p_barrier, .exchange = p2p_exchange,              \
-        .subset = colo_p2p_subset, .fail = colo_p2p_fail, .state = colo_p2p_state,                 \
-        .destroy = colo_p2p_destroy,                                                               \
+#define TABLE(backend)                                                                \
+    {                                                                                 \
+        .name = (backend), .abi = COLO_COMM_ABI, .all_gather = p2p_all_gather,        \
+        .all_reduce = p2p_all_reduce, .reduce_scatter = p2p_reduce_scatter,           \
+        .broadcast = p2p_broadcast, .barrier = p2p_barrier, .exchange = p2p_exchange, \
+        .subset = colo_p2p_subset, .fail = colo_p2p_fail, .state = colo_p2p_state,    \
+        .destroy = colo_p2p_destroy,                                                  \
     }
 
 const colo_comm_ops_t colo_comm_mpi_ops = TABLE("mpi");

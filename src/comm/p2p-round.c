@@ -8,10 +8,11 @@
  *   4  the rest in pieces, to whoever is READY, until all is sent and received
  *
  * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
- * past this one or left is found by its head or its goodbye; one that does not come, by the deadline.
+ * past this one or left is found by its head or its goodbye; one that does not come, by the
+ * deadline.
  *
- * Waiting is as in comm-threads.c: spin a little, yield for a while, then sleep an eighth of the time
- * waited so far, 1 ms at most; a wire that can be woken by data wakes earlier.
+ * Waiting is as in comm-threads.c: spin a little, yield for a while, then sleep an eighth of the
+ * time waited so far, 1 ms at most; a wire that can be woken by data wakes earlier.
  */
 #include "comm/p2p.h"
 
@@ -154,8 +155,8 @@ static void send_head(struct colo_ctx *x, int32_t peer)
         .magic = COLO_FRAME_MAGIC,
         .kind = COLO_FRAME_HEAD,
         .step = x->step,
-        .flags = (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) |
-                           (l->expects ? COLO_FRAME_EXPECTS : 0)),
+        .flags =
+            (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) | (l->expects ? COLO_FRAME_EXPECTS : 0)),
         .from = x->rank,
         .ctx = x->key,
         .seq = x->seq,
@@ -258,8 +259,7 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
         else
             snprintf(found, sizeof found, "expects a message from it where it sends none");
         if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
-            snprintf(found, sizeof found, "is in %s",
-                     describe_last(what, sizeof what, p));
+            snprintf(found, sizeof found, "is in %s", describe_last(what, sizeof what, p));
         mismatch(x, peer, found);
     } else if (same || before) {
         snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",
@@ -305,8 +305,8 @@ void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame)
 void colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
 {
     struct colo_lane *l = &x->lane[frame->from];
-    if (!x->running || !x->moving || !l->active || frame->seq != x->seq ||
-        frame->step != x->step || (int64_t)frame->bytes > l->in_left)
+    if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step ||
+        (int64_t)frame->bytes > l->in_left)
         return;
     colo_cursor_move(&l->in, NULL, payload, (int64_t)frame->bytes);
     l->in_left -= (int64_t)frame->bytes;
@@ -371,9 +371,10 @@ static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeo
         const struct colo_lane *l = &x->lane[r];
         if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
             char what[96], found[200];
-            snprintf(found, sizeof found, "went past #%llu without it and left; its last "
-                     "operation is %s", (unsigned long long)x->seq,
-                     describe_last(what, sizeof what, &x->peer[r]));
+            snprintf(found, sizeof found,
+                     "went past #%llu without it and left; its last "
+                     "operation is %s",
+                     (unsigned long long)x->seq, describe_last(what, sizeof what, &x->peer[r]));
             mismatch(x, r, found);
             return;
         }

@@ -2,20 +2,20 @@
 /*
  * p2p.c - families and groups over a wire: making them, sorting what arrives, failing, leaving.
  *
- * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the split
- * and its members, which all members know. A frame of a group that is not here yet is stashed; one
- * of a group that this rank has left is dropped, for which a left group stays as a zombie until all
- * its members have left.
+ * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
+ * split and its members, which all members know. A frame of a group that is not here yet is
+ * stashed; one of a group that this rank has left is dropped, for which a left group stays as a
+ * zombie until all its members have left.
  *
  * Each rank keeps its own copy of a group's fate. Who seals it by itself tells all members at once;
- * who hears of it seals its own and tells nobody. Two ranks may find two faults at the same time and
- * then keep different sentences, never one dead and one alive.
+ * who hears of it seals its own and tells nobody. Two ranks may find two faults at the same time
+ * and then keep different sentences, never one dead and one alive.
  *
  * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
  * abort from another thread is sealed here at once and told by the owner's next step.
  *
- * Left to others: operations (p2p-round.c, comm-p2p.c), bytes (the wire), sentences of arguments and
- * the ledger (comm-ops.c).
+ * Left to others: operations (p2p-round.c, comm-p2p.c), bytes (the wire), sentences of arguments
+ * and the ledger (comm-ops.c).
  */
 #include "comm/p2p.h"
 
@@ -44,8 +44,7 @@ void colo_p2p_own(struct colo_family *f)
 
 static bool may_talk(const struct colo_family *f)
 {
-    return f->any_thread ||
-           atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
+    return f->any_thread || atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
 }
 
 /* ---- telling ---- */
@@ -109,7 +108,8 @@ static void tell_all(struct colo_family *f)
 
 static void tell_untold(struct colo_family *f)
 {
-    if (atomic_load_explicit(&f->untold, memory_order_relaxed) && atomic_exchange(&f->untold, false))
+    if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
+        atomic_exchange(&f->untold, false))
         tell_all(f);
     for (struct colo_ctx *x = f->ctx; x; x = x->next)
         if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
@@ -123,8 +123,7 @@ bool colo_p2p_doomed(const struct colo_ctx *x)
            colo_fate_sealed(&x->family->fate);
 }
 
-void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,
-                   const char *sentence)
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence)
 {
     const bool known = colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate);
     if (!known || x->seq < x->dead_from)

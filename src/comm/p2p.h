@@ -85,9 +85,9 @@ struct colo_family {
     void *wire;
     int32_t rank, size;
     bool any_thread;
-    _Atomic uintptr_t owner; /* the thread that used a comm last */
-    pthread_mutex_t lock;    /* all below, the contexts' peers and lanes, the wire */
-    int32_t live;            /* contexts that are somebody's comm */
+    _Atomic uintptr_t owner;       /* the thread that used a comm last */
+    pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the wire */
+    int32_t live;                  /* contexts that are somebody's comm */
     struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
     struct colo_stash *stash;
     bool *closed; /* [size] */
@@ -114,8 +114,7 @@ void colo_p2p_progress(struct colo_family *f);
 /* Will the operation that runs here not end well? */
 bool colo_p2p_doomed(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
-void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit,
-                   const char *sentence);
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
 
 /* ---- p2p-round.c ---- */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pack.h (private) - a list of strided boxes read or written as one stream of bytes, piece by piece.
+ * pack.h (private) - a list of strided boxes read or written as one stream of bytes, piece by
+ * piece.
  *
  * The stream is the boxes one after another, each in row-major order. Pieces are multiples of the
  * element's size, except that nothing of a stream may remain.

@@ -2,12 +2,13 @@
 /*
  * wire-connect.c - from one all-gather of addresses to a socket between every two ranks.
  *
- * Each rank listens, brings its card (where it can be reached, a random token) to the all-gather, then
- * connects to all lower ranks and accepts from all higher ones, in one poll() loop under one deadline.
- * A card lists an abstract Unix name, tried by ranks of the same host and network namespace, and all
- * addresses of the interfaces that are up; the first that answers properly is taken, since some may
- * lead elsewhere (bridges of containers have the same address on every host). Who connects shows the
- * acceptor's token, which only ranks of this bootstrap know; the acceptor answers with its rank.
+ * Each rank listens, brings its card (where it can be reached, a random token) to the all-gather,
+ * then connects to all lower ranks and accepts from all higher ones, in one poll() loop under one
+ * deadline. A card lists an abstract Unix name, tried by ranks of the same host and network
+ * namespace, and all addresses of the interfaces that are up; the first that answers properly is
+ * taken, since some may lead elsewhere (bridges of containers have the same address on every host).
+ * Who connects shows the acceptor's token, which only ranks of this bootstrap know; the acceptor
+ * answers with its rank.
  */
 #include "comm/p2p.h"
 #include "comm/wire-sockets.h"
@@ -50,14 +51,14 @@ struct card {
 
 struct hello {
     uint32_t magic;
-    int32_t rank; /* of who says it */
+    int32_t rank;         /* of who says it */
     uint8_t token[TOKEN]; /* the acceptor's */
 };
 
 struct link { /* to a lower rank */
     int fd;
-    int at;      /* candidate that is being tried */
-    bool asked;  /* connected, hello sent */
+    int at;     /* candidate that is being tried */
+    bool asked; /* connected, hello sent */
     double since;
     char why[120]; /* of the last attempt that failed */
 };
@@ -72,9 +73,9 @@ struct meeting {
     const colo_bootstrap_t *b;
     struct card *card; /* [size] */
     int unix_fd, tcp_fd;
-    struct link *link;   /* [rank] */
+    struct link *link; /* [rank] */
     struct guest guest[GUESTS];
-    int *fd; /* [size] out */
+    int *fd;      /* [size] out */
     int32_t left; /* peers without a socket */
 };
 
@@ -190,14 +191,13 @@ static colo_status_t check_cards(const struct meeting *m)
                              "expected rank %d of %d",
                              (int)r, (int)k->rank, (int)k->size, (int)r, (int)m->b->size);
         if (k->version != m->card[0].version)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-                             "%u.%u.%u",
-                             (int)r, (unsigned)(k->version >> 16),
-                             (unsigned)(k->version >> 8 & 0xff), (unsigned)(k->version & 0xff),
-                             (unsigned)(m->card[0].version >> 16),
-                             (unsigned)(m->card[0].version >> 8 & 0xff),
-                             (unsigned)(m->card[0].version & 0xff));
+            return colo_fail(
+                COLO_ERR_MISMATCH,
+                "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+                "%u.%u.%u",
+                (int)r, (unsigned)(k->version >> 16), (unsigned)(k->version >> 8 & 0xff),
+                (unsigned)(k->version & 0xff), (unsigned)(m->card[0].version >> 16),
+                (unsigned)(m->card[0].version >> 8 & 0xff), (unsigned)(m->card[0].version & 0xff));
     }
     return COLO_OK;
 }
@@ -420,8 +420,7 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
     struct meeting m = {.b = b, .unix_fd = -1, .tcp_fd = -1, .fd = fd, .left = b->size - 1};
     struct card mine;
     colo_status_t st;
-    COLO_AUTOFREE struct pollfd *p =
-        calloc((size_t)b->rank + 2 + GUESTS, sizeof *p);
+    COLO_AUTOFREE struct pollfd *p = calloc((size_t)b->rank + 2 + GUESTS, sizeof *p);
     m.card = calloc((size_t)b->size, sizeof *m.card);
     m.link = calloc((size_t)b->rank + 1, sizeof *m.link);
     for (int32_t r = 0; r < b->size; r++)
@@ -431,8 +430,9 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
     for (int32_t r = 0; m.link && r < b->rank; r++)
         m.link[r].fd = -1;
     if (!m.card || !m.link || !p)
-        COLO_TRY_GOTO(st, colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks",
-                                    (int)b->size), done);
+        COLO_TRY_GOTO(
+            st, colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks", (int)b->size),
+            done);
     COLO_TRY_GOTO(st, make_card(&m, &mine), done);
     st = b->all_gather(b->user, &mine, m.card, sizeof mine);
     if (st < 0) {
@@ -457,7 +457,9 @@ colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *b, colo_comm_t **
 {
     if (!b || !comm || !b->all_gather)
         return colo_fail(COLO_ERR_ARG, "from_bootstrap: %s is NULL",
-                         !b ? "bootstrap" : !comm ? "comm" : "the all-gather callback");
+                         !b      ? "bootstrap"
+                         : !comm ? "comm"
+                                 : "the all-gather callback");
     if (b->size < 1 || b->size > 4096 || b->rank < 0 || b->rank >= b->size)
         return colo_fail(COLO_ERR_ARG,
                          "from_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "

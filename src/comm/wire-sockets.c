@@ -2,10 +2,10 @@
 /*
  * wire-sockets.c - the wire over one stream socket for each peer, Unix or TCP.
  *
- * A frame travels behind 8 bytes of its length and is padded to 8, so that frames stay aligned in the
- * buffers. Output is appended to a buffer for each peer and written when the socket takes it; frames
- * that must go always fit (the buffer grows), pieces of large messages wait when enough is queued.
- * Nothing blocks but wait(), which is poll().
+ * A frame travels behind 8 bytes of its length and is padded to 8, so that frames stay aligned in
+ * the buffers. Output is appended to a buffer for each peer and written when the socket takes it;
+ * frames that must go always fit (the buffer grows), pieces of large messages wait when enough is
+ * queued. Nothing blocks but wait(), which is poll().
  *
  * End of stream without a goodbye means that the process died: the one thing MPI cannot tell.
  */

@@ -2,10 +2,11 @@
 /*
  * wire.h (private) - what a transport between processes must do, and the frames it carries.
  *
- * A wire joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole, in order
- * for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its hands: the
- * packing goes from the caller's boxes straight into a frame, and a call may return at any time.
- * A wire never waits except in wait(), open() and close(); it does not know what a frame means.
+ * A wire joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole, in
+ * order for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its hands:
+ * the packing goes from the caller's boxes straight into a frame, and a call may return at any
+ * time. A wire never waits except in wait(), open() and close(); it does not know what a frame
+ * means.
  *
  * comm-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the sockets of
  * wire-sockets.c are the other. Communicators over a wire: p2p.h.
@@ -18,8 +19,8 @@
 #define COLO_WIRE_ABI 1u
 
 enum {
-    COLO_FRAME_EAGER = 4096,        /* bytes of payload that travel with a head */
-    COLO_FRAME_CHUNK = 128 << 10,   /* bytes of payload of a data frame; a multiple of 8 */
+    COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a head */
+    COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
 };
 
 #define COLO_FRAME_MAGIC (0xC01B0000u | COLO_WIRE_ABI)
@@ -28,7 +29,7 @@ typedef enum colo_frame_kind {
     COLO_FRAME_HEAD = 1,  /* "I am in operation seq; this is what I send you and expect of you" */
     COLO_FRAME_READY = 2, /* "all my peers agree: send the rest" */
     COLO_FRAME_DATA = 3,  /* a piece of what did not fit into the head */
-    COLO_FRAME_FAIL = 4,  /* "from operation seq on the group is dead"; desc: status, count: culprit */
+    COLO_FRAME_FAIL = 4,  /* "dead from operation seq on"; desc: status, count: culprit */
     COLO_FRAME_BYE = 5,   /* "I left this group"; seq, desc, count: my last operation */
     COLO_FRAME_CLOSE = 6, /* "nothing more will come from me" */
 } colo_frame_kind_t;
@@ -42,11 +43,11 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
     uint32_t pad2;
     uint64_t ctx; /* the group; 0: everybody */
     uint64_t seq, desc, count;
-    uint64_t bytes;    /* head: of the whole message; else of the payload */
+    uint64_t bytes;      /* head: of the whole message; else of the payload */
     struct colo_shape_ { /* head: of the message that is sent, and of the one that is expected */
         int64_t bytes;
-        uint64_t print;    /* of all extents */
-        int64_t first[3];  /* extents of the first box */
+        uint64_t print;   /* of all extents */
+        int64_t first[3]; /* extents of the first box */
         int64_t nboxes;
     } sent, expected;
 } colo_frame_t;
@@ -66,8 +67,8 @@ typedef struct colo_wire_ops {
     /* Collective; NULL where a transport is made otherwise. */
     colo_status_t (*open)(const void *handle, size_t bytes, int64_t timeout_ms,
                           colo_wire_open_t *out);
-    /* Room for a frame of @bytes to @peer; commit() sends it. NULL: no memory, or, when not @must, too
-     * much is under way already. */
+    /* Room for a frame of @bytes to @peer; commit() sends it. NULL: no memory, or, when not @must,
+     * too much is under way already. */
     void *(*reserve)(void *wire, int32_t peer, size_t bytes, bool must);
     void (*commit)(void *wire);
     /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;

@@ -57,5 +57,4 @@ static void all_gather(const void *send, void *recv, size_t bytes)
     }
 }
 
-t_mpi_t t_mpi = {
-    .init = init, .finalize = finalize, .handle = handle, .all_gather = all_gather};
+t_mpi_t t_mpi = {.init = init, .finalize = finalize, .handle = handle, .all_gather = all_gather};

@@ -25,10 +25,10 @@ bool t_ranks_are_threads(void);
 int32_t t_ranks_most(void);
 
 /* In a CMocka test that needs shared memory or threads. */
-#define T_THREADS_ONLY()             \
-    do {                             \
-        if (!t_ranks_are_threads())  \
-            skip();                  \
+#define T_THREADS_ONLY()            \
+    do {                            \
+        if (!t_ranks_are_threads()) \
+            skip();                 \
     } while (0)
 
 #endif

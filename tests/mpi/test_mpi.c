@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_mpi.c - what is special about ranks of MPI: when a communicator may be made, from what, beside
- * the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of mpirun; what
- * all backends do alike is in tests/comm/, which runs on MPI as well.
+ * test_mpi.c - what is special about ranks of MPI: when a communicator may be made, from what,
+ * beside the program's own messages, and what happens around MPI_Finalize. Runs on 4 ranks of
+ * mpirun; what all backends do alike is in tests/comm/, which runs on MPI as well.
  */
 #include "harness/harness.h"
 

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_wire.c - communicators from an all-gather: making them, large and strided messages, processes
- * that die. What all backends do alike is in tests/comm/, which runs over sockets as well.
+ * test_wire.c - communicators from an all-gather: making them, large and strided messages,
+ * processes that die. What all backends do alike is in tests/comm/, which runs over sockets as
+ * well.
  *
  * Most cases connect threads of this process: a comm of threads is the bootstrap. Given FOLDER RANK
  * SIZE the program is one rank of a world whose all-gather is that folder: tests/mpi/two-hosts.py.
@@ -14,6 +15,7 @@
 #include "core/try.h"
 
 #include <signal.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -79,7 +81,8 @@ static void large_messages_go_in_pieces(void **state)
     assert_ok(on_sockets(3, big_rank, NULL));
 }
 
-/* Rank r sends to every higher rank a box of columns, received with the axes the other way round. */
+/* Rank r sends to every higher rank a box of columns, received with the axes the other way round.
+ */
 static colo_status_t strided_rank(colo_comm_t *c, void *arg)
 {
     enum { A = 300, B = 7, C = 50, ROW = 64 };
@@ -88,7 +91,8 @@ static colo_status_t strided_rank(colo_comm_t *c, void *arg)
     for (int64_t i = 0; i < A * B * ROW; i++)
         x[i] = (uint16_t)code(me, i);
     memset(y, 0xff, sizeof *y * (size_t)n * A * B * C);
-    colo_box_t out[2] = {{x + 3, {A, B, C}, {B * ROW, ROW, 1}}, {x, {0, B, C}, {0, 0, 0}}}, in[8][2];
+    colo_box_t out[2] = {{x + 3, {A, B, C}, {B * ROW, ROW, 1}}, {x, {0, B, C}, {0, 0, 0}}},
+               in[8][2];
     colo_message_t send[8], recv[8];
     int32_t sends = 0, recvs = 0;
     for (int32_t r = me + 1; r < n; r++)
@@ -103,8 +107,9 @@ static colo_status_t strided_rank(colo_comm_t *c, void *arg)
         for (int64_t i = 0; i < A; i++)
             for (int64_t j = 0; j < B; j++)
                 for (int64_t k = 0; k < C; k++)
-                    rank_check(y[(int64_t)r * A * B * C + i + A * j + A * B * k] ==
-                               (r < me ? (uint16_t)code(r, 3 + i * B * ROW + j * ROW + k) : 0xffff));
+                    rank_check(
+                        y[(int64_t)r * A * B * C + i + A * j + A * B * k] ==
+                        (r < me ? (uint16_t)code(r, 3 + i * B * ROW + j * ROW + k) : 0xffff));
     free(x);
     free(y);
     return COLO_OK;
@@ -166,8 +171,7 @@ static colo_status_t gather_wrong(void *user, const void *send, void *recv, size
     struct wrong *w = user;
     int32_t n = colo_comm_size(w->threads), me = colo_comm_rank(w->threads);
     char *slots = recv;
-    colo_status_t st =
-        colo_comm_all_gather(w->threads, send, recv, (int64_t)bytes, COLO_U8, NULL);
+    colo_status_t st = colo_comm_all_gather(w->threads, send, recv, (int64_t)bytes, COLO_U8, NULL);
     if (st < 0)
         return st;
     if (w->which == 0) { /* everyone turns them */
@@ -261,8 +265,8 @@ static colo_status_t over_memory(void *user, const void *send, void *recv, size_
 {
     struct seat *s = user;
     memcpy(s->last->cards[s->rank], send, bytes);
-    __atomic_fetch_add(&s->last->arrived, 1, __ATOMIC_SEQ_CST);
-    while (__atomic_load_n(&s->last->arrived, __ATOMIC_SEQ_CST) < 4)
+    atomic_fetch_add(&s->last->arrived, 1);
+    while (atomic_load(&s->last->arrived) < 4)
         usleep(1000);
     for (int r = 0; r < 4; r++)
         memcpy((char *)recv + (size_t)r * bytes, s->last->cards[r], bytes);
@@ -297,8 +301,8 @@ static void mortal(struct last *last, int32_t me)
 
 static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
 {
-    struct last *last = mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE,
-                             MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    struct last *last =
+        mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pid[4];
     assert_true(last != MAP_FAILED);
     for (int32_t r = 0; r < 4; r++) {
@@ -365,8 +369,11 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
     char src[16], dst[32];
     snprintf(src, sizeof src, "dp=%d", (int)size);
     snprintf(dst, sizeof dst, "cp=2,dp=%d", (int)size / 2);
-    t_case_t c = {.src = t_side(src, true), .dst = t_side(dst, false),
-                  .shape = {2 * size, 4096, 33}, .dtype = COLO_F32, .rounds = 2};
+    t_case_t c = {.src = t_side(src, true),
+                  .dst = t_side(dst, false),
+                  .shape = {2 * size, 4096, 33},
+                  .dtype = COLO_F32,
+                  .rounds = 2};
     colo_status_t st = colo_comm_from_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = big_rank(world, NULL);
