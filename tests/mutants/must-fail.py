@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a program with a planted bug and passes only if the program noticed.
 
-usage: must-fail.py [--green] [--limit SECONDS] PROGRAM ARGS...
+usage: must-fail.py [--green] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
 Red is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
 not 77), or a program whose last line is a JSON object with "ok": false and whose exit status is 1.
 A crash, a hang, a skip, an error message instead of a verdict are not red: a bug that breaks the
 program in another way than the one it is planted for proves nothing. --green: must pass instead.
+--may-skip: exit status 77 is handed on, so that a launcher that is missing counts as a skip.
 """
 import json
 import os
@@ -50,11 +51,13 @@ def verdict(code, out, err):
 
 
 def main(args):
-    want, limit = 'red', 100.0
+    want, limit, may_skip = 'red', 100.0, False
     while args and args[0].startswith('--'):
         option = args.pop(0)
         if option == '--green':
             want = 'green'
+        elif option == '--may-skip':
+            may_skip = True
         elif option == '--limit' and args:
             limit = float(args.pop(0))
         else:
@@ -73,6 +76,9 @@ def main(args):
                     for s in (late.stdout, late.stderr))
         color, why = 'broken', 'it ran longer than %g s' % limit
     else:
+        if may_skip and code == 77:
+            print(out, end='')
+            return 77
         color, why = verdict(code, out, err)
     if color != want:
         # Indented, so that nobody counts its cases as ours.
