@@ -114,8 +114,9 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const v
     return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
 }
 
-colo_status_t colo_comm_reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                       colo_dtype_t dtype, colo_redop_t redop, colo_stream_t stream)
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                         void *recv, int64_t count, colo_dtype_t dtype,
+                                         colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "reduce_scatter";
     COLO_TRY(colo_comm_i_alive(c, what));
@@ -128,7 +129,7 @@ colo_status_t colo_comm_reduce_scatter(colo_comm_t *c, const void *send, void *r
         st = buffers(what, send, recv, recv, bytes, send, c->size * bytes, c->rank * bytes);
     COLO_TRY(guard(c, op, st));
     int64_t moved = (c->size - 1) * bytes;
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_USER, op, moved, moved, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, owner, op, moved, moved, c->size - 1);
     return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
 }
 
@@ -255,6 +256,13 @@ colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *re
                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     return colo_comm_i_all_reduce(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
+}
+
+colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
+                                       int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                       colo_stream_t stream)
+{
+    return colo_comm_i_reduce_scatter(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
 }
 
 colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends, int32_t nsends,

@@ -114,6 +114,9 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const v
 colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                      colo_stream_t stream);
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                         void *recv, int64_t count, colo_dtype_t dtype,
+                                         colo_redop_t op, colo_stream_t stream);
 colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream);

@@ -13,6 +13,23 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_logprob_saved_t *saved, const void *stats,
                                            const void *scratch);
 
+/* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
+colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
+/* A multiple of 8; NULL is one. */
+colo_status_t colo_loss_i_check_aligned(const void *p, const char *what);
+/* Columns end below 2^63, and are the whole vocabulary on a group of one. */
+colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
+                                      const colo_tensor_t *logits, const colo_comm_t *group);
+/* Does @group move the memory that the logits are in? */
+colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
+                                      const char *what);
+/* COLO_ERR_MODIFIED when the version counter of @t is no longer @saved_at */
+colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at,
+                                        const char *what);
+/* @d_logits is as the logits @z, and is them (@in_place: out) or shares nothing with them. */
+colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const colo_tensor_t *z,
+                                         bool *in_place);
+
 /* Before a collective, @mine the verdict on this rank's own arguments: at COLO_CHECK=2 all ranks
  * hear of an error and @group lives on, below that the error marks @group failed. */
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine);

@@ -15,6 +15,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 colo_status_t colo_logprob_config_check(const colo_logprob_config_t *c)
 {
@@ -57,7 +58,7 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *c)
     return COLO_OK;
 }
 
-static colo_status_t check_matrix(const colo_tensor_t *x, const char *what, bool written)
+colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written)
 {
     COLO_TRY(colo_tensor_check(x, what));
     if (!colo_dtype_is_float(x->dtype))
@@ -77,7 +78,39 @@ static colo_status_t check_matrix(const colo_tensor_t *x, const char *what, bool
     return COLO_OK;
 }
 
-static colo_status_t check_aligned(const void *p, const char *what)
+colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
+                                      const colo_tensor_t *logits, const colo_comm_t *group)
+{
+    int64_t end;
+    if (!colo_add_ok(config->vocab_start, logits->shape[1], &end))
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
+                         config->vocab_start, logits->shape[1]);
+    if (colo_comm_size(group) == 1 && (config->vocab_start > 0 || end < config->vocab))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "logits: columns [%" PRId64 ", %" PRId64
+                         ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
+                         config->vocab_start, end, config->vocab);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_comm_t *group,
+                                      const char *what)
+{
+    if (colo_comm_size(group) == 1 ||
+        (logits->mem == COLO_CUDA) == (strcmp(colo_comm_backend(group), "nccl") == 0))
+        return COLO_OK;
+    if (logits->mem == COLO_CUDA)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
+                         "which moves host memory; colo_comm_nccl_create() makes one of GPUs",
+                         what, (int)logits->device, (int)colo_comm_size(group),
+                         colo_comm_backend(group));
+    return colo_fail(COLO_ERR_ARG, "%s: logits in host memory and a group of %d GPUs", what,
+                     (int)colo_comm_size(group));
+}
+
+colo_status_t colo_loss_i_check_aligned(const void *p, const char *what)
 {
     if ((uintptr_t)p % 8 != 0)
         return colo_fail(COLO_ERR_ARG, "%s: its address is %d past a multiple of 8, expected 0",
@@ -93,7 +126,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const void *scratch)
 {
     COLO_TRY(colo_logprob_config_check(config));
-    COLO_TRY(check_matrix(logits, "logits", false));
+    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
     COLO_TRY(colo_tensor_check(targets, "targets"));
     if (targets->dtype != COLO_I64)
         return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
@@ -109,11 +142,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                          "on device %d",
                          (int)targets->mem, (int)targets->device, (int)logits->mem,
                          (int)logits->device);
-    int64_t end;
-    if (!colo_add_ok(config->vocab_start, logits->shape[1], &end))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
-                         config->vocab_start, logits->shape[1]);
+    COLO_TRY(colo_loss_i_check_shard(config, logits, group));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
     if (out->entropy && !config->want_entropy)
@@ -134,13 +163,8 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
         return colo_fail(COLO_ERR_ARG,
                          "logprob: scratch is NULL; colo_logprob_scratch_size() tells "
                          "how many bytes it needs");
-    COLO_TRY(check_aligned(stats, "stats"));
-    COLO_TRY(check_aligned(scratch, "scratch"));
-    if (colo_comm_size(group) == 1 && (config->vocab_start > 0 || end < config->vocab))
-        return colo_fail(COLO_ERR_SHAPE,
-                         "logits: columns [%" PRId64 ", %" PRId64
-                         ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
-                         config->vocab_start, end, config->vocab);
+    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
+    COLO_TRY(colo_loss_i_check_aligned(scratch, "scratch"));
     return COLO_OK;
 }
 
@@ -216,7 +240,7 @@ colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p)
 
 /* ---- before backward ---- */
 
-static colo_status_t check_version(const colo_tensor_t *t, uint64_t saved_at, const char *what)
+colo_status_t colo_loss_i_check_version(const colo_tensor_t *t, uint64_t saved_at, const char *what)
 {
     if (t->version && *t->version != saved_at)
         return colo_fail(COLO_ERR_MODIFIED,
@@ -258,25 +282,10 @@ static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
     return apart < width || apart > step - width;
 }
 
-colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
-                                            const colo_logprob_upstream_t *up,
-                                            const colo_tensor_t *d_logits, bool *in_place)
+colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const colo_tensor_t *z,
+                                         bool *in_place)
 {
-    if (!saved)
-        return colo_fail(COLO_ERR_ARG, "logprob: saved is NULL");
-    if (!saved->valid)
-        return colo_fail(COLO_ERR_STATE, "logprob: the saved state is not valid: no forward filled "
-                                         "it, or a backward in place ended it");
-    if (!up)
-        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
-    if (up->d_entropy && !saved->config.want_entropy)
-        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
-                                       "false");
-    if (up->d_loss && !saved->config.want_loss)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: d_loss is given, forward ran with want_loss false");
-    COLO_TRY(check_matrix(d_logits, "d_logits", true));
-    const colo_tensor_t *z = &saved->logits;
+    COLO_TRY(colo_loss_i_check_matrix(d_logits, "d_logits", true));
     if (d_logits->dtype != z->dtype)
         return colo_fail(COLO_ERR_ARG, "d_logits: dtype %s, the logits are %s",
                          colo_dtype_name(d_logits->dtype), colo_dtype_name(z->dtype));
@@ -299,6 +308,28 @@ colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
                          "); in place needs the same data and strides",
                          (int64_t)((intptr_t)d_logits->data - (intptr_t)z->data),
                          d_logits->stride[0], z->stride[0]);
-    COLO_TRY(check_version(z, saved->logits_version, "logits"));
-    return check_version(&saved->targets, saved->targets_version, "targets");
+    return COLO_OK;
+}
+
+colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
+                                            const colo_logprob_upstream_t *up,
+                                            const colo_tensor_t *d_logits, bool *in_place)
+{
+    if (!saved)
+        return colo_fail(COLO_ERR_ARG, "logprob: saved is NULL");
+    if (!saved->valid)
+        return colo_fail(COLO_ERR_STATE, "logprob: the saved state is not valid: no forward filled "
+                                         "it, or a backward in place ended it");
+    if (!up)
+        return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
+    if (up->d_entropy && !saved->config.want_entropy)
+        return colo_fail(COLO_ERR_ARG, "logprob: d_entropy is given, forward ran with want_entropy "
+                                       "false");
+    if (up->d_loss && !saved->config.want_loss)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: d_loss is given, forward ran with want_loss false");
+    const colo_tensor_t *z = &saved->logits;
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, z, in_place));
+    COLO_TRY(colo_loss_i_check_version(z, saved->logits_version, "logits"));
+    return colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets");
 }

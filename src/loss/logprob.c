@@ -59,8 +59,8 @@ static int64_t chunk_of(const colo_logprob_config_t *c, int64_t tokens)
     return chunk < tokens ? chunk : tokens;
 }
 
-/* Appends an array of @n elements to the block; false on overflow. */
-static bool append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted, int64_t *offset)
+bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
+                           int64_t *offset)
 {
     int64_t size;
     *offset = -1;
@@ -72,15 +72,17 @@ static bool append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted
     return colo_add_ok(b->bytes, size & ~INT64_C(7), &b->bytes);
 }
 
-static bool block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
-                         colo_logprob_block_t *b)
+bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
+                                 colo_logprob_block_t *b)
 {
     int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
     b->bytes = (int64_t)sizeof(colo_logprob_header_t);
-    return append(b, n, elem, true, &b->m) && append(b, n, elem, true, &b->s) &&
-           append(b, n, elem, true, &b->xt) && append(b, n, elem, c->want_entropy, &b->u) &&
-           append(b, n, elem, smoothing_of(c) > 0, &b->d) &&
-           append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
+    return colo_logprob_i_append(b, n, elem, true, &b->m) &&
+           colo_logprob_i_append(b, n, elem, true, &b->s) &&
+           colo_logprob_i_append(b, n, elem, true, &b->xt) &&
+           colo_logprob_i_append(b, n, elem, c->want_entropy, &b->u) &&
+           colo_logprob_i_append(b, n, elem, smoothing_of(c) > 0, &b->d) &&
+           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
 }
 
 static colo_status_t size_args(const colo_logprob_config_t *config, colo_dtype_t dtype,
@@ -119,7 +121,8 @@ colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config, col
     COLO_TRY(size_args(config, dtype, tokens, bytes));
     if (ranks < 1)
         return colo_fail(COLO_ERR_ARG, "logprob: ranks is %d, expected >= 1", (int)ranks);
-    if (!block_layout(config, dtype, ranks == 1 ? chunk_of(config, tokens) : tokens, &b) ||
+    if (!colo_logprob_i_block_layout(config, dtype, ranks == 1 ? chunk_of(config, tokens) : tokens,
+                                     &b) ||
         !colo_mul_ok(b.bytes, ranks, &n))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
@@ -137,8 +140,7 @@ static uint64_t hash_f64(uint64_t h, double v)
     return colo_hash_i64(h, bits);
 }
 
-/* All that must be equal on all ranks; vocab_start and chunk_size need not. */
-static uint64_t hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
+uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
 {
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->vocab);
     h = hash_f64(h, c->scale / c->temperature);
@@ -214,7 +216,8 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
                              colo_comm_t *group, colo_stream_t stream)
 {
     const int64_t chunk = chunk_of(p->config, p->tokens);
-    if (!block_layout(p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens, &p->block))
+    if (!colo_logprob_i_block_layout(p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens,
+                                     &p->block))
         return colo_fail(COLO_ERR_ARG, "logprob: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
                          p->tokens);
     p->header = (colo_logprob_header_t){
@@ -222,7 +225,7 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
         .start = p->config->vocab_start,
         .columns = p->true_columns,
         .tokens = p->tokens,
-        .config = hash_config(p->config, p->dtype),
+        .config = colo_logprob_i_hash_config(p->config, p->dtype),
         .targets = on_host && p->ranks > 1 ? hash_targets(p) : 0,
     };
     if (p->ranks == 1)
@@ -249,18 +252,8 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     const colo_ops_t *ops;
     if (st == COLO_OK)
         st = colo_ops_for(logits->mem, &ops);
-    if (st == COLO_OK && colo_comm_size(group) > 1 &&
-        (logits->mem == COLO_CUDA) != (strcmp(colo_comm_backend(group), "nccl") == 0))
-        st = logits->mem == COLO_CUDA
-                 ? colo_fail(COLO_ERR_UNBUILT,
-                             "logprob: logits on CUDA device %d and a group of %d ranks of backend "
-                             "'%s', which moves host memory; colo_comm_nccl_create() makes one of "
-                             "GPUs",
-                             (int)logits->device, (int)colo_comm_size(group),
-                             colo_comm_backend(group))
-                 : colo_fail(COLO_ERR_ARG,
-                             "logprob: logits in host memory and a group of %d GPUs",
-                             (int)colo_comm_size(group));
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(logits, group, "logprob");
     COLO_TRY(colo_loss_i_ready(group, "logprob forward", st));
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;

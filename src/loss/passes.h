@@ -98,6 +98,16 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
     return logits == COLO_F64 ? COLO_F64 : COLO_F32;
 }
 
+/* The block of @n tokens; false when it passes 2^63 bytes. Appending adds an array of @n elements
+ * of
+ * @elem bytes, or nothing (@offset -1) when it is not @wanted. */
+bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
+                                 colo_logprob_block_t *b);
+bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,
+                           int64_t *offset);
+/* All that must be equal on all ranks; vocab_start and chunk_size need not. */
+uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
+
 colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream);
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream);
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream);
