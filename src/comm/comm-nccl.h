@@ -96,12 +96,32 @@ extern const colo_comm_ops_t colo_comm_nccl_ops;
 
 void colo_nccl_bind(const colo_services_t *services);
 
+/* ---- nccl-guard.c ---- */
+void colo_nccl_cond_init(pthread_cond_t *c);
+struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
+/* True when @fn came back in time; else @arg belongs to its thread for good. */
+bool colo_nccl_run_for(double seconds, void (*fn)(void *arg), void *arg);
+/* Ends what is enqueued on a link. Once; never a borrowed one. */
+void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l);
+void *colo_nccl_guard(void *family);
+
+/* ---- nccl-family.c ---- */
+colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device);
+/* Nobody uses it any more. What does not end by the deadline is left alone. */
+void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
+
+/* ---- nccl-link.c ---- */
+/* The link of @control's ranks: the one that is there, if all have it whole, or a new one. */
+colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
+                                 struct colo_link **out);
+
 /* ---- comm-nccl.c ---- */
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                                colo_comm_t *child);
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap);
 void colo_nccl_destroy(colo_comm_t *c);
+colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 

@@ -3,8 +3,8 @@
  * nccl-lib.c - which NCCL: the one that is in the process already, else libnccl.so.2.
  *
  * A process has one NCCL; a second copy would fight over the same GPUs. So: symbols that are
- * visible to everybody, then a library of that name that somebody loaded (PyTorch does), and only then a
- * load of our own. Result codes are never interpreted, only named by the library itself.
+ * visible to everybody, then a library of that name that somebody loaded (PyTorch does), and only
+ * then a load of our own. Result codes are never interpreted, only named by the library itself.
  */
 #include "comm/comm-nccl.h"
 
@@ -21,15 +21,24 @@ static const char *look_up(void *so, colo_nccl_lib_t *lib)
         const char *name;
         void *at;
     } want[] = {
-        {"ncclGetVersion", &lib->get_version},     {"ncclGetUniqueId", &lib->get_unique_id},
-        {"ncclCommInitRank", &lib->init_rank},     {"ncclCommDestroy", &lib->destroy},
-        {"ncclCommAbort", &lib->abort},            {"ncclCommGetAsyncError", &lib->async_error},
-        {"ncclCommCount", &lib->count},            {"ncclCommUserRank", &lib->user_rank},
-        {"ncclCommCuDevice", &lib->device},        {"ncclGetErrorString", &lib->error_string},
-        {"ncclGetLastError", &lib->last_error},    {"ncclGroupStart", &lib->group_start},
-        {"ncclGroupEnd", &lib->group_end},         {"ncclAllGather", &lib->all_gather},
-        {"ncclAllReduce", &lib->all_reduce},       {"ncclBroadcast", &lib->broadcast},
-        {"ncclSend", &lib->send},                  {"ncclRecv", &lib->recv},
+        {"ncclGetVersion", &lib->get_version},
+        {"ncclGetUniqueId", &lib->get_unique_id},
+        {"ncclCommInitRank", &lib->init_rank},
+        {"ncclCommDestroy", &lib->destroy},
+        {"ncclCommAbort", &lib->abort},
+        {"ncclCommGetAsyncError", &lib->async_error},
+        {"ncclCommCount", &lib->count},
+        {"ncclCommUserRank", &lib->user_rank},
+        {"ncclCommCuDevice", &lib->device},
+        {"ncclGetErrorString", &lib->error_string},
+        {"ncclGetLastError", &lib->last_error},
+        {"ncclGroupStart", &lib->group_start},
+        {"ncclGroupEnd", &lib->group_end},
+        {"ncclAllGather", &lib->all_gather},
+        {"ncclAllReduce", &lib->all_reduce},
+        {"ncclBroadcast", &lib->broadcast},
+        {"ncclSend", &lib->send},
+        {"ncclRecv", &lib->recv},
     };
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
         void *f = dlsym(so, want[i].name);
