@@ -29,6 +29,10 @@ typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t
 /* ---- loss, logits path: the passes are declared in src/loss/passes.h ---- */
 struct colo_logprob_pass;
 
+/* ---- loss, lm_head path: src/loss/linear.h ---- */
+struct colo_lane_ops;
+struct colo_linear_ops;
+
 typedef struct colo_ops {
     const char *name;
     colo_box_copy_fn box_copy;
@@ -37,6 +41,8 @@ typedef struct colo_ops {
     colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_box_list_fn box_list;
+    const struct colo_lane_ops *lanes;     /* NULL: no lm_head path for this memory */
+    const struct colo_linear_ops *linear;  /* likewise */
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

@@ -170,6 +170,7 @@ static struct colo_logprob_pass pass_of(const colo_logprob_config_t *config,
     return (struct colo_logprob_pass){
         .config = config,
         .dtype = logits->dtype,
+        .d_dtype = logits->dtype,
         .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
         .factor = config->scale / config->temperature,
         .smoothing = smoothing_of(config),

@@ -45,7 +45,7 @@ static double get(const void *base, colo_dtype_t dtype, int64_t i)
 /* x of columns [j, j + n) of token t; what rounds to an infinity in the stat dtype is one. */
 static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n, double *x)
 {
-    int64_t at = t * p->row_stride + j;
+    int64_t at = (t - p->row_lo) * p->row_stride + j;
     switch (p->dtype) {
     case COLO_F64:
         for (int i = 0; i < n; i++)
@@ -141,7 +141,7 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_st
     (void)stream;
     unsigned char *block = p->blocks + p->rank * p->block.bytes;
     const colo_logprob_block_t *b = &p->block;
-    if (p->lo == 0)
+    if (p->lo == p->block_lo)
         memcpy(block, &p->header, sizeof p->header);
     for (int64_t t = p->lo; t < p->hi; t++) {
         int64_t target = p->targets[t * p->target_stride], k = t - p->block_lo;
@@ -267,8 +267,8 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
 static void store_dz(const struct colo_logprob_pass *p, int64_t t, int64_t j, int n,
                      const double *dz)
 {
-    int64_t at = t * p->d_row_stride + j;
-    switch (p->dtype) {
+    int64_t at = (t - p->row_lo) * p->d_row_stride + j;
+    switch (p->d_dtype) {
     case COLO_F64:
         for (int i = 0; i < n; i++)
             ((double *)p->d_logits)[at + i] = dz[i];

@@ -12,6 +12,9 @@
  * does not wait. Everything about a token depends on that token's row only and is combined in a
  * fixed order, so results cannot depend on how the tokens are cut into passes.
  *
+ * Logits may lie in a buffer of fewer rows than tokens, whose first row is token row_lo: the
+ * lm_head path makes them chunk by chunk.
+ *
  * A block is what one rank tells the others, and goes through the gather as bytes:
  *
  *   header                             64 bytes
@@ -37,7 +40,7 @@
 
 #define COLO_LOGPROB_MAGIC INT64_C(0x31736f6c6f6c6f63)
 
-/* First in each block; written by the stats pass whose lo is 0. */
+/* First in each block; written by the stats pass whose lo is block_lo. */
 typedef struct colo_logprob_header {
     int64_t magic;
     int64_t start;   /* first global column of the shard */
@@ -57,7 +60,8 @@ typedef struct colo_logprob_block {
 
 struct colo_logprob_pass {
     const colo_logprob_config_t *config;
-    colo_dtype_t dtype;      /* of logits and d_logits */
+    colo_dtype_t dtype;      /* of logits */
+    colo_dtype_t d_dtype;    /* of d_logits: dtype, or a narrower one in a buffer of its own */
     colo_dtype_t stat_dtype; /* of the block, the outputs and the upstream gradients: f32 or f64 */
     double factor;           /* scale / temperature */
     double smoothing;        /* e, or Megatron's e'; 0 when no loss is wanted */
@@ -67,6 +71,7 @@ struct colo_logprob_pass {
     /* shard */
     const void *logits; /* [T, columns], row_stride elements apart */
     int64_t row_stride;
+    int64_t row_lo; /* token of the first row of logits, and of d_logits; 0 in the logits path */
     const int64_t *targets; /* [T], target_stride elements apart */
     int64_t target_stride;
     int64_t columns;      /* Vl, padding too */

@@ -1,0 +1,170 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear.h (private) - what the lm_head path is made of, beside the passes of passes.h: three
+ * matrix products, the packing of tokens that count, and a stream beside the caller's.
+ *
+ * linear_logprob.c decides the order; a table of colo_ops_t does the work for one kind of memory
+ * (linear-host.c in plain C; in libcolobridge-cuda.so a CUDA file fills the same two tables). The
+ * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
+ * the host reads no device memory, everything may be captured in a graph.
+ *
+ * Tokens and rows. T tokens come in; R = max_valid is what the host knows of how many count. The
+ * pack pass writes, on the device, which token each of the R rows is (-1: none) and which row each
+ * token is. From there on everything runs over rows, with an ordinary colo_logprob_pass of R tokens
+ * whose targets are the packed ones: a row without a token has the target ignore_index, so that no
+ * pass needs to know a count. Only spread() goes back to tokens.
+ *
+ * Chunks. Rows [lo, hi) are made as one chunk in one of two logits buffers; a pass of passes.h then
+ * gets logits (and d_logits) whose row 0 is the row `row_lo` of the pass. In loss mode with several
+ * ranks a chunk has its own blocks and its own gather, so block_lo is lo there, and the stats pass
+ * writes the header whenever lo == block_lo. The logits buffer's rows are a multiple of 128 bytes
+ * apart, and start at such a multiple.
+ *
+ * Order. Products run on the caller's stream, one after another (they share one GEMM workspace);
+ * statistics, gathers and gradients run on the lane's stream, so that they overlap the next
+ * chunk's product. Events carry the order between the two. A lane's stream is only ever used after
+ * it has waited for an event that was recorded on the caller's stream in the same call, and the
+ * caller's stream waits for its last event: that is what makes a call capturable.
+ */
+#ifndef COLO_LOSS_LINEAR_H
+#define COLO_LOSS_LINEAR_H
+
+#include "loss/passes.h"
+
+/* ---- a stream of the library's own ---- */
+
+/* Of the device that is current at create. On the host: stream() is NULL, the rest does nothing. */
+struct colo_lane_ops {
+    colo_status_t (*create)(int32_t events, void **lane);
+    void (*destroy)(void *lane); /* takes NULL */
+    colo_stream_t (*stream)(void *lane);
+    colo_status_t (*record)(void *lane, int32_t event, colo_stream_t on);
+    colo_status_t (*wait)(void *lane, int32_t event, colo_stream_t on); /* event was recorded */
+};
+
+/* ---- products ---- */
+
+/* Columns contiguous, rows `stride` elements apart. */
+struct colo_linear_matrix {
+    void *data;
+    int64_t stride;
+    colo_dtype_t dtype;
+};
+
+/* h [rows, hidden], w [columns, hidden], z [rows, columns]; the one on the left is written:
+ *   LOGITS    z = h wT + bias
+ *   D_HIDDEN  h = z w
+ *   D_WEIGHT  w = beta w + zT h      beta 0: what is in w is not read
+ * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
+ * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
+ * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with. */
+enum colo_linear_product {
+    COLO_LINEAR_LOGITS = 0,
+    COLO_LINEAR_D_HIDDEN = 1,
+    COLO_LINEAR_D_WEIGHT = 2
+};
+struct colo_linear_gemm {
+    enum colo_linear_product product;
+    int64_t rows, columns, hidden;
+    struct colo_linear_matrix h, w, z;
+    const void *bias; /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
+    double beta;      /* D_WEIGHT: 0 or 1 */
+    void *workspace;  /* of workspace() bytes, 256-aligned */
+};
+
+/* What products an object will run: dtypes and largest extents, for what create may prepare.
+ *   LOGITS    h, w: dtype;  z: logits_dtype
+ *   D_HIDDEN  z, w, h: dtype
+ *   D_WEIGHT  z, h: dtype;  w: sum_dtype (f32, f64 of f64 heads) */
+struct colo_linear_shape {
+    int32_t device;
+    colo_dtype_t dtype, logits_dtype, sum_dtype;
+    int64_t columns, hidden;
+};
+
+/* ---- rows ---- */
+
+enum {                          /* of counts[] */
+       COLO_LINEAR_COUNTED = 0, /* targets that are not ignore_index */
+       COLO_LINEAR_VALID = 1,   /* of these, in [0, V) and not dropped */
+       COLO_LINEAR_INVALID = 2, /* outside [0, V), or dropped */
+       COLO_LINEAR_COUNTS = 4
+};
+struct colo_linear_rows {
+    int64_t tokens, rows; /* T, R */
+    const int64_t *targets;
+    int64_t target_stride;
+    int64_t ignore_index, vocab;
+    int64_t *row_of;      /* [T]: row of a token; -1: ignored; -2: dropped, no row was left */
+    int64_t *token_of;    /* [R]: token of a row; -1: none. Tokens ascend */
+    int64_t *row_targets; /* [R]: ignore_index where there is no token */
+    int64_t *counts;      /* [COLO_LINEAR_COUNTS] */
+};
+
+/* per-token values to rows: to[k][row] = factor[k] * (from[k] ? from[k][token] : 1), divided by
+ * counts[VALID] with mean (0 when that is 0); 0 in rows without a token; to[k] NULL: not made */
+struct colo_linear_upstream_rows {
+    const struct colo_linear_rows *rows;
+    colo_dtype_t dtype; /* stat dtype, of from and to */
+    const void *from[3];
+    double factor[3];
+    void *to[3];
+    bool mean;
+};
+
+/* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL
+ * members of to are not written; n_valid and n_invalid come from the counts */
+struct colo_linear_spread {
+    const struct colo_linear_rows *rows;
+    colo_dtype_t dtype;      /* stat dtype */
+    colo_logprob_out_t from; /* [R] each; counts not looked at */
+    colo_logprob_out_t to;   /* [T] each */
+};
+
+/* ---- the table ---- */
+
+struct colo_linear_ops {
+    colo_status_t (*create)(const struct colo_linear_shape *shape, void **made); /* NULL is legal */
+    void (*destroy)(void *made);                                                 /* takes NULL */
+    int64_t (*workspace)(const void *made); /* bytes, a multiple of 256 */
+    colo_status_t (*product)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
+
+    colo_status_t (*pack)(const struct colo_linear_rows *r, colo_stream_t stream);
+    colo_status_t (*upstream)(const struct colo_linear_upstream_rows *u, colo_stream_t stream);
+    colo_status_t (*spread)(const struct colo_linear_spread *s, colo_stream_t stream);
+    /* to [hi - lo, hidden] contiguous = rows [lo, hi) of from [T, hidden]; 0 where there is no
+     * token. Same dtype */
+    colo_status_t (*take_rows)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                               colo_stream_t stream);
+    /* the reverse: tokens of rows [lo, hi) are written, the others left alone */
+    colo_status_t (*put_rows)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
+                              colo_stream_t stream);
+    /* tokens without a row: 0, NaN when dropped */
+    colo_status_t (*clear_rows)(const struct colo_linear_rows *r, int64_t hidden,
+                                const struct colo_linear_matrix *to, colo_stream_t stream);
+    /* to[j * to_step] = beta to + sum over rows of z[., j]; to is f32 (f64 of f64), sums are in
+     * that dtype or a wider one, rows ascending or by a tree that depends on rows only */
+    colo_status_t (*sum_rows)(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
+                              void *to, int64_t to_step, double beta, colo_stream_t stream);
+    /* to [rows, columns] = from, rounded to to's dtype; strided both */
+    colo_status_t (*convert)(const struct colo_linear_matrix *to,
+                             const struct colo_linear_matrix *from, int64_t rows, int64_t columns,
+                             colo_stream_t stream);
+};
+
+extern const struct colo_lane_ops colo_host_lanes;
+extern const struct colo_linear_ops colo_host_linear;
+
+/* ---- logprob.c's, for linear_logprob.c ---- */
+
+double colo_logprob_i_smoothing(const colo_logprob_config_t *config); /* e, or Megatron's */
+/* Offsets in a block of @n tokens; false when its bytes pass 2^63 */
+bool colo_logprob_i_block(const colo_logprob_config_t *config, colo_dtype_t logits, int64_t n,
+                          colo_logprob_block_t *block);
+/* All that must be equal on all ranks; vocab_start and chunk_size need not. */
+uint64_t colo_logprob_i_hash(const colo_logprob_config_t *config, colo_dtype_t logits);
+uint64_t colo_logprob_i_hash_targets(const int64_t *targets, int64_t stride, int64_t n);
+
+#endif
