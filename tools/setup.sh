@@ -51,6 +51,16 @@ missing_packages() {
     [ "$1" = run ] || has "${CXX:-c++}" || echo g++
 }
 
+# Has some Python here all of these modules? The tests look at the same ones (python/tests/run.py).
+python_has() {
+    local python
+    for python in ${COLO_PYTHON:-} python3 /usr/bin/python3; do
+        "$python" -c 'import importlib.util as u, sys
+sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null && return 0
+    done
+    return 1
+}
+
 # The same for what is used where it is there: placement, MPI, and what only some tests need.
 optional_packages() {
     { has pkg-config && pkg-config --exists 'hwloc >= 2.9'; } || echo libhwloc-dev
@@ -59,6 +69,7 @@ optional_packages() {
     [ "$1" = run ] && return 0
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang
+    python_has pytest torch numpy || echo python3-pytest python3-torch python3-numpy
 }
 
 one_line() {

@@ -99,7 +99,7 @@ with_clang() {
     fi
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
-    rerun clang "with clang" --no-suite slow
+    rerun clang "with clang" --no-suite slow --no-suite python
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""colobridge: an encoder and an LLM on the same ranks under different layouts.
+
+This package is the C library by ctypes; it needs neither torch nor numpy. With PyTorch:
+colobridge.torch (autograd functions), colobridge.megatron (HyperCommGrid,
+ColocatedBridgeCommunicator), colobridge.compat (vocabulary-parallel losses under their usual names).
+docs/python.md says what to change in a program that has those.
+"""
+from ._lib import version as library_version
+from ._version import VERSION as __version__
+from .bridge import Bridge
+from .comm import Comm, run_threads
+from .errors import (ArgumentError, DeadlineError, Error, FailedError, MismatchError, NamingError)
+from .grid import Grid, Group
+from .layout import Layout, Owned
+from .partition import Partition, padded
+from .plan import Plan, collective_check
+
+__all__ = ['ArgumentError', 'Bridge', 'Comm', 'DeadlineError', 'Error', 'FailedError', 'Grid', 'Group',
+           'Layout', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', '__version__',
+           'collective_check', 'library_version', 'padded', 'run_threads']

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Finds and loads libcolobridge.so, declares its functions, turns statuses into exceptions.
+
+Where it looks, the first that is there: COLOBRIDGE_LIBRARY (a file, or a folder that has it); beside
+this package; where `meson install` put it (_installed.py, written then); pkg-config; the loader's own
+search. A library of another version is refused, because structs may differ. Nothing is loaded
+before the first call that needs it, so importing never fails for want of a library.
+
+Calls release the GIL (ctypes.CDLL), so ranks that are threads can wait for each other.
+"""
+from __future__ import annotations
+
+import ctypes as c
+import os
+import subprocess
+import threading
+from typing import Any
+
+from . import _structs as s
+from ._version import VERSION
+from .errors import Error, FailedError, exception
+
+SONAME = 'libcolobridge.so.0'
+P, I32, I64, SIZE, CHARS, BOOL = c.c_void_p, c.c_int32, c.c_int64, c.c_size_t, c.c_char_p, c.c_bool
+STATUS = c.c_int
+_p = c.POINTER
+
+# name: (returns, arguments). Handles are void pointers; tests/test_abi.py counts the arguments.
+FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
+    'colo_status_string': (CHARS, [c.c_int]),
+    'colo_status_name': (CHARS, [c.c_int]),
+    'colo_last_error': (CHARS, []),
+    'colo_version': (CHARS, []),
+    'colo_version_number': (c.c_uint32, []),
+    'colo_dtype_size': (SIZE, [c.c_int]),
+    'colo_dtype_name': (CHARS, [c.c_int]),
+    'colo_tensor_check': (STATUS, [_p(s.Tensor), CHARS]),
+    'colo_grid_init': (STATUS, [_p(s.Grid), _p(s.Dim), I32, I64, I64]),
+    'colo_grid_parse_n': (STATUS, [_p(s.Grid), CHARS, SIZE, I64]),
+    'colo_grid_print': (SIZE, [_p(s.Grid), CHARS, SIZE]),
+    'colo_grid_hash': (c.c_uint64, [_p(s.Grid)]),
+    'colo_grid_equal': (BOOL, [_p(s.Grid), _p(s.Grid)]),
+    'colo_grid_coords': (STATUS, [_p(s.Grid), I64, _p(I64)]),
+    'colo_grid_rank': (STATUS, [_p(s.Grid), _p(I64), _p(I64)]),
+    'colo_grid_group': (STATUS, [_p(s.Grid), CHARS, I64, _p(s.Group)]),
+    'colo_grid_group_as_given': (STATUS, [_p(s.Grid), CHARS, I64, _p(s.Group)]),
+    'colo_grid_group_at': (STATUS, [_p(s.Grid), CHARS, I64, _p(s.Group)]),
+    'colo_grid_key': (STATUS, [_p(s.Grid), CHARS, CHARS]),
+    'colo_group_member': (I64, [_p(s.Group), I64]),
+    'colo_hypergrid_create': (STATUS, [_p(P), _p(s.Grid)]),
+    'colo_hypergrid_destroy': (None, [_p(P)]),
+    'colo_hypergrid_register_view': (STATUS, [P, CHARS, _p(s.Grid), CHARS]),
+    'colo_hypergrid_key': (STATUS, [P, CHARS, CHARS, CHARS]),
+    'colo_comm_threads_run': (STATUS, [I32, s.RankFn, P]),
+    'colo_comm_create_self': (STATUS, [_p(P)]),
+    'colo_comm_from_bootstrap': (STATUS, [_p(s.Bootstrap), _p(P)]),
+    'colo_comm_nccl_create': (STATUS, [P, I32, _p(P)]),
+    'colo_comm_split': (STATUS, [P, _p(s.Grid), CHARS, _p(P)]),
+    'colo_comm_split_color': (STATUS, [P, I64, I64, _p(P)]),
+    'colo_comm_destroy': (None, [_p(P)]),
+    'colo_comm_rank': (I32, [P]),
+    'colo_comm_size': (I32, [P]),
+    'colo_comm_world_rank': (I64, [P, I32]),
+    'colo_comm_find': (I32, [P, I64]),
+    'colo_comm_backend': (CHARS, [P]),
+    'colo_comm_set_name': (None, [P, CHARS]),
+    'colo_comm_name': (CHARS, [P]),
+    'colo_comm_set_timeout': (STATUS, [P, I64]),
+    'colo_comm_set_check': (STATUS, [P, I32]),
+    'colo_comm_check_level': (I32, [P]),
+    'colo_comm_all_gather': (STATUS, [P, P, P, I64, c.c_int, P]),
+    'colo_comm_all_reduce': (STATUS, [P, P, P, I64, c.c_int, c.c_int, P]),
+    'colo_comm_reduce_scatter': (STATUS, [P, P, P, I64, c.c_int, c.c_int, P]),
+    'colo_comm_broadcast': (STATUS, [P, P, I64, c.c_int, I32, P]),
+    'colo_comm_barrier': (STATUS, [P, P]),
+    'colo_comm_abort': (None, [P, CHARS]),
+    'colo_comm_check': (STATUS, [P]),
+    'colo_comm_ledger': (None, [P, _p(s.Ledger)]),
+    'colo_comm_ledger_reset': (None, [P]),
+    'colo_comm_dump': (SIZE, [P, CHARS, SIZE]),
+    'colo_layout_init': (STATUS, [_p(s.Layout), _p(s.Grid)]),
+    'colo_layout_init_src': (STATUS, [_p(s.Layout), _p(s.Grid)]),
+    'colo_layout_init_dst': (STATUS, [_p(s.Layout), _p(s.Grid)]),
+    'colo_layout_split': (STATUS, [_p(s.Layout), c.c_int, CHARS, c.c_int]),
+    'colo_layout_split_context': (STATUS, [_p(s.Layout), CHARS, c.c_int]),
+    'colo_layout_clear': (None, [_p(s.Layout), c.c_int]),
+    'colo_layout_map_offset': (STATUS, [_p(s.Layout), I64, I64]),
+    'colo_layout_map_table': (STATUS, [_p(s.Layout), _p(I64), I64, I64]),
+    'colo_layout_stage': (STATUS, [_p(s.Layout), CHARS, I64]),
+    'colo_layout_check': (STATUS, [_p(s.Layout), I64, I64, I64]),
+    'colo_layout_holds': (BOOL, [_p(s.Layout), I64]),
+    'colo_layout_owned': (STATUS, [_p(s.Layout), I64, I64, I64, I64, BOOL, _p(s.Owned),
+                                   _p(s.Run), I64, _p(I64)]),
+    'colo_layout_hash': (c.c_uint64, [_p(s.Layout)]),
+    'colo_plan_create': (STATUS, [_p(P), _p(s.PlanConfig), I64]),
+    'colo_plan_destroy': (None, [_p(P)]),
+    'colo_plan_rank': (I64, [P]),
+    'colo_plan_sends': (_p(s.PlanMessage), [P, c.c_int, _p(I32)]),
+    'colo_plan_recvs': (_p(s.PlanMessage), [P, c.c_int, _p(I32)]),
+    'colo_plan_locals': (_p(s.Region), [P, c.c_int, _p(I64)]),
+    'colo_plan_bytes': (s.PlanBytes, [P, c.c_int]),
+    'colo_plan_levels': (I64, [P]),
+    'colo_plan_direction': (c.c_int, [P]),
+    'colo_plan_scale': (I64, [P]),
+    'colo_plan_hash': (c.c_uint64, [P]),
+    'colo_plan_collective_check': (STATUS, [_p(s.PlanConfig)]),
+    'colo_bridge_create': (STATUS, [_p(P), _p(s.BridgeConfig), P]),
+    'colo_bridge_destroy': (None, [_p(P)]),
+    'colo_bridge_forward': (STATUS, [P, _p(s.Tensor), _p(s.Tensor), P]),
+    'colo_bridge_backward': (STATUS, [P, _p(s.Tensor), _p(s.Tensor), P]),
+    'colo_bridge_reshape': (STATUS, [P, _p(s.Shape)]),
+    'colo_bridge_src_shape': (I32, [P, _p(I64)]),
+    'colo_bridge_dst_shape': (I32, [P, _p(I64)]),
+    'colo_bridge_plan': (P, [P]),
+    'colo_bridge_scratch_size': (SIZE, [P]),
+    'colo_partition_check': (STATUS, [_p(s.Partition)]),
+    'colo_partition_count': (I64, [_p(s.Partition)]),
+    'colo_partition_index': (I64, [_p(s.Partition), I64]),
+    'colo_partition_shard': (STATUS, [_p(s.Partition), _p(s.Tensor), I32, _p(s.Tensor)]),
+    'colo_partition_unshard': (STATUS, [_p(s.Partition), _p(s.Tensor), I32, _p(s.Tensor)]),
+    'colo_partition_next_token': (STATUS, [_p(s.Partition), _p(s.Tensor), I64, _p(s.Tensor)]),
+    'colo_partition_padded': (STATUS, [I64, I64, I64, BOOL, _p(I64)]),
+    'colo_logprob_config_check': (STATUS, [_p(s.LogprobConfig)]),
+    'colo_logprob_saved_size': (STATUS, [_p(s.LogprobConfig), c.c_int, I64, _p(SIZE)]),
+    'colo_logprob_scratch_size': (STATUS, [_p(s.LogprobConfig), c.c_int, I64, I32, _p(SIZE)]),
+    'colo_logprob_forward': (STATUS, [_p(s.LogprobConfig), _p(s.Tensor), _p(s.Tensor), P,
+                                      _p(s.LogprobOut), _p(s.LogprobSaved), P, P, P]),
+    'colo_logprob_backward': (STATUS, [_p(s.LogprobSaved), _p(s.LogprobUpstream), _p(s.Tensor),
+                                       P]),
+    'colo_loss_reduce': (STATUS, [P, c.c_int, P, I64, P, _p(s.Reduced), P]),
+}
+
+
+def _named(path: str) -> str | None:
+    """The library's file in a folder, or the file itself."""
+    if os.path.isdir(path):
+        for name in (SONAME, 'libcolobridge.so'):
+            if os.path.exists(os.path.join(path, name)):
+                return os.path.join(path, name)
+        return None
+    return path if os.path.exists(path) else None
+
+
+def _pkg_config() -> str | None:
+    try:
+        done = subprocess.run(['pkg-config', '--variable=libdir', 'colobridge'], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=False)
+    except OSError:
+        return None
+    return _named(done.stdout.strip()) if done.returncode == 0 and done.stdout.strip() else None
+
+
+def _installed() -> str | None:
+    try:
+        from ._installed import LIBDIR  # type: ignore[import-not-found]
+    except ImportError:
+        return None
+    return _named(os.path.join(os.path.dirname(__file__), LIBDIR))
+
+
+def find() -> str:
+    """Path of the library, or its name when only the loader may know. FailedError: none where
+    COLOBRIDGE_LIBRARY points."""
+    said = os.environ.get('COLOBRIDGE_LIBRARY')
+    if said:
+        path = _named(said)
+        if path is None:
+            raise FailedError("COLOBRIDGE_LIBRARY is '%s', where there is no %s" % (said, SONAME))
+        return path
+    return (_named(os.path.dirname(os.path.abspath(__file__))) or _installed() or _pkg_config()
+            or SONAME)
+
+
+def load(path: str) -> c.CDLL:
+    """The library at @path with its functions declared. FailedError: not loadable, or of another
+    version."""
+    try:
+        library = c.CDLL(path)
+        number = library.colo_version_number
+    except (OSError, AttributeError) as why:
+        raise FailedError(
+            "libcolobridge cannot be loaded (%s). Build and install it, or set COLOBRIDGE_LIBRARY to "
+            "%s or its folder" % (why, SONAME)) from None
+    number.restype, number.argtypes = c.c_uint32, []
+    found = number()
+    found = '%d.%d.%d' % (found >> 16, found >> 8 & 255, found & 255)
+    if found != VERSION:
+        raise FailedError("%s is version %s, this package is %s; install both from one source, or set "
+                          "COLOBRIDGE_LIBRARY" % (path, found, VERSION))
+    for name, (returns, arguments) in FUNCTIONS.items():
+        try:
+            fn = getattr(library, name)
+        except AttributeError:
+            raise FailedError("%s is version %s and has no %s; it is another build, install both from "
+                              "one source" % (path, found, name)) from None
+        fn.restype, fn.argtypes = returns, arguments
+    return library
+
+
+_library: c.CDLL | None = None
+_lock = threading.Lock()
+
+
+def lib() -> c.CDLL:
+    """The library, loaded on first use."""
+    global _library
+    if _library is None:
+        with _lock:
+            if _library is None:
+                _library = load(find())
+    return _library
+
+
+def sentence() -> str:
+    """The last error's sentence on this thread."""
+    return lib().colo_last_error().decode('utf-8', 'replace')
+
+
+def check(status: int) -> int:
+    """@status when it is >= 0, else its exception. Call it on the thread of the call."""
+    if status < 0:
+        raise exception(status, sentence())
+    return status
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Calls a function that returns a status. Raises: the exception of a status < 0."""
+    return check(getattr(lib(), name)(*arguments))
+
+
+def text(value: str) -> bytes:
+    """A name or spec as C takes it."""
+    if '\0' in value:
+        raise ValueError("%r has a NUL byte" % value)
+    return value.encode()
+
+
+def version() -> str:
+    """Version of the loaded library."""
+    return lib().colo_version().decode()
+
+
+__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'sentence', 'text', 'version']

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public C structs and enums, member by member. tests/test_abi.py compiles a C program that
+prints their sizes and offsets and compares."""
+from __future__ import annotations
+
+import ctypes as c
+
+MAX_NDIM = 8
+MAX_DIMS = 16
+DIM_NAME_MAX = 16
+KEY_MAX = MAX_DIMS * DIM_NAME_MAX
+MAX_SPLITS = 4
+
+DTYPES = ('f32', 'f64', 'bf16', 'f16', 'i8', 'u8', 'i16', 'i32', 'i64')
+DTYPE = {name: i for i, name in enumerate(DTYPES)}
+DTYPE_SIZE = (4, 8, 2, 2, 1, 1, 2, 4, 8)
+HOST, CUDA = 0, 1
+FULL_SEQ, SHARDED = 0, 1
+PARTIAL, DISJOINT = 0, 1
+EXACT, COLLECTIVE = 0, 1
+EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
+FORWARD, BACKWARD = 0, 1
+SAMPLES, ROWS, FEATURES = 0, 1, 2
+REPLICATE, BLOCK, ZIGZAG = 0, 1, 2
+SUM, MAX = 0, 1
+STAGE_ANY, STAGE_LAST = -1, -2
+OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
+OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
+
+i32, i64, u64, size_t = c.c_int32, c.c_int64, c.c_uint64, c.c_size_t
+
+
+class Tensor(c.Structure):
+    """colo_tensor_t"""
+    _fields_ = [('data', c.c_void_p), ('dtype', c.c_int), ('mem', c.c_int), ('device', i32),
+                ('ndim', i32), ('shape', i64 * MAX_NDIM), ('stride', i64 * MAX_NDIM),
+                ('version', c.POINTER(u64))]
+
+
+class Dim(c.Structure):
+    """colo_dim_t"""
+    _fields_ = [('name', c.c_char_p), ('extent', i64)]
+
+
+class Grid(c.Structure):
+    """colo_grid_t"""
+    _fields_ = [('ndims', i32), ('name', (c.c_char * DIM_NAME_MAX) * MAX_DIMS),
+                ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS), ('offset', i64),
+                ('size', i64)]
+
+
+class Group(c.Structure):
+    """colo_group_t"""
+    _fields_ = [('base', i64), ('size', i64), ('index', i64), ('ordinal', i64), ('count', i64),
+                ('nd', i32), ('extent', i64 * MAX_DIMS), ('stride', i64 * MAX_DIMS)]
+
+
+class Split(c.Structure):
+    """colo_split_t"""
+    _fields_ = [('dim', i32), ('kind', c.c_int), ('context', c.c_bool)]
+
+
+class Layout(c.Structure):
+    """colo_layout_t"""
+    _fields_ = [('grid', Grid), ('nsplits', i32 * 3), ('split', (Split * MAX_SPLITS) * 3),
+                ('map', c.c_int), ('offset', i64), ('table', c.POINTER(i64)), ('table_rows', i64),
+                ('positions', i64), ('stage_dim', i32), ('stage', i64)]
+
+
+class Run(c.Structure):
+    """colo_run_t"""
+    _fields_ = [('row', i64), ('count', i64), ('local', i64)]
+
+
+class Owned(c.Structure):
+    """colo_owned_t"""
+    _fields_ = [('b0', i64), ('b1', i64), ('h0', i64), ('h1', i64), ('rows', i64)]
+
+
+class Shape(c.Structure):
+    """colo_shape_t"""
+    _fields_ = [('samples', i64), ('rows', i64), ('features', i64), ('positions', i64)]
+
+
+class PlanConfig(c.Structure):
+    """colo_plan_config_t"""
+    _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
+                ('shape', Shape), ('dtype', c.c_int), ('output', c.c_int), ('grad', c.c_int),
+                ('no_grad', c.c_bool), ('ranks_per_node', i64)]
+
+
+class Region(c.Structure):
+    """colo_region_t"""
+    _fields_ = [('b', i64 * 2), ('s', i64 * 2), ('h', i64 * 2), ('level', i32)]
+
+
+class PlanMessage(c.Structure):
+    """colo_plan_message_t"""
+    _fields_ = [('peer', i64), ('bytes', i64), ('nregions', i64), ('regions', c.POINTER(Region))]
+
+
+class PlanBytes(c.Structure):
+    """colo_plan_bytes_t"""
+    _fields_ = [('recv', i64), ('send', i64), ('local', i64), ('minimum', i64),
+                ('collective_recv', i64)]
+
+
+class BridgeConfig(c.Structure):
+    """colo_bridge_config_t"""
+    _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
+                ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
+                ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
+                ('ranks_per_node', i64), ('mem', c.c_int)]
+
+
+# colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)
+AllGatherFn = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p, c.c_void_p, size_t)
+# colo_status_t (*)(colo_comm_t *world, void *arg)
+RankFn = c.CFUNCTYPE(c.c_int, c.c_void_p, c.c_void_p)
+
+
+class Bootstrap(c.Structure):
+    """colo_bootstrap_t"""
+    _fields_ = [('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', c.c_void_p)]
+
+
+class Ledger(c.Structure):
+    """colo_ledger_t"""
+    _fields_ = [('ops', (u64 * len(OWNERS)) * len(OPS)),
+                ('sent_bytes', (u64 * len(OWNERS)) * len(OPS)),
+                ('recv_bytes', (u64 * len(OWNERS)) * len(OPS))]
+
+
+class Partition(c.Structure):
+    """colo_partition_t"""
+    _fields_ = [('cp', i64), ('cp_rank', i64), ('tp', i64), ('tp_rank', i64), ('positions', i64),
+                ('segments', i64), ('cu_padded', c.POINTER(i64))]
+
+
+class LogprobConfig(c.Structure):
+    """colo_logprob_config_t"""
+    _fields_ = [('struct_size', size_t), ('vocab', i64), ('vocab_start', i64),
+                ('temperature', c.c_double), ('scale', c.c_double), ('softcap', c.c_double),
+                ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
+                ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
+                ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool)]
+
+
+class LogprobOut(c.Structure):
+    """colo_logprob_out_t"""
+    _fields_ = [('logp', c.c_void_p), ('entropy', c.c_void_p), ('loss', c.c_void_p),
+                ('correct', c.c_void_p), ('n_valid', c.c_void_p), ('n_invalid', c.c_void_p)]
+
+
+class LogprobUpstream(c.Structure):
+    """colo_logprob_upstream_t"""
+    _fields_ = [('d_logp', c.c_void_p), ('d_entropy', c.c_void_p), ('d_loss', c.c_void_p)]
+
+
+class LogprobSaved(c.Structure):
+    """colo_logprob_saved_t"""
+    _fields_ = [('config', LogprobConfig), ('logits', Tensor), ('targets', Tensor),
+                ('logits_version', u64), ('targets_version', u64), ('stats', c.c_void_p),
+                ('valid', c.c_bool)]
+
+
+class Reduced(c.Structure):
+    """colo_reduced_t"""
+    _fields_ = [('num', c.c_double), ('den', i64), ('value', c.c_double)]
+
+
+# C name of each, for the test that compares them with the headers.
+C_NAMES = {
+    'colo_tensor_t': Tensor, 'colo_dim_t': Dim, 'colo_grid_t': Grid, 'colo_group_t': Group,
+    'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
+    'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
+    'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
+    'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_ledger_t': Ledger,
+    'colo_partition_t': Partition, 'colo_logprob_config_t': LogprobConfig,
+    'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
+    'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
+}

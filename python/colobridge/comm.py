@@ -1,0 +1,268 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of ranks that talk: in-process ranks, processes over sockets, GPUs; docs/comm.md."""
+from __future__ import annotations
+
+import ctypes as c
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from . import _structs as s
+from ._lib import call, check, lib, text
+from .errors import STATUS, Error, FailedError
+from .grid import Grid, _joined
+from .tensor import view
+
+_REDUCE = {'sum': s.SUM, 'max': s.MAX}
+
+
+class Comm:
+    """A communicator. One thread at a time uses it, but abort() and dump(), which any thread may.
+
+    Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are
+    collective and raise TimeoutError, MismatchError or RuntimeError as the library's sentence says.
+    """
+
+    def __init__(self, handle: c.c_void_p, *, owned: bool = True):
+        self._handle = handle
+        self._owned = owned
+
+    # ---- making ----
+
+    @classmethod
+    def self(cls) -> 'Comm':
+        """A group of one."""
+        handle = c.c_void_p()
+        call('colo_comm_create_self', c.byref(handle))
+        return cls(handle)
+
+    @classmethod
+    def from_all_gather(cls, rank: int, size: int,
+                        all_gather: Callable[[bytes], list[bytes]]) -> 'Comm':
+        """Processes that talk over sockets, from any all-gather of a few bytes; collective.
+        all_gather(mine) returns what every rank brought, by rank. What it raises, this raises."""
+        raised: list[BaseException] = []
+
+        def gather(_user: int, send: int, recv: int, count: int) -> int:
+            try:
+                parts = all_gather(c.string_at(send, count))
+                if len(parts) != size or any(len(part) != count for part in parts):
+                    raise ValueError("the all-gather returned parts of %s bytes, expected %d of %d"
+                                     % ([len(part) for part in parts], size, count))
+                c.memmove(recv, b''.join(parts), count * size)
+                return 0
+            except BaseException as why:  # nothing may pass through C
+                raised.append(why)
+                return STATUS['ERR_STATE']
+
+        handle = c.c_void_p()
+        boot = s.Bootstrap(rank, size, s.AllGatherFn(gather), None)
+        status = lib().colo_comm_from_bootstrap(boot, c.byref(handle))
+        if raised:
+            lib().colo_comm_destroy(c.byref(handle))
+            raise raised[0]
+        check(status)
+        return cls(handle)
+
+    def nccl(self, device: int = -1) -> 'Comm':
+        """GPUs, one a rank of this communicator, which is kept for control; collective."""
+        handle = c.c_void_p()
+        call('colo_comm_nccl_create', self.handle, device, c.byref(handle))
+        return Comm(handle)
+
+    def split(self, grid: Grid, dims: Any) -> 'Comm | None':
+        """This rank's group of @dims; collective. None on ranks outside the grid."""
+        handle = c.c_void_p()
+        call('colo_comm_split', self.handle, grid._raw, text(_joined(dims)), c.byref(handle))
+        return Comm(handle) if handle else None
+
+    def split_color(self, color: int, key: int = 0) -> 'Comm | None':
+        """Ranks of one color, ordered by (key, rank); collective. None where color < 0."""
+        handle = c.c_void_p()
+        call('colo_comm_split_color', self.handle, color, key, c.byref(handle))
+        return Comm(handle) if handle else None
+
+    def destroy(self) -> None:
+        """Local; the second time does nothing."""
+        if self._handle and self._owned:
+            lib().colo_comm_destroy(c.byref(self._handle))
+        self._handle = c.c_void_p()
+
+    def __del__(self) -> None:
+        if getattr(self, '_handle', None) and self._owned:
+            self.destroy()
+
+    # ---- what it is ----
+
+    @property
+    def handle(self) -> c.c_void_p:
+        """The colo_comm_t pointer. RuntimeError after destroy()."""
+        if not self._handle:
+            raise FailedError('this communicator was destroyed', STATUS['ERR_STATE'])
+        return self._handle
+
+    rank = property(lambda self: lib().colo_comm_rank(self.handle))
+    size = property(lambda self: lib().colo_comm_size(self.handle))
+    backend = property(lambda self: lib().colo_comm_backend(self.handle).decode())
+    check_level = property(lambda self: lib().colo_comm_check_level(self.handle))
+
+    @property
+    def name(self) -> str:
+        return lib().colo_comm_name(self.handle).decode()
+
+    @name.setter
+    def name(self, value: str) -> None:
+        lib().colo_comm_set_name(self.handle, text(value))
+
+    def world_rank(self, rank: int) -> int:
+        """World rank of a rank, -1 when out of range."""
+        return lib().colo_comm_world_rank(self.handle, rank)
+
+    def find(self, world_rank: int) -> int:
+        """Rank of a world rank, -1 when it is no member."""
+        return lib().colo_comm_find(self.handle, world_rank)
+
+    def set_timeout(self, seconds: float) -> None:
+        """Deadline of every wait; communicators made later inherit it."""
+        call('colo_comm_set_timeout', self.handle, max(int(seconds * 1000), 1))
+
+    def set_check(self, level: int) -> None:
+        """COLO_CHECK for this communicator: 0, 1 or 2."""
+        call('colo_comm_set_check', self.handle, level)
+
+    def __repr__(self) -> str:
+        if not self._handle:
+            return 'Comm(destroyed)'
+        return "Comm(rank %d of %d, %s)" % (self.rank, self.size, self.backend)
+
+    # ---- operations ----
+
+    def barrier(self, stream: int | None = None) -> None:
+        call('colo_comm_barrier', self.handle, stream)
+
+    def all_gather(self, send: Any, recv: Any, stream: int | None = None) -> None:
+        """recv = every rank's send, by rank. Contiguous buffers of one dtype."""
+        a, b = self._pair(send, recv)
+        _counts('all_gather', a[1] * self.size, b[1])
+        call('colo_comm_all_gather', self.handle, a[0], b[0], a[1], a[2], stream)
+
+    def all_reduce(self, send: Any, recv: Any | None = None, op: str = 'sum',
+                   stream: int | None = None) -> None:
+        """recv (None: send, in place) = the sum or max over ranks, combined in rank order."""
+        a, b = self._pair(send, send if recv is None else recv)
+        _counts('all_reduce', a[1], b[1])
+        call('colo_comm_all_reduce', self.handle, a[0], b[0], a[1], a[2], _REDUCE[op], stream)
+
+    def reduce_scatter(self, send: Any, recv: Any, op: str = 'sum',
+                       stream: int | None = None) -> None:
+        """recv = this rank's slice of the sum over ranks."""
+        a, b = self._pair(send, recv)
+        _counts('reduce_scatter', a[1], b[1] * self.size)
+        call('colo_comm_reduce_scatter', self.handle, a[0], b[0], b[1], a[2], _REDUCE[op], stream)
+
+    def broadcast(self, buffer: Any, root: int = 0, stream: int | None = None) -> None:
+        """buffer of rank @root to everyone."""
+        data, count, dtype = _flat(buffer, 'buffer')
+        call('colo_comm_broadcast', self.handle, data, count, dtype, root, stream)
+
+    def _pair(self, send: Any, recv: Any) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        a, b = _flat(send, 'send'), _flat(recv, 'recv')
+        if a[2] != b[2]:
+            raise ValueError("send is %s, recv %s" % (s.DTYPES[a[2]], s.DTYPES[b[2]]))
+        return a, b
+
+    def gather_bytes(self, mine: bytes) -> list[bytes]:
+        """What every rank brought, by rank; the same length on all."""
+        n = len(mine)
+        send = c.create_string_buffer(mine, max(n, 1))
+        recv = c.create_string_buffer(max(n * self.size, 1))
+        call('colo_comm_all_gather', self.handle, c.addressof(send), c.addressof(recv), n,
+             s.DTYPE['u8'], None)
+        return [recv.raw[i * n:(i + 1) * n] for i in range(self.size)]
+
+    # ---- failure, ledger ----
+
+    def abort(self, why: str) -> None:
+        """From any thread: every wait on this communicator and its relatives ends."""
+        lib().colo_comm_abort(self.handle, text(why))
+
+    def check(self) -> None:
+        """Raises the error that killed the communicator, if one did."""
+        call('colo_comm_check', self.handle)
+
+    def ledger(self) -> dict[str, dict[str, dict[str, int]]]:
+        """{owner: {operation: {"ops", "sent", "recv"}}} of what happened so far; zeros left out."""
+        raw = s.Ledger()
+        lib().colo_comm_ledger(self.handle, raw)
+        out: dict[str, dict[str, dict[str, int]]] = {}
+        for k, op in enumerate(s.OPS):
+            for o, owner in enumerate(s.OWNERS):
+                if raw.ops[k][o]:
+                    out.setdefault(owner, {})[op] = {
+                        'ops': raw.ops[k][o], 'sent': raw.sent_bytes[k][o],
+                        'recv': raw.recv_bytes[k][o]}
+        return out
+
+    def ledger_reset(self) -> None:
+        lib().colo_comm_ledger_reset(self.handle)
+
+    def dump(self) -> dict[str, Any]:
+        """Counters and the last 256 operations; keys as in docs/comm.md."""
+        need = lib().colo_comm_dump(self.handle, None, 0)
+        raw = c.create_string_buffer(need + 4096)
+        lib().colo_comm_dump(self.handle, raw, len(raw))
+        return json.loads(raw.value)
+
+
+def _flat(obj: Any, what: str) -> tuple[int, int, int]:
+    """(address, elements, dtype) of a contiguous tensor."""
+    t = view(obj, what)
+    count = 1
+    for n in t.shape[:t.ndim]:
+        count *= n
+    expected = 1
+    for axis in reversed(range(t.ndim)):
+        if t.shape[axis] > 1 and count and t.stride[axis] != expected:
+            raise ValueError("%s is not contiguous: shape %s, strides %s"
+                             % (what, t.shape[:t.ndim], t.stride[:t.ndim]))
+        expected *= t.shape[axis]
+    return t.data, count, t.dtype
+
+
+def _counts(what: str, send: int, recv: int) -> None:
+    if send != recv:
+        raise ValueError("%s: recv has %d elements, expected %d" % (what, recv, send))
+
+
+def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
+    """fn(world) on @nranks threads of this process, each with its communicator; what they returned, by
+    rank. When a rank raises, the others' waits end; the first rank's own exception is raised."""
+    results: list[Any] = [None] * nranks
+    raised: list[tuple[int, BaseException]] = []
+    lock = threading.Lock()
+
+    def rank(world: int, _arg: int) -> int:
+        comm = Comm(c.c_void_p(world), owned=False)
+        me = comm.rank
+        try:
+            results[me] = fn(comm)
+            return 0
+        except BaseException as why:  # nothing may pass through C
+            with lock:
+                raised.append((me, why))
+            status = why.status if isinstance(why, Error) else 0
+            return status or STATUS['ERR_STATE']
+        finally:
+            comm._handle = c.c_void_p()
+
+    status = lib().colo_comm_threads_run(nranks, s.RankFn(rank), None)
+    if raised:
+        peer = STATUS['ERR_PEER']
+        own = [pair for pair in raised if getattr(pair[1], 'status', 0) != peer]
+        me, why = (own or raised)[0]
+        if hasattr(why, 'add_note'):
+            why.add_note('on rank %d of %d' % (me, nranks))
+        raise why
+    check(status)
+    return results

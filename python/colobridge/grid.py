@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which rank is where, and which ranks form which group. Pure integers; see docs/grid.md."""
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Iterator, Sequence
+
+from . import _structs as s
+from ._lib import call, lib, text
+
+
+class Group:
+    """The ranks of one group, in order. Members are computed, not stored: a sequence of world ranks."""
+
+    def __init__(self, raw: s.Group):
+        self._raw = raw
+
+    size = property(lambda self: self._raw.size, doc='members')
+    index = property(lambda self: self._raw.index, doc='position of the rank it was asked for')
+    ordinal = property(lambda self: self._raw.ordinal, doc='which of the groups of its dims it is')
+    count = property(lambda self: self._raw.count, doc='how many groups its dims make')
+
+    def __len__(self) -> int:
+        return self._raw.size
+
+    def __getitem__(self, i: int) -> int:
+        if not -self._raw.size <= i < self._raw.size:
+            raise IndexError('member %d of a group of %d' % (i, self._raw.size))
+        return lib().colo_group_member(self._raw, i % self._raw.size)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.ranks())
+
+    def ranks(self) -> list[int]:
+        """World ranks of all members, in group order."""
+        ranks = [self._raw.base]
+        for i in range(self._raw.nd):
+            stride = self._raw.stride[i]
+            ranks = [rank + k * stride for k in range(self._raw.extent[i]) for rank in ranks]
+        return ranks
+
+    def __repr__(self) -> str:
+        return 'Group(%s)' % (self.ranks() if len(self) <= 16 else '%d ranks' % len(self))
+
+
+class Grid:
+    """Up to 16 named dims over consecutive world ranks, the first dim fastest.
+
+    Grid("tp=2,cp=2,dp=2") or Grid([("tp", 2), ("dp", 4)], offset=8). world: ranks of the world, 0 if
+    unknown. Immutable. Raises ValueError: no dims, names, extents, overflow, a grid over the world.
+    """
+
+    def __init__(self, dims: str | Sequence[tuple[str, int]], offset: int = 0, world: int = 0):
+        self._raw = s.Grid()
+        if isinstance(dims, str):
+            if offset:
+                raise ValueError("Grid: a spec string says its offset itself (\"%s@%d\")" % (dims, offset))
+            spec = dims.encode()
+            call('colo_grid_parse_n', self._raw, spec, len(spec), world)
+        else:
+            raw = (s.Dim * max(len(dims), 1))(*((text(name), int(n)) for name, n in dims))
+            call('colo_grid_init', self._raw, raw, len(dims), offset, world)
+
+    @property
+    def dims(self) -> list[tuple[str, int]]:
+        """(name, extent), the fastest first."""
+        raw = self._raw
+        return [(raw.name[i].value.decode(), raw.extent[i]) for i in range(raw.ndims)]
+
+    names = property(lambda self: [name for name, _ in self.dims])
+    shape = property(lambda self: [n for _, n in self.dims])
+    size = property(lambda self: self._raw.size, doc='product of the extents')
+    offset = property(lambda self: self._raw.offset, doc='world rank of grid rank 0')
+
+    def extent(self, name: str) -> int:
+        """Extent of a dim, 1 when the grid has none of that name."""
+        return dict(self.dims).get(name, 1)
+
+    def has_rank(self, rank: int) -> bool:
+        return self.offset <= rank < self.offset + self.size
+
+    def ranks(self) -> range:
+        return range(self.offset, self.offset + self.size)
+
+    def coords(self, rank: int) -> dict[str, int]:
+        """Coordinates of a world rank by dim name. ValueError: rank outside the grid."""
+        values = (s.i64 * s.MAX_DIMS)()
+        call('colo_grid_coords', self._raw, rank, values)
+        return {name: values[i] for i, name in enumerate(self.names)}
+
+    def rank(self, coords: dict[str, int]) -> int:
+        """World rank of coordinates; dims left out are 0. ValueError: out of range, unknown dim."""
+        names = self.names
+        for name in coords:
+            if name not in names:
+                raise ValueError("'%s' is no dim of %s" % (name, self))
+        values = (s.i64 * s.MAX_DIMS)(*(coords.get(name, 0) for name in names))
+        rank = s.i64()
+        call('colo_grid_rank', self._raw, values, c.byref(rank))
+        return rank.value
+
+    def group(self, dims: str | Sequence[str], rank: int, *, as_given: bool = False) -> Group:
+        """The group of a dim set that contains @rank; dims joined by "-" or a list. Members ascend;
+        as_given: the last given dim varies fastest inside the group."""
+        raw = s.Group()
+        call('colo_grid_group_as_given' if as_given else 'colo_grid_group', self._raw,
+             text(_joined(dims)), rank, raw)
+        return Group(raw)
+
+    def groups(self, dims: str | Sequence[str]) -> list[Group]:
+        """All groups of a dim set, in order."""
+        first = s.Group()
+        call('colo_grid_group_at', self._raw, text(_joined(dims)), 0, first)
+        out = [Group(first)]
+        for i in range(1, first.count):
+            raw = s.Group()
+            call('colo_grid_group_at', self._raw, text(_joined(dims)), i, raw)
+            out.append(Group(raw))
+        return out
+
+    def key(self, dims: str | Sequence[str]) -> str:
+        """Canonical name of a dim set: reversed naming order, joined by "-"."""
+        key = c.create_string_buffer(s.KEY_MAX)
+        call('colo_grid_key', self._raw, text(_joined(dims)), key)
+        return key.value.decode()
+
+    def __str__(self) -> str:
+        spec = c.create_string_buffer(s.KEY_MAX * 4)
+        lib().colo_grid_print(self._raw, spec, len(spec))
+        return spec.value.decode()
+
+    def __repr__(self) -> str:
+        return "Grid('%s')" % self
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Grid) and bool(lib().colo_grid_equal(self._raw, other._raw))
+
+    def __hash__(self) -> int:
+        return lib().colo_grid_hash(self._raw)
+
+
+def _joined(dims: str | Sequence[str]) -> str:
+    return dims if isinstance(dims, str) else '-'.join(dims)

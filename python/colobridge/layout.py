@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which elements of a [samples, rows, features] tensor each rank of a grid owns; docs/layout.md."""
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from . import _structs as s
+from ._lib import call, lib, text
+from .grid import Grid
+
+_AXES = {'samples': s.SAMPLES, 'rows': s.ROWS, 'features': s.FEATURES}
+_KINDS = {'replicate': s.REPLICATE, 'block': s.BLOCK, 'zigzag': s.ZIGZAG}
+
+
+@dataclass(frozen=True)
+class Owned:
+    """What a rank owns: samples [b0, b1), features [h0, h1), rows in local order."""
+    samples: tuple[int, int]
+    features: tuple[int, int]
+    rows: list[int]
+
+
+class Layout:
+    """A grid and how it splits samples, rows and features. Make one with src() or dst() (an encoder's
+    and an LLM's usual layout) or from nothing and split(). Methods return self."""
+
+    def __init__(self, grid: Grid | str):
+        self.grid = Grid(grid) if isinstance(grid, str) else grid
+        self._raw = s.Layout()
+        self._table: c.Array | None = None  # what _raw borrows
+        call('colo_layout_init', self._raw, self.grid._raw)
+
+    @classmethod
+    def src(cls, grid: Grid | str) -> 'Layout':
+        """The encoder's: samples BLOCK over dp, rows ZIGZAG over cp, on the last pp stage."""
+        layout = cls(grid)
+        call('colo_layout_init_src', layout._raw, layout.grid._raw)
+        return layout
+
+    @classmethod
+    def dst(cls, grid: Grid | str) -> 'Layout':
+        """The LLM's: the same, on pp stage 0."""
+        layout = cls(grid)
+        call('colo_layout_init_dst', layout._raw, layout.grid._raw)
+        return layout
+
+    def split(self, axis: str, dim: str, kind: str = 'block', *, context: bool = False) -> 'Layout':
+        """Append a split of "samples", "rows" or "features" over a dim: "block", "zigzag" or
+        "replicate". context: a BLOCK split of rows that is context parallelism. ValueError."""
+        if axis not in _AXES or kind not in _KINDS:
+            raise ValueError("split: axis '%s', kind '%s'; expected one of %s and one of %s"
+                             % (axis, kind, ', '.join(_AXES), ', '.join(_KINDS)))
+        if context:
+            if axis != 'rows':
+                raise ValueError("split: only rows are context-parallel, not %s" % axis)
+            call('colo_layout_split_context', self._raw, text(dim), _KINDS[kind])
+        else:
+            call('colo_layout_split', self._raw, _AXES[axis], text(dim), _KINDS[kind])
+        return self
+
+    def clear(self, axis: str) -> 'Layout':
+        """Forget the splits of one axis."""
+        if axis not in _AXES:
+            raise ValueError("clear: axis '%s', expected one of %s" % (axis, ', '.join(_AXES)))
+        lib().colo_layout_clear(self._raw, _AXES[axis])
+        return self
+
+    def map_offset(self, offset: int, positions: int) -> 'Layout':
+        """Row i sits at position offset + i of the LLM's sequence of @positions."""
+        call('colo_layout_map_offset', self._raw, offset, positions)
+        return self
+
+    def map_table(self, table: Sequence[int], positions: int) -> 'Layout':
+        """Row i sits at position table[i]; distinct, in [0, positions)."""
+        raw = (s.i64 * max(len(table), 1))(*(int(p) for p in table))
+        call('colo_layout_map_table', self._raw, raw, len(table), positions)
+        self._table = raw
+        return self
+
+    def stage(self, dim: str | None, stage: int | str) -> 'Layout':
+        """Only ranks at coordinate @stage of @dim hold the tensor; "last", or "any" with no dim."""
+        at = {'last': s.STAGE_LAST, 'any': s.STAGE_ANY}.get(stage, stage)  # type: ignore[call-overload]
+        if isinstance(at, str):
+            raise ValueError("stage: '%s', expected a coordinate, 'last' or 'any'" % at)
+        call('colo_layout_stage', self._raw, None if dim is None else text(dim), at)
+        return self
+
+    def check(self, samples: int, rows: int, features: int) -> None:
+        """ValueError when the layout does not fit a tensor of that size."""
+        call('colo_layout_check', self._raw, samples, rows, features)
+
+    def holds(self, rank: int) -> bool:
+        """Is @rank in the grid and on the stage."""
+        return bool(lib().colo_layout_holds(self._raw, rank))
+
+    def owned(self, rank: int, samples: int, rows: int, features: int, *,
+              full_rows: bool = False) -> Owned:
+        """What @rank owns of a tensor of that size; full_rows ignores the row splits."""
+        owned, n = s.Owned(), s.i64(0)
+        runs = (s.Run * max(rows, 1))()
+        call('colo_layout_owned', self._raw, rank, samples, rows, features, full_rows, owned, runs,
+             max(rows, 1), c.byref(n))
+        return Owned((owned.b0, owned.b1), (owned.h0, owned.h1),
+                     [r.row + i for r in runs[:n.value] for i in range(r.count)])
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Layout) and hash(self) == hash(other)
+
+    def __hash__(self) -> int:
+        return lib().colo_layout_hash(self._raw)
+
+    def __repr__(self) -> str:
+        return "Layout('%s')" % self.grid

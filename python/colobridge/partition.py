@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Shard embeddings, labels and masks along the sequence; docs/partition.md."""
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Sequence
+from typing import Any
+
+from . import _structs as s
+from ._lib import call, lib
+from .tensor import view
+
+
+class Partition:
+    """Zigzag over cp, then blocks over tp, of @positions; cu_padded: starts of padded segments of a
+    packed batch, which are then split one by one. ValueError: what does not divide."""
+
+    def __init__(self, positions: int, *, cp: int = 1, cp_rank: int = 0, tp: int = 1,
+                 tp_rank: int = 0, cu_padded: Sequence[int] | None = None):
+        self._raw = s.Partition(cp, cp_rank, tp, tp_rank, positions)
+        if cu_padded is not None:
+            self._cu = (s.i64 * len(cu_padded))(*(int(n) for n in cu_padded))
+            self._raw.segments = len(cu_padded) - 1
+            self._raw.cu_padded = c.cast(self._cu, c.POINTER(s.i64))
+        call('colo_partition_check', self._raw)
+
+    def __len__(self) -> int:
+        """Local positions."""
+        return lib().colo_partition_count(self._raw)
+
+    def index(self) -> list[int]:
+        """Global position of each local one."""
+        fn = lib().colo_partition_index
+        return [fn(self._raw, i) for i in range(len(self))]
+
+    def shard(self, whole: Any, axis: int, local: Any) -> None:
+        """local = whole[index] along @axis; host memory."""
+        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis, view(local, 'local'))
+
+    def unshard(self, local: Any, axis: int, whole: Any) -> None:
+        """The adjoint: whole = 0, then whole[index] = local."""
+        call('colo_partition_unshard', self._raw, view(local, 'local'), axis, view(whole, 'whole'))
+
+    def next_token(self, tokens: Any, targets: Any, last: int = -100) -> None:
+        """targets[i] = tokens[i + 1] on the global sequence, per segment when packed; i64."""
+        call('colo_partition_next_token', self._raw, view(tokens, 'tokens'), last,
+             view(targets, 'targets'))
+
+
+def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False) -> int:
+    """Smallest length >= @length that every split accepts."""
+    out = s.i64()
+    call('colo_partition_padded', length, tp, cp, fp8, c.byref(out))
+    return out.value

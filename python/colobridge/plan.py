@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one rank sends and receives between two layouts, without communication; docs/plan.md."""
+from __future__ import annotations
+
+import ctypes as c
+from dataclasses import dataclass
+
+from . import _structs as s
+from ._lib import call, lib
+from .layout import Layout
+
+OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
+GRADS = {'partial': s.PARTIAL, 'disjoint': s.DISJOINT}
+ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
+DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
+_WAYS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
+
+
+def choice(what: str, value: str, table: dict[str, int]) -> int:
+    """The value of a word. ValueError names the words that would do."""
+    if value not in table:
+        raise ValueError("%s is %r, expected %s" % (what, value, ' or '.join(map(repr, table))))
+    return table[value]
+
+
+@dataclass(frozen=True)
+class Region:
+    """A box in global indices, half-open; level: which addend of PARTIAL's backward."""
+    samples: tuple[int, int]
+    rows: tuple[int, int]
+    features: tuple[int, int]
+    level: int
+
+
+@dataclass(frozen=True)
+class Message:
+    peer: int
+    bytes: int
+    regions: list[Region]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Of one rank in one way. collective: None where that way rejects the pair."""
+    recv: int
+    send: int
+    local: int
+    minimum: int
+    collective_recv: int | None
+
+
+def config(kind: type, src: Layout, dst: Layout, shape: tuple[int, ...], dtype: str, output: str,
+           grad: str, no_grad: bool, ranks_per_node: int) -> c.Structure:
+    """The members that a plan's and a bridge's config share."""
+    if len(shape) not in (3, 4):
+        raise ValueError("shape is %r, expected (samples, rows, features) or also positions"
+                         % (shape,))
+    raw = kind(struct_size=c.sizeof(kind), dtype=choice('dtype', dtype, s.DTYPE),
+               output=choice('output', output, OUTPUTS), grad=choice('grad', grad, GRADS),
+               no_grad=no_grad, ranks_per_node=ranks_per_node)
+    raw.src, raw.dst = c.pointer(src._raw), c.pointer(dst._raw)
+    raw.shape = s.Shape(*shape)
+    return raw
+
+
+class Plan:
+    """The plan of world rank @rank. shape: (samples, rows, features[, positions of the LLM]), global.
+
+    output: "full" (own samples, all rows) or "sharded" (own rows); grad: "partial" (gradients are
+    summed over cp) or "disjoint". ValueError: sizes, layouts that do not fit.
+    """
+
+    def __init__(self, src: Layout, dst: Layout, shape: tuple[int, ...], rank: int, *,
+                 dtype: str = 'f32', output: str = 'full', grad: str = 'partial',
+                 no_grad: bool = False, ranks_per_node: int = 0):
+        self._src, self._dst = src, dst
+        raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+        self._handle = c.c_void_p()
+        call('colo_plan_create', c.byref(self._handle), raw, rank)
+
+    def __del__(self) -> None:
+        if getattr(self, '_handle', None):
+            lib().colo_plan_destroy(c.byref(self._handle))
+
+    rank = property(lambda self: lib().colo_plan_rank(self._handle))
+    levels = property(lambda self: lib().colo_plan_levels(self._handle))
+    hash = property(lambda self: lib().colo_plan_hash(self._handle))
+
+    @property
+    def direction(self) -> str:
+        """"fan_in", "fan_out" or "equal"."""
+        return DIRECTIONS[lib().colo_plan_direction(self._handle)]
+
+    @property
+    def scale(self) -> int | None:
+        """max(Ds, Dd) / min(Ds, Dd), None when it is no integer."""
+        return lib().colo_plan_scale(self._handle) or None
+
+    def bytes(self, way: str) -> Bytes:
+        """Bytes of this rank, "forward" or "backward"."""
+        raw = lib().colo_plan_bytes(self._handle, choice('way', way, _WAYS))
+        return Bytes(raw.recv, raw.send, raw.local, raw.minimum,
+                     None if raw.collective_recv < 0 else raw.collective_recv)
+
+    def sends(self, way: str) -> list[Message]:
+        """Messages, peers ascending."""
+        return self._messages('colo_plan_sends', way)
+
+    def recvs(self, way: str) -> list[Message]:
+        return self._messages('colo_plan_recvs', way)
+
+    def _messages(self, name: str, way: str) -> list[Message]:
+        count = c.c_int32()
+        raw = getattr(lib(), name)(self._handle, choice('way', way, _WAYS), c.byref(count))
+        return [Message(raw[i].peer, raw[i].bytes,
+                        [_region(raw[i].regions[k]) for k in range(raw[i].nregions)])
+                for i in range(count.value)]
+
+    def locals(self, way: str) -> list[Region]:
+        """What stays on the rank."""
+        count = s.i64()
+        raw = lib().colo_plan_locals(self._handle, choice('way', way, _WAYS), c.byref(count))
+        return [_region(raw[i]) for i in range(count.value)]
+
+
+def _region(raw: s.Region) -> Region:
+    return Region(tuple(raw.b), tuple(raw.s), tuple(raw.h), raw.level)
+
+
+def collective_check(src: Layout, dst: Layout, shape: tuple[int, ...], *, dtype: str = 'f32',
+                     output: str = 'full', grad: str = 'partial') -> None:
+    """ValueError when the COLLECTIVE algorithm would not take this pair (docs/collective.md)."""
+    call('colo_plan_collective_check',
+         config(s.PlanConfig, src, dst, shape, dtype, output, grad, False, 0))

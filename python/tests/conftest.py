@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+import os
+import sys
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(PACKAGE))
+# Ranks are processes of this file's tests: they find the package, too.
+os.environ['PYTHONPATH'] = os.pathsep.join(
+    [str(PACKAGE), str(Path(__file__).parent)] + [p for p in [os.environ.get('PYTHONPATH')] if p])
+os.environ.setdefault('OMP_NUM_THREADS', '1')
+if 'COLOBRIDGE_LIBRARY' not in os.environ and (PACKAGE.parent / 'build/src').is_dir():
+    os.environ['COLOBRIDGE_LIBRARY'] = str(PACKAGE.parent / 'build/src')

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The core without torch: grids, layouts, plans, ranks that are threads or processes, errors."""
+import array
+import itertools
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+import colobridge as cb
+from colobridge import _structs as s
+from colobridge.tensor import view
+
+
+def test_importing_needs_neither_torch_nor_numpy_nor_the_library():
+    code = '''
+import importlib, pkgutil, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy"):
+            raise ImportError("refused: " + name)
+sys.meta_path.insert(0, Refuse())
+import colobridge
+names = [m.name for m in pkgutil.walk_packages(colobridge.__path__, "colobridge.")
+         if not m.name.endswith("_installed")]
+for name in names:
+    importlib.import_module(name)
+assert colobridge._lib._library is None, "loaded by an import"
+print(len(names))
+'''
+    env = dict(os.environ, COLOBRIDGE_LIBRARY='/nonexistent/libcolobridge.so')
+    done = subprocess.run([sys.executable, '-c', code], env=env, text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout
+    assert int(done.stdout) >= 10
+
+
+def strides(shape):
+    return list(itertools.accumulate(shape[:-1], lambda a, b: a * b, initial=1))
+
+
+def test_coordinates_and_groups_are_the_formulas():
+    for shape, offset in (([2, 2, 2], 0), ([2, 3, 1, 2], 4), ([5], 1)):
+        names = ['tp', 'cp', 'pp', 'dp'][:len(shape)]
+        grid = cb.Grid(list(zip(names, shape)), offset=offset)
+        assert grid.names == names and grid.shape == shape and grid.offset == offset
+        where = {}
+        for rank in grid.ranks():
+            expect = [(rank - offset) // st % n for st, n in zip(strides(shape), shape)]
+            where[rank] = dict(zip(names, expect))
+            assert grid.coords(rank) == where[rank]
+            assert grid.rank(where[rank]) == rank
+        for k in range(1, len(names) + 1):
+            for dims in itertools.combinations(names, k):
+                members = {}
+                for rank in grid.ranks():
+                    rest = tuple(where[rank][n] for n in names if n not in dims)
+                    members.setdefault(rest, []).append(rank)
+                groups = [g.ranks() for g in grid.groups(dims)]
+                assert sorted(groups) == sorted(members.values())
+                for rank in grid.ranks():
+                    group = grid.group('-'.join(reversed(dims)), rank)
+                    assert rank == group[group.index] and group.ranks() in groups
+                    assert list(group) == [group[i] for i in range(len(group))]
+
+
+def test_order_as_given_and_key():
+    grid = cb.Grid('a=2,b=2,c=2')
+    assert [grid.group(['a', 'b'], r, as_given=True).ranks() for r in (0, 4)] == [[0, 2, 1, 3],
+                                                                                [4, 6, 5, 7]]
+    assert [g.ranks() for g in grid.groups('a-b')] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert grid.key(['a', 'c']) == 'c-a' == grid.key('c-a')
+
+
+@pytest.mark.parametrize('make, kind, words', [
+    (lambda: cb.Grid('tp=2,tp=2'), ValueError, "byte 5: .*duplicate dim name 'tp'"),
+    (lambda: cb.Grid([('tp', 0)]), ValueError, 'extent'),
+    (lambda: cb.Grid([]), ValueError, 'dims'),
+    (lambda: cb.Grid('tp=4', world=2), ValueError, 'world|2'),
+    (lambda: cb.Grid('tp=2').coords(2), ValueError, 'rank 2'),
+    (lambda: cb.Grid('tp=2').rank({'dp': 0}), ValueError, "'dp' is no dim"),
+    (lambda: cb.Grid('tp=2').group('dp', 0), ValueError, "'dp' is not in the grid"),
+    (lambda: cb.Grid('tp=2').group('t\0p', 0), ValueError, 'NUL'),
+    (lambda: cb.Layout.src('dp=2').split('rows', 'cp'), ValueError, 'cp'),
+    (lambda: cb.Layout('dp=2').split('batch', 'dp'), ValueError, "axis 'batch'"),
+    (lambda: cb.Layout('dp=2').stage('dp', 'first'), ValueError, "'first'"),
+    (lambda: cb.Layout.dst('cp=2').check(1, 6, 1), ValueError, '6'),
+    (lambda: cb.Plan(cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (1, 2), 0), ValueError, 'shape'),
+    (lambda: cb.Plan(cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (1, 2, -3), 0), ValueError, '-3'),
+    (lambda: cb.Plan(cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (1, 2, 3), 0, output='half'),
+     ValueError, "output is 'half', expected 'full' or 'sharded'"),
+    (lambda: cb.collective_check(cb.Layout.src('dp=2'), cb.Layout.dst('dp=2'), (2, 2, 2)), ValueError,
+     "src grid must have 'tp' dimension"),
+    (lambda: cb.Partition(6, cp=2), ValueError, '6'),
+    (lambda: view('text'), ValueError, 'is a str'),
+    (lambda: view(array.array('d', [1.0] * 2), dtype='f99'), ValueError, 'format'),
+])
+def test_bad_arguments_are_value_errors_with_the_sentence(make, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        make()
+    assert not isinstance(caught.value, cb.Error) or caught.value.status <= 0
+
+
+def test_exceptions_survive_pickling_and_print_as_they_are():
+    for kind in (cb.ArgumentError, cb.NamingError, cb.FailedError, cb.DeadlineError,
+                 cb.MismatchError):
+        error = pickle.loads(pickle.dumps(kind('rank 3: "x" is [2]', -2)))
+        assert (type(error), str(error), error.status) == (kind, 'rank 3: "x" is [2]', -2)
+    assert issubclass(cb.NamingError, KeyError) and issubclass(cb.DeadlineError, TimeoutError)
+    assert issubclass(cb.MismatchError, RuntimeError) and issubclass(cb.ArgumentError, ValueError)
+
+
+def bytes_of(message):
+    return sum((r.samples[1] - r.samples[0]) * (r.rows[1] - r.rows[0])
+               * (r.features[1] - r.features[0]) for r in message.regions) * 4
+
+
+def test_plan_is_that_of_the_worked_example():
+    src, dst = cb.Layout.src('tp=2,dp=4'), cb.Layout.dst('tp=2,cp=2,dp=2')
+    pairs = {0: 2, 2: 0, 1: 3, 3: 1, 4: 6, 6: 4, 5: 7, 7: 5}
+    for rank in range(8):
+        plan = cb.Plan(src, dst, (8, 16, 4), rank, output='sharded')
+        assert (plan.direction, plan.scale, plan.rank) == ('fan_in', 2, rank)
+        for way in ('forward', 'backward'):
+            sends, recvs = plan.sends(way), plan.recvs(way)
+            assert [m.peer for m in sends] == [m.peer for m in recvs] == [pairs[rank]]
+            assert plan.bytes(way).recv == recvs[0].bytes == bytes_of(recvs[0]) == 8 * 16 * 4 * 4 // 8
+    assert cb.Plan(cb.Layout.src('tp=2,dp=3'), cb.Layout.dst('tp=3,dp=2'), (6, 2, 2), 0).scale is None
+
+
+def test_layout_says_what_a_rank_owns():
+    layout = cb.Layout.dst('tp=2,cp=2,dp=2').map_table([0, 1, 2, 3], 8)
+    assert layout.owned(2, 4, 4, 5).rows == [2, 3]  # cp 1 holds positions 2..5 of 8
+    assert layout.owned(2, 4, 4, 5, full_rows=True).rows == [0, 1, 2, 3]
+    assert layout.owned(7, 4, 4, 5).samples == (2, 4) and layout.owned(7, 4, 4, 5).features == (0, 5)
+    assert layout == cb.Layout.dst('tp=2,cp=2,dp=2').map_table([0, 1, 2, 3], 8)
+    assert layout != cb.Layout.dst('tp=2,cp=2,dp=2')
+    assert cb.Layout.src('dp=2,pp=2').holds(2) and not cb.Layout.src('dp=2,pp=2').holds(1)
+
+
+def coded(shape, ranges):
+    """f32 values that say where they come from, b, s, h of the global tensor."""
+    return array.array('f', [b * 10000 + r * 100 + h for b in ranges[0] for r in ranges[1]
+                             for h in ranges[2]])
+
+
+def test_bridge_moves_values_and_gradients_on_threads():
+    src, dst = cb.Layout.src('tp=2,dp=4'), cb.Layout.dst('tp=2,cp=2,dp=2')
+
+    def rank(world):
+        bridge = cb.Bridge(world, src, dst, (8, 16, 4), output='sharded')
+        mine = src.owned(world.rank, 8, 16, 4)
+        x = coded(bridge.src_shape, (range(*mine.samples), range(16), range(4)))
+        want = dst.owned(world.rank, 8, 16, 4)
+        y = array.array('f', [-1.0]) * (4 * 8 * 4)
+        shapes = bridge.src_shape, bridge.dst_shape
+        assert shapes == ((2, 16, 4), (4, 8, 4))
+        bridge.forward(shaped(x, shapes[0]), shaped(y, shapes[1]))
+        assert y == coded(shapes[1], (range(*want.samples), want.rows, range(4)))
+        d_x = array.array('f', [-1.0]) * len(x)
+        bridge.backward(shaped(y, shapes[1]), shaped(d_x, shapes[0]))
+        assert d_x == x
+        assert world.ledger()['bridge']['exchange']['ops'] == 2
+        assert world.dump()['size'] == 8
+        bridge.reshape((4, 16, 4))
+        assert bridge.src_shape == (1, 16, 4)
+        bridge.destroy()
+        bridge.destroy()
+        with pytest.raises(RuntimeError, match='was destroyed'):
+            bridge.forward(None, None)
+        return world.rank
+
+    assert cb.run_threads(8, rank) == list(range(8))
+
+
+def shaped(flat, shape):
+    return memoryview(flat).cast('B').cast('f', list(shape))
+
+
+def test_a_rank_that_raises_ends_the_others_waits():
+    seen = []
+
+    def rank(world):
+        if world.rank == 1:
+            raise KeyError('mine')
+        try:
+            world.barrier()
+        except RuntimeError as why:
+            seen.append(why)
+            raise
+
+    with pytest.raises(KeyError, match='mine'):
+        cb.run_threads(3, rank)
+    assert len(seen) == 2
+
+
+def test_disagreement_is_a_mismatch_error_on_all_ranks():
+    kinds = []
+
+    def rank(world):
+        shape = (4, 8, 2 + (world.rank == 3))
+        try:
+            cb.Bridge(world, cb.Layout.src('dp=4'), cb.Layout.dst('dp=4'), shape)
+        except cb.MismatchError as why:
+            kinds.append(str(why))
+
+    cb.run_threads(4, rank)
+    assert len(kinds) == 4 and all('bridge create' in text for text in kinds)
+
+
+def test_a_rank_that_does_not_come_is_a_timeout():
+    def rank(world):
+        world.set_timeout(0.2)
+        if world.rank == 0:
+            with pytest.raises(TimeoutError, match='barrier'):
+                world.barrier()
+        else:
+            time.sleep(0.6)
+
+    cb.run_threads(2, rank)
+
+
+def test_threads_wait_for_each_other_without_the_interpreter_lock():
+    def rank(world):
+        total = array.array('d', [world.rank + 1.0])
+        for _ in range(50):
+            world.barrier()
+        world.all_reduce(total)
+        group = world.split(cb.Grid('tp=2,dp=2'), 'dp')
+        assert [group.world_rank(i) for i in range(2)] == [world.rank % 2, world.rank % 2 + 2]
+        assert group.gather_bytes(b'%d' % world.rank) == [b'%d' % group.world_rank(i) for i in (0, 1)]
+        part = array.array('d', [0.0])
+        world.reduce_scatter(array.array('d', [1.0, 2.0, 3.0, 4.0]), part)
+        assert part[0] == 4.0 * (world.rank + 1)
+        assert world.split_color(-1) is None
+        return total[0]
+
+    assert cb.run_threads(4, rank) == [10.0] * 4
+
+
+def test_buffers_that_do_not_fit_are_refused():
+    one = cb.Comm.self()
+    with pytest.raises(ValueError, match='recv has 3 elements, expected 2'):
+        one.all_gather(array.array('d', [1, 2]), array.array('d', [1, 2, 3]))
+    with pytest.raises(ValueError, match='send is f64, recv f32'):
+        one.all_gather(array.array('d', [1]), array.array('f', [1]))
+    with pytest.raises(ValueError, match='writable'):
+        one.broadcast(b'abc')
+    one.destroy()
+    with pytest.raises(RuntimeError, match='was destroyed'):
+        one.barrier()
+
+
+PROCESS = '''
+import array, os, sys, time
+import colobridge as cb
+rank, size, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+def gather(mine, box=[0]):
+    box[0] += 1
+    with open(f"{folder}/tmp{box[0]}.{rank}", "wb") as f:
+        f.write(mine)
+    os.rename(f"{folder}/tmp{box[0]}.{rank}", f"{folder}/{box[0]}.{rank}")
+    paths = [f"{folder}/{box[0]}.{r}" for r in range(size)]
+    while not all(map(os.path.exists, paths)):
+        time.sleep(0.01)
+    return [open(p, "rb").read() for p in paths]
+world = cb.Comm.from_all_gather(rank, size, gather)
+total = array.array("d", [rank + 1.0])
+world.all_reduce(total)
+assert total[0] == size * (size + 1) / 2, total
+assert world.backend == "sockets", world.backend
+print("done", world)
+'''
+
+
+def test_processes_meet_through_an_all_gather(tmp_path):
+    ranks = [subprocess.Popen([sys.executable, '-c', PROCESS, str(r), '3', str(tmp_path)], text=True,
+                              stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for r in range(3)]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert all(rank.returncode == 0 for rank in ranks), said
+
+
+def test_what_the_all_gather_raises_comes_out():
+    def gather(mine):
+        raise OSError('the store is gone')
+
+    with pytest.raises(OSError, match='the store is gone'):
+        cb.Comm.from_all_gather(0, 2, gather)
+    with pytest.raises(ValueError, match='expected 2 of 1'):
+        cb.Comm.from_all_gather(0, 2, lambda mine: [mine])
+
+
+def test_partition_is_the_zigzag():
+    assert cb.Partition(8, cp=2, cp_rank=0).index() == [0, 1, 6, 7]
+    assert cb.Partition(8, cp=2, cp_rank=1).index() == [2, 3, 4, 5]
+    packed = cb.Partition(12, cp=2, cp_rank=1, cu_padded=[0, 4, 12])
+    assert packed.index() == [1, 2, 6, 7, 8, 9]
+    whole, local = array.array('q', range(12)), array.array('q', [0]) * 6
+    packed.shard(whole, 0, local)
+    assert list(local) == packed.index()
+    back = array.array('q', [9]) * 12
+    packed.unshard(local, 0, back)
+    assert list(back) == [0, 1, 2, 0, 0, 0, 6, 7, 8, 9, 0, 0]
+    targets = array.array('q', [0]) * 12
+    packed.next_token(whole, targets)
+    assert list(targets) == [1, 2, 3, -100, 5, 6, 7, 8, 9, 10, 11, -100]
+    assert cb.padded(10, tp=2, cp=2) == 16
+
+
+def test_views_of_arrays_and_bytes():
+    t = view(array.array('i', range(6)))
+    assert (s.DTYPES[t.dtype], t.ndim, t.shape[0], t.stride[0]) == ('i32', 1, 6, 1)
+    raw = bytearray(8)
+    assert (s.DTYPES[view(raw, dtype='bf16').dtype], view(raw, dtype='bf16').shape[0]) == ('bf16', 4)
+    np = pytest.importorskip('numpy')
+    a = np.arange(24, dtype=np.float64).reshape(2, 3, 4)
+    t = view(a.transpose(2, 0, 1))
+    assert list(t.shape[:3]) == [4, 2, 3] and list(t.stride[:3]) == [1, 12, 4]
+    with pytest.raises(ValueError, match='native byte order'):
+        view(a.astype('>f8'))
+
+
+def test_one_library_in_many_threads():
+    sentences = {}
+
+    def fail(i):
+        for _ in range(200):
+            with pytest.raises(ValueError) as caught:
+                cb.Grid('tp=2').coords(100 + i)
+            sentences.setdefault(i, set()).add(str(caught.value))
+
+    threads = [threading.Thread(target=fail, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(len(said) == 1 and str(100 + i) in next(iter(said)) for i, said in sentences.items())

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which library is loaded, what is refused, and that an installed package finds its own."""
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from colobridge import _lib
+
+PACKAGE = Path(__file__).resolve().parents[1]
+LIBRARY = _lib.find()
+
+
+def run(code, *, python=sys.executable, cwd=None, **env):
+    """Output of python -c @code with a clean path; None in @env removes a variable."""
+    all_env = {k: v for k, v in dict(os.environ, **env).items() if v is not None}
+    done = subprocess.run([str(python), '-c', code], env=all_env, text=True, cwd=cwd,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.returncode, done.stdout
+
+
+FIRST = 'import colobridge as cb; print(cb.library_version(), cb._lib.find(), cb.__file__)'
+
+
+@pytest.mark.parametrize('value, words', [
+    ('/nonexistent', "COLOBRIDGE_LIBRARY is '/nonexistent', where there is no libcolobridge.so.0"),
+    (os.path.dirname(__file__), 'where there is no libcolobridge.so.0'),
+    (__file__, 'libcolobridge cannot be loaded'),
+])
+def test_a_missing_library_says_where_it_was_wanted(value, words):
+    code, said = run(FIRST, COLOBRIDGE_LIBRARY=value)
+    assert code != 0 and 'FailedError' in said and words in said, said
+
+
+def test_the_environment_names_a_file_or_its_folder():
+    for value in (LIBRARY, os.path.dirname(LIBRARY)):
+        code, said = run(FIRST, COLOBRIDGE_LIBRARY=value)
+        assert code == 0 and said.split()[1].startswith(os.path.dirname(LIBRARY)), said
+
+
+@pytest.fixture
+def fake(tmp_path):
+    """Makes a library that says it is of another version."""
+    compiler = shutil.which('cc') or shutil.which('gcc')
+    if not compiler:
+        pytest.skip('no C compiler')
+
+    def make(number):
+        source = tmp_path / 'fake.c'
+        source.write_text('unsigned colo_version_number(void) { return %s; }\n' % number)
+        path = tmp_path / 'libcolobridge.so.0'
+        subprocess.run([compiler, '-shared', '-fPIC', '-o', str(path), str(source)], check=True)
+        return str(path)
+    return make
+
+
+def test_another_version_is_refused(fake):
+    with pytest.raises(RuntimeError, match='is version 9.8.7, this package is 0.1.0'):
+        _lib.load(fake('9 << 16 | 8 << 8 | 7'))
+
+
+def test_another_build_of_this_version_is_refused(fake):
+    with pytest.raises(RuntimeError, match='is version 0.1.0 and has no colo_'):
+        _lib.load(fake('0 << 16 | 1 << 8 | 0'))
+
+
+def copy_of_package(folder):
+    """The package alone, so that nothing of this checkout helps it."""
+    shutil.copytree(PACKAGE / 'colobridge', folder / 'colobridge',
+                    ignore=shutil.ignore_patterns('__pycache__'))
+    return str(folder)
+
+
+def test_beside_the_package_comes_before_pkg_config(tmp_path):
+    path = copy_of_package(tmp_path)
+    shutil.copy(os.path.realpath(LIBRARY), tmp_path / 'colobridge/libcolobridge.so.0')
+    code, said = run(FIRST, cwd='/', PYTHONPATH=path, COLOBRIDGE_LIBRARY=None)
+    assert code == 0 and said.split()[1] == str(tmp_path / 'colobridge/libcolobridge.so.0'), said
+
+
+def test_pkg_config_is_asked(tmp_path):
+    if not shutil.which('pkg-config'):
+        pytest.skip('no pkg-config')
+    path = copy_of_package(tmp_path)
+    there = tmp_path / 'lib'
+    there.mkdir()
+    shutil.copy(os.path.realpath(LIBRARY), there / 'libcolobridge.so.0')
+    (tmp_path / 'colobridge.pc').write_text('libdir=%s\nName: colobridge\nDescription: -\n'
+                                            'Version: 0.1.0\n' % there)
+    code, said = run(FIRST, cwd='/', PYTHONPATH=path, COLOBRIDGE_LIBRARY=None,
+                     PKG_CONFIG_PATH=str(tmp_path))
+    assert code == 0 and said.split()[1] == str(there / 'libcolobridge.so.0'), said
+
+
+def test_meson_install_makes_a_package_that_finds_its_library(tmp_path):
+    meson, build = os.environ.get('COLO_MESON'), os.environ.get('COLO_BUILD')
+    if not build:
+        pytest.skip('COLO_BUILD names no build folder')
+    subprocess.run([meson, 'install', '-C', build, '--no-rebuild', '--quiet', '--destdir',
+                    str(tmp_path), '--tags', 'runtime,python-runtime'], check=True,
+                   stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    package = list(tmp_path.rglob('colobridge/py.typed'))
+    assert len(package) == 1
+    code, said = run(FIRST, cwd='/', PYTHONPATH=str(package[0].parents[1]),
+                     COLOBRIDGE_LIBRARY=None, PKG_CONFIG_PATH=None)
+    where = said.split()
+    assert code == 0 and where[1].startswith(str(tmp_path)) and where[2].startswith(str(tmp_path)), said
+    want = sorted(p.relative_to(PACKAGE / 'colobridge') for p in (PACKAGE / 'colobridge').rglob('*.py'))
+    have = sorted(p.relative_to(package[0].parent) for p in package[0].parent.rglob('*.py'))
+    assert [p for p in have if p.name != '_installed.py'] == want
+
+
+def test_pip_install_makes_a_package_that_imports(tmp_path):
+    for name in ('pip', 'venv', 'setuptools', 'wheel'):
+        if importlib.util.find_spec(name) is None:
+            pytest.skip('no %s in this Python' % name)
+    source = tmp_path / 'python'  # builds leave traces beside the source
+    shutil.copytree(PACKAGE, source, ignore=shutil.ignore_patterns('__pycache__', 'tests'))
+    target = tmp_path / 'site'
+    subprocess.run([sys.executable, '-m', 'pip', 'install', '--quiet', '--no-index', '--no-deps',
+                    '--no-build-isolation', '--disable-pip-version-check', '--target', str(target),
+                    str(source)], check=True, stdin=subprocess.DEVNULL)
+    code, said = run(FIRST, cwd='/', PYTHONPATH=str(target), COLOBRIDGE_LIBRARY=LIBRARY)
+    assert code == 0 and said.split()[2].startswith(str(target)), said
+    assert (target / 'colobridge/py.typed').exists()
+    assert (target / 'colobridge/torch/__init__.py').exists()
