@@ -42,6 +42,7 @@ typedef struct colo_k_logprob {
     colo_dtype_t dtype;
     double factor, softcap, smoothing, z_loss;
     int64_t vocab, vocab_start, ignore_index;
+    bool lenient;
     int64_t lo, hi, tokens; /* this pass, [lo, hi) of [0, tokens) */
 
     const void *logits; /* [tokens, columns]; pointer a multiple of the element size */

@@ -59,7 +59,7 @@ template <typename R> __device__ void look_up(const colo_k_logprob_t &p, int64_t
     k.target = legal ? target - p.vocab_start : -1;
     found.k = k;
     found.kind = target == p.ignore_index                         ? ZERO
-                 : isnan(m) || (!legal && (p.d_logp || p.d_loss)) ? NOT_A_NUMBER
+                 : isnan(m) || (!legal && !p.lenient && (p.d_logp || p.d_loss)) ? NOT_A_NUMBER
                                                                   : COMPUTE;
 }
 

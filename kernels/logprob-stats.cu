@@ -402,6 +402,10 @@ __global__ void __launch_bounds__(MERGE_THREADS)
                 g = merge_row(p, wide, at - p.block_lo, legal ? target : -1);
                 logp = legal ? g.xt - g.log_sum : CUDART_NAN;
                 loss = -logp;
+                if (!legal && p.lenient) { /* without a target term; NaN rows stay NaN */
+                    logp = isnan(g.m) ? CUDART_NAN : 0;
+                    loss = g.log_sum;
+                }
                 if (p.smoothing > 0)
                     loss = (1 - p.smoothing) * loss + p.smoothing * (g.log_sum - g.mean);
                 if (p.z_loss > 0) {

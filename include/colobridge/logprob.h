@@ -36,6 +36,9 @@ typedef struct colo_logprob_config {
     bool want_entropy;    /* entropy_out is written and may have a gradient */
     bool want_loss;
     bool want_correct;    /* 1 where the argmax (lowest index on ties) is the target */
+    /* Targets outside [0, V) that are not ignore_index have no target term instead of NaN: logp 0,
+     * loss as if x_t were M, gradients of the rest of the formula (-p d_logp). Still counted. */
+    bool lenient_targets;
 } colo_logprob_config_t;
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \
@@ -48,7 +51,8 @@ typedef struct colo_logprob_out {
     void *loss;      /* same dtype */
     uint8_t *correct;
     int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
-    int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN */
+    int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN,
+                         *     or what lenient_targets says */
 } colo_logprob_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
@@ -90,8 +94,9 @@ COLO_API colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *co
  *
  * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
  *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
- *   loss. All -inf row: logp, entropy and gradient NaN. -inf target among finite logits: logp -inf,
- *   entropy and gradient finite. +inf or NaN anywhere in the row, on any rank: NaN on all ranks.
+ *   loss (lenient_targets: see there). All -inf row: logp, entropy and gradient NaN. -inf target
+ *   among finite logits: logp -inf, entropy and gradient finite. +inf or NaN anywhere in the row,
+ *   on any rank: NaN on all ranks.
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
  *            all ranks (other config, targets or tokens, or shards that do not tile [0, V));
  *            those of colo_comm_all_gather()

@@ -159,6 +159,7 @@ static colo_k_logprob_t flat(const struct colo_logprob_pass *p)
         .vocab = p->config->vocab,
         .vocab_start = p->config->vocab_start,
         .ignore_index = p->config->ignore_index,
+        .lenient = p->config->lenient_targets,
         .lo = p->lo,
         .hi = p->hi,
         .tokens = p->tokens,

@@ -236,6 +236,10 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
             invalid += !legal;
             logp = legal ? g.xt - g.log_sum : NAN;
             loss = -logp;
+            if (!legal && c->lenient_targets) { /* without a target term; NaN rows stay NaN */
+                logp = isnan(g.m) ? NAN : 0;
+                loss = g.log_sum;
+            }
             if (eps > 0)
                 loss = (1 - eps) * loss + eps * (g.log_sum - g.mean);
             if (c->z_loss > 0) {
@@ -342,7 +346,7 @@ colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_str
     for (int64_t t = p->lo; t < p->hi; t++) {
         int64_t target = p->targets[t * p->target_stride];
         bool legal = target >= 0 && target < c->vocab;
-        bool lost = !legal && (p->upstream.d_logp || p->upstream.d_loss);
+        bool lost = !legal && !c->lenient_targets && (p->upstream.d_logp || p->upstream.d_loss);
         if (target == c->ignore_index)
             fill_dz(p, t, 0, p->true_columns, 0);
         else if (isnan(p->saved[t]) || lost)

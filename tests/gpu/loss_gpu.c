@@ -54,8 +54,8 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
         g[k] = asked[k] ? up[k] : 0;
     ref_logprob_grad(o, z, vocab, target, g[0], g[1], g[2], ref);
     ref_logprob_grad(o, z, vocab, -1, -1, 0, 0, fp);
-    const bool lost =
-        !r.valid && !r.ignored && (up[3] != 0); /* up[3]: is d_logp or d_loss given? */
+    const bool lost = !o->lenient && !r.valid && !r.ignored &&
+                      (up[3] != 0); /* up[3]: is d_logp or d_loss given? */
     const double size =
         f * (fabs(g[0]) + fabs(g[2]) * (1 + 2 * o->z_loss * lse) + fabs(g[1]) * (big + r.range));
     for (int64_t j = 0; j < vocab; j++) {

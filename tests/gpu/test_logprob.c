@@ -36,6 +36,7 @@ static void draw_options(loss_case_t *c, int i)
         k->softcap = 20;
     for (int u = 0; u < 3; u++)
         c->no_up[u] = t_below(&rng, 5) == 0;
+    k->lenient_targets = t_below(&rng, 3) == 0;
     c->in_place = t_below(&rng, 3) == 0;
     c->row_gap = t_below(&rng, 2) ? 0 : t_below(&rng, 9);
 }

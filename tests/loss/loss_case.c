@@ -164,6 +164,7 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
         .smoothing = k->label_smoothing,
         .z_loss = k->z_loss,
         .megatron = k->megatron_smoothing,
+        .lenient = k->lenient_targets,
         .ignore_index = k->ignore_index,
     };
 }
@@ -340,7 +341,7 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     for (int k = 0; k < 3; k++)
         g[k] = asked[k] && !c->no_up[k] ? c->up[k][t] : 0;
     ref_logprob_grad(&o, z, c->vocab, c->targets[t], g[0], g[1], g[2], dz);
-    if (!ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
+    if (!o.lenient && !ref.valid && !ref.ignored && (!c->no_up[0] || (asked[2] && !c->no_up[2])))
         for (int64_t j = 0; j < c->vocab; j++)
             dz[j] = NAN; /* nothing sensible flows back through a target that does not exist */
     double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;

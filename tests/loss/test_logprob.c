@@ -5,6 +5,8 @@
  */
 #include "loss/loss_case.h"
 
+#include <math.h>
+
 static const int32_t worlds[] = {1, 2, 3, 4, 8};
 static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static const char *const kinds[] = {"even", "uneven", "empty", "padded"};
@@ -147,6 +149,45 @@ static void an_invalid_target_leaves_the_entropy_gradient_alone(void **state)
     loss_case_free(&c);
 }
 
+static void lenient_targets_have_no_target_term(void **state)
+{
+    uint64_t rng = t_seed() + 7;
+    static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
+    static const int64_t ignored[] = {-100, 18, INT64_MIN};
+    (void)state;
+    for (size_t w = 0; w < 5; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
+            for (int dtype = COLO_F32; dtype <= COLO_F16; dtype++) {
+                loss_case_t c;
+                loss_case_init(&c, worlds[w], 9, 19, (colo_dtype_t)dtype, 3, &rng);
+                loss_case_shard(&c, kind);
+                memcpy(c.targets, odd, sizeof odd);
+                set_options(&c, 255 & ~(kind & 1 ? 0 : CAP));
+                c.config.lenient_targets = true;
+                c.config.ignore_index = ignored[kind % 3];
+                run_and_compare(&c, "lenient targets");
+                loss_case_free(&c);
+            }
+}
+
+/* NaN is not forgiven. */
+static void leniency_forgives_targets_only(void **state)
+{
+    uint64_t rng = t_seed() + 8;
+    loss_case_t c;
+    (void)state;
+    loss_case_init(&c, 2, 3, 12, COLO_F32, 3, &rng);
+    c.targets[1] = -1;
+    c.z[1 * 12 + 7] = NAN;
+    set_options(&c, ENTROPY | LOSS);
+    c.config.lenient_targets = true;
+    assert_int_equal(loss_case_run(&c), COLO_OK);
+    for (int k = 0; k < 3; k++)
+        assert_true(isnan(c.out[0][k][1]) && !isnan(c.out[0][k][0]));
+    assert_true(isnan(c.dz[12]) && !isnan(c.dz[0]));
+    loss_case_free(&c);
+}
+
 static void an_ignore_index_inside_the_vocabulary_is_ignored(void **state)
 {
     uint64_t rng = t_seed() + 6;
@@ -281,6 +322,8 @@ int main(void)
         cmocka_unit_test(rows_longer_than_a_tile_rescale_as_the_maximum_grows),
         cmocka_unit_test(ignored_and_invalid_targets_are_counted_and_contained),
         cmocka_unit_test(an_invalid_target_leaves_the_entropy_gradient_alone),
+        cmocka_unit_test(lenient_targets_have_no_target_term),
+        cmocka_unit_test(leniency_forgives_targets_only),
         cmocka_unit_test(an_ignore_index_inside_the_vocabulary_is_ignored),
         cmocka_unit_test(nothing_valid_and_nothing_at_all_still_join_the_gather),
         cmocka_unit_test(gradients_that_are_left_out_count_as_zero),

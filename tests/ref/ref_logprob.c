@@ -70,6 +70,8 @@ void ref_logprob(const ref_logprob_opts_t *o, const double *z, int64_t vocab, in
     row->range = hi - lo;
     if (row->ignored) {
         row->entropy = 0;
+    } else if (!row->valid && o->lenient) { /* -log p_t with x_t := max x, that is -max_j log p_j */
+        row->loss = -(1 - eps) * lp[best] - eps * mean + o->z_loss * row->lse * row->lse;
     } else if (!row->valid) {
         row->logp = row->loss = NAN;
     } else {

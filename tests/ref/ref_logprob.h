@@ -11,7 +11,7 @@
 
 typedef struct ref_logprob_opts {
     double temperature, scale, softcap, smoothing, z_loss;
-    bool megatron;
+    bool megatron, lenient;
     int64_t ignore_index;
 } ref_logprob_opts_t;
 
