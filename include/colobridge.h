@@ -17,6 +17,8 @@
 #include <colobridge/bridge.h>
 #include <colobridge/partition.h>
 #include <colobridge/logprob.h>
+#include <colobridge/pick.h>
+#include <colobridge/distill.h>
 #include <colobridge/tape.h>
 
 #endif

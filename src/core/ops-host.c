@@ -10,6 +10,7 @@
 #include "core/box.h"
 #include "core/half.h"
 #include "core/try.h"
+#include "loss/beside.h"
 #include "loss/passes.h"
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
@@ -84,4 +85,5 @@ const colo_ops_t colo_ops_host = {
     .logprob_merge = colo_host_logprob_merge,
     .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
+    .beside = &colo_host_beside_ops,
 };

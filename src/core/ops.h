@@ -28,6 +28,7 @@ typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t
 
 /* ---- loss, logits path: the passes are declared in src/loss/passes.h ---- */
 struct colo_logprob_pass;
+struct colo_beside_ops; /* src/loss/beside.h */
 
 /* ---- loss, lm_head path: src/loss/linear.h ---- */
 struct colo_lane_ops;
@@ -43,6 +44,7 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     const struct colo_lane_ops *lanes;     /* NULL: no lm_head path for this memory */
     const struct colo_linear_ops *linear;  /* likewise */
+    const struct colo_beside_ops *beside;  /* likewise, for what is in src/loss/beside.h */
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

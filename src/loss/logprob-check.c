@@ -110,6 +110,30 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
+colo_status_t colo_loss_i_check_beside(const colo_tensor_t *t, const colo_tensor_t *logits,
+                                       const char *what)
+{
+    if (t->mem == logits->mem && t->device == logits->device)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG,
+                     "%s: memory kind %d on device %d, the logits are kind %d on device %d", what,
+                     (int)t->mem, (int)t->device, (int)logits->mem, (int)logits->device);
+}
+
+colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits)
+{
+    if (!mask)
+        return COLO_OK;
+    COLO_TRY(colo_tensor_check(mask, "mask"));
+    if (mask->dtype != COLO_U8)
+        return colo_fail(COLO_ERR_ARG, "mask: dtype %s, expected u8", colo_dtype_name(mask->dtype));
+    if (mask->ndim != 1 || mask->shape[0] != logits->shape[0])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]",
+                         (int)mask->ndim, colo_tensor_count(mask), logits->shape[0]);
+    return colo_loss_i_check_beside(mask, logits, "mask");
+}
+
 colo_status_t colo_loss_i_check_aligned(const void *p, const char *what)
 {
     if ((uintptr_t)p % 8 != 0)

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * distill.h - cross entropy and KL divergence from a target distribution that is sharded over the
+ * vocabulary like the logits: distillation from a teacher's logits, or soft labels.
+ *
+ * Student: x of a logit as in logprob.h, p = softmax(x) over the whole vocabulary. Targets w:
+ *   COLO_DISTILL_LOGITS  q = softmax(target_scale w / target_temperature), Q = 1
+ *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not normalised)
+ *   ce = -sum_j q_j log p_j          kl = sum_j q_j (log q_j - log p_j)          0 log 0 = 0
+ *   d ce / dx_j = d kl / dx_j = Q p_j - q_j;   none flows into the targets
+ * Forward reads both shards once and does one all-gather; backward no collective. The usual factor
+ * temperature^2 of distillation is the caller's: put it into the upstream gradient.
+ */
+#ifndef COLOBRIDGE_DISTILL_H
+#define COLOBRIDGE_DISTILL_H
+
+#include <colobridge/comm.h>
+#include <colobridge/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef enum colo_distill_kind {
+    COLO_DISTILL_LOGITS = 0,
+    COLO_DISTILL_PROBS = 1
+} colo_distill_kind_t;
+
+typedef struct colo_distill_config {
+    size_t struct_size;
+    int64_t vocab;       /* V, true vocabulary; columns >= V are padding in both */
+    int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
+    double temperature;  /* student: y = scale z / temperature, x = cap tanh(y / cap) */
+    double scale;
+    double softcap;
+    colo_distill_kind_t targets;
+    double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
+    double target_scale;
+} colo_distill_config_t;
+#define COLO_DISTILL_CONFIG_INIT                                                          \
+    .struct_size = sizeof(colo_distill_config_t), .temperature = 1.0, .scale = 1.0,       \
+    .target_temperature = 1.0, .target_scale = 1.0
+
+/** Per-token outputs, [T] each, f32 (f64 when the logits are f64); NULL members are not computed.
+ *  Written only on success. */
+typedef struct colo_distill_out {
+    void *ce;
+    void *kl;
+} colo_distill_out_t;
+
+/** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
+typedef struct colo_distill_upstream {
+    const void *d_ce;
+    const void *d_kl;
+} colo_distill_upstream_t;
+
+/** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
+typedef struct colo_distill_saved {
+    colo_distill_config_t config;
+    colo_tensor_t logits, targets; /* borrowed views */
+    uint64_t logits_version, targets_version;
+    void *stats; /* borrowed: the caller's buffer of colo_distill_saved_size() bytes */
+    bool valid;
+} colo_distill_saved_t;
+
+/** colo_distill_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *config);
+/** colo_distill_saved_size() - bytes of the saved statistics: 40 a token */
+COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
+                                               size_t *bytes);
+/** colo_distill_scratch_size() - bytes of scratch that forward needs on a group of @ranks */
+COLO_API colo_status_t colo_distill_scratch_size(const colo_distill_config_t *config,
+                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                                 size_t *bytes);
+
+/**
+ * colo_distill_forward() - one read of both shards, one all-gather over @group (none when alone)
+ * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
+ * @targets:  in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until backward
+ * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read, ce = kl = 0, gradient 0
+ * @group:    the vocabulary (tp) group; NULL is an error
+ * @saved:    out may be NULL when there is no backward; then @stats is not needed
+ * @stats:    colo_distill_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
+ * @scratch:  colo_distill_scratch_size() bytes, 8-aligned, free after the call
+ *
+ * Special values: NaN or +inf in a row of either, nothing but -inf in one of them, a probability
+ *            that is negative, NaN or infinite: the row's ce, kl and gradient are NaN on all ranks.
+ *            x_j = -inf where q_j > 0: ce = kl = +inf, gradient finite; where q_j = 0: adds nothing
+ * Memory:    host, or all of it CUDA
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
+ *            all ranks (other config, mask or tokens, shards that do not tile [0, V)); those of
+ *            colo_comm_all_gather()
+ */
+COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
+                                            const colo_tensor_t *logits,
+                                            const colo_tensor_t *targets,
+                                            const colo_tensor_t *mask, colo_comm_t *group,
+                                            const colo_distill_out_t *out,
+                                            colo_distill_saved_t *saved, void *stats, void *scratch,
+                                            colo_stream_t stream);
+/**
+ * colo_distill_backward() - gradient of the raw logits; local, reads both once and writes one
+ * @saved:     from forward; may be used again (gives the same)
+ * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
+ *             in place is wanted, which ends @saved; other overlap with them or the targets is an
+ *             error
+ * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
+ */
+COLO_API colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
+                                             const colo_distill_upstream_t *upstream,
+                                             const colo_tensor_t *d_logits, colo_stream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * distill-host.c - the passes of distill-pass.h in plain C, in fp64 whatever the dtypes are.
+ *
+ * Two running maxima, of x and of v, both from -inf; when one grows, the sums that hang on it move.
+ * As in passes-host.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
+ */
+#include "loss/distill-pass.h"
+
+#include "loss/scalar.h"
+
+static double x_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+{
+    double z = colo_scalar_get(p->base.dtype, p->base.logits, t * p->base.row_stride + j);
+    return colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config->softcap);
+}
+
+static double target_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+{
+    return colo_scalar_get(p->target_dtype, p->targets, t * p->target_row_stride + j);
+}
+
+/* v; NaN when the target is none that may be */
+static double v_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
+{
+    double w = target_of(p, t, j);
+    if (p->probs)
+        return w >= 0 && w < INFINITY ? log(w) : NAN;
+    return colo_scalar_x(p->base.dtype, w, p->target_factor, 0);
+}
+
+struct row {
+    double mx, sx, mv, sv, c, d;
+};
+
+static double base_of(double m)
+{
+    return m > -INFINITY ? m : 0;
+}
+
+static struct row row_stats(const struct colo_distill_pass *p, int64_t t)
+{
+    struct row r = {.mx = -INFINITY, .mv = p->probs ? 0 : -INFINITY};
+    for (int64_t j = 0; j < p->base.true_columns; j++) {
+        const double x = x_of(p, t, j), v = v_of(p, t, j);
+        if (!(x < INFINITY) || !(v < INFINITY))
+            return (struct row){NAN, NAN, NAN, NAN, NAN, NAN};
+        if (x > r.mx) {
+            const double up = x - base_of(r.mx);
+            r.sx *= r.mx > -INFINITY ? exp(-up) : 0;
+            r.c -= r.sv > 0 ? up * r.sv : 0;
+            r.d += r.sv > 0 ? up * r.sv : 0;
+            r.mx = x;
+        }
+        if (!p->probs && v > r.mv) {
+            const double down = r.mv - v, c = exp(down);
+            r.d = c > 0 ? c * (r.d + down * r.sv) : 0;
+            r.c = c > 0 ? c * r.c : 0;
+            r.sv *= c;
+            r.mv = v;
+        }
+        if (x > -INFINITY)
+            r.sx += exp(x - r.mx);
+        const double e = v > -INFINITY ? exp(v - r.mv) : 0;
+        if (e > 0) {
+            r.sv += e;
+            r.c += e * (x - base_of(r.mx));
+            r.d += e * ((v - r.mv) - (x - base_of(r.mx)));
+        }
+    }
+    return r;
+}
+
+colo_status_t colo_host_distill_stats(const struct colo_distill_pass *p, colo_stream_t stream)
+{
+    unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
+    const colo_dtype_t stat = p->base.stat_dtype;
+    (void)stream;
+    *(colo_logprob_header_t *)block = p->base.header;
+    for (int64_t t = 0; t < p->base.tokens; t++) {
+        struct row r = {.mx = -INFINITY, .mv = p->probs ? 0 : -INFINITY};
+        if (!p->mask || p->mask[t * p->mask_stride])
+            r = row_stats(p, t);
+        colo_scalar_put(stat, block + p->mx, t, r.mx);
+        colo_scalar_put(stat, block + p->sx, t, r.sx);
+        colo_scalar_put(stat, block + p->mv, t, r.mv);
+        colo_scalar_put(stat, block + p->sv, t, r.sv);
+        colo_scalar_put(stat, block + p->c, t, r.c);
+        colo_scalar_put(stat, block + p->d, t, r.d);
+    }
+    return COLO_OK;
+}
+
+static struct row row_of(const struct colo_distill_pass *p, int32_t r, int64_t t)
+{
+    const unsigned char *b = p->base.blocks + r * p->base.block.bytes;
+    const colo_dtype_t stat = p->base.stat_dtype;
+    return (struct row){
+        colo_scalar_get(stat, b + p->mx, t), colo_scalar_get(stat, b + p->sx, t),
+        colo_scalar_get(stat, b + p->mv, t), colo_scalar_get(stat, b + p->sv, t),
+        colo_scalar_get(stat, b + p->c, t),  colo_scalar_get(stat, b + p->d, t),
+    };
+}
+
+struct merged {
+    double m, log_sum, mv, log_sum_v, q, ce, kl;
+};
+
+static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
+{
+    const struct merged lost = {NAN, NAN, NAN, NAN, NAN, NAN, NAN};
+    double m = -INFINITY, mv = -INFINITY, sum = 0, sum_v = 0, c = 0, d = 0;
+    for (int32_t i = 0; i < p->base.ranks; i++) {
+        struct row r = row_of(p, i, t);
+        if (isnan(r.mx))
+            return lost;
+        m = r.mx > m ? r.mx : m;
+        mv = r.mv > mv ? r.mv : mv;
+    }
+    if (!(m > -INFINITY) || !(mv > -INFINITY))
+        return lost;
+    for (int32_t i = 0; i < p->base.ranks; i++) {
+        const struct row r = row_of(p, i, t);
+        const double down_v = r.mv - mv, w = r.mv > -INFINITY ? exp(down_v) : 0,
+                     down = base_of(r.mx) - m;
+        if (r.mx > -INFINITY)
+            sum += exp(r.mx - m) * r.sx;
+        if (w > 0 && r.sv > 0) {
+            sum_v += w * r.sv;
+            c += w * (r.c + down * r.sv);
+            d += w * (r.d + (down_v - down) * r.sv);
+        }
+    }
+    struct merged g = {.m = m, .log_sum = log(sum), .q = 1};
+    if (p->probs) {
+        g.q = sum_v;
+        g.ce = g.q * g.log_sum - c;
+        g.kl = g.q * g.log_sum + d;
+    } else {
+        g.mv = mv;
+        g.log_sum_v = log(sum_v);
+        g.ce = g.log_sum - c / sum_v;
+        g.kl = d / sum_v - g.log_sum_v + g.log_sum;
+    }
+    return g;
+}
+
+colo_status_t colo_host_distill_merge(const struct colo_distill_pass *p, colo_stream_t stream)
+{
+    const int64_t tokens = p->base.tokens;
+    (void)stream;
+    for (int64_t t = 0; t < tokens; t++) {
+        struct merged g = {.m = INFINITY};
+        if (!p->mask || p->mask[t * p->mask_stride])
+            g = merge_row(p, t);
+        if (p->out.ce)
+            colo_scalar_put(p->base.stat_dtype, p->out.ce, t, g.ce);
+        if (p->out.kl)
+            colo_scalar_put(p->base.stat_dtype, p->out.kl, t, g.kl);
+        if (p->saved) {
+            p->saved[t] = g.m;
+            p->saved[tokens + t] = g.log_sum;
+            p->saved[2 * tokens + t] = g.mv;
+            p->saved[3 * tokens + t] = g.log_sum_v;
+            p->saved[4 * tokens + t] = g.q;
+        }
+    }
+    return COLO_OK;
+}
+
+static double upstream(const struct colo_distill_pass *p, int64_t t)
+{
+    double g = p->upstream.d_ce ? colo_scalar_get(p->base.stat_dtype, p->upstream.d_ce, t) : 0;
+    if (p->upstream.d_kl)
+        g += colo_scalar_get(p->base.stat_dtype, p->upstream.d_kl, t);
+    return g;
+}
+
+static double slope(const struct colo_distill_pass *p, double x)
+{
+    const double cap = p->base.config->softcap;
+    return p->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
+}
+
+colo_status_t colo_host_distill_grad(const struct colo_distill_pass *p, colo_stream_t stream)
+{
+    const int64_t tokens = p->base.tokens;
+    (void)stream;
+    for (int64_t t = 0; t < tokens; t++) {
+        const double m = p->saved[t], log_sum = p->saved[tokens + t], mv = p->saved[2 * tokens + t],
+                     log_sum_v = p->saved[3 * tokens + t], q_all = p->saved[4 * tokens + t],
+                     g = m < INFINITY ? upstream(p, t) : 0;
+        for (int64_t j = 0; j < p->base.columns; j++) {
+            double dz = 0;
+            if (isnan(m)) {
+                dz = NAN;
+            } else if (m < INFINITY && j < p->base.true_columns) {
+                const double x = x_of(p, t, j);
+                const double q =
+                    p->probs ? target_of(p, t, j) : exp(v_of(p, t, j) - mv - log_sum_v);
+                dz = g * (q_all * exp(x - m - log_sum) - q) * slope(p, x);
+            }
+            if (j >= p->base.true_columns)
+                dz = 0;
+            colo_scalar_put(p->base.dtype, p->base.d_logits, t * p->base.d_row_stride + j, dz);
+        }
+    }
+    return COLO_OK;
+}

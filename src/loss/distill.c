@@ -1,0 +1,323 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * distill.c - loss against a sharded target distribution: checks, the passes in order, one gather.
+ *
+ * As logprob.c, with two matrices instead of one: what differs are the numbers a token (six, in
+ * distill-pass.h) and that no target has an owner. The checks of a shard, of a gradient and of the
+ * gathered headers are those of the logits path. Targets are sharded, so nothing of them can be
+ * compared across ranks; configs and masks are.
+ */
+#include "loss/distill-pass.h"
+
+#include "comm/comm.h"
+#include "core/hash.h"
+#include "core/try.h"
+#include "loss/beside.h"
+#include "loss/check.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+static colo_logprob_config_t base_config(const colo_distill_config_t *c)
+{
+    return (colo_logprob_config_t){
+        .struct_size = sizeof(colo_logprob_config_t),
+        .vocab = c->vocab,
+        .vocab_start = c->vocab_start,
+        .temperature = c->temperature,
+        .scale = c->scale,
+        .softcap = c->softcap,
+    };
+}
+
+colo_status_t colo_distill_config_check(const colo_distill_config_t *c)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "distill: config is NULL");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_DISTILL_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    const colo_logprob_config_t base = base_config(c);
+    colo_status_t st = colo_logprob_config_check(&base);
+    if (st < 0)
+        return colo_fail_prefix(st, "distill");
+    if (c->targets != COLO_DISTILL_LOGITS && c->targets != COLO_DISTILL_PROBS)
+        return colo_fail(COLO_ERR_ARG, "distill: targets is %d, expected logits (0) or probs (1)",
+                         (int)c->targets);
+    if (!(c->target_temperature > 0) || isinf(c->target_temperature))
+        return colo_fail(COLO_ERR_ARG, "distill: target_temperature is %g, expected finite and > 0",
+                         c->target_temperature);
+    if (!isfinite(c->target_scale) || !isfinite(c->target_scale / c->target_temperature))
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: target_scale / target_temperature = %g / %g is not finite",
+                         c->target_scale, c->target_temperature);
+    return COLO_OK;
+}
+
+/* ---- sizes ---- */
+
+colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
+                                      size_t *bytes)
+{
+    int64_t n;
+    COLO_TRY(colo_distill_config_check(config));
+    if (tokens < 0)
+        return colo_fail(COLO_ERR_ARG, "distill: tokens is %" PRId64 ", expected >= 0", tokens);
+    if (!bytes)
+        return colo_fail(COLO_ERR_ARG, "distill: bytes is NULL");
+    if (!colo_mul_ok(tokens, 5 * (int64_t)sizeof(double), &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
+                         tokens);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+static bool block_of(colo_dtype_t dtype, int64_t n, struct colo_distill_pass *p)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
+    colo_logprob_block_t *b = &p->base.block;
+    *b = (colo_logprob_block_t){.bytes = (int64_t)sizeof(colo_logprob_header_t)};
+    int64_t *const offsets[] = {&p->mx, &p->sx, &p->mv, &p->sv, &p->c, &p->d};
+    for (int i = 0; i < 6; i++)
+        if (!colo_logprob_i_append(b, n, elem, true, offsets[i]))
+            return false;
+    return true;
+}
+
+colo_status_t colo_distill_scratch_size(const colo_distill_config_t *config, colo_dtype_t dtype,
+                                        int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    struct colo_distill_pass p;
+    size_t saved;
+    int64_t n;
+    COLO_TRY(colo_distill_saved_size(config, tokens, bytes ? &saved : NULL));
+    if (!colo_dtype_is_float(dtype))
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: logits of dtype %s, expected f32, f64, bf16 or f16",
+                         colo_dtype_name(dtype));
+    if (ranks < 1)
+        return colo_fail(COLO_ERR_ARG, "distill: ranks is %d, expected >= 1", (int)ranks);
+    if (!block_of(dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         tokens, (int)ranks);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+/* ---- checks ---- */
+
+static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tensor_t *targets)
+{
+    COLO_TRY(colo_loss_i_check_matrix(targets, "targets", false));
+    if (targets->dtype != logits->dtype && targets->dtype != COLO_F32)
+        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected f32 or the logits' %s",
+                         colo_dtype_name(targets->dtype), colo_dtype_name(logits->dtype));
+    if (targets->shape[0] != logits->shape[0] || targets->shape[1] != logits->shape[1])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "targets: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
+                         "] as the logits",
+                         targets->shape[0], targets->shape[1], logits->shape[0], logits->shape[1]);
+    return colo_loss_i_check_beside(targets, logits, "targets");
+}
+
+static colo_status_t check_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
+                                   const colo_tensor_t *targets, const colo_tensor_t *mask,
+                                   const colo_comm_t *group, const colo_distill_out_t *out,
+                                   const colo_distill_saved_t *saved, const void *stats,
+                                   const void *scratch)
+{
+    COLO_TRY(colo_distill_config_check(config));
+    const colo_logprob_config_t base = base_config(config);
+    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
+    COLO_TRY(check_targets(logits, targets));
+    COLO_TRY(colo_loss_i_check_mask(mask, logits));
+    COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "distill: out is NULL");
+    if (!saved && stats)
+        return colo_fail(COLO_ERR_ARG, "distill: stats is given, saved is NULL");
+    if (saved && !stats && logits->shape[0] > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "distill: saved is given, stats is NULL; it needs %" PRId64 " bytes",
+                         logits->shape[0] * 5 * (int64_t)sizeof(double));
+    if (!scratch)
+        return colo_fail(COLO_ERR_ARG, "distill: scratch is NULL; colo_distill_scratch_size() "
+                                       "tells how many bytes it needs");
+    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
+    return colo_loss_i_check_aligned(scratch, "scratch");
+}
+
+/* ---- forward ---- */
+
+static struct colo_distill_pass pass_of(const colo_distill_config_t *c, const colo_tensor_t *logits,
+                                        const colo_tensor_t *targets,
+                                        const colo_logprob_config_t *base)
+{
+    int64_t in_vocab = c->vocab - c->vocab_start;
+    in_vocab = in_vocab < 0 ? 0 : in_vocab;
+    return (struct colo_distill_pass){
+        .base =
+            {
+                .config = base,
+                .dtype = logits->dtype,
+                .d_dtype = logits->dtype,
+                .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
+                .factor = c->scale / c->temperature,
+                .hi = logits->shape[0],
+                .tokens = logits->shape[0],
+                .logits = logits->data,
+                .row_stride = logits->stride[0],
+                .columns = logits->shape[1],
+                .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
+            },
+        .probs = c->targets == COLO_DISTILL_PROBS,
+        .target_factor = c->target_scale / c->target_temperature,
+        .target_dtype = targets->dtype,
+        .targets = targets->data,
+        .target_row_stride = targets->stride[0],
+    };
+}
+
+static uint64_t hash_config(const struct colo_distill_pass *p)
+{
+    colo_logprob_config_t targets = {
+        .vocab = p->probs, .scale = p->probs ? 1 : p->target_factor, .temperature = 1};
+    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(p->base.config, p->base.dtype),
+                         (int64_t)colo_logprob_i_hash_config(&targets, p->target_dtype));
+}
+
+static uint64_t hash_mask(const struct colo_distill_pass *p)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
+    for (int64_t t = 0; t < p->base.tokens && p->mask; t++)
+        h = colo_hash_i64(h, p->mask[t * p->mask_stride] != 0);
+    return h;
+}
+
+static colo_status_t forward(struct colo_distill_pass *p, const colo_beside_ops_t *beside,
+                             bool on_host, colo_comm_t *group, colo_stream_t stream)
+{
+    p->base.header = (colo_logprob_header_t){
+        .magic = COLO_LOGPROB_MAGIC,
+        .start = p->base.config->vocab_start,
+        .columns = p->base.true_columns,
+        .tokens = p->base.tokens,
+        .config = hash_config(p),
+        .targets = on_host && p->base.ranks > 1 ? hash_mask(p) : 0,
+    };
+    COLO_TRY(beside->distill_stats(p, stream));
+    if (p->base.ranks > 1) {
+        const int64_t bytes = p->base.block.bytes;
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS,
+                                        p->base.blocks + p->base.rank * bytes, p->base.blocks,
+                                        bytes, COLO_U8, stream));
+        if (on_host)
+            COLO_TRY(colo_logprob_i_check_headers(&p->base));
+    }
+    return beside->distill_merge(p, stream);
+}
+
+colo_status_t colo_distill_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
+                                   const colo_tensor_t *targets, const colo_tensor_t *mask,
+                                   colo_comm_t *group, const colo_distill_out_t *out,
+                                   colo_distill_saved_t *saved, void *stats, void *scratch,
+                                   colo_stream_t stream)
+{
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "distill: group is NULL; colo_comm_create_self() makes one "
+                                       "of one rank");
+    const colo_beside_ops_t *beside;
+    struct colo_distill_pass room;
+    colo_status_t st =
+        check_forward(config, logits, targets, mask, group, out, saved, stats, scratch);
+    if (st == COLO_OK)
+        st = colo_beside_i_for(logits->mem, NULL, &beside);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(logits, group, "distill");
+    if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
+        st = colo_fail(COLO_ERR_ARG, "distill: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
+                       logits->shape[0]);
+    COLO_TRY(colo_loss_i_ready(group, "distill forward", st));
+    const uint64_t logits_version = logits->version ? *logits->version : 0;
+    const uint64_t targets_version = targets->version ? *targets->version : 0;
+    const colo_logprob_config_t base = base_config(config);
+    struct colo_distill_pass p = pass_of(config, logits, targets, &base);
+    p.base.rank = colo_comm_rank(group);
+    p.base.ranks = colo_comm_size(group);
+    p.base.blocks = scratch;
+    p.base.block = room.base.block;
+    p.mx = room.mx;
+    p.sx = room.sx;
+    p.mv = room.mv;
+    p.sv = room.sv;
+    p.c = room.c;
+    p.d = room.d;
+    p.mask = mask ? mask->data : NULL;
+    p.mask_stride = mask ? mask->stride[0] : 0;
+    p.out = *out;
+    p.saved = saved ? stats : NULL;
+    COLO_TRY(forward(&p, beside, logits->mem == COLO_HOST, group, stream));
+    if (saved)
+        *saved = (colo_distill_saved_t){
+            .config = *config,
+            .logits = *logits,
+            .targets = *targets,
+            .logits_version = logits_version,
+            .targets_version = targets_version,
+            .stats = stats,
+            .valid = true,
+        };
+    return COLO_OK;
+}
+
+/* ---- backward ---- */
+
+/* The targets are read row by row with the logits: nothing written may be among them. */
+static colo_status_t check_apart(const colo_tensor_t *d, const colo_tensor_t *targets)
+{
+    if (colo_tensor_count(d) == 0)
+        return COLO_OK;
+    const int64_t rows = d->shape[0] - 1, cols = d->shape[1];
+    const uintptr_t lo = (uintptr_t)d->data, at = (uintptr_t)targets->data;
+    const uintptr_t hi = lo + (uintptr_t)(rows * d->stride[0] + cols) * colo_dtype_size(d->dtype);
+    const uintptr_t end =
+        at + (uintptr_t)(rows * targets->stride[0] + cols) * colo_dtype_size(targets->dtype);
+    if (lo < end && at < hi)
+        return colo_fail(COLO_ERR_ARG, "d_logits: overlaps the targets (%+" PRId64 " bytes)",
+                         (int64_t)(lo - at));
+    return COLO_OK;
+}
+
+colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
+                                    const colo_distill_upstream_t *upstream,
+                                    const colo_tensor_t *d_logits, colo_stream_t stream)
+{
+    bool in_place = false;
+    const colo_beside_ops_t *beside;
+    if (!saved)
+        return colo_fail(COLO_ERR_ARG, "distill: saved is NULL");
+    if (!saved->valid)
+        return colo_fail(COLO_ERR_STATE, "distill: the saved state is not valid: no forward filled "
+                                         "it, or a backward in place ended it");
+    if (!upstream)
+        return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
+    COLO_TRY(check_apart(d_logits, &saved->targets));
+    COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
+    COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
+    COLO_TRY(colo_beside_i_for(saved->logits.mem, NULL, &beside));
+    const colo_logprob_config_t base = base_config(&saved->config);
+    struct colo_distill_pass p = pass_of(&saved->config, &saved->logits, &saved->targets, &base);
+    p.saved = saved->stats;
+    p.upstream = *upstream;
+    p.base.d_logits = d_logits->data;
+    p.base.d_row_stride = d_logits->stride[0];
+    COLO_TRY(beside->distill_grad(&p, stream));
+    if (in_place)
+        saved->valid = false;
+    return COLO_OK;
+}

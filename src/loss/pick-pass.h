@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pick-pass.h (private) - the passes of pick.h: five small ones around the stats, merge and grad
+ * passes of logprob (passes.h).
+ *
+ *   rows    ids, mask -> rows: what logprob's passes take for targets
+ *   (stats: the shard's m and s)
+ *   local   logits -> this rank's candidates, in its block
+ *   (one all-gather)
+ *   (merge: M, log Sum)
+ *   merge   candidates of all ranks -> logp, ids, and x - M of each pick, kept for backward
+ *   sum     d_logp -> sum of a row's gradients
+ *   (grad: -p_j sum_i g_i in every column, as if one target had all of it)
+ *   fix     the picked columns, made anew from what was kept
+ *
+ * A block is logprob's (m, s, x_t) and then
+ *   pz  [n, k]  raw logits, stat dtype (exact): with topk the shard's k first, else those owned
+ *   pid [n, k]  i64 global ids, -1 where the shard has fewer; with topk only
+ *
+ * Raw logits travel, not x: their order is exact and the same on host and GPU, and x - M is made
+ * from them in fp64.
+ *
+ * A row is COLO_PICK_SKIP where nothing is to be read, -1 where an id is invalid and the gradient
+ * is NaN, else some picked id.
+ */
+#ifndef COLO_LOSS_PICK_PASS_H
+#define COLO_LOSS_PICK_PASS_H
+
+#include "loss/passes.h"
+
+#include <colobridge/pick.h>
+
+#define COLO_PICK_SKIP INT64_MIN
+
+struct colo_pick_pass {
+    struct colo_logprob_pass base; /* targets are the rows, ignore_index is COLO_PICK_SKIP */
+    int64_t k;
+    bool topk;
+    int64_t ignore_index;
+    int64_t pz, pid; /* byte offsets in a block; pid -1: not there */
+    const int64_t *ids;
+    int64_t id_stride; /* of a row */
+    const uint8_t *mask;
+    int64_t mask_stride;
+    colo_pick_out_t out;
+    bool count; /* does rows write out.n_invalid? */
+
+    /* in the saved buffer, behind base.saved [3, T] */
+    int64_t *rows; /* [T] */
+    void *sum;     /* [T] stat dtype, in 8 bytes a token */
+    double *down;  /* [T, k] x - M */
+    int64_t *kept; /* [T, k] ids; -1: no gradient */
+
+    const void *d_logp; /* [T, k] stat dtype */
+};
+
+colo_status_t colo_host_pick_rows(const struct colo_pick_pass *p, colo_stream_t stream);
+colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t stream);
+colo_status_t colo_host_pick_merge(const struct colo_pick_pass *p, colo_stream_t stream);
+colo_status_t colo_host_pick_sum(const struct colo_pick_pass *p, colo_stream_t stream);
+colo_status_t colo_host_pick_fix(const struct colo_pick_pass *p, colo_stream_t stream);
+
+#endif

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pick.c - log-probabilities of the k largest or of k given columns a token: checks, order of the
+ * passes, the one gather.
+ *
+ * Almost all of it is the logits path's: its stats and merge passes make M and log Sum, its grad
+ * pass writes -p_j times the sum of a row's gradients. What is added rides along: candidates behind
+ * the statistics in the same block, so that there is one gather; and the picked columns, written
+ * after the grad pass. pick-pass.h has the order of the passes and what travels.
+ *
+ * To the logits path a token's target is some id that was picked. That column's gradient comes out
+ * of it with all of the row's upstream in it, and is among those that are written anew.
+ */
+#include "loss/pick-pass.h"
+
+#include "comm/comm.h"
+#include "core/hash.h"
+#include "core/try.h"
+#include "loss/beside.h"
+#include "loss/check.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+/* The same as the logits path has it; no row is ignored by the caller's index, but by its mask. */
+static colo_logprob_config_t base_config(const colo_pick_config_t *c)
+{
+    return (colo_logprob_config_t){
+        .struct_size = sizeof(colo_logprob_config_t),
+        .vocab = c->vocab,
+        .vocab_start = c->vocab_start,
+        .temperature = c->temperature,
+        .scale = c->scale,
+        .softcap = c->softcap,
+        .ignore_index = COLO_PICK_SKIP,
+    };
+}
+
+colo_status_t colo_pick_config_check(const colo_pick_config_t *c)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "pick: config is NULL");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG,
+                         "pick: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_PICK_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    colo_logprob_config_t base = base_config(c);
+    colo_status_t st = colo_logprob_config_check(&base);
+    if (st < 0)
+        return colo_fail_prefix(st, "pick");
+    if (c->k < 1 || c->k > COLO_PICK_MAX)
+        return colo_fail(COLO_ERR_ARG, "pick: k is %" PRId64 ", expected 1..%d", c->k,
+                         COLO_PICK_MAX);
+    if (c->topk && c->k > c->vocab)
+        return colo_fail(COLO_ERR_ARG,
+                         "pick: the %" PRId64 " largest of a vocabulary of %" PRId64
+                         " were asked for",
+                         c->k, c->vocab);
+    return COLO_OK;
+}
+
+/* ---- sizes ---- */
+
+colo_status_t colo_pick_saved_size(const colo_pick_config_t *config, int64_t tokens, size_t *bytes)
+{
+    int64_t n;
+    COLO_TRY(colo_pick_config_check(config));
+    if (tokens < 0)
+        return colo_fail(COLO_ERR_ARG, "pick: tokens is %" PRId64 ", expected >= 0", tokens);
+    if (!bytes)
+        return colo_fail(COLO_ERR_ARG, "pick: bytes is NULL");
+    if (!colo_mul_ok(tokens, 40 + 16 * config->k, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "pick: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+static bool block_of(const colo_pick_config_t *c, colo_dtype_t dtype, int64_t tokens,
+                     struct colo_pick_pass *p)
+{
+    const colo_logprob_config_t base = base_config(c);
+    const int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
+    colo_logprob_block_t *b = &p->base.block;
+    int64_t n;
+    return colo_mul_ok(tokens, c->k, &n) && colo_logprob_i_block_layout(&base, dtype, tokens, b) &&
+           colo_logprob_i_append(b, n, elem, true, &p->pz) &&
+           colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->topk, &p->pid);
+}
+
+colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, colo_dtype_t dtype,
+                                     int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    struct colo_pick_pass p;
+    size_t saved;
+    int64_t n;
+    COLO_TRY(colo_pick_saved_size(config, tokens, bytes ? &saved : NULL));
+    if (!colo_dtype_is_float(dtype))
+        return colo_fail(COLO_ERR_ARG, "pick: logits of dtype %s, expected f32, f64, bf16 or f16",
+                         colo_dtype_name(dtype));
+    if (ranks < 1)
+        return colo_fail(COLO_ERR_ARG, "pick: ranks is %d, expected >= 1", (int)ranks);
+    if (!block_of(config, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
+        !colo_add_ok(n, (int64_t)saved, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "pick: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         tokens, (int)ranks);
+    *bytes = (size_t)n; /* without saved, its buffer is here, too */
+    return COLO_OK;
+}
+
+/* ---- checks ---- */
+
+static colo_status_t check_ids(const colo_pick_config_t *c, const colo_tensor_t *logits,
+                               const colo_tensor_t *ids)
+{
+    if (c->topk && ids)
+        return colo_fail(COLO_ERR_ARG, "pick: ids are given, config.topk chooses them");
+    if (c->topk)
+        return COLO_OK;
+    COLO_TRY(colo_tensor_check(ids, "ids"));
+    if (ids->dtype != COLO_I64)
+        return colo_fail(COLO_ERR_ARG, "ids: dtype %s, expected i64", colo_dtype_name(ids->dtype));
+    if (ids->ndim != 2 || ids->shape[0] != logits->shape[0] || ids->shape[1] != c->k)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "ids: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64 "]",
+                         (int)ids->ndim, colo_tensor_count(ids), logits->shape[0], c->k);
+    if (c->k > 1 && ids->stride[1] != 1)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "ids: columns are %" PRId64 " elements apart, expected contiguous columns",
+                         ids->stride[1]);
+    return colo_loss_i_check_beside(ids, logits, "ids");
+}
+
+static colo_status_t check_forward(const colo_pick_config_t *config, const colo_tensor_t *logits,
+                                   const colo_tensor_t *ids, const colo_tensor_t *mask,
+                                   const colo_comm_t *group, const colo_pick_out_t *out,
+                                   const colo_pick_saved_t *saved, const void *stats,
+                                   const void *scratch)
+{
+    COLO_TRY(colo_pick_config_check(config));
+    const colo_logprob_config_t base = base_config(config);
+    COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
+    COLO_TRY(check_ids(config, logits, ids));
+    COLO_TRY(colo_loss_i_check_mask(mask, logits));
+    COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "pick: out is NULL");
+    if (out->ids && !config->topk)
+        return colo_fail(COLO_ERR_ARG, "pick: out.ids is given, config.topk is false");
+    if (!saved && stats)
+        return colo_fail(COLO_ERR_ARG, "pick: stats is given, saved is NULL");
+    if (saved && !stats && logits->shape[0] > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "pick: saved is given, stats is NULL; it needs %" PRId64 " bytes",
+                         logits->shape[0] * (40 + 16 * config->k));
+    if (!scratch)
+        return colo_fail(COLO_ERR_ARG, "pick: scratch is NULL; colo_pick_scratch_size() tells how "
+                                       "many bytes it needs");
+    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
+    return colo_loss_i_check_aligned(scratch, "scratch");
+}
+
+/* ---- forward ---- */
+
+/* @base: where the derived config lives */
+static struct colo_pick_pass pass_of(const colo_pick_config_t *c, const colo_tensor_t *logits,
+                                     const colo_logprob_config_t *base, void *stats)
+{
+    const int64_t tokens = logits->shape[0];
+    int64_t in_vocab = c->vocab - c->vocab_start;
+    in_vocab = in_vocab < 0 ? 0 : in_vocab;
+    double *room = stats;
+    struct colo_pick_pass p = {
+        .base =
+            {
+                .config = base,
+                .dtype = logits->dtype,
+                .d_dtype = logits->dtype,
+                .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
+                .factor = c->scale / c->temperature,
+                .hi = tokens,
+                .tokens = tokens,
+                .logits = logits->data,
+                .row_stride = logits->stride[0],
+                .target_stride = 1,
+                .columns = logits->shape[1],
+                .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
+                .saved = room,
+            },
+        .k = c->k,
+        .topk = c->topk,
+        .ignore_index = c->ignore_index,
+    };
+    if (room) {
+        p.rows = (int64_t *)(room + 3 * tokens);
+        p.sum = room + 4 * tokens;
+        p.down = room + 5 * tokens;
+        p.kept = (int64_t *)(room + (5 + c->k) * tokens);
+    }
+    p.base.targets = p.rows;
+    return p;
+}
+
+static uint64_t hash_inputs(const struct colo_pick_pass *p)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
+    for (int64_t t = 0; t < p->base.tokens; t++) {
+        h = colo_hash_i64(h, p->mask ? p->mask[t * p->mask_stride] != 0 : 1);
+        for (int64_t i = 0; i < p->k && !p->topk; i++)
+            h = colo_hash_i64(h, p->ids[t * p->id_stride + i]);
+    }
+    return h;
+}
+
+static uint64_t hash_config(const struct colo_pick_pass *p)
+{
+    uint64_t h = colo_logprob_i_hash_config(p->base.config, p->base.dtype);
+    h = colo_hash_i64(h, p->k);
+    h = colo_hash_i64(h, p->topk);
+    return colo_hash_i64(h, p->ignore_index);
+}
+
+static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows, const colo_ops_t *ops,
+                             const colo_beside_ops_t *beside, bool on_host, colo_comm_t *group,
+                             colo_stream_t stream)
+{
+    p->base.header = (colo_logprob_header_t){
+        .magic = COLO_LOGPROB_MAGIC,
+        .start = p->base.config->vocab_start,
+        .columns = p->base.true_columns,
+        .tokens = p->base.tokens,
+        .config = hash_config(p),
+        .targets = on_host && p->base.ranks > 1 ? hash_inputs(p) : 0,
+    };
+    int64_t *rows = p->rows; /* in the caller's stats, which a mismatch leaves alone */
+    p->rows = early_rows;
+    p->base.targets = early_rows;
+    COLO_TRY(beside->pick_rows(p, stream));
+    COLO_TRY(ops->logprob_stats(&p->base, stream));
+    COLO_TRY(beside->pick_local(p, stream));
+    if (p->base.ranks > 1) {
+        const int64_t bytes = p->base.block.bytes;
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS,
+                                        p->base.blocks + p->base.rank * bytes, p->base.blocks,
+                                        bytes, COLO_U8, stream));
+        if (on_host)
+            COLO_TRY(colo_logprob_i_check_headers(&p->base));
+    }
+    p->rows = rows;
+    p->base.targets = rows;
+    p->count = true;
+    COLO_TRY(beside->pick_rows(p, stream));
+    COLO_TRY(ops->logprob_merge(&p->base, stream));
+    return beside->pick_merge(p, stream);
+}
+
+colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_tensor_t *logits,
+                                const colo_tensor_t *ids, const colo_tensor_t *mask,
+                                colo_comm_t *group, const colo_pick_out_t *out,
+                                colo_pick_saved_t *saved, void *stats, void *scratch,
+                                colo_stream_t stream)
+{
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "pick: group is NULL; colo_comm_create_self() makes one of "
+                                       "one rank");
+    const colo_ops_t *ops;
+    const colo_beside_ops_t *beside;
+    struct colo_pick_pass room;
+    colo_status_t st = check_forward(config, logits, ids, mask, group, out, saved, stats, scratch);
+    if (st == COLO_OK)
+        st = colo_beside_i_for(logits->mem, &ops, &beside);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(logits, group, "pick");
+    if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
+        st = colo_fail(COLO_ERR_ARG, "pick: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
+                       logits->shape[0]);
+    COLO_TRY(colo_loss_i_ready(group, "pick forward", st));
+    const uint64_t version = logits->version ? *logits->version : 0;
+    const colo_logprob_config_t base = base_config(config);
+    unsigned char *behind =
+        (unsigned char *)scratch + colo_comm_size(group) * room.base.block.bytes;
+    struct colo_pick_pass p = pass_of(config, logits, &base, saved ? stats : behind);
+    p.base.rank = colo_comm_rank(group);
+    p.base.ranks = colo_comm_size(group);
+    p.base.blocks = scratch;
+    p.base.block = room.base.block;
+    p.pz = room.pz;
+    p.pid = room.pid;
+    p.ids = ids ? ids->data : NULL;
+    p.id_stride = ids ? ids->stride[0] : 0;
+    p.mask = mask ? mask->data : NULL;
+    p.mask_stride = mask ? mask->stride[0] : 0;
+    p.out = *out;
+    COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), ops, beside,
+                     logits->mem == COLO_HOST, group, stream));
+    if (saved)
+        *saved = (colo_pick_saved_t){
+            .config = *config,
+            .logits = *logits,
+            .logits_version = version,
+            .stats = stats,
+            .valid = true,
+        };
+    return COLO_OK;
+}
+
+/* ---- backward ---- */
+
+colo_status_t colo_pick_backward(colo_pick_saved_t *saved, const void *d_logp,
+                                 const colo_tensor_t *d_logits, colo_stream_t stream)
+{
+    bool in_place = false;
+    const colo_ops_t *ops;
+    const colo_beside_ops_t *beside;
+    if (!saved)
+        return colo_fail(COLO_ERR_ARG, "pick: saved is NULL");
+    if (!saved->valid)
+        return colo_fail(COLO_ERR_STATE,
+                         "pick: the saved state is not valid: no forward filled it, "
+                         "or a backward in place ended it");
+    if (!d_logp && saved->logits.shape[0] > 0)
+        return colo_fail(COLO_ERR_ARG, "pick: d_logp is NULL");
+    COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
+    COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
+    COLO_TRY(colo_beside_i_for(saved->logits.mem, &ops, &beside));
+    const colo_logprob_config_t base = base_config(&saved->config);
+    struct colo_pick_pass p = pass_of(&saved->config, &saved->logits, &base, saved->stats);
+    p.base.d_logits = d_logits->data;
+    p.base.d_row_stride = d_logits->stride[0];
+    p.base.upstream.d_logp = p.sum;
+    p.d_logp = d_logp;
+    COLO_TRY(beside->pick_sum(&p, stream));
+    COLO_TRY(ops->logprob_grad(&p.base, stream));
+    COLO_TRY(beside->pick_fix(&p, stream));
+    if (in_place)
+        saved->valid = false;
+    return COLO_OK;
+}

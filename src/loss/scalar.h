@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* scalar.h (private) - one element of a float dtype in host memory, as a double. */
+#ifndef COLO_LOSS_SCALAR_H
+#define COLO_LOSS_SCALAR_H
+
+#include <colobridge/tensor.h>
+
+#include "core/half.h"
+
+#include <math.h>
+
+static inline double colo_scalar_get(colo_dtype_t dtype, const void *base, int64_t i)
+{
+    switch (dtype) {
+    case COLO_F64:
+        return ((const double *)base)[i];
+    case COLO_BF16:
+        return colo_bf16_to_f32(((const uint16_t *)base)[i]);
+    case COLO_F16:
+        return colo_f16_to_f32(((const uint16_t *)base)[i]);
+    default:
+        return ((const float *)base)[i];
+    }
+}
+
+static inline void colo_scalar_put(colo_dtype_t dtype, void *base, int64_t i, double v)
+{
+    switch (dtype) {
+    case COLO_F64:
+        ((double *)base)[i] = v;
+        break;
+    case COLO_BF16:
+        ((uint16_t *)base)[i] = colo_f32_to_bf16((float)v);
+        break;
+    case COLO_F16:
+        ((uint16_t *)base)[i] = colo_f32_to_f16((float)v);
+        break;
+    default:
+        ((float *)base)[i] = (float)v;
+    }
+}
+
+/* x of a logit; what the stat dtype (f32 unless the logits are f64) cannot hold is infinite. */
+static inline double colo_scalar_x(colo_dtype_t dtype, double z, double factor, double cap)
+{
+    double x = z * factor;
+    if (cap > 0)
+        x = cap * tanh(x / cap);
+    if (dtype != COLO_F64 && isinf((float)x))
+        x = x > 0 ? INFINITY : -INFINITY;
+    return x;
+}
+
+#endif

@@ -1,0 +1,221 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pick_case.c - see pick_case.h.
+ *
+ * Tolerances: those of loss_case.c, whose logp this is, with |g| = sum of a token's |g_i|; the sum
+ * itself is rounded once to the stat dtype (u |g| p, within the same 4 u D |g|).
+ */
+#include "loss/pick_case.h"
+
+#include <math.h>
+
+void pick_case_init(pick_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
+                    bool topk, colo_dtype_t dtype, double spread, uint64_t *rng)
+{
+    memset(c, 0, sizeof *c);
+    c->tokens = tokens;
+    c->vocab = vocab;
+    c->shape = (loss_case_t){
+        .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
+    loss_case_shard(&c->shape, SHARD_EVEN);
+    c->config = (colo_pick_config_t){COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = topk};
+    for (int64_t i = 0; i < tokens * vocab; i++) {
+        double s = -6;
+        for (int n = 0; n < 12; n++)
+            s += t_uniform(rng);
+        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * s));
+    }
+    for (int64_t i = 0; i < tokens * k; i++) {
+        c->ids[i] = t_below(rng, vocab);
+        c->up[i] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
+    }
+    memset(c->mask, 1, sizeof c->mask);
+}
+
+ref_logprob_opts_t pick_case_opts(const pick_case_t *c)
+{
+    return (ref_logprob_opts_t){.temperature = c->config.temperature,
+                                .scale = c->config.scale,
+                                .softcap = c->config.softcap,
+                                .ignore_index = INT64_MIN};
+}
+
+typedef struct room {
+    void *logits, *grad, *stats, *scratch;
+    double logp[PICK_TOKENS * PICK_K], up[PICK_TOKENS * PICK_K];
+} room_t;
+
+static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
+{
+    const loss_case_t *s = &c->shape;
+    const int32_t r = colo_comm_rank(world);
+    const int64_t cols = s->columns[r], stride = cols + s->row_gap, n = c->tokens * c->config.k;
+    const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const size_t bytes = (size_t)(c->tokens * stride + 1) * colo_dtype_size(s->dtype);
+    colo_pick_config_t cfg = c->config;
+    size_t stat_bytes, scratch_bytes;
+    cfg.vocab_start = s->start[r];
+    rank_try(colo_pick_saved_size(&cfg, c->tokens, &stat_bytes));
+    rank_try(colo_pick_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
+    m->logits = malloc(bytes);
+    m->grad = malloc(bytes);
+    m->stats = malloc(stat_bytes + 1);
+    m->scratch = malloc(scratch_bytes + 1);
+    for (int64_t i = 0; i < n; i++)
+        loss_store(stat, m->up, i, c->up[i]);
+    for (int64_t i = 0; i < c->tokens * stride; i++) {
+        int64_t t = i / stride, j = i % stride, col = s->start[r] + j;
+        bool real = j < cols && col < c->vocab;
+        loss_store(s->dtype, m->logits, i,
+                   real ? c->z[t * c->vocab + col] : loss_round(s->dtype, s->pad));
+        loss_store(s->dtype, m->grad, i, loss_round(s->dtype, s->pad));
+    }
+    colo_tensor_t z = colo_tensor_host(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
+    colo_tensor_t ids = colo_tensor_host(c->ids, COLO_I64, 2, (int64_t[]){c->tokens, cfg.k});
+    colo_tensor_t mask = colo_tensor_host(c->mask, COLO_U8, 1, &c->tokens);
+    z.stride[0] = stride;
+    colo_tensor_t dz = z;
+    dz.data = s->in_place ? m->logits : m->grad;
+    colo_pick_out_t out = {
+        .logp = m->logp, .n_invalid = &c->n_invalid[r], .ids = cfg.topk ? c->got[r] : NULL};
+    colo_pick_saved_t saved = {.valid = false};
+    colo_comm_ledger_reset(world);
+    rank_try(colo_pick_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, world,
+                               &out, c->forward_only ? NULL : &saved,
+                               c->forward_only ? NULL : m->stats, m->scratch, NULL));
+    colo_comm_ledger(world, &c->after_forward[r]);
+    memset(m->scratch, 0xff, scratch_bytes); /* free after the call */
+    for (int64_t i = 0; i < n; i++)
+        c->logp[r][i] = loss_load(stat, m->logp, i);
+    if (c->forward_only)
+        return COLO_OK;
+    for (int again = 0; again < (s->in_place ? 1 : 2); again++)
+        rank_try(colo_pick_backward(&saved, m->up, &dz, NULL));
+    colo_comm_ledger(world, &c->after_backward[r]);
+    c->pad_worst[r] = 0;
+    for (int64_t t = 0; t < c->tokens; t++)
+        for (int64_t j = 0; j < stride; j++) {
+            double g = loss_load(s->dtype, dz.data, t * stride + j);
+            if (j < cols && s->start[r] + j < c->vocab)
+                c->dz[t * c->vocab + s->start[r] + j] = g;
+            else if (j < cols ? g != 0 : g != loss_round(s->dtype, s->pad))
+                c->pad_worst[r] = INFINITY;
+        }
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    room_t *m = calloc(1, sizeof *m);
+    colo_status_t st = run_with(arg, world, m);
+    free(m->logits);
+    free(m->grad);
+    free(m->stats);
+    free(m->scratch);
+    free(m);
+    return st;
+}
+
+colo_status_t pick_case_run(pick_case_t *c)
+{
+    return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
+}
+
+static uint64_t total_ops(const colo_ledger_t *l)
+{
+    uint64_t n = 0;
+    for (int k = 0; k < COLO_OP_COUNT; k++)
+        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+            n += l->ops[k][o];
+    return n;
+}
+
+static bool near(double got, double want, double tol)
+{
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+static void compare_row(const pick_case_t *c, const char *label, int64_t t)
+{
+    const ref_logprob_opts_t o = pick_case_opts(c);
+    const double *z = c->z + t * c->vocab, f = fabs(o.scale / o.temperature);
+    const int64_t k = c->config.k, v = c->vocab;
+    const bool skip = c->masked && !c->mask[t];
+    const colo_dtype_t dtype = c->shape.dtype;
+    int64_t ids[PICK_K];
+    double dz[PICK_VOCAB], g[PICK_K], size = 0, u = 0x1p-24, d = 0;
+    bool lost = false;
+    ref_logprob_row_t row;
+    ref_pick_largest(&o, z, v, c->config.topk ? k : 0, ids);
+    ref_logprob(&o, z, v, 0, &row);
+    d = 1 + log((double)v) + row.range;
+    if (dtype == COLO_F64) {
+        u = ((double)v + 16) * 0x1p-53;
+        d += 4 * row.top;
+    }
+    for (int64_t i = 0; i < k; i++) {
+        const int64_t at = t * k + i;
+        int64_t id = c->config.topk ? ids[i] : c->ids[at];
+        bool none = skip || (!c->config.topk && id == c->config.ignore_index);
+        bool bad = !none && (id < 0 || id >= v);
+        double want = bad ? NAN : 0;
+        if (!none && !bad) {
+            ref_logprob(&o, z, v, id, &row);
+            want = row.logp;
+        }
+        lost = lost || bad;
+        ids[i] = none || bad ? -1 : id;
+        g[i] = c->up[at];
+        size += none ? 0 : fabs(g[i]);
+        for (int r = 0; r < c->shape.ranks; r++) {
+            if (c->config.topk && c->got[r][at] != ids[i])
+                fail_msg("%s: rank %d, token %d: pick %d is %lld, expected %lld", label, r, (int)t,
+                         (int)i, (long long)c->got[r][at], (long long)ids[i]);
+            if (!near(c->logp[r][at], want, 4 * u * d + u * fabs(want)))
+                fail_msg("%s: rank %d of %d, token %d: logp of pick %d is %.17g, expected %.17g",
+                         label, r, c->shape.ranks, (int)t, (int)i, c->logp[r][at], want);
+            if (memcmp(&c->logp[r][at], &c->logp[0][at], sizeof(double)) != 0)
+                fail_msg("%s: ranks 0 and %d differ in token %d", label, r, (int)t);
+        }
+    }
+    if (c->forward_only)
+        return;
+    ref_pick_grad(&o, z, v, ids, g, k, dz);
+    for (int64_t j = 0; j < v; j++) {
+        double want = lost ? NAN : dz[j], tol = 4 * u * size * d * f;
+        tol += dtype == COLO_F32    ? u * fabs(want)
+               : dtype == COLO_BF16 ? 0x1p-8 * fabs(want)
+               : dtype == COLO_F16  ? 0x1p-11 * fabs(want) + 0x1p-25
+                                    : 0;
+        if (!near(c->dz[t * v + j], want, tol))
+            fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
+                     (int)t, (int)j, c->dz[t * v + j], want, tol);
+    }
+}
+
+void pick_case_compare(const pick_case_t *c, const char *label)
+{
+    int64_t invalid = 0;
+    for (int64_t t = 0; t < c->tokens; t++) {
+        compare_row(c, label, t);
+        for (int64_t i = 0; i < c->config.k && !c->config.topk; i++) {
+            int64_t id = c->ids[t * c->config.k + i];
+            invalid += !(c->masked && !c->mask[t]) && id != c->config.ignore_index &&
+                       (id < 0 || id >= c->vocab);
+        }
+    }
+    for (int r = 0; r < c->shape.ranks; r++) {
+        const colo_ledger_t *f = &c->after_forward[r], *b = &c->after_backward[r];
+        if (c->n_invalid[r] != invalid)
+            fail_msg("%s: rank %d counts %d invalid ids, expected %d", label, r,
+                     (int)c->n_invalid[r], (int)invalid);
+        if (c->pad_worst[r] != 0)
+            fail_msg("%s: rank %d wrote padding", label, r);
+        if (f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] != (c->shape.ranks > 1) ||
+            total_ops(f) != (c->shape.ranks > 1))
+            fail_msg("%s: rank %d: %d operations forward, expected one gather", label, r,
+                     (int)total_ops(f));
+        if (!c->forward_only && memcmp(f, b, sizeof *f) != 0)
+            fail_msg("%s: rank %d talks in backward", label, r);
+    }
+}

@@ -1,0 +1,494 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_distill.c - cross entropy and KL from sharded targets against the fp64 oracle, over worlds,
+ * shards, dtypes and options; known values; special values; central differences; what is refused.
+ */
+#include "loss/distill_case.h"
+
+#include <math.h>
+
+static const int32_t worlds[] = {1, 2, 4, 8};
+static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+
+static distill_case_t c; /* large */
+
+static void draw_options(uint64_t *rng)
+{
+    if (t_below(rng, 2))
+        c.config.temperature = 0.5 + 2 * t_uniform(rng);
+    if (t_below(rng, 2))
+        c.config.target_temperature = 0.5 + 2 * t_uniform(rng);
+    if (t_below(rng, 3) == 0)
+        c.config.scale = t_below(rng, 2) ? 0.25 : -0.5;
+    if (t_below(rng, 3) == 0)
+        c.config.target_scale = 0.5;
+    if (t_below(rng, 3) == 0)
+        c.config.softcap = 4;
+    c.shape.in_place = t_below(rng, 2);
+    c.shape.row_gap = t_below(rng, 4);
+    c.masked = t_below(rng, 2);
+    c.no_ce = t_below(rng, 4) == 0;
+    c.no_kl = t_below(rng, 4) == 0;
+    for (int64_t t = 0; t < c.tokens; t++)
+        c.mask[t] = t_below(rng, 3) != 0;
+}
+
+static void every_option_agrees_with_the_oracle(void **state)
+{
+    uint64_t rng = t_seed();
+    char label[128];
+    (void)state;
+    for (int round = 0; round < 3; round++)
+        for (int w = 0; w < 4; w++)
+            for (int d = 0; d < 4; d++)
+                for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
+                    for (int i = 0; i < 4; i++) {
+                        const bool probs = i % 2;
+                        const colo_dtype_t other = i / 2 ? COLO_F32 : dtypes[d];
+                        distill_case_init(&c, worlds[w], 6, 23 + 8 * round, probs, dtypes[d], other,
+                                          3, &rng);
+                        loss_case_shard(&c.shape, kind);
+                        draw_options(&rng);
+                        snprintf(label, sizeof label, "W %d, %s from %s %s, shard %d", worlds[w],
+                                 colo_dtype_name(dtypes[d]), colo_dtype_name(other),
+                                 probs ? "probabilities" : "logits", (int)kind);
+                        assert_ok(distill_case_run(&c));
+                        distill_case_compare(&c, 1, label);
+                    }
+}
+
+/* p = q: ce is the entropy, kl and the gradient vanish, on every cut. */
+static void a_student_that_is_its_teacher_has_no_kl(void **state)
+{
+    uint64_t rng = t_seed() + 1;
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            distill_case_init(&c, worlds[w], 4, 40, false, COLO_F32, COLO_F32, 3, &rng);
+            loss_case_shard(&c.shape, kind);
+            memcpy(c.w, c.z, sizeof c.w);
+            c.config.temperature = c.config.target_temperature = 1.7;
+            assert_ok(distill_case_run(&c));
+            distill_case_compare(&c, 1, "its own teacher");
+            for (int t = 0; t < 4; t++)
+                assert_true(fabs(c.out[0][1][t]) < 1e-6);
+            for (int i = 0; i < 4 * 40; i++)
+                assert_true(fabs(c.dz[i]) < 1e-6);
+        }
+}
+
+/* Soft labels of one column are hard labels: ce = kl = -logp of it. */
+static void a_one_hot_target_is_the_log_probability(void **state)
+{
+    uint64_t rng = t_seed() + 2;
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        distill_case_init(&c, worlds[w], 5, 32, true, COLO_F64, COLO_F32, 3, &rng);
+        for (int t = 0; t < 5; t++)
+            for (int j = 0; j < 32; j++)
+                c.w[t * 32 + j] = j == 7 * t % 32;
+        assert_ok(distill_case_run(&c));
+        for (int t = 0; t < 5; t++) {
+            double sum = 0, target = c.z[t * 32 + 7 * t % 32];
+            for (int j = 0; j < 32; j++)
+                sum += exp(c.z[t * 32 + j] - target);
+            assert_true(fabs(c.out[0][0][t] - log(sum)) < 1e-12);
+            assert_true(fabs(c.out[0][1][t] - log(sum)) < 1e-12);
+        }
+    }
+}
+
+/* Twice the soft labels are twice the loss and the gradient; none at all are 0. */
+static void probabilities_are_not_normalised(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    static double first[DISTILL_TOKENS * DISTILL_VOCAB], ce[4];
+    (void)state;
+    distill_case_init(&c, 4, 4, 30, true, COLO_F64, COLO_F64, 2, &rng);
+    c.no_kl = true;
+    assert_ok(distill_case_run(&c));
+    memcpy(first, c.dz, sizeof first);
+    memcpy(ce, c.out[0][0], sizeof ce);
+    for (int i = 0; i < 4 * 30; i++)
+        c.w[i] = i < 30 ? 0 : 2 * c.w[i];
+    assert_ok(distill_case_run(&c));
+    for (int t = 1; t < 4; t++)
+        assert_true(fabs(c.out[0][0][t] - 2 * ce[t]) < 1e-12);
+    for (int i = 30; i < 4 * 30; i++)
+        assert_true(fabs(c.dz[i] - 2 * first[i]) < 1e-12);
+    assert_true(c.out[0][0][0] == 0 && c.out[0][1][0] == 0);
+    for (int i = 0; i < 30; i++)
+        assert_true(c.dz[i] == 0);
+}
+
+/* 5000 + z and 5000 + w on the grid of fp32: the same bits */
+static void an_offset_of_5000_costs_no_digit(void **state)
+{
+    uint64_t rng = t_seed() + 4;
+    double first[2][5];
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        distill_case_init(&c, worlds[w], 5, 32, false, COLO_F32, COLO_F32, 3, &rng);
+        for (int i = 0; i < 5 * 32; i++) {
+            c.z[i] = floor(c.z[i] * 2048) / 2048;
+            c.w[i] = floor(c.w[i] * 2048) / 2048;
+        }
+        assert_ok(distill_case_run(&c));
+        for (int k = 0; k < 2; k++)
+            memcpy(first[k], c.out[0][k], sizeof first[k]);
+        for (int i = 0; i < 5 * 32; i++) {
+            c.z[i] += 5000;
+            c.w[i] -= 5000;
+        }
+        assert_ok(distill_case_run(&c));
+        for (int k = 0; k < 2; k++)
+            for (int t = 0; t < 5; t++)
+                assert_true(c.out[0][k][t] == first[k][t]);
+    }
+}
+
+/* ---- special values ---- */
+
+enum { Z_NAN, Z_PLUS, Z_MINUS, W_NAN, W_PLUS, W_MINUS, MASKED, GAPS, PLAIN, ROWS };
+
+static void special_rows_are_as_documented(void **state)
+{
+    uint64_t rng = t_seed() + 5;
+    enum { V = 16 };
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (int probs = 0; probs < 2; probs++)
+                for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+                    distill_case_init(&c, worlds[w], ROWS, V, probs, dtypes[d], dtypes[d], 2, &rng);
+                    loss_case_shard(&c.shape, kind);
+                    for (int j = 0; j < V; j++) {
+                        c.z[Z_MINUS * V + j] = -INFINITY;
+                        c.w[W_MINUS * V + j] = probs ? -1 : -INFINITY;
+                        c.z[MASKED * V + j] = NAN;
+                        c.w[MASKED * V + j] = NAN;
+                    }
+                    c.z[Z_NAN * V + 11] = c.w[W_NAN * V + 1] = NAN;
+                    c.z[Z_PLUS * V + 3] = c.w[W_PLUS * V + 14] = INFINITY;
+                    /* no probability in 5, and there x = -inf; whole shards of both at W = 8 */
+                    for (int j = 4; j < 8; j++) {
+                        c.z[GAPS * V + j] = -INFINITY;
+                        c.w[GAPS * V + j] = probs ? 0 : -INFINITY;
+                    }
+                    c.masked = true;
+                    c.mask[MASKED] = 0;
+                    assert_ok(distill_case_run(&c));
+                    for (int r = 0; r < worlds[w]; r++)
+                        for (int k = 0; k < 2; k++) {
+                            for (int t = Z_NAN; t <= W_MINUS; t++)
+                                assert_true(isnan(c.out[r][k][t]));
+                            assert_true(c.out[r][k][MASKED] == 0);
+                            assert_true(isfinite(c.out[r][k][GAPS]));
+                            assert_true(isfinite(c.out[r][k][PLAIN]));
+                        }
+                    for (int j = 0; j < V; j++) {
+                        for (int t = Z_NAN; t <= W_MINUS; t++)
+                            assert_true(isnan(c.dz[t * V + j]));
+                        assert_true(c.dz[MASKED * V + j] == 0);
+                        assert_true(isfinite(c.dz[GAPS * V + j]));
+                        assert_true(isfinite(c.dz[PLAIN * V + j]));
+                    }
+                    /* the row without its columns 4..7, serially */
+                    double z[V], q[V], ce[2] = {c.out[0][0][GAPS], c.out[0][1][GAPS]};
+                    ref_distill_row_t row;
+                    ref_distill_opts_t o = distill_case_opts(&c);
+                    int n = 0;
+                    for (int j = 0; j < V; j++)
+                        if (j < 4 || j > 7) {
+                            z[n] = c.z[GAPS * V + j];
+                            q[n++] = c.w[GAPS * V + j];
+                        }
+                    ref_distill(&o, z, q, n, &row);
+                    assert_true(fabs(ce[0] - row.ce) < 1e-5 && fabs(ce[1] - row.kl) < 1e-5);
+                }
+}
+
+static void a_target_where_the_student_has_none_is_infinite(void **state)
+{
+    uint64_t rng = t_seed() + 6;
+    enum { V = 16 };
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (int probs = 0; probs < 2; probs++) {
+            distill_case_init(&c, worlds[w], 1, V, probs, COLO_F32, COLO_F32, 2, &rng);
+            for (int j = 2; j < 6; j++)
+                c.z[j] = -INFINITY;
+            c.w[4] = 0.25; /* as a logit or a probability: some mass is there */
+            assert_ok(distill_case_run(&c));
+            assert_true(c.out[0][0][0] == INFINITY && c.out[0][1][0] == INFINITY);
+            for (int j = 0; j < V; j++)
+                assert_true(isfinite(c.dz[j]));
+            assert_true(c.dz[4] != 0);
+        }
+}
+
+static void no_tokens_still_join_the_gather(void **state)
+{
+    uint64_t rng = t_seed() + 7;
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        distill_case_init(&c, worlds[w], 0, 10, false, COLO_F32, COLO_F32, 2, &rng);
+        assert_ok(distill_case_run(&c));
+        distill_case_compare(&c, 1, "no tokens");
+    }
+}
+
+/* ---- gradient ---- */
+
+static void the_gradient_is_the_central_difference(void **state)
+{
+    uint64_t rng = t_seed() + 8;
+    enum { V = 12, T = 3 };
+    double dz[T * V], z[T * V], up[T] = {0};
+    (void)state;
+    for (int probs = 0; probs < 2; probs++)
+        for (int which = 0; which < 2; which++) {
+            distill_case_init(&c, 2, T, V, probs, COLO_F64, COLO_F64, 2, &rng);
+            loss_case_shard(&c.shape, SHARD_UNEVEN);
+            c.config.softcap = 3;
+            c.config.temperature = 0.7;
+            c.no_ce = which;
+            c.no_kl = !which;
+            assert_ok(distill_case_run(&c));
+            memcpy(dz, c.dz, sizeof dz);
+            memcpy(z, c.z, sizeof z);
+            c.forward_only = true;
+            for (int j = 0; j < V; j++)
+                for (int sign = 1; sign >= -1; sign -= 2) {
+                    memcpy(c.z, z, sizeof z);
+                    for (int t = 0; t < T; t++)
+                        c.z[t * V + j] += sign * 1e-4;
+                    assert_ok(distill_case_run(&c));
+                    for (int t = 0; t < T; t++) {
+                        double f = c.up[which][t] * c.out[0][which][t];
+                        if (sign == 1)
+                            up[t] = f;
+                        else if (fabs((up[t] - f) / 2e-4 - dz[t * V + j]) >
+                                 1e-6 * (1 + fabs(dz[t * V + j])))
+                            fail_msg("output %d, token %d, column %d: %g, difference %g", which, t,
+                                     j, dz[t * V + j], (up[t] - f) / 2e-4);
+                    }
+                }
+        }
+}
+
+/* ---- refusals ---- */
+
+enum { AT = 3, AV = 6, CANARY = 0x5a };
+
+typedef struct alone {
+    colo_comm_t *self;
+    colo_distill_config_t cfg;
+    float z[AT * AV], w[AT * AV], dz[AT * AV], ce[AT], kl[AT], up[AT];
+    uint8_t mask[AT];
+    double stats[AT * 5];
+    unsigned char scratch[512];
+    uint64_t version, targets_version;
+    colo_tensor_t logits, targets, masked, d_logits;
+    colo_distill_out_t out;
+    colo_distill_saved_t saved;
+    colo_distill_upstream_t upstream;
+} alone_t;
+
+static void alone_init(alone_t *a)
+{
+    uint64_t rng = 5;
+    memset(a, CANARY, sizeof *a);
+    assert_ok(colo_comm_create_self(&a->self));
+    a->cfg = (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .vocab = AV};
+    for (int i = 0; i < AT * AV; i++) {
+        a->z[i] = (float)t_uniform(&rng);
+        a->w[i] = (float)t_uniform(&rng);
+    }
+    for (int t = 0; t < AT; t++)
+        a->up[t] = 1;
+    a->version = a->targets_version = 1;
+    a->logits = colo_tensor_host(a->z, COLO_F32, 2, (int64_t[]){AT, AV});
+    a->targets = colo_tensor_host(a->w, COLO_F32, 2, (int64_t[]){AT, AV});
+    a->logits.version = &a->version;
+    a->targets.version = &a->targets_version;
+    a->masked = colo_tensor_host(a->mask, COLO_U8, 1, (int64_t[]){AT});
+    a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){AT, AV});
+    a->out = (colo_distill_out_t){a->ce, a->kl};
+    a->saved = (colo_distill_saved_t){.valid = false};
+    a->upstream = (colo_distill_upstream_t){.d_ce = a->up};
+}
+
+static colo_status_t forward(alone_t *a)
+{
+    return colo_distill_forward(&a->cfg, &a->logits, &a->targets, &a->masked, a->self, &a->out,
+                                &a->saved, a->stats, a->scratch, NULL);
+}
+
+static colo_status_t backward(alone_t *a)
+{
+    return colo_distill_backward(&a->saved, &a->upstream, &a->d_logits, NULL);
+}
+
+static bool painted(const void *p, size_t n)
+{
+    const unsigned char *b = p;
+    for (size_t i = 0; i < n; i++)
+        if (b[i] != CANARY)
+            return false;
+    return true;
+}
+
+#define REJECT(change, status, sentence)                                          \
+    do {                                                                          \
+        alone_t a;                                                                \
+        alone_init(&a);                                                           \
+        change;                                                                   \
+        assert_fails(forward(&a), status, sentence);                              \
+        assert_true(painted(a.ce, sizeof a.ce) && painted(a.kl, sizeof a.kl));    \
+        assert_true(painted(a.stats, sizeof a.stats) && painted(a.scratch, 512)); \
+        assert_true(!a.saved.valid);                                              \
+        colo_comm_destroy(&a.self);                                               \
+    } while (0)
+
+static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+{
+    const double inf = INFINITY;
+    size_t n = 77;
+    alone_t b;
+    (void)state;
+    REJECT(a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
+    REJECT(a.cfg.temperature = 0, COLO_ERR_ARG, "distill: logprob: temperature is 0");
+    REJECT(a.cfg.targets = 2, COLO_ERR_ARG, "targets is 2, expected logits (0) or probs (1)");
+    REJECT(a.cfg.target_temperature = 0, COLO_ERR_ARG, "target_temperature is 0");
+    REJECT(a.cfg.target_temperature = NAN, COLO_ERR_ARG, "target_temperature is ");
+    REJECT(a.cfg.target_scale = inf, COLO_ERR_ARG, "target_scale / target_temperature = inf");
+    REJECT(a.targets.dtype = COLO_BF16, COLO_ERR_ARG, "targets: dtype bf16, expected f32 or");
+    REJECT(a.targets.shape[0] = 2, COLO_ERR_SHAPE, "targets: [2, 6], expected [3, 6]");
+    REJECT((a.targets.shape[1] = 5, a.targets.stride[0] = 6), COLO_ERR_SHAPE, "targets: [3, 5]");
+    REJECT(a.targets.stride[1] = 2, COLO_ERR_SHAPE, "targets: columns are 2 elements apart");
+    REJECT(a.targets.mem = COLO_CUDA, COLO_ERR_ARG, "targets: memory kind 1");
+    REJECT(a.targets.data = NULL, COLO_ERR_ARG, "targets: data is NULL");
+    REJECT(a.masked.dtype = COLO_I64, COLO_ERR_ARG, "mask: dtype i64, expected u8");
+    REJECT(a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
+    REJECT(a.cfg.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
+    alone_init(&b);
+    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, NULL, &b.out, NULL, NULL,
+                                      b.scratch, NULL),
+                 COLO_ERR_ARG, "group is NULL");
+    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, NULL, NULL, NULL,
+                                      b.scratch, NULL),
+                 COLO_ERR_ARG, "out is NULL");
+    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, &b.saved,
+                                      NULL, b.scratch, NULL),
+                 COLO_ERR_ARG, "stats is NULL; it needs 120 bytes");
+    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, NULL,
+                                      NULL, NULL, NULL),
+                 COLO_ERR_ARG, "scratch is NULL");
+    assert_fails(colo_distill_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
+    assert_fails(colo_distill_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 64, 8, &n), COLO_ERR_ARG,
+                 "exceeds 2^63");
+    assert_int_equal(n, 77);
+    colo_comm_destroy(&b.self);
+}
+
+static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
+{
+    alone_t a;
+    (void)state;
+    alone_init(&a);
+    assert_fails(backward(&a), COLO_ERR_STATE, "no forward filled it");
+    assert_ok(forward(&a));
+    a.version = 2;
+    assert_fails(backward(&a), COLO_ERR_MODIFIED, "logits were written after they were saved");
+    a.version = 1;
+    a.targets_version = 5;
+    assert_fails(backward(&a), COLO_ERR_MODIFIED,
+                 "targets were written after they were saved: version 5, saved at 1");
+    a.targets_version = 1;
+    a.d_logits.data = a.w;
+    assert_fails(backward(&a), COLO_ERR_ARG, "d_logits: overlaps the targets (+0 bytes)");
+    a.d_logits.data = a.z + 1;
+    assert_fails(backward(&a), COLO_ERR_ARG, "overlaps the logits without being them");
+    assert_fails(colo_distill_backward(&a.saved, NULL, &a.d_logits, NULL), COLO_ERR_ARG,
+                 "upstream is NULL");
+    a.d_logits.data = a.z;
+    assert_ok(backward(&a));
+    assert_fails(backward(&a), COLO_ERR_STATE, "in place ended it");
+    colo_comm_destroy(&a.self);
+}
+
+typedef struct disagreement {
+    int kind;
+    colo_status_t status[2];
+    char sentence[2][256];
+    bool untouched[2], alive[2];
+} disagreement_t;
+
+static colo_status_t disagree(colo_comm_t *world, void *arg)
+{
+    disagreement_t *d = arg;
+    const int r = colo_comm_rank(world);
+    const bool other = r == 1;
+    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r};
+    float z[2 * 4] = {0}, w[2 * 4] = {0}, ce[2];
+    uint8_t mask[2] = {1, 1};
+    double stats[10];
+    _Alignas(8) unsigned char scratch[512];
+    memset(ce, CANARY, sizeof ce);
+    memset(stats, CANARY, sizeof stats);
+    if (other && d->kind == 0)
+        cfg.target_temperature = 2;
+    if (other && d->kind == 1)
+        cfg.targets = COLO_DISTILL_PROBS;
+    if (other && d->kind == 2)
+        mask[0] = 0;
+    if (other && d->kind == 3)
+        cfg.vocab_start = 3;
+    colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4}), wt = zt;
+    colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
+    wt.data = w;
+    colo_distill_saved_t saved = {.valid = false};
+    d->status[r] = colo_distill_forward(&cfg, &zt, &wt, &mt, world, &(colo_distill_out_t){.ce = ce},
+                                        &saved, stats, scratch, NULL);
+    snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
+    d->untouched[r] = painted(ce, sizeof ce) && painted(stats, sizeof stats) && !saved.valid;
+    d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;
+    return COLO_OK;
+}
+
+static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
+{
+    static const char *const words[] = {"rank 1 has another config", "rank 1 has another config",
+                                        "rank 1 has other targets", "no rank of 2 holds column 7"};
+    (void)state;
+    for (int kind = 0; kind < 4; kind++) {
+        disagreement_t d = {.kind = kind};
+        assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
+            if (!strstr(d.sentence[r], words[kind]))
+                fail_msg("kind %d: \"%s\"", kind, d.sentence[r]);
+            assert_true(d.untouched[r] && d.alive[r]);
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_agrees_with_the_oracle),
+        cmocka_unit_test(a_student_that_is_its_teacher_has_no_kl),
+        cmocka_unit_test(a_one_hot_target_is_the_log_probability),
+        cmocka_unit_test(probabilities_are_not_normalised),
+        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
+        cmocka_unit_test(special_rows_are_as_documented),
+        cmocka_unit_test(a_target_where_the_student_has_none_is_infinite),
+        cmocka_unit_test(no_tokens_still_join_the_gather),
+        cmocka_unit_test(the_gradient_is_the_central_difference),
+        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
+        cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
+        cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
+    };
+    return cmocka_run_group_tests_name("loss/distill", tests, NULL, NULL);
+}

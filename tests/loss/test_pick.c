@@ -1,0 +1,523 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_pick.c - the k largest and k given columns against the fp64 oracle, over worlds, shards,
+ * dtypes and options; ties; special values; central differences; what is refused.
+ */
+#include "loss/pick_case.h"
+
+#include <math.h>
+
+static const int32_t worlds[] = {1, 2, 4, 8};
+static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+static const int64_t ks[] = {1, 2, 5, 20};
+
+static pick_case_t c; /* large */
+
+static void draw_options(uint64_t *rng)
+{
+    if (t_below(rng, 2))
+        c.config.temperature = 0.5 + t_uniform(rng);
+    if (t_below(rng, 3) == 0)
+        c.config.scale = t_below(rng, 2) ? 0.25 : -0.5;
+    if (t_below(rng, 3) == 0)
+        c.config.softcap = 4;
+    c.shape.in_place = t_below(rng, 2);
+    c.shape.row_gap = t_below(rng, 4);
+    c.masked = t_below(rng, 2);
+    for (int64_t t = 0; t < c.tokens; t++)
+        c.mask[t] = t_below(rng, 3) != 0;
+}
+
+static void every_option_agrees_with_the_oracle(void **state)
+{
+    uint64_t rng = t_seed();
+    char label[128];
+    (void)state;
+    for (int round = 0; round < 3; round++)
+        for (int w = 0; w < 4; w++)
+            for (int d = 0; d < 4; d++)
+                for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
+                    for (int i = 0; i < 8; i++) {
+                        bool topk = i % 2;
+                        pick_case_init(&c, worlds[w], 6, 23 + 8 * round, ks[i / 2], topk, dtypes[d],
+                                       3, &rng);
+                        loss_case_shard(&c.shape, kind);
+                        draw_options(&rng);
+                        if (!topk && t_below(&rng, 2))
+                            c.ids[t_below(&rng, 6 * c.config.k)] = -100;
+                        snprintf(label, sizeof label, "W %d, %s, shard %d, k %d, %s", worlds[w],
+                                 colo_dtype_name(dtypes[d]), (int)kind, (int)c.config.k,
+                                 topk ? "largest" : "given");
+                        assert_ok(pick_case_run(&c));
+                        pick_case_compare(&c, label);
+                    }
+}
+
+/* ---- order ---- */
+
+/* Few distinct values, so that every pick is among ties; ranks hold the vocabulary backwards. */
+static void of_equal_logits_the_lowest_id_is_first_on_any_cut(void **state)
+{
+    uint64_t rng = t_seed() + 1;
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (int backwards = 0; backwards < 2; backwards++) {
+                pick_case_init(&c, worlds[w], 8, 40, 13, true, dtypes[d], 1, &rng);
+                for (int i = 0; i < 8 * 40; i++)
+                    c.z[i] = (double)t_below(&rng, 3) - 1;
+                for (int32_t r = 0; r < worlds[w] && backwards; r++)
+                    c.shape.start[r] = (worlds[w] - 1 - r) * c.shape.columns[r];
+                assert_ok(pick_case_run(&c));
+                pick_case_compare(&c, "ties");
+            }
+}
+
+static void all_columns_can_be_asked_for(void **state)
+{
+    uint64_t rng = t_seed() + 2;
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+            pick_case_init(&c, worlds[w], 3, 30, 30, true, COLO_F32, 2, &rng);
+            loss_case_shard(&c.shape, kind);
+            assert_ok(pick_case_run(&c));
+            pick_case_compare(&c, "all columns");
+        }
+}
+
+static void a_scale_of_zero_makes_all_equal(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    (void)state;
+    pick_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
+    c.config.scale = 0;
+    assert_ok(pick_case_run(&c));
+    pick_case_compare(&c, "scale 0");
+    assert_int_equal(c.got[3][4], 4);
+}
+
+/* 5000 + x on the grid of fp32: the same ids and the same bits as at offset 0 */
+static void an_offset_of_5000_costs_no_digit(void **state)
+{
+    uint64_t rng = t_seed() + 4;
+    static double first[PICK_TOKENS * PICK_K];
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        pick_case_init(&c, worlds[w], 5, 32, 6, true, COLO_F32, 3, &rng);
+        for (int i = 0; i < 5 * 32; i++)
+            c.z[i] = floor(c.z[i] * 2048) / 2048;
+        assert_ok(pick_case_run(&c));
+        memcpy(first, c.logp[0], sizeof first);
+        for (int i = 0; i < 5 * 32; i++)
+            c.z[i] += 5000;
+        assert_ok(pick_case_run(&c));
+        for (int i = 0; i < 5 * 6; i++)
+            assert_true(c.logp[0][i] == first[i]);
+    }
+}
+
+/* ---- special values ---- */
+
+enum { NAN_ROW, PLUS_ROW, MINUS_ROW, SOME_MINUS, MASKED, PLAIN, ROWS };
+
+static void special_rows_are_as_documented(void **state)
+{
+    uint64_t rng = t_seed() + 5;
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (int d = 0; d < 4; d++)
+            for (int topk = 0; topk < 2; topk++)
+                for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
+                    enum { V = 16, K = 6 };
+                    pick_case_init(&c, worlds[w], ROWS, V, K, topk, dtypes[d], 2, &rng);
+                    loss_case_shard(&c.shape, kind);
+                    c.shape.pad = NAN;
+                    c.z[NAN_ROW * V + 11] = NAN;
+                    c.z[PLUS_ROW * V + 3] = INFINITY;
+                    for (int j = 0; j < V; j++) {
+                        c.z[MINUS_ROW * V + j] = -INFINITY;
+                        if (j != 2 && j != 9) /* two that count, the rest is picked after them */
+                            c.z[SOME_MINUS * V + j] = -INFINITY;
+                        c.z[MASKED * V + j] = j % 2 ? NAN : INFINITY;
+                    }
+                    c.masked = true;
+                    c.mask[MASKED] = 0;
+                    for (int i = 0; i < K; i++)
+                        c.ids[SOME_MINUS * K + i] = (int64_t[]){2, 9, 0, 1, 2, 15}[i];
+                    c.shape.pad = 1000; /* gaps and padding are compared with == */
+                    assert_ok(pick_case_run(&c));
+                    for (int r = 0; r < worlds[w]; r++)
+                        for (int i = 0; i < K; i++) {
+                            for (int t = NAN_ROW; t <= MINUS_ROW; t++) {
+                                assert_true(isnan(c.logp[r][t * K + i]));
+                                assert_true(!topk || c.got[r][t * K + i] == -1);
+                            }
+                            assert_true(c.logp[r][MASKED * K + i] == 0);
+                            assert_true(!topk || c.got[r][MASKED * K + i] == -1);
+                        }
+                    for (int j = 0; j < V; j++) {
+                        for (int t = NAN_ROW; t <= MINUS_ROW; t++)
+                            assert_true(isnan(c.dz[t * V + j]));
+                        assert_true(c.dz[MASKED * V + j] == 0);
+                        assert_true(isfinite(c.dz[SOME_MINUS * V + j]));
+                        assert_true(isfinite(c.dz[PLAIN * V + j]));
+                    }
+                    const double *z = c.z + SOME_MINUS * V;
+                    const int64_t hi = z[2] >= z[9] ? 2 : 9, order[K] = {hi, 11 - hi, 0, 1, 3, 4};
+                    for (int r = 0; r < worlds[w]; r++)
+                        for (int i = 0; i < K; i++) {
+                            const int at = SOME_MINUS * K + i;
+                            const int64_t id = topk ? c.got[r][at] : c.ids[at];
+                            if (topk)
+                                assert_int_equal(id, order[i]);
+                            if (id != 2 && id != 9)
+                                assert_true(c.logp[r][at] == -INFINITY);
+                            else
+                                assert_true(fabs(c.logp[r][at] + log(1 + exp(z[11 - id] - z[id]))) <
+                                            1e-5);
+                        }
+                    /* a picked -inf: its gradient is its own g, for its p is 0 */
+                    if (topk)
+                        assert_true(fabs(c.dz[SOME_MINUS * V + 3] - c.up[SOME_MINUS * K + 4]) <
+                                    0.01);
+                }
+}
+
+static void an_invalid_id_is_counted_and_spoils_its_row_only(void **state)
+{
+    uint64_t rng = t_seed() + 6;
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        pick_case_init(&c, worlds[w], 5, 20, 3, false, COLO_F32, 2, &rng);
+        c.ids[1 * 3 + 2] = 20;
+        c.ids[2 * 3 + 0] = -1;
+        c.ids[2 * 3 + 1] = INT64_MIN; /* what rows use themselves */
+        c.ids[3 * 3 + 1] = -100;
+        c.ids[4 * 3 + 0] = c.ids[4 * 3 + 1] = c.ids[4 * 3 + 2] = -100; /* nothing is asked for */
+        for (int j = 0; j < 20; j++)
+            c.z[4 * 20 + j] = NAN;
+        assert_ok(pick_case_run(&c));
+        assert_int_equal(c.n_invalid[0], 3);
+        for (int j = 0; j < 20; j++)
+            assert_true(c.dz[4 * 20 + j] == 0);
+        c.tokens = 4; /* the last row is not for the oracle */
+        pick_case_compare(&c, "invalid");
+    }
+}
+
+static void an_id_that_occurs_twice_counts_twice(void **state)
+{
+    uint64_t rng = t_seed() + 7;
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        pick_case_init(&c, worlds[w], 4, 10, 20, false, COLO_F64, 2, &rng); /* 20 of 10: many do */
+        assert_ok(pick_case_run(&c));
+        pick_case_compare(&c, "twice");
+    }
+}
+
+static void no_tokens_still_join_the_gather(void **state)
+{
+    uint64_t rng = t_seed() + 8;
+    (void)state;
+    for (int w = 0; w < 4; w++) {
+        pick_case_init(&c, worlds[w], 0, 10, 2, true, COLO_F32, 2, &rng);
+        assert_ok(pick_case_run(&c));
+        pick_case_compare(&c, "no tokens");
+    }
+}
+
+/* ---- gradient ---- */
+
+/* The library's own forward in fp64: h^2 / 6 times a third derivative of order 10, h = 1e-4 */
+static void the_gradient_is_the_central_difference(void **state)
+{
+    uint64_t rng = t_seed() + 9;
+    enum { V = 12, K = 3, T = 3 };
+    double dz[T * V], z[T * V], up[T] = {0};
+    (void)state;
+    for (int topk = 0; topk < 2; topk++) {
+        pick_case_init(&c, 2, T, V, K, topk, COLO_F64, 2, &rng);
+        loss_case_shard(&c.shape, SHARD_UNEVEN);
+        c.config.softcap = 3;
+        c.config.temperature = 0.7;
+        assert_ok(pick_case_run(&c));
+        memcpy(dz, c.dz, sizeof dz);
+        memcpy(z, c.z, sizeof z);
+        c.forward_only = true;
+        for (int j = 0; j < V; j++)
+            for (int sign = 1; sign >= -1; sign -= 2) {
+                memcpy(c.z, z, sizeof z);
+                for (int t = 0; t < T; t++)
+                    c.z[t * V + j] += sign * 1e-4;
+                assert_ok(pick_case_run(&c));
+                for (int t = 0; t < T; t++) {
+                    double f = 0;
+                    for (int i = 0; i < K; i++)
+                        f += c.up[t * K + i] * c.logp[0][t * K + i];
+                    if (sign == 1)
+                        up[t] = f;
+                    else if (fabs((up[t] - f) / 2e-4 - dz[t * V + j]) > 1e-6 * (1 + fabs(dz[j])))
+                        fail_msg("token %d, column %d: %g, difference %g", t, j, dz[t * V + j],
+                                 (up[t] - f) / 2e-4);
+                }
+            }
+    }
+}
+
+/* ---- refusals ---- */
+
+enum { AT = 3, AV = 6, AK = 2, CANARY = 0x5a };
+
+typedef struct alone {
+    colo_comm_t *self;
+    colo_pick_config_t cfg;
+    float z[AT * AV], dz[AT * AV], logp[AT * AK], up[AT * AK];
+    int64_t ids[AT * AK], chosen[AT * AK], n_invalid;
+    uint8_t mask[AT];
+    double stats[AT * (5 + 2 * AK)];
+    unsigned char scratch[1024];
+    uint64_t version;
+    colo_tensor_t logits, given, masked, d_logits;
+    const colo_tensor_t *id_arg;
+    colo_pick_out_t out;
+    colo_pick_saved_t saved;
+} alone_t;
+
+static void alone_init(alone_t *a, bool topk)
+{
+    uint64_t rng = 5;
+    memset(a, CANARY, sizeof *a);
+    assert_ok(colo_comm_create_self(&a->self));
+    a->cfg = (colo_pick_config_t){COLO_PICK_CONFIG_INIT, .vocab = AV, .k = AK, .topk = topk};
+    for (int i = 0; i < AT * AV; i++)
+        a->z[i] = (float)t_uniform(&rng);
+    for (int i = 0; i < AT * AK; i++) {
+        a->ids[i] = i;
+        a->up[i] = 1;
+    }
+    a->version = 1;
+    a->logits = colo_tensor_host(a->z, COLO_F32, 2, (int64_t[]){AT, AV});
+    a->logits.version = &a->version;
+    a->given = colo_tensor_host(a->ids, COLO_I64, 2, (int64_t[]){AT, AK});
+    a->masked = colo_tensor_host(a->mask, COLO_U8, 1, (int64_t[]){AT});
+    a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){AT, AV});
+    a->id_arg = topk ? NULL : &a->given;
+    a->out = (colo_pick_out_t){a->logp, topk ? a->chosen : NULL, &a->n_invalid};
+    a->saved = (colo_pick_saved_t){.valid = false};
+}
+
+static colo_status_t forward(alone_t *a)
+{
+    return colo_pick_forward(&a->cfg, &a->logits, a->id_arg, &a->masked, a->self, &a->out,
+                             &a->saved, a->stats, a->scratch, NULL);
+}
+
+static bool painted(const void *p, size_t n)
+{
+    const unsigned char *b = p;
+    for (size_t i = 0; i < n; i++)
+        if (b[i] != CANARY)
+            return false;
+    return true;
+}
+
+#define REJECT(topk, change, status, sentence)                                             \
+    do {                                                                                   \
+        alone_t a;                                                                         \
+        alone_init(&a, topk);                                                              \
+        change;                                                                            \
+        assert_fails(forward(&a), status, sentence);                                       \
+        assert_true(painted(a.logp, sizeof a.logp) && painted(a.chosen, sizeof a.chosen)); \
+        assert_true(painted(a.stats, sizeof a.stats) && painted(a.scratch, 1024));         \
+        assert_true(painted(&a.n_invalid, 8) && !a.saved.valid);                           \
+        colo_comm_destroy(&a.self);                                                        \
+    } while (0)
+
+static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+{
+    size_t n = 77;
+    alone_t b;
+    (void)state;
+    REJECT(true, a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
+    REJECT(true, a.cfg.k = 0, COLO_ERR_ARG, "k is 0, expected 1..256");
+    REJECT(true, a.cfg.k = 257, COLO_ERR_ARG, "k is 257, expected 1..256");
+    REJECT(true, a.cfg.k = 7, COLO_ERR_ARG, "the 7 largest of a vocabulary of 6");
+    REJECT(true, a.cfg.temperature = 0, COLO_ERR_ARG, "pick: logprob: temperature is 0");
+    REJECT(true, a.cfg.vocab = 0, COLO_ERR_ARG, "vocab is 0");
+    REJECT(true, a.id_arg = &a.given, COLO_ERR_ARG, "ids are given, config.topk chooses them");
+    REJECT(false, a.id_arg = NULL, COLO_ERR_ARG, "ids: tensor is NULL");
+    REJECT(false, a.given.dtype = COLO_I32, COLO_ERR_ARG, "ids: dtype i32, expected i64");
+    REJECT(false, a.given.shape[1] = 1, COLO_ERR_SHAPE, "expected [3, 2]");
+    REJECT(false, a.given.stride[1] = 2, COLO_ERR_SHAPE, "columns are 2 elements apart");
+    REJECT(false, a.given.mem = COLO_CUDA, COLO_ERR_ARG, "ids: memory kind 1");
+    REJECT(false, a.out.ids = a.chosen, COLO_ERR_ARG, "out.ids is given, config.topk is false");
+    REJECT(true, a.masked.dtype = COLO_F32, COLO_ERR_ARG, "mask: dtype f32, expected u8");
+    REJECT(true, a.masked.shape[0] = 2, COLO_ERR_SHAPE, "mask: 1 axes, 2 elements, expected [3]");
+    REJECT(true, a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
+    REJECT(true, (a.logits.shape[1] = 5, a.logits.stride[0] = 6), COLO_ERR_SHAPE,
+           "columns [0, 5) on a group of one rank");
+    alone_init(&b, true);
+    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, NULL, &b.out, &b.saved, b.stats,
+                                   b.scratch, NULL),
+                 COLO_ERR_ARG, "group is NULL");
+    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, NULL, &b.saved, b.stats,
+                                   b.scratch, NULL),
+                 COLO_ERR_ARG, "out is NULL");
+    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
+                                   b.scratch, NULL),
+                 COLO_ERR_ARG, "stats is NULL; it needs 216 bytes");
+    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
+                                   b.scratch, NULL),
+                 COLO_ERR_ARG, "stats is given, saved is NULL");
+    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
+                                   NULL, NULL),
+                 COLO_ERR_ARG, "scratch is NULL");
+    assert_fails(colo_pick_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
+    assert_fails(colo_pick_saved_size(&b.cfg, INT64_MAX / 4, &n), COLO_ERR_ARG, "exceed 2^63");
+    assert_fails(colo_pick_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 100, 8, &n), COLO_ERR_ARG,
+                 "exceeds 2^63");
+    assert_fails(colo_pick_scratch_size(&b.cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
+    assert_int_equal(n, 77);
+    colo_comm_destroy(&b.self);
+}
+
+static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
+{
+    alone_t a;
+    (void)state;
+    alone_init(&a, true);
+    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+                 "no forward filled it");
+    assert_fails(colo_pick_backward(NULL, a.up, &a.d_logits, NULL), COLO_ERR_ARG, "saved is NULL");
+    assert_ok(forward(&a));
+    assert_fails(colo_pick_backward(&a.saved, NULL, &a.d_logits, NULL), COLO_ERR_ARG,
+                 "d_logp is NULL");
+    a.version = 2;
+    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_MODIFIED,
+                 "logits were written after they were saved: version 2, saved at 1");
+    a.version = 1;
+    a.d_logits.data = a.z + 1;
+    a.d_logits.shape[0] = AT;
+    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_ARG,
+                 "overlaps the logits without being them");
+    assert_true(painted(a.dz, sizeof a.dz));
+    a.d_logits = a.logits;
+    assert_ok(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL));
+    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+                 "in place ended it");
+    colo_comm_destroy(&a.self);
+}
+
+static void nothing_is_written_past_the_queried_sizes(void **state)
+{
+    (void)state;
+    for (int topk = 0; topk < 2; topk++) {
+        enum { MARGIN = 64 };
+        alone_t a;
+        size_t stat_bytes, scratch_bytes;
+        alone_init(&a, topk);
+        assert_ok(colo_pick_saved_size(&a.cfg, AT, &stat_bytes));
+        assert_ok(colo_pick_scratch_size(&a.cfg, COLO_F32, AT, 1, &scratch_bytes));
+        unsigned char *s = malloc(stat_bytes + 2 * MARGIN), *x = malloc(scratch_bytes + 2 * MARGIN);
+        for (int saved = 0; saved < 2; saved++) {
+            memset(s, CANARY, stat_bytes + 2 * MARGIN);
+            memset(x, CANARY, scratch_bytes + 2 * MARGIN);
+            assert_ok(colo_pick_forward(&a.cfg, &a.logits, a.id_arg, NULL, a.self, &a.out,
+                                        saved ? &a.saved : NULL, saved ? s + MARGIN : NULL,
+                                        x + MARGIN, NULL));
+            assert_true(painted(s, MARGIN) && painted(x, MARGIN));
+            assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
+            assert_true(painted(x + MARGIN + scratch_bytes, MARGIN));
+            assert_true(painted(s + MARGIN, stat_bytes) == !saved);
+        }
+        free(s);
+        free(x);
+        colo_comm_destroy(&a.self);
+    }
+}
+
+/* ---- ranks that disagree ---- */
+
+typedef struct disagreement {
+    int kind;
+    colo_status_t status[2];
+    char sentence[2][256];
+    bool untouched[2], alive[2];
+} disagreement_t;
+
+static colo_status_t disagree(colo_comm_t *world, void *arg)
+{
+    disagreement_t *d = arg;
+    const int r = colo_comm_rank(world);
+    const bool other = r == 1;
+    colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r, .k = 2};
+    float z[2 * 4] = {0}, logp[4];
+    int64_t ids[4] = {1, 2, 3, 4};
+    uint8_t mask[2] = {1, 1};
+    double stats[18];
+    _Alignas(8) unsigned char scratch[1024];
+    memset(logp, CANARY, sizeof logp);
+    memset(stats, CANARY, sizeof stats);
+    if (other && d->kind == 0)
+        cfg.temperature = 2;
+    if (other && d->kind == 1)
+        ids[3] = 5;
+    if (other && d->kind == 2)
+        mask[1] = 0;
+    if (other && d->kind == 3)
+        cfg.vocab_start = 5;
+    if (other && d->kind == 4)
+        cfg.ignore_index = -1;
+    colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4});
+    colo_tensor_t it = colo_tensor_host(ids, COLO_I64, 2, (int64_t[]){2, 2});
+    colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
+    colo_pick_saved_t saved = {.valid = false};
+    d->status[r] = colo_pick_forward(&cfg, &zt, &it, &mt, world, &(colo_pick_out_t){.logp = logp},
+                                     &saved, stats, scratch, NULL);
+    snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
+    d->untouched[r] = painted(logp, sizeof logp) && painted(stats, sizeof stats) && !saved.valid;
+    d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;
+    return COLO_OK;
+}
+
+static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
+{
+    static const char *const words[] = {"rank 1 has another config", "rank 1 has other targets",
+                                        "rank 1 has other targets", "no rank of 2 holds column 4",
+                                        "rank 1 has another config"};
+    (void)state;
+    for (int kind = 0; kind < 5; kind++) {
+        disagreement_t d = {.kind = kind};
+        assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
+        for (int r = 0; r < 2; r++) {
+            assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
+            if (!strstr(d.sentence[r], words[kind]))
+                fail_msg("kind %d: \"%s\"", kind, d.sentence[r]);
+            assert_true(d.untouched[r] && d.alive[r]);
+        }
+        assert_string_equal(d.sentence[0], d.sentence[1]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_agrees_with_the_oracle),
+        cmocka_unit_test(of_equal_logits_the_lowest_id_is_first_on_any_cut),
+        cmocka_unit_test(all_columns_can_be_asked_for),
+        cmocka_unit_test(a_scale_of_zero_makes_all_equal),
+        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
+        cmocka_unit_test(special_rows_are_as_documented),
+        cmocka_unit_test(an_invalid_id_is_counted_and_spoils_its_row_only),
+        cmocka_unit_test(an_id_that_occurs_twice_counts_twice),
+        cmocka_unit_test(no_tokens_still_join_the_gather),
+        cmocka_unit_test(the_gradient_is_the_central_difference),
+        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
+        cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
+        cmocka_unit_test(nothing_is_written_past_the_queried_sizes),
+        cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
+    };
+    return cmocka_run_group_tests_name("loss/pick", tests, NULL, NULL);
+}

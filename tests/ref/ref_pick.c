@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ref_pick.c - by looking for the largest k times; and one whole textbook gradient a pick, added
+ * up.
+ */
+#include "ref/ref_pick.h"
+
+#include <stdlib.h>
+
+void ref_pick_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
+                      int64_t *ids)
+{
+    bool *gone = calloc((size_t)vocab, sizeof *gone);
+    double sign = o->scale > 0 ? 1 : o->scale < 0 ? -1 : 0;
+    for (int64_t i = 0; i < k; i++) {
+        int64_t best = -1;
+        for (int64_t j = vocab - 1; j >= 0; j--)
+            if (!gone[j] && (best < 0 || sign * z[j] >= sign * z[best]))
+                best = j;
+        gone[best] = true;
+        ids[i] = best;
+    }
+    free(gone);
+}
+
+void ref_pick_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
+                   const double *g, int64_t k, double *dz)
+{
+    double *one = malloc((size_t)vocab * sizeof *one);
+    for (int64_t j = 0; j < vocab; j++)
+        dz[j] = 0;
+    for (int64_t i = 0; i < k; i++) {
+        if (ids[i] < 0)
+            continue;
+        ref_logprob_grad(o, z, vocab, ids[i], g[i], 0, 0, one);
+        for (int64_t j = 0; j < vocab; j++)
+            dz[j] += one[j];
+    }
+    free(one);
+}
