@@ -3,7 +3,9 @@
  * test_place.c - which processors each rank gets, on machines drawn by hand: three synthetic ones
  * and the file two-packages-four-gpus.xml (2 packages, a NUMA node each, 4 cores of 2 processors
  * each; core c of the machine has processors c and c + 8; GPUs 1b, 1c near package 0, 9b, 9c near
- * package 1). Expectations are read off these drawings. And what is refused, and COLO_BIND.
+ * package 1), and two-packages-four-nodes.xml (2 packages of 2 NUMA nodes of 2 cores; a GPU at
+ * nodes 1 and 3 and one at the second package). Expectations are read off these drawings. And what
+ * is refused, and COLO_BIND.
  */
 #include "harness/harness.h"
 
@@ -120,6 +122,21 @@ static void devices_are_near_their_package(void **state)
 }
 
 /* ---- policies ---- */
+
+/* Two NUMA nodes a package, so that one's number is not the other's. */
+static void a_device_is_near_its_numa_node_or_its_package_only(void **state)
+{
+    static const int numa[] = {1, 3, -1}, package[] = {0, 1, 1};
+    colo_place_t *p = place_of(TOPOLOGIES "/two-packages-four-nodes.xml", 8, 8, COLO_BIND_CORE);
+    for (int i = 0; i < 3; i++) {
+        const colo_place_device_t *d = colo_place_device(p, i);
+        assert_non_null(d);
+        assert_int_equal(d->numa, numa[i]);
+        assert_int_equal(d->package, package[i]);
+    }
+    assert_null(colo_place_device(p, 3));
+    colo_place_destroy(&p);
+}
 
 static void core_binding_is_compact(void **state)
 {
@@ -494,6 +511,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_machine_is_counted),
         cmocka_unit_test(devices_are_near_their_package),
+        cmocka_unit_test(a_device_is_near_its_numa_node_or_its_package_only),
         cmocka_unit_test(core_binding_is_compact),
         cmocka_unit_test(scatter_takes_packages_then_numa_nodes_in_turn),
         cmocka_unit_test(whole_nodes_and_packages_are_shared_in_even_blocks),

@@ -1,0 +1,190 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_p2p.c - what processes tell each other when they leave or die, on a wire of this test's.
+ *
+ * Its links are queues, and each can be held, so that news arrive in an order that real wires show
+ * only now and then. All ranks are this thread: nothing here waits for a rank that has not spoken
+ * already, except where a bug makes it wait.
+ */
+#include "harness/harness.h"
+
+#include "comm/p2p.h"
+
+#include <time.h>
+
+enum { RANKS = 3, DEADLINE_MS = 3000 };
+
+struct letter {
+    struct letter *next;
+    size_t bytes;
+    _Alignas(16) unsigned char frame[];
+};
+
+struct post {
+    struct letter *link[RANKS][RANKS]; /* [from][to] */
+    bool held[RANKS][RANKS];
+};
+
+struct desk { /* one rank's end */
+    struct post *post;
+    int32_t rank, to;
+    struct letter *written, *read;
+};
+
+static void *desk_reserve(void *wire, int32_t peer, size_t bytes, bool must)
+{
+    struct desk *d = wire;
+    d->written = calloc(1, sizeof *d->written + bytes);
+    d->written->bytes = bytes;
+    d->to = peer;
+    return d->written->frame;
+}
+
+static void desk_commit(void *wire)
+{
+    struct desk *d = wire;
+    struct letter **at = &d->post->link[d->rank][d->to];
+    while (*at)
+        at = &(*at)->next;
+    *at = d->written;
+}
+
+static int desk_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
+{
+    struct desk *d = wire;
+    free(d->read);
+    d->read = NULL;
+    for (int32_t r = 0; r < RANKS; r++) {
+        struct letter *l = d->post->link[r][d->rank];
+        if (!l || d->post->held[r][d->rank])
+            continue;
+        d->post->link[r][d->rank] = l->next;
+        d->read = l;
+        *peer = r;
+        *frame = l->frame;
+        *bytes = l->bytes;
+        return 1;
+    }
+    return 0;
+}
+
+static const char *desk_why(void *wire)
+{
+    return "no reason";
+}
+
+static bool desk_flushed(void *wire, int32_t peer)
+{
+    return true;
+}
+
+static void desk_wait(void *wire, double seconds)
+{
+    nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
+}
+
+static void desk_close(void *wire, bool clean)
+{
+    struct desk *d = wire;
+    free(d->read);
+    free(d);
+}
+
+static const colo_wire_ops_t desks = {.abi = COLO_WIRE_ABI,
+                                      .name = "desk",
+                                      .reserve = desk_reserve,
+                                      .commit = desk_commit,
+                                      .recv = desk_recv,
+                                      .why = desk_why,
+                                      .flushed = desk_flushed,
+                                      .wait = desk_wait,
+                                      .close = desk_close};
+
+/* A world and, so that the wire outlives it, a second group of the same ranks. */
+static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
+{
+    colo_grid_t grid;
+    memset(post, 0, sizeof *post);
+    assert_ok(colo_grid_parse(&grid, "dp=3", RANKS));
+    setenv("COLO_TIMEOUT_MS", "50", 1); /* leaving waits as long for the others */
+    for (int32_t r = 0; r < RANKS; r++) {
+        struct desk *d = calloc(1, sizeof *d);
+        d->post = post;
+        d->rank = r;
+        world[r] = twin[r] = NULL;
+        assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, true, &world[r]));
+        assert_ok(colo_comm_set_check(world[r], 0)); /* or groups would talk when they are made */
+        assert_ok(colo_comm_split(world[r], &grid, "dp", &twin[r]));
+        assert_ok(colo_comm_set_timeout(world[r], DEADLINE_MS));
+        assert_ok(colo_comm_set_timeout(twin[r], DEADLINE_MS));
+    }
+    unsetenv("COLO_TIMEOUT_MS");
+}
+
+static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
+{
+    memset(post->held, 0, sizeof post->held);
+    for (int32_t r = 0; r < RANKS; r++) {
+        colo_comm_destroy(&world[r]);
+        colo_comm_destroy(&twin[r]);
+    }
+    for (int32_t i = 0; i < RANKS * RANKS; i++)
+        for (struct letter *l = post->link[i / RANKS][i % RANKS], *next; l; l = next) {
+            next = l->next;
+            free(l);
+        }
+}
+
+static void who_left_one_group_is_named_at_once(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    colo_comm_destroy(&world[1]); /* it still has the other group, so its process is there */
+    double begin = colo_now();
+    assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT,
+                 "rank 0 waited for rank 1 (world rank 1), which has left the communicator; the "
+                 "last operation of rank 1 is none");
+    assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
+    assert_ok(colo_comm_check(twin[0]));
+    close_all(&post, world, twin);
+}
+
+static void why_all_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    post.held[0][2] = true; /* rank 2 does not hear rank 0 itself */
+    colo_comm_abort(world[0], "the loss is not a number");
+    assert_int_equal(colo_comm_check(world[1]), COLO_ERR_ABORTED);
+    colo_comm_destroy(&world[1]);
+    assert_fails(colo_comm_barrier(world[2], NULL), COLO_ERR_ABORTED, "the loss is not a number");
+    close_all(&post, world, twin);
+}
+
+static void why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    float x[RANKS] = {0};
+    open_all(&post, world, twin);
+    post.held[0][2] = true;
+    assert_fails(colo_comm_all_gather(world[0], NULL, x, 1, COLO_F32, NULL), COLO_ERR_ARG, "NULL");
+    assert_int_equal(colo_comm_check(world[1]), COLO_ERR_PEER);
+    colo_comm_destroy(&world[1]);
+    assert_fails(colo_comm_all_gather(world[2], x, x, 1, COLO_F32, NULL), COLO_ERR_PEER,
+                 "rank 0 failed: all_gather: send is NULL");
+    assert_ok(colo_comm_check(twin[2]));
+    close_all(&post, world, twin);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(who_left_one_group_is_named_at_once),
+        cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
+        cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
+    };
+    return cmocka_run_group_tests_name("comm/p2p", tests, NULL, NULL);
+}
