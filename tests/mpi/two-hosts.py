@@ -1,17 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two network namespaces joined by a veth pair stand for two hosts: two-hosts.py PROGRAM
+"""Two network namespaces joined by a veth pair stand for two hosts.
 
-Four ranks, two in each, that share nothing but a folder for the bootstrap: their sockets cross the
-pair by TCP. Where namespaces cannot be made (no root, no ip) this is exit 77 with the reason.
+usage: two-hosts.py PROGRAM                    four ranks over sockets
+       two-hosts.py --mpi N PROGRAM ARGS...    N ranks of Open MPI's mpirun
+
+Half of the ranks live in each. Over sockets they share nothing but a folder for the bootstrap and
+cross the pair by TCP. For mpirun each host has an address and a name of its own, a daemon started
+through a remote shell that is `ip netns exec`, and TCP as the only way to the other one. Where that
+cannot be made (no root, no ip, another MPI) this is exit 77 with the reason.
 """
 import os
+import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
 
 RANKS = 4
+SECONDS = 100  # less than the test's own limit, so that no namespace is left behind
 HOSTS = ['colo%d%s' % (os.getpid(), side) for side in 'ab']
+NET = '10.213.77.%s'
 
 
 def ip(*words):
@@ -21,7 +29,7 @@ def ip(*words):
         raise OSError('ip %s: %s' % (' '.join(words), done.stdout.strip()))
 
 
-def make():
+def make(mpi):
     for host in HOSTS:
         ip('netns', 'add', host)
         ip('-n', host, 'link', 'set', 'lo', 'up')
@@ -29,9 +37,10 @@ def make():
     ip('-n', HOSTS[0], 'link', 'add', 'veth0', 'type', 'veth', 'peer', 'name', 'veth0',
        'netns', HOSTS[1])
     for i, host in enumerate(HOSTS):
-        # First an address that both have, as bridges of containers do: it leads back home.
-        ip('-n', host, 'address', 'add', '10.1.1.1/32', 'dev', 'veth0')
-        ip('-n', host, 'address', 'add', '10.213.77.%d/24' % (i + 1), 'dev', 'veth0')
+        if not mpi:  # which takes any address of the interface, whatever it was told
+            # First an address that both have, as bridges of containers do: it leads back home.
+            ip('-n', host, 'address', 'add', '10.1.1.1/32', 'dev', 'veth0')
+        ip('-n', host, 'address', 'add', NET % (i + 1) + '/24', 'dev', 'veth0')
         ip('-n', host, 'link', 'set', 'veth0', 'up')
 
 
@@ -46,26 +55,94 @@ def skip(why):
     sys.exit(77)
 
 
-def main(program):
+def over_sockets(folder, program):
+    ranks = [subprocess.Popen(
+        ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
+        stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000'))
+        for r in range(RANKS)]
+    status = [rank.wait(timeout=SECONDS) for rank in ranks]
+    print('%d ranks on 2 hosts: exit status %s' % (RANKS, status))
+    return 1 if any(status) else 0
+
+
+def over_mpi(folder, n, words):
+    """mpirun on the first host; ranks alternate, so that neighbours are on different hosts"""
+    # What a remote shell does: enter the host of that address, let a shell read the words.
+    agent = os.path.join(folder, 'enter')
+    with open(agent, 'w') as out:
+        out.write('#!/bin/sh\ncase $1 in\n')
+        for i, host in enumerate(HOSTS):
+            out.write('%s) host=%s ;;\n' % (NET % (i + 1), host))
+        out.write('*) echo "no host $1" >&2; exit 1 ;;\nesac\nshift\n'
+                  'exec ip netns exec "$host" unshare --uts sh -c "hostname $host && $*"\n')
+    os.chmod(agent, 0o755)
+    # Each rank says where it is; the test is worth nothing if they are all on one host.
+    seen = os.path.join(folder, 'seen')
+    os.mkdir(seen)
+    rank = os.path.join(folder, 'rank')
+    with open(rank, 'w') as out:
+        out.write('#!/bin/sh\necho "$OMPI_COMM_WORLD_LOCAL_SIZE" '
+                  '>%s/$(hostname).$OMPI_COMM_WORLD_RANK\nexec "$@"\n' % seen)
+    os.chmod(rank, 0o755)
+    net = NET % '0/24'
+    mca = {'plm': 'rsh', 'plm_rsh_agent': agent, 'orte_keep_fqdn_hostnames': '1',
+           'oob_tcp_if_include': net, 'pml': 'ob1', 'btl': 'tcp,self', 'btl_tcp_if_include': net}
+    command = ['mpirun', '--allow-run-as-root', '--oversubscribe', '--bind-to', 'none', '--quiet',
+               '--map-by', 'node', '--host',
+               ','.join('%s:%d' % (NET % (i + 1), n // 2) for i in range(2))]
+    for name, value in mca.items():
+        command += ['--mca', name, value]
+    for name in ('T_RANKS', 'COLO_BACKEND_DIR', 'COLO_TIMEOUT_MS', 'OPENBLAS_NUM_THREADS',
+                 'OMP_NUM_THREADS'):
+        if name in os.environ:
+            command += ['-x', name]
+    command += ['-n', str(n), rank, *words]
+    done = subprocess.Popen([agent, NET % 1, 'exec ' + shlex.join(command)],
+                            stdin=subprocess.DEVNULL)
+    try:
+        done.wait(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        done.terminate()  # mpirun takes its ranks along
+        done.wait()
+        print('mpirun did not end within %d s' % SECONDS, file=sys.stderr)
+        return 1
+    where = sorted(name.rsplit('.', 1)[0] for name in os.listdir(seen))
+    if where != sorted(HOSTS * (n // 2)):
+        print('not half of the ranks on each host: %s' % where, file=sys.stderr)
+        return 1
+    return done.returncode if 0 <= done.returncode < 256 else 1
+
+
+def needs_for_mpi():
+    if not shutil.which('mpirun'):
+        skip('no mpirun here (Debian and Ubuntu: openmpi-bin)')
+    says = subprocess.run(['mpirun', '--version'], text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT).stdout
+    if '(Open MPI) 4.' not in says:
+        skip('mpirun is not of Open MPI 4: how to send its ranks to two hosts is not known here')
+    if not shutil.which('unshare'):
+        skip('no unshare here (Debian and Ubuntu: util-linux)')
+
+
+def main(words):
+    mpi = words[0] == '--mpi'
     if not shutil.which('ip'):
         skip('no ip here (Debian and Ubuntu: iproute2)')
     if os.getuid() != 0:
         skip('only root may make network namespaces')
+    if mpi:
+        needs_for_mpi()
     try:
         try:
-            make()
+            make(mpi)
         except OSError as why:
             skip('two network namespaces could not be made: %s' % why)
         with tempfile.TemporaryDirectory() as folder:
-            ranks = [subprocess.Popen(
-                ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
-                stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000'))
-                for r in range(RANKS)]
-            status = [rank.wait(timeout=100) for rank in ranks]
-        print('%d ranks on 2 hosts: exit status %s' % (RANKS, status))
-        return 1 if any(status) else 0
+            if mpi:
+                return over_mpi(folder, int(words[1]), words[2:])
+            return over_sockets(folder, words[0])
     finally:
         remove()
 
 
-sys.exit(main(sys.argv[1]))
+sys.exit(main(sys.argv[1:]))
