@@ -19,6 +19,8 @@
 #include <colobridge/logprob.h>
 #include <colobridge/pick.h>
 #include <colobridge/distill.h>
+#include <colobridge/lm_head.h>
+#include <colobridge/linear_logprob.h>
 #include <colobridge/tape.h>
 
 #endif

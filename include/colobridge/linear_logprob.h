@@ -54,7 +54,8 @@ typedef enum colo_d_hidden {
 typedef enum colo_linear_pass {
     COLO_LINEAR_FORWARD = 0,
     COLO_LINEAR_BACKWARD = 1,
-    COLO_LINEAR_LOSS = 2
+    COLO_LINEAR_LOSS = 2,
+    COLO_LINEAR_INFERENCE = 3 /* a forward whose @saved is NULL */
 } colo_linear_pass_t;
 
 typedef struct colo_linear_logprob_config {
@@ -121,24 +122,26 @@ typedef struct colo_linear_logprob_saved {
  * One call at a time uses the object; any number of forwards may wait for their backward.
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_UNBUILT
  */
-colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
-                                         const colo_linear_logprob_config_t *config,
-                                         colo_lm_head_t *head, colo_comm_t *group);
-void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
+COLO_API colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
+                                                  const colo_linear_logprob_config_t *config,
+                                                  colo_lm_head_t *head, colo_comm_t *group);
+COLO_API void colo_linear_logprob_destroy(colo_linear_logprob_t **linear);
 
 /** colo_linear_logprob_mode() - AUTO resolved for @max_valid rows */
-colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear, int64_t max_valid);
+COLO_API colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *linear,
+                                                     int64_t max_valid);
 /** colo_linear_logprob_chunk() - rows a chunk for @max_valid rows; from config and W only, so the
  *  same on all ranks, whatever their Vl */
-int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *linear, int64_t max_valid);
+COLO_API int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *linear, int64_t max_valid);
 /** colo_linear_logprob_saved_size() - bytes of the buffer from forward to backward; in keep mode
  * the logits, too */
-colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear, int64_t tokens,
-                                             int64_t max_valid, size_t *bytes);
+COLO_API colo_status_t colo_linear_logprob_saved_size(const colo_linear_logprob_t *linear,
+                                                      int64_t tokens, int64_t max_valid,
+                                                      size_t *bytes);
 /** colo_linear_logprob_workspace_size() - exact bytes of one pass's workspace */
-colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
-                                                 colo_linear_pass_t pass, int64_t tokens,
-                                                 int64_t max_valid, size_t *bytes);
+COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *linear,
+                                                          colo_linear_pass_t pass, int64_t tokens,
+                                                          int64_t max_valid, size_t *bytes);
 
 /**
  * colo_linear_logprob_forward() - logprob and keep modes
@@ -152,21 +155,21 @@ colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logprob_t *li
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE, COLO_ERR_STATE (the head is not bound); as
  *             colo_logprob_forward(); the head's
  */
-colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
-                                          const colo_linear_batch_t *batch,
-                                          const colo_logprob_out_t *out,
-                                          colo_linear_logprob_saved_t *saved, void *buffer,
-                                          void *workspace, colo_stream_t stream);
+COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
+                                                   const colo_linear_batch_t *batch,
+                                                   const colo_logprob_out_t *out,
+                                                   colo_linear_logprob_saved_t *saved, void *buffer,
+                                                   void *workspace, colo_stream_t stream);
 /**
  * colo_linear_logprob_backward() - gradients; @saved may be used again unless keep_in_place
  * Errors:  COLO_ERR_STATE, COLO_ERR_MODIFIED (hidden, targets or weight were written),
  * COLO_ERR_ARG, COLO_ERR_SHAPE
  */
-colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
-                                           colo_linear_logprob_saved_t *saved,
-                                           const colo_linear_upstream_t *upstream,
-                                           const colo_linear_grads_t *grads, void *workspace,
-                                           colo_stream_t stream);
+COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linear,
+                                                    colo_linear_logprob_saved_t *saved,
+                                                    const colo_linear_upstream_t *upstream,
+                                                    const colo_linear_grads_t *grads,
+                                                    void *workspace, colo_stream_t stream);
 /**
  * colo_linear_logprob_loss() - outputs and gradients in one pass; nothing is kept
  * The workspace holds two chunks of logits at most. Errors as forward.

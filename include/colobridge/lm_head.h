@@ -58,22 +58,23 @@ typedef struct colo_lm_head_grads {
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_UNBUILT (no backend for @config->mem);
  *          COLO_ERR_MISMATCH (ranks brought different configs)
  */
-colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_config_t *config,
-                                  colo_comm_t *group);
+COLO_API colo_status_t colo_lm_head_create(colo_lm_head_t **head,
+                                           const colo_lm_head_config_t *config, colo_comm_t *group);
 /** colo_lm_head_destroy() - takes NULL, leaves *head NULL; a gather in flight is finished first */
-void colo_lm_head_destroy(colo_lm_head_t **head);
+COLO_API void colo_lm_head_destroy(colo_lm_head_t **head);
 
-const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *head);
+COLO_API const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *head);
 /** colo_lm_head_group() - NULL when resident */
-colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head);
-colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
+COLO_API colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head);
+COLO_API colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
 /** colo_lm_head_rows() - rows [*first, *first + *count) of Vl that this rank holds */
-void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
+COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
 /** colo_lm_head_gathered_size() - bytes that start fills; 0 when resident */
-size_t colo_lm_head_gathered_size(const colo_lm_head_t *head);
+COLO_API size_t colo_lm_head_gathered_size(const colo_lm_head_t *head);
 /** colo_lm_head_reduce_size() - bytes of scratch from gradient to reduce; 0 when gradients go to
  *  the caller's memory at once */
-size_t colo_lm_head_reduce_size(const colo_lm_head_t *head, const colo_lm_head_grads_t *grads);
+COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
+                                         const colo_lm_head_grads_t *grads);
 
 /**
  * colo_lm_head_bind() - say where the parameters are; again whenever they move
@@ -83,8 +84,8 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *head, const colo_lm_head_g
  *            lies there in between may be anything); NULL when resident
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE; COLO_ERR_STATE while a gather is in flight
  */
-colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,
-                                const colo_tensor_t *bias, void *gathered);
+COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,
+                                         const colo_tensor_t *bias, void *gathered);
 
 /**
  * colo_lm_head_start() - begin the gather; collective over the group; no-op when resident
@@ -92,22 +93,22 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weigh
  * what the caller puts on @stream next; on the host it is done on return.
  * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), the group's
  */
-colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);
+COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);
 /**
  * colo_lm_head_finish() - @stream waits for the gather; local
  * @weight: out, may be NULL: view of the whole [Vl, H], rows at some stride, until release
  * @bias:   out, may be NULL: view of [Vl], at some stride; data NULL when there is none
  * Errors:  COLO_ERR_STATE (not started)
  */
-colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream, colo_tensor_t *weight,
-                                  colo_tensor_t *bias);
+COLO_API colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream,
+                                           colo_tensor_t *weight, colo_tensor_t *bias);
 /** colo_lm_head_acquire() - from any state to AVAILABLE: start unless it was, finish unless it was
  */
-colo_status_t colo_lm_head_acquire(colo_lm_head_t *head, colo_stream_t stream,
-                                   colo_tensor_t *weight, colo_tensor_t *bias);
+COLO_API colo_status_t colo_lm_head_acquire(colo_lm_head_t *head, colo_stream_t stream,
+                                            colo_tensor_t *weight, colo_tensor_t *bias);
 /** colo_lm_head_release() - the views end; the scratch is the caller's again after @stream's work
  * so far. COLO_ERR_STATE unless AVAILABLE; no-op when resident */
-colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream);
+COLO_API colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream);
 
 /**
  * colo_lm_head_gradient() - where a pass puts the gradient of the whole head
@@ -117,15 +118,16 @@ colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream);
  * @d_bias:   out: view [Vl], some stride; data NULL when there is none
  * Enqueues what makes the views ready: zeros, or nothing when they are @grads->d_weight itself.
  */
-colo_status_t colo_lm_head_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                    void *scratch, colo_stream_t stream, colo_tensor_t *d_weight,
-                                    colo_tensor_t *d_bias);
+COLO_API colo_status_t colo_lm_head_gradient(colo_lm_head_t *head,
+                                             const colo_lm_head_grads_t *grads, void *scratch,
+                                             colo_stream_t stream, colo_tensor_t *d_weight,
+                                             colo_tensor_t *d_bias);
 /**
  * colo_lm_head_reduce() - one reduce-scatter over the group, then into @grads; collective
  * Resident: no collective. @grads and @scratch as given to colo_lm_head_gradient().
  */
-colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                  void *scratch, colo_stream_t stream);
+COLO_API colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                           void *scratch, colo_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -11,6 +11,7 @@
 #include "core/half.h"
 #include "core/try.h"
 #include "loss/beside.h"
+#include "loss/linear.h"
 #include "loss/passes.h"
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
@@ -86,4 +87,6 @@ const colo_ops_t colo_ops_host = {
     .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
     .beside = &colo_host_beside_ops,
+    .lanes = &colo_host_lanes,
+    .linear = &colo_host_linear,
 };

@@ -31,6 +31,8 @@
 
 #include "loss/passes.h"
 
+#include <colobridge/lm_head.h>
+
 /* ---- a stream of the library's own ---- */
 
 /* Of the device that is current at create. On the host: stream() is NULL, the rest does nothing. */
@@ -157,14 +159,13 @@ struct colo_linear_ops {
 extern const struct colo_lane_ops colo_host_lanes;
 extern const struct colo_linear_ops colo_host_linear;
 
-/* ---- logprob.c's, for linear_logprob.c ---- */
+/* ---- lm_head.c's, for linear_logprob.c ---- */
 
-double colo_logprob_i_smoothing(const colo_logprob_config_t *config); /* e, or Megatron's */
-/* Offsets in a block of @n tokens; false when its bytes pass 2^63 */
-bool colo_logprob_i_block(const colo_logprob_config_t *config, colo_dtype_t logits, int64_t n,
-                          colo_logprob_block_t *block);
-/* All that must be equal on all ranks; vocab_start and chunk_size need not. */
-uint64_t colo_logprob_i_hash(const colo_logprob_config_t *config, colo_dtype_t logits);
-uint64_t colo_logprob_i_hash_targets(const int64_t *targets, int64_t stride, int64_t n);
+/* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet. */
+colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
+                                      void *scratch, colo_tensor_t *d_weight, colo_tensor_t *d_bias,
+                                      bool *fresh);
+/* COLO_ERR_STATE unless bound; the version counters of what is bound, summed */
+colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version);
 
 #endif

@@ -154,7 +154,7 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
-static uint64_t hash_targets(const struct colo_logprob_pass *p)
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p)
 {
     uint64_t h = COLO_HASH_INIT;
     for (int64_t t = 0; t < p->tokens; t++)
@@ -163,8 +163,9 @@ static uint64_t hash_targets(const struct colo_logprob_pass *p)
     return h;
 }
 
-static struct colo_logprob_pass pass_of(const colo_logprob_config_t *config,
-                                        const colo_tensor_t *logits, const colo_tensor_t *targets)
+struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
+                                             const colo_tensor_t *logits,
+                                             const colo_tensor_t *targets)
 {
     int64_t in_vocab = config->vocab - config->vocab_start;
     in_vocab = in_vocab < 0 ? 0 : in_vocab;
@@ -228,7 +229,7 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
         .columns = p->true_columns,
         .tokens = p->tokens,
         .config = colo_logprob_i_hash_config(p->config, p->dtype),
-        .targets = on_host && p->ranks > 1 ? hash_targets(p) : 0,
+        .targets = on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0,
     };
     if (p->ranks == 1)
         return forward_alone(p, ops, chunk, stream);
@@ -260,7 +261,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;
     const uint64_t targets_version = targets->version ? *targets->version : 0;
-    struct colo_logprob_pass p = pass_of(config, logits, targets);
+    struct colo_logprob_pass p = colo_logprob_i_pass(config, logits, targets);
     p.rank = colo_comm_rank(group);
     p.ranks = colo_comm_size(group);
     p.blocks = scratch;
@@ -290,7 +291,8 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     const colo_ops_t *ops;
     COLO_TRY(colo_logprob_i_check_backward(saved, upstream, d_logits, &in_place));
     COLO_TRY(colo_ops_for(saved->logits.mem, &ops));
-    struct colo_logprob_pass p = pass_of(&saved->config, &saved->logits, &saved->targets);
+    struct colo_logprob_pass p =
+        colo_logprob_i_pass(&saved->config, &saved->logits, &saved->targets);
     p.saved = saved->stats;
     p.upstream = *upstream;
     p.d_logits = d_logits->data;

@@ -113,6 +113,13 @@ bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, boo
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
 
+/* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's. */
+struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
+                                             const colo_tensor_t *logits,
+                                             const colo_tensor_t *targets);
+/* of p->targets, in host memory */
+uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p);
+
 colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream);
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream);
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream);

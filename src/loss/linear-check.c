@@ -1,0 +1,245 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear-check.c - what the lm_head path refuses, each with its numbers, before anything is
+ * written.
+ *
+ * The config at create, then per call the batch, the outputs, the upstream gradient, the gradients
+ * and the memory. What the logits path checks already (config, headers after a gather) is its own.
+ * Weight and bias are the head's business.
+ */
+#include "loss/linear-plan.h"
+
+#include "core/try.h"
+#include "loss/check.h"
+
+#include <inttypes.h>
+#include <math.h>
+
+static colo_status_t check_shard(const colo_logprob_config_t *c, const colo_lm_head_config_t *h,
+                                 const colo_comm_t *group)
+{
+    colo_tensor_t like = {.mem = h->mem, .device = h->device, .ndim = 2, .shape = {0, h->rows}};
+    COLO_TRY(colo_loss_i_check_shard(c, &like, group));
+    return colo_loss_i_check_place(&like, group, "linear");
+}
+
+colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *c,
+                                         const colo_lm_head_t *head, const colo_comm_t *group)
+{
+    if (!c)
+        return colo_fail(COLO_ERR_ARG, "linear: config is NULL");
+    if (c->struct_size != sizeof *c)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: config.struct_size is %zu, expected %zu; start from "
+                         "COLO_LINEAR_LOGPROB_CONFIG_INIT",
+                         c->struct_size, sizeof *c);
+    COLO_TRY(colo_logprob_config_check(&c->logprob));
+    if (!head)
+        return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");
+    const colo_lm_head_config_t *h = colo_lm_head_config(head);
+    const colo_dtype_t sums = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    if ((unsigned)c->mode > COLO_LINEAR_KEEP)
+        return colo_fail(COLO_ERR_ARG, "linear: mode %d is unknown", (int)c->mode);
+    if ((unsigned)c->d_hidden > COLO_D_HIDDEN_REDUCE_SCATTER)
+        return colo_fail(COLO_ERR_ARG, "linear: d_hidden %d is unknown", (int)c->d_hidden);
+    if (c->logits_dtype != h->dtype && c->logits_dtype != sums)
+        return colo_fail(COLO_ERR_ARG, "linear: logits_dtype %s, expected %s or the head's %s",
+                         colo_dtype_name(c->logits_dtype), colo_dtype_name(sums),
+                         colo_dtype_name(h->dtype));
+    if (c->d_weight_dtype != h->dtype && c->d_weight_dtype != sums)
+        return colo_fail(COLO_ERR_ARG, "linear: d_weight_dtype %s, expected %s or the head's %s",
+                         colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums),
+                         colo_dtype_name(h->dtype));
+    if (c->d_weight_add && c->d_weight_dtype != sums)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: d_weight_add to %s would lose digits, expected d_weight_dtype %s",
+                         colo_dtype_name(c->d_weight_dtype), colo_dtype_name(sums));
+    if (c->keep_in_place && c->logits_dtype != h->dtype)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: keep_in_place with logits of %s and gradients of %s, expected "
+                         "the same dtype",
+                         colo_dtype_name(c->logits_dtype), colo_dtype_name(h->dtype));
+    return check_shard(&c->logprob, h, group);
+}
+
+/* ---- a call ---- */
+
+static colo_status_t check_place(const colo_linear_logprob_t *l, const colo_tensor_t *x,
+                                 const char *what)
+{
+    const colo_lm_head_config_t *h = colo_lm_head_config(l->head);
+    if (x->mem != h->mem || (x->mem == COLO_CUDA && x->device != h->device))
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: memory kind %d on device %d, the head is kind %d on device %d", what,
+                         (int)x->mem, (int)x->device, (int)h->mem, (int)h->device);
+    return COLO_OK;
+}
+
+/* [@rows, H] of the head's dtype; @rows < 0: any */
+static colo_status_t check_states(const colo_linear_logprob_t *l, const colo_tensor_t *x,
+                                  const char *what, int64_t rows, bool written)
+{
+    COLO_TRY(colo_loss_i_check_matrix(x, what, written));
+    if (x->dtype != l->dtype)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the head is %s", what,
+                         colo_dtype_name(x->dtype), colo_dtype_name(l->dtype));
+    if (x->shape[1] != l->hidden || (rows >= 0 && x->shape[0] != rows))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64 "]",
+                         what, x->shape[0], x->shape[1], rows >= 0 ? rows : x->shape[0], l->hidden);
+    return check_place(l, x, what);
+}
+
+static colo_status_t check_count(const colo_linear_logprob_t *l, const colo_linear_batch_t *b)
+{
+    const int64_t ignore = l->config.logprob.ignore_index, T = b->targets->shape[0];
+    int64_t n = 0;
+    if (b->max_valid < 0 || b->targets->mem != COLO_HOST)
+        return COLO_OK;
+    for (int64_t t = 0; t < T; t++)
+        n += ((const int64_t *)b->targets->data)[t * b->targets->stride[0]] != ignore;
+    if (n > b->max_valid)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: max_valid is %" PRId64 ", but %" PRId64 " of %" PRId64
+                         " targets are not ignore_index",
+                         b->max_valid, n, T);
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
+                                        const colo_linear_batch_t *b)
+{
+    if (!b || !b->hidden || !b->targets)
+        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL",
+                         !b           ? "batch"
+                         : !b->hidden ? "hidden"
+                                      : "targets");
+    COLO_TRY(check_states(l, b->hidden, "hidden", -1, false));
+    COLO_TRY(colo_tensor_check(b->targets, "targets"));
+    if (b->targets->dtype != COLO_I64)
+        return colo_fail(COLO_ERR_ARG, "targets: dtype %s, expected i64",
+                         colo_dtype_name(b->targets->dtype));
+    if (b->targets->ndim != 1 || b->targets->shape[0] != b->hidden->shape[0])
+        return colo_fail(COLO_ERR_SHAPE,
+                         "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
+                         "] as the rows of hidden",
+                         (int)b->targets->ndim, colo_tensor_count(b->targets), b->hidden->shape[0]);
+    COLO_TRY(check_place(l, b->targets, "targets"));
+    return check_count(l, b);
+}
+
+colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l, const colo_logprob_out_t *out)
+{
+    const colo_logprob_config_t *c = &l->config.logprob;
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "linear: out is NULL");
+    if (out->entropy && !c->want_entropy)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: out.entropy is given, config.want_entropy is false");
+    if (out->loss && !c->want_loss)
+        return colo_fail(COLO_ERR_ARG, "linear: out.loss is given, config.want_loss is false");
+    if (out->correct && !c->want_correct)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: out.correct is given, config.want_correct is false");
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
+                                           const colo_linear_upstream_t *up)
+{
+    if (!up)
+        return colo_fail(COLO_ERR_ARG, "linear: upstream is NULL");
+    if (up->entropy != 0 && !l->config.logprob.want_entropy)
+        return colo_fail(COLO_ERR_ARG,
+                         "linear: upstream.entropy is %g, config.want_entropy is false",
+                         up->entropy);
+    if (up->loss != 0 && !l->config.logprob.want_loss)
+        return colo_fail(COLO_ERR_ARG, "linear: upstream.loss is %g, config.want_loss is false",
+                         up->loss);
+    return COLO_OK;
+}
+
+static bool meet(const colo_tensor_t *a, const colo_tensor_t *b)
+{
+    if (!colo_tensor_count(a) || !colo_tensor_count(b))
+        return false;
+    uintptr_t a0 = (uintptr_t)a->data, b0 = (uintptr_t)b->data;
+    uintptr_t a1 = a0 + (uintptr_t)((a->shape[0] - 1) * a->stride[0] + a->shape[1]) *
+                            colo_dtype_size(a->dtype);
+    uintptr_t b1 = b0 + (uintptr_t)((b->shape[0] - 1) * b->stride[0] + b->shape[1]) *
+                            colo_dtype_size(b->dtype);
+    return a0 < b1 && b0 < a1;
+}
+
+static colo_status_t check_d_hidden(const colo_linear_logprob_t *l, const colo_tensor_t *d,
+                                    const colo_tensor_t *hidden)
+{
+    const int64_t T = hidden->shape[0], ranks = colo_comm_size(l->group);
+    const bool scatter = l->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
+    if (scatter && T % ranks)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "d_hidden: %" PRId64 " tokens do not split over %" PRId64 " ranks", T,
+                         ranks);
+    COLO_TRY(check_states(l, d, "d_hidden", scatter ? T / ranks : T, true));
+    if (l->config.d_hidden != COLO_D_HIDDEN_PARTIAL && !colo_tensor_is_contiguous(d))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "d_hidden: rows are %" PRId64
+                         " elements apart, a collective over it needs contiguous rows of %" PRId64,
+                         d->stride[0], d->shape[1]);
+    if (meet(d, hidden))
+        return colo_fail(COLO_ERR_ARG, "d_hidden: overlaps hidden");
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
+                                        const colo_linear_grads_t *g, const colo_tensor_t *hidden)
+{
+    const colo_linear_logprob_config_t *c = &l->config;
+    if (!g)
+        return colo_fail(COLO_ERR_ARG, "linear: grads is NULL");
+    if (c->frozen_hidden != !g->d_hidden)
+        return colo_fail(COLO_ERR_ARG, "linear: d_hidden is %s, config.frozen_hidden is %s",
+                         g->d_hidden ? "given" : "NULL", c->frozen_hidden ? "true" : "false");
+    if (c->frozen_weight != !g->d_weight)
+        return colo_fail(COLO_ERR_ARG, "linear: d_weight is %s, config.frozen_weight is %s",
+                         g->d_weight ? "given" : "NULL", c->frozen_weight ? "true" : "false");
+    if (c->frozen_weight && g->d_bias)
+        return colo_fail(COLO_ERR_ARG, "linear: d_bias is given, config.frozen_weight is true");
+    if (g->d_weight && g->d_weight->dtype != c->d_weight_dtype)
+        return colo_fail(COLO_ERR_ARG, "d_weight: dtype %s, config.d_weight_dtype is %s",
+                         colo_dtype_name(g->d_weight->dtype), colo_dtype_name(c->d_weight_dtype));
+    return g->d_hidden ? check_d_hidden(l, g->d_hidden, hidden) : COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
+                                        const colo_linear_logprob_saved_t *s)
+{
+    uint64_t weight = 0;
+    if (!s)
+        return colo_fail(COLO_ERR_ARG, "linear: saved is NULL");
+    if (!s->valid)
+        return colo_fail(COLO_ERR_STATE, "linear: the saved state is not valid: no forward filled "
+                                         "it, or a backward in place ended it");
+    if (s->of != l)
+        return colo_fail(COLO_ERR_ARG, "linear: the saved state is of another object");
+    COLO_TRY(colo_loss_i_check_version(&s->hidden, s->hidden_version, "hidden states"));
+    COLO_TRY(colo_loss_i_check_version(&s->targets, s->targets_version, "targets"));
+    COLO_TRY(colo_lm_head_i_bound(l->head, &weight));
+    if (weight != s->weight_version)
+        return colo_fail(COLO_ERR_MODIFIED,
+                         "the head was written between forward and backward: version %" PRIu64
+                         ", saved at %" PRIu64,
+                         weight, s->weight_version);
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_room(const void *p, const char *what, int64_t bytes)
+{
+    if (!p && bytes > 0)
+        return colo_fail(COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes", what,
+                         bytes);
+    if ((uintptr_t)p % 256)
+        return colo_fail(COLO_ERR_ARG, "linear: %s is %d past a multiple of 256 bytes, expected 0",
+                         what, (int)((uintptr_t)p % 256));
+    return COLO_OK;
+}

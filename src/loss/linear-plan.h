@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* linear-plan.h (private) - the object of the lm_head path, and where a call's memory lies. */
+#ifndef COLO_LOSS_LINEAR_PLAN_H
+#define COLO_LOSS_LINEAR_PLAN_H
+
+#include "core/ops.h"
+#include "loss/linear.h"
+
+#include <colobridge/linear_logprob.h>
+
+struct colo_linear_logprob {
+    colo_linear_logprob_config_t config;
+    colo_lm_head_t *head; /* borrowed */
+    colo_comm_t *group;   /* borrowed */
+    const colo_ops_t *ops;
+    void *lane, *gemm;
+    colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */
+    int64_t columns, hidden;        /* Vl, H */
+    bool has_bias;
+};
+
+/* One pass over T tokens and R rows, as numbers. */
+struct colo_linear_size {
+    colo_linear_pass_t pass;
+    int64_t tokens, rows;
+    int64_t chunk, chunks; /* rows a chunk; chunks >= 1, the only one of 0 rows may be empty */
+    bool kept;             /* all logits are in the saved buffer */
+    bool makes_logits, makes_grads, in_place; /* in place: d_logits over logits */
+    bool needs_weight;                        /* multiplies by W: gathers a sharded head */
+    int64_t buffers;                          /* logits buffers in the workspace: 0, 1, 2 */
+    int64_t z_stride, d_stride;               /* elements from a row to the next */
+    colo_logprob_block_t block;
+};
+
+/* Byte offsets in a workspace; -1: not there. */
+struct colo_linear_room {
+    int64_t row_of, token_of, row_targets, counts;
+    int64_t logp, entropy, loss, correct; /* per row */
+    int64_t up[3], stats, blocks;
+    int64_t z[2], dz[2], h[2]; /* chunks */
+    int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
+    int64_t bias, reduce, gemm;
+    int64_t bytes;
+};
+
+/* Offsets in the buffer from forward to backward. */
+struct colo_linear_kept {
+    int64_t stats, logits; /* logits: -1 unless kept */
+    int64_t bytes;
+};
+
+/* @max_valid as given: < 0 is @tokens. COLO_ERR_ARG when bytes pass 2^63. */
+colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pass_t pass,
+                                 int64_t tokens, int64_t max_valid, struct colo_linear_size *s);
+colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                 struct colo_linear_room *room);
+colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
+                                 struct colo_linear_kept *kept);
+
+/* ---- linear-check.c ---- */
+
+colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
+                                         const colo_lm_head_t *head, const colo_comm_t *group);
+colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
+                                        const colo_linear_batch_t *batch);
+colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l,
+                                      const colo_logprob_out_t *out);
+colo_status_t colo_linear_i_check_upstream(const colo_linear_logprob_t *l,
+                                           const colo_linear_upstream_t *up);
+colo_status_t colo_linear_i_check_grads(const colo_linear_logprob_t *l,
+                                        const colo_linear_grads_t *grads,
+                                        const colo_tensor_t *hidden);
+colo_status_t colo_linear_i_check_saved(const colo_linear_logprob_t *l,
+                                        const colo_linear_logprob_saved_t *saved);
+colo_status_t colo_linear_i_check_room(const void *p, const char *what, int64_t bytes);
+
+#endif

@@ -1,0 +1,694 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear_case.c - see linear_case.h.
+ *
+ * Tolerances. u is the unit roundoff of sums (2^-24; 2^-53 for f64 heads), n = u times the steps of
+ * one blocked sum: 128 + 2 for f32 sums, the whole sum and 2 for f64. A logit is off by at most
+ *     e = n A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
+ * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
+ *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D.
+ * d_z_tv is |f| times terms of size G D, whose derivative by each logit is at most 4 f G (1 + D)
+ * (and 2 f / cap of them for the softcap), G as in loss_case.c:
+ *     s_tv = 4 u f G D + (4 + 2 [cap] / cap) f^2 G (1 + D) e + (rounding of d_z to the head's
+ * dtype). Then the products: |d_h - ref| <= sum_v (s_tv |w| + n |d_z w|) + (rounding of d_h), d_w
+ * and d_b alike over tokens and replicas, with one more rounding a chunk and a replica to f32, and
+ * to the gradient's dtype at the end.
+ */
+#include "loss/linear_case.h"
+
+#include <math.h>
+
+enum { BEFORE = 256, CANARY_BYTE = 0x5a };
+
+static double normal(uint64_t *rng)
+{
+    double s = 0;
+    for (int i = 0; i < 12; i++)
+        s += t_uniform(rng);
+    return s - 6;
+}
+
+static double *draw(int64_t n, colo_dtype_t dtype, double spread, uint64_t *rng)
+{
+    double *x = calloc((size_t)n + 1, sizeof *x);
+    for (int64_t i = 0; i < n; i++)
+        x[i] = loss_round(dtype, loss_round(COLO_F32, spread * normal(rng)));
+    return x;
+}
+
+void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
+                      int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng)
+{
+    size_t t = (size_t)tokens + 1;
+    *c = (linear_case_t){.ranks = ranks,
+                         .replicas = replicas,
+                         .tokens = tokens,
+                         .vocab = vocab,
+                         .hidden = hidden,
+                         .dtype = dtype,
+                         .max_valid = -1,
+                         .arrays = true,
+                         .factor = {1, 1, 1}};
+    c->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    c->config.mode = COLO_LINEAR_LOGPROB;
+    c->config.logprob.vocab = vocab;
+    c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    c->w = draw(vocab * hidden, dtype, 1, rng);
+    c->b = draw(vocab, dtype, 1, rng);
+    for (int d = 0; d < replicas; d++) {
+        c->h[d] = draw(tokens * hidden, dtype, 1, rng);
+        c->targets[d] = calloc(t, sizeof(int64_t));
+        for (int64_t i = 0; i < tokens; i++)
+            c->targets[d][i] = t_below(rng, vocab);
+        for (int k = 0; k < 3; k++)
+            c->up[d][k] = draw(tokens, COLO_F32, 1, rng);
+    }
+    for (int r = 0; r < ranks * replicas; r++) {
+        for (int k = 0; k < 3; k++)
+            c->out[r][k] = calloc(t, sizeof(double));
+        c->correct[r] = calloc(t, 1);
+        c->d_h[r] = calloc((size_t)(tokens * hidden) + 1, sizeof(double));
+    }
+    c->d_w = calloc((size_t)(vocab * hidden) + 1, sizeof(double));
+    c->d_b = calloc((size_t)vocab + 1, sizeof(double));
+    linear_case_shard(c, SHARD_EVEN);
+}
+
+void linear_case_free(linear_case_t *c)
+{
+    free(c->w);
+    free(c->b);
+    free(c->d_w);
+    free(c->d_b);
+    for (int d = 0; d < c->replicas; d++) {
+        free(c->h[d]);
+        free(c->targets[d]);
+        for (int k = 0; k < 3; k++)
+            free(c->up[d][k]);
+    }
+    for (int r = 0; r < c->ranks * c->replicas; r++) {
+        for (int k = 0; k < 3; k++)
+            free(c->out[r][k]);
+        free(c->correct[r]);
+        free(c->d_h[r]);
+    }
+}
+
+void linear_case_shard(linear_case_t *c, shard_kind_t kind)
+{
+    loss_case_t like = {.ranks = c->ranks, .vocab = c->vocab};
+    loss_case_shard(&like, kind);
+    memcpy(c->start, like.start, sizeof c->start);
+    memcpy(c->columns, like.columns, sizeof c->columns);
+}
+
+/* ---- memory with canaries on both sides ---- */
+
+typedef struct room {
+    unsigned char *block, *data;
+    size_t bytes;
+} room_t;
+
+static room_t room_of(size_t bytes)
+{
+    room_t m = {.bytes = bytes};
+    m.block = aligned_alloc(256, (bytes + 2 * BEFORE + 255) / 256 * 256);
+    m.data = m.block + BEFORE;
+    memset(m.block, CANARY_BYTE, (bytes + 2 * BEFORE + 255) / 256 * 256);
+    return m;
+}
+
+static bool room_spilled(const room_t *m)
+{
+    size_t after = (m->bytes + 2 * BEFORE + 255) / 256 * 256 - BEFORE - m->bytes;
+    for (size_t i = 0; i < BEFORE; i++)
+        if (m->block[i] != CANARY_BYTE)
+            return true;
+    for (size_t i = 0; i < after; i++)
+        if (m->data[m->bytes + i] != CANARY_BYTE)
+            return true;
+    return false;
+}
+
+/* ---- one rank ---- */
+
+typedef struct rank {
+    linear_case_t *c;
+    int32_t world, r, d;
+    colo_comm_t *tp, *dp;
+    colo_lm_head_t *head;
+    colo_linear_logprob_t *linear;
+    room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], out[3];
+    int64_t first, rows; /* of the head's columns here */
+} rank_t;
+
+static colo_dtype_t sums_of(const linear_case_t *c)
+{
+    return c->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+}
+
+static double weight_at(const linear_case_t *c, int64_t column, int64_t k)
+{
+    return column < c->vocab ? c->w[column * c->hidden + k] : 1000; /* padding: not to be noticed */
+}
+
+static colo_status_t make_head(rank_t *k)
+{
+    linear_case_t *c = k->c;
+    const int64_t H = c->hidden;
+    colo_lm_head_config_t config = {
+        COLO_LM_HEAD_CONFIG_INIT, .rows = c->columns[k->r], .hidden = H,
+        .dtype = c->dtype,        .mem = COLO_HOST,         .has_bias = c->has_bias};
+    rank_try(colo_lm_head_create(&k->head, &config, c->head == HEAD_SHARDED ? k->dp : NULL));
+    colo_lm_head_rows(k->head, &k->first, &k->rows);
+    const size_t elem = colo_dtype_size(c->dtype);
+    k->weight = room_of((size_t)(k->rows * H) * elem);
+    k->bias = room_of((size_t)k->rows * elem);
+    k->gathered = room_of(colo_lm_head_gathered_size(k->head));
+    for (int64_t i = 0; i < k->rows; i++) {
+        int64_t column = c->start[k->r] + k->first + i;
+        for (int64_t j = 0; j < H; j++)
+            loss_store(c->dtype, k->weight.data, i * H + j,
+                       loss_round(c->dtype, weight_at(c, column, j)));
+        loss_store(c->dtype, k->bias.data, i, column < c->vocab ? c->b[column] : 0);
+    }
+    colo_tensor_t w = colo_tensor_host(k->weight.data, c->dtype, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t b = colo_tensor_host(k->bias.data, c->dtype, 1, &k->rows);
+    return colo_lm_head_bind(k->head, &w, c->has_bias ? &b : NULL,
+                             c->head == HEAD_SHARDED ? k->gathered.data : NULL);
+}
+
+static void fill(colo_dtype_t dtype, void *data, int64_t n, double v)
+{
+    for (int64_t i = 0; i < n; i++)
+        loss_store(dtype, data, i, v);
+}
+
+static room_t room_from(colo_dtype_t dtype, const double *values, int64_t n)
+{
+    room_t m = room_of((size_t)n * colo_dtype_size(dtype));
+    for (int64_t i = 0; i < n; i++)
+        loss_store(dtype, m.data, i, values[i]);
+    return m;
+}
+
+static void make_memory(rank_t *k)
+{
+    linear_case_t *c = k->c;
+    const int64_t T = c->tokens, H = c->hidden;
+    const colo_dtype_t stat = sums_of(c), dw = c->config.d_weight_dtype;
+    /* a resident head is in every replica: what was there before counts once */
+    bool holds = c->head == HEAD_SHARDED || k->d == 0;
+    double before = c->config.d_weight_add ? holds ? c->prefill : 0 : (double)NAN;
+    k->hidden = room_from(c->dtype, c->h[k->d], T * H);
+    k->d_h = room_of((size_t)(T * H) * colo_dtype_size(c->dtype));
+    k->d_w = room_of((size_t)(k->rows * H) * colo_dtype_size(dw));
+    k->d_b = room_of((size_t)k->rows * colo_dtype_size(dw));
+    fill(dw, k->d_w.data, k->rows * H, before);
+    fill(dw, k->d_b.data, k->rows, before);
+    for (int i = 0; i < 3; i++) {
+        k->up[i] = room_from(stat, c->up[k->d][i], T);
+        k->out[i] = room_of((size_t)T * colo_dtype_size(stat));
+    }
+}
+
+static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
+{
+    size_t bytes;
+    k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
+    free(k->work.block);
+    rank_try(
+        colo_linear_logprob_workspace_size(k->linear, pass, k->c->tokens, k->c->max_valid, &bytes));
+    k->work = room_of(bytes);
+    return COLO_OK;
+}
+
+static colo_linear_upstream_t upstream_of(const rank_t *k)
+{
+    const linear_case_t *c = k->c;
+    const colo_logprob_config_t *p = &c->config.logprob;
+    return (colo_linear_upstream_t){
+        .logp = c->factor[0],
+        .entropy = p->want_entropy ? c->factor[1] : 0,
+        .loss = p->want_loss ? c->factor[2] : 0,
+        .d_logp = c->arrays ? k->up[0].data : NULL,
+        .d_entropy = c->arrays ? k->up[1].data : NULL,
+        .d_loss = c->arrays ? k->up[2].data : NULL,
+        .mean = c->mean,
+    };
+}
+
+static uint64_t hash_bytes(const unsigned char *p, size_t n)
+{
+    uint64_t h = 1;
+    for (size_t i = 0; i < n; i++)
+        h = (h ^ p[i]) * UINT64_C(0x100000001b3);
+    return h;
+}
+
+static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
+                                  const colo_linear_grads_t *grads)
+{
+    linear_case_t *c = k->c;
+    const colo_linear_upstream_t up = upstream_of(k);
+    const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
+    uint64_t first = 0;
+    for (int turn = 0; turn <= (int)c->twice; turn++) {
+        if (turn) {
+            fill(c->config.d_weight_dtype, k->d_w.data, k->rows * c->hidden, 0);
+            fill(c->config.d_weight_dtype, k->d_b.data, k->rows, 0);
+        }
+        rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
+        rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, k->work.data, NULL));
+        uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
+                       hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
+                       hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
+        c->second_differs[k->world] |= turn && all != first;
+        first = all;
+    }
+    c->kept_changed[k->world] = kept != hash_bytes(k->kept.data, k->kept.bytes);
+    return COLO_OK;
+}
+
+static colo_status_t run_passes(rank_t *k)
+{
+    linear_case_t *c = k->c;
+    const int64_t T = c->tokens, H = c->hidden, slice = T / c->ranks;
+    const bool frozen_w = c->config.frozen_weight, frozen_h = c->config.frozen_hidden;
+    const bool scattered = c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER;
+    const colo_dtype_t dw = c->config.d_weight_dtype;
+    const colo_logprob_config_t *p = &c->config.logprob;
+    size_t bytes;
+    colo_tensor_t hidden = colo_tensor_host(k->hidden.data, c->dtype, 2, (int64_t[]){T, H});
+    colo_tensor_t targets = colo_tensor_host(c->targets[k->d], COLO_I64, 1, &T);
+    colo_tensor_t d_h =
+        colo_tensor_host(k->d_h.data, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
+    colo_tensor_t d_w = colo_tensor_host(k->d_w.data, dw, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t d_b = colo_tensor_host(k->d_b.data, dw, 1, &k->rows);
+    colo_linear_batch_t batch = {&hidden, &targets, c->max_valid};
+    colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
+                                 frozen_w || !c->has_bias ? NULL : &d_b};
+    colo_logprob_out_t out = {
+        .logp = k->out[0].data,
+        .entropy = p->want_entropy ? k->out[1].data : NULL,
+        .loss = p->want_loss ? k->out[2].data : NULL,
+        .correct = p->want_correct ? c->correct[k->world] : NULL,
+        .n_valid = &c->n_valid[k->world],
+        .n_invalid = &c->n_invalid[k->world],
+    };
+    colo_linear_logprob_saved_t saved = {.valid = false};
+    colo_comm_ledger_reset(k->tp);
+    colo_comm_ledger_reset(k->dp);
+    if (c->start_early)
+        rank_try(colo_lm_head_start(k->head, NULL));
+    if (c->loss_mode) {
+        const colo_linear_upstream_t up = upstream_of(k);
+        rank_try(new_workspace(k, COLO_LINEAR_LOSS));
+        rank_try(
+            colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, k->work.data, NULL));
+    } else {
+        for (int turn = 0; turn <= (int)c->checkpoint; turn++) {
+            bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
+            rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
+            if (keeps) {
+                rank_try(colo_linear_logprob_saved_size(k->linear, T, c->max_valid, &bytes));
+                k->kept = room_of(bytes);
+            }
+            rank_try(colo_linear_logprob_forward(k->linear, &batch, &out, keeps ? &saved : NULL,
+                                                 k->kept.data, k->work.data, NULL));
+        }
+    }
+    colo_comm_ledger(k->tp, &c->tp_forward[k->world]);
+    colo_comm_ledger(k->dp, &c->head_forward[k->world]);
+    memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
+    if (!c->loss_mode && !c->no_saved)
+        rank_try(run_backward(k, &saved, &grads));
+    colo_comm_ledger(k->tp, &c->tp_all[k->world]);
+    colo_comm_ledger(k->dp, &c->head_all[k->world]);
+    if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
+        rank_try(
+            colo_comm_all_reduce(k->dp, k->d_w.data, k->d_w.data, k->rows * H, dw, COLO_SUM, NULL));
+        rank_try(
+            colo_comm_all_reduce(k->dp, k->d_b.data, k->d_b.data, k->rows, dw, COLO_SUM, NULL));
+    }
+    return COLO_OK;
+}
+
+static void collect(rank_t *k)
+{
+    linear_case_t *c = k->c;
+    const int64_t H = c->hidden;
+    const room_t *all[] = {&k->weight, &k->bias, &k->gathered, &k->hidden, &k->work,   &k->kept,
+                           &k->d_h,    &k->d_w,  &k->d_b,      &k->out[0], &k->out[1], &k->out[2]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        c->spilled[k->world] |= all[i]->block && room_spilled(all[i]);
+    for (int i = 0; i < 3; i++)
+        for (int64_t t = 0; t < c->tokens; t++)
+            c->out[k->world][i][t] = loss_load(sums_of(c), k->out[i].data, t);
+    int64_t tokens = c->tokens;
+    if (c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER)
+        tokens /= c->ranks;
+    for (int64_t i = 0; i < tokens * H; i++)
+        c->d_h[k->world][i] = loss_load(c->dtype, k->d_h.data, i);
+    if (c->head == HEAD_RESIDENT && k->d > 0)
+        return; /* the same as the first replica's */
+    for (int64_t i = 0; i < k->rows; i++) {
+        int64_t column = c->start[k->r] + k->first + i;
+        if (column >= c->vocab)
+            continue;
+        for (int64_t j = 0; j < H; j++)
+            c->d_w[column * H + j] = loss_load(c->config.d_weight_dtype, k->d_w.data, i * H + j);
+        c->d_b[column] = loss_load(c->config.d_weight_dtype, k->d_b.data, i);
+    }
+}
+
+static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
+{
+    linear_case_t *c = k->c;
+    colo_grid_t grid;
+    char spec[32];
+    k->world = colo_comm_rank(world);
+    k->r = k->world % c->ranks;
+    k->d = k->world / c->ranks;
+    snprintf(spec, sizeof spec, "tp=%d,dp=%d", (int)c->ranks, (int)c->replicas);
+    rank_try(colo_grid_parse(&grid, spec, (int64_t)c->ranks * c->replicas));
+    rank_try(colo_comm_split(world, &grid, "tp", &k->tp));
+    rank_try(colo_comm_split(world, &grid, "dp", &k->dp));
+    rank_try(make_head(k));
+    make_memory(k);
+    colo_linear_logprob_config_t config = c->config;
+    config.logprob.vocab_start = c->start[k->r];
+    rank_try(colo_linear_logprob_create(&k->linear, &config, k->head, k->tp));
+    int64_t rows = c->max_valid < 0 ? c->tokens : c->max_valid,
+            chunk = colo_linear_logprob_chunk(k->linear, rows);
+    c->chunks[k->world] = chunk ? (rows + chunk - 1) / chunk : 0;
+    rank_try(run_passes(k));
+    for (int32_t turn = 0; turn < c->ranks * c->replicas; turn++) { /* ranks share d_w */
+        if (turn == k->world)
+            collect(k);
+        rank_try(colo_comm_barrier(world, NULL));
+    }
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    rank_t k = {.c = arg};
+    colo_status_t st = run_rank(&k, world);
+    room_t *all[] = {&k.weight, &k.bias,  &k.gathered, &k.hidden, &k.work,
+                     &k.kept,   &k.d_h,   &k.d_w,      &k.d_b,    &k.up[0],
+                     &k.up[1],  &k.up[2], &k.out[0],   &k.out[1], &k.out[2]};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]->block);
+    colo_linear_logprob_destroy(&k.linear);
+    colo_lm_head_destroy(&k.head);
+    colo_comm_destroy(&k.tp);
+    colo_comm_destroy(&k.dp);
+    return st;
+}
+
+static void each_shared(linear_case_t *c, void (*f)(void *, size_t))
+{
+    const size_t t = (size_t)c->tokens;
+    f(c->d_w, (size_t)(c->vocab * c->hidden) * sizeof(double));
+    f(c->d_b, (size_t)c->vocab * sizeof(double));
+    for (int r = 0; r < c->ranks * c->replicas; r++) {
+        for (int k = 0; k < 3; k++)
+            f(c->out[r][k], t * sizeof(double));
+        f(c->correct[r], t);
+        f(c->d_h[r], t * (size_t)c->hidden * sizeof(double));
+    }
+}
+
+static void unshare(void *data, size_t bytes)
+{
+    (void)bytes;
+    t_unshare(data);
+}
+
+colo_status_t linear_case_run(linear_case_t *c)
+{
+    memset(c->spilled, 0, sizeof c->spilled);
+    memset(c->second_differs, 0, sizeof c->second_differs);
+    each_shared(c, t_share);
+    colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, sizeof *c);
+    each_shared(c, unshare);
+    return st;
+}
+
+/* ---- comparing ---- */
+
+struct scale {
+    double u, n, e, f, cap, lambda; /* as in the essay */
+};
+
+static double roundoff(colo_dtype_t dtype)
+{
+    return dtype == COLO_F64   ? 0x1p-53
+           : dtype == COLO_F32 ? 0x1p-24
+           : dtype == COLO_F16 ? 0x1p-11
+                               : 0x1p-8;
+}
+
+static bool near(double got, double want, double tol)
+{
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64_t valid)
+{
+    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    double g = asked[k] ? c->factor[k] * (c->arrays ? c->up[d][k][t] : 1) : 0;
+    return c->mean ? valid ? g / (double)valid : 0 : g;
+}
+
+static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t *valid)
+{
+    loss_case_t like = {.config = c->config.logprob};
+    *valid = 0;
+    for (int64_t t = 0; t < c->tokens; t++)
+        *valid += c->targets[d][t] >= 0 && c->targets[d][t] < c->vocab &&
+                  c->targets[d][t] != c->config.logprob.ignore_index;
+    for (int k = 0; k < 3; k++) {
+        g[k] = calloc((size_t)c->tokens + 1, sizeof(double));
+        for (int64_t t = 0; t < c->tokens; t++)
+            g[k][t] = upstream_at(c, d, k, t, *valid);
+    }
+    return (ref_linear_t){.opts = loss_case_opts(&like),
+                          .tokens = c->tokens,
+                          .vocab = c->vocab,
+                          .hidden = c->hidden,
+                          .h = c->h[d],
+                          .w = c->w,
+                          .b = c->has_bias ? c->b : NULL,
+                          .targets = c->targets[d],
+                          .g = {c->factor[0] != 0 ? g[0] : NULL, g[1],
+                                c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL}};
+}
+
+static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
+                             const ref_linear_result_t *ref)
+{
+    const int64_t V = c->vocab, H = c->hidden;
+    struct scale s = {.u = c->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24};
+    double most = 0, top = 0;
+    int64_t sum = H > V ? H : V;
+    sum = sum > c->tokens ? sum : c->tokens;
+    s.n = s.u * (double)(c->dtype == COLO_F64 ? sum + 2 : 130);
+    for (int64_t t = 0; t < c->tokens; t++)
+        for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+            double a = in->b ? fabs(in->b[v]) : 0;
+            for (int64_t k = 0; k < H; k++)
+                a += fabs(in->h[t * H + k] * in->w[v * H + k]);
+            most = a > most ? a : most;
+            top = fabs(ref->z[t * V + v]) > top ? fabs(ref->z[t * V + v]) : top;
+        }
+    s.e = s.n * most + roundoff(c->config.logits_dtype) * top;
+    s.f = fabs(in->opts.scale / in->opts.temperature);
+    s.cap = in->opts.softcap;
+    s.lambda = in->opts.z_loss;
+    return s;
+}
+
+static void compare_outputs(const linear_case_t *c, const char *label, int d, int64_t t,
+                            const ref_logprob_row_t *ref, const struct scale *s)
+{
+    static const char *const names[3] = {"logp", "entropy", "loss"};
+    const double want[3] = {ref->logp, ref->entropy, ref->loss}, lse = fabs(ref->lse);
+    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    double D = 1 + log((double)c->vocab) + ref->range, u = s->u;
+    if (c->dtype == COLO_F64) {
+        u *= (double)c->vocab + 16;
+        D += 4 * ref->top;
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        int at = r + c->ranks * d, first = c->ranks * d;
+        for (int k = 0; k < 3; k++) {
+            double tol = 4 * u * D + u * fabs(want[k]) + 4 * u * s->lambda * lse * (lse + D);
+            tol += k == 1 ? 2 * s->f * s->e * D
+                          : 2 * s->f * s->e * (1 + 2 * s->lambda * (lse + s->f * s->e));
+            if (ref->ignored)
+                tol = 0;
+            if (asked[k] && !near(c->out[at][k][t], want[k], tol))
+                fail_msg("%s: rank %d, token %d: %s is %.17g, expected %.17g within %g", label, at,
+                         (int)t, names[k], c->out[at][k][t], want[k], tol);
+            if (asked[k] && memcmp(&c->out[at][k][t], &c->out[first][k][t], sizeof(double)))
+                fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, at, names[k],
+                         (int)t);
+        }
+        if (c->config.logprob.want_correct && c->correct[at][t] != ref->correct)
+            fail_msg("%s: rank %d, token %d: correct is %d", label, at, (int)t, c->correct[at][t]);
+    }
+}
+
+/* s_tv of the essay, for one token */
+static double slack_of(const linear_case_t *c, const ref_linear_t *in, const ref_logprob_row_t *ref,
+                       int64_t t, const struct scale *s)
+{
+    double D = 1 + log((double)c->vocab) + ref->range, u = s->u;
+    if (c->dtype == COLO_F64) {
+        u *= (double)c->vocab + 16;
+        D += 4 * ref->top;
+    }
+    double G = (in->g[0] ? fabs(in->g[0][t]) : 0) + fabs(in->g[1][t]) * D +
+               (in->g[2] ? fabs(in->g[2][t]) * (1 + 2 * s->lambda * fabs(ref->lse)) : 0);
+    return 4 * u * s->f * G * D +
+           (4 + (s->cap > 0 ? 2 / s->cap : 0) + 4 * s->lambda) * s->f * s->f * G * (1 + D) * s->e;
+}
+
+/* d_hidden as it must be on rank (r, d) for token @t: the sum over the vocabulary, or this part */
+static void compare_d_hidden(const linear_case_t *c, const char *label, int d, int64_t t,
+                             const ref_linear_t *in, const ref_linear_result_t *ref,
+                             const struct scale *s)
+{
+    const int64_t V = c->vocab, H = c->hidden, slice = c->tokens / c->ranks;
+    const double narrow = roundoff(c->dtype), slack = slack_of(c, in, &ref->rows[t], t, s);
+    for (int r = 0; r < c->ranks; r++)
+        for (int64_t k = 0; k < H; k++) {
+            bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL;
+            double want = 0, tol = 0;
+            for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+                double dz = ref->dz[t * V + v], w = in->w[v * H + k];
+                if (partial && (v < c->start[r] || v >= c->start[r] + c->columns[r]))
+                    continue;
+                want += dz * w;
+                tol += (slack + narrow * fabs(dz)) * fabs(w) + s->n * fabs(dz * w);
+                /* each rank's part is rounded, and it may be larger than the sum */
+                tol += narrow * fabs(dz * w);
+            }
+            tol += narrow * fabs(want);
+            int at = r + c->ranks * d;
+            double got = c->d_h[at][t * H + k];
+            if (c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER) {
+                if (t / slice != r)
+                    continue;
+                got = c->d_h[at][(t - r * slice) * H + k];
+            }
+            if (!near(got, want, tol))
+                fail_msg("%s: rank %d, token %d: d_hidden[%d] is %.17g, expected %.17g within %g",
+                         label, at, (int)t, (int)k, got, want, tol);
+        }
+}
+
+/* One replica's share of the tolerance of d_weight [V, H] and d_bias [V] */
+static void add_slack(const linear_case_t *c, const ref_linear_t *in,
+                      const ref_linear_result_t *ref, const struct scale *s, double *tw, double *tb)
+{
+    const int64_t V = c->vocab, H = c->hidden;
+    const double narrow = roundoff(c->dtype), steps = s->u * (double)(c->tokens + c->replicas + 1);
+    for (int64_t t = 0; t < c->tokens; t++) {
+        double slack = slack_of(c, in, &ref->rows[t], t, s);
+        for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+            double dz = fabs(ref->dz[t * V + v]), off = slack + narrow * dz;
+            for (int64_t k = 0; k < H; k++)
+                tw[v * H + k] += (off + (s->n + steps) * dz) * fabs(in->h[t * H + k]);
+            tb[v] += off + (s->n + steps) * dz;
+        }
+    }
+}
+
+static void compare_weights(const linear_case_t *c, const char *label, const double *want_w,
+                            const double *want_b, const double *tol_w, const double *tol_b)
+{
+    const double narrow = roundoff(c->config.d_weight_dtype) * (c->head == HEAD_RESIDENT ? 4 : 2),
+                 before = c->config.d_weight_add && !c->twice ? c->prefill : 0;
+    for (int64_t i = 0; i < c->vocab * c->hidden; i++) {
+        double want = want_w[i] + before, tol = tol_w[i] + narrow * (fabs(want) + tol_w[i]);
+        tol += narrow * fabs(before);
+        if (!near(c->d_w[i], want, tol))
+            fail_msg("%s: d_weight[%d, %d] is %.17g, expected %.17g within %g", label,
+                     (int)(i / c->hidden), (int)(i % c->hidden), c->d_w[i], want, tol);
+    }
+    for (int64_t v = 0; c->has_bias && v < c->vocab; v++) {
+        double want = want_b[v] + before;
+        double tol = tol_b[v] + narrow * (fabs(want) + tol_b[v] + fabs(before));
+        if (!near(c->d_b[v], want, tol))
+            fail_msg("%s: d_bias[%d] is %.17g, expected %.17g within %g", label, (int)v, c->d_b[v],
+                     want, tol);
+    }
+}
+
+void linear_case_compare(const linear_case_t *c, const char *label)
+{
+    const size_t V = (size_t)c->vocab, VH = V * (size_t)c->hidden;
+    double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
+    double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
+    for (int d = 0; d < c->replicas; d++) {
+        int64_t valid, invalid = 0;
+        double *g[3];
+        ref_linear_t in = ref_of(c, d, g, &valid);
+        ref_linear_result_t ref;
+        ref_linear_alloc(&in, &ref);
+        ref_linear(&in, &ref);
+        struct scale s = scale_of(c, &in, &ref);
+        for (int64_t t = 0; t < c->tokens; t++) {
+            invalid += !ref.rows[t].valid && !ref.rows[t].ignored;
+            compare_outputs(c, label, d, t, &ref.rows[t], &s);
+            if (!c->config.frozen_hidden && !c->no_saved)
+                compare_d_hidden(c, label, d, t, &in, &ref, &s);
+        }
+        add_slack(c, &in, &ref, &s, tw, tb);
+        for (size_t i = 0; i < VH; i++)
+            want_w[i] += ref.d_w[i];
+        for (size_t i = 0; i < V; i++)
+            want_b[i] += ref.d_b[i];
+        for (int r = 0; r < c->ranks; r++) {
+            int at = r + c->ranks * d;
+            if (c->n_valid[at] != valid || c->n_invalid[at] != invalid)
+                fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label,
+                         at, (int)c->n_valid[at], (int)c->n_invalid[at], (int)valid, (int)invalid);
+            if (c->spilled[at])
+                fail_msg("%s: rank %d wrote outside the memory that the queries asked for", label,
+                         at);
+        }
+        ref_linear_free(&ref);
+        for (int k = 0; k < 3; k++)
+            free(g[k]);
+    }
+    if (!c->config.frozen_weight && !c->no_saved)
+        compare_weights(c, label, want_w, want_b, tw, tb);
+    free(tw);
+    free(tb);
+    free(want_w);
+    free(want_b);
+}
+
+bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights)
+{
+    const size_t t = (size_t)a->tokens * sizeof(double), h = (size_t)a->hidden;
+    bool same = true;
+    for (int r = 0; r < a->ranks * a->replicas; r++) {
+        same = same && !memcmp(a->out[r][0], b->out[r][0], t);
+        if (a->config.logprob.want_entropy)
+            same = same && !memcmp(a->out[r][1], b->out[r][1], t);
+        if (a->config.logprob.want_loss)
+            same = same && !memcmp(a->out[r][2], b->out[r][2], t);
+        same = same && !memcmp(a->d_h[r], b->d_h[r], t * h);
+    }
+    if (weights) {
+        same = same && !memcmp(a->d_w, b->d_w, (size_t)a->vocab * h * sizeof(double));
+        if (a->has_bias)
+            same = same && !memcmp(a->d_b, b->d_b, (size_t)a->vocab * sizeof(double));
+    }
+    return same;
+}

@@ -1,0 +1,57 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear_case.h - one case of the lm_head path on W x D in-process ranks: W share the vocabulary, D
+ * replicas have tokens of their own, and a sharded head is sharded over them. World rank = r + W d.
+ * Hidden states, weight and targets go in; what every rank got and the gradients put together from
+ * the shards come out.
+ */
+#ifndef TESTS_LOSS_LINEAR_CASE_H
+#define TESTS_LOSS_LINEAR_CASE_H
+
+#include "loss/loss_case.h"
+#include "ref/ref_linear.h"
+
+typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
+
+typedef struct linear_case {
+    int32_t ranks, replicas;
+    int64_t tokens, vocab, hidden;
+    colo_dtype_t dtype;
+    colo_linear_logprob_config_t config; /* vocab and vocab_start are filled in */
+    head_kind_t head;
+    bool has_bias, loss_mode, start_early, checkpoint, twice, no_saved;
+    int64_t start[LOSS_RANKS], columns[LOSS_RANKS];
+    int64_t max_valid;
+    double factor[3]; /* of colo_linear_upstream_t */
+    bool arrays, mean;
+    double prefill; /* what d_weight and d_bias hold before */
+
+    double *h[LOSS_RANKS];        /* [T, H] of each replica, exact in the dtype */
+    double *w, *b;                /* [V, H], [V] */
+    int64_t *targets[LOSS_RANKS]; /* [T] of each replica */
+    double *up[LOSS_RANKS][3];    /* [T] of each replica */
+
+    /* results, by world rank */
+    double *out[LOSS_RANKS][3];
+    uint8_t *correct[LOSS_RANKS];
+    int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
+    double *d_h[LOSS_RANKS]; /* [T, H] as that rank has it; after a reduce-scatter [T/W, H] */
+    double *d_w, *d_b;       /* [V, H], [V]: the sum over replicas, and the prefill */
+    bool spilled[LOSS_RANKS], kept_changed[LOSS_RANKS], second_differs[LOSS_RANKS];
+    int64_t chunks[LOSS_RANKS]; /* of the pass, by the object's own arithmetic */
+    colo_ledger_t tp_forward[LOSS_RANKS], tp_all[LOSS_RANKS];
+    colo_ledger_t head_forward[LOSS_RANKS], head_all[LOSS_RANKS];
+} linear_case_t;
+
+/* Allocates; draws everything; upstream: arrays on logp, entropy and loss where they are wanted. */
+void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
+                      int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng);
+void linear_case_free(linear_case_t *c);
+void linear_case_shard(linear_case_t *c, shard_kind_t kind);
+colo_status_t linear_case_run(linear_case_t *c);
+/* Against the oracle, within the tolerance stated in linear_case.c; fails the running test. */
+void linear_case_compare(const linear_case_t *c, const char *label);
+/* Bit by bit: outputs and d_hidden of all ranks; with @weights d_weight and d_bias, too. */
+bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights);
+
+#endif
