@@ -42,6 +42,8 @@ typedef struct colo_bridge colo_bridge_t;
  * colo_bridge_create() - plan, agree, allocate; collective over @comm
  * @comm:   borrowed, must outlive the bridge; contains every rank that the plan names. Its world
  *          ranks are the grids' ranks. A rank outside both grids constructs and no-ops.
+ *          On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that the plan ties
+ *          together, and allocates staging for messages that do not lie in one piece.
  * Check:   COLO_CHECK >= 1: all ranks of @comm compare hashes first; COLO_ERR_MISMATCH on all of them
  *          (COLLECTIVE: also when axes differ).
  *          An error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere.
@@ -81,6 +83,8 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 /**
  * colo_bridge_reshape() - another batch, length or width from now on; local, O(peers), no new comm
  * All ranks must do the same before the next forward. On error the bridge keeps its old shape.
+ * On a comm of GPUs, a shape that ties other ranks together (seldom: a batch that does not divide)
+ * connects them in the next call, which then cannot be captured.
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
@@ -90,7 +94,9 @@ COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
 /** colo_bridge_plan() - the plan in force; a view */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
-/** colo_bridge_scratch_size() - bytes of staging that the bridge owns (0 unless PARTIAL or COLLECTIVE) */
+/** colo_bridge_scratch_size() - bytes of memory like the tensors' that the bridge owns, all allocated
+ *  by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the staging of
+ *  messages (half of what is sent and received, by message of 1 MiB or more; smaller ones whole) */
 COLO_API size_t colo_bridge_scratch_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus

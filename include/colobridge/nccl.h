@@ -11,14 +11,24 @@
  * that, loaded on first use.
  *
  * Operations are enqueued on the caller's stream, in device memory of the communicator's device,
- * which must be the thread's current device. The host does not wait. A rank that never comes leaves
- * the stream waiting: when another rank reports an error or aborts, or NCCL does, the comm is
- * torn down within 50 ms and the stream goes on; what it then holds is undefined and
- * colo_comm_check() says why.
+ * which must be the thread's current device. The host does not wait. An operation that has not
+ * ended by the deadline (COLO_TIMEOUT_MS, colo_comm_set_timeout()) after its turn came on the stream
+ * is COLO_ERR_TIMEOUT; then, and when another rank reports an error or aborts, or NCCL does, the
+ * comm is torn down within 50 ms and the stream goes on. What memory then holds is undefined and
+ * colo_comm_check() says why. Operations in CUDA graphs have the same deadline in every replay.
  *
- * Order: two communicators whose ranks share a device must launch in the same order on all ranks.
- * Staging grows at the first operation of a size, never later, and not in a capture: run once, then
- * capture. Sums combine in rank order, bitwise as on the host.
+ * Connections: a comm made here or borrowed connects nobody at create: its first collective or
+ * exchange does, waits for all ranks meanwhile, and cannot be captured (a barrier beforehand will
+ * do). So a world that is only there to be split costs no world-size ncclComm_t. Groups made by
+ * colo_comm_split() connect at once, and so does a bridge: the ranks that its plan ties together
+ * and no others. Comms and bridges of the same ranks share a connection; the last four that nobody
+ * uses are kept until the last comm of the family is destroyed.
+ *
+ * Order: all comms and bridges whose ranks share devices launch in the same order on all ranks, the
+ * order of the calls. On a device each operation waits for the one before it, on whatever stream.
+ * Operations in CUDA graphs are not part of that: order graphs by streams and events.
+ * Staging of collectives grows at the first operation of a size, and not in a capture: run once,
+ * then capture. Bridges have theirs from create. Sums combine in rank order, bitwise as on the host.
  */
 #ifndef COLOBRIDGE_NCCL_H
 #define COLOBRIDGE_NCCL_H
@@ -37,7 +47,7 @@ struct ncclComm; /* ncclComm_t is a pointer to it */
  *           dies (a rank left, failed, aborted), the new comm dies
  * @device:  CUDA ordinal of this rank, one rank a device; -1: the thread's current device
  * @comm:    out, owned by the caller; smaller groups by colo_comm_split()
- * Waits:    for all ranks, at most the parent's deadline; connects to all ranks of the comm
+ * Waits:    for all ranks, at most the parent's deadline
  * Errors:   COLO_ERR_UNBUILT (no backend library, no NCCL, an old one), COLO_ERR_ARG,
  *           COLO_ERR_MISMATCH (two ranks on one device, different NCCL versions), COLO_ERR_CUDA,
  *           COLO_ERR_NCCL, COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM

@@ -74,8 +74,12 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 /* ---- what depends on the shape ---- */
 
-static void shaped_deinit(colo_shaped_t *s)
+static void shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
 {
+    if (s->route)
+        comm->ops->route_destroy(comm, s->route);
+    free(s->members);
+    colo_mem_free(s->mem, s->stage);
     colo_plan_destroy(&s->plan);
     colo_lane_deinit(&s->lane[0]);
     colo_lane_deinit(&s->lane[1]);
@@ -96,10 +100,11 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
     if (gpu)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
-                         "a host communicator",
-                         colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
+        return colo_fail(
+            COLO_ERR_ARG,
+            "bridge: host memory on comm '%s' of %d GPUs; set mem to COLO_CUDA, or use "
+            "a host communicator",
+            colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
     return colo_fail(COLO_ERR_UNBUILT,
                      "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
                      "moves host memory, colo_comm_nccl_create() makes one of GPUs",
@@ -129,12 +134,13 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
         COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_FORWARD), fail);
         COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_BACKWARD), fail);
         COLO_TRY_GOTO(st, colo_slab_create(b, &s), fail);
+        COLO_TRY_GOTO(st, colo_lane_stage(b, &s), fail);
     }
     COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:
-    shaped_deinit(&s);
+    shaped_deinit(b->comm, &s);
     return st;
 }
 
@@ -220,6 +226,12 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
         st = colo_comm_i_fail(comm, st);
     }
     COLO_TRY_GOTO(st, st, fail);
+    b->tag = ++comm->split_tag;
+    st = colo_lane_connect(b, &b->now);
+    if (st < 0) { /* a peer may be past it */
+        colo_comm_i_fail(comm, st);
+        goto fail;
+    }
     if (b->algo == COLO_COLLECTIVE) {
         COLO_TRY_GOTO(st, colo_collective_create(b), fail);
         st = colo_collective_stage(b, b->now.plan, &b->coll);
@@ -240,7 +252,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
-    shaped_deinit(&(*bridge)->now);
+    shaped_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     free(*bridge);
     *bridge = NULL;
@@ -405,6 +417,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
         return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
     colo_plan_config_t cfg = bridge->now.plan->config;
     colo_shaped_t next;
+    bridge->reshapes++; /* also where it fails: ranks stay alike */
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     cfg.shape = *shape;
@@ -412,12 +425,19 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     if (bridge->algo == COLO_COLLECTIVE) {
         colo_status_t st = colo_collective_stage(bridge, next.plan, &bridge->coll);
         if (st < 0) {
-            shaped_deinit(&next);
+            shaped_deinit(bridge->comm, &next);
             return st;
         }
     }
-    shaped_deinit(&bridge->now);
-    bridge->now = next;
+    colo_shaped_t *now = &bridge->now;
+    if (now->nmembers == next.nmembers &&
+        (next.nmembers == 0 ||
+         memcmp(now->members, next.members, (size_t)next.nmembers * sizeof *next.members) == 0)) {
+        next.route = now->route;
+        now->route = NULL;
+    }
+    shaped_deinit(bridge->comm, now);
+    *now = next;
     return COLO_OK;
 }
 
@@ -438,5 +458,6 @@ const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 
 size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
 {
-    return bridge->now.scratch + bridge->coll.stage_size[0] + bridge->coll.stage_size[1];
+    return bridge->now.scratch + bridge->now.stage_size + bridge->coll.stage_size[0] +
+           bridge->coll.stage_size[1];
 }

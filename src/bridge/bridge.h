@@ -4,6 +4,7 @@
 #define COLO_BRIDGE_BRIDGE_H
 
 #include "bridge/plan.h"
+#include "comm/comm.h"
 #include "core/memory.h"
 #include "core/ops.h"
 
@@ -36,6 +37,12 @@ typedef struct colo_shaped {
     void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
     size_t slab_size, scratch;
     int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
+    /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
+     * the comm, their route, staging for their messages. Else 0 and NULL. */
+    int32_t *members, nmembers;
+    colo_route_t *route; /* NULL after a reshape that ties other ranks, until the next call */
+    void *stage;
+    size_t stage_size;
 } colo_shaped_t;
 
 struct colo_bridge {
@@ -49,6 +56,7 @@ struct colo_bridge {
     colo_shaped_t now;
     colo_collective_t coll;
     uint64_t calls;
+    uint64_t tag, reshapes; /* name a route, the same on all ranks */
 };
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */
@@ -66,10 +74,19 @@ colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way);
 void colo_lane_deinit(colo_lane_t *lane);
 colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s);
+/* The members of the route and staging for its messages; local. */
+colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s);
+/* Connects the members, if there is a route to make; collective over them. */
+colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s);
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
                                     colo_stream_t stream);
 colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                      colo_stream_t stream);
+
+/* component.c: ranks of @comm that are tied to this rank by messages, itself included, ascending;
+ * the same list on all of them. Local. @members: out, owned by the caller. */
+colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *comm,
+                                  int32_t **members, int32_t *n);
 
 /* collective.c: the reference's all-gather / all-reduce way. */
 /* COLO_ERR_MISSING when a rank of this rank's groups is not in b->comm; local. */

@@ -11,6 +11,7 @@
  */
 #include "bridge/bridge.h"
 
+#include "core/hash.h"
 #include "core/try.h"
 #include "comm/comm.h"
 
@@ -147,6 +148,49 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
     return COLO_OK;
 }
 
+/* ---- routes ---- */
+
+colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
+{
+    const colo_comm_ops_t *ops = b->comm->ops;
+    const size_t elem = colo_dtype_size(s->plan->config.dtype);
+    if (!ops->route_create || b->mem != COLO_CUDA)
+        return COLO_OK;
+    COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
+    for (int way = 0; way < 2; way++) {
+        colo_lane_t *l = &s->lane[way];
+        const colo_routes_t *out = &s->plan->send[way], *in = &s->plan->recv[way];
+        /* extents are all that counts; each call fills in the rest */
+        fill(l->send_box, out, (colo_view_t){0}, way ? &s->plan->own_dst : &s->plan->own_src, !way,
+             elem);
+        fill(l->recv_box, in, (colo_view_t){0}, way ? &s->plan->own_src : &s->plan->own_dst, way,
+             elem);
+        size_t n = ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
+        s->stage_size = n > s->stage_size ? n : s->stage_size;
+    }
+    colo_status_t st = colo_mem_alloc(b->mem, s->stage_size, &s->stage);
+    return st < 0 ? colo_fail_prefix(st, "bridge: staging of messages") : COLO_OK;
+}
+
+colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
+{
+    if (s->route || s->nmembers == 0)
+        return COLO_OK;
+    return b->comm->ops->route_create(b->comm, s->members, s->nmembers,
+                                      colo_hash_i64(b->tag, (int64_t)b->reshapes), &s->route);
+}
+
+static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_stream_t stream)
+{
+    colo_shaped_t *s = &b->now;
+    colo_status_t st = colo_lane_connect(b, s);
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, s->route, s->stage, s->stage_size,
+                                      l->send, l->nsends, l->recv, l->nrecvs, s->plan->config.dtype,
+                                      stream);
+}
+
 /* ---- forward ---- */
 
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
@@ -158,8 +202,7 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     size_t elem = colo_dtype_size(p->config.dtype);
     fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
-    COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
-                                  l->nrecvs, p->config.dtype, stream));
+    COLO_TRY(exchange(b, l, stream));
     fill(l->local_from, local, x, &p->own_src, true, elem);
     fill(l->local_to, local, y, &p->own_dst, false, elem);
     return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
@@ -220,8 +263,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     for (int64_t i = 0; i < recv->nregions; i++)
         l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,
                                 &p->own_src, &recv->region[i], recv->place[i].src_row, elem);
-    COLO_TRY(colo_comm_i_exchange(b->comm, COLO_OWNER_BRIDGE, l->send, l->nsends, l->recv,
-                                  l->nrecvs, p->config.dtype, stream));
+    COLO_TRY(exchange(b, l, stream));
     if (summed)
         return sum_levels(b, d_y, d_x, stream);
     fill(l->local_from, local, d_y, &p->own_dst, false, elem);

@@ -2,6 +2,10 @@
 /*
  * comm-nccl.c - communicators between GPUs: how they are made, fail and end.
  *
+ * Making one from a host communicator connects nobody: its first collective does, so a world that
+ * is there to be split costs no world-size ncclComm_t. Smaller groups and routes are made to be
+ * used and connect at once.
+ *
  * Left to others: connecting (nccl-link.c), what comms share (nccl-family.c), deadlines and tearing
  * down (nccl-guard.c), operations (comm-nccl-ops.c), finding NCCL (nccl-lib.c), arguments
  * (comm-ops.c).
@@ -13,7 +17,9 @@
 
 #include <colobridge/version.h>
 
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r)
 {
@@ -43,13 +49,18 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
     return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
 }
 
-void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence)
 {
-    struct colo_nctx *x = c->impl;
     char kept[900];
     if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
         x->control->ops->fail(x->control, status, sentence);
     colo_fate_seal(&x->fate, status, -1, -1, sentence);
+}
+
+void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct colo_nctx *x = c->impl;
+    colo_nccl_doom(x, status, sentence);
     pthread_cond_signal(&x->family->wake);
 }
 
@@ -64,6 +75,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
     colo_fate_init(&x->fate);
     x->family = f;
+    x->comm = c;
     x->link = l;
     x->rank = c->rank;
     x->control = control;
@@ -71,6 +83,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     c->control = control;
     pthread_mutex_lock(&f->lock);
     f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
+    x->id = ++f->ids;
     x->next = f->ctx;
     f->ctx = x;
     f->live++;
@@ -89,8 +102,10 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
     colo_status_t st = colo_nccl_link_get(f, control, NULL, &l);
     if (st == COLO_OK)
         st = attach(child, f, l, control);
-    if (st < 0)
+    if (st < 0) {
+        colo_nccl_link_put(f, l);
         colo_comm_destroy(&control);
+    }
     return st;
 }
 
@@ -108,14 +123,120 @@ void colo_nccl_destroy(colo_comm_t *c)
     bool last = --f->live == 0;
     f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
     pthread_mutex_unlock(&f->lock);
-    if (dead)
+    if (dead && x->link)
         colo_nccl_tear(f, x->link);
+    colo_nccl_link_put(f, x->link);
     if (last)
         colo_nccl_family_destroy(f, true);
     colo_comm_destroy(&x->control);
     colo_fate_fini(&x->fate);
     free(x);
     c->impl = NULL;
+}
+
+/* ---- routes ---- */
+
+colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                     uint64_t tag, colo_route_t **route)
+{
+    struct colo_nctx *x = c->impl;
+    struct colo_nfamily *f = x->family;
+    colo_comm_t *control = NULL;
+    colo_route_t *r = calloc(1, sizeof *r);
+    int32_t *mine = malloc((size_t)n * sizeof *mine);
+    colo_status_t st = COLO_OK;
+    if (!r || !mine) {
+        st = colo_fail(COLO_ERR_NOMEM, "nccl: a route of %d ranks", (int)n);
+        goto fail;
+    }
+    memcpy(mine, members, (size_t)n * sizeof *mine);
+    r->members = mine;
+    r->n = n;
+    c->control->timeout_ms = c->timeout_ms;
+    COLO_TRY_GOTO(st, colo_comm_i_child(c->control, members, n, tag, "control", &control), fail);
+    COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, NULL, &r->link), fail);
+    colo_comm_destroy(&control);
+    pthread_mutex_lock(&f->lock);
+    r->next = x->route;
+    x->route = r;
+    pthread_mutex_unlock(&f->lock);
+    *route = r;
+    return COLO_OK;
+fail:
+    colo_comm_destroy(&control);
+    free(mine);
+    free(r);
+    return st;
+}
+
+void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route)
+{
+    struct colo_nctx *x = c->impl;
+    if (!route)
+        return;
+    pthread_mutex_lock(&x->family->lock);
+    colo_route_t **at = &x->route;
+    while (*at != route)
+        at = &(*at)->next;
+    *at = route->next;
+    pthread_mutex_unlock(&x->family->lock);
+    colo_nccl_link_put(x->family, route->link);
+    free(route->members);
+    free(route);
+}
+
+/* ---- a first one ---- */
+
+struct load {
+    const colo_nccl_lib_t *lib;
+    int32_t device;
+    char why[400];
+};
+
+/* Kernels must not load while others spin (comm-nccl-ops.c has the list). */
+static void load_main(void *p)
+{
+    struct load *t = p;
+    cudaStream_t stream = NULL;
+    char *room = NULL;
+    const char *why = NULL;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaError_t e = cudaSetDevice(t->device);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&room, COLO_NCCL_WARM_BYTES(1));
+    if (e == cudaSuccess)
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, room, COLO_NCCL_WARM_BYTES(1));
+    if (e == cudaSuccess && !why)
+        e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess)
+        why = cudaGetErrorString(e);
+    if (why)
+        snprintf(t->why, sizeof t->why, "%.399s", why);
+    cudaFree(room);
+    if (stream)
+        cudaStreamDestroy(stream);
+}
+
+static colo_status_t load_kernels(const struct colo_nfamily *f, int64_t timeout_ms)
+{
+    colo_status_t st = COLO_OK;
+    struct load *t = calloc(1, sizeof *t);
+    if (!t)
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    t->lib = f->lib;
+    t->device = f->device;
+    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t))
+        return colo_fail(COLO_ERR_TIMEOUT,
+                         "nccl create: device %d did not run a first kernel within %lld ms",
+                         (int)f->device, (long long)timeout_ms);
+    if (t->why[0])
+        st = colo_fail(COLO_ERR_CUDA, "nccl create: first kernels on device %d: %s", (int)f->device,
+                       t->why);
+    free(t);
+    return st;
 }
 
 static colo_status_t check_borrowed(const struct colo_nfamily *f, ncclComm_t nccl,
@@ -152,15 +273,21 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     if (st == COLO_OK)
         st = colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
                              control->world_rank);
+    if (st == COLO_OK)
+        st = load_kernels(f, control->timeout_ms);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
     c->timeout_ms = control->timeout_ms;
-    COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, borrowed, &l), fail);
+    COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
+    if (borrowed || control->size == 1)
+        COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, borrowed, &l), fail);
     COLO_TRY_GOTO(st, attach(c, f, l, control), fail);
     *comm = c;
     return COLO_OK;
 fail:
-    if (f)
+    if (f) {
+        colo_nccl_link_put(f, l);
         colo_nccl_family_destroy(f, true);
+    }
     colo_comm_destroy(&c);
     colo_comm_destroy(&control);
     return st;

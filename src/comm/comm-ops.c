@@ -226,9 +226,11 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
-                                   int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
-                                   colo_dtype_t dtype, colo_stream_t stream)
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_route_t *route,
+                                         void *stage, size_t stage_bytes,
+                                         const colo_message_t *sends, int32_t nsends,
+                                         const colo_message_t *recvs, int32_t nrecvs,
+                                         colo_dtype_t dtype, colo_stream_t stream)
 {
     COLO_TRY(colo_comm_i_alive(c, "exchange"));
     int64_t sent = 0, received = 0;
@@ -241,7 +243,18 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
         COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;
     uint64_t seq = colo_comm_i_begin(c, owner, op, sent, received, peers);
-    return finish(c, seq, c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream));
+    st = route ? c->ops->route_exchange(c, route, stage, stage_bytes, sends, nsends, recvs, nrecvs,
+                                        dtype, stream)
+               : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+    return finish(c, seq, st);
+}
+
+colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
+                                   int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                   colo_dtype_t dtype, colo_stream_t stream)
+{
+    return colo_comm_i_route_exchange(c, owner, NULL, NULL, 0, sends, nsends, recvs, nrecvs, dtype,
+                                      stream);
 }
 
 /* ---- the public names, counted for the user ---- */

@@ -124,7 +124,7 @@ colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
     if (ms < 1 || ms > TIMEOUT_MAX)
         return colo_fail(COLO_ERR_ARG, "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
                          (long long)TIMEOUT_MAX);
-    comm->timeout_ms = ms;
+    __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's guard reads it */
     return COLO_OK;
 }
 

@@ -11,6 +11,9 @@
 
 #include <colobridge/comm.h>
 
+/* A connection of some ranks of a comm, for the messages that they exchange again and again. */
+typedef struct colo_route colo_route_t;
+
 typedef struct colo_comm_ops {
     const char *name;
     uint32_t abi; /* COLO_COMM_ABI; a backend library of another one is refused */
@@ -34,9 +37,22 @@ typedef struct colo_comm_ops {
     colo_status_t (*state)(const colo_comm_t *c, char *sentence,
                            size_t cap); /* OK, or what killed it */
     void (*destroy)(colo_comm_t *c);    /* frees impl */
+    /* All four or none: backends whose messages need neither connection nor staging have none.
+     * @members: ranks of the comm, ascending, this one among them; every member calls with the same
+     * list and @tag, and waits for the others. Peers of route_exchange() are ranks of the comm. */
+    colo_status_t (*route_create)(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
+                                  colo_route_t **route);
+    void (*route_destroy)(colo_comm_t *c, colo_route_t *route);
+    /* Staging that such messages take at most, wherever their boxes will lie. Local. */
+    size_t (*route_stage)(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
+                          int32_t nrecvs, size_t elem);
+    colo_status_t (*route_exchange)(colo_comm_t *c, colo_route_t *route, void *stage,
+                                    size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
+                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                    colo_stream_t stream);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 1u
+#define COLO_COMM_ABI 2u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -120,6 +136,12 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, con
 colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream);
+/* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. */
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_route_t *route,
+                                         void *stage, size_t stage_bytes,
+                                         const colo_message_t *sends, int32_t nsends,
+                                         const colo_message_t *recvs, int32_t nrecvs,
+                                         colo_dtype_t dtype, colo_stream_t stream);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
                                       int64_t key, colo_comm_t **comm);
 

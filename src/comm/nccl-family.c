@@ -1,41 +1,48 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * nccl-family.c - what the comms of one rank and device share, from the first to the last of them.
+ *
+ * The last comm waits for whatever its links still do, up to the deadline; what does not end by
+ * then is left alone, memory included.
  */
 #include "comm/comm-nccl.h"
 
 #include "core/try.h"
 
+#include <errno.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void close_main(void *p)
 {
     struct colo_nfamily *f = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(f->device);
     cudaDeviceSynchronize();
     for (struct colo_link *l = f->link, *next; l; l = next) {
         next = l->next;
         if (l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK)
             (void)f->lib->destroy(l->nccl);
-        pthread_mutex_destroy(&l->busy);
-        free(l->world);
-        free(l);
+        colo_nccl_link_free(l);
     }
     for (int32_t i = 0; i < f->nold; i++)
         cudaFree(f->old[i]);
     cudaFree(f->stage);
     cudaFree(f->word);
+    cudaFree(f->counts);
+    cudaFreeHost(f->words);
     if (f->done)
         cudaEventDestroy(f->done);
     (void)cudaGetLastError();
     free(f->from);
     free(f->to);
+    free(f->part);
     pthread_cond_destroy(&f->wake);
     pthread_mutex_destroy(&f->lock);
     free(f);
 }
 
-/* Nobody uses it any more. What does not end by the deadline is left alone. */
 void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
 {
     double seconds = (double)f->timeout_ms * 1e-3;
@@ -46,7 +53,14 @@ void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
         pthread_mutex_unlock(&f->lock);
         pthread_join(f->guard, NULL); /* bounded: tear() is */
     }
-    (void)colo_nccl_run_for(seconds, close_main, f);
+    struct timespec until = colo_nccl_in(seconds);
+    pthread_mutex_lock(&f->lock);
+    while (f->leaving > 0 && pthread_cond_timedwait(&f->wake, &f->lock, &until) != ETIMEDOUT)
+        ;
+    bool left = f->leaving == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (left)
+        (void)colo_nccl_run_for(seconds, NULL, close_main, f);
 }
 
 colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device)
@@ -77,6 +91,15 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device)
         e = cudaMalloc((void **)&f->word, sizeof *f->word);
     if (e == cudaSuccess)
         e = cudaMemset(f->word, 0, sizeof *f->word);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&f->counts, 2 * sizeof *f->counts);
+    if (e == cudaSuccess)
+        e = cudaMemset(f->counts, 0, 2 * sizeof *f->counts);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&f->words, COLO_WORDS * sizeof *f->words,
+                          cudaHostAllocPortable | cudaHostAllocMapped);
+    if (e == cudaSuccess)
+        memset(f->words, 0, COLO_WORDS * sizeof *f->words);
     if (e == cudaSuccess)
         e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
     if (device != now)

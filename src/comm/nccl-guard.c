@@ -8,13 +8,21 @@
  * does not come back keeps what it works on. (NCCL's non-blocking mode would start a thread for
  * every operation instead.)
  *
- * The guard looks every 20 ms whether a comm has failed here, at a peer or in NCCL, and aborts its
- * link then, so that streams do not wait for ever. NCCL wants no other thread inside it meanwhile:
- * operations hold the link's lock.
+ * The guard looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether an
+ * operation on the stream is late, and aborts the comm's links then, so that streams do not wait
+ * for ever. NCCL wants no other thread inside it meanwhile: operations hold the link's lock.
+ *
+ * Late: the stream counts in host memory the operations whose turn has come and those that have
+ * ended (kernels/mark.cu). The time runs from when the guard sees one begin, so work of the caller
+ * that is queued in front does not count. A family's operations follow each other on the device
+ * (nccl-run.c), so at most one has begun and not ended. Marks are captured with the operation: a
+ * replay has its deadline, too.
  */
 #include "comm/comm-nccl.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
 
@@ -68,36 +76,63 @@ struct timespec colo_nccl_in(double seconds)
                              .tv_nsec = (long)((at - (double)(time_t)at) * 1e9)};
 }
 
-/* True when @fn came back in time; else @arg belongs to the thread for good. */
-bool colo_nccl_run_for(double seconds, void (*fn)(void *arg), void *arg)
+/* Starts @j, or frees it. */
+static bool job_start(struct job *j)
 {
-    struct job *j = calloc(1, sizeof *j);
     pthread_t thread;
-    if (!j)
-        return false;
-    j->fn = fn;
-    j->arg = arg;
-    pthread_mutex_init(&j->lock, NULL);
-    colo_nccl_cond_init(&j->changed);
     if (pthread_create(&thread, NULL, job_main, j) != 0) {
         job_free(j);
         return false;
     }
     pthread_detach(thread);
-    struct timespec until = colo_nccl_in(seconds);
+    return true;
+}
+
+static struct job *job_new(void (*fn)(void *arg), void *arg)
+{
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->fn = fn;
+    j->arg = arg;
+    pthread_mutex_init(&j->lock, NULL);
+    colo_nccl_cond_init(&j->changed);
+    return j;
+}
+
+bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg), void *arg)
+{
+    struct job *j = job_new(fn, arg);
+    const double end = colo_now() + seconds;
+    char sentence[900];
+    if (!j || !job_start(j))
+        return false;
     pthread_mutex_lock(&j->lock);
-    while (!j->finished && pthread_cond_timedwait(&j->changed, &j->lock, &until) != ETIMEDOUT)
-        ;
+    while (!j->finished && colo_now() < end) {
+        double left = end - colo_now(), step = control ? GUARD_MS * 1e-3 : left;
+        struct timespec until = colo_nccl_in(step < left ? step : left);
+        pthread_cond_timedwait(&j->changed, &j->lock, &until);
+        if (control && control->ops->state(control, sentence, sizeof sentence) != COLO_OK)
+            break;
+    }
     bool finished = j->finished;
     j->left = !finished;
     pthread_mutex_unlock(&j->lock);
-    if (finished) {
+    if (finished)
         job_free(j);
-    }
     return finished;
 }
 
-/* ---- the guard ---- */
+bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
+{
+    struct job *j = job_new(fn, arg);
+    if (!j)
+        return false;
+    j->left = true;
+    return job_start(j);
+}
+
+/* ---- tearing down ---- */
 
 struct tear {
     const colo_nccl_lib_t *lib;
@@ -108,11 +143,12 @@ struct tear {
 static void tear_main(void *p)
 {
     struct tear *t = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(t->device);
     (void)t->lib->abort(t->nccl);
 }
 
-/* Ends what is enqueued on a link. Once; never a borrowed one. */
 void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
 {
     int32_t ok = COLO_LINK_OK;
@@ -126,7 +162,7 @@ void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
     struct tear *t = malloc(sizeof *t);
     if (t) {
         *t = (struct tear){f->lib, f->device, l->nccl};
-        if (colo_nccl_run_for(ABORT_SECONDS, tear_main, t))
+        if (colo_nccl_run_for(ABORT_SECONDS, NULL, tear_main, t))
             free(t);
     }
     atomic_store(&l->phase, COLO_LINK_GONE);
@@ -134,10 +170,11 @@ void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
         pthread_mutex_unlock(&l->busy);
 }
 
+/* ---- the guard ---- */
+
 /* Does NCCL itself report an error on this link? */
-static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x)
+static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct colo_link *l)
 {
-    struct colo_link *l = x->link;
     ncclResult_t r = ncclSuccess;
     if (!l->nccl || pthread_mutex_trylock(&l->busy) != 0)
         return false;
@@ -150,38 +187,95 @@ static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x)
     const char *more = f->lib->last_error(NULL);
     snprintf(sentence, sizeof sentence, "NCCL reports on the link of %d ranks: %s; %.400s",
              (int)l->n, f->lib->error_string(r), more ? more : "");
-    if (x->control)
-        x->control->ops->fail(x->control, COLO_ERR_NCCL, sentence);
-    colo_fate_seal(&x->fate, COLO_ERR_NCCL, -1, -1, sentence);
+    colo_nccl_doom(x, COLO_ERR_NCCL, sentence);
     return true;
+}
+
+static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
+{
+    char sentence[900];
+    bool dead = colo_fate_sealed(&x->fate) ||
+                colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
+                (x->link && look_at_link(f, x, x->link));
+    for (struct colo_route *r = x->route; r && !dead; r = r->next)
+        dead = look_at_link(f, x, r->link);
+    return dead;
+}
+
+static bool is_whole(const struct colo_link *l)
+{
+    return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK;
 }
 
 static struct colo_link *find_doomed(struct colo_nfamily *f)
 {
-    char sentence[900];
     for (struct colo_nctx *x = f->ctx; x; x = x->next) {
-        bool dead = colo_fate_sealed(&x->fate) ||
-                    colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
-                    look_at_link(f, x);
-        if (dead && x->link->nccl && !x->link->borrowed &&
-            atomic_load(&x->link->phase) == COLO_LINK_OK)
+        if (!is_dead(f, x))
+            continue;
+        if (is_whole(x->link))
             return x->link;
+        for (struct colo_route *r = x->route; r; r = r->next)
+            if (is_whole(r->link))
+                return r->link;
     }
     return NULL;
+}
+
+static int64_t word(const struct colo_nfamily *f, int i)
+{
+    return __atomic_load_n(&f->words[i], __ATOMIC_ACQUIRE);
+}
+
+/* Fails the comm whose operation has been on the stream for longer than its deadline. */
+static void look_at_clock(struct colo_nfamily *f)
+{
+    const int64_t ended = word(f, COLO_WORD_ENDED), begun = word(f, COLO_WORD_BEGUN);
+    const double now = colo_now();
+    if (begun <= ended || begun != f->seen_begun) {
+        f->seen_begun = begun;
+        f->since = now;
+        return;
+    }
+    struct colo_nctx *x = f->ctx;
+    while (x && x->id != word(f, COLO_WORD_CTX))
+        x = x->next;
+    if (!x || colo_fate_sealed(&x->fate))
+        return;
+    const int64_t ms = __atomic_load_n(&x->comm->timeout_ms, __ATOMIC_RELAXED);
+    if ((now - f->since) * 1e3 < (double)ms)
+        return;
+    char what[96], sentence[400];
+    colo_op_desc_t op =
+        colo_op_unpack((uint64_t)word(f, COLO_WORD_OP), (uint64_t)word(f, COLO_WORD_COUNT));
+    colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_WORD_SEQ));
+    pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
+    snprintf(sentence, sizeof sentence,
+             "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
+             "%" PRId64 " ms after its turn came on the stream; a rank did not come, or its stream "
+             "did not",
+             what, x->comm->name, (int)x->comm->size, (int)x->rank,
+             x->comm->world_rank[x->comm->rank], (int)f->device, ms);
+    pthread_mutex_unlock(x->comm->lock);
+    colo_nccl_doom(x, COLO_ERR_TIMEOUT, sentence);
 }
 
 void *colo_nccl_guard(void *p)
 {
     struct colo_nfamily *f = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
         struct colo_link *l = find_doomed(f);
         if (l) {
+            l->users++; /* its last user may leave meanwhile */
             pthread_mutex_unlock(&f->lock);
-            colo_nccl_tear(f, l); /* links live as long as the family */
+            colo_nccl_tear(f, l);
+            colo_nccl_link_put(f, l);
             pthread_mutex_lock(&f->lock);
             continue;
         }
+        look_at_clock(f);
         struct timespec until = colo_nccl_in(GUARD_MS * 1e-3);
         pthread_cond_timedwait(&f->wake, &f->lock, &until);
     }

@@ -2,6 +2,11 @@
 /*
  * nccl-link.c - one ncclComm_t for each list of ranks: made once, found again.
  *
+ * Comms and routes of a family share the link of their ranks. The last to leave does not end it:
+ * connecting costs a good part of a second, and bridges come and go. A few unused links are kept,
+ * the oldest beyond that ends in a thread of its own. Ranks need not agree on what to keep: a link
+ * is found again only when all of its ranks still have it.
+ *
  * Everything that is not data goes over a host communicator of the same ranks: the unique id,
  * agreement, who failed. So a rank that is missing is found before anybody enters NCCL, where it
  * could not be.
@@ -16,7 +21,9 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { ROUND_WORDS = 3 };
+enum { IDLE_LINKS = 4 }; /* kept without a user */
+
+/* ---- connecting ---- */
 
 struct connect {
     const colo_nccl_lib_t *lib;
@@ -33,6 +40,8 @@ static void connect_main(void *p)
     cudaStream_t stream = NULL;
     char *room = NULL;
     const char *why = NULL;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(t->device);
     if (t->n > 1 && !t->borrowed) {
         ncclResult_t r = t->lib->init_rank(&t->nccl, t->n, t->id, t->rank);
@@ -75,12 +84,17 @@ static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, 
                           .id = *id,
                           .borrowed = borrowed != NULL,
                           .nccl = borrowed};
-    if (!colo_nccl_run_for((double)control->timeout_ms * 1e-3, connect_main, t))
+    char why[900];
+    if (!colo_nccl_run_for((double)control->timeout_ms * 1e-3, control, connect_main, t)) {
+        colo_status_t dead = control->ops->state(control, why, sizeof why);
+        if (dead < 0)
+            return colo_fail(dead, "nccl create: %s", why);
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
                          "world rank %lld, device %d)",
                          (int)control->size, (long long)control->timeout_ms, (int)control->rank,
                          (long long)control->world_rank[control->rank], (int)f->device);
+    }
     colo_status_t st = t->why[0] ? colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s",
                                              (int)control->rank, (int)f->device, t->why)
                                  : COLO_OK;
@@ -108,30 +122,134 @@ static uint64_t host_hash(void)
     return hash_text(text);
 }
 
-/* Do two ranks sit on one device? Every rank sees the same words. */
-static colo_status_t apart(const colo_comm_t *control, const uint64_t *all)
+/* ---- one rank a device ---- */
+
+colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
 {
-    for (int32_t a = 0; a < control->size; a++)
-        for (int32_t b = a + 1; b < control->size; b++) {
-            const uint64_t *p = all + ROUND_WORDS * a, *q = all + ROUND_WORDS * b;
-            if (p[1] == q[1] && p[2] == q[2])
-                return colo_fail(COLO_ERR_MISMATCH,
-                                 "nccl create: ranks %d and %d (world ranks %lld and %lld) are on "
-                                 "the same device; one rank a device is expected",
-                                 (int)a, (int)b, (long long)control->world_rank[a],
-                                 (long long)control->world_rank[b]);
-        }
-    return COLO_OK;
+    char bus[32] = "";
+    uint64_t mine[2] = {host_hash(), 0};
+    uint64_t *all = calloc((size_t)control->size, sizeof mine);
+    colo_status_t st =
+        all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
+    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, f->device);
+    if (st == COLO_OK && e != cudaSuccess)
+        st = colo_cuda_error("nccl create", e);
+    mine[1] = hash_text(bus);
+    st = colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st);
+    if (st == COLO_OK)
+        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, mine, all, 2, COLO_I64, NULL);
+    for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
+        for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
+            if (memcmp(all + 2 * x, all + 2 * y, sizeof mine) == 0)
+                st = colo_fail(COLO_ERR_MISMATCH,
+                               "nccl create: ranks %d and %d (world ranks %lld and %lld) are on "
+                               "the same device; one rank a device is expected",
+                               (int)x, (int)y, (long long)control->world_rank[x],
+                               (long long)control->world_rank[y]);
+    free(all);
+    return st;
 }
 
+/* ---- links that are there ---- */
+
+void colo_nccl_link_free(struct colo_link *l)
+{
+    pthread_mutex_destroy(&l->busy);
+    free(l->world);
+    free(l);
+}
+
+struct leave {
+    struct colo_nfamily *f;
+    struct colo_link *l;
+};
+
+static void leave_main(void *p)
+{
+    struct leave *t = p;
+    struct colo_nfamily *f = t->f;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaSetDevice(f->device);
+    (void)f->lib->destroy(t->l->nccl);
+    colo_nccl_link_free(t->l);
+    free(t);
+    pthread_mutex_lock(&f->lock);
+    f->leaving--;
+    pthread_cond_broadcast(&f->wake);
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void unlist(struct colo_nfamily *f, struct colo_link *l)
+{
+    struct colo_link **at = &f->link;
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+}
+
+/* The unused link to end now, if there are too many of them; out of the list. */
+static struct colo_link *oldest_beyond(struct colo_nfamily *f, int32_t most)
+{
+    struct colo_link *oldest = NULL;
+    int32_t idle = 0;
+    for (struct colo_link *l = f->link; l; l = l->next)
+        if (l->users == 0) {
+            idle++;
+            oldest = !oldest || l->idle_at < oldest->idle_at ? l : oldest;
+        }
+    if (idle <= most)
+        return NULL;
+    unlist(f, oldest);
+    return oldest;
+}
+
+void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l)
+{
+    struct colo_link *end = NULL;
+    if (!l)
+        return;
+    pthread_mutex_lock(&f->lock);
+    if (--l->users == 0) {
+        l->idle_at = ++f->idle_count;
+        if (!l->nccl || l->borrowed || atomic_load(&l->phase) != COLO_LINK_OK) {
+            unlist(f, l);
+            colo_nccl_link_free(l);
+        } else {
+            end = oldest_beyond(f, IDLE_LINKS);
+        }
+    }
+    f->leaving += end != NULL;
+    pthread_mutex_unlock(&f->lock);
+    if (!end)
+        return;
+    /* its ranks may end it at different times, and ncclCommDestroy() may wait for them */
+    struct leave *t = malloc(sizeof *t);
+    if (t)
+        *t = (struct leave){f, end};
+    if (!t || !colo_nccl_run_apart(leave_main, t)) {
+        free(t); /* the ncclComm_t stays until the process ends */
+        pthread_mutex_lock(&f->lock);
+        f->leaving--;
+        pthread_mutex_unlock(&f->lock);
+    }
+}
+
+/* With a reference. */
 static struct colo_link *find_link(struct colo_nfamily *f, const colo_comm_t *control)
 {
+    pthread_mutex_lock(&f->lock);
     struct colo_link *l = f->link;
     while (l && (l->n != control->size || atomic_load(&l->phase) != COLO_LINK_OK ||
                  memcmp(l->world, control->world_rank, sizeof *l->world * (size_t)l->n) != 0))
         l = l->next;
+    if (l)
+        l->users++;
+    pthread_mutex_unlock(&f->lock);
     return l;
 }
+
+/* ---- making one ---- */
 
 static colo_status_t link_new(const colo_comm_t *control, struct colo_link **out)
 {
@@ -146,6 +264,7 @@ static colo_status_t link_new(const colo_comm_t *control, struct colo_link **out
     memcpy(world, control->world_rank, sizeof *world * n);
     l->world = world;
     l->n = control->size;
+    l->users = 1;
     pthread_mutex_init(&l->busy, NULL);
     *out = l;
     return COLO_OK;
@@ -165,59 +284,49 @@ static colo_status_t share_id(struct colo_nfamily *f, colo_comm_t *control, nccl
     return colo_comm_broadcast(control, id, sizeof *id, COLO_U8, 0, NULL);
 }
 
-/* The link of @control's ranks: the one that is there, if all have it whole, or a new one. */
+/* Does every rank of @control have @mine? */
+static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them)
+{
+    uint64_t word = mine;
+    uint64_t *all = calloc((size_t)control->size, sizeof *all);
+    colo_status_t st =
+        all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
+    if (st == COLO_OK)
+        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &word, all, 1, COLO_I64, NULL);
+    *all_of_them = true;
+    for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
+        *all_of_them = *all_of_them && all[r];
+    free(all);
+    return st;
+}
+
 colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
                                  struct colo_link **out)
 {
     struct colo_link *fresh = NULL;
-    uint64_t words[ROUND_WORDS] = {0};
-    uint64_t *all = NULL;
-    char bus[32] = "";
     ncclUniqueId id;
-    pthread_mutex_lock(&f->lock);
+    bool cached = false;
     struct colo_link *l = borrowed ? NULL : find_link(f, control);
-    pthread_mutex_unlock(&f->lock);
     colo_status_t st = link_new(control, &fresh);
-    if (st == COLO_OK) {
-        all = calloc((size_t)control->size, sizeof words);
-        if (!all)
-            st = colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
-    }
-    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, f->device);
-    if (st == COLO_OK && e != cudaSuccess)
-        st = colo_cuda_error("nccl create", e);
-    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st),
-                  fail);
-    words[0] = l != NULL;
-    words[1] = host_hash();
-    words[2] = hash_text(bus);
-    COLO_TRY_GOTO(
-        st,
-        colo_comm_i_all_gather(control, COLO_OWNER_CHECK, words, all, ROUND_WORDS, COLO_I64, NULL),
-        fail);
-    bool cached = true;
-    for (int32_t r = 0; r < control->size; r++)
-        cached = cached && all[ROUND_WORDS * r] == 1;
+    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
+    COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
     if (cached) {
-        free(all);
-        free(fresh->world);
-        pthread_mutex_destroy(&fresh->busy);
-        free(fresh);
+        colo_nccl_link_free(fresh);
         *out = l;
         return COLO_OK;
     }
-    COLO_TRY_GOTO(st, apart(control, all), fail);
     memset(&id, 0, sizeof id);
     if (control->size > 1 && !borrowed)
         COLO_TRY_GOTO(st, share_id(f, control, &id), fail);
-    st = link_connect(f, control, borrowed, &id, fresh);
+    if (control->size > 1 || borrowed)
+        st = link_connect(f, control, borrowed, &id, fresh);
     fresh->borrowed = borrowed != NULL;
     st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {
         colo_nccl_tear(f, fresh);
         goto fail;
     }
-    free(all);
+    colo_nccl_link_put(f, l);
     pthread_mutex_lock(&f->lock);
     fresh->next = f->link;
     f->link = fresh;
@@ -225,11 +334,8 @@ colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, n
     *out = fresh;
     return COLO_OK;
 fail:
-    free(all);
-    if (fresh) {
-        pthread_mutex_destroy(&fresh->busy);
-        free(fresh->world);
-        free(fresh);
-    }
+    colo_nccl_link_put(f, l);
+    if (fresh)
+        colo_nccl_link_free(fresh);
     return st;
 }

@@ -13,6 +13,7 @@
 #include <dlfcn.h>
 #include <math.h>
 #include <nccl.h>
+#include <time.h>
 #include <unistd.h>
 
 static int32_t gpus;
@@ -27,8 +28,8 @@ static void fill(void *p, int64_t n, colo_dtype_t dtype, uint64_t seed)
         float f = (float)v;
         uint16_t h = dtype == COLO_BF16 ? colo_f32_to_bf16(f) : colo_f32_to_f16(f);
         int64_t k = (int64_t)t_rand(&s);
-        const void *from = dtype == COLO_F64   ? (void *)&v
-                           : dtype == COLO_F32 ? (void *)&f
+        const void *from = dtype == COLO_F64            ? (void *)&v
+                           : dtype == COLO_F32          ? (void *)&f
                            : colo_dtype_is_float(dtype) ? (void *)&h
                                                         : (void *)&k;
         memcpy((char *)p + i * (int64_t)colo_dtype_size(dtype), from, colo_dtype_size(dtype));
@@ -81,8 +82,8 @@ static colo_status_t one_op(t_gpu_rank_t *r, int kind, int64_t n, colo_dtype_t d
 static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
 {
     static const int64_t counts[] = {0, 1, 3, 1000, 65537, 400000};
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64, COLO_I32,
-                                          COLO_I64};
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16,
+                                          COLO_F64, COLO_I32,  COLO_I64};
     for (int kind = 0; kind < KINDS; kind++)
         for (size_t i = 0; i < sizeof counts / sizeof counts[0]; i++)
             for (size_t k = 0; k < sizeof dtypes / sizeof dtypes[0]; k++) {
@@ -269,8 +270,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     for (int64_t i = 0; i < T * cols; i++) /* ranks write different columns */
         if (c->start[k] + i % cols < c->vocab)
             c->dz[i / cols * c->vocab + c->start[k] + i % cols] = loss_load(c->dtype, h, i);
-    void *all[] = {z, dz, scratch, stats, targets, counts, correct, out[0], out[1], out[2],
-                   up[0], up[1], up[2]};
+    void *all[] = {z,      dz,     scratch, stats, targets, counts, correct,
+                   out[0], out[1], out[2],  up[0], up[1],   up[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         cudaFree(all[i]);
     free(h);
@@ -370,8 +371,7 @@ static void a_wrong_device_on_one_rank_is_told_to_all(void **state)
 static colo_status_t host_pointer(t_gpu_rank_t *r, void *arg)
 {
     float v[16] = {0};
-    note(arg, r->rank,
-         colo_comm_all_reduce(r->gpus, v, v, 8, COLO_F32, COLO_SUM, r->stream));
+    note(arg, r->rank, colo_comm_all_reduce(r->gpus, v, v, 8, COLO_F32, COLO_SUM, r->stream));
     return COLO_OK;
 }
 
@@ -412,7 +412,8 @@ static colo_status_t abandoned(t_gpu_rank_t *r, void *arg)
 {
     float *d;
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
-    if (r->rank == 0) { /* enqueues and waits; nobody comes */
+    rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
+    if (r->rank == 0) {                              /* enqueues and waits; nobody comes */
         rank_try(colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream));
         (void)cudaStreamSynchronize(r->stream);
         note(arg, 0, colo_comm_check(r->gpus));
@@ -435,6 +436,128 @@ static void an_abort_ends_a_stream_that_waits(void **state)
             fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.sentence[k]);
 }
 
+/* ---- deadlines on the stream ---- */
+
+static double seconds_since(double start)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9 - start;
+}
+
+enum { EAGER, REPLAYED, OF_A_BRIDGE };
+
+struct alone {
+    struct verdicts v;
+    int how;
+    double took;
+};
+
+/* What rank 0 enqueues while the others do something else. */
+static colo_status_t enqueue_alone(t_gpu_rank_t *r, struct alone *a, float *d, cudaGraphExec_t exec,
+                                   colo_bridge_t *bridge)
+{
+    if (a->how == REPLAYED)
+        return t_cuda(cudaGraphLaunch(exec, r->stream), "launch");
+    if (a->how == EAGER)
+        return colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream);
+    colo_tensor_t x = colo_tensor_cuda(d, COLO_F32, r->rank, 3, (int64_t[]){8 / r->size, 8, 2});
+    colo_tensor_t y = colo_tensor_cuda(d + 1024, COLO_F32, r->rank, 3, (int64_t[]){8, 8, 2});
+    return colo_bridge_forward(bridge, &x, &y, r->stream);
+}
+
+static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
+{
+    struct alone *a = arg;
+    float *d;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec = NULL;
+    colo_bridge_t *bridge = NULL;
+    colo_layout_t src, dst;
+    colo_grid_t g;
+    rank_cuda(cudaMalloc((void **)&d, 1 << 20));
+    rank_try(colo_comm_barrier(r->gpus, r->stream));
+    rank_try(colo_grid_parse(&g, r->size == 4 ? "dp=4" : "dp=2", r->size));
+    rank_try(colo_layout_init_src(&src, &g));
+    rank_try(colo_grid_parse(&g, r->size == 4 ? "tp=4" : "tp=2", r->size));
+    rank_try(colo_layout_init_dst(&dst, &g));
+    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src,       .dst = &dst,
+                                   .shape = {8, 8, 2, 0},   .dtype = COLO_F32, .mem = COLO_CUDA};
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    if (a->how == REPLAYED) {
+        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+        colo_status_t st = colo_comm_all_gather(r->gpus, d, d + 1000, 100, COLO_F32, r->stream);
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+        rank_try(st);
+        rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        for (int i = 0; i < 3; i++)
+            rank_cuda(cudaGraphLaunch(exec, r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
+    }
+    rank_try(colo_comm_barrier(r->host, NULL));
+    double start = seconds_since(0);
+    if (r->rank == 0) {
+        rank_try(colo_comm_set_timeout(r->gpus, 400));
+        rank_try(enqueue_alone(r, a, d, exec, bridge));
+        (void)cudaStreamSynchronize(r->stream);
+        a->took = seconds_since(start);
+    }
+    while (colo_comm_check(r->gpus) == COLO_OK && seconds_since(start) < 20)
+        usleep(10000);
+    note(&a->v, r->rank, colo_comm_check(r->gpus));
+    if (exec)
+        cudaGraphExecDestroy(exec);
+    colo_bridge_destroy(&bridge);
+    cudaFree(d);
+    return COLO_OK;
+}
+
+static void an_operation_that_is_late_is_a_timeout_that_names_it(void **state)
+{
+    (void)state;
+    for (int how = EAGER; how <= OF_A_BRIDGE; how++) {
+        struct alone a = {.how = how};
+        const char *what[] = {"all_reduce #", "all_gather #", "exchange #"};
+        assert_ok(t_gpus_run(gpus, false, alone_rank, &a));
+        if (a.v.status[0] != COLO_ERR_TIMEOUT || !strstr(a.v.sentence[0], what[how]) ||
+            !strstr(a.v.sentence[0], "has not ended 400 ms after its turn came"))
+            fail_msg("way %d: %s: %s", how, colo_status_name(a.v.status[0]), a.v.sentence[0]);
+        for (int32_t k = 1; k < gpus; k++)
+            if (a.v.status[k] != COLO_ERR_PEER || !strstr(a.v.sentence[k], what[how]))
+                fail_msg("way %d, rank %d: %s: %s", how, k, colo_status_name(a.v.status[k]),
+                         a.v.sentence[k]);
+        if (a.took < 0.35 || a.took > 15)
+            fail_msg("way %d: the stream was free after %.2f s", how, a.took);
+    }
+}
+
+static void host_sleep(void *arg)
+{
+    usleep(700000);
+}
+
+/* The caller's own work in front of an operation is not the operation's. */
+static colo_status_t busy_stream(t_gpu_rank_t *r, void *arg)
+{
+    float *d;
+    rank_cuda(cudaMalloc((void **)&d, 4096));
+    rank_try(colo_comm_barrier(r->gpus, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(colo_comm_set_timeout(r->gpus, 300));
+    rank_cuda(cudaLaunchHostFunc(r->stream, host_sleep, NULL));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    usleep(100000);
+    cudaFree(d);
+    return colo_comm_check(r->gpus);
+}
+
+static void work_queued_in_front_is_not_late(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, busy_stream, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -449,6 +572,8 @@ int main(void)
         cmocka_unit_test(host_memory_is_refused),
         cmocka_unit_test(different_counts_are_a_mismatch_before_anything_moves),
         cmocka_unit_test(an_abort_ends_a_stream_that_waits),
+        cmocka_unit_test(an_operation_that_is_late_is_a_timeout_that_names_it),
+        cmocka_unit_test(work_queued_in_front_is_not_late),
     };
     gpus = t_gpu_count() >= 4 ? 4 : t_gpu_count();
     if (gpus < 2)

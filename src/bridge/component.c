@@ -1,0 +1,69 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * component.c - which ranks a rank's messages tie it to, directly or through others.
+ *
+ * A plan is one rank's; what connects ranks is the plans of all of them. From coordinates alone any
+ * rank can make any other's plan, so each finds its component by itself: its peers, their peers,
+ * until nobody is new. Every member finds the same list. Both ways count: a bridge talks backward
+ * to the same ranks, and with PARTIAL to more of them.
+ */
+#include "bridge/bridge.h"
+
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *p, bool *in,
+                               int32_t *queue, int32_t *n)
+{
+    for (int way = 0; way < 2; way++)
+        for (int side = 0; side < 2; side++) {
+            const colo_routes_t *r = side ? &p->recv[way] : &p->send[way];
+            for (int32_t i = 0; i < r->nmessages; i++) {
+                int32_t k = colo_comm_find(comm, r->message[i].peer);
+                if (k < 0)
+                    return colo_fail(COLO_ERR_MISSING,
+                                     "bridge: the plan of rank %lld names rank %lld, which is not "
+                                     "in the communicator '%s' of %d ranks",
+                                     (long long)p->rank, (long long)r->message[i].peer,
+                                     colo_comm_name(comm), (int)colo_comm_size(comm));
+                if (!in[k]) {
+                    in[k] = true;
+                    queue[(*n)++] = k;
+                }
+            }
+        }
+    return COLO_OK;
+}
+
+colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *comm,
+                                  int32_t **members, int32_t *n)
+{
+    const int32_t size = colo_comm_size(comm), me = colo_comm_rank(comm);
+    COLO_AUTOFREE bool *in = calloc((size_t)size, sizeof *in);
+    COLO_AUTOFREE int32_t *queue = malloc((size_t)size * sizeof *queue);
+    int32_t found = 0;
+    if (!in || !queue)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: a component among %d ranks", (int)size);
+    in[me] = true;
+    queue[found++] = me;
+    for (int32_t at = 0; at < found && found < size; at++) {
+        colo_plan_t *other = NULL;
+        if (queue[at] != me)
+            COLO_TRY(
+                colo_plan_create(&other, &plan->config, colo_comm_world_rank(comm, queue[at])));
+        colo_status_t st = add_peers(comm, other ? other : plan, in, queue, &found);
+        colo_plan_destroy(&other);
+        COLO_TRY(st);
+    }
+    int32_t *list = malloc((size_t)found * sizeof *list);
+    if (!list)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: a component of %d ranks", (int)found);
+    *n = 0;
+    for (int32_t k = 0; k < size; k++)
+        if (in[k])
+            list[(*n)++] = k;
+    *members = list;
+    return COLO_OK;
+}
