@@ -21,6 +21,7 @@
 #include <colobridge/distill.h>
 #include <colobridge/lm_head.h>
 #include <colobridge/linear_logprob.h>
+#include <colobridge/sequence.h>
 #include <colobridge/tape.h>
 
 #endif

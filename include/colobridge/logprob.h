@@ -136,6 +136,37 @@ COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, 
                                         int64_t count, colo_comm_t *group, colo_reduced_t *out,
                                         colo_stream_t stream);
 
+/** A masked, weighted sum over tokens and ranks. */
+typedef struct colo_weighted {
+    double num;    /* global sum of weight * value */
+    double weight; /* global sum of weights */
+    int64_t den;   /* global token count */
+    double value;  /* num / den, 0 when den is 0 */
+} colo_weighted_t;
+
+/** colo_loss_weighted_scratch_size() - bytes of scratch on a group of @ranks */
+COLO_API size_t colo_loss_weighted_scratch_size(int32_t ranks);
+/**
+ * colo_loss_weighted_sum() - sum_t w_t v_t / den, e.g. advantages times log-probabilities, and its
+ * gradient
+ * @values:   in  [T] f32 or f64, contiguous
+ * @weights:  in  [T], dtype of @values, contiguous; NULL: 1
+ * @mask:     in  u8 [T], contiguous, or NULL: tokens whose mask is 0 do not count and are not read
+ * @group:    the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
+ *            every rank joins, also with T = 0
+ * @out:      out, in the memory of @values
+ * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready to
+ *            be the upstream gradient d_logp or d_loss
+ * @scratch:  colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @values
+ * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER)
+ */
+COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
+                                              const colo_tensor_t *weights,
+                                              const colo_tensor_t *mask, colo_comm_t *group,
+                                              colo_weighted_t *out, void *d_values, void *scratch,
+                                              colo_stream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,8 @@
 #include "core/try.h"
 #include "loss/distill-pass.h"
 #include "loss/pick-pass.h"
+#include "loss/sequence-pass.h"
+#include "loss/weighted.h"
 
 const colo_beside_ops_t colo_host_beside_ops = {
     .pick_rows = colo_host_pick_rows,
@@ -15,6 +17,12 @@ const colo_beside_ops_t colo_host_beside_ops = {
     .distill_stats = colo_host_distill_stats,
     .distill_merge = colo_host_distill_merge,
     .distill_grad = colo_host_distill_grad,
+    .sequence_targets = colo_host_sequence_targets,
+    .sequence_mask = colo_host_sequence_mask,
+    .sequence_spread = colo_host_sequence_spread,
+    .sequence_collect = colo_host_sequence_collect,
+    .weighted_local = colo_host_weighted_local,
+    .weighted_finish = colo_host_weighted_finish,
 };
 
 colo_status_t colo_beside_i_for(colo_mem_t mem, const colo_ops_t **ops,

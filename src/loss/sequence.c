@@ -1,0 +1,385 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sequence.c - what a batch on context ranks must be, and the one collective of gathering it.
+ *
+ * Decides nothing about positions: that is partition.h's, through the passes (sequence-pass.h).
+ * What is decided here: every rank has as many elements as any other, so one all-gather of plain
+ * values moves them, and the adjoint of that gather is a choice that the caller must make, because
+ * it depends on what was done with the result (sequence.h says which is which).
+ *
+ * Lengths and segments are checked in host memory before anything is enqueued; a GPU reads copies
+ * that the caller made, and the host does not look at those.
+ */
+#include "loss/sequence-pass.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+#include "loss/beside.h"
+#include "loss/check.h"
+
+#include <colobridge/partition.h>
+
+#include <inttypes.h>
+
+/* ---- checks ---- */
+
+static colo_status_t check_segment(const colo_sequence_t *s, int64_t b)
+{
+    const int64_t room = s->cu_padded[b + 1] - s->cu_padded[b];
+    if (room < 0)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "sequence: cu_padded is not ascending at segment %" PRId64
+                         ": from %" PRId64 " to %" PRId64,
+                         b, s->cu_padded[b], s->cu_padded[b + 1]);
+    if (s->cp > 1 && room > 0 && room / 2 < s->cp)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "sequence: segment %" PRId64 " has %" PRId64
+                         " positions, shorter than 2 * cp = %" PRIu64
+                         "; pad it, colo_sequence_pack() says to what",
+                         b, room, 2 * (uint64_t)s->cp);
+    if (s->lengths && s->lengths[b] > room)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "sequence: row %" PRId64 " has %" PRId64
+                         " tokens, its segment has %" PRId64 " positions",
+                         b, s->lengths[b], room);
+    return COLO_OK;
+}
+
+static colo_partition_t partition_of(const colo_sequence_t *s)
+{
+    const bool packed = s->cu_padded && s->batch > 0;
+    return (colo_partition_t){
+        .cp = s->cp,
+        .cp_rank = s->cp_rank,
+        .tp = 1,
+        .positions = packed         ? s->cu_padded[s->batch]
+                     : s->cu_padded ? 0
+                     : s->padded    ? s->padded
+                                    : s->positions,
+        .segments = packed ? s->batch : 0,
+        .cu_padded = packed ? s->cu_padded : NULL,
+    };
+}
+
+colo_status_t colo_sequence_check(const colo_sequence_t *s)
+{
+    int64_t n;
+    if (!s)
+        return colo_fail(COLO_ERR_ARG, "sequence: NULL");
+    if (s->struct_size != sizeof *s)
+        return colo_fail(
+            COLO_ERR_ARG,
+            "sequence: struct_size is %zu, expected %zu; start from COLO_SEQUENCE_INIT",
+            s->struct_size, sizeof *s);
+    if (s->batch < 0 || s->positions < 1)
+        return colo_fail(COLO_ERR_ARG,
+                         "sequence: %" PRId64 " rows of %" PRId64
+                         " columns, expected 0 or more of at least 1",
+                         s->batch, s->positions);
+    if (!s->cu_padded && s->padded && s->padded < s->positions)
+        return colo_fail(COLO_ERR_ARG,
+                         "sequence: padded is %" PRId64 ", expected 0 or at least the %" PRId64
+                         " columns",
+                         s->padded, s->positions);
+    if (s->cp < 1 || s->cp_rank < 0 || s->cp_rank >= s->cp)
+        return colo_fail(COLO_ERR_ARG, "sequence: cp_rank %" PRId64 " is outside [0, %" PRId64 ")",
+                         s->cp_rank, s->cp);
+    for (int64_t b = 0; b < s->batch && (s->lengths || s->cu_padded); b++) {
+        if (s->lengths && (s->lengths[b] < 0 || s->lengths[b] > s->positions))
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "sequence: row %" PRId64 " has %" PRId64
+                             " tokens, expected 0..%" PRId64,
+                             b, s->lengths[b], s->positions);
+        if (s->cu_padded)
+            COLO_TRY(check_segment(s, b));
+    }
+    const colo_partition_t part = partition_of(s);
+    colo_status_t st = colo_partition_check(&part);
+    if (st < 0)
+        return colo_fail_prefix(st, "sequence");
+    if (!colo_mul_ok(s->batch, part.positions, &n) || !colo_mul_ok(n, 8, &n) ||
+        !colo_mul_ok(s->batch, s->positions, &n) || !colo_mul_ok(n, 8, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "sequence: %" PRId64 " rows of %" PRId64 " columns exceed 2^63 bytes",
+                         s->batch, s->positions);
+    return COLO_OK;
+}
+
+int64_t colo_sequence_count(const colo_sequence_t *s)
+{
+    const colo_partition_t part = partition_of(s);
+    return (s->cu_padded ? 1 : s->batch) * (part.positions / s->cp);
+}
+
+static colo_status_t check_elements(const colo_sequence_t *s, const colo_tensor_t *t,
+                                    const char *what)
+{
+    COLO_TRY(colo_tensor_check(t, what));
+    if (colo_tensor_count(t) != colo_sequence_count(s) || !colo_tensor_is_contiguous(t))
+        return colo_fail(
+            COLO_ERR_SHAPE, "%s: %" PRId64 " elements%s, expected %" PRId64 " contiguous ones",
+            what, colo_tensor_count(t),
+            colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", colo_sequence_count(s));
+    return COLO_OK;
+}
+
+static colo_status_t check_dtype(const colo_tensor_t *t, colo_dtype_t want, const char *what)
+{
+    if (t->dtype != want)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected %s", what, colo_dtype_name(t->dtype),
+                         colo_dtype_name(want));
+    return COLO_OK;
+}
+
+static colo_status_t check_values(const colo_sequence_t *s, const colo_tensor_t *t,
+                                  const char *what)
+{
+    COLO_TRY(check_elements(s, t, what));
+    if (t->dtype != COLO_F32 && t->dtype != COLO_F64)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32 or f64", what,
+                         colo_dtype_name(t->dtype));
+    return COLO_OK;
+}
+
+static colo_status_t check_table(const colo_sequence_t *s, const colo_tensor_t *t,
+                                 const colo_tensor_t *local, const char *what)
+{
+    COLO_TRY(colo_tensor_check(t, what));
+    COLO_TRY(check_dtype(t, local->dtype, what));
+    const int64_t cols = s->positions - 1;
+    if (t->ndim != 2 || t->shape[0] != s->batch || t->shape[1] != cols ||
+        (cols > 1 && t->stride[1] != 1) || (s->batch > 1 && t->stride[0] < cols))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 ", %" PRId64
+                         "] with contiguous columns",
+                         what, (int)t->ndim, colo_tensor_count(t), s->batch, cols);
+    if (t->mem != local->mem || t->device != local->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: memory kind %d on device %d, the elements are kind %d on device %d",
+                         what, (int)t->mem, (int)t->device, (int)local->mem, (int)local->device);
+    return COLO_OK;
+}
+
+static colo_status_t check_device(const colo_sequence_t *s, colo_mem_t mem)
+{
+    if (mem == COLO_CUDA &&
+        (!s->device_lengths != !s->lengths || !s->device_cu_padded != !s->cu_padded))
+        return colo_fail(COLO_ERR_ARG, "sequence: tensors on a GPU need device_lengths and "
+                                       "device_cu_padded, copies of lengths and cu_padded");
+    return COLO_OK;
+}
+
+static struct colo_sequence_pass pass_of(const colo_sequence_t *s, colo_mem_t mem)
+{
+    const bool gpu = mem == COLO_CUDA;
+    return (struct colo_sequence_pass){
+        .batch = s->batch,
+        .positions = s->positions,
+        .cp = s->cp,
+        .cp_rank = s->cp_rank,
+        .row = partition_of(s).positions,
+        .count = colo_sequence_count(s),
+        .lengths = gpu ? s->device_lengths : s->lengths,
+        .cu_padded = gpu ? s->device_cu_padded : s->cu_padded,
+        .left_padded = s->left_padded,
+    };
+}
+
+/* ---- targets and masks ---- */
+
+colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tensor_t *tokens,
+                                    int64_t ignore, const colo_tensor_t *targets,
+                                    colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    COLO_TRY(colo_sequence_check(seq));
+    COLO_TRY(colo_tensor_check(tokens, "tokens"));
+    COLO_TRY(check_dtype(tokens, COLO_I64, "tokens"));
+    const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
+    const int64_t columns = stream_of ? partition_of(seq).positions : seq->positions;
+    if (!stream_of && (tokens->ndim != 2 || tokens->shape[0] != seq->batch))
+        return colo_fail(COLO_ERR_SHAPE, "tokens: %d axes, expected [%" PRId64 ", %" PRId64 "]%s",
+                         (int)tokens->ndim, seq->batch, columns,
+                         seq->cu_padded ? " or the packed stream" : "");
+    if (tokens->shape[tokens->ndim - 1] != columns ||
+        (columns > 1 && tokens->stride[tokens->ndim - 1] != 1))
+        return colo_fail(
+            COLO_ERR_SHAPE,
+            "tokens: %" PRId64 " columns, %" PRId64 " apart, expected %" PRId64 " contiguous ones",
+            tokens->shape[tokens->ndim - 1], tokens->stride[tokens->ndim - 1], columns);
+    COLO_TRY(check_elements(seq, targets, "targets"));
+    COLO_TRY(check_dtype(targets, COLO_I64, "targets"));
+    COLO_TRY(colo_loss_i_check_beside(targets, tokens, "targets"));
+    COLO_TRY(check_device(seq, tokens->mem));
+    COLO_TRY(colo_beside_i_for(tokens->mem, NULL, &beside));
+    struct colo_sequence_pass p = pass_of(seq, tokens->mem);
+    p.tokens = tokens->data;
+    p.token_stride = stream_of ? -1 : tokens->stride[0];
+    p.ignore = ignore;
+    p.targets = targets->data;
+    return p.count > 0 ? beside->sequence_targets(&p, stream) : COLO_OK;
+}
+
+colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
+                                 const colo_tensor_t *mask, colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    COLO_TRY(colo_sequence_check(seq));
+    if (what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS)
+        return colo_fail(COLO_ERR_ARG, "sequence: mask %d, expected tokens (0) or targets (1)",
+                         (int)what);
+    COLO_TRY(check_elements(seq, mask, "mask"));
+    COLO_TRY(check_dtype(mask, COLO_U8, "mask"));
+    COLO_TRY(check_device(seq, mask->mem));
+    COLO_TRY(colo_beside_i_for(mask->mem, NULL, &beside));
+    struct colo_sequence_pass p = pass_of(seq, mask->mem);
+    p.mask = mask->data;
+    p.what = what;
+    return p.count > 0 ? beside->sequence_mask(&p, stream) : COLO_OK;
+}
+
+/* ---- gathering ---- */
+
+colo_status_t colo_sequence_scratch_size(const colo_sequence_t *seq, colo_dtype_t dtype,
+                                         size_t *bytes)
+{
+    int64_t n;
+    COLO_TRY(colo_sequence_check(seq));
+    if (dtype != COLO_F32 && dtype != COLO_F64)
+        return colo_fail(COLO_ERR_ARG, "sequence: values of dtype %s, expected f32 or f64",
+                         colo_dtype_name(dtype));
+    if (!bytes)
+        return colo_fail(COLO_ERR_ARG, "sequence: bytes is NULL");
+    if (!colo_mul_ok(colo_sequence_count(seq), seq->cp, &n) ||
+        !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n))
+        return colo_fail(COLO_ERR_ARG, "sequence: scratch exceeds 2^63 bytes");
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *local,
+                                 const colo_comm_t *group, const void *scratch)
+{
+    if (colo_comm_size(group) != s->cp || colo_comm_rank(group) != s->cp_rank)
+        return colo_fail(COLO_ERR_ARG,
+                         "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64
+                         " of %" PRId64,
+                         (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
+    if (s->cp > 1 && !scratch && colo_sequence_count(s) > 0)
+        return colo_fail(COLO_ERR_ARG, "sequence: scratch is NULL; colo_sequence_scratch_size() "
+                                       "tells how many bytes it needs");
+    COLO_TRY(colo_loss_i_check_aligned(scratch, "scratch"));
+    return colo_loss_i_check_place(local, group, "sequence");
+}
+
+static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
+                                  const colo_tensor_t *out, const colo_comm_t *group,
+                                  const void *scratch, const colo_beside_ops_t **beside)
+{
+    COLO_TRY(colo_sequence_check(seq));
+    COLO_TRY(check_values(seq, local, "local"));
+    COLO_TRY(check_table(seq, out, local, "out"));
+    COLO_TRY(check_group(seq, local, group, scratch));
+    COLO_TRY(check_device(seq, local->mem));
+    return colo_beside_i_for(local->mem, NULL, beside);
+}
+
+colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
+                                   const colo_tensor_t *out, colo_comm_t *group, void *scratch,
+                                   colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group; "
+                                       "colo_comm_create_self() makes one of one rank");
+    colo_status_t st = check_gather(seq, local, out, group, scratch, &beside);
+    COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
+    struct colo_sequence_pass p = pass_of(seq, local->mem);
+    p.dtype = local->dtype;
+    p.elements = local->data;
+    p.table = out->data;
+    p.table_stride = out->stride[0];
+    if (seq->cp > 1) {
+        p.elements = scratch;
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, local->data, scratch, p.count,
+                                        local->dtype, stream));
+    }
+    return seq->batch > 0 && seq->positions > 1 ? beside->sequence_spread(&p, stream) : COLO_OK;
+}
+
+colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
+                                            colo_sequence_adjoint_t adjoint,
+                                            const colo_tensor_t *d_out,
+                                            const colo_tensor_t *d_local, colo_comm_t *group,
+                                            void *scratch, colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    const bool sum = adjoint == COLO_SEQUENCE_SUM;
+    if (!sum && adjoint != COLO_SEQUENCE_SLICE)
+        return colo_fail(COLO_ERR_ARG, "sequence: adjoint %d, expected slice (0) or sum (1)",
+                         (int)adjoint);
+    if (sum && !group)
+        return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
+    colo_status_t st = colo_sequence_check(seq);
+    if (st == COLO_OK)
+        st = check_values(seq, d_local, "d_local");
+    if (st == COLO_OK)
+        st = check_table(seq, d_out, d_local, "d_out");
+    if (st == COLO_OK && sum)
+        st = check_group(seq, d_local, group, scratch);
+    if (st == COLO_OK)
+        st = check_device(seq, d_local->mem);
+    if (st == COLO_OK)
+        st = colo_beside_i_for(d_local->mem, NULL, &beside);
+    if (sum)
+        st = colo_loss_i_ready(group, "sequence gather backward", st);
+    COLO_TRY(st);
+    struct colo_sequence_pass p = pass_of(seq, d_local->mem);
+    p.dtype = d_local->dtype;
+    p.table = d_out->data;
+    p.table_stride = d_out->stride[0];
+    p.elements = d_local->data;
+    p.from = seq->cp_rank;
+    p.to = p.from + 1;
+    if (!sum || seq->cp == 1)
+        return p.count > 0 ? beside->sequence_collect(&p, stream) : COLO_OK;
+    p.elements = scratch;
+    p.from = 0;
+    p.to = seq->cp;
+    if (p.count > 0)
+        COLO_TRY(beside->sequence_collect(&p, stream));
+    return colo_comm_i_reduce_scatter(group, COLO_OWNER_LOSS, scratch, d_local->data, p.count,
+                                      p.dtype, COLO_SUM, stream);
+}
+
+/* ---- padding ---- */
+
+/* The last sum first: nothing is written unless all rows fit. */
+static colo_status_t pack(const int64_t *lengths, int64_t batch, int64_t tp, int64_t cp, bool fp8,
+                          int64_t *cu_padded)
+{
+    int64_t at = 0, room;
+    for (int64_t b = 0; b < batch; b++) {
+        colo_status_t st = colo_partition_padded(lengths[b], tp, cp, fp8, &room);
+        if (st < 0)
+            return colo_fail_prefix(st, "sequence: row %" PRId64, b);
+        if (cu_padded)
+            cu_padded[b] = at;
+        if (!colo_add_ok(at, room, &at))
+            return colo_fail(COLO_ERR_ARG, "sequence: the rows up to %" PRId64 " exceed 2^63", b);
+    }
+    if (cu_padded)
+        cu_padded[batch] = at;
+    return COLO_OK;
+}
+
+colo_status_t colo_sequence_pack(const int64_t *lengths, int64_t batch, int64_t tp, int64_t cp,
+                                 bool fp8, int64_t *cu_padded)
+{
+    if (batch < 0)
+        return colo_fail(COLO_ERR_ARG, "sequence: %" PRId64 " rows, expected 0 or more", batch);
+    if ((!lengths && batch > 0) || !cu_padded)
+        return colo_fail(COLO_ERR_ARG, "sequence: %s is NULL", cu_padded ? "lengths" : "cu_padded");
+    COLO_TRY(pack(lengths, batch, tp, cp, fp8, NULL));
+    return pack(lengths, batch, tp, cp, fp8, cu_padded);
+}

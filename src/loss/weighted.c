@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * weighted.c - weighted sums over tokens and ranks, with the host's passes: few lines, one place.
+ *
+ * As reduce.c, whose rules hold: sum first, divide once, by an integer count of tokens; dp x cp,
+ * never tp. Here values lie in tensors, so they may be on a GPU, and the result stays beside them:
+ * the host does not wait to hand on a gradient.
+ */
+#include "loss/weighted.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+#include "loss/beside.h"
+#include "loss/check.h"
+#include "loss/scalar.h"
+
+#include <inttypes.h>
+
+colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream)
+{
+    struct colo_weighted_part sum = {0, 0, 0, 0};
+    (void)stream;
+    for (int64_t i = 0; i < p->count; i++) {
+        if (p->mask && !p->mask[i])
+            continue;
+        const double w = p->weights ? colo_scalar_get(p->dtype, p->weights, i) : 1;
+        sum.num += w * colo_scalar_get(p->dtype, p->values, i);
+        sum.weight += w;
+        sum.den++;
+    }
+    p->parts[p->rank] = sum;
+    return COLO_OK;
+}
+
+colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream)
+{
+    colo_weighted_t all = {0, 0, 0, 0};
+    (void)stream;
+    for (int32_t r = 0; r < p->ranks; r++) {
+        all.num += p->parts[r].num;
+        all.weight += p->parts[r].weight;
+        all.den += p->parts[r].den;
+    }
+    all.value = all.den ? all.num / (double)all.den : 0;
+    *p->out = all;
+    for (int64_t i = 0; i < p->count && p->d_values; i++) {
+        double g = 0;
+        if (!p->mask || p->mask[i]) /* then den > 0 */
+            g = (p->weights ? colo_scalar_get(p->dtype, p->weights, i) : 1) / (double)all.den;
+        colo_scalar_put(p->dtype, p->d_values, i, g);
+    }
+    return COLO_OK;
+}
+
+/* ---- the call ---- */
+
+size_t colo_loss_weighted_scratch_size(int32_t ranks)
+{
+    return (size_t)(ranks > 1 ? ranks : 1) * sizeof(struct colo_weighted_part);
+}
+
+static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *values,
+                                const char *what)
+{
+    COLO_TRY(colo_tensor_check(t, what));
+    if (t->ndim != 1 || t->shape[0] != values->shape[0] || !colo_tensor_is_contiguous(t))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "%s: %d axes, %" PRId64 " elements, expected [%" PRId64 "], contiguous",
+                         what, (int)t->ndim, colo_tensor_count(t), values->shape[0]);
+    if (t->mem != values->mem || t->device != values->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: memory kind %d on device %d, the values are kind %d on device %d",
+                         what, (int)t->mem, (int)t->device, (int)values->mem, (int)values->device);
+    return COLO_OK;
+}
+
+static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *weights,
+                           const colo_tensor_t *mask, const colo_weighted_t *out,
+                           const void *scratch)
+{
+    COLO_TRY(colo_tensor_check(values, "values"));
+    if (values->dtype != COLO_F32 && values->dtype != COLO_F64)
+        return colo_fail(COLO_ERR_ARG, "values: dtype %s, expected f32 or f64",
+                         colo_dtype_name(values->dtype));
+    if (values->ndim != 1)
+        return colo_fail(COLO_ERR_SHAPE, "values: %d axes, expected [T]", (int)values->ndim);
+    COLO_TRY(check_line(values, values, "values"));
+    if (weights) {
+        COLO_TRY(check_line(weights, values, "weights"));
+        if (weights->dtype != values->dtype)
+            return colo_fail(COLO_ERR_ARG, "weights: dtype %s, the values are %s",
+                             colo_dtype_name(weights->dtype), colo_dtype_name(values->dtype));
+    }
+    if (mask) {
+        COLO_TRY(check_line(mask, values, "mask"));
+        if (mask->dtype != COLO_U8)
+            return colo_fail(COLO_ERR_ARG, "mask: dtype %s, expected u8",
+                             colo_dtype_name(mask->dtype));
+    }
+    if (!out)
+        return colo_fail(COLO_ERR_ARG, "weighted sum: out is NULL");
+    if (!scratch)
+        return colo_fail(COLO_ERR_ARG, "weighted sum: scratch is NULL; "
+                                       "colo_loss_weighted_scratch_size() tells how many bytes");
+    return colo_loss_i_check_aligned(scratch, "scratch");
+}
+
+colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
+                                     const colo_tensor_t *mask, colo_comm_t *group,
+                                     colo_weighted_t *out, void *d_values, void *scratch,
+                                     colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "weighted sum: group is NULL, expected the dp x cp group");
+    colo_status_t st = check(values, weights, mask, out, scratch);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(values, group, "weighted sum");
+    if (st == COLO_OK)
+        st = colo_beside_i_for(values->mem, NULL, &beside);
+    COLO_TRY(colo_loss_i_ready(group, "weighted sum", st));
+    struct colo_weighted_pass p = {
+        .dtype = values->dtype,
+        .count = values->shape[0],
+        .values = values->data,
+        .weights = weights ? weights->data : NULL,
+        .mask = mask ? mask->data : NULL,
+        .rank = colo_comm_rank(group),
+        .ranks = colo_comm_size(group),
+        .parts = scratch,
+        .out = out,
+        .d_values = d_values,
+    };
+    COLO_TRY(beside->weighted_local(&p, stream));
+    if (p.ranks > 1)
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p.parts + p.rank, p.parts,
+                                        (int64_t)sizeof *p.parts, COLO_U8, stream));
+    return beside->weighted_finish(&p, stream);
+}

@@ -1,0 +1,430 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_sequence.c - targets, masks and gathered values of dense and packed batches on context
+ * ranks, against lists of tokens cut by hand. Values say which token they belong to, and are
+ * compared with
+ * ==; sums in the adjoint are of small integers, so exact.
+ */
+#include "harness/harness.h"
+#include "ref/ref_sequence.h"
+
+#include <math.h>
+
+enum { ROWS = 5, COLUMNS = 40, ROOM = 64, RANKS = 8, MOST = ROWS * ROOM, IGNORE = -77 };
+
+typedef struct batch {
+    colo_sequence_t seq; /* its arrays are set on each rank */
+    bool packed, has_lengths, stream;
+    int64_t lengths[ROWS], cu[ROWS + 1];
+    int64_t tokens[ROWS * COLUMNS], packed_tokens[MOST];
+    ref_token_t want[RANKS][MOST];
+    int64_t n; /* elements of a rank */
+
+    int64_t targets[RANKS][MOST];
+    uint8_t mask[RANKS][2][MOST];
+    double out[RANKS][ROWS * COLUMNS], d_local[RANKS][2][MOST];
+    uint64_t gathers[RANKS], scatters[RANKS], total[RANKS][3];
+} batch_t;
+
+static batch_t b; /* large */
+
+static int64_t code(int64_t row, int64_t x)
+{
+    return 1 + x + 1000 * row;
+}
+
+static int64_t length_of(int64_t row)
+{
+    const int64_t room = b.cu[row + 1] - b.cu[row];
+    return b.has_lengths ? b.lengths[row]
+           : b.packed    ? (room < b.seq.positions ? room : b.seq.positions)
+                         : b.seq.positions;
+}
+
+static void draw(uint64_t *rng, int64_t cp, bool packed, bool left)
+{
+    ref_token_t list[MOST];
+    memset(&b, 0, sizeof b);
+    b.packed = packed;
+    b.has_lengths = t_below(rng, 4) != 0;
+    b.stream = packed && t_below(rng, 2);
+    b.seq = (colo_sequence_t){COLO_SEQUENCE_INIT, .batch = 1 + t_below(rng, ROWS),
+                              .positions = 1 + t_below(rng, COLUMNS), .left_padded = left};
+    b.seq.cp = cp;
+    const int64_t unit = cp > 1 ? 2 * cp : 1, s = b.seq.positions;
+    b.seq.padded = t_below(rng, 2) && s % unit == 0 ? 0 : (s + unit - 1) / unit * unit;
+    for (int64_t r = 0; r < b.seq.batch; r++) {
+        b.lengths[r] = t_below(rng, 5) ? t_below(rng, s + 1) : t_below(rng, 2) ? s : 0;
+        int64_t room = (b.lengths[r] + unit - 1) / unit * unit + unit * t_below(rng, 2);
+        b.cu[r + 1] = b.cu[r] + room;
+    }
+    memset(b.tokens, 0xff, sizeof b.tokens);
+    memset(b.packed_tokens, 0xff, sizeof b.packed_tokens);
+    for (int64_t r = 0; r < b.seq.batch; r++)
+        for (int64_t x = 0; x < length_of(r); x++) {
+            b.tokens[r * s + x + (left ? s - length_of(r) : 0)] = code(r, x);
+            b.packed_tokens[b.cu[r] + x] = code(r, x);
+        }
+    for (int64_t rank = 0; rank < cp; rank++) {
+        b.n = 0;
+        for (int64_t r = 0; r < b.seq.batch; r++) {
+            int64_t room = packed ? b.cu[r + 1] - b.cu[r] : b.seq.padded ? b.seq.padded : s;
+            ref_sequence_row(r, length_of(r), room, s, left && !packed, list);
+            b.n += ref_sequence_cut(list, room, cp, rank, b.want[rank] + b.n);
+        }
+    }
+}
+
+static bool has_target(const ref_token_t *t)
+{
+    return t->x >= 0 && t->x + 1 < length_of(t->row);
+}
+
+static int64_t column_of(const ref_token_t *t)
+{
+    return t->x + (b.seq.left_padded ? b.seq.positions - length_of(t->row) : 0);
+}
+
+/* Upstream gradient of rank @r at a place of the gathered table; small integers. */
+static double d_out_of(int64_t r, int64_t row, int64_t column)
+{
+    return (double)((row * 31 + column * 7 + r * 13) % 101 - 50);
+}
+
+static uint64_t total_ops(colo_comm_t *world)
+{
+    colo_ledger_t l;
+    uint64_t n = 0;
+    colo_comm_ledger(world, &l);
+    for (int k = 0; k < COLO_OP_COUNT; k++)
+        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+            n += l.ops[k][o];
+    return n;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    batch_t *g = arg;
+    const int r = colo_comm_rank(world);
+    colo_sequence_t seq = g->seq;
+    seq.cp_rank = r;
+    seq.lengths = g->has_lengths ? g->lengths : NULL;
+    seq.cu_padded = g->packed ? g->cu : NULL;
+    const int64_t n = colo_sequence_count(&seq), cols = seq.positions - 1, stride = cols + 3;
+    size_t bytes;
+    colo_ledger_t ledger;
+    rank_check(n == g->n);
+
+    colo_tensor_t tokens =
+        g->stream ? colo_tensor_host(g->packed_tokens, COLO_I64, 1, &g->cu[seq.batch])
+                  : colo_tensor_host(g->tokens, COLO_I64, 2, (int64_t[]){seq.batch, seq.positions});
+    colo_tensor_t targets = colo_tensor_host(g->targets[r], COLO_I64, 1, &n);
+    rank_try(colo_sequence_targets(&seq, &tokens, IGNORE, &targets, NULL));
+    for (int what = 0; what < 2; what++) {
+        colo_tensor_t mask = colo_tensor_host(g->mask[r][what], COLO_U8, 1, &n);
+        rank_try(colo_sequence_mask(&seq, (colo_sequence_mask_t)what, &mask, NULL));
+    }
+
+    /* local values: the token's own code; padding holds what must not be seen */
+    double *local = calloc((size_t)n + 1, 8), *d_local = calloc((size_t)n + 1, 8);
+    double *out = malloc((size_t)(seq.batch * stride + 1) * 8),
+           *d_out = malloc((size_t)(seq.batch * stride + 1) * 8);
+    for (int64_t i = 0; i < n; i++)
+        local[i] = g->want[r][i].x < 0 ? NAN : (double)code(g->want[r][i].row, g->want[r][i].x);
+    for (int64_t i = 0; i < seq.batch * stride; i++) {
+        out[i] = -5;
+        d_out[i] = d_out_of(r, i / stride, i % stride);
+    }
+    rank_try(colo_sequence_scratch_size(&seq, COLO_F64, &bytes));
+    void *scratch = malloc(bytes + 8);
+    colo_tensor_t lt = colo_tensor_host(local, COLO_F64, 1, &n), dlt = lt;
+    colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){seq.batch, cols}), dot = ot;
+    ot.stride[0] = dot.stride[0] = stride;
+    dlt.data = d_local;
+    dot.data = d_out;
+    colo_comm_ledger_reset(world);
+    colo_status_t st = colo_sequence_gather(&seq, &lt, &ot, world, scratch, NULL);
+    colo_comm_ledger(world, &ledger);
+    g->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    g->total[r][0] = total_ops(world);
+    for (int adjoint = 0; adjoint < 2 && st == COLO_OK; adjoint++) {
+        colo_comm_ledger_reset(world);
+        st = colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
+                                           adjoint ? world : NULL, adjoint ? scratch : NULL, NULL);
+        colo_comm_ledger(world, &ledger);
+        g->scatters[r] = ledger.ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS];
+        g->total[r][1 + adjoint] = total_ops(world);
+        memcpy(g->d_local[r][adjoint], d_local, (size_t)n * 8);
+    }
+    for (int64_t i = 0; i < seq.batch * stride && st == COLO_OK; i++)
+        if (i % stride < cols)
+            g->out[r][i / stride * cols + i % stride] = out[i];
+        else if (out[i] != -5)
+            st = t_rank_fail(__FILE__, __LINE__, "a gap was written");
+    free(local);
+    free(d_local);
+    free(out);
+    free(d_out);
+    free(scratch);
+    return st;
+}
+
+static void judge(const char *label)
+{
+    const int64_t s = b.seq.positions, cp = b.seq.cp, cols = s - 1;
+    double table[ROWS * COLUMNS];
+    assert_ok(t_run_ranks((int32_t)cp, on_rank, &b, sizeof b));
+    memset(table, 0, sizeof table);
+    for (int64_t r = 0; r < cp; r++)
+        for (int64_t i = 0; i < b.n; i++) {
+            const ref_token_t *t = &b.want[r][i];
+            const bool target = has_target(t);
+            const int64_t want = target ? code(t->row, t->x + 1) : IGNORE;
+            double sum = 0, own = 0;
+            if (target) {
+                table[t->row * cols + column_of(t)] = (double)code(t->row, t->x);
+                own = d_out_of(r, t->row, column_of(t));
+                for (int64_t q = 0; q < cp; q++)
+                    sum += d_out_of(q, t->row, column_of(t));
+            }
+            if (b.targets[r][i] != want)
+                fail_msg("%s: rank %d, element %d: target %lld, expected %lld", label, (int)r,
+                         (int)i, (long long)b.targets[r][i], (long long)want);
+            assert_int_equal(b.mask[r][COLO_SEQUENCE_TOKENS][i], t->x >= 0);
+            assert_int_equal(b.mask[r][COLO_SEQUENCE_TARGETS][i], target);
+            if (b.d_local[r][COLO_SEQUENCE_SLICE][i] != own ||
+                b.d_local[r][COLO_SEQUENCE_SUM][i] != sum)
+                fail_msg("%s: rank %d, element %d: gradient %g and %g, expected %g and %g", label,
+                         (int)r, (int)i, b.d_local[r][0][i], b.d_local[r][1][i], own, sum);
+        }
+    for (int64_t r = 0; r < cp; r++) {
+        for (int64_t i = 0; i < b.seq.batch * cols; i++)
+            if (b.out[r][i] != table[i])
+                fail_msg("%s: rank %d, row %d, column %d: %g, expected %g", label, (int)r,
+                         (int)(i / cols), (int)(i % cols), b.out[r][i], table[i]);
+        assert_int_equal(b.gathers[r], cp > 1);
+        assert_int_equal(b.total[r][0], cp > 1);
+        assert_int_equal(b.total[r][1], 0);
+        assert_int_equal(b.scatters[r], cp > 1);
+        assert_int_equal(b.total[r][2], cp > 1);
+    }
+}
+
+static void batches_on_context_ranks_match_lists_cut_by_hand(void **state)
+{
+    static const int64_t sizes[] = {1, 2, 3, 4, 8};
+    uint64_t rng = t_seed();
+    char label[96];
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(60); i++)
+        for (int k = 0; k < 5; k++)
+            for (int form = 0; form < 4; form++) {
+                draw(&rng, sizes[k], form / 2, form % 2);
+                snprintf(label, sizeof label, "case %d, cp %d, %s, %s padded", (int)i,
+                         (int)sizes[k], form / 2 ? "packed" : "dense", form % 2 ? "left" : "right");
+                judge(label);
+            }
+}
+
+/* Worked by hand: S = 8 tokens a..h, cp 2: rank 0 has a b g h, rank 1 c d e f. */
+static void the_target_of_a_chunks_last_token_is_the_next_chunks_first(void **state)
+{
+    int64_t tokens[8] = {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, got[4];
+    colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 8};
+    colo_tensor_t from = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){1, 8});
+    colo_tensor_t to = colo_tensor_host(got, COLO_I64, 1, (int64_t[]){4});
+    (void)state;
+    seq.cp = 2;
+    assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
+    assert_memory_equal(got, ((int64_t[]){'b', 'c', 'h', -1}), sizeof got);
+    seq.cp_rank = 1;
+    assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
+    assert_memory_equal(got, ((int64_t[]){'d', 'e', 'f', 'g'}), sizeof got);
+}
+
+static void the_mask_of_a_batch_is_a_dense_sequence_on_one_rank(void **state)
+{
+    const int64_t lengths[3] = {2, 0, 4};
+    uint8_t mask[12];
+    colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 3, .positions = 4, .lengths = lengths};
+    colo_tensor_t m = colo_tensor_host(mask, COLO_U8, 2, (int64_t[]){3, 4});
+    (void)state;
+    assert_ok(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &m, NULL));
+    assert_memory_equal(mask, ((uint8_t[]){1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1}), 12);
+    seq.left_padded = true;
+    assert_ok(colo_sequence_mask(&seq, COLO_SEQUENCE_TARGETS, &m, NULL));
+    assert_memory_equal(mask, ((uint8_t[]){0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0}), 12);
+}
+
+static void rows_are_packed_with_room_for_every_split(void **state)
+{
+    const int64_t lengths[4] = {5, 0, 8, 1};
+    int64_t cu[5] = {9, 9, 9, 9, 9};
+    (void)state;
+    assert_ok(colo_sequence_pack(lengths, 4, 1, 2, false, cu));
+    assert_memory_equal(cu, ((int64_t[]){0, 8, 8, 16, 20}), sizeof cu);
+    assert_ok(colo_sequence_pack(lengths, 4, 2, 2, true, cu)); /* lcm(2 * 4, 16 * 2) = 32 */
+    assert_memory_equal(cu, ((int64_t[]){0, 32, 32, 64, 96}), sizeof cu);
+    assert_ok(colo_sequence_pack(NULL, 0, 1, 1, false, cu));
+    assert_int_equal(cu[0], 0);
+    cu[0] = 7;
+    assert_fails(colo_sequence_pack(lengths, -1, 1, 1, false, cu), COLO_ERR_ARG, "-1 rows");
+    assert_fails(colo_sequence_pack(NULL, 2, 1, 1, false, cu), COLO_ERR_ARG, "lengths is NULL");
+    assert_fails(colo_sequence_pack(lengths, 4, 0, 1, false, cu), COLO_ERR_ARG,
+                 "row 0: padded: tp 0");
+    assert_fails(colo_sequence_pack((int64_t[]){1, INT64_MAX}, 2, 1, 1, false, cu), COLO_ERR_ARG,
+                 "the rows up to 1 exceed");
+    assert_int_equal(cu[0], 7);
+}
+
+/* ---- refusals ---- */
+
+static void batches_that_cannot_be_are_refused_by_row(void **state)
+{
+    const int64_t lengths[3] = {2, 4, 3}, cu[4] = {0, 4, 8, 12};
+    const colo_sequence_t good = {.struct_size = sizeof good,
+                                  .batch = 3,
+                                  .positions = 4,
+                                  .lengths = lengths,
+                                  .cu_padded = cu,
+                                  .cp = 2};
+    colo_sequence_t s;
+    (void)state;
+    assert_ok(colo_sequence_check(&good));
+    assert_int_equal(colo_sequence_count(&good), 6);
+#define REFUSE(change, status, words)                         \
+    do {                                                      \
+        s = good;                                             \
+        change;                                               \
+        assert_fails(colo_sequence_check(&s), status, words); \
+    } while (0)
+    assert_fails(colo_sequence_check(NULL), COLO_ERR_ARG, "sequence: NULL");
+    REFUSE(s.struct_size = 1, COLO_ERR_ARG, "struct_size is 1");
+    REFUSE(s.batch = -1, COLO_ERR_ARG, "-1 rows");
+    REFUSE(s.positions = 0, COLO_ERR_ARG, "3 rows of 0 columns");
+    REFUSE((s.cu_padded = NULL, s.padded = 3), COLO_ERR_ARG, "padded is 3, expected 0 or at least");
+    REFUSE((s.cu_padded = NULL, s.padded = 5), COLO_ERR_LAYOUT,
+           "5 positions do not divide by 2 * cp = 4");
+    REFUSE(s.cp = 0, COLO_ERR_ARG, "cp_rank 0 is outside [0, 0)");
+    REFUSE(s.cp_rank = 2, COLO_ERR_ARG, "cp_rank 2 is outside [0, 2)");
+    REFUSE(s.lengths = ((int64_t[]){2, 5, 3}), COLO_ERR_LAYOUT,
+           "row 1 has 5 tokens, expected 0..4");
+    REFUSE(s.lengths = ((int64_t[]){2, -1, 3}), COLO_ERR_LAYOUT, "row 1 has -1 tokens");
+    REFUSE((s.positions = 9, s.lengths = ((int64_t[]){2, 5, 3})), COLO_ERR_LAYOUT,
+           "row 1 has 5 tokens, its segment has 4 positions");
+    REFUSE(s.cu_padded = ((int64_t[]){0, 4, 2, 12}), COLO_ERR_LAYOUT,
+           "not ascending at segment 1: from 4 to 2");
+    REFUSE((s.lengths = NULL, s.cu_padded = ((int64_t[]){0, 4, 7, 11})), COLO_ERR_LAYOUT,
+           "segment 1 has 3 positions, shorter than 2 * cp = 4; pad it, colo_sequence_pack()");
+    REFUSE(s.cu_padded = ((int64_t[]){0, 4, 10, 14}), COLO_ERR_LAYOUT,
+           "segment 1 has padded length 6, which does not divide by 2 * cp = 4");
+    REFUSE(s.cu_padded = ((int64_t[]){4, 8, 12, 16}), COLO_ERR_LAYOUT, "cu_padded[0] is 4");
+    REFUSE((s.cu_padded = NULL, s.lengths = NULL, s.batch = INT64_MAX / 8), COLO_ERR_ARG,
+           "exceed 2^63 bytes");
+#undef REFUSE
+}
+
+static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **state)
+{
+    int64_t tokens[8] = {0}, targets[8];
+    uint8_t mask[8];
+    double local[8] = {0}, out[6], scratch[8], mark[8];
+    size_t n = 77;
+    colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
+    colo_comm_t *self = NULL;
+    colo_tensor_t tk = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 4}), t;
+    colo_tensor_t tg = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){8});
+    colo_tensor_t mk = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){8});
+    colo_tensor_t lc = colo_tensor_host(local, COLO_F64, 2, (int64_t[]){2, 4});
+    colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 3});
+    (void)state;
+    memset(mark, 0xa5, sizeof mark);
+    memset(targets, 0xa5, sizeof targets);
+    memset(mask, 0xa5, sizeof mask);
+    memset(out, 0xa5, sizeof out);
+    assert_ok(colo_comm_create_self(&self));
+    t = colo_tensor_host(tokens, COLO_I64, 1, (int64_t[]){8});
+    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_SHAPE,
+                 "tokens: 1 axes, expected [2, 4]");
+    t = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 3});
+    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_SHAPE,
+                 "tokens: 3 columns, 1 apart, expected 4");
+    t = colo_tensor_host(tokens, COLO_I32, 2, (int64_t[]){2, 4});
+    assert_fails(colo_sequence_targets(&seq, &t, 0, &tg, NULL), COLO_ERR_ARG, "dtype i32");
+    t = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){7});
+    assert_fails(colo_sequence_targets(&seq, &tk, 0, &t, NULL), COLO_ERR_SHAPE,
+                 "targets: 7 elements, expected 8 contiguous ones");
+    t = colo_tensor_host(mask, COLO_I8, 1, (int64_t[]){8});
+    assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &t, NULL), COLO_ERR_ARG,
+                 "mask: dtype i8, expected u8");
+    assert_fails(colo_sequence_mask(&seq, (colo_sequence_mask_t)2, &mk, NULL), COLO_ERR_ARG,
+                 "mask 2, expected");
+    assert_fails(colo_sequence_gather(&seq, &lc, &ot, NULL, scratch, NULL), COLO_ERR_ARG,
+                 "group is NULL, expected the cp group");
+    t = colo_tensor_host(local, COLO_BF16, 1, (int64_t[]){8});
+    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, scratch, NULL), COLO_ERR_ARG,
+                 "local: dtype bf16, expected f32 or f64");
+    t = colo_tensor_host(out, COLO_F32, 2, (int64_t[]){2, 3});
+    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, scratch, NULL), COLO_ERR_ARG,
+                 "out: dtype f32, expected f64");
+    t = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 2});
+    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, scratch, NULL), COLO_ERR_SHAPE,
+                 "out: 2 axes, 4 elements, expected [2, 3]");
+    seq.cp = 2;
+    t = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){4});
+    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, scratch, NULL), COLO_ERR_ARG,
+                 "rank 0 of a group of 1, expected the cp group: rank 0 of 2");
+    seq.cp = 1;
+    assert_fails(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)2, &ot, &lc, self,
+                                               scratch, NULL),
+                 COLO_ERR_ARG, "adjoint 2, expected slice (0) or sum (1)");
+    assert_fails(
+        colo_sequence_gather_backward(&seq, COLO_SEQUENCE_SUM, &ot, &lc, NULL, scratch, NULL),
+        COLO_ERR_ARG, "group is NULL");
+    assert_fails(colo_sequence_scratch_size(&seq, COLO_I64, &n), COLO_ERR_ARG, "dtype i64");
+    assert_int_equal(n, 77);
+    assert_memory_equal(targets, mark, sizeof targets);
+    assert_memory_equal(mask, mark, sizeof mask);
+    assert_memory_equal(out, mark, sizeof out);
+    colo_comm_destroy(&self);
+}
+
+static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
+{
+    colo_status_t *st = arg;
+    const int r = colo_comm_rank(world);
+    double local[2] = {0}, out[3] = {7, 7, 7}, scratch[4];
+    colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4};
+    seq.cp = 2;
+    seq.cp_rank = r;
+    rank_try(colo_comm_set_timeout(world, 3000));
+    rank_try(colo_comm_set_check(world, 2));
+    colo_tensor_t lt = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){r ? 1 : 2});
+    colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){1, 3});
+    st[r] = colo_sequence_gather(&seq, &lt, &ot, world, scratch, NULL);
+    rank_check(out[0] == 7 && out[2] == 7);
+    return COLO_OK;
+}
+
+static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **state)
+{
+    colo_status_t st[2];
+    (void)state;
+    assert_ok(t_run_ranks(2, one_rank_errs, st, sizeof st));
+    assert_int_equal(st[0], COLO_ERR_PEER);
+    assert_int_equal(st[1], COLO_ERR_SHAPE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(batches_on_context_ranks_match_lists_cut_by_hand),
+        cmocka_unit_test(the_target_of_a_chunks_last_token_is_the_next_chunks_first),
+        cmocka_unit_test(the_mask_of_a_batch_is_a_dense_sequence_on_one_rank),
+        cmocka_unit_test(rows_are_packed_with_room_for_every_split),
+        cmocka_unit_test(batches_that_cannot_be_are_refused_by_row),
+        cmocka_unit_test(tensors_that_do_not_fit_are_refused_and_nothing_is_written),
+        cmocka_unit_test(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting),
+    };
+    return cmocka_run_group_tests_name("loss/sequence", tests, NULL, NULL);
+}
