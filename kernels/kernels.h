@@ -39,14 +39,14 @@ cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t
 
 /* What src/loss/passes.h says, flattened: a kernel cannot follow host pointers. */
 typedef struct colo_k_logprob {
-    colo_dtype_t dtype;
+    colo_dtype_t dtype, d_dtype;
     double factor, softcap, smoothing, z_loss;
     int64_t vocab, vocab_start, ignore_index;
     bool lenient;
     int64_t lo, hi, tokens; /* this pass, [lo, hi) of [0, tokens) */
 
     const void *logits; /* [tokens, columns]; pointer a multiple of the element size */
-    int64_t row_stride, columns, true_columns;
+    int64_t row_stride, row_lo, columns, true_columns; /* row_lo: token of logits' first row */
     const int64_t *targets;
     int64_t target_stride;
 
@@ -54,7 +54,7 @@ typedef struct colo_k_logprob {
     int64_t block_bytes, block_lo;
     int64_t m, s, xt, u, d, arg; /* byte offsets in a block, -1: not there */
     int32_t rank, ranks;
-    int64_t head[8];                  /* header of this rank's block, written when lo is 0 */
+    int64_t head[8];                  /* header of this rank's block, written when lo is block_lo */
     int32_t head_start, head_columns; /* which of head[] hold first column and columns */
 
     void *logp, *entropy, *loss; /* out of merge, each may be NULL */
@@ -70,6 +70,54 @@ typedef struct colo_k_logprob {
 cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream);
 cudaError_t colo_k_logprob_merge(const colo_k_logprob_t *p, cudaStream_t stream);
 cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream_t stream);
+
+/* ---- lm_head path (rows.cu): what src/loss/linear.h says of the functions of these names ---- */
+
+typedef struct colo_k_rows {
+    int64_t tokens, rows;
+    const int64_t *targets;
+    int64_t target_stride;
+    int64_t ignore_index, vocab;
+    int64_t *row_of, *token_of, *row_targets; /* [tokens], [rows], [rows] */
+    int64_t *counts;                          /* [4]: counted, valid, invalid, 0 */
+} colo_k_rows_t;
+typedef struct colo_k_upstream {
+    bool wide, mean; /* wide: f64, else f32 */
+    const void *from[3];
+    double factor[3];
+    void *to[3];
+} colo_k_upstream_t;
+typedef struct colo_k_spread {
+    bool wide;
+    const void *from[3];
+    void *to[3];
+    const uint8_t *from_correct;
+    uint8_t *to_correct;
+    int64_t *n_valid, *n_invalid;
+} colo_k_spread_t;
+
+cudaError_t colo_k_rows_pack(const colo_k_rows_t *p, cudaStream_t stream);
+cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k_upstream_t *u,
+                                 cudaStream_t stream);
+cudaError_t colo_k_rows_spread(const colo_k_rows_t *p, const colo_k_spread_t *s,
+                               cudaStream_t stream);
+/* strides in elements; to, from [hi - lo, hidden] contiguous */
+cudaError_t colo_k_rows_take(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
+                             void *to, const void *from, int64_t from_stride, colo_dtype_t dtype,
+                             cudaStream_t stream);
+cudaError_t colo_k_rows_put(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
+                            void *to, int64_t to_stride, const void *from, colo_dtype_t dtype,
+                            cudaStream_t stream);
+cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden, void *to, int64_t to_stride,
+                              colo_dtype_t dtype, cudaStream_t stream);
+/* to[j * to_step] = beta to + sum over rows of z[., j]; f32, f64 of f64 */
+cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype, int64_t rows,
+                            int64_t columns, void *to, int64_t to_step, double beta,
+                            cudaStream_t stream);
+/* to [rows, columns] = from in to's dtype; a stride of 0 repeats a row of from */
+cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
+                                const void *from, int64_t from_stride, colo_dtype_t from_dtype,
+                                int64_t rows, int64_t columns, cudaStream_t stream);
 
 /* ---- yardsticks of colo-perf (probe.cu); bytes and pointers are multiples of 16 ---- */
 

@@ -12,7 +12,8 @@
  *
  * In place is legal: a thread writes the slot that it has read, and nobody else touches it. Where
  * logits and gradient do not sit alike in their 16-byte words, slots are the logits' and are
- * written element by element.
+ * written element by element. Gradients may be of a narrower dtype than the logits, in memory of
+ * their own.
  */
 #include "logprob.cuh"
 
@@ -86,26 +87,36 @@ template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coeff
     return dx;
 }
 
-template <typename D, int WHAT>
+template <typename D, typename O, int WHAT>
 __device__ void one_element(const colo_k_logprob_t &p, const typename D::elem *row,
-                            typename D::elem *out, int64_t j, row_kind kind,
+                            typename O::elem *out, int64_t j, row_kind kind,
                             const coefficients<typename D::real> &k)
 {
     using R = typename D::real;
     if (j < 0 || j >= p.columns)
         return;
     if (j >= p.true_columns || kind == ZERO)
-        out[j] = D::round(0);
+        out[j] = O::round(0);
     else if (kind == NOT_A_NUMBER)
-        out[j] = D::round((R)CUDART_NAN);
+        out[j] = O::round((R)CUDART_NAN);
     else
-        out[j] = D::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
+        out[j] = O::round(gradient<WHAT, R>(D::one(row[j]), j == k.target, k));
+}
+
+/* A slot of logits becomes as many elements of the gradient: 16 bytes, or 8 of a narrower dtype. */
+template <typename D, typename O>
+__device__ void store_slot(typename O::elem *out, const typename D::real *z)
+{
+    if constexpr (sizeof(typename O::elem) == sizeof(typename D::elem))
+        __stcs((uint4 *)out, O::pack(z));
+    else
+        __stcs((uint2 *)out, uint2{O::two(z[0], z[1]), O::two(z[2], z[3])});
 }
 
 /* The slots of a run that lies inside the row: loads first, then the row's coefficients. */
-template <typename D, int WHAT>
+template <typename D, typename O, int WHAT>
 __device__ void whole_run(const colo_k_logprob_t &p, const typename D::elem *row,
-                          typename D::elem *out, int64_t j, const look<typename D::real> &found,
+                          typename O::elem *out, int64_t j, const look<typename D::real> &found,
                           bool read)
 {
     using R = typename D::real;
@@ -142,14 +153,14 @@ __device__ void whole_run(const colo_k_logprob_t &p, const typename D::elem *row
             for (int e = 0; e < N; e++)
                 z[e] = kind == ZERO ? (R)0 : (R)CUDART_NAN;
         }
-        __stcs((uint4 *)out + i * THREADS, D::pack(z));
+        store_slot<D, O>(out + i * THREADS * N, z);
     }
 }
 
 /* Any other run, slot by slot. */
-template <typename D, int WHAT>
+template <typename D, typename O, int WHAT>
 __device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *row,
-                           typename D::elem *out, int64_t from, bool alike,
+                           typename O::elem *out, int64_t from, bool alike,
                            const look<typename D::real> &found)
 {
     using R = typename D::real;
@@ -163,7 +174,7 @@ __device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *ro
             return;
         if (!alike || j < 0 || j + N > p.true_columns) {
             for (int e = 0; e < N; e++)
-                one_element<D, WHAT>(p, row, out, j + e, kind, k);
+                one_element<D, O, WHAT>(p, row, out, j + e, kind, k);
             continue;
         }
         R z[N];
@@ -174,12 +185,12 @@ __device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *ro
             z[e] = kind == COMPUTE ? gradient<WHAT, R>(z[e], j + e == k.target, k)
                    : kind == ZERO  ? (R)0
                                    : (R)CUDART_NAN;
-        __stcs((uint4 *)(out + j), D::pack(z));
+        store_slot<D, O>(out + j, z);
     }
 }
 
 /* blockIdx.x is the run, blockIdx.y a row. */
-template <typename D, int WHAT>
+template <typename D, typename O, int WHAT>
 __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
     grad_kernel(const __grid_constant__ colo_k_logprob_t p)
 {
@@ -187,36 +198,39 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
     constexpr int N = D::N;
     __shared__ look<typename D::real> found;
     for (int64_t t = p.lo + blockIdx.y; t < p.hi; t += gridDim.y) {
-        const E *row = (const E *)p.logits + t * p.row_stride;
-        E *out = (E *)p.d_logits + t * p.d_row_stride;
+        const E *row = (const E *)p.logits + (t - p.row_lo) * p.row_stride;
+        typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
         const int64_t first = first_slot<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
-        const bool alike = first == first_slot<D>(out);
+        const bool alike = (((uintptr_t)(out + first)) & (N * sizeof(typename O::elem) - 1)) == 0;
         const bool read = p.targets[t * p.target_stride] != p.ignore_index;
         if (threadIdx.x == 0)
             look_up(p, t, found);
         if (alike && j >= 0 && j + RUN * N <= p.true_columns)
-            whole_run<D, WHAT>(p, row, out, j, found, read);
+            whole_run<D, O, WHAT>(p, row, out, j, found, read);
         else
-            ragged_run<D, WHAT>(p, row, out, j, alike, found);
+            ragged_run<D, O, WHAT>(p, row, out, j, alike, found);
         __syncthreads(); /* found is the next row's then */
     }
 }
 
-template <typename D, int WHAT> cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
+template <typename D, typename O, int WHAT>
+cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
 {
     const int64_t slots = (p.columns + 2 * (D::N - 1)) / D::N, runs = (slots - 1) / RUN + 1;
     const dim3 grid((unsigned)runs, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
     if (runs > INT32_MAX)
         return cudaErrorInvalidValue;
-    grad_kernel<D, WHAT><<<grid, THREADS, 0, stream>>>(p);
+    grad_kernel<D, O, WHAT><<<grid, THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t grad_of(const colo_k_logprob_t &p, cudaStream_t stream)
+template <typename D, typename O = D>
+cudaError_t grad_of(const colo_k_logprob_t &p, cudaStream_t stream)
 {
     if (!is_plain(p))
-        return grad<D, GENERIC>(p, stream);
-    return p.d_entropy || p.smoothing > 0 ? grad<D, FULL>(p, stream) : grad<D, PROB>(p, stream);
+        return grad<D, O, GENERIC>(p, stream);
+    return p.d_entropy || p.smoothing > 0 ? grad<D, O, FULL>(p, stream)
+                                          : grad<D, O, PROB>(p, stream);
 }
 
 } // namespace
@@ -225,11 +239,17 @@ extern "C" cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream
 {
     if (p->hi <= p->lo || p->columns == 0)
         return cudaSuccess;
+    if (p->dtype == COLO_F32 && p->d_dtype == COLO_BF16)
+        return grad_of<f32, bf16>(*p, stream);
+    if (p->dtype == COLO_F32 && p->d_dtype == COLO_F16)
+        return grad_of<f32, f16>(*p, stream);
+    if (p->dtype != p->d_dtype)
+        return cudaErrorInvalidValue;
     switch (p->dtype) {
     case COLO_F32:
         return grad_of<f32>(*p, stream);
     case COLO_F64:
-        return grad<f64, GENERIC>(*p, stream);
+        return grad<f64, f64, GENERIC>(*p, stream);
     case COLO_BF16:
         return grad_of<bf16>(*p, stream);
     case COLO_F16:

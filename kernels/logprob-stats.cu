@@ -246,12 +246,12 @@ __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
     __shared__ double room[THREADS / 32];
     __shared__ int64_t arg_room[THREADS / 32];
     unsigned char *block = p.blocks + p.rank * p.block_bytes;
-    if (p.lo == 0 && blockIdx.x == 0 && threadIdx.x < 8)
+    if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
 
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
         const int64_t target = p.targets[t * p.target_stride], k = t - p.block_lo;
-        const void *row = (const typename D::elem *)p.logits + t * p.row_stride;
+        const void *row = (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
         const bool counts = target != p.ignore_index;
         part<R, KEEP> a;
         begin(a);
@@ -439,7 +439,7 @@ __global__ void __launch_bounds__(MERGE_THREADS)
 
 extern "C" cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream)
 {
-    if (p->hi <= p->lo && p->lo > 0)
+    if (p->hi <= p->lo && p->lo != p->block_lo)
         return cudaSuccess;
     switch (p->dtype) { /* an empty first pass still writes the header */
     case COLO_F32:

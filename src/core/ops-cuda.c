@@ -12,8 +12,7 @@
  * The current device is the caller's business: streams belong to it. Nothing allocates or waits;
  * everything here may be captured in a graph. The maths is in kernels/.
  */
-#include "core/backend.h"
-#include "core/ops.h"
+#include "core/ops-cuda.h"
 #include "loss/passes.h"
 
 #include <colobridge/version.h>
@@ -24,7 +23,6 @@
 #include <stddef.h>
 #include <string.h>
 
-extern COLO_API colo_fail_fn colo_backend_fail;
 colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
 
 _Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table promises");
@@ -50,7 +48,7 @@ static colo_status_t status_of(cudaError_t e)
     }
 }
 
-static colo_status_t report(cudaError_t e, const char *what)
+colo_status_t colo_cuda_report(cudaError_t e, const char *what)
 {
     int device = -1;
     if (e == cudaSuccess)
@@ -64,7 +62,7 @@ static colo_status_t report(cudaError_t e, const char *what)
 /* ---- pointers ---- */
 
 /* NULL is nobody's: what may be NULL is not read. */
-static colo_status_t check_pointer(const void *p, const char *what)
+colo_status_t colo_cuda_pointer(const void *p, const char *what)
 {
     struct cudaPointerAttributes a;
     int device = -1;
@@ -74,7 +72,7 @@ static colo_status_t check_pointer(const void *p, const char *what)
     if (e == cudaSuccess)
         e = cudaPointerGetAttributes(&a, p);
     if (e != cudaSuccess)
-        return report(e, what);
+        return colo_cuda_report(e, what);
     if (a.type == cudaMemoryTypeUnregistered)
         return colo_backend_fail(COLO_ERR_ARG,
                                  "%s: %p is host memory that CUDA does not know, expected memory "
@@ -87,21 +85,14 @@ static colo_status_t check_pointer(const void *p, const char *what)
     return COLO_OK;
 }
 
-static colo_status_t check_typed(const void *p, colo_dtype_t dtype, const char *what)
+colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what)
 {
     static const uint8_t size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
     if ((uintptr_t)p % size[dtype])
         return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
                                  what, p, (int)size[dtype]);
-    return check_pointer(p, what);
+    return colo_cuda_pointer(p, what);
 }
-
-#define TRY(expr)                  \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 /* ---- boxes ---- */
 
@@ -118,11 +109,11 @@ static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int6
         if (is_empty(&dst[i]))
             continue;
         if (dst[i].data != known[0])
-            TRY(check_pointer(known[0] = dst[i].data, "copy: destination"));
+            COLO_CUDA_TRY(colo_cuda_pointer(known[0] = dst[i].data, "copy: destination"));
         if (src[i].data != known[1])
-            TRY(check_pointer(known[1] = src[i].data, "copy: source"));
+            COLO_CUDA_TRY(colo_cuda_pointer(known[1] = src[i].data, "copy: source"));
     }
-    return report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
+    return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
 }
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
@@ -140,10 +131,10 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
                                  (int)n, (int)dtype, COLO_MAX_ADDENDS);
     if (is_empty(dst))
         return COLO_OK;
-    TRY(check_pointer(dst->data, "sum: destination"));
+    COLO_CUDA_TRY(colo_cuda_pointer(dst->data, "sum: destination"));
     for (int32_t k = 0; k < n; k++)
-        TRY(check_pointer(src[k].data, "sum: addend"));
-    return report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
+        COLO_CUDA_TRY(colo_cuda_pointer(src[k].data, "sum: addend"));
+    return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
 /* ---- loss ---- */
@@ -152,6 +143,7 @@ static colo_k_logprob_t flat(const struct colo_logprob_pass *p)
 {
     colo_k_logprob_t k = {
         .dtype = p->dtype,
+        .d_dtype = p->d_dtype,
         .factor = p->factor,
         .softcap = p->config->softcap,
         .smoothing = p->smoothing,
@@ -165,6 +157,7 @@ static colo_k_logprob_t flat(const struct colo_logprob_pass *p)
         .tokens = p->tokens,
         .logits = p->logits,
         .row_stride = p->row_stride,
+        .row_lo = p->row_lo,
         .columns = p->columns,
         .true_columns = p->true_columns,
         .targets = p->targets,
@@ -204,42 +197,42 @@ static colo_status_t stats(const struct colo_logprob_pass *p, colo_stream_t stre
 {
     if (p->lo == 0) {
         if (p->tokens > 0 && p->columns > 0)
-            TRY(check_typed(p->logits, p->dtype, "logits"));
+            COLO_CUDA_TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
         if (p->tokens > 0)
-            TRY(check_typed(p->targets, COLO_I64, "targets"));
-        TRY(check_pointer(p->blocks, "scratch"));
+            COLO_CUDA_TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
+        COLO_CUDA_TRY(colo_cuda_pointer(p->blocks, "scratch"));
         /* merge's, too: a wrong output must be known before anything is written */
-        TRY(check_typed(p->out.logp, p->stat_dtype, "out.logp"));
-        TRY(check_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
-        TRY(check_typed(p->out.loss, p->stat_dtype, "out.loss"));
-        TRY(check_pointer(p->out.correct, "out.correct"));
-        TRY(check_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
-        TRY(check_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
-        TRY(check_pointer(p->saved, "stats"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->out.logp, p->stat_dtype, "out.logp"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->out.loss, p->stat_dtype, "out.loss"));
+        COLO_CUDA_TRY(colo_cuda_pointer(p->out.correct, "out.correct"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
+        COLO_CUDA_TRY(colo_cuda_pointer(p->saved, "stats"));
     }
     colo_k_logprob_t k = flat(p);
-    return report(colo_k_logprob_stats(&k, stream), "logprob forward");
+    return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
 }
 
 static colo_status_t merge(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
     colo_k_logprob_t k = flat(p);
-    return report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
+    return colo_cuda_report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
 }
 
 static colo_status_t grad(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
     if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
-        TRY(check_typed(p->logits, p->dtype, "logits"));
-        TRY(check_typed(p->d_logits, p->dtype, "d_logits"));
-        TRY(check_typed(p->targets, COLO_I64, "targets"));
-        TRY(check_pointer(p->saved, "stats"));
-        TRY(check_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
-        TRY(check_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
-        TRY(check_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->d_logits, p->dtype, "d_logits"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
+        COLO_CUDA_TRY(colo_cuda_pointer(p->saved, "stats"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
+        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
     }
     colo_k_logprob_t k = flat(p);
-    return report(colo_k_logprob_grad(&k, stream), "logprob backward");
+    return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
 }
 
 static const colo_ops_t colo_ops_cuda = {
@@ -250,6 +243,8 @@ static const colo_ops_t colo_ops_cuda = {
     .logprob_merge = merge,
     .logprob_grad = grad,
     .box_list = box_list,
+    .lanes = &colo_cuda_lanes,
+    .linear = &colo_cuda_linear,
 };
 
 extern COLO_API const colo_backend_t colo_backend;

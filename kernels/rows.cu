@@ -1,0 +1,459 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.cu - what the lm_head path does beside products and statistics: which tokens count, hidden
+ * rows packed and put back, per-token values there and back, sums over rows, conversions.
+ *
+ * Packing is one block that scans the targets from the first to the last, 4,096 a step: rows keep
+ * the order of their tokens, nothing is counted on the host, and 16,384 tokens take some ten
+ * microseconds beside products of milliseconds. More blocks would need a second pass.
+ *
+ * Rows are copied by their bytes: 16 at a time where both sides allow it. Sums over rows are made
+ * by a fixed tree (eight interleaved runs of rows, then these eight in order), so they depend on
+ * the number of rows and nothing else.
+ */
+#include "logprob.cuh"
+
+#include <cub/block/block_scan.cuh>
+
+#include <algorithm>
+
+namespace
+{
+
+/* ---- pack ---- */
+
+constexpr int PACK_THREADS = 1024, PACK_ITEMS = 4;
+
+__global__ void __launch_bounds__(PACK_THREADS) pack_kernel(const __grid_constant__ colo_k_rows_t p)
+{
+    using scan = cub::BlockScan<int, PACK_THREADS>;
+    __shared__ typename scan::TempStorage room;
+    int64_t counted = 0; /* the same in all threads */
+    int valid = 0;       /* this thread's */
+    for (int64_t base = 0; base < p.tokens; base += PACK_THREADS * PACK_ITEMS) {
+        const int64_t first = base + (int64_t)threadIdx.x * PACK_ITEMS;
+        int64_t target[PACK_ITEMS];
+        int at[PACK_ITEMS], all;
+#pragma unroll
+        for (int i = 0; i < PACK_ITEMS; i++) {
+            target[i] =
+                first + i < p.tokens ? p.targets[(first + i) * p.target_stride] : p.ignore_index;
+            at[i] = target[i] != p.ignore_index;
+        }
+        scan(room).ExclusiveSum(at, at, all);
+#pragma unroll
+        for (int i = 0; i < PACK_ITEMS; i++) {
+            if (first + i >= p.tokens)
+                continue;
+            const int64_t row = counted + at[i];
+            if (target[i] == p.ignore_index) {
+                p.row_of[first + i] = -1;
+            } else if (row >= p.rows) {
+                p.row_of[first + i] = -2;
+            } else {
+                p.row_of[first + i] = row;
+                p.token_of[row] = first + i;
+                p.row_targets[row] = target[i];
+                valid += target[i] >= 0 && target[i] < p.vocab;
+            }
+        }
+        counted += all;
+        __syncthreads(); /* the scan's room is used again */
+    }
+    for (int64_t row = counted + threadIdx.x; row < p.rows; row += PACK_THREADS) {
+        p.token_of[row] = -1;
+        p.row_targets[row] = p.ignore_index;
+    }
+    int before, good;
+    scan(room).ExclusiveSum(valid, before, good);
+    if (threadIdx.x == 0) {
+        p.counts[0] = counted;
+        p.counts[1] = good;
+        p.counts[2] = counted - good;
+        p.counts[3] = 0;
+    }
+}
+
+/* ---- per-token values ---- */
+
+constexpr int THREADS = 256;
+
+unsigned blocks_for(int64_t n)
+{
+    return (unsigned)std::min<int64_t>((n + THREADS - 1) / THREADS, 1 << 16);
+}
+
+__device__ int64_t grid_first()
+{
+    return (int64_t)blockIdx.x * THREADS + threadIdx.x;
+}
+__device__ int64_t grid_step()
+{
+    return (int64_t)gridDim.x * THREADS;
+}
+
+__global__ void __launch_bounds__(THREADS)
+    upstream_kernel(const __grid_constant__ colo_k_rows_t p,
+                    const __grid_constant__ colo_k_upstream_t u)
+{
+    const double valid = (double)p.counts[1];
+    for (int64_t row = grid_first(); row < p.rows; row += grid_step()) {
+        const int64_t token = p.token_of[row];
+        for (int k = 0; k < 3; k++) {
+            if (!u.to[k])
+                continue;
+            double v = 0;
+            if (token >= 0)
+                v = u.factor[k] * (u.from[k] ? get(u.from[k], u.wide, token) : 1);
+            if (u.mean)
+                v = valid > 0 ? v / valid : 0;
+            put(u.to[k], u.wide, row, v);
+        }
+    }
+}
+
+__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ colo_k_rows_t p,
+                                                         const __grid_constant__ colo_k_spread_t s)
+{
+    for (int64_t t = grid_first(); t < p.tokens; t += grid_step()) {
+        const int64_t row = p.row_of[t];
+        for (int k = 0; k < 3; k++)
+            if (s.to[k])
+                put(s.to[k], s.wide, t,
+                    row >= 0    ? get(s.from[k], s.wide, row)
+                    : row == -1 ? 0
+                                : CUDART_NAN);
+        if (s.to_correct)
+            s.to_correct[t] = row >= 0 ? s.from_correct[row] : 0;
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (s.n_valid)
+            *s.n_valid = p.counts[1];
+        if (s.n_invalid)
+            *s.n_invalid = p.counts[2];
+    }
+}
+
+/* ---- rows of hidden states ---- */
+
+enum move { TAKE, PUT, CLEAR };
+
+/* A block a row. TAKE: @near[row - lo] = far[token], 0 without a token. PUT: far[token] = near.
+ * CLEAR: far[token] of tokens without a row. */
+template <typename W, move HOW>
+__global__ void __launch_bounds__(THREADS)
+    move_kernel(const __grid_constant__ colo_k_rows_t p, int64_t lo, int64_t hi, char *near,
+                char *far, int64_t far_stride, int64_t words, W nan)
+{
+    for (int64_t i = lo + blockIdx.x; i < hi; i += gridDim.x) {
+        if (HOW == CLEAR) {
+            const int64_t row = p.row_of[i];
+            W *to = (W *)(far + i * far_stride);
+            if (row < 0)
+                for (int64_t k = threadIdx.x; k < words; k += THREADS)
+                    to[k] = row == -1 ? W{} : nan;
+            continue;
+        }
+        const int64_t token = p.token_of[i];
+        W *here = (W *)near + (i - lo) * words;
+        W *there = (W *)(far + token * far_stride);
+        if (HOW == TAKE)
+            for (int64_t k = threadIdx.x; k < words; k += THREADS)
+                here[k] = token >= 0 ? there[k] : W{};
+        else if (token >= 0)
+            for (int64_t k = threadIdx.x; k < words; k += THREADS)
+                there[k] = here[k];
+    }
+}
+
+template <move HOW, typename W>
+cudaError_t launch_move(const colo_k_rows_t &p, int64_t lo, int64_t hi, void *near, void *far,
+                        int64_t far_stride, int64_t row_bytes, W nan, cudaStream_t stream)
+{
+    if (hi <= lo || row_bytes == 0)
+        return cudaSuccess;
+    const unsigned grid = (unsigned)std::min<int64_t>(hi - lo, 1 << 16);
+    move_kernel<W, HOW><<<grid, THREADS, 0, stream>>>(
+        p, lo, hi, (char *)near, (char *)far, far_stride, row_bytes / (int64_t)sizeof(W), nan);
+    return cudaGetLastError();
+}
+
+uint64_t nan_of(colo_dtype_t dtype)
+{
+    switch (dtype) {
+    case COLO_F64:
+        return UINT64_C(0x7ff8000000000000);
+    case COLO_F32:
+        return 0x7fc00000;
+    case COLO_BF16:
+        return 0x7fc0;
+    default:
+        return 0x7e00;
+    }
+}
+
+template <move HOW>
+cudaError_t move_rows(const colo_k_rows_t &p, int64_t lo, int64_t hi, int64_t hidden, void *near,
+                      void *far, int64_t far_stride, colo_dtype_t dtype, cudaStream_t stream)
+{
+    const int64_t elem = dtype == COLO_F64 ? 8 : dtype == COLO_F32 ? 4 : 2;
+    const int64_t row = hidden * elem, stride = far_stride * elem;
+    const uint64_t n = nan_of(dtype);
+    if (((uintptr_t)near | (uintptr_t)far | (uintptr_t)row | (uintptr_t)stride) % 16 == 0) {
+        const uint32_t w = elem == 2 ? (uint32_t)(n | n << 16) : (uint32_t)n;
+        const uint32_t h = elem == 8 ? (uint32_t)(n >> 32) : w;
+        return launch_move<HOW>(p, lo, hi, near, far, stride, row, uint4{w, h, w, h}, stream);
+    }
+    switch (elem) {
+    case 8:
+        return launch_move<HOW>(p, lo, hi, near, far, stride, row, n, stream);
+    case 4:
+        return launch_move<HOW>(p, lo, hi, near, far, stride, row, (uint32_t)n, stream);
+    default:
+        return launch_move<HOW>(p, lo, hi, near, far, stride, row, (uint16_t)n, stream);
+    }
+}
+
+/* ---- sums over rows ---- */
+
+constexpr int SUM_X = 32, SUM_Y = 8;
+
+/* Thread (x, y): N columns, rows y, y + 8, ... */
+template <typename D>
+__global__ void __launch_bounds__(SUM_X *SUM_Y)
+    sum_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
+               typename D::stat *to, int64_t to_step, double beta)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    __shared__ R part[SUM_Y][SUM_X * N + 1];
+    const int64_t j = ((int64_t)blockIdx.x * SUM_X + threadIdx.x) * N;
+    R sum[N] = {0};
+    if (j + N <= columns) {
+        for (int64_t i = threadIdx.y; i < rows; i += SUM_Y) {
+            R v[N];
+            D::unpack(__ldcs((const uint4 *)(z + i * stride + j)), v);
+#pragma unroll
+            for (int e = 0; e < N; e++)
+                sum[e] += v[e];
+        }
+    } else {
+        for (int64_t i = threadIdx.y; i < rows; i += SUM_Y)
+            for (int e = 0; e < N; e++)
+                if (j + e < columns)
+                    sum[e] += D::one(z[i * stride + j + e]);
+    }
+#pragma unroll
+    for (int e = 0; e < N; e++)
+        part[threadIdx.y][threadIdx.x * N + e] = sum[e];
+    __syncthreads();
+    const int64_t base = (int64_t)blockIdx.x * SUM_X * N;
+    for (int k = threadIdx.y * SUM_X + threadIdx.x; k < SUM_X * N; k += SUM_X * SUM_Y) {
+        if (base + k >= columns)
+            break;
+        R all = 0;
+#pragma unroll
+        for (int y = 0; y < SUM_Y; y++)
+            all += part[y][k];
+        typename D::stat *at = to + (base + k) * to_step;
+        *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
+    }
+}
+
+/* The same where a row does not start at 16 bytes: a column a thread. */
+template <typename D>
+__global__ void __launch_bounds__(SUM_X *SUM_Y)
+    sum_loose_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
+                     typename D::stat *to, int64_t to_step, double beta)
+{
+    using R = typename D::real;
+    __shared__ R part[SUM_Y][SUM_X];
+    const int64_t j = (int64_t)blockIdx.x * SUM_X + threadIdx.x;
+    R sum = 0;
+    for (int64_t i = threadIdx.y; i < rows && j < columns; i += SUM_Y)
+        sum += D::one(z[i * stride + j]);
+    part[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || j >= columns)
+        return;
+    R all = 0;
+#pragma unroll
+    for (int y = 0; y < SUM_Y; y++)
+        all += part[y][threadIdx.x];
+    typename D::stat *at = to + j * to_step;
+    *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
+}
+
+template <typename D>
+cudaError_t sum_rows(const void *z, int64_t stride, int64_t rows, int64_t columns, void *to,
+                     int64_t to_step, double beta, cudaStream_t stream)
+{
+    using E = typename D::elem;
+    using S = typename D::stat;
+    const dim3 block(SUM_X, SUM_Y);
+    const bool loose = (uintptr_t)z % 16 || stride % D::N;
+    const int64_t width = SUM_X * (loose ? 1 : D::N), grid = (columns + width - 1) / width;
+    if (loose)
+        sum_loose_kernel<D><<<(unsigned)grid, block, 0, stream>>>((const E *)z, stride, rows,
+                                                                  columns, (S *)to, to_step, beta);
+    else
+        sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>((const E *)z, stride, rows, columns,
+                                                            (S *)to, to_step, beta);
+    return cudaGetLastError();
+}
+
+/* ---- conversion ---- */
+
+/* 4 elements a thread where rows allow it; step 1 otherwise */
+template <typename O, typename D, int STEP>
+__global__ void __launch_bounds__(THREADS)
+    convert_kernel(typename O::elem *to, int64_t to_stride, const typename D::elem *from,
+                   int64_t from_stride, int64_t rows, int64_t columns)
+{
+    const int64_t across = (columns + STEP - 1) / STEP, n = rows * across;
+    for (int64_t i = grid_first(); i < n; i += grid_step()) {
+        const int64_t row = i / across, j = (i - row * across) * STEP;
+        const typename D::elem *f = from + row * from_stride + j;
+        typename O::elem *t = to + row * to_stride + j;
+        if constexpr (STEP == 4) {
+            struct alignas(4 * sizeof(typename D::elem)) in {
+                typename D::elem e[4];
+            };
+            struct alignas(4 * sizeof(typename O::elem)) out {
+                typename O::elem e[4];
+            };
+            const in v = *(const in *)f;
+            out w;
+#pragma unroll
+            for (int e = 0; e < 4; e++)
+                w.e[e] = O::round((typename O::real)D::one(v.e[e]));
+            *(out *)t = w;
+        } else {
+            *t = O::round((typename O::real)D::one(*f));
+        }
+    }
+}
+
+template <typename O, typename D>
+cudaError_t convert(void *to, int64_t to_stride, const void *from, int64_t from_stride,
+                    int64_t rows, int64_t columns, cudaStream_t stream)
+{
+    using T = typename O::elem;
+    using F = typename D::elem;
+    const bool four = (columns | to_stride | from_stride) % 4 == 0 &&
+                      (uintptr_t)to % (4 * sizeof(T)) == 0 &&
+                      (uintptr_t)from % (4 * sizeof(F)) == 0;
+    const unsigned grid = blocks_for(rows * (four ? columns / 4 : columns));
+    if (four)
+        convert_kernel<O, D, 4><<<grid, THREADS, 0, stream>>>((T *)to, to_stride, (const F *)from,
+                                                              from_stride, rows, columns);
+    else
+        convert_kernel<O, D, 1><<<grid, THREADS, 0, stream>>>((T *)to, to_stride, (const F *)from,
+                                                              from_stride, rows, columns);
+    return cudaGetLastError();
+}
+
+template <typename O>
+cudaError_t convert_to(void *to, int64_t to_stride, colo_dtype_t dtype, const void *from,
+                       int64_t from_stride, int64_t rows, int64_t columns, cudaStream_t stream)
+{
+    switch (dtype) {
+    case COLO_F32:
+        return convert<O, f32>(to, to_stride, from, from_stride, rows, columns, stream);
+    case COLO_F64:
+        return convert<O, f64>(to, to_stride, from, from_stride, rows, columns, stream);
+    case COLO_BF16:
+        return convert<O, bf16>(to, to_stride, from, from_stride, rows, columns, stream);
+    case COLO_F16:
+        return convert<O, f16>(to, to_stride, from, from_stride, rows, columns, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_rows_pack(const colo_k_rows_t *p, cudaStream_t stream)
+{
+    pack_kernel<<<1, PACK_THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k_upstream_t *u,
+                                            cudaStream_t stream)
+{
+    if (p->rows == 0)
+        return cudaSuccess;
+    upstream_kernel<<<blocks_for(p->rows), THREADS, 0, stream>>>(*p, *u);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_rows_spread(const colo_k_rows_t *p, const colo_k_spread_t *s,
+                                          cudaStream_t stream)
+{
+    spread_kernel<<<blocks_for(std::max<int64_t>(p->tokens, 1)), THREADS, 0, stream>>>(*p, *s);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_rows_take(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+                                        int64_t hidden, void *to, const void *from,
+                                        int64_t from_stride, colo_dtype_t dtype,
+                                        cudaStream_t stream)
+{
+    return move_rows<TAKE>(*p, lo, hi, hidden, to, (void *)from, from_stride, dtype, stream);
+}
+
+extern "C" cudaError_t colo_k_rows_put(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+                                       int64_t hidden, void *to, int64_t to_stride,
+                                       const void *from, colo_dtype_t dtype, cudaStream_t stream)
+{
+    return move_rows<PUT>(*p, lo, hi, hidden, (void *)from, to, to_stride, dtype, stream);
+}
+
+extern "C" cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden, void *to,
+                                         int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream)
+{
+    return move_rows<CLEAR>(*p, 0, p->tokens, hidden, NULL, to, to_stride, dtype, stream);
+}
+
+extern "C" cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype,
+                                       int64_t rows, int64_t columns, void *to, int64_t to_step,
+                                       double beta, cudaStream_t stream)
+{
+    if (columns == 0)
+        return cudaSuccess;
+    switch (dtype) {
+    case COLO_F32:
+        return sum_rows<f32>(z, stride, rows, columns, to, to_step, beta, stream);
+    case COLO_F64:
+        return sum_rows<f64>(z, stride, rows, columns, to, to_step, beta, stream);
+    case COLO_BF16:
+        return sum_rows<bf16>(z, stride, rows, columns, to, to_step, beta, stream);
+    case COLO_F16:
+        return sum_rows<f16>(z, stride, rows, columns, to, to_step, beta, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
+                                           const void *from, int64_t from_stride,
+                                           colo_dtype_t from_dtype, int64_t rows, int64_t columns,
+                                           cudaStream_t stream)
+{
+    if (rows == 0 || columns == 0)
+        return cudaSuccess;
+    switch (to_dtype) {
+    case COLO_F32:
+        return convert_to<f32>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
+    case COLO_F64:
+        return convert_to<f64>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
+    case COLO_BF16:
+        return convert_to<bf16>(to, to_stride, from_dtype, from, from_stride, rows, columns,
+                                stream);
+    case COLO_F16:
+        return convert_to<f16>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}

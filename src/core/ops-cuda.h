@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ops-cuda.h (private) - what the files of libcolobridge-cuda.so share: a cudaError_t becomes a
+ * status in one place, and so does a pointer that no kernel could use.
+ */
+#ifndef COLO_CORE_OPS_CUDA_H
+#define COLO_CORE_OPS_CUDA_H
+
+#include "core/backend.h"
+#include "core/ops.h"
+
+#include <cuda_runtime_api.h>
+
+extern COLO_API colo_fail_fn colo_backend_fail; /* set by the loader */
+
+colo_status_t colo_cuda_report(cudaError_t e, const char *what);
+/* COLO_ERR_ARG: pageable host memory, or another device's. NULL is nobody's. */
+colo_status_t colo_cuda_pointer(const void *p, const char *what);
+/* and a multiple of the element */
+colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what);
+
+#define COLO_CUDA_TRY(expr)        \
+    do {                           \
+        colo_status_t s_ = (expr); \
+        if (s_ < 0)                \
+            return s_;             \
+    } while (0)
+
+extern const struct colo_linear_ops colo_cuda_linear; /* loss/linear-cuda.c */
+extern const struct colo_lane_ops colo_cuda_lanes;    /* core/lane-cuda.c */
+
+#endif

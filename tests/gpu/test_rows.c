@@ -1,0 +1,578 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_rows.c - the CUDA table of the lm_head path against plain loops: packing, per-token values,
+ * hidden rows, sums, conversions bit for bit where nothing is added, products within the error of
+ * fp32 accumulation, and a row's product the same bits whatever rows it comes with.
+ */
+#include "gpu/gpu.h"
+
+#include "loss/linear.h"
+#include "loss/loss_case.h"
+
+#include <math.h>
+
+static uint64_t rng;
+static const colo_dtype_t floats[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+
+static const struct colo_linear_ops *table(void)
+{
+    const struct colo_linear_ops *l = gpu_ops()->linear;
+    assert_non_null(l);
+    return l;
+}
+
+static void *fetch(const void *device, size_t bytes)
+{
+    void *host = malloc(bytes + 1);
+    gpu_get(host, device, bytes);
+    return host;
+}
+
+/* [rows, stride] of values that the dtype holds; the gap between rows, too */
+static double *draw(colo_dtype_t dtype, int64_t n, void **device)
+{
+    double *v = malloc((size_t)(n + 1) * sizeof *v);
+    const size_t bytes = (size_t)n * colo_dtype_size(dtype);
+    void *host = malloc(bytes + 1);
+    for (int64_t i = 0; i < n; i++) {
+        v[i] = loss_round(dtype, 2 * t_uniform(&rng) - 1);
+        loss_store(dtype, host, i, v[i]);
+    }
+    *device = gpu_put(host, bytes);
+    free(host);
+    return v;
+}
+
+/* ---- packing ---- */
+
+typedef struct packing {
+    struct colo_linear_rows r;
+    int64_t *targets, *row_of, *token_of, *row_targets, counts[4]; /* as they should be */
+    void *device[5];
+} packing_t;
+
+static void packing_init(packing_t *p, int64_t tokens, int64_t rows, int64_t stride, double ignored,
+                         double invalid)
+{
+    const int64_t ignore = -100, vocab = 50;
+    *p = (packing_t){.targets = malloc((size_t)(tokens * stride + 1) * 8),
+                     .row_of = malloc((size_t)(tokens + 1) * 8),
+                     .token_of = malloc((size_t)(rows + 1) * 8),
+                     .row_targets = malloc((size_t)(rows + 1) * 8)};
+    int64_t at = 0;
+    for (int64_t i = 0; i < tokens * stride; i++)
+        p->targets[i] = 7; /* between tokens: not to be read */
+    for (int64_t t = 0; t < tokens; t++) {
+        double u = t_uniform(&rng);
+        int64_t target = u < ignored             ? ignore
+                         : u < ignored + invalid ? vocab + t_below(&rng, 9)
+                                                 : t_below(&rng, vocab);
+        p->targets[t * stride] = target;
+        p->row_of[t] = target == ignore ? -1 : at < rows ? at : -2;
+        if (target == ignore)
+            continue;
+        bool good = target < vocab && at < rows;
+        p->counts[COLO_LINEAR_COUNTED]++;
+        p->counts[good ? COLO_LINEAR_VALID : COLO_LINEAR_INVALID]++;
+        if (at < rows) {
+            p->token_of[at] = t;
+            p->row_targets[at++] = target;
+        }
+    }
+    for (; at < rows; at++) {
+        p->token_of[at] = -1;
+        p->row_targets[at] = ignore;
+    }
+    p->device[0] = gpu_put(p->targets, (size_t)(tokens * stride) * 8);
+    p->device[1] = gpu_put(NULL, (size_t)tokens * 8);
+    p->device[2] = gpu_put(NULL, (size_t)rows * 8);
+    p->device[3] = gpu_put(NULL, (size_t)rows * 8);
+    p->device[4] = gpu_put(NULL, 32);
+    p->r = (struct colo_linear_rows){.tokens = tokens,
+                                     .rows = rows,
+                                     .targets = p->device[0],
+                                     .target_stride = stride,
+                                     .ignore_index = ignore,
+                                     .vocab = vocab,
+                                     .row_of = p->device[1],
+                                     .token_of = p->device[2],
+                                     .row_targets = p->device[3],
+                                     .counts = p->device[4]};
+}
+
+static void packing_free(packing_t *p)
+{
+    for (int i = 0; i < 5; i++)
+        gpu_free(p->device[i]);
+    free(p->targets);
+    free(p->row_of);
+    free(p->token_of);
+    free(p->row_targets);
+}
+
+static void compare_words(const int64_t *device, const int64_t *want, int64_t n, const char *what)
+{
+    int64_t *got = fetch(device, (size_t)n * 8);
+    for (int64_t i = 0; i < n; i++)
+        if (got[i] != want[i])
+            fail_msg("%s[%lld] of %lld is %lld, expected %lld", what, (long long)i, (long long)n,
+                     (long long)got[i], (long long)want[i]);
+    free(got);
+}
+
+static void tokens_that_count_are_packed_in_order(void **state)
+{
+    static const int64_t sizes[] = {0, 1, 3, 4095, 4096, 4097, 20000};
+    (void)state;
+    for (int64_t i = 0; i < 42; i++) {
+        int64_t tokens = sizes[i % 7], kind = i / 7 % 6;
+        double ignored = kind == 0 ? 0 : kind == 1 ? 1 : 0.4;
+        int64_t rows = kind < 3 ? tokens : kind == 3 ? tokens / 3 : kind == 4 ? 0 : tokens - 1;
+        packing_t p;
+        packing_init(&p, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
+        assert_ok(table()->pack(&p.r, NULL));
+        compare_words(p.r.row_of, p.row_of, tokens, "row_of");
+        compare_words(p.r.token_of, p.token_of, p.r.rows, "token_of");
+        compare_words(p.r.row_targets, p.row_targets, p.r.rows, "row_targets");
+        compare_words(p.r.counts, p.counts, 3, "counts");
+        packing_free(&p);
+    }
+}
+
+/* ---- per-token values ---- */
+
+static void values_go_to_rows_and_back(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 24; i++) {
+        const colo_dtype_t dtype = i % 2 ? COLO_F64 : COLO_F32;
+        const int64_t tokens = 700;
+        packing_t p;
+        packing_init(&p, tokens, i % 3 ? tokens : 200, 1, i == 5 ? 1 : 0.3, 0.1);
+        assert_ok(table()->pack(&p.r, NULL));
+        void *from[2], *rows[3], *back[3], *correct = gpu_put(NULL, (size_t)p.r.rows),
+                                           *spread = gpu_put(NULL, (size_t)tokens),
+                                           *n[2] = {gpu_put(NULL, 8), gpu_put(NULL, 8)};
+        double *v[2] = {draw(dtype, tokens, &from[0]), draw(dtype, tokens, &from[1])};
+        const size_t elem = colo_dtype_size(dtype);
+        for (int k = 0; k < 3; k++) {
+            rows[k] = gpu_put(NULL, (size_t)p.r.rows * elem);
+            back[k] = gpu_put(NULL, (size_t)tokens * elem);
+        }
+        const double factor[3] = {2, -0.5, 3};
+        const bool mean = i / 6 % 2;
+        struct colo_linear_upstream_rows u = {.rows = &p.r,
+                                              .dtype = dtype,
+                                              .from = {from[0], NULL, from[1]},
+                                              .factor = {factor[0], factor[1], factor[2]},
+                                              .to = {rows[0], rows[1], i % 4 ? rows[2] : NULL},
+                                              .mean = mean};
+        assert_ok(table()->upstream(&u, NULL));
+        for (int k = 0; k < (i % 4 ? 3 : 2); k++) {
+            void *got = fetch(rows[k], (size_t)p.r.rows * elem);
+            for (int64_t r = 0; r < p.r.rows; r++) {
+                double want = 0, valid = (double)p.counts[COLO_LINEAR_VALID];
+                if (p.token_of[r] >= 0)
+                    want = factor[k] * (k == 1 ? 1 : v[k / 2][p.token_of[r]]);
+                if (mean)
+                    want = valid > 0 ? want / valid : 0;
+                if (loss_load(dtype, got, r) != loss_round(dtype, want))
+                    fail_msg("case %d: upstream %d of row %d is %.9g, expected %.9g", i, k, (int)r,
+                             loss_load(dtype, got, r), want);
+            }
+            free(got);
+        }
+        assert_cuda(cudaMemset(correct, 1, (size_t)p.r.rows + 1));
+        struct colo_linear_spread s = {
+            .rows = &p.r,
+            .dtype = dtype,
+            .from = {.logp = rows[0], .entropy = rows[1], .correct = correct},
+            .to = {.logp = back[0],
+                   .entropy = back[1],
+                   .correct = spread,
+                   .n_valid = n[0],
+                   .n_invalid = n[1]}};
+        assert_ok(table()->spread(&s, NULL));
+        uint8_t *ones = fetch(spread, (size_t)tokens);
+        for (int k = 0; k < 2; k++) {
+            void *got = fetch(back[k], (size_t)tokens * elem),
+                 *row = fetch(rows[k], (size_t)p.r.rows * elem);
+            for (int64_t t = 0; t < tokens; t++) {
+                double g = loss_load(dtype, got, t);
+                bool ok = p.row_of[t] >= 0    ? g == loss_load(dtype, row, p.row_of[t])
+                          : p.row_of[t] == -1 ? g == 0
+                                              : isnan(g);
+                if (!ok || ones[t] != (p.row_of[t] >= 0))
+                    fail_msg("case %d: value %d of token %d in row %d is %g, correct %d", i, k,
+                             (int)t, (int)p.row_of[t], g, ones[t]);
+            }
+            free(got);
+            free(row);
+        }
+        compare_words(n[0], &p.counts[COLO_LINEAR_VALID], 1, "n_valid");
+        compare_words(n[1], &p.counts[COLO_LINEAR_INVALID], 1, "n_invalid");
+        free(ones);
+        for (int k = 0; k < 3; k++) {
+            gpu_free(rows[k]);
+            gpu_free(back[k]);
+        }
+        for (int k = 0; k < 2; k++) {
+            gpu_free(from[k]);
+            gpu_free(n[k]);
+            free(v[k]);
+        }
+        gpu_free(correct);
+        gpu_free(spread);
+        packing_free(&p);
+    }
+}
+
+/* ---- hidden rows ---- */
+
+static void hidden_rows_are_taken_put_and_cleared(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 32; i++) {
+        const colo_dtype_t dtype = floats[i % 4];
+        const int64_t elem = (int64_t)colo_dtype_size(dtype), tokens = 90, hidden = 1 + i * 5 % 67,
+                      stride = hidden + i % 3 * 3, shift = i / 4 % 3;
+        packing_t p;
+        packing_init(&p, tokens, i % 2 ? tokens : 30, 1, 0.3, 0.1);
+        assert_ok(table()->pack(&p.r, NULL));
+        void *far, *taken = gpu_put(NULL, (size_t)(p.r.rows * hidden * elem)), *to;
+        double *v = draw(dtype, tokens * stride + shift, &far);
+        const size_t bytes = (size_t)((tokens * stride + shift) * elem);
+        to = gpu_put(NULL, bytes);
+        struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
+                                  dest = {(char *)to + shift * elem, stride, dtype};
+        const int64_t half = p.r.rows / 2;
+        assert_ok(table()->take_rows(&p.r, 0, half, hidden, taken, &from, NULL));
+        assert_ok(table()->take_rows(&p.r, half, p.r.rows, hidden,
+                                     (char *)taken + half * hidden * elem, &from, NULL));
+        void *got = fetch(taken, (size_t)(p.r.rows * hidden * elem));
+        for (int64_t r = 0; r < p.r.rows; r++)
+            for (int64_t k = 0; k < hidden; k++) {
+                double want = p.token_of[r] < 0 ? 0 : v[shift + p.token_of[r] * stride + k];
+                if (loss_load(dtype, got, r * hidden + k) != want)
+                    fail_msg("case %d: row %d, element %d", i, (int)r, (int)k);
+            }
+        free(got);
+        assert_ok(table()->put_rows(&p.r, 0, half, hidden, &dest, taken, NULL));
+        assert_ok(table()->put_rows(&p.r, half, p.r.rows, hidden, &dest,
+                                    (char *)taken + half * hidden * elem, NULL));
+        assert_ok(table()->clear_rows(&p.r, hidden, &dest, NULL));
+        unsigned char *all = fetch(to, bytes);
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t k = 0; k < stride; k++) {
+                const int64_t at = shift + t * stride + k;
+                double g = loss_load(dtype, all, at);
+                bool ok = k >= hidden         ? all[at * elem] == 0xa5
+                          : p.row_of[t] >= 0  ? g == v[at]
+                          : p.row_of[t] == -1 ? g == 0
+                                              : isnan(g);
+                if (!ok)
+                    fail_msg("case %d: token %d (row %d), element %d is %g", i, (int)t,
+                             (int)p.row_of[t], (int)k, g);
+            }
+        free(all);
+        free(v);
+        gpu_free(far);
+        gpu_free(taken);
+        gpu_free(to);
+        packing_free(&p);
+    }
+}
+
+/* ---- sums and conversions ---- */
+
+static void rows_are_summed(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 32; i++) {
+        const colo_dtype_t dtype = floats[i % 4], sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+        const int64_t rows = i * 37 % 131, columns = 1 + i * 53 % 401, step = 1 + i % 2,
+                      stride = (columns + 15) / 16 * 16 + (i / 4 % 2 ? 1 : 0);
+        const double beta = i / 8 % 2;
+        void *z, *to;
+        double *v = draw(dtype, rows * stride, &z), *was = draw(sum, columns * step, &to);
+        struct colo_linear_matrix m = {z, stride, dtype};
+        assert_ok(table()->sum_rows(&m, rows, columns, to, step, beta, NULL));
+        void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
+        for (int64_t j = 0; j < columns * step; j++) {
+            double want = was[j], size = fabs(want);
+            if (j % step == 0) {
+                want = beta * was[j];
+                for (int64_t r = 0; r < rows; r++) {
+                    want += v[r * stride + j / step];
+                    size += fabs(v[r * stride + j / step]);
+                }
+            }
+            /* rows + 2 additions, each within half an ulp of a partial sum below size */
+            double most = (double)(rows + 2) * (sum == COLO_F64 ? 0x1p-53 : 0x1p-24) * size;
+            double g = loss_load(sum, got, j);
+            if (!(fabs(g - want) <= most) || (j % step && g != want))
+                fail_msg("case %d: column %d is %.9g, expected %.9g", i, (int)j, g, want);
+        }
+        free(got);
+        free(v);
+        free(was);
+        gpu_free(z);
+        gpu_free(to);
+    }
+}
+
+static void dtypes_are_converted_with_one_rounding(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 64; i++) {
+        const colo_dtype_t a = floats[i % 4], b = floats[i / 4 % 4];
+        const int64_t rows = 1 + i % 5, columns = i % 3 ? 12 + 4 * (i % 7) : 7 + i,
+                      from_stride = i % 11 == 0 ? 0 : columns + 4, to_stride = columns + 8;
+        void *from, *to = gpu_put(NULL, (size_t)(rows * to_stride) * colo_dtype_size(b));
+        double *v = draw(a, rows * (columns + 4), &from);
+        struct colo_linear_matrix f = {from, from_stride, a}, t = {to, to_stride, b};
+        assert_ok(table()->convert(&t, &f, rows, columns, NULL));
+        unsigned char *got = fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
+        for (int64_t r = 0; r < rows; r++)
+            for (int64_t j = 0; j < to_stride; j++) {
+                const int64_t at = r * to_stride + j;
+                bool ok = j < columns
+                              ? loss_load(b, got, at) == loss_round(b, v[r * from_stride + j])
+                              : got[at * (int64_t)colo_dtype_size(b)] == 0xa5;
+                if (!ok)
+                    fail_msg("%s to %s: row %d, column %d", colo_dtype_name(a), colo_dtype_name(b),
+                             (int)r, (int)j);
+            }
+        free(got);
+        free(v);
+        gpu_free(from);
+        gpu_free(to);
+    }
+}
+
+/* ---- products ---- */
+
+typedef struct product {
+    struct colo_linear_gemm g;
+    double *h, *w, *z, *bias; /* host, [., stride] */
+    void *bias_device;
+} product_t;
+
+/* The element [i, j] of what product @g writes, in fp64; *size: the sum of magnitudes. */
+static double reference(const product_t *p, int64_t i, int64_t j, double *size)
+{
+    const struct colo_linear_gemm *g = &p->g;
+    double sum = 0, all = 0;
+    switch (g->product) {
+    case COLO_LINEAR_LOGITS:
+        for (int64_t k = 0; k < g->hidden; k++) {
+            double t = p->h[i * g->h.stride + k] * p->w[j * g->w.stride + k];
+            sum += t;
+            all += fabs(t);
+        }
+        sum += p->bias ? p->bias[j] : 0;
+        all += p->bias ? fabs(p->bias[j]) : 0;
+        break;
+    case COLO_LINEAR_D_HIDDEN:
+        for (int64_t k = 0; k < g->columns; k++) {
+            double t = p->z[i * g->z.stride + k] * p->w[k * g->w.stride + j];
+            sum += t;
+            all += fabs(t);
+        }
+        break;
+    case COLO_LINEAR_D_WEIGHT:
+        for (int64_t k = 0; k < g->rows; k++) {
+            double t = p->z[k * g->z.stride + i] * p->h[k * g->h.stride + j];
+            sum += t;
+            all += fabs(t);
+        }
+        sum += g->beta * p->w[i * g->w.stride + j];
+        all += g->beta * fabs(p->w[i * g->w.stride + j]);
+    }
+    *size = all;
+    return sum;
+}
+
+static void product_init(product_t *p, enum colo_linear_product what, colo_dtype_t dtype,
+                         colo_dtype_t out, int64_t rows, int64_t columns, int64_t hidden,
+                         int64_t gap, bool bias, double beta)
+{
+    const int64_t zs = (columns + 63) / 64 * 64 + (gap % 2 ? 1 : 0);
+    colo_dtype_t sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    *p = (product_t){.g = {.product = what,
+                           .rows = rows,
+                           .columns = columns,
+                           .hidden = hidden,
+                           .h = {NULL, hidden + gap, dtype},
+                           .w = {NULL, hidden + gap, what == COLO_LINEAR_D_WEIGHT ? sum : dtype},
+                           .z = {NULL, zs, what == COLO_LINEAR_LOGITS ? out : dtype},
+                           .beta = beta}};
+    p->h = draw(p->g.h.dtype, rows * p->g.h.stride, &p->g.h.data);
+    p->w = draw(p->g.w.dtype, columns * p->g.w.stride, &p->g.w.data);
+    p->z = draw(p->g.z.dtype, rows * zs, &p->g.z.data);
+    if (bias)
+        p->bias = draw(dtype, columns, &p->bias_device);
+    p->g.bias = p->bias_device;
+}
+
+static void product_free(product_t *p)
+{
+    gpu_free(p->g.h.data);
+    gpu_free(p->g.w.data);
+    gpu_free(p->g.z.data);
+    if (p->bias_device)
+        gpu_free(p->bias_device);
+    free(p->h);
+    free(p->w);
+    free(p->z);
+    free(p->bias);
+}
+
+static const struct colo_linear_matrix *written(const struct colo_linear_gemm *g, int64_t *rows,
+                                                int64_t *columns)
+{
+    *rows = g->product == COLO_LINEAR_D_WEIGHT ? g->columns : g->rows;
+    *columns = g->product == COLO_LINEAR_LOGITS ? g->columns : g->hidden;
+    return g->product == COLO_LINEAR_LOGITS     ? &g->z
+           : g->product == COLO_LINEAR_D_HIDDEN ? &g->h
+                                                : &g->w;
+}
+
+static void product_compare(const product_t *p, const char *label)
+{
+    static const double ulp[COLO_DTYPE_COUNT] = {
+        [COLO_F32] = 0x1p-24, [COLO_F64] = 0x1p-53, [COLO_BF16] = 0x1p-8, [COLO_F16] = 0x1p-11};
+    int64_t rows, columns;
+    const struct colo_linear_matrix *m = written(&p->g, &rows, &columns);
+    void *got = fetch(m->data, (size_t)(rows * m->stride) * colo_dtype_size(m->dtype));
+    const double *was = p->g.product == COLO_LINEAR_LOGITS     ? p->z
+                        : p->g.product == COLO_LINEAR_D_HIDDEN ? p->h
+                                                               : p->w;
+    const int64_t terms = 2 + (p->g.product == COLO_LINEAR_LOGITS     ? p->g.hidden
+                               : p->g.product == COLO_LINEAR_D_HIDDEN ? p->g.columns
+                                                                      : p->g.rows);
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < m->stride; j++) {
+            double g = loss_load(m->dtype, got, i * m->stride + j), size;
+            if (j >= columns) {
+                if (g != was[i * m->stride + j])
+                    fail_msg("%s: the gap at [%d, %d] was written", label, (int)i, (int)j);
+                continue;
+            }
+            double want = reference(p, i, j, &size);
+            double acc = p->g.h.dtype == COLO_F64 ? 0x1p-53 : 0x1p-24;
+            double most = (double)terms * acc * size + ulp[m->dtype] * fabs(want) +
+                          (m->dtype == COLO_F16 ? 0x1p-25 : 0); /* subnormal */
+            if (!(fabs(g - want) <= most))
+                fail_msg("%s: [%d, %d] is %.9g, expected %.9g +- %.2g", label, (int)i, (int)j, g,
+                         want, most);
+        }
+    free(got);
+}
+
+static void products_are_what_their_formulas_say(void **state)
+{
+    void *made = NULL, *workspace;
+    (void)state;
+    assert_ok(table()->create(NULL, &made));
+    workspace = gpu_put(NULL, (size_t)table()->workspace(made));
+    for (int i = 0; i < 180; i++) {
+        const enum colo_linear_product what = (enum colo_linear_product)(i % 3);
+        const colo_dtype_t dtype = floats[i / 3 % 4];
+        const bool wide = i / 12 % 2, bias = i / 24 % 2;
+        const colo_dtype_t out = wide && dtype != COLO_F64 ? COLO_F32 : dtype;
+        int64_t n[3];
+        for (int k = 0; k < 3; k++)
+            n[k] = i < 90 ? 8 * (1 + t_below(&rng, 20)) : 1 + t_below(&rng, 100);
+        if (i % 17 == 0)
+            n[i / 17 % 2] = 0; /* no rows, or no columns */
+        product_t p;
+        char label[160];
+        product_init(&p, what, dtype, out, n[0], n[1], n[2], i < 90 ? 0 : t_below(&rng, 9), bias,
+                     i / 48 % 2);
+        p.g.workspace = workspace;
+        snprintf(label, sizeof label, "product %d of %s to %s, %d rows, %d columns, hidden %d%s",
+                 (int)what, colo_dtype_name(dtype), colo_dtype_name(out), (int)n[0], (int)n[1],
+                 (int)n[2], bias ? ", bias" : "");
+        colo_status_t st = table()->product(made, &p.g, NULL);
+        if (st < 0)
+            fail_msg("%s: %s", label, colo_last_error());
+        product_compare(&p, label);
+        product_free(&p);
+    }
+    gpu_free(workspace);
+    table()->destroy(made);
+}
+
+/* Rows [from, from + n) alone against the same rows of all. */
+static void a_rows_bits_do_not_depend_on_its_company(void **state)
+{
+    static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 1100}, {2047, 2}, {0, 2048}};
+    void *made = NULL, *workspace;
+    (void)state;
+    assert_ok(table()->create(NULL, &made));
+    workspace = gpu_put(NULL, (size_t)table()->workspace(made));
+    for (int i = 0; i < 10; i++) {
+        const enum colo_linear_product what = i % 2 ? COLO_LINEAR_D_HIDDEN : COLO_LINEAR_LOGITS;
+        const colo_dtype_t dtype = i / 2 % 2 ? COLO_F32 : COLO_BF16;
+        const int64_t total = 3000;
+        product_t p;
+        product_init(&p, what, dtype, dtype, total, 1000, 512, 0, false, 0);
+        p.g.workspace = workspace;
+        assert_ok(table()->product(made, &p.g, NULL));
+        int64_t rows, columns;
+        struct colo_linear_matrix *m = (struct colo_linear_matrix *)written(&p.g, &rows, &columns);
+        const int64_t elem = (int64_t)colo_dtype_size(dtype), pitch = m->stride * elem;
+        unsigned char *all = fetch(m->data, (size_t)(rows * pitch));
+        struct colo_linear_gemm part = p.g;
+        part.rows = cut[i / 2][1];
+        part.h.data = (char *)p.g.h.data + cut[i / 2][0] * p.g.h.stride * elem;
+        part.z.data = (char *)p.g.z.data + cut[i / 2][0] * p.g.z.stride * elem;
+        assert_cuda(cudaMemset(m->data, 0xa5, (size_t)(rows * pitch)));
+        assert_ok(table()->product(made, &part, NULL));
+        unsigned char *some = fetch(m->data, (size_t)(rows * pitch));
+        for (int64_t r = cut[i / 2][0]; r < cut[i / 2][0] + part.rows; r++)
+            if (memcmp(all + r * pitch, some + r * pitch, (size_t)(columns * elem)) != 0)
+                fail_msg("product %d of %s: row %d differs when it comes with %d rows", (int)what,
+                         colo_dtype_name(dtype), (int)r, (int)part.rows);
+        free(all);
+        free(some);
+        product_free(&p);
+    }
+    gpu_free(workspace);
+    table()->destroy(made);
+}
+
+static void host_memory_is_refused(void **state)
+{
+    packing_t p;
+    int64_t host[4] = {0};
+    (void)state;
+    packing_init(&p, 4, 4, 1, 0.5, 0);
+    struct colo_linear_rows r = p.r;
+    r.targets = host;
+    assert_fails(table()->pack(&r, NULL), COLO_ERR_ARG, "targets");
+    struct colo_linear_matrix m = {host, 1, COLO_F32};
+    assert_fails(table()->take_rows(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG, "hidden");
+    assert_fails(table()->clear_rows(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
+    packing_free(&p);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    rng = t_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(tokens_that_count_are_packed_in_order),
+        cmocka_unit_test(values_go_to_rows_and_back),
+        cmocka_unit_test(hidden_rows_are_taken_put_and_cleared),
+        cmocka_unit_test(rows_are_summed),
+        cmocka_unit_test(dtypes_are_converted_with_one_rounding),
+        cmocka_unit_test(products_are_what_their_formulas_say),
+        cmocka_unit_test(a_rows_bits_do_not_depend_on_its_company),
+        cmocka_unit_test(host_memory_is_refused),
+    };
+    return cmocka_run_group_tests_name("gpu/rows", tests, NULL, NULL);
+}
