@@ -300,6 +300,7 @@ void gpu_case_run_shards(loss_case_t *c)
         p[r] = (struct colo_logprob_pass){
             .config = &config[r],
             .dtype = c->dtype,
+            .d_dtype = c->dtype,
             .stat_dtype = colo_logprob_stat_dtype(c->dtype),
             .factor = c->config.scale / c->config.temperature,
             .smoothing = c->config.megatron_smoothing ? eps * v / (v - 1) : eps,
