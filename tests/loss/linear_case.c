@@ -109,10 +109,34 @@ typedef struct room {
     size_t bytes;
 } room_t;
 
+static const linear_place_t *place; /* of the case that runs; NULL: the host */
+
+static void settle(void)
+{
+    if (place)
+        place->wait();
+}
+
+static void room_free(room_t *m)
+{
+    if (place && m->block)
+        place->release(m->block);
+    else
+        free(m->block);
+    m->block = NULL;
+}
+
+static colo_tensor_t view(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return place ? colo_tensor_cuda(data, dtype, place->device(), ndim, shape)
+                 : colo_tensor_host(data, dtype, ndim, shape);
+}
+
 static room_t room_of(size_t bytes)
 {
+    const size_t all = (bytes + 2 * BEFORE + 255) / 256 * 256;
     room_t m = {.bytes = bytes};
-    m.block = aligned_alloc(256, (bytes + 2 * BEFORE + 255) / 256 * 256);
+    m.block = place ? place->alloc(all) : aligned_alloc(256, all);
     m.data = m.block + BEFORE;
     memset(m.block, CANARY_BYTE, (bytes + 2 * BEFORE + 255) / 256 * 256);
     return m;
@@ -139,6 +163,7 @@ typedef struct rank {
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;
     room_t weight, bias, gathered, hidden, work, kept, d_h, d_w, d_b, up[3], out[3];
+    room_t targets, correct, counts;
     int64_t first, rows; /* of the head's columns here */
 } rank_t;
 
@@ -156,9 +181,10 @@ static colo_status_t make_head(rank_t *k)
 {
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
-    colo_lm_head_config_t config = {
-        COLO_LM_HEAD_CONFIG_INIT, .rows = c->columns[k->r], .hidden = H,
-        .dtype = c->dtype,        .mem = COLO_HOST,         .has_bias = c->has_bias};
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = c->columns[k->r], .hidden = H,
+                                    .dtype = c->dtype, .has_bias = c->has_bias};
+    config.mem = place ? COLO_CUDA : COLO_HOST;
+    config.device = place ? place->device() : -1;
     rank_try(colo_lm_head_create(&k->head, &config, c->head == HEAD_SHARDED ? k->dp : NULL));
     colo_lm_head_rows(k->head, &k->first, &k->rows);
     const size_t elem = colo_dtype_size(c->dtype);
@@ -172,8 +198,8 @@ static colo_status_t make_head(rank_t *k)
                        loss_round(c->dtype, weight_at(c, column, j)));
         loss_store(c->dtype, k->bias.data, i, column < c->vocab ? c->b[column] : 0);
     }
-    colo_tensor_t w = colo_tensor_host(k->weight.data, c->dtype, 2, (int64_t[]){k->rows, H});
-    colo_tensor_t b = colo_tensor_host(k->bias.data, c->dtype, 1, &k->rows);
+    colo_tensor_t w = view(k->weight.data, c->dtype, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t b = view(k->bias.data, c->dtype, 1, &k->rows);
     return colo_lm_head_bind(k->head, &w, c->has_bias ? &b : NULL,
                              c->head == HEAD_SHARDED ? k->gathered.data : NULL);
 }
@@ -201,6 +227,10 @@ static void make_memory(rank_t *k)
     bool holds = c->head == HEAD_SHARDED || k->d == 0;
     double before = c->config.d_weight_add ? holds ? c->prefill : 0 : (double)NAN;
     k->hidden = room_from(c->dtype, c->h[k->d], T * H);
+    k->targets = room_of((size_t)T * sizeof(int64_t));
+    memcpy(k->targets.data, c->targets[k->d], k->targets.bytes);
+    k->correct = room_of((size_t)T);
+    k->counts = room_of(2 * sizeof(int64_t));
     k->d_h = room_of((size_t)(T * H) * colo_dtype_size(c->dtype));
     k->d_w = room_of((size_t)(k->rows * H) * colo_dtype_size(dw));
     k->d_b = room_of((size_t)k->rows * colo_dtype_size(dw));
@@ -215,8 +245,9 @@ static void make_memory(rank_t *k)
 static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
+    settle();
     k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
-    free(k->work.block);
+    room_free(&k->work);
     rank_try(
         colo_linear_logprob_workspace_size(k->linear, pass, k->c->tokens, k->c->max_valid, &bytes));
     k->work = room_of(bytes);
@@ -251,6 +282,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
 {
     linear_case_t *c = k->c;
     const colo_linear_upstream_t up = upstream_of(k);
+    settle();
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
     for (int turn = 0; turn <= (int)c->twice; turn++) {
@@ -260,6 +292,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         }
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
         rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, k->work.data, NULL));
+        settle();
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
                        hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
@@ -279,12 +312,11 @@ static colo_status_t run_passes(rank_t *k)
     const colo_dtype_t dw = c->config.d_weight_dtype;
     const colo_logprob_config_t *p = &c->config.logprob;
     size_t bytes;
-    colo_tensor_t hidden = colo_tensor_host(k->hidden.data, c->dtype, 2, (int64_t[]){T, H});
-    colo_tensor_t targets = colo_tensor_host(c->targets[k->d], COLO_I64, 1, &T);
-    colo_tensor_t d_h =
-        colo_tensor_host(k->d_h.data, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
-    colo_tensor_t d_w = colo_tensor_host(k->d_w.data, dw, 2, (int64_t[]){k->rows, H});
-    colo_tensor_t d_b = colo_tensor_host(k->d_b.data, dw, 1, &k->rows);
+    colo_tensor_t hidden = view(k->hidden.data, c->dtype, 2, (int64_t[]){T, H});
+    colo_tensor_t targets = view(k->targets.data, COLO_I64, 1, &T);
+    colo_tensor_t d_h = view(k->d_h.data, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
+    colo_tensor_t d_w = view(k->d_w.data, dw, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t d_b = view(k->d_b.data, dw, 1, &k->rows);
     colo_linear_batch_t batch = {&hidden, &targets, c->max_valid};
     colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
                                  frozen_w || !c->has_bias ? NULL : &d_b};
@@ -292,9 +324,9 @@ static colo_status_t run_passes(rank_t *k)
         .logp = k->out[0].data,
         .entropy = p->want_entropy ? k->out[1].data : NULL,
         .loss = p->want_loss ? k->out[2].data : NULL,
-        .correct = p->want_correct ? c->correct[k->world] : NULL,
-        .n_valid = &c->n_valid[k->world],
-        .n_invalid = &c->n_invalid[k->world],
+        .correct = p->want_correct ? k->correct.data : NULL,
+        .n_valid = (int64_t *)k->counts.data,
+        .n_invalid = (int64_t *)k->counts.data + 1,
     };
     colo_linear_logprob_saved_t saved = {.valid = false};
     colo_comm_ledger_reset(k->tp);
@@ -320,6 +352,7 @@ static colo_status_t run_passes(rank_t *k)
     }
     colo_comm_ledger(k->tp, &c->tp_forward[k->world]);
     colo_comm_ledger(k->dp, &c->head_forward[k->world]);
+    settle();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
     if (!c->loss_mode && !c->no_saved)
         rank_try(run_backward(k, &saved, &grads));
@@ -338,10 +371,16 @@ static void collect(rank_t *k)
 {
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
-    const room_t *all[] = {&k->weight, &k->bias, &k->gathered, &k->hidden, &k->work,   &k->kept,
-                           &k->d_h,    &k->d_w,  &k->d_b,      &k->out[0], &k->out[1], &k->out[2]};
+    settle();
+    const room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
+                           &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
+                           &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         c->spilled[k->world] |= all[i]->block && room_spilled(all[i]);
+    if (c->config.logprob.want_correct)
+        memcpy(c->correct[k->world], k->correct.data, (size_t)c->tokens);
+    c->n_valid[k->world] = ((const int64_t *)k->counts.data)[0];
+    c->n_invalid[k->world] = ((const int64_t *)k->counts.data)[1];
     for (int i = 0; i < 3; i++)
         for (int64_t t = 0; t < c->tokens; t++)
             c->out[k->world][i][t] = loss_load(sums_of(c), k->out[i].data, t);
@@ -387,6 +426,7 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
         if (turn == k->world)
             collect(k);
         rank_try(colo_comm_barrier(world, NULL));
+        settle();
     }
     return COLO_OK;
 }
@@ -394,16 +434,21 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     rank_t k = {.c = arg};
-    colo_status_t st = run_rank(&k, world);
-    room_t *all[] = {&k.weight, &k.bias,  &k.gathered, &k.hidden, &k.work,
-                     &k.kept,   &k.d_h,   &k.d_w,      &k.d_b,    &k.up[0],
-                     &k.up[1],  &k.up[2], &k.out[0],   &k.out[1], &k.out[2]};
+    colo_comm_t *gpus = NULL;
+    colo_status_t st = place ? place->comm(world, &gpus) : COLO_OK;
+    if (st == COLO_OK)
+        st = run_rank(&k, gpus ? gpus : world);
+    settle();
+    room_t *all[] = {&k.weight, &k.bias,   &k.gathered, &k.hidden,  &k.work,    &k.kept,
+                     &k.d_h,    &k.d_w,    &k.d_b,      &k.up[0],   &k.up[1],   &k.up[2],
+                     &k.out[0], &k.out[1], &k.out[2],   &k.targets, &k.correct, &k.counts};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
-        free(all[i]->block);
+        room_free(all[i]);
     colo_linear_logprob_destroy(&k.linear);
     colo_lm_head_destroy(&k.head);
     colo_comm_destroy(&k.tp);
     colo_comm_destroy(&k.dp);
+    colo_comm_destroy(&gpus);
     return st;
 }
 
@@ -431,7 +476,9 @@ colo_status_t linear_case_run(linear_case_t *c)
     memset(c->spilled, 0, sizeof c->spilled);
     memset(c->second_differs, 0, sizeof c->second_differs);
     each_shared(c, t_share);
+    place = c->place;
     colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, sizeof *c);
+    place = NULL;
     each_shared(c, unshare);
     return st;
 }

@@ -13,7 +13,17 @@
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
 
+/* Where a case runs that does not run on the host; memory must be readable there, too. */
+typedef struct linear_place {
+    void *(*alloc)(size_t bytes); /* 256-aligned */
+    void (*release)(void *p);
+    void (*wait)(void); /* for all that is enqueued */
+    int32_t (*device)(void);
+    colo_status_t (*comm)(colo_comm_t *world, colo_comm_t **mine); /* *mine NULL: world itself */
+} linear_place_t;
+
 typedef struct linear_case {
+    const linear_place_t *place; /* NULL: the host */
     int32_t ranks, replicas;
     int64_t tokens, vocab, hidden;
     colo_dtype_t dtype;

@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* linear_gpu.h - runs a linear_case_t on GPUs, in managed memory, a rank a GPU. */
+#ifndef TESTS_LINEAR_GPU_H
+#define TESTS_LINEAR_GPU_H
+
+#include "gpu/gpu.h"
+#include "loss/linear_case.h"
+
+enum {
+    LINEAR_TAU = 1,
+    LINEAR_CAP = 2,
+    LINEAR_SMOOTH = 4,
+    LINEAR_MEGATRON = 8,
+    LINEAR_ZLOSS = 16,
+    LINEAR_ENTROPY = 32,
+    LINEAR_LOSS = 64,
+    LINEAR_CORRECT = 128,
+    LINEAR_BIAS = 256,
+    LINEAR_IGNORED = 512,
+    LINEAR_SHARDED = 1024,
+    LINEAR_MEAN = 2048,
+    LINEAR_OPTIONS = 12
+};
+
+const linear_place_t *linear_gpu_place(void);
+/* @mode: 0 logprob, 1 keep, 2 loss. Options that need a loss get one. */
+void linear_gpu_options(linear_case_t *c, unsigned bits, int mode);
+/* Against the oracle; fails the running test. */
+void linear_gpu_run(linear_case_t *c, const char *what);
+/* One small case; @dtypes picks the head's, the logits' and d_weight's dtype. */
+void linear_gpu_one(unsigned bits, int mode, int32_t ranks, int32_t replicas, int dtypes,
+                    int64_t chunk, uint64_t *rng);
+
+#endif

@@ -1,0 +1,186 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_linear.c - the lm_head path on GPUs: the cases of tests/loss/linear_case.h, whose oracle is
+ * fp64 and whose tolerances are derived there, in memory that host and device reach. One GPU here;
+ * W x D of them with NCCL in test_linear_ranks.c.
+ */
+#include "gpu/linear_gpu.h"
+
+static uint64_t rng;
+
+static void every_option_and_pair_agrees_with_the_oracle(void **state)
+{
+    int turn = 0;
+    (void)state;
+    for (int i = 0; i < LINEAR_OPTIONS; i++)
+        for (int j = i; j < LINEAR_OPTIONS; j++, turn++)
+            linear_gpu_one(1u << i | 1u << j, turn % 3, 1, 1, turn / 3, 1 + turn % 9, &rng);
+}
+
+static void all_options_at_once_agree_in_every_mode_and_dtype(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 48; i++)
+        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, 1, 1, i / 3, 1 + i % 40, &rng);
+}
+
+/* Chunks of thousands of rows, as products of real sizes have them. */
+static void long_chunks_agree_with_the_oracle(void **state)
+{
+    (void)state;
+    for (int mode = 0; mode < 3; mode++) {
+        linear_case_t c;
+        linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
+        linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, mode);
+        c.config.logits_dtype = mode == 1 ? COLO_F32 : COLO_BF16;
+        linear_gpu_run(&c, "long chunks");
+        linear_case_free(&c);
+    }
+}
+
+static void chunks_change_no_bit_of_outputs_and_d_hidden(void **state)
+{
+    static const int64_t chunks[] = {2200, 700, 64, 1};
+    (void)state;
+    for (int i = 0; i < 6; i++) {
+        linear_case_t first, c;
+        for (int k = 0; k < 4; k++) {
+            uint64_t same = 77 + (uint64_t)i;
+            linear_case_init(&c, 1, 1, 2200, 300, 40, i % 2 ? COLO_BF16 : COLO_F32, &same);
+            linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH, i / 2);
+            c.config.logprob.chunk_size = chunks[k];
+            c.place = linear_gpu_place();
+            if (linear_case_run(&c) != COLO_OK)
+                fail_msg("chunk %d: %s", (int)chunks[k], colo_last_error());
+            if (k == 0)
+                first = c;
+            else if (!linear_case_same(&first, &c, false))
+                fail_msg("case %d: chunks of %d rows give other bits than of %d", i, (int)chunks[k],
+                         (int)chunks[0]);
+            if (k > 0)
+                linear_case_free(&c);
+        }
+        linear_case_free(&first);
+    }
+}
+
+/* ---- graphs ---- */
+
+enum { T = 300, V = 130, H = 48 };
+
+typedef struct step {
+    void *h, *targets, *w, *out, *d_h, *d_w, *work;
+    size_t bytes[3]; /* of out, d_h, d_w */
+    colo_linear_logprob_t *linear;
+    colo_lm_head_t *head;
+    colo_comm_t *self;
+} step_t;
+
+static void step_inputs(const step_t *s)
+{
+    float h[T * H];
+    int64_t targets[T];
+    for (int i = 0; i < T * H; i++)
+        h[i] = (float)(2 * t_uniform(&rng) - 1);
+    for (int i = 0; i < T; i++)
+        targets[i] = t_below(&rng, 4) ? t_below(&rng, V) : -100;
+    assert_cuda(cudaMemcpy(s->h, h, sizeof h, cudaMemcpyHostToDevice));
+    assert_cuda(cudaMemcpy(s->targets, targets, sizeof targets, cudaMemcpyHostToDevice));
+}
+
+static colo_status_t step_run(const step_t *s, cudaStream_t stream)
+{
+    colo_tensor_t hidden = colo_tensor_cuda(s->h, COLO_F32, 0, 2, (int64_t[]){T, H});
+    colo_tensor_t targets = colo_tensor_cuda(s->targets, COLO_I64, 0, 1, (int64_t[]){T});
+    colo_tensor_t d_h = colo_tensor_cuda(s->d_h, COLO_F32, 0, 2, (int64_t[]){T, H});
+    colo_tensor_t d_w = colo_tensor_cuda(s->d_w, COLO_F32, 0, 2, (int64_t[]){V, H});
+    colo_linear_batch_t batch = {&hidden, &targets, -1};
+    colo_linear_upstream_t up = {.logp = -1, .mean = true};
+    colo_logprob_out_t out = {.logp = s->out};
+    colo_linear_grads_t grads = {&d_h, &d_w, NULL};
+    return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
+}
+
+static void a_captured_loss_follows_its_inputs(void **state)
+{
+    (void)state;
+    step_t s = {.bytes = {T * 4, T * H * 4, V * H * 4}};
+    size_t bytes;
+    float w[V * H];
+    cudaStream_t stream;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    for (int i = 0; i < V * H; i++)
+        w[i] = (float)(2 * t_uniform(&rng) - 1);
+    s.h = gpu_put(NULL, T * H * 4);
+    s.targets = gpu_put(NULL, T * 8);
+    s.w = gpu_put(w, sizeof w);
+    s.out = gpu_put(NULL, s.bytes[0]);
+    s.d_h = gpu_put(NULL, s.bytes[1]);
+    s.d_w = gpu_put(NULL, s.bytes[2]);
+    assert_ok(colo_comm_create_self(&s.self));
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H, .mem = COLO_CUDA};
+    hc.device = 0;
+    assert_ok(colo_lm_head_create(&s.head, &hc, NULL));
+    colo_tensor_t weight = colo_tensor_cuda(s.w, COLO_F32, 0, 2, (int64_t[]){V, H});
+    assert_ok(colo_lm_head_bind(s.head, &weight, NULL, NULL));
+    colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    config.logprob.vocab = V;
+    config.logprob.chunk_size = 64;
+    config.d_weight_add = false;
+    assert_ok(colo_linear_logprob_create(&s.linear, &config, s.head, s.self));
+    assert_ok(colo_linear_logprob_workspace_size(s.linear, COLO_LINEAR_LOSS, T, -1, &bytes));
+    s.work = gpu_put(NULL, bytes);
+    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    step_inputs(&s);
+    assert_ok(step_run(&s, stream)); /* cuBLAS sets itself up */
+    assert_cuda(cudaStreamSynchronize(stream));
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_ok(step_run(&s, stream));
+    assert_cuda(cudaStreamEndCapture(stream, &graph));
+    assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (int turn = 0; turn < 20; turn++) {
+        void *outs[] = {s.out, s.d_h, s.d_w}, *replayed[3];
+        step_inputs(&s);
+        assert_cuda(cudaGraphLaunch(exec, stream));
+        for (int k = 0; k < 3; k++) {
+            replayed[k] = malloc(s.bytes[k]);
+            gpu_get(replayed[k], outs[k], s.bytes[k]);
+            assert_cuda(cudaMemset(outs[k], 0xff, s.bytes[k]));
+        }
+        assert_ok(step_run(&s, stream));
+        for (int k = 0; k < 3; k++) {
+            void *eager = malloc(s.bytes[k]);
+            gpu_get(eager, outs[k], s.bytes[k]);
+            if (memcmp(eager, replayed[k], s.bytes[k]) != 0)
+                fail_msg("replay %d: output %d differs from a launched call's", turn, k);
+            free(eager);
+            free(replayed[k]);
+        }
+    }
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+    cudaStreamDestroy(stream);
+    colo_linear_logprob_destroy(&s.linear);
+    colo_lm_head_destroy(&s.head);
+    colo_comm_destroy(&s.self);
+    void *all[] = {s.h, s.targets, s.w, s.out, s.d_h, s.d_w, s.work};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        gpu_free(all[i]);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    rng = t_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_option_and_pair_agrees_with_the_oracle),
+        cmocka_unit_test(all_options_at_once_agree_in_every_mode_and_dtype),
+        cmocka_unit_test(long_chunks_agree_with_the_oracle),
+        cmocka_unit_test(chunks_change_no_bit_of_outputs_and_d_hidden),
+        cmocka_unit_test(a_captured_loss_follows_its_inputs),
+    };
+    return cmocka_run_group_tests_name("gpu/linear", tests, NULL, NULL);
+}
