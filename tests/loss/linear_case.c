@@ -2,17 +2,20 @@
 /*
  * linear_case.c - see linear_case.h.
  *
- * Tolerances. u is the unit roundoff of sums (2^-24; 2^-53 for f64 heads), n = u times the steps of
- * one blocked sum: 128 + 2 for f32 sums, the whole sum and 2 for f64. A logit is off by at most
- *     e = n A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
+ * Tolerances. u is the unit roundoff of sums (2^-24; 2^-53 for f64 heads), n(k) = u times the steps
+ * of a sum of k terms: min(k, 128) + 2 where blocks of 128 are added in fp64, else k + 2. A logit
+ * is off by at most
+ *     e = n(H) A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
  * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
  *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D.
- * d_z_tv is |f| times terms of size G D, whose derivative by each logit is at most 4 f G (1 + D)
- * (and 2 f / cap of them for the softcap), G as in loss_case.c:
- *     s_tv = 4 u f G D + (4 + 2 [cap] / cap) f^2 G (1 + D) e + (rounding of d_z to the head's
- * dtype). Then the products: |d_h - ref| <= sum_v (s_tv |w| + n |d_z w|) + (rounding of d_h), d_w
- * and d_b alike over tokens and replicas, with one more rounding a chunk and a replica to f32, and
- * to the gradient's dtype at the end.
+ * d_z_v is made of p_v times coefficients, plus a constant at the target. What p_v multiplies sums
+ * to at most 2 |g_p| + |g_h| (2 |log p_v + h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over
+ * the derivatives by all logits; a softcap adds 2 f / cap of the gradient itself; rounding of the
+ * statistics is 4 u of G D as in loss_case.c, times p_v, and 4 u of the constants:
+ *     s_tv = f^2 e p_v (the above) + 2 f e / cap |d_z| + 4 u f (p_v G D + |d_z| + [v = t] (|g_p| +
+ * |g_l|)) and d_z's rounding to the head's dtype. Then the products: |d_h - ref| <= sum_v (s_tv |w|
+ * + n(V) |d_z w|) + (rounding of d_h), d_w and d_b alike over tokens and replicas, with one more
+ * rounding a chunk and a replica to f32, and to the gradient's dtype at the end.
  */
 #include "loss/linear_case.h"
 
@@ -486,7 +489,7 @@ colo_status_t linear_case_run(linear_case_t *c)
 /* ---- comparing ---- */
 
 struct scale {
-    double u, n, e, f, cap, lambda; /* as in the essay */
+    double u, nv, nt, e, f, cap, lambda; /* as in the essay */
 };
 
 static double roundoff(colo_dtype_t dtype)
@@ -533,15 +536,18 @@ static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t 
                                 c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL}};
 }
 
+static double steps_of(const linear_case_t *c, int64_t terms)
+{
+    bool blocks = c->dtype != COLO_F64;
+    return (blocks ? 0x1p-24 : 0x1p-53) * (double)((blocks && terms > 128 ? 128 : terms) + 2);
+}
+
 static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
                              const ref_linear_result_t *ref)
 {
     const int64_t V = c->vocab, H = c->hidden;
     struct scale s = {.u = c->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24};
     double most = 0, top = 0;
-    int64_t sum = H > V ? H : V;
-    sum = sum > c->tokens ? sum : c->tokens;
-    s.n = s.u * (double)(c->dtype == COLO_F64 ? sum + 2 : 130);
     for (int64_t t = 0; t < c->tokens; t++)
         for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
             double a = in->b ? fabs(in->b[v]) : 0;
@@ -550,7 +556,9 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
             most = a > most ? a : most;
             top = fabs(ref->z[t * V + v]) > top ? fabs(ref->z[t * V + v]) : top;
         }
-    s.e = s.n * most + roundoff(c->config.logits_dtype) * top;
+    s.nv = steps_of(c, V);
+    s.nt = steps_of(c, c->tokens);
+    s.e = steps_of(c, H) * most + roundoff(c->config.logits_dtype) * top;
     s.f = fabs(in->opts.scale / in->opts.temperature);
     s.cap = in->opts.softcap;
     s.lambda = in->opts.z_loss;
@@ -588,19 +596,29 @@ static void compare_outputs(const linear_case_t *c, const char *label, int d, in
     }
 }
 
-/* s_tv of the essay, for one token */
-static double slack_of(const linear_case_t *c, const ref_linear_t *in, const ref_logprob_row_t *ref,
-                       int64_t t, const struct scale *s)
+/* s_tv of the essay */
+static double slack_of(const linear_case_t *c, const ref_linear_t *in,
+                       const ref_linear_result_t *ref, int64_t t, int64_t v, const struct scale *s)
 {
-    double D = 1 + log((double)c->vocab) + ref->range, u = s->u;
+    const ref_logprob_row_t *row = &ref->rows[t];
+    const double h = row->entropy, lse = fabs(row->lse), dz = fabs(ref->dz[t * c->vocab + v]);
+    const double gp = in->g[0] ? fabs(in->g[0][t]) : 0, gh = fabs(in->g[1][t]),
+                 gl = in->g[2] ? fabs(in->g[2][t]) : 0;
+    double D = 1 + log((double)c->vocab) + row->range, u = s->u;
     if (c->dtype == COLO_F64) {
         u *= (double)c->vocab + 16;
-        D += 4 * ref->top;
+        D += 4 * row->top;
     }
-    double G = (in->g[0] ? fabs(in->g[0][t]) : 0) + fabs(in->g[1][t]) * D +
-               (in->g[2] ? fabs(in->g[2][t]) * (1 + 2 * s->lambda * fabs(ref->lse)) : 0);
-    return 4 * u * s->f * G * D +
-           (4 + (s->cap > 0 ? 2 / s->cap : 0) + 4 * s->lambda) * s->f * s->f * G * (1 + D) * s->e;
+    double x = in->opts.scale * ref->z[t * c->vocab + v] / in->opts.temperature;
+    if (s->cap > 0)
+        x = s->cap * tanh(x / s->cap);
+    const double lp = x - row->lse, p = exp(lp);
+    double moves =
+        2 * gp + gh * (2 * fabs(lp + h) + 2 + 2 * h) + gl * (2 + 2 * s->lambda * (1 + 2 * lse));
+    double G = gp + gh * D + gl * (1 + 2 * s->lambda * lse);
+    double constant = v == in->targets[t] ? gp + gl : 0;
+    return s->f * s->f * s->e * p * moves + (s->cap > 0 ? 2 * s->f * s->e / s->cap * dz : 0) +
+           4 * u * (s->f * (p * G * D + constant) + dz);
 }
 
 /* d_hidden as it must be on rank (r, d) for token @t: the sum over the vocabulary, or this part */
@@ -609,7 +627,7 @@ static void compare_d_hidden(const linear_case_t *c, const char *label, int d, i
                              const struct scale *s)
 {
     const int64_t V = c->vocab, H = c->hidden, slice = c->tokens / c->ranks;
-    const double narrow = roundoff(c->dtype), slack = slack_of(c, in, &ref->rows[t], t, s);
+    const double narrow = roundoff(c->dtype);
     for (int r = 0; r < c->ranks; r++)
         for (int64_t k = 0; k < H; k++) {
             bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL;
@@ -619,7 +637,8 @@ static void compare_d_hidden(const linear_case_t *c, const char *label, int d, i
                 if (partial && (v < c->start[r] || v >= c->start[r] + c->columns[r]))
                     continue;
                 want += dz * w;
-                tol += (slack + narrow * fabs(dz)) * fabs(w) + s->n * fabs(dz * w);
+                tol += (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz)) * fabs(w) +
+                       s->nv * fabs(dz * w);
                 /* each rank's part is rounded, and it may be larger than the sum */
                 tol += narrow * fabs(dz * w);
             }
@@ -644,12 +663,12 @@ static void add_slack(const linear_case_t *c, const ref_linear_t *in,
     const int64_t V = c->vocab, H = c->hidden;
     const double narrow = roundoff(c->dtype), steps = s->u * (double)(c->tokens + c->replicas + 1);
     for (int64_t t = 0; t < c->tokens; t++) {
-        double slack = slack_of(c, in, &ref->rows[t], t, s);
         for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
-            double dz = fabs(ref->dz[t * V + v]), off = slack + narrow * dz;
+            double dz = fabs(ref->dz[t * V + v]);
+            double off = slack_of(c, in, ref, t, v, s) + narrow * dz;
             for (int64_t k = 0; k < H; k++)
-                tw[v * H + k] += (off + (s->n + steps) * dz) * fabs(in->h[t * H + k]);
-            tb[v] += off + (s->n + steps) * dz;
+                tw[v * H + k] += (off + (s->nt + steps) * dz) * fabs(in->h[t * H + k]);
+            tb[v] += off + (s->nt + steps) * dz;
         }
     }
 }

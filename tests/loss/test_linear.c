@@ -110,11 +110,249 @@ static void all_options_at_once_agree_on_every_world(void **state)
                 one((1u << OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32, kind, 2, &rng);
 }
 
+/* Half-precision heads, with logits in either dtype and gradients stored or added. */
+static void every_dtype_agrees_in_every_mode(void **state)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    uint64_t rng = t_seed() + 2;
+    (void)state;
+    for (int d = 0; d < 4; d++)
+        for (int bits = 0; bits < 8; bits++)
+            for (int mode = 0; mode < 3; mode++) {
+                linear_case_t c;
+                linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
+                linear_case_shard(&c, bits % SHARD_KINDS);
+                set_options(&c, ENTROPY | LOSS | BIAS | IGNORED | (bits & 1 ? SHARDED : 0));
+                set_mode(&c, mode);
+                c.config.logprob.chunk_size = 4;
+                if (bits & 2)
+                    c.config.logits_dtype = dtypes[d];
+                if (bits & 4) {
+                    c.config.d_weight_dtype = dtypes[d];
+                    c.config.d_weight_add = false;
+                    c.prefill = 7; /* replaced */
+                }
+                run_and_compare(&c, bits & 4 ? "stored gradients" : "added gradients");
+                linear_case_free(&c);
+            }
+}
+
+static void d_hidden_is_summed_as_asked(void **state)
+{
+    uint64_t rng = t_seed() + 3;
+    (void)state;
+    for (int32_t w = 1; w <= 4; w *= 2)
+        for (int how = COLO_D_HIDDEN_PARTIAL; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++)
+            for (int mode = 0; mode < 3; mode++)
+                for (int d = 0; d < 2; d++) {
+                    linear_case_t c;
+                    linear_case_init(&c, w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
+                    linear_case_shard(&c, SHARD_UNEVEN);
+                    set_options(&c, IGNORED | ENTROPY | SHARDED);
+                    set_mode(&c, mode);
+                    c.config.logprob.chunk_size = 3;
+                    c.config.d_hidden = (colo_d_hidden_t)how;
+                    run_and_compare(&c, "d_hidden");
+                    for (int r = 0; r < 2 * w; r++)
+                        assert_int_equal(
+                            c.tp_all[r].ops[how == COLO_D_HIDDEN_ALL_REDUCE
+                                                ? COLO_OP_ALL_REDUCE
+                                                : COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS],
+                            how != COLO_D_HIDDEN_PARTIAL);
+                    linear_case_free(&c);
+                }
+}
+
+static void what_is_frozen_gets_no_gradient(void **state)
+{
+    uint64_t rng = t_seed() + 4;
+    (void)state;
+    for (int bits = 1; bits < 4; bits++)
+        for (int mode = 0; mode < 3; mode++)
+            for (int sharded = 0; sharded < 2; sharded++) {
+                linear_case_t c;
+                linear_case_init(&c, 2, 2, 8, 19, 5, COLO_F32, &rng);
+                set_options(&c, BIAS | (sharded ? SHARDED : 0));
+                set_mode(&c, mode);
+                c.config.logprob.chunk_size = 3;
+                c.config.frozen_hidden = bits & 1;
+                c.config.frozen_weight = bits & 2;
+                c.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
+                run_and_compare(&c, "frozen");
+                for (int r = 0; r < 4; r++)
+                    assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD],
+                                     sharded && !(bits & 2));
+                linear_case_free(&c);
+            }
+}
+
+/* Two of nine tokens count: products over 9, 4 or 2 rows give the same bits. */
+static void a_bound_on_valid_tokens_changes_no_bit(void **state)
+{
+    static const int64_t bounds[] = {-1, 9, 4, 2};
+    uint64_t seed = t_seed() + 5;
+    (void)state;
+    for (int mode = 0; mode < 3; mode++) {
+        linear_case_t all[4];
+        for (int i = 0; i < 4; i++) {
+            uint64_t rng = seed;
+            linear_case_init(&all[i], 2, 1, 9, 19, 5, COLO_F32, &rng);
+            set_options(&all[i], ENTROPY | LOSS | BIAS | CORRECT);
+            set_mode(&all[i], mode);
+            for (int64_t t = 0; t < 9; t++)
+                if (t != 3 && t != 8)
+                    all[i].targets[0][t] = -100;
+            all[i].max_valid = bounds[i];
+            run_and_compare(&all[i], "max_valid");
+            assert_true(linear_case_same(&all[0], &all[i], true));
+        }
+        for (int i = 0; i < 4; i++)
+            linear_case_free(&all[i]);
+    }
+}
+
+/* One case over modes and chunk sizes; d_weight is summed by chunk, so only there bits may move. */
+static void modes_and_chunks_change_no_bit_but_those_of_d_weight(void **state)
+{
+    static const int64_t chunks[] = {0, 1, 3, 4, 11};
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16};
+    uint64_t seed = t_seed() + 6;
+    (void)state;
+    for (int d = 0; d < 3; d++)
+        for (int32_t w = 1; w <= 2; w++) {
+            linear_case_t first;
+            for (int mode = 0; mode < 3; mode++)
+                for (size_t k = 0; k < sizeof chunks / sizeof *chunks; k++) {
+                    uint64_t rng = seed;
+                    linear_case_t c;
+                    linear_case_init(&c, w, 1, 11, 150, 140, dtypes[d], &rng);
+                    linear_case_shard(&c, SHARD_UNEVEN);
+                    set_options(&c, 255 | BIAS | IGNORED);
+                    set_mode(&c, mode);
+                    c.config.logprob.chunk_size = chunks[k];
+                    run_and_compare(&c, modes[mode]);
+                    if (mode == 0 && k == 0) {
+                        first = c;
+                        continue;
+                    }
+                    assert_true(linear_case_same(&first, &c, k == 0));
+                    linear_case_free(&c);
+                }
+            linear_case_free(&first);
+        }
+}
+
+static void a_sharded_head_gives_the_bits_of_a_resident_one(void **state)
+{
+    uint64_t seed = t_seed() + 7;
+    int64_t empty = 0;
+    (void)state;
+    for (int32_t dp = 1; dp <= 8; dp++) /* 13 rows over 8 ranks: two each, one, none */
+        for (int mode = 0; mode < 3; mode++)
+            for (int bits = 0; bits < 8; bits++) {
+                linear_case_t c[2];
+                for (int i = 0; i < 2; i++) {
+                    uint64_t rng = seed;
+                    linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
+                    set_options(&c[i],
+                                ENTROPY | IGNORED | (bits & 1 ? BIAS : 0) | (i ? SHARDED : 0));
+                    set_mode(&c[i], mode);
+                    c[i].config.logprob.chunk_size = 4;
+                    c[i].start_early = i && bits & 2;
+                    c[i].checkpoint = bits & 2 && mode < 2;
+                    run_and_compare(&c[i], i ? "sharded" : "resident");
+                }
+                assert_true(linear_case_same(&c[0], &c[1], true));
+                linear_case_free(&c[0]);
+                linear_case_free(&c[1]);
+                empty += dp == 8;
+            }
+    assert_true(empty > 0);
+}
+
+static void auto_keeps_logits_that_fit_the_budget(void **state)
+{
+    uint64_t rng = t_seed() + 8;
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1000, .hidden = 8};
+    colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
+    linear_case_t c;
+    (void)state;
+    lc.logprob.vocab = 1000; /* 4096 bytes a row */
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_lm_head_create(&head, &hc, NULL));
+    assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));
+    assert_int_equal(colo_linear_logprob_mode(linear, 100), COLO_LINEAR_KEEP);
+    assert_int_equal(colo_linear_logprob_mode(linear, 101), COLO_LINEAR_LOGPROB);
+    /* never below 2048 by itself; above, chunks of about the same size */
+    assert_int_equal(colo_linear_logprob_chunk(linear, 2000), 2000);
+    assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 2048);
+    assert_int_equal(colo_linear_logprob_chunk(linear, 5000), 1792); /* three: 1667, rounded up */
+    colo_linear_logprob_destroy(&linear);
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+    linear_case_init(&c, 2, 1, 7, 19, 5, COLO_F32, &rng);
+    c.config.mode = COLO_LINEAR_AUTO;
+    run_and_compare(&c, "auto");
+    linear_case_free(&c);
+}
+
+static void no_tokens_and_no_valid_token_are_legal(void **state)
+{
+    uint64_t rng = t_seed() + 9;
+    (void)state;
+    for (int mode = 0; mode < 3; mode++)
+        for (int64_t tokens = 0; tokens <= 5; tokens += 5)
+            for (int bits = 0; bits < 2; bits++) {
+                linear_case_t c;
+                linear_case_init(&c, 2, 2, tokens, 19, 5, COLO_F32, &rng);
+                set_options(&c, ENTROPY | BIAS | MEAN | SHARDED);
+                set_mode(&c, mode);
+                for (int64_t t = 0; t < tokens; t++)
+                    c.targets[0][t] = c.targets[1][t] = -100;
+                c.max_valid = bits ? 0 : -1;
+                c.config.d_weight_add = bits;
+                run_and_compare(&c, "nothing counts");
+                for (int64_t i = 0; i < 19 * 5; i++)
+                    assert_true(c.d_w[i] == 0);
+                linear_case_free(&c);
+            }
+}
+
+static void uniform_upstream_needs_no_arrays(void **state)
+{
+    uint64_t rng = t_seed() + 10;
+    (void)state;
+    for (int mode = 0; mode < 3; mode++) {
+        linear_case_t c;
+        linear_case_init(&c, 2, 1, 9, 19, 5, COLO_F64, &rng);
+        set_options(&c, ENTROPY | LOSS | SMOOTH | ZLOSS | IGNORED | MEAN);
+        set_mode(&c, mode);
+        c.arrays = false;
+        c.factor[0] = 0;
+        c.factor[1] = -0.25;
+        c.factor[2] = 3;
+        run_and_compare(&c, "uniform upstream");
+        linear_case_free(&c);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_and_pair_agrees_with_the_oracle),
         cmocka_unit_test(all_options_at_once_agree_on_every_world),
+        cmocka_unit_test(every_dtype_agrees_in_every_mode),
+        cmocka_unit_test(d_hidden_is_summed_as_asked),
+        cmocka_unit_test(what_is_frozen_gets_no_gradient),
+        cmocka_unit_test(a_bound_on_valid_tokens_changes_no_bit),
+        cmocka_unit_test(modes_and_chunks_change_no_bit_but_those_of_d_weight),
+        cmocka_unit_test(a_sharded_head_gives_the_bits_of_a_resident_one),
+        cmocka_unit_test(auto_keeps_logits_that_fit_the_budget),
+        cmocka_unit_test(no_tokens_and_no_valid_token_are_legal),
+        cmocka_unit_test(uniform_upstream_needs_no_arrays),
     };
     return cmocka_run_group_tests_name("loss/linear", tests, NULL, NULL);
 }
