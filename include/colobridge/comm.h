@@ -125,6 +125,13 @@ COLO_API int32_t colo_comm_size(const colo_comm_t *comm);
 COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
 /** colo_comm_find() - comm rank of a world rank, -1 when it is no member */
 COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
+/**
+ * colo_comm_set_world_ranks() - which world ranks the members are, for a comm of some of them; local
+ * @world_ranks:  [size], distinct, >= 0, the same on all ranks. Comms made from it later keep them,
+ *                those made before do not change. Without it a comm that was not split counts 0, 1 ..
+ * Errors:        COLO_ERR_ARG (negative, twice)
+ */
+COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
 /** colo_comm_backend() - "threads", "self", "mpi", "nccl" */
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 /** colo_comm_set_name() - at most 31 bytes, for sentences and dumps ("cp") */

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from . import _structs as s
@@ -122,6 +122,12 @@ class Comm:
     def find(self, world_rank: int) -> int:
         """Rank of a world rank, -1 when it is no member."""
         return lib().colo_comm_find(self.handle, world_rank)
+
+    def set_world_ranks(self, world_ranks: Sequence[int]) -> None:
+        """Which world ranks the members are, the same on all of them; before anything is made from it."""
+        if len(world_ranks) != self.size:
+            raise ValueError("world_ranks has %d entries, expected %d" % (len(world_ranks), self.size))
+        call('colo_comm_set_world_ranks', self.handle, (s.i64 * self.size)(*world_ranks))
 
     def set_timeout(self, seconds: float) -> None:
         """Deadline of every wait; communicators made later inherit it."""

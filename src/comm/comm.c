@@ -86,6 +86,25 @@ int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank)
     return comm && rank >= 0 && rank < comm->size ? comm->world_rank[rank] : -1;
 }
 
+colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks)
+{
+    if (!comm || !world_ranks)
+        return colo_fail(COLO_ERR_ARG, "comm: %s is NULL", comm ? "world_ranks" : "comm");
+    for (int32_t r = 0; r < comm->size; r++) {
+        if (world_ranks[r] < 0)
+            return colo_fail(COLO_ERR_ARG, "comm: world_ranks[%d] is %lld, expected >= 0", (int)r,
+                             (long long)world_ranks[r]);
+        for (int32_t k = 0; k < r; k++)
+            if (world_ranks[k] == world_ranks[r])
+                return colo_fail(COLO_ERR_ARG,
+                                 "comm: world rank %lld is both rank %d and rank %d, expected once",
+                                 (long long)world_ranks[r], (int)k, (int)r);
+    }
+    for (int32_t r = 0; r < comm->size; r++)
+        comm->world_rank[r] = world_ranks[r];
+    return COLO_OK;
+}
+
 int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank)
 {
     if (!comm)

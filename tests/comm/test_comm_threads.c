@@ -589,6 +589,40 @@ static void two_hundred_ranks_meet(void **state)
     assert_ok(colo_comm_threads_run(200, sum_rank, NULL));
 }
 
+/* A comm of world ranks 4..7 and one of 9, 2, 5, 3: groups of a grid follow the names. */
+static colo_status_t named_rank(colo_comm_t *c, void *arg)
+{
+    const int64_t row[] = {4, 5, 6, 7}, odd[] = {9, 2, 5, 3}, twice[] = {1, 2, 1, 3},
+                  negative[] = {0, 1, -2, 3};
+    colo_comm_t *sub = NULL;
+    colo_grid_t grid;
+    rank_check(colo_comm_set_world_ranks(c, twice) == COLO_ERR_ARG);
+    rank_check(colo_comm_set_world_ranks(c, negative) == COLO_ERR_ARG);
+    rank_check(colo_comm_world_rank(c, 2) == 2);
+    rank_try(colo_comm_set_world_ranks(c, row));
+    rank_try(colo_grid_parse(&grid, "tp=2,dp=2@4", 0));
+    rank_try(colo_comm_split(c, &grid, "dp", &sub));
+    rank_check(colo_comm_world_rank(sub, 1) == 6 + colo_comm_rank(c) % 2);
+    rank_check(colo_comm_find(c, 7) == 3 && colo_comm_find(c, 3) == -1);
+    rank_try(colo_comm_barrier(sub, NULL));
+    rank_try(colo_comm_set_world_ranks(c, odd));
+    rank_check(colo_comm_world_rank(sub, 0) == 4 + colo_comm_rank(c) % 2);
+    colo_comm_destroy(&sub);
+    for (int32_t r = 0; r < 4; r++)
+        rank_check(colo_comm_world_rank(c, r) == odd[r] && colo_comm_find(c, odd[r]) == r);
+    rank_try(colo_comm_split_color(c, 0, colo_comm_world_rank(c, colo_comm_rank(c)), &sub));
+    rank_check(colo_comm_world_rank(sub, 0) == 2 && colo_comm_world_rank(sub, 3) == 9);
+    rank_try(colo_comm_barrier(sub, NULL));
+    colo_comm_destroy(&sub);
+    return COLO_OK;
+}
+
+static void world_ranks_may_be_named(void **state)
+{
+    assert_ok(t_run_ranks(4, named_rank, NULL, 0));
+    assert_int_equal(colo_comm_set_world_ranks(NULL, NULL), COLO_ERR_ARG);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -607,6 +641,7 @@ int main(void)
         cmocka_unit_test(a_comm_of_one_rank_copies),
         cmocka_unit_test(settings_are_checked_and_inherited),
         cmocka_unit_test(a_run_refuses_senseless_sizes),
+        cmocka_unit_test(world_ranks_may_be_named),
         cmocka_unit_test(two_hundred_ranks_meet),
     };
     return cmocka_run_group_tests_name("comm/threads", tests, NULL, NULL);
