@@ -33,7 +33,7 @@ static const char *describe_group(char *text, size_t cap, const struct colo_ctx 
 {
     int n = snprintf(text, cap, "'%s' (world ranks", x->name);
     for (int32_t r = 0; r < x->size && r < 9 && n > 0 && (size_t)n < cap; r++)
-        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %d", (int)x->world[r])
+        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)x->label[r])
                    : snprintf(text + n, cap - (size_t)n, " ...");
     if (n > 0 && (size_t)n < cap)
         snprintf(text + n, cap - (size_t)n, ")");
@@ -60,11 +60,12 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
 {
     char mine[96], last[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence,
-             "%s on %s: rank %d waited for rank %d (world rank %d), which %s; the last operation "
+             "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
              "of rank %d is %s, as far as rank %d knows",
              colo_op_describe(mine, sizeof mine, x->op, x->seq),
-             describe_group(group, sizeof group, x), (int)x->rank, (int)peer, (int)x->world[peer],
-             how, (int)peer, describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
+             describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
+             (long long)x->label[peer], how, (int)peer,
+             describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
     colo_p2p_seal(x, COLO_ERR_TIMEOUT, -1, sentence);
 }
 

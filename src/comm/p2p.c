@@ -345,6 +345,7 @@ static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key
     x->key = key ? key : 1;
     x->rank = c->rank;
     x->size = c->size;
+    x->label = c->world_rank;
     x->world = malloc(n * sizeof *x->world);
     x->peer = calloc(n, sizeof *x->peer);
     x->eager = calloc(n, 2 * COLO_FRAME_EAGER);

@@ -1,1 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+"""PyTorch: bridge and losses as autograd functions on the current stream. docs/python.md.
+
+Importing this needs no torch; the first call does. Tensors live on the host or on CUDA devices, and are
+borrowed: neither inputs nor gradients are copied, unless a function says so.
+"""
+from .bridge import Bridge, bridge
+from .logprob import Loss, logprob, nll
+from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
+
+__all__ = ['Bridge', 'Loss', 'bridge', 'comm_of', 'comm_of_ranks', 'group_ranks', 'logprob', 'nll',
+           'shutdown']

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bridge as an autograd function: encoder activations in the LLM's layout, gradients back."""
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+from .. import _structs as s
+from .. import bridge as core
+from ..comm import Comm
+from ..errors import ArgumentError
+from ..grid import Grid
+from ..layout import Layout
+from ..plan import ALGOS, GRADS, OUTPUTS, choice
+from ..tensor import torch_dtype
+from . import ranks as groups
+from .tensors import checked, eager, stream_of
+
+_KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the scratch of its shape
+
+
+def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
+    """The ranks that @rank exchanges with, directly or through others: those whose samples overlap.
+    Both grids split samples over dp; pure arithmetic, O(ranks)."""
+    import math
+    sides = [(grid, grid.extent('dp')) for grid in (src, dst)]
+    blocks = math.gcd(sides[0][1], sides[1][1])
+    parent = list(range(blocks))
+
+    def root(b: int) -> int:
+        while parent[b] != b:
+            b = parent[b]
+        return b
+
+    where: dict[int, int] = {}
+    for grid, dp in sides:
+        step = 1
+        for name, extent in grid.dims:
+            if name == 'dp':
+                break
+            step *= extent
+        for r in grid.ranks():
+            block = (r - grid.offset) // step % dp * blocks // dp
+            if r in where:
+                a, b = root(where[r]), root(block)
+                parent[max(a, b)] = min(a, b)
+            else:
+                where[r] = block
+    if rank not in where:
+        return (rank,)
+    mine = root(where[rank])
+    return tuple(sorted(r for r, block in where.items() if root(block) == mine))
+
+
+def _plain(layout: Layout) -> bool:
+    """Are samples split over dp alone, so that component() holds?"""
+    raw = layout._raw
+    names = layout.grid.names
+    return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
+        names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
+
+
+class Bridge:
+    """Carries [b, n, H] activations from layout @src to layout @dst.
+
+    src, dst: Layout, or the spec of a grid ("tp=2,dp=4"), for the usual layout of that side. group: a
+    torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
+    ranks that exchange. axes: "bsh", "sbh", any permutation, or "th" (flattened). output: "full" (own
+    samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
+    "disjoint" (a promise: zero outside of own rows). algo: "exact" or "collective".
+    frozen: no gradient flows back.
+
+    bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
+    the source passes None and says like=. All ranks of the grids call in the same order, and run
+    backward through their y, also when it is empty. Values move bitwise; dtypes stay as they are
+    (autocast does not matter). x is not saved.
+
+    Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
+    another rank failed), TimeoutError, MismatchError (ranks disagree).
+    """
+
+    def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
+                 output: str = 'full', grad: str = 'partial', algo: str = 'exact',
+                 frozen: bool = False, ranks_per_node: int = 0):
+        if group is None:
+            raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
+                                "process group with all ranks of the grids, or a colobridge.Comm")
+        self.src = Layout.src(src) if isinstance(src, str) else src
+        self.dst = Layout.dst(dst) if isinstance(dst, str) else dst
+        choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
+        if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
+            raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
+        self.group, self.axes = group, axes
+        self._options = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
+                         'ranks_per_node': ranks_per_node}
+        self.frozen = frozen
+        self._ranks: tuple[int, ...] | None = None
+        self._kept: collections.OrderedDict[Any, core.Bridge] = collections.OrderedDict()
+        self._comm: Comm | None = None
+        if not isinstance(group, Comm):
+            self._ranks = self._members()
+
+    def _members(self) -> tuple[int, ...]:
+        import torch.distributed as dist
+        inside = groups.group_ranks(self.group, 'bridge: group')
+        for name, layout in (('src', self.src), ('dst', self.dst)):
+            missing = [r for r in layout.grid.ranks() if r not in inside][:4]
+            if missing:
+                raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
+                                    % (missing, name, layout.grid, len(inside)))
+        if _plain(self.src) and _plain(self.dst):
+            return component(self.src.grid, self.dst.grid, dist.get_rank())
+        return inside
+
+    def comm(self, device: Any) -> Comm:
+        """The communicator for tensors on @device; collective the first time."""
+        if self._ranks is None:
+            return groups.comm_of(self.group, device, 'bridge: group')
+        groups.group_ranks(self.group, 'bridge: group')  # is it alive
+        return groups.comm_of_ranks(self._ranks, device)
+
+    def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
+        """(samples, rows, features) of the whole from this rank's x. ValueError where x alone does not
+        say: samples that dp does not divide, rows or features split on the source side."""
+        axes = self.axes
+        if x.dim() != len(axes):
+            raise ArgumentError("bridge: x is %s, expected %d axes in the order of '%s'"
+                                % (list(x.shape), len(axes), axes))
+        raw, dp = self.src._raw, self.src.grid.extent('dp')
+        if raw.nsplits[s.ROWS] and self.src.grid.shape != [1] * len(self.src.grid.shape):
+            split = [self.src.grid.shape[raw.split[s.ROWS][i].dim] for i in range(raw.nsplits[s.ROWS])]
+        else:
+            split = []
+        parts = 1
+        for n in split:
+            parts *= n
+        features = x.shape[axes.index('h')]
+        for i in range(raw.nsplits[s.FEATURES]):
+            features *= self.src.grid.shape[raw.split[s.FEATURES][i].dim]
+        if axes == 'th':
+            if samples is None:
+                raise ArgumentError("bridge: x is flattened, so shape=(samples, rows, features) or "
+                                    "samples= is needed")
+            mine = samples // dp if samples % dp == 0 else None
+            if not mine or x.shape[0] % mine:
+                raise ArgumentError("bridge: %d flattened rows are not those of %d samples over dp=%d; "
+                                    "pass shape=(samples, rows, features)" % (x.shape[0], samples, dp))
+            return samples, x.shape[0] // mine * parts, features
+        rows = x.shape[axes.index('s')] * parts
+        return (x.shape[axes.index('b')] * dp if samples is None else samples), rows, features
+
+    def _core(self, shape: tuple[int, ...], dtype: Any, device: Any) -> core.Bridge:
+        comm = self.comm(device)
+        if comm is not self._comm:  # the first, or one that an error killed was made anew
+            self._kept.clear()
+            self._comm = comm
+        key = (shape, dtype, device)
+        bridge = self._kept.get(key)
+        if bridge is None:
+            no_grad = self.frozen or not dtype.is_floating_point
+            bridge = core.Bridge(comm, self.src, self.dst, shape, dtype=s.DTYPES[torch_dtype(dtype)],
+                                 device=device.type, no_grad=no_grad, **self._options)
+            self._kept[key] = bridge
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        return bridge
+
+    def __call__(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
+                 like: Any = None) -> Any:
+        """y under the destination's layout. samples: the global batch where dp does not divide it;
+        shape: (samples, rows, features[, positions]) where x does not say it; like: a tensor whose
+        dtype and device are meant where x is None (then shape is needed)."""
+        return _call(self, x, samples, shape, like)
+
+    def destroy(self) -> None:
+        """Frees scratch; the communicator is kept for others. The second time does nothing."""
+        for bridge in self._kept.values():
+            bridge.destroy()
+        self._kept.clear()
+        self._comm = None
+
+
+@eager
+def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | None,
+          like: Any) -> Any:
+    import torch
+    told = like if x is None else x
+    if not isinstance(told, torch.Tensor):
+        raise ArgumentError("bridge: x is a %s, expected a torch.Tensor%s"
+                            % (type(told).__name__, ', or like= one' if x is None else ''))
+    if x is None:
+        if shape is None:
+            raise ArgumentError("bridge: x is None, so shape=(samples, rows, features) is needed")
+        # Outputs have gradients when an input has.
+        x = torch.empty(0, dtype=told.dtype, device=told.device,
+                        requires_grad=told.dtype.is_floating_point and not self.frozen)
+        here = False
+    else:
+        here = True
+        if shape is None:
+            shape = self.global_shape(x, samples)
+    bridge = self._core(tuple(shape), x.dtype, x.device)
+    return _function().apply(x, bridge, here)
+
+
+@functools.lru_cache(maxsize=None)
+def _function() -> Any:
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    class Carry(torch.autograd.Function):
+        """y = R x forward, d_x = R^T d_y backward."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, bridge: core.Bridge, here: bool) -> Any:
+            ctx.bridge, ctx.here, ctx.device, ctx.dtype = bridge, here, x.device, x.dtype
+            ctx.shape = x.shape
+            y = torch.empty(bridge.dst_shape, dtype=x.dtype, device=x.device)
+            bridge.forward(checked(x, 'x') if here else None, checked(y, 'y'), stream_of(x.device))
+            return y
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, d_y: Any) -> Any:
+            d_x = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
+            ctx.bridge.backward(checked(d_y, 'd_y'), checked(d_x, 'd_x') if ctx.here else None,
+                                stream_of(ctx.device))
+            return d_x, None, None
+
+    return Carry
+
+
+@functools.lru_cache(maxsize=32)
+def _bridge_of(src: Layout, dst: Layout, group: Any, options: tuple[Any, ...]) -> Bridge:
+    return Bridge(src, dst, group=group, **dict(options))
+
+
+def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
+           shape: tuple[int, ...] | None = None, like: Any = None, **options: Any) -> Any:
+    """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
+    Bridge is made at the first call and kept."""
+    src = Layout.src(src) if isinstance(src, str) else src
+    dst = Layout.dst(dst) if isinstance(dst, str) else dst
+    if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
+        kept = group.__dict__.setdefault('_bridges', {})
+        key = (src, dst, tuple(sorted(options.items())))
+        if key not in kept:
+            kept[key] = Bridge(src, dst, group=group, **options)
+        return kept[key](x, samples=samples, shape=shape, like=like)
+    made = _bridge_of(src, dst, group, tuple(sorted(options.items())))
+    return made(x, samples=samples, shape=shape, like=like)

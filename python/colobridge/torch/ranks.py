@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Torch process groups as the library's communicators.
+
+A group argument is a torch process group, a colobridge.Comm (ranks that are threads, say), or None for
+a group of one. From a torch group come its ranks; they meet through the key-value store that
+torch.distributed was initialised with, so no torch collective runs and the backend of the group does
+not matter. Host tensors then go over sockets; for CUDA tensors the library makes its own NCCL
+communicator. Communicators are kept for the next call, until shutdown() or the end of the process; one
+that an error killed is made anew by all its ranks.
+"""
+from __future__ import annotations
+
+import atexit
+import datetime
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from .._lib import lib
+from ..comm import Comm
+from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError
+
+_lock = threading.Lock()
+_made: dict[Any, '_Made'] = {}
+_meetings: dict[Any, int] = {}  # how often these ranks met, alike on all of them
+_alone = threading.local()
+
+
+class _Made:
+    """Communicators of one set of ranks: host memory, and GPUs."""
+
+    def __init__(self, host: Comm, store: Any = None):
+        self.host, self.store = host, store
+        self.gpu: Comm | None = None
+
+    def dead(self) -> bool:
+        return any(comm is not None and lib().colo_comm_check(comm.handle) < 0
+                   for comm in (self.host, self.gpu))
+
+    def destroy(self) -> None:
+        for comm in (self.gpu, self.host):
+            if comm is not None:
+                comm.destroy()
+
+
+def _default_group(dist: Any) -> Any:
+    return dist.distributed_c10d._get_default_group()
+
+
+def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
+    """World ranks of a torch process group, in group order. ValueError: not a group, or one without
+    this rank; RuntimeError: torch.distributed is not initialised, or the group was destroyed."""
+    import torch.distributed as dist
+    if not (dist.is_available() and dist.is_initialized()):
+        raise FailedError("%s: torch.distributed is not initialised (or was destroyed); call "
+                          "init_process_group() first" % what, STATUS['ERR_STATE'])
+    world = _default_group(dist)
+    if group is dist.group.WORLD or group is world:
+        return tuple(range(dist.get_world_size()))
+    if group is dist.GroupMember.NON_GROUP_MEMBER or not isinstance(group, dist.ProcessGroup):
+        what_it_is = ('is a group without this rank %d' % dist.get_rank()
+                      if group is dist.GroupMember.NON_GROUP_MEMBER
+                      else 'is a %s, expected a torch process group, a colobridge.Comm or None'
+                      % type(group).__name__)
+        raise ArgumentError("%s %s" % (what, what_it_is))
+    c10d = dist.distributed_c10d
+    state = getattr(c10d, '_world', None)
+    table = state.pg_group_ranks if hasattr(state, 'pg_group_ranks') else c10d._pg_group_ranks
+    if group not in table:
+        raise FailedError("%s: this process group was destroyed before its last use" % what,
+                          STATUS['ERR_STATE'])
+    ranks = tuple(sorted(table[group], key=table[group].get))
+    if dist.get_rank() not in ranks:
+        raise ArgumentError("%s has ranks %s, which is a group without this rank %d"
+                            % (what, list(ranks), dist.get_rank()))
+    return ranks
+
+
+def _timeout() -> datetime.timedelta:
+    text = os.environ.get('COLO_TIMEOUT_MS', '')
+    ms = int(text) if text.isdigit() and int(text) > 0 else 600000
+    return datetime.timedelta(milliseconds=ms)
+
+
+def _meet(ranks: tuple[int, ...]) -> Comm:
+    """A host communicator of @ranks through the default store; collective over them."""
+    import torch.distributed as dist
+    me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    name = hashlib.sha1(repr(ranks).encode()).hexdigest()[:16]
+    with _lock:
+        meeting = _meetings[id(store), name] = _meetings.get((id(store), name), 0) + 1
+    at = ranks.index(me)
+
+    def key(rank: int, step: int) -> str:
+        return 'colobridge/%s/%d/%d/%d' % (name, meeting, step, rank)
+
+    steps = [0]
+
+    def all_gather(mine: bytes) -> list[bytes]:
+        steps[0] += 1
+        store.set(key(me, steps[0]), mine)
+        keys = [key(rank, steps[0]) for rank in ranks]
+        try:
+            store.wait(keys, _timeout())
+        except Exception as why:
+            missing = [rank for rank, k in zip(ranks, keys) if not store.check([k])]
+            raise DeadlineError(
+                "rank %d waited %s for ranks %s of %s to make a communicator (%s)"
+                % (me, _timeout(), missing, list(ranks), why), STATUS['ERR_TIMEOUT']) from why
+        return [bytes(store.get(k)) for k in keys]
+
+    comm = Comm.from_all_gather(at, len(ranks), all_gather)
+    comm.set_world_ranks(ranks)
+    return comm
+
+
+def alone(world_rank: int = 0) -> Comm:
+    """This thread's group of one, for host and CUDA tensors."""
+    comms = _alone.__dict__.setdefault('comms', {})
+    if world_rank not in comms:
+        comms[world_rank] = Comm.self()
+        comms[world_rank].set_world_ranks([world_rank])
+    return comms[world_rank]
+
+
+def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
+    """The communicator of world ranks, for tensors on @device (a torch.device); collective over them
+    the first time. The rank that it is called on is one of them."""
+    import torch.distributed as dist
+    ranks = tuple(ranks)
+    if len(ranks) == 1:
+        return alone(ranks[0])
+    store = dist.distributed_c10d._get_default_store()
+    with _lock:
+        made = _made.get(ranks)
+        # dead, or of a torch.distributed that was destroyed and initialised again
+        stale = made is not None and (made.store is not store or made.dead())
+        if stale:
+            del _made[ranks]
+    if made is not None and stale:
+        made.destroy()
+    if made is None or stale:
+        made = _Made(_meet(ranks), store)
+        with _lock:
+            _made[ranks] = made
+    return _for_device(made, device)
+
+
+def _for_device(made: Any, device: Any) -> Comm:
+    if device.type != 'cuda':
+        return made.host
+    if made.gpu is None:
+        made.gpu = made.host.nccl(device.index if device.index is not None else -1)
+    return made.gpu
+
+
+def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
+    """The communicator of a group argument for tensors on @device. See group_ranks() for errors."""
+    if group is None:
+        return alone()
+    if isinstance(group, Comm):
+        if device.type != 'cuda' or group.backend == 'nccl' or group.size == 1:
+            return group
+        made = getattr(group, '_torch_made', None)
+        if made is None:
+            made = _Made(group)
+            group._torch_made = made  # type: ignore[attr-defined]
+        return _for_device(made, device)
+    return comm_of_ranks(group_ranks(group, what), device)
+
+
+def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
+    """Of a group argument; no communication."""
+    if group is None:
+        return 1, 0
+    if isinstance(group, Comm):
+        return group.size, group.rank
+    import torch.distributed as dist
+    ranks = group_ranks(group, what)
+    return len(ranks), ranks.index(dist.get_rank())
+
+
+def refuse(comm: Comm | None, error: Exception) -> None:
+    """Tells the other ranks of @comm why this one does not come: they get the sentence of @error at once,
+    not a timeout. Nothing to tell to a group of one."""
+    try:
+        if comm is not None and comm.size > 1:
+            comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
+    except Error:
+        pass  # dead already
+
+
+def shutdown() -> None:
+    """Destroys all communicators made from torch groups. Also done at exit."""
+    with _lock:
+        made = list(_made.values())
+        _made.clear()
+    for comms in made:
+        comms.destroy()
+
+
+atexit.register(shutdown)

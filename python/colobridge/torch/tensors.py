@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the autograd functions share: checked views of torch tensors, the current stream, graph breaks."""
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from .. import _structs as s
+from ..errors import ArgumentError, FailedError
+from ..tensor import from_torch
+
+
+def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
+    """The library's view of a torch tensor. ValueError: no tensor, device, dtype; RuntimeError: its
+    storage is smaller than its shape says, because somebody freed or resized it."""
+    import torch
+    if not isinstance(t, torch.Tensor):
+        raise ArgumentError("%s is a %s, expected a torch.Tensor" % (what, type(t).__name__))
+    if t.layout is not torch.strided:
+        raise ArgumentError("%s has layout %s, expected torch.strided" % (what, t.layout))
+    raw = from_torch(t, what)
+    if t.numel():
+        reach = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+        need = (t.storage_offset() + reach) * t.element_size()
+        storage = t.untyped_storage() if hasattr(t, 'untyped_storage') else t.storage()
+        if storage.nbytes() < need:
+            raise FailedError("%s: its storage holds %d bytes, its shape %s needs %d; it was freed or "
+                              "resized%s" % (what, storage.nbytes(), list(t.shape), need,
+                                             ' after forward saved it' if saved else ''))
+    return raw
+
+
+def stream_of(device: Any) -> int | None:
+    """The current CUDA stream, None on the host."""
+    if device.type != 'cuda':
+        return None
+    import torch
+    return torch.cuda.current_stream(device).cuda_stream
+
+
+def saved_tensors(ctx: Any, what: str) -> Any:
+    """ctx.saved_tensors; an in-place write since forward is told in this function's words."""
+    try:
+        return ctx.saved_tensors
+    except RuntimeError as why:
+        if 'modified by an inplace operation' not in str(why):
+            raise
+        raise RuntimeError("%s was written in place after forward saved it; clone it before, or write "
+                           "out of place (%s)" % (what, why)) from why
+
+
+def eager(fn: Any) -> Any:
+    """Runs @fn outside of torch.compile: a graph break there, nothing else anywhere."""
+    wrapped: list[Any] = []
+
+    @functools.wraps(fn)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        import torch
+        compiler = getattr(torch, 'compiler', None)
+        if compiler is None or not compiler.is_compiling():
+            return fn(*args, **kwargs)
+        if not wrapped:
+            wrapped.append(compiler.disable(fn))
+        return wrapped[0](*args, **kwargs)
+    return call

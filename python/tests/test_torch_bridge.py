@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The bridge as an autograd function: processes over gloo, ranks that are threads, errors."""
+import itertools
+import random
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from world import World  # noqa: E402
+
+PAIRS = [('tp=2,dp=2', 'tp=2,cp=2,dp=1'), ('tp=4,dp=1', 'tp=1,cp=2,dp=2'), ('dp=4', 'cp=2,dp=2'),
+         ('dp=4', 'tp=4'), ('tp=2,dp=2', 'tp=2,dp=2'), ('dp=2,tp=2', 'tp=2,dp=2'),
+         ('cp=2,dp=2', 'cp=4'), ('tp=4', 'cp=4')]
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def whole(shape, seed, dtype=torch.float32):
+    """[B, N, H] of small integers times position codes: sums of a few are exact."""
+    rng = torch.Generator().manual_seed(seed)  # ranks may be threads
+    return torch.randint(-512, 512, shape, generator=rng).to(dtype)
+
+
+def part(layout, rank, tensor, full_rows):
+    own = layout.owned(rank, *tensor.shape, full_rows=full_rows)
+    return tensor[own.samples[0]:own.samples[1], own.rows].clone()
+
+
+ORDER = {'bsh': (0, 1, 2), 'sbh': (1, 0, 2), 'hsb': (2, 1, 0)}
+
+
+def in_order(t, axes):
+    return t.reshape(-1, t.shape[-1]) if axes == 'th' else t.permute(ORDER[axes]).contiguous()
+
+
+def partial_gradients(dst, shape, seed):
+    """What every destination rank's gradient is: its own values, alike on tp replicas only."""
+    grads = {}
+    for rank in dst.grid.ranks():
+        at = dst.grid.coords(rank)
+        key = (at.get('dp', 0), at.get('cp', 0))
+        grads[rank] = whole(shape, seed + 1 + 10 * key[0] + key[1])
+    return grads
+
+
+def expected_dx(src, dst, rank, shape, grads, output, grad):
+    """The adjoint, by the definitions: the gradient of a sample is that of the dp replica that has it,
+    summed over cp (partial) or of the cp rank that owns the row."""
+    own = src.owned(rank, *shape)
+    out = torch.zeros(shape)
+    for b in range(shape[0]):
+        for r in range(shape[1]):
+            holders = {}
+            for q in dst.grid.ranks():
+                o = dst.owned(q, *shape, full_rows=output == 'full' and grad == 'partial')
+                if o.samples[0] <= b < o.samples[1] and r in o.rows:
+                    at = dst.grid.coords(q)
+                    holders[at.get('cp', 0)] = grads[q][b, r]  # tp replicas are alike
+            out[b, r] = sum(holders.values())
+    return out[own.samples[0]:own.samples[1], own.rows]
+
+
+def carries(rank, src, dst, axes, output, grad, algo, group=None):
+    src, dst, shape = cb.Layout.src(src), cb.Layout.dst(dst), (4, 8, 3)
+    bridge = ct.Bridge(src, dst, group=group or dist.group.WORLD, axes=axes, output=output,
+                       grad=grad, algo=algo)
+    everything = whole(shape, 7)
+    x = in_order(part(src, rank, everything, False), axes)
+    x.requires_grad_()
+    y = bridge(x, shape=shape)
+    full = output == 'full'
+    assert torch.equal(y, in_order(part(dst, rank, everything, full), axes))
+    grads = partial_gradients(dst, shape, 7)
+    own = dst.owned(rank, *shape, full_rows=full)
+    mine = grads[rank][own.samples[0]:own.samples[1], own.rows].clone()
+    if full and grad == 'disjoint':
+        rows = set(dst.owned(rank, *shape).rows)
+        for r in range(shape[1]):
+            if r not in rows:
+                mine[:, r] = 0
+    d_y = in_order(mine, axes)
+    kept = d_y.clone()
+    y.backward(d_y)
+    want = expected_dx(src, dst, rank, shape, grads, output, grad)
+    assert torch.equal(x.grad, in_order(want, axes)), (x.grad, want)
+    assert torch.equal(d_y, kept)
+    bridge.destroy()
+
+
+@pytest.mark.parametrize('src, dst', PAIRS)
+def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
+    for axes, (output, grad) in itertools.product(
+            ('bsh', 'sbh', 'th', 'hsb'), (('full', 'partial'), ('full', 'disjoint'),
+                                          ('sharded', 'disjoint'))):
+        world.run(carries, src, dst, axes, output, grad, 'exact')
+
+
+@pytest.mark.parametrize('src, dst', PAIRS[:2] + PAIRS[4:5])
+def test_the_collective_way_gives_the_same(world, src, dst):
+    for axes in ('bsh', 'sbh'):
+        world.run(carries, src, dst, axes, 'full', 'partial', 'collective')
+
+
+def test_ranks_that_are_threads_do_the_same():
+    for src, dst in PAIRS:
+        cb.run_threads(4, lambda world: carries(world.rank, src, dst, 'bsh', 'full', 'partial', 'exact',
+                                                group=world))
+    with pytest.raises(ValueError, match='group is None'):
+        ct.Bridge('dp=4', 'dp=4', group=None)
+
+
+def strided(rank):
+    src, dst = cb.Layout.src('dp=4'), cb.Layout.dst('cp=2,dp=2')
+    everything = whole((8, 4, 6), 3)
+    mine = part(src, rank, everything, False)
+    wide = torch.full((2, 4, 14), float('nan'))
+    x = wide[:, :, 1:13:2]
+    x.copy_(mine)
+    x = x.detach().requires_grad_()
+    assert not x.is_contiguous()
+    y = ct.bridge(x, src, dst, group=dist.group.WORLD)
+    assert torch.equal(y, part(dst, rank, everything, True))
+    y.sum().backward()  # a gradient with strides of 0
+    assert torch.equal(x.grad, torch.full((2, 4, 6), 2.0))  # one from each of two cp ranks
+    # transposed in and out
+    t = mine.permute(2, 0, 1).contiguous().permute(1, 2, 0)
+    assert torch.equal(ct.bridge(t, src, dst, group=dist.group.WORLD), y)
+    half = mine.to(torch.bfloat16)
+    assert ct.bridge(half, src, dst, group=dist.group.WORLD).dtype == torch.bfloat16
+    tokens = (mine * 3).to(torch.int64)
+    moved = ct.bridge(tokens, src, dst, group=dist.group.WORLD)
+    assert torch.equal(moved, (part(dst, rank, everything, True) * 3).to(torch.int64))
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        assert ct.bridge(mine, src, dst, group=dist.group.WORLD).dtype == torch.float32
+
+
+def test_strided_inputs_and_expanded_gradients_are_taken_as_they_are(world):
+    world.run(strided)
+
+
+def ragged(rank):
+    src, dst, shape = cb.Layout.src('dp=4'), cb.Layout.dst('cp=2,dp=2'), (6, 4, 2)
+    everything = whole(shape, 5)
+    x = part(src, rank, everything, False).requires_grad_()
+    assert len(x) == (1 if rank % 2 == 0 else 2)
+    bridge = ct.Bridge(src, dst, group=dist.group.WORLD)
+    y = bridge(x, samples=6)
+    assert torch.equal(y, part(dst, rank, everything, True))
+    y.backward(y.detach())
+    assert torch.equal(x.grad, 2 * x.detach())
+
+
+def test_samples_that_dp_does_not_divide(world):
+    world.run(ragged)
+
+
+def one_rank_wrong(rank):
+    bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    good = torch.ones(1, 4, 2)
+    bridge(good)
+    if rank < 2:  # exchange with each other alone, and notice nothing
+        bridge(good)
+    else:
+        x = good if rank == 3 else good[:, :, :1]
+        with pytest.raises(RuntimeError if rank == 3 else ValueError) as caught:
+            bridge(x, shape=(4, 4, 2))
+        assert 'rank 2: x is [1, 4, 1], expected [1, 4, 2]' in str(caught.value), caught.value
+    assert torch.equal(bridge(good), torch.ones(2, 4, 2))  # made anew by all
+
+
+def test_one_ranks_mistake_is_every_ranks_error_and_the_next_call_works(world):
+    world.run(one_rank_wrong)
+
+
+def refusals(rank):
+    WORLD = dist.group.WORLD
+    for make, words in (
+            (lambda: ct.Bridge('dp=8', 'dp=8', group=WORLD), r'ranks \[4, 5, 6, 7\] of the src grid'),
+            (lambda: ct.Bridge('dp=4', 'dp=4', group=3), 'bridge: group is a int'),
+            (lambda: ct.Bridge('dp=4', 'dp=4', group=WORLD, axes='bhx'), "axes 'bhx'"),
+            (lambda: ct.Bridge('dp=4', 'dp=4', group=WORLD, output='half'), "output is 'half'"),
+            (lambda: ct.bridge([1], 'dp=4', 'dp=4', group=WORLD), 'x is a list'),
+            (lambda: ct.bridge(None, 'dp=4', 'dp=4', group=WORLD), 'like= one'),
+            (lambda: ct.bridge(None, 'dp=4', 'dp=4', group=WORLD, like=torch.ones(1)), 'shape='),
+            (lambda: ct.bridge(torch.ones(2, 2), 'dp=4', 'dp=4', group=WORLD), 'expected 3 axes'),
+            (lambda: ct.bridge(torch.ones(2, 2), 'dp=4', 'dp=4', group=WORLD, axes='th'), 'flattened'),
+            (lambda: ct.bridge(torch.ones(2, 4, 2, device='meta'), 'dp=4', 'dp=4', group=WORLD),
+             "on device 'meta'|meta"),
+            (lambda: ct.bridge(torch.ones(2, 4, 2, dtype=torch.complex64), 'dp=4', 'dp=4',
+                               group=WORLD), 'complex64')):
+        with pytest.raises(ValueError, match=words):
+            make()
+    pair = dist.new_group([0, 1])
+    other = dist.new_group([2, 3])
+    with pytest.raises(ValueError, match='without this rank|expected a torch'):
+        ct.group_ranks(other if rank < 2 else pair)
+    mine = pair if rank < 2 else other
+    assert ct.group_ranks(mine) == ((0, 1) if rank < 2 else (2, 3))
+    bridge = ct.Bridge('dp=2@%d' % (rank // 2 * 2), 'cp=2@%d' % (rank // 2 * 2), group=mine)
+    assert bridge(torch.ones(1, 4, 2)).shape == (2, 4, 2)
+    dist.destroy_process_group(mine)
+    with pytest.raises(RuntimeError, match='process group was destroyed'):
+        bridge(torch.ones(1, 4, 2))
+
+
+def test_what_cannot_be_is_refused_in_words(world):
+    world.run(refusals)
+
+
+class Block(torch.nn.Module):
+    """An encoder, the bridge, a decoder: enough to checkpoint."""
+
+    def __init__(self, bridge):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder, self.decoder = torch.nn.Linear(3, 3).double(), torch.nn.Linear(3, 3).double()
+        self.bridge = bridge
+
+    def forward(self, x):
+        return self.decoder(self.bridge(torch.tanh(self.encoder(x))).tanh())
+
+
+def checkpointed(rank, compiled):
+    block = Block(ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD))
+    torch.manual_seed(rank)
+    x = torch.randn(1, 4, 3, dtype=torch.float64)
+    grads = []
+    run = torch.compile(block, backend='eager') if compiled else block
+    for fn in (lambda: run(x), lambda: checkpoint(run, x, use_reentrant=False)):
+        block.zero_grad()
+        fn().square().sum().backward()
+        grads.append([p.grad.clone() for p in block.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*grads))
+    return [g.sum().item() for g in grads[0]]
+
+
+def test_checkpointing_runs_forward_again(world):
+    world.run(checkpointed, False)
+
+
+def test_compiled_code_calls_it(world):
+    if not hasattr(torch, 'compile') or not hasattr(torch, 'compiler'):
+        pytest.skip('this torch has no torch.compile')
+    assert world.run(checkpointed, True) == world.run(checkpointed, False)
+
+
+def outstanding(rank):
+    bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    xs = [torch.full((1, 4 * (k + 1), 2), float(k + 1), requires_grad=True) for k in range(12)]
+    ys = [bridge(x) for x in xs]  # more shapes than are kept
+    for y in reversed(ys):
+        y.backward(y.detach())
+    for k, x in enumerate(xs):
+        assert torch.equal(x.grad, torch.full_like(x, 2.0 * (k + 1)))
+
+
+def test_many_forwards_of_many_shapes_may_be_outstanding(world):
+    world.run(outstanding)
+
+
+def late(rank):
+    bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    x = torch.ones(1, 4, 2)
+    bridge(x)
+    bridge.comm(x.device).set_timeout(0.5)
+    if rank == 3:
+        return
+    try:
+        bridge(x)
+        assert rank != 2
+    except TimeoutError as why:
+        assert rank == 2 and "(world ranks 2 3): rank 0 waited for rank 1 (world rank 3)" in str(why), why
+
+
+def test_a_rank_that_does_not_call_is_a_timeout_that_names_it(world):
+    world.run(late)
+
+
+def staged(rank):
+    """The encoder's last pp stage has the activation, the LLM's first takes it."""
+    src, dst = cb.Layout.src('dp=2,pp=2'), cb.Layout.dst('dp=2,pp=2')
+    shape = (4, 2, 3)
+    everything = whole(shape, 9)
+    own = src.owned(rank, *shape)
+    mine = everything[own.samples[0]:own.samples[1]].clone().requires_grad_() if rank >= 2 else None
+    like = torch.empty(0)
+    y = ct.bridge(mine, src, dst, group=dist.group.WORLD, shape=shape, like=like)
+    want = dst.owned(rank, *shape)
+    if rank < 2:
+        assert torch.equal(y, everything[want.samples[0]:want.samples[1]][:, want.rows])
+    else:
+        assert y.numel() == 0 and y.requires_grad
+    y.backward(2 * y.detach())
+    if mine is not None:
+        assert torch.equal(mine.grad, 2 * mine.detach())
+
+
+def test_ranks_without_a_part_take_part(world):
+    world.run(staged)
+
+
+def test_component_is_whom_the_plan_names():
+    rng = random.Random(3)
+    for _ in range(60):
+        size = rng.choice([2, 4, 6, 8, 12])
+
+        def grid():
+            dims, left = [], size
+            for name in rng.sample(['tp', 'cp', 'dp', 'pp'], 4):
+                n = left if name == 'dp' else rng.choice([d for d in range(1, left + 1)
+                                                          if left % d == 0])
+                dims.append((name, n))
+                left //= n
+            if left != 1:
+                dims[0] = (dims[0][0], dims[0][1] * left)
+            return cb.Grid(dims)
+        src, dst = grid(), grid()
+        layouts = cb.Layout.src(src), cb.Layout.dst(dst)
+        shape = (24, 4 * src.extent('cp') * dst.extent('cp'), 2)
+        for rank in range(size):
+            inside = ct.bridge.__globals__['component'](src, dst, rank)
+            assert rank in inside
+            plan = cb.Plan(*layouts, shape, rank)
+            peers = {m.peer for way in ('forward', 'backward')
+                     for m in plan.sends(way) + plan.recvs(way)}
+            assert peers <= set(inside), (src, dst, rank, peers, inside)
+            assert all(ct.bridge.__globals__['component'](src, dst, r) == inside for r in inside)

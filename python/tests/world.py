@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ranks that are processes with a gloo process group, kept for all tests of a file.
+
+They are forked after torch was imported, which would take each of them seconds. run(fn, ...) calls
+fn(rank, ...) on every rank and returns what they returned; what one raised is raised here, with its
+traceback as text."""
+import multiprocessing
+import os
+import socket
+import traceback
+
+import torch
+import torch.distributed as dist
+
+
+class RankFailed(AssertionError):
+    pass
+
+
+def _rank(rank, size, port, pipe):
+    os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank),
+                      WORLD_SIZE=str(size), LOCAL_RANK=str(rank), COLO_TIMEOUT_MS='20000')
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', rank=rank, world_size=size)
+    while True:
+        job = pipe.recv()
+        if job is None:
+            break
+        fn, args = job
+        try:
+            pipe.send((True, fn(rank, *args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+    os._exit(0)
+
+
+class World:
+    def __init__(self, size):
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = s.getsockname()[1]
+        context = multiprocessing.get_context('fork')
+        self.pipes, self.processes = [], []
+        for rank in range(size):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=_rank, args=(rank, size, port, theirs), daemon=True)
+            process.start()
+            self.pipes.append(mine)
+            self.processes.append(process)
+
+    def run(self, fn, *args, timeout=60):
+        for pipe in self.pipes:
+            pipe.send((fn, args))
+        results, failed = [], []
+        for rank, pipe in enumerate(self.pipes):
+            if not pipe.poll(timeout):
+                self.close()
+                raise RankFailed('rank %d did not answer within %d s' % (rank, timeout))
+            good, value = pipe.recv()
+            results.append(value)
+            if not good:
+                failed.append('rank %d:\n%s' % (rank, value))
+        if failed:
+            raise RankFailed('\n'.join(failed))
+        return results
+
+    def close(self):
+        for pipe, process in zip(self.pipes, self.processes):
+            try:
+                pipe.send(None)
+            except OSError:
+                pass
+            process.join(5)
+            if process.is_alive():
+                process.kill()
