@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_lm_head.c - the sharded head by itself: who holds which rows, what a gather brings, the
+ * three states, and that gradients come back summed in rank order. Values say where they come from.
+ */
+#include "harness/harness.h"
+
+#include <math.h>
+
+enum { MOST = 8 };
+
+typedef struct world {
+    int64_t rows, hidden;
+    bool bias, add;
+    colo_dtype_t grad_dtype;
+    int64_t first[MOST], count[MOST];
+    bool gathered[MOST], reduced[MOST], states[MOST];
+    colo_ledger_t ledger[MOST];
+} world_t;
+
+static float value(int64_t row, int64_t column)
+{
+    return (float)(1000 * row + column);
+}
+
+/* rank r's part of the gradient of one element: sums in another order differ */
+static float part(int r, int64_t row, int64_t column)
+{
+    return (float)(sin((double)(r * 7919 + row * 31 + column)) * pow(10, r % 5));
+}
+
+static float in_rank_order(int ranks, int64_t row, int64_t column)
+{
+    float sum = part(0, row, column);
+    for (int r = 1; r < ranks; r++)
+        sum += part(r, row, column);
+    return sum;
+}
+
+static bool whole(const world_t *w, const colo_tensor_t *weight, const colo_tensor_t *bias)
+{
+    bool ok = weight->shape[0] == w->rows && weight->shape[1] == w->hidden;
+    for (int64_t i = 0; i < w->rows; i++) {
+        for (int64_t j = 0; j < w->hidden; j++)
+            ok = ok && ((float *)weight->data)[i * weight->stride[0] + j] == value(i, j);
+        ok = ok && (!w->bias || ((float *)bias->data)[i * bias->stride[0]] == value(i, 500));
+    }
+    return ok;
+}
+
+static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ranks)
+{
+    const int64_t H = w->hidden, n = w->count[me];
+    float *dw = calloc((size_t)(n * H) + 1, sizeof *dw), *db = calloc((size_t)n + 1, sizeof *db);
+    for (int64_t i = 0; i < n * H; i++)
+        dw[i] = w->add ? 0.5f : NAN;
+    for (int64_t i = 0; i < n; i++)
+        db[i] = w->add ? 0.5f : NAN;
+    colo_tensor_t d_w = colo_tensor_host(dw, COLO_F32, 2, (int64_t[]){n, H});
+    colo_tensor_t d_b = colo_tensor_host(db, COLO_F32, 1, &n);
+    colo_lm_head_grads_t grads = {&d_w, w->bias ? &d_b : NULL, w->add};
+    size_t bytes = colo_lm_head_reduce_size(head, &grads);
+    unsigned char *scratch = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    colo_tensor_t fw, fb;
+    rank_try(colo_lm_head_gradient(head, &grads, scratch, NULL, &fw, &fb));
+    for (int64_t i = 0; i < w->rows; i++) {
+        for (int64_t j = 0; j < H; j++)
+            ((float *)fw.data)[i * fw.stride[0] + j] += part(me, i, j);
+        if (w->bias)
+            ((float *)fb.data)[i * fb.stride[0]] += part(me, i, 900);
+    }
+    rank_try(colo_lm_head_reduce(head, &grads, scratch, NULL));
+    bool ok = true;
+    const float before = w->add ? 0.5f : 0;
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < H; j++)
+            ok = ok && dw[i * H + j] == before + in_rank_order(ranks, w->first[me] + i, j);
+        ok = ok && (!w->bias || db[i] == before + in_rank_order(ranks, w->first[me] + i, 900));
+    }
+    w->reduced[me] = ok;
+    free(dw);
+    free(db);
+    free(scratch);
+    return COLO_OK;
+}
+
+static colo_status_t sharded(colo_comm_t *world, void *arg)
+{
+    world_t *w = arg;
+    const int me = colo_comm_rank(world), ranks = colo_comm_size(world);
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = w->hidden,
+                                    .has_bias = w->bias};
+    rank_try(colo_lm_head_create(&head, &config, world));
+    colo_lm_head_rows(head, &w->first[me], &w->count[me]);
+    const int64_t n = w->count[me], H = w->hidden, step = H + 3; /* rows at a stride */
+    float *weight = calloc((size_t)(n * step) + 1, sizeof *weight);
+    float *bias = calloc((size_t)n + 1, sizeof *bias);
+    for (int64_t i = 0; i < n; i++) {
+        for (int64_t j = 0; j < H; j++)
+            weight[i * step + j] = value(w->first[me] + i, j);
+        bias[i] = value(w->first[me] + i, 500);
+    }
+    colo_tensor_t tw = colo_tensor_host(weight, COLO_F32, 2, (int64_t[]){n, H});
+    colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n), fw, fb;
+    tw.stride[0] = step;
+    size_t bytes = colo_lm_head_gathered_size(head);
+    unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
+    colo_comm_ledger_reset(world);
+
+    bool ok = colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE, right = true;
+    for (int turn = 0; turn < 3; turn++) { /* start and finish; acquire; acquire what is there */
+        if (turn == 0)
+            rank_try(colo_lm_head_start(head, NULL));
+        ok = ok && (turn || colo_lm_head_state(head) == COLO_LM_HEAD_IN_FLIGHT);
+        if (turn == 0)
+            rank_try(colo_lm_head_finish(head, NULL, &fw, &fb));
+        else
+            rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
+        ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE;
+        right = right && whole(w, &fw, &fb);
+        if (turn == 1)
+            continue;
+        rank_try(colo_lm_head_release(head, NULL));
+        ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE;
+        memset(gathered, 0xff, bytes); /* what is released is nobody's */
+    }
+    w->gathered[me] = right;
+    w->states[me] = ok;
+    rank_try(gradients(w, head, me, ranks));
+    colo_comm_ledger(world, &w->ledger[me]);
+    free(weight);
+    free(bias);
+    free(gathered);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static void shards_of_any_size_gather_and_reduce(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= MOST; ranks++)
+        for (int64_t rows = 0; rows <= 13; rows += rows < 3 ? 1 : 5)
+            for (int bits = 0; bits < 4; bits++) {
+                world_t w = {.rows = rows, .hidden = 5, .bias = bits & 1, .add = bits & 2};
+                assert_ok(t_run_ranks(ranks, sharded, &w, sizeof w));
+                int64_t at = 0, each = (rows + ranks - 1) / ranks;
+                for (int r = 0; r < ranks; r++) {
+                    assert_int_equal(w.first[r], at);
+                    assert_true(w.count[r] == each || at + w.count[r] == rows);
+                    at += w.count[r];
+                    if (!w.gathered[r] || !w.reduced[r] || !w.states[r])
+                        fail_msg("%d ranks, %d rows, %d: rank %d gathered %d, reduced %d, states "
+                                 "%d",
+                                 ranks, (int)rows, bits, r, w.gathered[r], w.reduced[r],
+                                 w.states[r]);
+                    /* weight and bias together; the third acquire found it there */
+                    assert_int_equal(w.ledger[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD], 2);
+                    assert_int_equal(w.ledger[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD], 1);
+                }
+                assert_int_equal(at, rows);
+            }
+}
+
+static void a_resident_head_is_always_there_and_moves_nothing(void **state)
+{
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3};
+    float w[12] = {1, 2, 3}, d[12] = {5};
+    colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3}), view, bias, dv, db;
+    colo_tensor_t d_weight = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){4, 3});
+    colo_lm_head_grads_t grads = {&d_weight, NULL, true};
+    int64_t first, count;
+    (void)state;
+    assert_ok(colo_lm_head_create(&head, &config, NULL));
+    assert_null(colo_lm_head_group(head));
+    assert_int_equal(colo_lm_head_gathered_size(head), 0);
+    colo_lm_head_rows(head, &first, &count);
+    assert_true(first == 0 && count == 4);
+    assert_fails(colo_lm_head_acquire(head, NULL, &view, &bias), COLO_ERR_STATE,
+                 "no weight is bound");
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
+    assert_ok(colo_lm_head_start(head, NULL));
+    assert_ok(colo_lm_head_finish(head, NULL, &view, &bias));
+    assert_true(view.data == w && !bias.data);
+    assert_ok(colo_lm_head_release(head, NULL));
+    assert_int_equal(colo_lm_head_state(head), COLO_LM_HEAD_AVAILABLE);
+    assert_int_equal(colo_lm_head_reduce_size(head, &grads), 0);
+    assert_ok(colo_lm_head_gradient(head, &grads, NULL, NULL, &dv, &db));
+    assert_true(dv.data == d && d[0] == 5);
+    assert_ok(colo_lm_head_reduce(head, &grads, NULL, NULL));
+    grads.add = false;
+    assert_ok(colo_lm_head_gradient(head, &grads, NULL, NULL, &dv, &db));
+    assert_true(dv.data == d && d[0] == 0);
+    colo_lm_head_destroy(&head);
+    assert_null(head);
+}
+
+/* A bf16 head's gradient, stored: summed in fp32, rounded once. */
+static void half_gradients_are_summed_in_f32(void **state)
+{
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1, .hidden = 2,
+                                    .dtype = COLO_BF16};
+    uint16_t w[2] = {0}, d[2] = {0x7fc0, 0x7fc0};
+    colo_tensor_t weight = colo_tensor_host(w, COLO_BF16, 2, (int64_t[]){1, 2}), dv, db;
+    colo_tensor_t d_weight = colo_tensor_host(d, COLO_BF16, 2, (int64_t[]){1, 2});
+    colo_lm_head_grads_t grads = {&d_weight, NULL, true};
+    static _Alignas(256) unsigned char scratch[256];
+    (void)state;
+    assert_ok(colo_lm_head_create(&head, &config, NULL));
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
+    assert_fails(colo_lm_head_gradient(head, &grads, scratch, NULL, &dv, &db), COLO_ERR_ARG,
+                 "cannot be added to without losing digits, expected f32");
+    grads.add = false;
+    assert_int_equal(colo_lm_head_reduce_size(head, &grads), 2 * sizeof(float));
+    assert_ok(colo_lm_head_gradient(head, &grads, scratch, NULL, &dv, &db));
+    assert_int_equal(dv.dtype, COLO_F32);
+    for (int i = 0; i < 256; i++) /* in bf16 1 + 256 * 2^-9 would stay 1 */
+        ((float *)dv.data)[1] += i ? 0x1p-9f : 1;
+    assert_ok(colo_lm_head_reduce(head, &grads, scratch, NULL));
+    assert_int_equal(d[0], 0);
+    assert_int_equal(d[1], 0x3fc0); /* 1.498 rounds to 1.5 */
+    colo_lm_head_destroy(&head);
+}
+
+static void misuse_is_told_with_its_numbers(void **state)
+{
+    colo_comm_t *self = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 0};
+    float w[12] = {0};
+    static _Alignas(256) unsigned char room[256];
+    colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3});
+    (void)state;
+    assert_ok(colo_comm_create_self(&self));
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "hidden is 0");
+    config.hidden = 3;
+    config.dtype = COLO_I32;
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "dtype i32");
+    config.dtype = COLO_F32;
+    config.struct_size = 3;
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "struct_size is 3");
+    config.struct_size = sizeof config;
+    config.rows = INT64_MAX / 4;
+    assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "passes 2^63 bytes");
+    config.rows = 4;
+    assert_ok(colo_lm_head_create(&head, &config, self));
+    assert_fails(colo_lm_head_start(head, NULL), COLO_ERR_STATE, "no weight is bound");
+    assert_fails(colo_lm_head_bind(head, &weight, &weight, room), COLO_ERR_ARG,
+                 "bias is given, the head has no bias");
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, NULL), COLO_ERR_ARG, "needs 48 bytes");
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room + 8), COLO_ERR_ARG,
+                 "8 past a multiple of 256");
+    weight.shape[0] = 3;
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_SHAPE,
+                 "weight: 2 axes, [3, 3], expected 2: [4, 3], rows 0 to 4 of 4");
+    weight.shape[0] = 4;
+    assert_ok(colo_lm_head_bind(head, &weight, NULL, room));
+    assert_fails(colo_lm_head_finish(head, NULL, NULL, NULL), COLO_ERR_STATE,
+                 "no gather was started");
+    assert_fails(colo_lm_head_release(head, NULL), COLO_ERR_STATE, "it is not available");
+    assert_ok(colo_lm_head_start(head, NULL));
+    assert_fails(colo_lm_head_start(head, NULL), COLO_ERR_STATE, "it is already in flight");
+    assert_fails(colo_lm_head_release(head, NULL), COLO_ERR_STATE, "colo_lm_head_finish() first");
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_STATE,
+                 "bind while a gather is in flight");
+    assert_ok(colo_lm_head_finish(head, NULL, NULL, NULL));
+    assert_ok(colo_lm_head_release(head, NULL));
+    colo_lm_head_destroy(&head);
+    colo_comm_destroy(&self);
+}
+
+static colo_status_t other_width(colo_comm_t *world, void *arg)
+{
+    colo_status_t *st = arg;
+    const int me = colo_comm_rank(world);
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 4 : 3};
+    st[me] = colo_lm_head_create(&head, &config, world);
+    rank_check(!head);
+    return COLO_OK;
+}
+
+static void ranks_with_another_head_find_out_at_create(void **state)
+{
+    colo_status_t st[4];
+    (void)state;
+    assert_ok(t_run_ranks(4, other_width, st, sizeof st));
+    for (int r = 0; r < 4; r++)
+        assert_int_equal(st[r], COLO_ERR_MISMATCH);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(shards_of_any_size_gather_and_reduce),
+        cmocka_unit_test(a_resident_head_is_always_there_and_moves_nothing),
+        cmocka_unit_test(half_gradients_are_summed_in_f32),
+        cmocka_unit_test(misuse_is_told_with_its_numbers),
+        cmocka_unit_test(ranks_with_another_head_find_out_at_create),
+    };
+    return cmocka_run_group_tests_name("loss/lm_head", tests, NULL, NULL);
+}
