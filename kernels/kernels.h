@@ -133,6 +133,34 @@ cudaError_t colo_k_probe_diff(const void *a, const void *b, int64_t bytes,
 cudaError_t colo_k_probe_fill(void *dst, int64_t bytes, float spread, uint64_t seed,
                               cudaStream_t stream);
 
+#define COLO_K_PUSHES 64
+/* To memory of another GPU that the current one reaches, or of this one. */
+typedef struct colo_k_push {
+    void *dst;
+    const void *src;
+    int64_t bytes;
+} colo_k_push_t;
+/* @n <= COLO_K_PUSHES copies in one launch, nothing else: what a link gives to stores */
+cudaError_t colo_k_probe_push(const colo_k_push_t *push, int32_t n, cudaStream_t stream);
+
+/* A part [nb, ns, h] of a tensor [samples, rows, h], whose every value says where it comes from. */
+typedef struct colo_k_code {
+    void *data;
+    colo_dtype_t dtype;     /* f32, bf16, f16 */
+    const int64_t *b, *s;   /* device, [nb], [ns]: global sample and row; row -1: all zero */
+    int64_t nb, ns, h;
+    int64_t stride_b, stride_s; /* elements; features lie side by side */
+    int64_t rows;           /* of the whole tensor */
+    uint64_t salt;
+    /* levels 0: the value is a bit pattern of (b, s, h), finite and positive. Else a small whole
+     * number of (level, b, s, h), whose sum over [0, levels) is exact; level -1 is that sum. */
+    int32_t levels, level;
+} colo_k_code_t;
+cudaError_t colo_k_probe_code(const colo_k_code_t *part, cudaStream_t stream);
+/* *wrong += elements that hold something else */
+cudaError_t colo_k_probe_decode(const colo_k_code_t *part, unsigned long long *wrong,
+                                cudaStream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * probe.cu - yardsticks: what a kernel can reach that only reads, or only reads and writes, and the
- * random inputs and comparisons of colo-perf. Not in the library.
+ * probe.cu - yardsticks: what a kernel can reach that only reads, only reads and writes, or only
+ * stores into other GPUs, and the inputs and comparisons of colo-perf. Not in the library.
  */
 #include "kernels.h"
 
 #include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
 #include <algorithm>
 
@@ -95,7 +96,159 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
+/* 128 blocks: a link is full from 64 on, and more do not make it faster. */
+constexpr unsigned PUSH_BLOCKS = 128;
+constexpr int64_t TILE = THREADS * UNROLL;
+
+struct pushes {
+    uint4 *dst[COLO_K_PUSHES];
+    const uint4 *src[COLO_K_PUSHES];
+    int64_t words[COLO_K_PUSHES], first[COLO_K_PUSHES + 1]; /* first tile of each */
+    int32_t n;
+};
+
+__global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ pushes p)
+{
+    int32_t m = 0;
+    for (int64_t tile = blockIdx.x; tile < p.first[p.n]; tile += gridDim.x) {
+        while (tile >= p.first[m + 1])
+            m++;
+        const int64_t at = (tile - p.first[m]) * TILE + threadIdx.x;
+        uint4 v[UNROLL];
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (at + u * THREADS < p.words[m])
+                v[u] = __ldcs(p.src[m] + at + u * THREADS);
+#pragma unroll
+        for (int u = 0; u < UNROLL; u++)
+            if (at + u * THREADS < p.words[m])
+                __stcs(p.dst[m] + at + u * THREADS, v[u]);
+    }
+}
+
+__device__ uint64_t code_of(const colo_k_code_t &p, int64_t b, int64_t s, int64_t h)
+{
+    return mix(p.salt + (uint64_t)((b * p.rows + s) * p.h + h + 1) * 0x9e3779b97f4a7c15ull);
+}
+
+/* T's bits as U: normal, positive, below infinity */
+template <typename T, typename U> __device__ U pattern(uint64_t r);
+template <> __device__ uint16_t pattern<__nv_bfloat16>(uint64_t r)
+{
+    return (uint16_t)(0x80 + r % (0x7f80 - 0x80));
+}
+template <> __device__ uint16_t pattern<__half>(uint64_t r)
+{
+    return (uint16_t)(0x400 + r % (0x7c00 - 0x400));
+}
+template <> __device__ uint32_t pattern<float>(uint64_t r)
+{
+    return (uint32_t)(0x00800000 + r % (0x7f800000 - 0x00800000));
+}
+
+__device__ uint16_t number(__nv_bfloat16, float v)
+{
+    return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+}
+__device__ uint16_t number(__half, float v)
+{
+    return __half_as_ushort(__float2half_rn(v));
+}
+__device__ uint32_t number(float, float v)
+{
+    return __float_as_uint(v);
+}
+
+/* The bits that element (b, s, h) must have. Sums stay below 256: whole in 8 bits of mantissa. */
+template <typename T, typename U>
+__device__ U expected(const colo_k_code_t &p, int64_t b, int64_t s, int64_t h)
+{
+    if (s < 0)
+        return 0;
+    const uint64_t r = code_of(p, b, s, h);
+    if (p.levels == 0)
+        return pattern<T, U>(r);
+    const uint32_t below = 255 / (uint32_t)p.levels + 1;
+    uint32_t sum = 0;
+    for (int32_t l = 0; l < p.levels; l++)
+        if (p.level < 0 || p.level == l)
+            sum += (uint32_t)(mix(r + (uint64_t)(l + 1)) % below);
+    return number(T{}, (float)sum);
+}
+
+template <typename T, typename U, bool CHECK>
+__global__ void __launch_bounds__(THREADS) code_kernel(colo_k_code_t p, unsigned long long *wrong)
+{
+    const int64_t n = p.nb * p.ns * p.h, stride = (int64_t)gridDim.x * THREADS;
+    unsigned long long bad = 0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += stride) {
+        const int64_t h = i % p.h, row = i / p.h, s = row % p.ns, b = row / p.ns;
+        U *at = (U *)p.data + b * p.stride_b + s * p.stride_s + h;
+        const U want = expected<T, U>(p, p.b[b], p.s[s], h);
+        if (CHECK)
+            bad += *at != want;
+        else
+            *at = want;
+    }
+    if (CHECK && bad)
+        atomicAdd(wrong, bad);
+}
+
+template <bool CHECK>
+cudaError_t code(const colo_k_code_t *p, unsigned long long *wrong, cudaStream_t stream)
+{
+    const int64_t n = p->nb * p->ns * p->h;
+    if (n == 0)
+        return cudaSuccess;
+    const unsigned blocks = (unsigned)std::min<int64_t>((n - 1) / THREADS + 1, 4096);
+    switch (p->dtype) {
+    case COLO_BF16:
+        code_kernel<__nv_bfloat16, uint16_t, CHECK><<<blocks, THREADS, 0, stream>>>(*p, wrong);
+        break;
+    case COLO_F16:
+        code_kernel<__half, uint16_t, CHECK><<<blocks, THREADS, 0, stream>>>(*p, wrong);
+        break;
+    case COLO_F32:
+        code_kernel<float, uint32_t, CHECK><<<blocks, THREADS, 0, stream>>>(*p, wrong);
+        break;
+    default:
+        return cudaErrorInvalidValue;
+    }
+    return cudaGetLastError();
+}
+
 } // namespace
+
+extern "C" cudaError_t colo_k_probe_push(const colo_k_push_t *push, int32_t n, cudaStream_t stream)
+{
+    pushes p = {};
+    if (n < 0 || n > COLO_K_PUSHES)
+        return cudaErrorInvalidValue;
+    for (int32_t i = 0; i < n; i++) {
+        if (push[i].bytes < 16)
+            continue;
+        p.dst[p.n] = (uint4 *)push[i].dst;
+        p.src[p.n] = (const uint4 *)push[i].src;
+        p.words[p.n] = push[i].bytes / 16;
+        p.first[p.n + 1] = p.first[p.n] + (p.words[p.n] - 1) / TILE + 1;
+        p.n++;
+    }
+    if (p.n == 0)
+        return cudaSuccess;
+    push_kernel<<<(unsigned)std::min<int64_t>(p.first[p.n], PUSH_BLOCKS), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_probe_code(const colo_k_code_t *part, cudaStream_t stream)
+{
+    return code<false>(part, nullptr, stream);
+}
+
+extern "C" cudaError_t colo_k_probe_decode(const colo_k_code_t *part, unsigned long long *wrong,
+                                           cudaStream_t stream)
+{
+    return code<true>(part, wrong, stream);
+}
 
 extern "C" cudaError_t colo_k_probe_read(const void *src, int64_t bytes, unsigned long long *sum,
                                          cudaStream_t stream)
