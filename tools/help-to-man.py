@@ -72,7 +72,7 @@ def page(name, version, what, text):
             rows, title = [rows[0], '  ' + title], ''
         out += ['.PP', plain(title)] if title else ['.PP']
         out += ['.nf'] + [plain(r) for r in rows[1:]] + ['.fi']
-    others = [t for t in ('colo-plan', 'colo-info', 'colo-captioner') if t != name]
+    others = [t for t in ('colo-plan', 'colo-info', 'colo-perf', 'colo-captioner') if t != name]
     out += ['.SH SEE ALSO', ', '.join('.BR %s (1)' % plain(t) for t in others).replace(', .BR', ',\n.BR')]
     return re.sub(r'\(1\),$', '(1),', '\n'.join(out), flags=re.M) + '\n'
 

@@ -105,7 +105,7 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
         }
         if (o->list && !eq) {
             o->values = (const char *const *)&argv[i + 1];
-            while (i + 1 < argc && strncmp(argv[i + 1], "--", 2) != 0) {
+            while (i + 1 < argc && argv[i + 1][0] != '-') {
                 o->count++;
                 i++;
             }

@@ -40,6 +40,8 @@ void perf_coll_group(const perf_coll_t *c, perf_group_t group, int64_t rank, int
                   level = perf_coord(c->dst, rank, "cp"), tp = colo_grid_extent(c->dst, "tp");
     *color = -1;
     *key = 0;
+    if (!colo_grid_has_rank(c->src, rank))
+        return;
     if (group == PERF_CP && c->cp > 1) {
         *color = ddp * tp + dtp;
         *key = level;

@@ -6,7 +6,7 @@
  * The bridge's line goes through the public calls, on a comm of one rank, where all movement is
  * local; it is the box kernel with a bridge around it.
  */
-#include "perf.h"
+#include "perf-cuda.h"
 
 #include "kernels.h"
 
@@ -75,7 +75,7 @@ static int make_bridge(link_args_t *a, colo_comm_t *self)
     return TOOL_OK;
 }
 
-static int line(perf_t *p, link_args_t *a, size_t op, json_t *list)
+static int line(perf_t *p, link_args_t *a, size_t op)
 {
     unsigned long long wrong = 0;
     double us = 0;
@@ -93,19 +93,16 @@ static int line(perf_t *p, link_args_t *a, size_t op, json_t *list)
     if (!p->json)
         printf("%14lld  %14lld  %6s  %8s  %9.2f  %8.1f  %8.1f  %7llu\n", (long long)a->bytes,
                (long long)a->bytes / 2, "bf16", ops[op].name, us, bw, bw * ops[op].passes, wrong);
-    else if (json_array_append_new(
-                 list, json_pack("{s:s,s:I,s:f,s:f,s:f,s:I}", "op", ops[op].name, "bytes",
-                                 (json_int_t)a->bytes, "time_us", us, "algbw_gbs", bw, "membw_gbs",
-                                 bw * ops[op].passes, "wrong", (json_int_t)wrong)) != 0)
-        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
-    return TOOL_OK;
+    return perf_doc_add(p, "link",
+                        json_pack("{s:s,s:i,s:I,s:f,s:f,s:f,s:I}", "op", ops[op].name, "gpus", 1,
+                                  "bytes", (json_int_t)a->bytes, "time_us", us, "algbw_gbs", bw,
+                                  "membw_gbs", bw * ops[op].passes, "wrong", (json_int_t)wrong));
 }
 
 int perf_link(perf_t *p)
 {
     link_args_t a = {0};
     colo_comm_t *self = NULL;
-    json_t *list = p->json ? json_array() : NULL;
     const int64_t most = p->end / 16 * 16;
     int rc = TOOL_OK;
     PERF_CUDA(cudaMalloc(&a.src, (size_t)most));
@@ -121,14 +118,12 @@ int perf_link(perf_t *p)
         a.bytes = bytes / 16 * 16;
         rc = make_bridge(&a, self);
         for (size_t op = 0; rc == TOOL_OK && op < sizeof ops / sizeof ops[0]; op++)
-            rc = line(p, &a, op, list);
+            rc = line(p, &a, op);
         colo_bridge_destroy(&a.bridge);
     }
     colo_comm_destroy(&self);
     cudaFree(a.src);
     cudaFree(a.dst);
     cudaFree(a.sum);
-    if (list && json_object_set_new(p->doc, "link", list) != 0)
-        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
     return rc;
 }

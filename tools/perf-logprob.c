@@ -7,7 +7,7 @@
  * measured in the same run. Then rows are fetched and compared with fp64 sums written here from the
  * definitions: log-probability and entropy to 1e-5 relative, a gradient to its rounding in bf16.
  */
-#include "perf.h"
+#include "perf-cuda.h"
 
 #include "kernels.h"
 
@@ -189,7 +189,7 @@ typedef struct timing {
 
 static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
 {
-    json_t *rows = p->json ? json_array() : NULL;
+    json_t *rows = json_array();
     if (!p->json)
         printf("# logprob: T %lld, V %lld, bf16%s, %lld bytes of logits\n"
                "#%9s  %14s  %10s  %10s  %8s  %8s  %-6s  %7s\n#%9s  %14s  %10s  %10s  %8s\n",
@@ -202,15 +202,13 @@ static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
         if (!p->json)
             printf("%10s  %14.0f  %10.1f  %10.1f  %8.1f  %8.1f  %-6s  %7lld\n", t[i].op, moved,
                    t[i].us, t[i].best, bw, percent, t[i].of, t[i].wrong);
-        else if (json_array_append_new(rows,
-                                       json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:s,s:I}", "op", t[i].op,
-                                                 "bytes", moved, "time_us", t[i].us, "best_us",
-                                                 t[i].best, "gbs", bw, "percent", percent, "of",
-                                                 t[i].of, "wrong", (json_int_t)t[i].wrong)) != 0)
+        if (json_array_append_new(
+                rows, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:s,s:I}", "op", t[i].op, "bytes", moved,
+                                "time_us", t[i].us, "best_us", t[i].best, "gbs", bw, "percent",
+                                percent, "of", t[i].of, "wrong", (json_int_t)t[i].wrong)) != 0)
             return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
     }
-    if (rows &&
-        json_object_set_new(p->doc, "logprob",
+    if (json_object_set_new(p->doc, "logprob",
                             json_pack("{s:I,s:I,s:s,s:b,s:o}", "tokens", (json_int_t)p->tokens,
                                       "vocab", (json_int_t)p->vocab, "dtype", "bf16", "entropy",
                                       p->entropy, "rows", rows)) != 0)

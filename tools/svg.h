@@ -22,7 +22,7 @@ const char *svg_bytes(double bytes, char text[32]);
 /* "1,234,567"; returns text */
 const char *svg_count(int64_t n, char text[32]);
 
-enum { SVG_PANEL = 344, SVG_MARGIN = 8, SVG_PANELS_MAX = 8, SVG_LINE = 17, SVG_COLUMNS = 54 };
+enum { SVG_PANEL = 344, SVG_MARGIN = 8, SVG_PANELS_MAX = 32, SVG_LINE = 17, SVG_COLUMNS = 54 };
 
 /* One panel: draw() writes it with its corner at 0, 0, SVG_PANEL wide. */
 typedef struct svg_panel {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_perf.c - colo-perf: refuses what it cannot measure, and what it measures is right. Figures
- * are not judged here; that they are there, and that their results were checked, is.
+ * test_perf.c - colo-perf on GPUs: what it measures is right. Figures are not judged here; that
+ * they are there, and that their results were checked, is. What needs no GPU is in tests/tools/.
  */
 #include "gpu/gpu.h"
 
@@ -9,36 +9,7 @@
 
 #include <jansson.h>
 
-static bool have_gpu;
-
-static void expect(const char *const *args, int code, const char *text)
-{
-    said_t s = tool_run(args);
-    if (s.exit != code || !strstr(code ? s.err : s.out, text))
-        fail_msg("exit %d, expected %d and \"%s\": %s%s", s.exit, code, text, s.out, s.err);
-    said_free(&s);
-}
-
-static void wrong_use_is_exit_2_with_the_option(void **state)
-{
-    (void)state;
-    expect((const char *[]){NULL}, 2, "nothing is no subcommand");
-    expect((const char *[]){"lnk", NULL}, 2, "\"lnk\" is no subcommand");
-    expect((const char *[]){"link", "-b", "8X", NULL}, 2, "-b: \"8X\" is no size");
-    expect((const char *[]){"link", "-b", "3", NULL}, 2, "-b: \"3\" is no size");
-    expect((const char *[]){"link", "-b", "2M", "-e", "1M", NULL}, 2, "-b 2097152 is larger");
-    expect((const char *[]){"link", "-f", "1", NULL}, 2, "-f: \"1\" is outside");
-    expect((const char *[]){"link", "-g", "2", NULL}, 2, "measures one GPU");
-    expect((const char *[]){"logprob", "--vocab", "x", NULL}, 2, "--vocab: ");
-    expect((const char *[]){"--help", NULL}, 0, "usage: colo-perf");
-    expect((const char *[]){"--version", NULL}, 0, "colo-perf 0.1.0");
-}
-
-static void no_gpu_is_exit_1_and_says_so(void **state)
-{
-    (void)state;
-    expect((const char *[]){"link", NULL}, 1, "no CUDA device");
-}
+static int gpus;
 
 static json_t *rows_of(const char *const *args, const char *key, const char *inner)
 {
@@ -73,8 +44,8 @@ static void check_rows(json_t *rows, size_t count, const char *bandwidth)
 static void link_measures_four_ways_at_each_size(void **state)
 {
     (void)state;
-    check_rows(rows_of((const char *[]){"link", "-b", "64K", "-e", "1M", "-f", "4", "-n", "3",
-                                        "--json", NULL},
+    check_rows(rows_of((const char *[]){"link", "-g", "1", "-b", "64K", "-e", "1M", "-f", "4", "-n",
+                                        "3", "--json", NULL},
                        "link", NULL),
                12, "algbw_gbs");
 }
@@ -88,21 +59,63 @@ static void logprob_is_checked_against_fp64(void **state)
                5, "gbs");
 }
 
+static void links_are_measured_in_every_group(void **state)
+{
+    (void)state;
+    const int groups = gpus > 4 ? 3 : gpus > 2 ? 2 : 1; /* 2, 4, all; pairs from 4 on */
+    if (gpus < 2)
+        skip();
+    json_t *rows = rows_of((const char *[]){"link", "-b", "64K", "-e", "1M", "-f", "16", "-n", "2",
+                                            "-w", "1", "--json", NULL},
+                           "link", NULL);
+    assert_true(json_array_size(rows) >= (size_t)(2 * 4 + groups * 2 * 2));
+    check_rows(rows, json_array_size(rows), "algbw_gbs");
+}
+
+/* Every way, both outputs, both gradients, axes and dtypes: a wrong element is exit 1. */
+static void every_way_of_a_bridge_is_right(void **state)
+{
+    (void)state;
+    static const char *const pairs[][4] = {
+        {"tp=1,dp=2->tp=1,cp=2,dp=1", "tp=2,dp=1->tp=1,cp=2,dp=1", "tp=2,dp=1->tp=1,dp=2", NULL},
+        {"tp=1,dp=4->tp=1,cp=2,dp=2", "tp=4,dp=1->tp=1,cp=2,dp=2", "tp=1,dp=4->tp=2,cp=2,dp=1",
+         NULL}};
+    static const char *const more[][6] = {{"--output", "sharded", "--dtype", "bf16", NULL},
+                                          {"--output", "full", "--grad", "partial", NULL},
+                                          {"--output", "full", "--grad", "disjoint", NULL},
+                                          {"--output", "full", "--dtype", "f32", NULL},
+                                          {"--output", "sharded", "--dtype", "f16", NULL}};
+    if (gpus < 2)
+        skip();
+    for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+        const char *args[40] = {"bridge", "--batch", "8",  "--seq", "24", "--hidden", "40",
+                                "--axes", "both",    "-n", "2",     "-w", "1",        "--json"};
+        int n = 14;
+        for (int k = 0; more[i][k]; k++)
+            args[n++] = more[i][k];
+        args[n++] = "--layouts";
+        for (int k = 0; pairs[gpus >= 4][k]; k++)
+            args[n++] = pairs[gpus >= 4][k];
+        json_t *rows = rows_of(args, "bridge", NULL);
+        /* 3 pairs, 2 orders, 2 ways; launched and in a graph: exact, collective, reference, tuned
+         */
+        assert_true(json_array_size(rows) >= 3 * 2 * 2 * 4 * 2);
+        check_rows(rows, json_array_size(rows), "algbw_gbs");
+    }
+}
+
 int main(int argc, char **argv)
 {
-    int n = 0;
-    if (!tool_path(argc, argv, "COLO_PERF"))
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    if (!tool_path(argc, argv, "COLO_PERF") || cudaGetDeviceCount(&gpus) != cudaSuccess)
         return 2;
-    have_gpu = cudaGetDeviceCount(&n) == cudaSuccess && n > 0;
-    const struct CMUnitTest without[] = {
-        cmocka_unit_test(wrong_use_is_exit_2_with_the_option),
-        cmocka_unit_test(no_gpu_is_exit_1_and_says_so),
-    };
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_use_is_exit_2_with_the_option),
         cmocka_unit_test(link_measures_four_ways_at_each_size),
         cmocka_unit_test(logprob_is_checked_against_fp64),
+        cmocka_unit_test(links_are_measured_in_every_group),
+        cmocka_unit_test(every_way_of_a_bridge_is_right),
     };
-    return have_gpu ? cmocka_run_group_tests_name("gpu/perf", tests, NULL, NULL)
-                    : cmocka_run_group_tests_name("gpu/perf", without, NULL, NULL);
+    return cmocka_run_group_tests_name("gpu/perf", tests, NULL, NULL);
 }
