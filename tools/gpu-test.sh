@@ -61,6 +61,9 @@ if [ "$perf" = yes ]; then
     build-gpu/tools/colo-perf link
     build-gpu/tools/colo-perf logprob
     build-gpu/tools/colo-perf logprob --entropy
+    if [ "$(nvidia-smi -L | wc -l)" -gt 1 ]; then
+        bench/bridge-table.py --perf build-gpu/tools/colo-perf --keep build-gpu/bridge-table
+    fi
 fi
 
 say "counting"

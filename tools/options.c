@@ -78,6 +78,12 @@ tool_option_t *tool_find(tool_option_t *options, int count, const char *name)
     return NULL;
 }
 
+/* "--name" or "-n", but not "->dp=2" */
+static bool is_name(const char *arg)
+{
+    return arg[0] == '-' && (arg[1] == '-' || (arg[1] >= 'a' && arg[1] <= 'z'));
+}
+
 int tool_parse(const char *tool, tool_option_t *options, int count, int argc, char **argv)
 {
     char q[TOOL_QUOTE_MAX];
@@ -105,7 +111,7 @@ int tool_parse(const char *tool, tool_option_t *options, int count, int argc, ch
         }
         if (o->list && !eq) {
             o->values = (const char *const *)&argv[i + 1];
-            while (i + 1 < argc && argv[i + 1][0] != '-') {
+            while (i + 1 < argc && !is_name(argv[i + 1])) {
                 o->count++;
                 i++;
             }

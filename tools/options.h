@@ -28,7 +28,7 @@
 #define TOOL_QUOTE_MAX 64
 
 /* One row of a tool's option table. A flag takes no value; a list takes all arguments up to the next
- * that begins with "-"; the others take exactly one, as "--name value" or "--name=value". */
+ * that looks like an option; the others take exactly one, as "--name value" or "--name=value". */
 typedef struct tool_option {
     const char *name; /* "--batch" */
     bool flag;

@@ -92,7 +92,7 @@ static void add(chart_t *c, const char *name, bool dashed, double x, double y)
         s = &c->series[c->n++];
         snprintf(s->name, sizeof s->name, "%s", name);
         s->dashed = dashed;
-        s->hue = strcmp(name, "limit") == 0 ? -1 : (c->n - 1) % 6;
+        s->hue = strstr(name, "limit") ? -1 : (c->n - 1) % 6;
         for (int i = 0; i < 6; i++) /* the same colour in every panel */
             if (strcmp(order[i], name) == 0)
                 s->hue = i;
@@ -127,9 +127,9 @@ static void collect_bridge(charts_t *all, const json_t *rows)
             all->more += strcmp(op, "exact-nccl") == 0;
             continue;
         }
-        if (limit)
+        if (limit || json_is_true(json_object_get(row, "view")))
             continue;
-        if (number_of(row, "limit_us") > 0)
+        if (!json_is_true(json_object_get(row, "replayed")) && number_of(row, "limit_us") > 0)
             add(c, "limit", false, bytes, moved / number_of(row, "limit_us") * 1e-3);
         add(c, name, json_is_true(json_object_get(row, "replayed")), bytes,
             moved / number_of(row, "time_us") * 1e-3);
@@ -148,7 +148,7 @@ static void collect_link(charts_t *all, const json_t *rows)
         chart_t *c = chart_for(all, title, gpus > 1 ? "GB/s, busbw" : "GB/s read and written");
         const char *op = text_of(row, "op");
         if (c)
-            add(c, gpus > 1 && strcmp(op, "push") == 0 ? "limit" : op, false,
+            add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
                 number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
         else
             all->more += strcmp(op, "sendrecv") == 0;
@@ -337,9 +337,10 @@ static void describe(svg_page_t *page, words_t *w, const json_t *doc, const char
     for (int i = 2; i >= 0; i--)
         kind = json_object_get(doc, kinds[i]) ? kinds[i] : kind;
     snprintf(w->title, sizeof w->title, "colo-perf %s", kind);
-    snprintf(w->line[n++], sizeof w->line[0], "%.0f \xc3\x97 %.80s, colobridge %.20s, CUDA %.20s.",
-             fmax(1, number_of(doc, "gpus")), text_of(doc, "device"), text_of(doc, "version"),
-             text_of(doc, "cuda"));
+    snprintf(w->line[n++], sizeof w->line[0],
+             "%.0f \xc3\x97 %.80s, %.20s, colobridge %.20s, CUDA %.20s.",
+             fmax(1, number_of(doc, "gpus")), text_of(doc, "device"), text_of(doc, "date"),
+             text_of(doc, "version"), text_of(doc, "cuda"));
     snprintf(w->line[n++], sizeof w->line[0], "%.399s", text_of(doc, "command"));
     const json_t *row = json_array_get(json_object_get(doc, "bridge"), 0);
     if (row)

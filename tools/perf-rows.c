@@ -46,7 +46,7 @@ void perf_bridge_head(const perf_t *p, const perf_pair_t *pair, const char *axes
     printf(
         "#\n# bridge %s -> %s, %s, %s%s, batch %lld, hidden %lld\n"
         "# algbw: size / time, busbw: what must arrive at the busiest rank / time, %%limit: push\n"
-        "# and copy of the same bytes; (g): replayed in a CUDA graph\n",
+        "# and copy of the same bytes; (g): replayed in a CUDA graph, (v): a view, nothing moves\n",
         pair->src_name, pair->dst_name, axes, p->output == COLO_SHARDED ? "sharded" : "full",
         p->output == COLO_SHARDED ? ""
         : p->grad == COLO_PARTIAL ? ", partial"
@@ -62,11 +62,11 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
 {
     const double alg = r->us > 0 ? (double)r->bytes / r->us * 1e-3 : 0,
                  bus = r->us > 0 ? (double)r->arrive / r->us * 1e-3 : 0,
-                 percent = r->us > 0 ? 100 * r->limit / r->us : 0;
+                 percent = r->us > 0 && !r->view ? 100 * r->limit / r->us : 0;
     p->wrong += r->wrong;
     if (!p->json) {
         char op[24];
-        snprintf(op, sizeof op, "%s%s", r->op, r->replayed ? "(g)" : "");
+        snprintf(op, sizeof op, "%s%s", r->op, r->view ? "(v)" : r->replayed ? "(g)" : "");
         printf("%14lld  %12lld  %5s  %6lld  %8s  %13s  %9.2f  %8.1f  %8.1f  %6.1f  %7lld\n",
                (long long)r->bytes, (long long)(r->bytes / (int64_t)colo_dtype_size(p->dtype)),
                colo_dtype_name(p->dtype), (long long)r->shape.rows, r->way, op, r->us, alg, bus,
@@ -80,11 +80,11 @@ int perf_bridge_row(perf_t *p, const perf_row_t *r)
                           (json_int_t)r->shape.samples, "seq", (json_int_t)r->shape.rows, "hidden",
                           (json_int_t)r->shape.features);
     json_t *more =
-        json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "way", r->way, "op",
-                  r->op, "replayed", r->replayed, "bytes", (json_int_t)r->bytes, "arrive_bytes",
-                  (json_int_t)r->arrive, "local_bytes", (json_int_t)r->local, "time_us", r->us,
-                  "best_us", r->best, "limit_us", r->limit, "algbw_gbs", alg, "busbw_gbs", bus,
-                  "percent", percent, "wrong", (json_int_t)r->wrong);
+        json_pack("{s:s,s:s,s:b,s:b,s:I,s:I,s:I,s:f,s:f,s:f,s:f,s:f,s:f,s:I}", "way", r->way, "op",
+                  r->op, "replayed", r->replayed, "view", r->view, "bytes", (json_int_t)r->bytes,
+                  "arrive_bytes", (json_int_t)r->arrive, "local_bytes", (json_int_t)r->local,
+                  "time_us", r->us, "best_us", r->best, "limit_us", r->limit, "algbw_gbs", alg,
+                  "busbw_gbs", bus, "percent", percent, "wrong", (json_int_t)r->wrong);
     if (!o || !more || json_object_update(o, more) != 0) {
         json_decref(o);
         o = NULL;

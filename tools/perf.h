@@ -44,7 +44,7 @@ typedef struct perf_row {
     const perf_pair_t *pair;
     const char *axes, *way, *op;
     colo_shape_t shape;
-    bool replayed;
+    bool replayed, view; /* view: nothing was moved, the result lies in the input */
     int64_t bytes, arrive, local; /* the larger tensor; received from others; copied from own */
     double us, best, limit;       /* limit: push + copy of the same bytes, 0: not measured */
     long long wrong;

@@ -8,6 +8,9 @@ backward), narrow (the other way), clone and in-place all_reduce over cp in back
 where the samples are not the outermost axis; around it what a caller with a sharded output runs, the
 zigzag shard copy and its scatter into zeros. bf16, sharded, one process a GPU. Values are position
 codes, compared after the last launch.
+
+op "torch" is that; op "torch-wide" the same with every copy of a view done as int64, since PyTorch
+copies 2-byte elements of views at a third of the memory's bandwidth.
 """
 import argparse
 import json
@@ -35,10 +38,19 @@ def extent(dims, name):
     return dict(dims).get(name, 1)
 
 
+def narrow_words(x):
+    return x
+
+
+def wide_words(x):
+    return x.view(torch.int64)
+
+
 class Bridge:
-    def __init__(self, src, dst, axes, batch, seq, groups):
+    def __init__(self, src, dst, axes, groups):
         world, me = dist.get_world_size(), dist.get_rank()
         ds, dd = extent(src, 'dp'), extent(dst, 'dp')
+        self.words = narrow_words                  # what copies of views move
         self.dim = 0 if axes == 'bsh' else 1       # of the samples
         self.seq_dim = 1 - self.dim
         self.way = (ds > dd) - (ds < dd)           # 1 fan-in, 0 equal, -1 fan-out
@@ -56,17 +68,20 @@ class Bridge:
         self.cp_group = groups(lambda r: c(dst, r, 'dp', 'tp'), lambda r: coord(dst, r, 'cp')) \
             if self.cp > 1 else None
 
+    def contiguous(self, x):
+        return x if x.is_contiguous() else self.words(x).contiguous().view(x.dtype)
+
     def gather(self, x):
         if self.dim != 0:
             x = x.transpose(0, 1)
-        x = x.contiguous()
+        x = self.contiguous(x)
         out = x.new_empty((x.shape[0] * self.k,) + x.shape[1:])
         dist.all_gather_into_tensor(out, x, group=self.siblings)
-        return out if self.dim == 0 else out.transpose(0, 1).contiguous()
+        return out if self.dim == 0 else self.contiguous(out.transpose(0, 1))
 
     def narrow(self, x):
         n = x.shape[self.dim] // self.k
-        return x.narrow(self.dim, self.slot * n, n).contiguous()
+        return self.contiguous(x.narrow(self.dim, self.slot * n, n))
 
     def chunks(self, full):
         n = full.shape[self.seq_dim] // (2 * self.cp)
@@ -74,7 +89,9 @@ class Bridge:
 
     def forward(self, x):
         y = self.gather(x) if self.way > 0 else self.narrow(x) if self.way < 0 else x
-        return torch.cat(self.chunks(y), dim=self.seq_dim) if self.cp > 1 else y
+        if self.cp == 1:
+            return y
+        return torch.cat([self.words(c) for c in self.chunks(y)], dim=self.seq_dim).view(y.dtype)
 
     def backward(self, d_y):
         g = d_y
@@ -83,8 +100,8 @@ class Bridge:
             shape[self.seq_dim] *= self.cp
             g = d_y.new_zeros(shape)
             for to, part in zip(self.chunks(g), d_y.chunk(2, dim=self.seq_dim)):
-                to.copy_(part)
-            g = g.contiguous().clone()
+                self.words(to).copy_(self.words(part))
+            g = self.contiguous(g).clone()
             dist.all_reduce(g, group=self.cp_group)
         return self.narrow(g) if self.way > 0 else self.gather(g) if self.way < 0 else g
 
@@ -158,24 +175,25 @@ def main():
     for layout in ask.layouts:
         src, dst = (grid(side) for side in layout.split('->'))
         for axes in ['bsh', 'sbh'] if ask.axes == 'both' else [ask.axes]:
-            bridge = Bridge(src, dst, axes, ask.batch, ask.seq, groups)
+            bridge = Bridge(src, dst, axes, groups)
             source, shard = parts(src, me, ask.batch, ask.seq, False), parts(dst, me, ask.batch, ask.seq, True)
             x, y = (code(*p, ask.hidden, axes, ask.seq) for p in (source, shard))
             size = torch.tensor([2 * max(x.numel(), y.numel())])
             dist.all_reduce(size, dist.ReduceOp.MAX, group=HOST)
             size = size.item()
             batch = min(20, max(3, (256 << 20) // size))
-            for way, fn, given, want in (('forward', bridge.forward, x, y), ('backward', bridge.backward, y, x)):
-                us, best = timed(lambda: fn(given), batch, ask.w, ask.n)
-                wrong = (fn(given).view(torch.int16) != want.view(torch.int16)).sum().cpu()
-                dist.all_reduce(wrong, group=HOST)
-                rows.append(dict(src=layout.split('->')[0], dst=layout.split('->')[1], axes=axes, dtype='bf16',
-                                 output='sharded', grad='partial', batch=ask.batch, seq=ask.seq,
-                                 hidden=ask.hidden, way=way, op='torch', replayed=False, bytes=size,
-                                 time_us=us, best_us=best, wrong=wrong.item()))
-                if me == 0:
-                    print('%14d  %6d  %8s  %s  %s  %9.2f  %7d' % (size, ask.seq, way, layout, axes, us,
-                                                                  wrong.item()), flush=True)
+            given = dict(src=layout.split('->')[0], dst=layout.split('->')[1], axes=axes, dtype='bf16',
+                         output='sharded', grad='partial', batch=ask.batch, seq=ask.seq,
+                         hidden=ask.hidden, replayed=False, bytes=size)
+            for op, bridge.words in (('torch', narrow_words), ('torch-wide', wide_words)):
+                for way, fn, inp, want in (('forward', bridge.forward, x, y), ('backward', bridge.backward, y, x)):
+                    us, best = timed(lambda: fn(inp), batch, ask.w, ask.n)
+                    wrong = (fn(inp).view(torch.int16) != want.view(torch.int16)).sum().cpu()
+                    dist.all_reduce(wrong, group=HOST)
+                    rows.append(dict(given, op=op, way=way, time_us=us, best_us=best, wrong=wrong.item()))
+                    if me == 0:
+                        print('%14d  %6d  %10s  %8s  %s  %s  %9.2f  %7d' % (
+                            size, ask.seq, op, way, layout, axes, us, wrong.item()), flush=True)
             del x, y
     if me == 0 and ask.json:
         doc = dict(tool='torch', version=torch.__version__, device=torch.cuda.get_device_name(), gpus=world,

@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_colo_perf.c - colo-perf without a GPU: what it refuses, in one sentence, and the pictures of
+ * recorded runs: well-formed, every series with the figure that the record holds, nothing drawn of
+ * what moved nothing. Figures are computed here from the JSON.
+ */
+#include "harness/harness.h"
+
+#include "markup.h"
+#include "tool.h"
+
+#include <jansson.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static char folder[64], path[96], input[96];
+
+static int make_folder(void **state)
+{
+    strcpy(folder, "/tmp/colo-perf-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(path, sizeof path, "%s/plot.svg", folder);
+    snprintf(input, sizeof input, "%s/in.json", folder);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    unlink(path);
+    unlink(input);
+    return rmdir(folder);
+}
+
+static void expect(const char *const *args, int code, const char *text)
+{
+    said_t s = tool_run(args);
+    const char *end = strchr(s.err, '\n');
+    if (s.exit != code || !strstr(code ? s.err : s.out, text))
+        fail_msg("exit %d, expected %d and \"%s\": %s%s", s.exit, code, text, s.out, s.err);
+    if (code && (s.out_size > 0 || !end || end[1]))
+        fail_msg("expected one line on stderr and nothing on stdout: %s%s", s.out, s.err);
+    said_free(&s);
+}
+
+#define EXPECT(code, text, ...) expect((const char *[]){__VA_ARGS__, NULL}, code, text)
+
+static void wrong_use_is_exit_2_with_the_option(void **state)
+{
+    (void)state;
+    expect((const char *[]){NULL}, 2, "nothing is no subcommand");
+    EXPECT(2, "\"lnk\" is no subcommand", "lnk");
+    EXPECT(2, "-b: \"8X\" is no size", "link", "-b", "8X");
+    EXPECT(2, "-b: \"3\" is no size", "link", "-b", "3");
+    EXPECT(2, "-b: \"2048G\" is no size", "link", "-b", "2048G");
+    EXPECT(2, "-b 2097152 is larger than -e 1048576", "link", "-b", "2M", "-e", "1M");
+    EXPECT(2, "-f: \"1\" is outside", "link", "-f", "1");
+    EXPECT(2, "-n: \"0\" is outside", "link", "-n", "0");
+    EXPECT(2, "--vocab: \"x\"", "logprob", "--vocab", "x");
+    EXPECT(2, "-g 2: logprob measures one GPU", "logprob", "-g", "2");
+    EXPECT(2, "--tokens: not with bridge", "bridge", "--tokens", "4");
+    EXPECT(2, "--src: not with link", "link", "--src", "dp=2");
+    EXPECT(2, "--src is missing", "bridge");
+    EXPECT(2, "--dst is missing", "bridge", "--src", "dp=2");
+    EXPECT(2, "--src: ", "bridge", "--src", "dp=0", "--dst", "dp=2");
+    EXPECT(2, "--dst: not with --layouts", "bridge", "--dst", "dp=2", "--layouts", "dp=2->tp=2");
+    EXPECT(2, "--layouts entry 2: \"tp=2\" is not SRC->DST", "bridge", "--layouts", "dp=2->tp=2",
+           "tp=2");
+    EXPECT(2, "--layouts entry 1: ", "bridge", "--layouts", "dp=2->xx");
+    EXPECT(2, "--layouts: a value is missing", "bridge", "--layouts", "-n", "5");
+    EXPECT(2, "--axes: \"hbs\" is none of bsh, sbh, th, both", "bridge", "--axes", "hbs");
+    EXPECT(2, "--dtype: \"i8\" is none of bf16, f16, f32", "bridge", "--dtype", "i8");
+    EXPECT(2, "--seq: -b and -e choose it", "bridge", "--seq", "8", "-b", "1M");
+    EXPECT(2, "plot: which file?", "plot", "--svg", "x");
+    EXPECT(2, "--svg is missing", "plot", "x");
+    EXPECT(2, "--json: not with plot", "plot", "x", "--json");
+    EXPECT(0, "usage: colo-perf", "--help");
+    EXPECT(0, "colo-perf 0.1.0", "--version");
+}
+
+static void no_gpu_is_exit_2_and_says_so(void **state)
+{
+    (void)state;
+    EXPECT(2, "no CUDA device", "link");
+    EXPECT(2, "no CUDA device", "logprob", "--json");
+    EXPECT(2, "no CUDA device", "bridge", "--layouts", "dp=2->tp=2", "dp=2->cp=2", "-n", "3");
+}
+
+static void what_is_no_record_is_refused_and_leaves_no_picture(void **state)
+{
+    static const struct {
+        const char *text, *sentence;
+        int code;
+    } cases[] = {{"{\"tool\": ", "in.json\": line 1", 2},
+                 {"{\"tool\": \"colo-plan\"}", "is not what --json prints", 2},
+                 {"[]", "is not what --json prints", 2},
+                 {"{\"tool\": \"colo-perf\", \"bridge\": []}", "nothing to draw", 1},
+                 {"{\"tool\": \"colo-perf\", \"bridge\": [{\"op\": \"tuned\", \"time_us\": -1}]}",
+                  "nothing to draw", 1},
+                 {"{\"tool\": \"colo-perf\", \"link\": 7}", "nothing to draw", 1}};
+    (void)state;
+    EXPECT(2, "/in.json\": line -1: unable to open", "plot", input, "--svg", path);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        FILE *f = fopen(input, "w");
+        assert_non_null(f);
+        fputs(cases[i].text, f);
+        fclose(f);
+        EXPECT(cases[i].code, cases[i].sentence, "plot", input, "--svg", path);
+        assert_int_not_equal(access(path, F_OK), 0);
+    }
+    EXPECT(1, "Is a directory", "plot", GOLDEN "/perf-sizes.json", "--svg", folder);
+}
+
+/* ---- pictures ---- */
+
+static char *drawn(const char *record)
+{
+    said_t s = tool_run((const char *[]){"plot", record, "--svg", path, NULL});
+    if (s.exit != 0)
+        fail_msg("exit %d: %s", s.exit, s.err);
+    assert_string_equal(s.out, "");
+    said_free(&s);
+    FILE *f = fopen(path, "r");
+    char *text = calloc(1, 1 << 20);
+    assert_true(f && text);
+    assert_true(fread(text, 1, (1 << 20) - 1, f) > 0);
+    fclose(f);
+    const char *why = markup_check(text);
+    if (why)
+        fail_msg("%s", why);
+    assert_int_equal(markup_count(text, "nan"), 0);
+    assert_int_equal(markup_count(text, "inf"), 0);
+    return text;
+}
+
+static double number(const json_t *row, const char *key)
+{
+    return json_number_value(json_object_get(row, key));
+}
+
+static const char *string(const json_t *row, const char *key)
+{
+    return json_string_value(json_object_get(row, key));
+}
+
+/* The best of one series of the record, as the legend writes it; 0: not there */
+static double best_of(const json_t *rows, const char *way, const char *op, bool replayed)
+{
+    double best = 0;
+    size_t i;
+    json_t *row;
+    json_array_foreach((json_t *)rows, i, row)
+    {
+        const double moved = number(row, "arrive_bytes"),
+                     y = (moved > 0 ? moved : number(row, "local_bytes")) / number(row, "time_us") *
+                         1e-3;
+        if (strcmp(string(row, "way"), way) == 0 && strcmp(string(row, "op"), op) == 0 &&
+            json_is_true(json_object_get(row, "replayed")) == replayed &&
+            !json_is_true(json_object_get(row, "view")))
+            best = y > best ? y : best;
+    }
+    return best;
+}
+
+/* From the panel's title to the next panel. */
+static char *panel(const char *text, const char *title)
+{
+    const char *from = strstr(text, title), *to = from ? strstr(from, "<g id=\"p") : NULL;
+    if (!from)
+        fail_msg("no panel \"%s\"", title);
+    return strndup(from, to ? (size_t)(to - from) : strlen(from));
+}
+
+static void every_series_has_its_best_figure(void **state)
+{
+    static const char *const ways[] = {"forward", "backward"};
+    static const char *const ops[] = {"exact-nccl", "collective", "reference", "tuned"};
+    (void)state;
+    char *text = drawn(GOLDEN "/perf-sizes.json");
+    json_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
+    const json_t *rows = json_object_get(doc, "bridge");
+    for (int w = 0; w < 2; w++) {
+        char title[128];
+        snprintf(title, sizeof title, "tp=1,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=1, bsh, %s</text>",
+                 ways[w]);
+        char *p = panel(text, title);
+        assert_int_equal(markup_count(p, "GB/s of what must arrive"), 1);
+        for (int o = 0; o < 4; o++)
+            for (int g = 0; g < 2; g++) {
+                const double best = best_of(rows, ways[w], ops[o], g);
+                char what[64];
+                assert_true(best > 0);
+                snprintf(what, sizeof what, ">%s%s: %.*f</text>", ops[o], g ? ", graph" : "",
+                         best < 10 ? 1 : 0, best);
+                if (markup_count(p, what) != 1)
+                    fail_msg("%s: no %s in %s", ways[w], what, p);
+            }
+        assert_int_equal(markup_count(p, "<circle"), 4 * 2 * 3); /* 3 sizes */
+        assert_int_equal(markup_count(p, ">limit: "), 1);
+        assert_int_equal(markup_count(p, ">16K</text>"), 1);
+        assert_int_equal(markup_count(p, ">1M</text>"), 1);
+        assert_int_equal(markup_count(p, ">10</text>"), 1); /* a decade of the other axis */
+        free(p);
+    }
+    assert_int_equal(markup_count(text, "<g id=\"p"), 3); /* the page and two panels */
+    json_decref(doc);
+    free(text);
+}
+
+static void one_size_is_bars_without_what_moved_nothing(void **state)
+{
+    (void)state;
+    char *text = drawn(GOLDEN "/perf-one-size.json");
+    json_t *doc = json_load_file(GOLDEN "/perf-one-size.json", 0, NULL);
+    const json_t *rows = json_object_get(doc, "bridge");
+    char *p = panel(text, "bsh, backward</text>"), what[64];
+    const double limit = best_of(rows, "backward", "copy", false),
+                 exact = best_of(rows, "backward", "exact-nccl", false);
+    assert_int_equal(markup_count(p, "GB/s copied; none arrives"), 1);
+    snprintf(what, sizeof what, ">%.0f, %.0f %%</text>", exact, 100 * exact / limit);
+    assert_int_equal(markup_count(p, what), 1);
+    assert_int_equal(markup_count(p, ">reference</text>"), 0); /* a view */
+    assert_int_equal(markup_count(p, ">collective</text>"), 1);
+    free(p);
+    p = panel(text, "bsh, forward</text>");
+    assert_int_equal(markup_count(p, ">reference</text>"), 1);
+    assert_int_equal(markup_count(p, "class=\"bar best\""), 1); /* the limit */
+    free(p);
+    json_decref(doc);
+    free(text);
+}
+
+static void links_and_losses_are_drawn_and_names_are_escaped(void **state)
+{
+    (void)state;
+    FILE *f = fopen(input, "w");
+    assert_non_null(f);
+    fputs("{\"tool\": \"colo-perf\", \"device\": \"<&>\", \"gpus\": 4, \"link\": [", f);
+    for (int i = 0; i < 3; i++)
+        fprintf(f,
+                "{\"op\": \"push\", \"gpus\": 4, \"bytes\": %d, \"time_us\": 1, \"busbw_gbs\": %d},"
+                "{\"op\": \"<x>\", \"gpus\": 1, \"bytes\": %d, \"time_us\": 1, \"membw_gbs\": 4000}"
+                "%s",
+                1 << (10 + i), 100 + i, 1 << (10 + i), i < 2 ? "," : "");
+    fputs("], \"logprob\": {\"tokens\": 64, \"vocab\": 9, \"dtype\": \"bf16\", \"rows\": [{\"op\": "
+          "\"forward\", \"gbs\": 4321}]}}",
+          f);
+    fclose(f);
+    char *text = drawn(input);
+    assert_int_equal(markup_count(text, ">4 GPUs</text>"), 1);
+    assert_int_equal(markup_count(text, ">push, the limit: 102</text>"), 1);
+    assert_int_equal(markup_count(text, ">Memory of one GPU</text>"), 1);
+    assert_int_equal(markup_count(text, "&lt;x&gt;: 4000</text>"), 1);
+    assert_int_equal(markup_count(text, ">T 64, V 9, bf16</text>"), 1);
+    assert_int_equal(markup_count(text, ">4321</text>"), 1);
+    free(text);
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_PERF"))
+        return 2;
+    setenv("CUDA_VISIBLE_DEVICES", "", 1); /* also where there are some */
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(wrong_use_is_exit_2_with_the_option),
+        cmocka_unit_test(no_gpu_is_exit_2_and_says_so),
+        cmocka_unit_test_setup_teardown(what_is_no_record_is_refused_and_leaves_no_picture,
+                                        make_folder, remove_folder),
+        cmocka_unit_test_setup_teardown(every_series_has_its_best_figure, make_folder,
+                                        remove_folder),
+        cmocka_unit_test_setup_teardown(one_size_is_bars_without_what_moved_nothing, make_folder,
+                                        remove_folder),
+        cmocka_unit_test_setup_teardown(links_and_losses_are_drawn_and_names_are_escaped,
+                                        make_folder, remove_folder),
+    };
+    return cmocka_run_group_tests_name("tools/colo_perf", tests, NULL, NULL);
+}
