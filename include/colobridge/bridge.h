@@ -89,10 +89,10 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
 /** colo_bridge_src_shape(), _dst_shape() - extents of this rank's tensors in the order of axes;
- *  returns ndim (3, or 2 for "th") */
+ *  returns ndim (3, or 2 for "th"; 0 when an argument is NULL) */
 COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape);
 COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
-/** colo_bridge_plan() - the plan in force; a view */
+/** colo_bridge_plan() - the plan in force; a view. NULL has none */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_scratch_size() - bytes of memory like the tensors' that the bridge owns, all allocated
  *  by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the staging of

@@ -443,21 +443,23 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
 
 int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return shape_of(bridge, &bridge->now.plan->own_src, shape);
+    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_src, shape) : 0;
 }
 
 int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return shape_of(bridge, &bridge->now.plan->own_dst, shape);
+    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_dst, shape) : 0;
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 {
-    return bridge->now.plan;
+    return bridge ? bridge->now.plan : NULL;
 }
 
 size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
 {
+    if (!bridge)
+        return 0;
     return bridge->now.scratch + bridge->now.stage_size + bridge->coll.stage_size[0] +
            bridge->coll.stage_size[1];
 }
