@@ -60,7 +60,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL (or zero-size) on ranks that own nothing of the source
  * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
- *                (SHARDED); must not overlap @x. Every element is written
+ *                (SHARDED); shares no element with @x: other memory, other columns of the same rows,
+ *                or rows in between. Every element is written
  * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
  *
  * Order:    the comm's ranks call forward and backward in the same order; several forwards may be
