@@ -152,8 +152,9 @@ sanitized() {
 if [ "$quick" = no ]; then
     with_clang
     if [ ${#suites[@]} = 0 ]; then
-        without hwloc -Dhwloc=disabled
-        without MPI -Dmpi=disabled
+        # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
+        without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
+        without MPI -Dmpi=disabled -Dcuda=disabled -Dnccl=disabled
         without CUDA -Dcuda=disabled -Dnccl=disabled
     fi
     # api looks at the shipped files, slow is what is too long here.
