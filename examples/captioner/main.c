@@ -304,7 +304,10 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
 {
     cap_config_t *cfg = arg;
     cap_rank_t rank;
-    colo_status_t st = cap_rank_create(&rank, cfg, world);
+    cap_ops_t ops;
+
+    cap_ops_host(&ops);
+    colo_status_t st = cap_rank_create(&rank, cfg, &ops, world, world);
 
     if (st >= 0)
         st = cfg->check_gradients ? cap_check_gradients(&rank) : cap_train(&rank);
