@@ -16,14 +16,11 @@
  * Sums keep one accumulator per element and add the addends in the order given: the result is that
  * of the host loop bit for bit. __fadd_rn keeps the compiler from fusing anything.
  */
+#include "box.cuh"
 #include "kernels.h"
-
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 
 #include <algorithm>
 #include <climits>
-#include <cstring>
 #include <utility>
 
 namespace
@@ -31,59 +28,9 @@ namespace
 
 constexpr int THREADS = 256, UNROLL = 4, TILE = THREADS * UNROLL;
 
-/* Axis 0 is the row (accesses), 1 and 2 count rows; steps in bytes. */
-struct walk {
-    int64_t extent[3];
-    int64_t count; /* of accesses, all axes */
-};
-
 struct axis {
     int64_t extent, to, from;
 };
-
-/* ---- where the accesses of a tile are ---- */
-
-struct place {
-    int64_t at, row, outer;
-};
-
-__device__ place first_of(const walk &w, int64_t base)
-{
-    int64_t rows = base / w.extent[0];
-    return {base - rows * w.extent[0], rows % w.extent[1], rows / w.extent[1]};
-}
-
-/* The access @off further on, 0 <= off < TILE. */
-__device__ place further(const walk &w, place p, int off)
-{
-    p.at += off;
-    if (p.at < w.extent[0])
-        return p;
-    if (w.extent[0] >= TILE) {
-        p.at -= w.extent[0];
-        p.row++;
-    } else {
-        uint32_t q = (uint32_t)p.at / (uint32_t)w.extent[0];
-        p.at -= (int64_t)q * w.extent[0];
-        p.row += q;
-    }
-    if (p.row < w.extent[1])
-        return p;
-    if (w.extent[1] >= TILE) {
-        p.row -= w.extent[1];
-        p.outer++;
-    } else {
-        uint32_t q = (uint32_t)p.row / (uint32_t)w.extent[1];
-        p.row -= (int64_t)q * w.extent[1];
-        p.outer += q;
-    }
-    return p;
-}
-
-__device__ int64_t bytes_at(const place &p, const int64_t *step)
-{
-    return p.at * step[0] + p.row * step[1] + p.outer * step[2];
-}
 
 /* ---- copies ---- */
 
@@ -113,7 +60,7 @@ template <typename V> __device__ void copy_tile(const copy_task &t, int64_t base
         int off = u * THREADS + (int)threadIdx.x;
         to[u] = -1;
         if (base + off < t.w.count) {
-            place p = further(t.w, first, off);
+            place p = further<TILE>(t.w, first, off);
             to[u] = bytes_at(p, t.to);
             v[u] = *(const V *)(t.src + bytes_at(p, t.from));
         }
@@ -128,7 +75,7 @@ __device__ void copy_bytes(const copy_task &t, int64_t base)
 {
     const place first = first_of(t.w, base);
     for (int off = threadIdx.x; off < TILE && base + off < t.w.count; off += THREADS) {
-        place p = further(t.w, first, off);
+        place p = further<TILE>(t.w, first, off);
         for (int b = 0; b < t.elem; b++)
             t.dst[bytes_at(p, t.to) + b] = t.src[bytes_at(p, t.from) + b];
     }
@@ -262,63 +209,6 @@ cudaError_t copy_some(const colo_box_t *dst, const colo_box_t *src, int64_t n, i
 
 /* ---- sums ---- */
 
-struct bf16 {
-    using acc = float;
-    using raw = uint16_t;
-    static __device__ float load(raw r)
-    {
-        return __uint_as_float((uint32_t)r << 16);
-    }
-    static __device__ raw store(float v)
-    {
-        return __bfloat16_as_ushort(__float2bfloat16_rn(v));
-    }
-};
-struct f16 {
-    using acc = float;
-    using raw = uint16_t;
-    static __device__ float load(raw r)
-    {
-        return __half2float(__ushort_as_half(r));
-    }
-    static __device__ raw store(float v)
-    {
-        return __half_as_ushort(__float2half_rn(v));
-    }
-};
-struct f32 {
-    using acc = float;
-    using raw = float;
-    static __device__ float load(raw r)
-    {
-        return r;
-    }
-    static __device__ raw store(float v)
-    {
-        return v;
-    }
-};
-struct f64 {
-    using acc = double;
-    using raw = double;
-    static __device__ double load(raw r)
-    {
-        return r;
-    }
-    static __device__ raw store(double v)
-    {
-        return v;
-    }
-};
-__device__ float add(float a, float b)
-{
-    return __fadd_rn(a, b);
-}
-__device__ double add(double a, double b)
-{
-    return __dadd_rn(a, b);
-}
-
 template <int N> struct sum_args {
     char *dst;
     const char *src[N];
@@ -326,25 +216,6 @@ template <int N> struct sum_args {
     int64_t to[3], from[N][3];
     int32_t n;
 };
-
-template <typename R, int K> struct alignas(sizeof(R) * K) pack {
-    R e[K];
-};
-
-/* BYTES: the pointers are not multiples of the element size. */
-template <typename P, bool BYTES> __device__ P fetch(const char *at)
-{
-    if constexpr (BYTES) { /* one element */
-        uint64_t bits = 0;
-        for (size_t b = 0; b < sizeof(P); b++)
-            bits |= (uint64_t)(uint8_t)at[b] << (8 * b);
-        P p;
-        memcpy(&p, &bits, sizeof p);
-        return p;
-    } else {
-        return *(const P *)at;
-    }
-}
 
 template <typename D, int K, bool BYTES, int N>
 __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ sum_args<N> a)
@@ -354,7 +225,7 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ su
          base += (int64_t)gridDim.x * TILE) {
         const place first = first_of(a.w, base);
         for (int off = threadIdx.x; off < TILE && base + off < a.w.count; off += THREADS) {
-            const place p = further(a.w, first, off);
+            const place p = further<TILE>(a.w, first, off);
             P v = fetch<P, BYTES>(a.src[0] + bytes_at(p, a.from[0]));
             typename D::acc sum[K];
 #pragma unroll

@@ -1,0 +1,148 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * box.cuh - what kernels that walk strided boxes share: where an access is, and how elements of a
+ * dtype are added up.
+ */
+#ifndef COLO_KERNELS_BOX_CUH
+#define COLO_KERNELS_BOX_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace
+{
+
+/* Axis 0 is the row (accesses), 1 and 2 count rows; steps in bytes. */
+struct walk {
+    int64_t extent[3];
+    int64_t count; /* of accesses, all axes */
+};
+
+/* ---- where the accesses of a tile are ---- */
+
+struct place {
+    int64_t at, row, outer;
+};
+
+__device__ place first_of(const walk &w, int64_t base)
+{
+    int64_t rows = base / w.extent[0];
+    return {base - rows * w.extent[0], rows % w.extent[1], rows / w.extent[1]};
+}
+
+/* The access @off further on, 0 <= off < TILE. */
+template <int TILE> __device__ place further(const walk &w, place p, int off)
+{
+    p.at += off;
+    if (p.at < w.extent[0])
+        return p;
+    if (w.extent[0] >= TILE) {
+        p.at -= w.extent[0];
+        p.row++;
+    } else {
+        uint32_t q = (uint32_t)p.at / (uint32_t)w.extent[0];
+        p.at -= (int64_t)q * w.extent[0];
+        p.row += q;
+    }
+    if (p.row < w.extent[1])
+        return p;
+    if (w.extent[1] >= TILE) {
+        p.row -= w.extent[1];
+        p.outer++;
+    } else {
+        uint32_t q = (uint32_t)p.row / (uint32_t)w.extent[1];
+        p.row -= (int64_t)q * w.extent[1];
+        p.outer += q;
+    }
+    return p;
+}
+
+__device__ int64_t bytes_at(const place &p, const int64_t *step)
+{
+    return p.at * step[0] + p.row * step[1] + p.outer * step[2];
+}
+
+/* ---- elements ---- */
+
+struct bf16 {
+    using acc = float;
+    using raw = uint16_t;
+    static __device__ float load(raw r)
+    {
+        return __uint_as_float((uint32_t)r << 16);
+    }
+    static __device__ raw store(float v)
+    {
+        return __bfloat16_as_ushort(__float2bfloat16_rn(v));
+    }
+};
+struct f16 {
+    using acc = float;
+    using raw = uint16_t;
+    static __device__ float load(raw r)
+    {
+        return __half2float(__ushort_as_half(r));
+    }
+    static __device__ raw store(float v)
+    {
+        return __half_as_ushort(__float2half_rn(v));
+    }
+};
+struct f32 {
+    using acc = float;
+    using raw = float;
+    static __device__ float load(raw r)
+    {
+        return r;
+    }
+    static __device__ raw store(float v)
+    {
+        return v;
+    }
+};
+struct f64 {
+    using acc = double;
+    using raw = double;
+    static __device__ double load(raw r)
+    {
+        return r;
+    }
+    static __device__ raw store(double v)
+    {
+        return v;
+    }
+};
+__device__ float add(float a, float b)
+{
+    return __fadd_rn(a, b);
+}
+__device__ double add(double a, double b)
+{
+    return __dadd_rn(a, b);
+}
+
+template <typename R, int K> struct alignas(sizeof(R) * K) pack {
+    R e[K];
+};
+
+/* BYTES: the pointers are not multiples of the element size. */
+template <typename P, bool BYTES> __device__ P fetch(const char *at)
+{
+    if constexpr (BYTES) { /* one element */
+        uint64_t bits = 0;
+        for (size_t b = 0; b < sizeof(P); b++)
+            bits |= (uint64_t)(uint8_t)at[b] << (8 * b);
+        P p;
+        memcpy(&p, &bits, sizeof p);
+        return p;
+    } else {
+        return *(const P *)at;
+    }
+}
+
+} // namespace
+
+#endif
