@@ -10,6 +10,7 @@
 #include <colobridge/grid.h>
 #include <colobridge/comm.h>
 #include <colobridge/bootstrap.h>
+#include <colobridge/memory.h>
 #include <colobridge/hypergrid.h>
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>

@@ -91,11 +91,11 @@ static void shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
 /* Who moves messages must be able to reach the tensors; copies within a rank work anyway. */
 static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s)
 {
-    const bool gpu = strcmp(colo_comm_backend(b->comm), "nccl") == 0;
+    const bool gpu = b->comm->ops->peer != NULL;
     int messages = 0;
     for (int way = 0; way < 2; way++)
         messages += s->lane[way].nsends + s->lane[way].nrecvs;
-    const bool talks = messages > 0 || s->scratch > 0 ||
+    const bool talks = messages > 0 || s->scratch > 0 || s->late_slab > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -173,6 +173,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
     b->algo = c->algo;
     b->mem = c->mem;
+    if (c->mem == COLO_CUDA)
+        COLO_TRY(colo_transport_wanted(&b->transport));
+    b->late = colo_bridge_direct_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;
     colo_plan_config_t plan = {
@@ -188,6 +191,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
 static uint64_t fingerprint(const colo_bridge_t *b)
 {
     uint64_t h = colo_hash_i64(colo_plan_hash(b->now.plan), (int64_t)b->algo);
+    h = colo_hash_i64(h, (int64_t)b->transport);
     return b->algo == COLO_COLLECTIVE ? colo_hash_str(h, b->axes) : h;
 }
 
@@ -220,14 +224,20 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     if (colo_comm_check_level(comm) >= 1) {
         st = colo_comm_i_agree(comm,
                                "bridge create (grids, layouts, shape, dtype, output, "
-                               "gradients, algorithm)",
+                               "gradients, algorithm, COLO_TRANSPORT)",
                                st == COLO_OK ? fingerprint(b) : 0, st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
     }
     COLO_TRY_GOTO(st, st, fail);
     b->tag = ++comm->split_tag;
-    st = colo_lane_connect(b, &b->now);
+    COLO_TRY_GOTO(st, colo_bridge_direct_create(b), fail);
+    if (!b->direct || !b->late) {
+        b->late = false;
+        st = colo_staged_need(&b->now);
+        if (st == COLO_OK)
+            st = colo_lane_connect(b, &b->now);
+    }
     if (st < 0) { /* a peer may be past it */
         colo_comm_i_fail(comm, st);
         goto fail;
@@ -252,6 +262,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
+    colo_bridge_direct_destroy(*bridge);
     shaped_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     free(*bridge);
@@ -317,38 +328,6 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
     return COLO_OK;
 }
 
-/* Do the tensors share no address modulo @period bytes? Axes whose stride is a multiple of it stay
- * in place; what the others reach is one window a tensor, and the windows must not meet on the
- * circle. So left and right columns of the same rows are apart, and even and odd rows of one
- * buffer. */
-static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uint64_t period)
-{
-    const colo_tensor_t *t[2] = {in, out};
-    uint64_t width[2];
-    for (int i = 0; i < 2; i++) {
-        const uint64_t elem = colo_dtype_size(t[i]->dtype);
-        width[i] = elem;
-        for (int32_t a = 0; a < t[i]->ndim; a++) {
-            const uint64_t step = (uint64_t)t[i]->stride[a] * elem;
-            width[i] += step % period ? (uint64_t)(t[i]->shape[a] - 1) * step : 0;
-        }
-    }
-    const uint64_t from = (uintptr_t)in->data % period, to = (uintptr_t)out->data % period;
-    const uint64_t gap = (to + period - from) % period;
-    return width[0] <= gap && width[1] <= period - gap;
-}
-
-static bool interleaved(const colo_tensor_t *in, const colo_tensor_t *out)
-{
-    const colo_tensor_t *t[2] = {in, out};
-    for (int i = 0; i < 2; i++)
-        for (int32_t a = 0; a < t[i]->ndim; a++)
-            if (t[i]->shape[a] > 1 && t[i]->stride[a] > 0 &&
-                windows_apart(in, out, (uint64_t)t[i]->stride[a] * colo_dtype_size(in->dtype)))
-                return true;
-    return false;
-}
-
 static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
                                  const colo_tensor_t *out, const char *in_name,
                                  const char *out_name)
@@ -364,7 +343,7 @@ static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in
         lo[i] = (uintptr_t)t[i]->data;
         hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
     }
-    if (lo[0] < hi[1] && lo[1] < hi[0] && !interleaved(in, out))
+    if (lo[0] < hi[1] && lo[1] < hi[0])
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
                          (long long)b->now.plan->rank, in_name, out_name);
     return COLO_OK;
@@ -407,6 +386,9 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
     colo_status_t st = check_call(b, way, in, out);
     colo_view_t from = {0}, to = {0};
+    colo_reached_t reached = {.direct = false};
+    if (st == COLO_OK)
+        st = colo_bridge_direct_find(b, way, in, out, &reached);
     if (st == COLO_OK) {
         from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
         to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
@@ -415,6 +397,7 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         if (st == COLO_OK && !fwd && b->mem == COLO_HOST)
             st = colo_promise_zeros(b, from);
         uint64_t h = colo_hash_i64(colo_hash_i64(colo_plan_hash(p), way), (int64_t)b->calls);
+        h = colo_hash_i64(h, reached.direct); /* registered on all ranks or on none */
         COLO_TRY(colo_comm_i_agree(b->comm, fwd ? "bridge forward" : "bridge backward", h, st));
         if (b->mem == COLO_HOST)
             COLO_TRY(colo_promise_replicas(b, way, from, stream));
@@ -423,6 +406,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
     }
     b->calls++;
+    if (reached.direct)
+        return colo_bridge_direct_run(b, way, &reached, from, to, stream);
     if (b->algo == COLO_EXACT)
         return fwd ? colo_exchange_forward(b, from, to, stream)
                    : colo_exchange_backward(b, from, to, stream);
@@ -461,6 +446,11 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
             return st;
         }
     }
+    colo_status_t st = colo_bridge_direct_load(bridge, &next);
+    if (st < 0) {
+        shaped_deinit(bridge->comm, &next);
+        return st;
+    }
     colo_shaped_t *now = &bridge->now;
     if (now->nmembers == next.nmembers &&
         (next.nmembers == 0 ||
@@ -475,23 +465,21 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
 
 int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_src, shape) : 0;
+    return shape_of(bridge, &bridge->now.plan->own_src, shape);
 }
 
 int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_dst, shape) : 0;
+    return shape_of(bridge, &bridge->now.plan->own_dst, shape);
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 {
-    return bridge ? bridge->now.plan : NULL;
+    return bridge->now.plan;
 }
 
 size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
 {
-    if (!bridge)
-        return 0;
     return bridge->now.scratch + bridge->now.stage_size + bridge->coll.stage_size[0] +
            bridge->coll.stage_size[1];
 }

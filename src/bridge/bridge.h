@@ -5,6 +5,7 @@
 
 #include "bridge/plan.h"
 #include "comm/comm.h"
+#include "comm/peer.h"
 #include "core/memory.h"
 #include "core/ops.h"
 
@@ -43,6 +44,8 @@ typedef struct colo_shaped {
     colo_route_t *route; /* NULL after a reshape that ties other ranks, until the next call */
     void *stage;
     size_t stage_size;
+    /* Bytes of slab and staging that the first staged call will make: the bridge is direct. */
+    size_t late_slab, late_stage;
 } colo_shaped_t;
 
 struct colo_bridge {
@@ -55,6 +58,9 @@ struct colo_bridge {
     colo_layout_t src, dst;
     colo_shaped_t now;
     colo_collective_t coll;
+    colo_transport_t transport;
+    bool late;             /* slab, staging and route are made when a call is staged */
+    colo_direct_t *direct; /* NULL: every call is staged */
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
 };
@@ -100,6 +106,29 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
                                       colo_stream_t stream);
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                        colo_stream_t stream);
+
+/* Slab and staging, if they are still to be made. */
+colo_status_t colo_staged_need(colo_shaped_t *s);
+
+/* direct.c: EXACT over registered memory. */
+/* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */
+bool colo_bridge_direct_likely(const colo_bridge_t *b);
+/* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
+colo_status_t colo_bridge_direct_create(colo_bridge_t *b);
+/* For another shape; local. Keeps the old one on error. */
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, const colo_shaped_t *next);
+void colo_bridge_direct_destroy(colo_bridge_t *b);
+typedef struct colo_reached {
+    bool direct;
+    int32_t id;
+    uint64_t offset;
+} colo_reached_t;
+/* Does this call go direct? COLO_ERR_ARG: it must, and its tensor is not registered. */
+colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
+                                      const colo_tensor_t *in, const colo_tensor_t *out,
+                                      colo_reached_t *r);
+colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
+                                     colo_view_t in, colo_view_t out, colo_stream_t stream);
 
 /* promise.c: COLO_CHECK=2, host memory. */
 colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y);

@@ -110,6 +110,27 @@ static size_t part_bytes(const colo_owned_t *o, size_t elem)
     return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0)) * elem;
 }
 
+colo_status_t colo_staged_need(colo_shaped_t *s)
+{
+    colo_status_t st = COLO_OK;
+    if (s->late_slab) {
+        st = colo_mem_alloc(s->mem, s->late_slab, &s->slab);
+        if (st < 0)
+            return colo_fail_prefix(st, "bridge: addends of %d levels",
+                                    (int)(s->late_slab / s->slab_size));
+        s->scratch = s->late_slab;
+        s->late_slab = 0;
+    }
+    if (s->late_stage) {
+        st = colo_mem_alloc(s->mem, s->late_stage, &s->stage);
+        if (st < 0)
+            return colo_fail_prefix(st, "bridge: staging of messages");
+        s->stage_size = s->late_stage;
+        s->late_stage = 0;
+    }
+    return COLO_OK;
+}
+
 colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_plan_t *p = s->plan;
@@ -139,13 +160,8 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
         *slot = *slot < 0 ? n++ : *slot;
     }
     s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
-    s->scratch = s->slab_size * (size_t)n;
-    if (s->scratch) {
-        colo_status_t st = colo_mem_alloc(b->mem, s->scratch, &s->slab);
-        if (st < 0)
-            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)n);
-    }
-    return COLO_OK;
+    s->late_slab = s->slab_size * (size_t)n;
+    return b->late ? COLO_OK : colo_staged_need(s); /* the direct path adds up without one */
 }
 
 /* ---- routes ---- */
@@ -166,10 +182,9 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
         fill(l->recv_box, in, (colo_view_t){0}, way ? &s->plan->own_src : &s->plan->own_dst, way,
              elem);
         size_t n = ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
-        s->stage_size = n > s->stage_size ? n : s->stage_size;
+        s->late_stage = n > s->late_stage ? n : s->late_stage;
     }
-    colo_status_t st = colo_mem_alloc(b->mem, s->stage_size, &s->stage);
-    return st < 0 ? colo_fail_prefix(st, "bridge: staging of messages") : COLO_OK;
+    return b->late ? COLO_OK : colo_staged_need(s);
 }
 
 colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
@@ -200,6 +215,9 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     colo_lane_t *l = &b->now.lane[COLO_FORWARD];
     const colo_routes_t *local = &p->local[COLO_FORWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
+    colo_status_t st = colo_staged_need(&b->now);
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
     fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
     COLO_TRY(exchange(b, l, stream));
@@ -259,6 +277,9 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
     bool summed = p->levels > 1;
+    colo_status_t st = colo_staged_need(&b->now);
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
     fill(l->send_box, &p->send[COLO_BACKWARD], d_y, &p->own_dst, false, elem);
     for (int64_t i = 0; i < recv->nregions; i++)
         l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,

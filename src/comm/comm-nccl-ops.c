@@ -14,6 +14,8 @@
  */
 #include "comm/comm-nccl.h"
 
+#include "comm/comm-peer.h"
+
 #include "core/try.h"
 #include "combine.h"
 #include "kernels.h"
@@ -256,4 +258,5 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .route_destroy = colo_nccl_route_destroy,
     .route_stage = colo_nccl_route_stage,
     .route_exchange = colo_nccl_route_exchange,
+    .peer = &colo_peer_table,
 };

@@ -12,6 +12,7 @@
  */
 #include "comm/comm-nccl.h"
 
+#include "comm/comm-peer.h"
 #include "core/backend.h"
 #include "core/try.h"
 
@@ -46,7 +47,17 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     const struct colo_nctx *x = c->impl;
     colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
+    if (st == COLO_OK) /* its fate is sealed by whoever looks */
+        st = colo_nccl_look_at_peer((struct colo_nctx *)c->impl, sentence, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
+}
+
+colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap)
+{
+    colo_status_t st = colo_peer_look(atomic_load(&x->peer), sentence, cap);
+    if (st < 0)
+        colo_nccl_doom(x, st, sentence);
+    return st;
 }
 
 void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence)
@@ -123,11 +134,14 @@ void colo_nccl_destroy(colo_comm_t *c)
     bool last = --f->live == 0;
     f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
     pthread_mutex_unlock(&f->lock);
+    if (dead)
+        colo_peer_stop(atomic_load(&x->peer));
     if (dead && x->link)
         colo_nccl_tear(f, x->link);
     colo_nccl_link_put(f, x->link);
     if (last)
         colo_nccl_family_destroy(f, true);
+    colo_peer_drop(atomic_load(&x->peer));
     colo_comm_destroy(&x->control);
     colo_fate_fini(&x->fate);
     free(x);
@@ -321,6 +335,7 @@ static const colo_gpu_t gpu = {
     .abi = COLO_GPU_ABI,
     .bind = colo_nccl_bind,
     .comm_create = create,
+    .comm_bare = colo_bare_create,
     .alloc = gpu_alloc,
     .free = gpu_free,
     .zero = gpu_zero,

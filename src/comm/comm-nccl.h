@@ -78,6 +78,7 @@ struct colo_nctx { /* colo_comm.impl */
     int32_t rank;
     int64_t id; /* of this comm in the family, > 0 */
     colo_comm_t *control;       /* owned */
+    struct colo_peer *_Atomic peer; /* comm-peer.h; NULL until it is needed */
 };
 
 /* Pinned host memory, one 64-bit word each: the stream writes, the guard reads. A captured
@@ -153,6 +154,7 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device)
 void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
 
 /* ---- nccl-link.c ---- */
+uint64_t colo_host_hash(void);
 /* Do two ranks of @control sit on one device? The same verdict on all. */
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
 /* A reference to the link of @control's ranks: the one that is there, if all have it whole, or a
@@ -176,6 +178,11 @@ colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence,
 void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
+/* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
+colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap);
+
+/* ---- comm-bare.c ---- */
+colo_status_t colo_bare_create(colo_comm_t *control, colo_comm_t **comm);
 
 /* ---- nccl-run.c ---- */
 /* One operation between begin and end. */

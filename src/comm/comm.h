@@ -50,9 +50,10 @@ typedef struct colo_comm_ops {
                                     size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
                                     const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                     colo_stream_t stream);
+    const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 2u
+#define COLO_COMM_ABI 3u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the

@@ -12,6 +12,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <time.h>
 
 static const colo_services_t *_Atomic bound;
@@ -80,6 +81,11 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
 size_t colo_dtype_size(colo_dtype_t dtype)
 {
     return bound->dtype_size(dtype);
+}
+
+void colo_autofree_(void *p)
+{
+    free(*(void **)p);
 }
 
 double colo_now(void)

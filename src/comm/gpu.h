@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 1u
+#define COLO_GPU_ABI 2u
 
 struct ncclComm;
 
@@ -40,6 +40,9 @@ typedef struct colo_gpu {
     /* @control: taken, also on error. @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*comm_create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                                  colo_comm_t **comm);
+    /* The same without NCCL: bridges over registered memory and nothing else, and ranks may share a
+     * device. For tests. */
+    colo_status_t (*comm_bare)(colo_comm_t *control, colo_comm_t **comm);
     /* memory of the current device; free takes NULL */
     colo_status_t (*alloc)(size_t bytes, void **p);
     void (*free)(void *p);

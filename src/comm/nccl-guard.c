@@ -20,6 +20,8 @@
  */
 #include "comm/comm-nccl.h"
 
+#include "comm/comm-peer.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -195,10 +197,13 @@ static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
 {
     char sentence[900];
     bool dead = colo_fate_sealed(&x->fate) ||
+                colo_nccl_look_at_peer(x, sentence, sizeof sentence) != COLO_OK ||
                 colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
                 (x->link && look_at_link(f, x, x->link));
     for (struct colo_route *r = x->route; r && !dead; r = r->next)
         dead = look_at_link(f, x, r->link);
+    if (dead)
+        colo_peer_stop(atomic_load(&x->peer));
     return dead;
 }
 

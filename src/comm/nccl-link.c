@@ -108,7 +108,7 @@ static uint64_t hash_text(const char *text)
     return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }
 
-static uint64_t host_hash(void)
+uint64_t colo_host_hash(void)
 {
     char text[128] = "";
     FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); /* containers share names */
@@ -127,7 +127,7 @@ static uint64_t host_hash(void)
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
 {
     char bus[32] = "";
-    uint64_t mine[2] = {host_hash(), 0};
+    uint64_t mine[2] = {colo_host_hash(), 0};
     uint64_t *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);

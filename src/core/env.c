@@ -22,6 +22,9 @@ static const colo_env_knob_t knobs[] = {
     {"COLO_SOCKETS", "auto",
      "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; tcp "
      "always"},
+    {"COLO_TRANSPORT", "auto",
+     "bridges between GPUs: auto is peers' memory where it is registered and reachable, else NCCL; "
+     "nccl and peer insist"},
 };
 
 int colo_env_count(void)
@@ -36,7 +39,7 @@ const colo_env_knob_t *colo_env_knob(int i)
 
 const char *colo_env_value(const char *name, bool *from_env)
 {
-    for (int i = 0; i < colo_env_count() && name; i++) {
+    for (int i = 0; i < colo_env_count(); i++) {
         if (strcmp(knobs[i].name, name) != 0)
             continue;
         const char *set = getenv(name);

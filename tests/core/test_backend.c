@@ -52,7 +52,7 @@ static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
         {"testabi", "has interface 77, this library", "install both from the same build"},
         {"testversion", "was built for version 9.8.7, this library is ",
          "install both from the same build"},
-        {"testcomm", "has communicator interface 55, this library has 1", "install both"},
+        {"testcomm", "has communicator interface 55, this library has ", "install both"},
         {"testname", "says it is 'somebodyelse'", "install it again"},
         {"testsymbol", "has no symbol 'colo_backend'", "not a backend of this library"},
     };

@@ -1,0 +1,714 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * direct.cu - a bridge's way between GPUs that reach each other: handshake, remote boxes, own boxes,
+ * all in one launch, nothing staged.
+ *
+ *   block 0        posts a record of this rank's tensor to every rank that will reach it
+ *   every block    takes tiles of two queues, the partners' and its own, half of the blocks
+ *                  beginning with either, so that links and memory work at once
+ *   before a tile  of a partner: waits for its record, which names memory, offset and strides
+ *   after the last tile of the first queue: fence, then done to every partner that it moved for
+ *   last block     waits for done from every rank that was posted to, resets, counts the call
+ *
+ * No block waits for another block of its own grid, and the launcher starts no more blocks than fit
+ * the device, so whoever waits, waits for another GPU only. A record travels in words of 32 bits of
+ * value and 32 bits of call number, each valid by itself: no fence, no second trip. Its poster's
+ * kernel ends only when everybody is done, so a slot is never written before it was read.
+ *
+ * Counters live in device memory and kernels count calls themselves, so a captured graph may be
+ * replayed. Every wait ends at a deadline, when the host says stop, or when the peer gives up; the
+ * way is dead then, this launch and later ones do nothing, and peers are told.
+ *
+ * Sums add one value of every level in level order, as box.cu does: the host's bits.
+ */
+#include "direct.h"
+
+#include "box.cuh"
+
+#include <climits>
+
+namespace
+{
+
+constexpr int THREADS = COLO_K_THREADS, UNROLL = 4, SPAN = THREADS * UNROLL;
+constexpr int SUMS = 2, SUM_SPAN = THREADS * SUMS; /* accesses of a thread in flight, a level */
+constexpr int ADDENDS = 256;
+constexpr unsigned ALL = 0xffffffffu;
+
+/* ---- words that others see ---- */
+
+__device__ uint64_t clock_ns()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+    return t;
+}
+
+__device__ void put(uint64_t *p, uint64_t v)
+{
+    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
+}
+
+__device__ uint64_t get(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
+__device__ unsigned is_dead(const colo_k_direct_t &d)
+{
+    return *(volatile unsigned *)&d.control->dead;
+}
+
+/* The first one to give up says why. */
+__device__ void give_up(const colo_k_direct_t &d, uint64_t code, int32_t rank, uint64_t call,
+                        uint64_t memory)
+{
+    if (atomicCAS(&d.control->dead, 0u, 1u) != 0)
+        return;
+    put(&d.report->peer, (uint64_t)rank);
+    put(&d.report->call, call);
+    put(&d.report->memory, memory);
+    __threadfence_system();
+    put(&d.report->code, code);
+}
+
+/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. */
+template <typename F>
+__device__ bool wait_for(const colo_k_direct_t &d, const colo_k_partner_t &p, uint64_t call,
+                         unsigned mask, F ready)
+{
+    uint64_t since = 0;
+    for (unsigned round = 0;; round++) {
+        if (__all_sync(mask, ready()))
+            return true;
+        if (round % 32 != 31)
+            continue;
+        uint64_t code = COLO_K_FINE, t = clock_ns();
+        since = since ? since : t;
+        if (get(p.mine + COLO_K_POISON))
+            code = COLO_K_GAVE_UP;
+        else if (t - since > d.deadline_ns)
+            code = COLO_K_LATE;
+        else if (round % 4096 == 4095 && get(&d.report->stop))
+            code = COLO_K_STOPPED;
+        if (code)
+            give_up(d, code, p.rank, call, 0);
+        if (__any_sync(mask, code || is_dead(d)))
+            return false;
+    }
+}
+
+/* ---- handshake ---- */
+
+__device__ uint32_t half_of(uint64_t v, int k)
+{
+    return (uint32_t)(v >> (32 * k));
+}
+
+/* Block 0: lanes 0..8 of a warp write the record of a partner. */
+__device__ void post(const colo_k_direct_t &d)
+{
+    const int lane = threadIdx.x % 32;
+    if (lane >= COLO_K_RECORD)
+        return;
+    uint32_t word = d.memory;
+    if (lane == 1 || lane == 2)
+        word = half_of(d.offset, lane - 1);
+    if (lane >= 3)
+        word = half_of((uint64_t)d.own_step[(lane - 3) / 2], (lane - 3) % 2);
+    for (int i = threadIdx.x / 32; i < d.npartners; i += THREADS / 32) {
+        const colo_k_partner_t &p = d.partner[i];
+        if (!(p.posts & 1))
+            continue;
+        uint64_t call = p.mine[COLO_K_CALLS] + 1;
+        __threadfence_system(); /* what earlier kernels wrote or read there is over */
+        put(p.remote + lane, call << 32 | word);
+    }
+}
+
+struct record {
+    char *base;
+    int64_t step[3];
+};
+
+/* Warp 0: waits for the record of a partner and translates it. */
+__device__ bool take(const colo_k_direct_t &d, int64_t partner, record &r)
+{
+    const colo_k_partner_t &p = d.partner[partner];
+    const int lane = threadIdx.x % 32;
+    const uint64_t call = (uint32_t)(p.mine[COLO_K_CALLS] + 1);
+    uint64_t word = 0;
+    if (!wait_for(d, p, call, ALL, [&] {
+            word = lane < COLO_K_RECORD ? get(p.mine + lane) : call << 32;
+            return word >> 32 == call;
+        }))
+        return false;
+    __threadfence_system(); /* what the poster did before is seen after */
+    if (get(p.mine + COLO_K_POISON)) {
+        give_up(d, COLO_K_GAVE_UP, p.rank, call, 0);
+        return false;
+    }
+    uint32_t v = (uint32_t)word;
+    const uint32_t memory = __shfl_sync(ALL, v, 0);
+    uint64_t base = memory < COLO_K_MEMORIES ? d.table[p.rank * COLO_K_MEMORIES + memory] : 0;
+    if (!base) {
+        give_up(d, COLO_K_UNKNOWN, p.rank, call, memory);
+        return false;
+    }
+    uint64_t wide[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        wide[i] = __shfl_sync(ALL, v, 1 + 2 * i) |
+                  (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
+    r.base = (char *)(base + wide[0]);
+    for (int i = 0; i < 3; i++)
+        r.step[i] = (int64_t)wide[1 + i];
+    return true;
+}
+
+/* Warp 0 of a block that has moved @mine tiles of the first queue; whoever brings the last ones tells
+ * the partners. */
+__device__ void count_moved(const colo_k_direct_t &d, unsigned long long mine)
+{
+    const int lane = threadIdx.x % 32;
+    int last = 0;
+    if (lane == 0) {
+        __threadfence_system();
+        last = atomicAdd(&d.control->moved, mine) + mine == (unsigned long long)d.tiles[0];
+    }
+    if (!__shfl_sync(ALL, last, 0))
+        return;
+    __threadfence_system();
+    for (int i = lane; i < d.npartners; i += 32)
+        if (d.partner[i].posts & 2)
+            put(d.partner[i].remote + COLO_K_DONE, d.partner[i].mine[COLO_K_CALLS] + 1);
+}
+
+/* The last block of the grid. */
+__device__ void finish(const colo_k_direct_t &d)
+{
+    for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
+        const colo_k_partner_t &p = d.partner[i];
+        const uint64_t call = p.mine[COLO_K_CALLS] + 1;
+        if ((p.posts & 1) && !is_dead(d))
+            wait_for(d, p, call, 1u << threadIdx.x % 32,
+                     [&] { return get(p.mine + COLO_K_DONE) == call; });
+    }
+    __threadfence_system(); /* what they wrote here is seen after */
+    __syncthreads();
+    const unsigned dead = is_dead(d);
+    for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
+        const colo_k_partner_t &p = d.partner[i];
+        if (dead)
+            put(p.remote + COLO_K_POISON, 1);
+        else
+            p.mine[COLO_K_CALLS]++;
+    }
+    if (threadIdx.x == 0) {
+        d.control->ticket[0] = d.control->ticket[1] = d.control->moved = 0;
+        d.control->finished = 0;
+    }
+}
+
+/* ---- boxes: the axes that are left, innermost first ---- */
+
+struct axis {
+    int64_t extent, to, from;
+};
+
+__device__ void order(axis &a, axis &b)
+{
+    if (b.to < a.to || (b.to == a.to && b.from < a.from)) {
+        axis t = a;
+        a = b;
+        b = t;
+    }
+}
+
+__device__ bool melts(const axis &a, const axis &b)
+{
+    return b.extent > 1 && b.to == a.to * a.extent && b.from == a.from * a.extent;
+}
+
+struct task { /* in shared memory */
+    walk w;
+    char *dst;
+    const char *src;
+    int64_t to[3], from[3];
+    int32_t width;
+};
+
+/* As plan_copy() of box.cu, on the device: only here both sides' strides are known. */
+__device__ void plan_move(task &t, const int64_t *extent, const int64_t *to, const int64_t *from,
+                          int32_t elem)
+{
+    axis a[3];
+#pragma unroll
+    for (int i = 0; i < 3; i++) { /* axes of one element go last */
+        const int x = 2 - i;
+        a[i] = {extent[x], extent[x] > 1 ? to[x] : LLONG_MAX, extent[x] > 1 ? from[x] : LLONG_MAX};
+    }
+    order(a[0], a[1]);
+    order(a[1], a[2]);
+    order(a[0], a[1]);
+    const axis unit = {1, 0, 0};
+#pragma unroll
+    for (int i = 0; i < 3; i++)
+        if (a[i].extent == 1)
+            a[i] = unit;
+    if (a[0].extent == 1)
+        a[0].to = a[0].from = elem;
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        if (melts(a[0], a[1])) {
+            a[0].extent *= a[1].extent;
+            a[1] = a[2];
+            a[2] = unit;
+        }
+    if (melts(a[1], a[2])) {
+        a[1].extent *= a[2].extent;
+        a[2] = unit;
+    }
+    const uint64_t ends = (uint64_t)t.dst | (uint64_t)t.src;
+    int32_t width = elem;
+    if (a[0].to == elem && a[0].from == elem) {
+        uint64_t every = ends | (uint64_t)(a[0].extent * elem) | (uint64_t)a[1].to |
+                         (uint64_t)a[1].from | (uint64_t)a[2].to | (uint64_t)a[2].from;
+        for (width = 16; every & (uint64_t)(width - 1);)
+            width /= 2;
+        a[0] = {a[0].extent * elem / width, width, width};
+    } else if (ends & (uint64_t)(elem - 1)) {
+        width = 0;
+    }
+    t.w.count = 1;
+#pragma unroll
+    for (int i = 0; i < 3; i++) {
+        t.w.extent[i] = a[i].extent;
+        t.w.count *= a[i].extent;
+        t.to[i] = a[i].to;
+        t.from[i] = a[i].from;
+    }
+    t.width = width;
+}
+
+template <typename V> __device__ void move_span(const task &t, int64_t base, int64_t end)
+{
+    const place first = first_of(t.w, base);
+    V v[UNROLL];
+    int64_t to[UNROLL];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        int off = u * THREADS + (int)threadIdx.x;
+        to[u] = -1;
+        if (base + off < end) {
+            place p = further<SPAN>(t.w, first, off);
+            to[u] = bytes_at(p, t.to);
+            v[u] = *(const V *)(t.src + bytes_at(p, t.from));
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++)
+        if (to[u] >= 0)
+            *(V *)(t.dst + to[u]) = v[u];
+}
+
+__device__ void move_bytes(const task &t, int64_t base, int64_t end, int elem)
+{
+    const place first = first_of(t.w, base);
+    for (int off = threadIdx.x; off < SPAN && base + off < end; off += THREADS) {
+        place p = further<SPAN>(t.w, first, off);
+        for (int b = 0; b < elem; b++)
+            t.dst[bytes_at(p, t.to) + b] = t.src[bytes_at(p, t.from) + b];
+    }
+}
+
+/* Elements [at, at + d.tile) of the box, in the order of its axes. */
+__device__ void move_tile(const colo_k_direct_t &d, const task &t, int64_t at)
+{
+    const int64_t width = t.width ? t.width : d.elem;
+    int64_t base = at * d.elem / width, end = base + d.tile * d.elem / width;
+    end = end < t.w.count ? end : t.w.count;
+    for (; base < end; base += SPAN)
+        switch (t.width) {
+        case 16:
+            move_span<uint4>(t, base, end);
+            break;
+        case 8:
+            move_span<uint2>(t, base, end);
+            break;
+        case 4:
+            move_span<uint32_t>(t, base, end);
+            break;
+        case 2:
+            move_span<uint16_t>(t, base, end);
+            break;
+        case 1:
+            move_span<uint8_t>(t, base, end);
+            break;
+        default:
+            move_bytes(t, base, end, d.elem);
+        }
+}
+
+/* ---- sums ---- */
+
+struct sum_task { /* in shared memory */
+    walk w;
+    char *dst;
+    int64_t to[3];
+    int32_t width;
+    const char *src[ADDENDS];
+    int64_t from[ADDENDS][3];
+};
+
+__device__ bool all_melt(const sum_task &t, int levels, const int64_t *extent, int a, int b)
+{
+    if (extent[b] == 1 || t.to[b] != t.to[a] * extent[a])
+        return false;
+    for (int k = 0; k < levels; k++)
+        if (t.from[k][b] != t.from[k][a] * extent[a])
+            return false;
+    return true;
+}
+
+/* Takes t.to and t.from as samples, rows, features; leaves them innermost first. */
+__device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t elem)
+{
+    int64_t extent[3], to[3];
+    int axis[3], n = 0;
+    for (int x = 2; x >= 0; x--)
+        if (shape[x] > 1)
+            axis[n++] = x;
+    for (int i = 1; i < n; i++)
+        for (int k = i; k > 0 && t.to[axis[k]] < t.to[axis[k - 1]]; k--) {
+            int x = axis[k];
+            axis[k] = axis[k - 1];
+            axis[k - 1] = x;
+        }
+    for (int i = 0; i < 3; i++) {
+        extent[i] = i < n ? shape[axis[i]] : 1;
+        to[i] = i < n ? t.to[axis[i]] : i ? 0 : elem;
+    }
+    for (int k = 0; k < levels; k++) {
+        int64_t from[3];
+        for (int i = 0; i < 3; i++)
+            from[i] = i < n ? t.from[k][axis[i]] : i ? 0 : elem;
+        for (int i = 0; i < 3; i++)
+            t.from[k][i] = from[i];
+    }
+    for (int i = 0; i < 3; i++)
+        t.to[i] = to[i];
+    for (int i = 0; i + 1 < n;) {
+        if (!all_melt(t, levels, extent, i, i + 1)) {
+            i++;
+            continue;
+        }
+        extent[i] *= extent[i + 1];
+        for (int m = i + 1; m < 3; m++) {
+            extent[m] = m < 2 ? extent[m + 1] : 1;
+            t.to[m] = m < 2 ? t.to[m + 1] : 0;
+            for (int k = 0; k < levels; k++)
+                t.from[k][m] = m < 2 ? t.from[k][m + 1] : 0;
+        }
+        n--;
+    }
+    uint64_t ends = (uint64_t)t.dst;
+    uint64_t steps = (uint64_t)(extent[0] * elem) | (uint64_t)t.to[1] | (uint64_t)t.to[2];
+    bool runs = t.to[0] == elem;
+    for (int k = 0; k < levels; k++) {
+        ends |= (uint64_t)t.src[k];
+        steps |= (uint64_t)t.from[k][1] | (uint64_t)t.from[k][2];
+        runs = runs && t.from[k][0] == elem;
+    }
+    t.width = ends & (uint64_t)(elem - 1) ? 0 : elem;
+    if (runs && !((ends | steps) & 15)) {
+        t.width = 16;
+        extent[0] = extent[0] * elem / 16;
+        t.to[0] = 16;
+        for (int k = 0; k < levels; k++)
+            t.from[k][0] = 16;
+    }
+    t.w.count = 1;
+    for (int i = 0; i < 3; i++) {
+        t.w.extent[i] = extent[i];
+        t.w.count *= extent[i];
+    }
+}
+
+template <typename D, int K, bool BYTES>
+__device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t end)
+{
+    using P = pack<typename D::raw, K>;
+    const place first = first_of(t.w, base);
+    place p[SUMS];
+    P v[SUMS];
+    typename D::acc sum[SUMS][K];
+    bool on[SUMS];
+#pragma unroll
+    for (int u = 0; u < SUMS; u++) {
+        int off = u * THREADS + (int)threadIdx.x;
+        on[u] = base + off < end;
+        if (on[u])
+            p[u] = further<SUM_SPAN>(t.w, first, off);
+    }
+    for (int k = 0; k < levels; k++) {
+#pragma unroll
+        for (int u = 0; u < SUMS; u++)
+            if (on[u])
+                v[u] = fetch<P, BYTES>(t.src[k] + bytes_at(p[u], t.from[k]));
+#pragma unroll
+        for (int u = 0; u < SUMS; u++)
+#pragma unroll
+            for (int i = 0; i < K; i++)
+                sum[u][i] = k ? add(sum[u][i], D::load(v[u].e[i])) : D::load(v[u].e[i]);
+    }
+#pragma unroll
+    for (int u = 0; u < SUMS; u++) {
+        if (!on[u])
+            continue;
+#pragma unroll
+        for (int i = 0; i < K; i++)
+            v[u].e[i] = D::store(sum[u][i]);
+        char *to = t.dst + bytes_at(p[u], t.to);
+        if constexpr (BYTES) {
+            uint32_t half[2] = {0, 0}; /* as in box.cu */
+            memcpy(half, &v[u], sizeof v[u]);
+            asm volatile("" : "+r"(half[0]), "+r"(half[1]));
+            for (size_t b = 0; b < sizeof v[u]; b++)
+                to[b] = (char)(half[b / 4] >> (8 * (b % 4)));
+        } else {
+            *(P *)to = v[u];
+        }
+    }
+}
+
+template <typename D>
+__device__ void sum_tile(const colo_k_direct_t &d, const sum_task &t, int64_t at)
+{
+    constexpr int ELEM = sizeof(typename D::raw);
+    const int64_t width = t.width ? t.width : ELEM;
+    int64_t base = at * ELEM / width, end = base + d.tile * ELEM / width;
+    end = end < t.w.count ? end : t.w.count;
+    for (; base < end; base += SUM_SPAN)
+        if (t.width == 16)
+            sum_span<D, 16 / ELEM, false>(t, d.levels, base, end);
+        else if (t.width)
+            sum_span<D, 1, false>(t, d.levels, base, end);
+        else
+            sum_span<D, 1, true>(t, d.levels, base, end);
+}
+
+/* ---- queues ---- */
+
+/* Warp 0: the piece of a tile. */
+__device__ int piece_of(const colo_k_direct_t &d, int q, int64_t tile)
+{
+    for (int base = 0;; base += 32) {
+        int i = base + (int)(threadIdx.x % 32);
+        unsigned past = __ballot_sync(ALL, i < d.pieces[q] && d.piece[q][i].tile_end > tile);
+        if (past)
+            return base + __ffs((int)past) - 1;
+    }
+}
+
+__device__ const char *inside(const char *base, const int64_t *at, const int64_t *step)
+{
+    return base + at[0] * step[0] + at[1] * step[1] + at[2] * step[2];
+}
+
+struct mover {
+    task t;
+
+    __device__ bool prepare(const colo_k_direct_t &d, int q, int i)
+    {
+        const colo_k_piece_t &p = d.piece[q][i];
+        record r = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
+        if (p.partner >= 0 && !take(d, p.partner, r))
+            return false;
+        if (threadIdx.x == 0) {
+            t.dst = (char *)inside(r.base, p.there, r.step);
+            t.src = inside(d.in, p.here, d.in_step);
+            plan_move(t, p.extent, r.step, d.in_step, d.elem);
+        }
+        return true;
+    }
+    __device__ void run(const colo_k_direct_t &d, int64_t at)
+    {
+        move_tile(d, t, at);
+    }
+};
+
+template <typename D> struct adder {
+    sum_task t;
+
+    __device__ bool prepare(const colo_k_direct_t &d, int q, int i)
+    {
+        const colo_k_piece_t &p = d.piece[q][i];
+        const colo_k_addend_t *a =
+            d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
+        for (int k = 0; k < d.levels; k++) {
+            record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
+            if (a[k].partner >= 0 && !take(d, a[k].partner, r))
+                return false;
+            if (threadIdx.x == 0) {
+                t.src[k] = inside(r.base, a[k].at, r.step);
+                for (int x = 0; x < 3; x++)
+                    t.from[k][x] = r.step[x];
+            }
+        }
+        if (threadIdx.x == 0) {
+            t.dst = (char *)inside(d.out, p.there, d.out_step);
+            for (int x = 0; x < 3; x++)
+                t.to[x] = d.out_step[x];
+            plan_sum(t, p.extent, d.levels, d.elem);
+        }
+        return true;
+    }
+    __device__ void run(const colo_k_direct_t &d, int64_t at)
+    {
+        sum_tile<D>(d, t, at);
+    }
+};
+
+template <typename M> struct room {
+    M m;
+    unsigned long long ticket;
+    int64_t lo, hi; /* tiles of the prepared piece */
+    int ok, last;
+};
+
+/* Takes tiles of a queue until there is none; false when the way is dead. */
+template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s, int q)
+{
+    const bool first = threadIdx.x == 0;
+    unsigned long long mine = 0, next = 0;
+    if (first) {
+        s.ticket = d.single ? (q ? blockIdx.x - d.tiles[0] : blockIdx.x)
+                            : atomicAdd(&d.control->ticket[q], 1ull);
+        s.lo = s.hi = 0;
+    }
+    __syncthreads();
+    for (int64_t tile; (tile = (int64_t)s.ticket) < d.tiles[q]; mine++) {
+        if (first) /* on its way while this tile moves */
+            next = d.single ? ~0ull >> 1 : atomicAdd(&d.control->ticket[q], 1ull);
+        if (tile < s.lo || tile >= s.hi) {
+            __syncthreads(); /* all have looked */
+            if (threadIdx.x < 32) {
+                int i = piece_of(d, q, tile);
+                bool ok = s.m.prepare(d, q, i);
+                if (first) {
+                    s.lo = i ? d.piece[q][i - 1].tile_end : 0;
+                    s.hi = d.piece[q][i].tile_end;
+                    s.ok = ok;
+                }
+            }
+            __syncthreads();
+            if (!s.ok)
+                return false;
+        }
+        s.m.run(d, (tile - s.lo) * d.tile);
+        __syncthreads();
+        if (first)
+            s.ticket = next;
+        __syncthreads();
+    }
+    if (q == 0 && mine > 0 && threadIdx.x < 32)
+        count_moved(d, mine);
+    return true;
+}
+
+template <typename M>
+__global__ void __launch_bounds__(THREADS, 1)
+direct_kernel(const __grid_constant__ colo_k_direct_t d)
+{
+    __shared__ room<M> s;
+    if (threadIdx.x == 0)
+        s.ok = !is_dead(d);
+    __syncthreads();
+    if (s.ok) {
+        if (blockIdx.x == 0)
+            post(d);
+        const int q = (int)blockIdx.x < d.pushers ? 0 : 1;
+        if (drain(d, s, q) && !d.single)
+            (void)drain(d, s, 1 - q);
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        s.last = atomicAdd(&d.control->finished, 1u) == gridDim.x - 1;
+        __threadfence();
+    }
+    __syncthreads();
+    if (s.last)
+        finish(d);
+}
+
+template <typename M> cudaError_t launch(colo_k_direct_t *d, cudaStream_t stream)
+{
+    const int64_t tiles = d->tiles[0] + d->tiles[1];
+    int64_t blocks = tiles < d->blocks ? tiles : d->blocks;
+    d->single = tiles <= d->blocks;
+    d->pushers = (int32_t)d->tiles[0];
+    if (!d->single) { /* half and half, but no more than there is to do */
+        int64_t half = (blocks + 1) / 2, stay = d->tiles[1] < half ? d->tiles[1] : blocks - half;
+        int64_t push = blocks - stay;
+        d->pushers = (int32_t)(d->tiles[0] < push ? d->tiles[0] : push);
+    }
+    blocks = blocks ? blocks : 1; /* somebody must wait */
+    direct_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);
+    return cudaGetLastError();
+}
+
+template <typename M> cudaError_t load(int32_t *blocks)
+{
+    cudaFuncAttributes a;
+    int device = 0, sms = 0, each = 0;
+    cudaError_t e = cudaFuncGetAttributes(&a, direct_kernel<M>);
+    if (e == cudaSuccess)
+        e = cudaGetDevice(&device);
+    if (e == cudaSuccess)
+        e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    if (e == cudaSuccess)
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, direct_kernel<M>, THREADS, 0);
+    each = each > 2 ? 2 : each;
+    if (sms * each < *blocks)
+        *blocks = sms * each;
+    return e;
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
+{
+    if (d->npartners == 0 && d->tiles[0] + d->tiles[1] == 0)
+        return cudaSuccess;
+    if (d->levels == 0)
+        return launch<mover>(d, stream);
+    switch (d->dtype) {
+    case COLO_F32:
+        return launch<adder<f32>>(d, stream);
+    case COLO_F64:
+        return launch<adder<f64>>(d, stream);
+    case COLO_BF16:
+        return launch<adder<bf16>>(d, stream);
+    case COLO_F16:
+        return launch<adder<f16>>(d, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t colo_k_direct_load(int32_t *blocks)
+{
+    static_assert(sizeof(colo_k_direct_t) <= 4096, "the limit of a kernel's parameters");
+    *blocks = INT_MAX;
+    const cudaError_t e[] = {load<mover>(blocks), load<adder<f32>>(blocks),
+                             load<adder<f64>>(blocks), load<adder<bf16>>(blocks),
+                             load<adder<f16>>(blocks)};
+    for (cudaError_t one : e)
+        if (one != cudaSuccess)
+            return one;
+    return cudaSuccess;
+}

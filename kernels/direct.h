@@ -1,0 +1,108 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * direct.h - one way of a bridge in one launch, between GPUs that reach each other (direct.cu).
+ *
+ * The rules of kernels.h hold but for one: the kernel waits for its peers, up to a deadline, and
+ * says in host memory which one did not come.
+ *
+ * A pair of ranks that has to do with each other has a slot on both sides, in the memory of the one
+ * that reads it. The rank whose tensor is reached (its output when boxes are pushed, its gradient
+ * when they are read and added up) posts a record of it; the other one moves, and signals done.
+ */
+#ifndef COLO_KERNELS_DIRECT_H
+#define COLO_KERNELS_DIRECT_H
+
+#include <colobridge/comm.h>
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum {
+    COLO_K_PARTNERS = 64, /* ranks that one rank exchanges with in one way */
+    COLO_K_MEMORIES = 256,
+    COLO_K_SLOT = 256,   /* bytes of a slot */
+    COLO_K_RECORD = 9,   /* its words: memory, offset (2), steps of the three axes (6) */
+    COLO_K_DONE = 16,    /* index of 64-bit words in a slot: the peer has moved call N */
+    COLO_K_POISON = 17,  /* the peer has given up */
+    COLO_K_CALLS = 24,   /* calls of this pair that have finished here; local */
+    COLO_K_THREADS = 512 /* of a block */
+};
+
+/* What a kernel that gave up says, in host memory. */
+enum {
+    COLO_K_FINE = 0,
+    COLO_K_LATE = 1,    /* the peer did not come by the deadline */
+    COLO_K_STOPPED = 2, /* the host said stop */
+    COLO_K_GAVE_UP = 3, /* the peer gave up first */
+    COLO_K_UNKNOWN = 4  /* the peer's record names memory that is not known here */
+};
+typedef struct colo_k_report {
+    uint64_t code; /* written last */
+    uint64_t peer, call, memory;
+    uint64_t stop; /* the host's: waits end */
+} colo_k_report_t;
+
+/* Device memory of one way; zeroed by create, kept by the kernel. */
+typedef struct colo_k_control {
+    unsigned long long ticket[2], moved;
+    unsigned finished, dead;
+} colo_k_control_t;
+
+/* A box: samples, rows, features. Moved: from here in this rank's input to there in the partner's
+ * output (partner -1: this rank's own). Added up: there is in this rank's output. */
+typedef struct colo_k_piece {
+    int64_t extent[3], here[3], there[3];
+    int64_t tile_end; /* tiles of this piece and those before it in its queue */
+    int64_t partner;
+} colo_k_piece_t;
+
+typedef struct colo_k_addend {
+    int64_t at[3]; /* in the partner's input; -1: this rank's own */
+    int64_t partner;
+} colo_k_addend_t;
+
+typedef struct colo_k_partner {
+    uint64_t *mine;   /* the slot that it writes */
+    uint64_t *remote; /* the slot that I write, in its memory */
+    int32_t rank;
+    int32_t posts; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
+} colo_k_partner_t;
+
+typedef struct colo_k_direct {
+    const char *in;
+    char *out;
+    int64_t in_step[3], out_step[3]; /* bytes */
+    uint32_t memory;                 /* record of what peers reach */
+    int32_t elem;                    /* bytes */
+    uint64_t offset;
+    int64_t own_step[3];
+    const colo_k_piece_t *piece[2]; /* device; queue 0 has to do with partners, 1 stays here */
+    int32_t pieces[2];
+    int64_t tiles[2];
+    int64_t tile; /* elements */
+    int32_t levels; /* 0: moves; else addends of a piece */
+    int32_t npartners;
+    const colo_k_addend_t *addend; /* device [pieces of queue 0, then of queue 1][levels] */
+    colo_dtype_t dtype;
+    int32_t blocks; /* at most */
+    colo_k_control_t *control;
+    const uint64_t *table; /* device [ranks][COLO_K_MEMORIES]: where memory of a rank is, here */
+    colo_k_report_t *report;
+    uint64_t deadline_ns;
+    int32_t pushers; /* filled by the launcher: blocks that begin with queue 0 */
+    int32_t single;  /* filled by the launcher: each block has one tile */
+    colo_k_partner_t partner[COLO_K_PARTNERS];
+} colo_k_direct_t;
+
+/* Enqueues one call. May be captured. Work without partners, pieces: nothing is launched. */
+cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream);
+/* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
+cudaError_t colo_k_direct_load(int32_t *blocks);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

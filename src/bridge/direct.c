@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * direct.c - EXACT between GPUs that reach each other: what the plan says, as steps for the direct
+ * path, and which calls take it.
+ *
+ * Movement is pushed: the sender knows from coordinates where a box begins in the receiver's part,
+ * and is told the rest, pointer and strides, at each call. Sums of PARTIAL gradients are pulled: a
+ * receiver reads every level's value where it lies and adds up in level order, so there is no slab
+ * and no second pass. The regions of one level need not be those of another; boxes are cut until
+ * each addend comes from one rank.
+ *
+ * A call is direct when the tensor that peers reach lies in registered memory, else it is staged
+ * (exchange.c). That is a rank's own view; the contract in memory.h makes it the same on all ranks,
+ * COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait.
+ *
+ * Left to others: moving and waiting (comm-peer-run.c), registration (memory.c, comm-peer.c).
+ */
+#include "bridge/bridge.h"
+
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct growing {
+    colo_step_t *step;
+    colo_addend_t *addend; /* [n][levels] */
+    int64_t n, cap;
+    int32_t levels;
+} growing_t;
+
+static colo_status_t push(growing_t *g, const colo_step_t *s, const colo_addend_t *a)
+{
+    if (g->n == g->cap) {
+        int64_t cap = g->cap ? 2 * g->cap : 16;
+        void *step = realloc(g->step, (size_t)cap * sizeof *g->step);
+        g->step = step ? step : g->step;
+        void *addend = !step || !g->levels
+                           ? g->addend
+                           : realloc(g->addend, (size_t)(cap * g->levels) * sizeof *g->addend);
+        g->addend = addend ? addend : g->addend;
+        if (!step || (g->levels && !addend))
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)cap);
+        g->cap = cap;
+    }
+    g->step[g->n] = *s;
+    if (g->levels && a)
+        memcpy(g->addend + g->n * g->levels, a, (size_t)g->levels * sizeof *a);
+    g->n++;
+    return COLO_OK;
+}
+
+/* ---- where a region begins in a rank's part ---- */
+
+static void begins(const colo_owned_t *own, const colo_region_t *r, int64_t row, int64_t at[3])
+{
+    at[0] = r->b[0] - own->b0;
+    at[1] = row;
+    at[2] = r->h[0] - own->h0;
+}
+
+static void extents(const colo_region_t *r, int64_t e[3])
+{
+    e[0] = r->b[1] - r->b[0];
+    e[1] = r->s[1] - r->s[0];
+    e[2] = r->h[1] - r->h[0];
+}
+
+static colo_status_t owned_by(const colo_plan_t *p, bool src, int64_t rank, colo_owned_t *own)
+{
+    const colo_shape_t *s = &p->config.shape;
+    return colo_layout_owned(src ? &p->src : &p->dst, rank, s->samples, s->rows, s->features,
+                             !src && p->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
+}
+
+/* ---- movement ---- */
+
+static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_way_t way,
+                                     growing_t *g)
+{
+    const bool fwd = way == COLO_FORWARD;
+    const colo_routes_t *send = &p->send[way], *local = &p->local[way];
+    const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
+    const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
+    colo_step_t s;
+    for (int32_t m = 0; m < send->nmessages; m++) {
+        colo_owned_t theirs;
+        COLO_TRY(owned_by(p, !fwd, send->message[m].peer, &theirs));
+        s.peer = colo_comm_find(b->comm, send->message[m].peer);
+        for (int64_t k = 0; k < send->message[m].nregions; k++) {
+            const colo_region_t *r = &send->message[m].regions[k];
+            const colo_place_t *at = &send->place[r - send->region];
+            extents(r, s.extent);
+            begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
+            begins(&theirs, r, fwd ? at->dst_row : at->src_row, s.there);
+            COLO_TRY(push(g, &s, NULL));
+        }
+    }
+    s.peer = -1;
+    for (int64_t i = 0; i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        const colo_place_t *at = &local->place[i];
+        extents(r, s.extent);
+        begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
+        begins(out, r, fwd ? at->dst_row : at->src_row, s.there);
+        COLO_TRY(push(g, &s, NULL));
+    }
+    return COLO_OK;
+}
+
+/* ---- sums ---- */
+
+/* One region of some level and where its values are. */
+typedef struct held {
+    const colo_region_t *region;
+    colo_place_t place;
+    int32_t peer, level;
+    int64_t at[3]; /* where it begins in that rank's part of dst */
+} held_t;
+
+static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held_t *h)
+{
+    const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
+    for (int64_t i = 0; i < local->nregions; i++, h++) {
+        *h = (held_t){&local->region[i], local->place[i], -1, local->region[i].level, {0}};
+        begins(&p->own_dst, h->region, h->place.dst_row, h->at);
+    }
+    for (int32_t m = 0; m < recv->nmessages; m++) {
+        colo_owned_t theirs;
+        COLO_TRY(owned_by(p, false, recv->message[m].peer, &theirs));
+        for (int64_t k = 0; k < recv->message[m].nregions; k++, h++) {
+            const colo_region_t *r = &recv->message[m].regions[k];
+            *h = (held_t){r,
+                          recv->place[r - recv->region],
+                          colo_comm_find(b->comm, recv->message[m].peer),
+                          r->level,
+                          {0}};
+            begins(&theirs, r, h->place.dst_row, h->at);
+        }
+    }
+    return COLO_OK;
+}
+
+static bool cut(int64_t a[2], const int64_t b[2])
+{
+    a[0] = a[0] > b[0] ? a[0] : b[0];
+    a[1] = a[1] < b[1] ? a[1] : b[1];
+    return a[0] < a[1];
+}
+
+/* Cuts @box, of which levels before @level are settled, by the regions of this one. */
+static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t n, int32_t level,
+                                  colo_region_t box, int64_t src_row, const held_t **from,
+                                  growing_t *g)
+{
+    if (level == g->levels) {
+        colo_addend_t addend[COLO_MAX_ADDENDS];
+        colo_step_t s = {.peer = -1};
+        extents(&box, s.extent);
+        begins(&p->own_src, &box, src_row, s.there);
+        for (int32_t l = 0; l < g->levels; l++) {
+            const colo_region_t *r = from[l]->region;
+            addend[l] = (colo_addend_t){from[l]->peer,
+                                        {from[l]->at[0] + box.b[0] - r->b[0],
+                                         from[l]->at[1] + box.s[0] - r->s[0],
+                                         from[l]->at[2] + box.h[0] - r->h[0]}};
+        }
+        return push(g, &s, addend);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        colo_region_t part = box;
+        if (h[i].level != level || !cut(part.b, h[i].region->b) || !cut(part.s, h[i].region->s) ||
+            !cut(part.h, h[i].region->h))
+            continue;
+        from[level] = &h[i];
+        int64_t row = level == 0 ? h[i].place.src_row + part.s[0] - h[i].region->s[0]
+                                 : src_row + part.s[0] - box.s[0];
+        COLO_TRY(cut_by_level(p, h, n, level + 1, part, row, from, g));
+    }
+    return COLO_OK;
+}
+
+static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, growing_t *g)
+{
+    const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
+    const held_t *from[COLO_MAX_ADDENDS];
+    COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
+    if (!h)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
+    COLO_TRY(all_held(b, p, h));
+    const colo_shape_t *s = &p->config.shape;
+    colo_region_t all = {.b = {0, s->samples}, .s = {0, s->rows}, .h = {0, s->features}};
+    return cut_by_level(p, h, n, 0, all, 0, from, g);
+}
+
+/* ---- both ways ---- */
+
+struct both {
+    growing_t g[2];
+    int32_t *post[2];
+    colo_steps_t way[2];
+};
+
+static void both_free(struct both *w)
+{
+    for (int i = 0; i < 2; i++) {
+        free(w->g[i].step);
+        free(w->g[i].addend);
+        free(w->post[i]);
+    }
+}
+
+/* Who reaches this rank's tensor: those that send here, or those that read what would be sent. */
+static colo_status_t posts_of(const colo_bridge_t *b, const colo_routes_t *r, int32_t **post)
+{
+    *post = calloc((size_t)r->nmessages + 1, sizeof **post);
+    if (!*post)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)r->nmessages);
+    for (int32_t m = 0; m < r->nmessages; m++)
+        (*post)[m] = colo_comm_find(b->comm, r->message[m].peer);
+    return COLO_OK;
+}
+
+static colo_status_t both_make(const colo_bridge_t *b, const colo_shaped_t *s, struct both *w)
+{
+    static const char *const names[] = {"bridge forward", "bridge backward"};
+    const colo_plan_t *p = s->plan;
+    for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
+        const bool sums = i == COLO_BACKWARD && p->levels > 1;
+        const colo_routes_t *posts = sums ? &p->send[i] : &p->recv[i];
+        w->g[i].levels = sums ? (int32_t)p->levels : 0;
+        COLO_TRY(posts_of(b, posts, &w->post[i]));
+        COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
+                      : steps_that_move(b, p, (colo_way_t)i, &w->g[i]));
+        w->way[i] = (colo_steps_t){.name = names[i],
+                                   .dtype = p->config.dtype,
+                                   .elem = colo_dtype_size(p->config.dtype),
+                                   .nsteps = w->g[i].n,
+                                   .step = w->g[i].step,
+                                   .levels = w->g[i].levels,
+                                   .addend = w->g[i].addend,
+                                   .nposts = posts->nmessages,
+                                   .post = w->post[i]};
+    }
+    if (p->config.no_grad)
+        w->way[1].name = names[1];
+    return COLO_OK;
+}
+
+bool colo_bridge_direct_likely(const colo_bridge_t *b)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    if (!peer || b->mem != COLO_CUDA || b->algo != COLO_EXACT || b->comm->size == 1)
+        return false;
+    return b->transport == COLO_TRANSPORT_PEER ||
+           (b->transport == COLO_TRANSPORT_AUTO && peer->any(b->comm));
+}
+
+colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
+{
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    struct both w = {0};
+    if (b->mem != COLO_CUDA || b->algo != COLO_EXACT)
+        return COLO_OK;
+    if (!peer || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
+        return COLO_OK;
+    colo_status_t st = peer->open(b->comm);
+    if (st == COLO_OK) { /* everybody goes on together, or nobody */
+        st = both_make(b, &b->now, &w);
+        b->comm->control->timeout_ms = b->comm->timeout_ms;
+        st = colo_comm_i_agree(b->comm->control, "bridge create", 4, st);
+    }
+    if (st == COLO_OK)
+        st = peer->create(b->comm, w.way, &b->direct);
+    both_free(&w);
+    if (st == COLO_OK || b->transport == COLO_TRANSPORT_PEER)
+        return st == COLO_OK ? st : colo_fail_prefix(st, "bridge: COLO_TRANSPORT=peer");
+    if (colo_comm_check(b->comm) < 0)
+        return st;
+    if (colo_log_on(COLO_LOG_INFO))
+        colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
+    return COLO_OK;
+}
+
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, const colo_shaped_t *next)
+{
+    struct both w = {0};
+    if (!b->direct)
+        return COLO_OK;
+    colo_status_t st = both_make(b, next, &w);
+    if (st == COLO_OK)
+        st = b->comm->ops->peer->load(b->direct, w.way);
+    both_free(&w);
+    return st;
+}
+
+void colo_bridge_direct_destroy(colo_bridge_t *b)
+{
+    if (b->direct)
+        b->comm->ops->peer->destroy(&b->direct);
+}
+
+/* ---- calls ---- */
+
+static size_t reach_of(const colo_tensor_t *t)
+{
+    int64_t reach = 1;
+    for (int32_t i = 0; i < t->ndim; i++)
+        reach += (t->shape[i] - 1) * t->stride[i];
+    return (size_t)reach * colo_dtype_size(t->dtype);
+}
+
+colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
+                                      const colo_tensor_t *in, const colo_tensor_t *out,
+                                      colo_reached_t *r)
+{
+    const bool sums = way == COLO_BACKWARD && b->now.plan->levels > 1;
+    const colo_tensor_t *t = sums ? in : out;
+    const char *name = way == COLO_FORWARD ? "y" : sums ? "d_y" : "d_x";
+    *r = (colo_reached_t){.id = -1};
+    if (!b->direct)
+        return COLO_OK;
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    if (!t || !t->data || colo_tensor_count(t) <= 0)
+        r->direct = b->transport == COLO_TRANSPORT_PEER || peer->any(b->comm);
+    else
+        r->direct = peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset);
+    if (r->direct || b->transport != COLO_TRANSPORT_PEER)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG,
+                     "rank %lld: %s at %p is not registered over comm '%s', which "
+                     "COLO_TRANSPORT=peer requires; use colo_memory_register()",
+                     (long long)b->now.plan->rank, name, t->data, b->comm->name);
+}
+
+colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
+                                     colo_view_t in, colo_view_t out, colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const int64_t elem = (int64_t)colo_dtype_size(p->config.dtype);
+    colo_direct_call_t call = {.in = in.data, .out = out.data, .id = r->id, .offset = r->offset};
+    for (int i = 0; i < 3; i++) {
+        call.in_step[i] = in.stride[i] * elem;
+        call.out_step[i] = out.stride[i] * elem;
+    }
+    const int32_t ns = p->send[way].nmessages, nr = p->recv[way].nmessages;
+    colo_op_desc_t op = {COLO_OP_EXCHANGE, p->config.dtype, 0, 0};
+    uint64_t seq = colo_comm_i_begin(b->comm, COLO_OWNER_BRIDGE, op, p->bytes[way].send,
+                                     p->bytes[way].recv, ns > nr ? ns : nr);
+    colo_status_t st = b->comm->ops->peer->run(b->direct, way, &call, stream);
+    colo_comm_i_end(b->comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+}

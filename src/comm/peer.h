@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer.h (private) - memory that ranks reach in each other, and a bridge's way through it.
+ *
+ * colo_comm_ops_t.peer is the table of a backend that can (comm-peer.c in libcolobridge-nccl.so);
+ * NULL elsewhere. memory.c and bridge/direct.c use it.
+ */
+#ifndef COLO_COMM_PEER_H
+#define COLO_COMM_PEER_H
+
+#include <colobridge/memory.h>
+
+typedef enum colo_transport {
+    COLO_TRANSPORT_AUTO = 0,
+    COLO_TRANSPORT_NCCL = 1,
+    COLO_TRANSPORT_PEER = 2
+} colo_transport_t;
+/* What COLO_TRANSPORT says. (memory.c) */
+colo_status_t colo_transport_wanted(colo_transport_t *transport);
+
+typedef struct colo_peer_ops colo_peer_ops_t;
+
+struct colo_memory {
+    colo_comm_t *comm;          /* borrowed */
+    const colo_peer_ops_t *ops; /* NULL: nothing registered, staged */
+    void *data;
+    size_t bytes;
+    colo_mem_t mem;
+    bool owned, direct;
+    int32_t id;
+    void *impl; /* the backend's */
+};
+
+/* One box of a way, in samples, rows, features. Moved: from here in this rank's input to there in
+ * the output of comm rank peer (-1: of this rank). Added up: to there in this rank's output. */
+typedef struct colo_step {
+    int32_t peer;
+    int64_t extent[3], here[3], there[3];
+} colo_step_t;
+
+/* An addend of a box: where it begins in the input of comm rank peer (-1: of this rank). */
+typedef struct colo_addend {
+    int32_t peer;
+    int64_t at[3];
+} colo_addend_t;
+
+/* All that a rank does in one way; borrowed for colo_direct_load(). */
+typedef struct colo_steps {
+    const char *name; /* "bridge forward"; static */
+    colo_dtype_t dtype;
+    size_t elem;
+    int64_t nsteps;
+    const colo_step_t *step;
+    int32_t levels;              /* 0: boxes move; else each is the sum of that many addends */
+    const colo_addend_t *addend; /* [nsteps][levels] */
+    int32_t nposts;              /* comm ranks that reach this rank's tensor */
+    const int32_t *post;
+} colo_steps_t;
+
+/* The tensors of a call; steps in bytes. Peers reach out, or in where the way adds up. */
+typedef struct colo_direct_call {
+    char *in, *out;
+    int64_t in_step[3], out_step[3];
+    int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
+    uint64_t offset;
+} colo_direct_call_t;
+
+typedef struct colo_direct colo_direct_t; /* the direct path of one bridge */
+
+struct colo_peer_ops {
+    /* Do all ranks of the comm reach each other? Collective, found out once. COLO_ERR_UNBUILT: no,
+     * the same on all ranks with a sentence; other errors are errors. */
+    colo_status_t (*open)(colo_comm_t *c);
+    /* Fills m->data (NULL with m->owned: makes it), id, impl. Collective; all or none succeed. */
+    colo_status_t (*share)(colo_comm_t *c, colo_memory_t *m);
+    void (*unshare)(colo_memory_t *m);
+    /* The registered memory that [p, p + bytes) lies in: id and offset. */
+    bool (*find)(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset);
+    bool (*any)(const colo_comm_t *c); /* is anything registered */
+    /* A way without steps and posts does nothing. Collective. */
+    colo_status_t (*create)(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
+    /* Other steps from now on; local. Keeps the old ones on error. */
+    colo_status_t (*load)(colo_direct_t *d, const colo_steps_t way[2]);
+    colo_status_t (*run)(colo_direct_t *d, int way /* 0 forward, 1 backward */,
+                         const colo_direct_call_t *call, colo_stream_t stream);
+    void (*destroy)(colo_direct_t **d);
+};
+
+#endif

@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_peer.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of several tiles,
+ * odd addresses, other shapes. == on every byte against the oracle, the bytes between the elements
+ * included. Four ranks on however many GPUs there are; T_RANKS=sockets: as processes.
+ */
+#include "gpu/peer_ranks.h"
+
+#include "core/try.h"
+
+enum { RANKS = 4 };
+
+typedef struct pair {
+    const char *src, *dst;
+    int64_t b, n, h;
+} pair_t;
+
+static const pair_t pairs[] = {
+    {"dp=2", "tp=2,dp=1", 4, 3, 2},
+    {"tp=2,dp=1", "dp=2", 4, 3, 2},
+    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
+    {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
+    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},
+    {"dp=2", "dp=2", 4, 3, 2},
+    {"cp=2", "dp=2", 3, 4, 2},
+    {"cp=2", "tp=2", 2, 8, 3},
+    {"dp=1", "dp=1@1", 2, 3, 2},
+    {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
+    {"dp=4", "tp=4,dp=1", 8, 3, 2},
+    {"tp=4,dp=1", "dp=4", 8, 3, 2},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3},
+    {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"tp=4", "cp=4", 2, 8, 2},
+    {"dp=4", "cp=4", 8, 16, 2},
+    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},
+    {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
+    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},
+    {"cp=4", "dp=4", 5, 8, 2},
+    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},
+    {"dp=3", "cp=3@1", 7, 6, 2},
+    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},
+    {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
+    {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3},
+    {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},
+    {"dp=2", "cp=2@2", 4, 8, 3},
+};
+
+static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
+
+static colo_status_t run_one(t_peer_rank_t *r, const t_case_t *c)
+{
+    colo_status_t st = t_peer_case(r, c);
+    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
+}
+
+/* ---- unit layouts ---- */
+
+static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
+    const size_t n = sizeof pairs / sizeof pairs[0];
+    (void)arg;
+    for (size_t i = 0; i < n; i++)
+        for (int k = 0; k < 4; k++) {
+            t_case_t c = {.src = t_side(pairs[i].src, true),
+                          .dst = t_side(pairs[i].dst, false),
+                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+                          .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                          .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
+                          .dtype = dtypes[(i + (size_t)k) % 4],
+                          .axes = axes[(i / 4 + (size_t)k) % 4],
+                          .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
+                          .check = i % 3 == 0 ? 2 : 1,
+                          .world = RANKS,
+                          .rounds = 2};
+            if (t_scaled(100) < 100 && (i * 4 + (size_t)k) % 7 != 0)
+                continue; /* under a checker */
+            rank_try(run_one(r, &c));
+        }
+    return COLO_OK;
+}
+
+static void unit_layouts_arrive(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, unit_cases, NULL, 0));
+}
+
+/* ---- several tiles, more tiles than blocks ---- */
+
+static colo_status_t large_cases(t_peer_rank_t *r, void *arg)
+{
+    const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
+    (void)arg;
+    for (int k = 0; k < 10; k++) {
+        t_case_t c = {.src = t_side(k < 6 ? "tp=1,dp=4" : "tp=2,dp=2", true),
+                      .dst = t_side(k < 6 ? "tp=1,cp=2,dp=2" : "tp=1,cp=4,dp=1", false),
+                      .shape = {4, rows, k % 3 ? 512 : 129},
+                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                      .grad = k == 3 ? COLO_DISJOINT : COLO_PARTIAL,
+                      .dtype = k % 4 == 1 ? COLO_BF16 : COLO_F32,
+                      .axes = axes[k % 3],
+                      .world = RANKS,
+                      .stride = k == 5 ? T_PADDED : T_TIGHT};
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void boxes_of_many_tiles_arrive(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, large_cases, NULL, 0));
+}
+
+/* ---- seeded layouts ---- */
+
+static ref_side_t random_side(uint64_t *s, bool is_src)
+{
+    int64_t e[3], n;
+    do {
+        for (int i = 0; i < 3; i++)
+            e[i] = 1 + t_below(s, RANKS);
+        n = e[0] * e[1] * e[2];
+    } while (n > RANKS || (n < RANKS && t_below(s, 100) < 70));
+    return t_side_ordered((int)t_below(s, T_ORDERS), e[0], e[1], e[2], is_src);
+}
+
+static t_case_t random_case(uint64_t *s)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64,
+                                          COLO_I32, COLO_I8,   COLO_I16, COLO_I64};
+    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false), .world = RANKS};
+    if (ref_side_size(&c.src) < RANKS && t_below(s, 2))
+        c.src.offset = t_below(s, RANKS - ref_side_size(&c.src) + 1);
+    if (ref_side_size(&c.dst) < RANKS && t_below(s, 2))
+        c.dst.offset = t_below(s, RANKS - ref_side_size(&c.dst) + 1);
+    int64_t a = ref_side_extent(&c.src, "cp"), b = ref_side_extent(&c.dst, "cp");
+    c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
+    c.shape.b = t_below(s, 9);
+    c.shape.h = 1 + t_below(s, 40);
+    c.output = t_below(s, 2) ? COLO_SHARDED : COLO_FULL_SEQ;
+    c.grad = t_below(s, 2) ? COLO_PARTIAL : COLO_DISJOINT;
+    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
+    c.dtype = dtypes[t_below(s, sums ? 4 : 8)];
+    c.axes = axes[t_below(s, 4)];
+    c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);
+    c.check = t_below(s, 100) < 20 ? 2 : 1;
+    c.rounds = 1 + (int32_t)t_below(s, 2);
+    return c;
+}
+
+static colo_status_t random_cases(t_peer_rank_t *r, void *arg)
+{
+    uint64_t s = t_seed();
+    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
+        t_case_t c = random_case(&s);
+        r->shift = (size_t)t_below(&s, 4) * colo_dtype_size(c.dtype); /* not always 16 bytes */
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void seeded_layouts_arrive(void **state)
+{
+    (void)state;
+    int64_t n = t_scaled(250);
+    (void)t_seed();
+    assert_ok(t_peer_run(RANKS, false, random_cases, &n, 0));
+}
+
+/* ---- elements at odd addresses ---- */
+
+static colo_status_t odd_cases(t_peer_rank_t *r, void *arg)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
+    (void)arg;
+    for (int k = 0; k < 12; k++) {
+        t_case_t c = {.src = t_side("tp=1,dp=4", true),
+                      .dst = t_side("tp=1,cp=2,dp=2", false),
+                      .shape = {8, 8, 5},
+                      .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                      .grad = COLO_PARTIAL,
+                      .dtype = dtypes[k % 4],
+                      .axes = axes[k % 3],
+                      .world = RANKS};
+        r->shift = 1 + (size_t)((k + r->rank) % 3);
+        rank_try(run_one(r, &c));
+    }
+    return COLO_OK;
+}
+
+static void elements_at_odd_addresses_arrive(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, odd_cases, NULL, 0));
+}
+
+/* ---- another shape ---- */
+
+static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
+{
+    (void)arg;
+    for (int k = 0; k < 2; k++) {
+        t_case_t c = {.src = t_side("tp=1,dp=4", true),
+                      .dst = t_side("tp=1,cp=2,dp=2", false),
+                      .shape = {8, 8, 4},
+                      .output = k ? COLO_FULL_SEQ : COLO_SHARDED,
+                      .grad = COLO_PARTIAL,
+                      .dtype = COLO_F32,
+                      .world = RANKS};
+        colo_bridge_t *bridge = NULL;
+        rank_try(t_peer_bridge(r, &c, &bridge));
+        for (int64_t i = 0; i < 6; i++) {
+            /* with 1 sample most ranks hold nothing and have no partner */
+            c.shape = (ref_shape_t){i % 3 == 1 ? 1 : 4 + 4 * i, 8 * (1 + i % 2), 4 + i};
+            colo_shape_t shape = {c.shape.b, c.shape.n, c.shape.h, 0};
+            rank_try(colo_comm_barrier(r->host, NULL)); /* allocates: on one GPU nobody may wait */
+            rank_try(colo_bridge_reshape(bridge, &shape));
+            rank_try(colo_comm_barrier(r->host, NULL));
+            rank_try(t_peer_way(r, bridge, &c, i, false));
+            rank_try(t_peer_way(r, bridge, &c, i, true));
+        }
+        rank_try(t_peer_end(r, &bridge));
+    }
+    return COLO_OK;
+}
+
+static void a_bridge_takes_other_shapes(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, reshaped, NULL, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(unit_layouts_arrive),
+        cmocka_unit_test(boxes_of_many_tiles_arrive),
+        cmocka_unit_test(seeded_layouts_arrive),
+        cmocka_unit_test(elements_at_odd_addresses_arrive),
+        cmocka_unit_test(a_bridge_takes_other_shapes),
+    };
+    if (t_peer_devices() < 1)
+        return T_EXIT_SKIP;
+    return cmocka_run_group_tests_name("gpu/peer", tests, NULL, NULL);
+}

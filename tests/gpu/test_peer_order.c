@@ -1,0 +1,467 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_peer_order.c - when things happen on the direct path: captured and replayed, back to back
+ * with ranks that are late, outputs in turn; ranks that do not come; what is refused. Four ranks on
+ * however many GPUs there are.
+ */
+#include "gpu/peer_ranks.h"
+
+#include "core/try.h"
+
+#include <time.h>
+#include <unistd.h>
+
+enum { RANKS = 4 };
+
+static t_case_t the_case(int k)
+{
+    return (t_case_t){.src = t_side("tp=1,dp=4", true),
+                      .dst = t_side("tp=1,cp=2,dp=2", false),
+                      .shape = {8, 8, k % 2 ? 24 : 5},
+                      .output = k / 2 ? COLO_FULL_SEQ : COLO_SHARDED,
+                      .grad = COLO_PARTIAL,
+                      .dtype = k % 2 ? COLO_BF16 : COLO_F32,
+                      .world = RANKS};
+}
+
+/* ---- late ranks ---- */
+
+static void late(void *us)
+{
+    usleep((useconds_t)(uintptr_t)us);
+}
+
+static colo_status_t be_late(t_peer_rank_t *r, uint64_t *s)
+{
+    int64_t us = t_below(s, 4) ? t_below(s, 60) : t_below(s, 3000);
+    peer_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
+    return COLO_OK;
+}
+
+/* ---- graphs ---- */
+
+static colo_status_t refill(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+                            t_placed_t *p)
+{
+    t_buffer_free(&p->host);
+    rank_try(t_case_tensor(c, role, r->rank, salt, true, &p->host));
+    return t_upload(r, p);
+}
+
+static colo_status_t replay(t_peer_rank_t *r, void *arg)
+{
+    const int64_t rounds = t_scaled(1000);
+    uint64_t s = t_seed() + (uint64_t)r->rank;
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        t_case_t c = the_case(k);
+        t_placed_t x, y, dy, dx;
+        colo_bridge_t *bridge = NULL;
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        r->used = 0;
+        rank_try(t_peer_bridge(r, &c, &bridge));
+        rank_try(t_place(r, &c, T_X, 0, true, &x));
+        rank_try(t_place(r, &c, T_Y, 0, false, &y));
+        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
+        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        peer_cuda(cudaStreamSynchronize(r->stream));
+        rank_try(colo_comm_barrier(r->host, NULL));
+        peer_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+        colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+        if (st == COLO_OK)
+            st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
+        peer_cuda(cudaStreamEndCapture(r->stream, &graph));
+        rank_try(st);
+        peer_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        peer_cuda(cudaGraphUpload(exec, r->stream));
+        peer_cuda(cudaStreamSynchronize(r->stream));
+        rank_try(colo_comm_barrier(r->host, NULL)); /* all that may wait for the device is over */
+        for (int64_t salt = 1; salt <= rounds; salt++) {
+            rank_try(refill(r, &c, T_X, salt, &x));
+            rank_try(refill(r, &c, T_DY, salt, &dy));
+            if (salt % 8 == 0)
+                rank_try(be_late(r, &s));
+            peer_cuda(cudaGraphLaunch(exec, r->stream));
+            rank_try(t_download(r, &y));
+            rank_try(t_download(r, &dx));
+            rank_try(t_case_compare(&c, T_Y, r->rank, salt, &y.host));
+            rank_try(t_case_compare(&c, T_DX, r->rank, salt, &dx.host));
+        }
+        rank_try(colo_comm_check(r->gpus));
+        rank_try(t_peer_end(r, &bridge));
+        peer_cuda(cudaGraphExecDestroy(exec));
+        peer_cuda(cudaGraphDestroy(graph));
+        t_placed_free(&x);
+        t_placed_free(&y);
+        t_placed_free(&dy);
+        t_placed_free(&dx);
+    }
+    return COLO_OK;
+}
+
+static void a_captured_step_replays_a_thousand_times(void **state)
+{
+    (void)state;
+    (void)t_seed();
+    assert_ok(t_peer_run(RANKS, false, replay, NULL, 0));
+}
+
+/* ---- back to back ---- */
+
+/* Nothing but the stream's order: inputs change right after a call, outputs are read right after
+ * and written again, two take turns, and every rank is late by some other time. */
+static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
+{
+    enum { DEEP = 12 };
+    const int64_t rounds = t_scaled(40);
+    uint64_t s = t_seed() + 77 * (uint64_t)r->rank;
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        t_case_t c = the_case(k);
+        t_placed_t in, out[2], kept[DEEP], from[DEEP];
+        colo_bridge_t *bridge = NULL;
+        r->used = 0;
+        rank_try(t_peer_bridge(r, &c, &bridge));
+        for (int way = 0; way < 2; way++) {
+            const t_role_t reads = way ? T_DY : T_X, writes = way ? T_DX : T_Y;
+            rank_try(t_place(r, &c, reads, 0, true, &in));
+            for (int i = 0; i < 2; i++)
+                rank_try(t_place(r, &c, writes, 0, false, &out[i]));
+            for (int i = 0; i < DEEP; i++) {
+                rank_try(t_place(r, &c, writes, 0, false, &kept[i]));
+                rank_try(t_place(r, &c, reads, i, true, &from[i]));
+            }
+            for (int64_t round = 0; round < rounds; round++) {
+                for (int i = 0; i < DEEP; i++) {
+                    t_placed_t *o = &out[t_below(&s, 2)]; /* ranks choose for themselves */
+                    peer_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,
+                                              cudaMemcpyDeviceToDevice, r->stream));
+                    rank_try(be_late(r, &s));
+                    rank_try(way ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
+                                 : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
+                    if (t_below(&s, 2))
+                        rank_try(be_late(r, &s));
+                    peer_cuda(cudaMemcpyAsync(kept[i].at, o->at, o->host.bytes,
+                                              cudaMemcpyDeviceToDevice, r->stream));
+                }
+                for (int i = 0; i < DEEP; i++) {
+                    rank_try(t_download(r, &kept[i]));
+                    rank_try(t_case_compare(&c, writes, r->rank, i, &kept[i].host));
+                }
+            }
+            t_placed_free(&in);
+            for (int i = 0; i < 2; i++)
+                t_placed_free(&out[i]);
+            for (int i = 0; i < DEEP; i++) {
+                t_placed_free(&kept[i]);
+                t_placed_free(&from[i]);
+            }
+        }
+        rank_try(t_peer_end(r, &bridge));
+    }
+    return COLO_OK;
+}
+
+static void late_ranks_and_reused_tensors_do_no_harm(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, in_a_row, NULL, 0));
+}
+
+/* ---- a rank that does not come ---- */
+
+typedef struct verdict {
+    colo_status_t status;
+    char sentence[600];
+    double seconds;
+} verdict_t;
+
+static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
+{
+    verdict_t *v = (verdict_t *)arg + r->rank;
+    t_case_t c = the_case(0);
+    colo_bridge_t *bridge = NULL;
+    t_placed_t x, y;
+    rank_try(colo_comm_set_timeout(r->gpus, 400));
+    rank_try(t_peer_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    for (int i = 0; i < 2; i++) {
+        struct timespec a, b;
+        clock_gettime(CLOCK_MONOTONIC, &a);
+        if (r->rank != 1 || i == 0) /* rank 1 leaves the second call out */
+            rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+        peer_cuda(cudaStreamSynchronize(r->stream));
+        clock_gettime(CLOCK_MONOTONIC, &b);
+        v->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
+    }
+    v->status = colo_comm_check(r->gpus);
+    snprintf(v->sentence, sizeof v->sentence, "%s", colo_last_error());
+    if (r->rank != 1 && v->status < 0)
+        rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) < 0);
+    peer_cuda(cudaMemsetAsync(y.at, 1, y.host.bytes, r->stream)); /* the GPU is well */
+    peer_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&x);
+    t_placed_free(&y);
+    return COLO_OK;
+}
+
+static colo_status_t works(t_peer_rank_t *r, void *arg)
+{
+    t_case_t c = the_case(2);
+    (void)arg;
+    return t_peer_case(r, &c);
+}
+
+static void a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well(void **state)
+{
+    (void)state;
+    verdict_t v[RANKS] = {{0}};
+    assert_ok(t_peer_run(RANKS, false, one_is_missing, v, sizeof v));
+    int timeouts = 0;
+    for (int k = 0; k < RANKS; k++) {
+        if (v[k].seconds > 5)
+            fail_msg("rank %d waited %g s", k, v[k].seconds);
+        timeouts += v[k].status == COLO_ERR_TIMEOUT;
+        if (v[k].status == COLO_ERR_TIMEOUT &&
+            (!strstr(v[k].sentence, "bridge forward: waited 400 ms for rank 1 (world rank 1)") ||
+             !strstr(v[k].sentence, "call 2 of the pair")))
+            fail_msg("rank %d: %s", k, v[k].sentence);
+    }
+    assert_true(timeouts >= 1); /* ranks that depend on rank 1; others had what they wanted */
+    assert_ok(t_peer_run(RANKS, false, works, NULL, 0));
+}
+
+static colo_status_t aborted(t_peer_rank_t *r, void *arg)
+{
+    verdict_t *v = (verdict_t *)arg + r->rank;
+    t_case_t c = the_case(0);
+    colo_bridge_t *bridge = NULL;
+    t_placed_t x, y;
+    rank_try(t_peer_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    peer_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    if (r->rank == 1) {
+        usleep(100000);
+        colo_comm_abort(r->gpus, "test");
+    } else {
+        rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+        for (int i = 0; i < 1000 && (v->status = colo_comm_check(r->gpus)) == COLO_OK; i++)
+            usleep(10000);
+        peer_cuda(cudaStreamSynchronize(r->stream)); /* 20 s is the deadline of the wait */
+    }
+    usleep(200000); /* an abort is of every comm of the world: no barrier any more */
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&x);
+    t_placed_free(&y);
+    return COLO_OK;
+}
+
+static void an_abort_ends_waits(void **state)
+{
+    (void)state;
+    verdict_t v[RANKS] = {{0}};
+    struct timespec a, b;
+    clock_gettime(CLOCK_MONOTONIC, &a);
+    (void)t_peer_run(RANKS, false, aborted, v, sizeof v);
+    clock_gettime(CLOCK_MONOTONIC, &b);
+    for (int k = 0; k < RANKS; k++)
+        if (k != 1 && v[k].status != COLO_ERR_ABORTED && v[k].status != COLO_ERR_PEER)
+            fail_msg("rank %d: %s", k, colo_status_name(v[k].status));
+    assert_true(b.tv_sec - a.tv_sec < 15);
+}
+
+/* ---- what is registered ---- */
+
+static colo_status_t registering(t_peer_rank_t *r, void *arg)
+{
+    colo_memory_t *a = NULL, *b = NULL;
+    char *block = NULL, host[64];
+    (void)arg;
+    peer_cuda(cudaMalloc((void **)&block, 1 << 20));
+    rank_try(colo_memory_register(r->gpus, block + 512, 4096, &a)); /* a part of a block */
+    rank_check(colo_memory_is_direct(a) && colo_memory_data(a) == block + 512);
+    rank_check(colo_memory_bytes(a) == 4096);
+    rank_check(colo_memory_find(r->gpus, block + 512, 4096));
+    rank_check(colo_memory_find(r->gpus, block + 4000, 608));
+    rank_check(!colo_memory_find(r->gpus, block + 4000, 609));
+    rank_check(!colo_memory_find(r->gpus, block + 511, 2));
+    rank_try(colo_memory_alloc(r->gpus, r->rank == 2 ? 0 : 1000, &b)); /* one brings none */
+    rank_check(colo_memory_bytes(b) == (r->rank == 2 ? 0u : 1024u));
+    rank_check(r->rank == 2 || colo_memory_find(r->gpus, colo_memory_data(b), 1024));
+    colo_memory_destroy(&b);
+    rank_check(!b);
+    colo_memory_t *none = NULL;
+    colo_status_t st = colo_memory_register(r->gpus, r->rank == 1 ? host : block, 64, &none);
+    rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) && !none);
+    rank_check(strstr(colo_last_error(), "host memory"));
+    st = colo_memory_register(r->gpus, block + 512, 1 << 20, &none);
+    rank_check(st == COLO_ERR_ARG && strstr(colo_last_error(), "512 bytes past"));
+    st = colo_memory_register(r->gpus, r->rank == 3 ? NULL : block, 64, &none);
+    rank_check(st == (r->rank == 3 ? COLO_ERR_ARG : COLO_ERR_PEER));
+    rank_try(colo_comm_check(r->gpus)); /* it lives */
+    rank_try(colo_memory_register(r->gpus, block, 64, &none));
+    colo_memory_destroy(&none);
+    colo_memory_destroy(&a);
+    rank_check(!colo_memory_find(r->gpus, block + 512, 1));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    peer_cuda(cudaFree(block));
+    return COLO_OK;
+}
+
+static void memory_is_registered_found_and_refused(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, true, registering, NULL, 0));
+}
+
+/* Registered parts of one block, several of them, in use by turns; then unregistered. */
+static colo_status_t parts_of_a_block(t_peer_rank_t *r, void *arg)
+{
+    enum { PARTS = 3, PART = 1 << 16 };
+    colo_memory_t *m[PARTS] = {NULL};
+    char *block = NULL;
+    (void)arg;
+    peer_cuda(cudaMalloc((void **)&block, (PARTS + 1) * PART));
+    for (int i = 0; i < PARTS; i++) /* each rank at a place of its own */
+        rank_try(
+            colo_memory_register(r->gpus, block + i * PART + 256 * r->rank, PART - 1024, &m[i]));
+    t_case_t c = the_case(0);
+    for (int i = 0; i < PARTS; i++) {
+        r->arena = colo_memory_data(m[(i + r->rank) % PARTS]); /* not the same number everywhere */
+        r->used = 0;
+        rank_try(t_peer_case(r, &c));
+    }
+    for (int i = 0; i < PARTS; i++)
+        colo_memory_destroy(&m[i]);
+    rank_try(colo_comm_barrier(r->host, NULL));
+    peer_cuda(cudaFree(block));
+    return COLO_OK;
+}
+
+static void parts_of_one_block_may_be_registered(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, true, parts_of_a_block, NULL, 0));
+}
+
+/* ---- COLO_TRANSPORT and tensors that are not registered ---- */
+
+static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
+{
+    t_case_t c = the_case(0);
+    colo_bridge_t *bridge = NULL;
+    t_placed_t x, y;
+    void *other = NULL;
+    (void)arg;
+    peer_cuda(cudaMalloc(&other, 1 << 16));
+    rank_try(t_peer_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+    rank_try(t_download(r, &y));
+    rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+    colo_tensor_t away = y.t;
+    away.data = other;
+    rank_try(colo_comm_set_check(r->gpus, 2));
+    /* at COLO_CHECK=2 all ranks hear of it and nothing has moved */
+    colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);
+    rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
+    rank_check(strstr(colo_last_error(), "is not registered over comm"));
+    rank_try(colo_comm_check(r->gpus));
+    peer_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    rank_try(colo_comm_set_check(r->gpus, 1));
+    st = colo_bridge_forward(bridge, &x.t, &away, r->stream);
+    cudaGraph_t graph;
+    peer_cuda(cudaStreamEndCapture(r->stream, &graph));
+    peer_cuda(cudaGraphDestroy(graph));
+    rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER);
+    (void)colo_comm_barrier(r->host, NULL);
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&x);
+    t_placed_free(&y);
+    return COLO_OK;
+}
+
+static void a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for(void **state)
+{
+    (void)state;
+    setenv("COLO_TRANSPORT", "peer", 1);
+    colo_status_t st = t_peer_run(RANKS, false, unregistered, NULL, 0);
+    unsetenv("COLO_TRANSPORT");
+    assert_ok(st);
+}
+
+static colo_status_t mixed(t_peer_rank_t *r, void *arg)
+{
+    t_case_t c = the_case(0);
+    colo_bridge_t *bridge = NULL;
+    t_placed_t x, y;
+    void *other = NULL;
+    (void)arg;
+    peer_cuda(cudaMalloc(&other, 1 << 16));
+    c.check = 2;
+    rank_try(t_peer_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    colo_tensor_t away = y.t;
+    away.data = other;
+    colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);
+    rank_check(st == COLO_ERR_MISMATCH);
+    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+    rank_try(t_download(r, &y));
+    rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    colo_bridge_destroy(&bridge);
+    t_placed_free(&x);
+    t_placed_free(&y);
+    return COLO_OK;
+}
+
+static void registered_on_some_ranks_only_is_a_mismatch_at_check_2(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, mixed, NULL, 0));
+}
+
+static colo_status_t wrong_word(t_peer_rank_t *r, void *arg)
+{
+    t_case_t c = the_case(0);
+    colo_bridge_t *bridge = NULL;
+    (void)arg;
+    rank_check(t_peer_bridge(r, &c, &bridge) == COLO_ERR_ARG && !bridge);
+    rank_check(strstr(colo_last_error(), "COLO_TRANSPORT is 'pear', expected auto, nccl or peer"));
+    return colo_comm_check(r->gpus);
+}
+
+static void an_unknown_transport_is_refused(void **state)
+{
+    (void)state;
+    setenv("COLO_TRANSPORT", "pear", 1);
+    colo_status_t st = t_peer_run(RANKS, true, wrong_word, NULL, 0);
+    unsetenv("COLO_TRANSPORT");
+    assert_ok(st);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_captured_step_replays_a_thousand_times),
+        cmocka_unit_test(late_ranks_and_reused_tensors_do_no_harm),
+        cmocka_unit_test(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well),
+        cmocka_unit_test(an_abort_ends_waits),
+        cmocka_unit_test(memory_is_registered_found_and_refused),
+        cmocka_unit_test(parts_of_one_block_may_be_registered),
+        cmocka_unit_test(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for),
+        cmocka_unit_test(registered_on_some_ranks_only_is_a_mismatch_at_check_2),
+        cmocka_unit_test(an_unknown_transport_is_refused),
+    };
+    if (t_peer_devices() < 1)
+        return T_EXIT_SKIP;
+    return cmocka_run_group_tests_name("gpu/peer_order", tests, NULL, NULL);
+}
