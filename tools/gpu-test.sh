@@ -32,11 +32,12 @@ configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=e
 build build-gpu
 
 logs=()
-# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices.
+# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices. Builds the planted
+# bugs of this suite, which are in no other build.
 run_gpu() {
     local logs_of="build-gpu/meson-logs/testlog-$1" log rc=0
     rm -f "$logs_of"*.json
-    meson test -C build-gpu --no-rebuild --suite gpu --logbase "testlog-$1" --num-processes 1 \
+    meson test -C build-gpu --suite gpu --logbase "testlog-$1" --num-processes 1 \
         --print-errorlogs "${@:2}" </dev/null || rc=$?
     for log in "$logs_of"*.json; do # Meson adds a wrapper's name
         logs+=("$log=$rc")
@@ -51,7 +52,7 @@ if [ "$sanitize" = yes ]; then
     for tool in memcheck racecheck; do
         say "running the gpu suite under compute-sanitizer --tool $tool"
         # few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
-        T_SCALE=4 run_gpu "$tool" --timeout-multiplier 10 \
+        T_SCALE=4 run_gpu "$tool" --no-suite slow --timeout-multiplier 10 \
             --wrapper "$sanitizer --tool $tool --report-api-errors no --error-exitcode 99"
     done
 fi

@@ -83,7 +83,7 @@ typedef struct place {
 
 static void put_label(FILE *f, int x, int y, int dir, const char *text)
 {
-    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">%s", x - dir * 9, y - 3,
+    fprintf(f, "<text x=\"%d\" y=\"%d\" text-anchor=\"%s\">%s", x - dir * 9, y - 4,
             dir > 0 ? "end" : "start", text);
 }
 
@@ -146,13 +146,35 @@ static void put_sum(FILE *f, const place_t *p, colo_way_t way)
     fputs("</text></g>\n", f);
 }
 
-/* Rows from top to bottom; returns the height, 0 without memory. */
+static int ports_height(int ins, int outs)
+{
+    int in = ins > MANY ? 2 * PORT + THIN * ins : PORT * (ins + 1);
+    int out = outs > MANY ? THIN * (outs + 1) : PORT * (outs + 1);
+    return in > out ? in : out;
+}
+
+/* What the arrows of the other way need: the two pictures stand side by side, row beside row. */
+static void leave_room(const pic_t *pic, colo_way_t other, place_t *place)
+{
+    const pic_flows_t *s = &pic->way[other];
+    for (int64_t i = 0; i < s->n; i++) {
+        place[s->flow[i].from].outs++;
+        place[s->flow[i].to].ins++;
+    }
+    for (int32_t r = 0; r < pic->nrows; r++) {
+        int height = ports_height(place[r].ins, place[r].outs);
+        place[r] = (place_t){.height = height};
+    }
+}
+
+/* Rows from top to bottom; returns the height. */
 static int arrange(const pic_t *pic, colo_way_t way, place_t *place)
 {
     const pic_flows_t *s = &pic->way[way];
     int y = HEAD;
 
     memset(place, 0, (size_t)pic->nrows * sizeof *place);
+    leave_room(pic, way == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
     for (int64_t i = 0; i < s->n; i++) {
         const pic_flow_t *w = &s->flow[i];
         place_t *p = &place[w->to];
@@ -170,14 +192,13 @@ static int arrange(const pic_t *pic, colo_way_t way, place_t *place)
         place_t *p = &place[r];
         int left = cell_lines(pic->src, &pic->row[r]), right = cell_lines(pic->dst, &pic->row[r]);
         int text = 14 * ((left > right ? left : right) + 1) + 2 * PAD;
-        int in = p->ins > MANY ? 2 * PORT + THIN * p->ins : PORT * (p->ins + 1);
-        int out = p->outs > MANY ? THIN * (p->outs + 1) : PORT * (p->outs + 1);
-        int ports = in > out ? in : out;
+        int ports = ports_height(p->ins, p->outs);
         if (r > 0)
             y += pic->row[r].part != pic->row[r - 1].part && pic->nparts < pic->nrows ? PART_GAP
                                                                                       : GAP;
         p->y = y;
-        p->height = text > ports ? text : ports;
+        p->height = p->height > ports ? p->height : ports;
+        p->height = p->height > text ? p->height : text;
         y += p->height;
     }
     return y + 2;

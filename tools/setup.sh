@@ -133,6 +133,15 @@ configure() {
     }
 }
 
+# linked DIR FOLDERS... - what is linked from the sources in these folders: targets for build
+linked() {
+    local dir=$1 folder
+    shift
+    for folder in "$@"; do
+        ninja -C "$dir" -t targets all | sed -n "s,^\($folder/[^:]*\): .*_LINKER.*,\1,p"
+    done
+}
+
 # build DIR TARGETS... - builds, quiet unless it fails or somebody watches; status 2 when it fails.
 build() {
     local dir=$1

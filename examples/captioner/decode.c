@@ -18,10 +18,12 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
     int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.vocab_start;
 
     for (int64_t i = 0; i < b; i++)
-        memcpy(r->d_t1 + i * D, top + (i * r->n + r->local_of[s]) * D, (size_t)D * sizeof *top);
+        r->ops.copy(&r->ops, r->d_t1 + i * D, top + (i * r->n + r->local_of[s]) * D,
+                    D * (int64_t)sizeof *top);
     cap_head_logits(r, b, r->d_t1);
+    r->ops.get(&r->ops, r->logits_host, r->logits, b * Vl * (int64_t)sizeof(float));
     for (int64_t i = 0; i < b; i++) {
-        const float *z = r->logits + i * Vl;
+        const float *z = r->logits_host + i * Vl;
         int64_t best = 0;
 
         for (int64_t j = 1; j < Vl; j++)
@@ -29,7 +31,7 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
         r->best[2 * i] = z[best];
         r->best[2 * i + 1] = (float)(r->logprob.vocab_start + best);
     }
-    CAP_TRY(colo_comm_all_gather(r->dst.tp_comm, r->best, r->best_all, 2 * b, COLO_F32, NULL));
+    CAP_TRY(colo_comm_all_gather(r->dst.tp_host, r->best, r->best_all, 2 * b, COLO_F32, NULL));
     for (int64_t i = 0; i < b; i++) {
         const float *best = r->best_all + 2 * i;
 
@@ -53,13 +55,14 @@ static colo_status_t next_byte(cap_rank_t *r, int64_t k)
     if (r->back && r->part_of[s] == r->dst.c)
         CAP_TRY(choose(r, top, s));
     if (r->back && r->dst.cp > 1)
-        CAP_TRY(colo_comm_all_reduce(r->dst.cp_comm, r->chosen, r->chosen, r->dst.b, COLO_I32,
+        CAP_TRY(colo_comm_all_reduce(r->dst.cp_host, r->chosen, r->chosen, r->dst.b, COLO_I32,
                                      COLO_SUM, NULL));
     if (r->dst.pp > 1)
-        CAP_TRY(colo_comm_broadcast(r->dst.pp_comm, r->chosen, r->dst.b, COLO_I32,
+        CAP_TRY(colo_comm_broadcast(r->dst.pp_host, r->chosen, r->dst.b, COLO_I32,
                                     (int32_t)r->dst.pp - 1, NULL));
     for (int64_t i = 0; i < r->dst.b; i++)
         r->tokens[i * r->S + CAP_PATCHES + k] = r->chosen[i];
+    cap_put_tokens(r);
     return COLO_OK;
 }
 
@@ -82,7 +85,7 @@ colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
                 text[(start + r->dst.b0 + i) * CAP_TEXT + k] =
                     (int32_t)r->tokens[i * r->S + CAP_PATCHES + k];
     }
-    CAP_TRY(colo_comm_all_reduce(r->world, text, text, data->nheld * CAP_TEXT, COLO_I32, COLO_SUM,
+    CAP_TRY(colo_comm_all_reduce(r->host, text, text, data->nheld * CAP_TEXT, COLO_I32, COLO_SUM,
                                  NULL));
     *exact = 0;
     for (int64_t i = 0; i < data->nheld; i++) {

@@ -2,9 +2,9 @@
 /*
  * gather.c - what all ranks hold together: whole parameters, agreement of replicas, ledgers.
  *
- * Decides: everything goes by sums over the world comm, which every rank joins in the same order.
- * One replica of each shard puts its values into zeros, so the sum is exact. No rank looks into
- * another's memory.
+ * Decides: everything goes by sums over the host's world comm, which every rank joins in the same
+ * order. One replica of each shard puts its values into zeros, so the sum is exact. No rank looks
+ * into another's memory. The ledgers are those of the comms that carry the model's tensors.
  */
 #include <string.h>
 
@@ -24,9 +24,11 @@ colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whol
         const cap_side_t *s = p->encoder ? &r->src : &r->dst;
 
         memset(whole[i], 0, (size_t)(p->rows * p->cols) * sizeof(float));
-        if (speaks_for(r, i))
-            cap_param_unshard(p, s->t, s->tp, shards[i], whole[i]);
-        CAP_TRY(cap_sum(r->world, whole[i], p->rows * p->cols));
+        if (speaks_for(r, i)) {
+            r->ops.get(&r->ops, r->shard, shards[i], r->count[i] * (int64_t)sizeof(float));
+            cap_param_unshard(p, s->t, s->tp, r->shard, whole[i]);
+        }
+        CAP_TRY(cap_sum(r->host, whole[i], p->rows * p->cols, NULL));
     }
     return COLO_OK;
 }
@@ -59,12 +61,13 @@ colo_status_t cap_replicas(cap_rank_t *r, bool *same)
         const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
         if (!r->w[i])
             continue;
-        CAP_TRY(same_words(s->mean_comm, r->w[i], r->count[i], same));
+        r->ops.get(&r->ops, r->shard, r->w[i], r->count[i] * (int64_t)sizeof(float));
+        CAP_TRY(same_words(s->mean_host, r->shard, r->count[i], same));
         if (r->table[i].cut == CAP_WHOLE)
-            CAP_TRY(same_words(s->tp_comm, r->w[i], r->count[i], same));
+            CAP_TRY(same_words(s->tp_host, r->shard, r->count[i], same));
     }
     differs = !*same;
-    CAP_TRY(colo_comm_all_reduce(r->world, &differs, &differs, 1, COLO_I64, COLO_MAX, NULL));
+    CAP_TRY(colo_comm_all_reduce(r->host, &differs, &differs, 1, COLO_I64, COLO_MAX, NULL));
     *same = !differs;
     return COLO_OK;
 }
@@ -106,7 +109,7 @@ _Static_assert(sizeof(colo_ledger_t) == 3 * COLO_OP_COUNT * COLO_OWNER_COUNT * s
 
 colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total)
 {
-    return colo_comm_all_reduce(r->world, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
+    return colo_comm_all_reduce(r->host, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
                                 COLO_I64, COLO_SUM, NULL);
 }
 

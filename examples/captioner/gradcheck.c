@@ -80,7 +80,7 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
                                           (const float *const *)k->w, k->want);
         compare(r, k, moment);
     }
-    return colo_comm_barrier(r->world, NULL);
+    return colo_comm_barrier(r->host, NULL);
 }
 
 static void print_table(const cap_rank_t *r, const struct check *k, FILE *out)

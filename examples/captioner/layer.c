@@ -6,39 +6,31 @@
  * inside are split. So forward sums over tp twice (after Wo and Wd), and so does backward (what
  * enters the norms): between these sums nothing is communicated but attention's keys and values.
  */
-#include <string.h>
-
 #include "rank.h"
-
-static void add_rows(int64_t t, int64_t d, const float *skip, const float *bias, float *y)
-{
-    for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < d; j++)
-            y[i * d + j] += skip[i * d + j] + bias[j];
-}
 
 colo_status_t cap_layer_forward(cap_layer_t *l, const float *x)
 {
     cap_rank_t *r = l->rank;
+    const cap_ops_t *o = &r->ops;
     float **w = r->w + l->at;
     int64_t T = r->T, D = r->cfg->model.width, Dl = D / r->dst.tp;
     int64_t Fl = r->count[l->at + L_BU];
 
-    cap_norm(T, D, x, w[L_LN1G], w[L_LN1B], l->x1_hat, l->r1, l->a);
-    cap_linear(T, D, Dl, l->a, w[L_WQ], w[L_BQ], l->q);
-    cap_linear(T, D, Dl, l->a, w[L_WK], w[L_BK], l->kv);
-    cap_linear(T, D, Dl, l->a, w[L_WV], w[L_BV], l->kv + T * Dl);
+    o->norm(o, T, D, x, w[L_LN1G], w[L_LN1B], l->x1_hat, l->r1, l->a);
+    o->linear(o, T, D, Dl, l->a, w[L_WQ], w[L_BQ], l->q);
+    o->linear(o, T, D, Dl, l->a, w[L_WK], w[L_BK], l->kv);
+    o->linear(o, T, D, Dl, l->a, w[L_WV], w[L_BV], l->kv + T * Dl);
     CAP_TRY(cap_attention(l));
-    cap_linear(T, Dl, D, l->o, w[L_WO], NULL, l->mid);
-    CAP_TRY(cap_sum(r->dst.tp_comm, l->mid, T * D));
-    add_rows(T, D, x, w[L_BO], l->mid);
+    o->linear(o, T, Dl, D, l->o, w[L_WO], NULL, l->mid);
+    CAP_TRY(cap_sum(r->dst.tp_comm, l->mid, T * D, o->stream));
+    o->add_rows(o, T, D, x, w[L_BO], l->mid);
 
-    cap_norm(T, D, l->mid, w[L_LN2G], w[L_LN2B], l->x2_hat, l->r2, l->m);
-    cap_linear(T, D, Fl, l->m, w[L_WU], w[L_BU], l->act);
-    cap_gelu(T * Fl, l->act, l->act, l->dact);
-    cap_linear(T, Fl, D, l->act, w[L_WD], NULL, l->out);
-    CAP_TRY(cap_sum(r->dst.tp_comm, l->out, T * D));
-    add_rows(T, D, l->mid, w[L_BD], l->out);
+    o->norm(o, T, D, l->mid, w[L_LN2G], w[L_LN2B], l->x2_hat, l->r2, l->m);
+    o->linear(o, T, D, Fl, l->m, w[L_WU], w[L_BU], l->act);
+    o->gelu(o, T * Fl, l->act, l->act, l->dact);
+    o->linear(o, T, Fl, D, l->act, w[L_WD], NULL, l->out);
+    CAP_TRY(cap_sum(r->dst.tp_comm, l->out, T * D, o->stream));
+    o->add_rows(o, T, D, l->mid, w[L_BD], l->out);
     return COLO_OK;
 }
 
@@ -47,35 +39,36 @@ colo_status_t cap_layer_backward(const colo_tensor_t *d_out, int32_t nout,
 {
     cap_layer_t *l = layer;
     cap_rank_t *r = l->rank;
+    const cap_ops_t *o = &r->ops;
     float **w = r->w + l->at, **g = r->g + l->at, *d_mid = r->d_t2;
     const float *dy = d_out[0].data;
     int64_t T = r->T, D = r->cfg->model.width, Dl = D / r->dst.tp;
     int64_t Fl = r->count[l->at + L_BU];
 
-    cap_linear_d_bias(T, D, dy, g[L_BD]);
-    cap_linear_d_weight(T, Fl, D, l->act, dy, g[L_WD]);
-    cap_linear_d_input(T, Fl, D, dy, w[L_WD], 0.0f, r->d_f);
-    for (int64_t i = 0; i < T * Fl; i++)
-        r->d_f[i] *= l->dact[i];
-    cap_linear_d_bias(T, Fl, r->d_f, g[L_BU]);
-    cap_linear_d_weight(T, D, Fl, l->m, r->d_f, g[L_WU]);
-    cap_linear_d_input(T, D, Fl, r->d_f, w[L_WU], 0.0f, r->d_t1);
-    CAP_TRY(cap_sum(r->dst.tp_comm, r->d_t1, T * D));
-    cap_norm_backward(T, D, r->d_t1, w[L_LN2G], l->x2_hat, l->r2, dy, d_mid, g[L_LN2G], g[L_LN2B]);
+    o->linear_d_bias(o, T, D, dy, g[L_BD]);
+    o->linear_d_weight(o, T, Fl, D, l->act, dy, g[L_WD]);
+    o->linear_d_input(o, T, Fl, D, dy, w[L_WD], 0.0f, r->d_f);
+    o->scale(o, T * Fl, l->dact, r->d_f);
+    o->linear_d_bias(o, T, Fl, r->d_f, g[L_BU]);
+    o->linear_d_weight(o, T, D, Fl, l->m, r->d_f, g[L_WU]);
+    o->linear_d_input(o, T, D, Fl, r->d_f, w[L_WU], 0.0f, r->d_t1);
+    CAP_TRY(cap_sum(r->dst.tp_comm, r->d_t1, T * D, o->stream));
+    o->norm_backward(o, T, D, r->d_t1, w[L_LN2G], l->x2_hat, l->r2, dy, d_mid, g[L_LN2G],
+                     g[L_LN2B]);
 
-    cap_linear_d_bias(T, D, d_mid, g[L_BO]);
-    cap_linear_d_weight(T, Dl, D, l->o, d_mid, g[L_WO]);
-    cap_linear_d_input(T, Dl, D, d_mid, w[L_WO], 0.0f, r->d_f); /* d_o */
+    o->linear_d_bias(o, T, D, d_mid, g[L_BO]);
+    o->linear_d_weight(o, T, Dl, D, l->o, d_mid, g[L_WO]);
+    o->linear_d_input(o, T, Dl, D, d_mid, w[L_WO], 0.0f, r->d_f); /* d_o */
     CAP_TRY(cap_attention_backward(l, r->d_f));
     const float *d_part[] = {r->d_q, r->d_kv, r->d_kv + T * Dl};
     static const int weight[] = {L_WQ, L_WK, L_WV};
     for (int k = 0; k < 3; k++) {
-        cap_linear_d_bias(T, Dl, d_part[k], g[weight[k] + 1]);
-        cap_linear_d_weight(T, D, Dl, l->a, d_part[k], g[weight[k]]);
-        cap_linear_d_input(T, D, Dl, d_part[k], w[weight[k]], k ? 1.0f : 0.0f, r->d_t1);
+        o->linear_d_bias(o, T, Dl, d_part[k], g[weight[k] + 1]);
+        o->linear_d_weight(o, T, D, Dl, l->a, d_part[k], g[weight[k]]);
+        o->linear_d_input(o, T, D, Dl, d_part[k], w[weight[k]], k ? 1.0f : 0.0f, r->d_t1);
     }
-    CAP_TRY(cap_sum(r->dst.tp_comm, r->d_t1, T * D));
-    cap_norm_backward(T, D, r->d_t1, w[L_LN1G], l->x1_hat, l->r1, d_mid, d_in[0].data, g[L_LN1G],
-                      g[L_LN1B]);
+    CAP_TRY(cap_sum(r->dst.tp_comm, r->d_t1, T * D, o->stream));
+    o->norm_backward(o, T, D, r->d_t1, w[L_LN1G], l->x1_hat, l->r1, d_mid, d_in[0].data, g[L_LN1G],
+                     g[L_LN1B]);
     return COLO_OK;
 }

@@ -13,6 +13,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include <colobridge/nccl.h>
+
 #include "launch.h"
 #include "rank.h"
 
@@ -28,6 +30,7 @@ static const char usage[] =
     "  --dst SPEC        language model grid                            (tp=2,cp=2,dp=2)\n"
     "  --ranks KIND      threads: all ranks in this process             (threads)\n"
     "                    mpi: a process a rank, started by mpirun -n RANKS\n"
+    "                    nccl: all ranks in this process, a GPU each\n"
     "  --steps N         training steps, 0..1000000                     (%d)\n"
     "  --batch B         images of a global batch, 1..1024              (%d)\n"
     "  --lr X            peak learning rate                             (%g)\n"
@@ -47,6 +50,9 @@ static const char usage[] =
 
 enum { STEPS = 700, BATCH = 48, EVAL_EVERY = 50 };
 #define RATE 3e-3
+
+static const char *const rank_kinds[] = {"threads", "mpi", "nccl"};
+enum { THREADS, MPI, NCCL, KINDS };
 
 static int wrong(const char *option, const char *expected, const char *found)
 {
@@ -150,9 +156,11 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
         w->data = value;
     else if (!strcmp(name, "--report"))
         c->report = value;
-    else if (!strcmp(name, "--ranks"))
-        return choice(name, value, "threads", "mpi", &k);
-    else if (!strcmp(name, "--steps"))
+    else if (!strcmp(name, "--ranks")) {
+        for (k = 0; k < KINDS && strcmp(value, rank_kinds[k]);)
+            k++;
+        return k < KINDS ? 0 : wrong(name, "threads, mpi or nccl", value);
+    } else if (!strcmp(name, "--steps"))
         return integer(value, 0, 1000000, &c->steps) ? 0
                                                      : wrong(name, "an integer 0..1000000", value);
     else if (!strcmp(name, "--batch"))
@@ -300,11 +308,11 @@ static char *command_line(int argc, char **argv)
     return text;
 }
 
-static colo_status_t rank_main(colo_comm_t *world, void *arg)
+static colo_status_t model_main(cap_config_t *cfg, const cap_ops_t *ops, colo_comm_t *world,
+                                colo_comm_t *host)
 {
-    cap_config_t *cfg = arg;
     cap_rank_t rank;
-    colo_status_t st = cap_rank_create(&rank, cfg, world);
+    colo_status_t st = cap_rank_create(&rank, cfg, ops, world, host);
 
     if (st >= 0)
         st = cfg->check_gradients ? cap_check_gradients(&rank) : cap_train(&rank);
@@ -312,14 +320,52 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
     return st;
 }
 
-/* Is --ranks mpi on the command line? MPI wants to start before anything is parsed. */
-static bool wants_mpi(int argc, char **argv)
+static colo_status_t rank_main(colo_comm_t *world, void *cfg)
 {
-    for (int i = 1; i < argc; i++)
-        if (!strcmp(argv[i], "--ranks=mpi") ||
-            (!strcmp(argv[i], "--ranks") && i + 1 < argc && !strcmp(argv[i + 1], "mpi")))
-            return true;
-    return false;
+    cap_ops_t ops;
+
+    cap_ops_host(&ops);
+    return model_main(cfg, &ops, world, world);
+}
+
+/* Rank r has GPU r. */
+static colo_status_t gpu_rank_main(colo_comm_t *host, void *cfg)
+{
+    int32_t device = colo_comm_rank(host);
+    colo_comm_t *gpus = NULL;
+    cap_ops_t ops;
+    char why[256];
+
+    if (!cap_ops_cuda(&ops, device, why, sizeof why)) {
+        fprintf(stderr, "colo-captioner: rank %d: %s\n", device, why);
+        return COLO_ERR_CUDA;
+    }
+    colo_status_t st = colo_comm_nccl_create(host, device, &gpus);
+    if (st >= 0)
+        st = model_main(cfg, &ops, gpus, host);
+    else
+        ops.destroy(&ops);
+    colo_comm_destroy(&gpus);
+    return st;
+}
+
+/* Which --ranks is on the command line: MPI wants to start before anything is parsed. */
+static int wanted_kind(int argc, char **argv)
+{
+    int kind = THREADS;
+
+    for (int i = 1; i < argc; i++) {
+        const char *value = NULL;
+
+        if (!strncmp(argv[i], "--ranks=", 8))
+            value = argv[i] + 8;
+        else if (!strcmp(argv[i], "--ranks") && i + 1 < argc)
+            value = argv[i + 1];
+        for (int k = 0; value && k < KINDS; k++)
+            if (!strcmp(value, rank_kinds[k]))
+                kind = k;
+    }
+    return kind;
 }
 
 /* Everything up to the first rank; 0, or the exit status with its line printed. -1: end well. */
@@ -345,6 +391,22 @@ static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
     return 0;
 }
 
+/* As many GPUs as ranks? */
+static int check_gpus(const cap_config_t *cfg)
+{
+    char why[256];
+    int found = cap_gpus(why, sizeof why);
+
+    if (found >= cfg->world)
+        return 0;
+    if (found < 0)
+        fprintf(stderr, "colo-captioner: --ranks nccl: %s\n", why);
+    else
+        fprintf(stderr, "colo-captioner: --ranks nccl: needs %d GPUs, found %d\n", cfg->world,
+                found);
+    return 2;
+}
+
 static int check_processes(const cap_config_t *cfg, int size)
 {
     char expected[64], found[32];
@@ -368,8 +430,8 @@ int main(int argc, char **argv)
                         .report = "./report.html",
                         .model = CAP_MODEL_DEFAULT};
     cap_data_t data = {0};
-    bool mpi = wants_mpi(argc, argv);
-    int me = 0, size = 1;
+    int kind = wanted_kind(argc, argv), me = 0, size = 1;
+    bool mpi = kind == MPI;
     char why[256];
 
     if (mpi && !cap_mpi_begin(&argc, &argv, &me, &size, why, sizeof why)) {
@@ -383,6 +445,8 @@ int main(int argc, char **argv)
     int rc = prepare(&cfg, &data, argc, argv);
     if (rc == 0 && mpi)
         rc = check_processes(&cfg, size);
+    if (rc == 0 && kind == NCCL)
+        rc = check_gpus(&cfg);
     fflush(stderr);
     if (me != 0 && keep >= 0)
         dup2(keep, STDERR_FILENO);
@@ -398,8 +462,9 @@ int main(int argc, char **argv)
     if (openblas_set_num_threads)
         openblas_set_num_threads(1); /* one thread a rank; the ranks are the parallelism */
 
-    colo_status_t st = mpi ? cap_mpi_run(rank_main, &cfg)
-                           : colo_comm_threads_run(cfg.world, rank_main, &cfg);
+    colo_status_t st =
+        mpi ? cap_mpi_run(rank_main, &cfg)
+            : colo_comm_threads_run(cfg.world, kind == NCCL ? gpu_rank_main : rank_main, &cfg);
     if (st < 0 && (st != COLO_ERR_PEER || me == 0))
         fprintf(stderr, "colo-captioner: %s: %s\n", colo_status_name(st), colo_last_error());
     if (mpi)

@@ -27,6 +27,25 @@ static bool holds(const cap_rank_t *r, const cap_param_t *p)
     return r->dst.in && p->layer >= r->first_layer && p->layer < r->end_layer;
 }
 
+/* Memory of the ops. */
+static void *take_there(cap_rank_t *r, int64_t count, int64_t size)
+{
+    void *p = r->ops.take(&r->ops, count * size);
+    r->arena.failed = r->arena.failed || !p;
+    return p;
+}
+
+static float *take_floats(cap_rank_t *r, int64_t count)
+{
+    return take_there(r, count, sizeof(float));
+}
+
+/* Where the ops see @count words that this rank writes at @host: there, or a copy on the device. */
+static int64_t *take_seen(cap_rank_t *r, int64_t *host, int64_t count)
+{
+    return r->ops.mem == COLO_HOST ? host : take_there(r, count, sizeof *host);
+}
+
 static void take_params(cap_rank_t *r)
 {
     for (int side = 0; side < 2; side++) {
@@ -42,10 +61,10 @@ static void take_params(cap_rank_t *r)
             total += rows * cols;
         }
         r->side_count[side] = total;
-        r->side_w[side] = cap_take(&r->arena, total, sizeof(float));
-        r->side_g[side] = cap_take(&r->arena, total, sizeof(float));
-        r->adam_m[side] = cap_take(&r->arena, total, sizeof(float));
-        r->adam_v[side] = cap_take(&r->arena, total, sizeof(float));
+        r->side_w[side] = take_floats(r, total);
+        r->side_g[side] = take_floats(r, total);
+        r->adam_m[side] = take_floats(r, total);
+        r->adam_v[side] = take_floats(r, total);
         if (r->arena.failed)
             return;
         for (int i = 0; i < r->nparams; i++) {
@@ -65,15 +84,17 @@ static void init_params(cap_rank_t *r)
     for (int i = 0; i < r->nparams; i++)
         if (r->table[i].rows * r->table[i].cols > most)
             most = r->table[i].rows * r->table[i].cols;
-    float *whole = cap_take(&r->arena, most, sizeof *whole);
-    if (!whole)
+    r->whole = cap_take(&r->arena, most, sizeof(float));
+    r->shard = cap_take(&r->arena, most, sizeof(float));
+    if (r->arena.failed)
         return;
     for (int i = 0; i < r->nparams; i++) {
         const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
         if (!r->w[i])
             continue;
-        cap_param_init(r->table, i, r->cfg->seed, whole);
-        cap_param_shard(&r->table[i], s->t, s->tp, whole, r->w[i]);
+        cap_param_init(r->table, i, r->cfg->seed, r->whole);
+        cap_param_shard(&r->table[i], s->t, s->tp, r->whole, r->shard);
+        r->ops.put(&r->ops, r->w[i], r->shard, r->count[i] * (int64_t)sizeof(float));
     }
 }
 
@@ -145,7 +166,7 @@ static colo_status_t make_bridge(cap_rank_t *r)
         .output = r->cfg->output,
         .grad = r->cfg->grad,
         .algo = r->cfg->algo,
-        .mem = COLO_HOST};
+        .mem = r->ops.mem};
 
     CAP_TRY(colo_bridge_create(&r->bridge, &config, r->world));
     colo_bridge_src_shape(r->bridge, r->x_shape);
@@ -158,28 +179,27 @@ static colo_status_t make_bridge(cap_rank_t *r)
 
 static void take_layer(cap_rank_t *r, cap_layer_t *l, int64_t index)
 {
-    cap_arena_t *a = &r->arena;
-    int64_t D = r->cfg->model.width, Dl = D / r->dst.tp, T = r->T, size = sizeof(float);
+    int64_t D = r->cfg->model.width, Dl = D / r->dst.tp, T = r->T;
     int64_t heads = r->cfg->model.heads / r->dst.tp;
 
     l->rank = r;
     l->at = P_LAYER + index * P_PER_LAYER;
     int64_t Fl = r->count[l->at + L_BU];
-    l->x1_hat = cap_take(a, T * D, size);
-    l->r1 = cap_take(a, T, size);
-    l->a = cap_take(a, T * D, size);
-    l->q = cap_take(a, T * Dl, size);
-    l->kv = cap_take(a, 2 * T * Dl, size);
-    l->kv_all = r->dst.cp > 1 ? cap_take(a, r->dst.cp * 2 * T * Dl, size) : l->kv;
-    l->prob = cap_take(a, T * heads * r->S, size);
-    l->o = cap_take(a, T * Dl, size);
-    l->mid = cap_take(a, T * D, size);
-    l->x2_hat = cap_take(a, T * D, size);
-    l->r2 = cap_take(a, T, size);
-    l->m = cap_take(a, T * D, size);
-    l->act = cap_take(a, T * Fl, size);
-    l->dact = cap_take(a, T * Fl, size);
-    l->out = cap_take(a, T * D, size);
+    l->x1_hat = take_floats(r, T * D);
+    l->r1 = take_floats(r, T);
+    l->a = take_floats(r, T * D);
+    l->q = take_floats(r, T * Dl);
+    l->kv = take_floats(r, 2 * T * Dl);
+    l->kv_all = r->dst.cp > 1 ? take_floats(r, r->dst.cp * 2 * T * Dl) : l->kv;
+    l->prob = take_floats(r, T * heads * r->S);
+    l->o = take_floats(r, T * Dl);
+    l->mid = take_floats(r, T * D);
+    l->x2_hat = take_floats(r, T * D);
+    l->r2 = take_floats(r, T);
+    l->m = take_floats(r, T * D);
+    l->act = take_floats(r, T * Fl);
+    l->dact = take_floats(r, T * Fl);
+    l->out = take_floats(r, T * D);
 }
 
 static colo_status_t take_head(cap_rank_t *r)
@@ -192,54 +212,96 @@ static colo_status_t take_head(cap_rank_t *r)
 
     r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = CAP_VOCAB,
                                          .vocab_start = r->dst.t * CAP_VOCAB / r->dst.tp};
-    r->xf_hat = cap_take(a, T * D, size);
-    r->rf = cap_take(a, T, size);
-    r->hf = cap_take(a, T * D, size);
-    r->logits = cap_take(a, T * Vl, size);
-    r->logp = cap_take(a, T, size);
-    r->d_logp = cap_take(a, T, size);
+    r->xf_hat = take_floats(r, T * D);
+    r->rf = take_floats(r, T);
+    r->hf = take_floats(r, T * D);
+    r->logits = take_floats(r, T * Vl);
+    r->logp = take_floats(r, T);
+    r->d_logp = take_floats(r, T);
+    r->logits_host = cap_take(a, r->dst.b * Vl, size);
+    r->d_logp_host = cap_take(a, T, size);
     r->nll = cap_take(a, T, size);
     r->loss = cap_take(a, 1, size);
     r->mask = cap_take(a, T, 1);
     r->best = cap_take(a, 2 * r->dst.b, size);
     r->best_all = cap_take(a, r->dst.tp * 2 * r->dst.b, size);
     CAP_TRY(colo_logprob_saved_size(&r->logprob, COLO_F32, T, &bytes));
-    r->stats = cap_take(a, (int64_t)bytes, 1);
+    r->stats = take_there(r, (int64_t)bytes, 1);
     CAP_TRY(colo_logprob_scratch_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
-    r->scratch = cap_take(a, (int64_t)bytes, 1);
+    r->scratch = take_there(r, (int64_t)bytes, 1);
     return COLO_OK;
+}
+
+/* A table that does not change, where the ops see it. */
+static const int64_t *show(cap_rank_t *r, int64_t *host, int64_t count)
+{
+    int64_t *there = take_seen(r, host, count);
+    if (there)
+        r->ops.put(&r->ops, there, host, count * (int64_t)sizeof *host);
+    return there;
+}
+
+static colo_status_t take_sequence(cap_rank_t *r)
+{
+    cap_arena_t *a = &r->arena;
+    int64_t own_row = 0; /* with SHARDED output, y has only this rank's rows, by position */
+    int64_t *row = cap_take(a, r->n, sizeof *row);
+
+    r->tokens = cap_take(a, r->dst.b * r->S, sizeof *r->tokens);
+    r->targets_all = cap_take(a, r->dst.b * r->S, sizeof *r->targets_all);
+    r->targets_host = cap_take(a, r->T, sizeof *r->targets_host);
+    if (a->failed)
+        return COLO_ERR_NOMEM;
+    for (int64_t j = 0; j < r->n; j++) {
+        row[j] = r->cfg->output == COLO_SHARDED ? own_row : r->pos[j];
+        own_row += r->pos[j] < CAP_PATCHES;
+        if (r->pos[j] >= CAP_PATCHES)
+            row[j] = -1;
+    }
+    r->tokens_seen = take_seen(r, r->tokens, r->dst.b * r->S);
+    r->targets = take_seen(r, r->targets_host, r->T);
+    r->seq = (cap_sequence_t){.b = r->dst.b,
+                              .n = r->n,
+                              .S = r->S,
+                              .h = r->cfg->model.heads / r->dst.tp,
+                              .e = r->cfg->model.width / r->cfg->model.heads,
+                              .pos = show(r, r->pos, r->n),
+                              .row = show(r, row, r->n),
+                              .part_of = show(r, r->part_of, r->S),
+                              .local_of = show(r, r->local_of, r->S),
+                              .tokens = r->tokens_seen};
+    return a->failed ? COLO_ERR_NOMEM : COLO_OK;
 }
 
 static colo_status_t take_activations(cap_rank_t *r)
 {
     cap_arena_t *a = &r->arena;
-    int64_t D = r->cfg->model.width, size = sizeof(float), t = r->sb * r->sn;
+    int64_t D = r->cfg->model.width, t = r->sb * r->sn;
     int64_t E = r->encodes ? r->count[P_B1] : 0;
 
-    r->patches = cap_take(a, t * CAP_PATCH, size);
-    r->act = cap_take(a, t * E, size);
-    r->dact = cap_take(a, t * E, size);
-    r->d_act = cap_take(a, t * E, size);
-    r->enc = cap_take(a, t * D, size);
-    r->y = cap_take(a, r->front ? r->dst.b * r->yn * D : 0, size);
-    r->no_seed = cap_take(a, 1, size);
+    r->patches_host = cap_take(a, t * CAP_PATCH, sizeof(float));
+    r->patches = take_floats(r, t * CAP_PATCH);
+    r->act = take_floats(r, t * E);
+    r->dact = take_floats(r, t * E);
+    r->d_act = take_floats(r, t * E);
+    r->enc = take_floats(r, t * D);
+    r->y = take_floats(r, r->front ? r->dst.b * r->yn * D : 0);
+    r->no_seed = take_floats(r, 1);
     r->rows = cap_take(a, r->cfg->batch, sizeof *r->rows);
     r->chosen = cap_take(a, r->dst.b, sizeof *r->chosen);
     if (r->dst.in) {
         int64_t T = r->T, Dl = D / r->dst.tp, Fl = 4 * D / r->dst.tp + 1;
 
-        r->tokens = cap_take(a, r->dst.b * r->S, sizeof *r->tokens);
-        r->targets_all = cap_take(a, r->dst.b * r->S, sizeof *r->targets_all);
-        r->targets = cap_take(a, T, sizeof *r->targets);
-        r->h_in = cap_take(a, T * D, size);
-        r->d_f = cap_take(a, T * Fl, size);
-        r->d_t1 = cap_take(a, T * D, size);
-        r->d_t2 = cap_take(a, T * D, size);
-        r->d_top = cap_take(a, T * D, size);
-        r->d_q = cap_take(a, T * Dl, size);
-        r->d_kv = cap_take(a, 2 * T * Dl, size);
-        r->d_kv_all = r->dst.cp > 1 ? cap_take(a, r->dst.cp * 2 * T * Dl, size) : r->d_kv;
-        r->tile = cap_take(a, cap_attention_tile(r), size);
+        CAP_TRY(take_sequence(r));
+        r->h_in = take_floats(r, T * D);
+        r->d_f = take_floats(r, T * Fl);
+        r->d_t1 = take_floats(r, T * D);
+        r->d_t2 = take_floats(r, T * D);
+        r->d_top = take_floats(r, T * D);
+        r->d_q = take_floats(r, T * Dl);
+        r->d_kv = take_floats(r, 2 * T * Dl);
+        r->d_kv_all = r->dst.cp > 1 ? take_floats(r, r->dst.cp * 2 * T * Dl) : r->d_kv;
+        r->work = take_floats(r, r->ops.attend_work(&r->seq));
         r->layer = cap_take(a, r->end_layer - r->first_layer, sizeof *r->layer);
         for (int64_t l = r->first_layer; r->layer && l < r->end_layer; l++)
             take_layer(r, &r->layer[l - r->first_layer], l);
@@ -249,14 +311,17 @@ static colo_status_t take_activations(cap_rank_t *r)
     return a->failed ? COLO_ERR_NOMEM : COLO_OK;
 }
 
-colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, colo_comm_t *world)
+colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t *ops,
+                              colo_comm_t *world, colo_comm_t *host)
 {
     memset(r, 0, sizeof *r);
     r->cfg = cfg;
+    r->ops = *ops;
     r->world = world;
+    r->host = host;
     colo_comm_set_name(world, "world");
-    CAP_TRY(cap_side_create(&r->src, world, &cfg->src, "src", cfg->batch));
-    CAP_TRY(cap_side_create(&r->dst, world, &cfg->dst, "dst", cfg->batch));
+    CAP_TRY(cap_side_create(&r->src, world, host, &cfg->src, "src", cfg->batch));
+    CAP_TRY(cap_side_create(&r->dst, world, host, &cfg->dst, "dst", cfg->batch));
     r->encodes = r->src.in && r->src.p == r->src.pp - 1;
 
     CAP_TRY(place_sequence(r));
@@ -273,7 +338,10 @@ colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, colo_comm_t *wor
     if (r->arena.failed)
         return COLO_ERR_NOMEM;
     CAP_TRY(colo_tape_create(&r->encoder_tape));
-    return colo_tape_create(&r->llm_tape);
+    CAP_TRY(colo_tape_create(&r->llm_tape));
+    colo_tape_set_stream(r->encoder_tape, r->ops.stream);
+    colo_tape_set_stream(r->llm_tape, r->ops.stream);
+    return r->ops.check(&r->ops);
 }
 
 void cap_rank_destroy(cap_rank_t *r)
@@ -284,4 +352,6 @@ void cap_rank_destroy(cap_rank_t *r)
     cap_side_destroy(&r->dst);
     cap_side_destroy(&r->src);
     cap_arena_free(&r->arena);
+    if (r->ops.destroy)
+        r->ops.destroy(&r->ops);
 }

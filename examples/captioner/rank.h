@@ -4,7 +4,13 @@
  *
  * A rank talks to others through colo_comm_t only; nothing here is shared between ranks except the
  * constant cap_config_t, which every process of another backend would make from the same command
- * line. All memory is taken before the first step.
+ * line. All memory is taken before the first step: what the model computes with by r->ops, on the
+ * host or on the rank's GPU, and what a rank looks at or says about itself in its arena, on the
+ * host.
+ *
+ * Two comms have the same ranks. r->world and the groups made of it carry tensors where r->ops
+ * computes; r->host carries words between programs: losses, counters, chosen bytes. Without GPUs
+ * they are one.
  *
  * Letters: B global batch, b samples on this rank, S padded sequence, n = S / cp positions on this
  * rank, T = b n tokens on this rank, D width, W tp size.
@@ -15,6 +21,7 @@
 #include <colobridge.h>
 
 #include "captioner.h"
+#include "ops.h"
 #include "report.h"
 
 #define CAP_TRY(expr)              \
@@ -60,6 +67,8 @@ typedef struct cap_side {
     int64_t tp, cp, pp, dp;                               /* extents */
     int64_t t, c, p, d;                                   /* coordinates */
     colo_comm_t *tp_comm, *cp_comm, *pp_comm, *mean_comm; /* mean: dp x cp. Owned; NULL outside */
+    colo_comm_t *tp_host, *cp_host, *pp_host, *mean_host; /* the same ranks on the host */
+    bool split_host;                                      /* and not the very same comms */
     int64_t b0, b; /* own samples [b0, b0 + b) of the global batch */
 } cap_side_t;
 
@@ -84,7 +93,8 @@ typedef struct cap_layer {
 
 typedef struct cap_rank {
     cap_config_t *cfg;
-    colo_comm_t *world;
+    colo_comm_t *world, *host; /* borrowed */
+    cap_ops_t ops;
     cap_side_t src, dst;
     cap_arena_t arena;
 
@@ -96,11 +106,12 @@ typedef struct cap_rank {
     float *side_w[2], *side_g[2], *adam_m[2], *adam_v[2]; /* [0] encoder, [1] LLM */
     int64_t side_count[2];
     int64_t adam_step;
+    float *whole, *shard; /* host: room for any parameter */
 
     /* encoder; sb samples x sn patches */
     bool encodes;
     int64_t sb, sn, *patch_at; /* [sn] patch of local row */
-    float *patches, *act, *dact, *enc, *d_act;
+    float *patches_host, *patches, *act, *dact, *enc, *d_act;
 
     /* bridge */
     colo_layout_t src_layout, dst_layout;
@@ -111,23 +122,26 @@ typedef struct cap_rank {
     float *no_seed; /* a gradient for ranks on which nobody consumed y */
 
     /* LLM */
-    int64_t S, n, T, *pos;          /* [n] global position of a local one */
-    int64_t *part_of, *local_of;    /* [S] cp rank and local index of a position */
-    int64_t *tokens;                /* [b, S] */
-    int64_t *targets_all, *targets; /* [b, S], [b, n] */
-    uint8_t *mask;                  /* [b, n] */
+    int64_t S, n, T, *pos;           /* [n] global position of a local one */
+    int64_t *part_of, *local_of;     /* [S] cp rank and local index of a position */
+    int64_t *tokens, *tokens_seen;   /* [b, S]; seen: by the ops, the same where that is so */
+    int64_t *targets_all;            /* [b, S] */
+    int64_t *targets_host, *targets; /* [b, n]; the latter by the ops */
+    cap_sequence_t seq;
+    uint8_t *mask; /* [b, n] */
     int64_t first_layer, end_layer;
     bool front, back;   /* has embedding; has norm, head and loss */
     float *h_in;        /* [T, D] merged input, or what the stage before sent */
     cap_layer_t *layer; /* [end_layer - first_layer] */
-    float *xf_hat, *rf, *hf, *logits, *logp, *d_logp, *nll, *loss;
+    float *xf_hat, *rf, *hf, *logits, *logp, *d_logp;
+    float *logits_host, *d_logp_host, *nll, *loss; /* host */
     colo_logprob_config_t logprob;
     colo_logprob_saved_t saved;
     void *stats, *scratch;
     colo_reduced_t reduced;
 
     /* backward's workspace, shared by the layers */
-    float *d_f, *d_t1, *d_t2, *d_top, *d_q, *d_kv, *d_kv_all, *tile;
+    float *d_f, *d_t1, *d_t2, *d_top, *d_q, *d_kv, *d_kv_all, *work;
 
     colo_tape_t *encoder_tape, *llm_tape;
     colo_value_t y_value, in_value, out_value;
@@ -138,38 +152,19 @@ typedef struct cap_rank {
     int32_t *chosen;
 } cap_rank_t;
 
-/* ---- linear.c: local arithmetic; gradients of weights are added, those of inputs written ---- */
-
-void cap_linear(int64_t t, int64_t in, int64_t out, const float *x, const float *w, const float *b,
-                float *y);
-void cap_linear_d_weight(int64_t t, int64_t in, int64_t out, const float *x, const float *d_y,
-                         float *d_w);
-void cap_linear_d_bias(int64_t t, int64_t out, const float *d_y, float *d_b);
-/* d_x = beta d_x + d_y w */
-void cap_linear_d_input(int64_t t, int64_t in, int64_t out, const float *d_y, const float *w,
-                        float beta, float *d_x);
-/* act = gelu(z), slope = gelu'(z); z may be act */
-void cap_gelu(int64_t count, const float *z, float *act, float *slope);
-void cap_norm(int64_t t, int64_t d, const float *x, const float *gain, const float *bias,
-              float *x_hat, float *r, float *y);
-/* d_x = d_skip + the norm's part */
-void cap_norm_backward(int64_t t, int64_t d, const float *d_y, const float *gain,
-                       const float *x_hat, const float *r, const float *d_skip, float *d_x,
-                       float *d_gain, float *d_bias);
-
 /* ---- side.c: grids, groups, memory ---- */
 
-colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, const colo_grid_t *grid,
-                              const char *name, int64_t batch);
+/* @host may be @world */
+colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, colo_comm_t *host,
+                              const colo_grid_t *grid, const char *name, int64_t batch);
 void cap_side_destroy(cap_side_t *side);
 /* in place sum over @comm; nothing when it has one rank */
-colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count);
+colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count, colo_stream_t stream);
 void *cap_take(cap_arena_t *arena, int64_t count, size_t size); /* zeroed, 64-byte aligned */
 void cap_arena_free(cap_arena_t *arena);
 
 /* ---- attention.c ---- */
 
-int64_t cap_attention_tile(const cap_rank_t *r); /* floats of workspace */
 /* o and prob from q and kv; gathers kv over cp */
 colo_status_t cap_attention(cap_layer_t *l);
 /* d_q and d_kv of the rank from d_o; scatters over cp */
@@ -197,18 +192,25 @@ colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const 
                                 int32_t nin, void *rank);
 /* The final norm and this rank's logits of @t rows @x, into r->hf and r->logits */
 void cap_head_logits(cap_rank_t *r, int64_t t, const float *x);
+/* A contiguous view of memory that the ops took */
+colo_tensor_t cap_view(const cap_rank_t *r, void *data, colo_dtype_t dtype, int32_t ndim,
+                       const int64_t *shape);
 colo_tensor_t cap_x_view(const cap_rank_t *r, float *data); /* [sb, sn, D] */
 colo_tensor_t cap_y_view(const cap_rank_t *r, float *data); /* [b, yn, D] */
 
 /* ---- model.c ---- */
 
-colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, colo_comm_t *world);
+/* @ops: taken, also on error; @host: the same ranks as @world, or @world itself */
+colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t *ops,
+                              colo_comm_t *world, colo_comm_t *host);
 void cap_rank_destroy(cap_rank_t *r);
 
 /* ---- step.c ---- */
 
 /* images of the global batch -> patches of this rank, tokens of this rank (@captions: else NULs) */
 colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions);
+/* r->tokens to where the ops see them */
+void cap_put_tokens(cap_rank_t *r);
 /* encoder and bridge; recorded when @tape is given */
 colo_status_t cap_encode(cap_rank_t *r, colo_tape_t *tape);
 /* merge and this stage's layers, for ranks in the destination grid; *top: the last one's output */

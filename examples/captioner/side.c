@@ -18,12 +18,13 @@ static colo_status_t coordinate(const colo_grid_t *grid, int64_t rank, const cha
     return colo_grid_coord(grid, rank, dim, at);
 }
 
-colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, const colo_grid_t *grid,
-                              const char *name, int64_t batch)
+colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, colo_comm_t *host,
+                              const colo_grid_t *grid, const char *name, int64_t batch)
 {
     int64_t rank = colo_comm_world_rank(world, colo_comm_rank(world));
     const char *dims[] = {"tp", "cp", "pp", "dp-cp"}, *tag[] = {"tp", "cp", "pp", "mean"};
     colo_comm_t **comms[] = {&side->tp_comm, &side->cp_comm, &side->pp_comm, &side->mean_comm};
+    colo_comm_t **hosts[] = {&side->tp_host, &side->cp_host, &side->pp_host, &side->mean_host};
 
     side->in = colo_grid_has_rank(grid, rank);
     if (side->in) {
@@ -34,6 +35,7 @@ colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, const colo_g
         side->b0 = side->d * batch / side->dp;
         side->b = (side->d + 1) * batch / side->dp - side->b0;
     }
+    side->split_host = host != world;
     for (int i = 0; i < 4; i++) {
         char label[32];
 
@@ -41,6 +43,10 @@ colo_status_t cap_side_create(cap_side_t *side, colo_comm_t *world, const colo_g
         snprintf(label, sizeof label, "%s.%s", name, tag[i]);
         if (*comms[i])
             colo_comm_set_name(*comms[i], label);
+        if (side->split_host)
+            CAP_TRY(colo_comm_split(host, grid, dims[i], hosts[i]));
+        else
+            *hosts[i] = *comms[i];
     }
     return COLO_OK;
 }
@@ -51,13 +57,19 @@ void cap_side_destroy(cap_side_t *side)
     colo_comm_destroy(&side->cp_comm);
     colo_comm_destroy(&side->pp_comm);
     colo_comm_destroy(&side->mean_comm);
+    if (!side->split_host)
+        return;
+    colo_comm_destroy(&side->tp_host);
+    colo_comm_destroy(&side->cp_host);
+    colo_comm_destroy(&side->pp_host);
+    colo_comm_destroy(&side->mean_host);
 }
 
-colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count)
+colo_status_t cap_sum(colo_comm_t *comm, float *buffer, int64_t count, colo_stream_t stream)
 {
     if (colo_comm_size(comm) == 1)
         return COLO_OK;
-    return colo_comm_all_reduce(comm, buffer, buffer, count, COLO_F32, COLO_SUM, NULL);
+    return colo_comm_all_reduce(comm, buffer, buffer, count, COLO_F32, COLO_SUM, stream);
 }
 
 /* A block starts with the address of the one before; its data follow, 64 bytes further. */

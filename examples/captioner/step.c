@@ -22,9 +22,17 @@ static void load_patches(cap_rank_t *r, const int64_t *rows)
 
         cap_patches(r->cfg->data->pixels[rows[rank + i]], image);
         for (int64_t k = 0; k < r->sn; k++)
-            memcpy(r->patches + (i * r->sn + k) * CAP_PATCH, image + r->patch_at[k] * CAP_PATCH,
-                   CAP_PATCH * sizeof *image);
+            memcpy(r->patches_host + (i * r->sn + k) * CAP_PATCH,
+                   image + r->patch_at[k] * CAP_PATCH, CAP_PATCH * sizeof *image);
     }
+    if (r->encodes)
+        r->ops.put(&r->ops, r->patches, r->patches_host,
+                   r->sb * r->sn * CAP_PATCH * (int64_t)sizeof(float));
+}
+
+void cap_put_tokens(cap_rank_t *r)
+{
+    r->ops.put(&r->ops, r->tokens_seen, r->tokens, r->dst.b * r->S * (int64_t)sizeof *r->tokens);
 }
 
 /* Targets: the byte after each position, from the last image row to the caption's NUL. The roll is
@@ -34,7 +42,7 @@ static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
     int64_t ignore = -100, shape[] = {r->dst.b, r->S}, own[] = {r->dst.b, r->n};
     colo_partition_t part = {.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
     colo_tensor_t all = colo_tensor_host(r->targets_all, COLO_I64, 2, shape);
-    colo_tensor_t mine = colo_tensor_host(r->targets, COLO_I64, 2, own);
+    colo_tensor_t mine = colo_tensor_host(r->targets_host, COLO_I64, 2, own);
 
     for (int64_t i = 0; i < r->dst.b; i++) {
         const char *caption = cap_caption(r->cfg->data->label[rows[r->dst.b0 + i]]);
@@ -50,7 +58,10 @@ static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
     if (!r->dst.b)
         return COLO_OK;
     CAP_TRY(colo_partition_next_token(&part, &all, ignore, &all));
-    return colo_partition_shard(&part, &all, 1, &mine);
+    CAP_TRY(colo_partition_shard(&part, &all, 1, &mine));
+    r->ops.put(&r->ops, r->targets, r->targets_host, r->T * (int64_t)sizeof *r->targets);
+    cap_put_tokens(r);
+    return COLO_OK;
 }
 
 colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions)
@@ -61,6 +72,7 @@ colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions)
     if (captions)
         return load_targets(r, rows);
     memset(r->tokens, 0, (size_t)(r->dst.b * r->S) * sizeof *r->tokens);
+    cap_put_tokens(r);
     return COLO_OK;
 }
 
@@ -77,13 +89,13 @@ static colo_status_t hand_over(cap_rank_t *r, int64_t from, int64_t to, const fl
     colo_message_t message = {.peer = (int32_t)(gives ? to : from), .nboxes = 1, .boxes = &box};
 
     return colo_comm_exchange(r->dst.pp_comm, gives ? &message : NULL, gives,
-                              gets ? &message : NULL, gets, COLO_F32, NULL);
+                              gets ? &message : NULL, gets, COLO_F32, r->ops.stream);
 }
 
 static colo_tensor_t tokens_view(const cap_rank_t *r, float *data)
 {
     const int64_t shape[] = {r->T, r->cfg->model.width};
-    return colo_tensor_host(data, COLO_F32, 2, shape);
+    return cap_view(r, data, COLO_F32, 2, shape);
 }
 
 /* ---- forward ---- */
@@ -175,7 +187,7 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
     colo_tape_reset(r->encoder_tape);
     colo_tape_reset(r->llm_tape);
     for (int side = 0; side < 2; side++)
-        memset(r->side_g[side], 0, (size_t)r->side_count[side] * sizeof(float));
+        r->ops.zero(&r->ops, r->side_g[side], r->side_count[side] * (int64_t)sizeof(float));
 
     CAP_TRY(cap_encode(r, r->encoder_tape));
     if (r->dst.in) {
@@ -195,8 +207,8 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
     CAP_TRY(encoder_backward(r));
 
     if (r->encodes)
-        CAP_TRY(cap_sum(r->src.mean_comm, r->side_g[0], r->side_count[0]));
+        CAP_TRY(cap_sum(r->src.mean_comm, r->side_g[0], r->side_count[0], r->ops.stream));
     if (r->dst.in)
-        CAP_TRY(cap_sum(r->dst.mean_comm, r->side_g[1], r->side_count[1]));
+        CAP_TRY(cap_sum(r->dst.mean_comm, r->side_g[1], r->side_count[1], r->ops.stream));
     return COLO_OK;
 }

@@ -28,28 +28,19 @@ double cap_rate(const cap_config_t *cfg, int64_t step)
 
 static void adam(cap_rank_t *r, double rate)
 {
-    const float keep1 = 0.9f, keep2 = 0.99f, eps = 1e-8f, decay = 0.4f;
-
     r->adam_step++;
     float fix1 = (float)(1.0 / (1.0 - pow(0.9, (double)r->adam_step)));
     float fix2 = (float)(1.0 / (1.0 - pow(0.99, (double)r->adam_step)));
-    for (int side = 0; side < 2; side++) {
-        float *w = r->side_w[side], *m = r->adam_m[side], *v = r->adam_v[side];
-        const float *g = r->side_g[side];
-
-        for (int64_t i = 0; i < r->side_count[side]; i++) {
-            m[i] = keep1 * m[i] + (1.0f - keep1) * g[i];
-            v[i] = keep2 * v[i] + (1.0f - keep2) * g[i] * g[i];
-            w[i] -= (float)rate * (m[i] * fix1 / (sqrtf(v[i] * fix2) + eps) + decay * w[i]);
-        }
-    }
+    for (int side = 0; side < 2; side++)
+        r->ops.adam(&r->ops, r->side_count[side], (float)rate, fix1, fix2, r->side_g[side],
+                    r->adam_m[side], r->adam_v[side], r->side_w[side]);
 }
 
 /* The last stage knows the loss; everyone gets it. */
 static colo_status_t share_loss(cap_rank_t *r, double *loss)
 {
     *loss = r->back ? r->reduced.value : -INFINITY;
-    return colo_comm_all_reduce(r->world, loss, loss, 1, COLO_F64, COLO_MAX, NULL);
+    return colo_comm_all_reduce(r->host, loss, loss, 1, COLO_F64, COLO_MAX, NULL);
 }
 
 colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss)
@@ -59,6 +50,7 @@ colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss)
     CAP_TRY(cap_forward_backward(r));
     if (rate > 0)
         adam(r, rate);
+    CAP_TRY(r->ops.check(&r->ops));
     return share_loss(r, loss);
 }
 

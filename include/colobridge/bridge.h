@@ -60,7 +60,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL (or zero-size) on ranks that own nothing of the source
  * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
- *                (SHARDED); must not overlap @x. Every element is written
+ *                (SHARDED); shares no element with @x: other memory, other columns of the same rows,
+ *                or rows in between. Every element is written
  * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
  *
  * Order:    the comm's ranks call forward and backward in the same order; several forwards may be
@@ -89,10 +90,10 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
 /** colo_bridge_src_shape(), _dst_shape() - extents of this rank's tensors in the order of axes;
- *  returns ndim (3, or 2 for "th") */
+ *  returns ndim (3, or 2 for "th"; 0 when an argument is NULL) */
 COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape);
 COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
-/** colo_bridge_plan() - the plan in force; a view */
+/** colo_bridge_plan() - the plan in force; a view. NULL has none */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_scratch_size() - bytes of memory like the tensors' that the bridge owns, all allocated
  *  by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the staging of

@@ -110,7 +110,7 @@ COLO_API colo_status_t colo_grid_group_at(const colo_grid_t *grid, const char *d
  *  @key holds COLO_KEY_MAX bytes */
 COLO_API colo_status_t colo_grid_key(const colo_grid_t *grid, const char *dims, char *key);
 
-/** colo_group_member() - world rank of member @i, 0 <= i < size (not checked) */
+/** colo_group_member() - world rank of member @i, 0 <= i < size (not checked); -1 of group NULL */
 COLO_API int64_t colo_group_member(const colo_group_t *group, int64_t i);
 /** colo_group_find() - position of a world rank in the group, -1 when it is no member; O(nd) */
 COLO_API int64_t colo_group_find(const colo_group_t *group, int64_t rank);

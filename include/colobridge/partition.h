@@ -30,7 +30,8 @@ typedef struct colo_partition {
 COLO_API colo_status_t colo_partition_check(const colo_partition_t *part);
 /** colo_partition_count() - local positions: S / cp / tp */
 COLO_API int64_t colo_partition_count(const colo_partition_t *part);
-/** colo_partition_index() - global position of local index @i; the closed form, unchecked */
+/** colo_partition_index() - global position of local index @i; the closed form of a partition that was
+ *  checked. -1 for an @i outside [0, count) */
 COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
 /**
  * colo_partition_shard() - local = global[index(i)] along @axis; other extents equal

@@ -74,8 +74,10 @@ COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_conf
                                         int64_t rank);
 COLO_API void colo_plan_destroy(colo_plan_t **plan);
 
+/* Getters take NULL, and any @way: no messages, 0 bytes, rank -1, config NULL. */
+
 COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
-/** colo_plan_sends(), _recvs() - messages, peers ascending; views into the plan */
+/** colo_plan_sends(), _recvs() - messages, peers ascending; views into the plan. @count may be NULL */
 COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way,
                                                     int32_t *count);
 COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way,

@@ -3,7 +3,8 @@
  * status.h - what every call returns, and the one sentence that explains it.
  *
  * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
- * On any error that a call itself returns, its outputs are untouched.
+ * On any error that a call itself returns, its outputs are untouched. What returns no status (getters,
+ * destructors) takes NULL for its object and answers 0, false, NULL, "", or -1 where 0 is a rank.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H

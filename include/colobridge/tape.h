@@ -5,6 +5,10 @@
  * Values are numbers handed out by the tape. A node has inputs, outputs, and a backward function
  * with its saved state; gradients of a value with several consumers add up. The tape owns no
  * activation, only gradient buffers that it makes; one thread at a time.
+ *
+ * Values live on the host or in CUDA memory, and so do their gradients. On a device the tape's own
+ * work (zeros, sums, the seed's copy) is enqueued on its stream, which nodes must use, too; the host
+ * does not wait, and a buffer is allocated in the first step that needs it.
  */
 #ifndef COLOBRIDGE_TAPE_H
 #define COLOBRIDGE_TAPE_H
@@ -34,10 +38,13 @@ COLO_API colo_status_t colo_tape_create(colo_tape_t **tape);
 COLO_API void colo_tape_destroy(colo_tape_t **tape);
 /** colo_tape_reset() - forget nodes and values for the next step; buffers may be kept for reuse */
 COLO_API void colo_tape_reset(colo_tape_t *tape);
+/** colo_tape_set_stream() - for values in CUDA memory: a stream of the current device, borrowed until
+ *  destroy or the next call; NULL, as at create, is the default stream */
+COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
 
 /**
  * colo_tape_leaf() - a value to which gradients flow (a parameter, the input of a block)
- * @t:        float dtype on the host; its shape, dtype and data pointer are noted, nothing is copied
+ * @t:        float dtype; its shape, dtype and data pointer are noted, nothing is copied
  * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward *adds*
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
@@ -57,10 +64,11 @@ COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, con
                                         void (*free_state)(void *));
 /**
  * colo_tape_backward() - run the nodes in reverse from @value
- * @seed:   gradient of @value, its shape; NULL: ones. Nodes whose outputs nobody needs are skipped
+ * @seed:   gradient of @value, its shape; NULL: ones, on the host only. Nodes whose outputs nobody
+ *          needs are skipped
  * Errors:  COLO_ERR_MODIFIED (checked for all nodes that will run before any does), COLO_ERR_ARG,
- *          COLO_ERR_SHAPE (seed), COLO_ERR_STATE (run before; record anew), and what a node's
- *          backward returned; a caller's d_t is as it was after any of them
+ *          COLO_ERR_SHAPE (seed), COLO_ERR_STATE (run before; record anew), COLO_ERR_NOMEM,
+ *          COLO_ERR_UNBUILT and COLO_ERR_CUDA (CUDA memory), and what a node's backward returned; a caller's d_t is as it was after any of them
  */
 COLO_API colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value,
                                           const colo_tensor_t *seed);

@@ -53,7 +53,8 @@ COLO_API colo_status_t colo_dtype_parse(const char *text, colo_dtype_t *dtype);
 /** colo_dtype_is_float() - true for f32, f64, bf16, f16 */
 COLO_API bool colo_dtype_is_float(colo_dtype_t dtype);
 
-/** colo_tensor_host() - contiguous host view; ndim > COLO_MAX_NDIM gives a view of ndim 0, data NULL */
+/** colo_tensor_host() - contiguous host view; ndim > COLO_MAX_NDIM, or no @shape,
+ *  gives a view of ndim 0, data NULL */
 COLO_API colo_tensor_t colo_tensor_host(void *data, colo_dtype_t dtype, int32_t ndim,
                                         const int64_t *shape);
 /** colo_tensor_cuda() - contiguous view of memory on CUDA device @device */
@@ -62,7 +63,7 @@ COLO_API colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t 
 /** colo_tensor_narrow() - the view of [start, start + length) along @axis; no copy, no check */
 COLO_API colo_tensor_t colo_tensor_narrow(colo_tensor_t t, int32_t axis, int64_t start,
                                           int64_t length);
-/** colo_tensor_count() - elements; -1 when the product overflows or an extent is negative */
+/** colo_tensor_count() - elements; -1 when the product overflows, an extent is negative, @t is NULL */
 COLO_API int64_t colo_tensor_count(const colo_tensor_t *t);
 /** colo_tensor_is_contiguous() - row-major without gaps (axes of extent 1 do not matter) */
 COLO_API bool colo_tensor_is_contiguous(const colo_tensor_t *t);

@@ -328,6 +328,38 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
     return COLO_OK;
 }
 
+/* Do the tensors share no address modulo @period bytes? Axes whose stride is a multiple of it stay
+ * in place; what the others reach is one window a tensor, and the windows must not meet on the
+ * circle. So left and right columns of the same rows are apart, and even and odd rows of one
+ * buffer. */
+static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uint64_t period)
+{
+    const colo_tensor_t *t[2] = {in, out};
+    uint64_t width[2];
+    for (int i = 0; i < 2; i++) {
+        const uint64_t elem = colo_dtype_size(t[i]->dtype);
+        width[i] = elem;
+        for (int32_t a = 0; a < t[i]->ndim; a++) {
+            const uint64_t step = (uint64_t)t[i]->stride[a] * elem;
+            width[i] += step % period ? (uint64_t)(t[i]->shape[a] - 1) * step : 0;
+        }
+    }
+    const uint64_t from = (uintptr_t)in->data % period, to = (uintptr_t)out->data % period;
+    const uint64_t gap = (to + period - from) % period;
+    return width[0] <= gap && width[1] <= period - gap;
+}
+
+static bool interleaved(const colo_tensor_t *in, const colo_tensor_t *out)
+{
+    const colo_tensor_t *t[2] = {in, out};
+    for (int i = 0; i < 2; i++)
+        for (int32_t a = 0; a < t[i]->ndim; a++)
+            if (t[i]->shape[a] > 1 && t[i]->stride[a] > 0 &&
+                windows_apart(in, out, (uint64_t)t[i]->stride[a] * colo_dtype_size(in->dtype)))
+                return true;
+    return false;
+}
+
 static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
                                  const colo_tensor_t *out, const char *in_name,
                                  const char *out_name)
@@ -343,7 +375,7 @@ static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in
         lo[i] = (uintptr_t)t[i]->data;
         hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
     }
-    if (lo[0] < hi[1] && lo[1] < hi[0])
+    if (lo[0] < hi[1] && lo[1] < hi[0] && !interleaved(in, out))
         return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
                          (long long)b->now.plan->rank, in_name, out_name);
     return COLO_OK;
@@ -465,21 +497,23 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
 
 int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return shape_of(bridge, &bridge->now.plan->own_src, shape);
+    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_src, shape) : 0;
 }
 
 int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape)
 {
-    return shape_of(bridge, &bridge->now.plan->own_dst, shape);
+    return bridge && shape ? shape_of(bridge, &bridge->now.plan->own_dst, shape) : 0;
 }
 
 const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
 {
-    return bridge->now.plan;
+    return bridge ? bridge->now.plan : NULL;
 }
 
 size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
 {
+    if (!bridge)
+        return 0;
     return bridge->now.scratch + bridge->now.stage_size + bridge->coll.stage_size[0] +
            bridge->coll.stage_size[1];
 }

@@ -459,6 +459,8 @@ done:
 
 uint64_t colo_layout_hash(const colo_layout_t *layout)
 {
+    if (!layout)
+        return COLO_HASH_INIT;
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_grid_hash(&layout->grid));
     for (int a = 0; a < 3; a++) {
         h = colo_hash_i64(h, layout->nsplits[a]);

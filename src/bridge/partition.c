@@ -89,7 +89,7 @@ colo_status_t colo_partition_check(const colo_partition_t *part)
 
 int64_t colo_partition_count(const colo_partition_t *part)
 {
-    return part->positions / part->cp / part->tp;
+    return part && part->cp > 0 && part->tp > 0 ? part->positions / part->cp / part->tp : 0;
 }
 
 /* The segment that holds index @i of a cp rank's shard: the last that begins at or before it, which
@@ -129,6 +129,8 @@ static int64_t locate(const colo_partition_t *p, int64_t i, int64_t *run)
 int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
 {
     int64_t run;
+    if (i < 0 || i >= colo_partition_count(part))
+        return -1;
     return locate(part, colo_partition_count(part) * part->tp_rank + i, &run);
 }
 

@@ -331,43 +331,56 @@ void colo_plan_destroy(colo_plan_t **plan)
     *plan = NULL;
 }
 
-/* ---- getters ---- */
+/* ---- getters: they have no status, so they take NULL ---- */
+
+static bool known(const colo_plan_t *plan, colo_way_t way)
+{
+    return plan && (way == COLO_FORWARD || way == COLO_BACKWARD);
+}
 
 int64_t colo_plan_rank(const colo_plan_t *plan)
 {
-    return plan->rank;
+    return plan ? plan->rank : -1;
 }
 
 const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way, int32_t *count)
 {
-    *count = plan->send[way].nmessages;
-    return plan->send[way].message;
+    const colo_routes_t *r = known(plan, way) ? &plan->send[way] : NULL;
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
 }
 
 const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way, int32_t *count)
 {
-    *count = plan->recv[way].nmessages;
-    return plan->recv[way].message;
+    const colo_routes_t *r = known(plan, way) ? &plan->recv[way] : NULL;
+    if (count)
+        *count = r ? r->nmessages : 0;
+    return r ? r->message : NULL;
 }
 
 const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way, int64_t *count)
 {
-    *count = plan->local[way].nregions;
-    return plan->local[way].region;
+    const colo_routes_t *r = known(plan, way) ? &plan->local[way] : NULL;
+    if (count)
+        *count = r ? r->nregions : 0;
+    return r ? r->region : NULL;
 }
 
 colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way)
 {
-    return plan->bytes[way];
+    return known(plan, way) ? plan->bytes[way] : (colo_plan_bytes_t){0};
 }
 
 int64_t colo_plan_levels(const colo_plan_t *plan)
 {
-    return plan->levels;
+    return plan ? plan->levels : 0;
 }
 
 colo_direction_t colo_plan_direction(const colo_plan_t *plan)
 {
+    if (!plan)
+        return COLO_EQUAL;
     int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
     int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
     return s > d ? COLO_FAN_IN : s < d ? COLO_FAN_OUT : COLO_EQUAL;
@@ -375,6 +388,8 @@ colo_direction_t colo_plan_direction(const colo_plan_t *plan)
 
 int64_t colo_plan_scale(const colo_plan_t *plan)
 {
+    if (!plan)
+        return 0;
     int64_t s = colo_layout_parts(&plan->src, COLO_SAMPLES);
     int64_t d = colo_layout_parts(&plan->dst, COLO_SAMPLES);
     int64_t hi = s > d ? s : d, lo = s > d ? d : s;
@@ -383,12 +398,12 @@ int64_t colo_plan_scale(const colo_plan_t *plan)
 
 uint64_t colo_plan_hash(const colo_plan_t *plan)
 {
-    return plan->hash;
+    return plan ? plan->hash : 0;
 }
 
 const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan)
 {
-    return &plan->config;
+    return plan ? &plan->config : NULL;
 }
 
 const char *colo_direction_name(colo_direction_t direction)

@@ -39,7 +39,7 @@ const colo_env_knob_t *colo_env_knob(int i)
 
 const char *colo_env_value(const char *name, bool *from_env)
 {
-    for (int i = 0; i < colo_env_count(); i++) {
+    for (int i = 0; i < colo_env_count() && name; i++) {
         if (strcmp(knobs[i].name, name) != 0)
             continue;
         const char *set = getenv(name);

@@ -13,12 +13,17 @@
  * addition is the reverse order of recording, always. A caller's own gradient (d_t of a leaf) is
  * added to once, after the last node has succeeded: a backward that fails leaves it as it was.
  *
+ * A gradient lives in its value's kind of memory. On a device zeros, copies and sums are those of
+ * ops.h, enqueued on the tape's stream, and the host waits for nothing: a node enqueues there, too.
+ *
  * Buffers live in a pool: reset returns them, and the next step, which needs the same sizes, takes
  * them again. Versions, not copies, protect saved tensors; the tape owns no activation.
  */
 #include <colobridge/tape.h>
 
 #include "core/half.h"
+#include "core/memory.h"
+#include "core/ops.h"
 #include "core/try.h"
 
 #include <inttypes.h>
@@ -30,6 +35,7 @@ enum { NAME = 48 };
 struct buffer {
     void *data;
     size_t bytes;
+    colo_mem_t mem;
     bool taken;
 };
 
@@ -63,6 +69,7 @@ struct colo_tape {
     struct node *nodes;
     struct buffer *pool;
     int64_t nvalues, nnodes, npool, cap_values, cap_nodes, cap_pool;
+    colo_stream_t stream; /* of gradients on a device */
     bool ran;
 };
 
@@ -83,20 +90,21 @@ static colo_status_t grow(void **array, int64_t *cap, int64_t n, int64_t more, s
 }
 
 /* The smallest free buffer that is large enough, else a new one. */
-static colo_status_t take(colo_tape_t *tape, size_t bytes, void **data)
+static colo_status_t take(colo_tape_t *tape, colo_mem_t mem, size_t bytes, void **data)
 {
     struct buffer *best = NULL;
     for (int64_t i = 0; i < tape->npool; i++) {
         struct buffer *b = &tape->pool[i];
-        if (!b->taken && b->bytes >= bytes && (!best || b->bytes < best->bytes))
+        if (!b->taken && b->mem == mem && b->bytes >= bytes && (!best || b->bytes < best->bytes))
             best = b;
     }
     if (!best) {
         COLO_TRY(grow((void **)&tape->pool, &tape->cap_pool, tape->npool, 1, sizeof *tape->pool));
         best = &tape->pool[tape->npool];
-        *best = (struct buffer){.data = malloc(bytes ? bytes : 1), .bytes = bytes};
-        if (!best->data)
-            return colo_fail(COLO_ERR_NOMEM, "tape: gradient of %zu bytes", bytes);
+        *best = (struct buffer){.bytes = bytes, .mem = mem};
+        colo_status_t st = colo_mem_alloc(mem, bytes ? bytes : 1, &best->data);
+        if (st < 0)
+            return colo_fail_prefix(st, "tape: gradient of %zu bytes", bytes);
         tape->npool++;
     }
     best->taken = true;
@@ -131,6 +139,12 @@ static void node_free(struct node *n)
     free(n->spare);
 }
 
+void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream)
+{
+    if (tape)
+        tape->stream = stream;
+}
+
 void colo_tape_reset(colo_tape_t *tape)
 {
     if (!tape)
@@ -149,7 +163,7 @@ void colo_tape_destroy(colo_tape_t **tape)
         return;
     colo_tape_reset(*tape);
     for (int64_t i = 0; i < (*tape)->npool; i++)
-        free((*tape)->pool[i].data);
+        colo_mem_free((*tape)->pool[i].mem, (*tape)->pool[i].data);
     free((*tape)->pool);
     free((*tape)->nodes);
     free((*tape)->values);
@@ -162,9 +176,6 @@ void colo_tape_destroy(colo_tape_t **tape)
 static colo_status_t check_value_tensor(const colo_tensor_t *t, const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (t->mem != COLO_HOST)
-        return colo_fail(COLO_ERR_ARG, "%s: memory kind %d, expected host memory", what,
-                         (int)t->mem);
     if (!colo_dtype_is_float(t->dtype))
         return colo_fail(COLO_ERR_ARG,
                          "%s: dtype %s has no gradient, expected f32, f64, bf16 or f16", what,
@@ -176,6 +187,11 @@ static colo_status_t check_value_tensor(const colo_tensor_t *t, const char *what
 static colo_status_t check_like(const colo_tensor_t *g, const colo_tensor_t *t, const char *what)
 {
     COLO_TRY(check_value_tensor(g, what));
+    if (g->mem != t->mem || g->device != t->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: in %s memory (device %d), its value is in %s memory (device %d)",
+                         what, g->mem == COLO_CUDA ? "CUDA" : "host", (int)g->device,
+                         t->mem == COLO_CUDA ? "CUDA" : "host", (int)t->device);
     if (g->dtype != t->dtype)
         return colo_fail(COLO_ERR_SHAPE, "%s: dtype %s, its value is %s", what,
                          colo_dtype_name(g->dtype), colo_dtype_name(t->dtype));
@@ -331,7 +347,7 @@ static size_t bytes_of(const colo_tensor_t *t)
     return (size_t)colo_tensor_count(t) * colo_dtype_size(t->dtype);
 }
 
-static void add_to(void *sum, const void *more, const colo_tensor_t *like)
+static void add_on_host(void *sum, const void *more, const colo_tensor_t *like)
 {
     int64_t n = colo_tensor_count(like);
     float *f = sum;
@@ -353,6 +369,34 @@ static void add_to(void *sum, const void *more, const colo_tensor_t *like)
         default:
             f[i] += ((const float *)more)[i];
         }
+}
+
+/* A contiguous gradient on a device is one long box. */
+static colo_box_t line(void *data, const colo_tensor_t *like)
+{
+    return (colo_box_t){data, {1, 1, colo_tensor_count(like)}, {0, 0, 1}};
+}
+
+static colo_status_t add_to(const colo_tape_t *tape, void *sum, const void *more,
+                            const colo_tensor_t *like)
+{
+    const colo_ops_t *ops;
+    if (like->mem == COLO_HOST) {
+        add_on_host(sum, more, like);
+        return COLO_OK;
+    }
+    COLO_TRY(colo_ops_for(like->mem, &ops));
+    colo_box_t to = line(sum, like), addends[] = {to, line((void *)more, like)};
+    return ops->box_sum(&to, addends, 2, like->dtype, tape->stream);
+}
+
+static colo_status_t copy_to(const colo_tape_t *tape, void *to, const void *from,
+                             const colo_tensor_t *like)
+{
+    const colo_ops_t *ops;
+    COLO_TRY(colo_ops_for(like->mem, &ops));
+    colo_box_t dst = line(to, like), src = line((void *)from, like);
+    return ops->box_copy(&dst, &src, colo_dtype_size(like->dtype), tape->stream);
 }
 
 static void fill_ones(void *data, const colo_tensor_t *like)
@@ -377,7 +421,10 @@ static void fill_ones(void *data, const colo_tensor_t *like)
 /* A value's gradient as a contiguous view of @data. */
 static colo_tensor_t grad_view(const struct value *v, void *data)
 {
-    return colo_tensor_host(data, v->t.dtype, v->t.ndim, v->t.shape);
+    colo_tensor_t g = colo_tensor_host(data, v->t.dtype, v->t.ndim, v->t.shape);
+    g.mem = v->t.mem;
+    g.device = v->t.device;
+    return g;
 }
 
 /* ---- backward ---- */
@@ -428,7 +475,7 @@ static colo_status_t make_buffers(colo_tape_t *tape)
         struct value *v = &tape->values[i];
         bool runs = v->node >= 0 && is_wanted(tape, &tape->nodes[v->node]);
         if (!v->grad && (v->wanted || runs))
-            COLO_TRY(take(tape, bytes_of(&v->t), &v->grad));
+            COLO_TRY(take(tape, v->t.mem, bytes_of(&v->t), &v->grad));
     }
     return COLO_OK;
 }
@@ -443,7 +490,7 @@ static colo_status_t place(colo_tape_t *tape, struct node *n, int32_t i, colo_te
     struct value *v = &tape->values[n->in[i]];
     void *data = v->grad;
     if (v->reached) {
-        COLO_TRY(take(tape, bytes_of(&v->t), &n->spare[i]));
+        COLO_TRY(take(tape, v->t.mem, bytes_of(&v->t), &n->spare[i]));
         data = n->spare[i];
     }
     v->reached = true;
@@ -462,7 +509,7 @@ static colo_status_t run_node(colo_tape_t *tape, int64_t k)
     for (int32_t i = 0; i < n->nout; i++) {
         struct value *v = &tape->values[n->first_out + i];
         if (!v->reached)
-            memset(v->grad, 0, bytes_of(&v->t));
+            COLO_TRY(colo_mem_zero(v->t.mem, v->grad, bytes_of(&v->t), tape->stream));
         d_out[i] = grad_view(v, v->grad);
     }
     for (int32_t i = 0; i < n->nin; i++)
@@ -473,7 +520,7 @@ static colo_status_t run_node(colo_tape_t *tape, int64_t k)
     for (int32_t i = 0; i < n->nin; i++)
         if (n->spare[i]) {
             const struct value *v = &tape->values[n->in[i]];
-            add_to(v->grad, n->spare[i], &v->t);
+            COLO_TRY(add_to(tape, v->grad, n->spare[i], &v->t));
             give(tape, n->spare[i]);
         }
     return COLO_OK;
@@ -488,13 +535,18 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
     struct value *from = &tape->values[value];
     if (seed)
         COLO_TRY(check_like(seed, &from->t, "seed"));
+    else if (from->t.mem != COLO_HOST)
+        return colo_fail(COLO_ERR_ARG,
+                         "backward: seed is NULL, which stands for ones on the host; "
+                         "value %d is in CUDA memory and needs one",
+                         (int)value);
     mark(tape, value);
     COLO_TRY(check_versions(tape));
     COLO_TRY(make_buffers(tape));
 
     tape->ran = true; /* from here on nodes may have used up what they saved */
     if (seed && bytes_of(&from->t))
-        memcpy(from->grad, seed->data, bytes_of(&from->t));
+        COLO_TRY(copy_to(tape, from->grad, seed->data, &from->t));
     if (!seed)
         fill_ones(from->grad, &from->t);
     from->reached = true;
@@ -510,7 +562,7 @@ colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const co
     for (int64_t i = 0; i < tape->nvalues; i++) {
         struct value *v = &tape->values[i];
         if (v->reached && v->caller.data)
-            add_to(v->caller.data, v->grad, &v->t);
+            COLO_TRY(add_to(tape, v->caller.data, v->grad, &v->t));
     }
     return COLO_OK;
 }

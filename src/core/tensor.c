@@ -65,7 +65,7 @@ static colo_tensor_t contiguous(void *data, colo_dtype_t dtype, colo_mem_t mem, 
                                 int32_t ndim, const int64_t *shape)
 {
     colo_tensor_t t = {.data = data, .dtype = dtype, .mem = mem, .device = device, .ndim = ndim};
-    if (ndim < 0 || ndim > COLO_MAX_NDIM) {
+    if (ndim < 0 || ndim > COLO_MAX_NDIM || (ndim > 0 && !shape)) {
         t.ndim = 0;
         t.data = NULL;
         return t;
@@ -104,6 +104,8 @@ int64_t colo_tensor_count(const colo_tensor_t *t)
 {
     int64_t n = 1;
     bool fits = true;
+    if (!t)
+        return -1;
     for (int32_t i = 0; i < t->ndim; i++) {
         if (t->shape[i] < 0)
             return -1;
@@ -117,6 +119,8 @@ int64_t colo_tensor_count(const colo_tensor_t *t)
 bool colo_tensor_is_contiguous(const colo_tensor_t *t)
 {
     int64_t step = 1;
+    if (!t)
+        return false;
     for (int32_t i = t->ndim - 1; i >= 0; i--) {
         if (t->shape[i] == 0)
             return true;

@@ -251,6 +251,8 @@ colo_status_t colo_grid_key(const colo_grid_t *grid, const char *list, char *key
 
 int64_t colo_group_member(const colo_group_t *group, int64_t i)
 {
+    if (!group)
+        return -1;
     int64_t rank = group->base;
     for (int32_t k = 0; k < group->nd; k++) {
         rank += i % group->extent[k] * group->stride[k];
@@ -266,7 +268,7 @@ int64_t colo_group_member(const colo_group_t *group, int64_t i)
  */
 int64_t colo_group_find(const colo_group_t *group, int64_t rank)
 {
-    if (group->size < 1 || rank < group->base)
+    if (!group || group->size < 1 || rank < group->base)
         return -1;
     int64_t left = rank - group->base, d = left, index = 0, step = 1;
     for (int32_t k = 0; k < group->nd; k++) {

@@ -350,16 +350,21 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
 
 static char version[32];
 
-/* hwloc tells its version only in a topology. */
+/* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x elsewhere;
+ * what it is compatible with it tells anybody. Nothing else used here differs between the two. */
 static void find_version(void)
 {
     hwloc_topology_t t;
     if (hwloc_topology_init(&t) != 0)
         return;
+    const unsigned api = hwloc_get_api_version();
     const char *text = NULL;
     if (hwloc_topology_set_synthetic(t, "pu:1") == 0 && hwloc_topology_load(t) == 0)
         text = hwloc_obj_get_info_by_name(hwloc_get_root_obj(t), "hwlocVersion");
-    snprintf(version, sizeof version, "%s", text ? text : "unknown");
+    if (text)
+        snprintf(version, sizeof version, "%s", text);
+    else
+        snprintf(version, sizeof version, "%u.%u", api >> 16, api >> 8 & 0xff);
     hwloc_topology_destroy(t);
 }
 

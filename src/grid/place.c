@@ -325,6 +325,12 @@ colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind)
 
 void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine)
 {
+    if (!machine)
+        return;
+    if (!place) {
+        *machine = (colo_place_machine_t){0};
+        return;
+    }
     const colo_machine_t *m = &place->machine;
     *machine = (colo_place_machine_t){.packages = m->npackages,
                                       .numa_nodes = m->nnuma,
@@ -336,7 +342,7 @@ void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine
 
 const colo_place_device_t *colo_place_device(const colo_place_t *place, int32_t i)
 {
-    return i >= 0 && i < place->machine.ndevices ? &place->machine.device[i] : NULL;
+    return place && i >= 0 && i < place->machine.ndevices ? &place->machine.device[i] : NULL;
 }
 
 static colo_status_t check_rank(const colo_place_t *place, int64_t rank)
@@ -361,7 +367,7 @@ colo_status_t colo_place_spot(const colo_place_t *place, int64_t rank, colo_spot
 
 int64_t colo_place_gpu_rank(const colo_place_t *place, int64_t host, int32_t device)
 {
-    if (host < 0 || host > (place->world - 1) / place->per_host)
+    if (!place || host < 0 || host > (place->world - 1) / place->per_host)
         return -1;
     for (int32_t l = 0; l < place->ngpus && l < place->per_host; l++)
         if (place->gpus[l] == device) {
@@ -391,6 +397,7 @@ size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size
 {
     size_t len = 0;
     COLO_AUTOFREE int32_t *os = NULL;
+    cap = text ? cap : 0;
     if (cap > 0)
         text[0] = '\0';
     if (check_rank(place, rank) < 0 || !(os = malloc((size_t)place->machine.npus * sizeof *os)))
@@ -426,6 +433,8 @@ void colo_place_create_env(colo_place_t **place, int64_t ranks)
     static atomic_flag warned = ATOMIC_FLAG_INIT;
     const char *text = colo_env_value("COLO_BIND", NULL);
     colo_place_config_t config = {COLO_PLACE_CONFIG_INIT, .world = ranks};
+    if (!place)
+        return;
     *place = NULL;
     if (colo_bind_parse(text, &config.bind) == COLO_OK && config.bind == COLO_BIND_NONE)
         return;

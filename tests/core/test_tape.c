@@ -339,7 +339,7 @@ static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(vo
     x = leaf(tape);
     ints.dtype = COLO_I64;
     gone.data = NULL;
-    device.mem = COLO_CUDA;
+    device.mem = (colo_mem_t)7;
 #define REFUSED(id, name, in, nin, o, nout, outs, saved, nsaved, fn, status, text)           \
     do {                                                                                     \
         assert_fails(colo_tape_record(tape, name, in, nin, o, nout, outs, saved, nsaved, fn, \
@@ -366,7 +366,7 @@ static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(vo
             "record 'n': output 0: output: dtype i64 has no gradient");
     REFUSED(12, "n", &x, 1, &gone, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG, "data is NULL");
     REFUSED(13, "n", &x, 1, &device, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
-            "expected host memory");
+            "memory kind 7 is unknown");
 #undef REFUSED
     assert_fails(colo_tape_record(NULL, "n", &x, 1, &t, 1, &out, NULL, 0, linear_backward,
                                   linear(14, 'r', 1, 1, 1), free_linear),
@@ -393,6 +393,28 @@ static void borrowed_state_is_not_freed(void **state)
     colo_tape_destroy(&tape); /* takes NULL */
     colo_tape_destroy(NULL);
     colo_tape_reset(NULL);
+}
+
+/* What needs no device to be refused. */
+static void a_gradient_lives_where_its_value_does(void **state)
+{
+    colo_tape_t *tape;
+    colo_tensor_t host = vec(some);
+    colo_tensor_t there = colo_tensor_cuda(some, COLO_F64, 2, 1, (int64_t[]){N}), other = there;
+    colo_value_t v = 0;
+    (void)state;
+    other.device = 1;
+    assert_ok(colo_tape_create(&tape));
+    assert_fails(colo_tape_leaf(tape, &there, &host, &v), COLO_ERR_ARG,
+                 "d_t of a leaf: in host memory (device -1), its value is in CUDA memory (device "
+                 "2)");
+    assert_fails(colo_tape_leaf(tape, &there, &other, &v), COLO_ERR_ARG, "(device 1)");
+    assert_fails(colo_tape_leaf(tape, &host, &there, &v), COLO_ERR_ARG, "in CUDA memory");
+    assert_ok(colo_tape_leaf(tape, &there, NULL, &v));
+    assert_fails(colo_tape_backward(tape, v, NULL), COLO_ERR_ARG,
+                 "seed is NULL, which stands for ones on the host");
+    assert_fails(colo_tape_backward(tape, v, &host), COLO_ERR_ARG, "seed: in host memory");
+    colo_tape_destroy(&tape);
 }
 
 static void bad_leaves_and_seeds_are_refused(void **state)
@@ -626,6 +648,7 @@ int main(void)
         cmocka_unit_test(after_backward_only_reset_helps),
         cmocka_unit_test(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing),
         cmocka_unit_test(borrowed_state_is_not_freed),
+        cmocka_unit_test(a_gradient_lives_where_its_value_does),
         cmocka_unit_test(bad_leaves_and_seeds_are_refused),
         cmocka_unit_test(an_mlp_agrees_with_central_differences_on_every_step),
         cmocka_unit_test(a_tape_of_ten_thousand_nodes_is_no_trouble),

@@ -1,0 +1,144 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * attention.cu - causal attention of own queries over all positions: a thread a query, and for the
+ * gradients of keys and values a thread an element, which adds its queries in their order.
+ */
+#include "kernels.h"
+
+enum { THREADS = 128, FEATURES = 64 /* of a head, at most */ };
+
+/* Where position p of sample i, head h lies in a [cp, 2, T, h e] buffer: keys; values: + T h e. */
+static __device__ int64_t kv_index(const cap_sequence_t &s, int64_t i, int64_t h, int64_t p)
+{
+    int64_t dl = s.h * s.e;
+    return s.part_of[p] * 2 * s.b * s.n * dl + (i * s.n + s.local_of[p]) * dl + h * s.e;
+}
+
+struct query {
+    int64_t i, h, j; /* sample, head, local position */
+    int64_t at;      /* of its features in q, out */
+    int64_t last;    /* the position it sees last */
+};
+
+static __device__ query my_query(const cap_sequence_t &s, int64_t k)
+{
+    query c = {k / s.n / s.h, k / s.n % s.h, k % s.n, 0, 0};
+    c.at = (c.i * s.n + c.j) * s.h * s.e + c.h * s.e;
+    c.last = s.pos[c.j];
+    return c;
+}
+
+static __global__ void attend(cap_sequence_t s, const float *q, const float *kv, float *prob,
+                              float *out)
+{
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    float scale = 1.0f / sqrtf((float)s.e), max = -INFINITY, sum = 0, o[FEATURES] = {0};
+
+    if (k >= s.b * s.h * s.n)
+        return;
+    query c = my_query(s, k);
+    prob += k * s.S;
+    for (int64_t p = 0; p <= c.last; p++) {
+        const float *key = kv + kv_index(s, c.i, c.h, p);
+        float dot = 0;
+        for (int64_t e = 0; e < s.e; e++)
+            dot += q[c.at + e] * key[e];
+        prob[p] = dot;
+        max = dot > max ? dot : max;
+    }
+    for (int64_t p = 0; p <= c.last; p++)
+        sum += prob[p] = expf((prob[p] - max) * scale);
+    for (int64_t p = 0; p < s.S; p++) {
+        const float *value = kv + kv_index(s, c.i, c.h, p) + values;
+        prob[p] = p <= c.last ? prob[p] / sum : 0.0f;
+        for (int64_t e = 0; p <= c.last && e < s.e; e++)
+            o[e] += prob[p] * value[e];
+    }
+    for (int64_t e = 0; e < s.e; e++)
+        out[c.at + e] = o[e];
+}
+
+/* d_q, and the scores' gradients into @d_score. In fp64 and divided by the sum that is not quite 1,
+ * for the reason that ops-host-attention.c gives. */
+static __global__ void queries(cap_sequence_t s, const float *kv, const float *prob,
+                               const float *d_out, float *d_q, float *d_score)
+{
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    float scale = 1.0f / sqrtf((float)s.e), g[FEATURES] = {0};
+    double dot = 0, sum = 0;
+
+    if (k >= s.b * s.h * s.n)
+        return;
+    query c = my_query(s, k);
+    prob += k * s.S, d_score += k * s.S;
+    for (int64_t p = 0; p <= c.last; p++) {
+        const float *value = kv + kv_index(s, c.i, c.h, p) + values;
+        float row = 0;
+        for (int64_t e = 0; e < s.e; e++)
+            row += d_out[c.at + e] * value[e];
+        d_score[p] = row;
+        dot += (double)prob[p] * (double)row;
+        sum += (double)prob[p];
+    }
+    dot /= sum;
+    for (int64_t p = 0; p < s.S; p++) {
+        const float *key = kv + kv_index(s, c.i, c.h, p);
+        d_score[p] = p <= c.last ? prob[p] * (float)((double)d_score[p] - dot) * scale : 0.0f;
+        for (int64_t e = 0; p <= c.last && e < s.e; e++)
+            g[e] += d_score[p] * key[e];
+    }
+    for (int64_t e = 0; e < s.e; e++)
+        d_q[c.at + e] = g[e];
+}
+
+static __global__ void keys_and_values(cap_sequence_t s, const float *q, const float *prob,
+                                       const float *d_out, const float *d_score, float *d_kv)
+{
+    int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x, values = s.b * s.n * s.h * s.e;
+    int64_t e = k % s.e, h = k / s.e % s.h, p = k / s.e / s.h % s.S, i = k / s.e / s.h / s.S;
+    double dk = 0, dv = 0;
+
+    if (i >= s.b)
+        return;
+    for (int64_t j = 0; j < s.n; j++) {
+        int64_t at = (i * s.n + j) * s.h * s.e + h * s.e + e;
+        int64_t pair = ((i * s.h + h) * s.n + j) * s.S + p; /* 0 where p comes after the query */
+        dk += (double)d_score[pair] * (double)q[at];
+        dv += (double)prob[pair] * (double)d_out[at];
+    }
+    float *to = d_kv + kv_index(s, i, h, p) + e;
+    to[0] = (float)dk;
+    to[values] = (float)dv;
+}
+
+static unsigned blocks(int64_t count)
+{
+    return (unsigned)((count + THREADS - 1) / THREADS);
+}
+
+cudaError_t cap_k_attend(const cap_sequence_t *s, const float *q, const float *kv, float *prob,
+                         float *out, cudaStream_t stream)
+{
+    int64_t count = s->b * s->h * s->n;
+    if (!count)
+        return cudaSuccess;
+    if (s->e > FEATURES)
+        return cudaErrorInvalidValue;
+    attend<<<blocks(count), THREADS, 0, stream>>>(*s, q, kv, prob, out);
+    return cudaGetLastError();
+}
+
+cudaError_t cap_k_attend_backward(const cap_sequence_t *s, const float *q, const float *kv,
+                                  const float *prob, const float *d_out, float *d_q, float *d_kv,
+                                  float *work, cudaStream_t stream)
+{
+    int64_t count = s->b * s->h * s->n;
+    if (!count)
+        return cudaSuccess;
+    if (s->e > FEATURES)
+        return cudaErrorInvalidValue;
+    queries<<<blocks(count), THREADS, 0, stream>>>(*s, kv, prob, d_out, d_q, work);
+    keys_and_values<<<blocks(s->b * s->S * s->h * s->e), THREADS, 0, stream>>>(*s, q, prob, d_out,
+                                                                               work, d_kv);
+    return cudaGetLastError();
+}

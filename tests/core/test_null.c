@@ -1,0 +1,173 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_null.c - what returns no status has no way to say "this is NULL": getters answer 0, -1,
+ * false, NULL or "", and destructors do nothing. What returns a status is tested with its noun.
+ */
+#include "harness/harness.h"
+
+#include <colobridge.h>
+
+static void getters_of_a_comm(void **state)
+{
+    colo_ledger_t ledger;
+    char text[8];
+    assert_int_equal(colo_comm_rank(NULL), -1);
+    assert_int_equal(colo_comm_size(NULL), 0);
+    assert_int_equal(colo_comm_world_rank(NULL, 0), -1);
+    assert_int_equal(colo_comm_find(NULL, 0), -1);
+    assert_string_equal(colo_comm_backend(NULL), "none");
+    assert_string_equal(colo_comm_name(NULL), "");
+    assert_int_equal(colo_comm_check_level(NULL), 0);
+    assert_int_equal(colo_comm_dump(NULL, text, sizeof text), 4);
+    assert_string_equal(text, "null");
+    assert_int_equal(colo_comm_dump(NULL, NULL, 9), 4);
+    colo_comm_set_name(NULL, "x");
+    colo_comm_abort(NULL, NULL);
+    colo_comm_ledger(NULL, &ledger);
+    colo_comm_ledger_reset(NULL);
+}
+
+static void getters_of_a_grid(void **state)
+{
+    char text[4] = "abc";
+    assert_int_equal(colo_grid_print(NULL, text, sizeof text), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(colo_grid_print(NULL, NULL, 9), 0);
+    assert_int_equal(colo_grid_dim(NULL, "tp"), -1);
+    assert_int_equal(colo_grid_extent(NULL, NULL), 1);
+    assert_false(colo_grid_has_rank(NULL, 0));
+    assert_true(colo_grid_equal(NULL, NULL));
+    assert_int_equal(colo_grid_hash(NULL), colo_grid_hash(NULL));
+    assert_int_equal(colo_group_member(NULL, 0), -1);
+    assert_int_equal(colo_group_find(NULL, 0), -1);
+}
+
+static void getters_of_layouts_plans_and_bridges(void **state)
+{
+    int64_t shape[3] = {7, 7, 7}, nregions = 9;
+    int32_t n = 9;
+    colo_layout_clear(NULL, COLO_ROWS);
+    assert_false(colo_layout_holds(NULL, 0));
+    assert_int_equal(colo_layout_hash(NULL), colo_layout_hash(NULL));
+    assert_int_equal(colo_plan_rank(NULL), -1);
+    assert_null(colo_plan_sends(NULL, COLO_FORWARD, &n));
+    assert_int_equal(n, 0);
+    n = 9;
+    assert_null(colo_plan_recvs(NULL, COLO_FORWARD, &n));
+    assert_int_equal(n, 0);
+    assert_null(colo_plan_locals(NULL, COLO_FORWARD, &nregions));
+    assert_int_equal(nregions, 0);
+    assert_int_equal(colo_plan_bytes(NULL, COLO_FORWARD).recv, 0);
+    assert_int_equal(colo_plan_levels(NULL), 0);
+    assert_int_equal(colo_plan_direction(NULL), COLO_EQUAL);
+    assert_int_equal(colo_plan_scale(NULL), 0);
+    assert_int_equal(colo_plan_hash(NULL), 0);
+    assert_null(colo_plan_config(NULL));
+    assert_int_equal(colo_bridge_src_shape(NULL, shape), 0);
+    assert_int_equal(colo_bridge_dst_shape(NULL, shape), 0);
+    assert_int_equal(shape[0], 7);
+    assert_null(colo_bridge_plan(NULL));
+    assert_int_equal(colo_bridge_scratch_size(NULL), 0);
+    assert_int_equal(colo_partition_count(NULL), 0);
+    assert_int_equal(colo_partition_index(NULL, 0), -1);
+}
+
+/* A plan that is there, asked for a way that is none, or without a place for the count. */
+static void a_way_that_is_none_has_no_messages(void **state)
+{
+    colo_grid_t grid;
+    colo_layout_t src, dst;
+    colo_plan_t *plan = NULL;
+    int32_t n = 9;
+    assert_ok(colo_grid_parse(&grid, "dp=2", 2));
+    assert_ok(colo_layout_init_src(&src, &grid));
+    assert_ok(colo_grid_parse(&grid, "cp=2", 2));
+    assert_ok(colo_layout_init_dst(&dst, &grid));
+    colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT, .src = &src,       .dst = &dst,
+                                 .shape = {2, 4, 1, 0}, .dtype = COLO_F32, .output = COLO_SHARDED};
+    assert_ok(colo_plan_create(&plan, &config, 0));
+    assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
+    assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
+    assert_non_null(colo_plan_locals(plan, COLO_FORWARD, NULL));
+    assert_null(colo_plan_sends(plan, (colo_way_t)2, &n));
+    assert_int_equal(n, 0);
+    assert_int_equal(colo_plan_bytes(plan, (colo_way_t)2).recv, 0);
+    colo_plan_destroy(&plan);
+}
+
+static void getters_of_a_place(void **state)
+{
+    colo_place_machine_t machine;
+    char text[4] = "abc";
+    colo_place_machine(NULL, &machine);
+    assert_int_equal(machine.pus, 0);
+    colo_place_machine(NULL, NULL);
+    assert_null(colo_place_device(NULL, 0));
+    assert_int_equal(colo_place_gpu_rank(NULL, 0, 0), -1);
+    assert_int_equal(colo_place_cpus(NULL, 0, text, sizeof text), 0);
+    assert_string_equal(text, "");
+    assert_int_equal(colo_place_cpus(NULL, 0, NULL, 9), 0);
+    colo_place_create_env(NULL, 1);
+}
+
+static void getters_of_tensors_and_knobs(void **state)
+{
+    float x = 0;
+    bool from_env = true;
+    assert_int_equal(colo_tensor_count(NULL), -1);
+    assert_false(colo_tensor_is_contiguous(NULL));
+    assert_null(colo_tensor_host(&x, COLO_F32, 1, NULL).data);
+    assert_null(colo_tensor_cuda(&x, COLO_F32, 0, 1, NULL).data);
+    assert_null(colo_env_value(NULL, &from_env));
+    assert_null(colo_env_knob(-1));
+}
+
+static void names_of_what_is_unknown(void **state)
+{
+    assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
+    assert_string_equal(colo_owner_name((colo_owner_t)99), "?");
+    assert_string_equal(colo_direction_name((colo_direction_t)99), "?");
+    assert_non_null(colo_bind_name((colo_bind_t)99));
+    assert_non_null(colo_dtype_name((colo_dtype_t)99));
+    assert_non_null(colo_status_name((colo_status_t)-99));
+    assert_non_null(colo_status_string((colo_status_t)-99));
+    assert_int_equal(colo_dtype_size((colo_dtype_t)99), 0);
+}
+
+static void destructors_take_null(void **state)
+{
+    colo_comm_t *comm = NULL;
+    colo_bridge_t *bridge = NULL;
+    colo_plan_t *plan = NULL;
+    colo_place_t *place = NULL;
+    colo_hypergrid_t *hyper = NULL;
+    colo_tape_t *tape = NULL;
+    colo_comm_destroy(&comm);
+    colo_bridge_destroy(&bridge);
+    colo_plan_destroy(&plan);
+    colo_place_destroy(&place);
+    colo_hypergrid_destroy(&hyper);
+    colo_tape_destroy(&tape);
+    colo_comm_destroy(NULL);
+    colo_bridge_destroy(NULL);
+    colo_plan_destroy(NULL);
+    colo_place_destroy(NULL);
+    colo_hypergrid_destroy(NULL);
+    colo_tape_destroy(NULL);
+    colo_tape_reset(NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(getters_of_a_comm),
+        cmocka_unit_test(getters_of_a_grid),
+        cmocka_unit_test(getters_of_layouts_plans_and_bridges),
+        cmocka_unit_test(a_way_that_is_none_has_no_messages),
+        cmocka_unit_test(getters_of_a_place),
+        cmocka_unit_test(getters_of_tensors_and_knobs),
+        cmocka_unit_test(names_of_what_is_unknown),
+        cmocka_unit_test(destructors_take_null),
+    };
+    return cmocka_run_group_tests_name("core/null", tests, NULL, NULL);
+}

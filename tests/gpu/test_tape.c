@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_tape.c - gradients in device memory: seed, zeros, sums and the caller's own, on a stream.
+ *
+ * A node only copies its d_out, so every number of a result is a count of paths, and exact.
+ */
+#include "gpu/gpu.h"
+
+#include <colobridge/tape.h>
+
+enum { N = 1000 };
+
+static cudaStream_t stream;
+
+/* y = x0 + x1 + ...: each input's gradient is the output's. Of two outputs, that of the second. */
+static colo_status_t spread(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
+                            int32_t nin, void *state)
+{
+    (void)state;
+    for (int32_t i = 0; i < nin; i++)
+        if (d_in[i].data &&
+            cudaMemcpyAsync(d_in[i].data, d_out[nout - 1].data,
+                            (size_t)colo_tensor_count(&d_in[i]) * colo_dtype_size(d_in[i].dtype),
+                            cudaMemcpyDeviceToDevice, stream) != cudaSuccess)
+            return COLO_ERR_CUDA;
+    return COLO_OK;
+}
+
+static colo_tensor_t tensor(void *p)
+{
+    return colo_tensor_cuda(p, COLO_F32, 0, 1, (int64_t[]){N});
+}
+
+static void expect(const colo_tensor_t *g, float factor, float plus)
+{
+    float got[N];
+    assert_int_equal(g->mem, COLO_CUDA);
+    assert_int_equal(g->device, 0);
+    gpu_get(got, g->data, sizeof got);
+    for (int i = 0; i < N; i++)
+        assert_true(got[i] == factor * (float)i + plus);
+}
+
+/* b = a + a, c = a + b, out = b + c + c: 8 paths from out to a, of which the leaf's own gradient
+ * already holds 5. Twice, so that buffers are used again with what the first step left in them. */
+static void paths_are_counted_in_device_memory(void **state)
+{
+    float count[N], five[N];
+    colo_tape_t *tape = NULL;
+    (void)state;
+    for (int i = 0; i < N; i++)
+        count[i] = (float)i, five[i] = 5;
+    void *x = gpu_put(count, sizeof count), *d_x = gpu_put(five, sizeof five);
+    colo_tensor_t t = tensor(x), d_t = tensor(d_x), g;
+    assert_ok(colo_tape_create(&tape));
+    colo_tape_set_stream(tape, stream);
+    for (int step = 1; step <= 2; step++) {
+        colo_value_t a, b, c, out;
+        assert_ok(colo_tape_leaf(tape, &t, &d_t, &a));
+        assert_ok(colo_tape_record(tape, "b", (colo_value_t[]){a, a}, 2, &t, 1, &b, NULL, 0, spread,
+                                   NULL, NULL));
+        assert_ok(colo_tape_record(tape, "c", (colo_value_t[]){a, b}, 2, &t, 1, &c, NULL, 0, spread,
+                                   NULL, NULL));
+        assert_ok(colo_tape_record(tape, "out", (colo_value_t[]){b, c, c}, 3, &t, 1, &out, NULL, 0,
+                                   spread, NULL, NULL));
+        assert_ok(colo_tape_backward(tape, out, &t));
+        assert_ok(colo_tape_gradient(tape, b, &g));
+        expect(&g, 3, 0);
+        assert_ok(colo_tape_gradient(tape, a, &g));
+        assert_ptr_equal(g.data, d_x);
+        expect(&g, 8.0f * (float)step, 5);
+        colo_tape_reset(tape);
+    }
+    colo_tape_destroy(&tape);
+    gpu_free(x);
+    gpu_free(d_x);
+}
+
+/* The second output, which nobody consumed, brings zeros, also into a buffer that held numbers; a
+ * value on the host may be on the same tape. */
+static void what_nobody_consumed_is_zeros(void **state)
+{
+    float count[N], one = 1;
+    colo_tape_t *tape = NULL;
+    (void)state;
+    for (int i = 0; i < N; i++)
+        count[i] = (float)i;
+    void *x = gpu_put(count, sizeof count);
+    colo_tensor_t t = tensor(x), outs[] = {t, t}, g;
+    colo_tensor_t host = colo_tensor_host(&one, COLO_F32, 1, (int64_t[]){1});
+    assert_ok(colo_tape_create(&tape));
+    colo_tape_set_stream(tape, stream);
+    for (int step = 0; step < 2; step++) {
+        colo_value_t a, pair[2], h;
+        assert_ok(colo_tape_leaf(tape, &host, NULL, &h));
+        assert_ok(colo_tape_leaf(tape, &t, NULL, &a));
+        assert_ok(
+            colo_tape_record(tape, "pair", &a, 1, outs, 2, pair, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_backward(tape, pair[step ? 0 : 1], &t));
+        assert_ok(colo_tape_gradient(tape, a, &g));
+        expect(&g, step ? 0 : 1, 0);
+        colo_tape_reset(tape);
+    }
+    colo_tape_destroy(&tape);
+    gpu_free(x);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
+        return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(paths_are_counted_in_device_memory),
+        cmocka_unit_test(what_nobody_consumed_is_zeros),
+    };
+    return cmocka_run_group_tests_name("gpu/tape", tests, NULL, NULL);
+}
