@@ -245,6 +245,7 @@ static const colo_ops_t colo_ops_cuda = {
     .box_list = box_list,
     .lanes = &colo_cuda_lanes,
     .linear = &colo_cuda_linear,
+    .beside = &colo_cuda_beside,
 };
 
 extern COLO_API const colo_backend_t colo_backend;

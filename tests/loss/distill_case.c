@@ -11,6 +11,8 @@
  */
 #include "loss/distill_case.h"
 
+#include "loss/where.h"
+
 #include <math.h>
 
 static double normal(uint64_t *rng)
@@ -64,22 +66,24 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 }
 
 typedef struct room {
-    void *logits, *targets, *grad, *stats, *scratch;
-    double out[2][DISTILL_TOKENS], up[2][DISTILL_TOKENS];
+    void *logits, *targets, *grad, *stats, *scratch, *mask, *out[2], *up[2];
+    void *host; /* bytes of a shard */
+    double wide[DISTILL_TOKENS];
+    colo_comm_t *group;
 } room_t;
 
 /* This rank's columns of @from, padding and gaps from @pad. */
-static void *shard_of(const distill_case_t *c, int32_t r, colo_dtype_t dtype, const double *from)
+static void *shard_of(const distill_case_t *c, int32_t r, room_t *m, colo_dtype_t dtype,
+                      const double *from)
 {
     const loss_case_t *s = &c->shape;
     const int64_t stride = s->columns[r] + s->row_gap;
-    void *to = malloc((size_t)(c->tokens * stride + 1) * colo_dtype_size(dtype));
     for (int64_t i = 0; i < c->tokens * stride; i++) {
         int64_t t = i / stride, j = i % stride, col = s->start[r] + j;
         bool real = from && j < s->columns[r] && col < c->vocab;
-        loss_store(dtype, to, i, real ? from[t * c->vocab + col] : loss_round(dtype, s->pad));
+        loss_store(dtype, m->host, i, real ? from[t * c->vocab + col] : loss_round(dtype, s->pad));
     }
-    return to;
+    return where.put(m->host, (size_t)(c->tokens * stride) * colo_dtype_size(dtype));
 }
 
 static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
@@ -88,48 +92,58 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     const int32_t r = colo_comm_rank(world);
     const int64_t cols = s->columns[r], stride = cols + s->row_gap;
     const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const size_t line = (size_t)c->tokens * colo_dtype_size(stat);
     colo_distill_config_t cfg = c->config;
     size_t stat_bytes, scratch_bytes;
     cfg.vocab_start = s->start[r];
+    rank_try(where.group(world, &m->group));
     rank_try(colo_distill_saved_size(&cfg, c->tokens, &stat_bytes));
     rank_try(colo_distill_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
-    m->logits = shard_of(c, r, s->dtype, c->z);
-    m->targets = shard_of(c, r, c->target_dtype, c->w);
-    m->grad = shard_of(c, r, s->dtype, NULL);
-    m->stats = malloc(stat_bytes + 1);
-    m->scratch = malloc(scratch_bytes + 1);
-    for (int64_t t = 0; t < c->tokens; t++)
-        for (int k = 0; k < 2; k++)
-            loss_store(stat, m->up[k], t, c->up[k][t]);
-    colo_tensor_t z = colo_tensor_host(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
-    colo_tensor_t w =
-        colo_tensor_host(m->targets, c->target_dtype, 2, (int64_t[]){c->tokens, cols});
-    colo_tensor_t mask = colo_tensor_host(c->mask, COLO_U8, 1, &c->tokens);
+    m->host = malloc((size_t)(c->tokens * stride + 1) * sizeof(double));
+    m->logits = shard_of(c, r, m, s->dtype, c->z);
+    m->targets = shard_of(c, r, m, c->target_dtype, c->w);
+    m->grad = shard_of(c, r, m, s->dtype, NULL);
+    m->stats = where.put(NULL, stat_bytes);
+    m->scratch = where.put(NULL, scratch_bytes);
+    m->mask = where.put(c->mask, (size_t)c->tokens);
+    for (int k = 0; k < 2; k++) {
+        for (int64_t t = 0; t < c->tokens; t++)
+            loss_store(stat, m->wide, t, c->up[k][t]);
+        m->up[k] = where.put(m->wide, line);
+        m->out[k] = where.put(NULL, line);
+    }
+    colo_tensor_t z = where_tensor(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
+    colo_tensor_t w = where_tensor(m->targets, c->target_dtype, 2, (int64_t[]){c->tokens, cols});
+    colo_tensor_t mask = where_tensor(m->mask, COLO_U8, 1, &c->tokens);
     z.stride[0] = w.stride[0] = stride;
     colo_tensor_t dz = z;
     dz.data = s->in_place ? m->logits : m->grad;
     colo_distill_out_t out = {.ce = m->out[0], .kl = m->out[1]};
     colo_distill_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(world);
-    rank_try(colo_distill_forward(&cfg, &z, &w, c->masked ? &mask : NULL, world, &out,
+    colo_comm_ledger_reset(m->group);
+    rank_try(colo_distill_forward(&cfg, &z, &w, c->masked ? &mask : NULL, m->group, &out,
                                   c->forward_only ? NULL : &saved,
                                   c->forward_only ? NULL : m->stats, m->scratch, NULL));
-    colo_comm_ledger(world, &c->after_forward[r]);
-    memset(m->scratch, 0xff, scratch_bytes);
-    for (int64_t t = 0; t < c->tokens; t++)
-        for (int k = 0; k < 2; k++)
-            c->out[r][k][t] = loss_load(stat, m->out[k], t);
+    colo_comm_ledger(m->group, &c->after_forward[r]);
+    for (int k = 0; k < 2; k++) {
+        where.get(m->wide, m->out[k], line);
+        for (int64_t t = 0; t < c->tokens; t++)
+            c->out[r][k][t] = loss_load(stat, m->wide, t);
+    }
     if (c->forward_only)
         return COLO_OK;
+    where.drop(m->scratch); /* free after the call */
+    m->scratch = NULL;
     colo_distill_upstream_t up = {.d_ce = c->no_ce ? NULL : m->up[0],
                                   .d_kl = c->no_kl ? NULL : m->up[1]};
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_distill_backward(&saved, &up, &dz, NULL));
-    colo_comm_ledger(world, &c->after_backward[r]);
+    colo_comm_ledger(m->group, &c->after_backward[r]);
+    where.get(m->host, dz.data, (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype));
     c->pad_worst[r] = 0;
     for (int64_t t = 0; t < c->tokens; t++)
         for (int64_t j = 0; j < stride; j++) {
-            double g = loss_load(s->dtype, dz.data, t * stride + j);
+            double g = loss_load(s->dtype, m->host, t * stride + j);
             if (j < cols && s->start[r] + j < c->vocab)
                 c->dz[t * c->vocab + s->start[r] + j] = g;
             else if (j < cols ? g != 0 : g != loss_round(s->dtype, s->pad))
@@ -142,11 +156,12 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     room_t *m = calloc(1, sizeof *m);
     colo_status_t st = run_with(arg, world, m);
-    free(m->logits);
-    free(m->targets);
-    free(m->grad);
-    free(m->stats);
-    free(m->scratch);
+    void *all[] = {m->logits, m->targets, m->grad,   m->stats, m->scratch,
+                   m->mask,   m->out[0],  m->out[1], m->up[0], m->up[1]};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        where.drop(all[i]);
+    free(m->host);
+    where.leave(&m->group);
     free(m);
     return st;
 }
@@ -165,19 +180,19 @@ static uint64_t total_ops(const colo_ledger_t *l)
     return n;
 }
 
-static void compare_row(const distill_case_t *c, double factor, const char *label, int64_t t)
+static void compare_row(const distill_case_t *c, const char *label, int64_t t)
 {
     const ref_distill_opts_t o = distill_case_opts(c);
     const double *z = c->z + t * c->vocab, *w = c->w + t * c->vocab,
                  f = fabs(o.scale / o.temperature), v = (double)c->vocab;
     const bool skip = c->masked && !c->mask[t];
-    double dz[DISTILL_VOCAB], u = factor * 0x1p-24;
+    double dz[DISTILL_VOCAB], u = where.slack * 0x1p-24;
     ref_distill_row_t row;
     ref_distill(&o, z, w, c->vocab, &row);
     double d = 1 + log(v) + row.range, dv = 1 + log(v) + row.target_range;
     const double mass = row.mass > 1 ? row.mass : 1, want[2] = {row.ce, row.kl};
     if (c->shape.dtype == COLO_F64) {
-        u = factor * (v + 16) * 0x1p-53;
+        u = where.slack * (v + 16) * 0x1p-53;
         d += 4 * row.top;
         dv += 4 * row.target_top;
     }
@@ -208,10 +223,10 @@ static void compare_row(const distill_case_t *c, double factor, const char *labe
     }
 }
 
-void distill_case_compare(const distill_case_t *c, double factor, const char *label)
+void distill_case_compare(const distill_case_t *c, const char *label)
 {
     for (int64_t t = 0; t < c->tokens; t++)
-        compare_row(c, factor, label, t);
+        compare_row(c, label, t);
     for (int r = 0; r < c->shape.ranks; r++) {
         const colo_ledger_t *f = &c->after_forward[r], *b = &c->after_backward[r];
         if (c->pad_worst[r] != 0)

@@ -7,6 +7,8 @@
  */
 #include "loss/pick_case.h"
 
+#include "loss/where.h"
+
 #include <math.h>
 
 void pick_case_init(pick_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
@@ -41,9 +43,25 @@ ref_logprob_opts_t pick_case_opts(const pick_case_t *c)
 }
 
 typedef struct room {
-    void *logits, *grad, *stats, *scratch;
-    double logp[PICK_TOKENS * PICK_K], up[PICK_TOKENS * PICK_K];
+    void *logits, *grad, *stats, *scratch, *ids, *mask, *logp, *up, *chosen, *n_invalid;
+    void *host; /* bytes of a shard */
+    double wide[PICK_TOKENS * PICK_K];
+    colo_comm_t *group;
 } room_t;
+
+/* This rank's columns of z, or nothing but padding. */
+static void *shard_of(const pick_case_t *c, int32_t r, room_t *m, bool real_ones)
+{
+    const loss_case_t *s = &c->shape;
+    const int64_t stride = s->columns[r] + s->row_gap;
+    for (int64_t i = 0; i < c->tokens * stride; i++) {
+        int64_t t = i / stride, j = i % stride, col = s->start[r] + j;
+        bool real = real_ones && j < s->columns[r] && col < c->vocab;
+        loss_store(s->dtype, m->host, i,
+                   real ? c->z[t * c->vocab + col] : loss_round(s->dtype, s->pad));
+    }
+    return where.put(m->host, (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype));
+}
 
 static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
 {
@@ -51,51 +69,58 @@ static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
     const int32_t r = colo_comm_rank(world);
     const int64_t cols = s->columns[r], stride = cols + s->row_gap, n = c->tokens * c->config.k;
     const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const size_t bytes = (size_t)(c->tokens * stride + 1) * colo_dtype_size(s->dtype);
+    const size_t bytes = (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype),
+                 stat_size = (size_t)n * colo_dtype_size(stat);
     colo_pick_config_t cfg = c->config;
     size_t stat_bytes, scratch_bytes;
     cfg.vocab_start = s->start[r];
+    rank_try(where.group(world, &m->group));
     rank_try(colo_pick_saved_size(&cfg, c->tokens, &stat_bytes));
     rank_try(colo_pick_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
-    m->logits = malloc(bytes);
-    m->grad = malloc(bytes);
-    m->stats = malloc(stat_bytes + 1);
-    m->scratch = malloc(scratch_bytes + 1);
+    m->host = malloc(bytes + 1);
+    m->logits = shard_of(c, r, m, true);
+    m->grad = shard_of(c, r, m, false);
+    m->stats = where.put(NULL, stat_bytes);
+    m->scratch = where.put(NULL, scratch_bytes);
+    m->ids = where.put(c->ids, (size_t)n * 8);
+    m->mask = where.put(c->mask, (size_t)c->tokens);
+    m->logp = where.put(NULL, stat_size);
+    m->chosen = where.put(NULL, (size_t)n * 8);
+    m->n_invalid = where.put(NULL, 8);
     for (int64_t i = 0; i < n; i++)
-        loss_store(stat, m->up, i, c->up[i]);
-    for (int64_t i = 0; i < c->tokens * stride; i++) {
-        int64_t t = i / stride, j = i % stride, col = s->start[r] + j;
-        bool real = j < cols && col < c->vocab;
-        loss_store(s->dtype, m->logits, i,
-                   real ? c->z[t * c->vocab + col] : loss_round(s->dtype, s->pad));
-        loss_store(s->dtype, m->grad, i, loss_round(s->dtype, s->pad));
-    }
-    colo_tensor_t z = colo_tensor_host(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
-    colo_tensor_t ids = colo_tensor_host(c->ids, COLO_I64, 2, (int64_t[]){c->tokens, cfg.k});
-    colo_tensor_t mask = colo_tensor_host(c->mask, COLO_U8, 1, &c->tokens);
+        loss_store(stat, m->wide, i, c->up[i]);
+    m->up = where.put(m->wide, stat_size);
+    colo_tensor_t z = where_tensor(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
+    colo_tensor_t ids = where_tensor(m->ids, COLO_I64, 2, (int64_t[]){c->tokens, cfg.k});
+    colo_tensor_t mask = where_tensor(m->mask, COLO_U8, 1, &c->tokens);
     z.stride[0] = stride;
     colo_tensor_t dz = z;
     dz.data = s->in_place ? m->logits : m->grad;
     colo_pick_out_t out = {
-        .logp = m->logp, .n_invalid = &c->n_invalid[r], .ids = cfg.topk ? c->got[r] : NULL};
+        .logp = m->logp, .n_invalid = m->n_invalid, .ids = cfg.topk ? m->chosen : NULL};
     colo_pick_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(world);
-    rank_try(colo_pick_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, world,
+    colo_comm_ledger_reset(m->group);
+    rank_try(colo_pick_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
                                &out, c->forward_only ? NULL : &saved,
                                c->forward_only ? NULL : m->stats, m->scratch, NULL));
-    colo_comm_ledger(world, &c->after_forward[r]);
-    memset(m->scratch, 0xff, scratch_bytes); /* free after the call */
+    colo_comm_ledger(m->group, &c->after_forward[r]);
+    where.get(m->wide, m->logp, stat_size);
     for (int64_t i = 0; i < n; i++)
-        c->logp[r][i] = loss_load(stat, m->logp, i);
+        c->logp[r][i] = loss_load(stat, m->wide, i);
+    where.get(c->got[r], m->chosen, (size_t)n * 8);
+    where.get(&c->n_invalid[r], m->n_invalid, 8);
     if (c->forward_only)
         return COLO_OK;
+    where.drop(m->scratch); /* free after the call */
+    m->scratch = NULL;
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_pick_backward(&saved, m->up, &dz, NULL));
-    colo_comm_ledger(world, &c->after_backward[r]);
+    colo_comm_ledger(m->group, &c->after_backward[r]);
+    where.get(m->host, dz.data, bytes);
     c->pad_worst[r] = 0;
     for (int64_t t = 0; t < c->tokens; t++)
         for (int64_t j = 0; j < stride; j++) {
-            double g = loss_load(s->dtype, dz.data, t * stride + j);
+            double g = loss_load(s->dtype, m->host, t * stride + j);
             if (j < cols && s->start[r] + j < c->vocab)
                 c->dz[t * c->vocab + s->start[r] + j] = g;
             else if (j < cols ? g != 0 : g != loss_round(s->dtype, s->pad))
@@ -108,10 +133,12 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     room_t *m = calloc(1, sizeof *m);
     colo_status_t st = run_with(arg, world, m);
-    free(m->logits);
-    free(m->grad);
-    free(m->stats);
-    free(m->scratch);
+    void *all[] = {m->logits, m->grad, m->stats, m->scratch, m->ids,
+                   m->mask,   m->logp, m->up,    m->chosen,  m->n_invalid};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        where.drop(all[i]);
+    free(m->host);
+    where.leave(&m->group);
     free(m);
     return st;
 }
@@ -143,14 +170,14 @@ static void compare_row(const pick_case_t *c, const char *label, int64_t t)
     const bool skip = c->masked && !c->mask[t];
     const colo_dtype_t dtype = c->shape.dtype;
     int64_t ids[PICK_K];
-    double dz[PICK_VOCAB], g[PICK_K], size = 0, u = 0x1p-24, d = 0;
+    double dz[PICK_VOCAB], g[PICK_K], size = 0, u = where.slack * 0x1p-24, d = 0;
     bool lost = false;
     ref_logprob_row_t row;
     ref_pick_largest(&o, z, v, c->config.topk ? k : 0, ids);
     ref_logprob(&o, z, v, 0, &row);
     d = 1 + log((double)v) + row.range;
     if (dtype == COLO_F64) {
-        u = ((double)v + 16) * 0x1p-53;
+        u = where.slack * ((double)v + 16) * 0x1p-53;
         d += 4 * row.top;
     }
     for (int64_t i = 0; i < k; i++) {

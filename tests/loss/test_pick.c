@@ -4,6 +4,7 @@
  * dtypes and options; ties; special values; central differences; what is refused.
  */
 #include "loss/pick_case.h"
+#include "loss/where.h"
 
 #include <math.h>
 
@@ -503,6 +504,9 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
 
 int main(void)
 {
+    int rc = where.need();
+    if (rc)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_oracle),
         cmocka_unit_test(of_equal_logits_the_lowest_id_is_first_on_any_cut),

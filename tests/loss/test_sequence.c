@@ -6,6 +6,7 @@
  * ==; sums in the adjoint are of small integers, so exact.
  */
 #include "harness/harness.h"
+#include "loss/where.h"
 #include "ref/ref_sequence.h"
 
 #include <math.h>
@@ -102,70 +103,100 @@ static uint64_t total_ops(colo_comm_t *world)
     return n;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
+/* Everything a rank needs, where its memory is. */
+typedef struct room {
+    void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *scratch, *lengths, *cu;
+    double *host;
+    colo_comm_t *group;
+} room_t;
+
+static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
 {
-    batch_t *g = arg;
     const int r = colo_comm_rank(world);
     colo_sequence_t seq = g->seq;
     seq.cp_rank = r;
     seq.lengths = g->has_lengths ? g->lengths : NULL;
     seq.cu_padded = g->packed ? g->cu : NULL;
-    const int64_t n = colo_sequence_count(&seq), cols = seq.positions - 1, stride = cols + 3;
+    const int64_t n = colo_sequence_count(&seq), cols = seq.positions - 1, stride = cols + 3,
+                  table = seq.batch * stride;
     size_t bytes;
     colo_ledger_t ledger;
     rank_check(n == g->n);
+    rank_try(where.group(world, &m->group));
+    m->lengths = where.put(g->lengths, sizeof g->lengths);
+    m->cu = where.put(g->cu, sizeof g->cu);
+    seq.device_lengths = seq.lengths ? m->lengths : NULL;
+    seq.device_cu_padded = seq.cu_padded ? m->cu : NULL;
 
+    m->tokens = g->stream ? where.put(g->packed_tokens, sizeof g->packed_tokens)
+                          : where.put(g->tokens, sizeof g->tokens);
+    m->targets = where.put(NULL, (size_t)n * 8);
+    m->mask = where.put(NULL, (size_t)n);
     colo_tensor_t tokens =
-        g->stream ? colo_tensor_host(g->packed_tokens, COLO_I64, 1, &g->cu[seq.batch])
-                  : colo_tensor_host(g->tokens, COLO_I64, 2, (int64_t[]){seq.batch, seq.positions});
-    colo_tensor_t targets = colo_tensor_host(g->targets[r], COLO_I64, 1, &n);
+        g->stream ? where_tensor(m->tokens, COLO_I64, 1, &g->cu[seq.batch])
+                  : where_tensor(m->tokens, COLO_I64, 2, (int64_t[]){seq.batch, seq.positions});
+    colo_tensor_t targets = where_tensor(m->targets, COLO_I64, 1, &n);
     rank_try(colo_sequence_targets(&seq, &tokens, IGNORE, &targets, NULL));
+    where.get(g->targets[r], m->targets, (size_t)n * 8);
     for (int what = 0; what < 2; what++) {
-        colo_tensor_t mask = colo_tensor_host(g->mask[r][what], COLO_U8, 1, &n);
+        colo_tensor_t mask = where_tensor(m->mask, COLO_U8, 1, &n);
         rank_try(colo_sequence_mask(&seq, (colo_sequence_mask_t)what, &mask, NULL));
+        where.get(g->mask[r][what], m->mask, (size_t)n);
     }
 
     /* local values: the token's own code; padding holds what must not be seen */
-    double *local = calloc((size_t)n + 1, 8), *d_local = calloc((size_t)n + 1, 8);
-    double *out = malloc((size_t)(seq.batch * stride + 1) * 8),
-           *d_out = malloc((size_t)(seq.batch * stride + 1) * 8);
+    m->host = calloc((size_t)(n + table + 1), 8);
     for (int64_t i = 0; i < n; i++)
-        local[i] = g->want[r][i].x < 0 ? NAN : (double)code(g->want[r][i].row, g->want[r][i].x);
-    for (int64_t i = 0; i < seq.batch * stride; i++) {
-        out[i] = -5;
-        d_out[i] = d_out_of(r, i / stride, i % stride);
-    }
+        m->host[i] = g->want[r][i].x < 0 ? NAN : (double)code(g->want[r][i].row, g->want[r][i].x);
+    m->local = where.put(m->host, (size_t)n * 8);
+    m->d_local = where.put(NULL, (size_t)n * 8);
+    for (int64_t i = 0; i < table; i++)
+        m->host[i] = -5;
+    m->out = where.put(m->host, (size_t)table * 8);
+    for (int64_t i = 0; i < table; i++)
+        m->host[i] = d_out_of(r, i / stride, i % stride);
+    m->d_out = where.put(m->host, (size_t)table * 8);
     rank_try(colo_sequence_scratch_size(&seq, COLO_F64, &bytes));
-    void *scratch = malloc(bytes + 8);
-    colo_tensor_t lt = colo_tensor_host(local, COLO_F64, 1, &n), dlt = lt;
-    colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){seq.batch, cols}), dot = ot;
+    m->scratch = where.put(NULL, bytes);
+    colo_tensor_t lt = where_tensor(m->local, COLO_F64, 1, &n), dlt = lt;
+    colo_tensor_t ot = where_tensor(m->out, COLO_F64, 2, (int64_t[]){seq.batch, cols}), dot = ot;
     ot.stride[0] = dot.stride[0] = stride;
-    dlt.data = d_local;
-    dot.data = d_out;
-    colo_comm_ledger_reset(world);
-    colo_status_t st = colo_sequence_gather(&seq, &lt, &ot, world, scratch, NULL);
-    colo_comm_ledger(world, &ledger);
+    dlt.data = m->d_local;
+    dot.data = m->d_out;
+    colo_comm_ledger_reset(m->group);
+    rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->scratch, NULL));
+    colo_comm_ledger(m->group, &ledger);
     g->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
-    g->total[r][0] = total_ops(world);
-    for (int adjoint = 0; adjoint < 2 && st == COLO_OK; adjoint++) {
-        colo_comm_ledger_reset(world);
-        st = colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
-                                           adjoint ? world : NULL, adjoint ? scratch : NULL, NULL);
-        colo_comm_ledger(world, &ledger);
+    g->total[r][0] = total_ops(m->group);
+    for (int adjoint = 0; adjoint < 2; adjoint++) {
+        colo_comm_ledger_reset(m->group);
+        rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
+                                               adjoint ? m->group : NULL,
+                                               adjoint ? m->scratch : NULL, NULL));
+        colo_comm_ledger(m->group, &ledger);
         g->scatters[r] = ledger.ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS];
-        g->total[r][1 + adjoint] = total_ops(world);
-        memcpy(g->d_local[r][adjoint], d_local, (size_t)n * 8);
+        g->total[r][1 + adjoint] = total_ops(m->group);
+        where.get(g->d_local[r][adjoint], m->d_local, (size_t)n * 8);
     }
-    for (int64_t i = 0; i < seq.batch * stride && st == COLO_OK; i++)
+    where.get(m->host, m->out, (size_t)table * 8);
+    for (int64_t i = 0; i < table; i++)
         if (i % stride < cols)
-            g->out[r][i / stride * cols + i % stride] = out[i];
-        else if (out[i] != -5)
-            st = t_rank_fail(__FILE__, __LINE__, "a gap was written");
-    free(local);
-    free(d_local);
-    free(out);
-    free(d_out);
-    free(scratch);
+            g->out[r][i / stride * cols + i % stride] = m->host[i];
+        else
+            rank_check(m->host[i] == -5); /* a gap */
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    room_t m = {0};
+    colo_status_t st = run_with(arg, world, &m);
+    void *all[] = {m.tokens, m.targets, m.mask,    m.local,   m.d_local,
+                   m.out,    m.d_out,   m.scratch, m.lengths, m.cu};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        where.drop(all[i]);
+    free(m.host);
+    where.leave(&m.group);
     return st;
 }
 
@@ -417,6 +448,9 @@ static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **
 
 int main(void)
 {
+    int rc = where.need();
+    if (rc)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(batches_on_context_ranks_match_lists_cut_by_hand),
         cmocka_unit_test(the_target_of_a_chunks_last_token_is_the_next_chunks_first),

@@ -4,6 +4,7 @@
  * values and weights are multiples of 1/8, so sums are exact and compared with ==.
  */
 #include "harness/harness.h"
+#include "loss/where.h"
 
 #include <math.h>
 
@@ -39,7 +40,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     const int r = colo_comm_rank(world), cp = r / 2 % 2, dp = r / 4;
     colo_grid_t grid;
     colo_comm_t *group = NULL;
-    double f64[3][TOKENS], scratch[64];
+    double f64[3][TOKENS];
     float f32[3][TOKENS];
     uint8_t mask[TOKENS];
     colo_ledger_t ledger;
@@ -53,22 +54,32 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         f32[1][i] = (float)f64[1][i];
     }
     const bool wide = w->dtype == COLO_F64;
-    colo_tensor_t v = colo_tensor_host(wide ? (void *)f64[0] : f32[0], w->dtype, 1,
-                                       (int64_t[]){TOKENS}),
-                  u = v;
-    colo_tensor_t m = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){TOKENS});
-    u.data = wide ? (void *)f64[1] : f32[1];
-    rank_check(colo_loss_weighted_scratch_size(colo_comm_size(group)) <= sizeof scratch);
-    colo_status_t st =
-        colo_loss_weighted_sum(&v, w->weighted ? &u : NULL, w->masked ? &m : NULL, group,
-                               &w->got[r], wide ? (void *)f64[2] : f32[2], scratch, NULL);
+    const size_t line = TOKENS * (wide ? sizeof(double) : sizeof(float));
+    colo_comm_t *mover = NULL;
+    rank_try(where.group(group, &mover));
+    void *values = where.put(wide ? (void *)f64[0] : f32[0], line),
+         *weights = where.put(wide ? (void *)f64[1] : f32[1], line), *d = where.put(NULL, line),
+         *masked = where.put(mask, sizeof mask), *out = where.put(NULL, sizeof w->got[r]),
+         *scratch = where.put(NULL, colo_loss_weighted_scratch_size(colo_comm_size(group)));
+    colo_tensor_t v = where_tensor(values, w->dtype, 1, (int64_t[]){TOKENS}), u = v;
+    colo_tensor_t m = where_tensor(masked, COLO_U8, 1, (int64_t[]){TOKENS});
+    u.data = weights;
+    colo_comm_ledger_reset(mover);
+    colo_status_t st = colo_loss_weighted_sum(&v, w->weighted ? &u : NULL, w->masked ? &m : NULL,
+                                              mover, out, d, scratch, NULL);
+    where.get(wide ? (void *)f64[2] : f32[2], d, line);
+    where.get(&w->got[r], out, sizeof w->got[r]);
     for (int i = 0; i < TOKENS; i++)
         w->d_values[r][i] = wide ? f64[2][i] : (double)f32[2][i];
-    colo_comm_ledger(group, &ledger);
+    colo_comm_ledger(mover, &ledger);
     w->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_OWNER_COUNT; o++)
             w->total[r] += ledger.ops[k][o];
+    void *all[] = {values, weights, d, masked, out, scratch};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        where.drop(all[i]);
+    where.leave(&mover);
     colo_comm_destroy(&group);
     return st;
 }
@@ -182,6 +193,9 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 
 int main(void)
 {
+    int rc = where.need();
+    if (rc)
+        return rc;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_sum_over_dp_and_cp_is_the_serial_sum),
         cmocka_unit_test(the_sum_over_dp_only_is_another_value),

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * beside.h - launchers of what stands beside the loss of one target a token: picks (pick.cu),
+ * target distributions (distill.cu), sequences and weighted sums (sequence.cu). The rules are those
+ * of kernels.h; the structs are src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h,
+ * flattened.
+ */
+#ifndef COLO_KERNELS_BESIDE_H
+#define COLO_KERNELS_BESIDE_H
+
+#include <colobridge/comm.h>
+
+#include <cuda_runtime_api.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLO_K_PICK_SKIP INT64_MIN
+#define COLO_K_PICK_MAX 256 /* ids a token */
+
+typedef struct colo_k_pick {
+    colo_dtype_t dtype;
+    double factor, softcap;
+    int64_t vocab, vocab_start, ignore_index, tokens, k;
+    bool topk, count;
+    const void *logits;
+    int64_t row_stride, true_columns;
+    unsigned char *blocks; /* [ranks] blocks of block_bytes */
+    int64_t block_bytes, pz, pid;
+    int32_t rank, ranks;
+    int32_t head_start, head_columns; /* words of a block's header: first column, columns */
+    const int64_t *ids;
+    int64_t id_stride;
+    const uint8_t *mask;
+    int64_t mask_stride;
+    void *logp;
+    int64_t *out_ids, *n_invalid;
+    const double *saved; /* [2, tokens]: M, log Sum */
+    int64_t *rows;
+    void *sum;
+    double *down;
+    int64_t *kept;
+    const void *d_logp;
+    void *d_logits;
+    int64_t d_row_stride;
+} colo_k_pick_t;
+
+cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_pick_local(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_pick_fix(const colo_k_pick_t *p, cudaStream_t stream);
+
+typedef struct colo_k_distill {
+    colo_dtype_t dtype, target_dtype; /* the latter is the former or f32 */
+    double factor, softcap, target_factor;
+    bool probs;
+    int64_t tokens;
+    const void *logits, *targets;
+    int64_t row_stride, target_row_stride, columns, true_columns;
+    const uint8_t *mask;
+    int64_t mask_stride;
+    unsigned char *blocks;
+    int64_t block_bytes, mx, sx, mv, sv, c, d;
+    int64_t head[8];
+    int32_t rank, ranks;
+    void *ce, *kl;
+    double *saved; /* [5, tokens] */
+    const void *d_ce, *d_kl;
+    void *d_logits;
+    int64_t d_row_stride;
+} colo_k_distill_t;
+
+cudaError_t colo_k_distill_stats(const colo_k_distill_t *p, cudaStream_t stream);
+cudaError_t colo_k_distill_merge(const colo_k_distill_t *p, cudaStream_t stream);
+cudaError_t colo_k_distill_grad(const colo_k_distill_t *p, cudaStream_t stream);
+
+typedef struct colo_k_sequence {
+    int64_t batch, positions, cp, cp_rank, row, count;
+    const int64_t *lengths, *cu_padded;
+    bool left_padded;
+    const int64_t *tokens;
+    int64_t token_stride, ignore;
+    int64_t *targets;
+    uint8_t *mask;
+    bool targets_only; /* the mask: of targets, not of tokens */
+    int32_t elem;      /* bytes of an element: 4 or 8 */
+    void *elements, *table;
+    int64_t table_stride, from, to;
+} colo_k_sequence_t;
+
+cudaError_t colo_k_sequence_targets(const colo_k_sequence_t *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_mask(const colo_k_sequence_t *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_collect(const colo_k_sequence_t *p, cudaStream_t stream);
+
+/* A part: f64 num, f64 weight, i64 den, 8 bytes unused; the result: f64 num, weight, i64 den, f64
+ * value. */
+typedef struct colo_k_weighted {
+    colo_dtype_t dtype;
+    int64_t count;
+    const void *values, *weights;
+    const uint8_t *mask;
+    int32_t rank, ranks;
+    void *parts, *out, *d_values;
+} colo_k_weighted_t;
+
+cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStream_t stream);
+cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaStream_t stream);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,401 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * distill.cu - cross entropy and KL from a sharded target distribution: distill-host.c on a GPU.
+ *
+ * As the loss of one target a token: a block of threads a row, each thread with running maxima and
+ * sums of its own, combined once in fp64 in a fixed order. A thread takes groups of N neighbours, N
+ * being what 16 bytes of logits hold: logits in one access, targets too where their row allows,
+ * else element by element. Two exps an element, one for probabilities and their logarithm.
+ *
+ * Row arithmetic is fp32 for f32, bf16 and f16 logits, fp64 for f64.
+ */
+#include "logprob.cuh"
+
+#include "beside.h"
+
+#include <algorithm>
+
+namespace
+{
+
+constexpr int THREADS = 256;
+constexpr int BATCH = 2; /* groups in flight a thread */
+
+__device__ float log_of(float v)
+{
+    return logf(v);
+}
+__device__ double log_of(double v)
+{
+    return log(v);
+}
+
+template <typename R> __device__ R minus_inf()
+{
+    return -(R)CUDART_INF;
+}
+
+/* N elements from column j on, in 16-byte accesses where that is possible. */
+template <typename E, int N, typename R>
+__device__ void load(const typename E::elem *row, int64_t j, R *z)
+{
+    const typename E::elem *at = row + j;
+    if (N % E::N == 0 && (uintptr_t)at % 16 == 0) {
+#pragma unroll
+        for (int g = 0; g < N / E::N; g++) {
+            typename E::real v[E::N];
+            E::unpack(__ldcs((const uint4 *)at + g), v);
+#pragma unroll
+            for (int e = 0; e < E::N; e++)
+                z[g * E::N + e] = (R)v[e];
+        }
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++)
+            z[e] = (R)E::one(at[e]);
+    }
+}
+
+/* x and v of N columns; those outside [0, true_columns) are -inf in both. */
+template <typename D, typename E, typename R>
+__device__ void fetch(const colo_k_distill_t &p, const typename D::elem *row,
+                      const typename E::elem *targets, int64_t j, R *x, R *w)
+{
+    constexpr int N = D::N;
+    if (j >= 0 && j + N <= p.true_columns) {
+        load<D, N>(row, j, x);
+        load<E, N>(targets, j, w);
+    } else {
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const bool there = j + e >= 0 && j + e < p.true_columns;
+            x[e] = there ? (R)D::one(row[j + e]) : (R)0;
+            w[e] = there ? (R)E::one(targets[j + e]) : (R)0;
+        }
+    }
+}
+
+template <typename R> struct sums {
+    R mx, sx, mv, sv, c, d;
+};
+
+template <typename R> __device__ R base_of(R m)
+{
+    return m == minus_inf<R>() ? (R)0 : m;
+}
+
+/* N columns; @x and @v hold what the row has there, -inf where it has nothing. @w: probabilities.
+ */
+template <typename R, int N>
+__device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool probs)
+{
+    R top = a.mx, top_v = a.mv;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        top = max_nan(top, x[e]);
+        top_v = max_nan(top_v, v[e]);
+    }
+    if (top != a.mx) {
+        const R up = top - base_of(a.mx);
+        a.sx = a.mx == minus_inf<R>() ? (R)0 : a.sx * exp_of(-up);
+        if (a.sv > 0) {
+            a.c -= up * a.sv;
+            a.d += up * a.sv;
+        }
+        a.mx = top;
+    }
+    if (probs) {
+        if (top_v != top_v || top_v == (R)CUDART_INF)
+            a.mv = (R)CUDART_NAN;
+    } else if (top_v != a.mv) {
+        const R down = a.mv - top_v, c = exp_of(down);
+        a.d = c > 0 ? c * (a.d + down * a.sv) : (R)0;
+        a.c = c > 0 ? c * a.c : (R)0;
+        a.sv = c > 0 ? c * a.sv : (R)0;
+        a.mv = top_v;
+    }
+    const R bx = base_of(a.mx), bv = probs ? (R)0 : base_of(a.mv);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const R dx = x[e] - bx, dv = v[e] - bv, q = probs ? w[e] : exp_of(dv);
+        a.sx += exp_of(dx);
+        if (q > 0) {
+            a.sv += q;
+            a.c += q * dx;
+            a.d += q * (dv - dx);
+        }
+    }
+}
+
+template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2)
+        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = room[0];
+    for (int i = 1; i < THREADS / 32; i++)
+        v = f(v, room[i]);
+    return v;
+}
+
+__device__ double sum_of(double v, double *room)
+{
+    return all_threads(v, room, [](double a, double b) { return a + b; });
+}
+
+template <typename D, typename E>
+__global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_k_distill_t p)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    __shared__ double room[THREADS / 32];
+    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    if (blockIdx.x == 0 && threadIdx.x < 8)
+        ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
+    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+
+    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        const typename D::elem *row = (const typename D::elem *)p.logits + t * p.row_stride;
+        const typename E::elem *targets =
+            (const typename E::elem *)p.targets + t * p.target_row_stride;
+        const bool counts = !p.mask || p.mask[t * p.mask_stride];
+        const int64_t first = first_slot<D>(row), end = counts ? p.true_columns : 0;
+        sums<R> a = {minus_inf<R>(), 0, p.probs ? (R)0 : minus_inf<R>(), 0, 0, 0};
+        for (int64_t j0 = first; j0 < end; j0 += (int64_t)THREADS * N * BATCH) {
+            R x[BATCH][N], w[BATCH][N];
+#pragma unroll
+            for (int b = 0; b < BATCH; b++)
+                fetch<D, E>(p, row, targets, j0 + ((int64_t)b * THREADS + threadIdx.x) * N, x[b],
+                            w[b]);
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const int64_t j = j0 + ((int64_t)b * THREADS + threadIdx.x) * N;
+                R v[N];
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    const bool there = j + e >= 0 && j + e < p.true_columns;
+                    x[b][e] = there ? x_of(x[b][e], factor, cap) : minus_inf<R>();
+                    /* the logarithm of a negative one is NaN, as it must be */
+                    v[e] = !there    ? minus_inf<R>()
+                           : p.probs ? log_of(w[b][e])
+                                     : target_factor * w[b][e];
+                    w[b][e] = there ? w[b][e] : (R)0;
+                }
+                absorb<R, N>(a, x[b], v, w[b], p.probs);
+            }
+        }
+
+        const auto larger = [](double u, double w) { return max_nan(u, w); };
+        const double mx = all_threads((double)a.mx, room, larger),
+                     mv = all_threads((double)a.mv, room, larger);
+        const bool fine = mx < CUDART_INF && mv < CUDART_INF; /* not NaN, not +inf */
+        double sx = 0, sv = 0, c = 0, d = 0;
+        if (fine && a.mx > minus_inf<R>())
+            sx = (double)a.sx * exp((double)a.mx - mx);
+        if (fine && a.sv > 0) {
+            const double down_v = (double)a.mv - mv, e = exp(down_v),
+                         base = mx > -CUDART_INF ? mx : 0, down = (double)base_of(a.mx) - base;
+            if (e > 0) {
+                sv = e * (double)a.sv;
+                c = e * ((double)a.c + down * (double)a.sv);
+                d = e * ((double)a.d + (down_v - down) * (double)a.sv);
+            }
+        }
+        sx = sum_of(sx, room);
+        sv = sum_of(sv, room);
+        c = sum_of(c, room);
+        d = sum_of(d, room);
+        if (threadIdx.x == 0) {
+            put(block + p.mx, WIDE, t, fine ? mx : CUDART_NAN);
+            put(block + p.sx, WIDE, t, sx);
+            put(block + p.mv, WIDE, t, mv);
+            put(block + p.sv, WIDE, t, sv);
+            put(block + p.c, WIDE, t, c);
+            put(block + p.d, WIDE, t, d);
+        }
+    }
+}
+
+/* ---- merge: merge_row() of distill-host.c ---- */
+
+__global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
+{
+    const bool wide = p.dtype == COLO_F64;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += step) {
+        double m = -CUDART_INF, mv = -CUDART_INF, sum = 0, sum_v = 0, c = 0, d = 0;
+        double log_sum = 0, log_sum_v = 0, q = 1, ce = 0, kl = 0;
+        const bool counts = !p.mask || p.mask[t * p.mask_stride];
+        if (!counts)
+            m = CUDART_INF;
+        for (int32_t r = 0; r < p.ranks && counts; r++) {
+            const unsigned char *b = p.blocks + r * p.block_bytes;
+            m = max_nan(m, get(b + p.mx, wide, t));
+            mv = max_nan(mv, get(b + p.mv, wide, t));
+        }
+        if (counts && (!(m > -CUDART_INF) || !(mv > -CUDART_INF))) {
+            m = log_sum = mv = log_sum_v = q = ce = kl = CUDART_NAN;
+        } else if (counts) {
+            for (int32_t r = 0; r < p.ranks; r++) {
+                const unsigned char *b = p.blocks + r * p.block_bytes;
+                const double rx = get(b + p.mx, wide, t), rv = get(b + p.mv, wide, t),
+                             sv = get(b + p.sv, wide, t), down_v = rv - mv,
+                             w = rv > -CUDART_INF ? exp(down_v) : 0,
+                             down = (rx > -CUDART_INF ? rx : 0) - m;
+                if (rx > -CUDART_INF)
+                    sum += exp(rx - m) * get(b + p.sx, wide, t);
+                if (w > 0 && sv > 0) {
+                    sum_v += w * sv;
+                    c += w * (get(b + p.c, wide, t) + down * sv);
+                    d += w * (get(b + p.d, wide, t) + (down_v - down) * sv);
+                }
+            }
+            log_sum = log(sum);
+            if (p.probs) {
+                mv = 0;
+                q = sum_v;
+                ce = q * log_sum - c;
+                kl = q * log_sum + d;
+            } else {
+                log_sum_v = log(sum_v);
+                ce = log_sum - c / sum_v;
+                kl = d / sum_v - log_sum_v + log_sum;
+            }
+        }
+        if (p.ce)
+            put(p.ce, wide, t, ce);
+        if (p.kl)
+            put(p.kl, wide, t, kl);
+        if (p.saved) {
+            p.saved[t] = m;
+            p.saved[p.tokens + t] = log_sum;
+            p.saved[2 * p.tokens + t] = counts ? mv : 0;
+            p.saved[3 * p.tokens + t] = log_sum_v;
+            p.saved[4 * p.tokens + t] = q;
+        }
+    }
+}
+
+/* ---- grad: blockIdx.x is a run of groups, blockIdx.y a row ---- */
+
+constexpr int RUN = 4; /* groups a thread */
+
+template <typename D, typename E>
+__global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_k_distill_t p)
+{
+    using R = typename D::real;
+    using Z = typename D::elem;
+    constexpr int N = D::N;
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+    for (int64_t t = blockIdx.y; t < p.tokens; t += gridDim.y) {
+        const Z *row = (const Z *)p.logits + t * p.row_stride;
+        const typename E::elem *targets =
+            (const typename E::elem *)p.targets + t * p.target_row_stride;
+        Z *out = (Z *)p.d_logits + t * p.d_row_stride;
+        const double md = p.saved[t];
+        const bool nan = isnan(md), counts = !nan && md < CUDART_INF;
+        const R m = (R)md, log_sum = (R)p.saved[p.tokens + t], mv = (R)p.saved[2 * p.tokens + t],
+                log_sum_v = (R)p.saved[3 * p.tokens + t], q_all = (R)p.saved[4 * p.tokens + t];
+        const R g = (R)((p.d_ce ? get(p.d_ce, WIDE, t) : 0) + (p.d_kl ? get(p.d_kl, WIDE, t) : 0));
+        const int64_t first = first_slot<D>(row);
+        for (int b = 0; b < RUN; b++) {
+            const int64_t j = first + (((int64_t)blockIdx.x * RUN + b) * THREADS + threadIdx.x) * N;
+            if (j >= p.columns)
+                break;
+            R x[N], w[N];
+            if (counts)
+                fetch<D, E>(p, row, targets, j, x, w);
+#pragma unroll
+            for (int e = 0; e < N; e++) {
+                R dz = nan ? (R)CUDART_NAN : (R)0;
+                if (counts) {
+                    const R v = x_of(x[e], factor, cap),
+                            q = p.probs ? w[e] : exp_of(target_factor * w[e] - mv - log_sum_v);
+                    dz = g * (q_all * exp_of(v - m - log_sum) - q) * factor;
+                    if (cap > 0)
+                        dz *= 1 - (v / cap) * (v / cap);
+                }
+                x[e] = j + e < p.true_columns ? dz : (R)0;
+            }
+            if (j >= 0 && j + N <= p.columns && (uintptr_t)(out + j) % 16 == 0) {
+                __stcs((uint4 *)(out + j), D::pack(x));
+            } else {
+#pragma unroll
+                for (int e = 0; e < N; e++)
+                    if (j + e >= 0 && j + e < p.columns)
+                        out[j + e] = D::round(x[e]);
+            }
+        }
+    }
+}
+
+template <typename D, typename E> struct run {
+    static cudaError_t stats(const colo_k_distill_t &p, cudaStream_t stream)
+    {
+        const int64_t rows = std::max<int64_t>(p.tokens, 1); /* the header, too */
+        stats_kernel<D, E><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
+        return cudaGetLastError();
+    }
+    static cudaError_t grad(const colo_k_distill_t &p, cudaStream_t stream)
+    {
+        const int64_t groups = (p.columns + 2 * (D::N - 1)) / D::N,
+                      runs = (groups - 1) / (THREADS * RUN) + 1;
+        if (runs > INT32_MAX)
+            return cudaErrorInvalidValue;
+        grad_kernel<D, E><<<dim3((unsigned)runs, (unsigned)std::min<int64_t>(p.tokens, 65535)),
+                            THREADS, 0, stream>>>(p);
+        return cudaGetLastError();
+    }
+};
+
+template <typename D> cudaError_t pick(const colo_k_distill_t &p, bool grad, cudaStream_t stream)
+{
+    if (p.target_dtype == p.dtype)
+        return grad ? run<D, D>::grad(p, stream) : run<D, D>::stats(p, stream);
+    return grad ? run<D, f32>::grad(p, stream) : run<D, f32>::stats(p, stream);
+}
+
+cudaError_t dispatch(const colo_k_distill_t &p, bool grad, cudaStream_t stream)
+{
+    switch (p.dtype) {
+    case COLO_F32:
+        return grad ? run<f32, f32>::grad(p, stream) : run<f32, f32>::stats(p, stream);
+    case COLO_F64:
+        return pick<f64>(p, grad, stream);
+    case COLO_BF16:
+        return pick<bf16>(p, grad, stream);
+    case COLO_F16:
+        return pick<f16>(p, grad, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_distill_stats(const colo_k_distill_t *p, cudaStream_t stream)
+{
+    return dispatch(*p, false, stream);
+}
+
+extern "C" cudaError_t colo_k_distill_merge(const colo_k_distill_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0)
+        return cudaSuccess;
+    merge_kernel<<<(unsigned)std::min<int64_t>((p->tokens - 1) / 128 + 1, 1 << 30), 128, 0,
+                   stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_distill_grad(const colo_k_distill_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0 || p->columns == 0)
+        return cudaSuccess;
+    return dispatch(*p, true, stream);
+}

@@ -1,0 +1,444 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * pick.cu - the k largest columns of a row, or given ones: what pick-host.c does, on a GPU.
+ *
+ * Largest: a block of threads a row. Each reads slots of 16 bytes; what beats the k-th best so far
+ * goes into a buffer in shared memory; when the buffer is full, it is sorted, all but the first k
+ * are dropped, and the bar rises. After n columns in random order some k / n of the next ones pass,
+ * so a row of 150,000 is sorted two or three times; ascending rows are sorted often and are slow,
+ * not wrong. Order is (logit, lower id first), a total one: the result depends on no schedule.
+ *
+ * The statistics of the row are another pass (logprob-stats.cu): logits are read twice.
+ */
+#include "logprob.cuh"
+
+#include "beside.h"
+
+#include <algorithm>
+
+namespace
+{
+
+constexpr int THREADS = 256;
+constexpr int ROOM = 1024; /* candidates; a power of two, at least 2 COLO_K_PICK_MAX */
+constexpr int BATCH = 4;   /* slots in flight a thread; BATCH * N bits say which elements wait */
+
+unsigned blocks_of(int64_t n, int64_t each)
+{
+    return (unsigned)std::min<int64_t>((n - 1) / each + 1, 1 << 30);
+}
+
+__device__ bool is_legal(const colo_k_pick_t &p, int64_t id)
+{
+    return id >= 0 && id < p.vocab;
+}
+
+/* ---- rows ---- */
+
+__global__ void rows_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.x;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += step) {
+        int64_t row = p.topk ? 0 : COLO_K_PICK_SKIP, invalid = 0;
+        if (p.mask && !p.mask[t * p.mask_stride])
+            row = COLO_K_PICK_SKIP;
+        else
+            for (int64_t i = 0; i < p.k && !p.topk; i++) {
+                const int64_t id = p.ids[t * p.id_stride + i];
+                if (id == p.ignore_index)
+                    continue;
+                invalid += !is_legal(p, id);
+                if (!is_legal(p, id))
+                    row = -1;
+                else if (row == COLO_K_PICK_SKIP)
+                    row = id;
+            }
+        p.rows[t] = row;
+        if (p.count && p.n_invalid && invalid)
+            atomicAdd((unsigned long long *)p.n_invalid, (unsigned long long)invalid);
+    }
+}
+
+/* ---- this rank's candidates ---- */
+
+template <typename D> __global__ void given_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
+        const int64_t t = at / p.k;
+        int64_t j = p.rows[t] == COLO_K_PICK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
+        j = j >= p.vocab_start && j - p.vocab_start < p.true_columns ? j - p.vocab_start : -1;
+        put(block + p.pz, WIDE, at,
+            j < 0 ? 0 : (double)D::one(((const typename D::elem *)p.logits)[t * p.row_stride + j]));
+    }
+}
+
+__device__ uint64_t ordered(float v)
+{
+    const uint32_t u = __float_as_uint(v + 0.0f); /* -0 is 0 */
+    return u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+__device__ uint64_t ordered(double v)
+{
+    const uint64_t u = (uint64_t)__double_as_longlong(v + 0.0);
+    return u >> 63 ? ~u : u | UINT64_C(1) << 63;
+}
+
+template <typename R> __device__ R key_of(R z, double factor)
+{
+    return factor > 0 ? z : factor < 0 ? -z : 0;
+}
+
+struct heap {
+    uint64_t key[ROOM], bar_key;
+    uint32_t id[ROOM], bar_id;
+    int count;
+};
+
+__device__ bool before(uint64_t ka, uint32_t ia, uint64_t kb, uint32_t ib)
+{
+    return ka > kb || (ka == kb && ia < ib);
+}
+
+/* Sorts, keeps the first k, sets the bar. All threads; begins and ends with a barrier. */
+__device__ void prune(heap &h, int k)
+{
+    __syncthreads();
+    const int n = min(h.count, ROOM);
+    for (int i = n + (int)threadIdx.x; i < ROOM; i += THREADS) {
+        h.key[i] = 0;
+        h.id[i] = UINT32_MAX;
+    }
+    for (int size = 2; size <= ROOM; size *= 2)
+        for (int gap = size / 2; gap > 0; gap /= 2) {
+            __syncthreads();
+            for (int i = threadIdx.x; i < ROOM / 2; i += THREADS) {
+                const int a = 2 * gap * (i / gap) + i % gap, b = a + gap;
+                const bool down = (a & size) == 0;
+                const uint64_t ka = h.key[a], kb = h.key[b];
+                const uint32_t ia = h.id[a], ib = h.id[b];
+                if (before(kb, ib, ka, ia) == down) {
+                    h.key[a] = kb;
+                    h.key[b] = ka;
+                    h.id[a] = ib;
+                    h.id[b] = ia;
+                }
+            }
+        }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        h.count = min(n, k);
+        h.bar_key = n >= k ? h.key[k - 1] : 0;
+        h.bar_id = n >= k ? h.id[k - 1] : UINT32_MAX;
+    }
+    __syncthreads();
+}
+
+template <typename D>
+__global__ void __launch_bounds__(THREADS) topk_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    using R = typename D::real;
+    using E = typename D::elem;
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    constexpr int N = D::N;
+    __shared__ heap h;
+    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    int64_t *pid = (int64_t *)(block + p.pid);
+    const int k = (int)p.k;
+    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        const E *row = (const E *)p.logits + t * p.row_stride;
+        const bool skip = p.rows[t] == COLO_K_PICK_SKIP;
+        if (threadIdx.x == 0) {
+            h.count = 0;
+            h.bar_key = 0;
+            h.bar_id = UINT32_MAX;
+        }
+        __syncthreads();
+        const int64_t first = first_slot<D>(row);
+        const int64_t slots = skip ? 0 : (p.true_columns - first + N - 1) / N;
+        for (int64_t base = 0; base < slots; base += THREADS * BATCH) {
+            R z[BATCH][N];
+            uint32_t waits = 0;
+#pragma unroll
+            for (int b = 0; b < BATCH; b++) {
+                const int64_t slot = base + b * THREADS + threadIdx.x, j = first + slot * N;
+                if (slot < slots && j >= 0 && j + N <= p.true_columns) {
+                    D::unpack(load_slot(row, j, sizeof(E)), z[b]);
+                    waits |= ((1u << N) - 1) << (b * N);
+                } else {
+#pragma unroll
+                    for (int e = 0; e < N; e++) {
+                        const bool there = slot < slots && j + e >= 0 && j + e < p.true_columns;
+                        z[b][e] = there ? D::one(row[j + e]) : (R)0;
+                        waits |= (uint32_t)there << (b * N + e);
+                    }
+                }
+            }
+            for (;;) {
+                const uint64_t bar_key = h.bar_key;
+                const uint32_t bar_id = h.bar_id;
+#pragma unroll
+                for (int b = 0; b < BATCH; b++)
+#pragma unroll
+                    for (int e = 0; e < N; e++) {
+                        const uint32_t bit = 1u << (b * N + e);
+                        if (!(waits & bit))
+                            continue;
+                        const uint64_t key = ordered(key_of(z[b][e], p.factor));
+                        const int64_t slot = base + b * THREADS + threadIdx.x;
+                        const uint32_t id = (uint32_t)(first + slot * N + e);
+                        int at = 0;
+                        if (before(key, id, bar_key, bar_id) &&
+                            (at = atomicAdd(&h.count, 1)) < ROOM) {
+                            h.key[at] = key;
+                            h.id[at] = id;
+                        }
+                        if (at < ROOM)
+                            waits &= ~bit;
+                    }
+                if (!__syncthreads_or((int)waits))
+                    break;
+                prune(h, k);
+            }
+        }
+        if (!skip)
+            prune(h, k);
+        for (int i = threadIdx.x; i < k; i += THREADS) {
+            const bool there = i < h.count;
+            put(block + p.pz, WIDE, t * k + i, there ? (double)D::one(row[h.id[i]]) : 0);
+            pid[t * k + i] = there ? p.vocab_start + h.id[i] : -1;
+        }
+        __syncthreads();
+    }
+}
+
+/* ---- merge ---- */
+
+__device__ const unsigned char *block_of(const colo_k_pick_t &p, int32_t r)
+{
+    return p.blocks + r * p.block_bytes;
+}
+
+__device__ double candidate(const colo_k_pick_t &p, int32_t r, int64_t at)
+{
+    return get(block_of(p, r) + p.pz, p.dtype == COLO_F64, at);
+}
+
+__device__ int64_t count_before(const colo_k_pick_t &p, int32_t r, int64_t t, double key,
+                                int64_t id)
+{
+    const int64_t *ids = (const int64_t *)(block_of(p, r) + p.pid) + t * p.k;
+    int64_t lo = 0, hi = p.k;
+    while (lo < hi) {
+        const int64_t mid = (lo + hi) / 2;
+        const double other = ids[mid] < 0 ? 0 : key_of(candidate(p, r, t * p.k + mid), p.factor);
+        if (ids[mid] >= 0 && (other > key || (other == key && ids[mid] < id)))
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo;
+}
+
+/* As emit() of pick-host.c. */
+__device__ void emit(const colo_k_pick_t &p, int64_t t, int64_t i, int64_t id, double z)
+{
+    const bool wide = p.dtype == COLO_F64;
+    const int64_t at = t * p.k + i;
+    double down = 0, logp = id == COLO_K_PICK_SKIP ? 0 : CUDART_NAN;
+    if (id >= 0) {
+        double x = x_of(z, p.factor, p.softcap);
+        if (!wide && isinf((float)x))
+            x = x > 0 ? CUDART_INF : -CUDART_INF;
+        down = x - p.saved[t];
+        logp = down - p.saved[p.tokens + t];
+    }
+    p.down[at] = down;
+    p.kept[at] = id < 0 ? -1 : id;
+    if (p.logp)
+        put(p.logp, wide, at, logp);
+    if (p.out_ids)
+        p.out_ids[at] = id < 0 ? -1 : id;
+    if (p.topk && i == 0 && id >= 0)
+        p.rows[t] = id;
+}
+
+__global__ void merge_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        const bool skip = p.rows[t] == COLO_K_PICK_SKIP, lost = isnan(p.saved[t]);
+        __syncthreads(); /* emit writes rows */
+        if (p.topk && !skip && !lost) {
+            for (int64_t n = threadIdx.x; n < p.ranks * p.k; n += blockDim.x) {
+                const int32_t r = (int32_t)(n / p.k);
+                const int64_t at = t * p.k + n % p.k;
+                const int64_t id = ((const int64_t *)(block_of(p, r) + p.pid))[at];
+                if (id < 0)
+                    continue;
+                const double z = candidate(p, r, at), key = key_of(z, p.factor);
+                int64_t ahead = 0;
+                for (int32_t q = 0; q < p.ranks && ahead < p.k; q++)
+                    ahead += count_before(p, q, t, key, id);
+                if (ahead < p.k)
+                    emit(p, t, ahead, id, z);
+            }
+            continue;
+        }
+        for (int64_t i = threadIdx.x; i < p.k; i += blockDim.x) {
+            const int64_t id = skip || p.topk ? -1 : p.ids[t * p.id_stride + i];
+            if (skip || (!p.topk && id == p.ignore_index)) {
+                emit(p, t, i, COLO_K_PICK_SKIP, 0);
+            } else if (is_legal(p, id)) {
+                double z = CUDART_NAN; /* on no rank: the shards do not tile the vocabulary */
+                for (int32_t r = 0; r < p.ranks; r++) {
+                    const int64_t *head = (const int64_t *)block_of(p, r);
+                    const int64_t start = head[p.head_start], columns = head[p.head_columns];
+                    if (id >= start && id - start < columns)
+                        z = candidate(p, r, t * p.k + i);
+                }
+                emit(p, t, i, id, z);
+            } else {
+                emit(p, t, i, -1, 0);
+            }
+        }
+    }
+}
+
+/* ---- backward ---- */
+
+__device__ double upstream(const colo_k_pick_t &p, int64_t at)
+{
+    return p.kept[at] < 0 ? 0 : get(p.d_logp, p.dtype == COLO_F64, at);
+}
+
+/* A warp a row; lanes and then the tree in a fixed order. */
+__global__ void sum_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
+    for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.tokens;
+         t += step) {
+        double sum = 0;
+        for (int64_t i = threadIdx.x % 32; i < p.k; i += 32)
+            sum += upstream(p, t * p.k + i);
+        for (int o = 16; o > 0; o /= 2)
+            sum += __shfl_xor_sync(0xffffffffu, sum, o);
+        if (threadIdx.x % 32 == 0)
+            put(p.sum, p.dtype == COLO_F64, t, sum);
+    }
+}
+
+template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_pick_t p)
+{
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
+    for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
+        const int64_t t = at / p.k, id = p.kept[at], j = id - p.vocab_start;
+        const double m = p.saved[t], log_sum = p.saved[p.tokens + t];
+        if (p.rows[t] < 0 || isnan(m) || id < p.vocab_start || j >= p.true_columns)
+            continue;
+        double g = 0;
+        bool first = true;
+        if (p.topk)
+            g = upstream(p, at); /* all ids differ */
+        else
+            for (int64_t i = t * p.k; i < (t + 1) * p.k; i++) {
+                g += p.kept[i] == id ? upstream(p, i) : 0;
+                first = first && (i >= at || p.kept[i] != id);
+            }
+        if (!first)
+            continue;
+        double dx = g - exp(p.down[at] - log_sum) * get(p.sum, WIDE, t);
+        if (p.softcap > 0) {
+            const double th = (p.down[at] + m) / p.softcap;
+            dx *= 1 - th * th;
+        }
+        ((typename D::elem *)p.d_logits)[t * p.d_row_stride + j] =
+            D::round((typename D::real)(dx * p.factor));
+    }
+}
+
+template <typename D> cudaError_t local(const colo_k_pick_t &p, cudaStream_t stream)
+{
+    if (!p.topk)
+        given_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
+    else if (p.true_columns >= UINT32_MAX)
+        return cudaErrorInvalidValue;
+    else
+        topk_kernel<D><<<blocks_of(p.tokens, 1), THREADS, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+template <typename D> cudaError_t fix(const colo_k_pick_t &p, cudaStream_t stream)
+{
+    fix_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
+    return cudaGetLastError();
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t stream)
+{
+    if (p->count && p->n_invalid) {
+        cudaError_t e = cudaMemsetAsync(p->n_invalid, 0, sizeof *p->n_invalid, stream);
+        if (e != cudaSuccess)
+            return e;
+    }
+    if (p->tokens == 0)
+        return cudaSuccess;
+    rows_kernel<<<blocks_of(p->tokens, 128), 128, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_pick_local(const colo_k_pick_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0)
+        return cudaSuccess;
+    switch (p->dtype) {
+    case COLO_F32:
+        return local<f32>(*p, stream);
+    case COLO_F64:
+        return local<f64>(*p, stream);
+    case COLO_BF16:
+        return local<bf16>(*p, stream);
+    case COLO_F16:
+        return local<f16>(*p, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+extern "C" cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0)
+        return cudaSuccess;
+    merge_kernel<<<blocks_of(p->tokens, 1), 64, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0)
+        return cudaSuccess;
+    sum_kernel<<<blocks_of(p->tokens, 4), 128, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_pick_fix(const colo_k_pick_t *p, cudaStream_t stream)
+{
+    if (p->tokens == 0)
+        return cudaSuccess;
+    switch (p->dtype) {
+    case COLO_F32:
+        return fix<f32>(*p, stream);
+    case COLO_F64:
+        return fix<f64>(*p, stream);
+    case COLO_BF16:
+        return fix<bf16>(*p, stream);
+    case COLO_F16:
+        return fix<f16>(*p, stream);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}

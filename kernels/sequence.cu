@@ -1,0 +1,240 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sequence.cu - one thread an element: which token of which row it is (sequence-pass.h has the
+ * closed form), then a move. And weighted sums: one block adds, in an order that depends on nothing
+ * but the count; every rank then adds the parts in rank order.
+ */
+#include "beside.h"
+
+#include <algorithm>
+#include <cstdint>
+
+namespace
+{
+
+constexpr int THREADS = 256;
+
+unsigned blocks_of(int64_t n)
+{
+    return (unsigned)std::min<int64_t>((n - 1) / THREADS + 1, 1 << 30);
+}
+
+struct place {
+    int64_t row, column, x, length, position;
+};
+
+__device__ int64_t zigzag(int64_t length, int64_t cp, int64_t rank, int64_t i)
+{
+    const int64_t q = length / (2 * cp);
+    return cp == 1 ? i : i < q ? rank * q + i : (2 * cp - 1 - rank) * q + (i - q);
+}
+
+/* The row whose segment begins, of a shard of one of @cp ranks, at or before element @i. */
+__device__ int64_t segment_of(const colo_k_sequence_t &p, int64_t i)
+{
+    int64_t lo = 0, hi = p.batch - 1;
+    while (lo < hi) {
+        const int64_t mid = lo + (hi - lo + 1) / 2;
+        if (p.cu_padded[mid] / p.cp <= i)
+            lo = mid;
+        else
+            hi = mid - 1;
+    }
+    return lo;
+}
+
+__device__ place locate(const colo_k_sequence_t &p, int64_t rank, int64_t i)
+{
+    place at;
+    if (p.cu_padded) {
+        at.row = segment_of(p, i);
+        const int64_t begin = p.cu_padded[at.row], room = p.cu_padded[at.row + 1] - begin;
+        at.x = zigzag(room, p.cp, rank, i - begin / p.cp);
+        at.position = begin + at.x;
+        at.length = p.lengths ? p.lengths[at.row] : room < p.positions ? room : p.positions;
+        at.column = at.x + (p.left_padded ? p.positions - at.length : 0);
+    } else {
+        const int64_t local = p.row / p.cp;
+        at.row = i / local;
+        at.position = zigzag(p.row, p.cp, rank, i % local);
+        at.length = p.lengths ? p.lengths[at.row] : p.positions;
+        at.column = at.position;
+        at.x = at.column - (p.left_padded ? p.positions - at.length : 0);
+    }
+    return at;
+}
+
+__device__ bool has_target(const place &at)
+{
+    return at.x >= 0 && at.x + 1 < at.length;
+}
+
+__global__ void targets_kernel(const __grid_constant__ colo_k_sequence_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
+        const place at = locate(p, p.cp_rank, i);
+        const int64_t next =
+            p.token_stride < 0 ? at.position + 1 : at.row * p.token_stride + at.column + 1;
+        p.targets[i] = has_target(at) ? p.tokens[next] : p.ignore;
+    }
+}
+
+__global__ void mask_kernel(const __grid_constant__ colo_k_sequence_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
+        const place at = locate(p, p.cp_rank, i);
+        p.mask[i] = p.targets_only ? has_target(at) : at.x >= 0 && at.x < at.length;
+    }
+}
+
+/* T: an unsigned integer as wide as an element. */
+template <typename T> __global__ void spread_kernel(const __grid_constant__ colo_k_sequence_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
+    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
+        const place at = locate(p, k / p.count, k % p.count);
+        if (has_target(at))
+            ((T *)p.table)[at.row * p.table_stride + at.column] = ((const T *)p.elements)[k];
+    }
+}
+
+template <typename T> __global__ void collect_kernel(const __grid_constant__ colo_k_sequence_t p)
+{
+    const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
+    for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
+        const place at = locate(p, p.from + k / p.count, k % p.count);
+        ((T *)p.elements)[k] =
+            has_target(at) ? ((const T *)p.table)[at.row * p.table_stride + at.column] : (T)0;
+    }
+}
+
+/* ---- weighted sums ---- */
+
+constexpr int ADDERS = 1024;
+
+struct part {
+    double num, weight;
+    int64_t den, unused;
+};
+struct result {
+    double num, weight;
+    int64_t den;
+    double value;
+};
+
+template <typename T> __device__ double weight_of(const colo_k_weighted_t &p, int64_t i)
+{
+    return p.weights ? (double)((const T *)p.weights)[i] : 1;
+}
+
+template <typename T>
+__global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_k_weighted_t p)
+{
+    __shared__ part room[ADDERS];
+    part a = {0, 0, 0, 0};
+    for (int64_t i = threadIdx.x; i < p.count; i += ADDERS) {
+        if (p.mask && !p.mask[i])
+            continue;
+        const double w = weight_of<T>(p, i);
+        a.num += w * (double)((const T *)p.values)[i];
+        a.weight += w;
+        a.den++;
+    }
+    room[threadIdx.x] = a;
+    for (int half = ADDERS / 2; half > 0; half /= 2) {
+        __syncthreads();
+        if ((int)threadIdx.x < half) {
+            room[threadIdx.x].num += room[threadIdx.x + half].num;
+            room[threadIdx.x].weight += room[threadIdx.x + half].weight;
+            room[threadIdx.x].den += room[threadIdx.x + half].den;
+        }
+    }
+    if (threadIdx.x == 0)
+        ((part *)p.parts)[p.rank] = room[0];
+}
+
+template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_k_weighted_t p)
+{
+    result all = {0, 0, 0, 0};
+    for (int32_t r = 0; r < p.ranks; r++) { /* every thread for itself: a few numbers, all cached */
+        all.num += ((const part *)p.parts)[r].num;
+        all.weight += ((const part *)p.parts)[r].weight;
+        all.den += ((const part *)p.parts)[r].den;
+    }
+    all.value = all.den ? all.num / (double)all.den : 0;
+    if (blockIdx.x == 0 && threadIdx.x == 0)
+        *(result *)p.out = all;
+    const int64_t step = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
+        ((T *)p.d_values)[i] =
+            !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den) : (T)0;
+}
+
+} // namespace
+
+extern "C" cudaError_t colo_k_sequence_targets(const colo_k_sequence_t *p, cudaStream_t stream)
+{
+    if (p->count == 0)
+        return cudaSuccess;
+    targets_kernel<<<blocks_of(p->count), THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_sequence_mask(const colo_k_sequence_t *p, cudaStream_t stream)
+{
+    if (p->count == 0)
+        return cudaSuccess;
+    mask_kernel<<<blocks_of(p->count), THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaStream_t stream)
+{
+    const size_t width = (size_t)(p->positions - 1) * (size_t)p->elem;
+    if (p->batch > 0 && width > 0) {
+        cudaError_t e = cudaMemset2DAsync(p->table, (size_t)p->table_stride * (size_t)p->elem, 0,
+                                          width, (size_t)p->batch, stream);
+        if (e != cudaSuccess)
+            return e;
+    }
+    if (p->count == 0)
+        return cudaSuccess;
+    if (p->elem == 8)
+        spread_kernel<uint64_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
+    else
+        spread_kernel<uint32_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_sequence_collect(const colo_k_sequence_t *p, cudaStream_t stream)
+{
+    const int64_t n = (p->to - p->from) * p->count;
+    if (n == 0)
+        return cudaSuccess;
+    if (p->elem == 8)
+        collect_kernel<uint64_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
+    else
+        collect_kernel<uint32_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStream_t stream)
+{
+    if (p->dtype == COLO_F64)
+        add_kernel<double><<<1, ADDERS, 0, stream>>>(*p);
+    else
+        add_kernel<float><<<1, ADDERS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaStream_t stream)
+{
+    const unsigned blocks = blocks_of(std::max<int64_t>(p->d_values ? p->count : 0, 1));
+    if (p->dtype == COLO_F64)
+        finish_kernel<double><<<blocks, THREADS, 0, stream>>>(*p);
+    else
+        finish_kernel<float><<<blocks, THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}

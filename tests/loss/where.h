@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * where.h - where the memory of a test's ranks is: the same test programs are linked once with
+ * where_host.c and once with where_gpu.c, in which all ranks are threads that share one GPU.
+ */
+#ifndef TESTS_LOSS_WHERE_H
+#define TESTS_LOSS_WHERE_H
+
+#include "harness/harness.h"
+
+typedef struct where {
+    colo_mem_t mem;
+    int32_t device;
+    double slack;                                 /* times the host's tolerances */
+    void *(*put)(const void *from, size_t bytes); /* 0xa5 everywhere when @from is NULL */
+    void (*get)(void *to, const void *from, size_t bytes);
+    void (*drop)(void *p);                                           /* takes NULL */
+    colo_status_t (*group)(colo_comm_t *world, colo_comm_t **group); /* of the same ranks */
+    void (*leave)(colo_comm_t **group);
+    int (*need)(void); /* 0, or what main returns at once */
+} where_t;
+
+extern const where_t where;
+
+static inline colo_tensor_t where_tensor(void *data, colo_dtype_t dtype, int32_t ndim,
+                                         const int64_t *shape)
+{
+    return where.mem == COLO_CUDA ? colo_tensor_cuda(data, dtype, where.device, ndim, shape)
+                                  : colo_tensor_host(data, dtype, ndim, shape);
+}
+
+#endif
