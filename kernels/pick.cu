@@ -12,7 +12,7 @@
  */
 #include "logprob.cuh"
 
-#include "beside.h"
+#include "beside-launch.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * beside-cuda.c - CUDA's table of src/loss/beside.h: passes become the flat structs of
- * kernels/beside.h, after a look at their pointers. Each call's first pass looks at those of all
+ * kernels/beside-launch.h, after a look at their pointers. Each call's first pass looks at those of all
  * its passes: a wrong output must be known before anything is written.
  */
 #include "core/ops-cuda.h"
@@ -11,7 +11,7 @@
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
-#include "beside.h"
+#include "beside-launch.h"
 
 #include <stddef.h>
 #include <string.h>

@@ -65,7 +65,7 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64
     return st ? st : met;
 }
 
-static void fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+static void tell(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
     colo_comm_abort(c->impl, sentence);
     (void)status;
@@ -89,7 +89,7 @@ static const colo_comm_ops_t ops = {
     .abi = COLO_COMM_ABI,
     .all_gather = gather,
     .reduce_scatter = scatter,
-    .fail = fail,
+    .fail = tell,
     .state = state,
     .destroy = destroy,
 };

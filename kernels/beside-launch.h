@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * beside.h - launchers of what stands beside the loss of one target a token: picks (pick.cu),
- * target distributions (distill.cu), sequences and weighted sums (sequence.cu). The rules are those
- * of kernels.h; the structs are src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h,
- * flattened.
+ * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
+ * (pick.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu). The
+ * rules are those of kernels.h; the structs are
+ * src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h, flattened.
  */
-#ifndef COLO_KERNELS_BESIDE_H
-#define COLO_KERNELS_BESIDE_H
+#ifndef COLO_KERNELS_BESIDE_LAUNCH_H
+#define COLO_KERNELS_BESIDE_LAUNCH_H
 
 #include <colobridge/comm.h>
 

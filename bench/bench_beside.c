@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bench_beside.c - picks and target distributions on one GPU next to reading the logits once.
+ *
+ * usage: bench-beside [T V]      bf16 logits, default 8192 151936; medians of 20 after 3
+ */
+#include <colobridge.h>
+
+#include "kernels.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { WARM = 3, ITERATIONS = 20 };
+
+#define CUDA(expr)                                                      \
+    do {                                                                \
+        cudaError_t e_ = (expr);                                        \
+        if (e_ != cudaSuccess) {                                        \
+            fprintf(stderr, "%s: %s\n", #expr, cudaGetErrorString(e_)); \
+            exit(1);                                                    \
+        }                                                               \
+    } while (0)
+#define OK(expr)                                                   \
+    do {                                                           \
+        if ((expr) < 0) {                                          \
+            fprintf(stderr, "%s: %s\n", #expr, colo_last_error()); \
+            exit(1);                                               \
+        }                                                          \
+    } while (0)
+
+static struct {
+    int64_t tokens, vocab, k;
+    bool topk;
+    colo_tensor_t z, w, dz, ids;
+    void *stats, *scratch, *line[2], *picked, *up, *chosen;
+    unsigned long long *sum;
+    colo_comm_t *self;
+    colo_pick_saved_t picks;
+    colo_distill_saved_t soft;
+} b;
+
+static void *room(size_t bytes)
+{
+    void *p = NULL;
+    CUDA(cudaMalloc(&p, bytes + 16));
+    CUDA(cudaMemset(p, 0, bytes));
+    return p;
+}
+
+static void read_once(void)
+{
+    CUDA(colo_k_probe_read(b.z.data, b.tokens * b.vocab * 2 / 16 * 16, b.sum, NULL));
+}
+
+static void pick_forward(void)
+{
+    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = b.vocab, .k = b.k,
+                                    .topk = b.topk};
+    const colo_pick_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
+    OK(colo_pick_forward(&cfg, &b.z, b.topk ? NULL : &b.ids, NULL, b.self, &out, &b.picks, b.stats,
+                         b.scratch, NULL));
+}
+
+static void pick_backward(void)
+{
+    OK(colo_pick_backward(&b.picks, b.up, &b.dz, NULL));
+}
+
+static void soft_forward(void)
+{
+    const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = b.vocab};
+    OK(colo_distill_forward(&cfg, &b.z, &b.w, NULL, b.self,
+                            &(colo_distill_out_t){b.line[0], b.line[1]}, &b.soft, b.stats,
+                            b.scratch, NULL));
+}
+
+static void soft_backward(void)
+{
+    OK(colo_distill_backward(&b.soft, &(colo_distill_upstream_t){.d_kl = b.up}, &b.dz, NULL));
+}
+
+static int by_value(const void *x, const void *y)
+{
+    float a = *(const float *)x, c = *(const float *)y;
+    return (a > c) - (a < c);
+}
+
+/* @reads: matrices of logits that the operation moves */
+static void measure(const char *name, void (*run)(void), double matrices)
+{
+    float ms[ITERATIONS];
+    cudaEvent_t from, to;
+    CUDA(cudaEventCreate(&from));
+    CUDA(cudaEventCreate(&to));
+    for (int i = -WARM; i < ITERATIONS; i++) {
+        CUDA(cudaEventRecord(from, NULL));
+        run();
+        CUDA(cudaEventRecord(to, NULL));
+        CUDA(cudaEventSynchronize(to));
+        if (i >= 0)
+            CUDA(cudaEventElapsedTime(&ms[i], from, to));
+    }
+    qsort(ms, ITERATIONS, sizeof *ms, by_value);
+    const double median = (ms[ITERATIONS / 2 - 1] + ms[ITERATIONS / 2]) / 2;
+    printf("%-28s %9.1f us %8.0f GB/s\n", name, 1e3 * median,
+           matrices * (double)(b.tokens * b.vocab) * 2 / median / 1e6);
+}
+
+int main(int argc, char **argv)
+{
+    b.tokens = argc > 2 ? atoll(argv[1]) : 8192;
+    b.vocab = argc > 2 ? atoll(argv[2]) : 151936;
+    const size_t bytes = (size_t)(b.tokens * b.vocab) * 2;
+    const int64_t ks[] = {1, 20, 64, 256};
+    const int64_t shape[2] = {b.tokens, b.vocab};
+    const size_t most = (size_t)b.tokens * COLO_PICK_MAX * 8;
+    OK(colo_comm_create_self(&b.self));
+    b.z = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
+    b.w = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
+    b.dz = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
+    CUDA(colo_k_probe_fill(b.z.data, (int64_t)(bytes / 16 * 16), 3, 1, NULL));
+    CUDA(colo_k_probe_fill(b.w.data, (int64_t)(bytes / 16 * 16), 3, 2, NULL));
+    b.stats = room(3 * most);
+    b.scratch = room(6 * most);
+    b.line[0] = room(most);
+    b.line[1] = room(most);
+    b.picked = room(most);
+    b.up = room(most);
+    b.chosen = room(most);
+    b.sum = room(8);
+    printf("T %lld, V %lld, bf16, %.2f GB of logits\n", (long long)b.tokens, (long long)b.vocab,
+           (double)bytes / 1e9);
+    measure("read once", read_once, 1);
+    for (int i = 0; i < 4; i++)
+        for (int topk = 1; topk >= 0; topk--) {
+            char name[64];
+            b.k = ks[i];
+            b.topk = topk;
+            b.ids = colo_tensor_cuda(room(most), COLO_I64, 0, 2, (int64_t[]){b.tokens, b.k});
+            snprintf(name, sizeof name, "%s %d, forward", topk ? "largest" : "given", (int)b.k);
+            measure(name, pick_forward, topk ? 2 : 1);
+            snprintf(name, sizeof name, "%s %d, backward", topk ? "largest" : "given", (int)b.k);
+            measure(name, pick_backward, 2);
+            CUDA(cudaFree(b.ids.data));
+        }
+    measure("distill from logits, forward", soft_forward, 2);
+    measure("distill, backward", soft_backward, 3);
+    return 0;
+}

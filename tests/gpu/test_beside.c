@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_beside.c - picks and target distributions where only a GPU goes: long vocabularies, rows in
+ * the order that the filter of candidates likes least, more than 2^31 logits, pointers that no
+ * kernel can use. The rest is the programs of tests/loss, linked with where_gpu.c.
+ */
+#include "gpu/loss_gpu.h"
+
+#include "kernels.h"
+#include "ref/ref_pick.h"
+
+#include <math.h>
+
+static uint64_t rng;
+
+enum { K = 64 };
+
+typedef struct picks {
+    colo_comm_t *self;
+    void *z, *dz, *stats, *scratch, *logp, *ids, *up;
+    colo_pick_saved_t saved;
+} picks_t;
+
+static void pick_run(picks_t *m, int64_t tokens, int64_t vocab, int64_t k)
+{
+    size_t stat_bytes, scratch_bytes;
+    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
+    float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
+    for (int64_t i = 0; i < tokens * k; i++)
+        ones[i] = (float)(i % k + 1) / 64;
+    assert_ok(colo_comm_create_self(&m->self));
+    assert_ok(colo_pick_saved_size(&cfg, tokens, &stat_bytes));
+    assert_ok(colo_pick_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
+    m->stats = gpu_put(NULL, stat_bytes);
+    m->scratch = gpu_put(NULL, scratch_bytes);
+    m->logp = gpu_put(NULL, (size_t)(tokens * k) * 4);
+    m->ids = gpu_put(NULL, (size_t)(tokens * k) * 8);
+    m->up = gpu_put(ones, (size_t)(tokens * k) * 4);
+    colo_tensor_t zt = colo_tensor_cuda(m->z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
+    dt.data = m->dz;
+    const colo_pick_out_t out = {.logp = m->logp, .ids = m->ids};
+    assert_ok(colo_pick_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
+                                m->scratch, NULL));
+    assert_ok(colo_pick_backward(&m->saved, m->up, &dt, NULL));
+    free(ones);
+}
+
+static void pick_done(picks_t *m)
+{
+    colo_comm_destroy(&m->self);
+    void *all[] = {m->stats, m->scratch, m->logp, m->ids, m->up};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        gpu_free(all[i]);
+}
+
+static double *fetch_row(const void *base, int64_t t, int64_t vocab)
+{
+    uint16_t *raw = malloc((size_t)vocab * 2);
+    double *row = malloc((size_t)vocab * sizeof *row);
+    gpu_get(raw, (const char *)base + t * vocab * 2, (size_t)vocab * 2);
+    for (int64_t j = 0; j < vocab; j++)
+        row[j] = loss_load(COLO_BF16, raw, j);
+    free(raw);
+    return row;
+}
+
+/* logp within what loss_gpu.c derives for V columns; the gradient with bf16's rounding. */
+static void pick_check(const picks_t *m, int64_t t, int64_t vocab, int64_t k)
+{
+    const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = INT64_MIN};
+    double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab);
+    double *one = malloc((size_t)vocab * sizeof *one), g[COLO_PICK_MAX], sum = 0;
+    int64_t got[COLO_PICK_MAX], want[COLO_PICK_MAX];
+    float logp[COLO_PICK_MAX];
+    ref_logprob_row_t row;
+    gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
+    gpu_get(logp, (float *)m->logp + t * k, (size_t)k * 4);
+    ref_pick_largest(&o, z, vocab, k, want);
+    ref_logprob(&o, z, vocab, want[0], &row);
+    const double u = 0x1p-24, l = 1 + log((double)vocab),
+                 tol = ((double)vocab / 256 + 64 + 4 * l) * u + 8 * u * row.range;
+    for (int64_t i = 0; i < k; i++) {
+        if (got[i] != want[i])
+            fail_msg("row %lld, pick %d: %lld, expected %lld", (long long)t, (int)i,
+                     (long long)got[i], (long long)want[i]);
+        const double exact = z[want[i]] - row.lse;
+        if (!(fabs(logp[i] - exact) <= tol + u * fabs(exact)))
+            fail_msg("row %lld, pick %d: logp %.9g, expected %.9g within %g", (long long)t, (int)i,
+                     logp[i], exact, tol);
+        g[i] = (double)(i + 1) / 64;
+        sum += g[i];
+    }
+    ref_logprob_grad(&o, z, vocab, -1, -sum, 0, 0, one); /* +sum p in every column */
+    for (int64_t j = 0; j < vocab; j++)
+        one[j] = -one[j];
+    for (int64_t i = 0; i < k; i++)
+        one[want[i]] += g[i];
+    for (int64_t j = 0; j < vocab; j++)
+        if (!(fabs(dz[j] - one[j]) <= 2 * sum * tol + 0x1p-8 * fabs(one[j])))
+            fail_msg("row %lld, column %lld: gradient %g, expected %g", (long long)t, (long long)j,
+                     dz[j], one[j]);
+    free(z);
+    free(dz);
+    free(one);
+}
+
+/* bf16 normals tie all the time; odd widths put rows at every place of a 16-byte word */
+static void the_largest_of_a_long_vocabulary_are_exact(void **state)
+{
+    static const int64_t widths[] = {151936, 200003, 65537, 257}, ks[] = {1, K, COLO_PICK_MAX};
+    (void)state;
+    for (int w = 0; w < 4; w++)
+        for (int i = 0; i < 3; i++) {
+            const int64_t tokens = 6, vocab = widths[w];
+            const size_t bytes = (size_t)(tokens * vocab * 2 + 15) / 16 * 16;
+            picks_t m = {.z = gpu_put(NULL, bytes), .dz = gpu_put(NULL, bytes)};
+            assert_cuda(colo_k_probe_fill(m.z, (int64_t)bytes, 3, t_rand(&rng), NULL));
+            pick_run(&m, tokens, vocab, ks[i]);
+            for (int64_t t = 0; t < tokens; t += 5)
+                pick_check(&m, t, vocab, ks[i]);
+            pick_done(&m);
+            gpu_free(m.z);
+            gpu_free(m.dz);
+        }
+}
+
+/* Every column beats all before it: each batch fills the room. And: all equal, nothing does. */
+static void ascending_and_equal_rows_are_exact(void **state)
+{
+    enum { VOCAB = 30000 };
+    uint16_t *raw = malloc(3 * VOCAB * 2);
+    (void)state;
+    for (int j = 0; j < VOCAB; j++) {
+        loss_store(COLO_BF16, raw, j, loss_round(COLO_BF16, j * 1e-3));
+        loss_store(COLO_BF16, raw, VOCAB + j, loss_round(COLO_BF16, -j * 1e-3));
+        loss_store(COLO_BF16, raw, 2 * VOCAB + j, 1);
+    }
+    picks_t m = {.z = gpu_put(raw, 3 * VOCAB * 2), .dz = gpu_put(NULL, 3 * VOCAB * 2)};
+    pick_run(&m, 3, VOCAB, COLO_PICK_MAX);
+    for (int64_t t = 0; t < 3; t++)
+        pick_check(&m, t, VOCAB, COLO_PICK_MAX);
+    pick_done(&m);
+    gpu_free(m.z);
+    gpu_free(m.dz);
+    free(raw);
+}
+
+/* ---- more than 2^31 logits ---- */
+
+/* The same memory is teacher at temperature 1 and student at 2: both distributions are known. */
+static void distill_check(const void *z, const void *dz, const float *ce, const float *kl,
+                          int64_t t, int64_t vocab)
+{
+    double *x = fetch_row(z, t, vocab), *g = fetch_row(dz, t, vocab), top = -INFINITY, sum = 0,
+           sum_v = 0, want_ce = 0, want_kl = 0;
+    float got[2];
+    for (int64_t j = 0; j < vocab; j++)
+        top = x[j] > top ? x[j] : top;
+    for (int64_t j = 0; j < vocab; j++) {
+        sum += exp((x[j] - top) / 2);
+        sum_v += exp(x[j] - top);
+    }
+    for (int64_t j = 0; j < vocab; j++) {
+        const double lp = (x[j] - top) / 2 - log(sum), lq = x[j] - top - log(sum_v);
+        want_ce -= exp(lq) * lp;
+        want_kl += exp(lq) * (lq - lp);
+    }
+    gpu_get(&got[0], ce + t, sizeof got[0]);
+    gpu_get(&got[1], kl + t, sizeof got[1]);
+    /* the sums of a row: (V/256 + 64) u each, times differences of at most 40 here */
+    const double tol = ((double)vocab / 256 + 64) * 0x1p-24 * 40;
+    if (!(fabs(got[0] - want_ce) <= tol) || !(fabs(got[1] - want_kl) <= tol))
+        fail_msg("row %lld: ce %g, kl %g, expected %g, %g within %g", (long long)t, got[0], got[1],
+                 want_ce, want_kl, tol);
+    for (int64_t j = 0; j < vocab; j++) {
+        const double p = exp((x[j] - top) / 2) / sum, q = exp(x[j] - top) / sum_v, e = (p - q) / 2;
+        if (!(fabs(g[j] - e) <= tol * (p + q) + 0x1p-8 * fabs(e)))
+            fail_msg("row %lld, column %lld: gradient %g, expected %g", (long long)t, (long long)j,
+                     g[j], e);
+    }
+    free(x);
+    free(g);
+}
+
+static void more_than_two_to_the_31_logits_are_right(void **state)
+{
+    static const int64_t look[] = {0, 16383, 16384, 16999};
+    const int64_t tokens = 17000, vocab = 131072;
+    const size_t bytes = (size_t)(tokens * vocab) * 2;
+    picks_t m = {0};
+    (void)state;
+    if (t_scaled(100) < 100)
+        skip();
+    assert_cuda(cudaMalloc(&m.z, bytes));
+    assert_cuda(cudaMalloc(&m.dz, bytes));
+    assert_cuda(colo_k_probe_fill(m.z, (int64_t)bytes, 3, t_rand(&rng), NULL));
+    pick_run(&m, tokens, vocab, 8);
+    for (int i = 0; i < 4; i++)
+        pick_check(&m, look[i], vocab, 8);
+
+    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocab};
+    colo_distill_saved_t saved;
+    size_t stat_bytes, scratch_bytes;
+    float *ones = malloc((size_t)tokens * sizeof *ones);
+    for (int64_t t = 0; t < tokens; t++)
+        ones[t] = 1;
+    cfg.temperature = 2;
+    assert_ok(colo_distill_saved_size(&cfg, tokens, &stat_bytes));
+    assert_ok(colo_distill_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
+    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes),
+         *up = gpu_put(ones, (size_t)tokens * 4);
+    float *ce = gpu_put(NULL, (size_t)tokens * 4), *kl = gpu_put(NULL, (size_t)tokens * 4);
+    colo_tensor_t zt = colo_tensor_cuda(m.z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
+    dt.data = m.dz;
+    assert_ok(colo_distill_forward(&cfg, &zt, &zt, NULL, m.self, &(colo_distill_out_t){ce, kl},
+                                   &saved, stats, scratch, NULL));
+    assert_ok(colo_distill_backward(&saved, &(colo_distill_upstream_t){.d_kl = up}, &dt, NULL));
+    for (int i = 0; i < 4; i++)
+        distill_check(m.z, m.dz, ce, kl, look[i], vocab);
+    void *all[] = {stats, scratch, up, ce, kl};
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
+        gpu_free(all[i]);
+    pick_done(&m);
+    cudaFree(m.z);
+    cudaFree(m.dz);
+    free(ones);
+}
+
+/* ---- refusals ---- */
+
+static void pointers_that_no_kernel_can_use_are_refused(void **state)
+{
+    float host[8] = {0};
+    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = 4, .k = 1, .topk = true};
+    const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
+    const int64_t lengths[1] = {3};
+    colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4, .lengths = lengths};
+    void *z = gpu_put(host, 32), *scratch = gpu_put(NULL, 4096), *logp = gpu_put(NULL, 8);
+    colo_comm_t *self = NULL;
+    colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4}), bad = zt;
+    colo_tensor_t mask = colo_tensor_cuda(scratch, COLO_U8, 0, 1, (int64_t[]){4});
+    (void)state;
+    bad.data = host;
+    assert_ok(colo_comm_create_self(&self));
+    assert_fails(colo_pick_forward(&cfg, &bad, NULL, NULL, self, &(colo_pick_out_t){.logp = logp},
+                                   NULL, NULL, scratch, NULL),
+                 COLO_ERR_ARG, "logits: ");
+    assert_fails(colo_pick_forward(&cfg, &zt, NULL, NULL, self, &(colo_pick_out_t){.logp = host},
+                                   NULL, NULL, scratch, NULL),
+                 COLO_ERR_ARG, "out.logp: ");
+    assert_fails(colo_distill_forward(&dcfg, &zt, &bad, NULL, self,
+                                      &(colo_distill_out_t){.ce = logp}, NULL, NULL, scratch, NULL),
+                 COLO_ERR_ARG, "targets: ");
+    assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
+                 "tensors on a GPU need device_lengths");
+    seq.device_lengths = lengths;
+    assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
+                 "device_lengths: ");
+    colo_comm_destroy(&self);
+    gpu_free(z);
+    gpu_free(scratch);
+    gpu_free(logp);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    rng = t_seed();
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_largest_of_a_long_vocabulary_are_exact),
+        cmocka_unit_test(ascending_and_equal_rows_are_exact),
+        cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
+        cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
+    };
+    return cmocka_run_group_tests_name("gpu/beside", tests, NULL, NULL);
+}
