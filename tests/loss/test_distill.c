@@ -39,7 +39,7 @@ static void every_option_agrees_with_the_oracle(void **state)
     uint64_t rng = t_seed();
     char label[128];
     (void)state;
-    for (int round = 0; round < 3; round++)
+    for (int round = 0; round < t_scaled(3); round++)
         for (int w = 0; w < 4; w++)
             for (int d = 0; d < 4; d++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
