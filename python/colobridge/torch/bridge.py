@@ -159,8 +159,10 @@ class Bridge:
         bridge = self._kept.get(key)
         if bridge is None:
             no_grad = self.frozen or not dtype.is_floating_point
-            bridge = core.Bridge(comm, self.src, self.dst, shape, dtype=s.DTYPES[torch_dtype(dtype)],
-                                 device=device.type, no_grad=no_grad, **self._options)
+            with groups.telling(comm):
+                bridge = core.Bridge(comm, self.src, self.dst, shape,
+                                     dtype=s.DTYPES[torch_dtype(dtype)], device=device.type,
+                                     no_grad=no_grad, **self._options)
             self._kept[key] = bridge
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
@@ -218,15 +220,18 @@ def _function() -> Any:
             ctx.bridge, ctx.here, ctx.device, ctx.dtype = bridge, here, x.device, x.dtype
             ctx.shape = x.shape
             y = torch.empty(bridge.dst_shape, dtype=x.dtype, device=x.device)
-            bridge.forward(checked(x, 'x') if here else None, checked(y, 'y'), stream_of(x.device))
+            with groups.telling(bridge.comm):
+                bridge.forward(checked(x, 'x') if here else None, checked(y, 'y'),
+                               stream_of(x.device))
             return y
 
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, d_y: Any) -> Any:
             d_x = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
-            ctx.bridge.backward(checked(d_y, 'd_y'), checked(d_x, 'd_x') if ctx.here else None,
-                                stream_of(ctx.device))
+            with groups.telling(ctx.bridge.comm):
+                ctx.bridge.backward(checked(d_y, 'd_y'), checked(d_x, 'd_x') if ctx.here else None,
+                                    stream_of(ctx.device))
             return d_x, None, None
 
     return Carry

@@ -107,7 +107,8 @@ _shards = threading.local()
 def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end: int | None,
           vocab: int | None) -> tuple[int, int]:
     """(first column, V) of this rank's shard. Without vocab_size it is the largest end of all shards,
-    gathered once for a group and a shard."""
+    gathered once for a group and a shard; where a group serves vocabularies whose shards are equal on
+    some ranks and differ on others, it has to be said."""
     size = comm.size
     if start is None:
         start = comm.rank * columns if vocab is None or size > 1 else 0
@@ -123,7 +124,8 @@ def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end
     known = comm.__dict__.setdefault('_shards', {})
     if (start, end) not in known:
         host = control or comm
-        ends = host.gather_bytes(b'%020d' % end)
+        with groups.telling(comm):
+            ends = host.gather_bytes(b'%020d' % end)
         known[start, end] = max(map(int, ends))
     return start, known[start, end]
 
@@ -163,10 +165,11 @@ def function() -> Any:
             stats = torch.empty(size.value // 8 if backward else 0, dtype=torch.float64,
                                 device=device)
             saved = s.LogprobSaved() if backward else None
-            call('colo_logprob_forward', config, two_axes(logits, 'logits', rows),
-                 checked(targets, 'target'), o.comm.handle,
-                 s.LogprobOut(**{name: t.data_ptr() for name, t in out.items()}), saved,
-                 stats.data_ptr() if backward else None, scratch.data_ptr(), stream_of(device))
+            with groups.telling(o.comm):
+                call('colo_logprob_forward', config, two_axes(logits, 'logits', rows),
+                     checked(targets, 'target'), o.comm.handle,
+                     s.LogprobOut(**{name: t.data_ptr() for name, t in out.items()}), saved,
+                     stats.data_ptr() if backward else None, scratch.data_ptr(), stream_of(device))
             ctx.o, ctx.ended = o, False
             ctx.save_for_backward(logits, targets, stats)
             results = tuple(t if name[0] == 'n' else rows.gather(t) for name, t in out.items())
@@ -320,7 +323,8 @@ def sum_over() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, comm: Comm) -> Any:
             total = x.clone()
-            comm.all_reduce(total, stream=stream_of(x.device))
+            with groups.telling(comm):
+                comm.all_reduce(total, stream=stream_of(x.device))
             return total
 
         @staticmethod

@@ -5,8 +5,11 @@ A group argument is a torch process group, a colobridge.Comm (ranks that are thr
 a group of one. From a torch group come its ranks; they meet through the key-value store that
 torch.distributed was initialised with, so no torch collective runs and the backend of the group does
 not matter. Host tensors then go over sockets; for CUDA tensors the library makes its own NCCL
-communicator. Communicators are kept for the next call, until shutdown() or the end of the process; one
-that an error killed is made anew by all its ranks.
+communicator. Communicators are kept for the next call, until shutdown() or the end of the process.
+
+An error kills a communicator for all its ranks. Each of them hears of it once, as the exception of the
+call that it is in or comes to; its next call makes the communicator anew, together with the others. So
+ranks stay in step: no call of one meets a later call of another.
 """
 from __future__ import annotations
 
@@ -36,13 +39,37 @@ class _Made:
         self.gpu: Comm | None = None
 
     def dead(self) -> bool:
-        return any(comm is not None and lib().colo_comm_check(comm.handle) < 0
-                   for comm in (self.host, self.gpu))
+        """Did an error kill it, of which this rank has heard? Raises that error where it has not."""
+        for comm in (self.gpu, self.host):
+            if comm is not None and _is_dead(comm):
+                if not any(getattr(c, 'told', False) for c in (self.gpu, self.host)):
+                    with telling(comm):
+                        comm.check()
+                return True
+        return False
 
     def destroy(self) -> None:
         for comm in (self.gpu, self.host):
             if comm is not None:
                 comm.destroy()
+
+
+def _is_dead(comm: Comm) -> bool:
+    return lib().colo_comm_check(comm.handle) < 0
+
+
+class telling:
+    """Around what uses a communicator: notes that this rank has heard of the error that killed it."""
+
+    def __init__(self, comm: Comm | None):
+        self.comm = comm
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, why: Any, trace: Any) -> None:
+        if kind is not None and self.comm is not None and _is_dead(self.comm):
+            self.comm.told = True  # type: ignore[attr-defined]
 
 
 def _default_group(dist: Any) -> Any:
@@ -105,7 +132,8 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
         try:
             store.wait(keys, _timeout())
         except Exception as why:
-            missing = [rank for rank, k in zip(ranks, keys) if not store.check([k])]
+            there = getattr(store, 'check', lambda _keys: False)  # torch 1.13 has none
+            missing = [rank for rank, k in zip(ranks, keys) if not there([k])]
             raise DeadlineError(
                 "rank %d waited %s for ranks %s of %s to make a communicator (%s)"
                 % (me, _timeout(), missing, list(ranks), why), STATUS['ERR_TIMEOUT']) from why
@@ -187,9 +215,11 @@ def refuse(comm: Comm | None, error: Exception) -> None:
     not a timeout. Nothing to tell to a group of one."""
     try:
         if comm is not None and comm.size > 1:
-            comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
+            with telling(comm):
+                comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
+                raise FailedError('this rank knows')
     except Error:
-        pass  # dead already
+        pass  # as above, or dead already
 
 
 def shutdown() -> None:

@@ -1,0 +1,370 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Vocabulary-parallel losses under the names and with the arguments that PyTorch runtimes use.
+
+They are colobridge.torch's functions: one read of the logits and one all-gather forward, one read and
+one write backward, nothing of the size of the logits besides their gradient. Where the originals differ
+from docs/logprob.md they are followed, and it is said here. logp and losses are f32.
+
+Groups are torch process groups, colobridge.Comm, or None where the original takes None. A target that
+no rank holds (-100 included) gives logp 0 and the gradient -p, unless a function says otherwise.
+"""
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import ArgumentError, FailedError
+
+_NONE_IGNORED = -2**63  # no token has this number
+_tensor_parallel: list[Any] = []
+
+
+def set_tensor_parallel_group(group: Any) -> None:
+    """The group of vocab_parallel_entropy() and vocab_parallel_cross_entropy() where tp_group is None."""
+    _tensor_parallel[:] = [group]
+
+
+def _tp(group: Any, what: str) -> Any:
+    if group is not None:
+        return group
+    if not _tensor_parallel:
+        raise FailedError("%s: tp_group is None; pass the tensor-parallel group, or set one by "
+                          "colobridge.compat.set_tensor_parallel_group()" % what)
+    return _tensor_parallel[0]
+
+
+def _f32(t: Any) -> Any:
+    import torch
+    return t.to(torch.float32)
+
+
+def _eager(fn: Any) -> Any:
+    from .torch.tensors import eager
+    return eager(fn)
+
+
+@_eager
+def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int | None,
+          inference_only: bool, what: str) -> Any:
+    import torch
+
+    from .torch.logprob import outputs
+    with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
+        return _f32(outputs(logits, target, ('logp',), tp_group=group, vocab_start=int(start),
+                            vocab_end=int(end), what=what, lenient_targets=True,
+                            ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0))[0])
+
+
+class DistributedLogprob:
+    """logp [...] of target [...] under logits [..., Vl]; columns are [vocab_start_index,
+    vocab_end_index)."""
+
+    @staticmethod
+    def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
+              group: Any, inference_only: bool = False) -> Any:
+        return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, group, None,
+                     inference_only, 'DistributedLogprob')
+
+
+class ChunkedDistributedLogprob:
+    """The same with chunk_size tokens at a time: bounds scratch, changes no bit. One all-gather,
+    however many chunks."""
+
+    @staticmethod
+    def apply(vocab_parallel_logits: Any, target: Any, vocab_start_index: int, vocab_end_index: int,
+              chunk_size: int, tp_group: Any, inference_only: bool = False) -> Any:
+        return _logp(vocab_parallel_logits, target, vocab_start_index, vocab_end_index, tp_group,
+                     chunk_size, inference_only, 'ChunkedDistributedLogprob')
+
+
+# ---- context parallelism ----
+
+def _own_index(cu: Any, cp: int, rank: int, count: int) -> Any:
+    """Global positions [count / cp] of a cp rank: zigzag in each padded segment cu[j] .. cu[j + 1]."""
+    import torch
+    local = cu // cp
+    i = torch.arange(count // cp, device=cu.device)
+    j = torch.searchsorted(local[1:].contiguous(), i, right=True).clamp(max=len(cu) - 2)
+    half = (local[j + 1] - local[j]) // 2
+    x = i - local[j]
+    off = torch.where(x < half, rank, 2 * (cp - 1) - rank) if cp > 1 else torch.zeros_like(x)
+    return x + local[j] * cp + half * off
+
+
+@functools.lru_cache(maxsize=None)
+def _gather_function() -> Any:
+    import torch
+
+    from .torch.ranks import telling
+    from .torch.tensors import stream_of
+
+    class GatherContext(torch.autograd.Function):
+        """[n / cp] of every cp rank -> [n] in global order. Backward takes this rank's part of the
+        gradient, added over cp first where @add."""
+
+        @staticmethod
+        def forward(ctx: Any, part: Any, order: Any, comm: Any, add: bool) -> Any:
+            ctx.order, ctx.comm, ctx.add, ctx.count = order, comm, add, len(part)
+            parts = torch.empty(len(part) * comm.size, dtype=part.dtype, device=part.device)
+            with telling(comm):
+                comm.all_gather(part.contiguous(), parts, stream=stream_of(part.device))
+            whole = torch.empty_like(parts)
+            whole[order] = parts
+            return whole
+
+        @staticmethod
+        def backward(ctx: Any, d_whole: Any) -> Any:
+            d_whole = d_whole.contiguous()
+            if ctx.add:
+                d_whole = d_whole.clone()
+                with telling(ctx.comm):
+                    ctx.comm.all_reduce(d_whole, stream=stream_of(d_whole.device))
+            mine = ctx.order[ctx.comm.rank * ctx.count:(ctx.comm.rank + 1) * ctx.count]
+            return d_whole[mine], None, None, None
+
+    return GatherContext
+
+
+def _cp(group: Any, device: Any) -> tuple[int, int, Any]:
+    """(size, rank, communicator) of a context-parallel group; None: no such parallelism."""
+    if group is None:
+        return 1, 0, None
+    from .torch.ranks import comm_of
+    comm = comm_of(group, device, 'cp_group')
+    return comm.size, comm.rank, comm
+
+
+def _with_context(logp: Any, cu: Any, count: int, comm: Any, add: bool) -> Any:
+    """[count] in global order from this rank's [count / cp]."""
+    import torch
+    order = torch.cat([_own_index(cu, comm.size, rank, count) for rank in range(comm.size)])
+    return _gather_function().apply(logp, order, comm, add)
+
+
+@_eager
+def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vocab_start_index: int,
+                                     vocab_end_index: int, tp_group: Any,
+                                     inference_only: bool = False, cp_group: Any = None,
+                                     chunk_size: int | None = None) -> Any:
+    """logp [B, S - 1] of the next tokens: target [B, S] is shifted here. Logits [B, S', Vl], or with
+    cp_group [B, S' / cp, Vl], zigzag; S' >= S is padded. In backward gradients are added over cp, as in
+    the original: every cp rank is expected to have computed the loss of its own part only."""
+    import torch
+    logits = vocab_parallel_logits
+    cp, rank, comm = _cp(cp_group, logits.device)
+    batch, seq = target.shape
+    count = logits.shape[1] * cp
+    if logits.dim() != 3 or logits.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
+        raise ArgumentError("from_parallel_logits_to_logprobs: logits are %s and target is %s on cp=%d, "
+                            "expected [B, S / cp, Vl] and [B, S], S divisible by 2 cp"
+                            % (list(logits.shape), list(target.shape), cp))
+    target = target.roll(-1, dims=-1)
+    if count > seq:
+        target = torch.nn.functional.pad(target, (0, count - seq), value=0)
+    cu = torch.tensor([0, count], device=target.device)
+    if cp > 1:
+        target = target[:, _own_index(cu, cp, rank, count)]
+    logp = _logp(logits, target, vocab_start_index, vocab_end_index, tp_group, chunk_size,
+                 inference_only, 'from_parallel_logits_to_logprobs')
+    if cp > 1:  # one gather for the batch: sequence after sequence
+        starts = torch.arange(batch + 1, device=target.device) * count
+        logp = _with_context(logp.reshape(-1), starts, batch * count, comm, True)
+    return logp.reshape(batch, count)[:, :seq - 1]
+
+
+@_eager
+def from_parallel_logits_to_logprobs_packed_sequences(
+        vocab_parallel_logits: Any, target: Any, cu_seqlens_padded: Any, unpacked_seqlen: int,
+        vocab_start_index: int, vocab_end_index: int, group: Any, inference_only: bool = False,
+        cp_group: Any = None, chunk_size: int | None = None, attention_mask: Any = None,
+        sub_seq_lengths: Sequence[Sequence[int]] | None = None) -> Any:
+    """logp [B, unpacked_seqlen - 1] of the next tokens of packed sequences; 0 where there is none.
+
+    Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
+    each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many
+    they are), else from column 0. sub_seq_lengths: row j holds several sequences of these lengths, one
+    after the other; then cu_seqlens_padded counts them all. In backward each cp rank takes its own part
+    of the gradient, without a sum, as in the original: every cp rank is expected to have computed the
+    whole loss.
+    """
+    import torch
+    logits = vocab_parallel_logits
+    cp, rank, comm = _cp(cp_group, logits.device)
+    target = target.reshape(-1)
+    count, device = len(target), logits.device
+    if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] * cp != count:
+        raise ArgumentError("from_parallel_logits_to_logprobs_packed_sequences: logits are %s and target "
+                            "has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
+                            % (list(logits.shape), count, cp))
+    cu = cu_seqlens_padded.to(device=device, dtype=torch.int64)
+    t = torch.arange(count, device=device)
+    found = torch.searchsorted(cu[1:].contiguous(), t, right=True)
+    j = found.clamp(max=len(cu) - 2)  # beyond the last sequence: padding, dropped below
+    after = torch.where(t + 1 < cu[j + 1], t + 1, cu[j])
+    rolled = target[after.clamp(max=count - 1)]
+    if cp > 1:
+        rolled = rolled[_own_index(cu, cp, rank, count)]
+    logp = _logp(logits, rolled.unsqueeze(0), vocab_start_index, vocab_end_index, group, chunk_size,
+                 inference_only, 'from_parallel_logits_to_logprobs_packed_sequences').reshape(-1)
+    if cp > 1:
+        logp = _with_context(logp, cu, count, comm, False)
+    # Where each goes: row, column; a column past the last for those that nobody wants.
+    width = unpacked_seqlen
+    x, length = t - cu[j], cu[j + 1] - cu[j]
+    row, first, rows = j, torch.zeros_like(j), len(cu) - 1
+    if sub_seq_lengths is not None:
+        flat = [(r, sum(lengths[:k]), n) for r, lengths in enumerate(sub_seq_lengths)
+                for k, n in enumerate(lengths)]
+        if len(flat) != len(cu) - 1:
+            raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
+                                % (len(flat), len(cu) - 1))
+        table = torch.tensor(flat, device=device)
+        row, first, length = table[j, 0], table[j, 1], table[j, 2]
+        rows = len(sub_seq_lengths)
+    column = first + x
+    if attention_mask is not None:
+        mask = attention_mask.to(device=device, dtype=torch.bool)
+        if tuple(mask.shape) != (rows, width):
+            raise ArgumentError("attention_mask is %s, expected [%d, %d]"
+                                % (list(mask.shape), rows, width))
+        order = torch.where(mask, mask.cumsum(1) - 1, width)
+        place = torch.full((rows, width + 1), width, device=device)
+        place.scatter_(1, order, torch.arange(width, device=device).expand(rows, width))
+        if sub_seq_lengths is None:
+            length = mask.sum(1)[row]
+        column = place[row, column.clamp(max=width)]
+    wanted = (found < len(cu) - 1) & (x < length - 1) & (column < width - 1)
+    column = torch.where(wanted, column, width)
+    out = torch.zeros(rows * (width + 1), dtype=logp.dtype, device=device)
+    return out.index_add(0, row * (width + 1) + column, logp).reshape(rows, width + 1)[:, :width - 1]
+
+
+# ---- entropy, cross entropy ----
+
+@_eager
+def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = None,
+                           chunk_memory_mb: int = 512, tp_group: Any = None) -> Any:
+    """Entropy [...] of logits [..., Vl], differentiable. chunk_memory_mb needs no heed here: nothing of
+    the size of the logits is made."""
+    import torch
+
+    from .torch.logprob import outputs
+    logits = vocab_parallel_logits
+    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    return _f32(outputs(logits, target, ('entropy',), tp_group=_tp(tp_group, 'vocab_parallel_entropy'),
+                        what='vocab_parallel_entropy', ignore_index=_NONE_IGNORED,
+                        chunk_size=int(chunk_size or 0))[0])
+
+
+@_eager
+def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
+                                 label_smoothing: float = 0.0, tp_group: Any = None) -> Any:
+    """Cross entropy [s, b] of target [s, b] under logits [s, b, Vl]. Smoothing is e V / (V - 1) with
+    the global V. A target that no rank holds has no term of its own: the loss is log Sum (smoothed as
+    the others), its gradient p."""
+    from .torch.logprob import outputs
+    return _f32(outputs(vocab_parallel_logits, target, ('loss',),
+                        tp_group=_tp(tp_group, 'vocab_parallel_cross_entropy'),
+                        what='vocab_parallel_cross_entropy', label_smoothing=float(label_smoothing),
+                        megatron_smoothing=True, lenient_targets=True,
+                        ignore_index=_NONE_IGNORED)[0])
+
+
+# ---- the head and its loss, chunk by chunk ----
+
+@functools.lru_cache(maxsize=None)
+def _head_function() -> Any:
+    import torch
+    from torch.autograd.function import once_differentiable
+
+    from .torch.logprob import outputs
+
+    class HeadLoss(torch.autograd.Function):
+        """(hidden [T, H], weight [V, H], bias [V] or None, labels [T]) -> sum of losses / den, and
+        counts. Gradients are made in forward, chunk by chunk; backward scales them."""
+
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, chunk: int, den: Any,
+                    scale: float, softcap: float) -> Any:
+            needs = ctx.needs_input_grad[:3]
+            total = hidden.new_zeros((), dtype=torch.float64)
+            entropy, right, valid, bad = total.clone(), *(labels.new_zeros(3).unbind())
+            d_hidden = torch.empty_like(hidden) if needs[0] else None
+            d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
+            d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] else None
+            if den is None:
+                den = (labels != -100).sum()
+            one = 1.0 / torch.as_tensor(den, device=hidden.device).clamp(min=1).to(torch.float32)
+            for lo in range(0, len(hidden), chunk):
+                h, t = hidden[lo:lo + chunk].to(weight.dtype), labels[lo:lo + chunk]
+                with torch.enable_grad():
+                    logits = torch.nn.functional.linear(h, weight.detach(), bias if bias is None
+                                                        else bias.detach()).detach()
+                    logits.requires_grad_(any(needs))
+                    loss, h_, ok, n, wrong = outputs(
+                        logits, t, ('loss', 'entropy', 'correct', 'n_valid', 'n_invalid'),
+                        what='chunked_cross_entropy_loss', scale=scale, softcap=softcap,
+                        inplace_backward=True)
+                total += loss.detach().sum(dtype=torch.float64)
+                entropy += h_.detach().sum(dtype=torch.float64)
+                right += ok.sum()
+                valid += n[0]
+                bad += wrong[0]
+                if any(needs):
+                    d_logits, = torch.autograd.grad(loss, logits, one.to(loss.dtype).expand_as(loss))
+                    if d_hidden is not None:
+                        d_hidden[lo:lo + chunk] = (d_logits @ weight).to(hidden.dtype)
+                    if d_weight is not None:
+                        d_weight += d_logits.t() @ h
+                    if d_bias is not None:
+                        d_bias += d_logits.sum(0, dtype=torch.float32)
+            ctx.save_for_backward(*(None if d is None else d.to(like.dtype) for d, like in
+                                    ((d_hidden, hidden), (d_weight, weight), (d_bias, bias))))
+            result = (total * one).to(torch.float32)
+            ctx.mark_non_differentiable(entropy, right, valid, bad)
+            return result, entropy, right, valid, bad
+
+        @staticmethod
+        @once_differentiable
+        def backward(ctx: Any, g: Any, *_unused: Any) -> Any:
+            return (*(None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors),
+                    None, None, None, None, None)
+
+    return HeadLoss
+
+
+@_eager
+def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_size: int,
+                               labels: Any = None, shift_labels: Any = None,
+                               num_items_in_batch: Any = None, logit_scale: float = 1.0,
+                               final_logit_softcapping: float | None = None,
+                               lm_head_bias: Any = None) -> tuple[Any, Any, Any, Any]:
+    """(loss, n_correct, entropy_sum, n_valid) of hidden_states [B, S, H] @ lm_head_weight [V, H].T, for
+    chunk_size tokens at a time, so that logits of chunk_size tokens are all there is of them.
+
+    labels [B, S] are shifted here, shift_labels [B, S] are taken as they are; -100 is ignored, tokens
+    are compacted first. loss: sum / num_items_in_batch (default: n_valid; 0 without a token);
+    differentiable in hidden_states, weight and bias. ValueError: another label outside of [0, V) (one
+    wait for the GPU), chunk_size < 1, no labels.
+    """
+    hidden = hidden_states
+    if (labels is None) == (shift_labels is None):
+        raise ArgumentError("chunked_cross_entropy_loss: expected one of labels and shift_labels, found "
+                            "%s" % ('neither' if labels is None else 'both'))
+    if chunk_size < 1:
+        raise ArgumentError("chunked_cross_entropy_loss: chunk_size is %d, expected >= 1" % chunk_size)
+    if shift_labels is None:
+        hidden, shift_labels = hidden[..., :-1, :], labels[..., 1:]
+    if hidden.shape[:-1] != shift_labels.shape:
+        raise ArgumentError("chunked_cross_entropy_loss: labels are %s, expected %s"
+                            % (list(shift_labels.shape), list(hidden.shape[:-1])))
+    flat, hidden = shift_labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
+    keep = (flat != -100).nonzero().squeeze(1)
+    loss, entropy, right, valid, bad = _head_function().apply(
+        hidden[keep], lm_head_weight, lm_head_bias, flat[keep], chunk_size, num_items_in_batch,
+        float(logit_scale), float(final_logit_softcapping or 0.0))
+    if int(bad):
+        raise ArgumentError("chunked_cross_entropy_loss: %d labels are outside of [0, %d) and not -100"
+                            % (int(bad), lm_head_weight.shape[0]))
+    return loss, right, entropy, valid

@@ -1,0 +1,423 @@
+# SPDX-License-Identifier: Apache-2.0
+"""HyperCommGrid and ColocatedBridgeCommunicator under the names that Megatron-style runtimes use.
+
+    from colobridge.megatron import ColocatedBridgeCommunicator, HyperCommGrid
+
+Torch process groups are made by torch.distributed.new_subgroups_by_enumeration, for the rest of a model
+takes them; which rank is where, what moves, and moving it are the library's. Nothing here imports torch
+before a call that needs it, and torch's functions are looked up at the call.
+"""
+from __future__ import annotations
+
+import enum
+import math
+import operator
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .grid import Grid
+from .layout import Layout
+from .plan import ALGOS, GRADS, OUTPUTS, choice, collective_check
+
+_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_]{0,14}$')
+
+
+def __getattr__(name: str) -> Any:
+    if name == 'dist':  # as other modules have it, for whoever patches it here
+        import torch.distributed
+        return torch.distributed
+    raise AttributeError("module 'colobridge.megatron' has no attribute '%s'" % name)
+
+
+def _dist() -> Any:
+    import torch.distributed
+    return torch.distributed
+
+
+def _list(dims: str | Sequence[str]) -> list[str]:
+    return [dims] if isinstance(dims, str) else list(dims)
+
+
+def _core(shape: Sequence[int], names: Sequence[str], offset: int) -> tuple[Grid, dict[str, str]]:
+    """The library's grid and what it calls each dim: names that it would not take get another."""
+    alias = {name: name if _NAME.match(name) else 'dim%d_' % i for i, name in enumerate(names)}
+    return Grid([(alias[name], int(n)) for name, n in zip(names, shape)], offset=offset), alias
+
+
+@dataclass
+class _View:
+    """One factorisation of the grid's ranks."""
+    name: str
+    shape: list[int]
+    dim_names: list[str]
+    shared_dims: list[str] = field(default_factory=list)
+
+
+class HyperCommGrid:
+    """Ranks rank_offset .. rank_offset + size - 1 as a grid of named dims, the first one fastest.
+
+    shape, dim_names: of equal length. backend: of the process groups. dims of the methods are one name
+    or a list of names, in any order.
+    Raises ValueError (lengths differ, negative offset), RuntimeError (the world's size is unknown or
+    too small).
+    """
+
+    def __init__(self, shape: list[int], dim_names: list[str], rank_offset: int = 0,
+                 backend: str | None = None):
+        if len(shape) != len(dim_names):
+            raise ValueError("len(shape) %s != len(dim_names) %s" % (shape, dim_names))
+        if 'WORLD_SIZE' in os.environ:
+            world = int(os.environ['WORLD_SIZE'])
+        elif _dist().is_available() and _dist().is_initialized():
+            world = _dist().get_world_size()
+        else:
+            raise RuntimeError("Cannot determine world size: neither is WORLD_SIZE set in the "
+                               "environment nor torch.distributed initialized")
+        if rank_offset < 0:
+            raise ValueError("rank_offset must be non-negative, got %d" % rank_offset)
+        self.shape, self.dim_names = list(shape), list(dim_names)
+        self.rank_offset, self.backend = rank_offset, backend
+        self.size = math.prod(int(n) for n in shape)
+        if self.size > world - rank_offset:
+            raise RuntimeError("Grid shape %s is over sized with world size %d and rank offset %d"
+                               % (shape, world, rank_offset))
+        self._pgs: dict[Any, Any] = {}
+        self._views = {'base': _View('base', list(shape), list(dim_names), list(dim_names))}
+        self._grids = {'base': _core(shape, dim_names, rank_offset)}
+
+    # ---- views ----
+
+    def register_view(self, name: str, shape: list[int], dim_names: list[str],
+                      shared_dims: list[str] | None = None) -> None:
+        """Name another factorisation of the same ranks. Groups over shared dims only are the base
+        grid's. ValueError: the name is taken, lengths, duplicates, sizes, shared dims whose groups are
+        not the same ranks in the same order in both."""
+        shared = [] if shared_dims is None else _list(shared_dims)
+        if name in self._views:
+            raise ValueError("View '%s' is already registered" % name)
+        if len(shape) != len(dim_names):
+            raise ValueError("len(shape) %s != len(dim_names) %s" % (shape, dim_names))
+        if len(set(dim_names)) != len(dim_names):
+            raise ValueError("View '%s' has duplicate dim_names: %s" % (name, dim_names))
+        sizes = [self._extent(name, shape, n) for n in shape]
+        if math.prod(sizes) != self.size:
+            raise ValueError("View '%s' has size %d, but the grid size is %d"
+                             % (name, math.prod(sizes), self.size))
+        if len(set(shared)) != len(shared):
+            raise ValueError("View '%s' has duplicate shared_dims: %s" % (name, shared))
+        for dim in shared:
+            if dim not in self.dim_names:
+                raise ValueError("Shared dim '%s' of view '%s' is not in the base view %s"
+                                 % (dim, name, self.dim_names))
+            if dim not in dim_names:
+                raise ValueError("Shared dim '%s' of view '%s' is not in the view's dim_names %s"
+                                 % (dim, name, dim_names))
+        core = _core(sizes, dim_names, self.rank_offset)
+        for dim in shared:
+            if self._enum(core, [dim]) != self._enum(self._grids['base'], [dim]):
+                raise ValueError("Shared dim '%s' has different membership in view '%s' and in the base "
+                                 "view" % (dim, name))
+        if len(shared) > 1 and self._enum(core, shared) != self._enum(self._grids['base'], shared):
+            raise ValueError("Shared dims %s have different membership in view '%s' and in the base view"
+                             % (shared, name))
+        self._views[name] = _View(name, sizes, list(dim_names), shared)
+        self._grids[name] = core
+
+    @staticmethod
+    def _extent(name: str, shape: Any, n: Any) -> int:
+        try:
+            value = operator.index(n)
+        except TypeError:
+            value = 0
+        if value <= 0 or isinstance(n, bool):
+            raise ValueError("View '%s' shape must be positive ints, got %s" % (name, shape))
+        return value
+
+    def _view(self, view: str | None) -> _View:
+        name = 'base' if view is None else view
+        if name not in self._views:
+            raise KeyError("View '%s' is not registered" % name)
+        return self._views[name]
+
+    def _checked(self, view: _View, dims: str | Sequence[str]) -> list[str]:
+        wanted = _list(dims)
+        for dim in wanted:
+            if dim not in view.dim_names:
+                raise ValueError("'%s' is not in view '%s' with dim_names %s"
+                                 % (dim, view.name, view.dim_names))
+        return wanted
+
+    # ---- ranks ----
+
+    @staticmethod
+    def _enum(core: tuple[Grid, dict[str, str]], dims: Sequence[str],
+              as_given: bool = False) -> list[list[int]]:
+        grid, alias = core
+        names = [alias[dim] for dim in dims]
+        groups = grid.groups(names)
+        if as_given:
+            groups = [grid.group(names, group[0], as_given=True) for group in groups]
+        return [group.ranks() for group in groups]
+
+    def _gen_rank_enum(self, dims: str | list[str]) -> list[list[int]]:
+        """Groups of the base grid in the order as given: the last dim varies fastest in a group."""
+        return self._enum(self._grids['base'], self._checked(self._views['base'], dims), True)
+
+    def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
+        """All groups of a dim set, canonical order: members ascend. KeyError: no such view;
+        ValueError: no such dim."""
+        at = self._view(view)
+        return self._enum(self._grids[at.name], self._checked(at, dims))
+
+    @staticmethod
+    def _order_dims_for(dim_names: list[str], dims: str | list[str]) -> tuple[list[str], str]:
+        """(dims in reversed naming order, those joined by "-")."""
+        wanted = _list(dims)
+        ordered = [dim for dim in reversed(dim_names) if dim in wanted]
+        return ordered, '-'.join(ordered)
+
+    def is_current_rank_in_grid(self) -> bool:
+        """Is this rank one of the grid's."""
+        return self.rank_offset <= _dist().get_rank() < self.rank_offset + self.size
+
+    # ---- groups ----
+
+    def _stored(self, dims: str | Sequence[str], view: str | None) -> tuple[_View, list[str], Any]:
+        """(the view whose groups are meant, dims in canonical order, key): the base view's when all
+        dims are shared."""
+        at = self._view(view)
+        ordered, key = self._order_dims_for(at.dim_names, self._checked(at, dims))
+        if all(dim in at.shared_dims for dim in ordered):
+            ordered, key = self._order_dims_for(self.dim_names, ordered)
+            return self._views['base'], ordered, key
+        return at, ordered, (at.name, tuple(ordered))
+
+    def create_pg(self, dims: str | list[str], *, view: str | None = None, **kwargs: Any) -> Any:
+        """This rank's process group of @dims, made for all groups at once; collective. KeyError: made
+        before. kwargs go to new_subgroups_by_enumeration()."""
+        at, ordered, key = self._stored(dims, view)
+        if key in self._pgs:
+            raise KeyError("Process group %s%s has already been created"
+                           % (ordered, '' if at.name == 'base' else " for view '%s'" % at.name))
+        made = _dist().new_subgroups_by_enumeration(self._enum(self._grids[at.name], ordered),
+                                                    backend=self.backend, **kwargs)
+        self._pgs[key] = made[0]
+        return made[0]
+
+    def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
+        """The process group that create_pg() made. KeyError: it did not."""
+        at, ordered, key = self._stored(dims, view)
+        if key not in self._pgs:
+            raise KeyError("Process group for %s%s hasn't been created"
+                           % (ordered, '' if at.name == 'base' else " for view '%s'" % at.name))
+        return self._pgs[key]
+
+    def destroy(self) -> None:
+        """Destroys every process group that this rank is a member of, once."""
+        dist, seen = _dist(), []
+        for group in self._pgs.values():
+            if group is None or group is dist.GroupMember.NON_GROUP_MEMBER or \
+                    any(group is other for other in seen):
+                continue
+            seen.append(group)
+            dist.destroy_process_group(group)
+        self._pgs.clear()
+
+
+class BridgeDirection(enum.Enum):
+    """Which side has more data-parallel replicas."""
+    FAN_IN = 'fan_in'
+    FAN_OUT = 'fan_out'
+    EQUAL = 'equal'
+
+
+@dataclass(frozen=True)
+class SliceInfo:
+    """Samples [start, start + size) of a batch."""
+    start: int
+    size: int
+
+
+class ColocatedBridgeCommunicator:
+    """Carries activations from src_grid's ranks to dest_grid's, which are the same ranks, and gradients
+    back, summed over the destination's cp.
+
+    Grids are HyperCommGrids, or anything with shape, dim_names and rank_offset. dim_mapping says which
+    axes of a tensor are batch "b", sequence "s" and hidden "h"; {'b': 0, 'h': 1} for flattened ones.
+
+    By default the limits are those of the all-gather / all-reduce algorithm, in its order and its words
+    (ValueError): tp and dp in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that
+    divide; a batch that divides. Keywords lift them: algo="exact" takes every pair of layouts;
+    output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
+    position_offset: where the rows begin in it); grad="disjoint" promises gradients that are zero
+    outside of own rows. algo="collective" runs that algorithm itself, for comparison. timing: the
+    first communicate() makes the communicators, among the ranks that exchange.
+    """
+
+    def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
+                 dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
+                 algo: str | None = None, output: str = 'full', grad: str = 'partial',
+                 positions: int | None = None, position_offset: int = 0):
+        self.src_grid, self.dest_grid = src_grid, dest_grid
+        self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
+        self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)
+        if sorted(self.dim_mapping) not in (['b', 'h', 's'], ['b', 'h']) or \
+                sorted(self.dim_mapping.values()) != list(range(len(self.dim_mapping))):
+            raise ValueError("dim_mapping is %s, expected 'b', 's', 'h' (or 'b', 'h') and the axis of "
+                             "each" % self.dim_mapping)
+        if algo is not None:
+            choice('algo', algo, ALGOS)
+        choice('output', output, OUTPUTS), choice('grad', grad, GRADS)
+        self._exact = algo == 'exact' or (algo is None and output == 'sharded')
+        self._src = Layout.src(_core(src_grid.shape, src_grid.dim_names, src_grid.rank_offset)[0])
+        self._dst = Layout.dst(_core(dest_grid.shape, dest_grid.dim_names, dest_grid.rank_offset)[0])
+        self._positions, self._position_offset = positions, position_offset
+        src, dst = self._src.grid, self._dst.grid
+        self.src_tp_size, self.src_dp_size = src.extent('tp'), src.extent('dp')
+        self.dest_tp_size, self.dest_dp_size = dst.extent('tp'), dst.extent('dp')
+        self.dest_cp_size = dst.extent('cp')
+        few, many = sorted((self.src_dp_size, self.dest_dp_size))
+        if not self._exact:
+            # A batch that divides, and positions that do: those are asked for when there is one.
+            collective_check(self._src, self._dst, (many, 2 * self.dest_cp_size, 1))
+        self.direction = (BridgeDirection.FAN_IN if self.src_dp_size > self.dest_dp_size else
+                          BridgeDirection.FAN_OUT if self.src_dp_size < self.dest_dp_size else
+                          BridgeDirection.EQUAL)
+        self.scale = many // few if many % few == 0 else None
+        self._maps()
+        self.current_rank = _dist().get_rank()
+        self.gather_pg: Any = None
+        self.gather_group_ranks = self._gather_groups()
+        if self.gather_group_ranks:
+            self.gather_pg = _dist().new_subgroups_by_enumeration(
+                self.gather_group_ranks, backend=getattr(dest_grid, 'backend', None))[0]
+        self._own_pgs = [self.gather_pg]
+        self.dest_cp_pg = self._cp_group() if self.dest_cp_size > 1 else None
+        self._options = {'algo': algo or 'exact', 'output': output, 'grad': grad}
+        self._bridge: Any = None
+        self._destroyed = False
+
+    # ---- who is where ----
+
+    def _maps(self) -> None:
+        src, dst = self._src.grid, self._dst.grid
+        self.rank_to_src_pos = {}
+        self.rank_to_dest_pos = {}
+        self.rank_to_dest_coords = {}
+        for rank in src.ranks():
+            at = src.coords(rank)
+            self.rank_to_src_pos[rank] = (at.get('dp', 0), at.get('tp', 0))
+        for rank in dst.ranks():
+            at = dst.coords(rank)
+            dp, tp, cp = at.get('dp', 0), at.get('tp', 0), at.get('cp', 0)
+            self.rank_to_dest_coords[rank] = (dp, tp, cp)
+            if cp == 0:
+                self.rank_to_dest_pos[rank] = (dp, tp)
+
+    def _gather_groups(self) -> list[list[int]]:
+        """Siblings whose batches concatenate, in that order; none when dp sizes are equal or (exact
+        only) do not divide, or the two grids are not the same ranks."""
+        if self.direction is BridgeDirection.EQUAL or self.scale is None or \
+                set(self.rank_to_src_pos) != set(self.rank_to_dest_coords):
+            return []
+        groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        for rank, (src_dp, src_tp) in self.rank_to_src_pos.items():
+            dp, tp, cp = self.rank_to_dest_coords[rank]
+            if self.is_fan_in():
+                key, place = (dp, src_tp), src_dp
+            else:
+                key, place = (src_dp, tp, cp), dp
+            groups.setdefault(key, []).append((place, rank))
+        return [[rank for _, rank in sorted(members)] for _, members in sorted(groups.items())]
+
+    def _cp_group(self) -> Any:
+        """The destination's cp group: the one its grid has, else one of our own."""
+        try:
+            return self.dest_grid.get_pg('cp')
+        except (KeyError, AttributeError):
+            enum_ = [group.ranks() for group in self._dst.grid.groups('cp')]
+            group = _dist().new_subgroups_by_enumeration(
+                enum_, backend=getattr(self.dest_grid, 'backend', None))[0]
+            self._own_pgs.append(group)
+            return group
+
+    def is_fan_in(self) -> bool:
+        return self.direction is BridgeDirection.FAN_IN
+
+    def is_fan_out(self) -> bool:
+        return self.direction is BridgeDirection.FAN_OUT
+
+    def get_slice_info(self, batch_size: int) -> SliceInfo:
+        """Which samples of a batch are this rank's: of its input in fan-out, of the gathered gradient
+        in fan-in; all of them when equal. ValueError: the batch does not divide."""
+        if self.direction is BridgeDirection.EQUAL:
+            return SliceInfo(0, batch_size)
+        self._divides(batch_size)
+        assert self.scale is not None
+        size = batch_size // self.scale
+        at = (self.rank_to_src_pos if self.is_fan_in() else self.rank_to_dest_coords)
+        if self.current_rank not in at:
+            raise RuntimeError("rank %d is outside of the grids, no samples are its own"
+                               % self.current_rank)
+        return SliceInfo(at[self.current_rank][0] % self.scale * size, size)
+
+    def _divides(self, batch: int) -> None:
+        if self.scale is None or batch % self.scale:
+            raise ValueError("%s -> %s: batch dim size %d is not divisible by %s scale=%s."
+                             % (self.src_module_name, self.dest_module_name, batch,
+                                self.direction.value, self.scale))
+
+    # ---- data ----
+
+    def communicate(self, tensor: Any, *, samples: int | None = None) -> Any:
+        """The tensor under the destination's layout; differentiable. samples: the global batch where dp
+        does not divide it (algo="exact"). A rank outside of the grids gets its tensor back.
+
+        Raises ValueError (axes, batch), RuntimeError (after destroy(); another rank failed),
+        TimeoutError, MismatchError.
+        """
+        if self._destroyed:
+            raise RuntimeError('communicate: this communicator was destroyed')
+        axes = [name for name, _ in sorted(self.dim_mapping.items(), key=lambda item: item[1])]
+        if tensor.dim() != len(axes):
+            raise ValueError("communicate: the tensor is %s, expected %d axes (%s)"
+                             % (list(tensor.shape), len(axes), self.dim_mapping))
+        if self.current_rank not in self.rank_to_src_pos and \
+                self.current_rank not in self.rank_to_dest_coords:
+            return tensor
+        batch = tensor.shape[self.dim_mapping['b']]
+        if self.is_fan_out() and not self._exact:
+            self._divides(batch)
+        flat = len(axes) == 2
+        if flat:  # a token is a sample of one row
+            tensor = tensor.unsqueeze(1)
+            axes.insert(1, 's')
+        if self._bridge is None:
+            from .torch import Bridge
+            if self._position_offset or self._positions:
+                self._dst.map_offset(self._position_offset, self._positions or 0)
+            self._bridge = Bridge(self._src, self._dst, group=_dist().group.WORLD,
+                                  axes=''.join(axes), **self._options)
+        shape = self._bridge.global_shape(tensor, samples)
+        if self._positions is None and self._options['output'] == 'full' and \
+                self._options['grad'] == 'partial':
+            # Nobody's rows are cut: any length will do, and the library wants one that would divide.
+            unit = 2 * self.dest_cp_size
+            shape += (-(-shape[1] // unit) * unit,)
+        out = self._bridge(tensor, shape=shape)
+        return out.squeeze(1) if flat else out
+
+    def destroy(self) -> None:
+        """Destroys the process groups made here; the second time does nothing."""
+        dist = _dist()
+        for group in self._own_pgs:
+            if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
+                dist.destroy_process_group(group)
+        self._own_pgs = []
+        self.gather_pg = None
+        if self._bridge is not None:
+            self._bridge.destroy()
+        self._destroyed = True

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drop-ins against plain PyTorch on the whole vocabulary and the whole sequence."""
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn import functional as F  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+from colobridge import compat  # noqa: E402
+from world import World  # noqa: E402
+
+V = 12
+# f32 arithmetic on logits below 20: some 24 + 2 log V roundings of 2^-24 * 20 each, ~ 4e-5
+NEAR = dict(rtol=1e-4, atol=1e-4)
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def case(*shape, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    return (torch.randn(*shape, V, generator=rng) * 3, torch.randint(0, V, shape, generator=rng),
+            torch.randn(*shape, generator=rng))
+
+
+def plain_logp(z, t):
+    """A target that nobody holds: 0, with the gradient -p."""
+    lp = torch.log_softmax(z.float(), -1)
+    held = (t >= 0) & (t < V)
+    x = z.float().gather(-1, t.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
+    lse = torch.logsumexp(z.float(), -1)
+    del lp
+    return torch.where(held, x - lse, lse.detach() - lse)
+
+
+def half(rank, size):
+    each = V // size
+    return rank * each, (rank + 1) * each
+
+
+def parity(rank, size, group, dtype, odd):
+    z, t, g = case(2, 9)
+    if odd:
+        t[0, :5] = torch.tensor([-100, -1, V, V + 100, 2**40])
+    lo, hi = half(rank, size)
+    z = z.to(dtype)
+    whole = z.float().clone().requires_grad_()
+    want = plain_logp(whole, t)
+    (want * g).sum().backward()
+    bits = None
+    for chunk in (None, 1, 7, 16, 64, 512):
+        mine = z[..., lo:hi].clone().requires_grad_()
+        if chunk is None:
+            got = compat.DistributedLogprob.apply(mine, t, lo, hi, group, False)
+        else:
+            got = compat.ChunkedDistributedLogprob.apply(mine, t, lo, hi, chunk, group)
+        assert got.dtype == torch.float32 and got.shape == t.shape
+        torch.testing.assert_close(got, want.detach(), **NEAR)
+        (got * g).sum().backward()
+        near = dict(rtol=2**-8, atol=1e-3) if dtype == torch.bfloat16 else NEAR
+        torch.testing.assert_close(mine.grad.float(), whole.grad[..., lo:hi], **near)
+        both = got.detach(), mine.grad
+        assert bits is None or all(torch.equal(a, b) for a, b in zip(bits, both))
+        bits = both
+    assert odd == bool((bits[0][0, :5] == 0).all())
+    for cls, args in ((compat.DistributedLogprob, (group, True)),
+                      (compat.ChunkedDistributedLogprob, (7, group, True))):
+        got = cls.apply(mine, t, lo, hi, *args)
+        assert not got.requires_grad and torch.equal(got, bits[0])
+
+
+def on_processes(rank, dtype, odd):
+    parity(rank, 4, dist.group.WORLD, dtype, odd)
+
+
+@pytest.mark.parametrize('odd', [False, True])
+def test_chunked_and_unchunked_logprobs_agree_with_pytorch(world, odd):
+    for dtype in (torch.float32, torch.bfloat16):
+        world.run(on_processes, dtype, odd)
+        parity(0, 1, None, dtype, odd)
+        cb.run_threads(2, lambda w: parity(w.rank, 2, w, dtype, odd))
+
+
+def zigzag(tokens, cp, rank):
+    """A cp rank's part of the last axis, written as chunks."""
+    chunks = tokens.chunk(2 * cp, dim=-1)
+    return torch.cat([chunks[rank], chunks[2 * cp - 1 - rank]], dim=-1)
+
+
+def dense(rank, seq, padded):
+    """tp = {0,1}, {2,3}; cp = {0,2}, {1,3}."""
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, cp, me = groups[rank // 2], groups[2 + rank % 2], rank // 2
+    z, tokens, _ = case(2, padded)
+    tokens = tokens[:, :seq]
+    g = torch.randn(2, seq - 1, generator=torch.Generator().manual_seed(5))
+    lo, hi = half(rank % 2, 2)
+    whole = z.clone().requires_grad_()
+    rolled = F.pad(tokens.roll(-1, -1), (0, padded - seq))
+    want = plain_logp(whole, rolled)[:, :seq - 1]
+    (want * g).sum().backward()
+    for chunk in (None, 3):
+        part = zigzag(z.movedim(1, -1), 2, me).movedim(-1, 1)[..., lo:hi].clone().requires_grad_()
+        got = compat.from_parallel_logits_to_logprobs(part, tokens, lo, hi, tp, cp_group=cp,
+                                                      chunk_size=chunk)
+        assert got.shape == (2, seq - 1)
+        torch.testing.assert_close(got, want.detach(), **NEAR)
+        # the sum over cp: rank 0 brings a third of the gradient, rank 1 the rest
+        (got * g * (1 / 3 if me == 0 else 2 / 3)).sum().backward()
+        grad = zigzag(whole.grad.movedim(1, -1), 2, me).movedim(-1, 1)[..., lo:hi]
+        torch.testing.assert_close(part.grad, grad, **NEAR)
+    full = z[..., lo:hi].clone().requires_grad_()
+    got = compat.from_parallel_logits_to_logprobs(full, tokens, lo, hi, tp, True)
+    assert not got.requires_grad
+    torch.testing.assert_close(got, want.detach(), **NEAR)
+
+
+@pytest.mark.parametrize('seq, padded', [(8, 8), (6, 8), (12, 12)])
+def test_dense_batches_over_context_parallel_ranks(world, seq, padded):
+    world.run(dense, seq, padded)
+
+
+LENGTHS, PADDED = [3, 8, 5], [4, 8, 8]
+
+
+def packed(rank):
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, cp, me = groups[rank // 2], groups[2 + rank % 2], rank // 2
+    total, width = sum(PADDED), 9
+    z, tokens, _ = case(1, total)
+    cu = torch.tensor([0] + list(itertools.accumulate(PADDED)))
+    lo, hi = half(rank % 2, 2)
+    whole = z.clone().requires_grad_()
+    rows, masked, subs = [], [], []
+    mask = torch.zeros(3, width, dtype=torch.bool)
+    for i, n in enumerate(LENGTHS):
+        mask[i, width - n:] = True  # tokens at the right
+        begin, end = int(cu[i]), int(cu[i + 1])
+        want = plain_logp(whole[0, begin:end - 1], tokens[0, begin + 1:end])
+        rows.append(F.pad(want, (0, width - 1 - len(want)))[:width - 1])
+        masked.append(F.pad(want[:n - 1], (width - n, 0)))
+        subs.append(F.pad(want[:n - 1], (0, 1)))
+    expected = {'rows': torch.stack(rows), 'masked': torch.stack(masked),
+                'subs': torch.stack([F.pad(torch.cat(subs[:1]), (0, 13))[:12],
+                                     F.pad(torch.cat(subs[1:]), (0, 13))[:12]])}
+    more = {'rows': {}, 'masked': {'attention_mask': mask},
+            'subs': {'sub_seq_lengths': [[3], [8, 5]]}}
+    pieces = [zigzag(z[0, int(a):int(b)].t(), 2, me).t() for a, b in zip(cu, cu[1:])]
+    for name, want in expected.items():
+        g = torch.randn(want.shape, generator=torch.Generator().manual_seed(6))
+        whole.grad = None
+        (want * g).sum().backward(retain_graph=True)
+        mine = torch.cat([zigzag(whole.grad[0, int(a):int(b)].t(), 2, me).t()
+                          for a, b in zip(cu, cu[1:])])[:, lo:hi]
+        part = torch.cat(pieces)[:, lo:hi].unsqueeze(0).clone().requires_grad_()
+        got = compat.from_parallel_logits_to_logprobs_packed_sequences(
+            part, tokens, cu, want.shape[1] + 1, lo, hi, tp, cp_group=cp,
+            chunk_size=4, **more[name])
+        torch.testing.assert_close(got, want.detach(), **NEAR)
+        (got * g).sum().backward()  # the whole loss on every cp rank: no sum
+        torch.testing.assert_close(part.grad[0], mine, **NEAR)
+        alone = compat.from_parallel_logits_to_logprobs_packed_sequences(
+            z[..., lo:hi], tokens, cu, want.shape[1] + 1, lo, hi, tp, **more[name])
+        assert torch.equal(alone, got)
+
+
+def test_packed_sequences_over_context_parallel_ranks(world):
+    world.run(packed)
+
+
+def tensor_parallel(rank):
+    z, t, g = case(5, 3)
+    lo, hi = half(rank, 4)
+    with pytest.raises(RuntimeError, match='set_tensor_parallel_group'):
+        compat.vocab_parallel_entropy(z[..., lo:hi])
+    compat.set_tensor_parallel_group(dist.group.WORLD)
+    whole = z.clone().requires_grad_()
+    lp = torch.log_softmax(whole, -1)
+    h = -(lp.exp() * lp).sum(-1)
+    (h * g).sum().backward()
+    for chunk in (None, 1, 4):
+        mine = z[..., lo:hi].clone().requires_grad_()
+        got = compat.vocab_parallel_entropy(mine, chunk)
+        torch.testing.assert_close(got, h.detach(), **NEAR)
+        (got * g).sum().backward()
+        torch.testing.assert_close(mine.grad, whole.grad[..., lo:hi], **NEAR)
+    odd = t.clone()
+    odd[0] = torch.tensor([-100, V, -1])
+    for smoothing, target in itertools.product((0.0, 0.2), (t, odd)):
+        whole.grad = None
+        top = whole.max(-1).values
+        held = (target >= 0) & (target < V)
+        x = whole.gather(-1, target.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
+        # x_t := M where nobody holds it, a constant: the gradient is p alone
+        nll = torch.logsumexp(whole, -1) - torch.where(held, x, top.detach())
+        eps = smoothing * V / (V - 1)
+        want = (1 - eps) * nll - eps * torch.log_softmax(whole, -1).mean(-1)
+        (want * g).sum().backward()
+        mine = z[..., lo:hi].clone().requires_grad_()
+        got = compat.vocab_parallel_cross_entropy(mine, target, smoothing)
+        torch.testing.assert_close(got, want.detach(), **NEAR)
+        (got * g).sum().backward()
+        torch.testing.assert_close(mine.grad, whole.grad[..., lo:hi], **NEAR)
+    compat._tensor_parallel.clear()
+
+
+def test_entropy_and_cross_entropy(world):
+    world.run(tensor_parallel)
+
+
+@pytest.mark.parametrize('chunk', [1, 3, 100])
+def test_head_and_loss_in_chunks(chunk):
+    torch.manual_seed(0)
+    hidden = torch.randn(2, 9, 5, requires_grad=True)
+    weight, bias = torch.randn(V, 5, requires_grad=True), torch.randn(V, requires_grad=True)
+    labels = torch.randint(0, V, (2, 9))
+    labels[0, 3] = -100
+    leaves = hidden, weight, bias
+    for scale, cap, items, shifted in ((1.0, None, None, False), (0.7, 4.0, 30, True)):
+        h, t = (hidden, labels) if shifted else (hidden[:, :-1], labels[:, 1:])
+        z = (h @ weight.t() + bias) * scale
+        z = cap * torch.tanh(z / cap) if cap else z
+        flat, ok = z.reshape(-1, V), t.reshape(-1) != -100
+        want = F.cross_entropy(flat, t.reshape(-1), reduction='sum') / (items or ok.sum())
+        lp = torch.log_softmax(flat, -1)
+        expected = torch.autograd.grad(2 * want, leaves)
+        loss, right, entropy, valid = compat.chunked_cross_entropy_loss(
+            hidden, weight, chunk, **{'shift_labels' if shifted else 'labels': labels},
+            num_items_in_batch=items, logit_scale=scale, final_logit_softcapping=cap,
+            lm_head_bias=bias)
+        torch.testing.assert_close(loss, want.detach(), **NEAR)
+        assert int(valid) == int(ok.sum())
+        assert int(right) == int((flat.argmax(-1)[ok] == t.reshape(-1)[ok]).sum())
+        torch.testing.assert_close(entropy.float(), -(lp.exp() * lp).sum(-1)[ok].sum(), **NEAR)
+        for a, b in zip(torch.autograd.grad(2 * loss, leaves), expected):
+            torch.testing.assert_close(a, b, **NEAR)
+    nothing = compat.chunked_cross_entropy_loss(hidden, weight, chunk, torch.full((2, 9), -100))
+    assert nothing[0].item() == 0 and int(nothing[3]) == 0
+    nothing[0].backward()
+    labels[1, 1] = V
+    with pytest.raises(ValueError, match=r'1 labels are outside of \[0, 12\)'):
+        compat.chunked_cross_entropy_loss(hidden, weight, chunk, labels)
+
+
+def test_refusals():
+    z, t, _ = case(2, 4)
+    for call, words in (
+            (lambda: compat.DistributedLogprob.apply(z, t[0], 0, V, None), r'target is \[4\]'),
+            (lambda: compat.ChunkedDistributedLogprob.apply(z, t, 0, V, -3, None), 'chunk_size is -3'),
+            (lambda: compat.from_parallel_logits_to_logprobs(z, t[:, :3].repeat(1, 2), 0, V, None), 'S divisible'),
+            (lambda: compat.from_parallel_logits_to_logprobs_packed_sequences(
+                z, t, torch.tensor([0, 8]), 8, 0, V, None), 'expected .1, T / cp, Vl.'),
+            (lambda: compat.chunked_cross_entropy_loss(z, z[0], 0, t), 'chunk_size is 0'),
+            (lambda: compat.chunked_cross_entropy_loss(z, z[0], 2), 'found neither')):
+        with pytest.raises(ValueError, match=words):
+            call()

@@ -1,0 +1,345 @@
+# SPDX-License-Identifier: Apache-2.0
+"""logprob() and nll() against PyTorch on the whole vocabulary: processes, threads, strides, errors."""
+import gc
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from world import World  # noqa: E402
+
+V = 23
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def case(shape, dtype=torch.float64, seed=0, spread=3.0):
+    """Logits of the whole vocabulary, targets with an ignored one, upstream gradients."""
+    rng = torch.Generator().manual_seed(seed)
+    z = (torch.randn(*shape, V, generator=rng, dtype=torch.float64) * spread).to(dtype)
+    t = torch.randint(0, V, shape, generator=rng)
+    t.reshape(-1)[1] = -100
+    g = torch.randn(2, *shape, generator=rng, dtype=torch.float64)
+    return z, t, g
+
+
+def plain(z, t, temperature=1.0, softcap=None):
+    """logp and entropy by PyTorch, in f64."""
+    x = z.double() / temperature
+    if softcap:
+        x = softcap * torch.tanh(x / softcap)
+    lp = torch.log_softmax(x, -1)
+    keep = t != -100
+    logp = torch.where(keep, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), torch.zeros(()).double())
+    h = torch.where(keep, -(lp.exp() * lp).sum(-1), torch.zeros(()).double())
+    return logp, h
+
+
+# f32 arithmetic on logits of spread 3: some 23 + 2 log V roundings of values below 30, that is
+# 50 * 30 * 2^-24 ~ 1e-4; gradients in bf16 are rounded once, to 2^-8.
+TOLERANCE = {torch.float64: (1e-12, 1e-12), torch.float32: (1e-4, 1e-4),
+             torch.bfloat16: (1e-4, 1e-2), torch.float16: (1e-4, 2e-3)}
+
+
+def shards(rank, size, how):
+    """[start, end) of this rank, which may be uneven or empty."""
+    if how == 'even':
+        each = -(-V // size)  # the last one is smaller
+        return min(rank * each, V), min((rank + 1) * each, V)
+    cuts = [0, 1, 1, 20, V] if size == 4 else [0] + [V] * size
+    return cuts[rank], cuts[rank + 1]
+
+
+def agrees(rank, size, group, dtype, how, shape):
+    z, t, g = case(shape, dtype)
+    lo, hi = shards(rank, size, how)
+    for temperature, softcap, chunk in ((1.0, None, None), (0.7, 5.0, 2)):
+        whole = z.double().clone().requires_grad_()
+        want = plain(whole, t, temperature, softcap)
+        (want[0] * g[0] + want[1] * g[1]).sum().backward()
+        mine = z[..., lo:hi].clone().requires_grad_()
+        logp, h = ct.logprob(mine, t, tp_group=group, vocab_start=lo, vocab_end=hi, entropy=True,
+                             temperature=temperature, softcap=softcap, chunk_size=chunk)
+        real = torch.float64 if dtype == torch.float64 else torch.float32
+        assert logp.dtype == h.dtype == real
+        near, near_grad = TOLERANCE[dtype]
+        torch.testing.assert_close(logp.double(), want[0], rtol=near, atol=near)
+        torch.testing.assert_close(h.double(), want[1], rtol=near, atol=near)
+        (logp.double() * g[0] + h.double() * g[1]).sum().backward()
+        assert mine.grad.dtype == dtype
+        torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], rtol=near_grad,
+                                   atol=near_grad)
+    return logp.tolist()
+
+
+def in_process(rank, dtype, how):
+    return agrees(rank, 4, dist.group.WORLD, dtype, how, (2, 5))
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE))
+def test_outputs_and_gradients_on_processes(world, dtype):
+    for how in ('even', 'odd'):
+        said = world.run(in_process, dtype, how)
+        assert all(s == said[0] for s in said)  # the same bits everywhere
+
+
+def test_outputs_and_gradients_on_threads_and_alone():
+    for dtype, how, size in itertools.product(TOLERANCE, ('even', 'odd'), (1, 4)):
+        cb.run_threads(size, lambda world: agrees(world.rank, size, world, dtype, how, (3, 4)))
+    agrees(0, 1, None, torch.float32, 'even', (7,))
+
+
+def counted(rank):
+    z, t, _ = case((4, 8), torch.float32)
+    lo, hi = shards(rank, 4, 'even')
+    mine = z[..., lo:hi].clone().requires_grad_()
+    ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi)
+    comm = ct.comm_of(dist.group.WORLD, mine.device)
+    for chunk in (None, 1, 7):
+        comm.ledger_reset()
+        out = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi, entropy=True,
+                         chunk_size=chunk)
+        assert comm.ledger()['loss'] == {'all_gather': dict(comm.ledger()['loss']['all_gather'], ops=1)}
+        assert set(comm.ledger()) <= {'loss', 'check'}
+        comm.ledger_reset()
+        sum(o.sum() for o in out).backward()
+        assert comm.ledger() == {}
+
+
+def test_one_gather_forward_and_none_backward(world):
+    world.run(counted)
+
+
+def test_gradcheck():
+    z, t, _ = case((2, 3))
+    z.requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda z: ct.logprob(z, t, entropy=True, loss=True, label_smoothing=0.1, z_loss=1e-2,
+                             softcap=4.0, temperature=0.8), (z,))
+    for reduction in ('sum', 'mean', 'none'):
+        assert torch.autograd.gradcheck(
+            lambda z: ct.nll(z, t, reduction=reduction, label_smoothing=0.2)[0], (z,))
+
+
+VIEWS = {'a slice of a longer sequence': lambda z: z[:, :-1], 'sbh': lambda z: z.transpose(0, 1),
+         'some columns': lambda z: z[..., 3:20], 'every second row': lambda z: z[:, ::2],
+         'every second column': lambda z: z[..., ::2], 'one sample': lambda z: z[1],
+         'repeated rows': lambda z: z[:, :1].expand(-1, 4, -1), 'no rows': lambda z: z[:, :0],
+         'reordered': lambda z: z.permute(1, 2, 0), 'one token': lambda z: z[1, 2]}
+
+
+@pytest.mark.parametrize('name', list(VIEWS))
+def test_logits_are_read_where_they_are(name):
+    from colobridge.torch.logprob import rows_of
+    z, _, _ = case((4, 6))
+    cut = VIEWS[name]
+    shape = cut(z).shape
+    t = torch.randint(0, shape[-1], shape[:-1], generator=torch.Generator().manual_seed(4))
+    whole, mine = z.clone().requires_grad_(), z.clone().requires_grad_()
+    want, got = plain(cut(whole), t), ct.logprob(cut(mine), t, entropy=True)
+    for a, b in zip(got, want):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    weights = torch.arange(1.0, 1.0 + want[0].numel(), dtype=torch.float64).reshape(want[0].shape)
+    ((want[0] + 2 * want[1]) * weights).sum().backward()
+    ((got[0] + 2 * got[1]) * weights).sum().backward()
+    torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-11, atol=1e-11)
+    copied = rows_of(cut(z))[0].data_ptr() != cut(z).data_ptr()
+    assert copied == (name in ('every second column', 'repeated rows', 'reordered'))
+
+
+def test_nothing_of_the_size_of_the_logits_is_made_but_their_gradient():
+    tokens, vocab = 64, 20000
+    z = torch.randn(tokens, vocab, requires_grad=True)
+    t = torch.randint(0, vocab, (tokens,))
+    size = z.numel() * z.element_size()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
+                                profile_memory=True) as seen:
+        ct.logprob(z, t, entropy=True)[0].sum().backward()
+    made = [e.cpu_memory_usage for e in seen.events() if e.cpu_memory_usage > 0]
+    big = [n for n in made if n > size // 8]
+    assert big and all(n <= size * 1.01 for n in big), made
+    # the gradient once, seen in a call and, at most, in those around it
+    assert sum(n for n in made if n <= size // 8) < size // 8
+    del seen
+    gc.collect()
+
+
+def reduced(rank):
+    """Two tp ranks, two dp ranks with uneven masks."""
+    groups = [dist.new_group([0, 1]), dist.new_group([2, 3]), dist.new_group([0, 2]),
+              dist.new_group([1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    zs = [case((3, 4), torch.float64, seed)[0] for seed in (0, 1)]
+    ts = [case((3, 4), torch.float64, seed)[1] for seed in (0, 1)]
+    ts[1][0, 2:] = -100
+    mask = torch.ones(3, 4)
+    mask[2] = 0
+    whole = [z.clone().requires_grad_() for z in zs]
+    for masked in (False, True):
+        losses = [torch.nn.functional.cross_entropy(w.reshape(-1, V), t.reshape(-1), reduction='none',
+                                                    label_smoothing=0.1).reshape(3, 4)
+                  for w, t in zip(whole, ts)]
+        if masked:
+            losses = [x * mask for x in losses]
+        den = sum(int(((t != -100) & ((mask > 0) | (not masked))).sum()) for t in ts)
+        want = (losses[0].sum() + losses[1].sum()) / den
+        for w in whole:
+            w.grad = None
+        want.backward()
+        half = slice(0, 12) if rank % 2 == 0 else slice(12, V)
+        me = rank // 2
+        z = zs[me][..., half].clone().requires_grad_()
+        got = ct.nll(z, ts[me], mask=mask if masked else None, tp_group=tp, reduce_group=dp,
+                     vocab_start=half.start, vocab_end=half.stop, label_smoothing=0.1)
+        torch.testing.assert_close(got.loss, want.detach(), rtol=1e-12, atol=1e-12)
+        assert int(got.den) == den and not got.den.requires_grad
+        got.loss.backward()
+        torch.testing.assert_close(z.grad, whole[me].grad[..., half], rtol=1e-11, atol=1e-12)
+    none = ct.nll(z, torch.full((3, 4), -100), tp_group=tp, reduce_group=dp, vocab_start=half.start,
+                  vocab_end=half.stop)
+    none.loss.backward()
+    assert none.loss.item() == 0 and int(none.den) == 0
+
+
+def test_mean_is_divided_once_over_all_ranks(world):
+    world.run(reduced)
+
+
+def test_writing_saved_logits_is_refused():
+    z, t, _ = case((2, 3))
+    leaf = z.clone().requires_grad_()
+    logits = leaf * 1
+    out = ct.logprob(logits, t)
+    logits += 1
+    with pytest.raises(RuntimeError, match='was written in place after forward saved it'):
+        out.sum().backward()
+    logits = leaf * 1
+    out = ct.logprob(logits, t)
+    (logits.untyped_storage() if hasattr(logits, 'untyped_storage') else logits.storage()).resize_(0)
+    with pytest.raises(RuntimeError, match='logits: its storage holds 0 bytes.*freed or resized'):
+        out.sum().backward()
+
+
+def test_gradient_in_place_of_the_logits():
+    z, t, _ = case((3, 4))
+    want = z.clone().requires_grad_()
+    plain(want, t)[0].sum().backward()
+    leaf = z.clone().requires_grad_()
+    logits = leaf * 1
+    at = logits.data_ptr()
+    out = ct.logprob(logits, t, inplace_backward=True)
+    seen = []
+    logits.register_hook(lambda g: seen.append(g.data_ptr()))
+    out.sum().backward(retain_graph=True)
+    torch.testing.assert_close(leaf.grad, want.grad, rtol=1e-12, atol=1e-12)
+    assert seen == [at]
+    with pytest.raises(RuntimeError, match='second backward'):
+        out.sum().backward()
+    with pytest.raises(ValueError, match='inplace_backward'):
+        ct.logprob(z[:, :-1], t[:, :-1], inplace_backward=True)
+
+
+class Head(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.linear = torch.nn.Linear(5, V).double()
+
+    def forward(self, x, t):
+        logp, h = ct.logprob(self.linear(x), t, entropy=True)
+        return -(logp + 0.1 * h).sum()
+
+
+def grads(fn, head):
+    head.zero_grad()
+    fn().backward()
+    return [p.grad.clone() for p in head.parameters()]
+
+
+def test_checkpointing_and_autocast():
+    head = Head()
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    _, t, _ = case((3, 4))
+    want = grads(lambda: head(x, t), head)
+    got = grads(lambda: checkpoint(head, x, t, use_reentrant=False), head)
+    assert all(torch.equal(a, b) for a, b in zip(want, got))
+    with torch.autograd.graph.saved_tensors_hooks(lambda s: s.clone(), lambda s: s.clone()):
+        got = grads(lambda: head(x, t), head)
+    assert all(torch.equal(a, b) for a, b in zip(want, got))
+    half = Head().float()
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = ct.logprob(half.linear(x.float()), t)
+        assert half.linear(x.float()).dtype == torch.bfloat16 and out.dtype == torch.float32
+        out.sum().backward()
+    assert half.linear.weight.grad.dtype == torch.float32
+
+
+def test_compiled_code_calls_it():
+    if not hasattr(torch, 'compile') or not hasattr(torch, 'compiler'):
+        pytest.skip('this torch has no torch.compile')
+    head = Head()
+    x = torch.randn(3, 4, 5, dtype=torch.float64)
+    _, t, _ = case((3, 4))
+    want = grads(lambda: head(x, t), head)
+    got = grads(lambda: torch.compile(head, backend='eager')(x, t), head)
+    assert all(torch.equal(a, b) for a, b in zip(want, got))
+
+
+@pytest.mark.parametrize('call, words', [
+    (lambda z, t: ct.logprob(z, t[0]), r'target is \[3\], expected \[2, 3\]'),
+    (lambda z, t: ct.logprob(z, t.float()), 'target is of torch.float32, expected an integer'),
+    (lambda z, t: ct.logprob(z.long(), t), 'logits are .* of torch.int64'),
+    (lambda z, t: ct.logprob([1], t), 'logits are a list'),
+    (lambda z, t: ct.logprob(z.to('meta'), t.to('meta')), 'meta'),
+    (lambda z, t: ct.logprob(z, t.to('meta')), 'target is on meta, logits are on cpu'),
+    (lambda z, t: ct.logprob(z, t, temperature=0.0), 'temperature is 0'),
+    (lambda z, t: ct.logprob(z, t, chunk_size=-1), 'chunk_size is -1'),
+    (lambda z, t: ct.logprob(z, t, vocab_start=3), r'columns \[3, 26\) on a group of one'),
+    (lambda z, t: ct.logprob(z, t, vocab_start=0, vocab_end=99), 'vocab_start 0 and vocab_end 99'),
+    (lambda z, t: ct.logprob(z, t, z_loss=0.1), 'act on the loss'),
+    (lambda z, t: ct.logprob(z, t, tp_group='tp'), 'torch.distributed is not initialised'),
+    (lambda z, t: ct.nll(z, t, reduction='avg'), "reduction is 'avg'"),
+    (lambda z, t: ct.nll(z, t, mask=t[0]), r'mask is \[3\], expected \[2, 3\]'),
+])
+def test_bad_arguments_are_refused_in_words(call, words):
+    z, t, _ = case((2, 3))
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        call(z, t)
+
+
+def mistakes(rank):
+    z, t, _ = case((2, 3), torch.float32)
+    mine = z[..., :6].clone()
+    bad = t if rank != 1 else t[0]
+    with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
+        ct.logprob(mine, bad, tp_group=dist.group.WORLD, vocab_size=24)
+    assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_size=24).shape == (2, 3)
+    other = t.clone()
+    other[0, 0] = rank
+    with pytest.raises(cb.MismatchError, match='other targets'):
+        ct.logprob(mine, other, tp_group=dist.group.WORLD, vocab_size=24)
+    pair = dist.new_group([0, 1])
+    if rank > 1:
+        with pytest.raises(ValueError, match='without this rank|expected a torch'):
+            ct.logprob(mine, t, tp_group=pair)
+    else:
+        ct.logprob(z[..., :12] if rank == 0 else z[..., 12:], t, tp_group=pair,
+                   vocab_start=12 * rank)
+        dist.destroy_process_group(pair)
+        with pytest.raises(RuntimeError, match='was destroyed'):
+            ct.logprob(mine, t, tp_group=pair)
+
+
+def test_one_ranks_mistake_is_every_ranks_error(world):
+    world.run(mistakes)
