@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * blocks.c - the parts of the model around its layers: encoder, bridge, merge, head with the loss.
+ * blocks.c - the parts of the model before its layers: encoder, bridge, merge.
  *
  * Each forward fills buffers of the rank; each backward has the shape that the tape calls and finds
  * what it needs in the same buffers. The encoder's second product is summed over the *source* tp,
@@ -92,67 +92,5 @@ colo_status_t cap_merge_backward(const colo_tensor_t *d_out, int32_t nout,
     cap_rank_t *r = rank;
     r->ops.merge_backward(&r->ops, &r->seq, r->cfg->model.width, r->yn, d_out[0].data, d_in[0].data,
                           r->g[P_EMBED], r->g[P_POS]);
-    return COLO_OK;
-}
-
-/* ---- head and loss; vocabulary over tp ---- */
-
-static int64_t back_at(const cap_rank_t *r)
-{
-    return P_LAYER + r->cfg->model.layers * P_PER_LAYER;
-}
-
-void cap_head_logits(cap_rank_t *r, int64_t t, const float *x)
-{
-    const cap_ops_t *o = &r->ops;
-    int64_t D = r->cfg->model.width, at = back_at(r);
-
-    o->norm(o, t, D, x, r->w[at + B_LNFG], r->w[at + B_LNFB], r->xf_hat, r->rf, r->hf);
-    o->linear(o, t, D, r->count[at + B_HEAD] / D, r->hf, r->w[at + B_HEAD], NULL, r->logits);
-}
-
-colo_status_t cap_head_forward(cap_rank_t *r, const float *x)
-{
-    int64_t D = r->cfg->model.width, T = r->T, at = back_at(r);
-    int64_t Vl = r->count[at + B_HEAD] / D;
-    const int64_t shape[] = {T, Vl};
-    colo_tensor_t logits = cap_view(r, r->logits, COLO_F32, 2, shape);
-    colo_tensor_t targets = cap_view(r, r->targets, COLO_I64, 1, shape);
-    colo_logprob_out_t out = {.logp = r->logp};
-
-    cap_head_logits(r, T, x);
-    CAP_TRY(colo_logprob_forward(&r->logprob, &logits, &targets, r->dst.tp_comm, &out, &r->saved,
-                                 r->stats, r->scratch, r->ops.stream));
-    r->ops.get(&r->ops, r->nll, r->logp, T * (int64_t)sizeof(float));
-    for (int64_t i = 0; i < T; i++) {
-        r->mask[i] = r->targets_host[i] != r->logprob.ignore_index;
-        r->nll[i] = -r->nll[i];
-    }
-    CAP_TRY(colo_loss_reduce(r->nll, COLO_F32, r->mask, T, r->dst.mean_host, &r->reduced, NULL));
-    *r->loss = (float)r->reduced.value;
-    return COLO_OK;
-}
-
-colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
-                                int32_t nin, void *rank)
-{
-    cap_rank_t *r = rank;
-    const cap_ops_t *o = &r->ops;
-    int64_t D = r->cfg->model.width, T = r->T, at = back_at(r);
-    int64_t Vl = r->count[at + B_HEAD] / D;
-    double upstream = (double)*(const float *)d_out[0].data;
-    float each = r->reduced.den ? (float)(-upstream / (double)r->reduced.den) : 0.0f;
-    colo_logprob_upstream_t up = {.d_logp = r->d_logp};
-    colo_tensor_t d_logits = r->saved.logits; /* in place: the logits are not read again */
-
-    for (int64_t i = 0; i < T; i++)
-        r->d_logp_host[i] = r->mask[i] ? each : 0.0f;
-    o->put(o, r->d_logp, r->d_logp_host, T * (int64_t)sizeof(float));
-    CAP_TRY(colo_logprob_backward(&r->saved, &up, &d_logits, o->stream));
-    o->linear_d_weight(o, T, D, Vl, r->hf, r->logits, r->g[at + B_HEAD]);
-    o->linear_d_input(o, T, D, Vl, r->logits, r->w[at + B_HEAD], 0.0f, r->d_t1);
-    CAP_TRY(cap_sum(r->dst.tp_comm, r->d_t1, T * D, o->stream));
-    o->norm_backward(o, T, D, r->d_t1, r->w[at + B_LNFG], r->xf_hat, r->rf, NULL, d_in[0].data,
-                     r->g[at + B_LNFG], r->g[at + B_LNFB]);
     return COLO_OK;
 }

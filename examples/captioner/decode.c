@@ -73,6 +73,8 @@ colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
     bool writes = r->dst.in && !r->dst.t && !r->dst.c && !r->dst.p; /* one rank a sample */
 
     memset(text, 0, (size_t)(data->nheld * CAP_TEXT) * sizeof *text);
+    if (r->back)
+        CAP_TRY(cap_head_open(r));
     for (int64_t start = 0; start < data->nheld; start += B) {
         for (int64_t i = 0; i < B; i++)
             r->rows[i] = data->held[(start + i) % data->nheld];
@@ -85,6 +87,8 @@ colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
                 text[(start + r->dst.b0 + i) * CAP_TEXT + k] =
                     (int32_t)r->tokens[i * r->S + CAP_PATCHES + k];
     }
+    if (r->back)
+        CAP_TRY(cap_head_close(r));
     CAP_TRY(colo_comm_all_reduce(r->host, text, text, data->nheld * CAP_TEXT, COLO_I32, COLO_SUM,
                                  NULL));
     *exact = 0;

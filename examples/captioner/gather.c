@@ -14,6 +14,8 @@
 static bool speaks_for(const cap_rank_t *r, int i)
 {
     const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
+    if (cap_head_sharded(r, i))
+        return r->w[i]; /* each for its rows */
     return r->w[i] && !s->d && !s->c && (r->table[i].cut != CAP_WHOLE || !s->t);
 }
 
@@ -25,7 +27,12 @@ colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whol
 
         memset(whole[i], 0, (size_t)(p->rows * p->cols) * sizeof(float));
         if (speaks_for(r, i)) {
-            r->ops.get(&r->ops, r->shard, shards[i], r->count[i] * (int64_t)sizeof(float));
+            int64_t first = 0;
+            if (cap_head_sharded(r, i)) {
+                memset(r->shard, 0, (size_t)(p->rows * p->cols) * sizeof(float));
+                first = r->head_first * p->cols;
+            }
+            r->ops.get(&r->ops, r->shard + first, shards[i], r->count[i] * (int64_t)sizeof(float));
             cap_param_unshard(p, s->t, s->tp, r->shard, whole[i]);
         }
         CAP_TRY(cap_sum(r->host, whole[i], p->rows * p->cols, NULL));
@@ -59,7 +66,7 @@ colo_status_t cap_replicas(cap_rank_t *r, bool *same)
     *same = true;
     for (int i = 0; i < r->nparams; i++) {
         const cap_side_t *s = r->table[i].encoder ? &r->src : &r->dst;
-        if (!r->w[i])
+        if (!r->w[i] || cap_head_sharded(r, i))
             continue;
         r->ops.get(&r->ops, r->shard, r->w[i], r->count[i] * (int64_t)sizeof(float));
         CAP_TRY(same_words(s->mean_host, r->shard, r->count[i], same));

@@ -8,6 +8,9 @@
  * steps, where wrong steps would have taken replicas apart. The error of a parameter is relative to
  * its own norm, but to no less than a thousandth of the largest parameter's: a key bias has no
  * gradient but rounding.
+ *
+ * Two runs whose gradients are the same bits print the same "bits". With --loss linear the same
+ * batch goes through the logits, too, and both gradients are compared by the same measure.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,6 +24,9 @@ enum { MOMENTS = 2 };
 
 struct check {
     float *w[CAP_MAX_PARAMS], *g[CAP_MAX_PARAMS]; /* whole */
+    float *logits[CAP_MAX_PARAMS];                /* gradients by way of the logits */
+    double against_logits[MOMENTS];               /* the worst parameter's difference from these */
+    uint64_t bits;                                /* a hash of weights and gradients so far */
     double *want[CAP_MAX_PARAMS];
     double error[MOMENTS][CAP_MAX_PARAMS];
     double loss[MOMENTS], loss_want[MOMENTS];
@@ -34,13 +40,22 @@ static colo_status_t take(cap_rank_t *r, struct check *k)
         int64_t count = r->table[i].rows * r->table[i].cols;
         k->w[i] = cap_take(&r->arena, count, sizeof(float));
         k->g[i] = cap_take(&r->arena, count, sizeof(float));
+        if (r->cfg->loss_linear)
+            k->logits[i] = cap_take(&r->arena, count, sizeof(float));
         if (colo_comm_rank(r->world) == 0)
             k->want[i] = cap_take(&r->arena, count, sizeof(double));
     }
     return r->arena.failed ? COLO_ERR_NOMEM : COLO_OK;
 }
 
-static void compare(const cap_rank_t *r, struct check *k, int moment)
+static double value_of(const float *f, const double *d, int64_t j)
+{
+    return f ? (double)f[j] : d[j];
+}
+
+/* Relative differences of k->g from @f or @d, parameter by parameter */
+static void compare(const cap_rank_t *r, const struct check *k, float *const *f, double *const *d,
+                    double *error)
 {
     double norm[CAP_MAX_PARAMS], most = 0;
 
@@ -50,16 +65,44 @@ static void compare(const cap_rank_t *r, struct check *k, int moment)
 
         norm[i] = 0;
         for (int64_t j = 0; j < count; j++) {
-            double d = (double)k->g[i][j] - k->want[i][j];
-            differ += d * d;
-            norm[i] += k->want[i][j] * k->want[i][j];
+            double want = value_of(f ? f[i] : NULL, d ? d[i] : NULL, j);
+            double off = (double)k->g[i][j] - want;
+            differ += off * off;
+            norm[i] += want * want;
         }
         norm[i] = sqrt(norm[i]);
-        k->error[moment][i] = sqrt(differ);
+        error[i] = sqrt(differ);
         most = norm[i] > most ? norm[i] : most;
     }
     for (int i = 0; i < r->nparams; i++)
-        k->error[moment][i] /= norm[i] > 1e-3 * most ? norm[i] : 1e-3 * most;
+        error[i] /= norm[i] > 1e-3 * most ? norm[i] : 1e-3 * most;
+}
+
+static uint64_t hash_floats(uint64_t h, const float *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t word;
+        memcpy(&word, x + i, sizeof word);
+        h = (h ^ word) * UINT64_C(0x100000001b3);
+    }
+    return h;
+}
+
+/* The same batch at the same weights, by way of the logits. */
+static colo_status_t compare_with_logits(cap_rank_t *r, struct check *k, int moment, int64_t step)
+{
+    double error[CAP_MAX_PARAMS], loss, worst = 0;
+
+    r->loss_linear = false;
+    CAP_TRY(cap_step(r, step, 0, &loss));
+    r->loss_linear = true;
+    CAP_TRY(cap_gather(r, r->g, k->logits));
+    compare(r, k, k->logits, NULL, error);
+    for (int i = 0; i < r->nparams; i++)
+        if (!(error[i] <= worst))
+            worst = error[i]; /* a NaN stays */
+    k->against_logits[moment] = worst;
+    return COLO_OK;
 }
 
 /* One batch without an update; rank 0 then runs the oracle while the others wait. */
@@ -75,10 +118,16 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
     CAP_TRY(cap_gather(r, r->w, k->w));
     CAP_TRY(cap_gather(r, r->g, k->g));
     CAP_TRY(cap_replicas(r, &k->same[moment]));
+    for (int i = 0; i < r->nparams; i++) {
+        int64_t count = r->table[i].rows * r->table[i].cols;
+        k->bits = hash_floats(hash_floats(k->bits, k->w[i], count), k->g[i], count);
+    }
+    if (cfg->loss_linear)
+        CAP_TRY(compare_with_logits(r, k, moment, step));
     if (colo_comm_rank(r->world) == 0) {
         k->loss_want[moment] = cap_oracle(&cfg->model, cfg->data, r->rows, cfg->batch,
                                           (const float *const *)k->w, k->want);
-        compare(r, k, moment);
+        compare(r, k, NULL, k->want, k->error[moment]);
     }
     return colo_comm_barrier(r->host, NULL);
 }
@@ -99,7 +148,7 @@ static void print_losses(const char *name, const double *loss)
 {
     printf(",\"%s\":[", name);
     for (int m = 0; m < MOMENTS; m++)
-        printf(isfinite(loss[m]) ? "%s%.9f" : "%snull", m ? "," : "", loss[m]);
+        printf(isfinite(loss[m]) ? "%s%.9g" : "%snull", m ? "," : "", loss[m]);
     printf("]");
 }
 
@@ -123,6 +172,7 @@ static void verdict(cap_rank_t *r, struct check *k)
             }
         }
         replicas = replicas && k->same[m];
+        ok = ok && k->against_logits[m] <= LIMIT;
         ok = ok && fabs(k->loss[m] - k->loss_want[m]) <= LIMIT * fabs(k->loss_want[m]);
     }
     bool planned = cfg->algo != COLO_EXACT ||
@@ -141,6 +191,9 @@ static void verdict(cap_rank_t *r, struct check *k)
            LIMIT, CAP_CHECK_STEPS);
     print_losses("loss_parallel", k->loss);
     print_losses("loss_oracle", k->loss_want);
+    if (cfg->loss_linear)
+        print_losses("against_logits", k->against_logits);
+    printf(",\"bits\":\"%016llx\"", (unsigned long long)k->bits);
     printf(",\"replicas_identical\":%s,\"collectives\":{", replicas ? "true" : "false");
     for (int o = 0; o < COLO_OP_COUNT; o++) {
         uint64_t ops = 0;

@@ -38,6 +38,8 @@ static const char usage[] =
     "  --output KIND     full: whole sequence | sharded: own rows       (full)\n"
     "  --grad KIND       with full: partial | disjoint                  (partial)\n"
     "  --algo KIND       exact | collective                             (exact)\n"
+    "  --head KIND       resident | sharded: its rows over dp x cp      (resident)\n"
+    "  --loss KIND       logits | linear: head and loss in one, by chunks (logits)\n"
     "  --data PATH       the digits, 65 numbers a line\n"
     "  --report PATH     HTML report written at the end                 (./report.html)\n"
     "  --check-gradients compare all gradients with a serial fp64 run; last line is JSON\n"
@@ -183,15 +185,23 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
         rc = choice(name, value, "exact", "collective", &k);
         c->algo = k ? COLO_COLLECTIVE : COLO_EXACT;
         return rc;
+    } else if (!strcmp(name, "--head")) {
+        rc = choice(name, value, "resident", "sharded", &k);
+        c->head_sharded = k;
+        return rc;
+    } else if (!strcmp(name, "--loss")) {
+        rc = choice(name, value, "logits", "linear", &k);
+        c->loss_linear = k;
+        return rc;
     }
     return 0;
 }
 
 static bool takes_value(const char *name)
 {
-    static const char *const all[] = {"--src",   "--dst",  "--ranks", "--steps",
-                                      "--batch", "--lr",   "--seed",  "--output",
-                                      "--grad",  "--algo", "--data",  "--report"};
+    static const char *const all[] = {"--src",  "--dst",  "--ranks",  "--steps", "--batch",
+                                      "--lr",   "--seed", "--output", "--grad",  "--algo",
+                                      "--head", "--loss", "--data",   "--report"};
 
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!strcmp(name, all[i]))

@@ -7,7 +7,7 @@
  * also the embedding, the last also the final norm, the head and the loss. Two tapes record a step:
  * the LLM's ends at what the bridge delivered (or at what the stage before sent), the encoder's
  * has the bridge as its last node and continues from the gradient that the first one found there.
- * Leaves the arithmetic to blocks.c and layer.c.
+ * Leaves the arithmetic to blocks.c, layer.c and head.c.
  */
 #include <stdio.h>
 #include <string.h>
@@ -57,6 +57,8 @@ static void take_params(cap_rank_t *r)
             if (r->table[i].encoder == side || !holds(r, &r->table[i]))
                 continue;
             cap_param_shard_shape(&r->table[i], s->t, s->tp, &rows, &cols);
+            if (cap_head_sharded(r, i))
+                rows = r->head_rows;
             r->count[i] = rows * cols;
             total += rows * cols;
         }
@@ -94,7 +96,8 @@ static void init_params(cap_rank_t *r)
             continue;
         cap_param_init(r->table, i, r->cfg->seed, r->whole);
         cap_param_shard(&r->table[i], s->t, s->tp, r->whole, r->shard);
-        r->ops.put(&r->ops, r->w[i], r->shard, r->count[i] * (int64_t)sizeof(float));
+        int64_t first = cap_head_sharded(r, i) ? r->head_first * r->table[i].cols : 0;
+        r->ops.put(&r->ops, r->w[i], r->shard + first, r->count[i] * (int64_t)sizeof(float));
     }
 }
 
@@ -206,8 +209,7 @@ static colo_status_t take_head(cap_rank_t *r)
 {
     cap_arena_t *a = &r->arena;
     int64_t D = r->cfg->model.width, T = r->T, size = sizeof(float);
-    int64_t at = P_LAYER + r->cfg->model.layers * P_PER_LAYER + B_HEAD;
-    int64_t Vl = r->count[at] / D;
+    int64_t Vl = colo_lm_head_config(r->head)->rows;
     size_t bytes = 0;
 
     r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = CAP_VOCAB,
@@ -229,7 +231,7 @@ static colo_status_t take_head(cap_rank_t *r)
     r->stats = take_there(r, (int64_t)bytes, 1);
     CAP_TRY(colo_logprob_scratch_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
     r->scratch = take_there(r, (int64_t)bytes, 1);
-    return COLO_OK;
+    return cap_head_take(r);
 }
 
 /* A table that does not change, where the ops see it. */
@@ -332,6 +334,8 @@ colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t 
     CAP_TRY(make_bridge(r));
 
     r->nparams = cap_params(&cfg->model, r->table);
+    r->loss_linear = cfg->loss_linear;
+    CAP_TRY(cap_head_create(r));
     take_params(r);
     CAP_TRY(take_activations(r));
     init_params(r);
@@ -349,6 +353,7 @@ void cap_rank_destroy(cap_rank_t *r)
     colo_tape_destroy(&r->llm_tape);
     colo_tape_destroy(&r->encoder_tape);
     colo_bridge_destroy(&r->bridge);
+    cap_head_destroy(r);
     cap_side_destroy(&r->dst);
     cap_side_destroy(&r->src);
     cap_arena_free(&r->arena);

@@ -56,6 +56,7 @@ typedef struct cap_config {
     colo_algo_t algo;
     const char *report, *command;
     bool check_gradients, json;
+    bool head_sharded, loss_linear;
     cap_model_t model;
     const cap_data_t *data;
     int exit_code; /* written by rank 0: 0, or 1 when something was found */
@@ -138,6 +139,13 @@ typedef struct cap_rank {
     colo_logprob_config_t logprob;
     colo_logprob_saved_t saved;
     void *stats, *scratch;
+    colo_lm_head_t *head;
+    int64_t head_first, head_rows; /* rows here, of those of this tp rank */
+    float *head_w;                 /* all of these, while the head is open */
+    colo_linear_logprob_t *linear;
+    colo_linear_logprob_saved_t linear_saved;
+    void *head_sums, *linear_work, *linear_kept;
+    bool loss_linear; /* as cfg's; the check turns it */
     colo_reduced_t reduced;
 
     /* backward's workspace, shared by the layers */
@@ -176,7 +184,7 @@ colo_status_t cap_layer_forward(cap_layer_t *l, const float *x);
 colo_status_t cap_layer_backward(const colo_tensor_t *d_out, int32_t nout,
                                  const colo_tensor_t *d_in, int32_t nin, void *layer);
 
-/* ---- blocks.c: encoder, bridge, merge, head; the backward functions have the tape's shape ---- */
+/* ---- blocks.c: encoder, bridge, merge; the backward functions have the tape's shape ---- */
 
 colo_status_t cap_encoder_forward(cap_rank_t *r);
 colo_status_t cap_encoder_backward(const colo_tensor_t *d_out, int32_t nout,
@@ -187,16 +195,28 @@ colo_status_t cap_bridge_backward(const colo_tensor_t *d_out, int32_t nout,
 void cap_merge_forward(cap_rank_t *r);
 colo_status_t cap_merge_backward(const colo_tensor_t *d_out, int32_t nout,
                                  const colo_tensor_t *d_in, int32_t nin, void *rank);
-colo_status_t cap_head_forward(cap_rank_t *r, const float *x);
-colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
-                                int32_t nin, void *rank);
-/* The final norm and this rank's logits of @t rows @x, into r->hf and r->logits */
-void cap_head_logits(cap_rank_t *r, int64_t t, const float *x);
 /* A contiguous view of memory that the ops took */
 colo_tensor_t cap_view(const cap_rank_t *r, void *data, colo_dtype_t dtype, int32_t ndim,
                        const int64_t *shape);
 colo_tensor_t cap_x_view(const cap_rank_t *r, float *data); /* [sb, sn, D] */
 colo_tensor_t cap_y_view(const cap_rank_t *r, float *data); /* [b, yn, D] */
+
+/* ---- head.c: final norm, head, loss ---- */
+
+/* Which rows are here must be known before parameters are taken, memory after it. */
+colo_status_t cap_head_create(cap_rank_t *r);
+colo_status_t cap_head_take(cap_rank_t *r);
+void cap_head_destroy(cap_rank_t *r);
+/* Is parameter @i the head, and only head_rows of it from head_first on are here? */
+bool cap_head_sharded(const cap_rank_t *r, int64_t i);
+colo_status_t cap_head_forward(cap_rank_t *r, const float *x);
+colo_status_t cap_head_backward(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
+                                int32_t nin, void *rank);
+/* Between these two the head is whole; all ranks of dp x cp on the last stage call them */
+colo_status_t cap_head_open(cap_rank_t *r);
+colo_status_t cap_head_close(cap_rank_t *r);
+/* The final norm and this rank's logits of @t rows @x, into r->hf and r->logits; head open */
+void cap_head_logits(cap_rank_t *r, int64_t t, const float *x);
 
 /* ---- model.c ---- */
 

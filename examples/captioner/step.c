@@ -208,7 +208,12 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
 
     if (r->encodes)
         CAP_TRY(cap_sum(r->src.mean_comm, r->side_g[0], r->side_count[0], r->ops.stream));
-    if (r->dst.in)
-        CAP_TRY(cap_sum(r->dst.mean_comm, r->side_g[1], r->side_count[1], r->ops.stream));
+    if (r->dst.in) {
+        /* the head is the last of its side; a sharded one's gradient is summed already */
+        int64_t count = r->side_count[1];
+        if (r->back && cap_head_sharded(r, r->nparams - 1))
+            count -= r->count[r->nparams - 1];
+        CAP_TRY(cap_sum(r->dst.mean_comm, r->side_g[1], count, r->ops.stream));
+    }
     return COLO_OK;
 }
