@@ -14,12 +14,13 @@
 #include "beside-launch.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace
 {
 
 constexpr int THREADS = 256;
-constexpr int BATCH = 2; /* groups in flight a thread */
+constexpr int BATCH = 4; /* slots of each matrix in flight a thread */
 
 __device__ float log_of(float v)
 {
@@ -84,17 +85,9 @@ template <typename R> __device__ R base_of(R m)
     return m == minus_inf<R>() ? (R)0 : m;
 }
 
-/* N columns; @x and @v hold what the row has there, -inf where it has nothing. @w: probabilities.
- */
-template <typename R, int N>
-__device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool probs)
+/* Larger maxima, or NaN: the sums so far move to them. */
+template <typename R> __device__ void raise(sums<R> &a, R top, R top_v, bool probs)
 {
-    R top = a.mx, top_v = a.mv;
-#pragma unroll
-    for (int e = 0; e < N; e++) {
-        top = max_nan(top, x[e]);
-        top_v = max_nan(top_v, v[e]);
-    }
     if (top != a.mx) {
         const R up = top - base_of(a.mx);
         a.sx = a.mx == minus_inf<R>() ? (R)0 : a.sx * exp_of(-up);
@@ -114,16 +107,60 @@ __device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool prob
         a.sv = c > 0 ? c * a.sv : (R)0;
         a.mv = top_v;
     }
+}
+
+/* A column: x and v relative to the maxima. */
+template <typename R> __device__ void take(sums<R> &a, R dx, R dv, R q)
+{
+    a.sx += exp_of(dx);
+    if (q > 0) {
+        a.sv += q;
+        a.c += q * dx;
+        a.d += q * (dv - dx);
+    }
+}
+
+/* N columns; @x and @v hold what the row has there, -inf where it has nothing. @w: probabilities.
+ */
+template <typename R, int N>
+__device__ void absorb(sums<R> &a, const R *x, const R *v, const R *w, bool probs)
+{
+    R top = a.mx, top_v = a.mv;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        top = max_nan(top, x[e]);
+        top_v = max_nan(top_v, v[e]);
+    }
+    if (top != a.mx || top_v != a.mv)
+        raise(a, top, top_v, probs);
     const R bx = base_of(a.mx), bv = probs ? (R)0 : base_of(a.mv);
 #pragma unroll
     for (int e = 0; e < N; e++) {
-        const R dx = x[e] - bx, dv = v[e] - bv, q = probs ? w[e] : exp_of(dv);
-        a.sx += exp_of(dx);
-        if (q > 0) {
-            a.sv += q;
-            a.c += q * dx;
-            a.d += q * (dv - dx);
-        }
+        const R dv = v[e] - bv;
+        take(a, x[e] - bx, dv, probs ? w[e] : exp_of(dv));
+    }
+}
+
+/* A whole slot of logits and of a teacher's: x = factor z, v = target_factor w, factors positive.
+ */
+template <typename D>
+__device__ void absorb_slot(sums<typename D::real> &a, const uint4 &z, const uint4 &w,
+                            typename D::real factor, typename D::real target_factor)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    const R top = max_nan(a.mx, factor * (R)D::top(z)),
+            top_v = max_nan(a.mv, target_factor * (R)D::top(w));
+    if (top != a.mx || top_v != a.mv)
+        raise(a, top, top_v, false);
+    const R bx = base_of(a.mx), bv = base_of(a.mv);
+    R x[N], v[N];
+    D::unpack(z, x);
+    D::unpack(w, v);
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        const R dv = fma(target_factor, v[e], -bv);
+        take(a, fma(factor, x[e], -bx), dv, exp_of(dv));
     }
 }
 
@@ -147,7 +184,34 @@ __device__ double sum_of(double v, double *room)
     return all_threads(v, room, [](double a, double b) { return a + b; });
 }
 
+/* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
 template <typename D, typename E>
+__device__ void read_columns(sums<typename D::real> &a, const colo_k_distill_t &p,
+                             const typename D::elem *row, const typename E::elem *targets,
+                             int64_t from, int64_t end)
+{
+    using R = typename D::real;
+    constexpr int N = D::N;
+    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+    for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
+        R x[N], w[N], v[N];
+        fetch<D, E>(p, row, targets, j, x, w);
+#pragma unroll
+        for (int e = 0; e < N; e++) {
+            const bool there = j + e >= 0 && j + e < end;
+            x[e] = there ? x_of(x[e], factor, cap) : minus_inf<R>();
+            /* the logarithm of a negative one is NaN, as it must be */
+            v[e] = !there ? minus_inf<R>() : p.probs ? log_of(w[e]) : target_factor * w[e];
+            w[e] = there ? w[e] : (R)0;
+        }
+        absorb<R, N>(a, x, v, w, p.probs);
+    }
+}
+
+/* PLAIN: a teacher's logits of the same dtype, factors positive, no softcap. Then a row whose
+ * targets sit in their 16-byte words as its logits do is read slot by slot, and its two ends as
+ * above. Which way a row goes depends on its addresses alone. */
+template <typename D, typename E, bool PLAIN>
 __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_k_distill_t p)
 {
     using R = typename D::real;
@@ -157,8 +221,6 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
     unsigned char *block = p.blocks + p.rank * p.block_bytes;
     if (blockIdx.x == 0 && threadIdx.x < 8)
         ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
-    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
-
     for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
         const typename D::elem *row = (const typename D::elem *)p.logits + t * p.row_stride;
         const typename E::elem *targets =
@@ -166,28 +228,28 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
         const bool counts = !p.mask || p.mask[t * p.mask_stride];
         const int64_t first = first_slot<D>(row), end = counts ? p.true_columns : 0;
         sums<R> a = {minus_inf<R>(), 0, p.probs ? (R)0 : minus_inf<R>(), 0, 0, 0};
-        for (int64_t j0 = first; j0 < end; j0 += (int64_t)THREADS * N * BATCH) {
-            R x[BATCH][N], w[BATCH][N];
+        if (PLAIN && first_slot<D>(targets) == first && end > 2 * N) {
+            const int64_t lo = first < 0 ? first + N : 0, slots = (end - lo) / N;
+            const uint4 *z = (const uint4 *)(row + lo), *w = (const uint4 *)(targets + lo);
+            int64_t k = threadIdx.x;
+            for (; k + (BATCH - 1) * THREADS < slots; k += BATCH * THREADS) {
+                uint4 vz[BATCH], vw[BATCH];
 #pragma unroll
-            for (int b = 0; b < BATCH; b++)
-                fetch<D, E>(p, row, targets, j0 + ((int64_t)b * THREADS + threadIdx.x) * N, x[b],
-                            w[b]);
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const int64_t j = j0 + ((int64_t)b * THREADS + threadIdx.x) * N;
-                R v[N];
-#pragma unroll
-                for (int e = 0; e < N; e++) {
-                    const bool there = j + e >= 0 && j + e < p.true_columns;
-                    x[b][e] = there ? x_of(x[b][e], factor, cap) : minus_inf<R>();
-                    /* the logarithm of a negative one is NaN, as it must be */
-                    v[e] = !there    ? minus_inf<R>()
-                           : p.probs ? log_of(w[b][e])
-                                     : target_factor * w[b][e];
-                    w[b][e] = there ? w[b][e] : (R)0;
+                for (int b = 0; b < BATCH; b++) {
+                    vz[b] = __ldcs(z + k + b * THREADS);
+                    vw[b] = __ldcs(w + k + b * THREADS);
                 }
-                absorb<R, N>(a, x[b], v, w[b], p.probs);
+#pragma unroll
+                for (int b = 0; b < BATCH; b++)
+                    absorb_slot<D>(a, vz[b], vw[b], (R)p.factor, (R)p.target_factor);
             }
+            for (; k < slots; k += THREADS)
+                absorb_slot<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.factor, (R)p.target_factor);
+            if (first < 0)
+                read_columns<D, E>(a, p, row, targets, first, lo);
+            read_columns<D, E>(a, p, row, targets, lo + slots * N, end);
+        } else {
+            read_columns<D, E>(a, p, row, targets, first, end);
         }
 
         const auto larger = [](double u, double w) { return max_nan(u, w); };
@@ -339,7 +401,15 @@ template <typename D, typename E> struct run {
     static cudaError_t stats(const colo_k_distill_t &p, cudaStream_t stream)
     {
         const int64_t rows = std::max<int64_t>(p.tokens, 1); /* the header, too */
-        stats_kernel<D, E><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
+        const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
+        constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::stat) == 4;
+        const bool plain = can && !p.probs && p.softcap == 0 && (float)p.factor > 0 &&
+                           (float)p.target_factor > 0 && std::isfinite((float)p.factor) &&
+                           std::isfinite((float)p.target_factor);
+        if (plain)
+            stats_kernel<D, E, can><<<grid, THREADS, 0, stream>>>(p);
+        else
+            stats_kernel<D, E, false><<<grid, THREADS, 0, stream>>>(p);
         return cudaGetLastError();
     }
     static cudaError_t grad(const colo_k_distill_t &p, cudaStream_t stream)
