@@ -439,7 +439,7 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
 
 static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **state)
 {
-    colo_status_t st[2];
+    colo_status_t st[2] = {COLO_OK, COLO_OK};
     (void)state;
     assert_ok(t_run_ranks(2, one_rank_errs, st, sizeof st));
     assert_int_equal(st[0], COLO_ERR_PEER);
