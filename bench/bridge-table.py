@@ -147,8 +147,18 @@ def run(command, out, env):
         subprocess.run(command, stdout=f, env=env, check=True)
 
 
+def torch_nccl():
+    """The folder of PyTorch's NCCL, so that all columns use the same one."""
+    ask = 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")'
+    done = subprocess.run(['python3', '-c', ask], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return done.stdout.strip()
+
+
 def measure(ask, folder):
     env = dict({'NCCL_NVLS_ENABLE': '0', 'CUDA_MODULE_LOADING': 'EAGER'}, **os.environ)
+    with_torch = not ask.no_torch and shutil.which('torchrun')
+    if with_torch and torch_nccl():
+        env['LD_LIBRARY_PATH'] = ':'.join(filter(None, [torch_nccl(), env.get('LD_LIBRARY_PATH')]))
     n = ask.gpus or len(subprocess.run(['nvidia-smi', '-L'], stdout=subprocess.PIPE, text=True,
                                        check=True).stdout.strip().split('\n'))
     pairs = ask.layouts or PAIRS[max(k for k in PAIRS if k <= n)]
@@ -159,7 +169,7 @@ def measure(ask, folder):
     run([ask.perf, 'bridge', *fan_in, '--batch', '8', '--hidden', '256', '-b', '16K', '-e', '1M', '-f',
          '4', *count, '--json'], folder / 'small.json', env)
     files = [folder / 'perf.json', None, folder / 'small.json']
-    if not ask.no_torch and shutil.which('torchrun'):
+    if with_torch:
         files[1] = folder / 'torch.json'
         run(['torchrun', '--nproc-per-node', str(max(k for k in PAIRS if k <= n)),
              str(HERE / 'torch/bridge_reference.py'), '--layouts', *pairs, '--axes', 'both', *count,
