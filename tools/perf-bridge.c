@@ -15,6 +15,8 @@
  */
 #include "perf-work.h"
 
+#include <colobridge/memory.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -136,6 +138,24 @@ static int measure(work_t *w, double limit[2])
     return perf_rank_barrier(r);
 }
 
+/* The same on registered memory: what peers write, and what they read to add gradients up. */
+static int measure_peer(work_t *w, double limit[2])
+{
+    perf_rank_t *r = w->r;
+    const colo_tensor_t *const tensor[2] = {w->way ? &w->d_x : &w->y, w->way ? &w->d_y : NULL};
+    colo_memory_t *memory[2] = {NULL, NULL};
+    for (int i = 0; i < 2 && tensor[i]; i++) {
+        const size_t bytes = perf_tensor_bytes(tensor[i]);
+        RANK_COLO(colo_memory_register(r->gpus, bytes ? tensor[i]->data : NULL, bytes, &memory[i]));
+    }
+    if (colo_memory_is_direct(memory[0]))
+        TOOL_TRY(measure(w, limit));
+    TOOL_TRY(perf_rank_barrier(r));
+    for (int i = 0; i < 2; i++)
+        colo_memory_destroy(&memory[i]);
+    return perf_rank_barrier(r);
+}
+
 /* ---- all of them ---- */
 
 static int one_size(perf_rank_t *r, const perf_pair_t *pair, const char *axes, colo_shape_t shape)
@@ -156,7 +176,7 @@ static int one_size(perf_rank_t *r, const perf_pair_t *pair, const char *axes, c
                                : op == COPY ? w->local[w->way] > 0
                                             : w->bridge[op >= REFERENCE ? COLLECTIVE : op] != NULL;
             if (there)
-                TOOL_TRY(measure(w, limit));
+                TOOL_TRY((op == EXACT_PEER ? measure_peer : measure)(w, limit));
         }
     }
     TOOL_TRY(perf_work_destroy(w));

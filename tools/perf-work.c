@@ -147,6 +147,8 @@ static int make_bridges(work_t *w)
                                      .grad = p->grad};
     int64_t shape[3];
     RANK_COLO(colo_bridge_create(&w->bridge[EXACT_NCCL], &cfg, r->gpus));
+    if (r->all->reach)
+        RANK_COLO(colo_bridge_create(&w->bridge[EXACT_PEER], &cfg, r->gpus));
     if (colo_plan_collective_check(&plan) == COLO_OK) {
         cfg.algo = COLO_COLLECTIVE;
         RANK_COLO(colo_bridge_create(&w->bridge[COLLECTIVE], &cfg, r->gpus));
