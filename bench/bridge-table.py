@@ -120,7 +120,7 @@ def page(perf, torch, little):
             '```', perf['command'], '```', '',
             '- *tensor*: the larger tensor of a rank; *must arrive*: at the rank that lacks most.',
             '- *push*, *copy*: the limit, in the same run: the plan\'s messages as plain stores into the '
-            'peers, all at once; what stays, as one contiguous copy. *of limit*: push + copy over the time.',
+            'peers, all at once; what stays, as one contiguous copy. *of limit*: the longer of the two over the time, since they can go on at once.',
             '- *EXACT*: this library, over the peers\' memory and over NCCL.',
             '- *reference*: the passes that runtimes run today, on NCCL from C: all-gather or narrow, the '
             'shard copy; scatter into zeros, clone, all-reduce over cp, narrow or all-gather; contiguous '
@@ -166,14 +166,18 @@ def measure(ask, folder):
     run([ask.perf, 'bridge', '--layouts', *pairs, '--axes', 'both', *count, '--json'],
         folder / 'perf.json', env)
     fan_in = ['--layouts', *pairs[:2]]
-    run([ask.perf, 'bridge', *fan_in, '--batch', '8', '--hidden', '256', '-b', '16K', '-e', '1M', '-f',
-         '4', *count, '--json'], folder / 'small.json', env)
-    files = [folder / 'perf.json', None, folder / 'small.json']
+    files = [folder / 'perf.json', None, None]
     if with_torch:
         files[1] = folder / 'torch.json'
         run(['torchrun', '--nproc-per-node', str(max(k for k in PAIRS if k <= n)),
              str(HERE / 'torch/bridge_reference.py'), '--layouts', *pairs, '--axes', 'both', *count,
              '--json', str(files[1])], folder / 'torch.txt', env)
+    try:
+        run([ask.perf, 'bridge', *fan_in, '--batch', '8', '--hidden', '256', '-b', '16K', '-e', '1M', '-f',
+             '4', *count, '--json'], folder / 'small.json', env)
+        files[2] = folder / 'small.json'
+    except subprocess.CalledProcessError:
+        print('the small tensors failed; they are left out', file=sys.stderr)
     return files
 
 

@@ -103,17 +103,17 @@ constexpr int64_t TILE = THREADS * UNROLL;
 struct pushes {
     uint4 *dst[COLO_K_PUSHES];
     const uint4 *src[COLO_K_PUSHES];
-    int64_t words[COLO_K_PUSHES], first[COLO_K_PUSHES + 1]; /* first tile of each */
+    int64_t words[COLO_K_PUSHES];
+    int64_t tiles; /* of the longest */
     int32_t n;
 };
 
 __global__ void __launch_bounds__(THREADS) push_kernel(const __grid_constant__ pushes p)
 {
-    int32_t m = 0;
-    for (int64_t tile = blockIdx.x; tile < p.first[p.n]; tile += gridDim.x) {
-        while (tile >= p.first[m + 1])
-            m++;
-        const int64_t at = (tile - p.first[m]) * TILE + threadIdx.x;
+    /* A tile of each in turn: receivers are served alike, and no two ranks meet at one for long. */
+    for (int64_t i = blockIdx.x; i < p.tiles * p.n; i += gridDim.x) {
+        const int32_t m = (int32_t)(i % p.n);
+        const int64_t at = i / p.n * TILE + threadIdx.x;
         uint4 v[UNROLL];
 #pragma unroll
         for (int u = 0; u < UNROLL; u++)
@@ -230,12 +230,12 @@ extern "C" cudaError_t colo_k_probe_push(const colo_k_push_t *push, int32_t n, c
         p.dst[p.n] = (uint4 *)push[i].dst;
         p.src[p.n] = (const uint4 *)push[i].src;
         p.words[p.n] = push[i].bytes / 16;
-        p.first[p.n + 1] = p.first[p.n] + (p.words[p.n] - 1) / TILE + 1;
+        p.tiles = std::max(p.tiles, (p.words[p.n] - 1) / TILE + 1);
         p.n++;
     }
     if (p.n == 0)
         return cudaSuccess;
-    push_kernel<<<(unsigned)std::min<int64_t>(p.first[p.n], PUSH_BLOCKS), THREADS, 0, stream>>>(p);
+    push_kernel<<<(unsigned)std::min<int64_t>(p.tiles * p.n, PUSH_BLOCKS), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 

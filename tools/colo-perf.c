@@ -43,7 +43,7 @@ static const char help[] =
     "  -w N                 launches that do not count (5)\n"
     "  -n N                 rounds that count (20); the median is printed. Between GPUs a round is "
     "3\n"
-    "                       to 20 launches in a row, more of the smaller; (g): in one CUDA graph\n"
+    "                       to 20 launches in a row, more of the smaller; (g): replayed\n"
     "  --src SPEC           bridge: the encoder's grid, first dim fastest: tp=1,dp=4\n"
     "  --dst SPEC           bridge: the LLM's grid: tp=1,cp=2,dp=2\n"
     "  --layouts ENTRY...   bridge: several pairs instead, each SRC->DST in quotes\n"

@@ -128,7 +128,8 @@ static int measure(work_t *w, double limit[2])
         int64_t wrong = 0;
         if (w->op >= EXACT_NCCL)
             TOOL_TRY(check(w, &wrong));
-        limit[replayed] += w->op < EXACT_NCCL ? row.us : 0;
+        if (w->op < EXACT_NCCL && row.us > limit[replayed])
+            limit[replayed] = row.us;
         row.limit = w->op < EXACT_NCCL ? row.us : limit[replayed];
         row.view = is_view(w);
         row.wrong = wrong;

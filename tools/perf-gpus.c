@@ -205,6 +205,7 @@ static int launch_graph(void *arg, cudaStream_t stream)
 int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                      double *best)
 {
+    enum { CAPTURED = 4 };
     cudaGraph_t graph = NULL;
     cudaGraphExec_t exec;
     int rc = TOOL_OK;
@@ -212,15 +213,16 @@ int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, doubl
     TOOL_TRY(perf_rank_wait(r));
     TOOL_TRY(perf_rank_barrier(r));
     RANK_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    for (int64_t k = 0; k < batch && rc == TOOL_OK; k++)
+    for (int k = 0; k < CAPTURED && rc == TOOL_OK; k++)
         rc = fn(arg, r->stream);
     RANK_CUDA(cudaStreamEndCapture(r->stream, &graph));
     if (rc != TOOL_OK)
         return rc;
     RANK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
-    TOOL_TRY(perf_rank_time(r, launch_graph, &exec, 1, median, best));
-    *median /= (double)batch;
-    *best /= (double)batch;
+    TOOL_TRY(
+        perf_rank_time(r, launch_graph, &exec, (batch + CAPTURED - 1) / CAPTURED, median, best));
+    *median /= CAPTURED;
+    *best /= CAPTURED;
     RANK_CUDA(cudaGraphExecDestroy(exec));
     RANK_CUDA(cudaGraphDestroy(graph));
     return TOOL_OK;

@@ -82,7 +82,7 @@ int perf_rank_most(perf_rank_t *r, int64_t *value);
 int perf_rank_sum(perf_rank_t *r, int64_t *value);
 int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                    double *best);
-/* The same of @batch launches captured in one graph. */
+/* The same replayed: four launches captured in one graph, so its own launch hardly counts. */
 int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
                      double *best);
 /* Launches in a round: so many that they move 256 MiB, 3 to 20. */

@@ -5,8 +5,8 @@
  * line.
  *
  * Drawn from the JSON alone, so that a run can be drawn again elsewhere. y is what must arrive
- * (what is copied, where nothing arrives) over time; the limit is the same over what push and copy
- * took. A panel of one size has bars instead.
+ * (what is copied, where nothing arrives) over time; the limit is the same over what push or copy
+ * took, the longer. A panel of one size has bars instead.
  */
 #include "perf.h"
 
@@ -347,7 +347,7 @@ static void describe(svg_page_t *page, words_t *w, const json_t *doc, const char
         snprintf(
             w->line[n++], sizeof w->line[0],
             "%.0f samples \xc3\x97 %.0f features, %.10s, %.10s output. Sizes: the larger tensor "
-            "of a rank. Limit: stores into peers, then a copy of what stays.",
+            "of a rank. Limit: stores into peers, or the copy of what stays, the longer.",
             number_of(row, "batch"), number_of(row, "hidden"), text_of(row, "dtype"),
             text_of(row, "output"));
     if (all->more)

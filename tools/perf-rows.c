@@ -46,7 +46,8 @@ void perf_bridge_head(const perf_t *p, const perf_pair_t *pair, const char *axes
     printf(
         "#\n# bridge %s -> %s, %s, %s%s, batch %lld, hidden %lld\n"
         "# algbw: size / time, busbw: what must arrive at the busiest rank / time, %%limit: push\n"
-        "# and copy of the same bytes; (g): replayed in a CUDA graph, (v): a view, nothing moves\n",
+        "# or copy of the same bytes, the longer; (g): replayed in a CUDA graph, (v): a view, "
+        "nothing moves\n",
         pair->src_name, pair->dst_name, axes, p->output == COLO_SHARDED ? "sharded" : "full",
         p->output == COLO_SHARDED ? ""
         : p->grad == COLO_PARTIAL ? ", partial"

@@ -46,7 +46,7 @@ typedef struct perf_row {
     colo_shape_t shape;
     bool replayed, view; /* view: nothing was moved, the result lies in the input */
     int64_t bytes, arrive, local; /* the larger tensor; received from others; copied from own */
-    double us, best, limit;       /* limit: push + copy of the same bytes, 0: not measured */
+    double us, best, limit;       /* limit: push or copy of the same bytes, the longer; 0: not measured */
     long long wrong;
 } perf_row_t;
 
