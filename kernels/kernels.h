@@ -35,6 +35,20 @@ cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int6
 cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                            colo_dtype_t dtype, cudaStream_t stream);
 
+/* ---- looking at memory (inspect.cu) ---- */
+
+/* *sum += a number that differs when the bits of the box differ, whatever its strides. */
+cudaError_t colo_k_box_hash(const colo_box_t *box, size_t elem_size, unsigned long long *sum,
+                            cudaStream_t stream);
+/* *first = min(*first, place of the first element that is not zero, counted row by row); -0.0 of a
+ * float dtype is zero. */
+cudaError_t colo_k_box_nonzero(const colo_box_t *box, size_t elem_size, bool is_float,
+                               unsigned long long *first, cudaStream_t stream);
+/* *num = sum of values[i], *den = how many, over i with mask[i] != 0 (mask NULL: all); f32, f64. All
+ * pointers are device memory; writes also for count 0. The same bits in every run. */
+cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                              int64_t count, double *num, int64_t *den, cudaStream_t stream);
+
 /* ---- loss on logits (logprob-stats.cu, logprob-grad.cu) ---- */
 
 /* What src/loss/passes.h says, flattened: a kernel cannot follow host pointers. */

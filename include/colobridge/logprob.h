@@ -130,6 +130,9 @@ typedef struct colo_reduced {
  * colo_loss_reduce() - sum values over tokens and ranks, divide once
  * @values:  [count] f32 or f64 (dtype); @mask: [count] or NULL: tokens whose mask is 0 do not count
  * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with count 0
+ * @values and @mask are host memory; on a group of GPUs (<colobridge/nccl.h>) they are memory of
+ * this rank's device, summed on @stream in a fixed order. @out is host memory, and written on return:
+ * the host waits, so the call cannot be captured (COLO_ERR_STATE).
  * The gradient of the result with respect to a counted value is 1 / den.
  */
 COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,

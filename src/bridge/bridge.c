@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/hash.h"
+#include "core/inspect.h"
 #include "core/try.h"
 
 #include <stdio.h>
@@ -383,8 +384,23 @@ static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in
 
 /* ---- calls ---- */
 
+/* May kernels use this memory and this stream? Here, because here all ranks can be told. */
+static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *in,
+                                  const colo_tensor_t *out, const char *in_name,
+                                  const char *out_name, colo_stream_t stream, bool *capturing)
+{
+    const colo_inspect_ops_t *look = b->ops->inspect;
+    const colo_tensor_t *t[2] = {in, out};
+    const char *const name[2] = {in_name, out_name};
+    colo_status_t st = look->stream_check(stream, capturing);
+    for (int i = 0; st == COLO_OK && i < 2; i++)
+        if (t[i] && colo_tensor_count(t[i]) > 0)
+            st = look->pointer_check(t[i]->data, t[i]->device, name[i]);
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
+}
+
 static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
-                                const colo_tensor_t *out)
+                                const colo_tensor_t *out, colo_stream_t stream, bool *capturing)
 {
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD;
@@ -394,7 +410,8 @@ static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_ten
                          (long long)p->rank);
     COLO_TRY(check_tensor(b, in, in_name, fwd ? &p->own_src : &p->own_dst, false));
     COLO_TRY(check_tensor(b, out, out_name, fwd ? &p->own_dst : &p->own_src, true));
-    return check_apart(b, in, out, in_name, out_name);
+    COLO_TRY(check_apart(b, in, out, in_name, out_name));
+    return check_places(b, in, out, in_name, out_name, stream, capturing);
 }
 
 /* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose fate is not
@@ -416,7 +433,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     COLO_TRY(colo_comm_check(b->comm));
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
-    colo_status_t st = check_call(b, way, in, out);
+    bool capturing = false;
+    colo_status_t st = check_call(b, way, in, out, stream, &capturing);
     colo_view_t from = {0}, to = {0};
     colo_reached_t reached = {.direct = false};
     if (st == COLO_OK)
@@ -426,12 +444,16 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
     }
     if (strict) {
-        if (st == COLO_OK && !fwd && b->mem == COLO_HOST)
-            st = colo_promise_zeros(b, from);
+        if (capturing) /* a replay runs no check; what is captured must be alike on all ranks */
+            colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, "
+                                    "what tensors hold is not verified");
+        if (st == COLO_OK && !fwd && !capturing)
+            st = colo_promise_zeros(b, from, stream);
         uint64_t h = colo_hash_i64(colo_hash_i64(colo_plan_hash(p), way), (int64_t)b->calls);
         h = colo_hash_i64(h, reached.direct); /* registered on all ranks or on none */
+        h = colo_hash_i64(h, capturing);
         COLO_TRY(colo_comm_i_agree(b->comm, fwd ? "bridge forward" : "bridge backward", h, st));
-        if (b->mem == COLO_HOST)
+        if (!capturing)
             COLO_TRY(colo_promise_replicas(b, way, from, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: nobody waits, the comm may live */

@@ -130,8 +130,8 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
 colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 
-/* promise.c: COLO_CHECK=2, host memory. */
-colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y);
+/* promise.c: COLO_CHECK=2; waits for the stream. */
+colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
 colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
                                     colo_stream_t stream);
 

@@ -12,6 +12,7 @@
 #include "bridge/bridge.h"
 
 #include "core/hash.h"
+#include "core/inspect.h"
 #include "core/try.h"
 #include "comm/comm.h"
 
@@ -198,7 +199,17 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
 static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_stream_t stream)
 {
     colo_shaped_t *s = &b->now;
-    colo_status_t st = colo_lane_connect(b, s);
+    colo_status_t st = COLO_OK;
+    if (s->nmembers && !s->route) {
+        bool capturing = false;
+        st = b->ops->inspect->stream_check(stream, &capturing);
+        if (st == COLO_OK && capturing)
+            st = colo_fail(COLO_ERR_STATE,
+                           "bridge: the reshape ties other ranks together, which connect in the "
+                           "next call; run one before the capture");
+        if (st == COLO_OK)
+            st = colo_lane_connect(b, s);
+    }
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, s->route, s->stage, s->stage_size,

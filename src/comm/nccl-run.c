@@ -47,8 +47,11 @@ static colo_status_t check_place(struct colo_run *r)
         return colo_fail(COLO_ERR_ARG,
                          "%s: the current device is %d, comm '%s' was made on device %d",
                          colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    COLO_CUDA_TRY(cudaStreamIsCapturing(r->stream, &capture));
+    r->capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
-    if (r->stream) { /* the default stream is the current device's */
+    if (r->stream && !r->capturing) { /* the default stream is the current device's */
         COLO_CUDA_TRY(cudaStreamGetDevice(r->stream, &now));
         if (now != r->f->device)
             return colo_fail(
@@ -56,9 +59,6 @@ static colo_status_t check_place(struct colo_run *r)
                 colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
     }
 #endif
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    COLO_CUDA_TRY(cudaStreamIsCapturing(r->stream, &capture));
-    r->capturing = capture != cudaStreamCaptureStatusNone;
     return COLO_OK;
 }
 

@@ -243,6 +243,7 @@ static const colo_ops_t colo_ops_cuda = {
     .logprob_merge = merge,
     .logprob_grad = grad,
     .box_list = box_list,
+    .inspect = &colo_inspect_cuda,
     .lanes = &colo_cuda_lanes,
     .linear = &colo_cuda_linear,
     .beside = &colo_cuda_beside,

@@ -29,5 +29,6 @@ colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *wha
 extern const struct colo_linear_ops colo_cuda_linear; /* loss/linear-cuda.c */
 extern const struct colo_lane_ops colo_cuda_lanes;    /* core/lane-cuda.c */
 extern const struct colo_beside_ops colo_cuda_beside; /* loss/beside-cuda.c */
+extern const struct colo_inspect_ops colo_inspect_cuda; /* core/inspect-cuda.c */
 
 #endif

@@ -9,6 +9,7 @@
 
 #include "core/box.h"
 #include "core/half.h"
+#include "core/inspect.h"
 #include "core/try.h"
 #include "loss/beside.h"
 #include "loss/linear.h"
@@ -86,6 +87,7 @@ const colo_ops_t colo_ops_host = {
     .logprob_merge = colo_host_logprob_merge,
     .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
+    .inspect = &colo_inspect_host,
     .beside = &colo_host_beside_ops,
     .lanes = &colo_host_lanes,
     .linear = &colo_host_linear,

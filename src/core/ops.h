@@ -34,6 +34,8 @@ struct colo_beside_ops; /* src/loss/beside.h */
 struct colo_lane_ops;
 struct colo_linear_ops;
 
+struct colo_inspect_ops;
+
 typedef struct colo_ops {
     const char *name;
     colo_box_copy_fn box_copy;
@@ -44,6 +46,7 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     const struct colo_lane_ops *lanes;     /* NULL: no lm_head path for this memory */
     const struct colo_linear_ops *linear;  /* likewise */
+    const struct colo_inspect_ops *inspect; /* core/inspect.h; never NULL */
     const struct colo_beside_ops *beside;  /* likewise, for what is in src/loss/beside.h */
 } colo_ops_t;
 

@@ -11,12 +11,15 @@
 #include "loss/check.h"
 
 #include "comm/comm.h"
+#include "core/inspect.h"
+#include "core/ops.h"
 #include "core/try.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
+#include <string.h>
 
-struct part {
+struct part { /* two words */
     double num;
     int64_t den;
 };
@@ -38,18 +41,13 @@ static colo_status_t check(const void *values, colo_dtype_t dtype, int64_t count
     return COLO_OK;
 }
 
-static struct part sum_local(const void *values, colo_dtype_t dtype, const uint8_t *mask,
-                             int64_t count)
+/* The values of a group of GPUs are in device memory; the host waits for their sum. */
+static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                               int64_t count, bool on_gpu, struct part *p, colo_stream_t stream)
 {
-    struct part p = {0, 0};
-    for (int64_t i = 0; i < count; i++) {
-        if (mask && !mask[i])
-            continue;
-        p.num +=
-            dtype == COLO_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
-        p.den++;
-    }
-    return p;
+    const colo_ops_t *ops;
+    COLO_TRY(colo_ops_for(on_gpu ? COLO_CUDA : COLO_HOST, &ops));
+    return ops->inspect->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
 }
 
 colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
@@ -67,10 +65,20 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
         if (!many)
             st = colo_fail(COLO_ERR_NOMEM, "reduce: %zu bytes", (size_t)ranks * sizeof *all);
     }
+    struct part mine = {0, 0}, sum = {0, 0};
+    const bool on_gpu = strcmp(colo_comm_backend(group), "nccl") == 0;
+    if (st == COLO_OK)
+        st = sum_local(values, dtype, mask, count, on_gpu, &mine, stream);
     COLO_TRY(colo_loss_i_ready(group, "loss reduce", st));
-    struct part mine = sum_local(values, dtype, mask, count), sum = {0, 0};
-    COLO_TRY(
-        colo_comm_i_all_gather(group, COLO_OWNER_LOSS, &mine, all, sizeof mine, COLO_U8, stream));
+    if (on_gpu) { /* over the host comm of the same ranks */
+        uint64_t words[2];
+        memcpy(words, &mine, sizeof words);
+        COLO_TRY(colo_comm_i_gather(group, COLO_OP_ALL_GATHER, COLO_OWNER_LOSS, words,
+                                    (uint64_t *)all, 2));
+    } else {
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, &mine, all, sizeof mine, COLO_U8,
+                                        stream));
+    }
     for (int32_t r = 0; r < ranks; r++) {
         sum.num += all[r].num;
         sum.den += all[r].den;

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_inspect.c - what is read of device memory on the host's behalf: hashes that see every bit and
+ * no gap, the first element that is not zero, masked sums; and which pointers and streams are refused.
+ */
+#include "gpu/gpu.h"
+
+#include "core/inspect.h"
+
+#include <math.h>
+
+static const colo_inspect_ops_t *look(void)
+{
+    return gpu_ops()->inspect;
+}
+
+/* [3, 5, 7] of @elem bytes, innermost axis @step apart, from byte @shift on */
+static colo_box_t box_on(void *p, int64_t step, size_t shift)
+{
+    return (colo_box_t){(char *)p + shift, {3, 5, 7}, {5 * 7 * step + 3, 7 * step, step}};
+}
+
+static void a_hash_sees_every_element_and_no_gap(void **state)
+{
+    static const size_t elems[] = {1, 2, 4, 8};
+    unsigned char h[8 * 400];
+    uint64_t s = 5, first, now;
+    (void)state;
+    for (size_t i = 0; i < sizeof h; i++)
+        h[i] = (unsigned char)t_rand(&s);
+    for (int e = 0; e < 4; e++)
+        for (size_t shift = 0; shift < elems[e]; shift += elems[e] / 2 + 1) {
+            const size_t elem = elems[e];
+            void *p = gpu_put(h, sizeof h);
+            colo_box_t b = box_on(p, 3, shift);
+            assert_ok(look()->box_hash(&b, elem, &first, NULL));
+            for (int64_t at = 0; at < 3 * (5 * 21 + 3); at++) { /* also what lies between */
+                const size_t byte = shift + (size_t)at * elem + elem - 1;
+                const int64_t i = at / (5 * 21 + 3), in = at % (5 * 21 + 3);
+                const bool element = in < 5 * 21 && in % 3 == 0 && i < 3;
+                unsigned char flipped = h[byte] ^ 0x10;
+                assert_cuda(cudaMemcpy((char *)p + byte, &flipped, 1, cudaMemcpyHostToDevice));
+                assert_ok(look()->box_hash(&b, elem, &now, NULL));
+                if ((now != first) != element)
+                    fail_msg("%zu bytes, element %lld: %d", elem, (long long)at, now != first);
+                assert_cuda(cudaMemcpy((char *)p + byte, &h[byte], 1, cudaMemcpyHostToDevice));
+            }
+            gpu_free(p);
+        }
+}
+
+static void a_hash_sees_places_and_not_strides(void **state)
+{
+    uint32_t a[6] = {1, 2, 3, 4, 5, 6}, apart[12], turned[6] = {2, 1, 3, 4, 5, 6};
+    uint64_t h[3];
+    (void)state;
+    for (int i = 0; i < 12; i++)
+        apart[i] = i % 2 ? 77u : a[i / 2];
+    void *p = gpu_put(a, sizeof a), *q = gpu_put(apart, sizeof apart);
+    void *r = gpu_put(turned, sizeof turned);
+    colo_box_t dense = {p, {1, 2, 3}, {6, 3, 1}}, gaps = {q, {1, 2, 3}, {12, 6, 2}};
+    colo_box_t other = {r, {1, 2, 3}, {6, 3, 1}};
+    assert_ok(look()->box_hash(&dense, 4, &h[0], NULL));
+    assert_ok(look()->box_hash(&gaps, 4, &h[1], NULL));
+    assert_ok(look()->box_hash(&other, 4, &h[2], NULL));
+    assert_true(h[0] == h[1]);
+    assert_true(h[0] != h[2]);
+    gpu_free(p);
+    gpu_free(q);
+    gpu_free(r);
+}
+
+static void the_first_element_that_is_not_zero_is_found(void **state)
+{
+    (void)state;
+    for (int d = 0; d < COLO_DTYPE_COUNT; d++) {
+        const colo_dtype_t dtype = (colo_dtype_t)d;
+        const size_t elem = colo_dtype_size(dtype);
+        unsigned char h[8 * 400] = {0};
+        int64_t at;
+        if (colo_dtype_is_float(dtype)) /* -0.0 everywhere */
+            for (size_t i = elem - 1; i < sizeof h; i += elem)
+                h[i] = 0x80;
+        void *p = gpu_put(h, sizeof h);
+        colo_box_t b = box_on(p, 3, 0);
+        for (int64_t i = 1; i < 2; i++) /* in a gap: nobody's */
+            assert_cuda(cudaMemset((char *)p + (size_t)i * elem, 1, 1));
+        assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
+        assert_int_equal(at, -1);
+        static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};
+        for (int k = 0; k < 4; k++) {
+            const int64_t *i = places[k];
+            assert_cuda(cudaMemset((char *)b.data + (size_t)(i[0] * b.stride[0] +
+                                                             i[1] * b.stride[1] +
+                                                             i[2] * b.stride[2]) *
+                                                        elem,
+                                   1, 1));
+            assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
+            assert_int_equal(at, (i[0] * 5 + i[1]) * 7 + i[2]);
+        }
+        gpu_free(p);
+    }
+}
+
+static void masked_sums_are_those_of_the_host(void **state)
+{
+    static const int64_t counts[] = {0, 1, 1023, 1025, 100003};
+    (void)state;
+    for (int d = 0; d < 2; d++)
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            const int64_t n = counts[c];
+            const colo_dtype_t dtype = d ? COLO_F64 : COLO_F32;
+            float *f = malloc(sizeof *f * (size_t)(n + 1));
+            double *g = malloc(sizeof *g * (size_t)(n + 1)), num, want;
+            uint8_t *m = malloc((size_t)n + 1);
+            int64_t den, tokens;
+            uint64_t s = 9;
+            for (int64_t i = 0; i < n; i++) { /* multiples of 1/8: every order gives the same */
+                m[i] = t_below(&s, 3) != 0;
+                g[i] = m[i] ? (double)t_below(&s, 1000) / 8 : NAN; /* must not be read */
+                f[i] = (float)g[i];
+            }
+            void *v = gpu_put(d ? (void *)g : (void *)f, (size_t)n * (d ? 8 : 4));
+            void *mask = gpu_put(m, (size_t)n);
+            assert_ok(colo_inspect_host.masked_sum(d ? (void *)g : (void *)f, dtype, m, n, &want,
+                                                   &tokens, NULL));
+            assert_ok(look()->masked_sum(v, dtype, mask, n, &num, &den, NULL));
+            assert_true(num == want);
+            assert_int_equal(den, tokens);
+            assert_ok(look()->masked_sum(v, dtype, NULL, n < 2 ? 0 : 2, &num, &den, NULL));
+            assert_int_equal(den, n < 2 ? 0 : 2);
+            gpu_free(v);
+            gpu_free(mask);
+            free(f);
+            free(g);
+            free(m);
+        }
+}
+
+static void what_no_kernel_can_use_is_refused(void **state)
+{
+    int32_t here = 0, n = 0;
+    double num, on_stack[2] = {0};
+    int64_t den;
+    bool capturing;
+    cudaStream_t stream;
+    (void)state;
+    void *p = gpu_put(NULL, 64);
+    assert_ok(look()->pointer_check(p, 0, "x"));
+    assert_ok(look()->pointer_check(NULL, 0, "x"));
+    assert_fails(look()->pointer_check(&here, 0, "x"), COLO_ERR_ARG, "is host memory");
+    assert_fails(look()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL), COLO_ERR_ARG,
+                 "values: ");
+    assert_fails(look()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
+                 COLO_ERR_ARG, "no multiple of 8 bytes");
+    assert_cuda(cudaGetDeviceCount(&n));
+    assert_fails(look()->pointer_check(p, 1, "x"), COLO_ERR_ARG, "a tensor of device 1");
+    assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    assert_ok(look()->stream_check(stream, &capturing));
+    assert_false(capturing);
+    if (n > 1) {
+        assert_cuda(cudaSetDevice(1));
+        assert_fails(look()->pointer_check(p, -1, "x"), COLO_ERR_ARG, "memory of device 0");
+        assert_fails(look()->stream_check(stream, &capturing), COLO_ERR_ARG,
+                     "the stream is one of device 0");
+        assert_cuda(cudaSetDevice(0));
+    }
+    cudaGraph_t graph;
+    assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    assert_ok(look()->stream_check(stream, &capturing));
+    assert_true(capturing);
+    assert_fails(look()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
+                 "cannot be captured");
+    assert_cuda(cudaStreamEndCapture(stream, &graph));
+    assert_cuda(cudaGraphDestroy(graph));
+    assert_cuda(cudaStreamDestroy(stream));
+    gpu_free(p);
+}
+
+int main(void)
+{
+    int rc = gpu_need(1);
+    if (rc)
+        return rc;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_hash_sees_every_element_and_no_gap),
+        cmocka_unit_test(a_hash_sees_places_and_not_strides),
+        cmocka_unit_test(the_first_element_that_is_not_zero_is_found),
+        cmocka_unit_test(masked_sums_are_those_of_the_host),
+        cmocka_unit_test(what_no_kernel_can_use_is_refused),
+    };
+    return cmocka_run_group_tests_name("gpu/inspect", tests, NULL, NULL);
+}
