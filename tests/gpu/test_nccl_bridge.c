@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_nccl_bridge.c - bridges over NCCL, as many ranks as GPUs (2 or 4): the unit cases that fit,
- * seeded layouts on one cached communicator, COLLECTIVE, CUDA graphs. == on every byte against the
- * oracle, the bytes between the elements included.
+ * seeded layouts on one communicator, COLLECTIVE, CUDA graphs, memory taken. == on every byte against
+ * the oracle, the bytes between the elements included.
  */
 #include "gpu/nccl_ranks.h"
 
 #include "core/try.h"
+
+#include <unistd.h>
 
 static int32_t gpus; /* ranks of this run */
 
@@ -89,7 +91,7 @@ static void unit_cases_arrive_on_gpus(void **state)
 static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
     static const char *const axes[] = {"bsh", "sbh", "th"};
-    for (int k = 0; k < 6; k++) {
+    for (int k = 0; k < 6; k++) { /* each goes in two halves */
         t_case_t c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "tp=1,dp=2", true),
                       .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=1,cp=2,dp=1", false),
                       .shape = {4, 2048, 512},
@@ -157,10 +159,10 @@ static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void seeded_layouts_arrive_on_one_cached_comm(void **state)
+static void seeded_layouts_arrive_on_one_comm(void **state)
 {
     (void)state;
-    int64_t n = t_scaled(150);
+    int64_t n = t_scaled(250);
     (void)t_seed();
     assert_ok(t_gpus_run(gpus, false, random_cases, &n));
 }
@@ -207,63 +209,223 @@ static void collective_way_gives_the_same(void **state)
 
 /* ---- graphs ---- */
 
+struct graph {
+    t_case_t c;
+    bool delays;
+    int64_t rounds;
+};
+
+/* A tensor on the device, and pinned host memory to fill it from and fetch it to: copies of pageable
+ * memory would wait for the stream. */
+struct dev {
+    t_buffer_t b;
+    unsigned char *raw, *host;
+    colo_tensor_t t;
+};
+
+static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role, int32_t rank)
+{
+    rank_try(t_case_tensor(c, role, rank, 0, false, &d->b));
+    rank_cuda(cudaMalloc((void **)&d->raw, d->b.bytes));
+    rank_cuda(cudaMallocHost((void **)&d->host, d->b.bytes));
+    rank_cuda(cudaMemcpy(d->raw, d->b.raw, d->b.bytes, cudaMemcpyHostToDevice));
+    d->t = d->b.t;
+    d->t.mem = COLO_CUDA;
+    d->t.device = rank;
+    d->t.data = d->raw + ((unsigned char *)d->b.t.data - d->b.raw);
+    return COLO_OK;
+}
+
+static colo_status_t dev_fill(struct dev *d, const t_case_t *c, t_role_t role, t_gpu_rank_t *r,
+                              int64_t salt)
+{
+    t_buffer_t b;
+    rank_try(t_case_tensor(c, role, r->rank, salt, true, &b));
+    memcpy(d->host, b.raw, b.bytes);
+    t_buffer_free(&b);
+    return t_cuda(cudaMemcpyAsync(d->raw, d->host, d->b.bytes, cudaMemcpyHostToDevice, r->stream),
+                  "fill");
+}
+
+static colo_status_t dev_check(struct dev *d, const t_case_t *c, t_role_t role, int32_t rank,
+                               int64_t salt)
+{
+    memcpy(d->b.raw, d->host, d->b.bytes);
+    return t_case_compare(c, role, rank, salt, &d->b);
+}
+
+static void dev_free(struct dev *d)
+{
+    cudaFree(d->raw);
+    cudaFreeHost(d->host);
+    t_buffer_free(&d->b);
+}
+
+static void nap(void *us)
+{
+    usleep((useconds_t)(uintptr_t)us);
+}
+
+static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGraphExec_t exec,
+                                struct dev *d, int64_t salt, uint64_t *s)
+{
+    const t_case_t *c = &g->c;
+    rank_try(dev_fill(&d[T_X], c, T_X, r, salt));
+    rank_try(dev_fill(&d[T_DY], c, T_DY, r, salt));
+    if (g->delays && t_below(s, 4) == 0) /* ranks draw different numbers */
+        rank_cuda(cudaLaunchHostFunc(r->stream, nap, (void *)(uintptr_t)t_below(s, 3000)));
+    rank_cuda(cudaGraphLaunch(exec, r->stream));
+    static const t_role_t outs[] = {T_Y, T_DX};
+    for (int i = 0; i < 2; i++)
+        rank_cuda(cudaMemcpyAsync(d[outs[i]].host, d[outs[i]].raw, d[outs[i]].b.bytes,
+                                  cudaMemcpyDeviceToHost, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(dev_check(&d[T_Y], c, T_Y, r->rank, salt));
+    return dev_check(&d[T_DX], c, T_DX, r->rank, salt);
+}
+
+/* Forward and backward captured at once, never run before: a bridge has all it needs from create. */
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "dp=2", true),
-                  .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "cp=2,dp=1", false),
-                  .shape = {8, 8, 16},
+    const struct graph *g = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    struct dev d[4];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    uint64_t s = 1 + (uint64_t)r->rank;
+    rank_try(t_case_config(&g->c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    for (int role = T_X; role <= T_DX; role++)
+        rank_try(dev_make(&d[role], &g->c, (t_role_t)role, r->rank));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream);
+    if (st == COLO_OK)
+        st = colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream);
+    cudaError_t e = cudaStreamEndCapture(r->stream, &graph);
+    rank_try(st);
+    rank_cuda(e);
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    for (int64_t salt = 1; salt <= g->rounds; salt++) {
+        st = one_replay(r, g, exec, d, salt, &s);
+        if (st < 0)
+            return colo_fail_prefix(st, "replay %lld", (long long)salt);
+    }
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
+    for (int role = T_X; role <= T_DX; role++)
+        dev_free(&d[role]);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static struct graph graph_of(colo_output_t output, int64_t rounds, bool delays)
+{
+    return (struct graph){.c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "dp=2", true),
+                                .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "cp=2,dp=1", false),
+                                .shape = {8, 8, 16},
+                                .output = output,
+                                .dtype = COLO_F32},
+                          .delays = delays,
+                          .rounds = rounds};
+}
+
+static void captured_calls_replay_a_thousand_times_with_new_inputs(void **state)
+{
+    (void)state;
+    struct graph g = graph_of(COLO_SHARDED, t_scaled(1000), false);
+    assert_ok(t_gpus_run(gpus, false, replay, &g));
+}
+
+static void captured_calls_replay_while_ranks_are_late_at_random(void **state)
+{
+    (void)state;
+    struct graph g = graph_of(COLO_FULL_SEQ, t_scaled(1000), true); /* PARTIAL: sums, too */
+    assert_ok(t_gpus_run(gpus, false, replay, &g));
+}
+
+/* ---- memory that a bridge takes ---- */
+
+static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = {.src = t_side(gpus >= 4 ? "tp=1,dp=4" : "tp=1,dp=2", true),
+                  .dst = t_side(gpus >= 4 ? "tp=1,cp=4,dp=1" : "tp=1,cp=2,dp=1", false),
+                  .shape = {4 * gpus, 2048, 512},
                   .output = COLO_SHARDED,
+                  .dtype = COLO_F32,
+                  .axes = "sbh"};
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL, *first = NULL;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&first, &config, r->gpus)); /* connects: NCCL takes what it takes */
+    size_t free0, free1, free2, all;
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaMemGetInfo(&free0, &all));
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaMemGetInfo(&free1, &all));
+    const size_t scratch = colo_bridge_scratch_size(bridge);
+    const int64_t missing = colo_plan_bytes(colo_bridge_plan(bridge), COLO_FORWARD).recv;
+    if (free0 - free1 > scratch + (4u << 20)) /* the driver takes 2 MiB at a time */
+        return colo_fail(COLO_ERR_STATE, "create took %zu bytes, scratch_size says %zu",
+                         free0 - free1, scratch);
+    /* this layout sends what it receives: two halves of both are no more than what must arrive,
+     * but for a line of each message and 256 bytes */
+    if (scratch > (size_t)missing + 2 * (size_t)gpus * 65536)
+        return colo_fail(COLO_ERR_STATE, "%zu bytes of staging for %lld that must arrive", scratch,
+                         (long long)missing);
+    rank_try(t_gpu_way(r, bridge, &c, 0, false));
+    rank_try(t_gpu_way(r, bridge, &c, 0, true));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaMemGetInfo(&free2, &all));
+    if (free2 < free1)
+        return colo_fail(COLO_ERR_STATE, "the calls took %zu bytes", free1 - free2);
+    colo_bridge_destroy(&bridge);
+    colo_bridge_destroy(&first);
+    return COLO_OK;
+}
+
+static void staging_is_what_must_arrive_and_calls_take_nothing(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, footprint, NULL));
+}
+
+/* ---- reshape ---- */
+
+static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
+{
+    /* 1 and 3 samples do not divide: other ranks are tied together, some have nothing */
+    static const int64_t samples[] = {4, 8, 1, 3, 4, 2, 7};
+    t_case_t c = {.src = t_side(gpus >= 4 ? "dp=4" : "dp=2", true),
+                  .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=2,dp=1", false),
+                  .shape = {4, 8, 3},
                   .dtype = COLO_F32};
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
-    t_buffer_t x, y;
     rank_try(t_case_config(&c, &src, &dst, &config));
     config.mem = COLO_CUDA;
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
-    rank_try(t_case_tensor(&c, T_X, r->rank, 0, true, &x));
-    rank_try(t_case_tensor(&c, T_Y, r->rank, 0, false, &y));
-    void *dx, *dy;
-    rank_cuda(cudaMalloc(&dx, x.bytes));
-    rank_cuda(cudaMalloc(&dy, y.bytes));
-    colo_tensor_t tx = x.t, ty = y.t;
-    tx.mem = ty.mem = COLO_CUDA;
-    tx.device = ty.device = r->rank;
-    tx.data = (char *)dx + ((unsigned char *)x.t.data - x.raw);
-    ty.data = (char *)dy + ((unsigned char *)y.t.data - y.raw);
-    rank_cuda(cudaMemcpy(dy, y.raw, y.bytes, cudaMemcpyHostToDevice));
-    rank_try(colo_bridge_forward(bridge, &tx, &ty, r->stream)); /* staging grows here */
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    cudaGraph_t graph;
-    cudaGraphExec_t exec;
-    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
-    colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, r->stream);
-    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
-    rank_try(st);
-    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
-    for (int64_t salt = 1; salt <= 100; salt++) {
-        t_buffer_free(&x);
-        rank_try(t_case_tensor(&c, T_X, r->rank, salt, true, &x));
-        rank_cuda(cudaMemcpyAsync(dx, x.raw, x.bytes, cudaMemcpyHostToDevice, r->stream));
-        rank_cuda(cudaGraphLaunch(exec, r->stream));
-        rank_cuda(cudaMemcpyAsync(y.raw, dy, y.bytes, cudaMemcpyDeviceToHost, r->stream));
-        rank_cuda(cudaStreamSynchronize(r->stream));
-        rank_try(t_case_compare(&c, T_Y, r->rank, salt, &y));
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
+        c.shape.b = samples[i];
+        colo_shape_t shape = {samples[i], 8, 3, 0};
+        rank_try(colo_bridge_reshape(bridge, &shape));
+        rank_try(t_gpu_way(r, bridge, &c, (int64_t)i, false));
+        rank_try(t_gpu_way(r, bridge, &c, (int64_t)i, true));
     }
-    rank_cuda(cudaGraphExecDestroy(exec));
-    rank_cuda(cudaGraphDestroy(graph));
     colo_bridge_destroy(&bridge);
-    cudaFree(dx);
-    cudaFree(dy);
-    t_buffer_free(&x);
-    t_buffer_free(&y);
     return COLO_OK;
 }
 
-static void a_captured_forward_replays_with_new_inputs(void **state)
+static void a_bridge_takes_other_batches(void **state)
 {
     (void)state;
-    assert_ok(t_gpus_run(gpus, false, replay, NULL));
+    assert_ok(t_gpus_run(gpus, false, reshapes, NULL));
 }
 
 /* ---- the wrong memory ---- */
@@ -294,9 +456,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unit_cases_arrive_on_gpus),
         cmocka_unit_test(boxes_of_several_mebibytes_arrive),
-        cmocka_unit_test(seeded_layouts_arrive_on_one_cached_comm),
+        cmocka_unit_test(seeded_layouts_arrive_on_one_comm),
         cmocka_unit_test(collective_way_gives_the_same),
-        cmocka_unit_test(a_captured_forward_replays_with_new_inputs),
+        cmocka_unit_test(captured_calls_replay_a_thousand_times_with_new_inputs),
+        cmocka_unit_test(captured_calls_replay_while_ranks_are_late_at_random),
+        cmocka_unit_test(staging_is_what_must_arrive_and_calls_take_nothing),
+        cmocka_unit_test(a_bridge_takes_other_batches),
         cmocka_unit_test(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives),
     };
     gpus = t_gpu_count() >= 4 ? 4 : t_gpu_count();

@@ -1,0 +1,377 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_nccl_check.c - what COLO_CHECK=2 finds on GPUs, and memory and streams that a bridge refuses:
+ * replicas that differ, gradients that were promised zero, host pointers, another device's memory
+ * and stream. Every rank hears of it, outputs are untouched, the bridge works afterwards. Also the
+ * mean of a loss that lives on devices.
+ */
+#include "gpu/nccl_ranks.h"
+
+#include "core/try.h"
+
+#include <math.h>
+
+static int32_t gpus;
+
+/* Device memory with the bytes of a test tensor. */
+struct dev {
+    t_buffer_t b;
+    void *raw;
+    colo_tensor_t t;
+};
+
+static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role, int32_t rank,
+                              bool fill)
+{
+    rank_try(t_case_tensor(c, role, rank, 0, fill, &d->b));
+    rank_cuda(cudaMalloc(&d->raw, d->b.bytes));
+    rank_cuda(cudaMemcpy(d->raw, d->b.raw, d->b.bytes, cudaMemcpyHostToDevice));
+    d->t = d->b.t;
+    d->t.mem = COLO_CUDA;
+    d->t.device = rank;
+    d->t.data = (char *)d->raw + ((unsigned char *)d->b.t.data - d->b.raw);
+    return COLO_OK;
+}
+
+static colo_status_t dev_back(struct dev *d)
+{
+    rank_cuda(cudaDeviceSynchronize());
+    return t_cuda(cudaMemcpy(d->b.raw, d->raw, d->b.bytes, cudaMemcpyDeviceToHost), "back");
+}
+
+static void dev_free(struct dev *d)
+{
+    cudaFree(d->raw);
+    t_buffer_free(&d->b);
+}
+
+static bool untouched(const t_buffer_t *b)
+{
+    for (size_t i = 0; i < b->bytes; i++)
+        if (b->raw[i] != 0xA5)
+            return false;
+    return true;
+}
+
+/* ---- promises ---- */
+
+typedef struct promise {
+    t_case_t c;
+    bool backward;
+    int64_t rank, ib, is, ih; /* the element that breaks it */
+    const char *words[3];     /* in the sentence of the rank that says PROMISE */
+    bool on_all;              /* every rank says PROMISE; else the others say PEER */
+} promise_t;
+
+static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
+{
+    const promise_t *p = arg;
+    const t_case_t *c = &p->c;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    ref_part_t part;
+    rank_try(colo_comm_set_check(r->gpus, 2));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    ref_part_make(&part, p->backward ? &c->dst : &c->src, c->shape, r->rank,
+                  p->backward && c->output == COLO_FULL_SEQ);
+    for (int round = 0; round < 2; round++) { /* broken, then kept */
+        struct dev in, out;
+        rank_try(dev_make(&in, c, p->backward ? T_DY : T_X, r->rank, true));
+        rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r->rank, false));
+        if (!round && r->rank == p->rank) {
+            float bad = 7.5f;
+            size_t at = (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) -
+                                 in.b.raw);
+            rank_cuda(cudaMemcpy((char *)in.raw + at, &bad, sizeof bad, cudaMemcpyHostToDevice));
+        }
+        colo_status_t st = p->backward
+                               ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                               : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
+        char said[400];
+        snprintf(said, sizeof said, "%.399s", colo_last_error());
+        rank_try(dev_back(&out));
+        if (round) {
+            rank_try(st);
+            rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.b));
+        } else {
+            bool here = p->on_all || r->rank == p->rank;
+            if (st != (here ? COLO_ERR_PROMISE : COLO_ERR_PEER))
+                return t_rank_fail(__FILE__, __LINE__, said);
+            for (int i = 0; here && i < 3; i++)
+                if (p->words[i] && !strstr(said, p->words[i]))
+                    return t_rank_fail(__FILE__, __LINE__, said);
+            rank_check(untouched(&out.b));
+            rank_check(colo_comm_check(r->gpus) == COLO_OK);
+        }
+        dev_free(&in);
+        dev_free(&out);
+    }
+    ref_part_free(&part);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void run_promise(const promise_t *p)
+{
+    promise_t copy = *p;
+    colo_status_t st = t_gpus_run(gpus, false, promise_rank, &copy);
+    if (st < 0)
+        fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
+}
+
+static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
+}
+
+static void replicas_that_differ_break_a_promise_that_names_them(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=1", "dp=2", 4, 8, 3); /* ranks 0 and 1 hold the same x */
+    run_promise(&(promise_t){c, false, 1, 1, 3, 2, {"0", "1", "x"}, true});
+    c.stride = T_SPREAD;
+    c.axes = "sbh";
+    run_promise(&(promise_t){c, false, 0, 3, 7, 0, {"0", "1", "x"}, true});
+    c = make("dp=2", "tp=2,dp=1", 4, 8, 3); /* and the same d_y */
+    run_promise(&(promise_t){c, true, 1, 0, 5, 1, {"0", "1", "d_y"}, true});
+}
+
+static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
+{
+    (void)state;
+    t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
+    c.grad = COLO_DISJOINT;
+    /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
+    run_promise(&(promise_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"},
+                             false});
+    c.axes = "sbh";
+    c.stride = T_REVERSED;
+    run_promise(&(promise_t){c, true, 1, 3, 6, 0, {"rank 1", "row 6 of sample 3", "DISJOINT"},
+                             false});
+    c.axes = "th";
+    c.stride = T_PADDED;
+    run_promise(&(promise_t){c, true, 1, 0, 0, 0, {"rank 1", "row 0 of sample 0", "DISJOINT"},
+                             false});
+}
+
+/* ---- memory and streams of elsewhere ---- */
+
+enum { HOST_POINTER, OTHER_DEVICE, OTHER_STREAM, WRONG_LABEL, PLACES };
+
+struct place {
+    int kind, level;
+    bool output;
+};
+
+static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
+{
+    static const char *const words[] = {"is host memory", "is memory of device",
+                                        "the stream is one of device", "a tensor of device"};
+    const struct place *p = arg;
+    t_case_t c = make("dp=2", "tp=2,dp=1", 4, 8, 3);
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    struct dev x, y;
+    const bool culprit = r->rank == 1;
+    cudaStream_t stream = r->stream;
+    void *far = NULL, *near = calloc(1, 4096);
+    rank_try(colo_comm_set_check(r->gpus, p->level));
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(dev_make(&x, &c, T_X, r->rank, true));
+    rank_try(dev_make(&y, &c, T_Y, r->rank, false));
+    if (culprit) { /* something of device 0 */
+        rank_cuda(cudaSetDevice(0));
+        rank_cuda(cudaMalloc(&far, 4096));
+        if (p->kind == OTHER_STREAM)
+            rank_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        rank_cuda(cudaSetDevice(r->rank));
+    }
+    colo_tensor_t tx = x.t, ty = y.t, *bad = p->output ? &ty : &tx;
+    if (culprit && p->kind == HOST_POINTER)
+        bad->data = near;
+    if (culprit && p->kind == OTHER_DEVICE)
+        bad->data = far;
+    if (culprit && p->kind == WRONG_LABEL)
+        bad->device = 0;
+    colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, stream);
+    char said[400];
+    snprintf(said, sizeof said, "%.399s", colo_last_error());
+    if (culprit && (st != COLO_ERR_ARG || !strstr(said, words[p->kind])))
+        return t_rank_fail(__FILE__, __LINE__, said);
+    if (p->level == 2) {
+        rank_check(culprit || st == COLO_ERR_PEER);
+        rank_check(colo_comm_check(r->gpus) == COLO_OK);
+        rank_try(dev_back(&y));
+        rank_check(untouched(&y.b));
+        rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
+        rank_try(dev_back(&y));
+        rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.b));
+    } else {
+        (void)cudaStreamSynchronize(r->stream); /* torn down: it ends */
+        rank_check(colo_comm_check(r->gpus) < 0);
+    }
+    if (culprit && p->kind == OTHER_STREAM)
+        cudaStreamDestroy(stream);
+    cudaFree(far);
+    free(near);
+    dev_free(&x);
+    dev_free(&y);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void memory_and_streams_of_elsewhere_are_refused_on_all_ranks(void **state)
+{
+    (void)state;
+    for (int kind = 0; kind < PLACES; kind++)
+        for (int output = 0; output < 2; output++) {
+            struct place p = {kind, 2, output != 0};
+            if (t_gpus_run(gpus, false, place_rank, &p) < 0)
+                fail_msg("kind %d: %s", kind, colo_last_error());
+        }
+}
+
+static void below_level_2_the_comm_is_dead_and_nobody_waits(void **state)
+{
+    (void)state;
+    struct place p = {HOST_POINTER, 1, false};
+    assert_ok(t_gpus_run(gpus, false, place_rank, &p));
+}
+
+/* ---- views that begin anywhere ---- */
+
+static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 13);
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    c.dtype = COLO_BF16;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    for (size_t shift = 0; shift <= 14; shift += 2)
+        for (int way = 0; way < 2; way++) {
+            struct dev in, out;
+            void *moved[2];
+            rank_try(dev_make(&in, &c, way ? T_DY : T_X, r->rank, true));
+            rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r->rank, false));
+            rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
+            rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
+            rank_cuda(cudaMemcpy((char *)moved[0] + shift, in.b.raw, in.b.bytes,
+                                 cudaMemcpyHostToDevice));
+            rank_cuda(cudaMemcpy((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes,
+                                 cudaMemcpyHostToDevice));
+            colo_tensor_t a = in.t, b = out.t;
+            a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);
+            b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - (char *)out.raw);
+            rank_try(way ? colo_bridge_backward(bridge, &a, &b, r->stream)
+                         : colo_bridge_forward(bridge, &a, &b, r->stream));
+            rank_cuda(cudaStreamSynchronize(r->stream));
+            rank_cuda(cudaMemcpy(out.b.raw, (char *)moved[1] + 14 - shift, out.b.bytes,
+                                 cudaMemcpyDeviceToHost));
+            rank_try(t_case_compare(&c, way ? T_DX : T_Y, r->rank, 0, &out.b));
+            cudaFree(moved[0]);
+            cudaFree(moved[1]);
+            dev_free(&in);
+            dev_free(&out);
+        }
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void a_misaligned_view_is_carried_exactly(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, odd_rank, NULL));
+}
+
+/* ---- the mean of a loss ---- */
+
+enum { TOKENS = 5000 };
+
+static double value_of(int32_t rank, int i)
+{
+    return (double)((i * 7 + rank * 13) % 257) / 8; /* every order of adding gives the same */
+}
+
+static bool counts(int32_t rank, int i)
+{
+    return (i + rank) % (rank + 2) == 0;
+}
+
+static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
+{
+    double num = 0;
+    int64_t den = 0;
+    colo_reduced_t got = {0, 0, 0};
+    for (int32_t k = 0; k < r->size; k++)
+        for (int i = 0; i < TOKENS; i++)
+            if (counts(k, i)) {
+                num += value_of(k, i);
+                den++;
+            }
+    for (int d = 0; d < 2; d++) {
+        static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64};
+        const size_t elem = colo_dtype_size(dtypes[d]);
+        double f64[TOKENS];
+        float f32[TOKENS];
+        uint8_t mask[TOKENS];
+        void *values, *dmask;
+        for (int i = 0; i < TOKENS; i++) {
+            mask[i] = counts(r->rank, i);
+            f64[i] = mask[i] ? value_of(r->rank, i) : NAN;
+            f32[i] = (float)f64[i];
+        }
+        rank_cuda(cudaMalloc(&values, elem * TOKENS));
+        rank_cuda(cudaMalloc(&dmask, TOKENS));
+        rank_cuda(cudaMemcpyAsync(values, d ? (void *)f64 : (void *)f32, elem * TOKENS,
+                                  cudaMemcpyHostToDevice, r->stream));
+        rank_cuda(cudaMemcpyAsync(dmask, mask, TOKENS, cudaMemcpyHostToDevice, r->stream));
+        rank_try(colo_loss_reduce(values, dtypes[d], dmask, TOKENS, r->gpus, &got, r->stream));
+        rank_check(got.num == num && got.den == den && got.value == num / (double)den);
+        rank_try(colo_loss_reduce(NULL, dtypes[d], NULL, 0, r->gpus, &got, r->stream));
+        rank_check(got.num == 0 && got.den == 0 && got.value == 0);
+        cudaFree(values);
+        cudaFree(dmask);
+    }
+    colo_ledger_t l;
+    colo_comm_ledger(r->gpus, &l);
+    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] == 4);
+    rank_try(colo_comm_set_check(r->gpus, 2)); /* host memory on one rank: told to all */
+    float *d, host[4] = {0};
+    rank_cuda(cudaMalloc((void **)&d, 16));
+    colo_status_t st =
+        colo_loss_reduce(r->rank == 0 ? host : d, COLO_F32, NULL, 4, r->gpus, &got, r->stream);
+    rank_check(st == (r->rank == 0 ? COLO_ERR_ARG : COLO_ERR_PEER));
+    cudaFree(d);
+    return colo_comm_check(r->gpus);
+}
+
+static void the_mean_over_ranks_of_values_on_devices_is_the_serial_one(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, reduce_rank, NULL));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
+        cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
+        cmocka_unit_test(memory_and_streams_of_elsewhere_are_refused_on_all_ranks),
+        cmocka_unit_test(below_level_2_the_comm_is_dead_and_nobody_waits),
+        cmocka_unit_test(a_misaligned_view_is_carried_exactly),
+        cmocka_unit_test(the_mean_over_ranks_of_values_on_devices_is_the_serial_one),
+    };
+    if (t_gpu_count() < 2)
+        return T_EXIT_SKIP;
+    gpus = 2; /* every case here is one of two ranks */
+    return cmocka_run_group_tests_name("gpu/nccl_check", tests, NULL, NULL);
+}
