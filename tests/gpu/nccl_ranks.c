@@ -4,10 +4,20 @@
 
 #include "core/try.h"
 
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* Asked in another process: one that has touched CUDA cannot fork ranks. */
 int t_gpu_count(void)
 {
-    int n = 0;
-    return cudaGetDeviceCount(&n) == cudaSuccess ? n : 0;
+    int n = 0, status = 0;
+    pid_t child = fork();
+    if (child == 0)
+        _exit(cudaGetDeviceCount(&n) == cudaSuccess ? n : 0);
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return 0;
+    n = WEXITSTATUS(status);
+    return n < t_ranks_most() ? n : t_ranks_most();
 }
 
 colo_status_t t_cuda(cudaError_t e, const char *what)
@@ -39,7 +49,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg)
 {
     struct job j = {fn, arg, bare};
-    return colo_comm_threads_run(n, on_rank, &j);
+    return t_run_ranks(n, on_rank, &j, sizeof j);
 }
 
 /* The same bytes on the device. */
@@ -73,9 +83,8 @@ colo_status_t t_gpu_way(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *
     COLO_TRY_GOTO(st, t_cuda(cudaStreamSynchronize(r->stream), "sync"), done);
     COLO_TRY_GOTO(st, t_cuda(cudaMemcpy(in.raw, dev[0], in.bytes, cudaMemcpyDeviceToHost), "copy"),
                   done);
-    COLO_TRY_GOTO(st,
-                  t_cuda(cudaMemcpy(out.raw, dev[1], out.bytes, cudaMemcpyDeviceToHost), "copy"),
-                  done);
+    COLO_TRY_GOTO(
+        st, t_cuda(cudaMemcpy(out.raw, dev[1], out.bytes, cudaMemcpyDeviceToHost), "copy"), done);
     COLO_TRY_GOTO(st, t_case_compare(c, out_role, r->rank, salt, &out), done);
     COLO_TRY_GOTO(st, t_case_compare(c, in_role, r->rank, salt, &in), done);
 done:

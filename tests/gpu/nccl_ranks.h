@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nccl_ranks.h - ranks that are threads with a GPU each, and a bridge case on device memory.
+ * nccl_ranks.h - ranks that are threads, or processes, with a GPU each, and a bridge case on device memory.
  *
  * Inputs and expectations are those of harness/bridge_case.h: made on the host by the oracle, put
  * to the device, run there, copied back, compared byte by byte.
@@ -11,6 +11,7 @@
 #include "harness/harness.h"
 
 #include "harness/bridge_case.h"
+#include "harness/ranks.h"
 
 #include <colobridge/nccl.h>
 
@@ -23,8 +24,9 @@ typedef struct t_gpu_rank {
 } t_gpu_rank_t;
 typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 
-int t_gpu_count(void);
-/* @n threads, rank r on device r; gpus is NULL when @bare: the test makes it. */
+int t_gpu_count(void); /* no more than there can be ranks */
+/* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r; gpus is NULL when @bare: the test
+ * makes it. What ranks write in @arg must be shared by t_share(). */
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
 
 colo_status_t t_cuda(cudaError_t e, const char *what);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_nccl_bridge.c - bridges over NCCL, as many ranks as GPUs (2 or 4): the unit cases that fit,
- * seeded layouts on one communicator, COLLECTIVE, CUDA graphs, memory taken. == on every byte against
- * the oracle, the bytes between the elements included.
+ * seeded layouts on one communicator, COLLECTIVE, CUDA graphs, memory taken. == on every byte
+ * against the oracle, the bytes between the elements included.
  */
 #include "gpu/nccl_ranks.h"
 
@@ -18,23 +18,40 @@ typedef struct pair {
 } pair_t;
 
 static const pair_t pairs[] = {
-    {"dp=2", "tp=2,dp=1", 4, 3, 2},        {"tp=2,dp=1", "dp=2", 4, 3, 2},
-    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},   {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
-    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},   {"dp=2", "dp=2", 4, 3, 2},
-    {"cp=2", "dp=2", 3, 4, 2},             {"cp=2", "tp=2", 2, 8, 3},
-    {"dp=1", "dp=1@1", 2, 3, 2},           {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
-    {"dp=4", "tp=4,dp=1", 8, 3, 2},        {"tp=4,dp=1", "dp=4", 8, 3, 2},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3}, {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"tp=4", "cp=4", 2, 8, 2},             {"dp=4", "cp=4", 8, 16, 2},
-    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},   {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
-    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},   {"cp=4", "dp=4", 5, 8, 2},
-    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},   {"dp=3", "cp=3@1", 7, 6, 2},
-    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},   {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
-    {"tp=1,dp=2", "tp=2,dp=1", 4, 6, 3},   {"tp=2,dp=1", "tp=1,dp=2", 4, 3, 5},
-    {"tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 8, 3}, {"tp=2,dp=1", "tp=1,cp=2,dp=1", 3, 8, 4},
-    {"tp=2,dp=1", "tp=2,dp=1", 3, 4, 2},   {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3}, {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},   {"dp=2", "cp=2@2", 4, 8, 3},
+    {"dp=2", "tp=2,dp=1", 4, 3, 2},
+    {"tp=2,dp=1", "dp=2", 4, 3, 2},
+    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
+    {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
+    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},
+    {"dp=2", "dp=2", 4, 3, 2},
+    {"cp=2", "dp=2", 3, 4, 2},
+    {"cp=2", "tp=2", 2, 8, 3},
+    {"dp=1", "dp=1@1", 2, 3, 2},
+    {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
+    {"dp=4", "tp=4,dp=1", 8, 3, 2},
+    {"tp=4,dp=1", "dp=4", 8, 3, 2},
+    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3},
+    {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"tp=4", "cp=4", 2, 8, 2},
+    {"dp=4", "cp=4", 8, 16, 2},
+    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},
+    {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
+    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},
+    {"cp=4", "dp=4", 5, 8, 2},
+    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},
+    {"dp=3", "cp=3@1", 7, 6, 2},
+    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},
+    {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
+    {"tp=1,dp=2", "tp=2,dp=1", 4, 6, 3},
+    {"tp=2,dp=1", "tp=1,dp=2", 4, 3, 5},
+    {"tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
+    {"tp=2,dp=1", "tp=1,cp=2,dp=1", 3, 8, 4},
+    {"tp=2,dp=1", "tp=2,dp=1", 3, 4, 2},
+    {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
+    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3},
+    {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
+    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},
+    {"dp=2", "cp=2@2", 4, 8, 3},
 };
 
 static bool fits(const t_case_t *c)
@@ -81,7 +98,9 @@ static void unit_cases_arrive_on_gpus(void **state)
 {
     (void)state;
     int32_t ran = 0;
+    t_share(&ran, sizeof ran);
     assert_ok(t_gpus_run(gpus, false, unit_cases, &ran));
+    t_unshare(&ran);
     print_message("%d unit cases on %d GPUs\n", ran, gpus);
     assert_true(ran >= (gpus >= 4 ? 100 : 36));
 }
@@ -126,8 +145,8 @@ static ref_side_t random_side(uint64_t *s, bool is_src)
 
 static t_case_t random_case(uint64_t *s)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64, COLO_I32,
-                                          COLO_I8,  COLO_I16,  COLO_I64};
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64,
+                                          COLO_I32, COLO_I8,   COLO_I16, COLO_I64};
     static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
     t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false)};
     if (ref_side_size(&c.src) < gpus && t_below(s, 2))
@@ -202,7 +221,9 @@ static void collective_way_gives_the_same(void **state)
 {
     (void)state;
     int32_t ran = 0;
+    t_share(&ran, sizeof ran);
     assert_ok(t_gpus_run(gpus, false, collective_cases, &ran));
+    t_unshare(&ran);
     print_message("%d COLLECTIVE cases on %d GPUs\n", ran, gpus);
     assert_true(ran >= 9);
 }
@@ -215,8 +236,8 @@ struct graph {
     int64_t rounds;
 };
 
-/* A tensor on the device, and pinned host memory to fill it from and fetch it to: copies of pageable
- * memory would wait for the stream. */
+/* A tensor on the device, and pinned host memory to fill it from and fetch it to: copies of
+ * pageable memory would wait for the stream. */
 struct dev {
     t_buffer_t b;
     unsigned char *raw, *host;
@@ -284,7 +305,8 @@ static colo_status_t one_replay(t_gpu_rank_t *r, const struct graph *g, cudaGrap
     return dev_check(&d[T_DX], c, T_DX, r->rank, salt);
 }
 
-/* Forward and backward captured at once, never run before: a bridge has all it needs from create. */
+/* Forward and backward captured at once, never run before: a bridge has all it needs from create.
+ */
 static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const struct graph *g = arg;
@@ -432,8 +454,8 @@ static void a_bridge_takes_other_batches(void **state)
 
 static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
 {
-    t_case_t c = {.src = t_side("dp=2", true), .dst = t_side("tp=2,dp=1", false),
-                  .shape = {4, 3, 2}};
+    t_case_t c = {
+        .src = t_side("dp=2", true), .dst = t_side("tp=2,dp=1", false), .shape = {4, 3, 2}};
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;

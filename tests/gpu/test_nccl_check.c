@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_nccl_check.c - what COLO_CHECK=2 finds on GPUs, and memory and streams that a bridge refuses:
- * replicas that differ, gradients that were promised zero, host pointers, another device's memory
- * and stream. Every rank hears of it, outputs are untouched, the bridge works afterwards. Also the
- * mean of a loss that lives on devices.
+ * test_nccl_check.c - what COLO_CHECK=2 finds on GPUs, and memory and streams that a bridge
+ * refuses: replicas that differ, gradients that were promised zero, host pointers, another device's
+ * memory and stream. Every rank hears of it, outputs are untouched, the bridge works afterwards.
+ * Also the mean of a loss that lives on devices.
  */
 #include "gpu/nccl_ranks.h"
 
@@ -83,13 +83,12 @@ static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
         rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r->rank, false));
         if (!round && r->rank == p->rank) {
             float bad = 7.5f;
-            size_t at = (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) -
-                                 in.b.raw);
+            size_t at =
+                (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
             rank_cuda(cudaMemcpy((char *)in.raw + at, &bad, sizeof bad, cudaMemcpyHostToDevice));
         }
-        colo_status_t st = p->backward
-                               ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
-                               : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
+        colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                                       : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
         char said[400];
         snprintf(said, sizeof said, "%.399s", colo_last_error());
         rank_try(dev_back(&out));
@@ -145,16 +144,16 @@ static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state
     t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
-    run_promise(&(promise_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"},
-                             false});
+    run_promise(
+        &(promise_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"}, false});
     c.axes = "sbh";
     c.stride = T_REVERSED;
-    run_promise(&(promise_t){c, true, 1, 3, 6, 0, {"rank 1", "row 6 of sample 3", "DISJOINT"},
-                             false});
+    run_promise(
+        &(promise_t){c, true, 1, 3, 6, 0, {"rank 1", "row 6 of sample 3", "DISJOINT"}, false});
     c.axes = "th";
     c.stride = T_PADDED;
-    run_promise(&(promise_t){c, true, 1, 0, 0, 0, {"rank 1", "row 0 of sample 0", "DISJOINT"},
-                             false});
+    run_promise(
+        &(promise_t){c, true, 1, 0, 0, 0, {"rank 1", "row 0 of sample 0", "DISJOINT"}, false});
 }
 
 /* ---- memory and streams of elsewhere ---- */
@@ -264,8 +263,8 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
             rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r->rank, false));
             rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
             rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
-            rank_cuda(cudaMemcpy((char *)moved[0] + shift, in.b.raw, in.b.bytes,
-                                 cudaMemcpyHostToDevice));
+            rank_cuda(
+                cudaMemcpy((char *)moved[0] + shift, in.b.raw, in.b.bytes, cudaMemcpyHostToDevice));
             rank_cuda(cudaMemcpy((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes,
                                  cudaMemcpyHostToDevice));
             colo_tensor_t a = in.t, b = out.t;

@@ -55,12 +55,18 @@ static void start_mpi(void)
     atexit(finalize_mpi);
     /* This one backend, once; tests that look for others find what they find on threads. */
     const colo_backend_t *backend = NULL;
+    const char *was = getenv("COLO_BACKEND_DIR");
+    char *kept = was ? strdup(was) : NULL;
     setenv("COLO_BACKEND_DIR", T_BACKENDS, 1);
     if (colo_backend_load("mpi", &backend) < 0) {
         fprintf(stderr, "test: T_RANKS=mpi: %s\n", colo_last_error());
         exit(1);
     }
-    unsetenv("COLO_BACKEND_DIR");
+    if (kept)
+        setenv("COLO_BACKEND_DIR", kept, 1);
+    else
+        unsetenv("COLO_BACKEND_DIR");
+    free(kept);
     if (mpi->rank != 0 && !freopen("/dev/null", "w", stdout))
         exit(1);
 }
