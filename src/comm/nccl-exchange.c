@@ -6,12 +6,13 @@
  * by one launch and unpacked by one launch. Both sides send a message as one, so it does not matter
  * which of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md).
  *
- * A message of 1 MiB or more goes in two halves, one after the other through the same staging, so
- * that a rank that sends as much as it receives needs staging for what must arrive and no more.
- * Where it is cut follows from the boxes' extents, which both sides have alike: at the first line
- * (run along the last axis) that begins in the second half of the bytes.
+ * On a route staging is the caller's, sized beforehand. A message of 1 MiB or more goes in two
+ * halves there, one after the other through the same staging, so that a rank that sends as much as
+ * it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
+ * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
+ * the first line (run along the last axis) that begins in the second half of the bytes.
  *
- * Staging is the caller's on a route; an exchange without one uses the family's, which grows.
+ * An exchange without a route goes in one round and uses the family's staging, which grows.
  */
 #include "comm/comm-nccl.h"
 
@@ -27,6 +28,7 @@ struct exchange {
     const colo_message_t *m[2]; /* sends, receives */
     int32_t n[2];
     size_t elem;
+    bool halves;
 };
 
 /* ---- halves ---- */
@@ -39,9 +41,9 @@ static int64_t message_bytes(const colo_message_t *m, size_t elem)
     return n;
 }
 
-static int rounds_of(int64_t bytes)
+static int rounds_of(int64_t bytes, bool halves)
 {
-    return bytes >= SPLIT_BYTES ? HALVES : 1;
+    return halves && bytes >= SPLIT_BYTES ? HALVES : 1;
 }
 
 static colo_box_t sub_box(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t ni,
@@ -86,10 +88,11 @@ static int64_t clamped_up(int64_t bytes, int64_t line, int64_t lines)
 
 /* The boxes of round @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
  * ones are left out. */
-static int32_t cut(const colo_message_t *m, int k, size_t elem, colo_box_t *out, int64_t *bytes)
+static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, colo_box_t *out,
+                   int64_t *bytes)
 {
     const int64_t all = message_bytes(m, elem);
-    const int rounds = rounds_of(all);
+    const int rounds = rounds_of(all, halves);
     const int64_t lo = all * k / rounds, hi = all * (k + 1) / rounds;
     int64_t at = 0;
     int32_t n = 0;
@@ -113,7 +116,7 @@ static int32_t cut(const colo_message_t *m, int k, size_t elem, colo_box_t *out,
 static int64_t round_bytes(const colo_message_t *m, int k, size_t elem)
 {
     int64_t bytes;
-    cut(m, k, elem, NULL, &bytes);
+    cut(m, k, true, elem, NULL, &bytes);
     return bytes;
 }
 
@@ -195,7 +198,7 @@ static size_t lay_out(struct colo_nfamily *f, const struct exchange *x, int k, c
     struct colo_part *part = f->part;
     for (int side = 0; side < 2; side++) {
         for (int32_t i = 0; i < x->n[side]; i++, part++) {
-            const int32_t n = cut(&x->m[side][i], k, x->elem, f->from + pairs, &bytes);
+            const int32_t n = cut(&x->m[side][i], k, x->halves, x->elem, f->from + pairs, &bytes);
             *part = (struct colo_part){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
             if (part->data || bytes == 0)
                 continue;
@@ -266,7 +269,7 @@ static int rounds_needed(const struct exchange *x)
     int rounds = 0;
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++) {
-            int n = rounds_of(message_bytes(&x->m[side][i], x->elem));
+            int n = rounds_of(message_bytes(&x->m[side][i], x->elem), x->halves);
             rounds = n > rounds ? n : rounds;
         }
     return rounds;
@@ -309,7 +312,7 @@ colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, in
                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                  colo_stream_t stream)
 {
-    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype)};
+    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
     struct colo_run r;
     if (nsends == 0 && nrecvs == 0 && ((struct colo_nctx *)c->impl)->link)
         return COLO_OK; /* without a link yet, the others wait for this rank to connect */
@@ -322,7 +325,7 @@ colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void
                                        int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                        colo_dtype_t dtype, colo_stream_t stream)
 {
-    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype)};
+    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), true};
     struct colo_run r;
     if (nsends == 0 && nrecvs == 0)
         return COLO_OK;
