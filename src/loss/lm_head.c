@@ -487,10 +487,13 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grad
     return COLO_OK;
 }
 
-/* Zeros in rows of a view. */
+/* Zeros in rows of a view, at once where they are back to back. */
 static colo_status_t clear(const colo_lm_head_t *h, const colo_tensor_t *d, colo_stream_t stream)
 {
     const int64_t width = d->ndim == 2 ? d->shape[1] : 1;
+    if (d->data && d->stride[0] == width)
+        return colo_mem_zero(h->config.mem, d->data,
+                             (size_t)(d->shape[0] * width) * colo_dtype_size(d->dtype), stream);
     for (int64_t i = 0; d->data && i < d->shape[0]; i++)
         COLO_TRY(colo_mem_zero(h->config.mem, element(d->data, d->dtype, i * d->stride[0]),
                                (size_t)width * colo_dtype_size(d->dtype), stream));

@@ -285,7 +285,7 @@ static colo_status_t other_width(colo_comm_t *world, void *arg)
 
 static void ranks_with_another_head_find_out_at_create(void **state)
 {
-    colo_status_t st[4];
+    colo_status_t st[4] = {COLO_OK};
     (void)state;
     assert_ok(t_run_ranks(4, other_width, st, sizeof st));
     for (int r = 0; r < 4; r++)
