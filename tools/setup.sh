@@ -69,6 +69,7 @@ optional_packages() {
     [ "$1" = run ] && return 0
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang
+    has_header dlpack/dlpack.h || echo libdlpack-dev
     python_has pytest torch numpy || echo python3-pytest python3-torch python3-numpy
 }
 

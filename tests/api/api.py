@@ -31,7 +31,7 @@ def headers():
 def foreign(header):
     """What a public header includes that is neither ours nor C's: an opt-in header needs it."""
     names = re.findall(r'^\s*#\s*include\s*<([^>]+)>', (INCLUDE / header).read_text(), re.M)
-    return [n for n in names if not n.startswith('colobridge/') and not n.startswith('std')]
+    return [n for n in names if not n.startswith(('colobridge/', 'std', 'string.'))]
 
 
 def declared():

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each public header compiles alone, strictly, without a word from the compiler.
 
-usage: headers.py c11|c++17 own|opt-in COMPILER...
+usage: headers.py c11|c++17|cuda17 own|opt-in COMPILER...
 "own" are the headers that need nothing but C's; "opt-in" those that include somebody else's, MPI's
 say. Where that is not installed the header is left out, and when nothing remains it is a skip.
+"cuda17" is nvcc, host and device compilation. What it hands to the host's compiler has line directives
+of a style that -Wpedantic does not like, in any file: that one word of its own is not counted.
 """
+import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 
 from api import INCLUDE, foreign, headers
 
@@ -17,7 +22,25 @@ ASK = {'mpi.h': (['pkg-config', '--cflags', 'ompi-c'], ['mpicc', '--showme:compi
                  ['mpicc', '-compile_info'])}
 
 
+# A warning or error of a compiler, but not the one that every file gives under nvcc.
+COMPLAINT = re.compile(r'^\S.*?:\s*(?:fatal )?(?:warning|error)\b(?!.*style of line directive)')
+
+
+def compiles_under_nvcc(compiler, flags, text):
+    with tempfile.NamedTemporaryFile('w', suffix='.cu') as source:
+        source.write(text)
+        source.flush()
+        done = subprocess.run(
+            compiler + ['-std=c++17', '-I', str(INCLUDE), '-Xcompiler=-Wall,-Wextra,-Wpedantic', '-c',
+                        '-o', os.devnull] + flags + [source.name],
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    said = [line for line in done.stdout.splitlines() if COMPLAINT.search(line)]
+    return done.returncode == 0 and not said, '\n'.join(said) or done.stdout
+
+
 def compiles(compiler, std, flags, text):
+    if std == 'cuda17':
+        return compiles_under_nvcc(compiler, flags, text)
     language = 'c++' if '++' in std else 'c'
     if language == 'c':
         flags = flags + ['-Wshadow', '-Wstrict-prototypes', '-Wmissing-prototypes']

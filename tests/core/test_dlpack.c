@@ -1,0 +1,145 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_dlpack.c - DLPack's tensors in and out: every dtype, both kinds, who frees what and when. */
+#include "core/dlpack_abi.h"
+
+#include <colobridge/dlpack.h>
+
+#include "harness/harness.h"
+
+static const struct {
+    uint8_t code, bits;
+} dtypes[COLO_DTYPE_COUNT] = {{kDLFloat, 32}, {kDLFloat, 64}, {kDLBfloat, 16},
+                              {kDLFloat, 16}, {kDLInt, 8},    {kDLUInt, 8},
+                              {kDLInt, 16},   {kDLInt, 32},   {kDLInt, 64}};
+
+static void count(void *user)
+{
+    ++*(int *)user;
+}
+
+static void same(const colo_tensor_t *a, const colo_tensor_t *b)
+{
+    assert_ptr_equal(a->data, b->data);
+    assert_int_equal(a->dtype, b->dtype);
+    assert_int_equal(a->mem, b->mem);
+    assert_int_equal(a->device, b->device);
+    assert_int_equal(a->ndim, b->ndim);
+    for (int32_t i = 0; i < a->ndim; i++) {
+        assert_int_equal(a->shape[i], b->shape[i]);
+        assert_int_equal(a->stride[i], b->stride[i]);
+    }
+}
+
+static void every_dtype_goes_out_and_comes_back(void **state)
+{
+    double memory[64];
+    for (int d = 0; d < COLO_DTYPE_COUNT; d++)
+        for (int cuda = 0; cuda < 2; cuda++) {
+            const int64_t shape[] = {2, 3, 4};
+            int done = 0;
+            colo_tensor_t t = cuda ? colo_tensor_cuda(memory, (colo_dtype_t)d, 5, 3, shape)
+                                   : colo_tensor_host(memory, (colo_dtype_t)d, 3, shape);
+            colo_tensor_t back;
+            t = colo_tensor_narrow(t, 2, 1, 2); /* strides that are not row-major */
+            DLManagedTensor *m = colo_tensor_to_dlpack(&t, count, &done);
+            DLManagedTensorVersioned *v = colo_tensor_to_dlpack_versioned(&t, 1, count, &done);
+            assert_non_null(m);
+            assert_non_null(v);
+            assert_int_equal(m->dl_tensor.dtype.code, dtypes[d].code);
+            assert_int_equal(m->dl_tensor.dtype.bits, dtypes[d].bits);
+            assert_int_equal(m->dl_tensor.dtype.lanes, 1);
+            assert_int_equal(v->dl_tensor.device.device_type, cuda ? kDLCUDA : kDLCPU);
+            assert_int_equal(v->dl_tensor.device.device_id, cuda ? 5 : 0);
+            assert_int_equal(v->version.major, DLPACK_MAJOR_VERSION);
+            assert_int_equal(v->flags, 1);
+            assert_int_equal(colo_tensor_from_dlpack(&back, &m->dl_tensor), COLO_OK);
+            same(&back, &t);
+            assert_int_equal(colo_tensor_from_dlpack(&back, &v->dl_tensor), COLO_OK);
+            same(&back, &t);
+            assert_null(back.version);
+            assert_int_equal(done, 0);
+            m->deleter(m);
+            assert_int_equal(done, 1);
+            v->deleter(v);
+            assert_int_equal(done, 2);
+        }
+}
+
+static void offsets_missing_strides_and_kinds_of_memory_are_understood(void **state)
+{
+    float memory[64];
+    int64_t shape[] = {2, 0, 4}, plain[] = {2, 3, 4};
+    DLTensor in = {.data = memory,
+                   .device = {kDLCUDAHost, 0},
+                   .ndim = 3,
+                   .dtype = {kDLFloat, 32, 1},
+                   .shape = plain,
+                   .byte_offset = 8};
+    colo_tensor_t t;
+    assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_OK);
+    assert_ptr_equal(t.data, memory + 2);
+    assert_int_equal(t.mem, COLO_HOST);
+    assert_int_equal(t.device, -1);
+    assert_true(colo_tensor_is_contiguous(&t));
+    in.shape = shape;
+    in.device = (DLDevice){kDLCUDAManaged, 3};
+    in.dtype = (DLDataType){6, 8, 1}; /* bool */
+    in.data = NULL;
+    assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_OK);
+    assert_null(t.data);
+    assert_int_equal(t.mem, COLO_CUDA);
+    assert_int_equal(t.device, 3);
+    assert_int_equal(t.dtype, COLO_U8);
+    assert_int_equal(colo_tensor_count(&t), 0);
+}
+
+static void what_has_no_view_is_refused_and_nothing_written(void **state)
+{
+    int64_t shape[] = {2, 3}, stride[] = {3, 1}, negative[] = {-3, 1};
+    const DLTensor good = {.device = {kDLCPU, 0},
+                           .ndim = 2,
+                           .dtype = {kDLFloat, 32, 1},
+                           .shape = shape,
+                           .strides = stride};
+    colo_tensor_t t, before;
+    memset(&t, 0x5a, sizeof t);
+    before = t;
+    for (int i = 0; i < 8; i++) {
+        DLTensor in = good;
+        if (i == 0)
+            in.dtype.lanes = 4;
+        else if (i == 1)
+            in.dtype.bits = 24;
+        else if (i == 2)
+            in.dtype.code = kDLComplex;
+        else if (i == 3)
+            in.device.device_type = kDLVulkan;
+        else if (i == 4)
+            in.ndim = COLO_MAX_NDIM + 1;
+        else if (i == 5)
+            in.ndim = -1;
+        else if (i == 6)
+            in.strides = negative;
+        else
+            in.shape = NULL;
+        assert_int_equal(colo_tensor_from_dlpack(&t, &in), COLO_ERR_ARG);
+        assert_memory_equal(&t, &before, sizeof t);
+    }
+    assert_int_equal(colo_tensor_from_dlpack(&t, NULL), COLO_ERR_ARG);
+    assert_int_equal(colo_tensor_from_dlpack(NULL, &good), COLO_ERR_ARG);
+    t.ndim = COLO_MAX_NDIM + 1;
+    int done = 0;
+    assert_null(colo_tensor_to_dlpack(&t, count, &done));
+    assert_null(colo_tensor_to_dlpack_versioned(NULL, 0, count, &done));
+    assert_int_equal(done, 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_dtype_goes_out_and_comes_back),
+        cmocka_unit_test(offsets_missing_strides_and_kinds_of_memory_are_understood),
+        cmocka_unit_test(what_has_no_view_is_refused_and_nothing_written),
+    };
+    return cmocka_run_group_tests_name("core/dlpack", tests, NULL, NULL);
+}
