@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,9 @@ def test_versions_are_one():
     project = (ROOT / 'python/pyproject.toml').read_text()
     assert re.search(r'^version = "(.*?)"', project, re.M).group(1) == _version.VERSION
     assert _lib.version() == _version.VERSION
+
+
+def test_the_reference_page_is_made_from_the_docstrings():
+    done = subprocess.run([sys.executable, str(ROOT / 'python/reference.py')], text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 0, done.stdout

@@ -2,6 +2,8 @@
 """The bridge as an autograd function: processes over gloo, ranks that are threads, errors."""
 import itertools
 import random
+import re
+from pathlib import Path
 
 import pytest
 
@@ -336,3 +338,13 @@ def test_component_is_whom_the_plan_names():
                      for m in plan.sends(way) + plan.recvs(way)}
             assert peers <= set(inside), (src, dst, rank, peers, inside)
             assert all(ct.bridge.__globals__['component'](src, dst, r) == inside for r in inside)
+
+
+def readme(what):
+    text = (Path(__file__).resolve().parents[2] / 'README.md').read_text()
+    return re.search(r'<!-- %s -->\n```\w*\n(.*?)```\n<!-- end -->' % what, text, re.S).group(1)
+
+
+def test_the_example_of_the_readme_prints_what_it_says(capsys):
+    exec(compile(readme('python'), 'README.md', 'exec'), {'__name__': 'readme'})
+    assert capsys.readouterr().out == readme('python prints')

@@ -1,0 +1,82 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Makes docs/python-api.md from the docstrings of the package, without importing it.
+
+usage: reference.py [--write]     without: exit 1 when the page is not what it would be
+"""
+import ast
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parent / 'docs' / 'python-api.md'
+MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partition', 'dlpack', 'errors']),
+           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/ranks']),
+           ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
+# Public, but for who extends the package.
+INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'shard', 'Options', 'function', 'outputs',
+          'two_axes', 'sum_over', 'refuse', 'telling', 'alone', 'exception'}
+
+
+def head(node, name):
+    """"name(a, b=1)" of a function, without self and annotations."""
+    a = node.args
+    plain = [x.arg for x in a.posonlyargs + a.args]
+    words = list(plain)
+    for i, default in enumerate(a.defaults):
+        words[len(words) - len(a.defaults) + i] += '=' + ast.unparse(default)
+    if a.vararg:
+        words.append('*' + a.vararg.arg)
+    elif a.kwonlyargs:
+        words.append('*')
+    words += [x.arg + ('' if d is None else '=' + ast.unparse(d))
+              for x, d in zip(a.kwonlyargs, a.kw_defaults)]
+    if a.kwarg:
+        words.append('**' + a.kwarg.arg)
+    if plain[:1] in (['self'], ['cls']):
+        words = words[1:]
+    return '%s(%s)' % (name, ', '.join(words))
+
+
+def is_property(node):
+    return any(ast.unparse(d) == 'property' for d in node.decorator_list)
+
+
+def entry(title, doc, level):
+    text = ast.get_docstring(doc) if doc is not None else None
+    return ['%s `%s`' % ('#' * level, title), ''] + ([text, ''] if text else [])
+
+
+def class_entries(node):
+    made = {child.name: child for child in node.body if isinstance(child, ast.FunctionDef)}
+    out = entry(head(made['__init__'], node.name) if '__init__' in made else node.name, node, 3)
+    for name, child in made.items():
+        if name == '__call__' or not name.startswith('_'):
+            if ast.get_docstring(child) or name in ('apply',):
+                title = name if is_property(child) else head(child, name)
+                out += entry(title.replace('__call__', node.name.lower()), child, 4)
+    return out
+
+
+def page():
+    lines = ['# Python reference', '', 'Made from the docstrings by `python3 python/reference.py --write`; '
+             'how to use it is in [python.md](python.md).', '']
+    for module, files in MODULES:
+        lines += ['## ' + module, '']
+        for name in files:
+            tree = ast.parse((HERE / 'colobridge' / (name + '.py')).read_text())
+            for node in tree.body:
+                if getattr(node, 'name', '_').startswith('_') or node.name in INSIDE:
+                    continue
+                if isinstance(node, ast.ClassDef) and ast.get_docstring(node):
+                    lines += class_entries(node)
+                elif isinstance(node, ast.FunctionDef) and ast.get_docstring(node):
+                    lines += entry(head(node, node.name), node, 3)
+    return '\n'.join(lines).rstrip() + '\n'
+
+
+if __name__ == '__main__':
+    if sys.argv[1:] == ['--write']:
+        PAGE.write_text(page())
+    elif not PAGE.exists() or PAGE.read_text() != page():
+        sys.exit('docs/python-api.md is not what the docstrings say; python3 python/reference.py --write')
