@@ -245,6 +245,11 @@ static void make_memory(rank_t *k)
     }
 }
 
+static int64_t max_valid_of(const rank_t *k)
+{
+    return k->c->most_valid[k->d] > 0 ? k->c->most_valid[k->d] : k->c->max_valid;
+}
+
 static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
@@ -252,7 +257,7 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
     k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
     room_free(&k->work);
     rank_try(
-        colo_linear_logprob_workspace_size(k->linear, pass, k->c->tokens, k->c->max_valid, &bytes));
+        colo_linear_logprob_workspace_size(k->linear, pass, k->c->tokens, max_valid_of(k), &bytes));
     k->work = room_of(bytes);
     return COLO_OK;
 }
@@ -320,7 +325,7 @@ static colo_status_t run_passes(rank_t *k)
     colo_tensor_t d_h = view(k->d_h.data, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
     colo_tensor_t d_w = view(k->d_w.data, dw, 2, (int64_t[]){k->rows, H});
     colo_tensor_t d_b = view(k->d_b.data, dw, 1, &k->rows);
-    colo_linear_batch_t batch = {&hidden, &targets, c->max_valid};
+    colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k)};
     colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
                                  frozen_w || !c->has_bias ? NULL : &d_b};
     colo_logprob_out_t out = {
@@ -346,7 +351,7 @@ static colo_status_t run_passes(rank_t *k)
             bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
             rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
             if (keeps) {
-                rank_try(colo_linear_logprob_saved_size(k->linear, T, c->max_valid, &bytes));
+                rank_try(colo_linear_logprob_saved_size(k->linear, T, max_valid_of(k), &bytes));
                 k->kept = room_of(bytes);
             }
             rank_try(colo_linear_logprob_forward(k->linear, &batch, &out, keeps ? &saved : NULL,
@@ -421,7 +426,7 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
     colo_linear_logprob_config_t config = c->config;
     config.logprob.vocab_start = c->start[k->r];
     rank_try(colo_linear_logprob_create(&k->linear, &config, k->head, k->tp));
-    int64_t rows = c->max_valid < 0 ? c->tokens : c->max_valid,
+    int64_t rows = max_valid_of(k) < 0 ? c->tokens : max_valid_of(k),
             chunk = colo_linear_logprob_chunk(k->linear, rows);
     c->chunks[k->world] = chunk ? (rows + chunk - 1) / chunk : 0;
     rank_try(run_passes(k));

@@ -31,8 +31,9 @@ typedef struct linear_case {
     head_kind_t head;
     bool has_bias, loss_mode, start_early, checkpoint, twice, no_saved;
     int64_t start[LOSS_RANKS], columns[LOSS_RANKS];
-    int64_t max_valid;
-    double factor[3]; /* of colo_linear_upstream_t */
+    int64_t max_valid;              /* of every replica, */
+    int64_t most_valid[LOSS_RANKS]; /* but of those where this is > 0 */
+    double factor[3];               /* of colo_linear_upstream_t */
     bool arrays, mean;
     double prefill; /* what d_weight and d_bias hold before */
 

@@ -299,6 +299,28 @@ static void auto_keeps_logits_that_fit_the_budget(void **state)
     linear_case_free(&c);
 }
 
+/* Replicas of one sharded head are in the same pass, whatever each has to multiply. */
+static void replicas_that_keep_and_that_do_not_gather_alike(void **state)
+{
+    uint64_t rng = t_seed() + 11;
+    (void)state;
+    for (int frozen = 0; frozen < 2; frozen++) {
+        linear_case_t c;
+        linear_case_init(&c, 1, 2, 9, 19, 5, COLO_F32, &rng);
+        set_options(&c, ENTROPY | BIAS | SHARDED);
+        c.config.mode = COLO_LINEAR_AUTO;
+        c.config.budget = 4 * 128; /* logits of four tokens, a row of 19 columns is 128 bytes */
+        c.config.frozen_hidden = frozen;
+        for (int64_t t = 3; t < 9; t++)
+            c.targets[0][t] = -100;
+        c.most_valid[0] = 3; /* keeps; the other one has 9 tokens and does not */
+        run_and_compare(&c, frozen ? "frozen hidden" : "both gradients");
+        assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD],
+                         c.head_all[1].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD]);
+        linear_case_free(&c);
+    }
+}
+
 static void no_tokens_and_no_valid_token_are_legal(void **state)
 {
     uint64_t rng = t_seed() + 9;
@@ -351,6 +373,7 @@ int main(void)
         cmocka_unit_test(modes_and_chunks_change_no_bit_but_those_of_d_weight),
         cmocka_unit_test(a_sharded_head_gives_the_bits_of_a_resident_one),
         cmocka_unit_test(auto_keeps_logits_that_fit_the_budget),
+        cmocka_unit_test(replicas_that_keep_and_that_do_not_gather_alike),
         cmocka_unit_test(no_tokens_and_no_valid_token_are_legal),
         cmocka_unit_test(uniform_upstream_needs_no_arrays),
     };
