@@ -107,8 +107,9 @@ __device__ uint32_t half_of(uint64_t v, int k)
     return (uint32_t)(v >> (32 * k));
 }
 
-/* Block 0: lanes 0..8 of a warp write the record of a partner. */
-__device__ void post(const colo_k_direct_t &d)
+/* Block 0: lanes 0..8 of a warp write the record of a partner. Earlier kernels of the stream have
+ * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */
+__device__ void post(const colo_k_direct_t &d, const uint32_t *calls)
 {
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
@@ -122,9 +123,9 @@ __device__ void post(const colo_k_direct_t &d)
         const colo_k_partner_t &p = d.partner[i];
         if (!(p.posts & 1))
             continue;
-        uint64_t call = p.mine[COLO_K_CALLS] + 1;
-        __threadfence_system(); /* what earlier kernels wrote or read there is over */
-        put(p.remote + lane, call << 32 | word);
+        if (d.levels)
+            __threadfence_system();
+        put(p.remote + lane, (uint64_t)calls[i] << 32 | word);
     }
 }
 
@@ -134,25 +135,33 @@ struct record {
 };
 
 /* Warp 0: waits for the record of a partner and translates it. */
-__device__ bool take(const colo_k_direct_t &d, int64_t partner, record &r)
+__device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *calls, record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
     const int lane = threadIdx.x % 32;
-    const uint64_t call = (uint32_t)(p.mine[COLO_K_CALLS] + 1);
+    const uint64_t call = calls[partner];
+    const uint64_t *row = d.table + p.rank * COLO_K_MEMORIES;
+    const uint64_t known = get(row + lane); /* on its way while this warp waits */
     uint64_t word = 0;
     if (!wait_for(d, p, call, ALL, [&] {
-            word = lane < COLO_K_RECORD ? get(p.mine + lane) : call << 32;
+            if (lane > COLO_K_RECORD)
+                return true;
+            word = get(p.mine + (lane < COLO_K_RECORD ? lane : COLO_K_POISON));
+            if (lane == COLO_K_RECORD)
+                return true;
             return word >> 32 == call;
         }))
         return false;
     __threadfence_system(); /* what the poster did before is seen after */
-    if (get(p.mine + COLO_K_POISON)) {
+    if (__shfl_sync(ALL, word, COLO_K_RECORD)) {
         give_up(d, COLO_K_GAVE_UP, p.rank, call, 0);
         return false;
     }
     uint32_t v = (uint32_t)word;
     const uint32_t memory = __shfl_sync(ALL, v, 0);
-    uint64_t base = memory < COLO_K_MEMORIES ? d.table[p.rank * COLO_K_MEMORIES + memory] : 0;
+    uint64_t base = __shfl_sync(ALL, known, memory % 32);
+    if (memory >= 32)
+        base = memory < COLO_K_MEMORIES ? row[memory] : 0;
     if (!base) {
         give_up(d, COLO_K_UNKNOWN, p.rank, call, memory);
         return false;
@@ -160,8 +169,8 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, record &r)
     uint64_t wide[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        wide[i] = __shfl_sync(ALL, v, 1 + 2 * i) |
-                  (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
+        wide[i] =
+            __shfl_sync(ALL, v, 1 + 2 * i) | (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
     r.base = (char *)(base + wide[0]);
     for (int i = 0; i < 3; i++)
         r.step[i] = (int64_t)wide[1 + i];
@@ -170,41 +179,44 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, record &r)
 
 /* Warp 0 of a block that has moved @mine tiles of the first queue; whoever brings the last ones tells
  * the partners. */
-__device__ void count_moved(const colo_k_direct_t &d, unsigned long long mine)
+__device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
+                            unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
-    int last = 0;
-    if (lane == 0) {
-        __threadfence_system();
-        last = atomicAdd(&d.control->moved, mine) + mine == (unsigned long long)d.tiles[0];
+    int last = mine == (unsigned long long)d.tiles[0];
+    if (!last) {
+        if (lane == 0) {
+            __threadfence_system();
+            last = atomicAdd(&d.control->moved, mine) + mine == (unsigned long long)d.tiles[0];
+        }
+        if (!__shfl_sync(ALL, last, 0))
+            return;
     }
-    if (!__shfl_sync(ALL, last, 0))
-        return;
     __threadfence_system();
     for (int i = lane; i < d.npartners; i += 32)
         if (d.partner[i].posts & 2)
-            put(d.partner[i].remote + COLO_K_DONE, d.partner[i].mine[COLO_K_CALLS] + 1);
+            put(d.partner[i].remote + COLO_K_DONE, calls[i]);
 }
 
 /* The last block of the grid. */
-__device__ void finish(const colo_k_direct_t &d)
+__device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
 {
+    int dead = threadIdx.x == THREADS - 1 && is_dead(d); /* nobody else can change it any more */
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
-        const uint64_t call = p.mine[COLO_K_CALLS] + 1;
-        if ((p.posts & 1) && !is_dead(d))
-            wait_for(d, p, call, 1u << threadIdx.x % 32,
-                     [&] { return get(p.mine + COLO_K_DONE) == call; });
+        const uint64_t call = calls[i];
+        if (p.posts & 1)
+            dead |= !wait_for(d, p, call, 1u << threadIdx.x % 32,
+                              [&] { return get(p.mine + COLO_K_DONE) == call; });
     }
     __threadfence_system(); /* what they wrote here is seen after */
-    __syncthreads();
-    const unsigned dead = is_dead(d);
+    dead = __syncthreads_or(dead);
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
         if (dead)
             put(p.remote + COLO_K_POISON, 1);
         else
-            p.mine[COLO_K_CALLS]++;
+            p.mine[COLO_K_CALLS] = calls[i];
     }
     if (threadIdx.x == 0) {
         d.control->ticket[0] = d.control->ticket[1] = d.control->moved = 0;
@@ -521,11 +533,11 @@ __device__ const char *inside(const char *base, const int64_t *at, const int64_t
 struct mover {
     task t;
 
-    __device__ bool prepare(const colo_k_direct_t &d, int q, int i)
+    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
         record r = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
-        if (p.partner >= 0 && !take(d, p.partner, r))
+        if (p.partner >= 0 && !take(d, p.partner, calls, r))
             return false;
         if (threadIdx.x == 0) {
             t.dst = (char *)inside(r.base, p.there, r.step);
@@ -543,14 +555,14 @@ struct mover {
 template <typename D> struct adder {
     sum_task t;
 
-    __device__ bool prepare(const colo_k_direct_t &d, int q, int i)
+    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
         const colo_k_addend_t *a =
             d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
         for (int k = 0; k < d.levels; k++) {
             record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
-            if (a[k].partner >= 0 && !take(d, a[k].partner, r))
+            if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
                 return false;
             if (threadIdx.x == 0) {
                 t.src[k] = inside(r.base, a[k].at, r.step);
@@ -577,6 +589,7 @@ template <typename M> struct room {
     unsigned long long ticket;
     int64_t lo, hi; /* tiles of the prepared piece */
     int ok, last;
+    uint32_t call[COLO_K_PARTNERS]; /* the number of this call, with each partner */
 };
 
 /* Takes tiles of a queue until there is none; false when the way is dead. */
@@ -597,7 +610,7 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s
             __syncthreads(); /* all have looked */
             if (threadIdx.x < 32) {
                 int i = piece_of(d, q, tile);
-                bool ok = s.m.prepare(d, q, i);
+                bool ok = s.m.prepare(d, s.call, q, i);
                 if (first) {
                     s.lo = i ? d.piece[q][i - 1].tile_end : 0;
                     s.hi = d.piece[q][i].tile_end;
@@ -610,12 +623,16 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s
         }
         s.m.run(d, (tile - s.lo) * d.tile);
         __syncthreads();
+        if (d.single) {
+            mine++;
+            break;
+        }
         if (first)
             s.ticket = next;
         __syncthreads();
     }
     if (q == 0 && mine > 0 && threadIdx.x < 32)
-        count_moved(d, mine);
+        count_moved(d, s.call, mine);
     return true;
 }
 
@@ -624,25 +641,27 @@ __global__ void __launch_bounds__(THREADS, 1)
 direct_kernel(const __grid_constant__ colo_k_direct_t d)
 {
     __shared__ room<M> s;
-    if (threadIdx.x == 0)
+    if (threadIdx.x < d.npartners)
+        s.call[threadIdx.x] = (uint32_t)d.partner[threadIdx.x].mine[COLO_K_CALLS] + 1;
+    if (threadIdx.x == THREADS - 1)
         s.ok = !is_dead(d);
     __syncthreads();
     if (s.ok) {
         if (blockIdx.x == 0)
-            post(d);
+            post(d, s.call);
         const int q = (int)blockIdx.x < d.pushers ? 0 : 1;
         if (drain(d, s, q) && !d.single)
             (void)drain(d, s, 1 - q);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
+    if (threadIdx.x == 0 && gridDim.x > 1) {
         __threadfence();
         s.last = atomicAdd(&d.control->finished, 1u) == gridDim.x - 1;
         __threadfence();
     }
     __syncthreads();
-    if (s.last)
-        finish(d);
+    if (gridDim.x == 1 || s.last)
+        finish(d, s.call);
 }
 
 template <typename M> cudaError_t launch(colo_k_direct_t *d, cudaStream_t stream)

@@ -107,6 +107,9 @@ colo_status_t colo_collective_forward(colo_bridge_t *b, colo_view_t x, colo_view
 colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                        colo_stream_t stream);
 
+/* What stays on the rank, where nothing is added up. */
+colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
+                                colo_stream_t stream);
 /* Slab and staging, if they are still to be made. */
 colo_status_t colo_staged_need(colo_shaped_t *s);
 

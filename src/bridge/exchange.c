@@ -217,6 +217,19 @@ static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_strea
                                       stream);
 }
 
+colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
+                                colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_routes_t *local = &p->local[way];
+    colo_lane_t *l = &b->now.lane[way];
+    const bool fwd = way == COLO_FORWARD;
+    const size_t elem = colo_dtype_size(p->config.dtype);
+    fill(l->local_from, local, in, fwd ? &p->own_src : &p->own_dst, fwd, elem);
+    fill(l->local_to, local, out, fwd ? &p->own_dst : &p->own_src, !fwd, elem);
+    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
+}
+
 /* ---- forward ---- */
 
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
@@ -224,7 +237,6 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
 {
     const colo_plan_t *p = b->now.plan;
     colo_lane_t *l = &b->now.lane[COLO_FORWARD];
-    const colo_routes_t *local = &p->local[COLO_FORWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
     colo_status_t st = colo_staged_need(&b->now);
     if (st < 0)
@@ -232,9 +244,7 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
     COLO_TRY(exchange(b, l, stream));
-    fill(l->local_from, local, x, &p->own_src, true, elem);
-    fill(l->local_to, local, y, &p->own_dst, false, elem);
-    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
+    return colo_exchange_own(b, COLO_FORWARD, x, y, stream);
 }
 
 /* ---- backward ---- */
@@ -285,7 +295,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
 {
     const colo_plan_t *p = b->now.plan;
     colo_lane_t *l = &b->now.lane[COLO_BACKWARD];
-    const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
+    const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
     bool summed = p->levels > 1;
     colo_status_t st = colo_staged_need(&b->now);
@@ -298,7 +308,5 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     COLO_TRY(exchange(b, l, stream));
     if (summed)
         return sum_levels(b, d_y, d_x, stream);
-    fill(l->local_from, local, d_y, &p->own_dst, false, elem);
-    fill(l->local_to, local, d_x, &p->own_src, true, elem);
-    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
+    return colo_exchange_own(b, COLO_BACKWARD, d_y, d_x, stream);
 }

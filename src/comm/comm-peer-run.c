@@ -73,7 +73,8 @@ struct order {
     int32_t queue, turn;
 };
 
-/* Queue 0 first; in it the next rank first, so that not everybody begins with the same one. */
+/* Queue 0 first. In it partners by rank XOR own rank: ranks that send to the same ones begin with
+ * different ones, and where they come in powers of two, every turn pairs all of them up. */
 static int by_turn(const void *a, const void *b)
 {
     const struct order *x = a, *y = b;
@@ -87,8 +88,7 @@ static struct order *order_of(const struct colo_peer *p, const colo_steps_t *w)
     struct order *o = calloc((size_t)w->nsteps + 1, sizeof *o);
     for (int64_t i = 0; o && i < w->nsteps; i++) {
         int32_t peer = w->step[i].peer;
-        o[i] = (struct order){i, !is_remote(w, i),
-                              peer < 0 ? 0 : (peer - p->rank + p->size) % p->size};
+        o[i] = (struct order){i, !is_remote(w, i), peer < 0 ? 0 : peer ^ p->rank};
     }
     if (o)
         qsort(o, (size_t)w->nsteps, sizeof *o, by_turn);
