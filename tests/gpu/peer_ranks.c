@@ -50,7 +50,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     rank_try(colo_gpu_load(&gpu));
     rank_try(colo_comm_i_split_color(world, COLO_OWNER_USER, 0, r.rank, &control));
     rank_try(gpu->comm_bare(control, &r.gpus));
-    colo_comm_set_timeout(r.gpus, 20000);
+    if (!getenv("COLO_TIMEOUT_MS"))
+        colo_comm_set_timeout(r.gpus, 20000);
     colo_status_t st = COLO_OK;
     if (!job.bare)
         st = colo_memory_alloc(r.gpus, T_ARENA, &r.memory);
