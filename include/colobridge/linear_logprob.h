@@ -174,10 +174,12 @@ COLO_API colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *linea
  * colo_linear_logprob_loss() - outputs and gradients in one pass; nothing is kept
  * The workspace holds two chunks of logits at most. Errors as forward.
  */
-colo_status_t
-colo_linear_logprob_loss(colo_linear_logprob_t *linear, const colo_linear_batch_t *batch,
-                         const colo_linear_upstream_t *upstream, const colo_logprob_out_t *out,
-                         const colo_linear_grads_t *grads, void *workspace, colo_stream_t stream);
+COLO_API colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *linear,
+                                                const colo_linear_batch_t *batch,
+                                                const colo_linear_upstream_t *upstream,
+                                                const colo_logprob_out_t *out,
+                                                const colo_linear_grads_t *grads, void *workspace,
+                                                colo_stream_t stream);
 
 #ifdef __cplusplus
 }
