@@ -24,6 +24,8 @@ SAMPLES, ROWS, FEATURES = 0, 1, 2
 REPLICATE, BLOCK, ZIGZAG = 0, 1, 2
 SUM, MAX = 0, 1
 STAGE_ANY, STAGE_LAST = -1, -2
+LINEAR_FORWARD, LINEAR_BACKWARD, LINEAR_LOSS, LINEAR_INFERENCE = 0, 1, 2, 3
+LINEAR_AUTO, LINEAR_LOGPROB, LINEAR_KEEP = 0, 1, 2
 OPS = ('all_gather', 'all_reduce', 'reduce_scatter', 'broadcast', 'barrier', 'exchange', 'split')
 OWNERS = ('user', 'bridge', 'loss', 'head', 'check')
 
@@ -170,6 +172,46 @@ class Reduced(c.Structure):
     _fields_ = [('num', c.c_double), ('den', i64), ('value', c.c_double)]
 
 
+class LmHeadConfig(c.Structure):
+    """colo_lm_head_config_t"""
+    _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', c.c_int),
+                ('mem', c.c_int), ('device', i32), ('has_bias', c.c_bool)]
+
+
+class LinearConfig(c.Structure):
+    """colo_linear_logprob_config_t"""
+    _fields_ = [('struct_size', size_t), ('logprob', LogprobConfig), ('mode', c.c_int),
+                ('logits_dtype', c.c_int), ('budget', size_t), ('d_hidden', c.c_int),
+                ('frozen_hidden', c.c_bool), ('frozen_weight', c.c_bool),
+                ('d_weight_dtype', c.c_int), ('d_weight_add', c.c_bool),
+                ('keep_in_place', c.c_bool)]
+
+
+class LinearBatch(c.Structure):
+    """colo_linear_batch_t"""
+    _fields_ = [('hidden', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('max_valid', i64)]
+
+
+class LinearUpstream(c.Structure):
+    """colo_linear_upstream_t"""
+    _fields_ = [('logp', c.c_double), ('entropy', c.c_double), ('loss', c.c_double),
+                ('d_logp', c.c_void_p), ('d_entropy', c.c_void_p), ('d_loss', c.c_void_p),
+                ('mean', c.c_bool)]
+
+
+class LinearGrads(c.Structure):
+    """colo_linear_grads_t"""
+    _fields_ = [('d_hidden', c.POINTER(Tensor)), ('d_weight', c.POINTER(Tensor)),
+                ('d_bias', c.POINTER(Tensor))]
+
+
+class LinearSaved(c.Structure):
+    """colo_linear_logprob_saved_t"""
+    _fields_ = [('of', c.c_void_p), ('hidden', Tensor), ('targets', Tensor),
+                ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
+                ('max_valid', i64), ('buffer', c.c_void_p), ('valid', c.c_bool)]
+
+
 # C name of each, for the test that compares them with the headers.
 C_NAMES = {
     'colo_tensor_t': Tensor, 'colo_dim_t': Dim, 'colo_grid_t': Grid, 'colo_group_t': Group,
@@ -179,5 +221,8 @@ C_NAMES = {
     'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_ledger_t': Ledger,
     'colo_partition_t': Partition, 'colo_logprob_config_t': LogprobConfig,
     'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
+    'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,
+    'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,
+    'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
 }

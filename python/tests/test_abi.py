@@ -35,6 +35,10 @@ ENUMS = {
     'COLO_DIM_NAME_MAX': _structs.DIM_NAME_MAX, 'COLO_KEY_MAX': _structs.KEY_MAX,
     'COLO_MAX_SPLITS': _structs.MAX_SPLITS, 'COLO_OP_COUNT': len(_structs.OPS),
     'COLO_OWNER_COUNT': len(_structs.OWNERS),
+    'COLO_LINEAR_FORWARD': _structs.LINEAR_FORWARD, 'COLO_LINEAR_BACKWARD': _structs.LINEAR_BACKWARD,
+    'COLO_LINEAR_LOSS': _structs.LINEAR_LOSS, 'COLO_LINEAR_INFERENCE': _structs.LINEAR_INFERENCE,
+    'COLO_LINEAR_AUTO': _structs.LINEAR_AUTO, 'COLO_LINEAR_LOGPROB': _structs.LINEAR_LOGPROB,
+    'COLO_LINEAR_KEEP': _structs.LINEAR_KEEP,
 }
 ENUMS.update(('COLO_' + name, value) for name, value in errors.STATUS.items())
 

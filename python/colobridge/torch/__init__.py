@@ -5,8 +5,9 @@ Importing this needs no torch; the first call does. Tensors live on the host or 
 borrowed: neither inputs nor gradients are copied, unless a function says so.
 """
 from .bridge import Bridge, bridge
+from .linear import linear_logprob, linear_nll
 from .logprob import Loss, logprob, nll
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
 
-__all__ = ['Bridge', 'Loss', 'bridge', 'comm_of', 'comm_of_ranks', 'group_ranks', 'logprob', 'nll',
-           'shutdown']
+__all__ = ['Bridge', 'Loss', 'bridge', 'comm_of', 'comm_of_ranks', 'group_ranks', 'linear_logprob',
+           'linear_nll', 'logprob', 'nll', 'shutdown']

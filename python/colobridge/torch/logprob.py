@@ -368,10 +368,16 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         loss = torch.where(counts, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     if reduction == 'none':
         return loss
-    num = loss.sum(dtype=torch.float64)
-    den = (out[1][0] if mask is None else (counts & (target != ignore_index)).sum()).to(torch.float64)
+    return reduced(loss, out[1][0] if mask is None else (counts & (target != ignore_index)).sum(),
+                   reduction, reduce_group, 'nll')
+
+
+def reduced(loss: Any, counted: Any, reduction: str, reduce_group: Any, what: str) -> Loss:
+    """Mean or sum of a per-token loss and the number of tokens that count, over the group once."""
+    import torch
+    num, den = loss.sum(dtype=torch.float64), counted.to(torch.float64)
     if reduce_group is not None:
-        comm = groups.comm_of(reduce_group, logits.device, 'nll: reduce_group')
+        comm = groups.comm_of(reduce_group, loss.device, what + ': reduce_group')
         if comm.size > 1:
             total = sum_over().apply(torch.stack((num, den)), comm)
             num, den = total[0], total[1].detach()

@@ -1,0 +1,508 @@
+# SPDX-License-Identifier: Apache-2.0
+"""linear_logprob() and linear_nll() against PyTorch's product and log_softmax: modes, shards of the
+vocabulary, sharded heads, main_grad, checkpoints, autocast, errors."""
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from world import World  # noqa: E402
+
+V, H = 23, 8
+CUTS = [0, 7, 7, 20, V]  # uneven, one is empty
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def case(shape=(3, 5), dtype=torch.float64, seed=0):
+    """hidden, weight, bias, targets (some ignored), upstream gradients of logp and entropy"""
+    rng = torch.Generator().manual_seed(seed)
+    draw = lambda *n: torch.randn(*n, generator=rng, dtype=torch.float64)  # noqa: E731
+    h, w, b = (t.to(dtype) for t in (draw(*shape, H), draw(V, H), draw(V)))
+    t = torch.randint(0, V, shape, generator=rng)
+    t.reshape(-1)[1::4] = -100
+    return h, w, b, t, draw(2, *shape)
+
+
+def plain(h, w, b, t, softcap=None):
+    """logp and entropy by PyTorch, f64"""
+    x = h.double() @ w.double().t() + (0 if b is None else b.double())
+    if softcap:
+        x = softcap * torch.tanh(x / softcap)
+    lp = torch.log_softmax(x, -1)
+    nothing = torch.zeros((), dtype=torch.float64)
+    logp = torch.where(t != -100, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), nothing)
+    return logp, torch.where(t != -100, -(lp.exp() * lp).sum(-1), nothing)
+
+
+def expected(h, w, b, t, g, softcap=None):
+    """(logp, entropy, d_h, d_w, d_b) of sum(g * outputs)"""
+    leaves = [None if x is None else x.double().clone().requires_grad_() for x in (h, w, b)]
+    out = plain(*leaves, t, softcap)
+    (out[0] * g[0] + out[1] * g[1]).sum().backward()
+    return (*(o.detach() for o in out), *(None if x is None else x.grad for x in leaves))
+
+
+def near(got, want, dtype, what):
+    # f32: sums of at most 23 * 15 products of values below 10, some 400 * 10 * 2^-24 ~ 2.4e-4 of
+    # the largest; bf16 rounds each gradient once, and inputs are rounded before both sides see them.
+    bound = {torch.float64: 1e-12, torch.float32: 3e-4, torch.bfloat16: 2e-2}[dtype]
+    size = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+    assert got.shape == want.shape, what
+    assert not want.numel() or float((got.double() - want).abs().max()) <= bound * size, what
+
+
+def leaf(t):
+    return None if t is None else t.clone().requires_grad_()
+
+
+def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):
+    h, w, b, t, g = case(dtype=dtype)
+    b = b if has_bias else None
+    want = expected(h, w, b, t, g, softcap)
+    lo, hi = (CUTS[rank], CUTS[rank + 1]) if size == 4 else (0, V)
+    mine = [leaf(h), leaf(w[lo:hi]), leaf(None if b is None else b[lo:hi])]
+    logp, entropy = ct.linear_logprob(*mine, target=t, tp_group=group, vocab_start=lo, entropy=True,
+                                      mode=mode, chunk_size=chunk, softcap=softcap)
+    assert logp.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    near(logp, want[0], dtype, 'logp')
+    near(entropy, want[1], dtype, 'entropy')
+    (logp * g[0] + entropy * g[1]).sum().backward()
+    near(mine[0].grad, want[2], dtype, 'd_hidden')
+    near(mine[1].grad, want[3][lo:hi], dtype, 'd_weight')
+    if b is not None:
+        near(mine[2].grad, want[4][lo:hi], dtype, 'd_bias')
+    assert mine[1].grad.dtype == dtype
+    return logp.tolist(), mine[0].grad.tolist()
+
+
+def many(rank, dtype):
+    return [agrees(rank, 4, dist.group.WORLD, dtype, mode, bias, chunk, softcap)
+            for mode, bias, chunk, softcap in
+            itertools.product(('logprob', 'keep', 'auto'), (False, True), (None, 4), (None, 5.0))]
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+def test_outputs_and_gradients_on_processes(world, dtype):
+    said = world.run(many, dtype)
+    assert all(s == said[0] for s in said)  # the same bits everywhere
+
+
+def test_outputs_and_gradients_on_threads_and_alone():
+    for mode, chunk in itertools.product(('logprob', 'keep'), (None, 4)):
+        cb.run_threads(4, lambda world: agrees(world.rank, 4, world, torch.float64, mode, True, chunk,
+                                               None))
+        agrees(0, 1, None, torch.float32, mode, True, chunk, None)
+
+
+def test_chunks_modes_and_bounds_do_not_change_a_bit_of_outputs_and_d_hidden():
+    h, w, b, t, g = case((6, 11), torch.float32)
+    seen = []
+    for mode, chunk in itertools.product(('logprob', 'keep'), (1, 7, 16, 64, None)):
+        x = leaf(h)
+        out = ct.linear_logprob(x, leaf(w), leaf(b), target=t, mode=mode, chunk_size=chunk,
+                                max_valid=None if chunk != 7 else int((t != -100).sum()))
+        (out * g[0]).sum().backward()
+        seen.append((out.detach(), x.grad))
+    for out, grad in seen[1:]:
+        assert torch.equal(out, seen[0][0]) and torch.equal(grad, seen[0][1])
+
+
+def test_gradcheck():
+    h, w, b, t, _ = case((4,))
+    for mode in ('logprob', 'keep'):
+        assert torch.autograd.gradcheck(
+            lambda *x: ct.linear_logprob(*x, target=t, entropy=True, loss=True, mode=mode,
+                                         label_smoothing=0.1, z_loss=0.01, temperature=0.7),
+            (leaf(h), leaf(w), leaf(b)))
+
+
+def test_hidden_of_any_strides_is_read_as_it_is():
+    h, w, b, t, g = case((3, 5))
+    want = expected(h, w, b, t, g)
+    spread = torch.full((5, 9, 2 * H), float('nan'), dtype=torch.float64)
+    spread[:, 2:5, :H] = h.transpose(0, 1)
+    for view in (spread[:, 2:5, :H].transpose(0, 1), h.flip(0).flip(0),
+                 h.transpose(0, 2).contiguous().transpose(0, 2)):
+        x = view.detach().requires_grad_()
+        got = ct.linear_logprob(x, w, b, target=t, entropy=True)
+        (got[0] * g[0] + got[1] * g[1]).sum().backward()
+        near(got[0], want[0], torch.float64, 'logp')
+        near(x.grad, want[2], torch.float64, 'd_hidden')
+
+
+def test_what_is_frozen_gets_no_gradient_and_the_rest_is_right():
+    h, w, b, t, g = case()
+    want = expected(h, w, b, t, g)
+    for trains in itertools.product((False, True), repeat=3):
+        x = [y.clone().requires_grad_(on) for y, on in zip((h, w, b), trains)]
+        got = ct.linear_logprob(*x, target=t, entropy=True)
+        if not any(trains):
+            assert not got[0].requires_grad
+            continue
+        (got[0] * g[0] + got[1] * g[1]).sum().backward()
+        for y, on, d in zip(x, trains, want[2:]):
+            assert (y.grad is not None) == on
+            if on:
+                near(y.grad, d, torch.float64, trains)
+
+
+def d_hidden_of(rank):
+    h, w, b, t, g = case((4, 6))
+    want = expected(h, w, b, t, g)
+    lo, hi = CUTS[rank], CUTS[rank + 1]
+    part = leaf(h)
+    for how in ('partial', 'reduce_scatter'):
+        x = leaf(h) if how == 'partial' else leaf(h[rank:rank + 1])
+        out = ct.linear_logprob(x, w[lo:hi].clone().requires_grad_(), target=t,
+                                tp_group=dist.group.WORLD, vocab_start=lo, entropy=True, d_hidden=how,
+                                bias=b[lo:hi])
+        near(out[0], want[0], torch.float64, how)
+        (out[0] * g[0] + out[1] * g[1]).sum().backward()
+        if how == 'partial':
+            part = x.grad
+        else:
+            near(x.grad, want[2][rank:rank + 1], torch.float64, how)
+    return part
+
+
+def test_d_hidden_partial_and_scattered(world):
+    parts = world.run(d_hidden_of)
+    h, w, b, t, g = case((4, 6))
+    near(sum(parts), expected(h, w, b, t, g)[2], torch.float64, 'the parts add up')
+    assert float((parts[0] - parts[3]).abs().max()) > 0  # they are parts
+
+
+def counted(rank):
+    h, w, b, t, g = case()
+    lo, hi = CUTS[rank], CUTS[rank + 1]
+    comm = ct.comm_of(dist.group.WORLD, h.device)
+    args = {'target': t, 'tp_group': dist.group.WORLD, 'vocab_start': lo}
+    seen = {}
+    for mode, chunk in itertools.product(('logprob', 'keep', 'loss'), (None, 1)):
+        for turn in range(2):  # the first makes objects
+            x, y = leaf(h), leaf(w[lo:hi])
+            comm.ledger_reset()
+            out = (ct.linear_nll(x, y, mode='loss', chunk_size=chunk, **args).loss if mode == 'loss'
+                   else ct.linear_logprob(x, y, mode=mode, chunk_size=chunk, **args))
+            ahead = {k: v['ops'] for k, v in comm.ledger()['loss'].items()}
+            comm.ledger_reset()
+            out.sum().backward()
+            back = {k: v['ops'] for k, v in comm.ledger().get('loss', {}).items()}
+        seen[mode, chunk] = ahead, back
+    return seen
+
+
+def test_collectives_over_the_vocabulary_group_do_not_depend_on_chunks(world):
+    for seen in world.run(counted):
+        for mode, chunk in itertools.product(('logprob', 'keep'), (None, 1)):
+            assert seen[mode, chunk] == ({'all_gather': 1}, {'all_reduce': 1}), (mode, chunk)
+        assert seen['loss', None] == ({'all_gather': 1, 'all_reduce': 1}, {})
+        assert seen['loss', 1][0]['all_gather'] == 15 and seen['loss', 1][1] == {}  # one a token
+
+
+def checkpointed(rank):
+    h, w, b, t, g = case()
+    lo, hi = CUTS[rank], CUTS[rank + 1]
+
+    def run(x, y):
+        return ct.linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo)
+
+    results = []
+    for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
+        x, y = leaf(h), leaf(w[lo:hi])
+        out = way(x, y)
+        (out * g[0]).sum().backward()
+        results.append((out.detach(), x.grad, y.grad))
+    return all(torch.equal(a, b) for a, b in zip(*results))
+
+
+def test_checkpointed_runs_give_the_same_bits(world):
+    assert world.run(checkpointed) == [True] * 4
+
+
+# ---- linear_nll ----
+
+def token_loss(h, w, b, t, smoothing=0.0, z_loss=0.0):
+    x = h.double() @ w.double().t() + b.double()
+    loss = torch.nn.functional.cross_entropy(x.reshape(-1, V), t.reshape(-1), reduction='none',
+                                             label_smoothing=smoothing).view(t.shape)
+    lse2 = torch.logsumexp(x, -1) ** 2
+    return loss + z_loss * torch.where(t != -100, lse2, torch.zeros_like(lse2))
+
+
+def losses(rank, groups_of):
+    """dp 2 x tp 2: tokens differ over dp, and their number does"""
+    tp, dp = groups_of
+    pairs = [dist.new_group(r) for r in ([0, 1], [2, 3])], [dist.new_group(r) for r in ([0, 2], [1, 3])]
+    tp_group, dp_group = pairs[0][rank // 2], pairs[1][rank % 2]
+    lo, hi = (0, 9) if rank % 2 == 0 else (9, V)
+    mine = case(seed=1 + rank // 2)
+    h, w, b, t, g = mine
+    w, b = case()[1], case()[2]  # the same weights everywhere
+    if rank // 2:
+        t.reshape(-1)[:7] = -100
+    mask = torch.arange(t.numel()).view(t.shape) % 5 != 0
+    results = []
+    for reduction, mode, smoothing in itertools.product(('mean', 'sum'), ('loss', 'logprob', 'keep'),
+                                                        (0.0, 0.1)):
+        sides = [case(seed=1)[0], case(seed=2)[0]]
+        targets = [case(seed=1)[3], case(seed=2)[3]]
+        targets[1].reshape(-1)[:7] = -100
+        targets = [torch.where(mask, x, torch.full_like(x, -100)) for x in targets]
+        whole = [leaf(sides[0]), leaf(sides[1]), leaf(w), leaf(b)]
+        total = sum(token_loss(x, whole[2], whole[3], y, smoothing, 0.01).sum()
+                    for x, y in zip(whole, targets))
+        den = sum(int((x != -100).sum()) for x in targets)
+        want = total / den if reduction == 'mean' else total
+        (want * 3).backward()
+        x = [leaf(h), leaf(w[lo:hi]), leaf(b[lo:hi])]
+        got = ct.linear_nll(*x, target=t, mask=mask, reduction=reduction, mode=mode, tp_group=tp_group,
+                            vocab_start=lo, vocab_size=V, reduce_group=dp_group,
+                            label_smoothing=smoothing, z_loss=0.01, chunk_size=4)
+        assert int(got.den) == den
+        near(got.loss, want.detach(), torch.float64, 'loss')
+        near(got.num, total.detach(), torch.float64, 'num')
+        (got.loss * 3).backward()
+        near(x[0].grad, whole[rank // 2].grad, torch.float64, 'd_hidden')
+        for grad, name, all_of in ((x[1].grad, 'd_weight', whole[2].grad), (x[2].grad, 'd_bias',
+                                                                            whole[3].grad)):
+            summed = grad.clone()
+            dist.all_reduce(summed, group=dp_group)
+            near(summed, all_of[lo:hi], torch.float64, name)
+        results.append(float(got.loss))
+    return results
+
+
+def test_loss_mode_and_the_others_agree_with_cross_entropy_of_everything(world):
+    said = world.run(losses, (2, 2))
+    assert all(s == said[0] for s in said)
+
+
+def test_loss_without_gradients_none_and_no_valid_token():
+    h, w, b, t, _ = case()
+    with torch.no_grad():
+        quiet = ct.linear_nll(h, w, b, target=t)
+    near(quiet.loss, token_loss(h, w, b, t).sum() / (t != -100).sum(), torch.float64, 'mean')
+    per = ct.linear_nll(h, w, b, target=t, reduction='none', mode='auto')
+    near(per, token_loss(h, w, b, t), torch.float64, 'none')
+    x, y = leaf(h), leaf(w)
+    nothing = ct.linear_nll(x, y, target=torch.full_like(t, -100))
+    nothing.loss.backward()
+    assert float(nothing.loss) == 0 and not x.grad.any() and not y.grad.any()
+
+
+def test_loss_mode_runs_backward_once():
+    h, w, b, t, _ = case()
+    x = leaf(h)
+    loss = ct.linear_nll(x, w, target=t).loss
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match='a second backward, but mode="loss" makes gradients once'):
+        loss.backward()
+    with pytest.raises(ValueError, match="reduction is 'none'"):
+        ct.linear_nll(x, w, target=t, reduction='none')
+
+
+# ---- main_grad ----
+
+def test_gradients_are_added_to_main_grad():
+    h, w, b, t, g = case(dtype=torch.bfloat16)
+    for mode in ('logprob', 'keep', 'loss'):
+        x, y, z = leaf(h), leaf(w), leaf(b)
+        y.main_grad = torch.ones(V, H)
+        z.main_grad = torch.full((V,), 2.0)
+        for _ in range(2):
+            if mode == 'loss':
+                (ct.linear_nll(x, y, z, target=t, reduction='sum', main_grad=True).loss * 0.5).backward()
+            else:
+                out = ct.linear_logprob(x, y, z, target=t, main_grad=True, mode=mode)
+                (out * -0.5).sum().backward()
+        assert y.grad is None and z.grad is None
+        want = expected(h, w, b, t, torch.stack((torch.full_like(g[0], -1.0), torch.zeros_like(g[0]))))
+        near(y.main_grad, want[3] + 1, torch.bfloat16, mode)  # d_logits are rounded to bf16
+        near(z.main_grad, want[4] + 2, torch.bfloat16, mode)
+    with pytest.raises(ValueError, match='weight has no attribute main_grad'):
+        ct.linear_logprob(h, w, target=t, main_grad=True)
+
+
+# ---- sharded heads ----
+
+def sharded(rank, rows, tp, mode):
+    """dp = 4 / tp ranks share the rows of one vocabulary rank"""
+    dp = 4 // tp
+    tps = [dist.new_group(list(range(i * tp, i * tp + tp))) for i in range(dp)]
+    dps = [dist.new_group(list(range(i, 4, tp))) for i in range(tp)]
+    d, r = rank // tp, rank % tp
+    group = dps[r]
+    lo, hi = r * rows, (r + 1) * rows
+    each = -(-rows // dp)
+    first, last = min(d * each, rows), min((d + 1) * each, rows)
+    sides = [case(seed=5 + i) for i in range(dp)]
+    w, b = case(seed=9)[1][:rows * tp], case(seed=9)[2][:rows * tp]
+    targets = [s[3] % (rows * tp) for s in sides]
+    targets = [torch.where(s[3] == -100, s[3], y) for s, y in zip(sides, targets)]
+    targets[-1].fill_(-100)  # a rank without tokens joins
+    want_w, want_b = torch.zeros(rows * tp, H).double(), torch.zeros(rows * tp).double()
+    for side, y in zip(sides, targets):
+        want = expected(side[0], w, b, y, side[4])
+        want_w += want[3]
+        want_b += want[4]
+    mine = expected(sides[d][0], w, b, targets[d], sides[d][4])
+    args = {'target': targets[d], 'tp_group': tps[d], 'vocab_start': lo, 'vocab_size': rows * tp,
+            'head_group': group, 'head_rows': rows}
+    comm = ct.comm_of(group, w.device)
+    for chunk in (None, 1):
+        x = [leaf(sides[d][0]), leaf(w[lo:hi][first:last]), leaf(b[lo:hi][first:last])]
+        comm.ledger_reset()
+        out = ct.linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
+        near(out[0], mine[0], torch.float64, 'logp')
+        ahead = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
+        comm.ledger_reset()
+        (out[0] * sides[d][4][0] + out[1] * sides[d][4][1]).sum().backward()
+        back = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
+        assert (ahead, back) == ({'all_gather': 1}, {'all_gather': 1, 'reduce_scatter': 1})
+        near(x[0].grad, mine[2], torch.float64, 'd_hidden')
+        near(x[1].grad, want_w[lo:hi][first:last], torch.float64, 'd_weight')
+        near(x[2].grad, want_b[lo:hi][first:last], torch.float64, 'd_bias')
+        comm.ledger_reset()
+        y = leaf(w[lo:hi][first:last])
+        y.main_grad = torch.ones(last - first, H).double()
+        ct.linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
+        assert {k: v['ops'] for k, v in comm.ledger()['head'].items()} == \
+            {'all_gather': 1, 'reduce_scatter': 1}
+    return last - first
+
+
+def test_sharded_heads_one_gather_a_pass_and_one_reduce_scatter(world):
+    for mode in ('logprob', 'keep'):
+        assert world.run(sharded, 23, 1, mode) == [6, 6, 6, 5]
+        assert world.run(sharded, 5, 1, mode) == [2, 2, 1, 0]
+        assert world.run(sharded, 7, 2, mode) == [4, 4, 3, 3]
+
+
+def dtensor(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    h, w, b, t, g = case(seed=rank)
+    _, w, b, _, _ = case(seed=9)
+    mesh = init_device_mesh('cpu', (4,))
+    want_w = torch.zeros(V, H).double()
+    for r in range(4):
+        side = case(seed=r)
+        want_w += expected(side[0], w, b, side[3], side[4])[3]
+    mine = expected(h, w, b, t, g)
+    weight = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
+    bias = torch.nn.Parameter(distribute_tensor(b, mesh, [Shard(0)]))
+    x = leaf(h)
+    out = ct.linear_logprob(x, weight, bias, target=t, entropy=True)
+    (out[0] * g[0] + out[1] * g[1]).sum().backward()
+    near(out[0], mine[0], torch.float64, 'logp')
+    near(x.grad, mine[2], torch.float64, 'd_hidden')
+    assert weight.grad.placements == (Shard(0),) and weight.grad.shape == (V, H)
+    near(weight.grad.full_tensor(), want_w, torch.float64, 'd_weight')
+    whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
+    near(ct.linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
+    try:
+        ct.linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
+    except ValueError as why:
+        return 'expected Shard(0) or Replicate()' in str(why)
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
+                    reason='this PyTorch %s has no DTensor' % torch.__version__)
+def test_dtensor_heads_of_fsdp2(world):
+    assert world.run(dtensor) == [True] * 4
+
+
+# ---- around it ----
+
+def test_autocast_casts_as_a_linear_layer_does():
+    h, w, b, t, g = case(dtype=torch.float32)
+    x, y = leaf(h), leaf(w)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = ct.linear_logprob(x, y, target=t)
+    out.sum().backward()
+    assert x.grad.dtype == y.grad.dtype == torch.float32
+    u, v = leaf(h.bfloat16()), leaf(w.bfloat16())
+    same = ct.linear_logprob(u, v, target=t)
+    same.sum().backward()
+    assert torch.equal(out, same) and torch.equal(x.grad, u.grad.float())
+    assert torch.equal(y.grad, v.grad.float())
+
+
+@pytest.mark.skipif(not hasattr(torch, 'compile'),
+                    reason='this PyTorch %s has no torch.compile' % torch.__version__)
+def test_compiled_code_goes_around_it():
+    h, w, b, t, g = case(dtype=torch.float32)
+
+    def step(x, y):
+        return ct.linear_nll(torch.tanh(x) * 2, y, target=t).loss * 2
+
+    grads = []
+    for run in (step, torch.compile(step, backend='aot_eager')):
+        x, y = leaf(h), leaf(w)
+        run(x, y).backward()
+        grads.append((x.grad, y.grad))
+    near(grads[1][0], grads[0][0].double(), torch.float32, 'd_hidden')
+    near(grads[1][1], grads[0][1].double(), torch.float32, 'd_weight')
+
+
+def test_what_was_written_since_forward_is_found():
+    h, w, b, t, _ = case()
+    for name in ('hidden', 'weight', 'bias'):
+        x = {'hidden': leaf(h), 'weight': leaf(w), 'bias': leaf(b)}
+        args = {k: v * 1 for k, v in x.items()}
+        out = ct.linear_logprob(args['hidden'], args['weight'], args['bias'], target=t)
+        with torch.no_grad():
+            args[name].add_(1)
+        with pytest.raises(RuntimeError, match='was written in place after forward'):
+            out.sum().backward()
+
+
+@pytest.mark.parametrize('change, words', [
+    ({'weight': torch.zeros(V, H + 1)}, r'hidden is \[3, 5, 8\] and weight \[23, 9\]'),
+    ({'weight': torch.zeros(V, H, dtype=torch.float64)}, 'weight is torch.float64 on cpu, hidden is'),
+    ({'bias': torch.zeros(V + 1)}, r'bias is \[24\], expected \[23\]'),
+    ({'target': torch.zeros(3, 4, dtype=torch.int64)}, r'target is \[3, 4\], expected \[3, 5\]'),
+    ({'target': torch.zeros(3, 5)}, 'target is of torch.float32, expected an integer dtype'),
+    ({'mode': 'fast'}, "mode is 'fast'"),
+    ({'d_hidden': 'sum'}, "d_hidden 'sum'"),
+    ({'weight': 3}, 'weight is a int, expected a torch.Tensor'),
+    ({'chunk_size': -1}, 'chunk_size'),
+    ({'max_valid': 2}, 'max_valid'),
+    ({'label_smoothing': 0.1}, 'logp is never smoothed'),
+])
+def test_bad_arguments_are_named(change, words):
+    h, w, b, t, _ = case(dtype=torch.float32)
+    args = dict({'hidden': h, 'weight': w, 'target': t}, **change)
+    with pytest.raises(ValueError, match=words):
+        ct.linear_logprob(**args)
+
+
+def refused(rank):
+    h, w, b, t, _ = case(dtype=torch.float32)
+    lo, hi = CUTS[rank], CUTS[rank + 1]
+    try:
+        ct.linear_logprob(h, w[lo:hi, :H - (rank == 2)], target=t, tp_group=dist.group.WORLD,
+                          vocab_start=lo)
+    except Exception as why:
+        return type(why).__name__, str(why)
+
+
+def test_what_one_rank_did_wrong_reaches_all(world):
+    said = world.run(refused)
+    assert said[2][0] == 'ArgumentError'
+    assert all('hidden is [3, 5, 8] and weight [13, 7]' in words for _, words in said)
+    assert all(kind == 'FailedError' for rank, (kind, _) in enumerate(said) if rank != 2)
+    assert world.run(many, torch.float32)  # and the next call works
