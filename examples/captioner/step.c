@@ -189,6 +189,8 @@ colo_status_t cap_forward_backward(cap_rank_t *r)
     for (int side = 0; side < 2; side++)
         r->ops.zero(&r->ops, r->side_g[side], r->side_count[side] * (int64_t)sizeof(float));
 
+    if (r->back) /* a sharded head comes while encoder and layers are at work */
+        CAP_TRY(colo_lm_head_start(r->head, r->ops.stream));
     CAP_TRY(cap_encode(r, r->encoder_tape));
     if (r->dst.in) {
         const float *top;

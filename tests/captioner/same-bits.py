@@ -17,7 +17,7 @@ command = command[may_skip:]
 
 def run(*more):
     done = subprocess.run([*command, *more], text=True, stdin=subprocess.DEVNULL,
-                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     if done.returncode == 77 and may_skip:
         print(done.stdout)
         sys.exit(77)
@@ -25,7 +25,8 @@ def run(*more):
     try:
         verdict = json.loads(last[0])
     except (IndexError, ValueError):
-        sys.exit('%s: exit status %d, no verdict:\n%s' % (more, done.returncode, done.stdout))
+        sys.exit('%s: exit status %d, no verdict:\n%s%s'
+                 % (more, done.returncode, done.stdout, done.stderr))
     print(' '.join(more), verdict['bits'], verdict.get('against_logits', ''),
           'all_gather', verdict['collectives']['all_gather'],
           'reduce_scatter', verdict['collectives']['reduce_scatter'])
