@@ -39,6 +39,10 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const co
  * hear of an error and @group lives on, below that the error marks @group failed. */
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine);
 
+/* What came of a step between that and the collective. An error (on a GPU: a pointer that no kernel
+ * can use, a launch) marks @group failed, for the others are on their way into the collective. */
+colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
+
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same sentence on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
 

@@ -209,7 +209,7 @@ static colo_status_t forward(struct colo_distill_pass *p, const colo_beside_ops_
         .config = hash_config(p),
         .targets = on_host && p->base.ranks > 1 ? hash_mask(p) : 0,
     };
-    COLO_TRY(beside->distill_stats(p, stream));
+    COLO_TRY(colo_loss_i_step(group, beside->distill_stats(p, stream)));
     if (p->base.ranks > 1) {
         const int64_t bytes = p->base.block.bytes;
         COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS,

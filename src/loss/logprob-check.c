@@ -201,6 +201,11 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
     return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;
 }
 
+colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
+{
+    return st < 0 && colo_comm_size(group) > 1 ? colo_comm_i_fail(group, st) : st;
+}
+
 /* ---- after the gather ---- */
 
 static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p, int32_t r)

@@ -233,7 +233,7 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
     };
     if (p->ranks == 1)
         return forward_alone(p, ops, chunk, stream);
-    COLO_TRY(over_chunks(p, chunk, stream, ops->logprob_stats));
+    COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, ops->logprob_stats)));
     COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->blocks + p->rank * p->block.bytes,
                                     p->blocks, p->block.bytes, COLO_U8, stream));
     if (on_host)

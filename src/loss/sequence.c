@@ -347,7 +347,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     p.from = 0;
     p.to = seq->cp;
     if (p.count > 0)
-        COLO_TRY(beside->sequence_collect(&p, stream));
+        COLO_TRY(colo_loss_i_step(group, beside->sequence_collect(&p, stream)));
     return colo_comm_i_reduce_scatter(group, COLO_OWNER_LOSS, scratch, d_local->data, p.count,
                                       p.dtype, COLO_SUM, stream);
 }

@@ -131,7 +131,7 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
         .out = out,
         .d_values = d_values,
     };
-    COLO_TRY(beside->weighted_local(&p, stream));
+    COLO_TRY(colo_loss_i_step(group, beside->weighted_local(&p, stream)));
     if (p.ranks > 1)
         COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p.parts + p.rank, p.parts,
                                         (int64_t)sizeof *p.parts, COLO_U8, stream));

@@ -3,6 +3,8 @@
  * test_logprob_reject.c - what the loss refuses: status, sentence, and that nothing was written; on
  * one rank, and where ranks disagree.
  */
+#include "core/try.h"
+#include "loss/check.h"
 #include "loss/loss_alone.h"
 #include "loss/loss_case.h"
 
@@ -205,12 +207,18 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_tensor_t tg = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     colo_logprob_out_t out = {.logp = logp};
     colo_logprob_saved_t saved = {.valid = false};
-    d->status[r] =
-        colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, scratch, NULL);
+    if (r == 1 && d->kind == 8) /* as a device's pass that cannot use a pointer */
+        d->status[r] = colo_loss_i_step(world, colo_fail(COLO_ERR_ARG, "logits: not of a device"));
+    else
+        d->status[r] =
+            colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, scratch, NULL);
     snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
     if (!painted(logp, sizeof logp) || !painted(stats, sizeof stats) || saved.valid)
         return t_rank_fail(__FILE__, __LINE__, "nothing was written");
-    if (d->kind == 5 && d->check < 2) { /* stay: only the mark on the group may wake the peer before its deadline */
+    if (d->kind == 8 ||
+        (d->kind == 5 &&
+         d->check <
+             2)) { /* stay: only the mark on the group may wake the peer before its deadline */
         if (r == 0)
             atomic_store(&peer_is_back, 1);
         for (int i = 0; i < 6000 && !atomic_load(&peer_is_back); i++)
@@ -289,8 +297,29 @@ static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **
         assert_int_equal(d.status[0], COLO_ERR_PEER);
         if (!strstr(d.sentence[0], "softcap is -1"))
             fail_msg("the peer's sentence is \"%s\"", d.sentence[0]);
-        assert_int_equal(st == COLO_OK, check == 2); /* at 2 the group lives: its barrier ends well */
+        assert_int_equal(st == COLO_OK,
+                         check == 2); /* at 2 the group lives: its barrier ends well */
     }
+}
+
+/* What only a pass finds out, after the ranks have compared notes. */
+static void a_pass_that_fails_does_not_leave_the_others_waiting(void **state)
+{
+    colo_comm_t *self = NULL;
+    (void)state;
+    for (int check = 0; check <= 2; check++) {
+        disagreement_t d = {.kind = 8, .check = check};
+        atomic_store(&peer_is_back, 0);
+        assert_true(colo_comm_threads_run(2, disagree, &d) < 0);
+        assert_int_equal(d.status[1], COLO_ERR_ARG);
+        assert_int_equal(d.status[0], COLO_ERR_PEER);
+        if (!strstr(d.sentence[0], "logits: not of a device"))
+            fail_msg("the peer's sentence is \"%s\"", d.sentence[0]);
+    }
+    assert_ok(colo_comm_create_self(&self)); /* alone: nobody waits, nothing to mark */
+    assert_int_equal(colo_loss_i_step(self, COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_ok(colo_comm_check(self));
+    colo_comm_destroy(&self);
 }
 
 static void cuda_memory_without_a_cuda_build_is_said_so(void **state)
@@ -312,6 +341,7 @@ int main(void)
         cmocka_unit_test(blocks_of_other_sizes_are_a_mismatch_of_the_gather),
         cmocka_unit_test(a_column_on_two_ranks_is_a_mismatch),
         cmocka_unit_test(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting),
+        cmocka_unit_test(a_pass_that_fails_does_not_leave_the_others_waiting),
         cmocka_unit_test(cuda_memory_without_a_cuda_build_is_said_so),
     };
     return cmocka_run_group_tests_name("loss/logprob_reject", tests, NULL, NULL);
