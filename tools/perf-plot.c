@@ -216,8 +216,8 @@ static void put_axes(FILE *f, const double x[2], const double y[2])
         fprintf(f,
                 "<path d=\"M%.1f %dv%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
                 "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%s</text>\n",
-                at, TOP, HEIGHT, at, TOP + HEIGHT + 14,
-                e + every > octaves + 0.01 ? "end" : "middle", short_bytes(x[0] * exp2(e), text));
+                at, TOP, HEIGHT, at, TOP + HEIGHT + 14, at > LEFT + WIDTH - 16 ? "end" : "middle",
+                short_bytes(x[0] * exp2(e), text));
     }
     for (int d = -3; d < 6; d++)
         for (int s = 0; s < 3; s++) {

@@ -3,7 +3,7 @@
  * perf-work.c - see perf-work.h.
  *
  * Inputs are position codes. The pushes are the plan's messages, byte for byte, but contiguous;
- * they go into the outputs themselves, which are no smaller.
+ * they go into the memory of the outputs, which is made large enough.
  */
 #include "perf-work.h"
 
@@ -121,12 +121,15 @@ static int make_parts(work_t *w)
     return make_own(w);
 }
 
+/* @arrive: bytes that are pushed into it, more than it has where PARTIAL gradients are added up;
+ * each push begins at a multiple of 16. @c NULL: an output */
 static int make_tensor(perf_rank_t *r, colo_tensor_t *t, colo_dtype_t dtype, int32_t nd,
-                       const int64_t *shape, const colo_k_code_t *c)
+                       const int64_t *shape, int64_t arrive, const colo_k_code_t *c)
 {
     *t = colo_tensor_cuda(NULL, dtype, r->me, nd, shape);
-    /* pushes begin at multiples of 16 */
-    RANK_CUDA(cudaMalloc(&t->data, perf_tensor_bytes(t) + 16 * PERF_GPUS_MAX));
+    const size_t bytes =
+        perf_tensor_bytes(t) > (size_t)arrive ? perf_tensor_bytes(t) : (size_t)arrive;
+    RANK_CUDA(cudaMalloc(&t->data, bytes + 16 * (PERF_GPUS_MAX + 1)));
     if (c) {
         colo_k_code_t fill = *c;
         fill.data = t->data;
@@ -155,12 +158,15 @@ static int make_bridges(work_t *w)
     }
     const colo_k_code_t x = perf_work_code(w, NULL, false, false, true),
                         d_y = perf_work_code(w, NULL, true, true, true);
+    const colo_plan_t *found = colo_bridge_plan(w->bridge[EXACT_NCCL]);
+    const int64_t arrive[2] = {colo_plan_bytes(found, COLO_FORWARD).recv,
+                               colo_plan_bytes(found, COLO_BACKWARD).recv};
     int32_t nd = colo_bridge_src_shape(w->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &w->x, p->dtype, nd, shape, &x));
-    TOOL_TRY(make_tensor(r, &w->d_x, p->dtype, nd, shape, NULL));
+    TOOL_TRY(make_tensor(r, &w->x, p->dtype, nd, shape, 0, &x));
+    TOOL_TRY(make_tensor(r, &w->d_x, p->dtype, nd, shape, arrive[1], NULL));
     nd = colo_bridge_dst_shape(w->bridge[EXACT_NCCL], shape);
-    TOOL_TRY(make_tensor(r, &w->y, p->dtype, nd, shape, NULL));
-    TOOL_TRY(make_tensor(r, &w->d_y, p->dtype, nd, shape, &d_y));
+    TOOL_TRY(make_tensor(r, &w->y, p->dtype, nd, shape, arrive[0], NULL));
+    TOOL_TRY(make_tensor(r, &w->d_y, p->dtype, nd, shape, 0, &d_y));
     w->bytes =
         (int64_t)(perf_tensor_bytes(&w->x) > perf_tensor_bytes(&w->y) ? perf_tensor_bytes(&w->x)
                                                                       : perf_tensor_bytes(&w->y));
