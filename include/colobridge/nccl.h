@@ -21,7 +21,8 @@
  * exchange does, waits for all ranks meanwhile, and cannot be captured (a barrier beforehand will
  * do). So a world that is only there to be split costs no world-size ncclComm_t. Groups made by
  * colo_comm_split() connect at once, and so does a bridge: the ranks that its plan ties together
- * and no others. Comms and bridges of the same ranks share a connection; the last four that nobody
+ * and no others. (A bridge of ranks that reach each other's memory, COLO_TRANSPORT, puts that and
+ * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same ranks share a connection; the last four that nobody
  * uses are kept until the last comm of the family is destroyed.
  *
  * Order: all comms and bridges whose ranks share devices launch in the same order on all ranks, the

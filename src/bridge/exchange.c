@@ -196,22 +196,28 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
                                       colo_hash_i64(b->tag, (int64_t)b->reshapes), &s->route);
 }
 
-static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_stream_t stream)
+/* What create or reshape left for the first call that is staged; nothing of it can be captured. */
+static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
 {
     colo_shaped_t *s = &b->now;
-    colo_status_t st = COLO_OK;
-    if (s->nmembers && !s->route) {
-        bool capturing = false;
-        st = b->ops->inspect->stream_check(stream, &capturing);
-        if (st == COLO_OK && capturing)
-            st = colo_fail(COLO_ERR_STATE,
-                           "bridge: the reshape ties other ranks together, which connect in the "
-                           "next call; run one before the capture");
-        if (st == COLO_OK)
-            st = colo_lane_connect(b, s);
-    }
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
+    const bool connects = s->nmembers && !s->route;
+    bool capturing = false;
+    if (!connects && !s->late_slab && !s->late_stage)
+        return COLO_OK;
+    COLO_TRY(b->ops->inspect->stream_check(stream, &capturing));
+    if (capturing) /* on all ranks or on none: nobody waits, the comm lives */
+        return colo_fail(COLO_ERR_STATE,
+                         "bridge: the first staged call of a shape allocates and connects, which "
+                         "cannot be captured; run one before the capture, or register the memory");
+    colo_status_t st = colo_staged_need(s);
+    if (st == COLO_OK && connects)
+        st = colo_lane_connect(b, s);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
+}
+
+static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_stream_t stream)
+{
+    const colo_shaped_t *s = &b->now;
     return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, s->route, s->stage, s->stage_size,
                                       l->send, l->nsends, l->recv, l->nrecvs, s->plan->config.dtype,
                                       stream);
@@ -238,9 +244,7 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     const colo_plan_t *p = b->now.plan;
     colo_lane_t *l = &b->now.lane[COLO_FORWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
-    colo_status_t st = colo_staged_need(&b->now);
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
+    COLO_TRY(make_ready(b, stream));
     fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
     COLO_TRY(exchange(b, l, stream));
@@ -298,9 +302,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
     size_t elem = colo_dtype_size(p->config.dtype);
     bool summed = p->levels > 1;
-    colo_status_t st = colo_staged_need(&b->now);
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
+    COLO_TRY(make_ready(b, stream));
     fill(l->send_box, &p->send[COLO_BACKWARD], d_y, &p->own_dst, false, elem);
     for (int64_t i = 0; i < recv->nregions; i++)
         l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,

@@ -450,6 +450,47 @@ static void a_bridge_takes_other_batches(void **state)
     assert_ok(t_gpus_run(gpus, false, reshapes, NULL));
 }
 
+/* One sample leaves ranks 0 and 1 to themselves, four tie them: they connect in the next call. */
+static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
+{
+    t_case_t c = {.src = t_side("dp=4", true),
+                  .dst = t_side("tp=1,cp=2,dp=2", false),
+                  .shape = {1, 8, 3},
+                  .dtype = COLO_F32};
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    struct dev x, y;
+    cudaGraph_t graph;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    c.shape.b = 4;
+    rank_try(colo_bridge_reshape(bridge, &(colo_shape_t){4, 8, 3, 0}));
+    rank_try(dev_make(&x, &c, T_X, r->rank));
+    rank_try(dev_make(&y, &c, T_Y, r->rank));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
+    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+    cudaGraphDestroy(graph);
+    if (r->rank < 2)
+        rank_check(st == COLO_ERR_STATE && strstr(colo_last_error(), "cannot be captured"));
+    else
+        rank_try(st);
+    rank_try(t_gpu_way(r, bridge, &c, 0, false));
+    dev_free(&x);
+    dev_free(&y);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void a_capture_that_would_connect_is_refused_and_the_comm_lives(void **state)
+{
+    (void)state;
+    if (gpus >= 4)
+        assert_ok(t_gpus_run(4, false, late_capture, NULL));
+}
+
 /* ---- the wrong memory ---- */
 
 static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
@@ -484,6 +525,7 @@ int main(void)
         cmocka_unit_test(captured_calls_replay_while_ranks_are_late_at_random),
         cmocka_unit_test(staging_is_what_must_arrive_and_calls_take_nothing),
         cmocka_unit_test(a_bridge_takes_other_batches),
+        cmocka_unit_test(a_capture_that_would_connect_is_refused_and_the_comm_lives),
         cmocka_unit_test(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives),
     };
     gpus = t_gpu_count() >= 4 ? 4 : t_gpu_count();
