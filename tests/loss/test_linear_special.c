@@ -284,11 +284,46 @@ static void configs_that_lose_digits_are_refused(void **state)
     alone_free(&a);
 }
 
+/* Pipelines have several batches on their way: each forward's backward is its own. */
+static void forwards_may_wait_for_their_backward(void **state)
+{
+    uint64_t rng = t_seed() + 5;
+    alone_t a;
+    float other[T * H], want[T * H];
+    (void)state;
+    alone_init(&a);
+    for (int i = 0; i < T * H; i++) {
+        a.h[i] = (float)t_uniform(&rng);
+        other[i] = (float)t_uniform(&rng);
+    }
+    for (int i = 0; i < V * H; i++)
+        a.w[i] = (float)t_uniform(&rng) - 0.5f;
+    assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
+    assert_ok(forward(&a));
+    assert_ok(backward(&a));
+    memcpy(want, a.d_h, sizeof want);
+
+    assert_ok(forward(&a));
+    colo_linear_logprob_saved_t first = a.saved, second;
+    unsigned char *buffer = aligned_alloc(256, 1 << 16);
+    colo_tensor_t hidden = colo_tensor_host(other, COLO_F32, 2, (int64_t[]){T, H});
+    colo_linear_batch_t batch = {&hidden, &a.target, -1};
+    assert_ok(colo_linear_logprob_forward(a.linear, &batch, &a.out, &second, buffer, a.work, NULL));
+    a.saved = second;
+    assert_ok(backward(&a));
+    assert_memory_not_equal(a.d_h, want, sizeof want);
+    a.saved = first;
+    assert_ok(backward(&a));
+    assert_memory_equal(a.d_h, want, sizeof want);
+    free(buffer);
+    alone_free(&a);
+}
+
 /* ---- refusals, with others waiting ---- */
 
 typedef struct peers {
     int what;
-    colo_status_t st[4];
+    colo_status_t st[4], again[4];
     bool written[4];
 } peers_t;
 
@@ -303,6 +338,8 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     float h[T * H] = {0}, w[V * H] = {0}, logp[T];
     int64_t targets[T] = {0};
     rank_try(colo_comm_set_timeout(world, 20000));
+    if (p->what == 2)
+        rank_try(colo_comm_set_check(world, 2));
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
     rank_try(colo_comm_split(world, &grid, "tp", &tp));
     rank_try(colo_comm_split(world, &grid, "dp", &dp));
@@ -323,10 +360,13 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     colo_logprob_out_t out = {.logp = logp};
     logp[0] = 77;
     rank_try(colo_lm_head_bind(head, &weight, NULL, gathered));
-    if (p->what == 0 && me == 3)
+    if (p->what != 1 && me == 3)
         hidden.shape[1] = H + 1;
     p->st[me] = colo_linear_logprob_forward(linear, &batch, &out, NULL, NULL, work, NULL);
     p->written[me] = logp[0] != 77;
+    hidden.shape[1] = H;
+    if (p->what == 2)
+        p->again[me] = colo_linear_logprob_forward(linear, &batch, &out, NULL, NULL, work, NULL);
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
     colo_comm_destroy(&tp);
@@ -350,6 +390,19 @@ static void a_rank_with_wrong_arguments_wakes_those_of_both_groups(void **state)
         assert_false(p.written[r]);
 }
 
+static void at_check_2_both_groups_live_on(void **state)
+{
+    peers_t p = {.what = 2, .again = {COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG}};
+    (void)state;
+    assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
+    assert_int_equal(p.st[3], COLO_ERR_SHAPE);
+    for (int r = 0; r < 4; r++) {
+        assert_true(r == 3 || p.st[r] == COLO_ERR_PEER);
+        assert_false(p.written[r]);
+        assert_int_equal(p.again[r], COLO_OK);
+    }
+}
+
 static void ranks_with_another_config_all_get_mismatch(void **state)
 {
     peers_t p = {.what = 1};
@@ -371,7 +424,9 @@ int main(void)
         cmocka_unit_test(targets_outside_the_vocabulary_are_counted_and_nan),
         cmocka_unit_test(wrong_arguments_are_named_and_nothing_is_written),
         cmocka_unit_test(configs_that_lose_digits_are_refused),
+        cmocka_unit_test(forwards_may_wait_for_their_backward),
         cmocka_unit_test(a_rank_with_wrong_arguments_wakes_those_of_both_groups),
+        cmocka_unit_test(at_check_2_both_groups_live_on),
         cmocka_unit_test(ranks_with_another_config_all_get_mismatch),
     };
     return cmocka_run_group_tests_name("loss/linear_special", tests, NULL, NULL);
