@@ -597,6 +597,8 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s
 {
     const bool first = threadIdx.x == 0;
     unsigned long long mine = 0, next = 0;
+    if (!d.single)
+        __syncthreads(); /* all have seen the ticket that ended the queue before */
     if (first) {
         s.ticket = d.single ? (q ? blockIdx.x - d.tiles[0] : blockIdx.x)
                             : atomicAdd(&d.control->ticket[q], 1ull);
