@@ -212,12 +212,16 @@ static bool is_dead(const struct colo_direct *d)
     return dead;
 }
 
+/* Lists go first: cudaFree() waits for a kernel of ours that may still reach others' slots. Slots
+ * of a comm that failed stay: a peer's kernel may be about to say there that it gave up. */
 static void direct_free(struct colo_direct *d)
 {
-    const bool dead = d->report && is_dead(d);
-    colo_peer_unshare(d->peer, &d->share);
+    char why[900];
+    const bool dead =
+        d->report && (is_dead(d) || d->comm->ops->state(d->comm, why, sizeof why) < 0);
     for (int w = 0; w < 2; w++)
         cudaFree(d->way[w].lists);
+    colo_peer_unshare(d->peer, &d->share);
     if (!dead) {
         cudaFree(d->slots);
         cudaFreeHost(d->report);

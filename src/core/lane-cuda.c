@@ -25,8 +25,10 @@ static void destroy(void *lane)
     for (int32_t i = 0; i < l->events; i++)
         if (l->event[i])
             cudaEventDestroy(l->event[i]);
-    if (l->stream)
-        cudaStreamDestroy(l->stream); /* what is enqueued still runs */
+    if (l->stream) {
+        cudaStreamSynchronize(l->stream); /* whoever frees next what it works on */
+        cudaStreamDestroy(l->stream);
+    }
     cudaGetLastError();
     free(l);
 }
