@@ -26,6 +26,7 @@
 #include "comm/comm.h"
 #include "core/try.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 
 enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, LANE = 5, EVENTS = 6 };
@@ -460,7 +461,11 @@ static colo_status_t gave_up(const struct call *k, colo_status_t st)
         colo_comm_i_fail(head, st);
     if (vocab && colo_comm_size(vocab) > 1 && st != COLO_ERR_MISMATCH)
         colo_comm_i_fail(vocab, st);
-    return st;
+    char why[1000]; /* the workspace is the caller's again after @main's work so far */
+    snprintf(why, sizeof why, "%s", colo_last_error());
+    (void)record(k, LANE, k->lane);
+    (void)wait_for(k, LANE, k->main);
+    return colo_fail(st, "%s", why);
 }
 
 static uint64_t version_of(const colo_tensor_t *t)
