@@ -58,6 +58,7 @@ typedef struct perf_gpus {
     float *ms;  /* [iters][n] */
     bool reach; /* every GPU reaches every other's memory */
     void *ptr[PERF_GPUS_MAX];
+    int64_t room[PERF_GPUS_MAX];                 /* bytes at ptr */
     int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for whoever needs a number a pair */
     atomic_int said;                             /* somebody has complained */
 } perf_gpus_t;

@@ -121,15 +121,19 @@ static int make_parts(work_t *w)
     return make_own(w);
 }
 
+static int64_t room_of(const colo_tensor_t *t, int64_t arrive)
+{
+    const int64_t bytes = (int64_t)perf_tensor_bytes(t);
+    return (bytes > arrive ? bytes : arrive) + 16 * (PERF_GPUS_MAX + 1);
+}
+
 /* @arrive: bytes that are pushed into it, more than it has where PARTIAL gradients are added up;
  * each push begins at a multiple of 16. @c NULL: an output */
 static int make_tensor(perf_rank_t *r, colo_tensor_t *t, colo_dtype_t dtype, int32_t nd,
                        const int64_t *shape, int64_t arrive, const colo_k_code_t *c)
 {
     *t = colo_tensor_cuda(NULL, dtype, r->me, nd, shape);
-    const size_t bytes =
-        perf_tensor_bytes(t) > (size_t)arrive ? perf_tensor_bytes(t) : (size_t)arrive;
-    RANK_CUDA(cudaMalloc(&t->data, bytes + 16 * (PERF_GPUS_MAX + 1)));
+    RANK_CUDA(cudaMalloc(&t->data, (size_t)room_of(t, arrive)));
     if (c) {
         colo_k_code_t fill = *c;
         fill.data = t->data;
@@ -195,6 +199,7 @@ static int make_pushes(work_t *w, int way)
     for (int32_t i = 0; i < n; i++)
         all->bytes[r->me][send[i].peer] = send[i].bytes;
     all->ptr[r->me] = out->data;
+    all->room[r->me] = room_of(out, b.recv);
     TOOL_TRY(perf_rank_barrier(r));
     int64_t from = 0;
     for (int32_t i = 1; i < r->n && all->reach; i++) {
@@ -207,6 +212,8 @@ static int make_pushes(work_t *w, int way)
         bytes = (bytes + 15) / 16 * 16;
         if (from + bytes > in_bytes)
             from = 0;
+        if (at + bytes > all->room[to])
+            return perf_rank_complain(r, "rank %d has no room for what it is given", (int)to);
         w->push[way][w->pushes[way]++] =
             (colo_k_push_t){(char *)all->ptr[to] + at, (char *)in->data + from, bytes};
         from += bytes;
