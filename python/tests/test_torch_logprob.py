@@ -150,6 +150,9 @@ def test_logits_are_read_where_they_are(name):
     want, got = plain(cut(whole), t), ct.logprob(cut(mine), t, entropy=True)
     for a, b in zip(got, want):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    mean = ct.nll(cut(mine), t)  # rows between those of a slice are not tokens
+    assert int(mean.den) == t.numel()
+    torch.testing.assert_close(mean.loss, -want[0].sum() / max(t.numel(), 1), rtol=1e-12, atol=1e-12)
     weights = torch.arange(1.0, 1.0 + want[0].numel(), dtype=torch.float64).reshape(want[0].shape)
     ((want[0] + 2 * want[1]) * weights).sum().backward()
     ((got[0] + 2 * got[1]) * weights).sum().backward()

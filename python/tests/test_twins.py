@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Planted bugs: a copy of the package with one bug in it must turn the tests named beside it red."""
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).resolve().parent
+# name: (file, old, new, test file, test): old occurs once
+TWINS = {
+    'the slot of a rank counts from the other side': (
+        'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
+        'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
+        'test_megatron.py', 'test_map_b'),
+    'members of a gather group by rank, whatever their place': (
+        'megatron.py', 'return [[rank for _, rank in sorted(members)]',
+        'return [[rank for _, rank in members[::-1]]', 'test_megatron.py', 'test_map_a'),
+    'context levels share a gather group': (
+        'megatron.py', 'key, place = (src_dp, tp, cp), dp', 'key, place = (src_dp, tp, 0), dp',
+        'test_megatron.py', 'test_map_b'),
+    'rows between those of a slice count': (
+        'torch/logprob.py', 'out = values.new_full((self.count,), fill)',
+        'out = values.new_full((self.count,), 0)', 'test_torch_logprob.py',
+        'test_logits_are_read_where_they_are'),
+    'an expanded upstream gradient is read as if it were whole': (
+        'torch/logprob.py', 'return values.reshape(-1).contiguous()', 'return values.reshape(-1)',
+        'test_torch_logprob.py', 'test_gradcheck'),
+    'the dense gather does not add over cp': (
+        'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
+        'test_dense_batches_over_context_parallel_ranks'),
+    'the packed gather adds over cp': (
+        'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
+        'test_packed_sequences_over_context_parallel_ranks'),
+    'targets that nobody holds are ignored, gradient and all': (
+        'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
+        "lenient_targets=True,\n                            ignore_index=-100, chunk_size",
+        'test_compat.py', 'test_chunked_and_unchunked_logprobs_agree_with_pytorch'),
+    'smoothing as PyTorch has it': (
+        'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
+        'test_entropy_and_cross_entropy'),
+    'the gradient of a mean is added over ranks again': (
+        'torch/logprob.py', 'return d_total, None', 'return 2 * d_total, None',
+        'test_torch_logprob.py', 'test_mean_is_divided_once_over_all_ranks'),
+}
+
+
+@pytest.mark.parametrize('name', list(TWINS))
+def test_a_planted_bug_is_seen(name, tmp_path):
+    pytest.importorskip('torch')
+    path, old, new, file, test = TWINS[name]
+    shutil.copytree(HERE.parent / 'colobridge', tmp_path / 'colobridge',
+                    ignore=shutil.ignore_patterns('__pycache__'))
+    bugged = tmp_path / 'colobridge' / path
+    text = bugged.read_text()
+    assert text.count(old) == 1, 'say where the bug goes now: %s has it %d times' % (path, text.count(old))
+    bugged.write_text(text.replace(old, new))
+    env = dict(os.environ, COLO_PACKAGE=str(tmp_path))
+    env.pop('COLO_TESTS_CHILD', None)
+    done = subprocess.run([sys.executable, '-m', 'pytest', '-q', '-x', '-p', 'no:cacheprovider',
+                           str(HERE / file), '-k', test], env=env, text=True, stdin=subprocess.DEVNULL,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    assert done.returncode == 1 and ' failed' in done.stdout, done.stdout
