@@ -27,6 +27,7 @@ class Comm:
     def __init__(self, handle: c.c_void_p, *, owned: bool = True):
         self._handle = handle
         self._owned = owned
+        self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
 
     # ---- making ----
 
@@ -102,8 +103,6 @@ class Comm:
             raise FailedError('this communicator was destroyed', STATUS['ERR_STATE'])
         return self._handle
 
-    rank = property(lambda self: lib().colo_comm_rank(self.handle))
-    size = property(lambda self: lib().colo_comm_size(self.handle))
     backend = property(lambda self: lib().colo_comm_backend(self.handle).decode())
     check_level = property(lambda self: lib().colo_comm_check_level(self.handle))
 

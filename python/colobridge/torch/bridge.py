@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import math
 from typing import Any
 
 from .. import _structs as s
@@ -13,7 +14,7 @@ from ..errors import ArgumentError
 from ..grid import Grid
 from ..layout import Layout
 from ..plan import ALGOS, GRADS, OUTPUTS, choice
-from ..tensor import torch_dtype
+from ..tensor import contiguous, make, torch_dtype
 from . import ranks as groups
 from .tensors import checked, eager, stream_of
 
@@ -23,7 +24,6 @@ _KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the scratch 
 def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
     """The ranks that @rank exchanges with, directly or through others: those whose samples overlap.
     Both grids split samples over dp; pure arithmetic, O(ranks)."""
-    import math
     sides = [(grid, grid.extent('dp')) for grid in (src, dst)]
     blocks = math.gcd(sides[0][1], sides[1][1])
     parent = list(range(blocks))
@@ -61,6 +61,23 @@ def _plain(layout: Layout) -> bool:
         names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
 
 
+class _Ready:
+    """A bridge of one shape, with views that only lack an address: most tensors are contiguous."""
+
+    def __init__(self, bridge: core.Bridge, dtype: int, device: Any):
+        self.bridge, self.shapes = bridge, (bridge.src_shape, bridge.dst_shape)
+        mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
+        self.views = [make(0, dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
+
+    def view(self, side: int, t: Any, what: str) -> s.Tensor:
+        """Of a tensor on the source's (0) or the destination's side (1)."""
+        if t.is_contiguous() and t.shape == self.shapes[side] and t.data_ptr():
+            raw = self.views[side]
+            raw.data = t.data_ptr()
+            return raw
+        return checked(t, what)
+
+
 class Bridge:
     """Carries [b, n, H] activations from layout @src to layout @dst.
 
@@ -95,8 +112,9 @@ class Bridge:
         self._options = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                          'ranks_per_node': ranks_per_node}
         self.frozen = frozen
+        self._parts = self._split_sizes()
         self._ranks: tuple[int, ...] | None = None
-        self._kept: collections.OrderedDict[Any, core.Bridge] = collections.OrderedDict()
+        self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
         if not isinstance(group, Comm):
             self._ranks = self._members()
@@ -113,11 +131,18 @@ class Bridge:
             return component(self.src.grid, self.dst.grid, dist.get_rank())
         return inside
 
+    def _split_sizes(self) -> tuple[int, int, int]:
+        """Into how many parts the source layout cuts samples (over dp), rows and features."""
+        raw, shape = self.src._raw, self.src.grid.shape
+        parts = [math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
+                 for axis in (s.ROWS, s.FEATURES)]
+        return self.src.grid.extent('dp'), parts[0], parts[1]
+
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
         if self._ranks is None:
             return groups.comm_of(self.group, device, 'bridge: group')
-        groups.group_ranks(self.group, 'bridge: group')  # is it alive
+        groups.require_alive(self.group, 'bridge: group')
         return groups.comm_of_ranks(self._ranks, device)
 
     def global_shape(self, x: Any, samples: int | None = None) -> tuple[int, int, int]:
@@ -127,17 +152,8 @@ class Bridge:
         if x.dim() != len(axes):
             raise ArgumentError("bridge: x is %s, expected %d axes in the order of '%s'"
                                 % (list(x.shape), len(axes), axes))
-        raw, dp = self.src._raw, self.src.grid.extent('dp')
-        if raw.nsplits[s.ROWS] and self.src.grid.shape != [1] * len(self.src.grid.shape):
-            split = [self.src.grid.shape[raw.split[s.ROWS][i].dim] for i in range(raw.nsplits[s.ROWS])]
-        else:
-            split = []
-        parts = 1
-        for n in split:
-            parts *= n
-        features = x.shape[axes.index('h')]
-        for i in range(raw.nsplits[s.FEATURES]):
-            features *= self.src.grid.shape[raw.split[s.FEATURES][i].dim]
+        dp, parts, features = self._parts
+        features *= x.shape[axes.index('h')]
         if axes == 'th':
             if samples is None:
                 raise ArgumentError("bridge: x is flattened, so shape=(samples, rows, features) or "
@@ -150,7 +166,7 @@ class Bridge:
         rows = x.shape[axes.index('s')] * parts
         return (x.shape[axes.index('b')] * dp if samples is None else samples), rows, features
 
-    def _core(self, shape: tuple[int, ...], dtype: Any, device: Any) -> core.Bridge:
+    def _core(self, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
         comm = self.comm(device)
         if comm is not self._comm:  # the first, or one that an error killed was made anew
             self._kept.clear()
@@ -163,7 +179,7 @@ class Bridge:
                 bridge = core.Bridge(comm, self.src, self.dst, shape,
                                      dtype=s.DTYPES[torch_dtype(dtype)], device=device.type,
                                      no_grad=no_grad, **self._options)
-            self._kept[key] = bridge
+            bridge = self._kept[key] = _Ready(bridge, torch_dtype(dtype), device)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -178,8 +194,8 @@ class Bridge:
 
     def destroy(self) -> None:
         """Frees scratch; the communicator is kept for others. The second time does nothing."""
-        for bridge in self._kept.values():
-            bridge.destroy()
+        for ready in self._kept.values():
+            ready.bridge.destroy()
         self._kept.clear()
         self._comm = None
 
@@ -216,12 +232,13 @@ def _function() -> Any:
         """y = R x forward, d_x = R^T d_y backward."""
 
         @staticmethod
-        def forward(ctx: Any, x: Any, bridge: core.Bridge, here: bool) -> Any:
-            ctx.bridge, ctx.here, ctx.device, ctx.dtype = bridge, here, x.device, x.dtype
+        def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
+            ctx.ready, ctx.here, ctx.device, ctx.dtype = ready, here, x.device, x.dtype
             ctx.shape = x.shape
-            y = torch.empty(bridge.dst_shape, dtype=x.dtype, device=x.device)
+            y = torch.empty(ready.shapes[1], dtype=x.dtype, device=x.device)
+            bridge = ready.bridge
             with groups.telling(bridge.comm):
-                bridge.forward(checked(x, 'x') if here else None, checked(y, 'y'),
+                bridge.forward(ready.view(0, x, 'x') if here else None, ready.view(1, y, 'y'),
                                stream_of(x.device))
             return y
 
@@ -229,9 +246,11 @@ def _function() -> Any:
         @once_differentiable
         def backward(ctx: Any, d_y: Any) -> Any:
             d_x = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
-            with groups.telling(ctx.bridge.comm):
-                ctx.bridge.backward(checked(d_y, 'd_y'), checked(d_x, 'd_x') if ctx.here else None,
-                                    stream_of(ctx.device))
+            ready, bridge = ctx.ready, ctx.ready.bridge
+            with groups.telling(bridge.comm):
+                bridge.backward(ready.view(1, d_y, 'd_y'),
+                                ready.view(0, d_x, 'd_x') if ctx.here else None,
+                                stream_of(ctx.device))
             return d_x, None, None
 
     return Carry

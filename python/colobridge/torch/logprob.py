@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes as c
 import functools
 import math
-import threading
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -101,7 +100,26 @@ def _config(start: int, vocab: int, **members: Any) -> s.LogprobConfig:
     return raw
 
 
-_shards = threading.local()
+class _Same:
+    """A config as a key: _config() gives the same object for the same members."""
+
+    def __init__(self, config: s.LogprobConfig):
+        self.config = config
+
+    def __hash__(self) -> int:
+        return id(self.config)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.config is other.config
+
+
+@functools.lru_cache(maxsize=256)
+def _sizes(config: _Same, dtype: int, tokens: int, ranks: int) -> tuple[int, int]:
+    """Bytes of scratch and of saved statistics."""
+    scratch, saved = _SIZE(), _SIZE()
+    call('colo_logprob_scratch_size', config.config, dtype, tokens, ranks, c.byref(scratch))
+    call('colo_logprob_saved_size', config.config, dtype, tokens, c.byref(saved))
+    return scratch.value, saved.value
 
 
 def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end: int | None,
@@ -157,12 +175,11 @@ def function() -> Any:
             out = {name: torch.empty(1 if name[0] == 'n' else rows.count,
                                      dtype=kinds.get(name, real), device=device)
                    for name in o.outputs}
-            dtype, size = torch_dtype(logits.dtype, 'logits'), _SIZE()
-            call('colo_logprob_scratch_size', config, dtype, rows.count, o.comm.size, c.byref(size))
-            scratch = torch.empty(size.value, dtype=torch.uint8, device=device)
-            call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(size))
+            scratch_size, saved_size = _sizes(_Same(config), torch_dtype(logits.dtype, 'logits'),
+                                              rows.count, o.comm.size)
+            scratch = torch.empty(scratch_size, dtype=torch.uint8, device=device)
             backward = any(ctx.needs_input_grad)
-            stats = torch.empty(size.value // 8 if backward else 0, dtype=torch.float64,
+            stats = torch.empty(saved_size // 8 if backward else 0, dtype=torch.float64,
                                 device=device)
             saved = s.LogprobSaved() if backward else None
             with groups.telling(o.comm):

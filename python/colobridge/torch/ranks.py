@@ -105,6 +105,16 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
     return ranks
 
 
+def require_alive(group: Any, what: str) -> None:
+    """RuntimeError when a group that was alive is not any more; cheap."""
+    import torch.distributed as dist
+    if dist.is_initialized():
+        state = getattr(dist.distributed_c10d, '_world', None)
+        if state is not None and (group is dist.group.WORLD or group in state.pg_group_ranks):
+            return
+    group_ranks(group, what)
+
+
 def _timeout() -> datetime.timedelta:
     text = os.environ.get('COLO_TIMEOUT_MS', '')
     ms = int(text) if text.isdigit() and int(text) > 0 else 600000
