@@ -11,7 +11,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partition', 'dlpack', 'errors']),
-           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/ranks']),
+           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/linear', 'torch/ranks']),
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'shard', 'Options', 'function', 'outputs',
