@@ -57,6 +57,46 @@ colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct co
 colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                                  struct colo_linear_kept *kept);
 
+/* ---- linear-run.c ---- */
+
+enum { COLO_LINEAR_EVENTS = 6 };
+
+/* One call. */
+struct colo_linear_call {
+    const colo_linear_logprob_t *l;
+    struct colo_linear_size s;
+    struct colo_linear_room m;
+    unsigned char *room, *kept; /* workspace; kept logits */
+    colo_stream_t main, lane;
+    colo_tensor_t hidden;
+    struct colo_linear_rows rows;
+    struct colo_logprob_pass pass;
+    struct colo_linear_matrix weight;
+    void *bias;
+
+    colo_lm_head_grads_t head_grads;
+    colo_tensor_t d_weight, d_bias; /* of the whole head */
+    bool fresh;                     /* d_weight holds nothing yet */
+    struct colo_linear_matrix d_hidden;
+    const colo_tensor_t *d_hidden_out;
+};
+
+/* k->s, k->m and k->room are set; packs the tokens */
+colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_logprob_t *l,
+                                  const colo_tensor_t *hidden, const colo_tensor_t *targets,
+                                  void *workspace, colo_stream_t stream);
+/* What the gather tells of this rank; after begin */
+void colo_linear_i_make_header(struct colo_linear_call *k);
+colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
+                                          const colo_linear_upstream_t *up);
+/* Checks the head's gradients; writes nothing. Before begin; k->l and k->room are set */
+colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
+                                        const colo_linear_grads_t *grads);
+/* The caller's stream waits for what the lane has been given. */
+colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
+/* @out: NULL in backward */
+colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logprob_out_t *out);
+
 /* ---- linear-check.c ---- */
 
 colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,

@@ -3,7 +3,7 @@
  * linear.h (private) - what the lm_head path is made of, beside the passes of passes.h: three
  * matrix products, the packing of tokens that count, and a stream beside the caller's.
  *
- * linear_logprob.c decides the order; a table of colo_ops_t does the work for one kind of memory
+ * linear-run.c decides the order; a table of colo_ops_t does the work for one kind of memory
  * (linear-host.c in plain C; in libcolobridge-cuda.so a CUDA file fills the same two tables). The
  * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
  * the host reads no device memory, everything may be captured in a graph.
@@ -159,7 +159,7 @@ struct colo_linear_ops {
 extern const struct colo_lane_ops colo_host_lanes;
 extern const struct colo_linear_ops colo_host_linear;
 
-/* ---- lm_head.c's, for linear_logprob.c ---- */
+/* ---- lm_head.c's, for linear-run.c ---- */
 
 /* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet. */
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
