@@ -324,7 +324,7 @@ static void forwards_may_wait_for_their_backward(void **state)
 typedef struct peers {
     int what;
     colo_status_t st[4], again[4];
-    bool written[4];
+    bool written[4], said[4];
 } peers_t;
 
 static colo_status_t one_of_four(colo_comm_t *world, void *arg)
@@ -363,6 +363,7 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     if (p->what != 1 && me == 3)
         hidden.shape[1] = H + 1;
     p->st[me] = colo_linear_logprob_forward(linear, &batch, &out, NULL, NULL, work, NULL);
+    p->said[me] = strstr(colo_last_error(), "rank 1 has another config") != NULL;
     p->written[me] = logp[0] != 77;
     hidden.shape[1] = H;
     if (p->what == 2)
@@ -410,6 +411,7 @@ static void ranks_with_another_config_all_get_mismatch(void **state)
     assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
     for (int r = 0; r < 4; r++) {
         assert_int_equal(p.st[r], COLO_ERR_MISMATCH);
+        assert_true(p.said[r]);
         assert_false(p.written[r]);
     }
 }
