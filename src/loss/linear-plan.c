@@ -48,7 +48,9 @@ static int64_t budget_of(const colo_linear_logprob_t *l)
 
 int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
 {
-    int64_t chunk = l->config.logprob.chunk_size;
+    int64_t chunk = l ? l->config.logprob.chunk_size : 0;
+    if (!l)
+        return 0;
     if (chunk == 0) {
         chunk = budget_of(l) / 2 / row_bytes(l);
         chunk = chunk < LEAST ? LEAST : chunk;
@@ -64,6 +66,8 @@ int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
 colo_linear_mode_t colo_linear_logprob_mode(const colo_linear_logprob_t *l, int64_t rows)
 {
     int64_t bytes;
+    if (!l)
+        return COLO_LINEAR_AUTO;
     if (l->config.mode != COLO_LINEAR_AUTO)
         return l->config.mode;
     return colo_mul_ok(rows, row_bytes(l), &bytes) && bytes <= budget_of(l) ? COLO_LINEAR_KEEP

@@ -64,7 +64,7 @@ static int64_t padded_rows(const colo_lm_head_t *h)
 
 size_t colo_lm_head_gathered_size(const colo_lm_head_t *h)
 {
-    if (!h->group)
+    if (!h || !h->group)
         return 0;
     return (size_t)(padded_rows(h) * pitch(h, h->config.dtype)) * colo_dtype_size(h->config.dtype);
 }
@@ -77,7 +77,7 @@ static bool direct(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
 
 size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grads_t *grads)
 {
-    if (!grads || !grads->d_weight || direct(h, grads))
+    if (!h || !grads || !grads->d_weight || direct(h, grads))
         return 0;
     return (size_t)(padded_rows(h) * pitch(h, sum_dtype(h))) * colo_dtype_size(sum_dtype(h));
 }
@@ -192,23 +192,25 @@ void colo_lm_head_destroy(colo_lm_head_t **head)
 
 const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *h)
 {
-    return &h->config;
+    return h ? &h->config : NULL;
 }
 
 colo_comm_t *colo_lm_head_group(const colo_lm_head_t *h)
 {
-    return h->group;
+    return h ? h->group : NULL;
 }
 
 colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *h)
 {
-    return h->state;
+    return h ? h->state : COLO_LM_HEAD_NOT_AVAILABLE;
 }
 
 void colo_lm_head_rows(const colo_lm_head_t *h, int64_t *first, int64_t *count)
 {
-    *first = h->first;
-    *count = h->count;
+    if (first)
+        *first = h ? h->first : 0;
+    if (count)
+        *count = h ? h->count : 0;
 }
 
 /* ---- bind ---- */

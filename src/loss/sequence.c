@@ -107,6 +107,8 @@ colo_status_t colo_sequence_check(const colo_sequence_t *s)
 
 int64_t colo_sequence_count(const colo_sequence_t *s)
 {
+    if (!s || s->cp < 1)
+        return 0;
     const colo_partition_t part = partition_of(s);
     return (s->cu_padded ? 1 : s->batch) * (part.positions / s->cp);
 }

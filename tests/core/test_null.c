@@ -122,6 +122,31 @@ static void getters_of_tensors_and_knobs(void **state)
     assert_null(colo_env_knob(-1));
 }
 
+static void getters_of_losses_and_memory(void **state)
+{
+    int64_t first = -1, count = -1;
+    const colo_lm_head_grads_t grads = {NULL, NULL, false};
+    const colo_sequence_t unset = {.batch = 3, .positions = 4};
+    assert_null(colo_lm_head_config(NULL));
+    assert_null(colo_lm_head_group(NULL));
+    assert_int_equal(colo_lm_head_state(NULL), COLO_LM_HEAD_NOT_AVAILABLE);
+    colo_lm_head_rows(NULL, &first, &count);
+    assert_int_equal(first, 0);
+    assert_int_equal(count, 0);
+    colo_lm_head_rows(NULL, NULL, NULL);
+    assert_int_equal(colo_lm_head_gathered_size(NULL), 0);
+    assert_int_equal(colo_lm_head_reduce_size(NULL, &grads), 0);
+    assert_int_equal(colo_linear_logprob_mode(NULL, 1), COLO_LINEAR_AUTO);
+    assert_int_equal(colo_linear_logprob_chunk(NULL, 1), 0);
+    assert_int_equal(colo_sequence_count(NULL), 0);
+    assert_int_equal(colo_sequence_count(&unset), 0); /* cp is 0 */
+    assert_int_equal(colo_loss_weighted_scratch_size(-1), colo_loss_weighted_scratch_size(1));
+    assert_null(colo_memory_data(NULL));
+    assert_int_equal(colo_memory_bytes(NULL), 0);
+    assert_false(colo_memory_is_direct(NULL));
+    assert_false(colo_memory_find(NULL, &first, 1));
+}
+
 static void names_of_what_is_unknown(void **state)
 {
     assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
@@ -142,18 +167,27 @@ static void destructors_take_null(void **state)
     colo_place_t *place = NULL;
     colo_hypergrid_t *hyper = NULL;
     colo_tape_t *tape = NULL;
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    colo_memory_t *memory = NULL;
     colo_comm_destroy(&comm);
     colo_bridge_destroy(&bridge);
     colo_plan_destroy(&plan);
     colo_place_destroy(&place);
     colo_hypergrid_destroy(&hyper);
     colo_tape_destroy(&tape);
+    colo_lm_head_destroy(&head);
+    colo_linear_logprob_destroy(&linear);
+    colo_memory_destroy(&memory);
     colo_comm_destroy(NULL);
     colo_bridge_destroy(NULL);
     colo_plan_destroy(NULL);
     colo_place_destroy(NULL);
     colo_hypergrid_destroy(NULL);
     colo_tape_destroy(NULL);
+    colo_lm_head_destroy(NULL);
+    colo_linear_logprob_destroy(NULL);
+    colo_memory_destroy(NULL);
     colo_tape_reset(NULL);
 }
 
@@ -166,6 +200,7 @@ int main(void)
         cmocka_unit_test(a_way_that_is_none_has_no_messages),
         cmocka_unit_test(getters_of_a_place),
         cmocka_unit_test(getters_of_tensors_and_knobs),
+        cmocka_unit_test(getters_of_losses_and_memory),
         cmocka_unit_test(names_of_what_is_unknown),
         cmocka_unit_test(destructors_take_null),
     };
