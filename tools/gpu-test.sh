@@ -52,7 +52,7 @@ if [ "$sanitize" = yes ]; then
     for tool in memcheck racecheck; do
         say "running the gpu suite under compute-sanitizer --tool $tool"
         # few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
-        T_SCALE=4 run_gpu "$tool" --no-suite slow --timeout-multiplier 10 \
+        T_CHECKED=1 T_SCALE=4 run_gpu "$tool" --no-suite slow --timeout-multiplier 10 \
             --wrapper "$sanitizer --tool $tool --report-api-errors no --error-exitcode 99"
     done
 fi

@@ -85,7 +85,8 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
  * colo_bridge_reshape() - another batch, length or width from now on; local, O(peers), no new comm
  * All ranks must do the same before the next forward. On error the bridge keeps its old shape.
  * On a comm of GPUs, a shape that ties other ranks together (seldom: a batch that does not divide)
- * connects them in the next call, which then cannot be captured.
+ * connects them in the next call, which then cannot be captured. CUDA graphs captured before over
+ * registered memory must not be replayed any more.
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
@@ -97,7 +98,8 @@ COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_scratch_size() - bytes of memory like the tensors' that the bridge owns, all allocated
  *  by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the staging of
- *  messages (half of what is sent and received, by message of 1 MiB or more; smaller ones whole) */
+ *  messages (half of what is sent and received, by message of 1 MiB or more; smaller ones whole).
+ *  Over registered memory (memory.h) 0, until a call is staged after all, which then allocates */
 COLO_API size_t colo_bridge_scratch_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus

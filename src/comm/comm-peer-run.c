@@ -8,8 +8,9 @@
  * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
  * on the device is kept with an event where the caller changes streams.
  *
- * A kernel that gives up says so in pinned memory, and colo_peer_look() makes a sentence of it. The
- * slots of a path that died are left to the process's end: a peer that comes late may write there.
+ * A kernel that gives up says so in pinned memory, and colo_peer_look() makes a sentence of it.
+ * Slots outlive their bridge, as long as the comm, and those of a path that died the process: a
+ * peer that comes late may write there.
  *
  * Left to others: the handshake itself (kernels/direct.cu), what is registered (comm-peer.c).
  */
@@ -206,7 +207,9 @@ colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2])
 
 static bool is_dead(const struct colo_direct *d)
 {
-    bool dead = atomic_load(&d->peer->stopped);
+    char why[900];
+    bool dead =
+        atomic_load(&d->peer->stopped) || d->comm->ops->state(d->comm, why, sizeof why) != COLO_OK;
     for (int w = 0; w < 2; w++)
         dead = dead || __atomic_load_n(&d->report[w].code, __ATOMIC_ACQUIRE) != COLO_K_FINE;
     return dead;
@@ -223,7 +226,8 @@ static void direct_free(struct colo_direct *d)
         cudaFree(d->way[w].lists);
     colo_peer_unshare(d->peer, &d->share);
     if (!dead) {
-        cudaFree(d->slots);
+        if (d->slots)
+            colo_peer_retire(d->peer, d->slots);
         cudaFreeHost(d->report);
     }
     (void)cudaGetLastError();

@@ -109,6 +109,9 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
 
 static void peer_free(struct colo_peer *p)
 {
+    for (int32_t i = 0; i < p->nretired; i++)
+        cudaFree(p->retired[i]);
+    free(p->retired);
     cudaFree(p->table);
     if (p->stream)
         cudaStreamDestroy(p->stream);
@@ -119,6 +122,17 @@ static void peer_free(struct colo_peer *p)
     free(p->foreign);
     free(p->world);
     free(p);
+}
+
+void colo_peer_retire(struct colo_peer *p, void *memory)
+{
+    pthread_mutex_lock(&p->lock);
+    void **more = realloc(p->retired, ((size_t)p->nretired + 1) * sizeof *more);
+    if (more) { /* else it stays for good */
+        p->retired = more;
+        p->retired[p->nretired++] = memory;
+    }
+    pthread_mutex_unlock(&p->lock);
 }
 
 void colo_peer_drop(struct colo_peer *p)

@@ -37,6 +37,8 @@ struct colo_peer {
     struct colo_direct *direct;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
+    void **retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
+    int32_t nretired;
 };
 
 typedef struct colo_share {
@@ -60,6 +62,8 @@ struct colo_peer *_Atomic *colo_peer_place(const colo_comm_t *c);
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s);
 void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);
+/* Frees device memory when the comm and all that was registered over it are gone. */
+void colo_peer_retire(struct colo_peer *p, void *memory);
 
 /* comm-peer-run.c */
 colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);

@@ -9,7 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-int t_peer_devices(void)
+static int count_devices(void)
 {
     int status = 0;
     fflush(NULL);
@@ -21,6 +21,14 @@ int t_peer_devices(void)
     return child > 0 && waitpid(child, &status, 0) == child && WIFEXITED(status)
                ? WEXITSTATUS(status)
                : 0;
+}
+
+bool t_peer_enough(int ranks)
+{
+    const int need = getenv("T_CHECKED") ? ranks : 1, found = count_devices();
+    if (found < need)
+        printf("skipped: needs %d GPUs, found %d\n", need, found);
+    return found >= need;
 }
 
 colo_status_t t_peer_cuda(cudaError_t e, const char *what)

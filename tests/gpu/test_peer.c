@@ -243,7 +243,7 @@ int main(void)
         cmocka_unit_test(elements_at_odd_addresses_arrive),
         cmocka_unit_test(a_bridge_takes_other_shapes),
     };
-    if (t_peer_devices() < 1)
+    if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
     return cmocka_run_group_tests_name("gpu/peer", tests, NULL, NULL);
 }
