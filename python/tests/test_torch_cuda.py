@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same functions on GPUs, a rank each; skipped where there are fewer than two."""
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from colobridge import compat  # noqa: E402
+from world import World  # noqa: E402
+
+GPUS = 4 if torch.cuda.device_count() >= 4 else 2 if torch.cuda.device_count() >= 2 else 0
+V = 512
+
+
+@pytest.fixture(scope='module')
+def world():
+    if not GPUS:
+        pytest.skip('needs two GPUs')
+    world = World(GPUS)
+    yield world
+    world.close()
+
+
+def device(rank):
+    torch.cuda.set_device(rank)
+    return torch.device('cuda', rank)
+
+
+def carries(rank, dtype, axes):
+    at = device(rank)
+    src, dst = cb.Layout.src('dp=%d' % GPUS), cb.Layout.dst('cp=2,dp=%d' % (GPUS // 2))
+    shape = (2 * GPUS, 8, 16)
+    rng = torch.Generator().manual_seed(1)
+    everything = torch.randint(-99, 99, shape, generator=rng).to(dtype)
+    order = (0, 1, 2) if axes == 'bsh' else (1, 0, 2)
+    bridge = ct.Bridge(src, dst, group=dist.group.WORLD, axes=axes)
+    stream = torch.cuda.Stream(at)
+    for again in range(3):
+        x = everything[2 * rank:2 * rank + 2].permute(order).contiguous().to(at).requires_grad_()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(stream if again == 2 else torch.cuda.current_stream(at)):
+            if again == 1:
+                torch.cuda.set_sync_debug_mode('error')
+            y = bridge(x)
+            y.backward(y.detach())
+            torch.cuda.set_sync_debug_mode('default')
+        torch.cuda.synchronize()
+        first = rank // 2 * 4
+        assert torch.equal(y.cpu(), everything[first:first + 4].permute(order))
+        assert torch.equal(x.grad, 2 * x.detach())
+
+
+def test_bridge_on_gpus(world):
+    for dtype in (torch.float32, torch.bfloat16):
+        for axes in ('bsh', 'sbh'):
+            world.run(carries, dtype, axes)
+
+
+def loses(rank, dtype):
+    at = device(rank)
+    rng = torch.Generator().manual_seed(2)
+    z = (torch.randn(64, V, generator=rng) * 3).to(dtype)
+    t = torch.randint(0, V, (64,), generator=rng)
+    each = V // GPUS
+    mine = z[:, rank * each:(rank + 1) * each].to(at).requires_grad_()
+    targets = t.to(at)
+    whole = z.double().requires_grad_()
+    lp = torch.log_softmax(whole, -1)
+    want = lp.gather(-1, t[:, None])[:, 0], -(lp.exp() * lp).sum(-1)
+    (want[0].sum() + want[1].sum()).backward()
+    for again in range(2):
+        mine.grad = None
+        if again:
+            torch.cuda.set_sync_debug_mode('error')
+        logp, h = ct.logprob(mine, targets, tp_group=dist.group.WORLD, entropy=True)
+        (logp.sum() + h.sum()).backward()
+        torch.cuda.set_sync_debug_mode('default')
+    torch.testing.assert_close(logp.double().cpu(), want[0].detach(), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(h.double().cpu(), want[1].detach(), rtol=1e-4, atol=1e-4)
+    near = 1e-4 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(mine.grad.double().cpu(), whole.grad[:, rank * each:(rank + 1) * each],
+                               rtol=near, atol=near)
+    got = compat.DistributedLogprob.apply(mine.detach(), targets, rank * each, (rank + 1) * each,
+                                          dist.group.WORLD, True)
+    assert torch.equal(got, logp.detach())
+
+
+def test_losses_on_gpus(world):
+    for dtype in (torch.float32, torch.bfloat16):
+        world.run(loses, dtype)
+
+
+def captured(rank):
+    at = device(rank)
+    each = V // GPUS
+    z = torch.randn(64, each, device=at, requires_grad=True)
+    t = torch.randint(0, V, (64,), generator=torch.Generator().manual_seed(3)).to(at)
+
+    def run():
+        logp = ct.logprob(z, t, tp_group=dist.group.WORLD)
+        return logp, torch.autograd.grad(logp.sum(), z)[0]
+
+    side = torch.cuda.Stream(at)
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            want = run()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run()
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize()
+    assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+def test_losses_in_a_cuda_graph(world):
+    world.run(captured)
+
+
+def test_a_group_of_one_makes_nothing_but_the_gradient():
+    if not torch.cuda.is_available():
+        pytest.skip('needs a GPU')
+    z = torch.randn(1024, 32768, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+    t = torch.randint(0, 32768, (1024,), device='cuda')
+    size = z.numel() * z.element_size()
+    ct.logprob(z, t, entropy=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    logp, h = ct.logprob(z, t, entropy=True)
+    (logp.sum() + h.sum()).backward()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() - before < 1.05 * size
