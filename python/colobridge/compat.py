@@ -289,7 +289,8 @@ def _head_function() -> Any:
                     scale: float, softcap: float) -> Any:
             needs = ctx.needs_input_grad[:3]
             total = hidden.new_zeros((), dtype=torch.float64)
-            entropy, right, valid, bad = total.clone(), *(labels.new_zeros(3).unbind())
+            entropy, counts = total.clone(), labels.new_zeros(3)
+            right, valid, bad = counts[0], counts[1], counts[2]
             d_hidden = torch.empty_like(hidden) if needs[0] else None
             d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
             d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] else None

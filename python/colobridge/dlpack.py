@@ -73,7 +73,7 @@ class Borrowed:
         self.view = _view(managed.tensor)
         self.read_only = bool(isinstance(managed, _Versioned) and managed.flags & _READ_ONLY)
         _py.PyCapsule_SetName(capsule, _USED[name])
-        self._managed = managed
+        self._managed: Any = managed
 
     def release(self) -> None:
         """Give it back; the second time does nothing."""

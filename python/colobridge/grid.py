@@ -58,7 +58,7 @@ class Grid:
             spec = dims.encode()
             call('colo_grid_parse_n', self._raw, spec, len(spec), world)
         else:
-            raw = (s.Dim * max(len(dims), 1))(*((text(name), int(n)) for name, n in dims))
+            raw = (s.Dim * max(len(dims), 1))(*(s.Dim(text(name), int(n)) for name, n in dims))
             call('colo_grid_init', self._raw, raw, len(dims), offset, world)
 
     @property

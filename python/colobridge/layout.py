@@ -81,9 +81,10 @@ class Layout:
 
     def stage(self, dim: str | None, stage: int | str) -> 'Layout':
         """Only ranks at coordinate @stage of @dim hold the tensor; "last", or "any" with no dim."""
-        at = {'last': s.STAGE_LAST, 'any': s.STAGE_ANY}.get(stage, stage)  # type: ignore[call-overload]
-        if isinstance(at, str):
-            raise ValueError("stage: '%s', expected a coordinate, 'last' or 'any'" % at)
+        words = {'last': s.STAGE_LAST, 'any': s.STAGE_ANY}
+        if isinstance(stage, str) and stage not in words:
+            raise ValueError("stage: '%s', expected a coordinate, 'last' or 'any'" % stage)
+        at = words[stage] if isinstance(stage, str) else stage
         call('colo_layout_stage', self._raw, None if dim is None else text(dim), at)
         return self
 

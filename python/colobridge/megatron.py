@@ -217,7 +217,8 @@ class HyperCommGrid:
 
     def destroy(self) -> None:
         """Destroys every process group that this rank is a member of, once."""
-        dist, seen = _dist(), []
+        dist = _dist()
+        seen: list[Any] = []
         for group in self._pgs.values():
             if group is None or group is dist.GroupMember.NON_GROUP_MEMBER or \
                     any(group is other for other in seen):
@@ -296,7 +297,7 @@ class ColocatedBridgeCommunicator:
                 self.gather_group_ranks, backend=getattr(dest_grid, 'backend', None))[0]
         self._own_pgs = [self.gather_pg]
         self.dest_cp_pg = self._cp_group() if self.dest_cp_size > 1 else None
-        self._options = {'algo': algo or 'exact', 'output': output, 'grad': grad}
+        self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad}
         self._bridge: Any = None
         self._destroyed = False
 
@@ -327,7 +328,7 @@ class ColocatedBridgeCommunicator:
         for rank, (src_dp, src_tp) in self.rank_to_src_pos.items():
             dp, tp, cp = self.rank_to_dest_coords[rank]
             if self.is_fan_in():
-                key, place = (dp, src_tp), src_dp
+                key, place = (dp, src_tp, 0), src_dp
             else:
                 key, place = (src_dp, tp, cp), dp
             groups.setdefault(key, []).append((place, rank))

@@ -109,8 +109,8 @@ class Bridge:
         if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
         self.group, self.axes = group, axes
-        self._options = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
-                         'ranks_per_node': ranks_per_node}
+        self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
+                                         'ranks_per_node': ranks_per_node}
         self.frozen = frozen
         self._parts = self._split_sizes()
         self._ranks: tuple[int, ...] | None = None
@@ -172,18 +172,18 @@ class Bridge:
             self._kept.clear()
             self._comm = comm
         key = (shape, dtype, device)
-        bridge = self._kept.get(key)
-        if bridge is None:
+        ready = self._kept.get(key)
+        if ready is None:
             no_grad = self.frozen or not dtype.is_floating_point
             with groups.telling(comm):
                 bridge = core.Bridge(comm, self.src, self.dst, shape,
                                      dtype=s.DTYPES[torch_dtype(dtype)], device=device.type,
                                      no_grad=no_grad, **self._options)
-            bridge = self._kept[key] = _Ready(bridge, torch_dtype(dtype), device)
+            ready = self._kept[key] = _Ready(bridge, torch_dtype(dtype), device)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
-        return bridge
+        return ready
 
     def __call__(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
                  like: Any = None) -> Any:

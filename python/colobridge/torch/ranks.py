@@ -92,9 +92,9 @@ def group_ranks(group: Any, what: str = 'group') -> tuple[int, ...]:
                       else 'is a %s, expected a torch process group, a colobridge.Comm or None'
                       % type(group).__name__)
         raise ArgumentError("%s %s" % (what, what_it_is))
-    c10d = dist.distributed_c10d
-    state = getattr(c10d, '_world', None)
-    table = state.pg_group_ranks if hasattr(state, 'pg_group_ranks') else c10d._pg_group_ranks
+    c10d: Any = dist.distributed_c10d
+    state: Any = getattr(c10d, '_world', None)  # torch 1.13 has the table itself
+    table: Any = c10d._pg_group_ranks if state is None else state.pg_group_ranks
     if group not in table:
         raise FailedError("%s: this process group was destroyed before its last use" % what,
                           STATUS['ERR_STATE'])
@@ -137,7 +137,7 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
 
     def all_gather(mine: bytes) -> list[bytes]:
         steps[0] += 1
-        store.set(key(me, steps[0]), mine)
+        store.set(key(me, steps[0]), mine)  # type: ignore[arg-type]
         keys = [key(rank, steps[0]) for rank in ranks]
         try:
             store.wait(keys, _timeout())
