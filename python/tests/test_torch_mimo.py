@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""examples/torch_mimo on 4 processes: the library's bridge and losses against torch.distributed."""
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+EXAMPLE = Path(__file__).resolve().parents[2] / 'examples/torch_mimo'
+sys.path.insert(0, str(EXAMPLE))
+
+import train  # noqa: E402
+from world import World  # noqa: E402
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def run(rank, *argv):
+    made = train.Run(train.options(list(argv)))
+    return made(), made.right
+
+
+SMALL = ('--width', '16', '--batch', '24', '--dtype', 'float64')
+
+
+@pytest.mark.parametrize('src, dst', [
+    ('tp=2,dp=2', 'tp=2,cp=2,dp=1'), ('tp=1,dp=4', 'tp=4,cp=1,dp=1'), ('tp=4,dp=1', 'cp=2,tp=1,dp=2'),
+    ('dp=2,tp=2', 'tp=1,cp=4,dp=1'), ('tp=2,dp=2', 'tp=2,cp=1,dp=2')])
+def test_losses_and_gradients_agree_step_by_step(world, src, dst):
+    said = world.run(run, '--src', src, '--dst', dst, '--compare', '--steps', '3', *SMALL)
+    assert all(s == said[0] for s in said)
+
+
+def test_a_run_is_the_same_under_other_layouts_and_exchanges(world):
+    seen = [world.run(run, '--src', src, '--dst', dst, '--exchange', how, '--steps', '4', *SMALL)[0][0]
+            for how, src, dst in (('plain', 'tp=1,dp=4', 'tp=1,cp=1,dp=4'),
+                                  ('library', 'tp=2,dp=2', 'tp=2,cp=2,dp=1'),
+                                  ('hidden', 'tp=1,dp=4', 'tp=2,cp=1,dp=2'))]
+    for losses in seen[1:]:  # four steps of Adam make 1e-16 of a gradient larger
+        assert losses == pytest.approx(seen[0], rel=1e-6)
+
+
+def test_what_is_wrong_with_the_bridge_is_seen(world):
+    with pytest.raises(AssertionError, match='loss or gradients differ'):
+        world.run(broken)
+
+
+def broken(rank):
+    made = train.Run(train.options(['--compare', '--steps', '1', *SMALL]))
+    carry = made.exchanges['library'].carry
+    made.exchanges['library'].bridge = lambda x: carry(x.detach() + 0.5 * (x - x.detach()))
+    made()
+
+
+def launches():
+    """PyTorch 1.13's torchrun does not start under Python 3.11."""
+    from torch.distributed.elastic.multiprocessing.api import Std, to_map
+    try:
+        return to_map(Std.NONE, 1)[0] == Std.NONE
+    except AttributeError:
+        return False
+
+
+@pytest.mark.skipif(not launches(), reason='torchrun of this PyTorch %s fails under this Python'
+                    % torch.__version__)
+def test_torchrun_trains():
+    done = subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '4',
+                           '--standalone', str(EXAMPLE / 'train.py'), '--steps', '25', '--width',
+                           '32'], text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{')]
+    assert lines[24]['loss'] < 0.6 * lines[0]['loss'] and 'exact' in lines[-1]
