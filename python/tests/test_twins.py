@@ -44,6 +44,21 @@ TWINS = {
     'the gradient of a mean is added over ranks again': (
         'torch/logprob.py', 'return d_total, None', 'return 2 * d_total, None',
         'test_torch_logprob.py', 'test_mean_is_divided_once_over_all_ranks'),
+    'the sum over ranks of a loss made in forward is left out': (
+        'torch/linear.py', 'value = sum_over().apply(value, across)', 'value = value * 1',
+        'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
+    'gradients made in forward ignore the upstream one': (
+        'torch/linear.py', 'd_hidden.mul_(g)', 'd_hidden.mul_(1)', 'test_torch_linear.py',
+        'test_loss_mode_and_the_others_agree'),
+    'main_grad is written over': (
+        'torch/linear.py', 'd_weight_add=o.main is not None', 'd_weight_add=False',
+        'test_torch_linear.py', 'test_gradients_are_added_to_main_grad'),
+    'a sequence-parallel rank reads its own tokens as all': (
+        'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
+        'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
+    'a refusal stays on its rank': (
+        'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
+        'test_what_one_rank_did_wrong_reaches_all'),
 }
 
 
