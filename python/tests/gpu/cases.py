@@ -1,0 +1,426 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What PyTorch on GPUs must do, on 1, 2, 4 or 8 of them; run.py runs each on all ranks at once.
+
+Expected values come from the same whole tensors on every rank, by plain PyTorch in float64."""
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import colobridge.torch as ct
+from colobridge import Grid, megatron
+
+V, H = 515, 64
+
+
+class Skip(Exception):
+    pass
+
+
+def size():
+    return dist.get_world_size()
+
+
+def me():
+    return dist.get_rank()
+
+
+def cut(n):
+    """[lo, hi) of this rank; uneven"""
+    each = -(-n // size())
+    return min(me() * each, n), min((me() + 1) * each, n)
+
+
+def leaf(t):
+    return t.detach().clone().requires_grad_()
+
+
+def near(got, want, bound, what):
+    top = max(1.0, float(want.abs().max())) if want.numel() else 1.0
+    off = float((got.double() - want.double()).abs().max()) if want.numel() else 0.0
+    assert got.shape == want.shape and off <= bound * top, '%s: off by %g of %g' % (what, off, top)
+
+
+def logits_case(tokens=96, dtype=torch.float32, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    z = (torch.randn(tokens, V, generator=rng, dtype=torch.float64) * 3).to(dtype).cuda()
+    t = torch.randint(0, V, (tokens,), generator=rng)
+    t[1::7] = -100
+    g = torch.randn(2, tokens, generator=rng, dtype=torch.float64)
+    return z, t.cuda(), g.cuda()
+
+
+def linear_case(tokens=96, dtype=torch.float32, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+    h = torch.randn(tokens, H, generator=rng, dtype=torch.float64).to(dtype).cuda()
+    w = torch.randn(V, H, generator=torch.Generator().manual_seed(77), dtype=torch.float64)
+    return h, (w * 0.3).to(dtype).cuda(), logits_case(tokens)[1]
+
+
+def plain(x, t):
+    lp = torch.log_softmax(x, -1)
+    keep = t != -100
+    nothing = torch.zeros((), dtype=x.dtype, device=x.device)
+    logp = torch.where(keep, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), nothing)
+    return logp, torch.where(keep, -(lp.exp() * lp).sum(-1), nothing)
+
+
+# ---- bridge ----
+
+def layouts():
+    n = size()
+    if n == 1:
+        return [('tp=1,dp=1', 'tp=1,dp=1')]
+    return [('tp=1,dp=%d' % n, 'tp=%d,dp=1' % n), ('tp=%d,dp=1' % n, 'tp=1,dp=%d' % n),
+            ('tp=1,dp=%d' % n, 'tp=1,cp=2,dp=%d' % (n // 2)), ('tp=2,dp=%d' % (n // 2),) * 2]
+
+
+def samples_of(spec, whole):
+    grid = Grid(spec)
+    dp, at = grid.extent('dp'), grid.coords(me()).get('dp', 0)
+    each = whole.shape[0] // dp
+    return whole[at * each:(at + 1) * each]
+
+
+def coded(dtype, n=8, rows=16, width=32):
+    """Values that say where they come from, exact in every dtype of 8 bits: each 1 of 251 codes"""
+    i = torch.arange(n * rows * width, device='cuda').view(n, rows, width)
+    return ((i * 7 + i // 251) % 251).to(dtype)
+
+
+def carried(run, src, dst, dtype, cp):
+    whole = coded(dtype)
+    x = samples_of(src, whole).clone().requires_grad_()
+    y = run(x)
+    assert torch.equal(y, samples_of(dst, whole)), (src, dst)
+    up = samples_of(dst, coded(torch.float32) % 7).to(dtype)  # summed over cp: below 256 / cp
+    y.backward(up)
+    assert torch.equal(x.grad, samples_of(src, (coded(torch.float32) % 7) * cp).to(dtype)), (src, dst)
+
+
+def case_bridge_moves_every_value_and_sums_gradients_over_cp():
+    for src, dst in layouts():
+        for dtype in (torch.bfloat16, torch.float32):
+            carry = ct.Bridge(src, dst, group=dist.group.WORLD)
+            carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
+
+
+def case_grid_and_communicator_on_nccl_groups():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    n = size()
+
+    def grid(tp, cp, dp):
+        made = megatron.HyperCommGrid([tp, cp, 1, dp], ['tp', 'cp', 'pp', 'dp'], backend='nccl')
+        for dims in (['tp'], ['cp'], ['pp'], ['dp'], ['dp', 'cp']):
+            group = made.create_pg(dims)
+            assert made.get_pg(dims) is group
+        total = torch.ones(1, device='cuda')
+        dist.all_reduce(total, group=made.get_pg(['dp', 'cp']))
+        assert int(total) == dp * cp
+        return made
+
+    for a, b in (((1, 1, n), (n, 1, 1)), ((n, 1, 1), (1, 1, n)), ((1, 1, n), (1, 2, n // 2))):
+        src, dst = grid(*a), grid(*b)
+        comm = megatron.ColocatedBridgeCommunicator(src, dst)
+        carried(comm.communicate, 'tp=%d,cp=%d,dp=%d' % a, 'tp=%d,cp=%d,dp=%d' % b, torch.bfloat16, b[1])
+        comm.destroy()
+        src.destroy()
+        dst.destroy()
+
+
+# ---- losses ----
+
+def case_logprob_is_that_of_the_whole_vocabulary():
+    lo, hi = cut(V)
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        z, t, g = logits_case(dtype=dtype)
+        whole = leaf(z.double())
+        want = plain(whole, t)
+        (want[0] * g[0] + want[1] * g[1]).sum().backward()
+        seen = []
+        for chunk in (None, 1, 7, 16, 64, 512):
+            mine = leaf(z[:, lo:hi])
+            logp, h = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                                 entropy=True, chunk_size=chunk)
+            (logp.double() * g[0] + h.double() * g[1]).sum().backward()
+            near(logp, want[0].detach(), min(bound, 1e-4), 'logp')
+            near(h, want[1].detach(), min(bound, 1e-4), 'entropy')
+            near(mine.grad, whole.grad[:, lo:hi], bound, 'd_logits')
+            seen.append((logp.detach(), mine.grad))
+        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(seen, seen[1:]))
+
+
+def case_linear_is_the_product_and_its_loss():
+    lo, hi = cut(V)
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 5e-4), (torch.bfloat16, 3e-2)):
+        h, w, t = linear_case(dtype=dtype)
+        _, _, g = logits_case()
+        x, y = leaf(h.double()), leaf(w.double())
+        want = plain(x @ y.t(), t)
+        (want[0] * g[0] + want[1] * g[1]).sum().backward()
+        for mode, chunk in (('logprob', None), ('keep', None), ('auto', 32)):
+            a, b = leaf(h), leaf(w[lo:hi])
+            out = ct.linear_logprob(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
+                                    vocab_size=V, entropy=True, mode=mode, chunk_size=chunk)
+            (out[0].double() * g[0] + out[1].double() * g[1]).sum().backward()
+            for got, right, name in ((out[0], want[0].detach(), 'logp'), (a.grad, x.grad, 'd_hidden'),
+                                     (b.grad, y.grad[lo:hi], 'd_weight')):
+                near(got, right, bound, (name, mode, dtype))
+        x, y = leaf(h.double()), leaf(w.double())
+        mean = torch.nn.functional.cross_entropy(x @ y.t(), t)
+        (mean * 3).backward()
+        a, b = leaf(h), leaf(w[lo:hi])
+        b.main_grad = torch.ones(b.shape, dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                                 device='cuda')
+        loss = ct.linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                             main_grad=True)
+        (loss.loss * 3).backward()
+        near(loss.loss.detach(), mean.detach(), bound, 'loss')
+        near(a.grad, x.grad, bound, 'd_hidden of the loss')
+        near(b.main_grad - 1, y.grad[lo:hi], bound, 'main_grad')
+
+
+def case_checkpointed_runs_give_the_same_bits():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+
+    def run(x, y):
+        z = torch.nn.functional.linear(x.tanh(), y)
+        a = ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
+        return a + ct.linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
+                                     vocab_size=V)
+
+    seen = []
+    for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
+        x, y = leaf(h), leaf(w[lo:hi])
+        way(x, y).sum().backward()
+        seen.append((x.grad, y.grad))
+    assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
+
+
+def case_compiled_code_goes_around_it():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+
+    def step(x, y):
+        z = torch.nn.functional.linear(torch.tanh(x) * 2, y)
+        loss = ct.nll(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V).loss
+        return loss * 2 + ct.linear_nll(torch.tanh(x), y, target=t, tp_group=dist.group.WORLD,
+                                        vocab_start=lo, vocab_size=V).loss
+
+    seen = []
+    for run in (step, torch.compile(step)):
+        x, y = leaf(h), leaf(w[lo:hi])
+        run(x, y).backward()
+        seen.append((x.grad, y.grad))
+    for a, b in zip(*seen):
+        near(b, a, 1e-4, 'compiled')
+
+
+def case_autocast_casts_linear_and_leaves_the_rest():
+    h, w, t = linear_case()
+    with torch.autocast('cuda', dtype=torch.bfloat16):
+        out = ct.linear_logprob(leaf(h), leaf(w), target=t)
+        z = torch.nn.functional.linear(h, w)
+        assert z.dtype == torch.bfloat16 and ct.logprob(z, t).dtype == torch.float32
+    assert torch.equal(out, ct.linear_logprob(h.bfloat16(), w.bfloat16(), target=t))
+
+
+def case_fsdp2_trunk_and_sharded_head():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh('cuda', (size(),))
+    torch.manual_seed(3)
+    trunk = torch.nn.Linear(H, H).cuda()
+    first = [p.detach().clone() for p in trunk.parameters()]
+    sides = [linear_case(seed=r) for r in range(size())]
+    w = sides[0][1]
+    # the whole: every rank's tokens, the loss of rank r counted once
+    whole_w, whole_h = leaf(w), [leaf(p) for p in first]
+    mean = sum(torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(s[0], whole_h[0], whole_h[1]) @ whole_w.t(), s[2], reduction='sum')
+        for s in sides) / (size() * int((sides[0][2] != -100).sum()))
+    mean.backward()
+    fully_shard(trunk, mesh=mesh)
+    trunk.set_gradient_divide_factor(1.0) if hasattr(trunk, 'set_gradient_divide_factor') else None
+    head = torch.nn.Parameter(distribute_tensor(w.clone(), mesh, [Shard(0)]))
+    h, _, t = sides[me()]
+    for mode in ('loss', 'logprob'):
+        trunk.zero_grad()
+        head.grad = None
+        loss = ct.linear_nll(trunk(h), head, target=t, reduce_group=dist.group.WORLD, mode=mode).loss
+        loss.backward()
+        near(loss.detach(), mean.detach(), 1e-4, 'loss')
+        near(head.grad.full_tensor(), whole_w.grad, 1e-4, 'd_head')
+        if hasattr(trunk, 'set_gradient_divide_factor'):
+            near(trunk.weight.grad.full_tensor(), whole_h[0].grad, 1e-4, 'd_trunk')
+    assert head.grad.to_local().shape[0] == max(0, cut(V)[1] - cut(V)[0])
+
+
+# ---- streams, graphs, memory, waiting ----
+
+def steps():
+    """name -> (static inputs, fn of them that returns outputs and gradients)"""
+    lo, hi = cut(V)
+    z, t, g = logits_case()
+    h, w, _ = linear_case()
+    src, dst = layouts()[0]
+    carry = ct.Bridge(src, dst, group=dist.group.WORLD)
+    x = samples_of(src, coded(torch.float32)).clone()
+    g0 = g[0].float()
+
+    def with_grad(run, *inputs):
+        y = run(*inputs)
+        return [y.detach(), *torch.autograd.grad(y, inputs, torch.ones_like(y) * 2)]
+
+    def loss(z):
+        return ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V) * g0
+
+    def linear(h, w, mode):
+        return ct.linear_logprob(h, w, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                                 mode=mode) * g0
+
+    def nll(h, w):
+        return ct.linear_nll(h, w, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                             reduce_group=dist.group.WORLD).loss
+    return {
+        'bridge': ([leaf(x)], lambda a: with_grad(carry, a)),
+        'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
+        'linear logprob': ([leaf(h), leaf(w[lo:hi])],
+                           lambda a, b: with_grad(lambda p, q: linear(p, q, 'logprob'), a, b)),
+        'linear keep': ([leaf(h), leaf(w[lo:hi])],
+                        lambda a, b: with_grad(lambda p, q: linear(p, q, 'keep'), a, b)),
+        'linear_nll': ([leaf(h), leaf(w[lo:hi])], lambda a, b: with_grad(nll, a, b))}
+
+
+def case_cuda_graphs_replay_with_other_values():
+    for name, (inputs, run) in steps().items():
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                run(*inputs)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = run(*inputs)
+        for turn in range(2):
+            with torch.no_grad():
+                for x in inputs:
+                    x.mul_(0.5 + turn)
+            graph.replay()
+            torch.cuda.synchronize()
+            got = [o.clone() for o in out]
+            for a, b in zip(got, run(*inputs)):
+                assert torch.equal(a, b), name
+        dist.barrier()
+
+
+def case_the_current_stream_is_the_one():
+    for name, (inputs, run) in steps().items():
+        want = run(*inputs)
+        torch.cuda.synchronize()
+        values = [x.detach().clone() for x in inputs]
+        with torch.no_grad():
+            for x in inputs:
+                x.zero_()
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream()
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(int(2e8))  # 0.1 s: work on another stream would read the zeros
+            with torch.no_grad():
+                for x, v in zip(inputs, values):
+                    x.copy_(v)
+            got = run(*inputs)
+        side.synchronize()
+        for a, b in zip(got, want):
+            assert torch.equal(a, b), name
+
+
+def case_nothing_waits_for_the_gpu():
+    for name, (inputs, run) in steps().items():
+        for _ in range(2):
+            run(*inputs)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode('error')
+        try:
+            run(*inputs)
+        finally:
+            torch.cuda.set_sync_debug_mode('default')
+
+
+def case_the_host_is_ahead_of_the_gpu():
+    """The library's own waits, which torch does not see: the GPU sleeps while the host goes on."""
+    for name, (inputs, run) in steps().items():
+        for _ in range(2):
+            run(*inputs)
+        torch.cuda.synchronize()
+        done = torch.cuda.Event()
+        torch.cuda._sleep(int(2e9))  # 1 s
+        run(*inputs)
+        done.record()
+        assert not done.query(), name + ': the host waited'
+        torch.cuda.synchronize()
+
+
+def peak(run):
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    kept = run()
+    torch.cuda.synchronize()
+    del kept
+    return torch.cuda.max_memory_allocated() - before
+
+
+def case_nothing_of_the_size_of_the_logits_is_allocated():
+    tokens, columns = 8192, 32768
+    t = torch.randint(0, columns * size(), (tokens,), generator=torch.Generator().manual_seed(1)).cuda()
+    args = {'tp_group': dist.group.WORLD, 'vocab_start': me() * columns, 'vocab_size': columns * size()}
+    z = torch.randn(tokens, columns, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+    whole = z.numel() * 2
+
+    def loss(**more):
+        ct.logprob(z, t, **args, **more).sum().backward()
+
+    for run, most in ((lambda: ct.logprob(z, t, **args), 0.05), (loss, 1.05),
+                      (lambda: loss(inplace_backward=True), 0.05)):
+        run()
+        z.grad = None
+        used = peak(run) / whole
+        assert used < most, '%.3f of the logits, expected at most %.2f' % (used, most)
+        z.grad = None
+    del z
+    torch.cuda.empty_cache()
+    h = torch.randn(tokens, 512, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+    w = torch.randn(columns, 512, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+
+    def linear(mode):
+        run = ct.linear_nll(h, w, target=t, mode=mode, chunk_size=1024, **args)
+        run.loss.backward()
+        h.grad = w.grad = None
+
+    for mode in ('loss', 'logprob'):  # f32 logits of two chunks of 1024 of 8192: half of bf16 logits
+        linear(mode)
+        used = peak(lambda: linear(mode)) / whole
+        assert used < 0.9, '%s: %.3f of the logits' % (mode, used)
+
+
+def case_torch_mimo_agrees_with_plain_torch():
+    if size() < 4:
+        raise Skip('needs four GPUs')
+    example = Path(__file__).resolve().parents[3] / 'examples/torch_mimo'
+    sys.path.insert(0, str(example))
+    import train
+    half = size() // 2
+    made = train.Run(train.options(['--device', 'cuda', '--compare', '--steps', '3', '--src',
+                                    'tp=2,dp=%d' % half, '--dst', 'tp=2,cp=2,dp=%d' % (half // 2),
+                                    '--width', '32', '--batch', '32', '--dtype', 'float64']))
+    assert len(made()) == 3
