@@ -1,0 +1,335 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""The library through PyTorch against the straightforward torch.distributed versions, in one torchrun.
+
+usage: torchrun --nproc-per-node N bench/torch/compare.py [--device cuda] [--json FILE] [options]
+
+Three tables, medians over rounds of the slowest rank's time, forward and backward apart:
+  overhead  tensors of a few elements on a group of one: a call's time beyond an autograd.Function that
+            does nothing with the same tensors. Python, ctypes and the C call together.
+  bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
+            all-reduce over cp in backward
+  loss      nll() against the unfused chain (gather maximum, sum, target: three all-reduces, softmax kept)
+            and against the same in chunks of tokens, recomputed in backward; linear_nll() against the
+            product followed by the unfused chain. "MiB" is what the caching allocator had at most beyond
+            inputs (on GPUs only).
+All versions get the same values; each row says by how much its result is off the first one's.
+"""
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+
+DEVICE = torch.device('cpu')
+
+
+def now():
+    if DEVICE.type == 'cuda':
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def rounds(fn, warmup, count):
+    """[(forward, backward)] in seconds of fn() -> (forward, backward), the slowest rank's"""
+    for _ in range(warmup):
+        fn()
+    seen = []
+    for _ in range(count):
+        dist.barrier()
+        seen.append(fn())
+    seen = torch.tensor(seen, dtype=torch.float64, device=DEVICE)
+    dist.all_reduce(seen, op=dist.ReduceOp.MAX)
+    return seen.tolist()
+
+
+def pair(make, run, upstream=None):
+    """fn() that times run(*leaves) and its backward"""
+    def once():
+        leaves = make()
+        a = now()
+        y = run(*leaves)
+        b = now()
+        y.backward(upstream if upstream is not None else torch.ones_like(y))
+        return b - a, now() - b
+    return once
+
+
+# ---- overhead ----
+
+class Nothing(torch.autograd.Function):
+    """The same number of tensors in and out, no work"""
+
+    @staticmethod
+    def forward(ctx, x, *others):
+        ctx.save_for_backward(x, *[t for t in others if isinstance(t, torch.Tensor)])
+        return torch.empty(1, dtype=x.dtype, device=x.device)
+
+    @staticmethod
+    def backward(ctx, g):
+        x = ctx.saved_tensors[0]
+        return (torch.empty_like(x),) + (None,) * (len(ctx.needs_input_grad) - 1)
+
+
+def overhead(turns, count):
+    """us a direction beyond Nothing: the median over rounds of a mean over turns"""
+    rows, base = [], {}
+    z = torch.randn(1, 2, device=DEVICE)
+    t = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    w = torch.randn(2, 2, device=DEVICE)
+    carry = ct.Bridge('tp=1,dp=1', 'tp=1,dp=1', group=cb.Comm.self())
+    act = torch.randn(1, 1, 2, device=DEVICE)
+    cases = {'nothing': (z, lambda x: Nothing.apply(x, t, None)),
+             'bridge': (act, carry), 'logprob': (z, lambda x: ct.logprob(x, t)),
+             'linear_logprob': (z, lambda x: ct.linear_logprob(x, w, target=t))}
+    for name, (value, run) in cases.items():
+        x = value.clone().requires_grad_()
+        run(x)
+        times = []
+        for _ in range(count):
+            a = now()
+            outs = [run(x) for _ in range(turns)]
+            b = now()
+            for y in outs:
+                torch.autograd.grad(y, x, torch.ones_like(y))
+            times.append(((b - a) / turns, (now() - b) / turns))
+        us = [1e6 * statistics.median(side) for side in zip(*times)]
+        base = base or dict(zip(('f', 'b'), us))
+        rows.append({'table': 'overhead', 'op': name, 'forward_us': us[0] - (name != 'nothing') * base['f'],
+                     'backward_us': us[1] - (name != 'nothing') * base['b']})
+    return rows
+
+
+# ---- bridge ----
+
+def made_groups():
+    kept = {}
+
+    def groups(color, order):
+        members = {}
+        for r in sorted(range(dist.get_world_size()), key=lambda r: (order(r), r)):
+            members.setdefault(color(r), []).append(r)
+        mine = None
+        for m in sorted(members.values()):
+            if tuple(m) not in kept:
+                kept[tuple(m)] = dist.new_group(m)
+            mine = kept[tuple(m)] if dist.get_rank() in m else mine
+        return mine
+    return groups
+
+
+def bridges(layouts, o):
+    from bridge_reference import Bridge as Reference
+    from bridge_reference import extent, grid
+    groups, rows = made_groups(), []
+    for layout in layouts:
+        src, dst = layout.split('->')
+        dp = extent(grid(src), 'dp')
+        rng = torch.Generator().manual_seed(0)
+        whole = torch.randn(o.batch, o.seq, o.hidden, generator=rng).to(o.dtype)
+        each = o.batch // dp
+        mine = cb.Grid(src).coords(dist.get_rank()).get('dp', 0)
+        x = whole.narrow(0, mine * each, each).to(DEVICE)
+        theirs = Reference(grid(src), grid(dst), 'bsh', groups)
+        ours = ct.Bridge(src, dst, group=dist.group.WORLD)
+        cp = theirs.cp
+
+        class Plain(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                y = theirs.gather(x) if theirs.way > 0 else \
+                    theirs.narrow(x) if theirs.way < 0 else x.view_as(x)
+                return y
+
+            @staticmethod
+            def backward(ctx, g):
+                if cp > 1:
+                    g = g.contiguous().clone()
+                    dist.all_reduce(g, group=theirs.cp_group)
+                return theirs.narrow(g) if theirs.way > 0 else theirs.gather(g) if theirs.way < 0 else g
+
+        want = Plain.apply(x)
+        g = torch.ones_like(want)
+        for op, run in (('torch', Plain.apply), ('colobridge', ours)):
+            y = run(x.clone().requires_grad_())
+            wrong = int((y != want).sum())
+            seen = rounds(pair(lambda: (x.clone().requires_grad_(),), run, g), o.warmup, o.rounds)
+            rows.append({'table': 'bridge', 'layout': layout, 'op': op, 'bytes': want.numel() * want.element_size(),
+                         'forward_us': 1e6 * statistics.median(s[0] for s in seen),
+                         'backward_us': 1e6 * statistics.median(s[1] for s in seen), 'off': wrong})
+    return rows
+
+
+# ---- loss ----
+
+def summed(x, op=dist.ReduceOp.SUM):
+    if dist.get_world_size() > 1:
+        dist.all_reduce(x, op=op)
+    return x
+
+
+class Unfused(torch.autograd.Function):
+    """Sum of the cross entropy of vocabulary shards, as it is usually written."""
+
+    @staticmethod
+    def forward(ctx, z, t, lo):
+        x = z.float()
+        x = x - summed(x.max(-1).values, dist.ReduceOp.MAX).unsqueeze(-1)
+        column = (t - lo).clamp(0, z.shape[-1] - 1)
+        here = (t >= lo) & (t < lo + z.shape[-1])
+        at = summed(torch.where(here, x.gather(-1, column.unsqueeze(-1)).squeeze(-1), 0.0))
+        e = x.exp()
+        total = summed(e.sum(-1))
+        ctx.save_for_backward(e.div_(total.unsqueeze(-1)), column, here)
+        ctx.dtype = z.dtype
+        return (total.log() - at).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        p, column, here = ctx.saved_tensors
+        d = p.scatter_add(-1, column.unsqueeze(-1), -here.to(p.dtype).unsqueeze(-1))
+        return (d * g).to(ctx.dtype), None, None
+
+
+class Chunked(torch.autograd.Function):
+    """The same in chunks of tokens; statistics and softmax again in backward."""
+
+    @staticmethod
+    def forward(ctx, z, t, lo, size):
+        ctx.save_for_backward(z, t)
+        ctx.lo, ctx.size = lo, size
+        with torch.no_grad():
+            return sum(Unfused.apply(a, b, lo) for a, b in zip(z.split(size), t.split(size)))
+
+    @staticmethod
+    def backward(ctx, g):
+        z, t = ctx.saved_tensors
+        d = torch.empty_like(z)
+        for a, b, to in zip(z.split(ctx.size), t.split(ctx.size), d.split(ctx.size)):
+            with torch.enable_grad():
+                leaf = a.detach().requires_grad_()
+                to.copy_(torch.autograd.grad(Unfused.apply(leaf, b, ctx.lo), leaf, g)[0])
+        return d, None, None, None
+
+
+def losses(o):
+    world, me = dist.get_world_size(), dist.get_rank()
+    columns = o.vocab // world
+    lo, rng = me * columns, torch.Generator().manual_seed(1)
+    t = torch.randint(0, columns * world, (o.tokens,), generator=rng).to(DEVICE)
+    h = torch.randn(o.tokens, o.width, generator=rng).to(o.dtype).to(DEVICE)
+    rng = torch.Generator().manual_seed(2 + me)
+    w = (torch.randn(columns, o.width, generator=rng) * o.width ** -0.5).to(o.dtype).to(DEVICE)
+    z = (h @ w.t()).detach()
+    group = dist.group.WORLD if world > 1 else None
+    args = {'target': t, 'tp_group': group, 'vocab_start': lo, 'vocab_size': columns * world,
+            'reduction': 'sum'}
+
+    def product(x, y):
+        return x @ y.t()
+
+    cases = [
+        ('logits', 'torch unfused', lambda x: Unfused.apply(x, t, lo), (z,)),
+        ('logits', 'torch chunked', lambda x: Chunked.apply(x, t, lo, o.chunk), (z,)),
+        ('logits', 'colobridge nll', lambda x: ct.nll(x, t, **{k: v for k, v in args.items()
+                                                              if k != 'target'}).loss, (z,)),
+        ('hidden', 'torch unfused', lambda x, y: Unfused.apply(product(x, y), t, lo), (h, w))]
+    for mode in ('loss', 'logprob', 'keep'):
+        cases.append(('hidden', 'colobridge linear_nll ' + mode,
+                      lambda x, y, mode=mode: ct.linear_nll(x, y, mode=mode, d_hidden='partial',
+                                                            **args).loss, (h, w)))
+    rows, first = [], {}
+    for what, op, run, inputs in cases:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        value = run(*leaves)
+        value.backward()
+        got = float(value.detach()), [x.grad for x in leaves]
+        want = first.setdefault(what, got)
+        off = max([abs(got[0] - want[0]) / abs(want[0])] +
+                  [float((a.double() - b.double()).norm() / b.double().norm())
+                   for a, b in zip(got[1], want[1])])
+        del leaves, value, got
+        make = lambda: [x.detach().requires_grad_() for x in inputs]  # noqa: E731
+        seen = rounds(pair(make, run), o.warmup, o.rounds)
+        peak = None
+        if DEVICE.type == 'cuda':
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            pair(make, run)()
+            peak = (torch.cuda.max_memory_allocated() - before) / 2 ** 20
+        rows.append({'table': 'loss', 'of': what, 'op': op, 'off': off, 'peak_mib': peak,
+                     'forward_us': 1e6 * statistics.median(s[0] for s in seen),
+                     'backward_us': 1e6 * statistics.median(s[1] for s in seen)})
+    return rows
+
+
+def show(rows):
+    for row in rows:
+        print('%-9s %-8s %-28s %12.1f %12.1f  %s %s' % (
+            row['table'], row.get('of') or '', '%s %s' % (row.get('layout', ''), row['op']),
+            row['forward_us'], row['backward_us'],
+            'off %.1e' % row['off'] if 'off' in row else '',
+            '%.0f MiB' % row['peak_mib'] if row.get('peak_mib') is not None else ''), flush=True)
+
+
+def layouts_of(world):
+    """Fan-in, fan-out, equal, and with cp"""
+    half = world // 2
+    if world == 1:
+        return ['tp=1,dp=1->tp=1,dp=1']
+    return ['tp=1,dp=%d->tp=2,dp=%d' % (world, half), 'tp=2,dp=%d->tp=1,dp=%d' % (half, world),
+            'tp=1,dp=%d->tp=1,cp=2,dp=%d' % (world, half)]
+
+
+def main():
+    global DEVICE
+    ask = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    ask.add_argument('--device', choices=['cpu', 'cuda'], default='cpu')
+    ask.add_argument('--only', nargs='+', default=['overhead', 'bridge', 'loss'])
+    ask.add_argument('--layouts', nargs='*')
+    ask.add_argument('--dtype', default='bfloat16')
+    for name, value in (('batch', 8), ('seq', 1024), ('hidden', 1024), ('tokens', 2048), ('width', 1024),
+                        ('vocab', 32768), ('chunk', 512), ('rounds', 11), ('warmup', 3)):
+        ask.add_argument('--' + name, type=int, default=value)
+    ask.add_argument('--json')
+    o = ask.parse_args()
+    o.dtype = getattr(torch, o.dtype)
+    if o.device == 'cuda':
+        torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
+        DEVICE = torch.device('cuda', torch.cuda.current_device())
+        dist.init_process_group('nccl')
+    else:
+        torch.set_num_threads(1)
+        dist.init_process_group('gloo')
+    rows = []
+    if dist.get_rank() == 0:
+        print('%-9s %-8s %-28s %12s %12s' % ('table', 'of', 'op', 'forward us', 'backward us'))
+    for name in o.only:
+        made = {'overhead': lambda: overhead(200, o.rounds), 'loss': lambda: losses(o),
+                'bridge': lambda: bridges(o.layouts or layouts_of(dist.get_world_size()), o)}[name]()
+        rows += made
+        if dist.get_rank() == 0:
+            show(made)
+    if dist.get_rank() == 0 and o.json:
+        given = {k: str(v) for k, v in vars(o).items()}
+        device = torch.cuda.get_device_name() if o.device == 'cuda' else 'cpu'
+        Path(o.json).write_text(json.dumps({'tool': 'torch-compare', 'torch': torch.__version__,
+                                            'device': device, 'ranks': dist.get_world_size(),
+                                            'options': given, 'rows': rows}, indent=2) + '\n')
+    dist.barrier()
+    ct.shutdown()
+    dist.destroy_process_group()
+
+
+if __name__ == '__main__':
+    main()
