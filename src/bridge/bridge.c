@@ -184,6 +184,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
     COLO_TRY(shaped_create(b, &plan, &b->now));
+    if (b->mem == COLO_CUDA && b->ops->lanes &&
+        (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
+        COLO_TRY(b->ops->lanes->create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }
 
@@ -266,6 +269,8 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_bridge_direct_destroy(*bridge);
     shaped_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
+    if ((*bridge)->order)
+        (*bridge)->ops->lanes->destroy((*bridge)->order);
     free(*bridge);
     *bridge = NULL;
 }
@@ -425,6 +430,37 @@ static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
     return colo_comm_i_fail(b->comm, st);
 }
 
+static colo_status_t run_staged(colo_bridge_t *b, colo_way_t way, colo_view_t from, colo_view_t to,
+                                colo_stream_t stream)
+{
+    const bool fwd = way == COLO_FORWARD;
+    if (b->algo == COLO_EXACT)
+        return fwd ? colo_exchange_forward(b, from, to, stream)
+                   : colo_exchange_backward(b, from, to, stream);
+    colo_status_t st = fwd ? colo_collective_forward(b, from, to, stream)
+                           : colo_collective_backward(b, from, to, stream);
+    return st < 0 ? fail_all(b, st) : st;
+}
+
+/* Slabs, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
+ * comm knows nothing: a call on another stream waits for it. In captures the caller sees to that.
+ */
+static colo_status_t run_in_order(colo_bridge_t *b, colo_way_t way, colo_view_t from,
+                                  colo_view_t to, colo_stream_t stream)
+{
+    const struct colo_lane_ops *lanes = b->ops->lanes;
+    colo_status_t st = COLO_OK;
+    if (b->ran && b->last != stream)
+        st = lanes->wait(b->order, 0, stream);
+    if (st < 0)
+        return fail_all(b, st);
+    COLO_TRY(run_staged(b, way, from, to, stream));
+    b->ran = true;
+    b->last = stream;
+    st = lanes->record(b->order, 0, stream);
+    return st < 0 ? fail_all(b, st) : st;
+}
+
 static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
                           const colo_tensor_t *out, colo_stream_t stream)
 {
@@ -462,12 +498,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     b->calls++;
     if (reached.direct)
         return colo_bridge_direct_run(b, way, &reached, from, to, stream);
-    if (b->algo == COLO_EXACT)
-        return fwd ? colo_exchange_forward(b, from, to, stream)
-                   : colo_exchange_backward(b, from, to, stream);
-    st = fwd ? colo_collective_forward(b, from, to, stream)
-             : colo_collective_backward(b, from, to, stream);
-    return st < 0 ? fail_all(b, st) : st;
+    return b->order && !capturing ? run_in_order(b, way, from, to, stream)
+                                  : run_staged(b, way, from, to, stream);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

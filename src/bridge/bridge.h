@@ -61,6 +61,9 @@ struct colo_bridge {
     colo_transport_t transport;
     bool late;             /* slab, staging and route are made when a call is staged */
     colo_direct_t *direct; /* NULL: every call is staged */
+    void *order;           /* a lane, where calls leave memory of the bridge in use; else NULL */
+    colo_stream_t last;    /* of the last call that did */
+    bool ran;
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
 };

@@ -31,8 +31,19 @@ struct colo_logprob_pass;
 struct colo_beside_ops; /* src/loss/beside.h */
 
 /* ---- loss, lm_head path: src/loss/linear.h ---- */
-struct colo_lane_ops;
 struct colo_linear_ops;
+
+/* ---- a stream of the library's own, and events ---- */
+
+/* Of the device that is current at create. On the host: stream() is NULL, the rest does nothing. */
+struct colo_lane_ops {
+    colo_status_t (*create)(int32_t events, void **lane);
+    void (*destroy)(void *lane); /* takes NULL; waits for the stream */
+    colo_stream_t (*stream)(void *lane);
+    colo_status_t (*record)(void *lane, int32_t event, colo_stream_t on);
+    colo_status_t (*wait)(void *lane, int32_t event, colo_stream_t on); /* event was recorded */
+};
+extern const struct colo_lane_ops colo_host_lanes; /* linear-host.c */
 
 struct colo_inspect_ops;
 
@@ -44,7 +55,7 @@ typedef struct colo_ops {
     colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_box_list_fn box_list;
-    const struct colo_lane_ops *lanes;     /* NULL: no lm_head path for this memory */
+    const struct colo_lane_ops *lanes;     /* NULL: none for this memory, and no lm_head path */
     const struct colo_linear_ops *linear;  /* likewise */
     const struct colo_inspect_ops *inspect; /* core/inspect.h; never NULL */
     const struct colo_beside_ops *beside;  /* likewise, for what is in src/loss/beside.h */

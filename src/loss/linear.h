@@ -29,20 +29,10 @@
 #ifndef COLO_LOSS_LINEAR_H
 #define COLO_LOSS_LINEAR_H
 
+#include "core/ops.h"
 #include "loss/passes.h"
 
 #include <colobridge/lm_head.h>
-
-/* ---- a stream of the library's own ---- */
-
-/* Of the device that is current at create. On the host: stream() is NULL, the rest does nothing. */
-struct colo_lane_ops {
-    colo_status_t (*create)(int32_t events, void **lane);
-    void (*destroy)(void *lane); /* takes NULL */
-    colo_stream_t (*stream)(void *lane);
-    colo_status_t (*record)(void *lane, int32_t event, colo_stream_t on);
-    colo_status_t (*wait)(void *lane, int32_t event, colo_stream_t on); /* event was recorded */
-};
 
 /* ---- products ---- */
 
@@ -156,7 +146,6 @@ struct colo_linear_ops {
                              colo_stream_t stream);
 };
 
-extern const struct colo_lane_ops colo_host_lanes;
 extern const struct colo_linear_ops colo_host_linear;
 
 /* ---- lm_head.c's, for linear-run.c ---- */

@@ -368,6 +368,59 @@ static void captured_calls_replay_while_ranks_are_late_at_random(void **state)
     assert_ok(t_gpus_run(gpus, false, replay, &g));
 }
 
+/* ---- streams ---- */
+
+/* Two gradients on two streams, launched right behind each other: the second may not reach the
+ * bridge's own memory before the first has left it. */
+static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    struct dev d_y[2], d_x[2];
+    t_gpu_rank_t on[2] = {*r, *r};
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    for (int i = 0; i < 2; i++) {
+        rank_cuda(cudaStreamCreateWithFlags(&on[i].stream, cudaStreamNonBlocking));
+        rank_try(dev_make(&d_y[i], c, T_DY, r->rank));
+        rank_try(dev_make(&d_x[i], c, T_DX, r->rank));
+    }
+    for (int64_t salt = 1; salt < 21; salt += 2) {
+        for (int i = 0; i < 2; i++)
+            rank_try(dev_fill(&d_y[i], c, T_DY, &on[i], salt + i));
+        for (int i = 0; i < 2; i++)
+            rank_try(colo_bridge_backward(bridge, &d_y[i].t, &d_x[i].t, on[i].stream));
+        for (int i = 0; i < 2; i++)
+            rank_cuda(cudaMemcpyAsync(d_x[i].host, d_x[i].raw, d_x[i].b.bytes,
+                                      cudaMemcpyDeviceToHost, on[i].stream));
+        for (int i = 0; i < 2; i++)
+            rank_cuda(cudaStreamSynchronize(on[i].stream));
+        for (int i = 0; i < 2; i++)
+            rank_try(dev_check(&d_x[i], c, T_DX, r->rank, salt + i));
+    }
+    for (int i = 0; i < 2; i++) {
+        dev_free(&d_y[i]);
+        dev_free(&d_x[i]);
+        rank_cuda(cudaStreamDestroy(on[i].stream));
+    }
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void calls_on_two_streams_in_turn_keep_their_values(void **state)
+{
+    (void)state;
+    for (int algo = COLO_EXACT; algo <= COLO_COLLECTIVE; algo++) {
+        t_case_t c = graph_of(COLO_FULL_SEQ, 0, false).c;
+        c.shape = (ref_shape_t){8, 512, 256};
+        c.algo = (colo_algo_t)algo;
+        assert_ok(t_gpus_run(gpus, false, in_turn, &c));
+    }
+}
+
 /* ---- memory that a bridge takes ---- */
 
 static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
@@ -523,6 +576,7 @@ int main(void)
         cmocka_unit_test(collective_way_gives_the_same),
         cmocka_unit_test(captured_calls_replay_a_thousand_times_with_new_inputs),
         cmocka_unit_test(captured_calls_replay_while_ranks_are_late_at_random),
+        cmocka_unit_test(calls_on_two_streams_in_turn_keep_their_values),
         cmocka_unit_test(staging_is_what_must_arrive_and_calls_take_nothing),
         cmocka_unit_test(a_bridge_takes_other_batches),
         cmocka_unit_test(a_capture_that_would_connect_is_refused_and_the_comm_lives),
