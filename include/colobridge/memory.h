@@ -41,7 +41,7 @@ typedef struct colo_memory colo_memory_t;
  * @memory:  out, owned by the caller
  * Waits:    for all ranks, at most the deadline. Not in a capture
  * Errors:   COLO_ERR_ARG (host memory, another device's, not from cudaMalloc, @bytes past its end),
- *           COLO_ERR_STATE (COLO_MEMORY_MAX reached, a capture), COLO_ERR_UNBUILT
+ *           COLO_ERR_STATE (COLO_MEMORY_MAX reached), COLO_ERR_UNBUILT
  *           (COLO_TRANSPORT=peer and the ranks do not reach each other), COLO_ERR_CUDA,
  *           COLO_ERR_NOMEM, COLO_ERR_PEER (another rank's error; the comm lives), COLO_ERR_TIMEOUT
  */

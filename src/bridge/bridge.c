@@ -196,6 +196,7 @@ static uint64_t fingerprint(const colo_bridge_t *b)
 {
     uint64_t h = colo_hash_i64(colo_plan_hash(b->now.plan), (int64_t)b->algo);
     h = colo_hash_i64(h, (int64_t)b->transport);
+    h = colo_hash_i64(h, b->late); /* else some would connect now and others not */
     return b->algo == COLO_COLLECTIVE ? colo_hash_str(h, b->axes) : h;
 }
 
@@ -228,7 +229,7 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     if (colo_comm_check_level(comm) >= 1) {
         st = colo_comm_i_agree(comm,
                                "bridge create (grids, layouts, shape, dtype, output, "
-                               "gradients, algorithm, COLO_TRANSPORT)",
+                               "gradients, algorithm, COLO_TRANSPORT, memory registered)",
                                st == COLO_OK ? fingerprint(b) : 0, st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
