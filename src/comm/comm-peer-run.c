@@ -215,13 +215,13 @@ static bool is_dead(const struct colo_direct *d)
     return dead;
 }
 
-/* Lists go first: cudaFree() waits for a kernel of ours that may still reach others' slots. Slots
- * of a comm that failed stay: a peer's kernel may be about to say there that it gave up. */
+/* A kernel of ours may still reach others' slots: the last call is waited for, which its deadline
+ * bounds, and replays, as far as cudaFree() waits, before these are closed. */
 static void direct_free(struct colo_direct *d)
 {
-    char why[900];
-    const bool dead =
-        d->report && (is_dead(d) || d->comm->ops->state(d->comm, why, sizeof why) < 0);
+    const bool dead = d->report && is_dead(d);
+    if (d->peer->used)
+        (void)cudaEventSynchronize(d->peer->done);
     for (int w = 0; w < 2; w++)
         cudaFree(d->way[w].lists);
     colo_peer_unshare(d->peer, &d->share);
