@@ -5,8 +5,9 @@
 usage: torchrun --nproc-per-node N bench/torch/compare.py [--device cuda] [--json FILE] [options]
 
 Three tables, medians over rounds of the slowest rank's time, forward and backward apart:
-  overhead  tensors of a few elements on a group of one: a call's time beyond an autograd.Function that
-            does nothing with the same tensors. Python, ctypes and the C call together.
+  overhead  tensors of a few elements on a group of one: the calling thread's CPU time of a call beyond an
+            autograd.Function that does nothing with the same tensors. Python, ctypes and the C call,
+            which on a GPU enqueues and on the host computes, together.
   bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
             all-reduce over cp in backward
   loss      nll() against the unfused chain (gather maximum, sum, target: three all-reduces, softmax kept)
@@ -72,7 +73,7 @@ class Nothing(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, *others):
         ctx.save_for_backward(x, *[t for t in others if isinstance(t, torch.Tensor)])
-        return torch.empty(1, dtype=x.dtype, device=x.device)
+        return torch.empty(4, dtype=x.dtype, device=x.device)
 
     @staticmethod
     def backward(ctx, g):
@@ -83,8 +84,8 @@ class Nothing(torch.autograd.Function):
 def overhead(turns, count):
     """us a direction beyond Nothing: the median over rounds of a mean over turns"""
     rows, base = [], {}
-    z = torch.randn(1, 2, device=DEVICE)
-    t = torch.zeros(1, dtype=torch.int64, device=DEVICE)
+    z = torch.randn(4, 2, device=DEVICE)
+    t = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     w = torch.randn(2, 2, device=DEVICE)
     carry = ct.Bridge('tp=1,dp=1', 'tp=1,dp=1', group=cb.Comm.self())
     act = torch.randn(1, 1, 2, device=DEVICE)
@@ -96,12 +97,15 @@ def overhead(turns, count):
         run(x)
         times = []
         for _ in range(count):
-            a = now()
+            now()
+            # On a GPU backward runs on a thread of autograd's: time what passes, not what this one does.
+            clock = time.thread_time if DEVICE.type == 'cpu' else time.perf_counter
+            a = clock()
             outs = [run(x) for _ in range(turns)]
-            b = now()
+            b = clock()
             for y in outs:
                 torch.autograd.grad(y, x, torch.ones_like(y))
-            times.append(((b - a) / turns, (now() - b) / turns))
+            times.append(((b - a) / turns, (clock() - b) / turns))
         us = [1e6 * statistics.median(side) for side in zip(*times)]
         base = base or dict(zip(('f', 'b'), us))
         rows.append({'table': 'overhead', 'op': name, 'forward_us': us[0] - (name != 'nothing') * base['f'],

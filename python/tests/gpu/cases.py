@@ -380,37 +380,51 @@ def peak(run):
     return torch.cuda.max_memory_allocated() - before
 
 
+class Logits(torch.autograd.Function):
+    """Makes logits that are there already from a parameter of one element, so that nothing but the loss
+    holds their gradient."""
+
+    @staticmethod
+    def forward(ctx, one, z):
+        return z.view_as(z)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g[0, :1].float(), None
+
+
 def case_nothing_of_the_size_of_the_logits_is_allocated():
     tokens, columns = 8192, 32768
     t = torch.randint(0, columns * size(), (tokens,), generator=torch.Generator().manual_seed(1)).cuda()
     args = {'tp_group': dist.group.WORLD, 'vocab_start': me() * columns, 'vocab_size': columns * size()}
-    z = torch.randn(tokens, columns, device='cuda', dtype=torch.bfloat16, requires_grad=True)
+    z = torch.randn(tokens, columns, device='cuda', dtype=torch.bfloat16)
+    one = torch.ones(1, device='cuda', requires_grad=True)
     whole = z.numel() * 2
 
     def loss(**more):
-        ct.logprob(z, t, **args, **more).sum().backward()
+        ct.logprob(Logits.apply(one, z), t, **args, **more).sum().backward()
 
-    for run, most in ((lambda: ct.logprob(z, t, **args), 0.05), (loss, 1.05),
+    for run, most in ((lambda: ct.logprob(Logits.apply(one, z), t, **args), 0.05), (loss, 1.05),
                       (lambda: loss(inplace_backward=True), 0.05)):
         run()
-        z.grad = None
         used = peak(run) / whole
         assert used < most, '%.3f of the logits, expected at most %.2f' % (used, most)
-        z.grad = None
     del z
     torch.cuda.empty_cache()
     h = torch.randn(tokens, 512, device='cuda', dtype=torch.bfloat16, requires_grad=True)
     w = torch.randn(columns, 512, device='cuda', dtype=torch.bfloat16, requires_grad=True)
 
     def linear(mode):
-        run = ct.linear_nll(h, w, target=t, mode=mode, chunk_size=1024, **args)
+        run = ct.linear_nll(h, w, target=t, mode=mode, chunk_size=512, **args)
         run.loss.backward()
         h.grad = w.grad = None
 
-    for mode in ('loss', 'logprob'):  # f32 logits of two chunks of 1024 of 8192: half of bf16 logits
+    # two chunks of 512 of 8192 tokens, f32 logits and bf16 gradients: 3 / 8 of bf16 logits; d_weight in
+    # bf16 and f32: another 3 / 16
+    for mode in ('loss', 'logprob'):
         linear(mode)
         used = peak(lambda: linear(mode)) / whole
-        assert used < 0.9, '%s: %.3f of the logits' % (mode, used)
+        assert used < 0.7, '%s: %.3f of the logits' % (mode, used)
 
 
 def case_torch_mimo_agrees_with_plain_torch():
