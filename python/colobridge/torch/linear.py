@@ -41,21 +41,27 @@ class _Core:
              head_comm.handle if head_comm is not None else None)
         call('colo_linear_logprob_create', c.byref(self.linear), config, self.head, comm.handle)
         self.gathered = lib().colo_lm_head_gathered_size(self.head)
+        self.sizes: dict[Any, int] = {}  # what the queries below said
 
     def __del__(self) -> None:
         lib().colo_linear_logprob_destroy(c.byref(self.linear))
         lib().colo_lm_head_destroy(c.byref(self.head))
 
     def workspace(self, which: int, tokens: int, max_valid: int) -> int:
-        size = c.c_size_t()
-        call('colo_linear_logprob_workspace_size', self.linear, which, tokens, max_valid,
-             c.byref(size))
-        return size.value
+        return self._size('colo_linear_logprob_workspace_size', which, tokens, max_valid)
 
     def saved(self, tokens: int, max_valid: int) -> int:
-        size = c.c_size_t()
-        call('colo_linear_logprob_saved_size', self.linear, tokens, max_valid, c.byref(size))
-        return size.value
+        return self._size('colo_linear_logprob_saved_size', tokens, max_valid)
+
+    def _size(self, *asked: Any) -> int:
+        known = self.sizes.get(asked)
+        if known is None:
+            size = c.c_size_t()
+            call(asked[0], self.linear, *asked[1:], c.byref(size))
+            if len(self.sizes) >= 256:  # batches of ever other lengths
+                self.sizes.clear()
+            known = self.sizes[asked] = size.value
+        return known
 
 
 @dataclass(frozen=True)

@@ -49,10 +49,14 @@ class Rows:
 
     def gather(self, rows: Any) -> Any:
         """[shape] of [T]: a view."""
+        if len(self.shape) == 1 and not self.gap and self.step == (1,):
+            return rows
         return rows.as_strided(self.shape, self.step, rows.storage_offset())
 
     def columns_of(self, rows: Any) -> Any:
         """[shape, Vl] of [T, Vl] with rows Vl apart: a view."""
+        if len(self.shape) == 1 and not self.gap and self.step == (1,):
+            return rows
         return rows.as_strided(self.shape + (self.columns,),
                                tuple(n * self.columns for n in self.step) + (1,))
 
@@ -65,15 +69,21 @@ def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(reversed(step))
 
 
+@functools.lru_cache(maxsize=64)
+def _whole(shape: tuple[int, ...], columns: int) -> Rows:
+    return Rows(shape, _row_major(shape), math.prod(shape), False, max(columns, 1), columns)
+
+
 def rows_of(logits: Any) -> tuple[Any, Rows]:
     """(logits, how to read them). Copies only where columns are not contiguous, rows overlap (expanded
     tensors), or more rows lie between than are meant."""
     shape, columns = tuple(logits.shape[:-1]), logits.shape[-1]
+    if logits.is_contiguous():
+        return logits, _whole(shape, columns)
     strides = logits.stride()
     count = math.prod(shape)
     if count == 0 or columns == 0:
-        step = _row_major(shape)
-        return logits.contiguous(), Rows(shape, step, count, False, max(columns, 1), columns)
+        return logits.contiguous(), _whole(shape, columns)
     lead = [stride if n > 1 else 0 for n, stride in zip(shape, strides[:-1])]
     unit = math.gcd(*lead) if any(lead) else columns
     if columns == 1:

@@ -19,13 +19,18 @@ def checked(t: Any, what: str, *, saved: bool = False) -> s.Tensor:
     if t.layout is not torch.strided:
         raise ArgumentError("%s has layout %s, expected torch.strided" % (what, t.layout))
     raw = from_torch(t, what)
-    if t.numel():
-        reach = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
+    reach = t.numel()
+    if reach:
+        if not t.is_contiguous():
+            reach = 1 + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride()))
         need = (t.storage_offset() + reach) * t.element_size()
-        storage = t.untyped_storage() if hasattr(t, 'untyped_storage') else t.storage()
-        if storage.nbytes() < need:
+        try:
+            held = t.untyped_storage().nbytes()
+        except AttributeError:  # before 2.0
+            held = t.storage().nbytes()
+        if held < need:
             raise FailedError("%s: its storage holds %d bytes, its shape %s needs %d; it was freed or "
-                              "resized%s" % (what, storage.nbytes(), list(t.shape), need,
+                              "resized%s" % (what, held, list(t.shape), need,
                                              ' after forward saved it' if saved else ''))
     return raw
 
