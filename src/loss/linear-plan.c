@@ -56,7 +56,7 @@ int64_t colo_linear_logprob_chunk(const colo_linear_logprob_t *l, int64_t rows)
         chunk = chunk < LEAST ? LEAST : chunk;
         if (rows > chunk) {
             int64_t n = rows / chunk + (rows % chunk > 0);
-            chunk = (rows + n - 1) / n;
+            chunk = rows / n + (rows % n > 0);
             chunk = (chunk + GRAIN - 1) / GRAIN * GRAIN;
         }
     }

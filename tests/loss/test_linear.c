@@ -276,6 +276,7 @@ static void auto_keeps_logits_that_fit_the_budget(void **state)
     colo_comm_t *self = NULL;
     colo_lm_head_t *head = NULL;
     colo_linear_logprob_t *linear = NULL;
+    size_t bytes = 0;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1000, .hidden = 8};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
     linear_case_t c;
@@ -290,6 +291,11 @@ static void auto_keeps_logits_that_fit_the_budget(void **state)
     assert_int_equal(colo_linear_logprob_chunk(linear, 2000), 2000);
     assert_int_equal(colo_linear_logprob_chunk(linear, 8192), 2048);
     assert_int_equal(colo_linear_logprob_chunk(linear, 5000), 1792); /* three: 1667, rounded up */
+    assert_int_equal(colo_linear_logprob_chunk(linear, INT64_MAX), 2048); /* no sum overflows */
+    for (int pass = 0; pass < 4; pass++)
+        assert_fails(colo_linear_logprob_workspace_size(linear, (colo_linear_pass_t)pass, INT64_MAX,
+                                                        -1, &bytes),
+                     COLO_ERR_ARG, "passes 2^63 bytes");
     colo_linear_logprob_destroy(&linear);
     colo_lm_head_destroy(&head);
     colo_comm_destroy(&self);
