@@ -425,6 +425,45 @@ def test_dtensor_heads_of_fsdp2(world):
     assert world.run(dtensor) == [True] * 4
 
 
+def fsdp2(rank):
+    """a trunk under fully_shard() and a sharded head: gradients are those of the whole"""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh('cpu', (4,))
+    torch.manual_seed(3)
+    trunk = torch.nn.Linear(H, H).double()
+    first = [leaf(p.detach()) for p in trunk.parameters()]
+    sides, w = [case(seed=r) for r in range(4)], case(seed=9)[1]
+    whole = leaf(w)
+    total = sum(torch.nn.functional.cross_entropy(
+        (torch.nn.functional.linear(s[0], *first) @ whole.t()).view(-1, V), s[3].view(-1),
+        reduction='sum') for s in sides)
+    mean = total / sum(int((s[3] != -100).sum()) for s in sides)
+    mean.backward()
+    fully_shard(trunk, mesh=mesh)
+    head = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
+    for mode in ('loss', 'logprob'):
+        trunk.zero_grad()
+        head.grad = None
+        loss = ct.linear_nll(trunk(sides[rank][0]), head, target=sides[rank][3],
+                             reduce_group=dist.group.WORLD, mode=mode).loss
+        loss.backward()
+        near(loss.detach(), mean.detach(), torch.float64, 'loss')
+        near(head.grad.full_tensor(), whole.grad, torch.float64, 'd_head')
+        # gloo has no divide factor, so fully_shard() averages
+        near(trunk.weight.grad.full_tensor() * 4, first[0].grad, torch.float64, 'd_trunk')
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
+                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
+def test_fsdp2_trunk_and_sharded_head(world):
+    from torch.distributed import fsdp
+    if not hasattr(fsdp, 'fully_shard'):
+        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
+    world.run(fsdp2)
+
+
 # ---- around it ----
 
 def test_autocast_casts_as_a_linear_layer_does():

@@ -38,6 +38,7 @@ def leaf(t):
 
 
 def near(got, want, bound, what):
+    got, want = got.detach(), want.detach()
     top = max(1.0, float(want.abs().max())) if want.numel() else 1.0
     off = float((got.double() - want.double()).abs().max()) if want.numel() else 0.0
     assert got.shape == want.shape and off <= bound * top, '%s: off by %g of %g' % (what, off, top)
