@@ -14,7 +14,7 @@ Three tables, medians over rounds of the slowest rank's time, forward and backwa
             and against the same in chunks of tokens, recomputed in backward; linear_nll() against the
             product followed by the unfused chain. "MiB" is what the caching allocator had at most beyond
             inputs (on GPUs only).
-All versions get the same values; each row says by how much its result is off the first one's.
+PyTorch 2 or later. All versions get the same values; each row says by how much its result is off the first one's.
 """
 import argparse
 import json
