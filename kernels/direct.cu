@@ -186,6 +186,7 @@ __device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
         }
         if (!__shfl_sync(ALL, last, 0))
             return;
+        __syncwarp(); /* what lane 0 saw happens before what the others store */
     }
     __threadfence_system();
     for (int i = lane; i < d.npartners; i += 32)

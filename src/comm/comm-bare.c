@@ -122,6 +122,11 @@ struct colo_peer *_Atomic *colo_peer_place(const colo_comm_t *c)
                                          : &((struct colo_nctx *)c->impl)->peer;
 }
 
+int32_t colo_peer_device(const colo_comm_t *c)
+{
+    return c->ops == &colo_comm_bare_ops ? -1 : ((struct colo_nctx *)c->impl)->family->device;
+}
+
 colo_status_t colo_bare_create(colo_comm_t *control, colo_comm_t **comm)
 {
     colo_comm_t *c = NULL;

@@ -207,6 +207,10 @@ static colo_status_t peer_open(colo_comm_t *c)
         return COLO_OK;
     cudaError_t e = cudaGetDevice(&device);
     colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
+    const int32_t want = colo_peer_device(c);
+    if (st == COLO_OK && want >= 0 && device != want)
+        st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
+                       device, c->name, (int)want);
     if (st == COLO_OK)
         st = peer_new(c, device, &p);
     if (st == COLO_OK)

@@ -37,7 +37,8 @@ struct colo_peer {
     struct colo_direct *direct;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
-    void **retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
+    void **
+        retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
     int32_t nretired;
 };
 
@@ -57,6 +58,8 @@ colo_status_t colo_peer_look(struct colo_peer *p, char *sentence, size_t cap);
 
 /* Where a backend's context keeps it. */
 struct colo_peer *_Atomic *colo_peer_place(const colo_comm_t *c);
+/* The device that the comm was made on; -1: whichever is current first. */
+int32_t colo_peer_device(const colo_comm_t *c);
 
 /* Collective: what lies at @mine on every rank. @id: a number free on all ranks, when not NULL. */
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
