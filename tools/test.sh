@@ -75,7 +75,12 @@ no_warnings() {
 build build
 judge "it builds without a warning" no_warnings build || true
 say "running the tests of the release build"
-run_tests build "${suites[@]}"
+here=()
+if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
+    here=(--no-suite planted)
+    cases+=(--case "planted bugs turn tests on GPUs red=skipped")
+fi
+run_tests build "${here[@]}" "${suites[@]}"
 
 # rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
 # that name in tests/meson.build. A build that fails is a failed case.
