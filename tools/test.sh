@@ -95,7 +95,7 @@ rerun() {
 # GPU code is built once, above: nvcc has nothing more to say to another C compiler or sanitizer.
 everything=(-Dtests=enabled -Dtools=enabled -Dexamples=enabled -Dcuda=disabled -Dnccl=disabled)
 
-# with_clang - without a warning; the whole build, the tests but those that take minutes
+# with_clang - without a warning; the whole build, the tests but those that take minutes, and MPI's
 with_clang() {
     if ! has clang || ! has clang++; then
         say "no clang; rerun left out"
@@ -104,7 +104,7 @@ with_clang() {
     fi
     CC=clang CXX=clang++ configure build-clang --buildtype=debugoptimized --werror \
         "${everything[@]}"
-    rerun clang "with clang" --no-suite slow --no-suite python
+    rerun clang "with clang" --no-suite slow --no-suite python --no-suite mpi
 }
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning

@@ -22,11 +22,21 @@ uint64_t t_seed(void)
     return seed;
 }
 
-int64_t t_scaled(int64_t count)
+static int64_t percent_of_cases(void)
 {
     const char *text = getenv("T_SCALE");
     long percent = text ? strtol(text, NULL, 10) : 100;
-    if (percent < 1 || percent > 100)
-        percent = 100;
+    return percent < 1 || percent > 100 ? 100 : percent;
+}
+
+int64_t t_scaled(int64_t count)
+{
+    const int64_t percent = percent_of_cases();
     return count < 1 ? count : (count * percent + 99) / 100;
+}
+
+bool t_left_out(int64_t turn)
+{
+    const int64_t percent = percent_of_cases();
+    return (turn + 1) * percent / 100 == turn * percent / 100;
 }

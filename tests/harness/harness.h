@@ -23,29 +23,30 @@
 #define T_EXIT_SKIP 77
 
 /* A status is OK; the failure shows its name and sentence. */
-#define assert_ok(expr)                                                                      \
-    do {                                                                                     \
-        colo_status_t t_st_ = (expr);                                                        \
-        if (t_st_ != COLO_OK)                                                                \
-            fail_msg("%s: %s: %s", #expr, colo_status_name(t_st_), colo_last_error());       \
+#define assert_ok(expr)                                                                \
+    do {                                                                               \
+        colo_status_t t_st_ = (expr);                                                  \
+        if (t_st_ != COLO_OK)                                                          \
+            fail_msg("%s: %s: %s", #expr, colo_status_name(t_st_), colo_last_error()); \
     } while (0)
 
 /* A status is exactly this error, and its sentence contains @text. */
-#define assert_fails(expr, want, text)                                                       \
-    do {                                                                                     \
-        colo_status_t t_st_ = (expr);                                                        \
-        if (t_st_ != (want))                                                                 \
-            fail_msg("%s: %s, expected %s (%s)", #expr, colo_status_name(t_st_),             \
-                     colo_status_name(want), colo_last_error());                             \
-        if (!strstr(colo_last_error(), (text)))                                              \
-            fail_msg("%s: sentence \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text));  \
+#define assert_fails(expr, want, text)                                                      \
+    do {                                                                                    \
+        colo_status_t t_st_ = (expr);                                                       \
+        if (t_st_ != (want))                                                                \
+            fail_msg("%s: %s, expected %s (%s)", #expr, colo_status_name(t_st_),            \
+                     colo_status_name(want), colo_last_error());                            \
+        if (!strstr(colo_last_error(), (text)))                                             \
+            fail_msg("%s: sentence \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text)); \
     } while (0)
 
-/* Inside rank functions (threads): CMocka's longjmp must stay on the main thread, so return instead. */
-#define rank_check(cond)                                                                     \
-    do {                                                                                     \
-        if (!(cond))                                                                         \
-            return t_rank_fail(__FILE__, __LINE__, #cond);                                   \
+/* Inside rank functions (threads): CMocka's longjmp must stay on the main thread, so return
+ * instead. */
+#define rank_check(cond)                                   \
+    do {                                                   \
+        if (!(cond))                                       \
+            return t_rank_fail(__FILE__, __LINE__, #cond); \
     } while (0)
 #define rank_try(expr)                \
     do {                              \
@@ -53,7 +54,8 @@
         if (t_st_ < 0)                \
             return t_st_;             \
     } while (0)
-colo_status_t t_rank_fail(const char *file, int line, const char *what); /* COLO_ERR_STATE with the place */
+colo_status_t t_rank_fail(const char *file, int line,
+                          const char *what); /* COLO_ERR_STATE with the place */
 
 /* splitmix64: state in, number out; the same on every machine */
 static inline uint64_t t_rand(uint64_t *state)
@@ -75,5 +77,7 @@ uint64_t t_seed(void); /* T_SEED from the environment, else fixed; printed once 
 
 /* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
 int64_t t_scaled(int64_t count);
+/* Is case number @turn of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
+bool t_left_out(int64_t turn);
 
 #endif

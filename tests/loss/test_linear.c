@@ -91,6 +91,8 @@ static void every_option_and_pair_agrees_with_the_oracle(void **state)
         for (int j = i; j < OPTIONS; j++)
             for (int mode = 0; mode < 3; mode++, turn++) {
                 unsigned bits = 1u << i | 1u << j;
+                if (t_left_out(turn))
+                    continue;
                 if (bits & (SMOOTH | MEGATRON | ZLOSS))
                     bits |= LOSS;
                 one(bits, mode, 1 << turn % 3, 2, turn % 2 ? COLO_F64 : COLO_F32,
@@ -107,7 +109,9 @@ static void all_options_at_once_agree_on_every_world(void **state)
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int mode = 0; mode < 3; mode++)
-                one((1u << OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32, kind, 2, &rng);
+                if (!t_left_out(((int64_t)w * SHARD_KINDS + kind) * 3 + mode))
+                    one((1u << OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32, kind, 2,
+                        &rng);
 }
 
 /* Half-precision heads, with logits in either dtype and gradients stored or added. */
@@ -120,6 +124,8 @@ static void every_dtype_agrees_in_every_mode(void **state)
         for (int bits = 0; bits < 8; bits++)
             for (int mode = 0; mode < 3; mode++) {
                 linear_case_t c;
+                if (t_left_out((d * 8 + bits) * 3 + mode))
+                    continue;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
                 set_options(&c, ENTROPY | LOSS | BIAS | IGNORED | (bits & 1 ? SHARDED : 0));
