@@ -84,8 +84,8 @@ static colo_status_t early_rank(colo_comm_t *c, void *arg)
     int32_t me = colo_comm_rank(c);
     rank_try(colo_comm_set_timeout(c, 20000));
     rank_try(colo_comm_barrier(c, NULL));
-    if (me == 1) { /* not before all are out of the barrier, or it is what they miss it in */
-        for (double begin = colo_now(); atomic_load(&s->arrived) < 3;) {
+    if (me == 1) { /* on threads not before all are out of the barrier, or they miss it there */
+        for (double begin = colo_now(); t_ranks_are_threads() && atomic_load(&s->arrived) < 3;) {
             rank_check(colo_now() - begin < 20);
             usleep(100);
         }
