@@ -37,38 +37,45 @@ const colo_env_knob_t *colo_env_knob(int i)
     return i >= 0 && i < colo_env_count() ? &knobs[i] : NULL;
 }
 
+static const colo_env_knob_t *find(const char *name)
+{
+    for (int i = 0; i < colo_env_count() && name; i++)
+        if (strcmp(knobs[i].name, name) == 0)
+            return &knobs[i];
+    return NULL;
+}
+
 const char *colo_env_value(const char *name, bool *from_env)
 {
-    for (int i = 0; i < colo_env_count() && name; i++) {
-        if (strcmp(knobs[i].name, name) != 0)
-            continue;
-        const char *set = getenv(name);
-        if (from_env)
-            *from_env = set != NULL;
-        return set ? set : knobs[i].fallback;
-    }
-    return NULL;
+    const colo_env_knob_t *k = find(name);
+    if (!k)
+        return NULL;
+    const char *set = getenv(k->name);
+    if (from_env)
+        *from_env = set != NULL;
+    return set ? set : k->fallback;
+}
+
+static bool parse(const char *text, int64_t lo, int64_t hi, int64_t *value)
+{
+    char *end = NULL;
+    errno = 0;
+    long long v = strtoll(text, &end, 10);
+    *value = v;
+    return end != text && !*end && !errno && v >= lo && v <= hi;
 }
 
 int64_t colo_env_i64(const char *name, int64_t lo, int64_t hi)
 {
-    bool from_env = false;
-    const char *text = colo_env_value(name, &from_env);
-    if (!text)
+    const colo_env_knob_t *k = find(name);
+    if (!k)
         return lo;
-    for (int pass = 0; pass < 2; pass++) {
-        char *end = NULL;
-        errno = 0;
-        long long v = strtoll(text, &end, 10);
-        if (end != text && !*end && !errno && v >= lo && v <= hi)
-            return v;
-        for (int i = 0; i < colo_env_count(); i++)
-            if (strcmp(knobs[i].name, name) == 0) {
-                if (from_env)
-                    colo_log(COLO_LOG_WARN, "%s=%s is not a number in %lld..%lld; using %s", name,
-                             text, (long long)lo, (long long)hi, knobs[i].fallback);
-                text = knobs[i].fallback;
-            }
-    }
-    return lo;
+    const char *set = getenv(k->name);
+    int64_t v;
+    if (set && parse(set, lo, hi, &v))
+        return v;
+    if (set)
+        colo_log(COLO_LOG_WARN, "%s=%s is not a number in %lld..%lld; using %s", k->name, set,
+                 (long long)lo, (long long)hi, k->fallback);
+    return parse(k->fallback, lo, hi, &v) ? v : lo;
 }
