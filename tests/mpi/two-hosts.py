@@ -12,9 +12,11 @@ cannot be made (no root, no ip, another MPI) this is exit 77 with the reason.
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 
 RANKS = 4
 SECONDS = 100  # less than the test's own limit, so that no namespace is left behind
@@ -50,9 +52,27 @@ def remove():
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
 
+def end_now(number, frame):
+    """Who says SIGTERM may not wait for processes to end: the names go first."""
+    remove()
+    sys.exit(1)
+
+
 def skip(why):
     print('skipped: %s' % why)
     sys.exit(77)
+
+
+def stop(mpirun):
+    """Of mpirun a request takes its ranks along; it may be deaf to it."""
+    if mpirun.poll() is not None:
+        return
+    mpirun.terminate()
+    try:
+        mpirun.wait(timeout=10)
+    except subprocess.TimeoutExpired:
+        mpirun.kill()
+        mpirun.wait()
 
 
 def over_sockets(folder, program):
@@ -60,7 +80,16 @@ def over_sockets(folder, program):
         ['ip', 'netns', 'exec', HOSTS[r % 2], program, folder, str(r), str(RANKS)],
         stdin=subprocess.DEVNULL, env=dict(os.environ, COLO_TIMEOUT_MS='60000'))
         for r in range(RANKS)]
-    status = [rank.wait(timeout=SECONDS) for rank in ranks]
+    end = time.monotonic() + SECONDS
+    try:
+        status = [rank.wait(timeout=max(0, end - time.monotonic())) for rank in ranks]
+    except subprocess.TimeoutExpired:
+        print('not all ranks ended within %d s' % SECONDS, file=sys.stderr)
+        return 1
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
     print('%d ranks on 2 hosts: exit status %s' % (RANKS, status))
     return 1 if any(status) else 0
 
@@ -102,10 +131,10 @@ def over_mpi(folder, n, words):
     try:
         done.wait(timeout=SECONDS)
     except subprocess.TimeoutExpired:
-        done.terminate()  # mpirun takes its ranks along
-        done.wait()
         print('mpirun did not end within %d s' % SECONDS, file=sys.stderr)
         return 1
+    finally:
+        stop(done)
     where = sorted(name.rsplit('.', 1)[0] for name in os.listdir(seen))
     if where != sorted(HOSTS * (n // 2)):
         print('not half of the ranks on each host: %s' % where, file=sys.stderr)
@@ -132,6 +161,7 @@ def main(words):
         skip('only root may make network namespaces')
     if mpi:
         needs_for_mpi()
+    signal.signal(signal.SIGTERM, end_now)
     try:
         try:
             make(mpi)
