@@ -50,6 +50,7 @@ typedef struct rank {
     int32_t me;
     cudaStream_t stream;
     int64_t columns; /* V / W */
+    int64_t d_rows;  /* of d_hidden: T, or T / W where it is scattered */
     void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *scratch, *work, *buffer,
         *gathered;
     unsigned long long *sum;
@@ -166,32 +167,41 @@ static void logits_path(rank_t *r)
 
 /* ---- lm_head path ---- */
 
+typedef struct step {
+    colo_tensor_t h, ids, d_h, d_w;
+    colo_linear_batch_t batch;
+    colo_logprob_out_t out;
+    colo_linear_upstream_t up;
+    colo_linear_grads_t grads;
+} step_t;
+
+static void step_of(rank_t *r, step_t *s)
+{
+    s->h = colo_tensor_cuda(r->h, COLO_BF16, r->me, 2, (int64_t[]){T, H});
+    s->ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
+    s->d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){r->d_rows, H});
+    s->d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
+    s->batch = (colo_linear_batch_t){&s->h, &s->ids, -1};
+    s->out = (colo_logprob_out_t){.logp = r->logp};
+    s->up = (colo_linear_upstream_t){.logp = -1, .mean = true};
+    s->grads = (colo_linear_grads_t){&s->d_h, &s->d_w, NULL};
+}
+
 static void linear_loss(rank_t *r)
 {
-    colo_tensor_t h = colo_tensor_cuda(r->h, COLO_BF16, r->me, 2, (int64_t[]){T, H}),
-                  ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T),
-                  d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){T, H}),
-                  d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
-    colo_linear_batch_t batch = {&h, &ids, -1};
-    colo_logprob_out_t out = {.logp = r->logp};
-    colo_linear_upstream_t up = {.logp = -1, .mean = true};
-    colo_linear_grads_t grads = {&d_h, &d_w, NULL};
-    COLO(colo_linear_logprob_loss(r->linear, &batch, &up, &out, &grads, r->work, r->stream));
+    step_t s;
+    step_of(r, &s);
+    COLO(
+        colo_linear_logprob_loss(r->linear, &s.batch, &s.up, &s.out, &s.grads, r->work, r->stream));
 }
 
 static void linear_logprob(rank_t *r)
 {
-    colo_tensor_t h = colo_tensor_cuda(r->h, COLO_BF16, r->me, 2, (int64_t[]){T, H}),
-                  ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T),
-                  d_h = colo_tensor_cuda(r->d_h, COLO_BF16, r->me, 2, (int64_t[]){T, H}),
-                  d_w = colo_tensor_cuda(r->d_w, COLO_F32, r->me, 2, (int64_t[]){r->columns, H});
-    colo_linear_batch_t batch = {&h, &ids, -1};
-    colo_logprob_out_t out = {.logp = r->logp};
-    colo_linear_upstream_t up = {.logp = -1, .mean = true};
-    colo_linear_grads_t grads = {&d_h, &d_w, NULL};
-    COLO(colo_linear_logprob_forward(r->linear, &batch, &out, &r->kept, r->buffer, r->work,
+    step_t s;
+    step_of(r, &s);
+    COLO(colo_linear_logprob_forward(r->linear, &s.batch, &s.out, &r->kept, r->buffer, r->work,
                                      r->stream));
-    COLO(colo_linear_logprob_backward(r->linear, &r->kept, &up, &grads, r->work, r->stream));
+    COLO(colo_linear_logprob_backward(r->linear, &r->kept, &s.up, &s.grads, r->work, r->stream));
 }
 
 /* On @group; a group of one has V = its columns. */
@@ -206,6 +216,7 @@ static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidde
     c.mode = COLO_LINEAR_LOGPROB;
     c.logprob.chunk_size = 2048;
     c.d_hidden = d_hidden;
+    r->d_rows = d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER ? T / ranks : T;
     COLO(colo_linear_logprob_create(&r->linear, &c, r->head, group));
     COLO(colo_linear_logprob_workspace_size(
         r->linear, loss ? COLO_LINEAR_LOSS : COLO_LINEAR_FORWARD, T, -1, &bytes[0]));
@@ -358,8 +369,10 @@ int main(int argc, char **argv)
     struct cudaDeviceProp prop;
     CUDA(cudaGetDeviceCount(&found));
     if (ranks < 1 || ranks > MAX_RANKS || ranks > found || iterations < 1 ||
-        iterations > MAX_ITERATIONS || T < 1 || H < 1 || V < ranks) {
-        fprintf(stderr, "bench-loss-ranks: %d ranks, found %d GPUs\n", ranks, found);
+        iterations > MAX_ITERATIONS || T < 1 || T % ranks || H < 1 || V < ranks) {
+        fprintf(stderr,
+                "bench-loss-ranks: %d ranks, found %d GPUs; tokens are a multiple of the ranks\n",
+                ranks, found);
         return 2;
     }
     V = V / ranks * ranks;
