@@ -178,8 +178,9 @@ static int read_pairs(perf_t *p, const tool_option_t *o)
     for (int i = 0; i < o[LAYOUTS].count; i++) {
         char copy[512];
         snprintf(where, sizeof where, "--layouts entry %d", i + 1);
-        char *arrow = strstr(strncpy(copy, o[LAYOUTS].values[i], sizeof copy - 1), "->");
-        if (strlen(o[LAYOUTS].values[i]) >= sizeof copy || !arrow)
+        const int len = snprintf(copy, sizeof copy, "%s", o[LAYOUTS].values[i]);
+        char *arrow = strstr(copy, "->");
+        if (len >= (int)sizeof copy || !arrow)
             return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: %s is not SRC->DST", where,
                                  tool_quote(q, o[LAYOUTS].values[i]));
         *arrow = '\0';

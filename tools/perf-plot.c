@@ -46,7 +46,8 @@ typedef struct chart {
 
 typedef struct charts {
     chart_t chart[SVG_PANELS_MAX];
-    int n, more; /* more: left out */
+    int n;
+    bool more; /* than there is room for */
     double lo, hi;
 } charts_t;
 
@@ -124,7 +125,7 @@ static void collect_bridge(charts_t *all, const json_t *rows)
         chart_t *c = chart_for(
             all, title, arrive > 0 ? "GB/s of what must arrive" : "GB/s copied; none arrives");
         if (!c) {
-            all->more += strcmp(op, "exact-nccl") == 0;
+            all->more = true;
             continue;
         }
         if (limit || json_is_true(json_object_get(row, "view")))
@@ -151,7 +152,7 @@ static void collect_link(charts_t *all, const json_t *rows)
             add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
                 number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
         else
-            all->more += strcmp(op, "sendrecv") == 0;
+            all->more = true;
     }
 }
 
@@ -351,7 +352,8 @@ static void describe(svg_page_t *page, words_t *w, const json_t *doc, const char
             number_of(row, "batch"), number_of(row, "hidden"), text_of(row, "dtype"),
             text_of(row, "output"));
     if (all->more)
-        snprintf(w->line[n++], sizeof w->line[0], "%d more are not drawn.", all->more);
+        snprintf(w->line[n++], sizeof w->line[0], "The first %d panels; the rest is not drawn.",
+                 SVG_PANELS_MAX);
     *page =
         (svg_page_t){.title = w->title, .label = "measured bandwidth against its limit, by size"};
     for (int i = 0; i < n; i++)

@@ -78,6 +78,18 @@ static void wrong_use_is_exit_2_with_the_option(void **state)
     EXPECT(0, "colo-perf 0.1.0", "--version");
 }
 
+static void a_pair_as_long_as_the_line_is_refused(void **state)
+{
+    char text[2000];
+    (void)state;
+    for (size_t len = 500; len < sizeof text; len += len < 520 ? 1 : 700) {
+        snprintf(text, sizeof text, "%0*d", (int)len, 0);
+        EXPECT(2, "is not SRC->DST", "bridge", "--layouts", text);
+        memcpy(text + len - 2, "->", 2); /* past what is looked at, or before an empty side */
+        EXPECT(2, "--layouts entry 1", "bridge", "--layouts", text);
+    }
+}
+
 static void no_gpu_is_exit_2_and_says_so(void **state)
 {
     (void)state;
@@ -230,6 +242,29 @@ static void one_size_is_bars_without_what_moved_nothing(void **state)
     free(text);
 }
 
+static void what_has_no_room_is_said(void **state)
+{
+    (void)state;
+    for (int panels = 32; panels <= 33; panels++) {
+        FILE *f = fopen(input, "w");
+        assert_non_null(f);
+        fputs("{\"tool\": \"colo-perf\", \"bridge\": [", f);
+        for (int i = 0; i < 2 * panels; i++) /* two sizes each */
+            fprintf(f,
+                    "%s{\"src\": \"dp=%d\", \"dst\": \"tp=2\", \"axes\": \"bsh\", \"way\": "
+                    "\"forward\", \"op\": \"tuned\", \"bytes\": %d, \"local_bytes\": 1024, "
+                    "\"time_us\": 1}",
+                    i ? "," : "", i / 2, 1024 << (i % 2));
+        fputs("]}", f);
+        fclose(f);
+        char *text = drawn(input);
+        assert_int_equal(markup_count(text, "<g id=\"p"), 1 + 32); /* the page, too */
+        assert_int_equal(markup_count(text, ">The first 32 panels; the rest is not drawn.</text>"),
+                         panels > 32);
+        free(text);
+    }
+}
+
 static void links_and_losses_are_drawn_and_names_are_escaped(void **state)
 {
     (void)state;
@@ -263,6 +298,7 @@ int main(int argc, char **argv)
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* also where there are some */
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(wrong_use_is_exit_2_with_the_option),
+        cmocka_unit_test(a_pair_as_long_as_the_line_is_refused),
         cmocka_unit_test(no_gpu_is_exit_2_and_says_so),
         cmocka_unit_test_setup_teardown(what_is_no_record_is_refused_and_leaves_no_picture,
                                         make_folder, remove_folder),
@@ -270,6 +306,7 @@ int main(int argc, char **argv)
                                         remove_folder),
         cmocka_unit_test_setup_teardown(one_size_is_bars_without_what_moved_nothing, make_folder,
                                         remove_folder),
+        cmocka_unit_test_setup_teardown(what_has_no_room_is_said, make_folder, remove_folder),
         cmocka_unit_test_setup_teardown(links_and_losses_are_drawn_and_names_are_escaped,
                                         make_folder, remove_folder),
     };
