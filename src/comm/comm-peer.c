@@ -87,7 +87,9 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
         }
         if (device >= 0 && cudaDeviceCanAccessPeer(&can, p->device, device) != cudaSuccess)
             (void)cudaGetLastError();
-        if (!can)
+        cudaError_t e = can ? cudaDeviceEnablePeerAccess(device, 0) : cudaSuccess;
+        (void)cudaGetLastError();
+        if (!can || e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
             return colo_fail(
                 COLO_ERR_UNBUILT,
                 "ranks %d and %d (world ranks %lld and %lld) do not reach each other's "
@@ -96,11 +98,10 @@ static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const 
                 (long long)c->world_rank[r],
                 all[r].host != me->host ? "they are on different hosts"
                 : device < 0            ? "one's device is not visible to the other"
+                : can                   ? cudaGetErrorString(e)
                                         : "CUDA reports no peer access between their devices");
-        cudaError_t e = cudaDeviceEnablePeerAccess(device, 0);
         if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled)
             return colo_cuda_error("peer memory: enabling access", e);
-        (void)cudaGetLastError();
     }
     return COLO_OK;
 }
@@ -197,6 +198,14 @@ static colo_status_t agree(colo_comm_t *c, colo_status_t mine)
     return colo_comm_i_agree(control_of(c), "peer memory", 0, mine);
 }
 
+/* Errors of one rank are errors on all; that one does not reach another means that none does. */
+static colo_status_t agree_reached(colo_comm_t *c, colo_status_t mine)
+{
+    COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
+    colo_status_t st = agree(c, mine);
+    return st == COLO_ERR_PEER ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error()) : st;
+}
+
 static colo_status_t peer_open(colo_comm_t *c)
 {
     struct colo_peer *_Atomic *place = colo_peer_place(c);
@@ -219,10 +228,7 @@ static colo_status_t peer_open(colo_comm_t *c)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     COLO_TRY_GOTO(st, agree(c, st), fail);
     COLO_TRY_GOTO(st, gather(c, &mine, all, sizeof mine), fail);
-    st = agree(c, reach_all(c, p, all));
-    if (st == COLO_ERR_PEER) /* somebody's "no" is everybody's */
-        st = colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error());
-    COLO_TRY_GOTO(st, st, fail);
+    COLO_TRY_GOTO(st, agree_reached(c, reach_all(c, p, all)), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
     free(all);

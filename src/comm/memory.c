@@ -19,7 +19,8 @@
 
 enum { MULTIPLE = 256 };
 
-/* Is this comm's memory to be shared? Collective. COLO_OK with *ops NULL: no. */
+/* Is this comm's memory to be shared? Collective. COLO_OK with *ops NULL: no, for ranks that do
+ * not reach each other; what else goes wrong is an error on all of them. */
 static colo_status_t ops_of(colo_comm_t *c, const colo_peer_ops_t **ops)
 {
     const colo_peer_ops_t *peer = c->ops->peer;
@@ -31,7 +32,7 @@ static colo_status_t ops_of(colo_comm_t *c, const colo_peer_ops_t **ops)
     colo_status_t st = peer->open(c);
     if (st == COLO_OK)
         *ops = peer;
-    if (st == COLO_OK || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
+    if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
         return st;
     colo_log(COLO_LOG_INFO, "memory: not direct: %s", colo_last_error());
     return COLO_OK;

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_memory.c - the front of registered memory, over a table of peers that says what it is told:
+ * ranks that do not reach each other have memory that is not direct, what else goes wrong is an
+ * error. Where GPUs are, tests/gpu/test_peer_order.c has the table itself.
+ */
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "comm/peer.h"
+#include "core/try.h"
+
+enum { RANKS = 2 };
+
+struct told {
+    colo_status_t open[RANKS];
+    colo_status_t status[RANKS]; /* of registering */
+    char sentence[RANKS][200];
+    bool direct[RANKS], made[RANKS];
+    int shared;
+};
+static struct told *told;
+
+static colo_status_t say_open(colo_comm_t *c)
+{
+    const colo_status_t st = told->open[c->rank];
+    return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
+}
+
+static colo_status_t share(colo_comm_t *c, colo_memory_t *m)
+{
+    (void)c;
+    (void)m;
+    __atomic_fetch_add(&told->shared, 1, __ATOMIC_SEQ_CST);
+    return COLO_OK;
+}
+
+static void unshare(colo_memory_t *m)
+{
+    (void)m;
+    __atomic_fetch_sub(&told->shared, 1, __ATOMIC_SEQ_CST);
+}
+
+static colo_status_t on_rank(colo_comm_t *c, void *arg)
+{
+    static const colo_peer_ops_t peers = {.open = say_open, .share = share, .unshare = unshare};
+    struct told *t = arg;
+    const colo_comm_ops_t *was = c->ops;
+    colo_comm_ops_t mine = *was;
+    colo_memory_t *memory = NULL;
+    char block[64];
+    const int me = c->rank;
+    mine.peer = &peers;
+    c->ops = &mine;
+    t->status[me] = colo_memory_register(c, block, sizeof block, &memory);
+    snprintf(t->sentence[me], sizeof t->sentence[me], "%.199s", colo_last_error());
+    t->made[me] = memory != NULL;
+    t->direct[me] = colo_memory_is_direct(memory);
+    colo_memory_destroy(&memory);
+    c->ops = was;
+    return COLO_OK;
+}
+
+static struct told registering(colo_status_t rank0, colo_status_t rank1)
+{
+    struct told t = {.open = {rank0, rank1}};
+    told = &t;
+    assert_ok(colo_comm_threads_run(RANKS, on_rank, &t));
+    told = NULL;
+    assert_int_equal(t.shared, 0);
+    return t;
+}
+
+static void ranks_that_reach_each_other_share(void **state)
+{
+    struct told t = registering(COLO_OK, COLO_OK);
+    (void)state;
+    for (int r = 0; r < RANKS; r++)
+        assert_true(t.status[r] == COLO_OK && t.made[r] && t.direct[r]);
+}
+
+static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
+{
+    struct told t = registering(COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
+    (void)state;
+    for (int r = 0; r < RANKS; r++)
+        assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+}
+
+static void what_else_goes_wrong_is_an_error(void **state)
+{
+    static const colo_status_t kinds[] = {COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_CUDA};
+    (void)state;
+    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
+        struct told t = registering(COLO_ERR_PEER, kinds[i]);
+        assert_int_equal(t.status[0], COLO_ERR_PEER);
+        assert_int_equal(t.status[1], kinds[i]);
+        for (int r = 0; r < RANKS; r++) {
+            assert_false(t.made[r]);
+            assert_non_null(strstr(t.sentence[r], "open says so"));
+        }
+    }
+}
+
+static void where_peers_are_asked_for_none_is_an_error(void **state)
+{
+    (void)state;
+    setenv("COLO_TRANSPORT", "peer", 1);
+    struct told t = registering(COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
+    unsetenv("COLO_TRANSPORT");
+    for (int r = 0; r < RANKS; r++)
+        assert_true(t.status[r] == COLO_ERR_UNBUILT && !t.made[r]);
+}
+
+static void nobody_is_asked_where_nccl_is_wanted(void **state)
+{
+    (void)state;
+    setenv("COLO_TRANSPORT", "nccl", 1);
+    struct told t = registering(COLO_ERR_NOMEM, COLO_ERR_NOMEM);
+    unsetenv("COLO_TRANSPORT");
+    for (int r = 0; r < RANKS; r++)
+        assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+}
+
+int main(void)
+{
+    unsetenv("COLO_TRANSPORT");
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(ranks_that_reach_each_other_share),
+        cmocka_unit_test(ranks_that_do_not_have_memory_that_is_not_direct),
+        cmocka_unit_test(what_else_goes_wrong_is_an_error),
+        cmocka_unit_test(where_peers_are_asked_for_none_is_an_error),
+        cmocka_unit_test(nobody_is_asked_where_nccl_is_wanted),
+    };
+    return cmocka_run_group_tests_name("comm/memory", tests, NULL, NULL);
+}
