@@ -86,7 +86,7 @@ static int by_value(const void *x, const void *y)
     return (a > c) - (a < c);
 }
 
-/* @reads: matrices of logits that the operation moves */
+/* @matrices: of logits, that the operation moves */
 static void measure(const char *name, void (*run)(void), double matrices)
 {
     float ms[ITERATIONS];
