@@ -83,8 +83,7 @@ static void the_first_element_that_is_not_zero_is_found(void **state)
                 h[i] = 0x80;
         void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
-        for (int64_t i = 1; i < 2; i++) /* in a gap: nobody's */
-            assert_cuda(cudaMemset((char *)p + (size_t)i * elem, 1, 1));
+        assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: nobody's */
         assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
         assert_int_equal(at, -1);
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};

@@ -206,8 +206,9 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
             if (!fits(&c))
                 continue;
             colo_status_t st = run_one(r, &c);
-            /* rejected by every rank before anything moves; a wrong byte is COLO_ERR_STATE */
-            if (st < 0 && st != COLO_ERR_STATE && colo_comm_check(r->gpus) == COLO_OK)
+            /* no pair for COLLECTIVE: every rank says so before anything moves */
+            if ((st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE) &&
+                colo_comm_check(r->gpus) == COLO_OK)
                 continue;
             rank_try(st);
             ran++;
