@@ -3,18 +3,26 @@
  * loss_gpu.c - see loss_gpu.h.
  *
  * Tolerances. u = 2^-24 (2^-53 for f64 logits), V columns, R = max x - min x, L = 1 + log V.
+ *
  * What the kernels do in that precision, relative to e^(x-m) or its sum s:
- *   e^d       4 u for the instruction (2^-22), 2 u |d| for the product with log2 e, and u |d| twice
- *             for factor and d; averaged over s, |d| counts with weight e^d / s, at most L:  (4 +
- * 4L) u adding    a thread of 128 or more has at most V/512 + 8 terms in a partial sum, and at most
- *             V/4096 + 8 batches that each may rescale it (5 u):                             (V/256
- * + 48) u storing   u for each statistic so   e_s = (V/256 + 64 + 4L) u.   Then logp      e_s + 4 u
- * R + u |logp| entropy   log Sum and U / Sum, the latter at most L with twice the error:  e_s (1 +
- * 2L) + u |h| loss      the two above with weight 1, the mean of x - m adds e (V/256 + 64) u R, the
- * z-loss 2 lambda |lse| (e_s + 2 u |m|) gradient  |factor| (|g_p| + |g_l| (1 + 2 lambda |lse|) +
- * |g_h| (L + R)) times the error of p: e_s + 16 u + 4 u R, twice with the entropy's share of A; and
- * one rounding to the dtype of the logits, as in loss_case.c Where x is rounded by itself (softcap,
- * factor <= 0, f64), 4 u max|x| more in each difference.
+ *
+ * - e^d: 4 u for the instruction (2^-22), 2 u |d| for the product with log2 e, and u |d| twice for
+ *   factor and d; averaged over s, |d| counts with weight e^d / s, at most L: (4 + 4L) u
+ * - adding: a thread of 128 or more has at most V/512 + 8 terms in a partial sum, and at most
+ *   V/4096 + 8 batches that each may rescale it (5 u): (V/256 + 48) u
+ * - storing: u for each statistic
+ *
+ * so e_s = (V/256 + 64 + 4L) u. Then
+ *
+ * - logp: e_s + 4 u R + u |logp|
+ * - entropy: log Sum and U / Sum, the latter at most L with twice the error: e_s (1 + 2L) + u |h|
+ * - loss: as logp; the mean of x - m adds at most (V/256 + 64) u R, the z-loss
+ *   2 lambda |lse| (e_s + 2 u |m|)
+ * - gradient: |factor| (|g_p| + |g_l| (1 + 2 lambda |lse|) + |g_h| (L + R)) times the error of p,
+ *   e_s + 16 u + 4 u R, twice with the entropy's share of A; and one rounding to the dtype of the
+ *   logits, as in loss_case.c
+ *
+ * Where x is rounded by itself (softcap, factor <= 0, f64), 4 u max|x| more in each difference.
  */
 #include "gpu/loss_gpu.h"
 

@@ -583,8 +583,8 @@ int main(void)
         cmocka_unit_test(a_capture_that_would_connect_is_refused_and_the_comm_lives),
         cmocka_unit_test(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives),
     };
-    gpus = t_gpu_count() >= 4 ? 4 : t_gpu_count();
-    if (gpus < 2)
+    gpus = t_gpu_count() >= 4 ? 4 : 2;
+    if (gpus > t_gpu_count())
         return T_EXIT_SKIP;
     return cmocka_run_group_tests_name("gpu/nccl_bridge", tests, NULL, NULL);
 }
