@@ -241,7 +241,7 @@ static colo_status_t in_a_row(struct rank *r, int way, bool graph, double *us)
     cudaEvent_t a, b;
     cudaGraph_t g = NULL;
     cudaGraphExec_t exec = NULL;
-    float ms = 0, best = 1e9f;
+    float ms = 0;
     CUDA(cudaEventCreate(&a));
     CUDA(cudaEventCreate(&b));
     if (graph) {
@@ -269,7 +269,6 @@ static colo_status_t in_a_row(struct rank *r, int way, bool graph, double *us)
         CUDA(cudaEventRecord(b, r->stream));
         CUDA(cudaEventSynchronize(b));
         CUDA(cudaEventElapsedTime(&ms, a, b));
-        best = ms < best ? ms : best;
         if (k >= 0)
             all[k] = ms;
     }
