@@ -99,7 +99,7 @@ static colo_status_t compare_with_logits(cap_rank_t *r, struct check *k, int mom
     CAP_TRY(cap_gather(r, r->g, k->logits));
     compare(r, k, k->logits, NULL, error);
     for (int i = 0; i < r->nparams; i++)
-        if (!(error[i] <= worst))
+        if (!(error[i] <= worst) && isfinite(worst))
             worst = error[i]; /* a NaN stays */
     k->against_logits[moment] = worst;
     return COLO_OK;
