@@ -20,6 +20,14 @@ int t_gpu_count(void)
     return n < t_ranks_most() ? n : t_ranks_most();
 }
 
+bool t_gpus_enough(int n)
+{
+    const int found = t_gpu_count();
+    if (found < n)
+        printf("skipped: needs %d GPUs, found %d\n", n, found);
+    return found >= n;
+}
+
 colo_status_t t_cuda(cudaError_t e, const char *what)
 {
     return e == cudaSuccess ? COLO_OK

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nccl_ranks.h - ranks that are threads, or processes, with a GPU each, and a bridge case on device memory.
+ * nccl_ranks.h - ranks that are threads, or processes, with a GPU each, and a bridge case on device
+ * memory.
  *
  * Inputs and expectations are those of harness/bridge_case.h: made on the host by the oracle, put
  * to the device, run there, copied back, compared byte by byte.
@@ -24,7 +25,8 @@ typedef struct t_gpu_rank {
 } t_gpu_rank_t;
 typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 
-int t_gpu_count(void); /* no more than there can be ranks */
+int t_gpu_count(void); /* no more than there can be ranks; before CUDA is asked in this process */
+bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
 /* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r; gpus is NULL when @bare: the test
  * makes it. What ranks write in @arg must be shared by t_share(). */
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);

@@ -369,7 +369,7 @@ int main(void)
         cmocka_unit_test(a_misaligned_view_is_carried_exactly),
         cmocka_unit_test(the_mean_over_ranks_of_values_on_devices_is_the_serial_one),
     };
-    if (t_gpu_count() < 2)
+    if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = 2; /* every case here is one of two ranks */
     return cmocka_run_group_tests_name("gpu/nccl_check", tests, NULL, NULL);
