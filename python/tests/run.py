@@ -38,6 +38,10 @@ class Cases:
     def __init__(self):
         self.state, self.outside = {}, 0
 
+    def pytest_addoption(self, parser):
+        # What the terminal plugin, which is off, would declare, and asserts ask for to show values.
+        parser.addoption('--verbose', type=int, default=1)
+
     def say(self, kind, name):
         print('[ RUN      ] %s\n[%s] %s' % (name, kind, name), flush=True)
 
