@@ -33,6 +33,9 @@ def __getattr__(name: str) -> Any:
 
 
 def _dist() -> Any:
+    patched = globals().get('dist')
+    if patched is not None:
+        return patched
     import torch.distributed
     return torch.distributed
 

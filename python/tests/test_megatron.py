@@ -433,3 +433,14 @@ def test_the_dist_module_is_there_for_patches():
     assert os.environ.get('WORLD_SIZE') is None
     with pytest.raises(AttributeError):
         megatron.nothing
+
+
+def test_the_dist_module_may_be_patched_as_a_whole(eight):
+    with mock.patch('colobridge.megatron.dist') as patched:
+        patched.new_subgroups_by_enumeration.return_value = ('mine', None)
+        patched.get_rank.return_value = 3
+        grid = HyperCommGrid([2, 4], ['tp', 'dp'])
+        assert grid.create_pg('tp') == 'mine' and grid.is_current_rank_in_grid()
+        grid.destroy()
+        patched.destroy_process_group.assert_called_once_with('mine')
+    assert megatron._dist() is dist
