@@ -35,11 +35,12 @@ class Bridge:
         raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
+        comm.serves(self._handle, 'colo_bridge_destroy')
 
     def destroy(self) -> None:
         """Local; the second time does nothing."""
         if self._handle:
-            lib().colo_bridge_destroy(c.byref(self._handle))
+            self.comm.ends(self._handle, 'colo_bridge_destroy')
 
     def __del__(self) -> None:
         if getattr(self, '_handle', None):
@@ -47,18 +48,18 @@ class Bridge:
 
     @property
     def handle(self) -> c.c_void_p:
-        """The colo_bridge_t pointer. RuntimeError after destroy()."""
+        """The colo_bridge_t pointer. RuntimeError after destroy(), its own or its communicator's."""
         if not self._handle:
-            raise FailedError('this bridge was destroyed', STATUS['ERR_STATE'])
+            raise FailedError('this bridge was destroyed, or its communicator', STATUS['ERR_STATE'])
         return self._handle
 
     def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
         """y = x under the destination's layout. x None on ranks that own nothing of the source."""
-        call('colo_bridge_forward', self.handle, _arg(x, 'x'), _arg(y, 'y'), stream)
+        call('colo_bridge_forward', self.handle, _arg(x, 'x'), _arg(y, 'y', True), stream)
 
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
         """d_x = the gradient of x from the gradient of y, which is not written."""
-        call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x'), stream)
+        call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x', True), stream)
 
     def reshape(self, shape: tuple[int, ...]) -> None:
         """Another batch, length or width from now on; local, all ranks must do the same."""
@@ -81,5 +82,5 @@ class Bridge:
     scratch_size = property(lambda self: lib().colo_bridge_scratch_size(self.handle))
 
 
-def _arg(t: Any, what: str) -> s.Tensor | None:
-    return None if t is None else view(t, what)
+def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
+    return None if t is None else view(t, what, writes=writes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 import json
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,15 @@ from .grid import Grid, _joined
 from .tensor import view
 
 _REDUCE = {'sum': s.SUM, 'max': s.MAX}
+_forks = 0  # between the process that loaded this and the one that runs
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Comm:
@@ -27,6 +37,8 @@ class Comm:
     def __init__(self, handle: c.c_void_p, *, owned: bool = True):
         self._handle = handle
         self._owned = owned
+        self._forks = _forks
+        self._users: list[tuple[c.c_void_p, str]] = []
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
 
     # ---- making ----
@@ -85,14 +97,31 @@ class Comm:
         return Comm(handle) if handle else None
 
     def destroy(self) -> None:
-        """Local; the second time does nothing."""
+        """Local; the second time does nothing. Bridges made from it are destroyed with it."""
+        users, self._users = self._users, []
+        for handle, end in reversed(users):
+            self.ends(handle, end)
         if self._handle and self._owned:
-            lib().colo_comm_destroy(c.byref(self._handle))
+            self.ends(self._handle, 'colo_comm_destroy')
         self._handle = c.c_void_p()
 
     def __del__(self) -> None:
-        if getattr(self, '_handle', None) and self._owned:
+        if getattr(self, '_handle', None):
             self.destroy()
+
+    def serves(self, handle: c.c_void_p, end: str) -> None:
+        """Notes an object that borrows this communicator; function @end destroys it and sets it to NULL.
+        Objects end in any order, when a cycle is collected or the interpreter goes: so this one ends
+        what is left of them before itself."""
+        self._users.append((handle, end))
+
+    def ends(self, handle: c.c_void_p, end: str) -> None:
+        """Destroys an object that serves() noted, once. In a fork of the process that made it, it is
+        only forgotten: connections, GPUs and the word to other ranks are the parent's."""
+        self._users = [user for user in self._users if user[0] is not handle]
+        if handle and self._forks == _forks:
+            getattr(lib(), end)(c.byref(handle))
+        handle.value = None
 
     # ---- what it is ----
 
@@ -168,11 +197,11 @@ class Comm:
 
     def broadcast(self, buffer: Any, root: int = 0, stream: int | None = None) -> None:
         """buffer of rank @root to everyone."""
-        data, count, dtype = _flat(buffer, 'buffer')
+        data, count, dtype = _flat(buffer, 'buffer', writes=self.rank != root)
         call('colo_comm_broadcast', self.handle, data, count, dtype, root, stream)
 
     def _pair(self, send: Any, recv: Any) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
-        a, b = _flat(send, 'send'), _flat(recv, 'recv')
+        a, b = _flat(send, 'send'), _flat(recv, 'recv', writes=True)
         if a[2] != b[2]:
             raise ValueError("send is %s, recv %s" % (s.DTYPES[a[2]], s.DTYPES[b[2]]))
         return a, b
@@ -220,9 +249,9 @@ class Comm:
         return json.loads(raw.value)
 
 
-def _flat(obj: Any, what: str) -> tuple[int, int, int]:
+def _flat(obj: Any, what: str, *, writes: bool = False) -> tuple[int, int, int]:
     """(address, elements, dtype) of a contiguous tensor."""
-    t = view(obj, what)
+    t = view(obj, what, writes=writes)
     count = 1
     for n in t.shape[:t.ndim]:
         count *= n
@@ -259,7 +288,7 @@ def run_threads(nranks: int, fn: Callable[[Comm], Any]) -> list[Any]:
             status = why.status if isinstance(why, Error) else 0
             return status or STATUS['ERR_STATE']
         finally:
-            comm._handle = c.c_void_p()
+            comm.destroy()  # what it serves; itself is the library's
 
     status = lib().colo_comm_threads_run(nranks, s.RankFn(rank), None)
     if raised:

@@ -34,6 +34,14 @@ def _tp(group: Any, what: str) -> Any:
     return _tensor_parallel[0]
 
 
+def _told(error: Exception, device: Any, *groups: Any) -> Exception:
+    """@error, of which the other ranks of @groups have heard, so that they do not wait for this one."""
+    from .torch.ranks import comm_of, refuse
+    for group in groups:
+        refuse(comm_of(group, device), error)
+    return error
+
+
 def _f32(t: Any) -> Any:
     import torch
     return t.to(torch.float32)
@@ -153,12 +161,13 @@ def from_parallel_logits_to_logprobs(vocab_parallel_logits: Any, target: Any, vo
     import torch
     logits = vocab_parallel_logits
     cp, rank, comm = _cp(cp_group, logits.device)
-    batch, seq = target.shape
-    count = logits.shape[1] * cp
-    if logits.dim() != 3 or logits.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
-        raise ArgumentError("from_parallel_logits_to_logprobs: logits are %s and target is %s on cp=%d, "
-                            "expected [B, S / cp, Vl] and [B, S], S divisible by 2 cp"
-                            % (list(logits.shape), list(target.shape), cp))
+    batch, seq = target.shape if target.dim() == 2 else (-1, -1)
+    count = logits.shape[1] * cp if logits.dim() == 3 else -1
+    if batch < 0 or logits.shape[0] != batch or count < seq or (cp > 1 and count % (2 * cp)):
+        raise _told(ArgumentError("from_parallel_logits_to_logprobs: logits are %s and target is %s on "
+                                  "cp=%d, expected [B, S / cp, Vl] and [B, S], S divisible by 2 cp"
+                                  % (list(logits.shape), list(target.shape), cp)),
+                    logits.device, tp_group, cp_group)
     target = target.roll(-1, dims=-1)
     if count > seq:
         target = torch.nn.functional.pad(target, (0, count - seq), value=0)
@@ -194,9 +203,9 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     target = target.reshape(-1)
     count, device = len(target), logits.device
     if logits.dim() != 3 or logits.shape[0] != 1 or logits.shape[1] * cp != count:
-        raise ArgumentError("from_parallel_logits_to_logprobs_packed_sequences: logits are %s and target "
-                            "has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
-                            % (list(logits.shape), count, cp))
+        raise _told(ArgumentError("from_parallel_logits_to_logprobs_packed_sequences: logits are %s and "
+                                  "target has %d tokens on cp=%d, expected [1, T / cp, Vl] and [1, T]"
+                                  % (list(logits.shape), count, cp)), device, group, cp_group)
     cu = cu_seqlens_padded.to(device=device, dtype=torch.int64)
     t = torch.arange(count, device=device)
     found = torch.searchsorted(cu[1:].contiguous(), t, right=True)

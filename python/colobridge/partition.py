@@ -35,16 +35,16 @@ class Partition:
 
     def shard(self, whole: Any, axis: int, local: Any) -> None:
         """local = whole[index] along @axis; host memory."""
-        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis, view(local, 'local'))
+        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis, view(local, 'local', writes=True))
 
     def unshard(self, local: Any, axis: int, whole: Any) -> None:
         """The adjoint: whole = 0, then whole[index] = local."""
-        call('colo_partition_unshard', self._raw, view(local, 'local'), axis, view(whole, 'whole'))
+        call('colo_partition_unshard', self._raw, view(local, 'local'), axis, view(whole, 'whole', writes=True))
 
     def next_token(self, tokens: Any, targets: Any, last: int = -100) -> None:
         """targets[i] = tokens[i + 1] on the global sequence, per segment when packed; i64."""
         call('colo_partition_next_token', self._raw, view(tokens, 'tokens'), last,
-             view(targets, 'targets'))
+             view(targets, 'targets', writes=True))
 
 
 def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False) -> int:

@@ -67,11 +67,13 @@ def from_torch(t: Any, what: str = 'tensor') -> s.Tensor:
     return make(t.data_ptr(), torch_dtype(t.dtype, what), t.shape, t.stride(), mem, ordinal)
 
 
-def _from_interface(a: dict[str, Any], what: str) -> s.Tensor:
+def _from_interface(a: dict[str, Any], what: str, writes: bool) -> s.Tensor:
     kind = a['typestr']
     if kind[0] == '>' or kind[1:] not in _TYPESTR:
         raise ArgumentError("%s is of type '%s', expected one of %s in native byte order"
                             % (what, kind, ', '.join(_TYPESTR)))
+    if writes and a['data'][1]:
+        raise ArgumentError('%s is read-only and would be written' % what)
     size = int(kind[2:])
     strides = a.get('strides')
     if strides is None:
@@ -82,18 +84,25 @@ def _from_interface(a: dict[str, Any], what: str) -> s.Tensor:
     return make(a['data'][0], s.DTYPE[_TYPESTR[kind[1:]]], a['shape'], [n // size for n in strides])
 
 
-def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None) -> s.Tensor:
-    """The library's view of @obj, which must outlive it. dtype: of raw bytes ("bf16").
-    ValueError: a type, device or dtype that the library does not know; a read-only buffer."""
+def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None,
+         writes: bool = False) -> s.Tensor:
+    """The library's view of @obj, which must outlive it. dtype: of raw bytes ("bf16"). writes: the
+    library will write to it. ValueError: a type, device or dtype that the library does not know; a
+    read-only buffer; read-only memory that would be written."""
     if isinstance(obj, s.Tensor):
         return obj
     if hasattr(obj, 'data_ptr') and hasattr(obj, 'stride'):
         return from_torch(obj, what)
     if hasattr(obj, '__array_interface__'):
-        return _from_interface(obj.__array_interface__, what)
+        return _from_interface(obj.__array_interface__, what, writes)
     if hasattr(obj, '__dlpack__'):
         from .dlpack import from_dlpack
-        return from_dlpack(obj).view
+        held = from_dlpack(obj)
+        if writes and held.read_only:
+            raise ArgumentError('%s is read-only and would be written' % what)
+        raw = s.Tensor.from_buffer_copy(held.view)
+        raw.held = held  # what is given back is no longer there to be read
+        return raw
     try:
         memory = memoryview(obj)
     except TypeError:

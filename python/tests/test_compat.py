@@ -250,6 +250,26 @@ def test_head_and_loss_in_chunks(chunk):
         compat.chunked_cross_entropy_loss(hidden, weight, chunk, labels)
 
 
+def one_wrong(rank):
+    z, t, _ = case(2, 4)
+    lo, hi = half(rank, 4)
+    mine, group = z[..., lo:hi], dist.group.WORLD
+    cu = torch.tensor([0, 8])
+    for bad, good in ((lambda: compat.from_parallel_logits_to_logprobs(mine, t[0], lo, hi, group),
+                       lambda: compat.from_parallel_logits_to_logprobs(mine, t, lo, hi, group)),
+                      (lambda: compat.from_parallel_logits_to_logprobs_packed_sequences(
+                          mine, t, cu, 8, lo, hi, group),
+                       lambda: compat.from_parallel_logits_to_logprobs_packed_sequences(
+                           mine.reshape(1, 8, -1), t.reshape(1, 8), cu, 8, lo, hi, group))):
+        with pytest.raises(ValueError if rank == 2 else RuntimeError, match='expected .(B|1), '):
+            bad() if rank == 2 else good()
+        good()
+
+
+def test_one_ranks_bad_shape_is_every_ranks_error(world):
+    world.run(one_wrong)
+
+
 def test_refusals():
     z, t, _ = case(2, 4)
     for call, words in (

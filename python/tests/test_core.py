@@ -255,6 +255,30 @@ def test_buffers_that_do_not_fit_are_refused():
         one.barrier()
 
 
+def test_a_communicator_ends_bridges_that_live_longer():
+    src, dst = cb.Layout.src('dp=2'), cb.Layout.dst('dp=2')
+    kept = []
+
+    def rank(world):
+        group = world.split_color(0)
+        kept.extend(cb.Bridge(comm, src, dst, (2, 1, 1)) for comm in (world, group))
+        handles = [handle for handle, _ in group._users]
+        group.destroy()
+        assert len(handles) == 1 and not handles[0] and not group._users
+        raise KeyError('the traceback holds them, too')
+
+    with pytest.raises(KeyError):
+        cb.run_threads(2, rank)
+    assert len(kept) == 4 and not any(bridge._handle for bridge in kept)
+    for bridge in kept:
+        with pytest.raises(RuntimeError, match='this bridge was destroyed, or its communicator'):
+            bridge.forward(None, None)
+        bridge.destroy()
+    one = cb.Comm.self()
+    cb.Bridge(one, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (2, 1, 1)).destroy()
+    assert not one._users  # nothing is kept for those that end before
+
+
 PROCESS = '''
 import array, os, sys, time
 import colobridge as cb
@@ -273,6 +297,12 @@ total = array.array("d", [rank + 1.0])
 world.all_reduce(total)
 assert total[0] == size * (size + 1) / 2, total
 assert world.backend == "sockets", world.backend
+child = os.fork()  # its end is nobody's concern: it has the connections, too
+if child == 0:
+    world.destroy()
+    os._exit(0)
+os.waitpid(child, 0)
+world.barrier()
 print("done", world)
 '''
 
@@ -322,6 +352,27 @@ def test_views_of_arrays_and_bytes():
     assert list(t.shape[:3]) == [4, 2, 3] and list(t.stride[:3]) == [1, 12, 4]
     with pytest.raises(ValueError, match='native byte order'):
         view(a.astype('>f8'))
+
+
+def test_read_only_memory_is_read_and_not_written():
+    np = pytest.importorskip('numpy')
+    one, fixed = cb.Comm.self(), np.array([1.0, 2.0])
+    fixed.flags.writeable = False
+    got = np.zeros(2)
+    one.all_gather(fixed, got)
+    assert got.tolist() == [1.0, 2.0]
+    with pytest.raises(ValueError, match='recv is read-only'):
+        one.all_gather(got, fixed)
+    with pytest.raises(ValueError, match='send|recv is read-only'):
+        one.all_reduce(fixed)
+    with pytest.raises(ValueError, match='local is read-only'):
+        cb.Partition(2).shard(got, 0, fixed)
+    bridge = cb.Bridge(one, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (1, 1, 2), dtype='f64')
+    bridge.forward(fixed.reshape(1, 1, 2), got.reshape(1, 1, 2))
+    with pytest.raises(ValueError, match='y is read-only'):
+        bridge.forward(got.reshape(1, 1, 2), fixed.reshape(1, 1, 2))
+    with pytest.raises(ValueError, match='d_x is read-only'):
+        bridge.backward(got.reshape(1, 1, 2), fixed.reshape(1, 1, 2))
 
 
 def test_one_library_in_many_threads():

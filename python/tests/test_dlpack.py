@@ -103,3 +103,21 @@ def test_torch_gives_and_takes():
     del taken
     gc.collect()
     assert alive() is None
+
+
+def test_a_view_holds_what_it_was_given():
+    class Maker:
+        """Gives memory that nobody else has."""
+        alive = None
+
+        def __dlpack__(self, **_):
+            out, self.alive = given((5.0, 6.0))
+            return out.__dlpack__(max_version=(1, 0))
+
+    maker = Maker()
+    t = view(maker)
+    gc.collect()
+    assert maker.alive() is not None and maker.alive().data[1] == 6.0
+    del t
+    gc.collect()
+    assert maker.alive() is None

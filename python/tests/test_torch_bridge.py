@@ -1,8 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The bridge as an autograd function: processes over gloo, ranks that are threads, errors."""
+import contextlib
+import gc
 import itertools
+import os
 import random
 import re
+import socket
+import weakref
 from pathlib import Path
 
 import pytest
@@ -183,6 +188,59 @@ def one_rank_wrong(rank):
 
 def test_one_ranks_mistake_is_every_ranks_error_and_the_next_call_works(world):
     world.run(one_rank_wrong)
+
+
+def one_rank_flat(rank):
+    """A mistake that is found before the library is called."""
+    bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    good = torch.ones(1, 4, 2)
+    for x, words in ((good[0], 'expected 3 axes'), (good.to(torch.complex64), 'complex64')):
+        with pytest.raises(ValueError if rank == 2 else RuntimeError, match=words) if rank > 1 \
+                else contextlib.nullcontext():
+            bridge(x if rank == 2 else good)
+        assert torch.equal(bridge(good), torch.ones(2, 4, 2))
+
+
+def test_one_ranks_bad_argument_is_every_ranks_error(world):
+    world.run(one_rank_flat)
+
+
+def outlives(rank):
+    bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
+    x = torch.ones(1, 4, 2, requires_grad=True)
+    y = bridge(x)
+    dist.barrier()
+    ct.shutdown()
+    with pytest.raises(RuntimeError, match='this bridge was destroyed, or its communicator'):
+        y.sum().backward()
+    bridge(x).sum().backward()  # made anew
+    assert torch.equal(x.grad, torch.full_like(x, 2.0))
+
+
+def test_a_graph_that_outlives_its_communicator_is_told(world):
+    world.run(outlives)
+
+
+def again(rank):
+    x = torch.ones(1, 4, 2)
+    for _ in range(2):
+        assert torch.equal(ct.bridge(x, 'dp=4', 'cp=2,dp=2', group=dist.group.WORLD),
+                           torch.ones(2, 4, 2))
+        store = weakref.ref(dist.distributed_c10d._get_default_store())
+        with socket.socket() as s:
+            s.bind(('127.0.0.1', 0))
+            port = torch.tensor([s.getsockname()[1]])
+        dist.broadcast(port, 0)
+        dist.barrier()
+        dist.destroy_process_group()
+        gc.collect()
+        assert store() is None  # or the old server would go on
+        os.environ['MASTER_PORT'] = str(port.item())
+        dist.init_process_group('gloo', rank=rank, world_size=4)
+
+
+def test_torch_distributed_may_be_initialised_again(world):
+    world.run(again)
 
 
 def refusals(rank):

@@ -106,6 +106,36 @@ def test_outputs_and_gradients_on_threads_and_alone():
         agrees(0, 1, None, torch.float32, mode, True, chunk, None)
 
 
+@pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
+def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
+    from colobridge.torch import linear
+    h, w, b, t, _ = case()
+    passes, keeps = [], []
+    workspace = linear._Core.workspace
+    monkeypatch.setattr(linear._Core, 'workspace', lambda self, which, *sizes: (
+        passes.append(which), workspace(self, which, *sizes))[1])
+    monkeypatch.setattr(linear._Core, 'saved', lambda *_: keeps.append(1))
+    with torch.no_grad():  # parameters still say requires_grad
+        fn(h, leaf(w), leaf(b), target=t, mode='keep')
+    assert passes == [linear.s.LINEAR_INFERENCE] and not keeps
+
+
+def late(rank):
+    h, w, b, t, _ = case()
+    w = leaf(w[CUTS[rank]:CUTS[rank + 1]])
+    args = dict(target=t, tp_group=dist.group.WORLD, vocab_start=CUTS[rank], vocab_size=V)
+    out = ct.linear_logprob(h, w, **args)
+    dist.barrier()
+    ct.shutdown()
+    with pytest.raises(RuntimeError, match='communicator of the forward pass was destroyed'):
+        out.sum().backward()
+    ct.linear_logprob(h, w, **args).sum().backward()
+
+
+def test_a_graph_that_outlives_its_communicator_is_told(world):
+    world.run(late)
+
+
 def test_chunks_modes_and_bounds_do_not_change_a_bit_of_outputs_and_d_hidden():
     h, w, b, t, g = case((6, 11), torch.float32)
     seen = []

@@ -174,8 +174,8 @@ class Bridge:
         key = (shape, dtype, device)
         ready = self._kept.get(key)
         if ready is None:
-            no_grad = self.frozen or not dtype.is_floating_point
             with groups.telling(comm):
+                no_grad = self.frozen or not dtype.is_floating_point
                 bridge = core.Bridge(comm, self.src, self.dst, shape,
                                      dtype=s.DTYPES[torch_dtype(dtype)], device=device.type,
                                      no_grad=no_grad, **self._options)
@@ -218,7 +218,11 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
     else:
         here = True
         if shape is None:
-            shape = self.global_shape(x, samples)
+            try:
+                shape = self.global_shape(x, samples)
+            except ArgumentError as why:
+                groups.refuse(self.comm(x.device), why)
+                raise
     bridge = self._core(tuple(shape), x.dtype, x.device)
     return _function().apply(x, bridge, here)
 

@@ -18,7 +18,7 @@ from typing import Any
 from .. import _structs as s
 from .._lib import call, lib
 from ..comm import Comm
-from ..errors import ArgumentError, FailedError
+from ..errors import STATUS, ArgumentError, FailedError
 from ..tensor import torch_dtype
 from . import ranks as groups
 from .logprob import Loss, Rows, _config, _control, reduced, rows_of, shard, sum_over
@@ -35,17 +35,29 @@ class _Core:
 
     def __init__(self, comm: Comm, head_comm: Comm | None, head: s.LmHeadConfig,
                  config: s.LinearConfig):
-        self.comms = (comm, head_comm)  # they live as long
+        self.comms = tuple(group for group in (comm, head_comm) if group is not None)  # live as long
         self.head, self.linear = c.c_void_p(), c.c_void_p()
         call('colo_lm_head_create', c.byref(self.head), head,
              head_comm.handle if head_comm is not None else None)
+        for group in self.comms:
+            group.serves(self.head, 'colo_lm_head_destroy')
         call('colo_linear_logprob_create', c.byref(self.linear), config, self.head, comm.handle)
+        for group in self.comms:
+            group.serves(self.linear, 'colo_linear_logprob_destroy')
         self.gathered = lib().colo_lm_head_gathered_size(self.head)
         self.sizes: dict[Any, int] = {}  # what the queries below said
 
     def __del__(self) -> None:
-        lib().colo_linear_logprob_destroy(c.byref(self.linear))
-        lib().colo_lm_head_destroy(c.byref(self.head))
+        for group in self.comms:  # the second one finds NULL
+            group.ends(self.linear, 'colo_linear_logprob_destroy')
+            group.ends(self.head, 'colo_lm_head_destroy')
+
+    def alive(self) -> '_Core':
+        """Itself. RuntimeError: a communicator of its was destroyed, by an error or shutdown()."""
+        if not self.linear:
+            raise FailedError('linear_logprob: a communicator of the forward pass was destroyed since',
+                              STATUS['ERR_STATE'])
+        return self
 
     def workspace(self, which: int, tokens: int, max_valid: int) -> int:
         return self._size('colo_linear_logprob_workspace_size', which, tokens, max_valid)
@@ -77,6 +89,7 @@ class _Options:
     max_valid: int
     main: tuple[Any, Any] | None  # main_grad of weight and bias
     scatter: bool  # hidden is this rank's slice of the tokens
+    grad: bool  # is a backward to be prepared (inside of a function autograd does not say)
 
     def core(self, hidden: Any, bias: bool, d_weight: Any, **members: Any) -> _Core:
         """The C objects; made at the first call, in the same order on all ranks."""
@@ -175,7 +188,7 @@ def _functions() -> tuple[Any, Any]:
                     o: _Options) -> Any:
             device = hidden.device
             need = ctx.needs_input_grad
-            backward = any(need[:3])
+            backward = o.grad and any(need[:3])
             core = o.core(hidden, bias is not None,
                           o.main[0].dtype if o.main else weight.dtype,
                           frozen_hidden=backward and not need[0],
@@ -206,7 +219,7 @@ def _functions() -> tuple[Any, Any]:
         @staticmethod
         @once_differentiable
         def backward(ctx: Any, *upstream: Any) -> Any:
-            o, core = ctx.o, ctx.core
+            o, core = ctx.o, ctx.core.alive()
             hidden, weight, bias, targets, kept = saved_tensors(
                 ctx, 'linear_logprob: hidden, weight, bias or target')
             need = ctx.needs_input_grad
@@ -411,7 +424,7 @@ def _prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names:
         raise
     target = rows.spread(target.to(torch.int64), config.ignore_index)
     o = _Options(rows, comm, head_comm, rows_here, config, tuple(linear.items()), names,
-                 n if max_valid is None else max_valid, main, scatter)
+                 n if max_valid is None else max_valid, main, scatter, torch.is_grad_enabled())
     return hidden, weight, bias, target, o
 
 

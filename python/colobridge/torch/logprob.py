@@ -165,6 +165,7 @@ class Options(NamedTuple):
     comm: Comm
     outputs: tuple[str, ...]  # of "logp", "entropy", "loss", "correct", "n_valid", "n_invalid"
     in_place: bool
+    grad: bool  # is a backward to be prepared (inside of a function autograd does not say)
 
 
 @functools.lru_cache(maxsize=None)
@@ -188,7 +189,7 @@ def function() -> Any:
             scratch_size, saved_size = _sizes(_Same(config), torch_dtype(logits.dtype, 'logits'),
                                               rows.count, o.comm.size)
             scratch = torch.empty(scratch_size, dtype=torch.uint8, device=device)
-            backward = any(ctx.needs_input_grad)
+            backward = o.grad and any(ctx.needs_input_grad)
             stats = torch.empty(saved_size // 8 if backward else 0, dtype=torch.float64,
                                 device=device)
             saved = s.LogprobSaved() if backward else None
@@ -289,7 +290,8 @@ def outputs(logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any =
         groups.refuse(comm, why)
         raise
     target = rows.spread(target.to(torch.int64), config.ignore_index)
-    return function().apply(logits, target, Options(config, rows, comm, names, inplace_backward))
+    return function().apply(logits, target, Options(config, rows, comm, names, inplace_backward,
+                                                    torch.is_grad_enabled()))
 
 
 def _control(group: Any, comm: Comm) -> Comm | None:

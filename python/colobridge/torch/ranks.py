@@ -18,6 +18,7 @@ import datetime
 import hashlib
 import os
 import threading
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +28,6 @@ from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError
 
 _lock = threading.Lock()
 _made: dict[Any, '_Made'] = {}
-_meetings: dict[Any, int] = {}  # how often these ranks met, alike on all of them
 _alone = threading.local()
 
 
@@ -35,7 +35,8 @@ class _Made:
     """Communicators of one set of ranks: host memory, and GPUs."""
 
     def __init__(self, host: Comm, store: Any = None):
-        self.host, self.store = host, store
+        # Not held: as long as somebody has the store, its server answers in the next one's place.
+        self.host, self.store = host, store and weakref.ref(store)
         self.gpu: Comm | None = None
 
     def dead(self) -> bool:
@@ -58,8 +59,19 @@ def _is_dead(comm: Comm) -> bool:
     return lib().colo_comm_check(comm.handle) < 0
 
 
+def heard(comm: Comm | None, why: BaseException) -> None:
+    """Notes that this rank has heard of the error that killed a communicator. An error that the library
+    does not know of is told to the other ranks, which would wait for this one."""
+    if comm is None:
+        return
+    if not getattr(why, 'status', 0):
+        refuse(comm, why)
+    elif comm._handle and _is_dead(comm):
+        comm.told = True  # type: ignore[attr-defined]
+
+
 class telling:
-    """Around what uses a communicator: notes that this rank has heard of the error that killed it."""
+    """heard() around what uses a communicator."""
 
     def __init__(self, comm: Comm | None):
         self.comm = comm
@@ -68,8 +80,8 @@ class telling:
         pass
 
     def __exit__(self, kind: Any, why: Any, trace: Any) -> None:
-        if kind is not None and self.comm is not None and _is_dead(self.comm):
-            self.comm.told = True  # type: ignore[attr-defined]
+        if kind is not None:
+            heard(self.comm, why)
 
 
 def _default_group(dist: Any) -> Any:
@@ -126,8 +138,9 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
     import torch.distributed as dist
     me, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
     name = hashlib.sha1(repr(ranks).encode()).hexdigest()[:16]
-    with _lock:
-        meeting = _meetings[id(store), name] = _meetings.get((id(store), name), 0) + 1
+    # How often this rank met those, which the store counts: it may be one that served a torch.distributed
+    # before, and still have what was said then.
+    meeting = store.add('colobridge/%s/%d' % (name, me), 1)
     at = ranks.index(me)
 
     def key(rank: int, step: int) -> str:
@@ -174,7 +187,7 @@ def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
     with _lock:
         made = _made.get(ranks)
         # dead, or of a torch.distributed that was destroyed and initialised again
-        stale = made is not None and (made.store is not store or made.dead())
+        stale = made is not None and (made.store() is not store or made.dead())
         if stale:
             del _made[ranks]
     if made is not None and stale:
@@ -220,16 +233,15 @@ def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
     return len(ranks), ranks.index(dist.get_rank())
 
 
-def refuse(comm: Comm | None, error: Exception) -> None:
+def refuse(comm: Comm | None, error: BaseException) -> None:
     """Tells the other ranks of @comm why this one does not come: they get the sentence of @error at once,
     not a timeout. Nothing to tell to a group of one."""
     try:
         if comm is not None and comm.size > 1:
-            with telling(comm):
-                comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
-                raise FailedError('this rank knows')
+            comm.abort('rank %d: %s' % (comm.world_rank(comm.rank), error))
+            comm.told = True  # type: ignore[attr-defined]
     except Error:
-        pass  # as above, or dead already
+        pass  # destroyed
 
 
 def shutdown() -> None:
