@@ -455,6 +455,20 @@ def test_dtensor_heads_of_fsdp2(world):
     assert world.run(dtensor) == [True] * 4
 
 
+def alone_or_no_group(rank):
+    """Objects of a sharded head are made by all of its ranks, or by none."""
+    h, w, b, t, _ = case()
+    rows = -(-V // 4)
+    args = dict(target=t, head_group=dist.group.WORLD, head_rows=V)
+    mine = [dist.new_group([r]) for r in range(4)][rank]
+    for tp in (mine, None):
+        ct.linear_logprob(h, w[rows * rank:rows * (rank + 1)], tp_group=tp, **args)
+
+
+def test_a_group_of_rank_0_alone_is_not_no_group(world):
+    world.run(alone_or_no_group)
+
+
 def fsdp2(rank):
     """a trunk under fully_shard() and a sharded head: gradients are those of the whole"""
     from torch.distributed.device_mesh import init_device_mesh

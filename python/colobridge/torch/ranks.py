@@ -167,12 +167,14 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
     return comm
 
 
-def alone(world_rank: int = 0) -> Comm:
-    """This thread's group of one, for host and CUDA tensors."""
+def alone(world_rank: int | None = None) -> Comm:
+    """This thread's group of one, for host and CUDA tensors. The one of no group (None) is not that of a
+    group of rank 0 alone, or rank 0 would find objects made with the one when it has the other, and
+    go on while ranks beside it make theirs together."""
     comms = _alone.__dict__.setdefault('comms', {})
     if world_rank not in comms:
         comms[world_rank] = Comm.self()
-        comms[world_rank].set_world_ranks([world_rank])
+        comms[world_rank].set_world_ranks([world_rank or 0])
     return comms[world_rank]
 
 
