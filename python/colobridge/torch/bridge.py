@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import _structs as s
 from .. import bridge as core
+from .._lib import check, lib
 from ..comm import Comm
 from ..errors import ArgumentError
 from ..grid import Grid
@@ -16,7 +17,7 @@ from ..layout import Layout
 from ..plan import ALGOS, GRADS, OUTPUTS, choice
 from ..tensor import contiguous, make, torch_dtype
 from . import ranks as groups
-from .tensors import checked, eager, stream_of
+from .tensors import checked, eager, once, stream_of
 
 _KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the scratch of its shape
 
@@ -69,13 +70,31 @@ class _Ready:
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
         self.views = [make(0, dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
 
+        self.device = device
+        self.cuda = device.type == 'cuda'
+        library = lib()
+        self.run = library.colo_bridge_forward, library.colo_bridge_backward
+
     def view(self, side: int, t: Any, what: str) -> s.Tensor:
         """Of a tensor on the source's (0) or the destination's side (1)."""
-        if t.is_contiguous() and t.shape == self.shapes[side] and t.data_ptr():
+        at = t.data_ptr()
+        if at and t.is_contiguous() and t.shape == self.shapes[side]:
             raw = self.views[side]
-            raw.data = t.data_ptr()
+            raw.data = at
             return raw
         return checked(t, what)
+
+    def carry(self, way: int, x: Any, y: Any) -> None:
+        """y from x, forward (0), or x from y, backward (1), where y and x are gradients. This is
+        core.Bridge's forward() and backward() without what costs more than they do."""
+        try:
+            given = None if x is None else self.view(0, x, 'd_x' if way else 'x')
+            other = self.view(1, y, 'd_y' if way else 'y')
+            pair = (other, given) if way else (given, other)
+            check(self.run[way](self.bridge.handle, *pair, stream_of(self.device) if self.cuda else None))
+        except BaseException as why:
+            groups.heard(self.bridge.comm, why)
+            raise
 
 
 class Bridge:
@@ -116,6 +135,7 @@ class Bridge:
         self._ranks: tuple[int, ...] | None = None
         self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
+        self._last: Any = None  # what was asked for the last time, and its _Ready
         if not isinstance(group, Comm):
             self._ranks = self._members()
 
@@ -166,8 +186,7 @@ class Bridge:
         rows = x.shape[axes.index('s')] * parts
         return (x.shape[axes.index('b')] * dp if samples is None else samples), rows, features
 
-    def _core(self, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
-        comm = self.comm(device)
+    def _core(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
         if comm is not self._comm:  # the first, or one that an error killed was made anew
             self._kept.clear()
             self._comm = comm
@@ -197,7 +216,7 @@ class Bridge:
         for ready in self._kept.values():
             ready.bridge.destroy()
         self._kept.clear()
-        self._comm = None
+        self._comm = self._last = None
 
 
 @eager
@@ -217,44 +236,41 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
         here = False
     else:
         here = True
+    if shape is not None:
+        shape = tuple(shape)
+    device = x.device
+    comm = self.comm(device)
+    asked = x.shape, x.dtype, device, samples, shape
+    if self._last is None or comm is not self._comm or self._last[0] != asked:
         if shape is None:
             try:
                 shape = self.global_shape(x, samples)
             except ArgumentError as why:
-                groups.refuse(self.comm(x.device), why)
+                groups.refuse(comm, why)
                 raise
-    bridge = self._core(tuple(shape), x.dtype, x.device)
-    return _function().apply(x, bridge, here)
+        self._last = asked, self._core(comm, shape, x.dtype, device)
+    return _function().apply(x, self._last[1], here)
 
 
 @functools.lru_cache(maxsize=None)
 def _function() -> Any:
     import torch
-    from torch.autograd.function import once_differentiable
 
     class Carry(torch.autograd.Function):
         """y = R x forward, d_x = R^T d_y backward."""
 
         @staticmethod
         def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
-            ctx.ready, ctx.here, ctx.device, ctx.dtype = ready, here, x.device, x.dtype
-            ctx.shape = x.shape
-            y = torch.empty(ready.shapes[1], dtype=x.dtype, device=x.device)
-            bridge = ready.bridge
-            with groups.telling(bridge.comm):
-                bridge.forward(ready.view(0, x, 'x') if here else None, ready.view(1, y, 'y'),
-                               stream_of(x.device))
+            ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
+            y = x.new_empty(ready.shapes[1])
+            ready.carry(0, x if here else None, y)
             return y
 
         @staticmethod
-        @once_differentiable
+        @once
         def backward(ctx: Any, d_y: Any) -> Any:
-            d_x = torch.empty(ctx.shape, dtype=ctx.dtype, device=ctx.device)
-            ready, bridge = ctx.ready, ctx.ready.bridge
-            with groups.telling(bridge.comm):
-                bridge.backward(ready.view(1, d_y, 'd_y'),
-                                ready.view(0, d_x, 'd_x') if ctx.here else None,
-                                stream_of(ctx.device))
+            d_x = d_y.new_empty(ctx.shape)
+            ctx.ready.carry(1, d_x if ctx.here else None, d_y)
             return d_x, None, None
 
     return Carry

@@ -22,7 +22,7 @@ from ..errors import STATUS, ArgumentError, FailedError
 from ..tensor import torch_dtype
 from . import ranks as groups
 from .logprob import Loss, Rows, _config, _control, reduced, rows_of, shard, sum_over
-from .tensors import checked, eager, saved_tensors, stream_of
+from .tensors import checked, eager, once, saved_tensors, stream_of
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
@@ -178,7 +178,6 @@ def _grads(d_rows: Any, d_weight: Any, d_bias: Any) -> s.LinearGrads:
 def _functions() -> tuple[Any, Any]:
     """The autograd functions; made at the first call, for torch is imported then."""
     import torch
-    from torch.autograd.function import once_differentiable
 
     class Linear(torch.autograd.Function):
         """(hidden, weight, bias, rows' targets [T], _Options) -> the outputs that were asked for."""
@@ -217,7 +216,7 @@ def _functions() -> tuple[Any, Any]:
             return results
 
         @staticmethod
-        @once_differentiable
+        @once
         def backward(ctx: Any, *upstream: Any) -> Any:
             o, core = ctx.o, ctx.core.alive()
             hidden, weight, bias, targets, kept = saved_tensors(
@@ -281,7 +280,7 @@ def _functions() -> tuple[Any, Any]:
             return (out['loss'].double() * factor).sum()
 
         @staticmethod
-        @once_differentiable
+        @once
         def backward(ctx: Any, g: Any) -> Any:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "

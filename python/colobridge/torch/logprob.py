@@ -18,7 +18,7 @@ from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import torch_dtype
 from . import ranks as groups
-from .tensors import checked, eager, saved_tensors, stream_of
+from .tensors import checked, eager, once, saved_tensors, stream_of
 
 _SIZE = c.c_size_t
 
@@ -38,12 +38,14 @@ class Rows:
 
     def spread(self, values: Any, fill: Any) -> Any:
         """[T], contiguous, of per-token values [shape]."""
-        if not self.gap:
-            if self.step == _row_major(self.shape):
-                return values.reshape(-1).contiguous()  # a sum's gradient is expanded
-            out = values.new_empty(self.count)
-        else:
+        if self.gap:
             out = values.new_full((self.count,), fill)
+        elif len(self.shape) == 1 and self.step == (1,) and values.is_contiguous():
+            return values
+        elif self.step == _row_major(self.shape):
+            return values.reshape(-1).contiguous()  # a sum's gradient is expanded
+        else:
+            out = values.new_empty(self.count)
         out.as_strided(self.shape, self.step).copy_(values)
         return out
 
@@ -172,7 +174,6 @@ class Options(NamedTuple):
 def function() -> Any:
     """The autograd function; made at the first call, for torch is imported then."""
     import torch
-    from torch.autograd.function import once_differentiable
 
     class VocabParallel(torch.autograd.Function):
         """(logits, rows' targets [T], Options) -> the outputs that were asked for."""
@@ -206,7 +207,7 @@ def function() -> Any:
             return results
 
         @staticmethod
-        @once_differentiable
+        @once
         def backward(ctx: Any, *upstream: Any) -> Any:
             o: Options = ctx.o
             rows = o.rows
@@ -289,7 +290,9 @@ def outputs(logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any =
     except Exception as why:
         groups.refuse(comm, why)
         raise
-    target = rows.spread(target.to(torch.int64), config.ignore_index)
+    if target.dtype is not torch.int64:
+        target = target.to(torch.int64)
+    target = rows.spread(target, config.ignore_index)
     return function().apply(logits, target, Options(config, rows, comm, names, inplace_backward,
                                                     torch.is_grad_enabled()))
 

@@ -54,6 +54,18 @@ def saved_tensors(ctx: Any, what: str) -> Any:
                            "out of place (%s)" % (what, why)) from why
 
 
+def once(backward: Any) -> Any:
+    """once_differentiable(), whose some µs are spent only where a second derivative could be asked for."""
+    import torch
+    from torch.autograd.function import once_differentiable
+    careful, asked = once_differentiable(backward), torch.is_grad_enabled
+
+    @functools.wraps(backward)
+    def call(ctx: Any, *grads: Any) -> Any:
+        return careful(ctx, *grads) if asked() else backward(ctx, *grads)
+    return call
+
+
 def eager(fn: Any) -> Any:
     """Runs @fn outside of torch.compile: a graph break there, nothing else anywhere."""
     wrapped: list[Any] = []
