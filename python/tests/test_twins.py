@@ -56,6 +56,22 @@ TWINS = {
     'a sequence-parallel rank reads its own tokens as all': (
         'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
         'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
+    'no group is the group of rank 0': (
+        'torch/ranks.py', 'def alone(world_rank: int | None = None)',
+        'def alone(world_rank: int | None = 0)', 'test_torch_linear.py',
+        'test_a_group_of_rank_0_alone_is_not_no_group'),
+    'the lm_head keeps logits that no backward will ask for': (
+        'torch/linear.py', 'backward = o.grad and any(need[:3])', 'backward = any(need[:3])',
+        'test_torch_linear.py', 'test_without_gradients_nothing_is_kept'),
+    'a bridge outlives its communicator': (
+        'comm.py', 'for handle, end in reversed(users):', 'for handle, end in ():', 'test_core.py',
+        'test_a_communicator_ends_bridges_that_live_longer'),
+    'a fork closes what is its parent\'s': (
+        'comm.py', 'if handle and self._forks == _forks:', 'if handle:', 'test_core.py',
+        'test_processes_meet_through_an_all_gather'),
+    'the store of a torch.distributed that is gone is kept': (
+        'torch/ranks.py', 'store and weakref.ref(store)', '(lambda: store)', 'test_torch_bridge.py',
+        'test_torch_distributed_may_be_initialised_again'),
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
         'test_what_one_rank_did_wrong_reaches_all'),
