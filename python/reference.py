@@ -15,7 +15,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partitio
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'shard', 'Options', 'function', 'outputs',
-          'two_axes', 'sum_over', 'refuse', 'heard', 'telling', 'alone', 'exception'}
+          'two_axes', 'sum_over', 'refuse', 'heard', 'told', 'check_mask', 'telling', 'alone', 'exception'}
 
 
 def head(node, name):

@@ -35,11 +35,8 @@ def _tp(group: Any, what: str) -> Any:
 
 
 def _told(error: Exception, device: Any, *groups: Any) -> Exception:
-    """@error, of which the other ranks of @groups have heard, so that they do not wait for this one."""
-    from .torch.ranks import comm_of, refuse
-    for group in groups:
-        refuse(comm_of(group, device), error)
-    return error
+    from .torch.ranks import told
+    return told(error, device, *groups)
 
 
 def _f32(t: Any) -> Any:

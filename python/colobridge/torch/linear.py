@@ -21,7 +21,7 @@ from ..comm import Comm
 from ..errors import STATUS, ArgumentError, FailedError
 from ..tensor import torch_dtype
 from . import ranks as groups
-from .logprob import Loss, Rows, _config, _control, reduced, rows_of, shard, sum_over
+from .logprob import Loss, Rows, _config, _control, check_mask, reduced, rows_of, shard, sum_over
 from .tensors import checked, eager, once, saved_tensors, stream_of
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
@@ -388,7 +388,7 @@ def _prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names:
                                 % (what, list(target.shape), shape,
                                    "hidden's first axis times the group's %d ranks" % comm.size
                                    if scatter else "hidden's shape without the last axis"))
-        if target.dtype.is_floating_point or target.dtype == torch.bool:
+        if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
             raise ArgumentError("%s: target is of %s, expected an integer dtype"
                                 % (what, target.dtype))
         if target.device != hidden.device:
@@ -515,10 +515,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     if mode == 'loss' and reduction == 'none':
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
-    if mask is not None:
-        if mask.shape != target.shape:
-            raise ArgumentError("linear_nll: mask is %s, expected %s, the target's shape"
-                                % (list(mask.shape), list(target.shape)))
+    if mask is not None and isinstance(target, torch.Tensor):
+        check_mask('linear_nll', mask, target, tp_group, head_group, reduce_group)
         target = torch.where(mask.to(torch.bool), target, torch.full_like(target, ignore_index))
     trains = torch.is_grad_enabled() and any(
         t is not None and t.requires_grad for t in (hidden, weight, bias))

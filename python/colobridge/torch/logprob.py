@@ -267,7 +267,7 @@ def outputs(logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any =
         if target.shape != logits.shape[:-1]:
             raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last "
                                 "axis" % (what, list(target.shape), list(logits.shape[:-1])))
-        if target.dtype.is_floating_point or target.dtype in (torch.bool, torch.complex64):
+        if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
             raise ArgumentError("%s: target is of %s, expected an integer dtype"
                                 % (what, target.dtype))
         if target.device != logits.device:
@@ -385,6 +385,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
     logits = vocab_parallel_logits
+    if mask is not None:
+        check_mask('nll', mask, target, tp_group, reduce_group)
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
     out = outputs(logits, target, names, tp_group=tp_group, vocab_start=vocab_start,
                   vocab_end=vocab_end, vocab_size=vocab_size, inplace_backward=inplace_backward,
@@ -393,15 +395,20 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
                   chunk_size=chunk_size or 0)
     loss = out[0]
     if mask is not None:
-        if mask.shape != target.shape:
-            raise ArgumentError("nll: mask is %s, expected %s, the target's shape"
-                                % (list(mask.shape), list(target.shape)))
         counts = mask.to(torch.bool)
         loss = torch.where(counts, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
     if reduction == 'none':
         return loss
     return reduced(loss, out[1][0] if mask is None else (counts & (target != ignore_index)).sum(),
                    reduction, reduce_group, 'nll')
+
+
+def check_mask(what: str, mask: Any, target: Any, *of: Any) -> None:
+    """ValueError, on all ranks of the groups: a mask that is no tensor or not of the target's shape."""
+    found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
+    if hasattr(target, 'shape') and found != list(target.shape):
+        raise groups.told(ArgumentError("%s: mask is %s, expected %s, the target's shape"
+                                        % (what, found, list(target.shape))), target.device, *of)
 
 
 def reduced(loss: Any, counted: Any, reduction: str, reduce_group: Any, what: str) -> Loss:

@@ -246,6 +246,13 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
         pass  # destroyed
 
 
+def told(error: Exception, device: Any, *of: Any) -> Exception:
+    """@error, of which the other ranks of the groups have heard, so that they do not wait for this one."""
+    for group in of:
+        refuse(comm_of(group, device), error)
+    return error
+
+
 def shutdown() -> None:
     """Destroys all communicators made from torch groups. Also done at exit."""
     with _lock:
