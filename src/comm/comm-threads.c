@@ -150,8 +150,12 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
 static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
                            const _Atomic uint64_t *word)
 {
-    while (atomic_load_explicit(word, memory_order_acquire) < c->seq)
-        COLO_TRY(turn(c, w, peer));
+    while (atomic_load_explicit(word, memory_order_acquire) < c->seq) {
+        colo_status_t st = turn(c, w, peer);
+        /* what killed the group may have come after the peer had: then this is not its business */
+        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < c->seq)
+            return st;
+    }
     return COLO_OK;
 }
 

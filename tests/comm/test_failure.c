@@ -111,6 +111,32 @@ static void a_rank_that_returned_is_missed_at_once(void **state)
         }
 }
 
+/* What kills a group after an operation that all of them finished does not reach back into it. */
+static colo_status_t abort_after(colo_comm_t *c, void *arg)
+{
+    struct seen *s = arg;
+    int32_t me = colo_comm_rank(c);
+    for (int i = 0; i < 20; i++)
+        rank_try(colo_comm_barrier(c, NULL));
+    NOTE(s, me, colo_comm_barrier(c, NULL));
+    if (me == 2)
+        colo_comm_abort(c, "afterwards");
+    return COLO_OK;
+}
+
+static void an_operation_that_all_finished_stays_finished(void **state)
+{
+    (void)state;
+    T_THREADS_ONLY();
+    for (int i = 0; i < t_scaled(400); i++) {
+        struct seen s = {.arrived = 0};
+        assert_ok(t_run_ranks(8, abort_after, &s, sizeof s));
+        for (int r = 0; r < 8; r++)
+            if (s.status[r] != COLO_OK)
+                fail_msg("run %d, rank %d: %s", i, r, s.sentence[r]);
+    }
+}
+
 static colo_status_t absent_sender(colo_comm_t *c, void *arg)
 {
     struct seen *s = arg;
@@ -667,6 +693,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_skipped_call_is_a_timeout_with_both_sequence_numbers),
         cmocka_unit_test(a_rank_that_returned_is_missed_at_once),
+        cmocka_unit_test(an_operation_that_all_finished_stays_finished),
         cmocka_unit_test(an_exchange_names_the_sender_that_did_not_come),
         cmocka_unit_test(a_timed_out_call_leaves_nobody_reading_its_buffers),
         cmocka_unit_test(different_operations_are_a_mismatch_on_all_ranks),
