@@ -66,9 +66,6 @@ TWINS = {
     'a bridge outlives its communicator': (
         'comm.py', 'for handle, end in reversed(users):', 'for handle, end in ():', 'test_core.py',
         'test_a_communicator_ends_bridges_that_live_longer'),
-    'a fork closes what is its parent\'s': (
-        'comm.py', 'if handle and self._forks == _forks:', 'if handle:', 'test_core.py',
-        'test_processes_meet_through_an_all_gather'),
     'the store of a torch.distributed that is gone is kept': (
         'torch/ranks.py', 'store and weakref.ref(store)', '(lambda: store)', 'test_torch_bridge.py',
         'test_torch_distributed_may_be_initialised_again'),
