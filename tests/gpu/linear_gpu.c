@@ -6,8 +6,6 @@
 
 #include <colobridge/nccl.h>
 
-#include <math.h>
-
 static void *alloc(size_t bytes)
 {
     void *p = NULL;
@@ -47,29 +45,10 @@ const linear_place_t *linear_gpu_place(void)
 
 void linear_gpu_options(linear_case_t *c, unsigned bits, int mode)
 {
-    colo_logprob_config_t *k = &c->config.logprob;
     if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
         bits |= LINEAR_LOSS;
-    k->temperature = bits & LINEAR_TAU ? 0.7 : 1;
-    k->scale = bits & LINEAR_TAU ? 1.3 : 1;
-    k->softcap = bits & LINEAR_CAP ? 5 : 0;
-    k->label_smoothing = bits & LINEAR_SMOOTH ? 0.1 : 0;
-    k->megatron_smoothing = bits & LINEAR_MEGATRON;
-    k->z_loss = bits & LINEAR_ZLOSS ? 1e-2 : 0;
-    k->want_entropy = bits & LINEAR_ENTROPY;
-    k->want_loss = bits & LINEAR_LOSS;
-    k->want_correct = bits & LINEAR_CORRECT;
-    c->has_bias = bits & LINEAR_BIAS;
-    c->head = bits & LINEAR_SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
-    c->mean = bits & LINEAR_MEAN;
-    for (int d = 0; bits & LINEAR_IGNORED && d < c->replicas; d++)
-        for (int64_t t = d; t < c->tokens; t += 3) {
-            c->targets[d][t] = -100;
-            for (int64_t j = 0; j < c->hidden; j++)
-                c->h[d][t * c->hidden + j] = NAN; /* must not be read */
-        }
-    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-    c->loss_mode = mode == 2;
+    linear_case_options(c, bits);
+    linear_case_mode(c, mode);
 }
 
 void linear_gpu_run(linear_case_t *c, const char *what)

@@ -6,22 +6,6 @@
 #include "gpu/gpu.h"
 #include "loss/linear_case.h"
 
-enum {
-    LINEAR_TAU = 1,
-    LINEAR_CAP = 2,
-    LINEAR_SMOOTH = 4,
-    LINEAR_MEGATRON = 8,
-    LINEAR_ZLOSS = 16,
-    LINEAR_ENTROPY = 32,
-    LINEAR_LOSS = 64,
-    LINEAR_CORRECT = 128,
-    LINEAR_BIAS = 256,
-    LINEAR_IGNORED = 512,
-    LINEAR_SHARDED = 1024,
-    LINEAR_MEAN = 2048,
-    LINEAR_OPTIONS = 12
-};
-
 const linear_place_t *linear_gpu_place(void);
 /* @mode: 0 logprob, 1 keep, 2 loss. Options that need a loss get one. */
 void linear_gpu_options(linear_case_t *c, unsigned bits, int mode);

@@ -11,6 +11,22 @@
 #include "loss/loss_case.h"
 #include "ref/ref_linear.h"
 
+enum {
+    LINEAR_TAU = 1,
+    LINEAR_CAP = 2,
+    LINEAR_SMOOTH = 4,
+    LINEAR_MEGATRON = 8,
+    LINEAR_ZLOSS = 16,
+    LINEAR_ENTROPY = 32,
+    LINEAR_LOSS = 64,
+    LINEAR_CORRECT = 128,
+    LINEAR_BIAS = 256,
+    LINEAR_IGNORED = 512,
+    LINEAR_SHARDED = 1024,
+    LINEAR_MEAN = 2048,
+    LINEAR_OPTIONS = 12
+};
+
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
 
 /* Where a case runs that does not run on the host; memory must be readable there, too. */
@@ -58,6 +74,10 @@ typedef struct linear_case {
 void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t tokens,
                       int64_t vocab, int64_t hidden, colo_dtype_t dtype, uint64_t *rng);
 void linear_case_free(linear_case_t *c);
+/* What @bits of LINEAR_* ask for. Ignored tokens get hidden states that must not be read. */
+void linear_case_options(linear_case_t *c, unsigned bits);
+/* 0 logprob, 1 keep, 2 loss */
+void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);
 colo_status_t linear_case_run(linear_case_t *c);
 /* Against the oracle, within the tolerance stated in linear_case.c; fails the running test. */

@@ -7,52 +7,7 @@
 
 #include <math.h>
 
-enum {
-    TAU = 1,
-    CAP = 2,
-    SMOOTH = 4,
-    MEGATRON = 8,
-    ZLOSS = 16,
-    ENTROPY = 32,
-    LOSS = 64,
-    CORRECT = 128,
-    BIAS = 256,
-    IGNORED = 512,
-    SHARDED = 1024,
-    MEAN = 2048,
-    OPTIONS = 12
-};
-
-static void set_options(linear_case_t *c, unsigned bits)
-{
-    colo_logprob_config_t *k = &c->config.logprob;
-    k->temperature = bits & TAU ? 0.7 : 1;
-    k->scale = bits & TAU ? 1.3 : 1;
-    k->softcap = bits & CAP ? 5 : 0;
-    k->label_smoothing = bits & SMOOTH ? 0.1 : 0;
-    k->megatron_smoothing = bits & MEGATRON;
-    k->z_loss = bits & ZLOSS ? 1e-2 : 0;
-    k->want_entropy = bits & ENTROPY;
-    k->want_loss = bits & LOSS;
-    k->want_correct = bits & CORRECT;
-    c->has_bias = bits & BIAS;
-    c->head = bits & SHARDED ? HEAD_SHARDED : HEAD_RESIDENT;
-    c->mean = bits & MEAN;
-    for (int d = 0; bits & IGNORED && d < c->replicas; d++)
-        for (int64_t t = d; t < c->tokens; t += 3) {
-            c->targets[d][t] = -100;
-            for (int64_t j = 0; j < c->hidden; j++)
-                c->h[d][t * c->hidden + j] = NAN; /* must not be read */
-        }
-}
-
 static const char *const modes[] = {"logprob", "keep", "loss"};
-
-static void set_mode(linear_case_t *c, int mode)
-{
-    c->config.mode = mode == 1 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-    c->loss_mode = mode == 2;
-}
 
 static void run_and_compare(linear_case_t *c, const char *what)
 {
@@ -73,8 +28,8 @@ static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_d
     char what[80];
     linear_case_init(&c, ranks, replicas, 7, 19, 5, dtype, rng);
     linear_case_shard(&c, kind);
-    set_options(&c, bits);
-    set_mode(&c, mode);
+    linear_case_options(&c, bits);
+    linear_case_mode(&c, mode);
     c.config.logprob.chunk_size = chunk;
     c.prefill = 0.5;
     snprintf(what, sizeof what, "options %03x, %s, shards %d", bits, modes[mode], (int)kind);
@@ -87,14 +42,14 @@ static void every_option_and_pair_agrees_with_the_oracle(void **state)
     uint64_t rng = t_seed();
     int turn = 0;
     (void)state;
-    for (int i = 0; i < OPTIONS; i++)
-        for (int j = i; j < OPTIONS; j++)
+    for (int i = 0; i < LINEAR_OPTIONS; i++)
+        for (int j = i; j < LINEAR_OPTIONS; j++)
             for (int mode = 0; mode < 3; mode++, turn++) {
                 unsigned bits = 1u << i | 1u << j;
                 if (t_left_out(turn))
                     continue;
-                if (bits & (SMOOTH | MEGATRON | ZLOSS))
-                    bits |= LOSS;
+                if (bits & (LINEAR_SMOOTH | LINEAR_MEGATRON | LINEAR_ZLOSS))
+                    bits |= LINEAR_LOSS;
                 one(bits, mode, 1 << turn % 3, 2, turn % 2 ? COLO_F64 : COLO_F32,
                     turn % SHARD_KINDS, 1 + turn % 4, &rng);
             }
@@ -110,8 +65,8 @@ static void all_options_at_once_agree_on_every_world(void **state)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int mode = 0; mode < 3; mode++)
                 if (!t_left_out(((int64_t)w * SHARD_KINDS + kind) * 3 + mode))
-                    one((1u << OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32, kind, 2,
-                        &rng);
+                    one((1u << LINEAR_OPTIONS) - 1, mode, worlds[w][0], worlds[w][1], COLO_F32,
+                        kind, 2, &rng);
 }
 
 /* Half-precision heads, with logits in either dtype and gradients stored or added. */
@@ -128,8 +83,9 @@ static void every_dtype_agrees_in_every_mode(void **state)
                     continue;
                 linear_case_init(&c, 1 + bits % 3, 2, 9, 21, 6, dtypes[d], &rng);
                 linear_case_shard(&c, bits % SHARD_KINDS);
-                set_options(&c, ENTROPY | LOSS | BIAS | IGNORED | (bits & 1 ? SHARDED : 0));
-                set_mode(&c, mode);
+                linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS |
+                                            LINEAR_IGNORED | (bits & 1 ? LINEAR_SHARDED : 0));
+                linear_case_mode(&c, mode);
                 c.config.logprob.chunk_size = 4;
                 if (bits & 2)
                     c.config.logits_dtype = dtypes[d];
@@ -154,8 +110,8 @@ static void d_hidden_is_summed_as_asked(void **state)
                     linear_case_t c;
                     linear_case_init(&c, w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
                     linear_case_shard(&c, SHARD_UNEVEN);
-                    set_options(&c, IGNORED | ENTROPY | SHARDED);
-                    set_mode(&c, mode);
+                    linear_case_options(&c, LINEAR_IGNORED | LINEAR_ENTROPY | LINEAR_SHARDED);
+                    linear_case_mode(&c, mode);
                     c.config.logprob.chunk_size = 3;
                     c.config.d_hidden = (colo_d_hidden_t)how;
                     run_and_compare(&c, "d_hidden");
@@ -178,8 +134,8 @@ static void what_is_frozen_gets_no_gradient(void **state)
             for (int sharded = 0; sharded < 2; sharded++) {
                 linear_case_t c;
                 linear_case_init(&c, 2, 2, 8, 19, 5, COLO_F32, &rng);
-                set_options(&c, BIAS | (sharded ? SHARDED : 0));
-                set_mode(&c, mode);
+                linear_case_options(&c, LINEAR_BIAS | (sharded ? LINEAR_SHARDED : 0));
+                linear_case_mode(&c, mode);
                 c.config.logprob.chunk_size = 3;
                 c.config.frozen_hidden = bits & 1;
                 c.config.frozen_weight = bits & 2;
@@ -203,8 +159,9 @@ static void a_bound_on_valid_tokens_changes_no_bit(void **state)
         for (int i = 0; i < 4; i++) {
             uint64_t rng = seed;
             linear_case_init(&all[i], 2, 1, 9, 19, 5, COLO_F32, &rng);
-            set_options(&all[i], ENTROPY | LOSS | BIAS | CORRECT);
-            set_mode(&all[i], mode);
+            linear_case_options(&all[i],
+                                LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_CORRECT);
+            linear_case_mode(&all[i], mode);
             for (int64_t t = 0; t < 9; t++)
                 if (t != 3 && t != 8)
                     all[i].targets[0][t] = -100;
@@ -233,8 +190,8 @@ static void modes_and_chunks_change_no_bit_but_those_of_d_weight(void **state)
                     linear_case_t c;
                     linear_case_init(&c, w, 1, 11, 150, 140, dtypes[d], &rng);
                     linear_case_shard(&c, SHARD_UNEVEN);
-                    set_options(&c, 255 | BIAS | IGNORED);
-                    set_mode(&c, mode);
+                    linear_case_options(&c, 255 | LINEAR_BIAS | LINEAR_IGNORED);
+                    linear_case_mode(&c, mode);
                     c.config.logprob.chunk_size = chunks[k];
                     run_and_compare(&c, modes[mode]);
                     if (mode == 0 && k == 0) {
@@ -260,9 +217,10 @@ static void a_sharded_head_gives_the_bits_of_a_resident_one(void **state)
                 for (int i = 0; i < 2; i++) {
                     uint64_t rng = seed;
                     linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
-                    set_options(&c[i],
-                                ENTROPY | IGNORED | (bits & 1 ? BIAS : 0) | (i ? SHARDED : 0));
-                    set_mode(&c[i], mode);
+                    linear_case_options(&c[i], LINEAR_ENTROPY | LINEAR_IGNORED |
+                                                   (bits & 1 ? LINEAR_BIAS : 0) |
+                                                   (i ? LINEAR_SHARDED : 0));
+                    linear_case_mode(&c[i], mode);
                     c[i].config.logprob.chunk_size = 4;
                     c[i].start_early = i && bits & 2;
                     c[i].checkpoint = bits & 2 && mode < 2;
@@ -319,7 +277,7 @@ static void replicas_that_keep_and_that_do_not_gather_alike(void **state)
     for (int frozen = 0; frozen < 2; frozen++) {
         linear_case_t c;
         linear_case_init(&c, 1, 2, 9, 19, 5, COLO_F32, &rng);
-        set_options(&c, ENTROPY | BIAS | SHARDED);
+        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_SHARDED);
         c.config.mode = COLO_LINEAR_AUTO;
         c.config.budget = 4 * 128; /* logits of four tokens, a row of 19 columns is 128 bytes */
         c.config.frozen_hidden = frozen;
@@ -342,8 +300,9 @@ static void no_tokens_and_no_valid_token_are_legal(void **state)
             for (int bits = 0; bits < 2; bits++) {
                 linear_case_t c;
                 linear_case_init(&c, 2, 2, tokens, 19, 5, COLO_F32, &rng);
-                set_options(&c, ENTROPY | BIAS | MEAN | SHARDED);
-                set_mode(&c, mode);
+                linear_case_options(&c,
+                                    LINEAR_ENTROPY | LINEAR_BIAS | LINEAR_MEAN | LINEAR_SHARDED);
+                linear_case_mode(&c, mode);
                 for (int64_t t = 0; t < tokens; t++)
                     c.targets[0][t] = c.targets[1][t] = -100;
                 c.max_valid = bits ? 0 : -1;
@@ -362,8 +321,9 @@ static void uniform_upstream_needs_no_arrays(void **state)
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c;
         linear_case_init(&c, 2, 1, 9, 19, 5, COLO_F64, &rng);
-        set_options(&c, ENTROPY | LOSS | SMOOTH | ZLOSS | IGNORED | MEAN);
-        set_mode(&c, mode);
+        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_SMOOTH | LINEAR_ZLOSS |
+                                    LINEAR_IGNORED | LINEAR_MEAN);
+        linear_case_mode(&c, mode);
         c.arrays = false;
         c.factor[0] = 0;
         c.factor[1] = -0.25;
