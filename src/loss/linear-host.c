@@ -6,7 +6,8 @@
  * has one order whatever block it falls into, so that a token's logits do not depend on the tokens
  * beside it. A block of C is summed in fp64 over blocks of K, each of which is summed in fp32 (fp64
  * for f64 operands) from operands packed as such: the rounding error grows with the block of K, not
- * with K. That is some ten times slower than a good BLAS, and meant for tests and small models.
+ * with K. That is several times slower than a good BLAS (bench/results/torch-cpu.md), and meant for
+ * tests and small models.
  *
  * There is no second stream on the host: whatever is enqueued has happened.
  */
