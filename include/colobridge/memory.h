@@ -10,13 +10,12 @@
  *   backward, PARTIAL over cp > 1    d_y: receivers read it and add up in rank order
  *
  * All other tensors may lie anywhere on the rank's device. An unregistered tensor takes the staged
- * path of the communicator (NCCL); the tensors of one call are registered on all ranks or on none,
- * and a rank whose tensor of that role is empty counts as registered while anything is registered
- * over the comm. COLO_TRANSPORT=nccl keeps all calls on the staged path; COLO_TRANSPORT=peer makes
- * an unregistered tensor, or ranks that do not reach each other, an error.
+ * path of the communicator (NCCL); the tensors of one call are registered on all ranks or on none.
+ * COLO_TRANSPORT=nccl keeps all calls on the staged path; COLO_TRANSPORT=peer makes an unregistered
+ * tensor, or ranks that do not reach each other, an error. It is the same on all ranks.
  *
- * Where peers cannot reach (host memory, several hosts) registering succeeds and does nothing:
- * colo_memory_is_direct() tells.
+ * Where peers cannot reach (host memory, several hosts, a rank that cannot open what another one
+ * offers) registering succeeds and does nothing, on all ranks: colo_memory_is_direct() tells.
  */
 #ifndef COLOBRIDGE_MEMORY_H
 #define COLOBRIDGE_MEMORY_H
@@ -42,8 +41,9 @@ typedef struct colo_memory colo_memory_t;
  * Waits:    for all ranks, at most the deadline. Not in a capture
  * Errors:   COLO_ERR_ARG (host memory, another device's, not from cudaMalloc, @bytes past its end),
  *           COLO_ERR_STATE (COLO_MEMORY_MAX reached), COLO_ERR_UNBUILT
- *           (COLO_TRANSPORT=peer and the ranks do not reach each other), COLO_ERR_CUDA,
- *           COLO_ERR_NOMEM, COLO_ERR_PEER (another rank's error; the comm lives), COLO_ERR_TIMEOUT
+ *           (COLO_TRANSPORT=peer and the ranks do not reach each other, or not this memory),
+ *           COLO_ERR_MISMATCH (COLO_TRANSPORT differs), COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_PEER
+ *           (another rank's error; the comm lives), COLO_ERR_TIMEOUT
  */
 COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t bytes,
                                             colo_memory_t **memory);

@@ -268,7 +268,7 @@ colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_d
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->slots, slots_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
-        st = colo_comm_i_agree(c->control, "bridge create", 3, colo_direct_load(d, way));
+        st = colo_peer_agree(c, colo_direct_load(d, way));
     if (st < 0) {
         if (d)
             direct_free(d);

@@ -6,7 +6,8 @@
  * allocation travels as a CUDA IPC handle of its base, with the offset. Both need memory of
  * cudaMalloc(): what other allocators map has no such handle, and peers would need rights to it.
  * Everything here is collective over the comm's host communicator, at create time; a step that
- * fails on one rank fails on all, and the comm lives on.
+ * fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks, says that
+ * ranks do not reach each other or cannot open what another one offers: callers have another way.
  *
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
  * device table where kernels look up where rank r's memory n lies (direct.cu).
@@ -198,8 +199,7 @@ static colo_status_t agree(colo_comm_t *c, colo_status_t mine)
     return colo_comm_i_agree(control_of(c), "peer memory", 0, mine);
 }
 
-/* Errors of one rank are errors on all; that one does not reach another means that none does. */
-static colo_status_t agree_reached(colo_comm_t *c, colo_status_t mine)
+colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
 {
     COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
     colo_status_t st = agree(c, mine);
@@ -228,7 +228,7 @@ static colo_status_t peer_open(colo_comm_t *c)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
     COLO_TRY_GOTO(st, agree(c, st), fail);
     COLO_TRY_GOTO(st, gather(c, &mine, all, sizeof mine), fail);
-    COLO_TRY_GOTO(st, agree_reached(c, reach_all(c, p, all)), fail);
+    COLO_TRY_GOTO(st, colo_peer_agree(c, reach_all(c, p, all)), fail);
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
     free(all);
@@ -357,6 +357,18 @@ static colo_status_t free_id(const struct colo_peer *p, const struct offer *all,
                      COLO_K_MEMORIES, p->name);
 }
 
+/* "Not here", unless there is no memory left or the device itself is in trouble. */
+static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError_t e)
+{
+    (void)cudaGetLastError();
+    const cudaError_t now = cudaStreamQuery(p->stream);
+    if (now != cudaSuccess && now != cudaErrorNotReady)
+        return colo_cuda_error("peer memory", now);
+    return colo_fail(e == cudaErrorMemoryAllocation ? COLO_ERR_CUDA : COLO_ERR_UNBUILT,
+                     "peer memory: rank %d cannot open rank %d's: %s", (int)p->rank, (int)r,
+                     cudaGetErrorString(e));
+}
+
 static colo_status_t import_all(struct colo_peer *p, const struct offer *all, colo_share_t *s)
 {
     for (int32_t r = 0; r < p->size; r++) {
@@ -366,11 +378,8 @@ static colo_status_t import_all(struct colo_peer *p, const struct offer *all, co
         if (p->foreign[r]) {
             cudaError_t e = cudaIpcOpenMemHandle(&s->imported[r], all[r].handle,
                                                  cudaIpcMemLazyEnablePeerAccess);
-            if (e != cudaSuccess) {
-                (void)cudaGetLastError();
-                return colo_fail(COLO_ERR_UNBUILT, "peer memory: rank %d's cannot be opened: %s",
-                                 (int)r, cudaGetErrorString(e));
-            }
+            if (e != cudaSuccess)
+                return cannot_open(p, r, e);
             base = s->imported[r];
         }
         s->base[r] = base + all[r].offset;
@@ -403,12 +412,18 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
     if (st == COLO_OK)
         st = import_all(p, all, s);
-    COLO_TRY_GOTO(st, agree(c, st), fail);
+    COLO_TRY_GOTO(st, colo_peer_agree(c, st), fail);
     free(all);
     return COLO_OK;
 fail:
     free(all);
     colo_peer_unshare(p, s);
+    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before anybody frees */
+        char why[900];
+        snprintf(why, sizeof why, "%s", colo_last_error());
+        COLO_TRY(agree(c, COLO_OK));
+        return colo_fail(st, "%s", why);
+    }
     return st;
 }
 

@@ -61,7 +61,10 @@ struct colo_peer *_Atomic *colo_peer_place(const colo_comm_t *c);
 /* The device that the comm was made on; -1: whichever is current first. */
 int32_t colo_peer_device(const colo_comm_t *c);
 
-/* Collective: what lies at @mine on every rank. @id: a number free on all ranks, when not NULL. */
+/* Errors of one rank are errors on all; COLO_ERR_UNBUILT of one is COLO_ERR_UNBUILT of all. */
+colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine);
+/* Collective: what lies at @mine on every rank. @id: a number free on all ranks, when not NULL.
+ * COLO_ERR_UNBUILT, on all: some rank cannot open what another one offers. */
 colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
                               int32_t *id, colo_share_t *s);
 void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);

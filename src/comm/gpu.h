@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 2u
+#define COLO_GPU_ABI 3u
 
 struct ncclComm;
 

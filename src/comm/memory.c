@@ -3,8 +3,10 @@
  * memory.c - the front of registered memory: arguments, and what happens where nothing can be
  * registered.
  *
- * A comm whose backend has no peer memory, and one whose ranks do not all reach each other, gives
- * an object that holds the pointer and is not direct: a program registers the same way everywhere.
+ * A comm whose backend has no peer memory, and one whose ranks do not all reach each other, or not
+ * this memory, gives an object that holds the pointer and is not direct: a program registers the
+ * same way everywhere. COLO_ERR_UNBUILT is the one status that means "not here", and the backend
+ * sees to it that all ranks have it; whatever else goes wrong is an error on all of them.
  * How memory is made known to other ranks is comm-peer.c's.
  */
 #include "comm/peer.h"
@@ -19,23 +21,32 @@
 
 enum { MULTIPLE = 256 };
 
-/* Is this comm's memory to be shared? Collective. COLO_OK with *ops NULL: no, for ranks that do
- * not reach each other; what else goes wrong is an error on all of them. */
-static colo_status_t ops_of(colo_comm_t *c, const colo_peer_ops_t **ops)
+/* Shares it, when peers are to reach it. Collective. COLO_OK and not direct where ranks do not
+ * reach each other or cannot open what another one offers, the same on all of them; what else goes
+ * wrong is an error on all. */
+static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memory_t *m)
 {
     const colo_peer_ops_t *peer = c->ops->peer;
-    colo_transport_t transport = COLO_TRANSPORT_AUTO;
-    *ops = NULL;
-    COLO_TRY(colo_transport_wanted(&transport));
     if (!peer || c->size == 1 || transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
     colo_status_t st = peer->open(c);
     if (st == COLO_OK)
-        *ops = peer;
+        st = peer->share(c, m);
+    if (st == COLO_OK) {
+        m->ops = peer;
+        m->direct = true;
+    }
     if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
         return st;
     colo_log(COLO_LOG_INFO, "memory: not direct: %s", colo_last_error());
     return COLO_OK;
+}
+
+/* Memory that nobody else reaches; all ranks get theirs, or none. */
+static colo_status_t alloc_alone(colo_comm_t *c, colo_memory_t *m)
+{
+    colo_status_t st = colo_mem_alloc(m->mem, m->bytes, &m->data);
+    return c->size > 1 ? colo_comm_i_agree(c, "memory", 0, st) : st;
 }
 
 static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, colo_memory_t **out)
@@ -45,7 +56,7 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
     COLO_TRY(colo_comm_i_alive(c, "memory"));
     colo_memory_t *m = calloc(1, sizeof *m);
     colo_status_t st = COLO_OK;
-    const colo_peer_ops_t *ops = NULL;
+    colo_transport_t transport = COLO_TRANSPORT_AUTO;
     if (!m)
         st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes", sizeof *m);
     else if (!out)
@@ -54,26 +65,26 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
         st = colo_fail(COLO_ERR_ARG, "register: ptr is NULL for %zu bytes", bytes);
     else if (bytes > (size_t)INT64_MAX - MULTIPLE)
         st = colo_fail(COLO_ERR_ARG, "memory: %zu bytes, at most 2^63", bytes);
+    else
+        st = colo_transport_wanted(&transport);
     /* all ranks come here, with their errors, before anybody goes on */
     if (c->size > 1)
-        st = colo_comm_i_agree(c, "memory", owned, st);
+        st = colo_comm_i_agree(c, "memory (registered or allocated, COLO_TRANSPORT)",
+                               (uint64_t)transport << 1 | owned, st);
     COLO_TRY_GOTO(st, st, fail);
     m->comm = c;
     m->data = ptr;
     m->bytes = owned ? (bytes + MULTIPLE - 1) / MULTIPLE * MULTIPLE : bytes;
     m->owned = owned;
     m->mem = c->ops->peer ? COLO_CUDA : COLO_HOST;
-    COLO_TRY_GOTO(st, ops_of(c, &ops), fail);
-    if (ops)
-        st = ops->share(c, m);
-    else if (owned)
-        st = colo_mem_alloc(m->mem, m->bytes, &m->data);
-    COLO_TRY_GOTO(st, st, fail);
-    m->ops = ops;
-    m->direct = ops != NULL;
+    COLO_TRY_GOTO(st, share(c, transport, m), fail);
+    if (!m->direct && owned)
+        COLO_TRY_GOTO(st, alloc_alone(c, m), fail);
     *out = m;
     return COLO_OK;
 fail:
+    if (m && owned)
+        colo_mem_free(m->mem, m->data);
     free(m);
     return st;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_memory.c - the front of registered memory, over a table of peers that says what it is told:
- * ranks that do not reach each other have memory that is not direct, what else goes wrong is an
- * error. Where GPUs are, tests/gpu/test_peer_order.c has the table itself.
+ * ranks that do not reach each other, or not this memory, have memory that is not direct, what else
+ * goes wrong is an error. Where GPUs are, tests/gpu/test_peer_order.c has the table itself.
  */
 #include "harness/harness.h"
 
@@ -13,7 +13,7 @@
 enum { RANKS = 2 };
 
 struct told {
-    colo_status_t open[RANKS];
+    colo_status_t open[RANKS], share[RANKS];
     colo_status_t status[RANKS]; /* of registering */
     char sentence[RANKS][200];
     bool direct[RANKS], made[RANKS];
@@ -29,8 +29,10 @@ static colo_status_t say_open(colo_comm_t *c)
 
 static colo_status_t share(colo_comm_t *c, colo_memory_t *m)
 {
-    (void)c;
+    const colo_status_t st = told->share[c->rank];
     (void)m;
+    if (st < 0)
+        return colo_fail(st, "share says so to rank %d", (int)c->rank);
     __atomic_fetch_add(&told->shared, 1, __ATOMIC_SEQ_CST);
     return COLO_OK;
 }
@@ -61,9 +63,8 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static struct told registering(colo_status_t rank0, colo_status_t rank1)
+static struct told telling(struct told t)
 {
-    struct told t = {.open = {rank0, rank1}};
     told = &t;
     assert_ok(colo_comm_threads_run(RANKS, on_rank, &t));
     told = NULL;
@@ -71,9 +72,16 @@ static struct told registering(colo_status_t rank0, colo_status_t rank1)
     return t;
 }
 
+/* What opening says, or, where @late, sharing. */
+static struct told registering(bool late, colo_status_t rank0, colo_status_t rank1)
+{
+    return telling(late ? (struct told){.share = {rank0, rank1}}
+                        : (struct told){.open = {rank0, rank1}});
+}
+
 static void ranks_that_reach_each_other_share(void **state)
 {
-    struct told t = registering(COLO_OK, COLO_OK);
+    struct told t = registering(false, COLO_OK, COLO_OK);
     (void)state;
     for (int r = 0; r < RANKS; r++)
         assert_true(t.status[r] == COLO_OK && t.made[r] && t.direct[r]);
@@ -81,23 +89,25 @@ static void ranks_that_reach_each_other_share(void **state)
 
 static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
 {
-    struct told t = registering(COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
     (void)state;
-    for (int r = 0; r < RANKS; r++)
-        assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+    for (int late = 0; late < 2; late++) { /* also where it is this memory that cannot be opened */
+        struct told t = registering(late, COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
+        for (int r = 0; r < RANKS; r++)
+            assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+    }
 }
 
 static void what_else_goes_wrong_is_an_error(void **state)
 {
     static const colo_status_t kinds[] = {COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_CUDA};
     (void)state;
-    for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++) {
-        struct told t = registering(COLO_ERR_PEER, kinds[i]);
+    for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
+        struct told t = registering(i % 2, COLO_ERR_PEER, kinds[i / 2]);
         assert_int_equal(t.status[0], COLO_ERR_PEER);
-        assert_int_equal(t.status[1], kinds[i]);
+        assert_int_equal(t.status[1], kinds[i / 2]);
         for (int r = 0; r < RANKS; r++) {
             assert_false(t.made[r]);
-            assert_non_null(strstr(t.sentence[r], "open says so"));
+            assert_non_null(strstr(t.sentence[r], i % 2 ? "share says so" : "open says so"));
         }
     }
 }
@@ -105,21 +115,35 @@ static void what_else_goes_wrong_is_an_error(void **state)
 static void where_peers_are_asked_for_none_is_an_error(void **state)
 {
     (void)state;
-    setenv("COLO_TRANSPORT", "peer", 1);
-    struct told t = registering(COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
-    unsetenv("COLO_TRANSPORT");
-    for (int r = 0; r < RANKS; r++)
-        assert_true(t.status[r] == COLO_ERR_UNBUILT && !t.made[r]);
+    for (int late = 0; late < 2; late++) {
+        setenv("COLO_TRANSPORT", "peer", 1);
+        struct told t = registering(late, COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
+        unsetenv("COLO_TRANSPORT");
+        for (int r = 0; r < RANKS; r++)
+            assert_true(t.status[r] == COLO_ERR_UNBUILT && !t.made[r]);
+    }
 }
 
 static void nobody_is_asked_where_nccl_is_wanted(void **state)
 {
     (void)state;
     setenv("COLO_TRANSPORT", "nccl", 1);
-    struct told t = registering(COLO_ERR_NOMEM, COLO_ERR_NOMEM);
+    struct told t = registering(false, COLO_ERR_NOMEM, COLO_ERR_NOMEM);
     unsetenv("COLO_TRANSPORT");
     for (int r = 0; r < RANKS; r++)
         assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+}
+
+static void an_unknown_transport_is_refused_before_anybody_waits(void **state)
+{
+    (void)state;
+    setenv("COLO_TRANSPORT", "pear", 1);
+    struct told t = registering(false, COLO_OK, COLO_OK);
+    unsetenv("COLO_TRANSPORT");
+    for (int r = 0; r < RANKS; r++) {
+        assert_true(t.status[r] == COLO_ERR_ARG && !t.made[r]);
+        assert_non_null(strstr(t.sentence[r], "COLO_TRANSPORT is 'pear'"));
+    }
 }
 
 int main(void)
@@ -131,6 +155,7 @@ int main(void)
         cmocka_unit_test(what_else_goes_wrong_is_an_error),
         cmocka_unit_test(where_peers_are_asked_for_none_is_an_error),
         cmocka_unit_test(nobody_is_asked_where_nccl_is_wanted),
+        cmocka_unit_test(an_unknown_transport_is_refused_before_anybody_waits),
     };
     return cmocka_run_group_tests_name("comm/memory", tests, NULL, NULL);
 }
