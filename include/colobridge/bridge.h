@@ -64,8 +64,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  *                or rows in between. Every element is written
  * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
  *
- * Order:    the comm's ranks call forward and backward in the same order; several forwards may be
- *           outstanding before their backwards (the bridge keeps nothing of a forward)
+ * Order:    all ranks of the comm call forward and backward, in the same order; several forwards may
+ *           be outstanding before their backwards (the bridge keeps nothing of a forward)
  * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (nothing written; the comm is marked failed at COLO_CHECK
  *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
  *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER

@@ -11,6 +11,9 @@
  *
  * All other tensors may lie anywhere on the rank's device. An unregistered tensor takes the staged
  * path of the communicator (NCCL); the tensors of one call are registered on all ranks or on none.
+ * Where some rank has nothing of that tensor, the ranks agree in the first call of that way, which
+ * waits on the host: direct when all that there is is registered, else staged; and again after more
+ * memory was registered. From then on an unregistered tensor in a direct way is an error.
  * COLO_TRANSPORT=nccl keeps all calls on the staged path; COLO_TRANSPORT=peer makes an unregistered
  * tensor, or ranks that do not reach each other, an error. It is the same on all ranks.
  *

@@ -487,7 +487,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         if (st == COLO_OK && !fwd && !capturing)
             st = colo_promise_zeros(b, from, stream);
         uint64_t h = colo_hash_i64(colo_hash_i64(colo_plan_hash(p), way), (int64_t)b->calls);
-        h = colo_hash_i64(h, reached.direct); /* registered on all ranks or on none */
+        if (!reached.unsettled)
+            h = colo_hash_i64(h, reached.direct); /* registered on all ranks or on none */
         h = colo_hash_i64(h, capturing);
         COLO_TRY(colo_comm_i_agree(b->comm, fwd ? "bridge forward" : "bridge backward", h, st));
         if (!capturing)
@@ -496,6 +497,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         /* no_grad is the same on every rank: nobody waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
     }
+    if (reached.unsettled)
+        COLO_TRY(colo_bridge_direct_settle(b, way, &reached));
     b->calls++;
     if (reached.direct)
         return colo_bridge_direct_run(b, way, &reached, from, to, stream);

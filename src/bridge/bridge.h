@@ -46,6 +46,7 @@ typedef struct colo_shaped {
     size_t stage_size;
     /* Bytes of slab and staging that the first staged call will make: the bridge is direct. */
     size_t late_slab, late_stage;
+    bool lopsided[2]; /* direct: of a way, some rank has nothing that peers could reach */
 } colo_shaped_t;
 
 struct colo_bridge {
@@ -61,8 +62,12 @@ struct colo_bridge {
     colo_transport_t transport;
     bool late;             /* slab, staging and route are made when a call is staged */
     colo_direct_t *direct; /* NULL: every call is staged */
-    void *order;           /* a lane, where calls leave memory of the bridge in use; else NULL */
-    colo_stream_t last;    /* of the last call that did */
+    struct colo_settled {
+        bool made, direct;
+        uint64_t at;    /* how often memory had been registered */
+    } settled[2];       /* what ranks agreed on for lopsided ways */
+    void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
+    colo_stream_t last; /* of the last call that did */
     bool ran;
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
@@ -122,17 +127,21 @@ bool colo_bridge_direct_likely(const colo_bridge_t *b);
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
 colo_status_t colo_bridge_direct_create(colo_bridge_t *b);
 /* For another shape; local. Keeps the old one on error. */
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, const colo_shaped_t *next);
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next);
 void colo_bridge_direct_destroy(colo_bridge_t *b);
 typedef struct colo_reached {
     bool direct;
+    bool nothing;   /* this rank has nothing that peers could reach */
+    bool unsettled; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
     uint64_t offset;
 } colo_reached_t;
-/* Does this call go direct? COLO_ERR_ARG: it must, and its tensor is not registered. */
+/* Does this call go direct? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
 colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
                                       const colo_tensor_t *in, const colo_tensor_t *out,
                                       colo_reached_t *r);
+/* Where that is unsettled; collective. */
+colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_reached_t *r);
 colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 

@@ -11,7 +11,10 @@
  *
  * A call is direct when the tensor that peers reach lies in registered memory, else it is staged
  * (exchange.c). That is a rank's own view; the contract in memory.h makes it the same on all ranks,
- * COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait.
+ * COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A rank that has
+ * nothing of that tensor has no view, though it may have much to send: where there is such a rank,
+ * all agree over the host communicator in the way's first call, and the verdict holds until
+ * something else is registered.
  *
  * Left to others: moving and waiting (comm-peer-run.c), registration (memory.c, comm-peer.c).
  */
@@ -249,13 +252,36 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shaped_t *s, s
     return COLO_OK;
 }
 
+/* Is it the destination's tensor that peers reach? */
+static bool reaches_dst(const colo_plan_t *p, colo_way_t way)
+{
+    return way == COLO_FORWARD || p->levels > 1;
+}
+
+/* Of which ways does some rank of the comm have nothing that peers could reach? The same verdict on
+ * all ranks. */
+static colo_status_t find_lopsided(const colo_bridge_t *b, colo_shaped_t *s)
+{
+    const colo_plan_t *p = s->plan;
+    bool none[2] = {false, false}; /* of src, of dst */
+    for (int side = 0; side < 2; side++)
+        for (int32_t r = 0; r < colo_comm_size(b->comm) && !none[side]; r++) {
+            colo_owned_t o;
+            COLO_TRY(owned_by(p, side == 0, colo_comm_world_rank(b->comm, r), &o));
+            none[side] = o.b1 == o.b0 || o.rows == 0 || o.h1 == o.h0;
+        }
+    for (int way = 0; way < 2; way++)
+        s->lopsided[way] = none[reaches_dst(p, (colo_way_t)way)];
+    return COLO_OK;
+}
+
 bool colo_bridge_direct_likely(const colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     if (!peer || b->mem != COLO_CUDA || b->algo != COLO_EXACT || b->comm->size == 1)
         return false;
     return b->transport == COLO_TRANSPORT_PEER ||
-           (b->transport == COLO_TRANSPORT_AUTO && peer->any(b->comm));
+           (b->transport == COLO_TRANSPORT_AUTO && peer->registrations(b->comm) > 0);
 }
 
 colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
@@ -269,27 +295,31 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
     colo_status_t st = peer->open(b->comm);
     if (st == COLO_OK) { /* everybody goes on together, or nobody */
         st = both_make(b, &b->now, &w);
+        if (st == COLO_OK)
+            st = find_lopsided(b, &b->now);
         b->comm->control->timeout_ms = b->comm->timeout_ms;
         st = colo_comm_i_agree(b->comm->control, "bridge create", 4, st);
     }
     if (st == COLO_OK)
         st = peer->create(b->comm, w.way, &b->direct);
     both_free(&w);
-    if (st == COLO_OK || b->transport == COLO_TRANSPORT_PEER)
-        return st == COLO_OK ? st : colo_fail_prefix(st, "bridge: COLO_TRANSPORT=peer");
-    if (colo_comm_check(b->comm) < 0)
-        return st;
+    if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
+        return colo_fail_prefix(st, "bridge: COLO_TRANSPORT=peer");
+    if (st != COLO_ERR_UNBUILT || colo_comm_check(b->comm) < 0)
+        return st; /* the same kind on all ranks; what is not "not here" is nothing to hide */
     if (colo_log_on(COLO_LOG_INFO))
         colo_log(COLO_LOG_INFO, "bridge: staged through NCCL: %s", colo_last_error());
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, const colo_shaped_t *next)
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next)
 {
     struct both w = {0};
     if (!b->direct)
         return COLO_OK;
-    colo_status_t st = both_make(b, next, &w);
+    colo_status_t st = find_lopsided(b, next);
+    if (st == COLO_OK)
+        st = both_make(b, next, &w);
     if (st == COLO_OK)
         st = b->comm->ops->peer->load(b->direct, w.way);
     both_free(&w);
@@ -316,23 +346,63 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
                                       const colo_tensor_t *in, const colo_tensor_t *out,
                                       colo_reached_t *r)
 {
-    const bool sums = way == COLO_BACKWARD && b->now.plan->levels > 1;
-    const colo_tensor_t *t = sums ? in : out;
-    const char *name = way == COLO_FORWARD ? "y" : sums ? "d_y" : "d_x";
+    const bool dst = reaches_dst(b->now.plan, way);
+    const colo_tensor_t *t = (way == COLO_FORWARD) == dst ? out : in;
+    const char *name = way == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
     *r = (colo_reached_t){.id = -1};
     if (!b->direct)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
-    if (!t || !t->data || colo_tensor_count(t) <= 0)
-        r->direct = b->transport == COLO_TRANSPORT_PEER || peer->any(b->comm);
-    else
-        r->direct = peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset);
-    if (r->direct || b->transport != COLO_TRANSPORT_PEER)
+    const bool lopsided = b->now.lopsided[way] && b->transport == COLO_TRANSPORT_AUTO;
+    const struct colo_settled *settled = &b->settled[way];
+    bool must = b->transport == COLO_TRANSPORT_PEER;
+    r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
+    r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset);
+    if (lopsided && (!settled->made || settled->at != peer->registrations(b->comm))) {
+        r->unsettled = true;
+        return COLO_OK;
+    }
+    if (lopsided) {
+        must = settled->direct;
+        r->direct = r->direct && must;
+    }
+    if (r->direct || !must)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
-                     "rank %lld: %s at %p is not registered over comm '%s', which "
-                     "COLO_TRANSPORT=peer requires; use colo_memory_register()",
-                     (long long)b->now.plan->rank, name, t->data, b->comm->name);
+                     "rank %lld: %s at %p is not registered over comm '%s', which %s requires; "
+                     "use colo_memory_register()",
+                     (long long)b->now.plan->rank, name, t->data, b->comm->name,
+                     lopsided ? "the way's first call, with all ranks' registered,"
+                              : "COLO_TRANSPORT=peer");
+}
+
+colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_reached_t *r)
+{
+    enum { STAGED, DIRECT, NOTHING };
+    const int32_t size = b->comm->size;
+    struct colo_settled *settled = &b->settled[way];
+    const uint64_t mine = r->nothing ? NOTHING : r->direct ? DIRECT : STAGED;
+    int32_t votes[NOTHING + 1] = {0}, first = -1;
+    COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
+    b->comm->control->timeout_ms = b->comm->timeout_ms;
+    COLO_TRY(
+        colo_comm_i_gather(b->comm->control, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    for (int32_t k = 0; k < size; k++) {
+        votes[all[k]]++;
+        first = all[k] == STAGED && first < 0 ? k : first;
+    }
+    *settled = (struct colo_settled){.made = true,
+                                     .direct = votes[DIRECT] > 0 && votes[STAGED] == 0,
+                                     .at = b->comm->ops->peer->registrations(b->comm)};
+    if (votes[DIRECT] > 0 && votes[STAGED] > 0)
+        colo_log(COLO_LOG_INFO,
+                 "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
+                 "rank %d of '%s' is not",
+                 (int)votes[DIRECT], (int)first, b->comm->name);
+    r->direct = settled->direct;
+    return COLO_OK;
 }
 
 colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,

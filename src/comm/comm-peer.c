@@ -492,6 +492,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
     pthread_mutex_lock(&p->lock);
     p->memory[m->id] = m;
     p->memories++;
+    p->registrations++;
     pthread_mutex_unlock(&p->lock);
     m->impl = x;
     return COLO_OK;
@@ -545,15 +546,15 @@ static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32
     return found;
 }
 
-static bool peer_any(const colo_comm_t *c)
+static uint64_t peer_registrations(const colo_comm_t *c)
 {
     struct colo_peer *p = atomic_load(colo_peer_place(c));
     if (!p)
-        return false;
+        return 0;
     pthread_mutex_lock(&p->lock);
-    bool any = p->memories > 0;
+    const uint64_t n = p->registrations;
     pthread_mutex_unlock(&p->lock);
-    return any;
+    return n;
 }
 
 const colo_peer_ops_t colo_peer_table = {
@@ -561,7 +562,7 @@ const colo_peer_ops_t colo_peer_table = {
     .share = peer_share,
     .unshare = peer_unshare,
     .find = peer_find,
-    .any = peer_any,
+    .registrations = peer_registrations,
     .create = colo_direct_make,
     .load = colo_direct_load,
     .run = colo_direct_run,

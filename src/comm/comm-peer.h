@@ -37,6 +37,7 @@ struct colo_peer {
     struct colo_direct *direct;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
+    uint64_t registrations; /* so far */
     void **
         retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
     int32_t nretired;

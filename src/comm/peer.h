@@ -77,7 +77,8 @@ struct colo_peer_ops {
     void (*unshare)(colo_memory_t *m);
     /* The registered memory that [p, p + bytes) lies in: id and offset. */
     bool (*find)(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset);
-    bool (*any)(const colo_comm_t *c); /* is anything registered */
+    /* How often memory was registered so far: the same on all ranks between the same two calls. */
+    uint64_t (*registrations)(const colo_comm_t *c);
     /* A way without steps and posts does nothing. Collective. */
     colo_status_t (*create)(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
