@@ -82,7 +82,7 @@ typedef struct colo_dlpack_given {
     union {
         DLManagedTensor legacy;
 #ifdef DLPACK_MAJOR_VERSION
-        DLManagedTensorVersioned versioned;
+        struct DLManagedTensorVersioned versioned; /* 1.0 has no typedef of it in C */
 #endif
     } managed;
     int64_t shape[COLO_MAX_NDIM], stride[COLO_MAX_NDIM];
@@ -154,7 +154,7 @@ static inline DLManagedTensor *colo_tensor_to_dlpack(const colo_tensor_t *tensor
 }
 
 #ifdef DLPACK_MAJOR_VERSION
-static inline void colo_dlpack_i_delete_versioned(DLManagedTensorVersioned *self)
+static inline void colo_dlpack_i_delete_versioned(struct DLManagedTensorVersioned *self)
 {
     colo_dlpack_i_done(self->manager_ctx);
 }
@@ -163,10 +163,9 @@ static inline void colo_dlpack_i_delete_versioned(DLManagedTensorVersioned *self
  * colo_tensor_to_dlpack_versioned() - the same as DLPack 1.x has it
  * @flags:  DLPACK_FLAG_BITMASK_...; 0: may be written
  */
-static inline DLManagedTensorVersioned *colo_tensor_to_dlpack_versioned(const colo_tensor_t *tensor,
-                                                                        uint64_t flags,
-                                                                        void (*done)(void *user),
-                                                                        void *user)
+static inline struct DLManagedTensorVersioned *
+colo_tensor_to_dlpack_versioned(const colo_tensor_t *tensor, uint64_t flags,
+                                void (*done)(void *user), void *user)
 {
     DLTensor parts;
     colo_dlpack_given_t *given = colo_dlpack_i_give(tensor, &parts, done, user);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dlpack_abi.h - the types that DLPack 1.x promises (github.com/dmlc/dlpack), written from its
- * specification, so that the test of colobridge/dlpack.h needs no package.
+ * specification, so that the test of colobridge/dlpack.h needs no package. As in 1.0, the versioned
+ * one is a struct without a typedef.
  */
 #ifndef DLPACK_DLPACK_H_
 #define DLPACK_DLPACK_H_
@@ -51,7 +52,7 @@ typedef struct DLManagedTensor {
     void (*deleter)(struct DLManagedTensor *self);
 } DLManagedTensor;
 
-typedef struct DLManagedTensorVersioned {
+struct DLManagedTensorVersioned {
     struct {
         uint32_t major, minor;
     } version;
@@ -59,6 +60,6 @@ typedef struct DLManagedTensorVersioned {
     void (*deleter)(struct DLManagedTensorVersioned *self);
     uint64_t flags;
     DLTensor dl_tensor;
-} DLManagedTensorVersioned;
+};
 
 #endif

@@ -42,7 +42,8 @@ static void every_dtype_goes_out_and_comes_back(void **state)
             colo_tensor_t back;
             t = colo_tensor_narrow(t, 2, 1, 2); /* strides that are not row-major */
             DLManagedTensor *m = colo_tensor_to_dlpack(&t, count, &done);
-            DLManagedTensorVersioned *v = colo_tensor_to_dlpack_versioned(&t, 1, count, &done);
+            struct DLManagedTensorVersioned *v =
+                colo_tensor_to_dlpack_versioned(&t, 1, count, &done);
             assert_non_null(m);
             assert_non_null(v);
             assert_int_equal(m->dl_tensor.dtype.code, dtypes[d].code);
