@@ -10,5 +10,7 @@ sys.path.insert(0, str(PACKAGE))
 os.environ['PYTHONPATH'] = os.pathsep.join(
     [str(PACKAGE), str(Path(__file__).parent)] + [p for p in [os.environ.get('PYTHONPATH')] if p])
 os.environ.setdefault('OMP_NUM_THREADS', '1')
+# Debian 13's PyTorch is built without libuv, which its own stores want unless told otherwise.
+os.environ.setdefault('USE_LIBUV', '0')
 if 'COLOBRIDGE_LIBRARY' not in os.environ and (PACKAGE.parent / 'build/src').is_dir():
     os.environ['COLOBRIDGE_LIBRARY'] = str(PACKAGE.parent / 'build/src')
