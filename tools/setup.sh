@@ -71,6 +71,7 @@ optional_packages() {
     { has clang && has clang++; } || echo clang
     has_header dlpack/dlpack.h || echo libdlpack-dev
     python_has pytest torch numpy || echo python3-pytest python3-torch python3-numpy
+    python_has pip setuptools wheel || echo python3-pip python3-setuptools python3-wheel
 }
 
 one_line() {
@@ -143,14 +144,28 @@ linked() {
     done
 }
 
-# build DIR TARGETS... - builds, quiet unless it fails or somebody watches; status 2 when it fails.
+# life_signs DIR - of ninja's lines on stdin: how far it is, when that was not said for a while
+life_signs() {
+    local line last=$SECONDS
+    while IFS= read -r line; do
+        if [[ $line =~ ^\[([0-9]+)/([0-9]+)\] ]] && ((SECONDS - last >= 10)); then
+            last=$SECONDS
+            say "building $1: ${BASH_REMATCH[1]} of ${BASH_REMATCH[2]}"
+        fi
+    done
+}
+
+# build DIR TARGETS... - builds, by default all that the tests need; quiet unless it fails or somebody
+# watches; status 2 when it fails.
 build() {
     local dir=$1
     shift
+    # From Meson 1.7 on "all" leaves out what nothing but a test needs.
+    [ $# -gt 0 ] || set -- all meson-test-prereq
     say "building $dir"
     if [ -t 1 ]; then
         ninja -C "$dir" -j "$jobs" "$@" 2>&1 | tee "$dir/build.log" && return 0
-    elif ninja -C "$dir" -j "$jobs" "$@" >"$dir/build.log" 2>&1; then
+    elif ninja -C "$dir" -j "$jobs" "$@" 2>&1 | tee "$dir/build.log" | life_signs "$dir"; then
         ! grep -A 6 'warning:' "$dir/build.log" || true
         return 0
     else
