@@ -63,8 +63,14 @@ def broken(rank):
 
 
 def torchrun():
-    """The command, None where it does not start: that of PyTorch 1.13 under Python 3.11."""
+    """The command, None where it does not start: that of PyTorch 1.13 under Python 3.11, and of a 2.6
+    that was built without libuv, as Debian 13's."""
+    from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing.api import Std
+    try: # as torchrun makes it
+        TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)
+    except RuntimeError:
+        return None
     return None if Std.from_str('0') is None else [
         sys.executable, '-m', 'torch.distributed.run', '--nproc_per_node', '4', '--standalone']
 
