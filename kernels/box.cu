@@ -71,13 +71,28 @@ template <typename V> __device__ void copy_tile(const copy_task &t, int64_t base
             *(V *)(t.dst + to[u]) = v[u];
 }
 
+template <typename V> __device__ void zero_tile(const copy_task &t, int64_t base)
+{
+    const place first = first_of(t.w, base);
+    for (int off = threadIdx.x; off < TILE && base + off < t.w.count; off += THREADS)
+        *(V *)(t.dst + bytes_at(further<TILE>(t.w, first, off), t.to)) = V{};
+}
+
+template <typename V> __device__ void fill_tile(const copy_task &t, int64_t base)
+{
+    if (t.src)
+        copy_tile<V>(t, base);
+    else
+        zero_tile<V>(t, base);
+}
+
 __device__ void copy_bytes(const copy_task &t, int64_t base)
 {
     const place first = first_of(t.w, base);
     for (int off = threadIdx.x; off < TILE && base + off < t.w.count; off += THREADS) {
         place p = further<TILE>(t.w, first, off);
         for (int b = 0; b < t.elem; b++)
-            t.dst[bytes_at(p, t.to) + b] = t.src[bytes_at(p, t.from) + b];
+            t.dst[bytes_at(p, t.to) + b] = t.src ? t.src[bytes_at(p, t.from) + b] : 0;
     }
 }
 
@@ -97,19 +112,19 @@ __global__ void __launch_bounds__(THREADS) copy_kernel(const __grid_constant__ c
         const int64_t base = (tile - (lo ? list.task[lo - 1].tile_end : 0)) * TILE;
         switch (t.width) {
         case 16:
-            copy_tile<uint4>(t, base);
+            fill_tile<uint4>(t, base);
             break;
         case 8:
-            copy_tile<uint2>(t, base);
+            fill_tile<uint2>(t, base);
             break;
         case 4:
-            copy_tile<uint32_t>(t, base);
+            fill_tile<uint32_t>(t, base);
             break;
         case 2:
-            copy_tile<uint16_t>(t, base);
+            fill_tile<uint16_t>(t, base);
             break;
         case 1:
-            copy_tile<uint8_t>(t, base);
+            fill_tile<uint8_t>(t, base);
             break;
         default:
             copy_bytes(t, base);
@@ -144,8 +159,10 @@ bool empty(const colo_box_t &b)
     return b.extent[0] == 0 || b.extent[1] == 0 || b.extent[2] == 0;
 }
 
-copy_task plan_copy(const colo_box_t &dst, const colo_box_t &src, int64_t elem)
+/* Zeros: as if dst were copied onto itself, so that its own strides and alignment decide. */
+copy_task plan_copy(const colo_box_t &dst, const colo_box_t &from, int64_t elem)
 {
+    const colo_box_t &src = from.data ? from : dst;
     axis a[3] = {{1, elem, elem}, {1, 0, 0}, {1, 0, 0}};
     const int n = axes_of(dst, src, elem, a);
     for (int i = n; i < 3; i++)
@@ -164,7 +181,7 @@ copy_task plan_copy(const colo_box_t &dst, const colo_box_t &src, int64_t elem)
     }
     copy_task t = {};
     t.dst = (char *)dst.data;
-    t.src = (const char *)src.data;
+    t.src = (const char *)from.data;
     t.w.count = 1;
     for (int i = 0; i < 3; i++) {
         t.w.extent[i] = a[i].extent;

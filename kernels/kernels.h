@@ -26,9 +26,16 @@ extern "C" {
 
 /* dst[i] = src[i] for @n pairs, any strides, one launch for each COLO_K_BOXES of them. A pair has
  * equal extents and does not overlap; pairs do not overlap each other's dst. Exact at any
- * alignment, in 16-byte accesses where both sides allow it. @elem_size: 1, 2, 4 or 8. */
+ * alignment, in 16-byte accesses where both sides allow it. A src without data is zeros: all bits of
+ * dst become zero. @elem_size: 1, 2, 4 or 8. */
 cudaError_t colo_k_boxes_copy(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                               size_t elem_size, cudaStream_t stream);
+
+/* dst[i] = src[i], one element further on along the last axis, for @n pairs of i64 boxes (shift.cu),
+ * one launch for each COLO_K_BOXES of them; the last element of a row is @last. A dst may be its src
+ * itself. Pointers are multiples of 8. */
+cudaError_t colo_k_boxes_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               int64_t last, cudaStream_t stream);
 
 /* dst = src[0] + src[1] + ... in that order; fp32 accumulation for bf16 and fp16, one rounding. A
  * src may be dst itself. The same bits as the host's, but a NaN is CUDA's own. */

@@ -122,6 +122,18 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
     return box_list(dst, src, 1, elem_size, stream);
 }
 
+static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               int64_t last, colo_stream_t stream)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (is_empty(&dst[i]))
+            continue;
+        COLO_CUDA_TRY(colo_cuda_typed(dst[i].data, COLO_I64, "shift: destination"));
+        COLO_CUDA_TRY(colo_cuda_typed(src[i].data, COLO_I64, "shift: source"));
+    }
+    return colo_cuda_report(colo_k_boxes_shift(dst, src, n, last, stream), "shift");
+}
+
 static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                              colo_dtype_t dtype, colo_stream_t stream)
 {
@@ -243,6 +255,7 @@ static const colo_ops_t colo_ops_cuda = {
     .logprob_merge = merge,
     .logprob_grad = grad,
     .box_list = box_list,
+    .box_shift = box_shift,
     .inspect = &colo_inspect_cuda,
     .lanes = &colo_cuda_lanes,
     .linear = &colo_cuda_linear,

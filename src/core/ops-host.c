@@ -2,8 +2,9 @@
 /*
  * ops-host.c - the host's table of element passes, in plain C.
  *
- * Box sums are here: addends in the order given, fp32 accumulation for bf16 and fp16, one rounding.
- * Copies are box.h's, the loss passes are src/loss/passes-host.c's. Arguments come checked.
+ * Box sums and shifts are here: addends in the order given, fp32 accumulation for bf16 and fp16,
+ * one rounding. Copies are box.h's, the loss passes are src/loss/passes-host.c's. Arguments come
+ * checked.
  */
 #include "core/ops.h"
 
@@ -15,11 +16,20 @@
 #include "loss/linear.h"
 #include "loss/passes.h"
 
+static void copy_or_zero(const colo_box_t *dst, const colo_box_t *src, size_t elem_size)
+{
+    static const uint64_t zero = 0; /* one element, everywhere */
+    colo_box_t from = *src;
+    if (!from.data)
+        from = (colo_box_t){(void *)&zero, {src->extent[0], src->extent[1], src->extent[2]}, {0}};
+    colo_box_copy_host(dst, &from, elem_size);
+}
+
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
                               colo_stream_t stream)
 {
     (void)stream;
-    colo_box_copy_host(dst, src, elem_size);
+    copy_or_zero(dst, src, elem_size);
     return COLO_OK;
 }
 
@@ -28,7 +38,32 @@ static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int6
 {
     (void)stream;
     for (int64_t i = 0; i < n; i++)
-        colo_box_copy_host(&dst[i], &src[i], elem_size);
+        copy_or_zero(&dst[i], &src[i], elem_size);
+    return COLO_OK;
+}
+
+/* One row; ascending, so that @to may be @from. */
+static void shift_row(int64_t *to, int64_t to_step, const int64_t *from, int64_t from_step,
+                      int64_t n, int64_t last)
+{
+    for (int64_t i = 0; i + 1 < n; i++)
+        to[i * to_step] = from[(i + 1) * from_step];
+    if (n > 0)
+        to[(n - 1) * to_step] = last;
+}
+
+static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
+                               int64_t last, colo_stream_t stream)
+{
+    (void)stream;
+    for (int64_t b = 0; b < n; b++)
+        for (int64_t i = 0; i < dst[b].extent[0]; i++)
+            for (int64_t j = 0; j < dst[b].extent[1]; j++)
+                shift_row((int64_t *)dst[b].data + i * dst[b].stride[0] + j * dst[b].stride[1],
+                          dst[b].stride[2],
+                          (const int64_t *)src[b].data + i * src[b].stride[0] +
+                              j * src[b].stride[1],
+                          src[b].stride[2], dst[b].extent[2], last);
     return COLO_OK;
 }
 
@@ -87,6 +122,7 @@ const colo_ops_t colo_ops_host = {
     .logprob_merge = colo_host_logprob_merge,
     .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
+    .box_shift = box_shift,
     .inspect = &colo_inspect_host,
     .beside = &colo_host_beside_ops,
     .lanes = &colo_host_lanes,

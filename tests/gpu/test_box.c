@@ -65,7 +65,7 @@ static void copy_loop(unsigned char *dst, const int64_t *to, const unsigned char
             for (int64_t k = 0; k < extent[2]; k++)
                 for (int64_t b = 0; b < elem; b++)
                     dst[(i * to[0] + j * to[1] + k * to[2]) * elem + b] =
-                        src[(i * from[0] + j * from[1] + k * from[2]) * elem + b];
+                        src ? src[(i * from[0] + j * from[1] + k * from[2]) * elem + b] : 0;
 }
 
 static colo_box_t box(void *data, const int64_t *extent, const int64_t *stride)
@@ -110,9 +110,10 @@ static void run_list(int n, int64_t elem)
     unsigned char *d_dst = gpu_put(dst, (size_t)size[0]), *d_src = gpu_put(src, (size_t)size[1]);
     for (int i = 0; i < n; i++) {
         to[i].data = d_dst + at[2 * i];
-        from[i].data = d_src + at[2 * i + 1];
-        copy_loop(dst + at[2 * i], to[i].stride, src + at[2 * i + 1], from[i].stride, to[i].extent,
-                  elem);
+        const bool zeros = t_below(&rng, 5) == 0; /* a source without data */
+        from[i].data = zeros ? NULL : d_src + at[2 * i + 1];
+        copy_loop(dst + at[2 * i], to[i].stride, zeros ? NULL : src + at[2 * i + 1], from[i].stride,
+                  to[i].extent, elem);
     }
     if (n == 1)
         assert_ok(gpu_ops()->box_copy(to, from, (size_t)elem, NULL));
