@@ -57,8 +57,8 @@ static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
     }
     if (!r->dst.b)
         return COLO_OK;
-    CAP_TRY(colo_partition_next_token(&part, &all, ignore, &all));
-    CAP_TRY(colo_partition_shard(&part, &all, 1, &mine));
+    CAP_TRY(colo_partition_next_token(&part, &all, ignore, &all, NULL));
+    CAP_TRY(colo_partition_shard(&part, &all, 1, &mine, NULL));
     r->ops.put(&r->ops, r->targets, r->targets_host, r->T * (int64_t)sizeof *r->targets);
     cap_put_tokens(r);
     return COLO_OK;

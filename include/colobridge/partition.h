@@ -4,6 +4,11 @@
  *
  * Dense batches: ZIGZAG over cp, then BLOCK over tp (sequence parallelism, embeddings only). Packed
  * (THD) batches: zigzag within each padded segment. The adjoint of shard is scatter into zeros.
+ *
+ * Tensors of a call are in host memory, or on one CUDA device, which is the current one; cu_padded is in
+ * host memory always, and read before the call returns. @stream is NULL on the host, where work is done
+ * on return. On a GPU it is enqueued there: the host does not wait, nothing is allocated, and the call may
+ * be captured in a CUDA graph.
  */
 #ifndef COLOBRIDGE_PARTITION_H
 #define COLOBRIDGE_PARTITION_H
@@ -35,23 +40,31 @@ COLO_API int64_t colo_partition_count(const colo_partition_t *part);
 COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
 /**
  * colo_partition_shard() - local = global[index(i)] along @axis; other extents equal
- * @global, @local:  any strides, host memory, same dtype and number of axes; must not overlap
- * Errors:           those of colo_partition_check(); COLO_ERR_ARG (@axis), COLO_ERR_SHAPE (extents,
- *                   dtypes, an output of stride 0), COLO_ERR_UNBUILT (device memory)
+ * @global, @local:  any strides, same memory, dtype and number of axes; must not overlap
+ * @stream:          NULL on the host; above
+ * Errors (nothing written): those of colo_partition_check(); COLO_ERR_ARG (@axis, two memories, on a GPU
+ *                   memory or a stream that the current device cannot use), COLO_ERR_SHAPE (extents,
+ *                   dtypes, an output of stride 0), COLO_ERR_UNBUILT (no CUDA in this build, no GPU)
  */
 COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
-                                            int32_t axis, const colo_tensor_t *local);
-/** colo_partition_unshard() - the adjoint: global = 0, then global[index(i)] = local; errors as shard */
+                                            int32_t axis, const colo_tensor_t *local,
+                                            colo_stream_t stream);
+/** colo_partition_unshard() - the adjoint: global[index(i)] = local, 0 elsewhere; each element of global is
+ *  written once. Errors as shard */
 COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
-                                              int32_t axis, const colo_tensor_t *global);
+                                              int32_t axis, const colo_tensor_t *global,
+                                              colo_stream_t stream);
 /**
  * colo_partition_next_token() - targets[i] = tokens[i + 1] on the *global* sequence, before sharding
- * @tokens, @targets:  i64 [..., S], host, may be the same tensor; per segment when packed
+ * @tokens, @targets:  i64 [..., S], the same tensor or without overlap; per segment when packed
  * @last:              what the last position of a sequence (or segment) gets, e.g. the ignore index
+ * @stream:            as for shard; so are errors, and on a GPU COLO_ERR_ARG for an address that is no
+ *                     multiple of 8
  */
 COLO_API colo_status_t colo_partition_next_token(const colo_partition_t *part,
                                                  const colo_tensor_t *tokens, int64_t last,
-                                                 const colo_tensor_t *targets);
+                                                 const colo_tensor_t *targets,
+                                                 colo_stream_t stream);
 /**
  * colo_partition_padded() - smallest length >= @length that every split accepts: a multiple of
  * lcm(cp > 1 ? tp * 2cp : tp, fp8 ? 16 cp : 1)

@@ -33,18 +33,34 @@ class Partition:
         fn = lib().colo_partition_index
         return [fn(self._raw, i) for i in range(len(self))]
 
-    def shard(self, whole: Any, axis: int, local: Any) -> None:
-        """local = whole[index] along @axis; host memory."""
-        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis, view(local, 'local', writes=True))
+    @property
+    def positions(self) -> int:
+        """Global positions."""
+        return self._raw.positions
 
-    def unshard(self, local: Any, axis: int, whole: Any) -> None:
-        """The adjoint: whole = 0, then whole[index] = local."""
-        call('colo_partition_unshard', self._raw, view(local, 'local'), axis, view(whole, 'whole', writes=True))
+    def shard(self, whole: Any, axis: int, local: Any, stream: int | None = None) -> None:
+        """local = whole[index] along @axis. Both in host memory, or on the current GPU; stream None is
+        torch's current one for its tensors, else the default stream."""
+        call('colo_partition_shard', self._raw, view(whole, 'whole'), axis,
+             view(local, 'local', writes=True), _stream(local, stream))
 
-    def next_token(self, tokens: Any, targets: Any, last: int = -100) -> None:
-        """targets[i] = tokens[i + 1] on the global sequence, per segment when packed; i64."""
+    def unshard(self, local: Any, axis: int, whole: Any, stream: int | None = None) -> None:
+        """The adjoint: whole = 0, but whole[index] = local."""
+        call('colo_partition_unshard', self._raw, view(local, 'local'), axis,
+             view(whole, 'whole', writes=True), _stream(whole, stream))
+
+    def next_token(self, tokens: Any, targets: Any, last: int = -100, stream: int | None = None) -> None:
+        """targets[i] = tokens[i + 1] on the global sequence, per segment when packed; i64. Both may be
+        the same."""
         call('colo_partition_next_token', self._raw, view(tokens, 'tokens'), last,
-             view(targets, 'targets', writes=True))
+             view(targets, 'targets', writes=True), _stream(targets, stream))
+
+
+def _stream(written: Any, stream: int | None) -> int | None:
+    if stream is None and getattr(written, 'is_cuda', False):
+        from .torch.tensors import stream_of
+        return stream_of(written.device)
+    return stream
 
 
 def padded(length: int, *, tp: int = 1, cp: int = 1, fp8: bool = False) -> int:

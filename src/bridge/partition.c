@@ -5,19 +5,18 @@
  * The cut is the same as a layout's, from the same functions (index.h): zigzag over cp, in packed
  * batches within each padded segment, then a block over tp of what is left. A rank's shard is a few
  * runs of neighbours (two, or two a segment), so elements move as boxes, never one by one; the
- * boxes themselves are moved by core/ops.h. Unshard is the adjoint of shard: zeros, then the same
- * boxes the other way.
+ * boxes themselves are moved by core/ops.h, in lists: on a GPU, a launch for some 128 segments.
+ * Unshard is the adjoint of shard: the same boxes the other way, zeros in between.
  *
- * No communication: every rank holds the global tensor, which is what data loaders give. Host
- * memory only; a device tensor is refused with COLO_ERR_UNBUILT.
+ * No communication: every rank holds the global tensor, which is what data loaders give. Nothing is
+ * allocated and nothing waits, so calls on a GPU can be captured in a graph.
  */
 #include <colobridge/partition.h>
 
 #include "bridge/index.h"
+#include "core/inspect.h"
 #include "core/ops.h"
 #include "core/try.h"
-
-#include <string.h>
 
 /* ---- checks ---- */
 
@@ -134,16 +133,7 @@ int64_t colo_partition_index(const colo_partition_t *part, int64_t i)
     return locate(part, colo_partition_count(part) * part->tp_rank + i, &run);
 }
 
-/* ---- moving ---- */
-
-static colo_status_t check_host(const colo_tensor_t *t, const char *what)
-{
-    COLO_TRY(colo_tensor_check(t, what));
-    if (t->mem != COLO_HOST)
-        return colo_fail(COLO_ERR_UNBUILT, "partition: %s is on device %d, expected host memory",
-                         what, (int)t->device);
-    return COLO_OK;
-}
+/* ---- what may be moved ---- */
 
 /* Two elements in one place would leave the result to the order of writes. */
 static colo_status_t check_written(const colo_tensor_t *t, const char *what)
@@ -155,12 +145,32 @@ static colo_status_t check_written(const colo_tensor_t *t, const char *what)
     return COLO_OK;
 }
 
+/* Both in one memory, which this build, the current device and the stream can reach. */
+static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
+                                  const colo_tensor_t *b, const char *b_name, colo_stream_t stream,
+                                  const colo_ops_t **ops)
+{
+    bool capturing;
+    if (a->mem != b->mem || (a->mem == COLO_CUDA && a->device != b->device))
+        return colo_fail(COLO_ERR_ARG,
+                         "partition: %s: memory kind %d on device %d, %s is kind %d on device %d",
+                         b_name, (int)b->mem, (int)b->device, a_name, (int)a->mem, (int)a->device);
+    colo_status_t st = colo_ops_for(a->mem, ops);
+    if (st == COLO_OK)
+        st = (*ops)->inspect->stream_check(stream, &capturing);
+    if (st == COLO_OK && colo_tensor_count(a) > 0)
+        st = (*ops)->inspect->pointer_check(a->data, a->device, a_name);
+    if (st == COLO_OK && colo_tensor_count(b) > 0)
+        st = (*ops)->inspect->pointer_check(b->data, b->device, b_name);
+    return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
+}
+
 static colo_status_t check_pair(const colo_partition_t *p, const colo_tensor_t *global,
                                 const colo_tensor_t *local, int32_t axis)
 {
     COLO_TRY(colo_partition_check(p));
-    COLO_TRY(check_host(global, "global"));
-    COLO_TRY(check_host(local, "local"));
+    COLO_TRY(colo_tensor_check(global, "global"));
+    COLO_TRY(colo_tensor_check(local, "local"));
     if (global->dtype != local->dtype)
         return colo_fail(COLO_ERR_SHAPE, "partition: global is %s, local is %s",
                          colo_dtype_name(global->dtype), colo_dtype_name(local->dtype));
@@ -184,74 +194,144 @@ static colo_status_t check_pair(const colo_partition_t *p, const colo_tensor_t *
     return COLO_OK;
 }
 
-/* dst = src for views of equal shape: a box of the last three axes for each index of the others. */
-static colo_status_t copy_view(const colo_tensor_t *dst, const colo_tensor_t *src)
+/* ---- moving ---- */
+
+/* Boxes on their way to the table of passes, which gets them in lists as long as one launch takes.
+ */
+typedef struct list {
+    const colo_ops_t *ops;
+    colo_stream_t stream;
+    size_t elem;
+    bool shifts; /* box_shift with @last; else box_list */
+    int64_t last;
+    int64_t n;
+    colo_box_t dst[256], src[256];
+} list_t;
+
+/* @l has its table; it is large, so the rest is not set to zero. */
+static void begin(list_t *l, size_t elem, colo_stream_t stream)
 {
-    int32_t inner = dst->ndim < 3 ? dst->ndim : 3, outer = dst->ndim - inner;
+    l->stream = stream;
+    l->elem = elem;
+    l->shifts = false;
+    l->n = 0;
+}
+
+static colo_status_t flush(list_t *l)
+{
+    int64_t n = l->n;
+    l->n = 0;
+    if (n == 0)
+        return COLO_OK;
+    return l->shifts ? l->ops->box_shift(l->dst, l->src, n, l->last, l->stream)
+                     : l->ops->box_list(l->dst, l->src, n, l->elem, l->stream);
+}
+
+/* Does an axis of that stride lie right around one of @extent and @stride? Unsigned: the product of
+ * a tensor's is below 2^64. */
+static bool melts(int64_t around, int64_t extent, int64_t stride)
+{
+    return (uint64_t)around == (uint64_t)extent * (uint64_t)stride;
+}
+
+/* dst = src for views of equal shape; src NULL: zeros. Axes that lie back to back on both sides are
+ * one, but for the last of a shift. What remains is a box of the last three axes for each index of
+ * the others. */
+static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_t *src)
+{
+    int64_t extent[COLO_MAX_NDIM], to[COLO_MAX_NDIM], from[COLO_MAX_NDIM];
     int64_t at[COLO_MAX_NDIM] = {0};
-    size_t elem = colo_dtype_size(dst->dtype);
-    colo_box_t d = {.extent = {1, 1, 1}}, s;
-    for (int32_t a = 0; a < dst->ndim; a++)
-        if (dst->shape[a] == 0)
+    int32_t n = 0;
+    for (int32_t a = 0; a < dst->ndim; a++) {
+        int64_t e = dst->shape[a], t = dst->stride[a], f = src ? src->stride[a] : t;
+        bool row = l->shifts && a == dst->ndim - 1;
+        if (e == 0)
             return COLO_OK;
-    s = d;
-    for (int32_t k = 0; k < inner; k++) {
-        d.extent[3 - inner + k] = s.extent[3 - inner + k] = dst->shape[outer + k];
-        d.stride[3 - inner + k] = dst->stride[outer + k];
-        s.stride[3 - inner + k] = src->stride[outer + k];
+        if (e == 1 && !row)
+            continue;
+        if (n > 0 && !row && melts(to[n - 1], e, t) && melts(from[n - 1], e, f)) {
+            extent[n - 1] *= e;
+        } else {
+            extent[n++] = e;
+        }
+        to[n - 1] = t;
+        from[n - 1] = f;
     }
+    int32_t outer = n > 3 ? n - 3 : 0;
     for (;;) {
-        int64_t to = 0, from = 0;
+        int64_t t = 0, f = 0;
         int32_t a;
         for (a = 0; a < outer; a++) {
-            to += at[a] * dst->stride[a];
-            from += at[a] * src->stride[a];
+            t += at[a] * to[a];
+            f += at[a] * from[a];
         }
-        d.data = (char *)dst->data + to * (int64_t)elem;
-        s.data = (char *)src->data + from * (int64_t)elem;
-        COLO_TRY(colo_ops_host.box_copy(&d, &s, elem, NULL));
-        for (a = outer - 1; a >= 0 && ++at[a] == dst->shape[a]; a--)
+        if (l->n == (int64_t)(sizeof l->dst / sizeof *l->dst))
+            COLO_TRY(flush(l));
+        colo_box_t *d = &l->dst[l->n], *s = &l->src[l->n];
+        *d = (colo_box_t){(char *)dst->data + t * (int64_t)l->elem, {1, 1, 1}, {0}};
+        *s = (colo_box_t){src ? (char *)src->data + f * (int64_t)l->elem : NULL, {1, 1, 1}, {0}};
+        for (int32_t k = outer; k < n; k++) { /* the last axis is the box's last */
+            d->extent[3 - n + k] = s->extent[3 - n + k] = extent[k];
+            d->stride[3 - n + k] = to[k];
+            s->stride[3 - n + k] = from[k];
+        }
+        l->n++;
+        for (a = outer - 1; a >= 0 && ++at[a] == extent[a]; a--)
             at[a] = 0;
         if (a < 0)
             return COLO_OK;
     }
 }
 
-/* Run by run; @gather: local = global, else global = local. */
+/* Run by run; @gather: local = global, else global = local with zeros in between: a rank's
+ * positions ascend, so what lies between two runs is nobody else's business. */
 static colo_status_t move_runs(const colo_partition_t *p, const colo_tensor_t *global,
-                               const colo_tensor_t *local, int32_t axis, bool gather)
+                               const colo_tensor_t *local, int32_t axis, bool gather, list_t *l)
 {
-    int64_t count = colo_partition_count(p), first = count * p->tp_rank, run;
+    int64_t count = colo_partition_count(p), first = count * p->tp_rank, run, done = 0;
     for (int64_t i = 0; i < count; i += run) {
         int64_t from = locate(p, first + i, &run);
         if (run > count - i)
             run = count - i;
-        colo_tensor_t g = colo_tensor_narrow(*global, axis, from, run);
-        colo_tensor_t l = colo_tensor_narrow(*local, axis, i, run);
-        COLO_TRY(gather ? copy_view(&l, &g) : copy_view(&g, &l));
+        colo_tensor_t here = colo_tensor_narrow(*global, axis, from, run);
+        colo_tensor_t mine = colo_tensor_narrow(*local, axis, i, run);
+        if (gather) {
+            COLO_TRY(add(l, &mine, &here));
+            continue;
+        }
+        colo_tensor_t between = colo_tensor_narrow(*global, axis, done, from - done);
+        COLO_TRY(add(l, &between, NULL));
+        COLO_TRY(add(l, &here, &mine));
+        done = from + run;
     }
-    return COLO_OK;
+    if (!gather) {
+        colo_tensor_t rest = colo_tensor_narrow(*global, axis, done, p->positions - done);
+        COLO_TRY(add(l, &rest, NULL));
+    }
+    return flush(l);
 }
 
 colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
-                                   int32_t axis, const colo_tensor_t *local)
+                                   int32_t axis, const colo_tensor_t *local, colo_stream_t stream)
 {
+    list_t l;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(check_written(local, "local"));
-    return move_runs(part, global, local, axis, true);
+    COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
+    begin(&l, colo_dtype_size(global->dtype), stream);
+    return move_runs(part, global, local, axis, true, &l);
 }
 
 colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
-                                     int32_t axis, const colo_tensor_t *global)
+                                     int32_t axis, const colo_tensor_t *global,
+                                     colo_stream_t stream)
 {
+    list_t l;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(check_written(global, "global"));
-    int64_t zero = 0; /* the zero of every dtype is all bits zero; strides 0 repeat it */
-    colo_tensor_t zeros = *global;
-    zeros.data = &zero;
-    memset(zeros.stride, 0, sizeof zeros.stride);
-    COLO_TRY(copy_view(global, &zeros));
-    return move_runs(part, global, local, axis, false);
+    COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
+    begin(&l, colo_dtype_size(global->dtype), stream);
+    return move_runs(part, global, local, axis, false, &l);
 }
 
 /* ---- targets ---- */
@@ -259,7 +339,7 @@ colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_te
 static colo_status_t check_tokens(const colo_partition_t *p, const colo_tensor_t *t,
                                   const char *what)
 {
-    COLO_TRY(check_host(t, what));
+    COLO_TRY(colo_tensor_check(t, what));
     if (t->dtype != COLO_I64)
         return colo_fail(COLO_ERR_SHAPE, "partition: %s is %s, expected i64", what,
                          colo_dtype_name(t->dtype));
@@ -272,24 +352,11 @@ static colo_status_t check_tokens(const colo_partition_t *p, const colo_tensor_t
     return COLO_OK;
 }
 
-/* One sequence; ascending, so that @to may be @from. */
-static void roll(const colo_partition_t *p, const int64_t *from, int64_t from_step, int64_t *to,
-                 int64_t to_step, int64_t last)
-{
-    int64_t segments = p->segments ? p->segments : 1;
-    for (int64_t j = 0; j < segments; j++) {
-        int64_t lo = p->segments ? p->cu_padded[j] : 0;
-        int64_t hi = p->segments ? p->cu_padded[j + 1] : p->positions;
-        for (int64_t i = lo; i + 1 < hi; i++)
-            to[i * to_step] = from[(i + 1) * from_step];
-        if (lo < hi)
-            to[(hi - 1) * to_step] = last;
-    }
-}
-
 colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo_tensor_t *tokens,
-                                        int64_t last, const colo_tensor_t *targets)
+                                        int64_t last, const colo_tensor_t *targets,
+                                        colo_stream_t stream)
 {
+    list_t l;
     COLO_TRY(colo_partition_check(part));
     COLO_TRY(check_tokens(part, tokens, "tokens"));
     COLO_TRY(check_tokens(part, targets, "targets"));
@@ -297,29 +364,25 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
     if (tokens->ndim != targets->ndim)
         return colo_fail(COLO_ERR_SHAPE, "partition: tokens has %d axes, targets has %d",
                          (int)tokens->ndim, (int)targets->ndim);
-    int32_t outer = tokens->ndim - 1;
-    for (int32_t a = 0; a < outer; a++)
+    int32_t axis = tokens->ndim - 1;
+    for (int32_t a = 0; a < axis; a++)
         if (tokens->shape[a] != targets->shape[a])
             return colo_fail(COLO_ERR_SHAPE,
                              "partition: targets axis %d has extent %lld, expected %lld", (int)a,
                              (long long)targets->shape[a], (long long)tokens->shape[a]);
-    if (colo_tensor_count(tokens) == 0)
-        return COLO_OK;
-    int64_t at[COLO_MAX_NDIM] = {0};
-    for (;;) {
-        const int64_t *from = tokens->data;
-        int64_t *to = targets->data;
-        int32_t a;
-        for (a = 0; a < outer; a++) {
-            from += at[a] * tokens->stride[a];
-            to += at[a] * targets->stride[a];
-        }
-        roll(part, from, tokens->stride[outer], to, targets->stride[outer], last);
-        for (a = outer - 1; a >= 0 && ++at[a] == tokens->shape[a]; a--)
-            at[a] = 0;
-        if (a < 0)
-            return COLO_OK;
+    COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &l.ops));
+    begin(&l, sizeof(int64_t), stream);
+    l.shifts = true;
+    l.last = last;
+    int64_t segments = part->segments ? part->segments : 1;
+    for (int64_t j = 0; j < segments; j++) {
+        int64_t lo = part->segments ? part->cu_padded[j] : 0;
+        int64_t hi = part->segments ? part->cu_padded[j + 1] : part->positions;
+        colo_tensor_t from = colo_tensor_narrow(*tokens, axis, lo, hi - lo);
+        colo_tensor_t to = colo_tensor_narrow(*targets, axis, lo, hi - lo);
+        COLO_TRY(add(&l, &to, &from));
     }
+    return flush(&l);
 }
 
 /* ---- padding ---- */

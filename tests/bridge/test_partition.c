@@ -2,14 +2,38 @@
 /*
  * test_partition.c - who gets which position, against cutting lists by hand: chunks are copied out
  * of a list of positions and strung together, no index is computed. Movement is compared exactly on
- * values that name their place.
+ * values that name their place. tests/gpu links the same program with tensors on a GPU.
  */
 #include "harness/harness.h"
+#include "loss/where.h"
+
+/* ---- memory, wherever it is ---- */
+
+/* @host there, the tensor of that shape in *t. */
+static void *there(const void *host, colo_dtype_t dtype, int32_t ndim, const int64_t *shape,
+                   colo_tensor_t *t)
+{
+    int64_t n = 1;
+    for (int32_t a = 0; a < ndim; a++)
+        n *= shape[a];
+    void *p = where.put(host, (size_t)n * colo_dtype_size(dtype));
+    *t = where_tensor(p, dtype, ndim, shape);
+    return p;
+}
+
+static void assert_there(const void *p, const void *want, size_t bytes)
+{
+    void *got = malloc(bytes + 1);
+    assert_non_null(got);
+    where.get(got, p, bytes);
+    assert_memory_equal(got, want, bytes);
+    free(got);
+}
 
 /* ---- the oracle: lists of positions ---- */
 
 typedef struct list {
-    int64_t n, at[4096];
+    int64_t n, at[8192];
 } list;
 
 static void take(list *to, const list *from, int64_t lo, int64_t hi)
@@ -158,7 +182,7 @@ static colo_tensor_t strided(const box *b, int64_t positions, colo_dtype_t dtype
     int64_t shape[COLO_MAX_NDIM], step = 1;
     for (int32_t a = 0; a < b->ndim; a++)
         shape[a] = a == b->axis ? positions : b->shape[a];
-    colo_tensor_t t = colo_tensor_host(data, dtype, b->ndim, shape);
+    colo_tensor_t t = where_tensor(data, dtype, b->ndim, shape);
     for (int32_t k = 0; k < b->ndim; k++) {
         int32_t a = b->permuted ? k : b->ndim - 1 - k;
         t.stride[a] = step;
@@ -208,8 +232,6 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
     unsigned char *gm = malloc((size_t)ge * size + 1), *lm = malloc((size_t)le * size + 1);
     unsigned char *want = malloc((size_t)(ge > le ? ge : le) * size + 1);
     assert_true(gm && lm && want);
-    g.data = gm;
-    l.data = lm;
 
     memset(gm, 0x5a, (size_t)ge * size);
     memset(lm, 0x5a, (size_t)le * size);
@@ -222,8 +244,11 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
         int64_t at = place(&l, k, b->axis, &pos, &rest);
         put_value(want + (size_t)at * size, size, mine.at[pos], rest);
     }
-    assert_ok(colo_partition_shard(p, &g, b->axis, &l));
-    assert_memory_equal(lm, want, (size_t)le * size); /* gaps included */
+    g.data = where.put(gm, (size_t)ge * size);
+    l.data = where.put(lm, (size_t)le * size);
+    assert_ok(colo_partition_shard(p, &g, b->axis, &l, NULL));
+    assert_there(l.data, want, (size_t)le * size); /* gaps included */
+    where.drop(g.data);
 
     /* back: zeros, but for what this rank holds */
     memset(gm, 0x5a, (size_t)ge * size);
@@ -235,8 +260,11 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
             if (mine.at[i] == pos)
                 put_value(want + (size_t)at * size, size, pos, rest);
     }
-    assert_ok(colo_partition_unshard(p, &l, b->axis, &g));
-    assert_memory_equal(gm, want, (size_t)ge * size);
+    g.data = where.put(gm, (size_t)ge * size);
+    assert_ok(colo_partition_unshard(p, &l, b->axis, &g, NULL));
+    assert_there(g.data, want, (size_t)ge * size);
+    where.drop(g.data);
+    where.drop(l.data);
     free(gm);
     free(lm);
     free(want);
@@ -256,6 +284,7 @@ static void shards_move_bitwise_in_any_layout_and_dtype(void **state)
         {5, 0, {0, 2, 1, 3, 2}, false},
         {5, 3, {2, 2, 2, 0, 2}, true},
         {8, 7, {1, 2, 1, 2, 1, 2, 1, 0}, true},
+        {4, 1, {2, 0, 3, 2}, false},
     };
     (void)state;
     for (size_t k = 0; k < sizeof boxes / sizeof *boxes; k++) {
@@ -276,6 +305,27 @@ static void shards_move_bitwise_in_any_layout_and_dtype(void **state)
     }
 }
 
+/* More boxes than one list takes: of segments, and of outer axes that have gaps. */
+static void a_thousand_segments_are_moved(void **state)
+{
+    static const box boxes[] = {{1, 0, {0}, false}, {2, 0, {0, 3}, false}, {2, 1, {2, 0}, true}};
+    static const box outer = {5, 4, {9, 9, 2, 2, 0}, true};
+    static int64_t cu[1001];
+    uint64_t rng = t_seed();
+    (void)state;
+    for (int64_t j = 0; j < 1000; j++)
+        cu[j + 1] = cu[j] + 4 * t_below(&rng, 3); /* empty ones, too */
+    for (int64_t r = 0; r < 2; r++) {
+        colo_partition_t p = {.cp = 2, .cp_rank = r, .tp = 1, .positions = cu[1000]};
+        p.segments = 1000;
+        p.cu_padded = cu;
+        for (size_t k = 0; k < sizeof boxes / sizeof *boxes; k++)
+            check_movement(&p, &boxes[k], k ? COLO_BF16 : COLO_F32);
+        p = (colo_partition_t){.cp = 2, .cp_rank = r, .tp = 1, .positions = 12};
+        check_movement(&p, &outer, COLO_F16);
+    }
+}
+
 /* <shard x, y> == <x, unshard y> in integers, for every rank. */
 static void unshard_is_the_adjoint_of_shard(void **state)
 {
@@ -291,12 +341,19 @@ static void unshard_is_the_adjoint_of_shard(void **state)
             x[i] = t_below(&rng, 2001) - 1000;
             y[i] = t_below(&rng, 2001) - 1000;
         }
-        colo_tensor_t tx = colo_tensor_host(x, COLO_I64, 2, (int64_t[]){S, H});
-        colo_tensor_t ty = colo_tensor_host(y, COLO_I64, 2, (int64_t[]){n, H});
-        colo_tensor_t tsx = colo_tensor_host(sx, COLO_I64, 2, (int64_t[]){n, H});
-        colo_tensor_t tuy = colo_tensor_host(uy, COLO_I64, 2, (int64_t[]){S, H});
-        assert_ok(colo_partition_shard(&p, &tx, 0, &tsx));
-        assert_ok(colo_partition_unshard(&p, &ty, 0, &tuy));
+        colo_tensor_t tx, ty, tsx, tuy;
+        there(x, COLO_I64, 2, (int64_t[]){S, H}, &tx);
+        there(y, COLO_I64, 2, (int64_t[]){n, H}, &ty);
+        there(NULL, COLO_I64, 2, (int64_t[]){n, H}, &tsx);
+        there(NULL, COLO_I64, 2, (int64_t[]){S, H}, &tuy);
+        assert_ok(colo_partition_shard(&p, &tx, 0, &tsx, NULL));
+        assert_ok(colo_partition_unshard(&p, &ty, 0, &tuy, NULL));
+        where.get(sx, tsx.data, (size_t)(n * H) * sizeof *sx);
+        where.get(uy, tuy.data, sizeof uy);
+        where.drop(tx.data);
+        where.drop(ty.data);
+        where.drop(tsx.data);
+        where.drop(tuy.data);
         for (int64_t i = 0; i < n * H; i++)
             left += sx[i] * y[i];
         for (int64_t i = 0; i < S * H; i++)
@@ -308,45 +365,87 @@ static void unshard_is_the_adjoint_of_shard(void **state)
 static void empty_tensors_are_moved_without_a_pointer(void **state)
 {
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 0};
-    colo_tensor_t none = colo_tensor_host(NULL, COLO_F32, 2, (int64_t[]){0, 3});
-    colo_tensor_t global = colo_tensor_host(NULL, COLO_F32, 2, (int64_t[]){8, 0});
-    colo_tensor_t local = colo_tensor_host(NULL, COLO_F32, 2, (int64_t[]){4, 0});
+    colo_tensor_t none = where_tensor(NULL, COLO_F32, 2, (int64_t[]){0, 3});
+    colo_tensor_t global = where_tensor(NULL, COLO_F32, 2, (int64_t[]){8, 0});
+    colo_tensor_t local = where_tensor(NULL, COLO_F32, 2, (int64_t[]){4, 0});
+    colo_tensor_t tokens = where_tensor(NULL, COLO_I64, 2, (int64_t[]){0, 8});
     (void)state;
-    assert_ok(colo_partition_shard(&p, &none, 0, &none));
-    assert_ok(colo_partition_unshard(&p, &none, 0, &none));
+    assert_ok(colo_partition_shard(&p, &none, 0, &none, NULL));
+    assert_ok(colo_partition_unshard(&p, &none, 0, &none, NULL));
     p.positions = 8;
-    assert_ok(colo_partition_shard(&p, &global, 0, &local));
-    assert_ok(colo_partition_unshard(&p, &local, 0, &global));
+    assert_ok(colo_partition_shard(&p, &global, 0, &local, NULL));
+    assert_ok(colo_partition_unshard(&p, &local, 0, &global, NULL));
+    assert_ok(colo_partition_next_token(&p, &tokens, -1, &tokens, NULL));
+    p.positions = 0;
+    tokens = where_tensor(NULL, COLO_I64, 1, (int64_t[]){0});
+    assert_ok(colo_partition_next_token(&p, &tokens, -1, &tokens, NULL));
 }
 
 /* ---- targets ---- */
 
+/* Elsewhere, then in place. */
+static void check_targets(const colo_partition_t *p, int32_t ndim, const int64_t *shape,
+                          const int64_t *tokens, int64_t last, const int64_t *want)
+{
+    colo_tensor_t from, to;
+    there(tokens, COLO_I64, ndim, shape, &from);
+    there(NULL, COLO_I64, ndim, shape, &to);
+    size_t bytes = (size_t)colo_tensor_count(&from) * sizeof *want;
+    assert_ok(colo_partition_next_token(p, &from, last, &to, NULL));
+    assert_there(to.data, want, bytes);
+    assert_there(from.data, tokens, bytes);
+    assert_ok(colo_partition_next_token(p, &from, last, &from, NULL));
+    assert_there(from.data, want, bytes);
+    where.drop(from.data);
+    where.drop(to.data);
+}
+
 static void targets_are_the_next_tokens_of_each_sample(void **state)
 {
+    static const int64_t tokens[2][4] = {{10, 11, 12, 13}, {20, 21, 22, 23}};
     static const int64_t want[2][4] = {{11, 12, 13, -100}, {21, 22, 23, -100}};
-    int64_t tokens[2][4] = {{10, 11, 12, 13}, {20, 21, 22, 23}}, targets[2][4];
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 4};
-    colo_tensor_t from = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){2, 4});
-    colo_tensor_t to = colo_tensor_host(targets, COLO_I64, 2, (int64_t[]){2, 4});
     (void)state;
-    assert_ok(colo_partition_next_token(&p, &from, -100, &to));
-    assert_memory_equal(targets, want, sizeof want);
-    assert_ok(colo_partition_next_token(&p, &from, -100, &from)); /* in place */
-    assert_memory_equal(tokens, want, sizeof want);
+    check_targets(&p, 2, (int64_t[]){2, 4}, tokens[0], -100, want[0]);
 }
 
 static void packed_targets_stop_at_each_segment(void **state)
 {
     static const int64_t cu[] = {0, 3, 3, 4, 8}, want[8] = {1, 2, -1, -1, 5, 6, 7, -1};
-    int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7}, targets[8];
+    static const int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8, .segments = 4, .cu_padded = cu};
-    colo_tensor_t from = colo_tensor_host(tokens, COLO_I64, 1, (int64_t[]){8});
-    colo_tensor_t to = colo_tensor_host(targets, COLO_I64, 1, (int64_t[]){8});
     (void)state;
-    assert_ok(colo_partition_next_token(&p, &from, -1, &to));
-    assert_memory_equal(targets, want, sizeof want);
-    assert_ok(colo_partition_next_token(&p, &from, -1, &from));
-    assert_memory_equal(tokens, want, sizeof want);
+    check_targets(&p, 1, (int64_t[]){8}, tokens, -1, want);
+}
+
+/* Rows of several tiles of a kernel, and more segments than a list takes. */
+static void long_rows_are_shifted_onto_themselves(void **state)
+{
+    enum { ROWS = 3, S = 20011, SEGMENTS = 700 };
+    static int64_t tokens[ROWS][S], want[ROWS][S], cu[SEGMENTS + 1];
+    uint64_t rng = t_seed();
+    (void)state;
+    for (int j = 1; j < SEGMENTS; j++) /* short ones, empty ones; the last is some tiles long */
+        cu[j] = cu[j - 1] + t_below(&rng, 15);
+    cu[SEGMENTS] = S;
+    for (int i = 0; i < ROWS; i++)
+        for (int64_t k = 0; k < S; k++)
+            tokens[i][k] = i * 100000 + k;
+    for (int packed = 0; packed < 2; packed++) {
+        colo_partition_t p = {.cp = 1, .tp = 1, .positions = S};
+        for (int i = 0; i < ROWS; i++) {
+            for (int64_t k = 0; k < S; k++)
+                want[i][k] = k == S - 1 ? -7 : i * 100000 + k + 1;
+            for (int j = 0; packed && j < SEGMENTS; j++)
+                if (cu[j] < cu[j + 1])
+                    want[i][cu[j + 1] - 1] = -7;
+        }
+        if (packed) {
+            p.segments = SEGMENTS;
+            p.cu_padded = cu;
+        }
+        check_targets(&p, 2, (int64_t[]){ROWS, S}, tokens[0], -7, want[0]);
+    }
 }
 
 /* [2, 3, 5] in, transposed memory out; every other element of the output stays. */
@@ -354,40 +453,79 @@ static void targets_follow_strides(void **state)
 {
     int64_t tokens[2][3][5], targets[2 * 3 * 5 * 2];
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 5};
+    colo_tensor_t from, to;
     (void)state;
     for (int i = 0; i < 30; i++)
         (&tokens[0][0][0])[i] = 1000 + i;
     for (int i = 0; i < 60; i++)
         targets[i] = -7;
-    colo_tensor_t from = colo_tensor_host(tokens, COLO_I64, 3, (int64_t[]){2, 3, 5});
-    colo_tensor_t to = colo_tensor_host(targets, COLO_I64, 3, (int64_t[]){2, 3, 5});
+    there(tokens, COLO_I64, 3, (int64_t[]){2, 3, 5}, &from);
+    void *out = where.put(targets, sizeof targets);
+    to = where_tensor(out, COLO_I64, 3, (int64_t[]){2, 3, 5});
     to.stride[0] = 2;
     to.stride[1] = 4;
     to.stride[2] = 12;
-    assert_ok(colo_partition_next_token(&p, &from, -1, &to));
-    for (int a = 0; a < 2; a++)
-        for (int b = 0; b < 3; b++)
-            for (int s = 0; s < 5; s++) {
-                assert_int_equal(targets[2 * a + 4 * b + 12 * s],
-                                 s == 4 ? -1 : tokens[a][b][s + 1]);
-                assert_int_equal(targets[2 * a + 4 * b + 12 * s + 1], -7);
-            }
+    assert_ok(colo_partition_next_token(&p, &from, -1, &to, NULL));
+    where.get(targets, out, sizeof targets);
+    for (int again = 0; again < 2; again++) {
+        for (int a = 0; a < 2; a++)
+            for (int b = 0; b < 3; b++)
+                for (int s = 0; s < 5; s++) {
+                    assert_int_equal(targets[2 * a + 4 * b + 12 * s],
+                                     s + again >= 4 ? -1 : tokens[a][b][s + again + 1]);
+                    assert_int_equal(targets[2 * a + 4 * b + 12 * s + 1], -7);
+                }
+        if (again == 0) {
+            assert_ok(colo_partition_next_token(&p, &to, -1, &to, NULL)); /* in place */
+            where.get(targets, out, sizeof targets);
+        }
+    }
+    where.drop(from.data);
+    where.drop(out);
+}
+
+/* Five axes with a gap after each: rows stay apart. */
+static void targets_of_many_axes_are_each_row_s_own(void **state)
+{
+    static const box b = {5, 4, {4, 5, 3, 6, 0}, true};
+    int64_t n, pos = 0, rest;
+    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 7};
+    colo_tensor_t t = strided(&b, 7, COLO_I64, NULL, &n);
+    int64_t *m = malloc((size_t)n * sizeof *m), *want = malloc((size_t)n * sizeof *m);
+    (void)state;
+    assert_true(m && want);
+    for (int64_t i = 0; i < n; i++)
+        m[i] = want[i] = -9;
+    for (int64_t k = 0; k < colo_tensor_count(&t); k++) {
+        int64_t at = place(&t, k, 4, &pos, &rest);
+        m[at] = 10 * rest + pos;
+        want[at] = pos == 6 ? -1 : m[at] + 1;
+    }
+    t.data = where.put(m, (size_t)n * sizeof *m);
+    assert_ok(colo_partition_next_token(&p, &t, -1, &t, NULL));
+    assert_there(t.data, want, (size_t)n * sizeof *m);
+    where.drop(t.data);
+    free(m);
+    free(want);
 }
 
 /* Roll first, shard second: the last target of a chunk comes from the next rank's tokens. */
 static void targets_rolled_globally_cross_chunk_borders(void **state)
 {
     static const int64_t want[2][4] = {{1, 2, 7, -100}, {3, 4, 5, 6}};
-    int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7}, local[4];
+    int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
-    colo_tensor_t g = colo_tensor_host(tokens, COLO_I64, 1, (int64_t[]){8});
-    colo_tensor_t l = colo_tensor_host(local, COLO_I64, 1, (int64_t[]){4});
+    colo_tensor_t g, l;
     (void)state;
-    assert_ok(colo_partition_next_token(&p, &g, -100, &g));
+    there(tokens, COLO_I64, 1, (int64_t[]){8}, &g);
+    there(NULL, COLO_I64, 1, (int64_t[]){4}, &l);
+    assert_ok(colo_partition_next_token(&p, &g, -100, &g, NULL));
     for (p.cp_rank = 0; p.cp_rank < 2; p.cp_rank++) {
-        assert_ok(colo_partition_shard(&p, &g, 0, &l));
-        assert_memory_equal(local, want[p.cp_rank], sizeof local);
+        assert_ok(colo_partition_shard(&p, &g, 0, &l, NULL));
+        assert_there(l.data, want[p.cp_rank], sizeof want[0]);
     }
+    where.drop(g.data);
+    where.drop(l.data);
 }
 
 /* ---- padding ---- */
@@ -506,23 +644,24 @@ static void bad_partitions_are_refused_by_every_call(void **state)
          COLO_ERR_LAYOUT,
          "16 positions of a cp rank do not divide by tp = 3"},
     };
-    int64_t g[16], l[16], mark[16];
+    int64_t mark[16];
+    colo_tensor_t tg, tl;
     (void)state;
-    memset(g, 0xa5, sizeof g);
-    memset(l, 0xa5, sizeof l);
     memset(mark, 0xa5, sizeof mark);
-    colo_tensor_t tg = colo_tensor_host(g, COLO_I64, 1, (int64_t[]){16});
-    colo_tensor_t tl = colo_tensor_host(l, COLO_I64, 1, (int64_t[]){8});
+    there(NULL, COLO_I64, 1, (int64_t[]){16}, &tg);
+    there(NULL, COLO_I64, 1, (int64_t[]){8}, &tl);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         const colo_partition_t *p = &bad[i].p;
         assert_fails(colo_partition_check(p), bad[i].want, bad[i].words);
-        assert_fails(colo_partition_shard(p, &tg, 0, &tl), bad[i].want, bad[i].words);
-        assert_fails(colo_partition_unshard(p, &tl, 0, &tg), bad[i].want, bad[i].words);
-        assert_fails(colo_partition_next_token(p, &tg, -1, &tg), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_shard(p, &tg, 0, &tl, NULL), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_unshard(p, &tl, 0, &tg, NULL), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_next_token(p, &tg, -1, &tg, NULL), bad[i].want, bad[i].words);
     }
     assert_fails(colo_partition_check(NULL), COLO_ERR_ARG, "partition: NULL");
-    assert_memory_equal(g, mark, sizeof g);
-    assert_memory_equal(l, mark, sizeof l);
+    assert_there(tg.data, mark, sizeof mark);
+    assert_there(tl.data, mark, sizeof mark / 2);
+    where.drop(tg.data);
+    where.drop(tl.data);
     colo_partition_t fine = {.cp = 1, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd};
     assert_ok(colo_partition_check(&fine)); /* any length will do without cp */
 }
@@ -530,18 +669,16 @@ static void bad_partitions_are_refused_by_every_call(void **state)
 static void tensors_that_do_not_fit_are_refused(void **state)
 {
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
-    int64_t g[24], l[24], mark[24];
+    int64_t mark[24];
+    colo_tensor_t tg, tl, t;
     (void)state;
-    memset(g, 0xa5, sizeof g);
-    memset(l, 0xa5, sizeof l);
     memset(mark, 0xa5, sizeof mark);
-    const colo_tensor_t tg = colo_tensor_host(g, COLO_I64, 2, (int64_t[]){8, 3});
-    const colo_tensor_t tl = colo_tensor_host(l, COLO_I64, 2, (int64_t[]){4, 3});
-    colo_tensor_t t;
-#define both_refuse(glob, loc, axis, want, words)                               \
-    do {                                                                        \
-        assert_fails(colo_partition_shard(&p, glob, axis, loc), want, words);   \
-        assert_fails(colo_partition_unshard(&p, loc, axis, glob), want, words); \
+    there(NULL, COLO_I64, 2, (int64_t[]){8, 3}, &tg);
+    void *l = there(NULL, COLO_I64, 2, (int64_t[]){4, 3}, &tl);
+#define both_refuse(glob, loc, axis, want, words)                                     \
+    do {                                                                              \
+        assert_fails(colo_partition_shard(&p, glob, axis, loc, NULL), want, words);   \
+        assert_fails(colo_partition_unshard(&p, loc, axis, glob, NULL), want, words); \
     } while (0)
     both_refuse(&tg, &tl, 2, COLO_ERR_ARG, "axis 2 is outside [0, 2)");
     both_refuse(&tg, &tl, -1, COLO_ERR_ARG, "axis -1 is outside [0, 2)");
@@ -549,65 +686,98 @@ static void tensors_that_do_not_fit_are_refused(void **state)
     both_refuse(&tg, &tg, 0, COLO_ERR_SHAPE, "local axis 0 has extent 8, expected 4");
     both_refuse(NULL, &tl, 0, COLO_ERR_ARG, "global: tensor is NULL");
     both_refuse(&tg, NULL, 0, COLO_ERR_ARG, "local: tensor is NULL");
-    t = colo_tensor_host(l, COLO_I64, 2, (int64_t[]){4, 2});
+    t = where_tensor(l, COLO_I64, 2, (int64_t[]){4, 2});
     both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "local axis 1 has extent 2, expected 3");
-    t = colo_tensor_host(l, COLO_I64, 1, (int64_t[]){4});
+    t = where_tensor(l, COLO_I64, 1, (int64_t[]){4});
     both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "global has 2 axes, local has 1");
-    t = colo_tensor_host(l, COLO_F64, 2, (int64_t[]){4, 3});
+    t = where_tensor(l, COLO_F64, 2, (int64_t[]){4, 3});
     both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "global is i64, local is f64");
     t = colo_tensor_cuda(l, COLO_I64, 1, 2, (int64_t[]){4, 3});
-    both_refuse(&tg, &t, 0, COLO_ERR_UNBUILT, "local is on device 1, expected host memory");
-    t = colo_tensor_host(NULL, COLO_I64, 2, (int64_t[]){4, 3});
+    both_refuse(&tg, &t, 0, COLO_ERR_ARG,
+                "partition: local: memory kind 1 on device 1, global is kind");
+    t = colo_tensor_host(l, COLO_I64, 2, (int64_t[]){4, 3});
+    if (where.mem == COLO_CUDA)
+        both_refuse(&tg, &t, 0, COLO_ERR_ARG,
+                    "local: memory kind 0 on device -1, global is kind 1 on device 0");
+    t = where_tensor(NULL, COLO_I64, 2, (int64_t[]){4, 3});
     both_refuse(&tg, &t, 0, COLO_ERR_ARG, "local: data is NULL");
     t = tl;
     t.stride[1] = 0; /* fine to read, not to write */
-    assert_fails(colo_partition_shard(&p, &tg, 0, &t), COLO_ERR_SHAPE,
+    assert_fails(colo_partition_shard(&p, &tg, 0, &t, NULL), COLO_ERR_SHAPE,
                  "local is written, but axis 1 has stride 0");
     t = tg;
     t.stride[0] = 0;
-    assert_fails(colo_partition_unshard(&p, &tl, 0, &t), COLO_ERR_SHAPE,
+    assert_fails(colo_partition_unshard(&p, &tl, 0, &t, NULL), COLO_ERR_SHAPE,
                  "global is written, but axis 0 has stride 0");
-    assert_memory_equal(g, mark, sizeof g);
-    assert_memory_equal(l, mark, sizeof l);
+    assert_there(tg.data, mark, sizeof mark);
+    assert_there(tl.data, mark, sizeof mark / 2);
+    where.drop(tg.data);
+    where.drop(tl.data);
 }
 
 static void bad_targets_are_refused(void **state)
 {
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8};
-    int64_t from[16], to[16], mark[16];
+    int64_t mark[16];
+    colo_tensor_t tf, tt;
     (void)state;
-    memset(from, 0, sizeof from);
-    memset(to, 0xa5, sizeof to);
     memset(mark, 0xa5, sizeof mark);
-    const colo_tensor_t tf = colo_tensor_host(from, COLO_I64, 2, (int64_t[]){2, 8});
-    const colo_tensor_t tt = colo_tensor_host(to, COLO_I64, 2, (int64_t[]){2, 8});
-    colo_tensor_t t = colo_tensor_host(from, COLO_I32, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt), COLO_ERR_SHAPE,
+    void *from = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tf);
+    void *to = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tt);
+    colo_tensor_t t = where_tensor(from, COLO_I32, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
                  "tokens is i32, expected i64");
-    t = colo_tensor_host(to, COLO_F64, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t), COLO_ERR_SHAPE,
+    t = where_tensor(to, COLO_F64, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
                  "targets is f64, expected i64");
-    t = colo_tensor_host(from, COLO_I64, 0, NULL);
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt), COLO_ERR_SHAPE, "tokens has no axis");
-    t = colo_tensor_host(from, COLO_I64, 2, (int64_t[]){2, 7});
-    assert_fails(colo_partition_next_token(&p, &t, -1, &tt), COLO_ERR_SHAPE,
+    t = where_tensor(from, COLO_I64, 0, NULL);
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
+                 "tokens has no axis");
+    t = where_tensor(from, COLO_I64, 2, (int64_t[]){2, 7});
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
                  "tokens has 7 positions, expected 8");
-    t = colo_tensor_host(to, COLO_I64, 1, (int64_t[]){8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t), COLO_ERR_SHAPE,
+    t = where_tensor(to, COLO_I64, 1, (int64_t[]){8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
                  "tokens has 2 axes, targets has 1");
-    t = colo_tensor_host(to, COLO_I64, 2, (int64_t[]){1, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t), COLO_ERR_SHAPE,
+    t = where_tensor(to, COLO_I64, 2, (int64_t[]){1, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
                  "targets axis 0 has extent 1, expected 2");
     t = tt;
     t.stride[0] = 0;
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t), COLO_ERR_SHAPE,
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
                  "targets is written, but axis 0 has stride 0");
-    t = colo_tensor_cuda(to, COLO_I64, 0, 2, (int64_t[]){2, 8});
-    assert_fails(colo_partition_next_token(&p, &tf, -1, &t), COLO_ERR_UNBUILT,
-                 "targets is on device 0, expected host memory");
-    assert_fails(colo_partition_next_token(&p, NULL, -1, &tt), COLO_ERR_ARG,
+    t = colo_tensor_cuda(to, COLO_I64, 3, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
+                 "partition: targets: memory kind 1 on device 3, tokens is kind");
+    assert_fails(colo_partition_next_token(&p, NULL, -1, &tt, NULL), COLO_ERR_ARG,
                  "tokens: tensor is NULL");
-    assert_memory_equal(to, mark, sizeof to);
+    assert_there(to, mark, sizeof mark);
+    assert_there(from, mark, sizeof mark);
+    where.drop(from);
+    where.drop(to);
+}
+
+/* Without a GPU, or without CUDA in this build; where there is one, because this is host memory. */
+static void host_memory_called_a_gpu_s_is_refused(void **state)
+{
+    int64_t g[8], l[4], mark[8];
+    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_tensor_t tg = colo_tensor_cuda(g, COLO_I64, 0, 1, (int64_t[]){8});
+    colo_tensor_t tl = colo_tensor_cuda(l, COLO_I64, 0, 1, (int64_t[]){4});
+    (void)state;
+    memset(g, 0xa5, sizeof g);
+    memset(l, 0xa5, sizeof l);
+    memset(mark, 0xa5, sizeof mark);
+    for (int way = 0; way < 3; way++) {
+        colo_status_t st = way == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
+                           : way == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
+                                      : colo_partition_next_token(&p, &tg, -1, &tg, NULL);
+        assert_true(st == (where.mem == COLO_CUDA ? COLO_ERR_ARG : COLO_ERR_UNBUILT) ||
+                    st == COLO_ERR_ARG);
+        assert_non_null(strstr(colo_last_error(), "partition: "));
+    }
+    assert_memory_equal(g, mark, sizeof g);
+    assert_memory_equal(l, mark, sizeof l);
 }
 
 int main(void)
@@ -619,17 +789,22 @@ int main(void)
         cmocka_unit_test(packed_shards_match_cutting_by_hand),
         cmocka_unit_test(long_sequences_need_no_table),
         cmocka_unit_test(shards_move_bitwise_in_any_layout_and_dtype),
+        cmocka_unit_test(a_thousand_segments_are_moved),
         cmocka_unit_test(unshard_is_the_adjoint_of_shard),
         cmocka_unit_test(empty_tensors_are_moved_without_a_pointer),
         cmocka_unit_test(targets_are_the_next_tokens_of_each_sample),
         cmocka_unit_test(packed_targets_stop_at_each_segment),
+        cmocka_unit_test(long_rows_are_shifted_onto_themselves),
         cmocka_unit_test(targets_follow_strides),
+        cmocka_unit_test(targets_of_many_axes_are_each_row_s_own),
         cmocka_unit_test(targets_rolled_globally_cross_chunk_borders),
         cmocka_unit_test(padded_lengths_are_the_smallest_that_split),
         cmocka_unit_test(padding_refuses_bad_sizes_and_overflow),
         cmocka_unit_test(bad_partitions_are_refused_by_every_call),
         cmocka_unit_test(tensors_that_do_not_fit_are_refused),
         cmocka_unit_test(bad_targets_are_refused),
+        cmocka_unit_test(host_memory_called_a_gpu_s_is_refused),
     };
-    return cmocka_run_group_tests_name("bridge/partition", tests, NULL, NULL);
+    int skip = where.need();
+    return skip ? skip : cmocka_run_group_tests_name("bridge/partition", tests, NULL, NULL);
 }
