@@ -11,10 +11,11 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partition', 'dlpack', 'errors']),
-           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/linear', 'torch/ranks']),
+           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/linear', 'torch/partition',
+                                'torch/ranks']),
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
-INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'shard', 'Options', 'function', 'outputs',
+INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'logprob.shard', 'Options', 'function', 'outputs',
           'two_axes', 'sum_over', 'refuse', 'heard', 'told', 'check_mask', 'telling', 'alone', 'exception'}
 
 
@@ -66,7 +67,8 @@ def page():
         for name in files:
             tree = ast.parse((HERE / 'colobridge' / (name + '.py')).read_text())
             for node in tree.body:
-                if getattr(node, 'name', '_').startswith('_') or node.name in INSIDE:
+                own = getattr(node, 'name', '_')
+                if own.startswith('_') or {own, '%s.%s' % (Path(name).name, own)} & INSIDE:
                     continue
                 if isinstance(node, ast.ClassDef) and ast.get_docstring(node):
                     lines += class_entries(node)

@@ -69,6 +69,13 @@ TWINS = {
     'the store of a torch.distributed that is gone is kept': (
         'torch/ranks.py', 'store and weakref.ref(store)', '(lambda: store)', 'test_torch_bridge.py',
         'test_torch_distributed_may_be_initialised_again'),
+    'the adjoint of unshard takes the first positions': (
+        'torch/partition.py', 'return Shard.apply(d_x, *ctx.of), None, None',
+        'return d_x.narrow(ctx.of[1], 0, len(ctx.of[0])), None, None', 'test_torch_partition.py',
+        'test_gradients_are_each_other_s_adjoint'),
+    'targets are written over the tokens': (
+        'torch/partition.py', 'targets = tokens.new_empty(tokens.shape)', 'targets = tokens',
+        'test_torch_partition.py', 'test_targets_are_rolled_before_they_are_cut'),
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
         'test_what_one_rank_did_wrong_reaches_all'),

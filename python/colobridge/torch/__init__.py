@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch: bridge and losses as autograd functions on the current stream. docs/python.md.
+"""PyTorch: bridge, shards and losses as autograd functions on the current stream. docs/python.md.
 
 Importing this needs no torch; the first call does. Tensors live on the host or on CUDA devices, and are
 borrowed: neither inputs nor gradients are copied, unless a function says so.
@@ -7,7 +7,8 @@ borrowed: neither inputs nor gradients are copied, unless a function says so.
 from .bridge import Bridge, bridge
 from .linear import linear_logprob, linear_nll
 from .logprob import Loss, logprob, nll
+from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
 
 __all__ = ['Bridge', 'Loss', 'bridge', 'comm_of', 'comm_of_ranks', 'group_ranks', 'linear_logprob',
-           'linear_nll', 'logprob', 'nll', 'shutdown']
+           'linear_nll', 'logprob', 'next_token', 'nll', 'shard', 'shutdown', 'unshard']

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
 import colobridge.torch as ct
-from colobridge import Grid, megatron
+from colobridge import Grid, Partition, megatron
 
 V, H = 515, 64
 
@@ -264,6 +264,37 @@ def case_fsdp2_trunk_and_sharded_head():
     assert head.grad.to_local().shape[0] == max(0, cut(V)[1] - cut(V)[0])
 
 
+# ---- shards ----
+
+def case_shards_are_the_host_s():
+    segments = [0, 8, 8, 24, 64]
+    for cu in (None, segments):
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            part = Partition(64, cp=4, cp_rank=1, cu_padded=cu)
+            whole = torch.randint(0, 100, (3, 64, 5), dtype=dtype)
+            for axes in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+                x = whole.permute(axes)
+                axis = axes.index(1)
+                local = ct.shard(x.cuda(), part, axis)
+                assert torch.equal(local.cpu(), ct.shard(x, part, axis))
+                assert torch.equal(ct.unshard(local, part, axis).cpu(),
+                                   ct.unshard(local.cpu(), part, axis))
+        tokens = torch.arange(3 * 64).reshape(3, 64)
+        there = tokens.cuda()
+        want = ct.next_token(tokens, part)
+        assert torch.equal(ct.next_token(there, part).cpu(), want)
+        part.next_token(there, there)
+        assert torch.equal(there.cpu(), want)
+    for bad in (lambda: part.shard(whole.cuda(), 1, whole[:, :16]),
+                lambda: part.next_token(tokens, there)):
+        try:
+            bad()
+        except ValueError as why:
+            assert 'memory kind' in str(why), why
+        else:
+            raise AssertionError('two memories were taken')
+
+
 # ---- streams, graphs, memory, waiting ----
 
 def steps():
@@ -290,7 +321,14 @@ def steps():
     def nll(h, w):
         return ct.linear_nll(h, w, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
                              reduce_group=dist.group.WORLD).loss
+
+    def there_and_back(a):
+        return ct.unshard(ct.shard(a, part), part)
+    part = Partition(64, cp=2, cp_rank=1)
     return {
+        'shard': ([leaf(torch.randn(3, 64, H, device='cuda'))], lambda a: with_grad(there_and_back, a)),
+        'next_token': ([100 * torch.randn(3, 64, device='cuda')],
+                       lambda a: [ct.next_token(a.long(), part)]),
         'bridge': ([leaf(x)], lambda a: with_grad(carry, a)),
         'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
         'linear logprob': ([leaf(h), leaf(w[lo:hi])],
