@@ -6,6 +6,11 @@
 #   tools/gpu-test.sh              build, run the gpu suite
 #   tools/gpu-test.sh --sanitize   the same again under compute-sanitizer, memcheck and racecheck
 #   tools/gpu-test.sh --perf       afterwards, what colo-perf measures
+#
+# 8 ranks on fewer GPUs, for what they compute, not how fast: with NCCL 2.30 or later in front of
+# LD_LIBRARY_PATH, and
+#
+#   NCCL_MULTI_RANK_GPU_ENABLE=1 NCCL_MAX_CTAS=4 NCCL_SET_STACK_SIZE=1 tools/gpu-test.sh
 set -euo pipefail
 # shellcheck source=tools/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
@@ -16,7 +21,7 @@ while [ $# -gt 0 ]; do
     --sanitize) sanitize=yes ;;
     --perf) perf=yes ;;
     --help)
-        sed -n '3,8s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
+        sed -n '3,13s/^# \{0,1\}//p' "$root/tools/gpu-test.sh"
         exit 0
         ;;
     *) die "unknown option \"$1\"; --help lists them" ;;

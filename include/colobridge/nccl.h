@@ -25,6 +25,11 @@
  * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same ranks share a connection; the last four that nobody
  * uses are kept until the last comm of the family is destroyed.
  *
+ * One rank a device, unless NCCL is 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all
+ * ranks: to try out more ranks than there are devices. Kernels of ranks that wait for each other
+ * must then fit the device together, and nothing may wait for the device meanwhile, as cudaFree()
+ * does: docs/comm.md says what that takes.
+ *
  * Order: all comms and bridges whose ranks share devices launch in the same order on all ranks, the
  * order of the calls. On a device each operation waits for the one before it, on whatever stream.
  * Operations in CUDA graphs are not part of that: order graphs by streams and events.
@@ -46,7 +51,7 @@ struct ncclComm; /* ncclComm_t is a pointer to it */
  * colo_comm_nccl_create() - a comm of GPUs with the ranks of @parent; collective over @parent
  * @parent:  borrowed for the call; a group of it with the same ranks is kept for control. When that
  *           dies (a rank left, failed, aborted), the new comm dies
- * @device:  CUDA ordinal of this rank, one rank a device; -1: the thread's current device
+ * @device:  CUDA ordinal of this rank, one rank a device (see above); -1: the thread's current device
  * @comm:    out, owned by the caller; smaller groups by colo_comm_split()
  * Waits:    for all ranks, at most the parent's deadline
  * Errors:   COLO_ERR_UNBUILT (no backend library, no NCCL, an old one), COLO_ERR_ARG,

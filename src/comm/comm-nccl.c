@@ -204,6 +204,8 @@ void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route)
 struct load {
     const colo_nccl_lib_t *lib;
     int32_t device;
+    char *room;
+    size_t room_bytes;
     char why[400];
 };
 
@@ -212,7 +214,6 @@ static void load_main(void *p)
 {
     struct load *t = p;
     cudaStream_t stream = NULL;
-    char *room = NULL;
     const char *why = NULL;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
@@ -220,32 +221,31 @@ static void load_main(void *p)
     if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        e = cudaMalloc((void **)&room, COLO_NCCL_WARM_BYTES(1));
-    if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, room, COLO_NCCL_WARM_BYTES(1));
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->room, t->room_bytes);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
         why = cudaGetErrorString(e);
     if (why)
         snprintf(t->why, sizeof t->why, "%.399s", why);
-    cudaFree(room);
     if (stream)
         cudaStreamDestroy(stream);
 }
 
-static colo_status_t load_kernels(const struct colo_nfamily *f, int64_t timeout_ms)
+static colo_status_t load_kernels(struct colo_nfamily *f, int64_t timeout_ms)
 {
     colo_status_t st = COLO_OK;
     struct load *t = calloc(1, sizeof *t);
     if (!t)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
-    t->lib = f->lib;
-    t->device = f->device;
-    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t))
+    *t = (struct load){
+        .lib = f->lib, .device = f->device, .room = f->room, .room_bytes = f->room_bytes};
+    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t)) {
+        f->room = NULL; /* the helper's, for good */
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: device %d did not run a first kernel within %lld ms",
                          (int)f->device, (long long)timeout_ms);
+    }
     if (t->why[0])
         st = colo_fail(COLO_ERR_CUDA, "nccl create: first kernels on device %d: %s", (int)f->device,
                        t->why);
@@ -281,7 +281,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     struct colo_nfamily *f = NULL;
     struct colo_link *l = NULL;
     colo_comm_t *c = NULL;
-    colo_status_t st = colo_nccl_family_create(&f, device);
+    colo_status_t st = colo_nccl_family_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
     if (st == COLO_OK)

@@ -101,6 +101,7 @@ struct colo_part { /* of an exchange: one message in one round */
 struct colo_nfamily {
     const colo_nccl_lib_t *lib;
     int32_t device;
+    bool shared;          /* the device is that of other ranks, too */
     int64_t timeout_ms;   /* the longest of its comms: for destroy */
     pthread_mutex_t lock; /* the lists */
     pthread_cond_t wake;
@@ -117,6 +118,8 @@ struct colo_nfamily {
     int64_t seen_begun;
     double since; /* when it saw that operation begin */
     /* used by the thread of the comms only */
+    char *room;       /* device: of warming up; NULL: a helper that is late has it */
+    size_t room_bytes;
     int *word;        /* device: what a barrier reduces */
     int64_t *counts;  /* device: begun, ended */
     cudaEvent_t done; /* after the last operation: the next may be on another stream */
@@ -149,13 +152,15 @@ void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l);
 void *colo_nccl_guard(void *family);
 
 /* ---- nccl-family.c ---- */
-colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device);
+/* For comms of up to @ranks ranks. */
+colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks);
 /* Nobody uses it any more. What does not end by the deadline is left alone. */
 void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
 
 /* ---- nccl-link.c ---- */
 uint64_t colo_host_hash(void);
-/* Do two ranks of @control sit on one device? The same verdict on all. */
+/* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
+ * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
 /* A reference to the link of @control's ranks: the one that is there, if all have it whole, or a
  * new one. Collective over @control. */

@@ -29,6 +29,7 @@ static void close_main(void *p)
     for (int32_t i = 0; i < f->nold; i++)
         cudaFree(f->old[i]);
     cudaFree(f->stage);
+    cudaFree(f->room);
     cudaFree(f->word);
     cudaFree(f->counts);
     cudaFreeHost(f->words);
@@ -63,7 +64,7 @@ void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
         (void)colo_nccl_run_for(seconds, NULL, close_main, f);
 }
 
-colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device)
+colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks)
 {
     const colo_nccl_lib_t *lib = NULL;
     int now = 0, count = 0;
@@ -83,10 +84,13 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device)
     f->lib = lib;
     f->device = device;
     f->timeout_ms = 1000;
+    f->room_bytes = COLO_NCCL_WARM_BYTES(ranks);
     pthread_mutex_init(&f->lock, NULL);
     colo_nccl_cond_init(&f->wake);
     if (device != now)
         e = cudaSetDevice(device);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&f->room, f->room_bytes);
     if (e == cudaSuccess)
         e = cudaMalloc((void **)&f->word, sizeof *f->word);
     if (e == cudaSuccess)

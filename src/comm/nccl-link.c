@@ -31,6 +31,8 @@ struct connect {
     ncclUniqueId id;
     bool borrowed;
     ncclComm_t nccl;
+    char *room;
+    size_t room_bytes;
     char why[400];
 };
 
@@ -38,7 +40,6 @@ static void connect_main(void *p)
 {
     struct connect *t = p;
     cudaStream_t stream = NULL;
-    char *room = NULL;
     const char *why = NULL;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
@@ -53,19 +54,15 @@ static void connect_main(void *p)
             return;
         }
     }
-    size_t bytes = COLO_NCCL_WARM_BYTES(t->n);
     cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
-        e = cudaMalloc((void **)&room, bytes);
-    if (e == cudaSuccess)
-        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, room, bytes);
+        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->room, t->room_bytes);
     if (e == cudaSuccess && !why)
         e = cudaStreamSynchronize(stream);
     if (e != cudaSuccess)
         why = cudaGetErrorString(e);
     if (why)
         snprintf(t->why, sizeof t->why, "first operations: %.350s", why);
-    cudaFree(room);
     if (stream)
         cudaStreamDestroy(stream);
 }
@@ -74,18 +71,25 @@ static void connect_main(void *p)
 static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
                                   const ncclUniqueId *id, struct colo_link *l)
 {
+    cudaError_t e = f->room ? cudaSuccess : cudaMalloc((void **)&f->room, f->room_bytes);
     struct connect *t = calloc(1, sizeof *t);
-    if (!t)
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    if (!t || e != cudaSuccess) {
+        free(t);
+        return e != cudaSuccess ? colo_cuda_error("nccl create", e)
+                                : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    }
     *t = (struct connect){.lib = f->lib,
                           .device = f->device,
                           .rank = control->rank,
                           .n = control->size,
                           .id = *id,
                           .borrowed = borrowed != NULL,
-                          .nccl = borrowed};
+                          .nccl = borrowed,
+                          .room = f->room,
+                          .room_bytes = f->room_bytes};
     char why[900];
     if (!colo_nccl_run_for((double)control->timeout_ms * 1e-3, control, connect_main, t)) {
+        f->room = NULL; /* the helper's, for good */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
             return colo_fail(dead, "nccl create: %s", why);
@@ -124,28 +128,53 @@ uint64_t colo_host_hash(void)
 
 /* ---- one rank a device ---- */
 
+struct seat {
+    uint64_t host, device, shares; /* shares: NCCL is told that ranks may sit on one device */
+};
+enum { SEAT_WORDS = sizeof(struct seat) / sizeof(uint64_t) };
+
+/* NCCL's own variable; it reads it when it connects, as a number. */
+static bool may_share(const struct colo_nfamily *f)
+{
+    const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return text && strtol(text, NULL, 0) != 0 && f->lib->version >= NCCL_VERSION(2, 30, 0);
+}
+
+static colo_status_t same_device(const struct colo_nfamily *f, const colo_comm_t *control,
+                                 int32_t x, int32_t y)
+{
+    const int v = f->lib->version;
+    return colo_fail(COLO_ERR_MISMATCH,
+                     "nccl create: ranks %d and %d (world ranks %lld and %lld) are on the same "
+                     "device; one rank a device is expected (NCCL 2.30 or later lets ranks share "
+                     "one where NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all of them; this is "
+                     "%d.%d.%d)",
+                     (int)x, (int)y, (long long)control->world_rank[x],
+                     (long long)control->world_rank[y], v / 10000, v / 100 % 100, v % 100);
+}
+
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
 {
     char bus[32] = "";
-    uint64_t mine[2] = {colo_host_hash(), 0};
-    uint64_t *all = calloc((size_t)control->size, sizeof mine);
+    struct seat mine = {.host = colo_host_hash(), .shares = may_share(f)};
+    struct seat *all = calloc((size_t)control->size, sizeof mine);
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, f->device);
     if (st == COLO_OK && e != cudaSuccess)
         st = colo_cuda_error("nccl create", e);
-    mine[1] = hash_text(bus);
+    mine.device = hash_text(bus);
     st = colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st);
     if (st == COLO_OK)
-        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, mine, all, 2, COLO_I64, NULL);
+        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
+                                    NULL);
     for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
         for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
-            if (memcmp(all + 2 * x, all + 2 * y, sizeof mine) == 0)
-                st = colo_fail(COLO_ERR_MISMATCH,
-                               "nccl create: ranks %d and %d (world ranks %lld and %lld) are on "
-                               "the same device; one rank a device is expected",
-                               (int)x, (int)y, (long long)control->world_rank[x],
-                               (long long)control->world_rank[y]);
+            if (all[x].host == all[y].host && all[x].device == all[y].device) {
+                f->shared = true;
+                if (!(all[x].shares && all[y].shares))
+                    st = same_device(f, control, x, y);
+            }
     free(all);
     return st;
 }
@@ -216,7 +245,8 @@ void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l)
             unlist(f, l);
             colo_nccl_link_free(l);
         } else {
-            end = oldest_beyond(f, IDLE_LINKS);
+            /* ending one frees memory, which waits for a device that others may use meanwhile */
+            end = oldest_beyond(f, f->shared ? INT32_MAX : IDLE_LINKS);
         }
     }
     f->leaving += end != NULL;

@@ -7,8 +7,16 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+enum { MOST = 8 };
+
+bool t_gpus_shared(void)
+{
+    const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return text && atoi(text) != 0 && t_ranks_are_threads();
+}
+
 /* Asked in another process: one that has touched CUDA cannot fork ranks. */
-int t_gpu_count(void)
+int t_device_count(void)
 {
     int n = 0, status = 0;
     pid_t child = fork();
@@ -16,7 +24,13 @@ int t_gpu_count(void)
         _exit(cudaGetDeviceCount(&n) == cudaSuccess ? n : 0);
     if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
         return 0;
-    n = WEXITSTATUS(status);
+    return WEXITSTATUS(status);
+}
+
+int t_gpu_count(void)
+{
+    int n = t_device_count();
+    n = n > MOST || (n > 0 && t_gpus_shared()) ? MOST : n;
     return n < t_ranks_most() ? n : t_ranks_most();
 }
 
@@ -44,11 +58,16 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     const struct job *j = arg;
     t_gpu_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
-    rank_cuda(cudaSetDevice(r.rank));
+    int devices = 0;
+    rank_cuda(cudaGetDeviceCount(&devices));
+    r.device = r.rank % devices;
+    rank_cuda(cudaSetDevice(r.device));
     rank_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     colo_status_t st = j->bare ? COLO_OK : colo_comm_nccl_create(world, -1, &r.gpus);
     if (st == COLO_OK)
         st = j->fn(&r, j->arg);
+    if (st == COLO_OK) /* the world may have failed: that is what some tests are about */
+        (void)colo_comm_barrier(world, NULL);
     colo_comm_destroy(&r.gpus);
     cudaStreamDestroy(r.stream);
     return st;
@@ -58,6 +77,12 @@ colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg)
 {
     struct job j = {fn, arg, bare};
     return t_run_ranks(n, on_rank, &j, sizeof j);
+}
+
+colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
+{
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return colo_comm_barrier(r->host, NULL);
 }
 
 /* The same bytes on the device. */
@@ -83,12 +108,13 @@ colo_status_t t_gpu_way(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *
     colo_status_t st;
     COLO_TRY_GOTO(st, t_case_tensor(c, in_role, r->rank, salt, true, &in), done);
     COLO_TRY_GOTO(st, t_case_tensor(c, out_role, r->rank, salt, false, &out), done);
-    COLO_TRY_GOTO(st, mirror(&in, &dev[0], &t[0], r->rank), done);
-    COLO_TRY_GOTO(st, mirror(&out, &dev[1], &t[1], r->rank), done);
+    COLO_TRY_GOTO(st, mirror(&in, &dev[0], &t[0], r->device), done);
+    COLO_TRY_GOTO(st, mirror(&out, &dev[1], &t[1], r->device), done);
+    COLO_TRY_GOTO(st, colo_comm_barrier(r->host, NULL), done);
     st = backward ? colo_bridge_backward(bridge, &t[0], &t[1], r->stream)
                   : colo_bridge_forward(bridge, &t[0], &t[1], r->stream);
     COLO_TRY_GOTO(st, st, done);
-    COLO_TRY_GOTO(st, t_cuda(cudaStreamSynchronize(r->stream), "sync"), done);
+    COLO_TRY_GOTO(st, t_gpu_quiet(r), done);
     COLO_TRY_GOTO(st, t_cuda(cudaMemcpy(in.raw, dev[0], in.bytes, cudaMemcpyDeviceToHost), "copy"),
                   done);
     COLO_TRY_GOTO(

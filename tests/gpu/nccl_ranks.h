@@ -20,16 +20,25 @@
 
 typedef struct t_gpu_rank {
     colo_comm_t *host, *gpus; /* the same ranks */
-    int32_t rank, size;
+    int32_t rank, size, device;
     cudaStream_t stream;
 } t_gpu_rank_t;
 typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 
-int t_gpu_count(void); /* no more than there can be ranks; before CUDA is asked in this process */
+/* Ranks that there can be, 8 at most: the GPUs; 8 threads on any number of them where
+ * NCCL_MULTI_RANK_GPU_ENABLE says that they may share. Before CUDA is asked in this process. */
+int t_gpu_count(void);
+int t_device_count(void);
+bool t_gpus_shared(void);
 bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
-/* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r; gpus is NULL when @bare: the test
- * makes it. What ranks write in @arg must be shared by t_share(). */
+/* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r modulo the devices; gpus is NULL
+ * when @bare: the test makes it. What ranks write in @arg must be shared by t_share(). */
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
+
+/* Its stream is empty, and so is every other rank's: now memory may be freed, which waits for the
+ * device with the context locked. Where ranks share one, a rank would not get to launch what others
+ * wait for. */
+colo_status_t t_gpu_quiet(t_gpu_rank_t *r);
 
 colo_status_t t_cuda(cudaError_t e, const char *what);
 #define rank_cuda(expr) rank_try(t_cuda((expr), #expr))

@@ -12,6 +12,7 @@
 #include <math.h>
 
 static int32_t gpus;
+static bool one_device;
 
 /* Device memory with the bytes of a test tensor. */
 struct dev {
@@ -20,22 +21,23 @@ struct dev {
     colo_tensor_t t;
 };
 
-static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role, int32_t rank,
-                              bool fill)
+static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role,
+                              const t_gpu_rank_t *r, bool fill)
 {
-    rank_try(t_case_tensor(c, role, rank, 0, fill, &d->b));
+    rank_try(t_case_tensor(c, role, r->rank, 0, fill, &d->b));
     rank_cuda(cudaMalloc(&d->raw, d->b.bytes));
     rank_cuda(cudaMemcpy(d->raw, d->b.raw, d->b.bytes, cudaMemcpyHostToDevice));
     d->t = d->b.t;
     d->t.mem = COLO_CUDA;
-    d->t.device = rank;
+    d->t.device = r->device;
     d->t.data = (char *)d->raw + ((unsigned char *)d->b.t.data - d->b.raw);
     return COLO_OK;
 }
 
-static colo_status_t dev_back(struct dev *d)
+/* Outputs of a call that may have been refused, here or elsewhere. */
+static colo_status_t dev_back(struct dev *d, t_gpu_rank_t *r)
 {
-    rank_cuda(cudaDeviceSynchronize());
+    rank_try(t_gpu_quiet(r));
     return t_cuda(cudaMemcpy(d->b.raw, d->raw, d->b.bytes, cudaMemcpyDeviceToHost), "back");
 }
 
@@ -79,19 +81,20 @@ static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
                   p->backward && c->output == COLO_FULL_SEQ);
     for (int round = 0; round < 2; round++) { /* broken, then kept */
         struct dev in, out;
-        rank_try(dev_make(&in, c, p->backward ? T_DY : T_X, r->rank, true));
-        rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r->rank, false));
+        rank_try(dev_make(&in, c, p->backward ? T_DY : T_X, r, true));
+        rank_try(dev_make(&out, c, p->backward ? T_DX : T_Y, r, false));
         if (!round && r->rank == p->rank) {
             float bad = 7.5f;
             size_t at =
                 (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
             rank_cuda(cudaMemcpy((char *)in.raw + at, &bad, sizeof bad, cudaMemcpyHostToDevice));
         }
+        rank_try(t_gpu_quiet(r));
         colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
                                        : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
         char said[400];
         snprintf(said, sizeof said, "%.399s", colo_last_error());
-        rank_try(dev_back(&out));
+        rank_try(dev_back(&out, r));
         if (round) {
             rank_try(st);
             rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.b));
@@ -182,22 +185,24 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     rank_try(t_case_config(&c, &src, &dst, &config));
     config.mem = COLO_CUDA;
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
-    rank_try(dev_make(&x, &c, T_X, r->rank, true));
-    rank_try(dev_make(&y, &c, T_Y, r->rank, false));
-    if (culprit) { /* something of device 0 */
+    rank_try(dev_make(&x, &c, T_X, r, true));
+    rank_try(dev_make(&y, &c, T_Y, r, false));
+    const int32_t other = r->device == 0; /* the label of a device that is not this rank's */
+    if (culprit && r->device != 0) {      /* something of device 0 */
         rank_cuda(cudaSetDevice(0));
         rank_cuda(cudaMalloc(&far, 4096));
         if (p->kind == OTHER_STREAM)
             rank_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-        rank_cuda(cudaSetDevice(r->rank));
+        rank_cuda(cudaSetDevice(r->device));
     }
+    rank_try(t_gpu_quiet(r));
     colo_tensor_t tx = x.t, ty = y.t, *bad = p->output ? &ty : &tx;
     if (culprit && p->kind == HOST_POINTER)
         bad->data = near;
     if (culprit && p->kind == OTHER_DEVICE)
         bad->data = far;
     if (culprit && p->kind == WRONG_LABEL)
-        bad->device = 0;
+        bad->device = other;
     colo_status_t st = colo_bridge_forward(bridge, &tx, &ty, stream);
     char said[400];
     snprintf(said, sizeof said, "%.399s", colo_last_error());
@@ -206,10 +211,10 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     if (p->level == 2) {
         rank_check(culprit || st == COLO_ERR_PEER);
         rank_check(colo_comm_check(r->gpus) == COLO_OK);
-        rank_try(dev_back(&y));
+        rank_try(dev_back(&y, r));
         rank_check(untouched(&y.b));
         rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-        rank_try(dev_back(&y));
+        rank_try(dev_back(&y, r));
         rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.b));
     } else {
         (void)cudaStreamSynchronize(r->stream); /* torn down: it ends */
@@ -231,6 +236,8 @@ static void memory_and_streams_of_elsewhere_are_refused_on_all_ranks(void **stat
     for (int kind = 0; kind < PLACES; kind++)
         for (int output = 0; output < 2; output++) {
             struct place p = {kind, 2, output != 0};
+            if (one_device && (kind == OTHER_DEVICE || kind == OTHER_STREAM))
+                continue; /* there is no other */
             if (t_gpus_run(gpus, false, place_rank, &p) < 0)
                 fail_msg("kind %d: %s", kind, colo_last_error());
         }
@@ -259,8 +266,8 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
         for (int way = 0; way < 2; way++) {
             struct dev in, out;
             void *moved[2];
-            rank_try(dev_make(&in, &c, way ? T_DY : T_X, r->rank, true));
-            rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r->rank, false));
+            rank_try(dev_make(&in, &c, way ? T_DY : T_X, r, true));
+            rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r, false));
             rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
             rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
             rank_cuda(
@@ -270,9 +277,10 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
             colo_tensor_t a = in.t, b = out.t;
             a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);
             b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - (char *)out.raw);
+            rank_try(t_gpu_quiet(r));
             rank_try(way ? colo_bridge_backward(bridge, &a, &b, r->stream)
                          : colo_bridge_forward(bridge, &a, &b, r->stream));
-            rank_cuda(cudaStreamSynchronize(r->stream));
+            rank_try(t_gpu_quiet(r));
             rank_cuda(cudaMemcpy(out.b.raw, (char *)moved[1] + 14 - shift, out.b.bytes,
                                  cudaMemcpyDeviceToHost));
             rank_try(t_case_compare(&c, way ? T_DX : T_Y, r->rank, 0, &out.b));
@@ -337,6 +345,7 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
         rank_check(got.num == num && got.den == den && got.value == num / (double)den);
         rank_try(colo_loss_reduce(NULL, dtypes[d], NULL, 0, r->gpus, &got, r->stream));
         rank_check(got.num == 0 && got.den == 0 && got.value == 0);
+        rank_try(t_gpu_quiet(r));
         cudaFree(values);
         cudaFree(dmask);
     }
@@ -372,5 +381,6 @@ int main(void)
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = 2; /* every case here is one of two ranks */
+    one_device = t_device_count() < 2;
     return cmocka_run_group_tests_name("gpu/nccl_check", tests, NULL, NULL);
 }

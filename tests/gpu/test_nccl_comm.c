@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_nccl_comm.c - communicators of GPUs, one thread a GPU: every collective bitwise against the
+ * test_nccl_comm.c - communicators of GPUs, one thread a rank: every collective bitwise against the
  * host's, splits, the loss over ranks against fp64, and what goes wrong: a rank is missing, two
  * on one device, host pointers, different operations, an abort while a stream waits.
  */
@@ -65,9 +65,10 @@ static colo_status_t one_op(t_gpu_rank_t *r, int kind, int64_t n, colo_dtype_t d
     d_out = in_place ? d_in : d_in + (in + 15) / 16 * 16;
     fill(h_in, (int64_t)(in / elem), dtype, 77 + (uint64_t)(r->rank + 5 * kind) * 1000003);
     rank_cuda(cudaMemcpy(d_in, h_in, in, cudaMemcpyHostToDevice));
+    rank_try(t_gpu_quiet(r));
     rank_try(run_op(r->gpus, kind, d_in, d_out, n, dtype, op, r->stream));
     rank_try(run_op(r->host, kind, h_in, h_out, n, dtype, op, NULL));
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemcpy(back, kind == CAST ? d_in : d_out, out, cudaMemcpyDeviceToHost));
     bool same = memcmp(back, kind == CAST ? h_in : h_out, out) == 0;
     cudaFree(d_in);
@@ -111,8 +112,9 @@ static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)
     float v[3] = {r->rank == 1 ? NAN : 1.0f, (float)r->rank, -1.0f}, *d;
     rank_cuda(cudaMalloc((void **)&d, sizeof v));
     rank_cuda(cudaMemcpy(d, v, sizeof v, cudaMemcpyHostToDevice));
+    rank_try(t_gpu_quiet(r));
     rank_try(colo_comm_all_reduce(r->gpus, d, d, 3, COLO_F32, COLO_MAX, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemcpy(v, d, sizeof v, cudaMemcpyDeviceToHost));
     cudaFree(d);
     rank_check(isnan(v[0]) && v[1] == (float)(r->size - 1) && v[2] == -1.0f);
@@ -138,12 +140,13 @@ static colo_status_t splits(t_gpu_rank_t *r, void *arg)
         colo_comm_destroy(&again);
     }
     rank_try(colo_comm_split_color(r->gpus, r->rank, 0, &alone));
-    int64_t mine = 100 + r->rank, *d, got[4] = {0};
+    int64_t mine = 100 + r->rank, *d, got[6] = {0};
     rank_cuda(cudaMalloc((void **)&d, 64));
     rank_cuda(cudaMemcpy(d, &mine, 8, cudaMemcpyHostToDevice));
+    rank_try(t_gpu_quiet(r));
     rank_try(colo_comm_all_gather(half, d, d + 2, 1, COLO_I64, r->stream));
     rank_try(colo_comm_all_gather(alone, d, d + 1, 1, COLO_I64, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(t_gpu_quiet(r));
     rank_cuda(cudaMemcpy(got, d, sizeof got, cudaMemcpyDeviceToHost));
     rank_check(got[1] == mine);
     for (int32_t i = 0; i < colo_comm_size(half); i++)
@@ -240,8 +243,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
             vec[t] = (float)c->up[i][t];
         rank_cuda(cudaMemcpy(up[i], vec, (size_t)T * 4, cudaMemcpyHostToDevice));
     }
-    colo_tensor_t tz = colo_tensor_cuda(z, c->dtype, k, 2, (int64_t[]){T, cols});
-    colo_tensor_t tg = colo_tensor_cuda(targets, COLO_I64, k, 1, &T);
+    colo_tensor_t tz = colo_tensor_cuda(z, c->dtype, r->device, 2, (int64_t[]){T, cols});
+    colo_tensor_t tg = colo_tensor_cuda(targets, COLO_I64, r->device, 1, &T);
     colo_tensor_t tdz = tz;
     tdz.data = dz;
     colo_logprob_out_t o = {.logp = out[0],
@@ -251,12 +254,13 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
                             .n_valid = counts,
                             .n_invalid = counts + 1};
     colo_logprob_saved_t saved = {.valid = false};
+    rank_try(t_gpu_quiet(r));
     rank_try(colo_logprob_forward(&cfg, &tz, &tg, r->gpus, &o, &saved, stats, scratch, r->stream));
     colo_logprob_upstream_t u = {.d_logp = up[0],
                                  .d_entropy = cfg.want_entropy ? up[1] : NULL,
                                  .d_loss = cfg.want_loss ? up[2] : NULL};
     rank_try(colo_logprob_backward(&saved, &u, &tdz, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(t_gpu_quiet(r));
     for (int i = 0; i < 3; i++) {
         rank_cuda(cudaMemcpy(vec, out[i], (size_t)T * 4, cudaMemcpyDeviceToHost));
         for (int64_t t = 0; t < T; t++)
@@ -341,15 +345,33 @@ static colo_status_t same_device(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
+/* Unless NCCL is told, on all ranks, that they may share; and is one that can (2.30). */
 static void two_ranks_on_one_device_are_refused_on_all(void **state)
 {
     (void)state;
-    struct verdicts v = {.done = 0};
-    assert_ok(t_gpus_run(gpus, true, same_device, &v));
-    for (int32_t k = 0; k < gpus; k++) {
-        assert_int_equal(v.status[k], COLO_ERR_MISMATCH);
-        assert_non_null(strstr(v.sentence[k], "same device"));
+    const char *word = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    char *kept = word ? strdup(word) : NULL;
+    static const char *const words[] = {NULL, "0", "no"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        struct verdicts v = {.done = 0};
+        if (words[i])
+            setenv("NCCL_MULTI_RANK_GPU_ENABLE", words[i], 1);
+        else
+            unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+        colo_status_t st = t_gpus_run(gpus, true, same_device, &v);
+        if (kept)
+            setenv("NCCL_MULTI_RANK_GPU_ENABLE", kept, 1);
+        else
+            unsetenv("NCCL_MULTI_RANK_GPU_ENABLE");
+        assert_ok(st);
+        for (int32_t k = 0; k < gpus; k++) {
+            assert_int_equal(v.status[k], COLO_ERR_MISMATCH);
+            assert_non_null(strstr(v.sentence[k], "ranks 0 and 1 (world ranks 0 and 1) are on the "
+                                                  "same device"));
+            assert_non_null(strstr(v.sentence[k], "NCCL_MULTI_RANK_GPU_ENABLE=1"));
+        }
     }
+    free(kept);
 }
 
 static colo_status_t no_such_device(t_gpu_rank_t *r, void *arg)
@@ -461,8 +483,8 @@ static colo_status_t enqueue_alone(t_gpu_rank_t *r, struct alone *a, float *d, c
         return t_cuda(cudaGraphLaunch(exec, r->stream), "launch");
     if (a->how == EAGER)
         return colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream);
-    colo_tensor_t x = colo_tensor_cuda(d, COLO_F32, r->rank, 3, (int64_t[]){8 / r->size, 8, 2});
-    colo_tensor_t y = colo_tensor_cuda(d + 1024, COLO_F32, r->rank, 3, (int64_t[]){8, 8, 2});
+    colo_tensor_t x = colo_tensor_cuda(d, COLO_F32, r->device, 3, (int64_t[]){8 / r->size, 8, 2});
+    colo_tensor_t y = colo_tensor_cuda(d + 1024, COLO_F32, r->device, 3, (int64_t[]){8, 8, 2});
     return colo_bridge_forward(bridge, &x, &y, r->stream);
 }
 
@@ -477,9 +499,12 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     colo_grid_t g;
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
     rank_try(colo_comm_barrier(r->gpus, r->stream));
-    rank_try(colo_grid_parse(&g, r->size == 4 ? "dp=4" : "dp=2", r->size));
+    char text[16];
+    snprintf(text, sizeof text, "dp=%d", r->size);
+    rank_try(colo_grid_parse(&g, text, r->size));
     rank_try(colo_layout_init_src(&src, &g));
-    rank_try(colo_grid_parse(&g, r->size == 4 ? "tp=4" : "tp=2", r->size));
+    snprintf(text, sizeof text, "tp=%d", r->size);
+    rank_try(colo_grid_parse(&g, text, r->size));
     rank_try(colo_layout_init_dst(&dst, &g));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src,       .dst = &dst,
                                    .shape = {8, 8, 2, 0},   .dtype = COLO_F32, .mem = COLO_CUDA};
@@ -490,6 +515,8 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
         rank_cuda(cudaStreamEndCapture(r->stream, &graph));
         rank_try(st);
         rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        rank_cuda(cudaGraphUpload(exec, r->stream));
+        rank_try(t_gpu_quiet(r));
         for (int i = 0; i < 3; i++)
             rank_cuda(cudaGraphLaunch(exec, r->stream));
         rank_cuda(cudaStreamSynchronize(r->stream));
@@ -536,19 +563,30 @@ static void host_sleep(void *arg)
     usleep(700000);
 }
 
-/* The caller's own work in front of an operation is not the operation's. */
+/* The caller's own work in front of an operation is not the operation's. One sleep for all streams:
+ * host functions of a context run one after the other. */
 static colo_status_t busy_stream(t_gpu_rank_t *r, void *arg)
 {
+    static cudaEvent_t slept;
     float *d;
     rank_cuda(cudaMalloc((void **)&d, 4096));
     rank_try(colo_comm_barrier(r->gpus, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
-    rank_try(colo_comm_set_timeout(r->gpus, 300));
-    rank_cuda(cudaLaunchHostFunc(r->stream, host_sleep, NULL));
     rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
-    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(t_gpu_quiet(r));
+    rank_try(colo_comm_set_timeout(r->gpus, 300));
+    if (r->rank == 0) {
+        rank_cuda(cudaEventCreateWithFlags(&slept, cudaEventDisableTiming));
+        rank_cuda(cudaLaunchHostFunc(r->stream, host_sleep, NULL));
+        rank_cuda(cudaEventRecord(slept, r->stream));
+    }
+    rank_try(colo_comm_barrier(r->host, NULL));
+    rank_cuda(cudaStreamWaitEvent(r->stream, slept, 0));
+    rank_try(colo_comm_all_reduce(r->gpus, d, d, 8, COLO_F32, COLO_SUM, r->stream));
+    rank_try(t_gpu_quiet(r));
     usleep(100000);
     cudaFree(d);
+    if (r->rank == 0)
+        rank_cuda(cudaEventDestroy(slept));
     return colo_comm_check(r->gpus);
 }
 
@@ -577,6 +615,6 @@ int main(void)
     };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
-    gpus = t_gpu_count() >= 4 ? 4 : 2;
+    gpus = t_gpu_count() >= 8 ? 8 : t_gpu_count() >= 4 ? 4 : 2;
     return cmocka_run_group_tests_name("gpu/nccl_comm", tests, NULL, NULL);
 }
