@@ -4,23 +4,49 @@
 
 #include "core/try.h"
 
+#include "harness/ranks.h"
+
 #include <colobridge/nccl.h>
+
+/* A rank's memory is taken before any rank's kernels run and kept until the process ends: taking
+ * and giving back managed memory waits for all devices, and one may be waiting for this rank. */
+enum { ARENA = 192 << 20, ALIGN = 256 };
+
+static struct seat {
+    char *arena;
+    cudaStream_t stream;
+    size_t used;
+    void *last; /* what was taken last, when it is still there */
+    int32_t live;
+} seats[LOSS_RANKS];
+static _Thread_local struct seat *mine;
 
 static void *alloc(size_t bytes)
 {
-    void *p = NULL;
-    assert_cuda(cudaMallocManaged(&p, bytes + 1, cudaMemAttachGlobal));
+    void *p = mine->arena + mine->used;
+    mine->used += (bytes + ALIGN) / ALIGN * ALIGN;
+    mine->live++;
+    mine->last = p;
+    if (mine->used > ARENA) {
+        fprintf(stderr, "test: a rank wants more than %d bytes\n", (int)ARENA);
+        abort();
+    }
     return p;
 }
 
+/* In any order; room comes back when the last one goes, or all: workspaces are the last. */
 static void release(void *p)
 {
-    cudaFree(p);
+    if (p == mine->last)
+        mine->used = (size_t)((char *)p - mine->arena);
+    if (--mine->live == 0)
+        mine->used = 0;
+    mine->last = NULL;
 }
 
 static void wait_all(void)
 {
-    cudaDeviceSynchronize();
+    cudaStreamSynchronize(mine->stream);
 }
 
 static int32_t device(void)
@@ -30,16 +56,39 @@ static int32_t device(void)
     return d;
 }
 
-static colo_status_t comm(colo_comm_t *world, colo_comm_t **mine)
+static colo_stream_t stream(void)
 {
-    if (cudaSetDevice(colo_comm_rank(world)) != cudaSuccess)
-        return colo_fail(COLO_ERR_CUDA, "no device %d", (int)colo_comm_rank(world));
-    return colo_comm_size(world) > 1 ? colo_comm_nccl_create(world, -1, mine) : COLO_OK;
+    return mine->stream;
+}
+
+static colo_status_t sit(int32_t rank)
+{
+    int devices = 0;
+    cudaError_t e = cudaGetDeviceCount(&devices);
+    mine = &seats[rank];
+    if (e == cudaSuccess)
+        e = cudaSetDevice(rank % devices);
+    if (e == cudaSuccess && !mine->stream)
+        e = cudaStreamCreateWithFlags(&mine->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess && !mine->arena)
+        e = cudaMallocManaged((void **)&mine->arena, ARENA, cudaMemAttachGlobal);
+    return e == cudaSuccess
+               ? COLO_OK
+               : colo_fail(COLO_ERR_CUDA, "rank %d: %s", (int)rank, cudaGetErrorString(e));
+}
+
+static colo_status_t comm(colo_comm_t *world, colo_comm_t **gpus)
+{
+    rank_try(sit(colo_comm_rank(world)));
+    rank_try(colo_comm_barrier(world, NULL));
+    /* the threads' own would sum on the host, while the device writes */
+    return colo_comm_size(world) > 1 ? colo_comm_nccl_create(world, -1, gpus)
+                                     : colo_comm_create_self(gpus);
 }
 
 const linear_place_t *linear_gpu_place(void)
 {
-    static const linear_place_t here = {alloc, release, wait_all, device, comm};
+    static const linear_place_t here = {alloc, release, wait_all, device, stream, comm};
     return &here;
 }
 
@@ -51,38 +100,49 @@ void linear_gpu_options(linear_case_t *c, unsigned bits, int mode)
     linear_case_mode(c, mode);
 }
 
-void linear_gpu_run(linear_case_t *c, const char *what)
+void linear_gpu_run(linear_case_t *c, int32_t n, const char *what)
 {
     char label[200];
-    snprintf(label, sizeof label, "%s (W=%d D=%d T=%d V=%d H=%d %s, chunk %d)", what, (int)c->ranks,
-             (int)c->replicas, (int)c->tokens, (int)c->vocab, (int)c->hidden,
-             colo_dtype_name(c->dtype), (int)c->config.logprob.chunk_size);
-    c->place = linear_gpu_place();
-    colo_status_t st = linear_case_run(c);
+    for (int32_t i = 0; i < n; i++)
+        c[i].place = linear_gpu_place();
+    colo_status_t st = linear_case_run_all(c, n);
     if (st != COLO_OK)
-        fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
-    linear_case_compare(c, label);
+        fail_msg("%s, W=%d D=%d: %s: %s", what, (int)c->ranks, (int)c->replicas,
+                 colo_status_name(st), colo_last_error());
+    for (int32_t i = 0; i < n; i++) {
+        const linear_case_t *k = &c[i];
+        snprintf(label, sizeof label, "%s #%d (W=%d D=%d T=%d V=%d H=%d %s, chunk %d)", what,
+                 (int)i, (int)k->ranks, (int)k->replicas, (int)k->tokens, (int)k->vocab,
+                 (int)k->hidden, colo_dtype_name(k->dtype), (int)k->config.logprob.chunk_size);
+        linear_case_compare(k, label);
+    }
 }
 
-void linear_gpu_one(unsigned bits, int mode, int32_t ranks, int32_t replicas, int dtypes,
-                    int64_t chunk, uint64_t *rng)
+void linear_gpu_case(linear_case_t *c, unsigned bits, int mode, int32_t ranks, int32_t replicas,
+                     int dtypes, int64_t chunk, uint64_t *rng)
 {
     static const colo_dtype_t head[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     const colo_dtype_t dtype = head[dtypes % 4];
+    linear_case_init(c, ranks, replicas, 37, 59, 16 + dtypes % 9, dtype, rng);
+    linear_case_shard(c, (shard_kind_t)(dtypes % SHARD_KINDS));
+    linear_gpu_options(c, bits, mode);
+    if (dtypes / 4 % 2 && (dtype == COLO_BF16 || dtype == COLO_F16))
+        c->config.logits_dtype = dtype;
+    if (dtypes / 8 % 2 && dtype != COLO_F64) {
+        c->config.d_weight_dtype = dtype;
+        c->config.d_weight_add = dtype == COLO_F32;
+    }
+    c->config.logprob.chunk_size = chunk;
+    c->prefill = c->config.d_weight_add ? 0.5 : 0;
+    c->place = linear_gpu_place();
+}
+
+void linear_gpu_one(unsigned bits, int mode, int dtypes, int64_t chunk, uint64_t *rng)
+{
     linear_case_t c;
     char what[80];
-    linear_case_init(&c, ranks, replicas, 37, 59, 16 + dtypes % 9, dtype, rng);
-    linear_case_shard(&c, (shard_kind_t)(dtypes % SHARD_KINDS));
-    linear_gpu_options(&c, bits, mode);
-    if (dtypes / 4 % 2 && (dtype == COLO_BF16 || dtype == COLO_F16))
-        c.config.logits_dtype = dtype;
-    if (dtypes / 8 % 2 && dtype != COLO_F64) {
-        c.config.d_weight_dtype = dtype;
-        c.config.d_weight_add = dtype == COLO_F32;
-    }
-    c.config.logprob.chunk_size = chunk;
-    c.prefill = c.config.d_weight_add ? 0.5 : 0;
+    linear_gpu_case(&c, bits, mode, 1, 1, dtypes, chunk, rng);
     snprintf(what, sizeof what, "options %03x, mode %d, dtypes %d", bits, mode, dtypes);
-    linear_gpu_run(&c, what);
+    linear_gpu_run(&c, 1, what);
     linear_case_free(&c);
 }

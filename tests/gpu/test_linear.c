@@ -14,14 +14,14 @@ static void every_option_and_pair_agrees_with_the_oracle(void **state)
     (void)state;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++, turn++)
-            linear_gpu_one(1u << i | 1u << j, turn % 3, 1, 1, turn / 3, 1 + turn % 9, &rng);
+            linear_gpu_one(1u << i | 1u << j, turn % 3, turn / 3, 1 + turn % 9, &rng);
 }
 
 static void all_options_at_once_agree_in_every_mode_and_dtype(void **state)
 {
     (void)state;
     for (int i = 0; i < 48; i++)
-        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, 1, 1, i / 3, 1 + i % 40, &rng);
+        linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, i / 3, 1 + i % 40, &rng);
 }
 
 /* Chunks of thousands of rows, as products of real sizes have them. */
@@ -33,7 +33,7 @@ static void long_chunks_agree_with_the_oracle(void **state)
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
         linear_gpu_options(&c, LINEAR_ENTROPY | LINEAR_IGNORED, mode);
         c.config.logits_dtype = mode == 1 ? COLO_F32 : COLO_BF16;
-        linear_gpu_run(&c, "long chunks");
+        linear_gpu_run(&c, 1, "long chunks");
         linear_case_free(&c);
     }
 }

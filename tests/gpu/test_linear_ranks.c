@@ -1,73 +1,82 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_linear_ranks.c - the lm_head path on W x D GPUs with NCCL: the vocabulary over W, tokens and
- * a sharded head over D. Runs what fits the GPUs that are there, 2 at least.
+ * test_linear_ranks.c - the lm_head path on W x D ranks with NCCL: the vocabulary over W, tokens
+ * and a sharded head over D. Runs the worlds that fit the GPUs that are there, 2 ranks at least; a
+ * world connects once for all of its cases.
  */
 #include "gpu/linear_gpu.h"
+#include "gpu/nccl_ranks.h"
 
 static uint64_t rng;
-static int gpus; /* t_gpu_count() forks, which is too late once CUDA has been asked here */
+static int gpus;
+
+enum { CASES = 12 };
+
+static void free_all(linear_case_t *c, int n)
+{
+    for (int i = 0; i < n; i++)
+        linear_case_free(&c[i]);
+}
 
 static void all_options_agree_on_every_world_that_fits(void **state)
 {
     static const int32_t worlds[][2] = {{2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4},
                                         {3, 1}, {8, 1}, {1, 8}, {2, 4}, {4, 2}};
+    static linear_case_t c[CASES];
     int ran = 0;
     (void)state;
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
-        if (worlds[w][0] * worlds[w][1] > gpus)
+        const int32_t W = worlds[w][0], D = worlds[w][1];
+        if (W * D > gpus)
             continue;
         ran++;
-        for (int i = 0; i < 12; i++)
-            linear_gpu_one((1u << LINEAR_OPTIONS) - 1 - (i % 2 ? LINEAR_SHARDED : 0), i % 3,
-                           worlds[w][0], worlds[w][1], i + (int)w, 1 + 7 * (i % 4), &rng);
+        for (int i = 0; i < CASES; i++)
+            linear_gpu_case(&c[i], (1u << LINEAR_OPTIONS) - 1 - (i % 2 ? LINEAR_SHARDED : 0), i % 3,
+                            W, D, i + (int)w, 1 + 7 * (i % 4), &rng);
+        linear_gpu_run(c, CASES, "all options");
+        free_all(c, CASES);
     }
+    print_message("%d worlds of %d cases\n", ran, (int)CASES);
     assert_true(ran >= 2); /* 2 x 1 and 1 x 2 fit any that came here */
 }
 
 static void d_hidden_is_summed_where_asked(void **state)
 {
+    static linear_case_t c[6];
     (void)state;
     for (int i = 0; i < 6; i++) {
-        linear_case_t c;
-        linear_case_init(&c, 2, 1, 48, 61, 24, COLO_F32, &rng);
-        linear_gpu_options(&c, LINEAR_ENTROPY, i % 3);
-        c.config.d_hidden = i / 3 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_ALL_REDUCE;
-        c.config.logprob.chunk_size = 20;
-        linear_gpu_run(&c, "d_hidden summed");
-        linear_case_free(&c);
+        linear_case_init(&c[i], 2, 1, 48, 61, 24, COLO_F32, &rng);
+        linear_gpu_options(&c[i], LINEAR_ENTROPY, i % 3);
+        c[i].config.d_hidden = i / 3 ? COLO_D_HIDDEN_REDUCE_SCATTER : COLO_D_HIDDEN_ALL_REDUCE;
+        c[i].config.logprob.chunk_size = 20;
     }
+    linear_gpu_run(c, 6, "d_hidden summed");
+    free_all(c, 6);
 }
 
 /* Bit for bit: gathering and scattering add nothing of their own. */
 static void a_sharded_head_gives_the_bits_of_a_resident_one(void **state)
 {
+    static linear_case_t c[6];
     (void)state;
-    for (int mode = 0; mode < 3; mode++) {
-        linear_case_t c[2];
-        for (int k = 0; k < 2; k++) {
-            uint64_t same = 5;
-            linear_case_init(&c[k], 1, 2, 50, 67, 24, COLO_BF16, &same);
-            linear_gpu_options(&c[k], LINEAR_BIAS | (k ? LINEAR_SHARDED : 0), mode);
-            c[k].start_early = k;
-            c[k].place = linear_gpu_place();
-            if (linear_case_run(&c[k]) != COLO_OK)
-                fail_msg("%s", colo_last_error());
-        }
-        if (!linear_case_same(&c[0], &c[1], true))
-            fail_msg("mode %d: sharded and resident differ", mode);
-        linear_case_free(&c[0]);
-        linear_case_free(&c[1]);
+    for (int i = 0; i < 6; i++) {
+        uint64_t same = 5;
+        linear_case_init(&c[i], 1, 2, 50, 67, 24, COLO_BF16, &same);
+        linear_gpu_options(&c[i], LINEAR_BIAS | (i % 2 ? LINEAR_SHARDED : 0), i / 2);
+        c[i].start_early = i % 2;
     }
+    linear_gpu_run(c, 6, "sharded and resident");
+    for (int mode = 0; mode < 3; mode++)
+        if (!linear_case_same(&c[2 * mode], &c[2 * mode + 1], true))
+            fail_msg("mode %d: sharded and resident differ", mode);
+    free_all(c, 6);
 }
 
 int main(void)
 {
-    int rc = gpu_need(2);
-    if (rc)
-        return rc;
-    if (cudaGetDeviceCount(&gpus) != cudaSuccess)
-        return 1;
+    if (!t_gpus_enough(2))
+        return T_EXIT_SKIP;
+    gpus = t_gpu_count();
     rng = t_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(all_options_agree_on_every_world_that_fits),

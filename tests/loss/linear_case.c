@@ -20,9 +20,11 @@
  */
 #include "loss/linear_case.h"
 
+#include "core/try.h"
+
 #include <math.h>
 
-enum { BEFORE = 256, CANARY_BYTE = 0x5a };
+enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
 
 static double normal(uint64_t *rng)
 {
@@ -144,6 +146,11 @@ typedef struct room {
 
 static const linear_place_t *place; /* of the case that runs; NULL: the host */
 
+static colo_stream_t stream(void)
+{
+    return place ? place->stream() : NULL;
+}
+
 static void settle(void)
 {
     if (place)
@@ -171,7 +178,9 @@ static room_t room_of(size_t bytes)
     room_t m = {.bytes = bytes};
     m.block = place ? place->alloc(all) : aligned_alloc(256, all);
     m.data = m.block + BEFORE;
-    memset(m.block, CANARY_BYTE, (bytes + 2 * BEFORE + 255) / 256 * 256);
+    /* all of it, but for the inside of a workspace of many mebibytes */
+    memset(m.block, CANARY_BYTE, bytes < FILLED ? all : BEFORE + FILLED);
+    memset(m.data + bytes, CANARY_BYTE, all - BEFORE - bytes);
     return m;
 }
 
@@ -329,7 +338,8 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
             fill(c->config.d_weight_dtype, k->d_b.data, k->rows, 0);
         }
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
-        rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, k->work.data, NULL));
+        rank_try(
+            colo_linear_logprob_backward(k->linear, saved, &up, grads, k->work.data, stream()));
         settle();
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
@@ -370,22 +380,22 @@ static colo_status_t run_passes(rank_t *k)
     colo_comm_ledger_reset(k->tp);
     colo_comm_ledger_reset(k->dp);
     if (c->start_early)
-        rank_try(colo_lm_head_start(k->head, NULL));
+        rank_try(colo_lm_head_start(k->head, stream()));
     if (c->loss_mode) {
         const colo_linear_upstream_t up = upstream_of(k);
         rank_try(new_workspace(k, COLO_LINEAR_LOSS));
         rank_try(
-            colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, k->work.data, NULL));
+            colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, k->work.data, stream()));
     } else {
         for (int turn = 0; turn <= (int)c->checkpoint; turn++) {
             bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
-            rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
             if (keeps) {
                 rank_try(colo_linear_logprob_saved_size(k->linear, T, max_valid_of(k), &bytes));
                 k->kept = room_of(bytes);
             }
+            rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
             rank_try(colo_linear_logprob_forward(k->linear, &batch, &out, keeps ? &saved : NULL,
-                                                 k->kept.data, k->work.data, NULL));
+                                                 k->kept.data, k->work.data, stream()));
         }
     }
     colo_comm_ledger(k->tp, &c->tp_forward[k->world]);
@@ -397,10 +407,10 @@ static colo_status_t run_passes(rank_t *k)
     colo_comm_ledger(k->tp, &c->tp_all[k->world]);
     colo_comm_ledger(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
+        rank_try(colo_comm_all_reduce(k->dp, k->d_w.data, k->d_w.data, k->rows * H, dw, COLO_SUM,
+                                      stream()));
         rank_try(
-            colo_comm_all_reduce(k->dp, k->d_w.data, k->d_w.data, k->rows * H, dw, COLO_SUM, NULL));
-        rank_try(
-            colo_comm_all_reduce(k->dp, k->d_b.data, k->d_b.data, k->rows, dw, COLO_SUM, NULL));
+            colo_comm_all_reduce(k->dp, k->d_b.data, k->d_b.data, k->rows, dw, COLO_SUM, stream()));
     }
     return COLO_OK;
 }
@@ -439,7 +449,7 @@ static void collect(rank_t *k)
     }
 }
 
-static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
+static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
 {
     linear_case_t *c = k->c;
     colo_grid_t grid;
@@ -463,29 +473,48 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *world)
     for (int32_t turn = 0; turn < c->ranks * c->replicas; turn++) { /* ranks share d_w */
         if (turn == k->world)
             collect(k);
-        rank_try(colo_comm_barrier(world, NULL));
-        settle();
+        rank_try(colo_comm_barrier(host, NULL));
     }
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
+static void rank_free(rank_t *k)
 {
-    rank_t k = {.c = arg};
-    colo_comm_t *gpus = NULL;
-    colo_status_t st = place ? place->comm(world, &gpus) : COLO_OK;
-    if (st == COLO_OK)
-        st = run_rank(&k, gpus ? gpus : world);
-    settle();
-    room_t *all[] = {&k.weight, &k.bias,   &k.gathered, &k.hidden,  &k.work,    &k.kept,
-                     &k.d_h,    &k.d_w,    &k.d_b,      &k.up[0],   &k.up[1],   &k.up[2],
-                     &k.out[0], &k.out[1], &k.out[2],   &k.targets, &k.correct, &k.counts};
+    room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,    &k->kept,
+                     &k->d_h,    &k->d_w,    &k->d_b,      &k->up[0],   &k->up[1],   &k->up[2],
+                     &k->out[0], &k->out[1], &k->out[2],   &k->targets, &k->correct, &k->counts};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         room_free(all[i]);
-    colo_linear_logprob_destroy(&k.linear);
-    colo_lm_head_destroy(&k.head);
-    colo_comm_destroy(&k.tp);
-    colo_comm_destroy(&k.dp);
+    colo_linear_logprob_destroy(&k->linear);
+    colo_lm_head_destroy(&k->head);
+    colo_comm_destroy(&k->tp);
+    colo_comm_destroy(&k->dp);
+}
+
+/* @host and @world have the same ranks. */
+static colo_status_t run_case(linear_case_t *c, colo_comm_t *host, colo_comm_t *world)
+{
+    rank_t k = {.c = c};
+    colo_status_t st = run_rank(&k, host, world);
+    settle();
+    if (st == COLO_OK) /* freeing waits for the device, which other ranks may share */
+        st = colo_comm_barrier(host, NULL);
+    rank_free(&k);
+    return st == COLO_OK ? colo_comm_barrier(host, NULL) : st;
+}
+
+static int32_t ncases; /* of the run */
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    linear_case_t *c = arg;
+    colo_comm_t *gpus = NULL;
+    colo_status_t st = place ? place->comm(world, &gpus) : COLO_OK;
+    for (int32_t i = 0; i < ncases && st == COLO_OK; i++) {
+        st = run_case(&c[i], world, gpus ? gpus : world);
+        if (st < 0 && ncases > 1)
+            st = colo_fail_prefix(st, "case %d", (int)i);
+    }
     colo_comm_destroy(&gpus);
     return st;
 }
@@ -509,16 +538,26 @@ static void unshare(void *data, size_t bytes)
     t_unshare(data);
 }
 
+colo_status_t linear_case_run_all(linear_case_t *c, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        memset(c[i].spilled, 0, sizeof c[i].spilled);
+        memset(c[i].second_differs, 0, sizeof c[i].second_differs);
+        if (!t_ranks_are_threads())
+            each_shared(&c[i], t_share);
+    }
+    place = c->place;
+    ncases = n;
+    colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, (size_t)n * sizeof *c);
+    place = NULL;
+    for (int32_t i = 0; i < n && !t_ranks_are_threads(); i++)
+        each_shared(&c[i], unshare);
+    return st;
+}
+
 colo_status_t linear_case_run(linear_case_t *c)
 {
-    memset(c->spilled, 0, sizeof c->spilled);
-    memset(c->second_differs, 0, sizeof c->second_differs);
-    each_shared(c, t_share);
-    place = c->place;
-    colo_status_t st = t_run_ranks(c->ranks * c->replicas, on_rank, c, sizeof *c);
-    place = NULL;
-    each_shared(c, unshare);
-    return st;
+    return linear_case_run_all(c, 1);
 }
 
 /* ---- comparing ---- */

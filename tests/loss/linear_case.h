@@ -29,12 +29,14 @@ enum {
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
 
-/* Where a case runs that does not run on the host; memory must be readable there, too. */
+/* Where a case runs that does not run on the host; memory must be readable there, too. All but comm
+ * are the calling rank's, between comm and the end of its thread. */
 typedef struct linear_place {
     void *(*alloc)(size_t bytes); /* 256-aligned */
     void (*release)(void *p);
-    void (*wait)(void); /* for all that is enqueued */
+    void (*wait)(void); /* for all that this rank enqueued */
     int32_t (*device)(void);
+    colo_stream_t (*stream)(void);
     colo_status_t (*comm)(colo_comm_t *world, colo_comm_t **mine); /* *mine NULL: world itself */
 } linear_place_t;
 
@@ -80,6 +82,9 @@ void linear_case_options(linear_case_t *c, unsigned bits);
 void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);
 colo_status_t linear_case_run(linear_case_t *c);
+/* @n cases of one world and place, one after the other on the same communicators; ranks are threads
+ * when n > 1. */
+colo_status_t linear_case_run_all(linear_case_t *c, int32_t n);
 /* Against the oracle, within the tolerance stated in linear_case.c; fails the running test. */
 void linear_case_compare(const linear_case_t *c, const char *label);
 /* Bit by bit: outputs and d_hidden of all ranks; with @weights d_weight and d_bias, too. */
