@@ -326,6 +326,8 @@ static colo_status_t model_main(cap_config_t *cfg, const cap_ops_t *ops, colo_co
 
     if (st >= 0)
         st = cfg->check_gradients ? cap_check_gradients(&rank) : cap_train(&rank);
+    if (st >= 0) /* freeing waits for the device: no rank's work should still be on it */
+        st = colo_comm_barrier(host, NULL);
     cap_rank_destroy(&rank);
     return st;
 }
@@ -338,16 +340,17 @@ static colo_status_t rank_main(colo_comm_t *world, void *cfg)
     return model_main(cfg, &ops, world, world);
 }
 
-/* Rank r has GPU r. */
+/* Rank r has GPU r, or r modulo the GPUs where they may be shared. */
 static colo_status_t gpu_rank_main(colo_comm_t *host, void *cfg)
 {
-    int32_t device = colo_comm_rank(host);
     colo_comm_t *gpus = NULL;
     cap_ops_t ops;
     char why[256];
+    int32_t found = cap_gpus(why, sizeof why),
+            device = colo_comm_rank(host) % (found > 0 ? found : 1);
 
     if (!cap_ops_cuda(&ops, device, why, sizeof why)) {
-        fprintf(stderr, "colo-captioner: rank %d: %s\n", device, why);
+        fprintf(stderr, "colo-captioner: rank %d: %s\n", colo_comm_rank(host), why);
         return COLO_ERR_CUDA;
     }
     colo_status_t st = colo_comm_nccl_create(host, device, &gpus);
@@ -401,13 +404,14 @@ static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
     return 0;
 }
 
-/* As many GPUs as ranks? */
+/* As many GPUs as ranks? NCCL 2.30 lets ranks share one, when told: to try things out. */
 static int check_gpus(const cap_config_t *cfg)
 {
+    const char *share = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     char why[256];
     int found = cap_gpus(why, sizeof why);
 
-    if (found >= cfg->world)
+    if (found >= cfg->world || (found > 0 && share && atoi(share)))
         return 0;
     if (found < 0)
         fprintf(stderr, "colo-captioner: --ranks nccl: %s\n", why);
