@@ -48,15 +48,34 @@ static void *rt_new(struct rt *rt, size_t bytes)
     return rt->used <= ARENA ? p : NULL;
 }
 
-static colo_status_t rt_init(struct rt *rt, const struct job *job, int rank)
+static colo_status_t rt_init(struct rt *rt, int rank)
 {
     void *arena = NULL;
-    if (cudaSetDevice(rank) != cudaSuccess || cudaMalloc(&arena, ARENA) != cudaSuccess ||
-        cudaStreamCreate(&rt->stream) != cudaSuccess ||
-        ncclCommInitRank(&rt->nccl, job->ranks, job->id, rank) != ncclSuccess)
-        return COLO_ERR_STATE;
+    cudaError_t e = cudaSetDevice(rank);
+    if (e == cudaSuccess)
+        e = cudaMalloc(&arena, ARENA);
     rt->arena = arena;
-    return COLO_OK;
+    if (e == cudaSuccess)
+        e = cudaStreamCreate(&rt->stream);
+    if (e == cudaSuccess)
+        return COLO_OK;
+    fprintf(stderr, "04_embed_gpu: rank %d: %s\n", rank, cudaGetErrorString(e));
+    return COLO_ERR_CUDA;
+}
+
+/* NCCL waits for a missing rank without limit, and there is nothing to abort yet: so all say first
+ * that they will come. The barrier has a deadline, and ends at once when a rank has failed. */
+static colo_status_t rt_connect(struct rt *rt, const struct job *job, colo_comm_t *world)
+{
+    const int rank = colo_comm_rank(world);
+    colo_status_t st = colo_comm_barrier(world, NULL);
+    if (st < 0)
+        return st;
+    ncclResult_t r = ncclCommInitRank(&rt->nccl, job->ranks, job->id, rank);
+    if (r == ncclSuccess)
+        return COLO_OK;
+    fprintf(stderr, "04_embed_gpu: rank %d: %s\n", rank, ncclGetErrorString(r));
+    return COLO_ERR_NCCL;
 }
 
 static void rt_end(struct rt *rt)
@@ -143,7 +162,9 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
     const int rank = colo_comm_rank(world);
     struct rt rt;
     memset(&rt, 0, sizeof rt);
-    colo_status_t st = rt_init(&rt, job, rank);
+    colo_status_t st = rt_init(&rt, rank);
+    if (st == COLO_OK)
+        st = rt_connect(&rt, job, world);
     if (st == COLO_OK)
         st = embed(&rt, job, world);
     if (st == COLO_OK)
