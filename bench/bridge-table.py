@@ -147,6 +147,14 @@ def run(command, out, env):
         subprocess.run(command, stdout=f, env=env, check=True)
 
 
+def gpus():
+    try:
+        listed = subprocess.run(['nvidia-smi', '-L'], stdout=subprocess.PIPE, text=True).stdout
+    except OSError:
+        return 0
+    return sum(line.startswith('GPU ') for line in listed.splitlines())
+
+
 def torch_nccl():
     """The folder of PyTorch's NCCL, so that all columns use the same one."""
     ask = 'import nvidia.nccl; print(list(nvidia.nccl.__path__)[0] + "/lib")'
@@ -159,9 +167,13 @@ def measure(ask, folder):
     with_torch = not ask.no_torch and shutil.which('torchrun')
     if with_torch and torch_nccl():
         env['LD_LIBRARY_PATH'] = ':'.join(filter(None, [torch_nccl(), env.get('LD_LIBRARY_PATH')]))
-    n = ask.gpus or len(subprocess.run(['nvidia-smi', '-L'], stdout=subprocess.PIPE, text=True,
-                                       check=True).stdout.strip().split('\n'))
-    pairs = ask.layouts or PAIRS[max(k for k in PAIRS if k <= n)]
+    n = gpus() if ask.gpus is None else ask.gpus
+    if n < min(PAIRS):
+        sys.exit('bridge-table.py: a bridge needs at least %d GPUs, %s %d'
+                 % (min(PAIRS), '--gpus is' if ask.gpus is not None else 'found', n))
+    used = max(k for k in PAIRS if k <= n)
+    folder.mkdir(parents=True, exist_ok=True)
+    pairs = ask.layouts or PAIRS[used]
     count = ['-w', str(ask.w), '-n', str(ask.n)]
     run([ask.perf, 'bridge', '--layouts', *pairs, '--axes', 'both', *count, '--json'],
         folder / 'perf.json', env)
@@ -169,7 +181,7 @@ def measure(ask, folder):
     files = [folder / 'perf.json', None, None]
     if with_torch:
         files[1] = folder / 'torch.json'
-        run(['torchrun', '--nproc-per-node', str(max(k for k in PAIRS if k <= n)),
+        run(['torchrun', '--nproc-per-node', str(used),
              str(HERE / 'torch/bridge_reference.py'), '--layouts', *pairs, '--axes', 'both', *count,
              '--json', str(files[1])], folder / 'torch.txt', env)
     try:
@@ -197,8 +209,10 @@ def main():
     if ask.files:
         files = ask.files
     else:
-        ask.keep.mkdir(parents=True, exist_ok=True)
-        files = measure(ask, ask.keep)
+        try:
+            files = measure(ask, ask.keep)
+        except (OSError, subprocess.CalledProcessError) as failed:
+            sys.exit('bridge-table.py: %s' % failed)
     for name in filter(None, files):
         with open(name, encoding='utf-8') as f:
             doc = json.load(f)

@@ -40,6 +40,17 @@ def cells(text, title):
     return dict(zip(split(lines[head]), split(lines[head + 2])))
 
 
+def refused(script, *words):
+    """The one sentence of a run that cannot measure; nothing is written."""
+    with tempfile.TemporaryDirectory() as folder:
+        keep = Path(folder) / 'keep'
+        done = subprocess.run([sys.executable, '-B', script, '--keep', str(keep), '--no-torch', *words],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 1 or done.stdout or len(done.stderr.strip().split('\n')) != 1 or keep.exists():
+            sys.exit('%s: %d: %s' % (' '.join(words), done.returncode, done.stderr))
+        return done.stderr
+
+
 def want(found, **expected):
     for key, value in expected.items():
         key = key.replace('_', ' ').replace(' per ', ' / ')
@@ -74,6 +85,10 @@ def main(script):
     want(cells(text, 'layout | tensor MiB'), EXACT_peer='–', reference_per_peer='–', torch='–')
     if 'not run' not in text or ' 0 wrong' not in text:
         sys.exit('torch is not said to be missing')
+    for n in (0, 1):
+        said = refused(script, '--gpus', str(n))
+        if 'a bridge needs at least 2 GPUs, --gpus is %d' % n not in said:
+            sys.exit('--gpus %d: %s' % (n, said))
     print('2 pages')
 
 
