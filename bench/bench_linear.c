@@ -9,6 +9,8 @@
  * the library, bf16 with bf16 logits and fp32 d_W added to. Medians. Rows of log-probability are
  * checked against fp64 sums, and modes against each other bit for bit.
  */
+#include "bench.h"
+
 #include <colobridge.h>
 
 #include <cublas_v2.h>
@@ -19,21 +21,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CUDA(expr)                                                                    \
-    do {                                                                              \
-        cudaError_t e_ = (expr);                                                      \
-        if (e_ != cudaSuccess) {                                                      \
-            fprintf(stderr, "bench-linear: %s: %s\n", #expr, cudaGetErrorString(e_)); \
-            exit(1);                                                                  \
-        }                                                                             \
-    } while (0)
-#define COLO(expr)                                                               \
-    do {                                                                         \
-        if ((expr) < 0) {                                                        \
-            fprintf(stderr, "bench-linear: %s: %s\n", #expr, colo_last_error()); \
-            exit(1);                                                             \
-        }                                                                        \
-    } while (0)
 #define BLAS(expr)                                                            \
     do {                                                                      \
         cublasStatus_t s_ = (expr);                                           \

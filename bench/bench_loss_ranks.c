@@ -11,6 +11,8 @@
  * Sharded head: all V columns, sharded over the W ranks; the gather alone, and what it adds to
  * products that run meanwhile (the encoder's tail). A time is the slowest rank's; medians.
  */
+#include "bench.h"
+
 #include <colobridge.h>
 #include <colobridge/nccl.h>
 
@@ -28,22 +30,6 @@ enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000 };
 static int64_t T = 16384, H = 4096, V = 151936;
 static int iterations = 20, ranks;
 static float times[MAX_RANKS][MAX_ITERATIONS];
-
-#define CUDA(expr)                                                                        \
-    do {                                                                                  \
-        cudaError_t e_ = (expr);                                                          \
-        if (e_ != cudaSuccess) {                                                          \
-            fprintf(stderr, "bench-loss-ranks: %s: %s\n", #expr, cudaGetErrorString(e_)); \
-            exit(1);                                                                      \
-        }                                                                                 \
-    } while (0)
-#define COLO(expr)                                                                   \
-    do {                                                                             \
-        if ((expr) < 0) {                                                            \
-            fprintf(stderr, "bench-loss-ranks: %s: %s\n", #expr, colo_last_error()); \
-            exit(1);                                                                 \
-        }                                                                            \
-    } while (0)
 
 typedef struct rank {
     colo_comm_t *host, *gpus, *self;

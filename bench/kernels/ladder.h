@@ -13,21 +13,14 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>
 
+#include "../bench.h"
+
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <vector>
-
-#define CUDA(expr)                                                                      \
-    do {                                                                                \
-        cudaError_t e_ = (expr);                                                        \
-        if (e_ != cudaSuccess) {                                                        \
-            fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, cudaGetErrorString(e_)); \
-            exit(1);                                                                    \
-        }                                                                               \
-    } while (0)
 
 struct ladder {
     int64_t tokens = 8192, vocab = 151936;

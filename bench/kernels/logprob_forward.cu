@@ -213,7 +213,7 @@ int main(int argc, char **argv)
     int bad = 0;
     /* its one fp32 sum over a row is off by more than 1e-4: not held against the others */
     line("1 a thread a row", false,
-                [&] { forward1<<<(unsigned)((T + 31) / 32), 32>>>(l.z, l.targets, out, T, V); });
+         [&] { forward1<<<(unsigned)((T + 31) / 32), 32>>>(l.z, l.targets, out, T, V); });
     bad += line("2 a block a row, two passes", false,
                 [&] { forward2<<<(unsigned)T, 256>>>(l.z, l.targets, out, V); });
     bad += line("3 one pass, running maximum", false,
