@@ -2,9 +2,9 @@
 /*
  * direct-tile.cuh - one tile of a box on the direct path: moved, or added up.
  *
- * The axes are put in order, melted, and given the widest access on the device, by one thread once a
- * box: only there both sides' strides are known. Sums add one value of every level in level order,
- * as box.cu does: the host's bits.
+ * The axes are put in order, melted, and given the widest access on the device, by one thread once
+ * a box: only there both sides' strides are known. Sums add one value of every level in level
+ * order, as box.cu does: the host's bits.
  */
 #ifndef COLO_KERNELS_DIRECT_TILE_CUH
 #define COLO_KERNELS_DIRECT_TILE_CUH

@@ -164,8 +164,7 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *
     uint64_t wide[4];
 #pragma unroll
     for (int i = 0; i < 4; i++)
-        wide[i] =
-            __shfl_sync(ALL, v, 1 + 2 * i) | (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
+        wide[i] = __shfl_sync(ALL, v, 1 + 2 * i) | (uint64_t)__shfl_sync(ALL, v, 2 + 2 * i) << 32;
     r.base = (char *)(base + wide[0]);
     for (int i = 0; i < 3; i++)
         r.step[i] = (int64_t)wide[1 + i];
@@ -266,8 +265,7 @@ template <typename D> struct adder {
     __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
-        const colo_k_addend_t *a =
-            d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
+        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
         for (int k = 0; k < d.levels; k++) {
             record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
             if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
@@ -348,7 +346,7 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s
 
 template <typename M>
 __global__ void __launch_bounds__(THREADS, 1)
-direct_kernel(const __grid_constant__ colo_k_direct_t d)
+    direct_kernel(const __grid_constant__ colo_k_direct_t d)
 {
     __shared__ room<M> s;
     if (threadIdx.x < d.npartners)

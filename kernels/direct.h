@@ -82,7 +82,7 @@ typedef struct colo_k_direct {
     const colo_k_piece_t *piece[2]; /* device; queue 0 has to do with partners, 1 stays here */
     int32_t pieces[2];
     int64_t tiles[2];
-    int64_t tile; /* elements */
+    int64_t tile;   /* elements */
     int32_t levels; /* 0: moves; else addends of a piece */
     int32_t npartners;
     const colo_k_addend_t *addend; /* device [pieces of queue 0, then of queue 1][levels] */

@@ -51,8 +51,8 @@ cudaError_t colo_k_box_hash(const colo_box_t *box, size_t elem_size, unsigned lo
  * float dtype is zero. */
 cudaError_t colo_k_box_nonzero(const colo_box_t *box, size_t elem_size, bool is_float,
                                unsigned long long *first, cudaStream_t stream);
-/* *num = sum of values[i], *den = how many, over i with mask[i] != 0 (mask NULL: all); f32, f64. All
- * pointers are device memory; writes also for count 0. The same bits in every run. */
+/* *num = sum of values[i], *den = how many, over i with mask[i] != 0 (mask NULL: all); f32, f64.
+ * All pointers are device memory; writes also for count 0. The same bits in every run. */
 cudaError_t colo_k_masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                               int64_t count, double *num, int64_t *den, cudaStream_t stream);
 
@@ -167,11 +167,11 @@ cudaError_t colo_k_probe_push(const colo_k_push_t *push, int32_t n, cudaStream_t
 /* A part [nb, ns, h] of a tensor [samples, rows, h], whose every value says where it comes from. */
 typedef struct colo_k_code {
     void *data;
-    colo_dtype_t dtype;     /* f32, bf16, f16 */
-    const int64_t *b, *s;   /* device, [nb], [ns]: global sample and row; row -1: all zero */
+    colo_dtype_t dtype;   /* f32, bf16, f16 */
+    const int64_t *b, *s; /* device, [nb], [ns]: global sample and row; row -1: all zero */
     int64_t nb, ns, h;
     int64_t stride_b, stride_s; /* elements; features lie side by side */
-    int64_t rows;           /* of the whole tensor */
+    int64_t rows;               /* of the whole tensor */
     uint64_t salt;
     /* levels 0: the value is a bit pattern of (b, s, h), finite and positive. Else a small whole
      * number of (level, b, s, h), whose sum over [0, levels) is exact; level -1 is that sum. */

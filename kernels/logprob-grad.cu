@@ -59,9 +59,9 @@ template <typename R> __device__ void look_up(const colo_k_logprob_t &p, int64_t
     k.d = (R)(p.factor * (-p.smoothing * g_l / (double)p.vocab));
     k.target = legal ? target - p.vocab_start : -1;
     found.k = k;
-    found.kind = target == p.ignore_index                         ? ZERO
+    found.kind = target == p.ignore_index                                       ? ZERO
                  : isnan(m) || (!legal && !p.lenient && (p.d_logp || p.d_loss)) ? NOT_A_NUMBER
-                                                                  : COMPUTE;
+                                                                                : COMPUTE;
 }
 
 template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mark.cu - a stream tells the host how far it is: one thread counts, and writes the count to pinned
- * host memory. The count lives on the device, so nothing is read over the bus, and a graph that
- * holds the mark counts in every replay. Whoever sees a count sees what was written before it.
+ * mark.cu - a stream tells the host how far it is: one thread counts, and writes the count to
+ * pinned host memory. The count lives on the device, so nothing is read over the bus, and a graph
+ * that holds the mark counts in every replay. Whoever sees a count sees what was written before it.
  */
 #include "mark.h"
 

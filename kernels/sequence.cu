@@ -195,8 +195,8 @@ extern "C" cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaSt
     const size_t width = (size_t)(p->positions - 1) * (size_t)p->elem;
     if (p->batch > 0 && width > 0) {
         const size_t pitch = (size_t)p->table_stride * (size_t)p->elem; /* of one row: any */
-        cudaError_t e = cudaMemset2DAsync(p->table, std::max(pitch, width), 0, width,
-                                          (size_t)p->batch, stream);
+        cudaError_t e =
+            cudaMemset2DAsync(p->table, std::max(pitch, width), 0, width, (size_t)p->batch, stream);
         if (e != cudaSuccess)
             return e;
     }

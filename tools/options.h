@@ -27,15 +27,16 @@
 
 #define TOOL_QUOTE_MAX 64
 
-/* One row of a tool's option table. A flag takes no value; a list takes all arguments up to the next
- * that looks like an option; the others take exactly one, as "--name value" or "--name=value". */
+/* One row of a tool's option table. A flag takes no value; a list takes all arguments up to the
+ * next that looks like an option; the others take exactly one, as "--name value" or "--name=value".
+ */
 typedef struct tool_option {
     const char *name; /* "--batch" */
     bool flag;
     bool given;
     const char *value; /* points into argv */
     bool list;
-    int count;                /* of a list */
+    int count;                 /* of a list */
     const char *const *values; /* [count], points into argv */
 } tool_option_t;
 
@@ -53,8 +54,8 @@ tool_option_t *tool_find(tool_option_t *options, int count, const char *name);
 /* Decimal digits only, lo <= *value <= hi. Leaves *value alone when the option was not given. */
 int tool_i64(const char *tool, const tool_option_t *option, int64_t lo, int64_t hi, int64_t *value);
 
-/* "8" or "7.5,12": one or two decimal numbers, lo <= v <= hi; one stands for both. Leaves v alone when
- * the option was not given. */
+/* "8" or "7.5,12": one or two decimal numbers, lo <= v <= hi; one stands for both. Leaves v alone
+ * when the option was not given. */
 int tool_pair(const char *tool, const tool_option_t *option, double lo, double hi, double v[2]);
 
 /* Index in @words (NULL-terminated) of the option's value, left alone when not given. */

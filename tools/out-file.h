@@ -17,7 +17,8 @@ typedef struct out_file {
 
 /* 0, or an errno with nothing left behind (EISDIR for a folder). */
 int out_file_open(out_file_t *out, const char *path);
-/* Flushes, closes, gives the file its name. 0, or an errno (EIO: unknown) with nothing left behind. */
+/* Flushes, closes, gives the file its name. 0, or an errno (EIO: unknown) with nothing left behind.
+ */
 int out_file_commit(out_file_t *out);
 /* Closes and removes what was written so far. */
 void out_file_drop(out_file_t *out);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * perf.h - what the parts of colo-perf share: what was asked, and the rows that come out. Nothing of
- * CUDA: reading options, writing JSON and drawing work in any build.
+ * perf.h - what the parts of colo-perf share: what was asked, and the rows that come out. Nothing
+ * of CUDA: reading options, writing JSON and drawing work in any build.
  */
 #ifndef TOOLS_PERF_H
 #define TOOLS_PERF_H
@@ -44,9 +44,9 @@ typedef struct perf_row {
     const perf_pair_t *pair;
     const char *axes, *way, *op;
     colo_shape_t shape;
-    bool replayed, view; /* view: nothing was moved, the result lies in the input */
+    bool replayed, view;          /* view: nothing was moved, the result lies in the input */
     int64_t bytes, arrive, local; /* the larger tensor; received from others; copied from own */
-    double us, best, limit;       /* limit: push or copy of the same bytes, the longer; 0: not measured */
+    double us, best, limit; /* limit: push or copy of the same bytes, the longer; 0: not measured */
     long long wrong;
 } perf_row_t;
 

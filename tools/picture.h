@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * picture.h - who sends what to whom, as rows of cells with arrows between them. A row is a rank: its
- * source coordinates in the left cell, its destination coordinates in the right one. Forward arrows
- * run left to right, backward arrows right to left, thick ones between nodes; dashed lines are what
- * stays on the rank.
- * Public headers only; the captioner's report uses it, too.
+ * picture.h - who sends what to whom, as rows of cells with arrows between them. A row is a rank:
+ * its source coordinates in the left cell, its destination coordinates in the right one. Forward
+ * arrows run left to right, backward arrows right to left, thick ones between nodes; dashed lines
+ * are what stays on the rank. Public headers only; the captioner's report uses it, too.
  */
 #ifndef TOOLS_PICTURE_H
 #define TOOLS_PICTURE_H

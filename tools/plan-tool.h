@@ -23,22 +23,22 @@ typedef struct plan_model {
 typedef struct plan_ask {
     colo_layout_t src, dst;
     colo_plan_config_t config;
-    const char *axes;   /* "bsh" */
-    int64_t world;      /* ranks 0 .. world - 1 */
-    int64_t first;      /* below it no grid has a rank */
-    int64_t max_ranks;  /* per-rank lists only up to this many ranks */
-    int64_t rank;       /* the only one to print, or -1: all */
+    const char *axes;  /* "bsh" */
+    int64_t world;     /* ranks 0 .. world - 1 */
+    int64_t first;     /* below it no grid has a rank */
+    int64_t max_ranks; /* per-rank lists only up to this many ranks */
+    int64_t rank;      /* the only one to print, or -1: all */
     bool json;
-    char where[32];     /* "--compare entry 2", "" when there is only one ask */
-    const char *svg;    /* path of the picture, or NULL */
+    char where[32];  /* "--compare entry 2", "" when there is only one ask */
+    const char *svg; /* path of the picture, or NULL */
     plan_model_t model;
-    bool own_model;     /* given, not the default */
+    bool own_model; /* given, not the default */
 } plan_ask_t;
 
 /* Over all ranks, one way. */
 typedef struct plan_totals {
     int64_t recv_max, recv_total, send_max, local_max;
-    int64_t collective_max; /* -1 where that way rejects the pair */
+    int64_t collective_max;               /* -1 where that way rejects the pair */
     int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
     int64_t slow_total;                   /* bytes of messages between nodes */
     double seconds;                       /* of the slowest rank, by the model */
@@ -47,28 +47,28 @@ typedef struct plan_totals {
 typedef struct plan_sums {
     plan_totals_t way[2]; /* by colo_way_t */
     colo_direction_t direction;
-    int64_t scale;        /* 0: no integer */
-    int64_t memory_max;   /* input + output + staging of the rank that has most of them */
+    int64_t scale;      /* 0: no integer */
+    int64_t memory_max; /* input + output + staging of the rank that has most of them */
     int64_t input_max, output_max, staging_max; /* each for itself */
-    bool overflow;        /* a total passed 63 bits */
-    char rejects[192];    /* why the collective way does not take the pair; "" when it does */
+    bool overflow;                              /* a total passed 63 bits */
+    char rejects[192]; /* why the collective way does not take the pair; "" when it does */
 } plan_sums_t;
 
 /* Ranks that exchange with each other, directly or not. */
 typedef struct plan_part {
     int64_t *rank; /* [n], ascending; owned */
     int64_t n;
-    bool cut;      /* there are more than PLAN_PART_MAX */
+    bool cut; /* there are more than PLAN_PART_MAX */
     plan_sums_t sums;
 } plan_part_t;
 
 /* One entry of --compare: what was asked, what was counted. */
 typedef struct plan_entry {
     plan_ask_t ask;
-    int sp;                 /* 0 none, 1 src, 2 dst, 3 both */
+    int sp; /* 0 none, 1 src, 2 dst, 3 both */
     plan_sums_t sums;
-    int64_t ranks, parts;   /* looked at; parts 0: every rank was counted */
-    bool alike;             /* all parts that were looked at are */
+    int64_t ranks, parts; /* looked at; parts 0: every rank was counted */
+    bool alike;           /* all parts that were looked at are */
 } plan_entry_t;
 
 #define PLAN_ENTRIES_MAX 16
@@ -98,8 +98,11 @@ const char *plan_time(char out[24], double seconds);
 double plan_entry_seconds(const plan_entry_t *entry);
 /* how the time was estimated, in sentences: [3] lines */
 void plan_model_say(const plan_ask_t *ask, char line[3][200]);
-#define PLAN_ALPHA_US {8, 12}     /* see plan_model_say() */
+/* see plan_model_say() */
+/* clang-format off */
+#define PLAN_ALPHA_US {8, 12}
 #define PLAN_BETA_GB_S {285, 45}
+/* clang-format on */
 
 /* Counts every rank, on several threads when there are many. Keeps the plan of rank r at plans[r]
  * where @plans is given ([world], NULL entries). On failure: complains, returns the exit code. */

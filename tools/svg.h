@@ -32,15 +32,15 @@ typedef struct svg_panel {
 } svg_panel_t;
 
 typedef struct svg_page {
-    const char *title;      /* one line, bold */
-    const char *label;      /* for those who cannot see it */
-    const char *text[12];   /* lines below the title; broken after SVG_COLUMNS; NULL ends */
+    const char *title;    /* one line, bold */
+    const char *label;    /* for those who cannot see it */
+    const char *text[12]; /* lines below the title; broken after SVG_COLUMNS; NULL ends */
     svg_panel_t panel[SVG_PANELS_MAX];
     int npanels;
 } svg_page_t;
 
-/* @text in lines of at most @room characters from @y on; @f NULL: only measures. Returns the y of the
- * last line. */
+/* @text in lines of at most @room characters from @y on; @f NULL: only measures. Returns the y of
+ * the last line. */
 int svg_lines(FILE *f, const char *text, const char *class, size_t room, int y);
 
 /* A whole SVG document. */

@@ -2,8 +2,8 @@
 /*
  * launch.h - ranks that are processes started by mpirun.
  *
- * mpi/launch-mpi.c where MPI was found, launch-none.c elsewhere. The rank code is the same: it knows
- * its world communicator and nothing else.
+ * mpi/launch-mpi.c where MPI was found, launch-none.c elsewhere. The rank code is the same: it
+ * knows its world communicator and nothing else.
  */
 #ifndef CAPTIONER_LAUNCH_H
 #define CAPTIONER_LAUNCH_H

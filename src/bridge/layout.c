@@ -378,8 +378,9 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
                 COLO_ERR_LAYOUT,
                 "%lld positions do not split into %llu equal parts (%s over %s=%lld of "
                 "a sequence of %lld); pad the sequence (colo_partition_padded)",
-                (long long)left, (unsigned long long)by, s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks",
-                l->grid.name[s->dim], (long long)c, (long long)positions_of(l, rows));
+                (long long)left, (unsigned long long)by,
+                s->kind == COLO_ZIGZAG ? "zigzag chunks" : "blocks", l->grid.name[s->dim],
+                (long long)c, (long long)positions_of(l, rows));
         left /= c;
     }
     return COLO_OK;

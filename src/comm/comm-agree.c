@@ -46,9 +46,9 @@ static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from
     snprintf(kept, sizeof kept, "%s", colo_last_error());
     uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, c->rank == from ? op.count : 0,
                                      c->rank == from ? 0 : op.count, c->size - 1);
-    colo_status_t st = c->control ? colo_comm_broadcast(host_of(c), sentence, sizeof sentence,
-                                                        COLO_U8, from, NULL)
-                                  : c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
+    colo_status_t st =
+        c->control ? colo_comm_broadcast(host_of(c), sentence, sizeof sentence, COLO_U8, from, NULL)
+                   : c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
     colo_comm_i_end(c, seq, st);
     if (st < 0)
         return colo_comm_i_fail(c, st);

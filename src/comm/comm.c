@@ -28,8 +28,8 @@ double colo_now(void)
 
 /* ---- life and getters ---- */
 
-#define TIMEOUT_MAX INT64_C(1000000000000) /* 31 years: seconds as a double stay exact to the us \
-                                            */
+/* 31 years: seconds as a double stay exact to the us */
+#define TIMEOUT_MAX INT64_C(1000000000000)
 
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank)

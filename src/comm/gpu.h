@@ -3,7 +3,8 @@
  * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
  *
  * The backend library cannot see private symbols, so it is handed a table of what it needs;
- * gpu-services.c in it gives them their names back. In return it offers one way to make a comm, and device memory.
+ * gpu-services.c in it gives them their names back. In return it offers one way to make a comm, and
+ * device memory.
  */
 #ifndef COLO_COMM_GPU_H
 #define COLO_COMM_GPU_H
@@ -27,8 +28,8 @@ typedef struct colo_services {
     colo_status_t (*comm_all_gather)(colo_comm_t *c, colo_owner_t owner, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream);
-    colo_status_t (*comm_broadcast)(colo_comm_t *c, void *buffer, int64_t count,
-                                    colo_dtype_t dtype, int32_t root, colo_stream_t stream);
+    colo_status_t (*comm_broadcast)(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
+                                    int32_t root, colo_stream_t stream);
     void (*comm_destroy)(colo_comm_t **comm);
     const char *(*op_describe)(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
     size_t (*dtype_size)(colo_dtype_t dtype);

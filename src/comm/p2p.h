@@ -56,8 +56,8 @@ struct colo_ctx { /* colo_comm.impl */
     struct colo_family *family; /* a reference while live */
     uint64_t key;
     int32_t rank, size;
-    char name[32];  /* for the sentences of frames that come between operations */
-    int32_t *world; /* [size] owned; ranks on the wire */
+    char name[32];        /* for the sentences of frames that come between operations */
+    int32_t *world;       /* [size] owned; ranks on the wire */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_fate_t fate;
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */

@@ -23,11 +23,11 @@ struct colo_gpu;      /* comm/gpu.h */
 typedef colo_status_t (*colo_fail_fn)(colo_status_t status, const char *fmt, ...);
 
 typedef struct colo_backend {
-    uint32_t abi;                /* first for ever: COLO_BACKEND_ABI it was compiled with */
-    uint32_t version;            /* colo_version_number() it was compiled for */
-    const char *name;            /* the <name> of its file */
-    const colo_comm_ops_t *comm; /* NULL: no communicator */
-    const colo_ops_t *ops;       /* NULL: no element passes */
+    uint32_t abi;                     /* first for ever: COLO_BACKEND_ABI it was compiled with */
+    uint32_t version;                 /* colo_version_number() it was compiled for */
+    const char *name;                 /* the <name> of its file */
+    const colo_comm_ops_t *comm;      /* NULL: no communicator */
+    const colo_ops_t *ops;            /* NULL: no element passes */
     const struct colo_wire_ops *wire; /* NULL: no transport between processes */
     const struct colo_gpu *gpu;       /* NULL: no communicator between GPUs */
 } colo_backend_t;

@@ -5,7 +5,8 @@
 
 #include <colobridge/log.h>
 
-int64_t colo_env_i64(const char *name, int64_t lo, int64_t hi); /* out of range or no number: the fallback, with a warning */
+/* Out of range or no number: the fallback, with a warning. */
+int64_t colo_env_i64(const char *name, int64_t lo, int64_t hi);
 
 void colo_log(colo_log_level_t level, const char *fmt, ...) COLO_PRINTF(2, 3);
 bool colo_log_on(colo_log_level_t level);

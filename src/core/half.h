@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* half.h (private) - bf16 and fp16 to and from float on the host; round to nearest even, NaN stays NaN. */
+/* half.h (private) - bf16 and fp16 to and from float on the host; round to nearest even, NaN stays
+ * NaN. */
 #ifndef COLO_CORE_HALF_H
 #define COLO_CORE_HALF_H
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* hash.h (private) - the 64-bit FNV-1a that agreement at create is built on: the same on every machine. */
+/* hash.h (private) - the 64-bit FNV-1a that agreement at create is built on: the same on every
+ * machine. */
 #ifndef COLO_CORE_HASH_H
 #define COLO_CORE_HASH_H
 

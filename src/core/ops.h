@@ -3,7 +3,8 @@
  * ops.h (private) - what touches elements: box copies and sums, and the passes of the loss.
  *
  * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). A pass gets
- * checked arguments; it allocates nothing and does not wait. The oracle of every table is tests/ref/.
+ * checked arguments; it allocates nothing and does not wait. The oracle of every table is
+ * tests/ref/.
  */
 #ifndef COLO_CORE_OPS_H
 #define COLO_CORE_OPS_H
@@ -17,17 +18,20 @@
  * zeros: all bits of dst become zero, which is the zero of every dtype. */
 typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
                                           size_t elem_size, colo_stream_t stream);
-/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. As few launches as it takes. */
+/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. As few launches as it takes.
+ */
 typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                           size_t elem_size, colo_stream_t stream);
 /* dst[.., i] = src[.., i + 1] along the last axis, dst[.., its end] = @last, for @n pairs of i64
- * boxes of equal extents; each dst is its src exactly or overlaps no src. As few launches as it takes. */
+ * boxes of equal extents; each dst is its src exactly or overlaps no src. As few launches as it
+ * takes. */
 typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                            int64_t last, colo_stream_t stream);
 #define COLO_MAX_ADDENDS 256
 
-/* dst = src[0] + src[1] + ... in that order, 1..COLO_MAX_ADDENDS of a float dtype; fp32 accumulation for bf16 and fp16, the dtype's own
- * for fp32 and fp64; one rounding. dst may be one of the src boxes exactly. */
+/* dst = src[0] + src[1] + ... in that order, 1..COLO_MAX_ADDENDS of a float dtype; fp32
+ * accumulation for bf16 and fp16, the dtype's own for fp32 and fp64; one rounding. dst may be one
+ * of the src boxes exactly. */
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);
 
@@ -61,10 +65,10 @@ typedef struct colo_ops {
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
-    const struct colo_lane_ops *lanes;     /* NULL: none for this memory, and no lm_head path */
-    const struct colo_linear_ops *linear;  /* likewise */
+    const struct colo_lane_ops *lanes;      /* NULL: none for this memory, and no lm_head path */
+    const struct colo_linear_ops *linear;   /* likewise */
     const struct colo_inspect_ops *inspect; /* core/inspect.h; never NULL */
-    const struct colo_beside_ops *beside;  /* likewise, for what is in src/loss/beside.h */
+    const struct colo_beside_ops *beside;   /* likewise, for what is in src/loss/beside.h */
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

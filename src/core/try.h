@@ -12,11 +12,11 @@ colo_status_t colo_fail(colo_status_t status, const char *fmt, ...) COLO_PRINTF(
 /* The same, keeping the sentence that is there and putting "fmt: " in front of it. */
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
 
-#define COLO_TRY(expr)            \
-    do {                          \
+#define COLO_TRY(expr)             \
+    do {                           \
         colo_status_t s_ = (expr); \
-        if (s_ < 0)               \
-            return s_;            \
+        if (s_ < 0)                \
+            return s_;             \
     } while (0)
 
 #define COLO_TRY_GOTO(st, expr, label) \

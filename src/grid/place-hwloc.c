@@ -350,8 +350,9 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
 
 static char version[32];
 
-/* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x elsewhere;
- * what it is compatible with it tells anybody. Nothing else used here differs between the two. */
+/* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x
+ * elsewhere; what it is compatible with it tells anybody. Nothing else used here differs between
+ * the two. */
 static void find_version(void)
 {
     hwloc_topology_t t;

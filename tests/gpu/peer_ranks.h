@@ -28,8 +28,9 @@ typedef struct t_peer_rank {
 } t_peer_rank_t;
 typedef colo_status_t (*t_peer_fn)(t_peer_rank_t *r, void *arg);
 
-/* Is there a GPU? Under a memory checker (T_CHECKED), which runs the kernels of a device one after the
- * other: one for each of @ranks? Asked in a process of its own, so that this one may still fork. */
+/* Is there a GPU? Under a memory checker (T_CHECKED), which runs the kernels of a device one after
+ * the other: one for each of @ranks? Asked in a process of its own, so that this one may still
+ * fork. */
 bool t_peer_enough(int ranks);
 #define T_ARENA ((size_t)48 << 20)
 /* NULL arena and memory when @bare: the test registers. */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_inspect.c - what is read of device memory on the host's behalf: hashes that see every bit and
- * no gap, the first element that is not zero, masked sums; and which pointers and streams are refused.
+ * test_inspect.c - what is read of device memory on the host's behalf: hashes that see every bit
+ * and no gap, the first element that is not zero, masked sums; and which pointers and streams are
+ * refused.
  */
 #include "gpu/gpu.h"
 
@@ -89,11 +90,10 @@ static void the_first_element_that_is_not_zero_is_found(void **state)
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};
         for (int k = 0; k < 4; k++) {
             const int64_t *i = places[k];
-            assert_cuda(cudaMemset((char *)b.data + (size_t)(i[0] * b.stride[0] +
-                                                             i[1] * b.stride[1] +
-                                                             i[2] * b.stride[2]) *
-                                                        elem,
-                                   1, 1));
+            assert_cuda(cudaMemset(
+                (char *)b.data +
+                    (size_t)(i[0] * b.stride[0] + i[1] * b.stride[1] + i[2] * b.stride[2]) * elem,
+                1, 1));
             assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
             assert_int_equal(at, (i[0] * 5 + i[1]) * 7 + i[2]);
         }

@@ -3,8 +3,8 @@
 #ifndef TESTS_TOOLS_MARKUP_H
 #define TESTS_TOOLS_MARKUP_H
 
-/* NULL, or what is wrong and where, in static memory: one root, elements nested and closed, attributes
- * named once and quoted, the five entities and numbers only, no control bytes, UTF-8. */
+/* NULL, or what is wrong and where, in static memory: one root, elements nested and closed,
+ * attributes named once and quoted, the five entities and numbers only, no control bytes, UTF-8. */
 const char *markup_check(const char *text);
 
 /* How often @what is in @text. */
