@@ -11,12 +11,13 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
 MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partition', 'dlpack', 'errors']),
-           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/linear', 'torch/partition',
-                                'torch/ranks']),
+           ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/nll', 'torch/linear',
+                                 'torch/partition', 'torch/ranks']),
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
-INSIDE = {'config', 'choice', 'component', 'Rows', 'rows_of', 'logprob.shard', 'Options', 'function', 'outputs',
-          'two_axes', 'sum_over', 'refuse', 'heard', 'told', 'check_mask', 'telling', 'alone', 'exception'}
+INSIDE = {'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
+          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'totals',
+          'of_each', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception'}
 
 
 def head(node, name):

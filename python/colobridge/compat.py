@@ -56,8 +56,8 @@ def _logp(logits: Any, target: Any, start: int, end: int, group: Any, chunk: int
 
     from .torch.logprob import outputs
     with torch.set_grad_enabled(torch.is_grad_enabled() and not inference_only):
-        return _f32(outputs(logits, target, ('logp',), tp_group=group, vocab_start=int(start),
-                            vocab_end=int(end), what=what, lenient_targets=True,
+        return _f32(outputs(what, logits, target, ('logp',), tp_group=group, vocab_start=int(start),
+                            vocab_end=int(end), lenient_targets=True,
                             ignore_index=_NONE_IGNORED, chunk_size=int(chunk or 0))[0])
 
 
@@ -258,9 +258,9 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
     from .torch.logprob import outputs
     logits = vocab_parallel_logits
     target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
-    return _f32(outputs(logits, target, ('entropy',), tp_group=_tp(tp_group, 'vocab_parallel_entropy'),
-                        what='vocab_parallel_entropy', ignore_index=_NONE_IGNORED,
-                        chunk_size=int(chunk_size or 0))[0])
+    return _f32(outputs('vocab_parallel_entropy', logits, target, ('entropy',),
+                        tp_group=_tp(tp_group, 'vocab_parallel_entropy'),
+                        ignore_index=_NONE_IGNORED, chunk_size=int(chunk_size or 0))[0])
 
 
 @_eager
@@ -270,9 +270,9 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
     the global V. A target that no rank holds has no term of its own: the loss is log Sum (smoothed as
     the others), its gradient p."""
     from .torch.logprob import outputs
-    return _f32(outputs(vocab_parallel_logits, target, ('loss',),
+    return _f32(outputs('vocab_parallel_cross_entropy', vocab_parallel_logits, target, ('loss',),
                         tp_group=_tp(tp_group, 'vocab_parallel_cross_entropy'),
-                        what='vocab_parallel_cross_entropy', label_smoothing=float(label_smoothing),
+                        label_smoothing=float(label_smoothing),
                         megatron_smoothing=True, lenient_targets=True,
                         ignore_index=_NONE_IGNORED)[0])
 
@@ -310,14 +310,14 @@ def _head_function() -> Any:
                                                         else bias.detach()).detach()
                     logits.requires_grad_(any(needs))
                     loss, h_, ok, n, wrong = outputs(
-                        logits, t, ('loss', 'entropy', 'correct', 'n_valid', 'n_invalid'),
-                        what='chunked_cross_entropy_loss', scale=scale, softcap=softcap,
-                        inplace_backward=True)
+                        'chunked_cross_entropy_loss', logits, t,
+                        ('loss', 'entropy', 'correct', 'n_valid', 'n_invalid'),
+                        scale=scale, softcap=softcap, in_place=True)
                 total += loss.detach().sum(dtype=torch.float64)
                 entropy += h_.detach().sum(dtype=torch.float64)
                 right += ok.sum()
-                valid += n[0]
-                bad += wrong[0]
+                valid += n
+                bad += wrong
                 if any(needs):
                     d_logits, = torch.autograd.grad(loss, logits, one.to(loss.dtype).expand_as(loss))
                     if d_hidden is not None:

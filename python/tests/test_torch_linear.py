@@ -108,16 +108,17 @@ def test_outputs_and_gradients_on_threads_and_alone():
 
 @pytest.mark.parametrize('fn', [ct.linear_logprob, ct.linear_nll])
 def test_without_gradients_nothing_is_kept_for_a_backward(fn, monkeypatch):
-    from colobridge.torch import linear
-    h, w, b, t, _ = case()
+    from colobridge import _structs
+    from colobridge.torch.head import Core
+    h, w, b, t, _ = case((2, 7))  # of no other test: sizes are asked for once
     passes, keeps = [], []
-    workspace = linear._Core.workspace
-    monkeypatch.setattr(linear._Core, 'workspace', lambda self, which, *sizes: (
+    workspace = Core.workspace
+    monkeypatch.setattr(Core, 'workspace', lambda self, which, *sizes: (
         passes.append(which), workspace(self, which, *sizes))[1])
-    monkeypatch.setattr(linear._Core, 'saved', lambda *_: keeps.append(1))
+    monkeypatch.setattr(Core, 'saved', lambda *_: keeps.append(1))
     with torch.no_grad():  # parameters still say requires_grad
         fn(h, leaf(w), leaf(b), target=t, mode='keep')
-    assert passes == [linear.s.LINEAR_INFERENCE] and not keeps
+    assert passes == [_structs.LINEAR_INFERENCE] and not keeps
 
 
 def late(rank):
@@ -156,6 +157,51 @@ def test_gradcheck():
             lambda *x: ct.linear_logprob(*x, target=t, entropy=True, loss=True, mode=mode,
                                          label_smoothing=0.1, z_loss=0.01, temperature=0.7),
             (leaf(h), leaf(w), leaf(b)))
+
+
+def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
+    h, w, b, t, g = case((3, 5))
+    spread = torch.full((V, 2 * H), float('nan'), dtype=torch.float64)
+    spread[:, :H] = w
+    other = (w * 1.5).clone()
+    cap = {'softcap': 2.0}
+    for _ in range(3):
+        for name, (x, y, z, options) in {
+                'as it is': (h, w, b, {}), 'another weight': (h, other, b, {}), 'another bias': (h, w, -b, {}),
+                'no bias': (h, w, None, {}), 'weight with strides': (h, spread[:, :H], b, {}),
+                'a transposed weight': (h, w.t().contiguous().t(), b, {}), 'softcap': (h, w, b, cap),
+                'hidden with strides': (h.transpose(0, 1).contiguous().transpose(0, 1), w, b, {}),
+                'keep': (h, w, b, {'mode': 'keep'}), 'as it was': (h, w, b, {})}.items():
+            leaves = [None if v is None else v.detach().requires_grad_() for v in (x, y, z)]
+            want = expected(x, y, z, t, g, options.get('softcap'))
+            out = ct.linear_logprob(*leaves, target=t, entropy=True, **options)
+            (out[0] * g[0] + out[1] * g[1]).sum().backward()
+            near(out[0], want[0], torch.float64, name)
+            for v, grad in zip(leaves, want[2:]):
+                if v is not None:
+                    near(v.grad, grad, torch.float64, name)
+    first, second = leaf(w), leaf(other)  # two forwards, then their backwards
+    a, b_ = (ct.linear_logprob(h, y, b, target=t).sum() for y in (first, second))
+    a.backward()
+    b_.backward()
+    for y in (first, second):
+        near(y.grad, expected(h, y.detach(), b, t, torch.stack((torch.ones_like(g[0]),
+                                                                torch.zeros_like(g[0]))))[3],
+             torch.float64, 'in turn')
+
+
+def test_a_storage_that_was_freed_is_told():
+    h, w, b, t, _ = case()
+    for part, name in itertools.product((2, 0), ('hidden', 'weight', 'bias')):
+        given = {'hidden': leaf(h), 'weight': leaf(w), 'bias': leaf(b)}
+        given[name] = freed = given[name] * 1
+        out = ct.linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
+        storage = freed.untyped_storage() if hasattr(freed, 'untyped_storage') else freed._storage()
+        storage.resize_(part and storage.nbytes() // part)
+        with pytest.raises(RuntimeError, match=name + r': its storage holds \d+ bytes.*after forward saved'):
+            out.sum().backward()
+        with pytest.raises(RuntimeError, match=name + r': its storage holds \d+ bytes'):
+            ct.linear_logprob(given['hidden'], given['weight'], given['bias'], target=t)
 
 
 def test_hidden_of_any_strides_is_read_as_it_is():

@@ -141,7 +141,7 @@ VIEWS = {'a slice of a longer sequence': lambda z: z[:, :-1], 'sbh': lambda z: z
 
 @pytest.mark.parametrize('name', list(VIEWS))
 def test_logits_are_read_where_they_are(name):
-    from colobridge.torch.logprob import rows_of
+    from colobridge.torch.rows import rows_of
     z, _, _ = case((4, 6))
     cut = VIEWS[name]
     shape = cut(z).shape
@@ -159,6 +159,64 @@ def test_logits_are_read_where_they_are(name):
     torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-11, atol=1e-11)
     copied = rows_of(cut(z))[0].data_ptr() != cut(z).data_ptr()
     assert copied == (name in ('every second column', 'repeated rows', 'reordered'))
+
+
+def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
+    z, t, _ = case((3, 4))
+    wide = torch.full((3, 5, V + 4), float('nan'), dtype=torch.float64)
+    wide[:, :4, 2:2 + V] = z
+    t32 = t.to(torch.int32)
+    calls = {
+        'as it is': (z, t, {}), 'f32': (z.float(), t, {}), 'int32 targets': (z, t32, {}),
+        'strides': (wide[:, :4, 2:2 + V], t, {}), 'other strides': (z.transpose(0, 1).contiguous().transpose(0, 1), t, {}),
+        'targets with strides': (z, t.t().contiguous().t(), {}), 'temperature': (z, t, {'temperature': 0.5}),
+        'softcap': (z, t, {'softcap': 3.0}), 'ignore_index': (z, t.where(t >= 0, torch.tensor(3)), {'ignore_index': 3}),
+        'one axis': (z.reshape(12, V), t.reshape(12), {}), 'one token': (z[1, 2], t[1, 2], {}),
+        'V': (z, t.clamp(max=9), {'vocab_size': 10, 'vocab_end': 10})}
+    for _ in range(3):
+        for name, (logits, target, options) in calls.items():
+            x = logits.detach().requires_grad_()
+            out = ct.logprob(x, target, entropy=True, **options)
+            whole = logits.detach().double().requires_grad_()
+            keep = target if options.get('ignore_index') is None else target.where(target != 3, torch.tensor(-100))
+            cut = whole[..., :10] if name == 'V' else whole
+            want = plain(cut, keep.long(), options.get('temperature', 1.0), options.get('softcap'))
+            near = TOLERANCE[logits.dtype][0] * 10
+            for a, b in zip(out, want):
+                torch.testing.assert_close(a.double(), b, rtol=near, atol=near, msg=name)
+            (out[0] - 2 * out[1]).sum().backward()
+            (want[0] - 2 * want[1]).sum().backward()
+            torch.testing.assert_close(x.grad.double(), whole.grad, rtol=near, atol=near, msg=name)
+    with torch.no_grad():  # the same shapes without a backward
+        assert not ct.logprob(z.clone().requires_grad_(), t).requires_grad
+
+
+def test_saved_tensors_may_come_back_with_other_strides():
+    z, t, _ = case((3, 5))
+    for cut in (lambda z: z[:, :-1], lambda z: z.transpose(0, 1), lambda z: z[..., 3:20]):
+        target = t[:, :-1] if cut(z).shape[1] == 4 else t.t() if cut(z).shape[0] == 5 else t % 17
+        want, got = z.clone().requires_grad_(), z.clone().requires_grad_()
+        ct.nll(cut(want), target).loss.backward()
+        with torch.autograd.graph.saved_tensors_hooks(lambda s: s.clone(memory_format=torch.contiguous_format),
+                                                      lambda s: s):
+            loss = ct.nll(cut(got), target).loss
+        loss.backward()
+        assert torch.equal(want.grad, got.grad)
+    with torch.autograd.graph.saved_tensors_hooks(lambda s: s, lambda s: s.float() if s.is_floating_point() else s):
+        out = ct.logprob(z.clone().requires_grad_(), t)
+    with pytest.raises((ValueError, RuntimeError), match='logits came back from forward as .*float32'):
+        out.sum().backward()
+
+
+def test_backward_on_many_threads_at_once():
+    import concurrent.futures
+    leaves = [case((40, 50), torch.float32, seed)[0].requires_grad_() for seed in range(8)]
+    t = case((40, 50))[1]
+    outs = [ct.logprob(z, t) for z in leaves]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        got = list(pool.map(lambda pair: torch.autograd.grad(pair[0].sum(), pair[1])[0], zip(outs, leaves)))
+    for z, grad in zip(leaves, got):
+        assert torch.equal(grad, torch.autograd.grad(ct.logprob(z, t).sum(), z)[0])
 
 
 def test_nothing_of_the_size_of_the_logits_is_made_but_their_gradient():

@@ -6,7 +6,8 @@ borrowed: neither inputs nor gradients are copied, unless a function says so.
 """
 from .bridge import Bridge, bridge
 from .linear import linear_logprob, linear_nll
-from .logprob import Loss, logprob, nll
+from .logprob import logprob
+from .nll import Loss, nll
 from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
 

@@ -8,98 +8,23 @@ from __future__ import annotations
 
 import ctypes as c
 import functools
-import math
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from .. import _structs as s
 from .._lib import call
 from ..comm import Comm
 from ..errors import ArgumentError, FailedError
-from ..tensor import torch_dtype
+from ..tensor import make
 from . import ranks as groups
-from .tensors import checked, eager, once, saved_tensors, stream_of
+from .ranks import alone
+from .ready import SMALL, Room, View, entry, failed, table
+from .rows import Rows, rows_of
+from .tensors import eager, once, saved_tensors, stream_of
 
 _SIZE = c.c_size_t
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Logits [..., Vl] as the [T, Vl] rows that the library reads, without a copy.
-
-    Row number of index (i, j, ..) is i * step[0] + j * step[1] + ..; with gaps (a slice of a longer
-    sequence) T counts the rows between, too, whose targets are ignored, so that they are not read."""
-    shape: tuple[int, ...]  # of the logits without their last axis
-    step: tuple[int, ...]
-    count: int
-    gap: bool  # are there rows between
-    stride: int  # elements from row to row
-    columns: int
-
-    def spread(self, values: Any, fill: Any) -> Any:
-        """[T], contiguous, of per-token values [shape]."""
-        if self.gap:
-            out = values.new_full((self.count,), fill)
-        elif len(self.shape) == 1 and self.step == (1,) and values.is_contiguous():
-            return values
-        elif self.step == _row_major(self.shape):
-            return values.reshape(-1).contiguous()  # a sum's gradient is expanded
-        else:
-            out = values.new_empty(self.count)
-        out.as_strided(self.shape, self.step).copy_(values)
-        return out
-
-    def gather(self, rows: Any) -> Any:
-        """[shape] of [T]: a view."""
-        if len(self.shape) == 1 and not self.gap and self.step == (1,):
-            return rows
-        return rows.as_strided(self.shape, self.step, rows.storage_offset())
-
-    def columns_of(self, rows: Any) -> Any:
-        """[shape, Vl] of [T, Vl] with rows Vl apart: a view."""
-        if len(self.shape) == 1 and not self.gap and self.step == (1,):
-            return rows
-        return rows.as_strided(self.shape + (self.columns,),
-                               tuple(n * self.columns for n in self.step) + (1,))
-
-
-def _row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
-    step, n = [], 1
-    for extent in reversed(shape):
-        step.append(n)
-        n *= extent
-    return tuple(reversed(step))
-
-
-@functools.lru_cache(maxsize=64)
-def _whole(shape: tuple[int, ...], columns: int) -> Rows:
-    return Rows(shape, _row_major(shape), math.prod(shape), False, max(columns, 1), columns)
-
-
-def rows_of(logits: Any) -> tuple[Any, Rows]:
-    """(logits, how to read them). Copies only where columns are not contiguous, rows overlap (expanded
-    tensors), or more rows lie between than are meant."""
-    shape, columns = tuple(logits.shape[:-1]), logits.shape[-1]
-    if logits.is_contiguous():
-        return logits, _whole(shape, columns)
-    strides = logits.stride()
-    count = math.prod(shape)
-    if count == 0 or columns == 0:
-        return logits.contiguous(), _whole(shape, columns)
-    lead = [stride if n > 1 else 0 for n, stride in zip(shape, strides[:-1])]
-    unit = math.gcd(*lead) if any(lead) else columns
-    if columns == 1:
-        unit = unit or 1
-    rows = 1 + sum((n - 1) * (stride // unit) for n, stride in zip(shape, lead))
-    order = sorted((stride, n) for n, stride in zip(shape, lead) if n > 1)
-    reach, apart = columns, unit >= columns
-    for stride, n in order:
-        apart = apart and stride >= reach
-        reach = stride * (n - 1) + reach
-    if (columns > 1 and strides[-1] != 1) or not apart or rows > 2 * count:
-        return rows_of(logits.contiguous())
-    return logits, Rows(shape, tuple(stride // unit for stride in lead), rows, rows != count, unit,
-                        columns)
+DIFFERENTIABLE = ('logp', 'entropy', 'loss')
+NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
+         for h in (False, True) for loss in (False, True)}
 
 
 @functools.lru_cache(maxsize=256)
@@ -110,28 +35,6 @@ def _config(start: int, vocab: int, **members: Any) -> s.LogprobConfig:
         setattr(raw, name, value)
     call('colo_logprob_config_check', raw)
     return raw
-
-
-class _Same:
-    """A config as a key: _config() gives the same object for the same members."""
-
-    def __init__(self, config: s.LogprobConfig):
-        self.config = config
-
-    def __hash__(self) -> int:
-        return id(self.config)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.config is other.config
-
-
-@functools.lru_cache(maxsize=256)
-def _sizes(config: _Same, dtype: int, tokens: int, ranks: int) -> tuple[int, int]:
-    """Bytes of scratch and of saved statistics."""
-    scratch, saved = _SIZE(), _SIZE()
-    call('colo_logprob_scratch_size', config.config, dtype, tokens, ranks, c.byref(scratch))
-    call('colo_logprob_saved_size', config.config, dtype, tokens, c.byref(saved))
-    return scratch.value, saved.value
 
 
 def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end: int | None,
@@ -160,14 +63,169 @@ def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end
     return start, known[start, end]
 
 
-class Options(NamedTuple):
-    """Of one call, for the autograd function."""
-    config: s.LogprobConfig
-    rows: Rows
-    comm: Comm
-    outputs: tuple[str, ...]  # of "logp", "entropy", "loss", "correct", "n_valid", "n_invalid"
-    in_place: bool
-    grad: bool  # is a backward to be prepared (inside of a function autograd does not say)
+def outputs_of(rows: Rows, names: tuple[str, ...], real: Any) -> list[tuple[str, Any, Any]]:
+    """(name, shape, dtype) of tensors that outputs are written to"""
+    import torch
+    kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
+    per_token = rows.shape if rows.plain else (rows.count,)
+    return [(name, () if name[0] == 'n' else per_token, kinds.get(name, real)) for name in names]
+
+
+def targets_of(rows: Rows, device: Any) -> View:
+    import torch
+    like = torch.empty(rows.shape if rows.plain else (rows.count,), dtype=torch.int64, device=device)
+    return View(like, 'target', (rows.count,), (1,))
+
+
+def targets_for(rows: Rows, target: Any, ignore_index: int) -> Any:
+    """As targets_of() has them; mostly the target itself."""
+    if target.dtype is not _i64():
+        target = target.to(_i64())
+    if rows.plain and target.is_contiguous():
+        return target
+    target = rows.spread(target, ignore_index)
+    return target.view(rows.shape) if rows.plain else target
+
+
+@functools.lru_cache(maxsize=None)
+def _i64() -> Any:
+    import torch
+    return torch.int64
+
+
+class _Call:
+    """The C structs of one call under way."""
+    __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'forward',
+                 'backward')
+
+    def __init__(self, plan: 'LogprobPlan'):
+        self.saved = s.LogprobSaved(config=plan.config, logits=plan.logits.raw,
+                                    targets=plan.targets.raw, valid=True)
+        self.logits, self.targets = self.saved.logits, self.saved.targets  # views into it
+        self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
+        self.out, self.made, self.upstream = s.LogprobOut(), s.LogprobSaved(), s.LogprobUpstream()
+        self.room = Room()
+        self.forward = (c.addressof(plan.config), c.addressof(self.logits), c.addressof(self.targets))
+        self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
+                         c.addressof(self.d_logits))
+
+
+class LogprobPlan:
+    """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
+    without a copy, and of their targets [shape]."""
+    __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
+                 'targets', 'd_logits', 'd_shape', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls', 'empty', 'f64',
+                 'bump', 'run_forward', 'run_backward')
+
+    def __init__(self, logits: Any, rows: Rows, config: s.LogprobConfig, names: tuple[str, ...],
+                 in_place: bool, ranks: int):
+        import torch
+        self.rows, self.plain, self.i64 = rows, rows.plain, torch.int64
+        self.config, self.in_place, self.device = config, in_place, logits.device
+        self.cuda = logits.device.type == 'cuda'
+        self.real = torch.float64 if logits.dtype == torch.float64 else torch.float32
+        self.logits = View(logits, 'logits', (rows.count, rows.columns), (rows.stride, 1))
+        self.targets = targets_of(rows, logits.device)
+        dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
+        self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
+                             ordinal)
+        self.d_shape = tuple(logits.shape) if rows.plain else (rows.count, rows.columns)
+        self.out = outputs_of(rows, names, self.real)
+        self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
+        self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
+        scratch, saved = _SIZE(), _SIZE()
+        call('colo_logprob_scratch_size', config, dtype, rows.count, ranks, c.byref(scratch))
+        call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
+        self.scratch, self.saved = scratch.value, saved.value // 8
+        self.calls: list[_Call] = []
+        self.empty, self.f64 = torch.empty, torch.float64
+        self.bump = getattr(torch.autograd.graph, 'increment_version', None)
+        self.run_forward = entry('colo_logprob_forward')
+        self.run_backward = entry('colo_logprob_backward')
+
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool) -> tuple[list[Any], Any]:
+        """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
+        try:
+            now = self.calls.pop()
+        except IndexError:
+            now = _Call(self)
+        empty, device, out = self.empty, self.device, []
+        for name, shape, dtype in self.out:
+            t = empty(shape, dtype=dtype, device=device)
+            setattr(now.out, name, t.data_ptr())
+            out.append(t)
+        kept, scratch = self.saved if keeps else 0, self.scratch
+        if scratch > SMALL:
+            apart = empty((scratch + 7) // 8, dtype=self.f64, device=device)
+            room, more = apart.data_ptr(), 0
+        elif self.cuda:
+            room, more = 0, (scratch + 7) // 8
+        else:
+            room, more = now.room.of(scratch), 0
+        stats = empty(kept + more, dtype=self.f64, device=device) if keeps or more else None
+        at = None if stats is None else stats.data_ptr()
+        if more:
+            room = at + 8 * kept
+        try:
+            self.logits.point(now.logits, logits)
+            self.targets.point(now.targets, target)
+            status = self.run_forward(
+                *now.forward, comm.handle, c.addressof(now.out),
+                c.addressof(now.made) if keeps else None, at if keeps else None, room,
+                stream_of(device) if self.cuda else None)
+            if status < 0:
+                raise failed(status)
+        except BaseException as why:
+            groups.heard(comm, why)
+            raise
+        self.calls.append(now)
+        return out, stats
+
+    def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
+        ctx.plan, ctx.ended = self, False
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(logits, target, stats)
+
+    def backward(self, ctx: Any, what: str, upstream: Any) -> Any:
+        """The gradient of the logits; @upstream has one of each output, or None."""
+        if ctx.ended:
+            raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
+                              "logits (inplace_backward=True)" % what)
+        logits, target, stats = saved_tensors(ctx, what + ': the logits or the target')
+        try:
+            now = self.calls.pop()
+        except IndexError:
+            now = _Call(self)
+        rows, plain = self.rows, self.plain
+        held = []
+        for i, name in self.grads:
+            g = upstream[i]
+            if g is not None:
+                if not (plain and g.is_contiguous()):
+                    g = rows.spread(g, 0)
+                held.append(g)
+                g = g.data_ptr()
+            setattr(now.upstream, name, g)
+        logits = self.logits.again(now.logits, logits)
+        target = self.targets.again(now.targets, target)
+        now.saved.stats = stats.data_ptr()
+        if self.in_place:
+            d_logits = logits.detach()
+            now.saved.valid = True  # the call before wrote over its logits
+        else:
+            d_logits = self.empty(self.d_shape, dtype=logits.dtype, device=self.device)
+            now.d_logits.data = d_logits.data_ptr()
+            if not plain:
+                d_logits = rows.columns_of(d_logits)
+        status = self.run_backward(*now.backward, stream_of(self.device) if self.cuda else None)
+        if status < 0:
+            raise failed(status)
+        self.calls.append(now)
+        if self.in_place:
+            ctx.ended = True
+            if self.bump is not None:
+                self.bump(logits)
+        return d_logits
 
 
 @functools.lru_cache(maxsize=None)
@@ -176,125 +234,105 @@ def function() -> Any:
     import torch
 
     class VocabParallel(torch.autograd.Function):
-        """(logits, rows' targets [T], Options) -> the outputs that were asked for."""
+        """(logits, targets, (LogprobPlan, Comm, is a backward to be prepared)) -> the outputs that were
+        asked for. Inside of a function autograd does not say whether gradients are wanted."""
 
         @staticmethod
-        def forward(ctx: Any, logits: Any, targets: Any, o: Options) -> Any:
-            rows, config, device = o.rows, o.config, logits.device
-            wide = logits.dtype == torch.float64
-            real = torch.float64 if wide else torch.float32
-            kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
-            out = {name: torch.empty(1 if name[0] == 'n' else rows.count,
-                                     dtype=kinds.get(name, real), device=device)
-                   for name in o.outputs}
-            scratch_size, saved_size = _sizes(_Same(config), torch_dtype(logits.dtype, 'logits'),
-                                              rows.count, o.comm.size)
-            scratch = torch.empty(scratch_size, dtype=torch.uint8, device=device)
-            backward = o.grad and any(ctx.needs_input_grad)
-            stats = torch.empty(saved_size // 8 if backward else 0, dtype=torch.float64,
-                                device=device)
-            saved = s.LogprobSaved() if backward else None
-            with groups.telling(o.comm):
-                call('colo_logprob_forward', config, two_axes(logits, 'logits', rows),
-                     checked(targets, 'target'), o.comm.handle,
-                     s.LogprobOut(**{name: t.data_ptr() for name, t in out.items()}), saved,
-                     stats.data_ptr() if backward else None, scratch.data_ptr(), stream_of(device))
-            ctx.o, ctx.ended = o, False
-            ctx.save_for_backward(logits, targets, stats)
-            results = tuple(t if name[0] == 'n' else rows.gather(t) for name, t in out.items())
-            ctx.mark_non_differentiable(*(t for t, name in zip(results, o.outputs)
-                                          if name in kinds))
-            return results
+        def forward(ctx: Any, logits: Any, target: Any, o: tuple[LogprobPlan, Comm, bool]) -> Any:
+            plan, comm, grad = o
+            keeps = grad and ctx.needs_input_grad[0]
+            out, stats = plan.forward(logits, target, comm, keeps)
+            if keeps:
+                plan.keep(ctx, logits, target, stats)
+            if not plan.plain:
+                out = [t if name[0] == 'n' else plan.rows.gather(t)
+                       for (name, _, _), t in zip(plan.out, out)]
+            if plan.counts:
+                ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
+            return tuple(out)
 
         @staticmethod
         @once
         def backward(ctx: Any, *upstream: Any) -> Any:
-            o: Options = ctx.o
-            rows = o.rows
-            if ctx.ended:
-                raise FailedError("logprob: a second backward, but the first one wrote the gradient over "
-                                  "the logits (inplace_backward=True)")
-            logits, targets, stats = saved_tensors(ctx, 'logprob: the logits or the target')
-            given = {'d_' + name: rows.spread(g, 0) for name, g in zip(o.outputs, upstream)
-                     if name in ('logp', 'entropy', 'loss') and g is not None}
-            saved = s.LogprobSaved(config=o.config,
-                                   logits=two_axes(logits, 'logits', rows, saved=True),
-                                   targets=checked(targets, 'target', saved=True),
-                                   stats=stats.data_ptr(), valid=True)
-            if o.in_place:
-                d_rows, d_logits = saved.logits, logits.detach()
-            else:
-                grad = torch.empty((rows.count, rows.columns), dtype=logits.dtype,
-                                   device=logits.device)
-                d_rows, d_logits = checked(grad, 'd_logits'), rows.columns_of(grad)
-            call('colo_logprob_backward', saved,
-                 s.LogprobUpstream(**{name: g.data_ptr() for name, g in given.items()}), d_rows,
-                 stream_of(logits.device))
-            if o.in_place:
-                ctx.ended = True
-                bump = getattr(torch.autograd.graph, 'increment_version', None)
-                if bump is not None:
-                    bump(logits)
-            return d_logits, None, None
+            return ctx.plan.backward(ctx, 'logprob', upstream), None, None
 
     return VocabParallel
 
 
-def two_axes(logits: Any, what: str, rows: Rows, *, saved: bool = False) -> s.Tensor:
-    """The library's [T, Vl] view."""
-    raw = checked(logits, what, saved=saved)
-    raw.ndim = 2
-    raw.shape[:2] = rows.count, rows.columns
-    raw.stride[:2] = rows.stride, 1
-    return raw
+# Names of the C config's members that calls of ours give, in this order.
+MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index', 'chunk_size')
 
 
-def outputs(logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,
-            vocab_start: int | None = None, vocab_end: int | None = None,
-            vocab_size: int | None = None, inplace_backward: bool = False,
-            what: str = 'logprob', **members: Any) -> tuple[Any, ...]:
-    """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's. What
-    logprob(), nll() and colobridge.compat are made of."""
+def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
+            columns: tuple[int | None, int | None, int | None], in_place: bool,
+            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS
+            ) -> tuple[Any, Any, tuple[LogprobPlan, Comm, bool]]:
+    """(logits, targets, options) as the autograd functions take them. columns: vocab_start, vocab_end,
+    vocab_size. What is wrong is told to the other ranks before it is raised."""
     import torch
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
                             % (what, type(logits).__name__, type(target).__name__))
-    comm = groups.comm_of(tp_group, logits.device, what + ': tp_group')
-    try:
-        if logits.dim() < 1 or not logits.dtype.is_floating_point:
-            raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
-                                % (what, list(logits.shape), logits.dtype))
-        if target.shape != logits.shape[:-1]:
-            raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last "
-                                "axis" % (what, list(target.shape), list(logits.shape[:-1])))
-        if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
-            raise ArgumentError("%s: target is of %s, expected an integer dtype"
-                                % (what, target.dtype))
-        if target.device != logits.device:
-            raise ArgumentError("%s: target is on %s, logits are on %s"
-                                % (what, target.device, logits.device))
-        start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], vocab_start,
-                             vocab_end, vocab_size)
-        for name in ('entropy', 'loss', 'correct'):
-            members['want_' + name] = name in names
-        config = _config(start, vocab, **members)
-        if inplace_backward and rows_of(logits)[0] is not logits:
-            raise ArgumentError("%s: inplace_backward needs logits with contiguous columns whose rows do "
-                                "not overlap, found shape %s and strides %s"
-                                % (what, list(logits.shape), list(logits.stride())))
-        logits, rows = rows_of(logits)
-        if inplace_backward and rows.gap:
-            raise ArgumentError("%s: inplace_backward would write the rows between those of a slice; "
-                                "shape %s, strides %s" % (what, list(logits.shape),
-                                                          list(logits.stride())))
-    except Exception as why:
-        groups.refuse(comm, why)
-        raise
-    if target.dtype is not torch.int64:
-        target = target.to(torch.int64)
-    target = rows.spread(target, config.ignore_index)
-    return function().apply(logits, target, Options(config, rows, comm, names, inplace_backward,
-                                                    torch.is_grad_enabled()))
+    device = logits.device
+    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    kept = table(comm, '_logprobs')
+    key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
+           target.shape, target.dtype, target.device, names, columns, in_place, values, members)
+    found = kept.get(key)
+    if found is None:
+        try:
+            found = _made(what, logits, target, names, comm, tp_group, columns, in_place,
+                          dict(zip(members, values)))
+        except Exception as why:
+            groups.refuse(comm, why)
+            raise
+        kept.add(key, found)
+    plan, copies = found
+    if copies:
+        logits = logits.contiguous()
+    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+        target = targets_for(plan.rows, target, plan.config.ignore_index)
+    return logits, target, (plan, comm, torch.is_grad_enabled())
+
+
+def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
+          columns: tuple[int | None, int | None, int | None], in_place: bool,
+          members: dict[str, Any]) -> tuple[LogprobPlan, bool]:
+    """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
+    import torch
+    if logits.dim() < 1 or not logits.dtype.is_floating_point:
+        raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
+                            % (what, list(logits.shape), logits.dtype))
+    if target.shape != logits.shape[:-1]:
+        raise ArgumentError("%s: target is %s, expected %s, the logits' shape without the last "
+                            "axis" % (what, list(target.shape), list(logits.shape[:-1])))
+    if target.dtype.is_floating_point or target.dtype.is_complex or target.dtype == torch.bool:
+        raise ArgumentError("%s: target is of %s, expected an integer dtype" % (what, target.dtype))
+    if target.device != logits.device:
+        raise ArgumentError("%s: target is on %s, logits are on %s"
+                            % (what, target.device, logits.device))
+    start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
+    config = _config(start, vocab, **members, **{'want_' + name: name in names
+                                                 for name in ('entropy', 'loss', 'correct')})
+    read, rows = rows_of(logits)
+    if in_place and read is not logits:
+        raise ArgumentError("%s: inplace_backward needs logits with contiguous columns whose rows do "
+                            "not overlap, found shape %s and strides %s"
+                            % (what, list(logits.shape), list(logits.stride())))
+    if in_place and rows.gap:
+        raise ArgumentError("%s: inplace_backward would write the rows between those of a slice; "
+                            "shape %s, strides %s" % (what, list(logits.shape),
+                                                      list(logits.stride())))
+    return LogprobPlan(read, rows, config, names, in_place, comm.size), read is not logits
+
+
+def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,
+            vocab_start: int | None = None, vocab_end: int | None = None, in_place: bool = False,
+            **members: Any) -> tuple[Any, ...]:
+    """The outputs @names of logits [..., Vl] and target [...]; @members are the C config's."""
+    return function().apply(*planned(what, logits, target, names, tp_group,
+                                     (vocab_start, vocab_end, None), in_place,
+                                     tuple(members.values()), tuple(members)))
 
 
 def _control(group: Any, comm: Comm) -> Comm | None:
@@ -330,95 +368,9 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     if not loss and (label_smoothing or z_loss):
         raise ArgumentError("logprob: label_smoothing and z_loss act on the loss, and logp is never "
                             "smoothed; ask for loss=True, or use nll()")
-    names = ('logp',) + ('entropy',) * entropy + ('loss',) * loss
-    out = outputs(vocab_parallel_logits, target, names, tp_group=tp_group, vocab_start=vocab_start,
-                  vocab_end=vocab_end, vocab_size=vocab_size, inplace_backward=inplace_backward,
-                  temperature=temperature, softcap=softcap or 0.0, label_smoothing=label_smoothing,
-                  z_loss=z_loss, ignore_index=ignore_index, chunk_size=chunk_size or 0)
+    names = NAMES[bool(entropy), bool(loss)]
+    out = function().apply(*planned(
+        'logprob', vocab_parallel_logits, target, names, tp_group,
+        (vocab_start, vocab_end, vocab_size), inplace_backward,
+        (temperature, softcap or 0.0, label_smoothing, z_loss, ignore_index, chunk_size or 0)))
     return out if len(names) > 1 else out[0]
-
-
-class Loss(NamedTuple):
-    """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group."""
-    loss: Any
-    num: Any
-    den: Any
-
-
-@functools.lru_cache(maxsize=None)
-def sum_over() -> Any:
-    """The autograd function x -> its sum over ranks, added in rank order; backward hands on the gradient
-    as it is, for each rank's part appears once in the sum."""
-    import torch
-
-    class SumOver(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any, comm: Comm) -> Any:
-            total = x.clone()
-            with groups.telling(comm):
-                comm.all_reduce(total, stream=stream_of(x.device))
-            return total
-
-        @staticmethod
-        def backward(ctx: Any, d_total: Any) -> Any:
-            return d_total, None
-
-    return SumOver
-
-
-@eager
-def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mask: Any = None,
-        tp_group: Any = None, reduce_group: Any = None, vocab_start: int | None = None,
-        vocab_end: int | None = None, vocab_size: int | None = None, temperature: float = 1.0,
-        softcap: float | None = None, label_smoothing: float = 0.0, z_loss: float = 0.0,
-        ignore_index: int = -100, chunk_size: int | None = None,
-        inplace_backward: bool = False) -> Any:
-    """Cross entropy of target [...] under logits [..., Vl], the loss of docs/logprob.md.
-
-    reduction "none": per token, 0 where ignored. "mean" and "sum": Loss(loss, num, den), where num
-    is the sum over tokens and den their number (those with a legal target and, with mask [...], a mask
-    that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
-    when den is 0. Each rank's gradients are those of its own tokens in the whole mean: add them over
-    the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU.
-    """
-    import torch
-    if reduction not in ('none', 'mean', 'sum'):
-        raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
-    logits = vocab_parallel_logits
-    if mask is not None:
-        check_mask('nll', mask, target, tp_group, reduce_group)
-    names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
-    out = outputs(logits, target, names, tp_group=tp_group, vocab_start=vocab_start,
-                  vocab_end=vocab_end, vocab_size=vocab_size, inplace_backward=inplace_backward,
-                  what='nll', temperature=temperature, softcap=softcap or 0.0,
-                  label_smoothing=label_smoothing, z_loss=z_loss, ignore_index=ignore_index,
-                  chunk_size=chunk_size or 0)
-    loss = out[0]
-    if mask is not None:
-        counts = mask.to(torch.bool)
-        loss = torch.where(counts, loss, torch.zeros((), dtype=loss.dtype, device=loss.device))
-    if reduction == 'none':
-        return loss
-    return reduced(loss, out[1][0] if mask is None else (counts & (target != ignore_index)).sum(),
-                   reduction, reduce_group, 'nll')
-
-
-def check_mask(what: str, mask: Any, target: Any, *of: Any) -> None:
-    """ValueError, on all ranks of the groups: a mask that is no tensor or not of the target's shape."""
-    found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
-    if hasattr(target, 'shape') and found != list(target.shape):
-        raise groups.told(ArgumentError("%s: mask is %s, expected %s, the target's shape"
-                                        % (what, found, list(target.shape))), target.device, *of)
-
-
-def reduced(loss: Any, counted: Any, reduction: str, reduce_group: Any, what: str) -> Loss:
-    """Mean or sum of a per-token loss and the number of tokens that count, over the group once."""
-    import torch
-    num, den = loss.sum(dtype=torch.float64), counted.to(torch.float64)
-    if reduce_group is not None:
-        comm = groups.comm_of(reduce_group, loss.device, what + ': reduce_group')
-        if comm.size > 1:
-            total = sum_over().apply(torch.stack((num, den)), comm)
-            num, den = total[0], total[1].detach()
-    value = num / den.clamp(min=1) if reduction == 'mean' else num
-    return Loss(value.to(loss.dtype), num, den)

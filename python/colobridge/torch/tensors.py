@@ -40,6 +40,9 @@ def stream_of(device: Any) -> int | None:
     if device.type != 'cuda':
         return None
     import torch
+    raw = getattr(torch._C, '_cuda_getCurrentRawStream', None)  # without a Python object of it
+    if raw is not None and device.index is not None:
+        return raw(device.index)
     return torch.cuda.current_stream(device).cuda_stream
 
 

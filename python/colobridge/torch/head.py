@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The lm_head of linear_logprob(): its C objects, and what a parameter may be (a DTensor, a tensor with a
+main_grad, one that autocast casts)."""
+from __future__ import annotations
+
+import ctypes as c
+import threading
+from typing import Any
+
+from .. import _structs as s
+from .._lib import call, lib
+from ..comm import Comm
+from ..errors import STATUS, ArgumentError, FailedError
+from .ready import Room
+
+
+class Core:
+    """A colo_linear_logprob_t with its head: for one size, dtype, device and set of options."""
+
+    def __init__(self, comm: Comm, head_comm: Comm | None, head: s.LmHeadConfig,
+                 config: s.LinearConfig):
+        self.comms = tuple(group for group in (comm, head_comm) if group is not None)  # live as long
+        self.head, self.linear = c.c_void_p(), c.c_void_p()
+        call('colo_lm_head_create', c.byref(self.head), head,
+             head_comm.handle if head_comm is not None else None)
+        for group in self.comms:
+            group.serves(self.head, 'colo_lm_head_destroy')
+        call('colo_linear_logprob_create', c.byref(self.linear), config, self.head, comm.handle)
+        for group in self.comms:
+            group.serves(self.linear, 'colo_linear_logprob_destroy')
+        self.gathered = lib().colo_lm_head_gathered_size(self.head)
+        self.used, self.kept = 0, True  # when; is it still among those of its communicator
+        self.room = Room()  # for the call that has the lock
+        self.bound: Any = None  # what the head was last told of its parameters
+        self.lock = threading.Lock()  # one call at a time: graphs of one thread may go backward on two
+
+    def __del__(self) -> None:
+        for group in self.comms:  # the second one finds NULL
+            group.ends(self.linear, 'colo_linear_logprob_destroy')
+            group.ends(self.head, 'colo_lm_head_destroy')
+
+    def alive(self) -> 'Core':
+        """Itself. RuntimeError: a communicator of its was destroyed, by an error or shutdown()."""
+        if not self.linear:
+            raise FailedError('linear_logprob: a communicator of the forward pass was destroyed since',
+                              STATUS['ERR_STATE'])
+        return self
+
+    def workspace(self, which: int, tokens: int, max_valid: int) -> int:
+        return self._size('colo_linear_logprob_workspace_size', which, tokens, max_valid)
+
+    def saved(self, tokens: int, max_valid: int) -> int:
+        return self._size('colo_linear_logprob_saved_size', tokens, max_valid)
+
+    def _size(self, name: str, *asked: Any) -> int:
+        size = c.c_size_t()
+        call(name, self.linear, *asked, c.byref(size))
+        return size.value
+
+
+def autocast(device: str) -> Any:
+    """The dtype that autocast computes products in now, None outside of it."""
+    import torch
+    try:
+        if torch.is_autocast_enabled(device):
+            return torch.get_autocast_dtype(device)
+    except TypeError:  # before 2.4 the question has no argument
+        if device == 'cuda':
+            return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
+        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
+    return None
+
+
+def local(t: Any, what: str) -> tuple[Any, Any, int | None]:
+    """(this rank's rows, the group that shares them, all rows) of a parameter: a DTensor that is
+    Shard(0) or Replicate() over one mesh dimension, or a tensor, which is what it is."""
+    if not hasattr(t, 'placements') or not hasattr(t, 'to_local'):
+        return t, None, None
+    if len(t.placements) != 1:
+        raise ArgumentError("%s: a DTensor over %d mesh dimensions, expected one; pass to_local(), "
+                            "head_group= and head_rows=" % (what, len(t.placements)))
+    placed = t.placements[0]
+    if placed.is_replicate():
+        return t.to_local(), None, None
+    if type(placed).__name__ != 'Shard' or placed.dim != 0:
+        raise ArgumentError("%s: a DTensor with %s, expected Shard(0) or Replicate()" % (what, placed))
+    return t.to_local(), t.device_mesh.get_group(), t.shape[0]
+
+
+def main_grads(what: str, weight: Any, bias: Any) -> tuple[Any, Any]:
+    found = []
+    for name, t in (('weight', weight), ('bias', bias)):
+        grad = None if t is None else getattr(t, 'main_grad', None)
+        if t is not None:
+            if grad is None:
+                raise ArgumentError("%s: main_grad=True, but %s has no attribute main_grad" % (what, name))
+            grad = local(grad, name + '.main_grad')[0].detach()
+            if grad.dtype not in _wide():
+                raise ArgumentError("%s: %s.main_grad is of %s, expected torch.float32 (or float64 of a "
+                                    "float64 head)" % (what, name, grad.dtype))
+        found.append(grad)
+    return found[0], found[1]
+
+
+def _wide() -> Any:
+    import torch
+    return torch.float32, torch.float64

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What calls of linear_logprob() of the same shapes and options share, so that a call only fills in
+addresses (ready.py), and how one runs: forward, backward, or both in one.
+"""
+from __future__ import annotations
+
+import ctypes as c
+import itertools
+import math
+from typing import Any
+
+from .. import _structs as s
+from ..comm import Comm
+from ..tensor import make, torch_dtype
+from .head import Core
+from .logprob import DIFFERENTIABLE, outputs_of, targets_of
+from .ready import SMALL, Room, View, entry, failed, table
+from .rows import Rows
+from .tensors import checked, stream_of
+
+_CORES = 32  # C objects of other sizes or options, for a communicator
+_HOST_ROOM = 1 << 20  # bytes of workspace that a core keeps on the host
+_clock = itertools.count()
+
+
+def _room(size: int, device: Any) -> tuple[Any, int]:
+    """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
+    import torch
+    memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
+    return memory, (memory.data_ptr() + 255) & ~255
+
+
+class LinearPlan:
+    """What calls of the same shapes, strides, dtypes, device and options share: views, config, outputs.
+    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None."""
+
+    def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
+                 config: s.LogprobConfig, head_rows: int, linear: dict[str, int],
+                 names: tuple[str, ...], max_valid: int):
+        import torch
+        self.rows, self.scatter, self.config, self.head_rows = rows, scatter, config, head_rows
+        self.linear, self.max_valid, self.names = linear, max_valid, names
+        self.plain, self.i64 = rows.plain, torch.int64
+        self.grads = [(i, name, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
+        self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
+        self.device, self.dtype = hidden.device, hidden.dtype
+        self.cuda = hidden.device.type == 'cuda'
+        self.real = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+        shape, stride = (rows.count, rows.columns), (rows.stride, 1)
+        self.hidden = View(hidden, 'hidden') if scatter else View(hidden, 'hidden', shape, stride)
+        raw = self.hidden.raw
+        mem, ordinal = raw.mem, raw.device
+        self.tokens = make(0, raw.dtype, shape, stride, mem, ordinal) if scatter else raw
+        self.targets = targets_of(rows, hidden.device)
+        self.weight = View(weight, 'weight')
+        self.bias = None if bias is None else View(bias, 'bias')
+        self.out = outputs_of(rows, names, self.real)
+        # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
+        self.d_shape = tuple(hidden.shape) if rows.plain or scatter else shape
+        self.d_view = not (rows.plain or scatter)
+        mine = math.prod(hidden.shape[:-1]) if scatter else rows.count
+        width = max(rows.columns, 1)
+        self.d_hidden = make(0, raw.dtype, (mine, rows.columns), (width, 1), mem, ordinal)
+        self.main = None if main is None else tuple(
+            None if t is None else View(t, name + '.main_grad')
+            for name, t in zip(('weight', 'bias'), main))
+        self.d_dtype = weight.dtype if main is None else main[0].dtype
+        self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
+                             (width, 1), mem, ordinal)
+        self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
+        self.kept: dict[Any, _Ready] = {}
+        self.empty = torch.empty
+
+    def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
+              add: bool) -> '_Ready':
+        """Of the gradients that are wanted. The C objects are kept with the communicator, and made at
+        the first call, in the same order on all ranks."""
+        which = (frozen_hidden, frozen_weight, add)
+        ready = self.kept.get(which)
+        if ready is not None and ready.core.kept:
+            ready.core.used = next(_clock)
+            return ready
+        cores = comm.__dict__.setdefault('_linears', {})
+        raw = self.hidden.raw
+        members = dict(self.linear, frozen_hidden=frozen_hidden, frozen_weight=frozen_weight,
+                       d_weight_add=add, d_weight_dtype=self.d_weight.dtype)
+        head = dict(rows=self.head_rows, hidden=self.rows.columns, dtype=raw.dtype, mem=raw.mem,
+                    device=raw.device, has_bias=self.bias is not None)
+        key = (head_comm, bytes(self.config), tuple(members.items()), tuple(head.items()))
+        core = cores.get(key)
+        if core is None:
+            core = cores[key] = Core(
+                comm, head_comm, s.LmHeadConfig(struct_size=c.sizeof(s.LmHeadConfig), **head),
+                s.LinearConfig(struct_size=c.sizeof(s.LinearConfig), logprob=self.config,
+                               **members))
+            if len(cores) > _CORES:  # the one used last longest ago goes, on all ranks the same
+                old = min((k for k in cores if k != key), key=lambda k: cores[k].used)
+                cores.pop(old).kept = False
+                for plan, _, _ in table(comm, '_linear_plans').kept.values():
+                    plan.kept.clear()
+        core.used = next(_clock)
+        ready = self.kept[which] = _Ready(self, core, not frozen_hidden, not frozen_weight, add)
+        return ready
+
+
+class _Ready:
+    """A plan with its C objects, and the C structs of a call, of which there is one at a time."""
+
+    def __init__(self, plan: LinearPlan, core: Core, d_hidden: bool, d_weight: bool, add: bool):
+        self.plan, self.core, self.number = plan, core, next(_clock)
+        self.makes = d_hidden, d_weight
+        self.sizes: dict[int, int] = {}  # workspaces of passes
+        self.kept_size = -1
+        self.run_bind = entry('colo_lm_head_bind')
+        self.run_forward = entry('colo_linear_logprob_forward')
+        self.run_backward = entry('colo_linear_logprob_backward')
+        self.run_loss = entry('colo_linear_logprob_loss')
+        self.weight = plan.weight.copy()
+        self.bias = None if plan.bias is None else plan.bias.copy()
+        self.saved = s.LinearSaved(of=core.linear, hidden=plan.tokens, targets=plan.targets.raw,
+                                   max_valid=plan.max_valid, valid=True)
+        self.hidden, self.targets = self.saved.hidden, self.saved.targets  # views into it
+        self.batch = s.LinearBatch(c.pointer(self.hidden), c.pointer(self.targets), plan.max_valid)
+        self.out, self.made, self.upstream = s.LogprobOut(), s.LinearSaved(), s.LinearUpstream()
+        copy = s.Tensor.from_buffer_copy
+        self.d_hidden = copy(plan.d_hidden) if d_hidden else None
+        d_raw = plan.main if add and plan.main is not None else None
+        self.d_weight = copy(plan.d_weight if d_raw is None else d_raw[0].raw) if d_weight else None
+        self.d_bias = copy(plan.d_bias if d_raw is None else d_raw[1].raw) \
+            if d_weight and plan.bias is not None else None
+        self.grads = s.LinearGrads(*(None if t is None else c.pointer(t)
+                                     for t in (self.d_hidden, self.d_weight, self.d_bias)))
+        self.at_parameters = (c.addressof(self.weight),
+                              None if self.bias is None else c.addressof(self.bias))
+        at = c.addressof
+        self.at_batch, self.at_out, self.at_made = at(self.batch), at(self.out), at(self.made)
+        self.at_saved, self.at_upstream, self.at_grads = (at(self.saved), at(self.upstream),
+                                                          at(self.grads))
+
+    def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+             place: Any) -> Any:
+        """Says where the tokens and the head are; what it returns has to live as long as the call.
+        place: View.point of a forward, View.again of a backward."""
+        plan, core = self.plan, self.core
+        whole = memory = room = None
+        if plan.scatter:
+            whole = plan.empty((plan.rows.count, plan.rows.columns), dtype=plan.dtype,
+                               device=plan.device)
+            comm.all_gather(checked(hidden, 'hidden', saved=place is View.again),
+                            checked(whole, 'hidden'), stream=stream_of(plan.device))
+            self.hidden.data = whole.data_ptr()
+        else:
+            hidden = place(plan.hidden, self.hidden, hidden)
+        target = place(plan.targets, self.targets, target)
+        weight = place(plan.weight, self.weight, weight)
+        if bias is not None:
+            bias = place(plan.bias, self.bias, bias)
+        if core.gathered:
+            memory, room = _room(core.gathered, plan.device)
+        elif core.bound == (self.number, self.weight.data, self.bias and self.bias.data):
+            return whole, hidden, target, weight, bias  # the head has just this already
+        core.bound = None
+        status = self.run_bind(core.head, *self.at_parameters, room)
+        if status < 0:
+            raise failed(status)
+        core.bound = self.number, self.weight.data, self.bias and self.bias.data
+        return whole, hidden, target, weight, bias, memory
+
+    def outputs(self) -> list[Any]:
+        out, empty, device = [], self.plan.empty, self.plan.device
+        for name, shape, dtype in self.plan.out:
+            t = empty(shape, dtype=dtype, device=device)
+            setattr(self.out, name, t.data_ptr())
+            out.append(t)
+        return out
+
+    def work(self, which: int) -> tuple[Any, int]:
+        """(what holds it, address) of a pass's workspace"""
+        size = self.sizes.get(which)
+        if size is None:
+            size = self.sizes[which] = self.core.workspace(which, self.plan.rows.count,
+                                                           self.plan.max_valid)
+        if size <= _HOST_ROOM and not self.plan.cuda:
+            return None, self.core.room.of(size)
+        return _room(size, self.plan.device)
+
+    def gradients(self, weight: Any, bias: Any, main: Any) -> tuple[Any, Any, Any]:
+        """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to."""
+        plan, empty = self.plan, self.plan.empty
+        d_hidden = d_weight = d_bias = None
+        if self.makes[0]:
+            d_hidden = empty(plan.d_shape, dtype=plan.dtype, device=plan.device)
+            self.d_hidden.data = d_hidden.data_ptr()
+            if plan.d_view:
+                d_hidden = plan.rows.columns_of(d_hidden)
+        if self.makes[1]:
+            if main is not None:
+                plan.main[0].point(self.d_weight, main[0])
+                if bias is not None:
+                    plan.main[1].point(self.d_bias, main[1])
+            else:
+                d_weight = empty(weight.shape, dtype=plan.d_dtype, device=plan.device)
+                self.d_weight.data = d_weight.data_ptr()
+                if bias is not None:
+                    d_bias = empty(bias.shape, dtype=plan.d_dtype, device=plan.device)
+                    self.d_bias.data = d_bias.data_ptr()
+        return d_hidden, d_weight, d_bias
+
+    def forward(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+                backward: bool) -> tuple[list[Any], Any, Any]:
+        """(outputs, the buffer that backward needs, as a tensor, or memory that is no tensor)"""
+        plan = self.plan
+        with self.core.lock:
+            held = self.bind(comm, hidden, weight, bias, target, View.point)
+            out = self.outputs()
+            work, room = self.work(s.LINEAR_FORWARD if backward else s.LINEAR_INFERENCE)
+            kept = small = buffer = None
+            if backward:
+                if self.kept_size < 0:
+                    self.kept_size = self.core.saved(plan.rows.count, plan.max_valid)
+                if self.kept_size <= SMALL and not plan.cuda:  # a tensor would cost more
+                    small = Room()
+                    buffer = small.of(self.kept_size)
+                else:
+                    kept, buffer = _room(self.kept_size, plan.device)
+            status = self.run_forward(
+                self.core.linear, self.at_batch, self.at_out, self.at_made if backward else None,
+                buffer, room, stream_of(plan.device) if plan.cuda else None)
+            if status < 0:
+                raise failed(status)
+        del held, work
+        return out, kept, small
+
+    def backward(self, comm: Comm, saved: Any, small: Any, upstream: Any,
+                 main: Any) -> tuple[Any, Any, Any]:
+        """Gradients of hidden, weight and bias."""
+        plan = self.plan
+        hidden, weight, bias, target, kept = saved
+        with self.core.lock:
+            held, up = [self.bind(comm, hidden, weight, bias, target, View.again)], self.upstream
+            for i, name, d_name in plan.grads:
+                g = upstream[i]
+                setattr(up, name, 0.0 if g is None else 1.0)
+                if g is not None:
+                    if not (plan.plain and g.is_contiguous()):
+                        g = plan.rows.spread(g, 0)
+                    held.append(g)
+                    g = g.data_ptr()
+                setattr(up, d_name, g)
+            up.mean = False
+            grads = self.gradients(weight, bias, main)
+            self.saved.buffer = (kept.data_ptr() + 255) & ~255 if small is None else small.at
+            self.saved.valid = True
+            work, room = self.work(s.LINEAR_BACKWARD)
+            status = self.run_backward(
+                self.core.linear, self.at_saved, self.at_upstream, self.at_grads, room,
+                stream_of(plan.device) if plan.cuda else None)
+            if status < 0:
+                raise failed(status)
+        del held, work
+        return grads
+
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+             factor: Any, mean: bool) -> tuple[list[Any], tuple[Any, Any, Any]]:
+        """(outputs, gradients) of the sum of factor [T] * loss; None: of the sum, or of the mean."""
+        plan = self.plan
+        with self.core.lock:
+            held, up = self.bind(comm, hidden, weight, bias, target, View.point), self.upstream
+            up.logp, up.entropy, up.loss, up.mean = 0.0, 0.0, 1.0, mean
+            up.d_loss = None if factor is None else factor.data_ptr()
+            out, grads = self.outputs(), self.gradients(weight, bias, None)
+            work, room = self.work(s.LINEAR_LOSS)
+            status = self.run_loss(
+                self.core.linear, self.at_batch, self.at_upstream, self.at_out, self.at_grads, room,
+                stream_of(plan.device) if plan.cuda else None)
+            if status < 0:
+                raise failed(status)
+        del held, work
+        return out, grads

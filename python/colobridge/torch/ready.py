@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What makes the losses' calls cheap in Python: everything that follows from shapes, strides, dtypes,
+devices and options is made once and kept with the communicator; a call looks it up by these, fills
+in addresses, and passes addresses.
+
+A C struct of a call under way belongs to that call: it is taken from a list and put back, so threads
+that run backward at once never share one. Outputs and what is kept for backward are torch's; scratch
+that no one sees is a buffer of the call's own where it is small and on the host, for there the call is
+over when it returns.
+"""
+from __future__ import annotations
+
+import collections
+import ctypes as c
+import functools
+from typing import Any
+
+from .. import _structs as s
+from .._lib import FUNCTIONS, lib, sentence
+from ..errors import ArgumentError, exception
+from .tensors import checked
+
+KEPT = 64  # sets of shapes and options, for a communicator
+SMALL = 1 << 16  # bytes of scratch that are kept, or lie in one allocation with what is kept
+
+
+@functools.lru_cache(maxsize=None)
+def entry(name: str) -> Any:
+    """A C function that returns a status, to be called with addresses only; check() what it returns."""
+    fn = lib()[name]
+    fn.restype, fn.argtypes = c.c_int, [c.c_void_p] * len(FUNCTIONS[name][1])
+    return fn
+
+
+def failed(status: int) -> Exception:
+    """The exception of a status < 0 of entry()'s."""
+    return exception(status, sentence())
+
+
+@functools.lru_cache(maxsize=None)
+def _storage_of() -> Any:
+    import torch
+    return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
+
+
+class View:
+    """The library's view of tensors of one shape, stride, dtype and device: all but the address.
+    what: its name in errors."""
+    __slots__ = ('raw', 'reach', 'size', 'count', 'ordinal', 'what', 'storage_of', 'shape', 'stride',
+                 'dtype', 'device')
+
+    def __init__(self, like: Any, what: str, shape: Any = None, stride: Any = None):
+        """shape, stride: how the library sees it, where that is not how torch does."""
+        self.raw = raw = s.Tensor.from_buffer_copy(checked(like, what))
+        raw.data = None
+        if shape is not None:
+            raw.ndim = len(shape)
+            raw.shape[:len(shape)] = shape
+            raw.stride[:len(shape)] = stride
+        self.shape, self.dtype, self.device = like.shape, like.dtype, like.device
+        self.stride = None if like.is_contiguous() else like.stride()
+        self.size, self.count, self.ordinal = like.element_size(), like.numel(), like.get_device()
+        self.reach = self.size * (self.count and 1 + sum(
+            (n - 1) * step for n, step in zip(like.shape, like.stride())))
+        self.what, self.storage_of = what, _storage_of()
+
+    def copy(self) -> s.Tensor:
+        return s.Tensor.from_buffer_copy(self.raw)
+
+    def point(self, raw: s.Tensor, t: Any) -> Any:
+        """Lets a copy be a view of @t, which has this shape and stride. RuntimeError: a storage that is
+        too small, for somebody freed or resized it."""
+        raw.data = t.data_ptr()
+        if self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
+            checked(t, self.what)
+        return t
+
+    def again(self, raw: s.Tensor, t: Any) -> Any:
+        """The same of a saved tensor, which it returns as it was: hooks (save_on_cpu) may give back other
+        strides."""
+        # of the same memory when contiguous, whatever the shape; as View sees it
+        if self.stride is not None or not t.is_contiguous() or t.numel() != self.count or \
+                t.dtype is not self.dtype or t.get_device() != self.ordinal:
+            t = self._restored(t)
+        raw.data = t.data_ptr()
+        if self.storage_of(t).nbytes() < t.storage_offset() * self.size + self.reach:
+            checked(t, self.what, saved=True)
+        return t
+
+    def _restored(self, t: Any) -> Any:
+        if t.shape != self.shape or t.dtype is not self.dtype or t.device != self.device:
+            raise ArgumentError(
+                "%s came back from forward as %s of %s on %s, expected %s of %s on %s"
+                % (self.what, list(t.shape), t.dtype, t.device, list(self.shape), self.dtype,
+                   self.device))
+        if self.stride is None or t.stride() == self.stride:
+            return t if self.stride else t.contiguous()
+        import torch
+        return torch.empty_strided(self.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
+
+
+class Room:
+    """Scratch of calls on the host, at a multiple of 256; grows."""
+    __slots__ = ('memory', 'size', 'at')
+
+    def __init__(self) -> None:
+        self.size = -1
+
+    def of(self, size: int) -> int:
+        if size > self.size:
+            self.memory = (c.c_char * (size + 255))()
+            self.size, self.at = size, (c.addressof(self.memory) + 255) & ~255
+        return self.at
+
+
+class Table:
+    """What is kept for the sets of shapes and options that were asked for last."""
+    __slots__ = ('kept', 'key', 'found')
+
+    def __init__(self) -> None:
+        self.kept: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+        self.key = self.found = None
+
+    def get(self, key: Any) -> Any:
+        """None: not there."""
+        if key == self.key:  # as in the call before: no hash
+            return self.found
+        found = self.kept.get(key)
+        if found is not None:
+            self.kept.move_to_end(key)
+            self.key, self.found = key, found
+        return found
+
+    def add(self, key: Any, value: Any) -> Any:
+        self.kept[key] = self.found = value
+        self.key = key
+        if len(self.kept) > KEPT:
+            self.kept.popitem(last=False)
+        return value
+
+
+def table(comm: Any, name: str) -> Table:
+    """The one of this name that is kept with a communicator."""
+    found = comm.__dict__.get(name)
+    if found is None:
+        found = comm.__dict__[name] = Table()
+    return found
