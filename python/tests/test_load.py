@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which library is loaded, what is refused, and that an installed package finds its own."""
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -112,6 +113,19 @@ def test_meson_install_makes_a_package_that_finds_its_library(tmp_path):
     want = sorted(p.relative_to(PACKAGE / 'colobridge') for p in (PACKAGE / 'colobridge').rglob('*.py'))
     have = sorted(p.relative_to(package[0].parent) for p in package[0].parent.rglob('*.py'))
     assert [p for p in have if p.name != '_installed.py'] == want
+
+
+def test_meson_installs_where_python_looks():
+    info = Path(os.environ.get('COLO_BUILD') or '/nonexistent') / 'meson-info'
+    if not info.is_dir():
+        pytest.skip('COLO_BUILD names no build folder')
+    options = {o['name']: o['value'] for o in json.loads((info / 'intro-buildoptions.json').read_text())}
+    code, said = run('import json, site; print(json.dumps(site.getsitepackages()))', python='python3')
+    sites = json.loads(said)
+    if options['python.purelibdir'] or not any(s.startswith(options['prefix'] + '/') for s in sites):
+        pytest.skip('the build installs to %s, which is not of this Python' % options['prefix'])
+    where = json.loads((info / 'intro-installed.json').read_text()).values()
+    assert {str(Path(p).parents[1]) for p in where if p.endswith('colobridge/py.typed')} <= set(sites)
 
 
 def test_pip_install_makes_a_package_that_imports(tmp_path):
