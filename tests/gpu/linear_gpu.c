@@ -9,7 +9,7 @@
 #include <colobridge/nccl.h>
 
 /* A rank's memory is taken before any rank's kernels run and kept until the process ends: taking
- * and giving back managed memory waits for all devices, and one may be waiting for this rank. */
+ * it and giving it back may wait for a device that waits for this rank. */
 enum { ARENA = 192 << 20, ALIGN = 256 };
 
 static struct seat {
@@ -44,9 +44,33 @@ static void release(void *p)
     mine->last = NULL;
 }
 
+static void must(cudaError_t e, const char *what)
+{
+    if (e == cudaSuccess)
+        return;
+    fprintf(stderr, "linear_gpu: %s: %s\n", what, cudaGetErrorString(e));
+    abort(); /* on a rank's thread no assertion returns to CMocka */
+}
+
 static void wait_all(void)
 {
-    cudaStreamSynchronize(mine->stream);
+    cudaStreamSynchronize(mine->stream); /* a call that failed says so itself */
+}
+
+static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind way)
+{
+    must(cudaMemcpyAsync(to, from, bytes, way, mine->stream), "copying");
+    must(cudaStreamSynchronize(mine->stream), "copying");
+}
+
+static void send(void *there, const void *host, size_t bytes)
+{
+    copy(there, host, bytes, cudaMemcpyHostToDevice);
+}
+
+static void fetch(void *host, const void *there, size_t bytes)
+{
+    copy(host, there, bytes, cudaMemcpyDeviceToHost);
 }
 
 static int32_t device(void)
@@ -71,7 +95,7 @@ static colo_status_t sit(int32_t rank)
     if (e == cudaSuccess && !mine->stream)
         e = cudaStreamCreateWithFlags(&mine->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess && !mine->arena)
-        e = cudaMallocManaged((void **)&mine->arena, ARENA, cudaMemAttachGlobal);
+        e = cudaMalloc((void **)&mine->arena, ARENA);
     return e == cudaSuccess
                ? COLO_OK
                : colo_fail(COLO_ERR_CUDA, "rank %d: %s", (int)rank, cudaGetErrorString(e));
@@ -88,7 +112,8 @@ static colo_status_t comm(colo_comm_t *world, colo_comm_t **gpus)
 
 const linear_place_t *linear_gpu_place(void)
 {
-    static const linear_place_t here = {alloc, release, wait_all, device, stream, comm};
+    static const linear_place_t here = {alloc,    release, send,   fetch,
+                                        wait_all, device,  stream, comm};
     return &here;
 }
 

@@ -140,7 +140,8 @@ void linear_case_mode(linear_case_t *c, int mode)
 /* ---- memory with canaries on both sides ---- */
 
 typedef struct room {
-    unsigned char *block, *data;
+    unsigned char *block, *data; /* of the host */
+    unsigned char *there;        /* the same of a place, when there is one */
     size_t bytes;
 } room_t;
 
@@ -157,36 +158,62 @@ static void settle(void)
         place->wait();
 }
 
-static void room_free(room_t *m)
+static size_t room_size(const room_t *m)
 {
-    if (place && m->block)
-        place->release(m->block);
-    else
-        free(m->block);
-    m->block = NULL;
+    return (m->bytes + 2 * BEFORE + 255) / 256 * 256;
 }
 
-static colo_tensor_t view(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+static void room_free(room_t *m)
 {
-    return place ? colo_tensor_cuda(data, dtype, place->device(), ndim, shape)
-                 : colo_tensor_host(data, dtype, ndim, shape);
+    if (m->there)
+        place->release(m->there);
+    free(m->block);
+    *m = (room_t){0};
+}
+
+/* What the host wrote, to the place; what the place wrote, to the host. Settled both ways. */
+static void room_send(const room_t *m)
+{
+    if (m->there)
+        place->send(m->there, m->block, room_size(m));
+}
+
+static void room_fetch(const room_t *m)
+{
+    if (m->there)
+        place->fetch(m->block, m->there, room_size(m));
+}
+
+/* What a call gets. */
+static void *room_at(const room_t *m)
+{
+    return m->there ? m->there + BEFORE : m->data;
+}
+
+static colo_tensor_t view(const room_t *m, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+{
+    return place ? colo_tensor_cuda(room_at(m), dtype, place->device(), ndim, shape)
+                 : colo_tensor_host(room_at(m), dtype, ndim, shape);
 }
 
 static room_t room_of(size_t bytes)
 {
-    const size_t all = (bytes + 2 * BEFORE + 255) / 256 * 256;
     room_t m = {.bytes = bytes};
-    m.block = place ? place->alloc(all) : aligned_alloc(256, all);
+    const size_t all = room_size(&m);
+    m.block = aligned_alloc(256, all);
+    m.there = place ? place->alloc(all) : NULL;
     m.data = m.block + BEFORE;
     /* all of it, but for the inside of a workspace of many mebibytes */
     memset(m.block, CANARY_BYTE, bytes < FILLED ? all : BEFORE + FILLED);
     memset(m.data + bytes, CANARY_BYTE, all - BEFORE - bytes);
+    room_send(&m);
     return m;
 }
 
+/* After what wrote it has ended, and when it was fetched. */
 static bool room_spilled(const room_t *m)
 {
-    size_t after = (m->bytes + 2 * BEFORE + 255) / 256 * 256 - BEFORE - m->bytes;
+    size_t after = room_size(m) - BEFORE - m->bytes;
     for (size_t i = 0; i < BEFORE; i++)
         if (m->block[i] != CANARY_BYTE)
             return true;
@@ -240,16 +267,19 @@ static colo_status_t make_head(rank_t *k)
                        loss_round(c->dtype, weight_at(c, column, j)));
         loss_store(c->dtype, k->bias.data, i, column < c->vocab ? c->b[column] : 0);
     }
-    colo_tensor_t w = view(k->weight.data, c->dtype, 2, (int64_t[]){k->rows, H});
-    colo_tensor_t b = view(k->bias.data, c->dtype, 1, &k->rows);
+    room_send(&k->weight);
+    room_send(&k->bias);
+    colo_tensor_t w = view(&k->weight, c->dtype, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t b = view(&k->bias, c->dtype, 1, &k->rows);
     return colo_lm_head_bind(k->head, &w, c->has_bias ? &b : NULL,
-                             c->head == HEAD_SHARDED ? k->gathered.data : NULL);
+                             c->head == HEAD_SHARDED ? room_at(&k->gathered) : NULL);
 }
 
-static void fill(colo_dtype_t dtype, void *data, int64_t n, double v)
+static void fill(colo_dtype_t dtype, room_t *m, int64_t n, double v)
 {
     for (int64_t i = 0; i < n; i++)
-        loss_store(dtype, data, i, v);
+        loss_store(dtype, m->data, i, v);
+    room_send(m);
 }
 
 static room_t room_from(colo_dtype_t dtype, const double *values, int64_t n)
@@ -257,6 +287,7 @@ static room_t room_from(colo_dtype_t dtype, const double *values, int64_t n)
     room_t m = room_of((size_t)n * colo_dtype_size(dtype));
     for (int64_t i = 0; i < n; i++)
         loss_store(dtype, m.data, i, values[i]);
+    room_send(&m);
     return m;
 }
 
@@ -271,13 +302,14 @@ static void make_memory(rank_t *k)
     k->hidden = room_from(c->dtype, c->h[k->d], T * H);
     k->targets = room_of((size_t)T * sizeof(int64_t));
     memcpy(k->targets.data, c->targets[k->d], k->targets.bytes);
+    room_send(&k->targets);
     k->correct = room_of((size_t)T);
     k->counts = room_of(2 * sizeof(int64_t));
     k->d_h = room_of((size_t)(T * H) * colo_dtype_size(c->dtype));
     k->d_w = room_of((size_t)(k->rows * H) * colo_dtype_size(dw));
     k->d_b = room_of((size_t)k->rows * colo_dtype_size(dw));
-    fill(dw, k->d_w.data, k->rows * H, before);
-    fill(dw, k->d_b.data, k->rows, before);
+    fill(dw, &k->d_w, k->rows * H, before);
+    fill(dw, &k->d_b, k->rows, before);
     for (int i = 0; i < 3; i++) {
         k->up[i] = room_from(stat, c->up[k->d][i], T);
         k->out[i] = room_of((size_t)T * colo_dtype_size(stat));
@@ -293,6 +325,7 @@ static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
     settle();
+    room_fetch(&k->work);
     k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
     room_free(&k->work);
     rank_try(
@@ -309,9 +342,9 @@ static colo_linear_upstream_t upstream_of(const rank_t *k)
         .logp = c->factor[0],
         .entropy = p->want_entropy ? c->factor[1] : 0,
         .loss = p->want_loss ? c->factor[2] : 0,
-        .d_logp = c->arrays ? k->up[0].data : NULL,
-        .d_entropy = c->arrays ? k->up[1].data : NULL,
-        .d_loss = c->arrays ? k->up[2].data : NULL,
+        .d_logp = c->arrays ? room_at(&k->up[0]) : NULL,
+        .d_entropy = c->arrays ? room_at(&k->up[1]) : NULL,
+        .d_loss = c->arrays ? room_at(&k->up[2]) : NULL,
         .mean = c->mean,
     };
 }
@@ -330,23 +363,28 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
     linear_case_t *c = k->c;
     const colo_linear_upstream_t up = upstream_of(k);
     settle();
+    room_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
     for (int turn = 0; turn <= (int)c->twice; turn++) {
         if (turn) {
-            fill(c->config.d_weight_dtype, k->d_w.data, k->rows * c->hidden, 0);
-            fill(c->config.d_weight_dtype, k->d_b.data, k->rows, 0);
+            fill(c->config.d_weight_dtype, &k->d_w, k->rows * c->hidden, 0);
+            fill(c->config.d_weight_dtype, &k->d_b, k->rows, 0);
         }
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
-        rank_try(
-            colo_linear_logprob_backward(k->linear, saved, &up, grads, k->work.data, stream()));
+        rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, room_at(&k->work),
+                                              stream()));
         settle();
+        room_fetch(&k->d_h);
+        room_fetch(&k->d_w);
+        room_fetch(&k->d_b);
         uint64_t all = hash_bytes(k->d_h.data, k->d_h.bytes) ^
                        hash_bytes(k->d_w.data, k->d_w.bytes) << 1 ^
                        hash_bytes(k->d_b.data, k->d_b.bytes) << 2;
         c->second_differs[k->world] |= turn && all != first;
         first = all;
     }
+    room_fetch(&k->kept);
     c->kept_changed[k->world] = kept != hash_bytes(k->kept.data, k->kept.bytes);
     return COLO_OK;
 }
@@ -360,21 +398,22 @@ static colo_status_t run_passes(rank_t *k)
     const colo_dtype_t dw = c->config.d_weight_dtype;
     const colo_logprob_config_t *p = &c->config.logprob;
     size_t bytes;
-    colo_tensor_t hidden = view(k->hidden.data, c->dtype, 2, (int64_t[]){T, H});
-    colo_tensor_t targets = view(k->targets.data, COLO_I64, 1, &T);
-    colo_tensor_t d_h = view(k->d_h.data, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
-    colo_tensor_t d_w = view(k->d_w.data, dw, 2, (int64_t[]){k->rows, H});
-    colo_tensor_t d_b = view(k->d_b.data, dw, 1, &k->rows);
+    colo_tensor_t hidden = view(&k->hidden, c->dtype, 2, (int64_t[]){T, H});
+    colo_tensor_t targets = view(&k->targets, COLO_I64, 1, &T);
+    colo_tensor_t d_h = view(&k->d_h, c->dtype, 2, (int64_t[]){scattered ? slice : T, H});
+    colo_tensor_t d_w = view(&k->d_w, dw, 2, (int64_t[]){k->rows, H});
+    colo_tensor_t d_b = view(&k->d_b, dw, 1, &k->rows);
     colo_linear_batch_t batch = {&hidden, &targets, max_valid_of(k)};
     colo_linear_grads_t grads = {frozen_h ? NULL : &d_h, frozen_w ? NULL : &d_w,
                                  frozen_w || !c->has_bias ? NULL : &d_b};
+    int64_t *counts = room_at(&k->counts);
     colo_logprob_out_t out = {
-        .logp = k->out[0].data,
-        .entropy = p->want_entropy ? k->out[1].data : NULL,
-        .loss = p->want_loss ? k->out[2].data : NULL,
-        .correct = p->want_correct ? k->correct.data : NULL,
-        .n_valid = (int64_t *)k->counts.data,
-        .n_invalid = (int64_t *)k->counts.data + 1,
+        .logp = room_at(&k->out[0]),
+        .entropy = p->want_entropy ? room_at(&k->out[1]) : NULL,
+        .loss = p->want_loss ? room_at(&k->out[2]) : NULL,
+        .correct = p->want_correct ? room_at(&k->correct) : NULL,
+        .n_valid = counts,
+        .n_invalid = counts + 1,
     };
     colo_linear_logprob_saved_t saved = {.valid = false};
     colo_comm_ledger_reset(k->tp);
@@ -384,8 +423,8 @@ static colo_status_t run_passes(rank_t *k)
     if (c->loss_mode) {
         const colo_linear_upstream_t up = upstream_of(k);
         rank_try(new_workspace(k, COLO_LINEAR_LOSS));
-        rank_try(
-            colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, k->work.data, stream()));
+        rank_try(colo_linear_logprob_loss(k->linear, &batch, &up, &out, &grads, room_at(&k->work),
+                                          stream()));
     } else {
         for (int turn = 0; turn <= (int)c->checkpoint; turn++) {
             bool last = turn == (int)c->checkpoint, keeps = last && !c->no_saved;
@@ -395,22 +434,22 @@ static colo_status_t run_passes(rank_t *k)
             }
             rank_try(new_workspace(k, keeps ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE));
             rank_try(colo_linear_logprob_forward(k->linear, &batch, &out, keeps ? &saved : NULL,
-                                                 k->kept.data, k->work.data, stream()));
+                                                 room_at(&k->kept), room_at(&k->work), stream()));
         }
     }
     colo_comm_ledger(k->tp, &c->tp_forward[k->world]);
     colo_comm_ledger(k->dp, &c->head_forward[k->world]);
     settle();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
+    room_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
         rank_try(run_backward(k, &saved, &grads));
     colo_comm_ledger(k->tp, &c->tp_all[k->world]);
     colo_comm_ledger(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
-        rank_try(colo_comm_all_reduce(k->dp, k->d_w.data, k->d_w.data, k->rows * H, dw, COLO_SUM,
-                                      stream()));
-        rank_try(
-            colo_comm_all_reduce(k->dp, k->d_b.data, k->d_b.data, k->rows, dw, COLO_SUM, stream()));
+        void *sum_w = room_at(&k->d_w), *sum_b = room_at(&k->d_b);
+        rank_try(colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, stream()));
+        rank_try(colo_comm_all_reduce(k->dp, sum_b, sum_b, k->rows, dw, COLO_SUM, stream()));
     }
     return COLO_OK;
 }
@@ -423,8 +462,10 @@ static void collect(rank_t *k)
     const room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
                            &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
                            &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
-    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        room_fetch(all[i]);
         c->spilled[k->world] |= all[i]->block && room_spilled(all[i]);
+    }
     if (c->config.logprob.want_correct)
         memcpy(c->correct[k->world], k->correct.data, (size_t)c->tokens);
     c->n_valid[k->world] = ((const int64_t *)k->counts.data)[0];

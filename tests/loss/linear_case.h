@@ -29,11 +29,14 @@ enum {
 
 typedef enum { HEAD_RESIDENT, HEAD_SHARDED } head_kind_t;
 
-/* Where a case runs that does not run on the host; memory must be readable there, too. All but comm
- * are the calling rank's, between comm and the end of its thread. */
+/* Where a case runs that does not run on the host. All but comm are the calling rank's, between
+ * comm and the end of its thread. */
 typedef struct linear_place {
-    void *(*alloc)(size_t bytes); /* 256-aligned */
+    void *(*alloc)(size_t bytes); /* 256-aligned; not of the host */
     void (*release)(void *p);
+    void (*send)(void *there, const void *host,
+                 size_t bytes); /* both have ended when they return */
+    void (*fetch)(void *host, const void *there, size_t bytes);
     void (*wait)(void); /* for all that this rank enqueued */
     int32_t (*device)(void);
     colo_stream_t (*stream)(void);
