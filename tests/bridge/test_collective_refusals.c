@@ -1,0 +1,267 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_collective_refusals.c - what the all-gather / all-reduce way cannot do: refused on all ranks
+ * before anything moves, in the order of the reference, and nothing else is refused.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+
+static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
+{
+    return (t_case_t){.src = t_side(src, true),
+                      .dst = t_side(dst, false),
+                      .shape = {b, n, h},
+                      .algo = COLO_COLLECTIVE};
+}
+
+/* ---- refusals ---- */
+
+static colo_status_t refused_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
+    colo_ledger_t l;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    colo_status_t st = colo_bridge_create(&bridge, &config, world);
+    rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
+    rank_check(bridge == mark);
+    colo_comm_ledger(world, &l);
+    for (int kind = 0; kind < COLO_OP_COUNT; kind++)
+        rank_check(l.ops[kind][COLO_OWNER_BRIDGE] == 0 && l.ops[kind][COLO_OWNER_USER] == 0);
+    rank_check(colo_comm_check(world) == COLO_OK);
+    t_case_t exact = *c; /* the comm lives, and EXACT has no such limits */
+    exact.algo = COLO_EXACT;
+    return t_case_on(world, &exact);
+}
+
+static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **state)
+{
+    (void)state;
+    static const char *const refused[][2] = {
+        {"dp=8", "tp=2,cp=2,dp=2"},           {"tp=2,dp=4", "tp=2,dp=2"},
+        {"tp=2,dp=2@1", "tp=2,dp=2"},         {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2"},
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2"},      {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
+        {"tp=2,dp=4", "tp=2,dp=2,cp=2"},      {"tp=2,dp=3", "tp=3,dp=2"},
+        {"tp=2,ep=2,dp=2", "tp=2,cp=2,dp=2"}, {"dp=4,tp=2", "tp=2,cp=2,dp=2"},
+        {"tp=4,dp=2", "dp=4,tp=2"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
+        t_case_t c = make(refused[i][0], refused[i][1], 12, 8, 2);
+        c.check = 1;
+        assert_ok(t_run_ranks(t_case_world(&c), refused_rank, &c, sizeof c));
+    }
+    t_case_t c = make("tp=4,dp=2", "tp=2,dp=4", 6, 8, 2);
+    assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
+    c = make("tp=2,dp=4", "tp=4,dp=2", 6, 8, 2);
+    assert_ok(t_run_ranks(8, refused_rank, &c, sizeof c));
+}
+
+/* What the reference has no words for, and would sum or skip silently. */
+static void layouts_that_it_would_sum_wrongly_are_refused(void **state)
+{
+    (void)state;
+    for (int odd = 0; odd < 6; odd++) {
+        t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+        c.check = 1;
+        switch (odd) {
+        case 0: /* replicas over cp: their gradients are one value, not addends */
+            c.dst.nsplits[1] = 0;
+            break;
+        case 1: /* sequence parallelism over a dim called cp: full gradients, not addends */
+            c.dst.split[1][0] = (ref_split_t){"cp", REF_BLOCK, false};
+            break;
+        case 2: /* stages over other dims than pp */
+            c.src.stage_dim = "tp";
+            c.src.stage = 1;
+            break;
+        case 3:
+            c.dst.stage_dim = "tp";
+            break;
+        case 4:
+            c.dst.nsplits[1] = 0;
+            c.dst.stage_dim = "cp";
+            c.dst.stage = 1;
+            break;
+        default: /* fan-out, and the output in shards */
+            c = make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2);
+            c.check = 1;
+            c.output = COLO_SHARDED;
+            c.dst.nsplits[1] = 0;
+        }
+        colo_status_t st = colo_comm_threads_run(8, refused_rank, &c);
+        if (st < 0)
+            fail_msg("layout %d: %s", odd, colo_last_error());
+    }
+}
+
+/* Accepted exactly when every rank's slot is in its group: by asking each rank, for all orders. */
+typedef struct sweep {
+    int64_t taken, refused;
+} sweep_t;
+
+static void one_sweep(int64_t n, const int64_t *s, const int64_t *d, void *arg)
+{
+    sweep_t *t = arg;
+    for (int a = 0; a < T_ORDERS; a++)
+        for (int b = 0; b < T_ORDERS; b++) {
+            t_case_t c = {.src = t_side_ordered(a, s[0], s[1], s[2], true),
+                          .dst = t_side_ordered(b, d[0], d[1], d[2], false)};
+            colo_layout_t ls, ld;
+            assert_ok(t_layout(&ls, &c.src));
+            assert_ok(t_layout(&ld, &c.dst));
+            int64_t big = s[2] > d[2] ? s[2] : d[2], small = s[2] < d[2] ? s[2] : d[2],
+                    k = big / small;
+            colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                     .shape = {big, 48, 1, 0}};
+            int cp_at = 0, dp_at = 0;
+            for (int i = 0; i < 3; i++) {
+                cp_at = strcmp(c.dst.name[i], "cp") == 0 ? i : cp_at;
+                dp_at = strcmp(c.dst.name[i], "dp") == 0 ? i : dp_at;
+            }
+            bool ok = s[1] == 1 && big % small == 0 && (d[1] == 1 || cp_at < dp_at);
+            for (int64_t r = 0; ok && r < n; r++) {
+                int64_t x = ref_side_coord(&c.src, r, "dp"), y = ref_side_coord(&c.dst, r, "dp");
+                ok = s[2] >= d[2] ? x / k == y : y / k == x;
+            }
+            colo_status_t st = colo_plan_collective_check(&pc);
+            if ((st == COLO_OK) != ok)
+                fail_msg("%s: %s, by asking every rank: %s", t_case_text(&c), colo_status_name(st),
+                         ok ? "accepted" : "refused");
+            t->taken += ok;
+            t->refused += !ok;
+        }
+}
+
+static void it_is_accepted_exactly_where_every_rank_agrees(void **state)
+{
+    (void)state;
+    sweep_t t = {0};
+    t_each_pair(1, 12, one_sweep, &t);
+    assert_true(t.taken > 500 && t.refused > 500);
+}
+
+/* ---- what the collective way refuses, in its order ---- */
+
+typedef struct refusal {
+    const char *src, *dst;
+    int64_t b;
+    colo_status_t status;
+    const char *word;
+} refusal_t;
+
+static void check_refusal(const refusal_t *t)
+{
+    ref_side_t src = t_side(t->src, true), dst = t_side(t->dst, false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                             .shape = {t->b, 24, 2, 0}};
+    colo_status_t st = colo_plan_collective_check(&pc);
+    if (st != t->status || (st < 0 && !strstr(colo_last_error(), t->word)))
+        fail_msg("%s -> %s B=%lld: %s \"%s\", expected %s with \"%s\"", t->src, t->dst,
+                 (long long)t->b, colo_status_name(st), st < 0 ? colo_last_error() : "",
+                 colo_status_name(t->status), t->word);
+}
+
+static void the_collective_way_refuses_in_the_order_of_the_reference(void **state)
+{
+    (void)state;
+    static const refusal_t list[] = {
+        /* one reason each */
+        {"dp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "cp=4,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4", "tp=2,cp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"tp=2,dp=4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,dp=4@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=2,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,dp=3", "tp=3,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"tp=2,ep=2,dp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"tp=2,dp=4", "tp=2,xp=2,dp=2", 8, COLO_ERR_LAYOUT, "xp"},
+        {"dp=4,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=4,tp=2", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "dp=2,tp=4", 8, COLO_ERR_LAYOUT, "rank"},
+        {"tp=4,dp=2", "tp=2,dp=4", 6, COLO_ERR_SHAPE, "not divisible by fan_out scale=2"},
+        {"tp=2,dp=4", "tp=4,dp=2", 6, COLO_ERR_SHAPE, "not divisible by fan_in scale=2"},
+        /* two or more reasons: the earlier one speaks */
+        {"dp=8", "tp=2,dp=2", 7, COLO_ERR_LAYOUT, "must have 'tp'"},
+        {"tp=2,dp=4@4", "tp=2,dp=2", 8, COLO_ERR_LAYOUT, "same number of ranks"},
+        {"tp=2,pp=2,dp=2@4", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "same rank offset"},
+        {"tp=2,pp=2,cp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "must have 'dp'"},
+        {"pp=2,cp=2,tp=1,dp=2", "tp=2,dp=4", 8, COLO_ERR_LAYOUT, "PP must be 1"},
+        {"cp=2,tp=1,dp=4", "tp=2,dp=2,cp=2", 8, COLO_ERR_LAYOUT, "CP must be 1"},
+        {"tp=6,dp=2", "tp=2,dp=3,cp=2", 6, COLO_ERR_LAYOUT, "'cp' before 'dp'"},
+        {"tp=2,ep=2,dp=3", "tp=6,dp=2", 6, COLO_ERR_LAYOUT, "evenly divisible"},
+        {"dp=2,ep=2,tp=2", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "ep"},
+        {"dp=4,tp=2", "tp=4,dp=2", 7, COLO_ERR_LAYOUT, "rank"},
+        /* nothing to refuse */
+        {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, COLO_OK, ""},
+        {"tp=4,dp=2", "tp=2,cp=2,dp=2", 7 + 1, COLO_OK, ""},
+        {"tp=2,pp=1,ep=1,cp=1,dp=4", "tp=2,cp=2,pp=1,xp=1,dp=2", 8, COLO_OK, ""},
+        {"tp=2,dp=4@4", "tp=4,dp=2@4", 8, COLO_OK, ""},
+        {"tp=2,dp=4", "cp=2,tp=2,dp=2", 8, COLO_OK, ""},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+        check_refusal(&list[i]);
+}
+
+static void samples_that_dp_does_not_split_are_refused(void **state)
+{
+    (void)state;
+    for (int side = 0; side < 2; side++) {
+        t_case_t c = make("tp=2,dp=2", "tp=2,dp=2", 4, 8, 2);
+        (side ? &c.dst : &c.src)->nsplits[0] = 0;
+        colo_layout_t ls, ld;
+        assert_ok(t_layout(&ls, &c.src));
+        assert_ok(t_layout(&ld, &c.dst));
+        colo_plan_config_t pc = {COLO_PLAN_CONFIG_INIT, .src = &ls, .dst = &ld,
+                                 .shape = {4, 8, 2, 0}};
+        assert_fails(colo_plan_collective_check(&pc), COLO_ERR_LAYOUT,
+                     side ? "dest layout: samples are not split over dp"
+                          : "src layout: samples are not split over dp");
+        pc.src = NULL;
+        assert_fails(colo_plan_collective_check(&pc), COLO_ERR_ARG, "NULL");
+    }
+}
+
+static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
+{
+    t_case_t c = *(const t_case_t *)arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *b = NULL;
+    rank_try(t_case_config(&c, &src, &dst, &config));
+    rank_check(colo_bridge_create(&b, &config, world) == COLO_ERR_ARG && !b);
+    rank_check(strstr(colo_last_error(), "cp=2, which i32 is not made for"));
+    c.no_grad = true;
+    return t_case_on(world, &c);
+}
+
+static void integers_are_not_summed_over_cp(void **state)
+{
+    (void)state;
+    t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
+    c.dtype = COLO_I32;
+    assert_ok(colo_comm_threads_run(8, int_sums_rank, &c));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it),
+        cmocka_unit_test(layouts_that_it_would_sum_wrongly_are_refused),
+        cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
+        cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
+        cmocka_unit_test(samples_that_dp_does_not_split_are_refused),
+        cmocka_unit_test(integers_are_not_summed_over_cp),
+    };
+    return cmocka_run_group_tests_name("bridge/collective_refusals", tests, NULL, NULL);
+}
