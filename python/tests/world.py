@@ -19,7 +19,8 @@ class RankFailed(AssertionError):
 
 def _rank(rank, size, port, pipe):
     os.environ.update(MASTER_ADDR='127.0.0.1', MASTER_PORT=str(port), RANK=str(rank),
-                      WORLD_SIZE=str(size), LOCAL_RANK=str(rank), COLO_TIMEOUT_MS='20000')
+                      WORLD_SIZE=str(size), LOCAL_RANK=str(rank),
+                      COLO_TIMEOUT_MS=os.environ.get('COLO_TIMEOUT_MS', '20000'))
     torch.set_num_threads(1)
     dist.init_process_group('gloo', rank=rank, world_size=size)
     while True:
