@@ -16,7 +16,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partitio
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
-          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'totals',
+          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'totals', 'Of', 'factor_of',
           'of_each', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception'}
 
 

@@ -279,68 +279,6 @@ def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
 
 # ---- the head and its loss, chunk by chunk ----
 
-@functools.lru_cache(maxsize=None)
-def _head_function() -> Any:
-    import torch
-    from torch.autograd.function import once_differentiable
-
-    from .torch.logprob import outputs
-
-    class HeadLoss(torch.autograd.Function):
-        """(hidden [T, H], weight [V, H], bias [V] or None, labels [T]) -> sum of losses / den, and
-        counts. Gradients are made in forward, chunk by chunk; backward scales them."""
-
-        @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, labels: Any, chunk: int, den: Any,
-                    scale: float, softcap: float) -> Any:
-            needs = ctx.needs_input_grad[:3]
-            total = hidden.new_zeros((), dtype=torch.float64)
-            entropy, counts = total.clone(), labels.new_zeros(3)
-            right, valid, bad = counts[0], counts[1], counts[2]
-            d_hidden = torch.empty_like(hidden) if needs[0] else None
-            d_weight = torch.zeros_like(weight, dtype=torch.float32) if needs[1] else None
-            d_bias = torch.zeros_like(bias, dtype=torch.float32) if needs[2] else None
-            if den is None:
-                den = (labels != -100).sum()
-            one = 1.0 / torch.as_tensor(den, device=hidden.device).clamp(min=1).to(torch.float32)
-            for lo in range(0, len(hidden), chunk):
-                h, t = hidden[lo:lo + chunk].to(weight.dtype), labels[lo:lo + chunk]
-                with torch.enable_grad():
-                    logits = torch.nn.functional.linear(h, weight.detach(), bias if bias is None
-                                                        else bias.detach()).detach()
-                    logits.requires_grad_(any(needs))
-                    loss, h_, ok, n, wrong = outputs(
-                        'chunked_cross_entropy_loss', logits, t,
-                        ('loss', 'entropy', 'correct', 'n_valid', 'n_invalid'),
-                        scale=scale, softcap=softcap, in_place=True)
-                total += loss.detach().sum(dtype=torch.float64)
-                entropy += h_.detach().sum(dtype=torch.float64)
-                right += ok.sum()
-                valid += n
-                bad += wrong
-                if any(needs):
-                    d_logits, = torch.autograd.grad(loss, logits, one.to(loss.dtype).expand_as(loss))
-                    if d_hidden is not None:
-                        d_hidden[lo:lo + chunk] = (d_logits @ weight).to(hidden.dtype)
-                    if d_weight is not None:
-                        d_weight += d_logits.t() @ h
-                    if d_bias is not None:
-                        d_bias += d_logits.sum(0, dtype=torch.float32)
-            ctx.save_for_backward(*(None if d is None else d.to(like.dtype) for d, like in
-                                    ((d_hidden, hidden), (d_weight, weight), (d_bias, bias))))
-            result = (total * one).to(torch.float32)
-            ctx.mark_non_differentiable(entropy, right, valid, bad)
-            return result, entropy, right, valid, bad
-
-        @staticmethod
-        @once_differentiable
-        def backward(ctx: Any, g: Any, *_unused: Any) -> Any:
-            return (*(None if d is None else d * g.to(d.dtype) for d in ctx.saved_tensors),
-                    None, None, None, None, None)
-
-    return HeadLoss
-
-
 @_eager
 def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_size: int,
                                labels: Any = None, shift_labels: Any = None,
@@ -348,14 +286,18 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
                                final_logit_softcapping: float | None = None,
                                lm_head_bias: Any = None) -> tuple[Any, Any, Any, Any]:
     """(loss, n_correct, entropy_sum, n_valid) of hidden_states [B, S, H] @ lm_head_weight [V, H].T, for
-    chunk_size tokens at a time, so that logits of chunk_size tokens are all there is of them.
+    chunk_size tokens at a time: logits of two chunks are all there is of them. linear_nll()'s loss, whose
+    gradients are made in forward and scaled in backward.
 
-    labels [B, S] are shifted here, shift_labels [B, S] are taken as they are; -100 is ignored, tokens
-    are compacted first. loss: sum / num_items_in_batch (default: n_valid; 0 without a token);
-    differentiable in hidden_states, weight and bias. ValueError: another label outside of [0, V) (one
-    wait for the GPU), chunk_size < 1, no labels.
+    labels [B, S] are shifted here, shift_labels [B, S] are taken as they are; -100 is ignored and takes
+    no part in the products. loss: sum / num_items_in_batch (a number or a tensor; default: n_valid; 0
+    without a token), f32; differentiable in hidden_states, weight and bias, those that ask for it.
+    ValueError: another label outside of [0, V) (one wait for the GPU), chunk_size < 1, no labels.
     """
-    hidden = hidden_states
+    import torch
+
+    from .torch.linear import Of, factor_of, functions, prepare
+    what, hidden = 'chunked_cross_entropy_loss', hidden_states
     if (labels is None) == (shift_labels is None):
         raise ArgumentError("chunked_cross_entropy_loss: expected one of labels and shift_labels, found "
                             "%s" % ('neither' if labels is None else 'both'))
@@ -366,12 +308,21 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     if hidden.shape[:-1] != shift_labels.shape:
         raise ArgumentError("chunked_cross_entropy_loss: labels are %s, expected %s"
                             % (list(shift_labels.shape), list(hidden.shape[:-1])))
-    flat, hidden = shift_labels.reshape(-1), hidden.reshape(-1, hidden.shape[-1])
-    keep = (flat != -100).nonzero().squeeze(1)
-    loss, entropy, right, valid, bad = _head_function().apply(
-        hidden[keep], lm_head_weight, lm_head_bias, flat[keep], chunk_size, num_items_in_batch,
-        float(logit_scale), float(final_logit_softcapping or 0.0))
+    *tensors, o = prepare(
+        what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
+        ('loss', 'n_valid', 'entropy', 'correct', 'n_invalid'), None, None, None, False,
+        (None, None, None), ('logprob', 'partial', 0, None, None),
+        (float(logit_scale), float(final_logit_softcapping or 0.0), int(chunk_size)),
+        ('scale', 'softcap', 'chunk_size'))
+    den = factor = None
+    if num_items_in_batch is not None:
+        at = tensors[0].device
+        den = num_items_in_batch.to(at, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
+            else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
+        factor = factor_of(den, o[0])
+    loss, _, _, valid, entropy, right, bad = functions()[1].apply(
+        *tensors, Of(factor, den, None, True, again=True), o)
     if int(bad):
         raise ArgumentError("chunked_cross_entropy_loss: %d labels are outside of [0, %d) and not -100"
                             % (int(bad), lm_head_weight.shape[0]))
-    return loss, right, entropy, valid
+    return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), valid

@@ -216,38 +216,84 @@ def test_entropy_and_cross_entropy(world):
     world.run(tensor_parallel)
 
 
+def plain_head(hidden, weight, bias, labels, scale, cap, items):
+    """loss, n_correct, entropy_sum, n_valid by PyTorch, in f64"""
+    z = (hidden @ weight.t() + (0 if bias is None else bias)) * scale
+    z = cap * torch.tanh(z / cap) if cap else z
+    flat, t = z.reshape(-1, z.shape[-1]), labels.reshape(-1).long()
+    keep = t != -100
+    flat, t = flat[keep], t[keep]
+    lp = torch.log_softmax(flat, -1)
+    return (F.nll_loss(lp, t, reduction='sum') / max(len(t) if items is None else items, 1),
+            int((flat.argmax(-1) == t).sum()), -(lp.exp() * lp).sum(), len(t))
+
+
+def head_case(dtype=torch.float32):
+    """hidden [2, 9, 5], weight, bias in @dtype, labels with ignored ones"""
+    rng = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*n, generator=rng).to(dtype) for n in ((2, 9, 5), (V, 5), (V,)))
+    labels = torch.randint(0, V, (2, 9), generator=rng)
+    labels[0, 3], labels[1, 0] = -100, -100
+    return hidden, weight, bias, labels
+
+
 @pytest.mark.parametrize('chunk', [1, 3, 100])
 def test_head_and_loss_in_chunks(chunk):
-    torch.manual_seed(0)
-    hidden = torch.randn(2, 9, 5, requires_grad=True)
-    weight, bias = torch.randn(V, 5, requires_grad=True), torch.randn(V, requires_grad=True)
-    labels = torch.randint(0, V, (2, 9))
-    labels[0, 3] = -100
-    leaves = hidden, weight, bias
-    for scale, cap, items, shifted in ((1.0, None, None, False), (0.7, 4.0, 30, True)):
-        h, t = (hidden, labels) if shifted else (hidden[:, :-1], labels[:, 1:])
-        z = (h @ weight.t() + bias) * scale
-        z = cap * torch.tanh(z / cap) if cap else z
-        flat, ok = z.reshape(-1, V), t.reshape(-1) != -100
-        want = F.cross_entropy(flat, t.reshape(-1), reduction='sum') / (items or ok.sum())
-        lp = torch.log_softmax(flat, -1)
-        expected = torch.autograd.grad(2 * want, leaves)
-        loss, right, entropy, valid = compat.chunked_cross_entropy_loss(
-            hidden, weight, chunk, **{'shift_labels' if shifted else 'labels': labels},
-            num_items_in_batch=items, logit_scale=scale, final_logit_softcapping=cap,
-            lm_head_bias=bias)
-        torch.testing.assert_close(loss, want.detach(), **NEAR)
-        assert int(valid) == int(ok.sum())
-        assert int(right) == int((flat.argmax(-1)[ok] == t.reshape(-1)[ok]).sum())
-        torch.testing.assert_close(entropy.float(), -(lp.exp() * lp).sum(-1)[ok].sum(), **NEAR)
-        for a, b in zip(torch.autograd.grad(2 * loss, leaves), expected):
-            torch.testing.assert_close(a, b, **NEAR)
-    nothing = compat.chunked_cross_entropy_loss(hidden, weight, chunk, torch.full((2, 9), -100))
-    assert nothing[0].item() == 0 and int(nothing[3]) == 0
-    nothing[0].backward()
+    # bf16: inputs are rounded before both sides, gradients once per addend's sum and once scaled
+    for dtype, near in ((torch.float64, dict(rtol=1e-6, atol=1e-6)), (torch.float32, NEAR),
+                        (torch.bfloat16, dict(rtol=2e-2, atol=2e-2))):
+        hidden, weight, bias, labels = head_case(dtype)
+        for scale, cap, items, shifted, has_bias in (
+                (1.0, None, None, False, True), (0.7, 4.0, 30, True, True), (2.0, None, None, True, False),
+                (1.0, 3.0, torch.tensor(7), False, True)):
+            leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+            wide = [x.double().requires_grad_() for x in (hidden, weight, bias)]
+            if not has_bias:
+                leaves[2] = wide[2] = None
+            h, t = (wide[0], labels) if shifted else (wide[0][:, :-1], labels[:, 1:])
+            want = plain_head(h, wide[1], wide[2], t, scale, cap, items if items is None else int(items))
+            loss, right, entropy, valid = compat.chunked_cross_entropy_loss(
+                leaves[0], leaves[1], chunk, **{'shift_labels' if shifted else 'labels': labels},
+                num_items_in_batch=items, logit_scale=scale, final_logit_softcapping=cap,
+                lm_head_bias=leaves[2])
+            assert loss.dtype == torch.float32 and not entropy.requires_grad
+            torch.testing.assert_close(loss.double(), want[0].detach(), rtol=1e-4, atol=1e-4)
+            assert (int(right), int(valid)) == (want[1], want[3])
+            torch.testing.assert_close(entropy, want[2].detach(), rtol=1e-4, atol=1e-4)
+            given = [x for x in leaves if x is not None]
+            expected = torch.autograd.grad(2 * want[0], [x for x in wide if x is not None])
+            for _ in range(2):  # twice, which mode "loss" of linear_nll() would not do
+                for a, b in zip(torch.autograd.grad(2 * loss, given, retain_graph=True), expected):
+                    torch.testing.assert_close(a.double(), b, **near)
+
+
+def test_head_and_loss_of_what_is_frozen_or_not_there():
+    hidden, weight, bias, labels = head_case()
+    want = plain_head(*(x.double() for x in (hidden[:, :-1], weight, bias)), labels[:, 1:], 1.0, None, None)
+    for trains in itertools.product((False, True), repeat=3):
+        leaves = [x.clone().requires_grad_(on) for x, on in zip((hidden, weight, bias), trains)]
+        args = leaves[0], leaves[1], 3, labels.int()
+        loss, right, _, valid = compat.chunked_cross_entropy_loss(*args, lm_head_bias=leaves[2])
+        assert loss.requires_grad == any(trains) and (int(right), int(valid)) == (want[1], want[3])
+        torch.testing.assert_close(loss.double(), want[0], rtol=1e-4, atol=1e-4)
+        with torch.no_grad():
+            quiet = compat.chunked_cross_entropy_loss(*args, lm_head_bias=leaves[2])[0]
+        assert torch.equal(quiet, loss.detach()) and not quiet.requires_grad
+        if any(trains):
+            loss.backward()
+            assert [x.grad is not None for x in leaves] == list(trains)
+    leaves = hidden.bfloat16().requires_grad_(), weight.clone().requires_grad_()  # two dtypes
+    loss = compat.chunked_cross_entropy_loss(*leaves, 4, labels)[0]
+    loss.backward()
+    assert [x.grad.dtype for x in leaves] == [torch.bfloat16, torch.float32]
+    for nothing in (torch.full((2, 9), -100), labels[:, :1]):
+        some = hidden[:, :nothing.shape[1]].clone().requires_grad_()
+        loss, right, entropy, valid = compat.chunked_cross_entropy_loss(some, weight, 4, nothing)
+        loss.backward()
+        assert [float(x) for x in (loss, right, entropy, valid)] == [0] * 4 and not some.grad.any()
     labels[1, 1] = V
     with pytest.raises(ValueError, match=r'1 labels are outside of \[0, 12\)'):
-        compat.chunked_cross_entropy_loss(hidden, weight, chunk, labels)
+        compat.chunked_cross_entropy_loss(hidden, weight, 3, labels)
 
 
 def one_wrong(rank):

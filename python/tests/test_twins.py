@@ -95,6 +95,15 @@ TWINS = {
     'a storage that was freed is read': (
         'torch/ready.py', 'checked(t, self.what, saved=True)', 'pass', 'test_torch_linear.py',
         'test_a_storage_that_was_freed'),
+    'the logits of the head are not scaled': (
+        'compat.py', '(float(logit_scale), float(final', '(1.0, float(final', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'num_items_in_batch is not heard': (
+        'compat.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'gradients that may be asked for again are scaled in place': (
+        'torch/linear.py', 'd * g.to(d.dtype)', 'd.mul_(g)', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
         'test_what_one_rank_did_wrong_reaches_all'),

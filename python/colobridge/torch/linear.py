@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from .. import _structs as s
 from ..comm import Comm
@@ -29,6 +29,17 @@ from .tensors import eager, once, saved_tensors, stream_of
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
 _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
+
+
+class Of(NamedTuple):
+    """What a loss that makes its gradients in forward is made of: of factor [T] * loss summed, or without
+    a factor of this rank's sum or mean. With a group, num is added over it, and den is its count; den
+    None: of this rank. mean: the value is num / den."""
+    factor: Any
+    den: Any
+    group: Comm | None
+    mean: bool
+    again: bool = False  # may backward run twice: then gradients are copied there, not scaled in place
 
 
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
@@ -84,17 +95,15 @@ def functions() -> tuple[Any, Any]:
             return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
     class LinearLoss(torch.autograd.Function):
-        """(hidden, weight, bias, targets, (factor [T] or None, count or None, group or None, mean), Call)
-        -> value, num, den and outputs beyond loss and n_valid, per row. Gradients are made here, of the
-        sum of factor * loss, or without factor of this rank's sum or mean; backward multiplies them by
-        the upstream gradient, one number. With a group, num is added over it; the count is its."""
+        """(hidden, weight, bias, targets, Of, Call) -> value, num, den, and outputs beyond loss, per row.
+        Gradients are made here; backward multiplies them by the upstream gradient, one number."""
 
         @staticmethod
-        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any,
-                    of: tuple[Any, Any, Comm | None, bool], o: Call) -> Any:
-            plan, comm, head_comm, main, _ = o
-            factor, den, group, mean = of
-            need = ctx.needs_input_grad
+        def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
+                    o: Call) -> Any:
+            plan, comm, head_comm, main, grad = o
+            factor, den, group, mean, ctx.again = of
+            need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
                 out, made = ready.loss(comm, hidden, weight, bias, target, factor,
@@ -113,7 +122,7 @@ def functions() -> tuple[Any, Any]:
             value = num / den.clamp(min=1) if mean else num.clone()
             if plan.real is not torch.float64:
                 value = value.float()
-            results = num, den, *out[2:]
+            results = num, den, *out[1:]
             ctx.mark_non_differentiable(*results)
             return (value, *results)
 
@@ -123,6 +132,9 @@ def functions() -> tuple[Any, Any]:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
+            if ctx.again:
+                return (*(None if d is None or not need else d * g.to(d.dtype)
+                          for d, need in zip(ctx.made, ctx.need)), None, None, None)
             (d_hidden, d_weight, d_bias), ctx.made, main = ctx.made, None, ctx.main
             if d_hidden is not None:
                 d_hidden.mul_(g)
@@ -370,5 +382,10 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         with groups.telling(group):
             group.all_reduce(den, stream=stream_of(targets.device))
         if mean:
-            factor = (1 / den.clamp(min=1)).to(plan.real).expand(plan.rows.count).contiguous()
-    return Loss(*functions()[1].apply(*tensors, (factor, den, group, mean), o))
+            factor = factor_of(den, plan)
+    return Loss(*functions()[1].apply(*tensors, Of(factor, den, group, mean), o)[:3])
+
+
+def factor_of(den: Any, plan: LinearPlan) -> Any:
+    """1 / den of each row"""
+    return (1 / den.clamp(min=1)).to(plan.real).expand(plan.rows.count).contiguous()
