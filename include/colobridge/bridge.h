@@ -33,6 +33,10 @@ typedef struct colo_bridge_config {
     bool no_grad;           /* the source side is frozen: backward is COLO_ERR_STATE */
     int64_t ranks_per_node; /* 0: one node */
     colo_mem_t mem;         /* where tensors live */
+    /* For GPUs; the same on all ranks. AUTO goes by the memory of each call. NCCL and PEER need not
+     * be agreed on, whatever other bridges register, and with PEER only a tensor that others reach in
+     * that way has to be registered: where nothing arrives from other ranks, it may be any. */
+    colo_transport_t transport;
 } colo_bridge_config_t;
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 

@@ -25,6 +25,13 @@ typedef struct colo_comm colo_comm_t;
 
 typedef enum colo_redop { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
 
+/** How tensors of GPUs travel. COLO_TRANSPORT, where it is not auto, goes before what a program says */
+typedef enum colo_transport {
+    COLO_TRANSPORT_AUTO = 0, /* as the memory of each call says (memory.h) */
+    COLO_TRANSPORT_NCCL = 1, /* staged */
+    COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
+} colo_transport_t;
+
 /** Who an operation is counted for in the ledger. */
 typedef enum colo_owner {
     COLO_OWNER_USER = 0,

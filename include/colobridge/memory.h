@@ -15,7 +15,8 @@
  * waits on the host: direct when all that there is is registered, else staged; and again after more
  * memory was registered. From then on an unregistered tensor in a direct way is an error.
  * COLO_TRANSPORT=nccl keeps all calls on the staged path; COLO_TRANSPORT=peer makes an unregistered
- * tensor, or ranks that do not reach each other, an error. It is the same on all ranks.
+ * tensor that others reach, or ranks that do not reach each other, an error. It is the same on all
+ * ranks. A bridge may say either for itself (colo_bridge_config_t.transport).
  *
  * Where peers cannot reach (host memory, several hosts, a rank that cannot open what another one
  * offers) registering succeeds and does nothing, on all ranks: colo_memory_is_direct() tells.
@@ -35,7 +36,7 @@ typedef struct colo_memory colo_memory_t;
 
 /**
  * colo_memory_register() - let the ranks of @comm reach @ptr; collective over @comm
- * @comm:    the comm that the bridges are made on; must outlive the object
+ * @comm:    the comm that the bridges are made on; may be destroyed before the object
  * @ptr:     borrowed until the object is destroyed: device memory of the comm's device that
  *           cudaMalloc() made, or any part of it (allocators that hand out parts of one block are
  *           served; cudaMallocAsync() and cuMemMap() memory cannot be given to other processes that

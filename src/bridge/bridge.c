@@ -161,6 +161,10 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
     if ((unsigned)c->algo > COLO_COLLECTIVE)
         return colo_fail(COLO_ERR_ARG, "bridge: algo %d, expected 0 (EXACT) or 1 (COLLECTIVE)",
                          (int)c->algo);
+    if ((unsigned)c->transport > COLO_TRANSPORT_PEER)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: transport %d, expected 0 (AUTO), 1 (NCCL) or 2 (PEER)",
+                         (int)c->transport);
     if ((unsigned)c->mem > COLO_CUDA)
         return colo_fail(COLO_ERR_ARG, "bridge: mem %d, expected 0 (host) or 1 (cuda)",
                          (int)c->mem);
@@ -176,6 +180,8 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     b->mem = c->mem;
     if (c->mem == COLO_CUDA)
         COLO_TRY(colo_transport_wanted(&b->transport));
+    if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
+        b->transport = c->transport;
     b->late = colo_bridge_direct_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;

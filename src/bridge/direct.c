@@ -304,7 +304,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
         st = peer->create(b->comm, w.way, &b->direct);
     both_free(&w);
     if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
-        return colo_fail_prefix(st, "bridge: COLO_TRANSPORT=peer");
+        return colo_fail_prefix(st, "bridge: transport peer");
     if (st != COLO_ERR_UNBUILT || colo_comm_check(b->comm) < 0)
         return st; /* the same kind on all ranks; what is not "not here" is nothing to hide */
     if (colo_log_on(COLO_LOG_INFO))
@@ -355,9 +355,13 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     const bool lopsided = b->now.lopsided[way] && b->transport == COLO_TRANSPORT_AUTO;
     const struct colo_settled *settled = &b->settled[way];
-    bool must = b->transport == COLO_TRANSPORT_PEER;
+    const colo_plan_t *p = b->now.plan;
+    const bool peers = b->transport == COLO_TRANSPORT_PEER, adds = way == COLO_BACKWARD && dst;
+    const int32_t reach = adds ? p->send[way].nmessages : p->recv[way].nmessages;
+    bool must = peers && reach > 0; /* else others do not look at it */
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
-    r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset);
+    r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
+                (peers && !must);
     if (lopsided && (!settled->made || settled->at != peer->registrations(b->comm))) {
         r->unsettled = true;
         return COLO_OK;
@@ -371,9 +375,9 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
     return colo_fail(COLO_ERR_ARG,
                      "rank %lld: %s at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
-                     (long long)b->now.plan->rank, name, t->data, b->comm->name,
+                     (long long)p->rank, name, t->data, b->comm->name,
                      lopsided ? "the way's first call, with all ranks' registered,"
-                              : "COLO_TRANSPORT=peer");
+                              : "transport peer (COLO_TRANSPORT, or the bridge's)");
 }
 
 colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_reached_t *r)

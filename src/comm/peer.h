@@ -10,11 +10,6 @@
 
 #include <colobridge/memory.h>
 
-typedef enum colo_transport {
-    COLO_TRANSPORT_AUTO = 0,
-    COLO_TRANSPORT_NCCL = 1,
-    COLO_TRANSPORT_PEER = 2
-} colo_transport_t;
 /* What COLO_TRANSPORT says. (memory.c) */
 colo_status_t colo_transport_wanted(colo_transport_t *transport);
 

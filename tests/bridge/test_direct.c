@@ -254,7 +254,7 @@ static void out_of_reach_is_an_error_where_peer_is_asked_for(void **state)
     struct creating c = creating(COLO_TRANSPORT_PEER, COLO_ERR_UNBUILT, COLO_OK);
     for (int r = 0; r < RANKS; r++) {
         assert_int_equal(c.status[r], COLO_ERR_UNBUILT);
-        assert_non_null(strstr(c.sentence[r], "bridge: COLO_TRANSPORT=peer: open says so"));
+        assert_non_null(strstr(c.sentence[r], "bridge: transport peer: open says so"));
     }
 }
 
@@ -418,6 +418,34 @@ static void another_shape_may_leave_ranks_without(void **state)
     assert_ok(on_all(fewer_samples, NULL));
 }
 
+/* Of tp=4 -> dp=4 every rank has its samples already; in backward it sends them to three others. */
+static colo_status_t fan_out(colo_comm_t *comm, void *arg)
+{
+    const t_case_t c = {.src = t_side("tp=4", true),
+                        .dst = t_side("dp=4", false),
+                        .shape = {8, 3, 2},
+                        .check = 2,
+                        .world = RANKS};
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
+    rank_try(tensors(&s, 0));
+    rank_try(expect(&s, COLO_FORWARD, 0, false)); /* a plain copy: nobody is met */
+    rank_check(go(&s, COLO_BACKWARD) == COLO_ERR_ARG);
+    rank_check(strstr(colo_last_error(), "d_x at"));
+    rank_check(strstr(colo_last_error(), "which transport peer (COLO_TRANSPORT, or the bridge's)"));
+    s.told->registered[0] = s.t[T_DX].t.data;
+    rank_try(expect(&s, COLO_BACKWARD, 0, true));
+    lie_down(&s);
+    return COLO_OK;
+}
+
+static void what_others_do_not_reach_may_lie_anywhere(void **state)
+{
+    (void)state;
+    assert_ok(on_all(fan_out, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -429,6 +457,7 @@ int main(void)
         cmocka_unit_test(registered_on_some_ranks_is_staged_on_all_until_more_is_registered),
         cmocka_unit_test(a_tensor_that_is_registered_no_more_is_refused),
         cmocka_unit_test(another_shape_may_leave_ranks_without),
+        cmocka_unit_test(what_others_do_not_reach_may_lie_anywhere),
     };
     return cmocka_run_group_tests_name("bridge/direct", tests, NULL, NULL);
 }
