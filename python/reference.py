@@ -10,7 +10,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
-MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'partition', 'dlpack', 'errors']),
+MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'memory', 'partition',
+                           'dlpack', 'errors']),
            ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/nll', 'torch/linear',
                                  'torch/partition', 'torch/ranks']),
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]

@@ -9,7 +9,10 @@ Three tables, medians over rounds of the slowest rank's time, forward and backwa
             autograd.Function that does nothing with the same tensors. Python, ctypes and the C call,
             which on a GPU enqueues and on the host computes, together.
   bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
-            all-reduce over cp in backward
+            all-reduce over cp in backward. On GPUs three ways: by NCCL; "peer", into memory that peers
+            reach, copied out of it (what a bridge does by default where it can); "blocks", outputs stay
+            there (buffers=2). "host" is when the call has come back, before the GPU is done; "row" a
+            forward and backward of 20 in a row, without waiting in between.
   loss      nll() against the unfused chain (gather maximum, sum, target: three all-reduces, softmax kept)
             and against the same in chunks of tokens, recomputed in backward; linear_nll() against the
             product followed by the unfused chain. "MiB" is what the caching allocator had at most beyond
@@ -17,6 +20,7 @@ Three tables, medians over rounds of the slowest rank's time, forward and backwa
 PyTorch 2 or later. All versions get the same values; each row says by how much its result is off the first one's.
 """
 import argparse
+import itertools
 import json
 import os
 import statistics
@@ -53,15 +57,30 @@ def rounds(fn, warmup, count):
     return seen.tolist()
 
 
-def pair(make, run, upstream=None):
-    """fn() that times run(*leaves) and its backward"""
+def in_a_row(make, run, upstream, turns=20):
+    """fn() that times a forward and backward of @turns, where the host may be ahead of the GPU"""
+    def once():
+        leaves = make()
+        a = now()
+        for _ in range(turns):
+            leaves[0].grad = None
+            run(*leaves).backward(upstream)
+        return ((now() - a) / turns,)
+    return once
+
+
+def pair(make, run, upstream=None, host=False):
+    """fn() that times run(*leaves) and its backward; with host, also when each has come back"""
     def once():
         leaves = make()
         a = now()
         y = run(*leaves)
+        a_host = time.perf_counter()
         b = now()
         y.backward(upstream if upstream is not None else torch.ones_like(y))
-        return b - a, now() - b
+        b_host = time.perf_counter()
+        end = now()
+        return (b - a, end - b) + ((a_host - a, b_host - b) if host else ())
     return once
 
 
@@ -135,16 +154,19 @@ def bridges(layouts, o):
     from bridge_reference import Bridge as Reference
     from bridge_reference import extent, grid
     groups, rows = made_groups(), []
-    for layout in layouts:
+    for shape, layout in itertools.product(o.sizes or [(o.batch, o.seq, o.hidden)], layouts):
         src, dst = layout.split('->')
         dp = extent(grid(src), 'dp')
-        rng = torch.Generator().manual_seed(0)
-        whole = torch.randn(o.batch, o.seq, o.hidden, generator=rng).to(o.dtype)
-        each = o.batch // dp
+        rng = torch.Generator(DEVICE).manual_seed(0)
+        whole = torch.randn(*shape, generator=rng, dtype=o.dtype, device=DEVICE)
+        each = shape[0] // dp
         mine = cb.Grid(src).coords(dist.get_rank()).get('dp', 0)
-        x = whole.narrow(0, mine * each, each).to(DEVICE)
+        x = whole.narrow(0, mine * each, each).clone()
         theirs = Reference(grid(src), grid(dst), 'bsh', groups)
-        ours = ct.Bridge(src, dst, group=dist.group.WORLD)
+        ours = {'colobridge': {}} if DEVICE.type == 'cpu' else {
+            'colobridge nccl': {'transport': 'nccl'}, 'colobridge peer': {'transport': 'peer'},
+            'colobridge blocks': {'transport': 'peer', 'buffers': 2}}
+        ours = {op: ct.Bridge(src, dst, group=dist.group.WORLD, **how) for op, how in ours.items()}
         cp = theirs.cp
 
         class Plain(torch.autograd.Function):
@@ -163,13 +185,20 @@ def bridges(layouts, o):
 
         want = Plain.apply(x)
         g = torch.ones_like(want)
-        for op, run in (('torch', Plain.apply), ('colobridge', ours)):
+        for op, run in (('torch', Plain.apply), *ours.items()):
             y = run(x.clone().requires_grad_())
             wrong = int((y != want).sum())
-            seen = rounds(pair(lambda: (x.clone().requires_grad_(),), run, g), o.warmup, o.rounds)
-            rows.append({'table': 'bridge', 'layout': layout, 'op': op, 'bytes': want.numel() * want.element_size(),
-                         'forward_us': 1e6 * statistics.median(s[0] for s in seen),
-                         'backward_us': 1e6 * statistics.median(s[1] for s in seen), 'off': wrong})
+            del y
+            seen = rounds(pair(lambda: (x.clone().requires_grad_(),), run, g, True), o.warmup, o.rounds)
+            us = [1e6 * statistics.median(side) for side in zip(*seen)]
+            row = rounds(in_a_row(lambda: (x.clone().requires_grad_(),), run, g), 1, max(o.rounds // 3, 1))
+            rows.append({'table': 'bridge', 'of': 'x'.join(map(str, shape)), 'layout': layout, 'op': op,
+                         'bytes': want.numel() * want.element_size(), 'forward_us': us[0],
+                         'backward_us': us[1], 'host_us': us[2:], 'off': wrong,
+                         'row_us': 1e6 * statistics.median(side[0] for side in row)})
+        for bridge in ours.values():
+            bridge.destroy()
+        del want, g, x, whole
     return rows
 
 
@@ -279,10 +308,11 @@ def losses(o):
 
 def show(rows):
     for row in rows:
-        print('%-9s %-8s %-28s %12.1f %12.1f  %s %s' % (
+        print('%-9s %-12s %-44s %12.1f %12.1f  %s %s' % (
             row['table'], row.get('of') or '', '%s %s' % (row.get('layout', ''), row['op']),
             row['forward_us'], row['backward_us'],
-            'off %.1e' % row['off'] if 'off' in row else '',
+            ('off %.1e' % row['off'] if 'off' in row else '') +
+            (' host %.0f %.0f row %.1f' % (*row['host_us'], row['row_us']) if 'host_us' in row else ''),
             '%.0f MiB' % row['peak_mib'] if row.get('peak_mib') is not None else ''), flush=True)
 
 
@@ -302,6 +332,8 @@ def main():
     ask.add_argument('--only', nargs='+', default=['overhead', 'bridge', 'loss'])
     ask.add_argument('--layouts', nargs='*')
     ask.add_argument('--dtype', default='bfloat16')
+    ask.add_argument('--sizes', nargs='*', type=lambda text: tuple(map(int, text.split('x'))),
+                     metavar='BxSxH', help='of the bridge, instead of --batch, --seq and --hidden')
     for name, value in (('batch', 8), ('seq', 1024), ('hidden', 1024), ('tokens', 2048), ('width', 1024),
                         ('vocab', 32768), ('chunk', 512), ('rounds', 11), ('warmup', 3)):
         ask.add_argument('--' + name, type=int, default=value)
@@ -317,7 +349,7 @@ def main():
         dist.init_process_group('gloo')
     rows = []
     if dist.get_rank() == 0:
-        print('%-9s %-8s %-28s %12s %12s' % ('table', 'of', 'op', 'forward us', 'backward us'))
+        print('%-9s %-12s %-44s %12s %12s' % ('table', 'of', 'op', 'forward us', 'backward us'))
     for name in o.only:
         made = {'overhead': lambda: overhead(200, o.rounds), 'loss': lambda: losses(o),
                 'bridge': lambda: bridges(o.layouts or layouts_of(dist.get_world_size()), o)}[name]()

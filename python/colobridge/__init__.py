@@ -13,9 +13,10 @@ from .comm import Comm, run_threads
 from .errors import (ArgumentError, DeadlineError, Error, FailedError, MismatchError, NamingError)
 from .grid import Grid, Group
 from .layout import Layout, Owned
+from .memory import Memory
 from .partition import Partition, padded
 from .plan import Plan, collective_check
 
 __all__ = ['ArgumentError', 'Bridge', 'Comm', 'DeadlineError', 'Error', 'FailedError', 'Grid', 'Group',
-           'Layout', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', '__version__',
+           'Layout', 'Memory', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', '__version__',
            'collective_check', 'library_version', 'padded', 'run_threads']

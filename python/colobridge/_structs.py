@@ -18,6 +18,7 @@ HOST, CUDA = 0, 1
 FULL_SEQ, SHARDED = 0, 1
 PARTIAL, DISJOINT = 0, 1
 EXACT, COLLECTIVE = 0, 1
+AUTO, NCCL, PEER = 0, 1, 2
 EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
 FORWARD, BACKWARD = 0, 1
 SAMPLES, ROWS, FEATURES = 0, 1, 2
@@ -112,7 +113,7 @@ class BridgeConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
                 ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
-                ('ranks_per_node', i64), ('mem', c.c_int)]
+                ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int)]
 
 
 # colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)

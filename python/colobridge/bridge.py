@@ -10,7 +10,7 @@ from ._lib import call, lib, text
 from .comm import Comm
 from .errors import STATUS, FailedError
 from .layout import Layout
-from .plan import ALGOS, choice, config
+from .plan import ALGOS, TRANSPORTS, choice, config
 from .tensor import view
 
 
@@ -19,7 +19,9 @@ class Bridge:
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
     permutation, or "th" (samples and rows flattened). output: "full" or "sharded". grad: "partial"
-    (summed over cp) or "disjoint". algo: "exact" or "collective". device: "cpu" or "cuda".
+    (summed over cp) or "disjoint". algo: "exact" or "collective". device: "cpu" or "cuda". transport,
+    between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what
+    other ranks reach must be a Memory's); COLO_TRANSPORT goes before it.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
     """
@@ -27,12 +29,13 @@ class Bridge:
     def __init__(self, comm: Comm, src: Layout, dst: Layout, shape: tuple[int, ...], *,
                  dtype: str = 'f32', axes: str = 'bsh', output: str = 'full',
                  grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
-                 ranks_per_node: int = 0, device: str = 'cpu'):
+                 ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto'):
         self._src, self._dst, self.comm = src, dst, comm
         raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
         raw.axes = text(axes)
         raw.algo = choice('algo', algo, ALGOS)
         raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})
+        raw.transport = choice('transport', transport, TRANSPORTS)
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')

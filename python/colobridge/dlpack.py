@@ -7,6 +7,7 @@ that torch.from_dlpack(), numpy.from_dlpack() and others take. C programs have <
 from __future__ import annotations
 
 import ctypes as c
+from collections.abc import Callable
 from typing import Any
 
 from . import _structs as s
@@ -116,18 +117,37 @@ def from_dlpack(obj: Any) -> Borrowed:
 _given: dict[int, Any] = {}  # address of what was given away: all it needs, until its deleter runs
 
 
-def _take_back(address: int) -> None:
-    _given.pop(address, None)
+# Tensors may go when the interpreter does, after this module's names: nothing here is looked up in it.
+def _take_back(address: int, given: dict[int, Any] = _given) -> None:
+    end = getattr(given.pop(address, None), '_end', None)
+    if end is not None:
+        end()
 
 
-def _capsule_end(capsule: int) -> None:
+def _capsule_end(capsule: int, kinds: Any = tuple(_KINDS), py: Any = _borrowed,
+                 take_back: Any = _take_back) -> None:
     """A capsule that nobody took still owns its tensor."""
-    name = _borrowed.PyCapsule_GetName(capsule)
-    if name in _KINDS:
-        _take_back(_borrowed.PyCapsule_GetPointer(capsule, name))
+    name = py.PyCapsule_GetName(capsule)
+    if name in kinds:
+        take_back(py.PyCapsule_GetPointer(capsule, name))
 
 
 _take_back_c, _capsule_end_c = _Deleter(_take_back), _CapsuleEnd(_capsule_end)
+for _kept in (_take_back_c, _capsule_end_c):
+    c.pythonapi.Py_IncRef(c.py_object(_kept))  # never freed
+
+
+def _managed(name: bytes, v: s.Tensor, device: tuple[int, int]) -> tuple[Any, Any]:
+    """What a capsule of that name points to, and what that points to."""
+    shape, strides = (c.c_int64 * 8)(*v.shape), (c.c_int64 * 8)(*v.stride)
+    code, bits = _CODES[s.DTYPES[v.dtype]]
+    managed = _KINDS[name](deleter=_take_back_c)
+    managed.tensor = _Tensor(v.data, device[0], device[1], v.ndim, code, bits, 1,
+                             c.cast(shape, c.POINTER(c.c_int64)),
+                             c.cast(strides, c.POINTER(c.c_int64)), 0)
+    if isinstance(managed, _Versioned):
+        managed.major, managed.minor = 1, 0
+    return managed, (shape, strides)
 
 
 class Array:
@@ -143,17 +163,28 @@ class Array:
                    dl_device: tuple[int, int] | None = None, copy: bool | None = None) -> Any:
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError('this array is given as it is: no copy, no other device')
-        v = self.view
         name = b'dltensor' if max_version is None or max_version[0] < 1 else b'dltensor_versioned'
-        shape, strides = (c.c_int64 * 8)(*v.shape), (c.c_int64 * 8)(*v.stride)
-        code, bits = _CODES[s.DTYPES[v.dtype]]
-        device = self.__dlpack_device__()
-        managed = _KINDS[name](deleter=_take_back_c)
-        managed.tensor = _Tensor(v.data, device[0], device[1], v.ndim, code, bits, 1,
-                                 c.cast(shape, c.POINTER(c.c_int64)),
-                                 c.cast(strides, c.POINTER(c.c_int64)), 0)
-        if isinstance(managed, _Versioned):
-            managed.major, managed.minor = 1, 0
+        managed, parts = _managed(name, self.view, self.__dlpack_device__())
         address = c.addressof(managed)
-        _given[address] = (managed, shape, strides, self.owner, v)
+        _given[address] = (managed, parts, self.owner, self.view)
         return _py.PyCapsule_New(address, name, _capsule_end_c)
+
+
+class Loan:
+    """A view that is given away again and again, to one at a time; cheaper than an Array for each."""
+
+    def __init__(self, view: s.Tensor):
+        array = Array(view)
+        self._held, self._parts = _managed(b'dltensor', view, array.__dlpack_device__())
+        self._address, self._back = c.addressof(self._held), None
+
+    def give(self, back: Callable[['Loan'], None]) -> Any:
+        """A capsule; back(self) is called when the last one who had it has let it go."""
+        self._back = back
+        _given[self._address] = self
+        return _py.PyCapsule_New(self._address, b'dltensor', _capsule_end_c)
+
+    def _end(self) -> None:
+        back, self._back = self._back, None
+        if back is not None:
+            back(self)

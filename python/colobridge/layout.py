@@ -106,6 +106,14 @@ class Layout:
         return Owned((owned.b0, owned.b1), (owned.h0, owned.h1),
                      [r.row + i for r in runs[:n.value] for i in range(r.count)])
 
+    def count(self, rank: int, samples: int, rows: int, features: int, *,
+              full_rows: bool = False) -> int:
+        """How many elements owned() names."""
+        owned = s.Owned()
+        call('colo_layout_owned', self._raw, rank, samples, rows, features, full_rows, owned, None, 0,
+             None)
+        return (owned.b1 - owned.b0) * owned.rows * (owned.h1 - owned.h0)
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Layout) and hash(self) == hash(other)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from .grid import Grid
 from .layout import Layout
-from .plan import ALGOS, GRADS, OUTPUTS, choice, collective_check
+from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
 
 _NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_]{0,14}$')
 
@@ -257,14 +257,16 @@ class ColocatedBridgeCommunicator:
     divide; a batch that divides. Keywords lift them: algo="exact" takes every pair of layouts;
     output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
     position_offset: where the rows begin in it); grad="disjoint" promises gradients that are zero
-    outside of own rows. algo="collective" runs that algorithm itself, for comparison. timing: the
-    first communicate() makes the communicators, among the ranks that exchange.
+    outside of own rows. algo="collective" runs that algorithm itself, for comparison. transport=,
+    buffers=: how CUDA tensors travel (colobridge.torch.Bridge). timing: the first communicate() makes the
+    communicators, among the ranks that exchange.
     """
 
     def __init__(self, src_grid: Any, dest_grid: Any, src_module_name: str = 'src',
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
-                 positions: int | None = None, position_offset: int = 0):
+                 positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
+                 buffers: int = 0):
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)
@@ -275,6 +277,7 @@ class ColocatedBridgeCommunicator:
         if algo is not None:
             choice('algo', algo, ALGOS)
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS)
+        choice('transport', transport, TRANSPORTS)
         self._exact = algo == 'exact' or (algo is None and output == 'sharded')
         self._src = Layout.src(_core(src_grid.shape, src_grid.dim_names, src_grid.rank_offset)[0])
         self._dst = Layout.dst(_core(dest_grid.shape, dest_grid.dim_names, dest_grid.rank_offset)[0])
@@ -300,7 +303,8 @@ class ColocatedBridgeCommunicator:
                 self.gather_group_ranks, backend=getattr(dest_grid, 'backend', None))[0]
         self._own_pgs = [self.gather_pg]
         self.dest_cp_pg = self._cp_group() if self.dest_cp_size > 1 else None
-        self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad}
+        self._options: dict[str, Any] = {'algo': algo or 'exact', 'output': output, 'grad': grad,
+                                         'transport': transport, 'buffers': buffers}
         self._bridge: Any = None
         self._destroyed = False
 

@@ -12,6 +12,7 @@ from .layout import Layout
 OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
 GRADS = {'partial': s.PARTIAL, 'disjoint': s.DISJOINT}
 ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
+TRANSPORTS = {'auto': s.AUTO, 'nccl': s.NCCL, 'peer': s.PEER}
 DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
 _WAYS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
 
@@ -115,6 +116,15 @@ class Plan:
         return [Message(raw[i].peer, raw[i].bytes,
                         [_region(raw[i].regions[k]) for k in range(raw[i].nregions)])
                 for i in range(count.value)]
+
+    def reached(self, way: str) -> bool:
+        """Do other ranks write into this rank's output of a way, or, where they add up, read its input.
+        That tensor is what lies in registered memory (colobridge.Memory)."""
+        sums = way == 'backward' and self.levels > 1
+        count = c.c_int32()
+        getattr(lib(), 'colo_plan_sends' if sums else 'colo_plan_recvs')(
+            self._handle, choice('way', way, _WAYS), c.byref(count))
+        return count.value > 0
 
     def locals(self, way: str) -> list[Region]:
         """What stays on the rank."""

@@ -104,6 +104,29 @@ TWINS = {
     'gradients that may be asked for again are scaled in place': (
         'torch/linear.py', 'd * g.to(d.dtype)', 'd.mul_(g)', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
+    'a block is given away twice': (
+        'torch/arena.py', 'block = free.popleft()', 'block = free[0]', 'test_torch_arena.py',
+        'test_blocks_come_back'),
+    'a block is used again before the stream that had it is done': (
+        'torch/arena.py', 'stream.wait_stream(block.stream)', 'pass', 'test_torch_arena.py',
+        'test_another_stream_waits'),
+    'the scratch is used again before the stream that had it is done': (
+        'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_arena.py',
+        'test_another_stream_waits'),
+    'a graph has a block that others get': (
+        'torch/arena.py', 'if not free or self._capturing():', 'if not free:', 'test_torch_arena.py',
+        'test_captured_calls'),
+    'sums are read from a scratch that has something else': (
+        'torch/arena.py', 'scratch.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
+    'memory is asked for again of ranks that are elsewhere': (
+        'torch/arena.py', "return why.status != STATUS['ERR_PEER'] or", 'return True or',
+        'test_torch_arena.py', 'test_without_memory'),
+    'what takes tensors back is gone before the last of them': (
+        'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_arena.py',
+        'test_tensors_may_go_with'),
+    'memory is freed under a late peer': (
+        'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_arena.py',
+        'test_memory_that_a_failure_left'),
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
         'test_what_one_rank_did_wrong_reaches_all'),

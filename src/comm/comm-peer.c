@@ -513,6 +513,8 @@ static void peer_unshare(colo_memory_t *m)
 {
     struct shared *x = m->impl;
     struct colo_peer *p = x->peer;
+    if (p->used) /* a kernel of ours may still reach into what is closed below */
+        (void)cudaEventSynchronize(p->done);
     pthread_mutex_lock(&p->lock);
     p->memory[m->id] = NULL;
     p->memories--;

@@ -11,13 +11,14 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..comm import Comm
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Error
 from ..grid import Grid
 from ..layout import Layout
-from ..plan import ALGOS, GRADS, OUTPUTS, choice
+from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
 from ..tensor import contiguous, make, torch_dtype
+from . import arena as arenas
 from . import ranks as groups
-from .tensors import checked, eager, once, stream_of
+from .tensors import checked, eager, once
 
 _KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the scratch of its shape
 
@@ -65,12 +66,11 @@ def _plain(layout: Layout) -> bool:
 class _Ready:
     """A bridge of one shape, with views that only lack an address: most tensors are contiguous."""
 
-    def __init__(self, bridge: core.Bridge, dtype: int, device: Any):
+    def __init__(self, bridge: core.Bridge, dtype: int, device: Any, arena: Any = None):
         self.bridge, self.shapes = bridge, (bridge.src_shape, bridge.dst_shape)
         mem, ordinal = (s.CUDA, device.index) if device.type == 'cuda' else (s.HOST, -1)
         self.views = [make(0, dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
-
-        self.device = device
+        self.device, self.arena = device, arena and arena(self.shapes)
         self.cuda = device.type == 'cuda'
         library = lib()
         self.run = library.colo_bridge_forward, library.colo_bridge_backward
@@ -84,14 +84,34 @@ class _Ready:
             return raw
         return checked(t, what)
 
+    def stream(self) -> Any:
+        """The current one of the device, None on the host."""
+        if not self.cuda:
+            return None
+        import torch
+        return torch.cuda.current_stream(self.device)
+
+    def output(self, side: int, like: Any, shape: Any) -> Any:
+        """A new tensor on one side: a block of the arena's where there is one."""
+        lent = None if self.arena is None else self.arena.lend(side, self.stream)
+        return like.new_empty(shape) if lent is None else lent
+
     def carry(self, way: int, x: Any, y: Any) -> None:
         """y from x, forward (0), or x from y, backward (1), where y and x are gradients. This is
         core.Bridge's forward() and backward() without what costs more than they do."""
         try:
-            given = None if x is None else self.view(0, x, 'd_x' if way else 'x')
-            other = self.view(1, y, 'd_y' if way else 'y')
-            pair = (other, given) if way else (given, other)
-            check(self.run[way](self.bridge.handle, *pair, stream_of(self.device) if self.cuda else None))
+            stream, arena, pair, own = self.stream(), self.arena, [x, y], None
+            if arena is not None and arena.reached[way]:
+                side = arena.side[way]
+                if pair[side] is not None and not arena.holds(pair[side]):
+                    own, pair[side] = pair[side], arena.instead(way, pair[side], stream)
+            views = [None if pair[0] is None else self.view(0, pair[0], 'd_x' if way else 'x'),
+                     self.view(1, pair[1], 'd_y' if way else 'y')]
+            if way:
+                views.reverse()
+            check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))
+            if own is not None and not (way and arena.sums):
+                own.copy_(pair[side])
         except BaseException as why:
             groups.heard(self.bridge.comm, why)
             raise
@@ -107,6 +127,15 @@ class Bridge:
     "disjoint" (a promise: zero outside of own rows). algo: "exact" or "collective".
     frozen: no gradient flows back.
 
+    transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
+    the other rank's, through a scratch tensor of the size of y or x that the bridge keeps for each of the
+    last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
+    where ranks do not reach each other. The same on all ranks; COLO_TRANSPORT goes before it.
+    buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
+    out of the scratch. They are ordinary tensors, but record_stream() does nothing for them: before
+    the last of one goes, its stream has to wait for the others that use it. A call that finds all of
+    them taken copies, and so does a captured one. Not where d_y is summed over cp: it is copied in.
+
     bridge(x) returns y; both may be any strided tensors, x is not copied. A rank that holds nothing of
     the source passes None and says like=. All ranks of the grids call in the same order, and run
     backward through their y, also when it is empty. Values move bitwise; dtypes stay as they are
@@ -118,19 +147,24 @@ class Bridge:
 
     def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
-                 frozen: bool = False, ranks_per_node: int = 0):
+                 frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
+                 buffers: int = 0):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
         self.src = Layout.src(src) if isinstance(src, str) else src
         self.dst = Layout.dst(dst) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
+        choice('transport', transport, TRANSPORTS)
+        if isinstance(buffers, bool) or not isinstance(buffers, int) or buffers < 0:
+            raise ArgumentError("bridge: buffers is %r, expected how many outputs of a shape are in memory "
+                                "that peers reach, 0 or more" % (buffers,))
         if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
         self.group, self.axes = group, axes
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
-        self.frozen = frozen
+        self.frozen, self.transport, self.buffers = frozen, transport, buffers
         self._parts = self._split_sizes()
         self._ranks: tuple[int, ...] | None = None
         self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
@@ -194,15 +228,52 @@ class Bridge:
         ready = self._kept.get(key)
         if ready is None:
             with groups.telling(comm):
-                no_grad = self.frozen or not dtype.is_floating_point
-                bridge = core.Bridge(comm, self.src, self.dst, shape,
-                                     dtype=s.DTYPES[torch_dtype(dtype)], device=device.type,
-                                     no_grad=no_grad, **self._options)
-            ready = self._kept[key] = _Ready(bridge, torch_dtype(dtype), device)
+                ready = self._kept[key] = self._make(comm, shape, dtype, device)
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
         return ready
+
+    def _make(self, comm: Comm, shape: tuple[int, ...], dtype: Any, device: Any) -> _Ready:
+        number, options = torch_dtype(dtype), dict(self._options)
+        no_grad = self.frozen or not dtype.is_floating_point
+        transport, arena = self.transport, None
+        if arenas.possible(comm, device) and options['algo'] == 'exact' and transport != 'nccl':
+            reached, sums, counts = self._reach(comm, shape, number, no_grad)
+            nbytes = arenas.nbytes_of(counts, number, reached, sums, self.buffers)
+            memory = arenas.memory_of(comm, nbytes, transport == 'peer')
+            if memory is not None:
+                def arena(shapes: Any) -> arenas.Arena:
+                    return arenas.Arena(memory, device, number, shapes, reached, sums, self.buffers)
+                transport = 'peer'
+        bridge = core.Bridge(comm, self.src, self.dst, shape, dtype=s.DTYPES[number],
+                             device=device.type, no_grad=no_grad,
+                             transport='nccl' if transport == 'auto' else transport, **options)
+        return _Ready(bridge, number, device, arena)
+
+    def _reach(self, comm: Comm, shape: tuple[int, ...], dtype: int, no_grad: bool) -> Any:
+        """(which tensors peers reach, forward and backward; are gradients summed; elements of this
+        rank's x and y). What cannot be is left to the making of the bridge to say, on all ranks."""
+        me, options = comm.world_rank(comm.rank), self._options
+        try:
+            plan = Plan(self.src, self.dst, shape, me, dtype=s.DTYPES[dtype], output=options['output'],
+                        grad=options['grad'], no_grad=no_grad)
+            counts = (self.src.count(me, *shape[:3]),
+                      self.dst.count(me, *shape[:3], full_rows=options['output'] == 'full'))
+        except Error:
+            return (False, False), False, (0, 0)
+        return (plan.reached('forward'), plan.reached('backward')), plan.levels > 1, counts
+
+    @property
+    def direct(self) -> bool | None:
+        """Do peers write straight into this rank's memory; None before the first call."""
+        return None if self._last is None else self._last[1].arena is not None
+
+    @property
+    def copied(self) -> int:
+        """Calls of the last shape that copied between the scratch and a tensor. See buffers."""
+        arena = None if self._last is None else self._last[1].arena
+        return 0 if arena is None else arena.copied
 
     def __call__(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
                  like: Any = None) -> Any:
@@ -262,14 +333,14 @@ def _function() -> Any:
         @staticmethod
         def forward(ctx: Any, x: Any, ready: _Ready, here: bool) -> Any:
             ctx.ready, ctx.here, ctx.shape = ready, here, x.shape
-            y = x.new_empty(ready.shapes[1])
+            y = ready.output(1, x, ready.shapes[1])
             ready.carry(0, x if here else None, y)
             return y
 
         @staticmethod
         @once
         def backward(ctx: Any, d_y: Any) -> Any:
-            d_x = d_y.new_empty(ctx.shape)
+            d_x = ctx.ready.output(0, d_y, ctx.shape)
             ctx.ready.carry(1, d_x if ctx.here else None, d_y)
             return d_x, None, None
 

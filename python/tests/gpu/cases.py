@@ -2,6 +2,8 @@
 """What PyTorch on GPUs must do, on 1, 2, 4 or 8 of them; run.py runs each on all ranks at once.
 
 Expected values come from the same whole tensors on every rank, by plain PyTorch in float64."""
+import itertools
+import os
 import sys
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.checkpoint import checkpoint
 
+import colobridge
 import colobridge.torch as ct
 from colobridge import Grid, Partition, megatron
 
@@ -101,11 +104,142 @@ def carried(run, src, dst, dtype, cp):
     assert torch.equal(x.grad, samples_of(src, (coded(torch.float32) % 7) * cp).to(dtype)), (src, dst)
 
 
+def transports():
+    """Options of a bridge, and whether peers write into its memory then."""
+    peers = size() > 1 and os.environ.get('COLO_TRANSPORT', 'auto') != 'nccl'
+    return [({'transport': 'nccl'}, False), ({}, peers), ({'buffers': 2}, peers)]
+
+
 def case_bridge_moves_every_value_and_sums_gradients_over_cp():
     for src, dst in layouts():
-        for dtype in (torch.bfloat16, torch.float32):
-            carry = ct.Bridge(src, dst, group=dist.group.WORLD)
-            carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
+        for (options, direct), dtype in itertools.product(transports(), (torch.bfloat16, torch.float32)):
+            carry = ct.Bridge(src, dst, group=dist.group.WORLD, **options)
+            for _ in range(3):
+                carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
+            assert carry.direct is direct, (options, carry.direct)
+            carry.destroy()
+
+
+def late(rng):
+    """The GPU of some rank is late, by up to 2 ms."""
+    torch.cuda._sleep(int(torch.randint(0, 4, (1,), generator=rng)) * int(1e6))
+
+
+def case_late_ranks_and_blocks_in_turn_do_no_harm():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    for src, dst in layouts():
+        for buffers in (0, 1, 3):
+            carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=buffers)
+            rng, held, wrong = torch.Generator().manual_seed(me()), [], []
+            streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+            for turn in range(60):
+                cp = 2 if 'cp=2' in dst else 1
+                now = streams[turn // 7 % 2]
+                now.wait_stream(streams[1 - turn // 7 % 2])
+                with torch.cuda.stream(now):
+                    whole = coded(torch.float32) + turn
+                    x = samples_of(src, whole).clone().requires_grad_()
+                    late(rng)
+                    y = carry(x)
+                    late(rng)
+                    # a block that somebody reuses too early shows a later turn's values
+                    held.append((y, samples_of(dst, whole)))
+                    if len(held) > (turn + me()) % 4:
+                        a, b = held.pop(0)
+                        wrong.append((a != b).sum())
+                        del a, b
+                    y.backward(samples_of(dst, whole) * 2)
+                    wrong.append((x.grad != samples_of(src, whole) * 2 * cp).sum())
+                    del x, y, whole
+            torch.cuda.synchronize()
+            assert int(torch.stack(wrong).sum()) == 0, (src, dst, buffers)
+            carry.destroy()
+
+
+def case_blocks_are_handed_out_as_they_are():
+    if size() == 1 or not transports()[2][1]:
+        raise Skip('needs two GPUs that reach each other')
+    src, dst = layouts()[0]
+    whole = coded(torch.bfloat16)
+    x, want = samples_of(src, whole).clone(), samples_of(dst, whole)
+    carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=2)
+    ys = [carry(x) for _ in range(4)]
+    arena = carry._last[1].arena
+    assert [arena.holds(y) for y in ys] == [True, True, False, False] and carry.copied == 2
+    assert all(torch.equal(y, want) for y in ys)
+    at = ys[0].data_ptr()
+    if me() == 0:  # the others have none left: they copy, nobody waits
+        ys[0] = None
+    y = carry(x)
+    assert (y.data_ptr() == at) == (me() == 0) and torch.equal(y, want)
+    carry.destroy()
+    del carry, arena
+    ct.shutdown()
+    assert torch.equal(ys[1], want)  # tensors outlive all that made them
+    ys[1].add_(1)
+    torch.cuda.synchronize()
+
+
+def case_bridges_beside_each_other_take_ways_of_their_own():
+    """Memory of one bridge is nothing to another on the same communicator, also where a rank's tensors are
+    empty: its first stage has the output, its last the input."""
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    half, like = size() // 2, torch.empty(0, device='cuda')
+    spec, shape = 'dp=%d,pp=2' % half, (8, 16, 32)
+    whole = coded(torch.float32)
+    for options in ({'buffers': 1}, {'transport': 'nccl'}, {}, {'transport': 'nccl'}, {'buffers': 1}):
+        carry = ct.Bridge(spec, spec, group=dist.group.WORLD, **options)
+        mine = samples_of(spec, whole).clone().requires_grad_() if me() >= half else None
+        y = carry(mine, shape=shape, like=like)
+        assert torch.equal(y, samples_of(spec, whole) if me() < half else y[:0])
+        y.backward(2 * y.detach())
+        assert mine is None or torch.equal(mine.grad, 2 * mine.detach())
+
+
+def case_registered_memory_without_autograd():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    n = size()
+    world = ct.comm_of(dist.group.WORLD, torch.device('cuda', torch.cuda.current_device()))
+    src, dst = colobridge.Layout.src('dp=%d' % n), colobridge.Layout.dst('tp=%d' % n)
+    x = torch.full((1, 4, 8), float(me()), device='cuda')
+    want = torch.arange(n, device='cuda', dtype=torch.float32).view(n, 1, 1).expand(n, 4, 8)
+    stream = torch.cuda.current_stream().cuda_stream
+    held = [colobridge.Memory.alloc(world, n * 128), colobridge.Memory.register(
+        world, torch.zeros(n, 4, 8, device='cuda'))]
+    direct = held[0].is_direct
+    assert direct is transports()[1][1] and held[1].is_direct is direct
+    bridges = [colobridge.Bridge(world, src, dst, (n, 4, 8), device='cuda', transport=way)
+               for way in ('auto', 'nccl') + (('peer',) if direct else ())]
+    y = torch.from_dlpack(held[0].array('f32', (n, 4, 8), device=torch.cuda.current_device()))
+    for bridge in bridges:
+        for out in (y, held[1].owner):
+            out.zero_()
+            bridge.forward(x, out, stream)
+            assert torch.equal(out, want)
+    if direct:
+        world.set_check(2)  # all hear of it, and the communicator lives
+        bad = torch.zeros(n, 4, 8, device='cuda')
+        try:
+            bridges[2].forward(x, bad if me() == 1 else y, stream)
+            raise AssertionError('not refused')
+        except (ValueError, RuntimeError) as why:
+            assert 'is not registered over comm' in str(why), why
+        world.set_check(1)
+        bridges[2].forward(x, y, stream)
+        assert torch.equal(y, want)
+        back = torch.zeros(1, 4, 8, device='cuda')
+        bridges[2].backward(y, back, stream)  # nothing comes from others: it may lie anywhere
+        assert torch.equal(back, x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    for bridge in bridges:
+        bridge.destroy()
+    del y
+    for memory in held:
+        memory.destroy()
 
 
 def case_grid_and_communicator_on_nccl_groups():
@@ -125,7 +259,7 @@ def case_grid_and_communicator_on_nccl_groups():
 
     for a, b in (((1, 1, n), (n, 1, 1)), ((n, 1, 1), (1, 1, n)), ((1, 1, n), (1, 2, n // 2))):
         src, dst = grid(*a), grid(*b)
-        comm = megatron.ColocatedBridgeCommunicator(src, dst)
+        comm = megatron.ColocatedBridgeCommunicator(src, dst, buffers=b[1])
         carried(comm.communicate, 'tp=%d,cp=%d,dp=%d' % a, 'tp=%d,cp=%d,dp=%d' % b, torch.bfloat16, b[1])
         comm.destroy()
         src.destroy()
@@ -303,7 +437,8 @@ def steps():
     z, t, g = logits_case()
     h, w, _ = linear_case()
     src, dst = layouts()[0]
-    carry = ct.Bridge(src, dst, group=dist.group.WORLD)
+    bridges = [ct.Bridge(src, dst, group=dist.group.WORLD, **options) for options, _ in transports()]
+    summed = ct.Bridge(*layouts()[-2 if size() > 1 else 0], group=dist.group.WORLD)
     x = samples_of(src, coded(torch.float32)).clone()
     g0 = g[0].float()
 
@@ -329,7 +464,10 @@ def steps():
         'shard': ([leaf(torch.randn(3, 64, H, device='cuda'))], lambda a: with_grad(there_and_back, a)),
         'next_token': ([100 * torch.randn(3, 64, device='cuda')],
                        lambda a: [ct.next_token(a.long(), part)]),
-        'bridge': ([leaf(x)], lambda a: with_grad(carry, a)),
+        'bridge by NCCL': ([leaf(x)], lambda a: with_grad(bridges[0], a)),
+        'bridge': ([leaf(x)], lambda a: with_grad(bridges[1], a)),
+        'bridge with blocks': ([leaf(x)], lambda a: with_grad(bridges[2], a)),
+        'bridge that sums': ([leaf(x)], lambda a: with_grad(summed, a)),
         'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
         'linear logprob': ([leaf(h), leaf(w[lo:hi])],
                            lambda a, b: with_grad(lambda p, q: linear(p, q, 'logprob'), a, b)),
@@ -360,6 +498,38 @@ def case_cuda_graphs_replay_with_other_values():
             for a, b in zip(got, run(*inputs)):
                 assert torch.equal(a, b), name
         dist.barrier()
+
+
+def case_a_graph_of_a_bridge_is_replayed_a_thousand_times():
+    for src, dst in layouts():
+        carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=1)
+        whole, cp = coded(torch.float32), 2 if 'cp=2' in dst else 1
+        x, up = leaf(samples_of(src, whole)), samples_of(dst, whole).clone()
+
+        def step():
+            y = carry(x)
+            return y.detach(), torch.autograd.grad(y, x, up)[0]
+
+        step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = step()
+        wrong = torch.zeros((), dtype=torch.int64, device='cuda')
+        for turn in range(1000):
+            with torch.no_grad():
+                x.copy_(samples_of(src, whole) + turn)
+                up.copy_(samples_of(dst, whole) + 2 * turn)
+            graph.replay()
+            wrong += (out[0] != samples_of(dst, whole) + turn).sum()
+            wrong += (out[1] != (samples_of(src, whole) + 2 * turn) * cp).sum()
+            if turn % 100 == 0:  # an eager call between replays, whose block is no graph's
+                y = carry(x)
+                wrong += (y.detach() != samples_of(dst, whole) + turn).sum()
+        assert int(wrong) == 0, (src, dst)
+        dist.barrier()
+        del graph, out, y
+        carry.destroy()
 
 
 def case_the_current_stream_is_the_one():

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that ranks reach in each other, for bridges between GPUs of one host; docs/memory.md."""
+from __future__ import annotations
+
+import atexit
+import ctypes as c
+from typing import Any
+
+from . import _structs as s
+from . import comm as comms
+from ._lib import call, lib
+from .dlpack import Array
+from .errors import STATUS, ArgumentError, FailedError
+from .tensor import contiguous, make
+
+_exiting: list[bool] = []  # the process gives everything back itself, and other libraries end before
+atexit.register(_exiting.append, True)
+
+
+class Memory:
+    """Registered over a communicator, by Memory.alloc() or Memory.register(), which are collective and
+    come before the bridges that use it. A bridge's y (d_x in backward; d_y where gradients are summed
+    over cp) in such memory is written by other ranks themselves, in one launch; on all ranks or on none.
+
+    Raises ValueError (host memory, another device's, not made by cudaMalloc), RuntimeError (no memory,
+    too much registered, another rank's error), TimeoutError; on all ranks or on none.
+    """
+
+    def __init__(self, handle: c.c_void_p, comm: comms.Comm, owner: Any = None):
+        self._handle, self.comm, self.owner, self._forks = handle, comm, owner, comms._forks
+
+    @classmethod
+    def alloc(cls, comm: comms.Comm, nbytes: int) -> 'Memory':
+        """Made by the library, where the communicator moves memory: on its GPU, or on the host. Sizes
+        may differ between ranks, and be 0."""
+        handle = c.c_void_p()
+        call('colo_memory_alloc', comm.handle, nbytes, c.byref(handle))
+        return cls(handle, comm)
+
+    @classmethod
+    def register(cls, comm: comms.Comm, tensor: Any) -> 'Memory':
+        """Somebody's contiguous tensor, which is kept alive, None on a rank that brings none. torch's
+        own are such memory, but not with expandable segments or cudaMallocAsync."""
+        data, nbytes = None, 0
+        if tensor is not None:
+            data, count, dtype = comms._flat(tensor, 'tensor', writes=True)
+            nbytes = count * s.DTYPE_SIZE[dtype]
+        handle = c.c_void_p()
+        call('colo_memory_register', comm.handle, data if nbytes else None, nbytes, c.byref(handle))
+        return cls(handle, comm, tensor)
+
+    def destroy(self) -> None:
+        """Local; when every rank's calls that use it have finished. The second time does nothing. It may
+        come after the communicator's."""
+        if self._handle and self._forks == comms._forks:
+            lib().colo_memory_destroy(c.byref(self._handle))
+        self._handle = c.c_void_p()
+
+    def __del__(self) -> None:
+        if not getattr(self, '_handle', None) or _exiting:
+            return
+        # After a failure a late peer may still write here: then it stays, until the process ends.
+        if self.comm._handle and lib().colo_comm_check(self.comm.handle) < 0:
+            return
+        self.destroy()
+
+    @property
+    def handle(self) -> c.c_void_p:
+        """The colo_memory_t pointer. RuntimeError after destroy()."""
+        if not self._handle:
+            raise FailedError('this memory was destroyed', STATUS['ERR_STATE'])
+        return self._handle
+
+    data = property(lambda self: lib().colo_memory_data(self.handle) or 0)
+    nbytes = property(lambda self: lib().colo_memory_bytes(self.handle))
+
+    @property
+    def is_direct(self) -> bool:
+        """Do peers reach it, the same on all ranks; else bridges are staged, as without it."""
+        return lib().colo_memory_is_direct(self.handle)
+
+    def array(self, dtype: str, shape: tuple[int, ...], offset: int = 0, *, device: int = -1,
+              owner: Any = None) -> Array:
+        """A part of it as something that torch.from_dlpack() takes, without a copy; keeps this object
+        alive, or @owner. offset: in bytes. device: ordinal of the GPU that it is on, -1 for host memory.
+        ValueError: a dtype that is none; it ends past the memory."""
+        if dtype not in s.DTYPE:
+            raise ArgumentError("dtype is %r, expected one of %s" % (dtype, ', '.join(s.DTYPES)))
+        number, need = s.DTYPE[dtype], offset
+        need += contiguous((1,) + tuple(shape))[0] * s.DTYPE_SIZE[number] if 0 not in shape else 0
+        if offset < 0 or need > self.nbytes:
+            raise ArgumentError("%s of %s at byte %d ends at %d, the memory has %d bytes"
+                                % (dtype, list(shape), offset, need, self.nbytes))
+        raw = make(self.data + offset, number, shape, contiguous(shape),
+                   s.HOST if device < 0 else s.CUDA, device)
+        return Array(raw, self if owner is None else owner)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory of one bridge that peers write into, and the tensors in it.
+
+Peers reach registered memory only, and PyTorch's allocator has none. So a bridge of a shape has an arena:
+a scratch tensor, out of which a call's output is copied into an ordinary one, and, when it is asked for, a
+few blocks that are handed out as outputs themselves and come back when nobody has the storage any more.
+Where an output lies is a rank's own business: its word to the others carries the address. So ranks need
+not agree on it, a rank that has no block left copies, and nobody waits for anybody's garbage collector.
+
+Order is that of streams. What peers write, they write after this rank's earlier work on the call's stream.
+A block that comes back is used again on its stream, or on another one that waits for it; so is the scratch.
+A captured call takes the scratch: its graph may be replayed when a block has long been somebody else's.
+
+Left to others: which tensors are reached, and when memory is made (bridge.py).
+"""
+from __future__ import annotations
+
+import collections
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from .. import _structs as s
+from .._lib import lib
+from ..comm import Comm
+from ..dlpack import Array, Loan
+from ..errors import STATUS, Error
+from ..memory import Memory
+
+_ROUND = 512
+
+
+def _padded(count: int, elem: int) -> int:
+    return -(-count * elem // _ROUND) * _ROUND
+
+
+def possible(comm: Comm, device: Any) -> bool:
+    """May ranks of @comm reach tensors on @device?"""
+    return device.type == 'cuda' and comm.size > 1
+
+
+def _shared(comm: Comm, why: Error) -> bool:
+    """Did making memory fail while all ranks were at it, so that all of them may go on? Else one of them is
+    somewhere else, and would be waited for."""
+    if lib().colo_comm_check(comm.handle) < 0 or why.status == STATUS['ERR_MISMATCH']:
+        return False
+    return why.status != STATUS['ERR_PEER'] or str(why).startswith(('peer memory: ', 'memory: '))
+
+
+def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:
+    """Memory that all ranks of @comm reach, @nbytes of this rank's; collective. None on all of them: they
+    do not reach each other, or there is none, which is an exception where it is @needed."""
+    import torch
+    for last in (False, True):
+        try:
+            memory = Memory.alloc(comm, nbytes)
+        except Error as why:
+            if (last and needed) or not _shared(comm, why):
+                raise
+            if last:
+                warnings.warn("bridge: no memory that peers reach, so it goes through NCCL: %s" % why)
+                return None
+            torch.cuda.empty_cache()
+            continue
+        if memory.is_direct:
+            return memory
+        memory.destroy()
+        break
+    return None
+
+
+def nbytes_of(counts: tuple[int, int], dtype: int, reached: tuple[bool, bool], sums: bool,
+              buffers: int) -> int:
+    """Of an arena; the arguments are Arena's, counts: elements of x's and y's side."""
+    sizes = [_padded(n, s.DTYPE_SIZE[dtype]) for n in counts]
+    return (max(reached[0] * sizes[1], reached[1] * sizes[1 if sums else 0])
+            + buffers * (reached[0] * sizes[1] + (reached[1] and not sums) * sizes[0]))
+
+
+class _Block(Loan):
+    """stream: on which it was somebody's tensor."""
+
+    def __init__(self, view: s.Tensor, side: int):
+        super().__init__(view)
+        self.side, self.stream = side, None
+
+
+class Arena:
+    """shapes: of x's side (0) and y's (1). reached: do peers reach this rank's tensor, forward (its y) and
+    backward (its d_x, or with sums its d_y). buffers: blocks of each output."""
+
+    def __init__(self, memory: Memory, device: Any, dtype: int, shapes: tuple[Any, Any],
+                 reached: tuple[bool, bool], sums: bool, buffers: int):
+        import torch
+        from torch.utils.dlpack import from_dlpack
+        self._take = from_dlpack
+        self.memory, self.reached, self.sums = memory, reached, sums
+        self.side = 1, 1 if sums else 0  # of the tensor that is reached
+        self.begin, self.end = memory.data, memory.data + memory.nbytes
+        self.copied = 0
+        self._device = device.index if device.type == 'cuda' else -1
+        self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
+        self._dtype, self._shapes, self._last = s.DTYPES[dtype], shapes, None
+        sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
+        self.scratch = [from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
+                        for way in (0, 1)]
+        at = max((sizes[self.side[way]] for way in (0, 1) if reached[way]), default=0)
+        self._free: list[Any] = [collections.deque(), collections.deque()]
+        for way in (0, 1):
+            if reached[way] and not (way and sums):
+                for _ in range(buffers):
+                    self._free[1 - way].append(_Block(self._array(at, 1 - way).view, 1 - way))
+                    at += sizes[1 - way]
+
+    def _array(self, offset: int, side: int) -> Array:
+        return self.memory.array(self._dtype, self._shapes[side], offset, device=self._device)
+
+    def _returned(self, block: Any) -> None:
+        self._free[block.side].append(block)
+
+    def holds(self, t: Any) -> bool:
+        """Does a tensor lie in this memory, so that peers reach it."""
+        return self.begin <= t.data_ptr() < self.end
+
+    def lend(self, side: int, current: Callable[[], Any]) -> Any:
+        """A block as a tensor for the current stream, None where there is none, or none for a captured
+        call."""
+        free = self._free[side]
+        if not free or self._capturing():
+            return None
+        stream = current()
+        try:
+            block = free.popleft()
+        except IndexError:  # another thread was faster
+            return None
+        if block.stream is not None and block.stream != stream:
+            stream.wait_stream(block.stream)
+        block.stream = stream
+        return self._take(block.give(self._returned))
+
+    def instead(self, way: int, own: Any, stream: Any) -> Any:
+        """The scratch, for a tensor that peers do not reach. What a call reads is copied here, what it
+        writes is copied by the caller."""
+        scratch = self.scratch[way]
+        # In captures the order is that of whoever replays them, as it is for bridges.
+        if stream is not None and stream != self._last and not self._capturing():
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last = stream
+        if way and self.sums:
+            scratch.copy_(own)
+        self.copied += 1
+        return scratch

@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Memory that peers write into, and tensors in it. Here it is host memory that is said to be reached: blocks,
+scratch, lifetimes and order are all as on GPUs, which python/tests/gpu/cases.py looks at."""
+import contextlib
+import gc
+import itertools
+import subprocess
+import sys
+import weakref
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from colobridge import memory  # noqa: E402
+from colobridge.errors import STATUS  # noqa: E402
+from colobridge.torch import arena  # noqa: E402
+from test_torch_bridge import PAIRS, carries  # noqa: E402
+from world import World  # noqa: E402
+
+FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
+MOVES = {'output': 'sharded', 'grad': 'disjoint'}
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+@contextlib.contextmanager
+def reached(**options):
+    """Bridges are made as between GPUs that reach each other, with @options."""
+    was = arena.possible, memory.Memory.is_direct, ct.Bridge.__init__.__kwdefaults__
+
+    arena.possible = lambda comm, device: comm.size > 1
+    memory.Memory.is_direct = property(lambda self: True)
+    ct.Bridge.__init__.__kwdefaults__ = {**was[2], **options}
+    try:
+        yield
+    finally:
+        arena.possible, memory.Memory.is_direct, ct.Bridge.__init__.__kwdefaults__ = was
+
+
+def carries_reached(rank, src, dst, axes, output, grad, buffers):
+    with reached(buffers=buffers):
+        carries(rank, src, dst, axes, output, grad, 'exact')
+        carry = ct.Bridge(src, dst, group=dist.group.WORLD, output=output, grad=grad)
+        x = torch.ones(carry._core(carry.comm(torch.device('cpu')), (4, 8, 3), torch.float32,
+                                   torch.device('cpu')).shapes[0], requires_grad=True)
+        plan = cb.Plan(carry.src, carry.dst, (4, 8, 3), rank, output=output, grad=grad)
+        y = carry(x, shape=(4, 8, 3))
+        y.backward(torch.ones_like(y))
+        # What others do not reach needs no scratch; sums are read from a copy of d_y.
+        ways = [plan.reached(way) for way in ('forward', 'backward')]
+        saved = [ways[0] and buffers > 0, ways[1] and buffers > 0 and plan.levels == 1]
+        assert carry.direct and carry.copied == sum(ways) - sum(saved), (ways, saved, carry.copied)
+
+
+@pytest.mark.parametrize('src, dst', PAIRS)
+def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
+    for (output, grad), buffers in itertools.product(
+            (('full', 'partial'), ('full', 'disjoint'), ('sharded', 'disjoint')), (0, 2)):
+        world.run(carries_reached, src, dst, 'bsh', output, grad, buffers)
+    world.run(carries_reached, src, dst, 'sbh', 'full', 'partial', 1)
+
+
+def blocks(rank):
+    with reached(buffers=2):
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+        x = [torch.full((1, 4, 2), float(10 * k + rank)) for k in range(4)]
+        want = [torch.stack([torch.full((4, 2), float(10 * k + rank // 2 * 2 + r)) for r in range(2)])
+                for k in range(4)]
+        ys = [carry(a) for a in x]
+        assert carry.copied == 2  # blocks for two of four
+        assert all(torch.equal(a, b) for a, b in zip(ys, want))
+        at = [y.data_ptr() for y in ys]
+        inside = [carry._last[1].arena.holds(y) for y in ys]
+        assert inside == [True, True, False, False] and len(set(at)) == 4
+        part = ys[0][:, 1:3, :1]  # as long as somebody has any of it
+        ys[0] = None
+        assert not carry._last[1].arena.holds(carry(x[0]))
+        assert torch.equal(part, want[0][:, 1:3, :1])
+        del part
+        again = carry(x[3])
+        assert again.data_ptr() == at[0] and torch.equal(again, want[3])
+        assert torch.equal(ys[1], want[1])
+        if rank % 2:  # one rank has no block left, the other has: nobody waits
+            ys[1] = None
+        y = carry(x[2])
+        assert carry._last[1].arena.holds(y) == bool(rank % 2) and torch.equal(y, want[2])
+
+
+def test_blocks_come_back_when_nobody_has_them_and_a_rank_without_one_copies(world):
+    world.run(blocks)
+
+
+def saved(rank):
+    """A block that autograd holds for backward stays."""
+    with reached(buffers=1):
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
+        x = [torch.full((1, 4, 2), float(k + 1), requires_grad=True) for k in range(2)]
+        held = (carry(x[0]) ** 2).sum()  # y is saved, and has no other owner
+        carry(x[1]).sum().backward()
+        held.backward()
+        assert torch.equal(x[0].grad, torch.full_like(x[0], 2.0)), x[0].grad
+        assert torch.equal(x[1].grad, torch.ones_like(x[1]))
+
+
+def test_what_autograd_saved_stays(world):
+    world.run(saved)
+
+
+def in_place(rank):
+    """An output is nobody's view."""
+    with reached(buffers=1):
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
+        x = torch.ones(1, 4, 2, requires_grad=True)
+        y = carry(x)
+        assert carry._last[1].arena.holds(y) and not y._is_view()
+        y.mul_(3)
+        y[:, 0] += 1
+        y.sum().backward()
+        assert torch.equal(x.grad, torch.full_like(x, 3.0))
+
+
+def test_outputs_may_be_written_in_place(world):
+    world.run(in_place)
+
+
+def outlives(rank):
+    with reached(buffers=2):
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+        y = carry(torch.full((1, 4, 2), 5.0))
+        held = weakref.ref(carry._last[1].arena.memory)
+        carry.destroy()
+        del carry
+        dist.barrier()
+        ct.shutdown()
+        gc.collect()
+        assert held() is not None and torch.equal(y, torch.full((2, 4, 2), 5.0))
+        y += 1
+        del y
+        gc.collect()
+        assert held() is None
+    dist.barrier()
+
+
+def test_memory_outlives_its_bridge_and_communicator_as_long_as_a_tensor_does(world):
+    world.run(outlives)
+
+
+def checkpointed(rank):
+    grads = []
+    for buffers in (0, 1):
+        with reached(buffers=buffers):
+            carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+            for run in (lambda x: carry(x.tanh()).sin(),
+                        lambda x: checkpoint(lambda x: carry(x.tanh()).sin(), x, use_reentrant=False)):
+                x = torch.linspace(0, 1, 8).view(1, 4, 2).requires_grad_()
+                run(x).square().sum().backward()
+                grads.append(x.grad)
+    assert all(torch.equal(grads[0], g) for g in grads)
+
+
+def test_checkpointing(world):
+    world.run(checkpointed)
+
+
+def staged(rank):
+    """Ranks that hold nothing of a side."""
+    for buffers in (0, 1):
+        with reached(buffers=buffers):
+            carry = ct.Bridge('dp=2,pp=2', 'dp=2,pp=2', group=dist.group.WORLD)
+            mine = torch.full((2, 2, 3), float(rank), requires_grad=True) if rank >= 2 else None
+            y = carry(mine, shape=(4, 2, 3), like=torch.empty(0))
+            assert y.numel() == (12 if rank < 2 else 0)
+            if rank < 2:
+                assert torch.equal(y, torch.full((2, 2, 3), rank + 2.0))
+            y.backward(2 * y.detach())
+            if mine is not None:
+                assert torch.equal(mine.grad, 2 * mine.detach())
+
+
+def test_ranks_without_a_part_take_part(world):
+    world.run(staged)
+
+
+def refused(rank):
+    x = torch.ones(1, 4, 2)
+    for buffers in (-1, 1.5, True, 'two'):
+        with pytest.raises(ValueError, match='bridge: buffers is'):
+            ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=buffers)
+    with pytest.raises(ValueError, match="transport is 'tcp'"):
+        ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='tcp')
+    plain = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=3)  # does nothing on the host
+    plain(x)
+    assert plain.direct is False and plain.copied == 0
+    with reached():
+        # a layout that does not fit, on one rank: its sentence, not a timeout
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
+        with pytest.raises(ValueError if rank == 2 else RuntimeError) if rank > 1 \
+                else contextlib.nullcontext():
+            carry(x, shape=(4, 3 if rank == 2 else 4, 2))
+        assert torch.equal(carry(x), ct.bridge(x, *FAN_IN, group=dist.group.WORLD, **MOVES))
+        # one rank that wants no memory: all hear that they differ
+        odd = ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='nccl' if rank == 2 else 'auto')
+        with pytest.raises(cb.MismatchError) if rank > 1 else contextlib.nullcontext():
+            odd(x)
+        # as many blocks as a rank likes
+        odd = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=rank)
+        assert torch.equal(odd(x), torch.ones(2, 4, 2))
+
+
+def test_what_cannot_be_is_refused_on_all_ranks(world):
+    world.run(refused)
+
+
+def no_memory(rank):
+    x, tried = torch.ones(1, 4, 2), []
+    where = ['peer memory']
+
+    def none(comm, nbytes):
+        tried.append(nbytes)
+        if comm.rank:
+            raise cb.FailedError('%s: rank 0 failed: no memory for you' % where[0], STATUS['ERR_PEER'])
+        raise cb.FailedError('no memory for you', STATUS['ERR_NOMEM'])
+    with reached():
+        was, memory.Memory.alloc = memory.Memory.alloc, none
+        try:
+            carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+            with pytest.warns(UserWarning, match='it goes through NCCL: .*no memory for you'):
+                y = carry(x)
+            assert carry.direct is False and torch.equal(y, torch.ones(2, 4, 2)) and len(tried) == 2
+            with pytest.raises(RuntimeError, match='no memory for you'):
+                ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer')(x)
+            # somewhere else than at making memory: this one does not go on either
+            for where[0] in ('bridge create', 'memory (registered'):
+                if rank % 2:
+                    with pytest.raises(RuntimeError, match='rank 0 failed'):
+                        ct.Bridge(*FAN_IN, group=dist.group.WORLD)(x)
+        finally:
+            memory.Memory.alloc = was
+
+
+def test_without_memory_it_is_staged_or_an_error(world):
+    world.run(no_memory)
+
+
+# ---- blocks and streams, without ranks ----
+
+class Stream:
+    def __init__(self):
+        self.waited = []
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+
+
+def made(sums=False, buffers=2):
+    comm = cb.Comm.self()
+    args = torch.float32 and 0, (True, True), sums
+    counts = (6, 12)
+    nbytes = arena.nbytes_of(counts, args[0], *args[1:], buffers)
+    held = cb.Memory.alloc(comm, nbytes)
+    return arena.Arena(held, torch.device('cpu'), args[0], ((1, 2, 3), (2, 2, 3)), *args[1:], buffers)
+
+
+def test_blocks_lie_apart_and_within():
+    for sums, buffers in itertools.product((False, True), (0, 1, 3)):
+        at = made(sums, buffers)
+        parts = [s for s in at.scratch[:1] if s is not None]
+        for side in (0, 1):
+            while (t := at.lend(side, Stream)) is not None:
+                parts.append(t)
+        assert len(parts) == 1 + buffers * (1 if sums else 2)
+        spans = sorted((t.data_ptr(), t.data_ptr() + t.numel() * 4) for t in parts)
+        assert all(a[1] <= b[0] for a, b in zip(spans, spans[1:]))
+        assert at.begin <= spans[0][0] and spans[-1][1] <= at.end
+
+
+def test_another_stream_waits_for_the_one_that_had_the_block():
+    at, a, b = made(buffers=1), Stream(), Stream()
+    for stream, waits in ((a, []), (a, []), (b, [a]), (b, [a]), (a, [b])):
+        t = at.lend(1, lambda: stream)
+        assert t is not None and stream.waited == waits
+        del t
+    at, a, b = made(), Stream(), Stream()
+    own = torch.zeros(2, 2, 3)
+    for stream, waits in ((a, []), (a, []), (b, [a]), (a, [b])):
+        assert at.instead(0, own, stream) is at.scratch[0] and stream.waited == waits
+    assert at.copied == 4
+
+
+def test_captured_calls_take_the_scratch():
+    at, a, b = made(), Stream(), Stream()
+    at.instead(0, torch.zeros(2, 2, 3), a)
+    at._capturing = lambda: True
+    assert at.lend(0, lambda: a) is None and at.lend(1, lambda: a) is None
+    at.instead(0, torch.zeros(2, 2, 3), b)
+    assert b.waited == []  # would end the capture
+    at._capturing = lambda: False
+    at.instead(0, torch.zeros(2, 2, 3), a)
+    assert a.waited == [] and at.lend(1, lambda: a) is not None
+
+
+def test_memory_of_the_host_is_not_reached_but_there():
+    def rank(comm):
+        held = cb.Memory.alloc(comm, 100 * comm.rank)
+        assert held.nbytes == 256 * comm.rank and not held.is_direct
+        if comm.rank:
+            t = torch.from_dlpack(held.array('bf16', (4, 8), 64))
+            assert t.dtype == torch.bfloat16 and t.shape == (4, 8) and t.data_ptr() == held.data + 64
+            for dtype, shape, offset in (('f32', (8, 8), 64), ('f32', (1,), -4), ('f31', (1,), 0)):
+                with pytest.raises(ValueError, match='the memory has 256|one of f32'):
+                    held.array(dtype, shape, offset)
+            gone = weakref.ref(held)
+            del held
+            assert gone() is not None
+            t.zero_()
+            del t
+            assert gone() is None
+        mine = torch.zeros(4, 4)
+        held = cb.Memory.register(comm, mine if comm.rank else None)
+        assert (held.data, held.nbytes) == ((mine.data_ptr(), 64) if comm.rank else (0, 0))
+        held.destroy()
+        held.destroy()
+        with pytest.raises(RuntimeError, match='this memory was destroyed'):
+            held.data
+    cb.run_threads(2, rank)
+    with pytest.raises(ValueError, match='not contiguous'):
+        cb.Memory.register(cb.Comm.self(), torch.zeros(4, 4).t())
+
+
+def test_memory_that_a_failure_left_stays(monkeypatch):
+    """A late peer may still write there; it is the process's until it ends."""
+    real, ended = memory.lib(), []
+
+    class Library:
+        def __getattr__(self, name):
+            return ended.append if name == 'colo_memory_destroy' else getattr(real, name)
+    monkeypatch.setattr(memory, 'lib', Library)
+
+    def rank(comm, fails):
+        held = cb.Memory.alloc(comm, 512)
+        if fails:
+            comm.abort('enough')
+        del held
+    cb.run_threads(2, lambda comm: rank(comm, False))
+    assert len(ended) == 2
+    with contextlib.suppress(RuntimeError):  # of a rank whose alloc() the abort met
+        cb.run_threads(2, lambda comm: rank(comm, True))
+    assert len(ended) == 2
+
+
+EXIT = '''
+import gc, threading, sys
+import torch, colobridge as cb
+class Keep:
+    pass
+gc.disable()
+k = Keep()
+k.t = torch.from_dlpack(cb.Memory.alloc(cb.Comm.self(), 256).array('f32', (4,)))
+k.me = threading._keep = k
+'''
+
+
+def test_tensors_may_go_with_the_interpreter():
+    """In its last round of garbage, when modules are gone."""
+    done = subprocess.run([sys.executable, '-c', EXIT], text=True, stdout=subprocess.PIPE,
+                          stderr=subprocess.STDOUT)
+    assert done.returncode == 0 and 'ignored' not in done.stdout, done.stdout
