@@ -176,7 +176,8 @@ class Loan:
     def __init__(self, view: s.Tensor):
         array = Array(view)
         self._held, self._parts = _managed(b'dltensor', view, array.__dlpack_device__())
-        self._address, self._back = c.addressof(self._held), None
+        self._address = c.addressof(self._held)
+        self._back: Callable[['Loan'], None] | None = None
 
     def give(self, back: Callable[['Loan'], None]) -> Any:
         """A capsule; back(self) is called when the last one who had it has let it go."""

@@ -103,8 +103,9 @@ class Arena:
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
         self._dtype, self._shapes, self._last = s.DTYPES[dtype], shapes, None
         sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
-        self.scratch = [from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
-                        for way in (0, 1)]
+        self.scratch: list[Any] = [
+            from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
+            for way in (0, 1)]
         at = max((sizes[self.side[way]] for way in (0, 1) if reached[way]), default=0)
         self._free: list[Any] = [collections.deque(), collections.deque()]
         for way in (0, 1):
