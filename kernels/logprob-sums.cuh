@@ -1,0 +1,242 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob-sums.cuh - a row's statistics: what a thread keeps while its slots go by, and how the
+ * threads of a block are combined. For kernels that give a row a block of THREADS threads:
+ * logprob-stats.cu, which says why sums are made this way, and topk.cu.
+ */
+#ifndef COLO_KERNELS_LOGPROB_SUMS_CUH
+#define COLO_KERNELS_LOGPROB_SUMS_CUH
+
+#include "logprob.cuh"
+
+namespace
+{
+
+constexpr int THREADS = 128; /* ten such blocks on a multiprocessor: short rows and few rows, too */
+constexpr int BATCH = 4;     /* slots in flight a thread */
+constexpr int PARTS = 4;     /* independent sums a thread */
+
+enum { SUM = 0, ENTROPY = 1, ALL = 2 }; /* what is kept: s; s, u; s, u, d, argmax */
+
+template <typename R, int KEEP> struct part {
+    R top;  /* largest z (plain) or x seen, -inf at first */
+    R base; /* what the sums are taken against: x of top, 0 while that is -inf */
+    R s[PARTS], u[PARTS], d[PARTS];
+    int64_t seen, arg;
+};
+
+template <typename R, int KEEP> __device__ void begin(part<R, KEEP> &a)
+{
+    a.top = -CUDART_INF_F;
+    a.base = 0;
+#pragma unroll
+    for (int k = 0; k < PARTS; k++)
+        a.s[k] = a.u[k] = a.d[k] = 0;
+    a.seen = 0;
+    a.arg = -1;
+}
+
+/* A larger maximum: the sums so far move to it. */
+template <typename R, int KEEP> __device__ void raise(part<R, KEEP> &a, R top, R factor)
+{
+    R base = factor * top;
+    if (base == -CUDART_INF_F)
+        base = 0;
+    if (factor * a.top > -CUDART_INF_F) {
+        const R down = a.base - base, c = exp_of(down);
+#pragma unroll
+        for (int k = 0; k < PARTS; k++) {
+            if (KEEP >= ENTROPY)
+                a.u[k] = c > 0 ? c * (a.u[k] + down * a.s[k]) : 0;
+            a.s[k] *= c;
+        }
+        if (KEEP == ALL)
+            a.d[0] += (R)a.seen * down;
+    }
+    a.top = top;
+    a.base = base;
+}
+
+template <typename R, int KEEP> __device__ void take(part<R, KEEP> &a, R z, R factor, int k)
+{
+    const R d = fma(factor, z, -a.base), e = exp_of(d);
+    a.s[k] += e;
+    if (KEEP >= ENTROPY)
+        a.u[k] = fma(e, fmax(d, (R)-1e4), a.u[k]); /* not 0 * -inf; e is 0 from -104 (f64: -746) */
+    if (KEEP == ALL)
+        a.d[k] += d;
+}
+
+/* The first of z[0..n) that is a new maximum. */
+template <typename R, int KEEP>
+__device__ void find(part<R, KEEP> &a, const R *z, int n, R top, int64_t at, bool *found)
+{
+#pragma unroll
+    for (int i = 0; i < n; i++)
+        if (!*found && z[i] == top) {
+            a.arg = at + i;
+            *found = true;
+        }
+}
+
+/* Whole slots, B of them, @step elements apart. */
+template <typename D, int KEEP, int B>
+__device__ void absorb(part<typename D::real, KEEP> &a, const uint4 *v, typename D::real factor,
+                       int64_t at, int64_t step)
+{
+    using R = typename D::real;
+    R top = D::top(v[0]);
+#pragma unroll
+    for (int b = 1; b < B; b++)
+        top = max_nan(top, (R)D::top(v[b]));
+    top = max_nan(top, a.top); /* NaN stays */
+    if (top != a.top) {
+        if (KEEP == ALL) {
+            bool found = false;
+#pragma unroll
+            for (int b = 0; b < B; b++) {
+                R z[D::N];
+                D::unpack(v[b], z);
+                find(a, z, D::N, top, at + b * step, &found);
+            }
+        }
+        raise(a, top, factor);
+    }
+#pragma unroll
+    for (int b = 0; b < B; b++) {
+        R z[D::N];
+        D::unpack(v[b], z);
+#pragma unroll
+        for (int i = 0; i < D::N; i++)
+            take(a, z[i], factor, i % PARTS);
+    }
+    a.seen += B * D::N;
+}
+
+/* Up to N values of x in registers. */
+template <typename R, int KEEP, int N>
+__device__ void absorb_x(part<R, KEEP> &a, const R *x, int64_t at, R factor)
+{
+    R top = x[0];
+#pragma unroll
+    for (int i = 1; i < N; i++)
+        top = max_nan(top, x[i]);
+    top = max_nan(top, a.top); /* NaN stays */
+    if (top != a.top) {
+        bool found = false;
+        if (KEEP == ALL)
+            find(a, x, N, top, at, &found);
+        raise(a, top, factor);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        take(a, x[i], factor, i % PARTS);
+    a.seen += N;
+}
+
+/* ---- combining the threads ---- */
+
+template <typename T, typename F> __device__ T all_lanes(T v, F f)
+{
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2)
+        v = f(v, __shfl_xor_sync(0xffffffffu, v, o));
+    return v;
+}
+
+/* Every thread gets the result. @room: one value a warp. */
+template <typename T, typename F> __device__ T all_threads(T v, T *room, F f)
+{
+    v = all_lanes(v, f);
+    __syncthreads();
+    if (threadIdx.x % 32 == 0)
+        room[threadIdx.x / 32] = v;
+    __syncthreads();
+    v = room[0];
+    for (int w = 1; w < THREADS / 32; w++)
+        v = f(v, room[w]);
+    return v;
+}
+
+__device__ double sum_threads(double v, double *room)
+{
+    return all_threads(v, room, [](double a, double b) { return a + b; });
+}
+
+/* ---- the row's numbers ---- */
+
+struct sums_room {
+    double sums[THREADS / 32];
+    int64_t args[THREADS / 32];
+};
+
+/* Combines the threads' parts of row @t and writes them into this rank's block. @row: its first
+ * element, not read where @target is the one to ignore. All threads. */
+template <typename D, int KEEP, bool PLAIN>
+__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
+                          int64_t t, int64_t target, const void *row, sums_room &shared)
+{
+    using R = typename D::real;
+    constexpr bool WIDE = sizeof(typename D::stat) == 8;
+    double *room = shared.sums;
+    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    const int64_t k = t - p.block_lo;
+    const bool counts = target != p.ignore_index;
+    const R factor = PLAIN ? (R)p.factor : (R)1;
+    const double top =
+        all_threads((double)a.top, room, [](double x, double y) { return max_nan(x, y); });
+    R m = factor * (R)top; /* as raise() makes it: the bases are this or below */
+    const bool any = m > -CUDART_INF_F;
+    double s = 0, u = 0, d = 0;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+        s += a.s[i];
+        u += a.u[i];
+        d += a.d[i];
+    }
+    const bool mine = factor * a.top > -CUDART_INF_F;
+    if (any && mine) {
+        const double down = (double)a.base - (double)m, c = exp(down);
+        u = c > 0 ? c * (u + down * s) : 0;
+        s *= c;
+        d += (double)a.seen * down;
+    }
+    s = sum_threads(s, room);
+    if (KEEP >= ENTROPY)
+        u = sum_threads(u, room);
+    int64_t arg = INT64_MAX;
+    if (KEEP == ALL) {
+        d = sum_threads(d, room);
+        if ((double)a.top == top && a.arg >= 0)
+            arg = a.arg;
+        arg = all_threads(arg, shared.args, [](int64_t x, int64_t y) { return x < y ? x : y; });
+    }
+    if (threadIdx.x == 0) {
+        double xt = -CUDART_INF;
+        const int64_t j = target - p.vocab_start;
+        if (counts && any && target < p.vocab && j >= 0 && j < p.true_columns) {
+            R z = D::one(((const typename D::elem *)row)[j]);
+            double x =
+                PLAIN ? (double)factor * (double)z : (double)x_of(z, (R)p.factor, (R)p.softcap);
+            xt = isinf((typename D::stat)x) ? -CUDART_INF : x - (double)m;
+        }
+        double top_x = m;
+        if (counts && !(m < CUDART_INF_F)) /* NaN or +inf: nothing can be said of this row */
+            top_x = s = u = d = xt = CUDART_NAN;
+        if (!counts)
+            d = 0;
+        put(block + p.m, WIDE, k, top_x);
+        put(block + p.s, WIDE, k, s);
+        put(block + p.xt, WIDE, k, xt);
+        if (KEEP >= ENTROPY && p.u >= 0)
+            put(block + p.u, WIDE, k, u);
+        if (KEEP == ALL && p.d >= 0)
+            put(block + p.d, WIDE, k, d);
+        if (KEEP == ALL && p.arg >= 0)
+            ((int64_t *)(block + p.arg))[k] = any && m < CUDART_INF_F ? p.vocab_start + arg : -1;
+    }
+}
+
+} // namespace
+
+#endif
