@@ -53,6 +53,11 @@ static void read_once(void)
     CUDA(colo_k_probe_read(b.z.data, b.tokens * b.vocab * 2 / 16 * 16, b.sum, NULL));
 }
 
+static void copy_once(void)
+{
+    CUDA(colo_k_probe_copy(b.dz.data, b.z.data, b.tokens * b.vocab * 2 / 16 * 16, NULL));
+}
+
 static void pick_forward(void)
 {
     const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = b.vocab, .k = b.k,
@@ -78,6 +83,23 @@ static void soft_forward(void)
 static void soft_backward(void)
 {
     OK(colo_distill_backward(&b.soft, &(colo_distill_upstream_t){.d_kl = b.up}, &b.dz, NULL));
+}
+
+/* Rows in which each 16-byte word has a larger maximum than the one before, or a smaller, or equal
+ */
+static void order_rows(int kind)
+{
+    uint16_t *row = malloc((size_t)b.vocab * 2);
+    for (int64_t j = 0; j < b.vocab; j++)
+        row[j] =
+            kind == 2 ? 0x3f80 : (uint16_t)(0x80 + (kind ? b.vocab - 1 - j : j) * 32000 / b.vocab);
+    CUDA(cudaMemcpy(b.z.data, row, (size_t)b.vocab * 2, cudaMemcpyHostToDevice));
+    for (int64_t n = 1; n < b.tokens; n *= 2) {
+        const int64_t more = b.tokens - n < n ? b.tokens - n : n;
+        CUDA(cudaMemcpy((char *)b.z.data + n * b.vocab * 2, b.z.data, (size_t)(more * b.vocab) * 2,
+                        cudaMemcpyDeviceToDevice));
+    }
+    free(row);
 }
 
 static int by_value(const void *x, const void *y)
@@ -132,6 +154,7 @@ int main(int argc, char **argv)
     printf("T %lld, V %lld, bf16, %.2f GB of logits\n", (long long)b.tokens, (long long)b.vocab,
            (double)bytes / 1e9);
     measure("read once", read_once, 1);
+    measure("copy", copy_once, 2);
     for (int i = 0; i < 4; i++)
         for (int topk = 1; topk >= 0; topk--) {
             char name[64];
@@ -139,12 +162,22 @@ int main(int argc, char **argv)
             b.topk = topk;
             b.ids = colo_tensor_cuda(room(most), COLO_I64, 0, 2, (int64_t[]){b.tokens, b.k});
             snprintf(name, sizeof name, "%s %d, forward", topk ? "largest" : "given", (int)b.k);
-            measure(name, pick_forward, topk ? 2 : 1);
+            measure(name, pick_forward, 1);
             snprintf(name, sizeof name, "%s %d, backward", topk ? "largest" : "given", (int)b.k);
             measure(name, pick_backward, 2);
             CUDA(cudaFree(b.ids.data));
         }
     measure("distill from logits, forward", soft_forward, 2);
     measure("distill, backward", soft_backward, 3);
+    for (int kind = 0; kind < 3; kind++)
+        for (int i = 0; i < 4; i++) {
+            static const char *const kinds[] = {"ascending", "descending", "equal"};
+            char name[64];
+            order_rows(kind);
+            b.k = ks[i];
+            b.topk = true;
+            snprintf(name, sizeof name, "largest %d, %s rows", (int)b.k, kinds[kind]);
+            measure(name, pick_forward, 1);
+        }
     return 0;
 }

@@ -1,16 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
- * (pick.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu). The
+ * (pick.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu). The
  * rules are those of kernels.h; the structs are
  * src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h, flattened.
  */
 #ifndef COLO_KERNELS_BESIDE_LAUNCH_H
 #define COLO_KERNELS_BESIDE_LAUNCH_H
 
-#include <colobridge/comm.h>
-
-#include <cuda_runtime_api.h>
+#include "kernels.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -47,7 +45,11 @@ typedef struct colo_k_pick {
 } colo_k_pick_t;
 
 cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t stream);
-cudaError_t colo_k_pick_local(const colo_k_pick_t *p, cudaStream_t stream);
+/* the candidates: those given; or the k largest, and in the same read what colo_k_logprob_stats()
+ * makes of @stats, whose shard and blocks are p's (topk.cu) */
+cudaError_t colo_k_pick_given(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_pick_topk(const colo_k_logprob_t *stats, const colo_k_pick_t *p,
+                             cudaStream_t stream);
 cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t stream);
 cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stream);
 cudaError_t colo_k_pick_fix(const colo_k_pick_t *p, cudaStream_t stream);

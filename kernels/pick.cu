@@ -1,14 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick.cu - the k largest columns of a row, or given ones: what pick-host.c does, on a GPU.
- *
- * Largest: a block of threads a row. Each reads slots of 16 bytes; what beats the k-th best so far
- * goes into a buffer in shared memory; when the buffer is full, it is sorted, all but the first k
- * are dropped, and the bar rises. After n columns in random order some k / n of the next ones pass,
- * so a row of 150,000 is sorted two or three times; ascending rows are sorted often and are slow,
- * not wrong. Order is (logit, lower id first), a total one: the result depends on no schedule.
- *
- * The statistics of the row are another pass (logprob-stats.cu): logits are read twice.
+ * pick.cu - log-probabilities of picked columns: what pick-host.c does, on a GPU, but for the
+ * search of the k largest in a shard (topk.cu). Small passes: k numbers a token, whatever the
+ * vocabulary.
  */
 #include "logprob.cuh"
 
@@ -18,10 +12,6 @@
 
 namespace
 {
-
-constexpr int THREADS = 256;
-constexpr int ROOM = 1024; /* candidates; a power of two, at least 2 COLO_K_PICK_MAX */
-constexpr int BATCH = 4;   /* slots in flight a thread; BATCH * N bits say which elements wait */
 
 unsigned blocks_of(int64_t n, int64_t each)
 {
@@ -59,7 +49,7 @@ __global__ void rows_kernel(const __grid_constant__ colo_k_pick_t p)
     }
 }
 
-/* ---- this rank's candidates ---- */
+/* ---- given columns of this rank ---- */
 
 template <typename D> __global__ void given_kernel(const __grid_constant__ colo_k_pick_t p)
 {
@@ -75,143 +65,9 @@ template <typename D> __global__ void given_kernel(const __grid_constant__ colo_
     }
 }
 
-__device__ uint64_t ordered(float v)
-{
-    const uint32_t u = __float_as_uint(v + 0.0f); /* -0 is 0 */
-    return u & 0x80000000u ? ~u : u | 0x80000000u;
-}
-__device__ uint64_t ordered(double v)
-{
-    const uint64_t u = (uint64_t)__double_as_longlong(v + 0.0);
-    return u >> 63 ? ~u : u | UINT64_C(1) << 63;
-}
-
 template <typename R> __device__ R key_of(R z, double factor)
 {
     return factor > 0 ? z : factor < 0 ? -z : 0;
-}
-
-struct heap {
-    uint64_t key[ROOM], bar_key;
-    uint32_t id[ROOM], bar_id;
-    int count;
-};
-
-__device__ bool before(uint64_t ka, uint32_t ia, uint64_t kb, uint32_t ib)
-{
-    return ka > kb || (ka == kb && ia < ib);
-}
-
-/* Sorts, keeps the first k, sets the bar. All threads; begins and ends with a barrier. */
-__device__ void prune(heap &h, int k)
-{
-    __syncthreads();
-    const int n = min(h.count, ROOM);
-    for (int i = n + (int)threadIdx.x; i < ROOM; i += THREADS) {
-        h.key[i] = 0;
-        h.id[i] = UINT32_MAX;
-    }
-    for (int size = 2; size <= ROOM; size *= 2)
-        for (int gap = size / 2; gap > 0; gap /= 2) {
-            __syncthreads();
-            for (int i = threadIdx.x; i < ROOM / 2; i += THREADS) {
-                const int a = 2 * gap * (i / gap) + i % gap, b = a + gap;
-                const bool down = (a & size) == 0;
-                const uint64_t ka = h.key[a], kb = h.key[b];
-                const uint32_t ia = h.id[a], ib = h.id[b];
-                if (before(kb, ib, ka, ia) == down) {
-                    h.key[a] = kb;
-                    h.key[b] = ka;
-                    h.id[a] = ib;
-                    h.id[b] = ia;
-                }
-            }
-        }
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        h.count = min(n, k);
-        h.bar_key = n >= k ? h.key[k - 1] : 0;
-        h.bar_id = n >= k ? h.id[k - 1] : UINT32_MAX;
-    }
-    __syncthreads();
-}
-
-template <typename D>
-__global__ void __launch_bounds__(THREADS) topk_kernel(const __grid_constant__ colo_k_pick_t p)
-{
-    using R = typename D::real;
-    using E = typename D::elem;
-    constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    constexpr int N = D::N;
-    __shared__ heap h;
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
-    int64_t *pid = (int64_t *)(block + p.pid);
-    const int k = (int)p.k;
-    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const E *row = (const E *)p.logits + t * p.row_stride;
-        const bool skip = p.rows[t] == COLO_K_PICK_SKIP;
-        if (threadIdx.x == 0) {
-            h.count = 0;
-            h.bar_key = 0;
-            h.bar_id = UINT32_MAX;
-        }
-        __syncthreads();
-        const int64_t first = first_slot<D>(row);
-        const int64_t slots = skip ? 0 : (p.true_columns - first + N - 1) / N;
-        for (int64_t base = 0; base < slots; base += THREADS * BATCH) {
-            R z[BATCH][N];
-            uint32_t waits = 0;
-#pragma unroll
-            for (int b = 0; b < BATCH; b++) {
-                const int64_t slot = base + b * THREADS + threadIdx.x, j = first + slot * N;
-                if (slot < slots && j >= 0 && j + N <= p.true_columns) {
-                    D::unpack(load_slot(row, j, sizeof(E)), z[b]);
-                    waits |= ((1u << N) - 1) << (b * N);
-                } else {
-#pragma unroll
-                    for (int e = 0; e < N; e++) {
-                        const bool there = slot < slots && j + e >= 0 && j + e < p.true_columns;
-                        z[b][e] = there ? D::one(row[j + e]) : (R)0;
-                        waits |= (uint32_t)there << (b * N + e);
-                    }
-                }
-            }
-            for (;;) {
-                const uint64_t bar_key = h.bar_key;
-                const uint32_t bar_id = h.bar_id;
-#pragma unroll
-                for (int b = 0; b < BATCH; b++)
-#pragma unroll
-                    for (int e = 0; e < N; e++) {
-                        const uint32_t bit = 1u << (b * N + e);
-                        if (!(waits & bit))
-                            continue;
-                        const uint64_t key = ordered(key_of(z[b][e], p.factor));
-                        const int64_t slot = base + b * THREADS + threadIdx.x;
-                        const uint32_t id = (uint32_t)(first + slot * N + e);
-                        int at = 0;
-                        if (before(key, id, bar_key, bar_id) &&
-                            (at = atomicAdd(&h.count, 1)) < ROOM) {
-                            h.key[at] = key;
-                            h.id[at] = id;
-                        }
-                        if (at < ROOM)
-                            waits &= ~bit;
-                    }
-                if (!__syncthreads_or((int)waits))
-                    break;
-                prune(h, k);
-            }
-        }
-        if (!skip)
-            prune(h, k);
-        for (int i = threadIdx.x; i < k; i += THREADS) {
-            const bool there = i < h.count;
-            put(block + p.pz, WIDE, t * k + i, there ? (double)D::one(row[h.id[i]]) : 0);
-            pid[t * k + i] = there ? p.vocab_start + h.id[i] : -1;
-        }
-        __syncthreads();
-    }
 }
 
 /* ---- merge ---- */
@@ -278,9 +134,9 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_pick_t p)
                 if (id < 0)
                     continue;
                 const double z = candidate(p, r, at), key = key_of(z, p.factor);
-                int64_t ahead = 0;
+                int64_t ahead = n % p.k; /* its own rank's are in order */
                 for (int32_t q = 0; q < p.ranks && ahead < p.k; q++)
-                    ahead += count_before(p, q, t, key, id);
+                    ahead += q == r ? 0 : count_before(p, q, t, key, id);
                 if (ahead < p.k)
                     emit(p, t, ahead, id, z);
             }
@@ -359,14 +215,9 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_
     }
 }
 
-template <typename D> cudaError_t local(const colo_k_pick_t &p, cudaStream_t stream)
+template <typename D> cudaError_t given(const colo_k_pick_t &p, cudaStream_t stream)
 {
-    if (!p.topk)
-        given_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
-    else if (p.true_columns >= UINT32_MAX)
-        return cudaErrorInvalidValue;
-    else
-        topk_kernel<D><<<blocks_of(p.tokens, 1), THREADS, 0, stream>>>(p);
+    given_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
@@ -391,19 +242,19 @@ extern "C" cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t str
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_pick_local(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_pick_given(const colo_k_pick_t *p, cudaStream_t stream)
 {
     if (p->tokens == 0)
         return cudaSuccess;
     switch (p->dtype) {
     case COLO_F32:
-        return local<f32>(*p, stream);
+        return given<f32>(*p, stream);
     case COLO_F64:
-        return local<f64>(*p, stream);
+        return given<f64>(*p, stream);
     case COLO_BF16:
-        return local<bf16>(*p, stream);
+        return given<bf16>(*p, stream);
     case COLO_F16:
-        return local<f16>(*p, stream);
+        return given<f16>(*p, stream);
     default:
         return cudaErrorInvalidValue;
     }

@@ -151,7 +151,7 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
 
 /* ---- loss ---- */
 
-static colo_k_logprob_t flat(const struct colo_logprob_pass *p)
+colo_k_logprob_t colo_cuda_logprob(const struct colo_logprob_pass *p)
 {
     colo_k_logprob_t k = {
         .dtype = p->dtype,
@@ -222,13 +222,13 @@ static colo_status_t stats(const struct colo_logprob_pass *p, colo_stream_t stre
         COLO_CUDA_TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
         COLO_CUDA_TRY(colo_cuda_pointer(p->saved, "stats"));
     }
-    colo_k_logprob_t k = flat(p);
+    colo_k_logprob_t k = colo_cuda_logprob(p);
     return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
 }
 
 static colo_status_t merge(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
-    colo_k_logprob_t k = flat(p);
+    colo_k_logprob_t k = colo_cuda_logprob(p);
     return colo_cuda_report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
 }
 
@@ -243,7 +243,7 @@ static colo_status_t grad(const struct colo_logprob_pass *p, colo_stream_t strea
         COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
         COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
     }
-    colo_k_logprob_t k = flat(p);
+    colo_k_logprob_t k = colo_cuda_logprob(p);
     return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
 }
 

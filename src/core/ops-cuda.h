@@ -19,6 +19,11 @@ colo_status_t colo_cuda_pointer(const void *p, const char *what);
 /* and a multiple of the element */
 colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what);
 
+/* A pass of loss/passes.h as kernels take it. */
+struct colo_k_logprob;
+struct colo_logprob_pass;
+struct colo_k_logprob colo_cuda_logprob(const struct colo_logprob_pass *p);
+
 #define COLO_CUDA_TRY(expr)        \
     do {                           \
         colo_status_t s_ = (expr); \

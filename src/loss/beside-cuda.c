@@ -86,8 +86,12 @@ static colo_status_t pick_rows(const struct colo_pick_pass *p, colo_stream_t str
 
 static colo_status_t pick_local(const struct colo_pick_pass *p, colo_stream_t stream)
 {
+    const colo_k_logprob_t s = colo_cuda_logprob(&p->base);
     const colo_k_pick_t k = flat_pick(p);
-    return colo_cuda_report(colo_k_pick_local(&k, stream), "pick forward, this rank's");
+    if (p->topk)
+        return colo_cuda_report(colo_k_pick_topk(&s, &k, stream), "pick forward, the largest");
+    TRY(colo_cuda_report(colo_k_logprob_stats(&s, stream), "pick forward, statistics"));
+    return colo_cuda_report(colo_k_pick_given(&k, stream), "pick forward, given columns");
 }
 
 static colo_status_t pick_merge(const struct colo_pick_pass *p, colo_stream_t stream)

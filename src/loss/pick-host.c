@@ -85,7 +85,9 @@ colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t
 {
     const int64_t start = p->base.config->vocab_start;
     unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
-    (void)stream;
+    colo_status_t st = colo_host_logprob_stats(&p->base, stream);
+    if (st < 0)
+        return st;
     for (int64_t t = 0; t < p->base.tokens; t++) {
         const bool skip = p->rows[t] == COLO_PICK_SKIP;
         if (p->topk && !skip) {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick-pass.h (private) - the passes of pick.h: five small ones around the stats, merge and grad
- * passes of logprob (passes.h).
+ * pick-pass.h (private) - the passes of pick.h, around the merge and grad passes of logprob
+ * (passes.h).
  *
  *   rows    ids, mask -> rows: what logprob's passes take for targets
- *   (stats: the shard's m and s)
- *   local   logits -> this rank's candidates, in its block
+ *   local   logits -> this rank's block: what logprob's stats pass makes, and candidates. One read
+ *           of the logits where a backend can
  *   (one all-gather)
  *   (merge: M, log Sum)
  *   merge   candidates of all ranks -> logp, ids, and x - M of each pick, kept for backward

@@ -238,7 +238,6 @@ static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows, cons
     p->rows = early_rows;
     p->base.targets = early_rows;
     COLO_TRY(colo_loss_i_step(group, beside->pick_rows(p, stream)));
-    COLO_TRY(colo_loss_i_step(group, ops->logprob_stats(&p->base, stream)));
     COLO_TRY(colo_loss_i_step(group, beside->pick_local(p, stream)));
     if (p->base.ranks > 1) {
         const int64_t bytes = p->base.block.bytes;

@@ -16,32 +16,38 @@ static uint64_t rng;
 enum { K = 64 };
 
 typedef struct picks {
+    colo_dtype_t dtype;
+    double scale;
+    void *z, *dz; /* dz NULL: forward only */
     colo_comm_t *self;
-    void *z, *dz, *stats, *scratch, *logp, *ids, *up;
+    void *stats, *scratch, *logp, *ids, *up;
     colo_pick_saved_t saved;
 } picks_t;
 
 static void pick_run(picks_t *m, int64_t tokens, int64_t vocab, int64_t k)
 {
     size_t stat_bytes, scratch_bytes;
-    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
+    colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
+    const size_t wide = m->dtype == COLO_F64 ? 8 : 4;
     float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
     for (int64_t i = 0; i < tokens * k; i++)
         ones[i] = (float)(i % k + 1) / 64;
+    cfg.scale = m->scale;
     assert_ok(colo_comm_create_self(&m->self));
     assert_ok(colo_pick_saved_size(&cfg, tokens, &stat_bytes));
-    assert_ok(colo_pick_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
+    assert_ok(colo_pick_scratch_size(&cfg, m->dtype, tokens, 1, &scratch_bytes));
     m->stats = gpu_put(NULL, stat_bytes);
     m->scratch = gpu_put(NULL, scratch_bytes);
-    m->logp = gpu_put(NULL, (size_t)(tokens * k) * 4);
+    m->logp = gpu_put(NULL, (size_t)(tokens * k) * wide);
     m->ids = gpu_put(NULL, (size_t)(tokens * k) * 8);
     m->up = gpu_put(ones, (size_t)(tokens * k) * 4);
-    colo_tensor_t zt = colo_tensor_cuda(m->z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
+    colo_tensor_t zt = colo_tensor_cuda(m->z, m->dtype, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m->dz;
     const colo_pick_out_t out = {.logp = m->logp, .ids = m->ids};
     assert_ok(colo_pick_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
                                 m->scratch, NULL));
-    assert_ok(colo_pick_backward(&m->saved, m->up, &dt, NULL));
+    if (m->dz)
+        assert_ok(colo_pick_backward(&m->saved, m->up, &dt, NULL));
     free(ones);
 }
 
@@ -107,13 +113,15 @@ static void pick_check(const picks_t *m, int64_t t, int64_t vocab, int64_t k)
 /* bf16 normals tie all the time; odd widths put rows at every place of a 16-byte word */
 static void the_largest_of_a_long_vocabulary_are_exact(void **state)
 {
-    static const int64_t widths[] = {151936, 200003, 65537, 257}, ks[] = {1, K, COLO_PICK_MAX};
+    static const int64_t widths[] = {151936, 200003, 65537, 257, 256}, ks[] = {1, K, COLO_PICK_MAX};
     (void)state;
-    for (int w = 0; w < 4; w++)
+    for (int w = 0; w < 5; w++)
         for (int i = 0; i < 3; i++) {
             const int64_t tokens = 6, vocab = widths[w];
             const size_t bytes = (size_t)(tokens * vocab * 2 + 15) / 16 * 16;
-            picks_t m = {.z = gpu_put(NULL, bytes), .dz = gpu_put(NULL, bytes)};
+            picks_t m = {.dtype = COLO_BF16, .scale = 1};
+            m.z = gpu_put(NULL, bytes);
+            m.dz = gpu_put(NULL, bytes);
             assert_cuda(colo_k_probe_fill(m.z, (int64_t)bytes, 3, t_rand(&rng), NULL));
             pick_run(&m, tokens, vocab, ks[i]);
             for (int64_t t = 0; t < tokens; t += 5)
@@ -124,7 +132,7 @@ static void the_largest_of_a_long_vocabulary_are_exact(void **state)
         }
 }
 
-/* Every column beats all before it: each batch fills the room. And: all equal, nothing does. */
+/* Every column beats all before it; the other way round; all equal. */
 static void ascending_and_equal_rows_are_exact(void **state)
 {
     enum { VOCAB = 30000 };
@@ -135,7 +143,8 @@ static void ascending_and_equal_rows_are_exact(void **state)
         loss_store(COLO_BF16, raw, VOCAB + j, loss_round(COLO_BF16, -j * 1e-3));
         loss_store(COLO_BF16, raw, 2 * VOCAB + j, 1);
     }
-    picks_t m = {.z = gpu_put(raw, 3 * VOCAB * 2), .dz = gpu_put(NULL, 3 * VOCAB * 2)};
+    picks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(raw, 3 * VOCAB * 2)};
+    m.dz = gpu_put(NULL, 3 * VOCAB * 2);
     pick_run(&m, 3, VOCAB, COLO_PICK_MAX);
     for (int64_t t = 0; t < 3; t++)
         pick_check(&m, t, VOCAB, COLO_PICK_MAX);
@@ -143,6 +152,114 @@ static void ascending_and_equal_rows_are_exact(void **state)
     gpu_free(m.z);
     gpu_free(m.dz);
     free(raw);
+}
+
+/* ---- orders that a search with a bar likes least ---- */
+
+enum { ASCENDING, DESCENDING, EQUAL, SAWTOOTH, TIES, FEW_FINITE, ORDERS, LONG = 20001 };
+
+static double value_of(int order, int64_t j)
+{
+    switch (order) {
+    case ASCENDING: /* no column is below what comes before it */
+        return (double)j * 1e-3 - 10;
+    case DESCENDING:
+        return 10 - (double)j * 1e-3;
+    case SAWTOOTH:
+        return (double)(j % 1000) * 1e-2 + (double)(j / 1000) * 1e-3;
+    case TIES:
+        return (double)(j * 7919 % 1013 % 3);
+    case FEW_FINITE: /* fewer than k */
+        return j % 997 == 5 ? (double)j * 1e-4 : -INFINITY;
+    default:
+        return -2.5;
+    }
+}
+
+/* ids exactly; logp within what loss_gpu.c derives; in f64 it is the serial sum here that errs */
+static void order_check(const picks_t *m, const double *z, int64_t t, int64_t k, const char *label)
+{
+    const ref_logprob_opts_t o = {.temperature = 1, .scale = m->scale, .ignore_index = INT64_MIN};
+    const colo_dtype_t stat = m->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
+    const size_t wide = colo_dtype_size(stat);
+    int64_t got[COLO_PICK_MAX], want[COLO_PICK_MAX];
+    double logp[COLO_PICK_MAX], top = -INFINITY, low = INFINITY, sum = 0;
+    gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
+    gpu_get(logp, (char *)m->logp + (size_t)(t * k) * wide, (size_t)k * wide);
+    ref_pick_largest(&o, z, LONG, k, want);
+    for (int64_t j = 0; j < LONG; j++) {
+        const double x = m->scale * z[j];
+        top = x > top ? x : top;
+        low = x < low && x > -INFINITY ? x : low;
+    }
+    for (int64_t j = 0; j < LONG; j++)
+        sum += exp(m->scale * z[j] - top);
+    const double u = stat == COLO_F64 ? 0x1p-53 : 0x1p-24, l = 1 + log((double)LONG),
+                 terms = stat == COLO_F64 ? LONG : LONG / 128 + 64,
+                 tol = (terms + 4 * l) * u + 8 * u * (top - low);
+    for (int64_t i = 0; i < k; i++) {
+        const double x = m->scale * z[want[i]], exact = x - top - log(sum),
+                     found = loss_load(stat, logp, i);
+        if (got[i] != want[i])
+            fail_msg("%s: row %d, pick %d: %lld, expected %lld", label, (int)t, (int)i,
+                     (long long)got[i], (long long)want[i]);
+        if (x == -INFINITY ? found != x : !(fabs(found - exact) <= tol + u * fabs(exact)))
+            fail_msg("%s: row %d, pick %d: logp %.17g, expected %.17g within %g", label, (int)t,
+                     (int)i, found, exact, tol);
+    }
+}
+
+static void rows_in_any_order_have_exact_picks(void **state)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    static const double scales[] = {1, -0.5};
+    static const int64_t ks[] = {1, K, COLO_PICK_MAX};
+    double *z = malloc(ORDERS * LONG * sizeof *z);
+    void *raw = malloc(ORDERS * LONG * 8);
+    (void)state;
+    for (int d = 0; d < 4; d++)
+        for (int s = 0; s < 2; s++)
+            for (int i = 0; i < 3; i++) {
+                char label[64];
+                /* under a negative scale -inf would be +inf, which leaves nothing to look at */
+                const int64_t rows = scales[s] > 0 ? ORDERS : FEW_FINITE;
+                for (int64_t n = 0; n < rows * LONG; n++) {
+                    z[n] = loss_round(dtypes[d], value_of((int)(n / LONG), n % LONG));
+                    loss_store(dtypes[d], raw, n, z[n]);
+                }
+                picks_t m = {.dtype = dtypes[d], .scale = scales[s]};
+                m.z = gpu_put(raw, (size_t)(rows * LONG) * colo_dtype_size(dtypes[d]));
+                pick_run(&m, rows, LONG, ks[i]);
+                snprintf(label, sizeof label, "%s, scale %g, k %d", colo_dtype_name(dtypes[d]),
+                         scales[s], (int)ks[i]);
+                for (int64_t t = 0; t < rows; t++)
+                    order_check(&m, z + t * LONG, t, ks[i], label);
+                pick_done(&m);
+                gpu_free(m.z);
+            }
+    free(z);
+    free(raw);
+}
+
+static void the_same_logits_give_the_same_bits(void **state)
+{
+    enum { TOKENS = 64, VOCAB = 40000 };
+    picks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(NULL, TOKENS * VOCAB * 2)};
+    float logp[2][TOKENS * K];
+    int64_t ids[2][TOKENS * K];
+    (void)state;
+    assert_cuda(colo_k_probe_fill(m.z, TOKENS * VOCAB * 2, 0.1f, t_rand(&rng), NULL));
+    for (int run = 0; run < t_scaled(20) + 1; run++) {
+        pick_run(&m, TOKENS, VOCAB, K);
+        gpu_get(logp[run > 0], m.logp, sizeof logp[0]);
+        gpu_get(ids[run > 0], m.ids, sizeof ids[0]);
+        pick_done(&m);
+        if (run > 0) {
+            assert_memory_equal(logp[0], logp[1], sizeof logp[0]);
+            assert_memory_equal(ids[0], ids[1], sizeof ids[0]);
+        }
+    }
+    gpu_free(m.z);
 }
 
 /* ---- more than 2^31 logits ---- */
@@ -187,7 +304,7 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
     static const int64_t look[] = {0, 16383, 16384, 16999};
     const int64_t tokens = 17000, vocab = 131072;
     const size_t bytes = (size_t)(tokens * vocab) * 2;
-    picks_t m = {0};
+    picks_t m = {.dtype = COLO_BF16, .scale = 1};
     (void)state;
     if (t_scaled(100) < 100)
         skip();
@@ -271,6 +388,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_largest_of_a_long_vocabulary_are_exact),
         cmocka_unit_test(ascending_and_equal_rows_are_exact),
+        cmocka_unit_test(rows_in_any_order_have_exact_picks),
+        cmocka_unit_test(the_same_logits_give_the_same_bits),
         cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
         cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
     };

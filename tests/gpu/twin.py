@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a GPU test on a backend with a planted bug (tests/mutants/README.md).
 
-usage: twin.py MODULE BACKENDS PROGRAM
-MODULE takes the place of libcolobridge-nccl.so among the BACKENDS of the build.
+usage: twin.py MODULE NAME BACKENDS PROGRAM
+MODULE takes the place of libcolobridge-NAME.so among the BACKENDS of the build.
 """
 import os
 import subprocess
@@ -11,13 +11,13 @@ import tempfile
 from pathlib import Path
 
 
-def main(module, backends, program):
+def main(module, name, backends, program):
     with tempfile.TemporaryDirectory() as folder:
         for so in Path(backends).resolve().glob('libcolobridge-*.so'):
             (Path(folder) / so.name).symlink_to(so)
-        nccl = Path(folder) / 'libcolobridge-nccl.so'
-        nccl.unlink()
-        nccl.symlink_to(Path(module).resolve())
+        place = Path(folder) / f'libcolobridge-{name}.so'
+        place.unlink()
+        place.symlink_to(Path(module).resolve())
         return subprocess.run([program], env=dict(os.environ, COLO_BACKEND_DIR=folder)).returncode
 
 
