@@ -347,6 +347,54 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
 
 constexpr int RUN = 4; /* groups a thread */
 
+template <typename R> struct row_numbers {
+    bool nan, counts;
+    R m, log_sum, mv, log_sum_v, q_all, g;
+};
+
+/* N neighbours: x, made of logits, becomes the gradient. */
+template <typename R, int N>
+__device__ void gradient(const colo_k_distill_t &p, const row_numbers<R> &k, R *x, const R *w)
+{
+    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+#pragma unroll
+    for (int e = 0; e < N; e++) {
+        R dz = k.nan ? (R)CUDART_NAN : (R)0;
+        if (k.counts) {
+            const R v = x_of(x[e], factor, cap),
+                    q = p.probs ? w[e] : exp_of(target_factor * w[e] - k.mv - k.log_sum_v);
+            dz = k.g * (k.q_all * exp_of(v - k.m - k.log_sum) - q) * factor;
+            if (cap > 0)
+                dz *= 1 - (v / cap) * (v / cap);
+        }
+        x[e] = dz;
+    }
+}
+
+/* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
+ */
+template <typename D>
+__device__ void whole_run(const colo_k_distill_t &p, const row_numbers<typename D::real> &k,
+                          const typename D::elem *row, const typename D::elem *targets,
+                          typename D::elem *out)
+{
+    constexpr int N = D::N;
+    uint4 z[RUN], v[RUN];
+#pragma unroll
+    for (int b = 0; b < RUN; b++) {
+        z[b] = __ldcs((const uint4 *)row + b * THREADS + threadIdx.x);
+        v[b] = __ldcs((const uint4 *)targets + b * THREADS + threadIdx.x);
+    }
+#pragma unroll
+    for (int b = 0; b < RUN; b++) {
+        typename D::real x[N], w[N];
+        D::unpack(z[b], x);
+        D::unpack(v[b], w);
+        gradient<typename D::real, N>(p, k, x, w);
+        __stcs((uint4 *)out + b * THREADS + threadIdx.x, D::pack(x));
+    }
+}
+
 template <typename D, typename E>
 __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_k_distill_t p)
 {
@@ -354,37 +402,43 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
     using Z = typename D::elem;
     constexpr int N = D::N;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
     for (int64_t t = blockIdx.y; t < p.tokens; t += gridDim.y) {
         const Z *row = (const Z *)p.logits + t * p.row_stride;
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         Z *out = (Z *)p.d_logits + t * p.d_row_stride;
         const double md = p.saved[t];
-        const bool nan = isnan(md), counts = !nan && md < CUDART_INF;
-        const R m = (R)md, log_sum = (R)p.saved[p.tokens + t], mv = (R)p.saved[2 * p.tokens + t],
-                log_sum_v = (R)p.saved[3 * p.tokens + t], q_all = (R)p.saved[4 * p.tokens + t];
-        const R g = (R)((p.d_ce ? get(p.d_ce, WIDE, t) : 0) + (p.d_kl ? get(p.d_kl, WIDE, t) : 0));
+        const bool nan = isnan(md);
+        const row_numbers<R> k = {
+            nan,
+            !nan && md < CUDART_INF,
+            (R)md,
+            (R)p.saved[p.tokens + t],
+            (R)p.saved[2 * p.tokens + t],
+            (R)p.saved[3 * p.tokens + t],
+            (R)p.saved[4 * p.tokens + t],
+            (R)((p.d_ce ? get(p.d_ce, WIDE, t) : 0) + (p.d_kl ? get(p.d_kl, WIDE, t) : 0))};
         const int64_t first = first_slot<D>(row);
+        if constexpr (std::is_same<D, E>::value) {
+            constexpr int64_t COLUMNS = (int64_t)RUN * THREADS * N;
+            const int64_t j = first + blockIdx.x * COLUMNS;
+            if (k.counts && j >= 0 && j + COLUMNS <= p.true_columns &&
+                ((uintptr_t)(targets + j) | (uintptr_t)(out + j)) % 16 == 0) {
+                whole_run<D>(p, k, row + j, targets + j, out + j);
+                continue;
+            }
+        }
         for (int b = 0; b < RUN; b++) {
             const int64_t j = first + (((int64_t)blockIdx.x * RUN + b) * THREADS + threadIdx.x) * N;
             if (j >= p.columns)
                 break;
             R x[N], w[N];
-            if (counts)
+            if (k.counts)
                 fetch<D, E>(p, row, targets, j, x, w);
+            gradient<R, N>(p, k, x, w);
 #pragma unroll
-            for (int e = 0; e < N; e++) {
-                R dz = nan ? (R)CUDART_NAN : (R)0;
-                if (counts) {
-                    const R v = x_of(x[e], factor, cap),
-                            q = p.probs ? w[e] : exp_of(target_factor * w[e] - mv - log_sum_v);
-                    dz = g * (q_all * exp_of(v - m - log_sum) - q) * factor;
-                    if (cap > 0)
-                        dz *= 1 - (v / cap) * (v / cap);
-                }
-                x[e] = j + e < p.true_columns ? dz : (R)0;
-            }
+            for (int e = 0; e < N; e++)
+                x[e] = j + e < p.true_columns ? x[e] : (R)0;
             if (j >= 0 && j + N <= p.columns && (uintptr_t)(out + j) % 16 == 0) {
                 __stcs((uint4 *)(out + j), D::pack(x));
             } else {
