@@ -22,6 +22,9 @@ colo_status_t colo_loss_i_check_beside(const colo_tensor_t *t, const colo_tensor
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* A multiple of 8; NULL is one. */
 colo_status_t colo_loss_i_check_aligned(const void *p, const char *what);
+/* What a forward fills and uses: @stats, of @bytes, iff there is a @saved, and @scratch. */
+colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
+                                        int64_t bytes, const void *scratch);
 /* Columns end below 2^63, and are the whole vocabulary on a group of one. */
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group);
@@ -42,6 +45,10 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
 /* What came of a step between that and the collective. An error (on a GPU: a pointer that no kernel
  * can use, a launch) marks @group failed, for the others are on their way into the collective. */
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
+
+/* The one gather of @p's blocks, none on a group of one; and on the host a look at their headers. */
+colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
+                                 colo_comm_t *group, colo_stream_t stream);
 
 /* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same sentence on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);

@@ -138,17 +138,8 @@ static colo_status_t check_forward(const colo_distill_config_t *config, const co
     COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "distill: out is NULL");
-    if (!saved && stats)
-        return colo_fail(COLO_ERR_ARG, "distill: stats is given, saved is NULL");
-    if (saved && !stats && logits->shape[0] > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: saved is given, stats is NULL; it needs %" PRId64 " bytes",
-                         logits->shape[0] * 5 * (int64_t)sizeof(double));
-    if (!scratch)
-        return colo_fail(COLO_ERR_ARG, "distill: scratch is NULL; colo_distill_scratch_size() "
-                                       "tells how many bytes it needs");
-    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
-    return colo_loss_i_check_aligned(scratch, "scratch");
+    return colo_loss_i_check_buffers("distill", saved != NULL, stats,
+                                     logits->shape[0] * 5 * (int64_t)sizeof(double), scratch);
 }
 
 /* ---- forward ---- */
@@ -157,29 +148,16 @@ static struct colo_distill_pass pass_of(const colo_distill_config_t *c, const co
                                         const colo_tensor_t *targets,
                                         const colo_logprob_config_t *base)
 {
-    int64_t in_vocab = c->vocab - c->vocab_start;
-    in_vocab = in_vocab < 0 ? 0 : in_vocab;
-    return (struct colo_distill_pass){
-        .base =
-            {
-                .config = base,
-                .dtype = logits->dtype,
-                .d_dtype = logits->dtype,
-                .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
-                .factor = c->scale / c->temperature,
-                .hi = logits->shape[0],
-                .tokens = logits->shape[0],
-                .logits = logits->data,
-                .row_stride = logits->stride[0],
-                .columns = logits->shape[1],
-                .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
-            },
+    struct colo_distill_pass p = {
+        .base = colo_logprob_i_pass(base, logits, NULL),
         .probs = c->targets == COLO_DISTILL_PROBS,
         .target_factor = c->target_scale / c->target_temperature,
         .target_dtype = targets->dtype,
         .targets = targets->data,
         .target_row_stride = targets->stride[0],
     };
+    p.base.hi = p.base.tokens;
+    return p;
 }
 
 static uint64_t hash_config(const struct colo_distill_pass *p)
@@ -201,23 +179,10 @@ static uint64_t hash_mask(const struct colo_distill_pass *p)
 static colo_status_t forward(struct colo_distill_pass *p, const colo_beside_ops_t *beside,
                              bool on_host, colo_comm_t *group, colo_stream_t stream)
 {
-    p->base.header = (colo_logprob_header_t){
-        .magic = COLO_LOGPROB_MAGIC,
-        .start = p->base.config->vocab_start,
-        .columns = p->base.true_columns,
-        .tokens = p->base.tokens,
-        .config = hash_config(p),
-        .targets = on_host && p->base.ranks > 1 ? hash_mask(p) : 0,
-    };
+    colo_logprob_i_set_header(&p->base, hash_config(p),
+                              on_host && p->base.ranks > 1 ? hash_mask(p) : 0);
     COLO_TRY(colo_loss_i_step(group, beside->distill_stats(p, stream)));
-    if (p->base.ranks > 1) {
-        const int64_t bytes = p->base.block.bytes;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS,
-                                        p->base.blocks + p->base.rank * bytes, p->base.blocks,
-                                        bytes, COLO_U8, stream));
-        if (on_host)
-            COLO_TRY(colo_logprob_i_check_headers(&p->base));
-    }
+    COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
     return beside->distill_merge(p, stream);
 }
 

@@ -177,19 +177,26 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
     if (out->correct && !config->want_correct)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: out.correct is given, config.want_correct is false");
+    return colo_loss_i_check_buffers("logprob", saved != NULL, stats,
+                                     logits->shape[0] * 3 * (int64_t)sizeof(double), scratch);
+}
+
+colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
+                                        int64_t bytes, const void *scratch)
+{
     if (!saved && stats)
-        return colo_fail(COLO_ERR_ARG, "logprob: stats is given, saved is NULL");
-    if (saved && !stats && logits->shape[0] > 0)
+        return colo_fail(COLO_ERR_ARG, "%s: stats is given, saved is NULL", what);
+    if (saved && !stats && bytes > 0)
         return colo_fail(COLO_ERR_ARG,
-                         "logprob: saved is given, stats is NULL; it needs %" PRId64 " bytes",
-                         logits->shape[0] * 3 * (int64_t)sizeof(double));
+                         "%s: saved is given, stats is NULL; it needs %" PRId64 " bytes", what,
+                         bytes);
     if (!scratch)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: scratch is NULL; colo_logprob_scratch_size() tells "
-                         "how many bytes it needs");
+        return colo_fail(
+            COLO_ERR_ARG,
+            "%s: scratch is NULL; colo_%s_scratch_size() tells how many bytes it needs", what,
+            what);
     COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
-    COLO_TRY(colo_loss_i_check_aligned(scratch, "scratch"));
-    return COLO_OK;
+    return colo_loss_i_check_aligned(scratch, "scratch");
 }
 
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)

@@ -179,11 +179,33 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
         .tokens = logits->shape[0],
         .logits = logits->data,
         .row_stride = logits->stride[0],
-        .targets = targets->data,
-        .target_stride = targets->stride[0],
+        .targets = targets ? targets->data : NULL,
+        .target_stride = targets ? targets->stride[0] : 1,
         .columns = logits->shape[1],
         .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
     };
+}
+
+void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets)
+{
+    p->header = (colo_logprob_header_t){
+        .magic = COLO_LOGPROB_MAGIC,
+        .start = p->config->vocab_start,
+        .columns = p->true_columns,
+        .tokens = p->tokens,
+        .config = config,
+        .targets = targets,
+    };
+}
+
+colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
+                                 colo_comm_t *group, colo_stream_t stream)
+{
+    if (p->ranks == 1)
+        return COLO_OK;
+    COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->blocks + p->rank * p->block.bytes,
+                                    p->blocks, p->block.bytes, COLO_U8, stream));
+    return on_host ? colo_logprob_i_check_headers(p) : COLO_OK;
 }
 
 /* Runs @pass over all tokens; at least once, so that T = 0 still has a header and counts of 0. */
@@ -223,21 +245,12 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
                                      &p->block))
         return colo_fail(COLO_ERR_ARG, "logprob: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
                          p->tokens);
-    p->header = (colo_logprob_header_t){
-        .magic = COLO_LOGPROB_MAGIC,
-        .start = p->config->vocab_start,
-        .columns = p->true_columns,
-        .tokens = p->tokens,
-        .config = colo_logprob_i_hash_config(p->config, p->dtype),
-        .targets = on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0,
-    };
+    colo_logprob_i_set_header(p, colo_logprob_i_hash_config(p->config, p->dtype),
+                              on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0);
     if (p->ranks == 1)
         return forward_alone(p, ops, chunk, stream);
     COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, ops->logprob_stats)));
-    COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->blocks + p->rank * p->block.bytes,
-                                    p->blocks, p->block.bytes, COLO_U8, stream));
-    if (on_host)
-        COLO_TRY(colo_logprob_i_check_headers(p));
+    COLO_TRY(colo_loss_i_gather(p, on_host, group, stream));
     return over_chunks(p, chunk, stream, ops->logprob_merge);
 }
 

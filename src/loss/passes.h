@@ -113,10 +113,13 @@ bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, boo
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
 
-/* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's. */
+/* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's, and
+ * so are targets where @targets is NULL. */
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets);
+/* This rank's header, by hashes of the config and of what else must be equal on all ranks. */
+void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uint64_t targets);
 /* of p->targets, in host memory */
 uint64_t colo_logprob_i_hash_targets(const struct colo_logprob_pass *p);
 

@@ -149,17 +149,8 @@ static colo_status_t check_forward(const colo_pick_config_t *config, const colo_
         return colo_fail(COLO_ERR_ARG, "pick: out is NULL");
     if (out->ids && !config->topk)
         return colo_fail(COLO_ERR_ARG, "pick: out.ids is given, config.topk is false");
-    if (!saved && stats)
-        return colo_fail(COLO_ERR_ARG, "pick: stats is given, saved is NULL");
-    if (saved && !stats && logits->shape[0] > 0)
-        return colo_fail(COLO_ERR_ARG,
-                         "pick: saved is given, stats is NULL; it needs %" PRId64 " bytes",
-                         logits->shape[0] * (40 + 16 * config->k));
-    if (!scratch)
-        return colo_fail(COLO_ERR_ARG, "pick: scratch is NULL; colo_pick_scratch_size() tells how "
-                                       "many bytes it needs");
-    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
-    return colo_loss_i_check_aligned(scratch, "scratch");
+    return colo_loss_i_check_buffers("pick", saved != NULL, stats,
+                                     logits->shape[0] * (40 + 16 * config->k), scratch);
 }
 
 /* ---- forward ---- */
@@ -169,30 +160,15 @@ static struct colo_pick_pass pass_of(const colo_pick_config_t *c, const colo_ten
                                      const colo_logprob_config_t *base, void *stats)
 {
     const int64_t tokens = logits->shape[0];
-    int64_t in_vocab = c->vocab - c->vocab_start;
-    in_vocab = in_vocab < 0 ? 0 : in_vocab;
     double *room = stats;
     struct colo_pick_pass p = {
-        .base =
-            {
-                .config = base,
-                .dtype = logits->dtype,
-                .d_dtype = logits->dtype,
-                .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
-                .factor = c->scale / c->temperature,
-                .hi = tokens,
-                .tokens = tokens,
-                .logits = logits->data,
-                .row_stride = logits->stride[0],
-                .target_stride = 1,
-                .columns = logits->shape[1],
-                .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
-                .saved = room,
-            },
+        .base = colo_logprob_i_pass(base, logits, NULL),
         .k = c->k,
         .topk = c->topk,
         .ignore_index = c->ignore_index,
     };
+    p.base.hi = tokens;
+    p.base.saved = room;
     if (room) {
         p.rows = (int64_t *)(room + 3 * tokens);
         p.sum = room + 4 * tokens;
@@ -226,27 +202,14 @@ static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows, cons
                              const colo_beside_ops_t *beside, bool on_host, colo_comm_t *group,
                              colo_stream_t stream)
 {
-    p->base.header = (colo_logprob_header_t){
-        .magic = COLO_LOGPROB_MAGIC,
-        .start = p->base.config->vocab_start,
-        .columns = p->base.true_columns,
-        .tokens = p->base.tokens,
-        .config = hash_config(p),
-        .targets = on_host && p->base.ranks > 1 ? hash_inputs(p) : 0,
-    };
+    colo_logprob_i_set_header(&p->base, hash_config(p),
+                              on_host && p->base.ranks > 1 ? hash_inputs(p) : 0);
     int64_t *rows = p->rows; /* in the caller's stats, which a mismatch leaves alone */
     p->rows = early_rows;
     p->base.targets = early_rows;
     COLO_TRY(colo_loss_i_step(group, beside->pick_rows(p, stream)));
     COLO_TRY(colo_loss_i_step(group, beside->pick_local(p, stream)));
-    if (p->base.ranks > 1) {
-        const int64_t bytes = p->base.block.bytes;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS,
-                                        p->base.blocks + p->base.rank * bytes, p->base.blocks,
-                                        bytes, COLO_U8, stream));
-        if (on_host)
-            COLO_TRY(colo_logprob_i_check_headers(&p->base));
-    }
+    COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
     p->rows = rows;
     p->base.targets = rows;
     p->count = true;

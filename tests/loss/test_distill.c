@@ -393,6 +393,20 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     colo_comm_destroy(&b.self);
 }
 
+static void no_buffer_grows_with_the_vocabulary(void **state)
+{
+    static const int64_t vocabs[] = {1000, 151936, 1 << 20};
+    (void)state;
+    for (int i = 0; i < 3; i++) {
+        const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocabs[i]};
+        size_t stats, scratch;
+        assert_ok(colo_distill_saved_size(&cfg, 65536, &stats));
+        assert_ok(colo_distill_scratch_size(&cfg, COLO_BF16, 65536, 8, &scratch));
+        assert_int_equal(stats, 65536 * 40);
+        assert_int_equal(scratch, 8 * (64 + 65536 * 24));
+    }
+}
+
 static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
 {
     alone_t a;
@@ -492,6 +506,7 @@ int main(void)
         cmocka_unit_test(the_gradient_is_the_central_difference),
         cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
         cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
+        cmocka_unit_test(no_buffer_grows_with_the_vocabulary),
         cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
     };
     return cmocka_run_group_tests_name("loss/distill", tests, NULL, NULL);

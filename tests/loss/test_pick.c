@@ -439,6 +439,24 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
     }
 }
 
+/* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
+static void no_buffer_grows_with_the_vocabulary(void **state)
+{
+    static const int64_t vocabs[] = {1000, 151936, 1 << 20};
+    (void)state;
+    for (int topk = 0; topk < 2; topk++)
+        for (int i = 0; i < 3; i++) {
+            const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocabs[i], .k = 64,
+                                            .topk = topk};
+            const size_t tokens = 65536, own = 40 + 16 * 64, block = 12 + 64 * (topk ? 12 : 4);
+            size_t stats, scratch;
+            assert_ok(colo_pick_saved_size(&cfg, (int64_t)tokens, &stats));
+            assert_ok(colo_pick_scratch_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &scratch));
+            assert_int_equal(stats, tokens * own);
+            assert_int_equal(scratch, tokens * own + 8 * (64 + tokens * block));
+        }
+}
+
 /* ---- ranks that disagree ---- */
 
 typedef struct disagreement {
@@ -521,6 +539,7 @@ int main(void)
         cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
         cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
         cmocka_unit_test(nothing_is_written_past_the_queried_sizes),
+        cmocka_unit_test(no_buffer_grows_with_the_vocabulary),
         cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
     };
     return cmocka_run_group_tests_name("loss/pick", tests, NULL, NULL);
