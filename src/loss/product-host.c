@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * product-host.c - the three products of linear.h as one form, and what becomes of the sums: bias,
+ * what was there before, one rounding. The sums themselves are product-loops.c's.
+ */
+#include "loss/product-host.h"
+
+#include "loss/scalar.h"
+
+/* to[0..n) = v, rounded to to's dtype */
+static void store_row(const struct colo_linear_matrix *to, int64_t at, const double *v, int64_t n)
+{
+    switch (to->dtype) {
+    case COLO_F64:
+        for (int64_t j = 0; j < n; j++)
+            ((double *)to->data)[at + j] = v[j];
+        break;
+    case COLO_F32:
+        for (int64_t j = 0; j < n; j++)
+            ((float *)to->data)[at + j] = (float)v[j];
+        break;
+    default:
+        for (int64_t j = 0; j < n; j++)
+            colo_scalar_put(to->dtype, to->data, at + j, v[j]);
+    }
+}
+
+void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int64_t m, int64_t j0,
+                             int64_t n, double *sum, int64_t pitch)
+{
+    for (int64_t i = 0; i < m; i++) {
+        double *row = sum + i * pitch;
+        int64_t at = (i0 + i) * p->c->stride + j0;
+        for (int64_t j = 0; p->bias && j < n; j++)
+            row[j] += colo_scalar_get(p->bias_dtype, p->bias, j0 + j);
+        for (int64_t j = 0; p->add && j < n; j++)
+            row[j] += colo_scalar_get(p->c->dtype, p->c->data, at + j);
+        store_row(p->c, at, row, n);
+    }
+}
+
+colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g,
+                                    colo_stream_t stream)
+{
+    struct colo_host_product p = {.wide = g->h.dtype == COLO_F64};
+    (void)made;
+    (void)stream;
+    switch (g->product) {
+    case COLO_LINEAR_LOGITS:
+        p.a = (struct colo_host_operand){g->h.data, g->h.dtype, g->h.stride, false};
+        p.b = (struct colo_host_operand){g->w.data, g->w.dtype, g->w.stride, false};
+        p.m = g->rows;
+        p.n = g->columns;
+        p.k = g->hidden;
+        p.c = &g->z;
+        p.bias = g->bias;
+        p.bias_dtype = g->h.dtype;
+        break;
+    case COLO_LINEAR_D_HIDDEN:
+        p.a = (struct colo_host_operand){g->z.data, g->z.dtype, g->z.stride, false};
+        p.b = (struct colo_host_operand){g->w.data, g->w.dtype, g->w.stride, true};
+        p.m = g->rows;
+        p.n = g->hidden;
+        p.k = g->columns;
+        p.c = &g->h;
+        break;
+    case COLO_LINEAR_D_WEIGHT:
+        p.a = (struct colo_host_operand){g->z.data, g->z.dtype, g->z.stride, true};
+        p.b = (struct colo_host_operand){g->h.data, g->h.dtype, g->h.stride, true};
+        p.m = g->columns;
+        p.n = g->hidden;
+        p.k = g->rows;
+        p.c = &g->w;
+        p.add = g->beta != 0;
+        break;
+    }
+    colo_host_loops_run(&p, g->workspace);
+    return COLO_OK;
+}
+
+colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made)
+{
+    (void)shape;
+    *made = NULL;
+    return COLO_OK;
+}
+
+void colo_host_product_destroy(void *made)
+{
+    (void)made;
+}
+
+int64_t colo_host_product_workspace(const void *made)
+{
+    (void)made;
+    return (colo_host_loops_workspace() + 255) & ~INT64_C(255);
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * product-host.h (private) - products of loss/linear.h in host memory: who makes them and how.
+ *
+ * product-host.c turns each of the three into one form and chooses; product-loops.c and
+ * product-cblas.c compute it.
+ */
+#ifndef COLO_LOSS_PRODUCT_HOST_H
+#define COLO_LOSS_PRODUCT_HOST_H
+
+#include "loss/linear.h"
+
+/* Lines are rows of A, columns of B. In memory a line is contiguous over k and lines are @stride
+ * elements apart; by_k: lines are contiguous, their k-th elements a row of @stride elements. */
+struct colo_host_operand {
+    const void *data;
+    colo_dtype_t dtype;
+    int64_t stride;
+    bool by_k;
+};
+
+/* C [m, n] = sum over k of A(i, k) B(k, j), plus bias(j), plus what is in C if add. */
+struct colo_host_product {
+    struct colo_host_operand a, b;
+    int64_t m, n, k;
+    const struct colo_linear_matrix *c;
+    const void *bias; /* [n] of bias_dtype */
+    colo_dtype_t bias_dtype;
+    bool add;
+    bool wide; /* f64 operands */
+};
+
+/* Rows [i0, i0 + m), columns [j0, j0 + n) of C from sums of @pitch a row, which are overwritten. */
+void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int64_t m, int64_t j0,
+                             int64_t n, double *sum, int64_t pitch);
+
+/* product-loops.c */
+int64_t colo_host_loops_workspace(void);
+void colo_host_loops_run(const struct colo_host_product *p, void *workspace);
+
+/* The table's. */
+colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made);
+void colo_host_product_destroy(void *made); /* takes NULL */
+int64_t colo_host_product_workspace(const void *made);
+colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g,
+                                    colo_stream_t stream);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * product-loops.c - products of product-host.h without a library.
+ *
+ * An element's sum has one order whatever block it falls into, so that a token's logits do not
+ * depend on the tokens beside it. A block of C is summed in fp64 over blocks of K, each of which is
+ * summed in fp32 (fp64 for f64 operands) from operands packed as such: the rounding error grows
+ * with the block of K, not with K.
+ */
+#include "loss/product-host.h"
+#include "loss/scalar.h"
+
+#include <string.h>
+
+enum { BLOCK = 64, DEPTH = 128, TALL = 4, WIDE = 8 };
+
+/* What the workspace holds. */
+struct room {
+    double sum[BLOCK * BLOCK];
+    union {
+        float f32[DEPTH * BLOCK];
+        double f64[DEPTH * BLOCK];
+    } a, b; /* [k][i], [k][j]; zeros outside the matrix */
+};
+
+/* @n of BLOCK lines from @at, @depth of DEPTH elements from @from */
+static void pack_panel(const struct colo_host_operand *x, int64_t at, int64_t n, int64_t from,
+                       int64_t depth, bool wide, void *to)
+{
+    const int64_t across = x->by_k ? 1 : x->stride, along = x->by_k ? x->stride : 1;
+    for (int64_t k = 0; k < depth; k++)
+        for (int64_t i = 0; i < BLOCK; i++) {
+            double v = 0;
+            if (i < n)
+                v = colo_scalar_get(x->dtype, x->data, (at + i) * across + (from + k) * along);
+            if (wide)
+                ((double *)to)[k * BLOCK + i] = v;
+            else
+                ((float *)to)[k * BLOCK + i] = (float)v;
+        }
+}
+
+#define MULTIPLY(name, real)                                                        \
+    static void name(const real *a, const real *b, int64_t depth, double *sum)      \
+    {                                                                               \
+        for (int i = 0; i < BLOCK; i += TALL)                                       \
+            for (int j = 0; j < BLOCK; j += WIDE) {                                 \
+                real c[TALL][WIDE] = {{0}};                                         \
+                for (int64_t k = 0; k < depth; k++)                                 \
+                    for (int y = 0; y < TALL; y++)                                  \
+                        for (int x = 0; x < WIDE; x++)                              \
+                            c[y][x] += a[k * BLOCK + i + y] * b[k * BLOCK + j + x]; \
+                for (int y = 0; y < TALL; y++)                                      \
+                    for (int x = 0; x < WIDE; x++)                                  \
+                        sum[(i + y) * BLOCK + j + x] += (double)c[y][x];            \
+            }                                                                       \
+    }
+MULTIPLY(multiply_f32, float)
+MULTIPLY(multiply_f64, double)
+
+int64_t colo_host_loops_workspace(void)
+{
+    return (int64_t)sizeof(struct room);
+}
+
+void colo_host_loops_run(const struct colo_host_product *p, void *workspace)
+{
+    struct room *room = workspace;
+    for (int64_t i = 0; i < p->m; i += BLOCK)
+        for (int64_t j = 0; j < p->n; j += BLOCK) {
+            int64_t tall = p->m - i < BLOCK ? p->m - i : BLOCK;
+            int64_t wide = p->n - j < BLOCK ? p->n - j : BLOCK;
+            memset(room->sum, 0, sizeof room->sum);
+            for (int64_t k = 0; k < p->k; k += DEPTH) {
+                int64_t depth = p->k - k < DEPTH ? p->k - k : DEPTH;
+                pack_panel(&p->a, i, tall, k, depth, p->wide, &room->a);
+                pack_panel(&p->b, j, wide, k, depth, p->wide, &room->b);
+                if (p->wide)
+                    multiply_f64(room->a.f64, room->b.f64, depth, room->sum);
+                else
+                    multiply_f32(room->a.f32, room->b.f32, depth, room->sum);
+            }
+            colo_host_product_store(p, i, tall, j, wide, room->sum, BLOCK);
+        }
+}
