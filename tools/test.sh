@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # test.sh - every test: the release build, then the same cases again as clang compiles them, under
 # ASan+UBSan and, where there are threads, under TSan; and some of them without hwloc, without MPI,
-# without CUDA. The last line is "N passed, N failed, N skipped" in test cases; a rerun of a case is
-# not a second case, but a failure there makes the case a failed one.
+# without CUDA and CBLAS. The last line is "N passed, N failed, N skipped" in test cases; a rerun of
+# a case is not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
 #   tools/test.sh --quick          the release build only
@@ -109,10 +109,10 @@ with_clang() {
 
 # without FEATURE MESON-OPTIONS... - the library, the tools and some tests, without a warning
 without() {
-    local feature=$1 dir=build-without-$1
+    local feature=$1 dir=build-without-${1// /-}
     shift
     local some=(core/backend grid/hypergrid comm/comm_threads bridge/bridge_check tools/colo_plan
-        tools/colo_info examples/02_bridge)
+        tools/colo_info loss/product loss/linear_special examples/02_bridge)
     configure "$dir" --buildtype=debug --werror -Dtests=enabled -Dtools=enabled \
         -Dexamples=enabled "$@"
     # shellcheck disable=SC2046 # a list of names
@@ -159,7 +159,7 @@ if [ "$quick" = no ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
         without hwloc -Dhwloc=disabled -Dcuda=disabled -Dnccl=disabled
         without MPI -Dmpi=disabled -Dcuda=disabled -Dnccl=disabled
-        without CUDA -Dcuda=disabled -Dnccl=disabled
+        without "CUDA and CBLAS" -Dcuda=disabled -Dnccl=disabled -Dcblas=disabled
     fi
     # api looks at the shipped files, slow is what is too long here.
     sanitized asan address,undefined api slow

@@ -185,6 +185,7 @@ static void *rows_at(const struct colo_linear_call *k, int64_t c)
 static colo_status_t multiply(const struct colo_linear_call *k, struct colo_linear_gemm *g)
 {
     g->rows = k->pass.hi - k->pass.lo;
+    g->first = k->pass.lo;
     g->columns = k->l->columns;
     g->hidden = k->l->hidden;
     g->workspace = at(k, k->m.gemm);

@@ -49,7 +49,7 @@ struct colo_linear_matrix {
  *   D_WEIGHT  w = beta w + zT h      beta 0: what is in w is not read
  * Any extent may be 0; a sum of nothing is 0 (and bias alone, and beta w). fp32 accumulation for
  * f32, bf16 and f16 operands, fp64 for f64, one rounding to the dtype of what is written. A row of
- * LOGITS and of D_HIDDEN has the same bits whatever rows it comes with. */
+ * LOGITS and of D_HIDDEN has the same bits whatever rows of its pass it comes with. */
 enum colo_linear_product {
     COLO_LINEAR_LOGITS = 0,
     COLO_LINEAR_D_HIDDEN = 1,
@@ -58,6 +58,7 @@ enum colo_linear_product {
 struct colo_linear_gemm {
     enum colo_linear_product product;
     int64_t rows, columns, hidden;
+    int64_t first; /* row 0 is this row of the pass */
     struct colo_linear_matrix h, w, z;
     const void *bias; /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
     double beta;      /* D_WEIGHT: 0 or 1 */

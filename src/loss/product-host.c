@@ -1,11 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * product-host.c - the three products of linear.h as one form, and what becomes of the sums: bias,
- * what was there before, one rounding. The sums themselves are product-loops.c's.
+ * what was there before, one rounding. The sums themselves are product-cblas.c's where there is a
+ * CBLAS, else product-loops.c's; which, is decided once an object.
  */
 #include "loss/product-host.h"
 
+#include "core/try.h"
 #include "loss/scalar.h"
+
+#include <stdlib.h>
+
+/* What create makes where there is a CBLAS; else NULL. */
+struct blas {
+    colo_cblas_t lib;
+    int64_t columns;
+    bool wide;
+};
 
 /* to[0..n) = v, rounded to to's dtype */
 static void store_row(const struct colo_linear_matrix *to, int64_t at, const double *v, int64_t n)
@@ -42,8 +53,8 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
 colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g,
                                     colo_stream_t stream)
 {
-    struct colo_host_product p = {.wide = g->h.dtype == COLO_F64};
-    (void)made;
+    const struct blas *blas = made;
+    struct colo_host_product p = {.first = g->first, .wide = g->h.dtype == COLO_F64};
     (void)stream;
     switch (g->product) {
     case COLO_LINEAR_LOGITS:
@@ -70,28 +81,45 @@ colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g
         p.m = g->columns;
         p.n = g->hidden;
         p.k = g->rows;
+        p.sums_rows = true;
         p.c = &g->w;
         p.add = g->beta != 0;
         break;
     }
-    colo_host_loops_run(&p, g->workspace);
+    if (blas)
+        colo_host_cblas_run(&blas->lib, &p, blas->columns, g->workspace);
+    else
+        colo_host_loops_run(&p, g->workspace);
     return COLO_OK;
 }
 
 colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made)
 {
-    (void)shape;
+    struct blas blas = {.wide = shape->dtype == COLO_F64};
+    bool found;
     *made = NULL;
+    COLO_TRY(colo_cblas_find(&blas.lib, &found));
+    if (!found)
+        return COLO_OK;
+    blas.columns =
+        colo_host_cblas_columns(shape->columns > shape->hidden ? shape->columns : shape->hidden);
+    struct blas *b = malloc(sizeof *b);
+    if (!b)
+        return colo_fail(COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *b);
+    *b = blas;
+    *made = b;
     return COLO_OK;
 }
 
 void colo_host_product_destroy(void *made)
 {
-    (void)made;
+    free(made);
 }
 
 int64_t colo_host_product_workspace(const void *made)
 {
-    (void)made;
-    return (colo_host_loops_workspace() + 255) & ~INT64_C(255);
+    const struct blas *blas = made;
+    int64_t bytes =
+        blas ? colo_host_cblas_workspace(blas->columns, blas->wide) : colo_host_loops_workspace();
+    return (bytes + 255) & ~INT64_C(255);
 }

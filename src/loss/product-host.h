@@ -8,6 +8,7 @@
 #ifndef COLO_LOSS_PRODUCT_HOST_H
 #define COLO_LOSS_PRODUCT_HOST_H
 
+#include "loss/cblas.h"
 #include "loss/linear.h"
 
 /* Lines are rows of A, columns of B. In memory a line is contiguous over k and lines are @stride
@@ -23,6 +24,8 @@ struct colo_host_operand {
 struct colo_host_product {
     struct colo_host_operand a, b;
     int64_t m, n, k;
+    int64_t first;  /* line 0 of A, or k = 0, is this row of the pass */
+    bool sums_rows; /* k runs over rows; otherwise lines of A are rows */
     const struct colo_linear_matrix *c;
     const void *bias; /* [n] of bias_dtype */
     colo_dtype_t bias_dtype;
@@ -37,6 +40,12 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
 /* product-loops.c */
 int64_t colo_host_loops_workspace(void);
 void colo_host_loops_run(const struct colo_host_product *p, void *workspace);
+
+/* product-cblas.c; @columns: of a block, for products of at most @most columns */
+int64_t colo_host_cblas_columns(int64_t most);
+int64_t colo_host_cblas_workspace(int64_t columns, bool wide);
+void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,
+                         int64_t columns, void *workspace);
 
 /* The table's. */
 colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made);
