@@ -52,7 +52,9 @@ typedef struct colo_bridge colo_bridge_t;
  *          (COLLECTIVE: also when axes differ).
  *          An error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere.
  * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
- *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT
+ *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT; COLO_ERR_UNBUILT (no
+ *          backend for mem, or for it on @comm; COLO_TRANSPORT=peer and ranks out of reach),
+ *          COLO_ERR_CUDA, COLO_ERR_NCCL
  */
 COLO_API colo_status_t colo_bridge_create(colo_bridge_t **bridge,
                                           const colo_bridge_config_t *config, colo_comm_t *comm);
@@ -72,7 +74,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  *           be outstanding before their backwards (the bridge keeps nothing of a forward)
  * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (nothing written; the comm is marked failed at COLO_CHECK
  *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
- *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a
+ *           capture of a first staged call, memory.h), COLO_ERR_CUDA, COLO_ERR_NCCL
  */
 COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                            const colo_tensor_t *y, colo_stream_t stream);

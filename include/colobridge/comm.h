@@ -139,7 +139,7 @@ COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
  * Errors:        COLO_ERR_ARG (negative, twice)
  */
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
-/** colo_comm_backend() - "threads", "self", "mpi", "nccl" */
+/** colo_comm_backend() - "threads", "self", "sockets", "mpi", "nccl" */
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 /** colo_comm_set_name() - at most 31 bytes, for sentences and dumps ("cp") */
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
@@ -155,8 +155,8 @@ COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
  * All return COLO_ERR_ARG (count < 0, NULL for count > 0, unknown dtype, sizes past 2^63 bytes,
  * buffers that overlap other than in place), COLO_ERR_MISMATCH (ranks run different operations),
  * COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left), COLO_ERR_PEER,
- * COLO_ERR_ABORTED. Wrong arguments on one rank kill the comm, except at COLO_CHECK=2, where all
- * ranks return an error and it lives on.
+ * COLO_ERR_ABORTED, and what the backend met (COLO_ERR_MPI, _IO, _NCCL, _CUDA). Wrong arguments on
+ * one rank kill the comm, except at COLO_CHECK=2, where all ranks return an error and it lives on.
  * Nothing is written when a rank is missing, differs, or has wrong arguments.
  */
 

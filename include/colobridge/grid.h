@@ -88,7 +88,8 @@ COLO_API colo_status_t colo_grid_coords(const colo_grid_t *grid, int64_t rank, i
 COLO_API colo_status_t colo_grid_coord(const colo_grid_t *grid, int64_t rank, const char *name,
                                        int64_t *coord);
 /** colo_grid_rank() - world rank of coordinates [ndims]. COLO_ERR_ARG: a coordinate out of range */
-COLO_API colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords, int64_t *rank);
+COLO_API colo_status_t colo_grid_rank(const colo_grid_t *grid, const int64_t *coords,
+                                      int64_t *rank);
 
 /**
  * colo_grid_group() - the group of @dims that contains @rank, canonical order (members ascend)

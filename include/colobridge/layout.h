@@ -23,7 +23,11 @@ extern "C" {
 #define COLO_MAX_SPLITS 4
 
 typedef enum colo_axis { COLO_SAMPLES = 0, COLO_ROWS = 1, COLO_FEATURES = 2 } colo_axis_t;
-typedef enum colo_split_kind { COLO_REPLICATE = 0, COLO_BLOCK = 1, COLO_ZIGZAG = 2 } colo_split_kind_t;
+typedef enum colo_split_kind {
+    COLO_REPLICATE = 0,
+    COLO_BLOCK = 1,
+    COLO_ZIGZAG = 2
+} colo_split_kind_t;
 
 typedef struct colo_split {
     int32_t dim; /* index in the layout's grid */
@@ -31,7 +35,11 @@ typedef struct colo_split {
     bool context; /* context parallelism: PARTIAL gradients are summed over this dim */
 } colo_split_t;
 
-typedef enum colo_map_kind { COLO_MAP_IDENTITY = 0, COLO_MAP_OFFSET = 1, COLO_MAP_TABLE = 2 } colo_map_kind_t;
+typedef enum colo_map_kind {
+    COLO_MAP_IDENTITY = 0,
+    COLO_MAP_OFFSET = 1,
+    COLO_MAP_TABLE = 2
+} colo_map_kind_t;
 
 #define COLO_STAGE_ANY (-1)
 #define COLO_STAGE_LAST (-2)

@@ -3,7 +3,7 @@
  * log.h - what the library says by itself (nothing, unless asked) and its environment knobs.
  *
  * Errors are returned, not logged. Levels: error, warn (went on differently than asked), info (one
- * line per bridge created), debug. COLO_LOG=error|warn|info|debug turns on stderr.
+ * line a bridge created, why bridges between GPUs are staged), debug. COLO_LOG=error|warn|info|debug turns on stderr.
  */
 #ifndef COLOBRIDGE_LOG_H
 #define COLOBRIDGE_LOG_H

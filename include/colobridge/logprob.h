@@ -134,6 +134,8 @@ typedef struct colo_reduced {
  * this rank's device, summed on @stream in a fixed order. @out is host memory, and written on return:
  * the host waits, so the call cannot be captured (COLO_ERR_STATE).
  * The gradient of the result with respect to a counted value is 1 / den.
+ * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM (the other ranks get COLO_ERR_PEER); those of
+ *           colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                                         int64_t count, colo_comm_t *group, colo_reduced_t *out,

@@ -46,14 +46,14 @@ COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
  *                   memory or a stream that the current device cannot use), COLO_ERR_SHAPE (extents,
  *                   dtypes, an output of stride 0), COLO_ERR_UNBUILT (no CUDA in this build, no GPU)
  */
-COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
-                                            int32_t axis, const colo_tensor_t *local,
-                                            colo_stream_t stream);
+COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part,
+                                            const colo_tensor_t *global, int32_t axis,
+                                            const colo_tensor_t *local, colo_stream_t stream);
 /** colo_partition_unshard() - the adjoint: global[index(i)] = local, 0 elsewhere; each element of global is
  *  written once. Errors as shard */
-COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
-                                              int32_t axis, const colo_tensor_t *global,
-                                              colo_stream_t stream);
+COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part,
+                                              const colo_tensor_t *local, int32_t axis,
+                                              const colo_tensor_t *global, colo_stream_t stream);
 /**
  * colo_partition_next_token() - targets[i] = tokens[i + 1] on the *global* sequence, before sharding
  * @tokens, @targets:  i64 [..., S], the same tensor or without overlap; per segment when packed
