@@ -4,10 +4,13 @@
 
 usage: torchrun --nproc-per-node N bench/torch/compare.py [--device cuda] [--json FILE] [options]
 
-Three tables, medians over rounds of the slowest rank's time, forward and backward apart:
-  overhead  tensors of a few elements on a group of one: the calling thread's CPU time of a call beyond an
-            autograd.Function that does nothing with the same tensors. Python, ctypes and the C call,
-            which on a GPU enqueues and on the host computes, together.
+Three tables, medians over rounds of the slowest rank's time (overhead: the least), forward and backward
+apart:
+  overhead  tensors of a few elements on a group of one: the calling thread's CPU time (on a GPU the time
+            that passes) of a call beyond an autograd.Function that does nothing with the same tensors.
+            "python": the same with a C function that returns at once in the place of the library's, so
+            Python, ctypes and what torch does. "c": the C call alone, again and again with the same
+            arguments; on a GPU it enqueues, on the host it computes.
   bridge    colobridge.torch.Bridge against all-gather / narrow (fan-in and fan-out) and clone + in-place
             all-reduce over cp in backward. On GPUs three ways: by NCCL; "peer", into memory that peers
             reach, copied out of it (what a bridge does by default where it can); "blocks", outputs stay
@@ -34,6 +37,7 @@ import torch.distributed as dist
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / 'python')]
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge._lib import lib  # noqa: E402
 
 DEVICE = torch.device('cpu')
 
@@ -87,48 +91,120 @@ def pair(make, run, upstream=None, host=False):
 # ---- overhead ----
 
 class Nothing(torch.autograd.Function):
-    """The same number of tensors in and out, no work"""
+    """The same tensors in and out, no work"""
 
     @staticmethod
-    def forward(ctx, x, *others):
-        ctx.save_for_backward(x, *[t for t in others if isinstance(t, torch.Tensor)])
-        return torch.empty(4, dtype=x.dtype, device=x.device)
+    def forward(ctx, *inputs):
+        ctx.save_for_backward(*[t for t in inputs if isinstance(t, torch.Tensor)])
+        return torch.empty(inputs[-1], dtype=inputs[0].dtype, device=inputs[0].device)
 
     @staticmethod
     def backward(ctx, g):
-        x = ctx.saved_tensors[0]
-        return (torch.empty_like(x),) + (None,) * (len(ctx.needs_input_grad) - 1)
+        saved = ctx.saved_tensors
+        return tuple(torch.empty_like(saved[i]) if need else None
+                     for i, need in enumerate(ctx.needs_input_grad))
+
+
+class Timed:
+    """A C function that notes how long it takes, called again and again with the same arguments."""
+
+    def __init__(self, fn, seen):
+        self.fn, self.seen = fn, seen
+
+    def __call__(self, *args):
+        status = self.fn(*args)
+        now()
+        start = time.perf_counter()
+        for _ in range(20):  # fewer than fill a GPU's queue
+            self.fn(*args)
+        self.seen.append(1e6 * (time.perf_counter() - start) / 20)
+        return status
+
+
+def at_once(fn, _seen):
+    """A C function of the same arguments that does nothing."""
+    stub = lib()['colo_version_number']
+    stub.restype, stub.argtypes = fn.restype, fn.argtypes
+    return stub
+
+
+def seams(comm, carry):
+    """(object, attribute, direction) of the C functions that calls on this communicator end in"""
+    if carry is not None:
+        return [(carry._last[1], 'run', None)]
+    plans = [found[0] for name in ('_logprobs', '_linear_plans')
+             for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
+    ready = [r for plan in plans for r in getattr(plan, 'kept', {}).values()] or plans
+    return [(r, 'run_' + what, what) for r in ready for what in ('forward', 'backward', 'loss')
+            if hasattr(r, 'run_' + what)]
+
+
+class replaced:
+    """Inside of it, C functions are what @wrap(function, list for its direction) gives."""
+
+    def __init__(self, found, wrap, seen):
+        self.found, self.was = found, [getattr(o, name) for o, name, _ in found]
+        self.new = [tuple(wrap(f, seen[i]) for i, f in enumerate(was)) if way is None
+                    else wrap(was, seen[way == 'backward']) for (_, _, way), was in zip(found, self.was)]
+
+    def __enter__(self):
+        for (o, name, _), fn in zip(self.found, self.new):
+            setattr(o, name, fn)
+
+    def __exit__(self, *_):
+        for (o, name, _), fn in zip(self.found, self.was):
+            setattr(o, name, fn)
 
 
 def overhead(turns, count):
-    """us a direction beyond Nothing: the median over rounds of a mean over turns"""
-    rows, base = [], {}
-    z = torch.randn(4, 2, device=DEVICE)
+    """us a direction beyond Nothing with the same tensors: the least of the rounds, which take turns, of a
+    mean over turns; whatever else runs only adds to it"""
+    rows = []
+    z, act = torch.randn(4, 2, device=DEVICE), torch.randn(1, 1, 2, device=DEVICE)
     t = torch.zeros(4, dtype=torch.int64, device=DEVICE)
     w = torch.randn(2, 2, device=DEVICE)
     carry = ct.Bridge('tp=1,dp=1', 'tp=1,dp=1', group=cb.Comm.self())
-    act = torch.randn(1, 1, 2, device=DEVICE)
-    cases = {'nothing': (z, lambda x: Nothing.apply(x, t, None)),
-             'bridge': (act, carry), 'logprob': (z, lambda x: ct.logprob(x, t)),
-             'linear_logprob': (z, lambda x: ct.linear_logprob(x, w, target=t))}
-    for name, (value, run) in cases.items():
-        x = value.clone().requires_grad_()
-        run(x)
-        times = []
-        for _ in range(count):
-            now()
-            # On a GPU backward runs on a thread of autograd's: time what passes, not what this one does.
-            clock = time.thread_time if DEVICE.type == 'cpu' else time.perf_counter
-            a = clock()
-            outs = [run(x) for _ in range(turns)]
-            b = clock()
-            for y in outs:
-                torch.autograd.grad(y, x, torch.ones_like(y))
-            times.append(((b - a) / turns, (clock() - b) / turns))
-        us = [1e6 * statistics.median(side) for side in zip(*times)]
-        base = base or dict(zip(('f', 'b'), us))
-        rows.append({'table': 'overhead', 'op': name, 'forward_us': us[0] - (name != 'nothing') * base['f'],
-                     'backward_us': us[1] - (name != 'nothing') * base['b']})
+    cases = {'bridge': ((act,), (1, 1, 2), lambda _, x: carry(x)),
+             'logprob': ((z, t), (4,), lambda c, x: ct.logprob(x, t, tp_group=c)),
+             'linear_logprob': ((z, w, t), (4,), lambda c, x: ct.linear_logprob(x, w, target=t, tp_group=c)),
+             'nll': ((z, t), (), lambda c, x: ct.nll(x, t, tp_group=c).loss),
+             'linear_nll': ((z, w, t), (), lambda c, x: ct.linear_nll(x, w, target=t, tp_group=c).loss)}
+
+    def measured(run, x):
+        # On a GPU backward runs on a thread of autograd's: time what passes, not what this one does.
+        clock = time.thread_time if DEVICE.type == 'cpu' else time.perf_counter
+        now()
+        a = clock()
+        outs = [run(x) for _ in range(turns)]
+        b = clock()
+        ups = [torch.ones_like(y) for y in outs]
+        now()
+        c = clock()
+        for y, up in zip(outs, ups):
+            torch.autograd.grad(y, x, up)
+        return 1e6 * (b - a) / turns, 1e6 * (clock() - c) / turns
+
+    for name, (inputs, shape, op) in cases.items():
+        comm, x = cb.Comm.self(), inputs[0].clone().requires_grad_()
+        run = lambda x, op=op, comm=comm: op(comm, x)  # noqa: E731
+        empty = lambda x, rest=inputs[1:], shape=shape: Nothing.apply(x, *rest, shape)  # noqa: E731
+        torch.autograd.grad(run(x).sum(), x)
+        found, seen = seams(comm, carry if name == 'bridge' else None), ([], [])
+        with replaced(found, Timed, seen):
+            for _ in range(2 * count):
+                torch.autograd.grad(run(x).sum(), x)
+        times = {'nothing': [], 'whole': [], 'python': []}
+        for _ in range(4 * count):
+            times['nothing'].append(measured(empty, x))
+            times['whole'].append(measured(run, x))
+            with replaced(found, at_once, seen):
+                times['python'].append(measured(run, x))
+        us = {what: [min(side) for side in zip(*all_of)] for what, all_of in times.items()}
+        rows.append({'table': 'overhead', 'op': name, 'nothing_us': us['nothing'],
+                     'forward_us': us['whole'][0] - us['nothing'][0],
+                     'backward_us': us['whole'][1] - us['nothing'][1],
+                     'python_us': [us['python'][i] - us['nothing'][i] for i in (0, 1)],
+                     'c_us': [min(s) if s else 0.0 for s in seen]})
     return rows
 
 
@@ -312,7 +388,9 @@ def show(rows):
             row['table'], row.get('of') or '', '%s %s' % (row.get('layout', ''), row['op']),
             row['forward_us'], row['backward_us'],
             ('off %.1e' % row['off'] if 'off' in row else '') +
-            (' host %.0f %.0f row %.1f' % (*row['host_us'], row['row_us']) if 'host_us' in row else ''),
+            (' host %.0f %.0f row %.1f' % (*row['host_us'], row['row_us']) if 'host_us' in row else '') +
+            ('python %.1f %.1f c %.1f %.1f nothing %.1f %.1f'
+             % (*row['python_us'], *row['c_us'], *row['nothing_us']) if 'c_us' in row else ''),
             '%.0f MiB' % row['peak_mib'] if row.get('peak_mib') is not None else ''), flush=True)
 
 
@@ -351,7 +429,7 @@ def main():
     if dist.get_rank() == 0:
         print('%-9s %-12s %-44s %12s %12s' % ('table', 'of', 'op', 'forward us', 'backward us'))
     for name in o.only:
-        made = {'overhead': lambda: overhead(200, o.rounds), 'loss': lambda: losses(o),
+        made = {'overhead': lambda: overhead(50, o.rounds), 'loss': lambda: losses(o),
                 'bridge': lambda: bridges(o.layouts or layouts_of(dist.get_world_size()), o)}[name]()
         rows += made
         if dist.get_rank() == 0:

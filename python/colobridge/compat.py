@@ -320,8 +320,9 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         den = num_items_in_batch.to(at, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
         factor = factor_of(den, o[0])
-    loss, _, _, valid, entropy, right, bad = functions()[1].apply(
-        *tensors, Of(factor, den, None, True, again=True), o)
+    side: list[Any] = []
+    loss = functions()[1].apply(*tensors, Of(factor, den, None, True, side, again=True), o)
+    _, _, valid, entropy, right, bad = side
     if int(bad):
         raise ArgumentError("chunked_cross_entropy_loss: %d labels are outside of [0, %d) and not -100"
                             % (int(bad), lm_head_weight.shape[0]))

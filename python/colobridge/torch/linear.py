@@ -34,11 +34,12 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 class Of(NamedTuple):
     """What a loss that makes its gradients in forward is made of: of factor [T] * loss summed, or without
     a factor of this rank's sum or mean. With a group, num is added over it, and den is its count; den
-    None: of this rank. mean: the value is num / den."""
+    None: of this rank. mean: the value is num / den. side: where what has no gradient goes."""
     factor: Any
     den: Any
     group: Comm | None
     mean: bool
+    side: list[Any]
     again: bool = False  # may backward run twice: then gradients are copied there, not scaled in place
 
 
@@ -95,14 +96,15 @@ def functions() -> tuple[Any, Any]:
             return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
     class LinearLoss(torch.autograd.Function):
-        """(hidden, weight, bias, targets, Of, Call) -> value, num, den, and outputs beyond loss, per row.
-        Gradients are made here; backward multiplies them by the upstream gradient, one number."""
+        """(hidden, weight, bias, targets, Of, Call) -> value. Into Of.side, since outputs of functions
+        cost more: num, den, and what else the plan makes beyond the loss, per row. Gradients are made
+        here; backward multiplies them by the upstream gradient, one number."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            factor, den, group, mean, ctx.again = of
+            factor, den, group, mean, side, ctx.again = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
@@ -119,16 +121,15 @@ def functions() -> tuple[Any, Any]:
                     group.all_reduce(num, stream=stream_of(plan.device))
             if den is None:
                 den = out[1].double()
-            value = num / den.clamp(min=1) if mean else num.clone()
+            value = num / den.clamp_min(1) if mean else num.clone()
             if plan.real is not torch.float64:
                 value = value.float()
-            results = num, den, *out[1:]
-            ctx.mark_non_differentiable(*results)
-            return (value, *results)
+            side += [num, den, *out[1:]]
+            return value
 
         @staticmethod
         @once
-        def backward(ctx: Any, g: Any, *_: Any) -> Any:
+        def backward(ctx: Any, g: Any) -> Any:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
@@ -191,7 +192,7 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                target.shape, target.dtype, target.device,
                None if main is None else (_meta(main[0]), _meta(main[1])), names, columns, head_comm,
                head_rows, linear, values, members)
-        found = kept.get(key)
+        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
         if found is None:
             found = kept.add(key, _made(what, hidden, weight, bias, target, names, comm, tp_group,
                                         columns, head_comm, head_rows, linear, main,
@@ -383,7 +384,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             group.all_reduce(den, stream=stream_of(targets.device))
         if mean:
             factor = factor_of(den, plan)
-    return Loss(*functions()[1].apply(*tensors, Of(factor, den, group, mean), o)[:3])
+    side: list[Any] = []
+    value = functions()[1].apply(*tensors, Of(factor, den, group, mean, side), o)
+    return Loss(value, side[0], side[1])
 
 
 def factor_of(den: Any, plan: LinearPlan) -> Any:

@@ -14,7 +14,7 @@ from ..comm import Comm
 from ..tensor import make, torch_dtype
 from .head import Core
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
-from .ready import SMALL, Room, View, entry, failed, table
+from .ready import SMALL, View, entry, failed, table
 from .rows import Rows
 from .tensors import checked, stream_of
 
@@ -110,7 +110,7 @@ class _Ready:
         self.plan, self.core, self.number = plan, core, next(_clock)
         self.makes = d_hidden, d_weight
         self.sizes: dict[int, int] = {}  # workspaces of passes
-        self.kept_size = -1
+        self.kept_size, self.kept_type = -1, None
         self.run_bind = entry('colo_lm_head_bind')
         self.run_forward = entry('colo_linear_logprob_forward')
         self.run_backward = entry('colo_linear_logprob_backward')
@@ -218,9 +218,11 @@ class _Ready:
             if backward:
                 if self.kept_size < 0:
                     self.kept_size = self.core.saved(plan.rows.count, plan.max_valid)
-                if self.kept_size <= SMALL and not plan.cuda:  # a tensor would cost more
-                    small = Room()
-                    buffer = small.of(self.kept_size)
+                    if self.kept_size <= SMALL and not plan.cuda:  # a tensor would cost more
+                        self.kept_type = c.c_char * (self.kept_size + 255)
+                if self.kept_type is not None:
+                    small = self.kept_type()
+                    buffer = (c.addressof(small) + 255) & ~255
                 else:
                     kept, buffer = _room(self.kept_size, plan.device)
             status = self.run_forward(
@@ -249,7 +251,7 @@ class _Ready:
                 setattr(up, d_name, g)
             up.mean = False
             grads = self.gradients(weight, bias, main)
-            self.saved.buffer = (kept.data_ptr() + 255) & ~255 if small is None else small.at
+            self.saved.buffer = ((kept.data_ptr() if small is None else c.addressof(small)) + 255) & ~255
             self.saved.valid = True
             work, room = self.work(s.LINEAR_BACKWARD)
             status = self.run_backward(

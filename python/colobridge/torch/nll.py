@@ -40,7 +40,7 @@ def totals(loss: Any, valid: Any, mean: bool, comm: Comm | None) -> tuple[Any, A
     wide = loss.dtype == torch.float64
     if not mean:
         return num.clone() if wide else num.float(), num, den, None
-    over = den.clamp(min=1)
+    over = den.clamp_min(1)
     value = num / over
     return value if wide else value.float(), num, den, over
 
@@ -64,11 +64,12 @@ def _functions() -> tuple[Any, Any]:
 
     class Nll(torch.autograd.Function):
         """(logits, targets, (LogprobPlan of "loss" and "n_valid", Comm, is a backward to be prepared),
-        mean or sum, reduce group) -> value, num, den"""
+        mean or sum, reduce group, a list) -> value, num; den, which has no gradient, is put into the
+        list: an output costs more."""
 
         @staticmethod
         def forward(ctx: Any, logits: Any, target: Any, o: tuple[LogprobPlan, Comm, bool], mean: bool,
-                    comm: Comm | None) -> Any:
+                    comm: Comm | None, side: list[Any]) -> Any:
             plan, tp, grad = o
             keeps = grad and ctx.needs_input_grad[0]
             (loss, valid), stats = plan.forward(logits, target, tp, keeps)
@@ -76,30 +77,31 @@ def _functions() -> tuple[Any, Any]:
             if keeps:
                 ctx.over = over
                 plan.keep(ctx, logits, target, stats)
-            ctx.mark_non_differentiable(den)
-            return value, num, den
+            side.append(den)
+            return value, num
 
         @staticmethod
         @once
-        def backward(ctx: Any, d_value: Any, d_num: Any, _d_den: Any) -> Any:
+        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
             plan = ctx.plan
             d = of_each(d_value, d_num, ctx.over, (plan.rows.shape, plan.real))
-            return plan.backward(ctx, 'nll', (d,)), None, None, None, None
+            return plan.backward(ctx, 'nll', (d,)), None, None, None, None, None
 
     class Reduced(torch.autograd.Function):
-        """(loss of each token, number of valid ones, mean or sum, reduce group) -> value, num, den"""
+        """(loss of each token, number of valid ones, mean or sum, reduce group, a list) -> value, num"""
 
         @staticmethod
-        def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm | None) -> Any:
+        def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm | None,
+                    side: list[Any]) -> Any:
             value, num, den, ctx.over = totals(loss, valid, mean, comm)
             ctx.like = loss.shape, loss.dtype
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(den)
-            return value, num, den
+            side.append(den)
+            return value, num
 
         @staticmethod
-        def backward(ctx: Any, d_value: Any, d_num: Any, _d_den: Any) -> Any:
-            return of_each(d_value, d_num, ctx.over, ctx.like), None, None, None
+        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
+            return of_each(d_value, d_num, ctx.over, ctx.like), None, None, None, None
 
     return Nll, Reduced
 
@@ -107,7 +109,8 @@ def _functions() -> tuple[Any, Any]:
 def reduced(loss: Any, valid: Any, reduction: str, reduce_group: Any, what: str) -> Loss:
     """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here."""
     comm = across(reduce_group, loss.device, what)
-    return Loss(*_functions()[1].apply(loss, valid, reduction == 'mean', comm))
+    side: list[Any] = []
+    return Loss(*_functions()[1].apply(loss, valid, reduction == 'mean', comm, side), side[0])
 
 
 @eager
@@ -136,7 +139,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     if reduction == 'none':
         return function().apply(*o)[0]
     comm = across(reduce_group, o[0].device, 'nll')
-    return Loss(*_functions()[0].apply(*o, reduction == 'mean', comm))
+    side: list[Any] = []
+    return Loss(*_functions()[0].apply(*o, reduction == 'mean', comm, side), side[0])
 
 
 def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> Any:

@@ -123,8 +123,6 @@ class Table:
 
     def get(self, key: Any) -> Any:
         """None: not there."""
-        if key == self.key:  # as in the call before: no hash
-            return self.found
         found = self.kept.get(key)
         if found is not None:
             self.kept.move_to_end(key)
