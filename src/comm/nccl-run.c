@@ -10,6 +10,12 @@
  *
  * Between first and last the link's lock is held, and on the stream there are two marks that the
  * guard looks at (nccl-guard.c).
+ *
+ * Ranks that are threads also meet on the host before and after an operation of the loss. cuBLASLt
+ * loads a kernel when a product first needs it, whatever CUDA_MODULE_LOADING says, and the driver
+ * waits for all devices of the process meanwhile: for one, too, where an operation waits for the
+ * rank that is loading. Nobody launches before all have the products behind them that come first,
+ * and nobody goes on to the next one before all have launched.
  */
 #include "comm/comm-nccl.h"
 
@@ -17,6 +23,7 @@
 #include "mark.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 const char *colo_run_text(const struct colo_run *r, char *text, size_t cap)
 {
@@ -95,6 +102,17 @@ static colo_status_t mark(struct colo_run *r, bool begin)
                                                 NULL, what, r->stream));
 }
 
+static colo_status_t meet(const struct colo_run *r, colo_status_t st)
+{
+    const colo_owner_t owner = r->c->ring[r->c->seq % COLO_RING].owner;
+    colo_comm_t *control = r->x->control;
+    if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
+        strcmp(control->ops->name, "threads") != 0)
+        return st;
+    control->timeout_ms = r->c->timeout_ms;
+    return colo_comm_i_agree(control, "an operation of the loss", r->c->seq, st);
+}
+
 colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
                              colo_stream_t stream)
 {
@@ -107,6 +125,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_rout
         r->link = route->link;
     else
         COLO_TRY(own_link(r));
+    COLO_TRY(meet(r, COLO_OK));
     if (f->used && f->last != stream && !r->capturing)
         COLO_CUDA_TRY(cudaStreamWaitEvent(stream, f->done, 0));
     pthread_mutex_lock(&r->link->busy);
@@ -138,7 +157,7 @@ colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
         r->f->last = r->stream;
         r->f->used = true;
     }
-    return st;
+    return meet(r, st);
 }
 
 /* ---- memory ---- */
