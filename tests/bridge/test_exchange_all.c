@@ -33,6 +33,8 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     tally_t *t = arg;
     int64_t most = s[2] > d[2] ? s[2] : d[2], turn = t->pairs++;
     job_t j;
+    if (t_left_out(turn))
+        return;
     for (int k = 0; k < 3; k++)
         j.c[k] = (t_case_t){
             .src = t_side_ordered((int)(turn % T_ORDERS), s[0], s[1], s[2], true),

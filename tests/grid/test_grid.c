@@ -202,7 +202,8 @@ static void a_million_ranks_in_five_dims_match_counting(void **state)
     assert_int_equal(p.ref.size, 1048576);
     check_coords(&p);
     for (unsigned set = 1; set < 32; set += 5)
-        check_set(&p, set);
+        if (!t_left_out(set / 5))
+            check_set(&p, set);
     ref_grid_free(&p.ref);
 }
 
