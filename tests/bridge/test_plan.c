@@ -62,7 +62,8 @@ static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     for (int a = 0; a < 6; a++)
         for (int b = 0; b < 6; b++) {
             t_case_t c = pair_case(s, d, a, b, (int)(*count % 3));
-            judge(&c, true);
+            if (!t_left_out(*count))
+                judge(&c, true);
             ++*count;
         }
 }
@@ -165,19 +166,20 @@ static void senders_are_the_nearest_that_hold_the_data(void **state)
 /* Pieces of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
 static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
+    int64_t *count = arg; /* two ways a plan */
     int orders = n <= 8 ? T_ORDERS : 1;
     for (int order = 0; order < orders * orders; order++)
-        for (int kind = 0; kind < 3; kind++) {
+        for (int kind = 0; kind < 3; kind++, *count += 2) {
+            if (t_left_out(*count / 2))
+                continue;
             t_case_t c = pair_case(s, d, order % orders, order / orders, kind);
             t_plans_t w;
             c.shape.n *= 720720; /* rows divide by every number of candidates up to 16 */
             c.shape.h = 64;
             c.shape.b = t_lcm(s[2], d[2]); /* equal parts: a larger one has but one holder */
             bool ok = t_plans_make(&w, &c);
-            for (int way = 0; ok && way < 2; way++) {
+            for (int way = 0; ok && way < 2; way++)
                 ok = t_plans_balanced(&w, (colo_way_t)way);
-                ++*(int64_t *)arg;
-            }
             t_plans_free(&w);
             if (!ok)
                 fail_msg("%s: %s", t_case_text(&c), w.why);
