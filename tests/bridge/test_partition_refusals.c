@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_partition_refusals.c - partitions and tensors that do not fit: refused by every call, and
+ * nothing is written. tests/gpu links the same program with tensors on a GPU.
+ */
+#include "bridge/there.h"
+
+/* ---- refusals ---- */
+
+static void bad_partitions_are_refused_by_every_call(void **state)
+{
+    static const int64_t late[] = {1, 8, 16}, back[] = {0, 12, 8, 16}, shorter[] = {0, 8, 12},
+                         odd[] = {0, 8, 14, 16}, negative[] = {0, -4, 16};
+    static const struct {
+        colo_partition_t p;
+        colo_status_t want;
+        const char *words;
+    } bad[] = {
+        {{.cp = 0, .tp = 1, .positions = 16}, COLO_ERR_ARG, "cp is 0, expected at least 1"},
+        {{.cp = 1, .tp = -1, .positions = 16}, COLO_ERR_ARG, "tp is -1, expected at least 1"},
+        {{.cp = 2, .cp_rank = 2, .tp = 1, .positions = 16},
+         COLO_ERR_ARG,
+         "cp rank 2 is outside [0, 2)"},
+        {{.cp = 2, .tp = 2, .tp_rank = -1, .positions = 16},
+         COLO_ERR_ARG,
+         "tp rank -1 is outside [0, 2)"},
+        {{.cp = 2, .tp = 1, .positions = -16}, COLO_ERR_ARG, "-16 positions in 0 segments"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = -1},
+         COLO_ERR_ARG,
+         "16 positions in -1 segments"},
+        {{.cp = 3, .tp = 1, .positions = 16},
+         COLO_ERR_LAYOUT,
+         "16 positions do not divide by 2 * cp = 6"},
+        {{.cp = 16, .tp = 1, .positions = 16}, COLO_ERR_LAYOUT, "do not divide by 2 * cp = 32"},
+        {{.cp = INT64_MAX, .tp = 1, .positions = 16},
+         COLO_ERR_LAYOUT,
+         "do not divide by 2 * cp = 18446744073709551614"},
+        {{.cp = 2, .tp = 3, .positions = 16},
+         COLO_ERR_LAYOUT,
+         "8 positions of a cp rank do not divide by tp = 3"},
+        {{.cp = 1, .tp = 3, .positions = 16},
+         COLO_ERR_LAYOUT,
+         "16 positions of a cp rank do not divide by tp = 3"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2},
+         COLO_ERR_ARG,
+         "cu_padded is NULL for 2 segments"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2, .cu_padded = late},
+         COLO_ERR_LAYOUT,
+         "cu_padded[0] is 1, expected 0"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = 3, .cu_padded = back},
+         COLO_ERR_LAYOUT,
+         "not ascending at segment 1: from 12 to 8"},
+        {{.cp = 1, .tp = 1, .positions = 16, .segments = 2, .cu_padded = negative},
+         COLO_ERR_LAYOUT,
+         "not ascending at segment 0: from 0 to -4"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = 2, .cu_padded = shorter},
+         COLO_ERR_LAYOUT,
+         "cu_padded ends at 12, expected 16 positions"},
+        {{.cp = 2, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd},
+         COLO_ERR_LAYOUT,
+         "segment 1 has padded length 6, which does not divide by 2 * cp = 4"},
+        {{.cp = 1, .tp = 3, .positions = 16, .segments = 3, .cu_padded = odd},
+         COLO_ERR_LAYOUT,
+         "16 positions of a cp rank do not divide by tp = 3"},
+    };
+    int64_t mark[16];
+    colo_tensor_t tg, tl;
+    (void)state;
+    memset(mark, 0xa5, sizeof mark);
+    there(NULL, COLO_I64, 1, (int64_t[]){16}, &tg);
+    there(NULL, COLO_I64, 1, (int64_t[]){8}, &tl);
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const colo_partition_t *p = &bad[i].p;
+        assert_fails(colo_partition_check(p), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_shard(p, &tg, 0, &tl, NULL), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_unshard(p, &tl, 0, &tg, NULL), bad[i].want, bad[i].words);
+        assert_fails(colo_partition_next_token(p, &tg, -1, &tg, NULL), bad[i].want, bad[i].words);
+    }
+    assert_fails(colo_partition_check(NULL), COLO_ERR_ARG, "partition: NULL");
+    assert_there(tg.data, mark, sizeof mark);
+    assert_there(tl.data, mark, sizeof mark / 2);
+    where.drop(tg.data);
+    where.drop(tl.data);
+    colo_partition_t fine = {.cp = 1, .tp = 1, .positions = 16, .segments = 3, .cu_padded = odd};
+    assert_ok(colo_partition_check(&fine)); /* any length will do without cp */
+}
+
+static void tensors_that_do_not_fit_are_refused(void **state)
+{
+    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    int64_t mark[24];
+    colo_tensor_t tg, tl, t;
+    (void)state;
+    memset(mark, 0xa5, sizeof mark);
+    there(NULL, COLO_I64, 2, (int64_t[]){8, 3}, &tg);
+    void *l = there(NULL, COLO_I64, 2, (int64_t[]){4, 3}, &tl);
+#define both_refuse(glob, loc, axis, want, words)                                     \
+    do {                                                                              \
+        assert_fails(colo_partition_shard(&p, glob, axis, loc, NULL), want, words);   \
+        assert_fails(colo_partition_unshard(&p, loc, axis, glob, NULL), want, words); \
+    } while (0)
+    both_refuse(&tg, &tl, 2, COLO_ERR_ARG, "axis 2 is outside [0, 2)");
+    both_refuse(&tg, &tl, -1, COLO_ERR_ARG, "axis -1 is outside [0, 2)");
+    both_refuse(&tg, &tl, 1, COLO_ERR_SHAPE, "global axis 1 has 3 positions, expected 8");
+    both_refuse(&tg, &tg, 0, COLO_ERR_SHAPE, "local axis 0 has extent 8, expected 4");
+    both_refuse(NULL, &tl, 0, COLO_ERR_ARG, "global: tensor is NULL");
+    both_refuse(&tg, NULL, 0, COLO_ERR_ARG, "local: tensor is NULL");
+    t = where_tensor(l, COLO_I64, 2, (int64_t[]){4, 2});
+    both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "local axis 1 has extent 2, expected 3");
+    t = where_tensor(l, COLO_I64, 1, (int64_t[]){4});
+    both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "global has 2 axes, local has 1");
+    t = where_tensor(l, COLO_F64, 2, (int64_t[]){4, 3});
+    both_refuse(&tg, &t, 0, COLO_ERR_SHAPE, "global is i64, local is f64");
+    t = colo_tensor_cuda(l, COLO_I64, 1, 2, (int64_t[]){4, 3});
+    both_refuse(&tg, &t, 0, COLO_ERR_ARG,
+                "partition: local: memory kind 1 on device 1, global is kind");
+    t = colo_tensor_host(l, COLO_I64, 2, (int64_t[]){4, 3});
+    if (where.mem == COLO_CUDA)
+        both_refuse(&tg, &t, 0, COLO_ERR_ARG,
+                    "local: memory kind 0 on device -1, global is kind 1 on device 0");
+    t = where_tensor(NULL, COLO_I64, 2, (int64_t[]){4, 3});
+    both_refuse(&tg, &t, 0, COLO_ERR_ARG, "local: data is NULL");
+    t = tl;
+    t.stride[1] = 0; /* fine to read, not to write */
+    assert_fails(colo_partition_shard(&p, &tg, 0, &t, NULL), COLO_ERR_SHAPE,
+                 "local is written, but axis 1 has stride 0");
+    t = tg;
+    t.stride[0] = 0;
+    assert_fails(colo_partition_unshard(&p, &tl, 0, &t, NULL), COLO_ERR_SHAPE,
+                 "global is written, but axis 0 has stride 0");
+    assert_there(tg.data, mark, sizeof mark);
+    assert_there(tl.data, mark, sizeof mark / 2);
+    where.drop(tg.data);
+    where.drop(tl.data);
+}
+
+static void bad_targets_are_refused(void **state)
+{
+    colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8};
+    int64_t mark[16];
+    colo_tensor_t tf, tt;
+    (void)state;
+    memset(mark, 0xa5, sizeof mark);
+    void *from = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tf);
+    void *to = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tt);
+    colo_tensor_t t = where_tensor(from, COLO_I32, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
+                 "tokens is i32, expected i64");
+    t = where_tensor(to, COLO_F64, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
+                 "targets is f64, expected i64");
+    t = where_tensor(from, COLO_I64, 0, NULL);
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
+                 "tokens has no axis");
+    t = where_tensor(from, COLO_I64, 2, (int64_t[]){2, 7});
+    assert_fails(colo_partition_next_token(&p, &t, -1, &tt, NULL), COLO_ERR_SHAPE,
+                 "tokens has 7 positions, expected 8");
+    t = where_tensor(to, COLO_I64, 1, (int64_t[]){8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
+                 "tokens has 2 axes, targets has 1");
+    t = where_tensor(to, COLO_I64, 2, (int64_t[]){1, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
+                 "targets axis 0 has extent 1, expected 2");
+    t = tt;
+    t.stride[0] = 0;
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
+                 "targets is written, but axis 0 has stride 0");
+    t = colo_tensor_cuda(to, COLO_I64, 3, 2, (int64_t[]){2, 8});
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
+                 "partition: targets: memory kind 1 on device 3, tokens is kind");
+    assert_fails(colo_partition_next_token(&p, NULL, -1, &tt, NULL), COLO_ERR_ARG,
+                 "tokens: tensor is NULL");
+    assert_there(to, mark, sizeof mark);
+    assert_there(from, mark, sizeof mark);
+    where.drop(from);
+    where.drop(to);
+}
+
+/* Without a GPU, or without CUDA in this build; where there is one, because this is host memory. */
+static void host_memory_called_a_gpu_s_is_refused(void **state)
+{
+    int64_t g[8], l[4], mark[8];
+    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    colo_tensor_t tg = colo_tensor_cuda(g, COLO_I64, 0, 1, (int64_t[]){8});
+    colo_tensor_t tl = colo_tensor_cuda(l, COLO_I64, 0, 1, (int64_t[]){4});
+    (void)state;
+    memset(g, 0xa5, sizeof g);
+    memset(l, 0xa5, sizeof l);
+    memset(mark, 0xa5, sizeof mark);
+    for (int way = 0; way < 3; way++) {
+        colo_status_t st = way == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
+                           : way == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
+                                      : colo_partition_next_token(&p, &tg, -1, &tg, NULL);
+        assert_true(st == (where.mem == COLO_CUDA ? COLO_ERR_ARG : COLO_ERR_UNBUILT) ||
+                    st == COLO_ERR_ARG);
+        assert_non_null(strstr(colo_last_error(), "partition: "));
+    }
+    assert_memory_equal(g, mark, sizeof g);
+    assert_memory_equal(l, mark, sizeof l);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_partitions_are_refused_by_every_call),
+        cmocka_unit_test(tensors_that_do_not_fit_are_refused),
+        cmocka_unit_test(bad_targets_are_refused),
+        cmocka_unit_test(host_memory_called_a_gpu_s_is_refused),
+    };
+    int skip = where.need();
+    return skip ? skip
+                : cmocka_run_group_tests_name("bridge/partition_refusals", tests, NULL, NULL);
+}
