@@ -88,7 +88,7 @@ colo_status_t linear_case_run(linear_case_t *c);
 /* @n cases of one world and place, one after the other on the same communicators; ranks are threads
  * when n > 1. */
 colo_status_t linear_case_run_all(linear_case_t *c, int32_t n);
-/* Against the oracle, within the tolerance stated in linear_case.c; fails the running test. */
+/* Against the oracle, within the tolerance stated in linear_compare.c; fails the running test. */
 void linear_case_compare(const linear_case_t *c, const char *label);
 /* Bit by bit: outputs and d_hidden of all ranks; with @weights d_weight and d_bias, too. */
 bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_linear.c - the lm_head path against the fp64 oracle: every option, every pair of them, all
- * modes, dtypes, ways to cut the vocabulary and the head. Tolerances are derived in linear_case.c.
+ * modes, dtypes, ways to cut the vocabulary and the head. Tolerances are derived in linear_compare.c.
  */
 #include "loss/linear_case.h"
 

@@ -1,0 +1,303 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * linear_compare.c - what a case of linear_case.h gave, against the oracle and against another
+ * case.
+ *
+ * Tolerances. u is the unit roundoff of sums (2^-24; 2^-53 for f64 heads), n(k) = u times the steps
+ * of a sum of k terms: min(k, 128) + 2 where blocks of 128 are added in fp64, else k + 2. A logit
+ * is off by at most
+ *     e = n(H) A + (rounding of z to the logits dtype),  A = max over t, v of sum_k |h w| + |b|.
+ * From there loss_case.c's terms, plus what e does: with f = |scale / tau|, D = 1 + log V + range,
+ *     logp, loss: 2 f e (1 + 2 lambda |lse| + 2 lambda f e),   entropy: 2 f e D.
+ * d_z_v is made of p_v times coefficients, plus a constant at the target. What p_v multiplies sums
+ * to at most 2 |g_p| + |g_h| (2 |log p_v + h| + 2 + 2 h) + |g_l| (2 + 2 lambda (1 + 2 |lse|)) over
+ * the derivatives by all logits; a softcap adds 2 f / cap of the gradient itself; rounding of the
+ * statistics is 4 u of G D as in loss_case.c, times p_v, and 4 u of the constants:
+ *     s_tv = f^2 e p_v (the above) + 2 f e / cap |d_z| + 4 u f (p_v G D + |d_z| + [v = t] (|g_p| +
+ * |g_l|)) and d_z's rounding to the head's dtype. Then the products: |d_h - ref| <= sum_v (s_tv |w|
+ * + n(V) |d_z w|) + (rounding of d_h), d_w and d_b alike over tokens and replicas, with one more
+ * rounding a chunk and a replica to f32, and to the gradient's dtype at the end. Each rounding to
+ * fp16 may add 2^-25: results may be subnormal.
+ */
+#include "loss/linear_case.h"
+
+#include <math.h>
+
+struct scale {
+    double u, nv, nt, e, f, cap, lambda; /* as in the essay */
+};
+
+static double roundoff(colo_dtype_t dtype)
+{
+    return dtype == COLO_F64   ? 0x1p-53
+           : dtype == COLO_F32 ? 0x1p-24
+           : dtype == COLO_F16 ? 0x1p-11
+                               : 0x1p-8;
+}
+
+/* What a rounding may add besides: half the distance of fp16's subnormals. */
+static double tiny(colo_dtype_t dtype)
+{
+    return dtype == COLO_F16 ? 0x1p-25 : 0;
+}
+
+static bool near(double got, double want, double tol)
+{
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64_t valid)
+{
+    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    double g = asked[k] ? c->factor[k] * (c->arrays ? c->up[d][k][t] : 1) : 0;
+    return c->mean ? valid ? g / (double)valid : 0 : g;
+}
+
+static ref_linear_t ref_of(const linear_case_t *c, int d, double *g[3], int64_t *valid)
+{
+    loss_case_t like = {.config = c->config.logprob};
+    *valid = 0;
+    for (int64_t t = 0; t < c->tokens; t++)
+        *valid += c->targets[d][t] >= 0 && c->targets[d][t] < c->vocab &&
+                  c->targets[d][t] != c->config.logprob.ignore_index;
+    for (int k = 0; k < 3; k++) {
+        g[k] = calloc((size_t)c->tokens + 1, sizeof(double));
+        for (int64_t t = 0; t < c->tokens; t++)
+            g[k][t] = upstream_at(c, d, k, t, *valid);
+    }
+    return (ref_linear_t){.opts = loss_case_opts(&like),
+                          .tokens = c->tokens,
+                          .vocab = c->vocab,
+                          .hidden = c->hidden,
+                          .h = c->h[d],
+                          .w = c->w,
+                          .b = c->has_bias ? c->b : NULL,
+                          .targets = c->targets[d],
+                          .g = {c->factor[0] != 0 ? g[0] : NULL, g[1],
+                                c->config.logprob.want_loss && c->factor[2] != 0 ? g[2] : NULL}};
+}
+
+static double steps_of(const linear_case_t *c, int64_t terms)
+{
+    bool blocks = c->dtype != COLO_F64;
+    return (blocks ? 0x1p-24 : 0x1p-53) * (double)((blocks && terms > 128 ? 128 : terms) + 2);
+}
+
+static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
+                             const ref_linear_result_t *ref)
+{
+    const int64_t V = c->vocab, H = c->hidden;
+    struct scale s = {.u = c->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24};
+    double most = 0, top = 0;
+    for (int64_t t = 0; t < c->tokens; t++)
+        for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+            double a = in->b ? fabs(in->b[v]) : 0;
+            for (int64_t k = 0; k < H; k++)
+                a += fabs(in->h[t * H + k] * in->w[v * H + k]);
+            most = a > most ? a : most;
+            top = fabs(ref->z[t * V + v]) > top ? fabs(ref->z[t * V + v]) : top;
+        }
+    s.nv = steps_of(c, V);
+    s.nt = steps_of(c, c->tokens);
+    s.e = steps_of(c, H) * most + roundoff(c->config.logits_dtype) * top;
+    s.f = fabs(in->opts.scale / in->opts.temperature);
+    s.cap = in->opts.softcap;
+    s.lambda = in->opts.z_loss;
+    return s;
+}
+
+static void compare_outputs(const linear_case_t *c, const char *label, int d, int64_t t,
+                            const ref_logprob_row_t *ref, const struct scale *s)
+{
+    static const char *const names[3] = {"logp", "entropy", "loss"};
+    const double want[3] = {ref->logp, ref->entropy, ref->loss}, lse = fabs(ref->lse);
+    const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};
+    double D = 1 + log((double)c->vocab) + ref->range, u = s->u;
+    if (c->dtype == COLO_F64) {
+        u *= (double)c->vocab + 16;
+        D += 4 * ref->top;
+    }
+    for (int r = 0; r < c->ranks; r++) {
+        int at = r + c->ranks * d, first = c->ranks * d;
+        for (int k = 0; k < 3; k++) {
+            double tol = 4 * u * D + u * fabs(want[k]) + 4 * u * s->lambda * lse * (lse + D);
+            tol += k == 1 ? 2 * s->f * s->e * D
+                          : 2 * s->f * s->e * (1 + 2 * s->lambda * (lse + s->f * s->e));
+            if (ref->ignored)
+                tol = 0;
+            if (asked[k] && !near(c->out[at][k][t], want[k], tol))
+                fail_msg("%s: rank %d, token %d: %s is %.17g, expected %.17g within %g", label, at,
+                         (int)t, names[k], c->out[at][k][t], want[k], tol);
+            if (asked[k] && memcmp(&c->out[at][k][t], &c->out[first][k][t], sizeof(double)))
+                fail_msg("%s: ranks %d and %d differ in %s of token %d", label, first, at, names[k],
+                         (int)t);
+        }
+        if (c->config.logprob.want_correct && c->correct[at][t] != ref->correct)
+            fail_msg("%s: rank %d, token %d: correct is %d", label, at, (int)t, c->correct[at][t]);
+    }
+}
+
+/* s_tv of the essay */
+static double slack_of(const linear_case_t *c, const ref_linear_t *in,
+                       const ref_linear_result_t *ref, int64_t t, int64_t v, const struct scale *s)
+{
+    const ref_logprob_row_t *row = &ref->rows[t];
+    const double h = row->entropy, lse = fabs(row->lse), dz = fabs(ref->dz[t * c->vocab + v]);
+    const double gp = in->g[0] ? fabs(in->g[0][t]) : 0, gh = fabs(in->g[1][t]),
+                 gl = in->g[2] ? fabs(in->g[2][t]) : 0;
+    double D = 1 + log((double)c->vocab) + row->range, u = s->u;
+    if (c->dtype == COLO_F64) {
+        u *= (double)c->vocab + 16;
+        D += 4 * row->top;
+    }
+    double x = in->opts.scale * ref->z[t * c->vocab + v] / in->opts.temperature;
+    if (s->cap > 0)
+        x = s->cap * tanh(x / s->cap);
+    const double lp = x - row->lse, p = exp(lp);
+    double moves =
+        2 * gp + gh * (2 * fabs(lp + h) + 2 + 2 * h) + gl * (2 + 2 * s->lambda * (1 + 2 * lse));
+    double G = gp + gh * D + gl * (1 + 2 * s->lambda * lse);
+    double constant = v == in->targets[t] ? gp + gl : 0;
+    return s->f * s->f * s->e * p * moves + (s->cap > 0 ? 2 * s->f * s->e / s->cap * dz : 0) +
+           4 * u * (s->f * (p * G * D + constant) + dz);
+}
+
+/* d_hidden as it must be on rank (r, d) for token @t: the sum over the vocabulary, or this part */
+static void compare_d_hidden(const linear_case_t *c, const char *label, int d, int64_t t,
+                             const ref_linear_t *in, const ref_linear_result_t *ref,
+                             const struct scale *s)
+{
+    const int64_t V = c->vocab, H = c->hidden, slice = c->tokens / c->ranks;
+    const double narrow = roundoff(c->dtype);
+    for (int r = 0; r < c->ranks; r++)
+        for (int64_t k = 0; k < H; k++) {
+            bool partial = c->config.d_hidden == COLO_D_HIDDEN_PARTIAL;
+            double want = 0, tol = 0;
+            for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+                double dz = ref->dz[t * V + v], w = in->w[v * H + k];
+                if (partial && (v < c->start[r] || v >= c->start[r] + c->columns[r]))
+                    continue;
+                want += dz * w;
+                tol +=
+                    (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz) + tiny(c->dtype)) * fabs(w) +
+                    s->nv * fabs(dz * w);
+                /* each rank's part is rounded, and it may be larger than the sum */
+                tol += narrow * fabs(dz * w);
+            }
+            tol += narrow * fabs(want) + (c->ranks + 1) * tiny(c->dtype);
+            int at = r + c->ranks * d;
+            double got = c->d_h[at][t * H + k];
+            if (c->config.d_hidden == COLO_D_HIDDEN_REDUCE_SCATTER) {
+                if (t / slice != r)
+                    continue;
+                got = c->d_h[at][(t - r * slice) * H + k];
+            }
+            if (!near(got, want, tol))
+                fail_msg("%s: rank %d, token %d: d_hidden[%d] is %.17g, expected %.17g within %g",
+                         label, at, (int)t, (int)k, got, want, tol);
+        }
+}
+
+/* One replica's share of the tolerance of d_weight [V, H] and d_bias [V] */
+static void add_slack(const linear_case_t *c, const ref_linear_t *in,
+                      const ref_linear_result_t *ref, const struct scale *s, double *tw, double *tb)
+{
+    const int64_t V = c->vocab, H = c->hidden;
+    const double narrow = roundoff(c->dtype), steps = s->u * (double)(c->tokens + c->replicas + 1);
+    for (int64_t t = 0; t < c->tokens; t++) {
+        for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
+            double dz = fabs(ref->dz[t * V + v]);
+            double off = slack_of(c, in, ref, t, v, s) + narrow * dz + tiny(c->dtype);
+            for (int64_t k = 0; k < H; k++)
+                tw[v * H + k] += (off + (s->nt + steps) * dz) * fabs(in->h[t * H + k]);
+            tb[v] += off + (s->nt + steps) * dz;
+        }
+    }
+}
+
+static void compare_weights(const linear_case_t *c, const char *label, const double *want_w,
+                            const double *want_b, const double *tol_w, const double *tol_b)
+{
+    const double narrow = roundoff(c->config.d_weight_dtype) * (c->head == HEAD_RESIDENT ? 4 : 2),
+                 before = c->config.d_weight_add && !c->twice ? c->prefill : 0;
+    for (int64_t i = 0; i < c->vocab * c->hidden; i++) {
+        double want = want_w[i] + before, tol = tol_w[i] + narrow * (fabs(want) + tol_w[i]);
+        tol += narrow * fabs(before) + 2 * tiny(c->config.d_weight_dtype);
+        if (!near(c->d_w[i], want, tol))
+            fail_msg("%s: d_weight[%d, %d] is %.17g, expected %.17g within %g", label,
+                     (int)(i / c->hidden), (int)(i % c->hidden), c->d_w[i], want, tol);
+    }
+    for (int64_t v = 0; c->has_bias && v < c->vocab; v++) {
+        double want = want_b[v] + before;
+        double tol = tol_b[v] + narrow * (fabs(want) + tol_b[v] + fabs(before)) +
+                     2 * tiny(c->config.d_weight_dtype);
+        if (!near(c->d_b[v], want, tol))
+            fail_msg("%s: d_bias[%d] is %.17g, expected %.17g within %g", label, (int)v, c->d_b[v],
+                     want, tol);
+    }
+}
+
+void linear_case_compare(const linear_case_t *c, const char *label)
+{
+    const size_t V = (size_t)c->vocab, VH = V * (size_t)c->hidden;
+    double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
+    double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
+    for (int d = 0; d < c->replicas; d++) {
+        int64_t valid, invalid = 0;
+        double *g[3];
+        ref_linear_t in = ref_of(c, d, g, &valid);
+        ref_linear_result_t ref;
+        ref_linear_alloc(&in, &ref);
+        ref_linear(&in, &ref);
+        struct scale s = scale_of(c, &in, &ref);
+        for (int64_t t = 0; t < c->tokens; t++) {
+            invalid += !ref.rows[t].valid && !ref.rows[t].ignored;
+            compare_outputs(c, label, d, t, &ref.rows[t], &s);
+            if (!c->config.frozen_hidden && !c->no_saved)
+                compare_d_hidden(c, label, d, t, &in, &ref, &s);
+        }
+        add_slack(c, &in, &ref, &s, tw, tb);
+        for (size_t i = 0; i < VH; i++)
+            want_w[i] += ref.d_w[i];
+        for (size_t i = 0; i < V; i++)
+            want_b[i] += ref.d_b[i];
+        for (int r = 0; r < c->ranks; r++) {
+            int at = r + c->ranks * d;
+            if (c->n_valid[at] != valid || c->n_invalid[at] != invalid)
+                fail_msg("%s: rank %d counts %d valid and %d invalid, expected %d and %d", label,
+                         at, (int)c->n_valid[at], (int)c->n_invalid[at], (int)valid, (int)invalid);
+            if (c->spilled[at])
+                fail_msg("%s: rank %d wrote outside the memory that the queries asked for", label,
+                         at);
+        }
+        ref_linear_free(&ref);
+        for (int k = 0; k < 3; k++)
+            free(g[k]);
+    }
+    if (!c->config.frozen_weight && !c->no_saved)
+        compare_weights(c, label, want_w, want_b, tw, tb);
+    free(tw);
+    free(tb);
+    free(want_w);
+    free(want_b);
+}
+
+bool linear_case_same(const linear_case_t *a, const linear_case_t *b, bool weights)
+{
+    const size_t t = (size_t)a->tokens * sizeof(double), h = (size_t)a->hidden;
+    bool same = true;
+    for (int r = 0; r < a->ranks * a->replicas; r++) {
+        same = same && !memcmp(a->out[r][0], b->out[r][0], t);
+        if (a->config.logprob.want_entropy)
+            same = same && !memcmp(a->out[r][1], b->out[r][1], t);
+        if (a->config.logprob.want_loss)
+            same = same && !memcmp(a->out[r][2], b->out[r][2], t);
+        same = same && !memcmp(a->d_h[r], b->d_h[r], t * h);
+    }
+    if (weights) {
+        same = same && !memcmp(a->d_w, b->d_w, (size_t)a->vocab * h * sizeof(double));
+        if (a->has_bias)
+            same = same && !memcmp(a->d_b, b->d_b, (size_t)a->vocab * sizeof(double));
+    }
+    return same;
+}
