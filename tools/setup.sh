@@ -61,6 +61,17 @@ sys.exit(not all(map(u.find_spec, sys.argv[1:])))' "$@" 2>/dev/null && return 0
     return 1
 }
 
+# Packages of those of the modules that no Python has; of all when none has all.
+python_packages() {
+    local module lacking=()
+    python_has "$@" && return 0
+    for module in "$@"; do
+        python_has "$module" || lacking+=("python3-$module")
+    done
+    [ ${#lacking[@]} != 0 ] || lacking=("${@/#/python3-}")
+    echo "${lacking[@]}"
+}
+
 # The same for what is used where it is there: placement, MPI, and what only some tests need.
 optional_packages() {
     { has pkg-config && pkg-config --exists 'hwloc >= 2.9'; } || echo libhwloc-dev
@@ -70,17 +81,27 @@ optional_packages() {
     has ip || echo iproute2
     { has clang && has clang++; } || echo clang
     has_header dlpack/dlpack.h || echo libdlpack-dev
-    python_has pytest torch numpy || echo python3-pytest python3-torch python3-numpy
-    python_has pip setuptools wheel || echo python3-pip python3-setuptools python3-wheel
+    python_packages pytest torch numpy
+    python_packages pip setuptools wheel
 }
 
 one_line() {
     tr '\n' ' ' | sed 's/ *$//'
 }
 
-# apt_install PACKAGES - says why when it cannot; never asks.
+# Those of the packages that apt can install: Ubuntu 24.04 has no python3-torch, say.
+known_to_apt() {
+    local package
+    for package in "$@"; do
+        LC_ALL=C apt-cache policy "$package" 2>/dev/null | grep 'Candidate: [^(]' >/dev/null &&
+            echo "$package"
+    done
+    return 0
+}
+
+# apt_install NEEDED WANTED - lists of packages; says why when it cannot; never asks.
 apt_install() {
-    local as_root=()
+    local as_root=() needed=$1 wanted=$2
     has apt-get || {
         echo "There is no apt-get here: install it by this system's means, then run this again."
         return 1
@@ -93,11 +114,14 @@ apt_install() {
             as_root=(sudo -n)
         fi
     fi
-    say "installing what is missing: $1"
+    say "installing what is missing: ${needed:+$needed }$wanted"
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q update </dev/null || return 1
     # shellcheck disable=SC2086 # a list of names
-    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q update </dev/null &&
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y \
-            --no-install-recommends $1 </dev/null
+    wanted=$(known_to_apt $wanted | one_line)
+    [ -n "$needed$wanted" ] || return 0
+    # shellcheck disable=SC2086 # lists of names
+    "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -q install -y \
+        --no-install-recommends $needed $wanted </dev/null
 }
 
 install_missing() {
@@ -105,11 +129,12 @@ install_missing() {
     needed=$(missing_packages "$1" | one_line)
     wanted=$(optional_packages "$1" | one_line)
     [ -n "$needed$wanted" ] || return 0
-    apt_install "${needed:+$needed }$wanted" || true
+    apt_install "$needed" "$wanted" || true
     needed=$(missing_packages "$1" | one_line)
     wanted=$(optional_packages "$1" | one_line)
-    [ -z "$needed" ] || die "missing: $needed (Debian 12 and Ubuntu 24.04 call it so). As root:
-    apt-get update && apt-get install --no-install-recommends $needed $wanted"
+    [ -z "$needed" ] || die "missing: $needed (Debian and Ubuntu call it so). As root:
+    apt-get update && apt-get install --no-install-recommends $needed
+and for what is used where it is there: $wanted"
     [ -z "$wanted" ] || say "without $wanted: what needs it is left out or skipped"
 }
 
