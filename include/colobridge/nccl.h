@@ -11,7 +11,8 @@
  * that, loaded on first use.
  *
  * Operations are enqueued on the caller's stream, in device memory of the communicator's device,
- * which must be the thread's current device. The host does not wait. An operation that has not
+ * which must be the thread's current device. The host does not wait, but for ranks that are threads:
+ * they meet, within the deadline, around each operation of the loss (docs/comm.md). An operation that has not
  * ended by the deadline (COLO_TIMEOUT_MS, colo_comm_set_timeout()) after its turn came on the stream
  * is COLO_ERR_TIMEOUT; then, and when another rank reports an error or aborts, or NCCL does, the
  * comm is torn down within 50 ms and the stream goes on. What memory then holds is undefined and
@@ -23,7 +24,7 @@
  * colo_comm_split() connect at once, and so does a bridge: the ranks that its plan ties together
  * and no others. (A bridge of ranks that reach each other's memory, COLO_TRANSPORT, puts that and
  * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same ranks share a connection; the last four that nobody
- * uses are kept until the last comm of the family is destroyed.
+ * uses (all, where ranks share a device) are kept until the last comm of the family is destroyed.
  *
  * One rank a device, unless NCCL is 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all
  * ranks: to try out more ranks than there are devices. Kernels of ranks that wait for each other

@@ -531,6 +531,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     colo_plan_config_t cfg = bridge->now.plan->config;
     colo_shaped_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
+    memset(bridge->settled, 0, sizeof bridge->settled);
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     cfg.shape = *shape;

@@ -82,6 +82,14 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     return COLO_OK;
 }
 
+colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
+{
+    if (!c || c->size == 1 || !c->control || strcmp(c->control->ops->name, "threads") != 0)
+        return COLO_OK;
+    c->control->timeout_ms = c->timeout_ms;
+    return colo_comm_i_agree(c->control, what, 0, COLO_OK);
+}
+
 /* ---- before an operation ---- */
 
 colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)

@@ -203,7 +203,11 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
 {
     COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
     colo_status_t st = agree(c, mine);
-    return st == COLO_ERR_PEER ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error()) : st;
+    char why[8];
+    colo_comm_t *control = control_of(c);
+    return st == COLO_ERR_PEER && control->ops->state(control, why, sizeof why) == COLO_OK
+               ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error())
+               : st; /* PEER of a dead comm: a rank failed or left meanwhile */
 }
 
 static colo_status_t peer_open(colo_comm_t *c)

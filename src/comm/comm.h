@@ -154,6 +154,9 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
  */
 colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
+/* Ranks of a comm of GPUs that are threads wait for each other on the host; others, and a NULL @c,
+ * do nothing. Behind products whose kernels the driver loads at first use (nccl-run.c). */
+colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);
 
 /* ---- comm-agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */

@@ -19,9 +19,11 @@
  */
 #include "comm/comm-nccl.h"
 
+#include "core/hash.h"
 #include "core/try.h"
 #include "mark.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,8 +111,12 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
     if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
         strcmp(control->ops->name, "threads") != 0)
         return st;
+    char why[900]; /* a dead control would have its own */
+    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
     control->timeout_ms = r->c->timeout_ms;
-    return colo_comm_i_agree(control, "an operation of the loss", r->c->seq, st);
+    const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
+    colo_status_t met = colo_comm_i_agree(control, "an operation of the loss", same, st);
+    return st < 0 ? colo_fail(st, "%s", why) : met;
 }
 
 colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
