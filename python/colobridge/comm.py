@@ -38,6 +38,7 @@ class Comm:
         self._handle = handle
         self._owned = owned
         self._forks = _forks
+        self.died = False  # had an operation failed when it was destroyed
         self._users: list[tuple[c.c_void_p, str]] = []
         self.rank, self.size = lib().colo_comm_rank(handle), lib().colo_comm_size(handle)
 
@@ -98,6 +99,8 @@ class Comm:
 
     def destroy(self) -> None:
         """Local; the second time does nothing. Bridges made from it are destroyed with it."""
+        if self._handle and self._forks == _forks and lib().colo_comm_check(self._handle) < 0:
+            self.died = True
         users, self._users = self._users, []
         for handle, end in reversed(users):
             self.ends(handle, end)

@@ -290,7 +290,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     gradients are made in forward and scaled in backward.
 
     labels [B, S] are shifted here, shift_labels [B, S] are taken as they are; -100 is ignored and takes
-    no part in the products. loss: sum / num_items_in_batch (a number or a tensor; default: n_valid; 0
+    part in the products only to fill up a sixteenth of the tokens. loss: sum / num_items_in_batch (a number or a tensor; default: n_valid; 0
     without a token), f32; differentiable in hidden_states, weight and bias, those that ask for it.
     ValueError: another label outside of [0, V) (one wait for the GPU), chunk_size < 1, no labels.
     """
@@ -308,10 +308,17 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     if hidden.shape[:-1] != shift_labels.shape:
         raise ArgumentError("chunked_cross_entropy_loss: labels are %s, expected %s"
                             % (list(shift_labels.shape), list(hidden.shape[:-1])))
+    counted, outside = shift_labels != -100, (shift_labels < 0) | (shift_labels >= lm_head_weight.shape[0])
+    valid, bad = torch.stack([counted.sum(), (counted & outside).sum()]).tolist()
+    if bad:
+        raise ArgumentError("chunked_cross_entropy_loss: %d labels are outside of [0, %d) and not -100"
+                            % (bad, lm_head_weight.shape[0]))
+    step = max(1, -(-shift_labels.numel() // 16))  # few sizes, for few plans
+    most = min(shift_labels.numel(), -(-valid // step) * step) or None
     *tensors, o = prepare(
         what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
-        ('loss', 'n_valid', 'entropy', 'correct', 'n_invalid'), None, None, None, False,
-        (None, None, None), ('logprob', 'partial', 0, None, None),
+        ('loss', 'n_valid', 'entropy', 'correct'), None, None, None, False,
+        (None, None, None), ('logprob', 'partial', 0, most, None),
         (float(logit_scale), float(final_logit_softcapping or 0.0), int(chunk_size)),
         ('scale', 'softcap', 'chunk_size'))
     den = factor = None
@@ -322,8 +329,5 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         factor = factor_of(den, o[0])
     side: list[Any] = []
     loss = functions()[1].apply(*tensors, Of(factor, den, None, True, side, again=True), o)
-    _, _, valid, entropy, right, bad = side
-    if int(bad):
-        raise ArgumentError("chunked_cross_entropy_loss: %d labels are outside of [0, %d) and not -100"
-                            % (int(bad), lm_head_weight.shape[0]))
-    return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), valid
+    _, _, n_valid, entropy, right = side
+    return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), n_valid

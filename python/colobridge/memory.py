@@ -60,7 +60,7 @@ class Memory:
         if not getattr(self, '_handle', None) or _exiting:
             return
         # After a failure a late peer may still write here: then it stays, until the process ends.
-        if self.comm._handle and lib().colo_comm_check(self.comm.handle) < 0:
+        if self.comm.died or self.comm._handle and lib().colo_comm_check(self.comm.handle) < 0:
             return
         self.destroy()
 

@@ -267,6 +267,28 @@ def test_head_and_loss_in_chunks(chunk):
                     torch.testing.assert_close(a.double(), b, **near)
 
 
+def test_head_and_loss_let_go_of_gradients_after_backward():
+    hidden, weight, bias, labels = head_case()
+    leaf = weight.clone().requires_grad_()
+    loss = compat.chunked_cross_entropy_loss(hidden, leaf, 3, labels)[0]
+    loss.backward()
+    with pytest.raises(RuntimeError, match='second time'):
+        loss.backward()
+
+
+def test_head_and_loss_of_few_tokens_multiply_few():
+    hidden, weight, bias, _ = head_case()
+    tokens = torch.full((1, 320), -100)
+    tokens[0, 5::40] = 1
+    rows = torch.randn(1, 320, hidden.shape[-1])
+    rows[0, 3] = float('nan')  # of an ignored token
+    want = plain_head(rows[:, 5::40].double(), weight.double(), None, tokens[:, 5::40], 1.0, None, None)
+    for _ in range(2):
+        loss, right, entropy, valid = compat.chunked_cross_entropy_loss(rows, weight, 16, shift_labels=tokens)
+        torch.testing.assert_close(loss.double(), want[0], rtol=1e-4, atol=1e-4)
+        assert (int(right), int(valid)) == (want[1], want[3]) == (int(right), 8)
+
+
 def test_head_and_loss_of_what_is_frozen_or_not_there():
     hidden, weight, bias, labels = head_case()
     want = plain_head(*(x.double() for x in (hidden[:, :-1], weight, bias)), labels[:, 1:], 1.0, None, None)

@@ -191,6 +191,16 @@ def test_calls_that_differ_in_one_thing_do_not_share_what_they_prepared():
         assert not ct.logprob(z.clone().requires_grad_(), t).requires_grad
 
 
+def test_an_option_that_is_a_tensor_is_the_number_it_is_at_the_call():
+    logits, target = torch.randn(5, 7), torch.randint(0, 7, (5,))
+    tau = torch.tensor(1.)
+    for value in (1., 2.):
+        tau.fill_(value)
+        want = torch.log_softmax(logits / value, -1).gather(1, target[:, None])[:, 0]
+        for temperature in (tau, value):
+            torch.testing.assert_close(ct.logprob(logits, target, temperature=temperature), want)
+
+
 def test_saved_tensors_may_come_back_with_other_strides():
     z, t, _ = case((3, 5))
     for cut in (lambda z: z[:, :-1], lambda z: z.transpose(0, 1), lambda z: z[..., 3:20]):

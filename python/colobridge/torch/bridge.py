@@ -238,13 +238,14 @@ class Bridge:
         number, options = torch_dtype(dtype), dict(self._options)
         no_grad = self.frozen or not dtype.is_floating_point
         transport, arena = self.transport, None
+        buffers = 0 if str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
         if arenas.possible(comm, device) and options['algo'] == 'exact' and transport != 'nccl':
             reached, sums, counts = self._reach(comm, shape, number, no_grad)
-            nbytes = arenas.nbytes_of(counts, number, reached, sums, self.buffers)
+            nbytes = arenas.nbytes_of(counts, number, reached, sums, buffers)
             memory = arenas.memory_of(comm, nbytes, transport == 'peer')
             if memory is not None:
                 def arena(shapes: Any) -> arenas.Arena:
-                    return arenas.Arena(memory, device, number, shapes, reached, sums, self.buffers)
+                    return arenas.Arena(memory, device, number, shapes, reached, sums, buffers)
                 transport = 'peer'
         bridge = core.Bridge(comm, self.src, self.dst, shape, dtype=s.DTYPES[number],
                              device=device.type, no_grad=no_grad,
@@ -257,7 +258,8 @@ class Bridge:
         me, options = comm.world_rank(comm.rank), self._options
         try:
             plan = Plan(self.src, self.dst, shape, me, dtype=s.DTYPES[dtype], output=options['output'],
-                        grad=options['grad'], no_grad=no_grad)
+                        grad=options['grad'], no_grad=no_grad,
+                        ranks_per_node=options['ranks_per_node'])
             counts = (self.src.count(me, *shape[:3]),
                       self.dst.count(me, *shape[:3], full_rows=options['output'] == 'full'))
         except Error:

@@ -22,7 +22,7 @@ from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, _config, _control, shard, targets_for
 from .nll import Loss, across, masked, reduced
 from .ranks import alone
-from .ready import table
+from .ready import scalars, table
 from .rows import rows_of, whole
 from .tensors import eager, once, saved_tensors, stream_of
 
@@ -115,6 +115,9 @@ def functions() -> tuple[Any, Any]:
                 groups.heard(head_comm, why)
                 raise
             ctx.main, ctx.made, ctx.need = main, made, need
+            if ctx.again:  # autograd frees them after a backward that does not retain the graph
+                ctx.save_for_backward(*made)
+                ctx.made = ()
             num = out[0].sum(dtype=torch.float64)
             if group is not None:
                 with groups.telling(group):
@@ -135,7 +138,7 @@ def functions() -> tuple[Any, Any]:
                                   "mode=\"logprob\" keeps what a second one needs")
             if ctx.again:
                 return (*(None if d is None or not need else d * g.to(d.dtype)
-                          for d, need in zip(ctx.made, ctx.need)), None, None, None)
+                          for d, need in zip(ctx.saved_tensors, ctx.need)), None, None, None)
             (d_hidden, d_weight, d_bias), ctx.made, main = ctx.made, None, ctx.main
             if d_hidden is not None:
                 d_hidden.mul_(g)
@@ -331,7 +334,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
         (mode, d_hidden, budget, max_valid, logits_dtype),
-        (temperature, softcap or 0.0, label_smoothing, z_loss, ignore_index, chunk_size or 0)))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)))
     return out if len(names) > 1 else out[0]
 
 
@@ -369,7 +372,7 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
         (vocab_start, vocab_end, vocab_size),
         ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype),
-        (temperature, softcap or 0.0, label_smoothing, z_loss, ignore_index, chunk_size or 0))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
     if not (mode == 'loss' and trains):
         out = functions()[0].apply(*tensors, o)
         return out[0] if reduction == 'none' else \

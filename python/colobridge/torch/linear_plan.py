@@ -225,6 +225,7 @@ class _Ready:
                     buffer = (c.addressof(small) + 255) & ~255
                 else:
                     kept, buffer = _room(self.kept_size, plan.device)
+                    kept = kept.narrow(0, buffer - kept.data_ptr(), self.kept_size)
             status = self.run_forward(
                 self.core.linear, self.at_batch, self.at_out, self.at_made if backward else None,
                 buffer, room, stream_of(plan.device) if plan.cuda else None)
@@ -251,7 +252,13 @@ class _Ready:
                 setattr(up, d_name, g)
             up.mean = False
             grads = self.gradients(weight, bias, main)
-            self.saved.buffer = ((kept.data_ptr() if small is None else c.addressof(small)) + 255) & ~255
+            if small is not None:
+                self.saved.buffer = (c.addressof(small) + 255) & ~255
+            else:
+                if kept.data_ptr() % 256:  # a hook of saved tensors brought them back to another place
+                    moved, at = _room(self.kept_size, plan.device)
+                    kept = moved.narrow(0, at - moved.data_ptr(), self.kept_size).copy_(kept)
+                self.saved.buffer = kept.data_ptr()
             self.saved.valid = True
             work, room = self.work(s.LINEAR_BACKWARD)
             status = self.run_backward(

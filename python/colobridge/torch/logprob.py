@@ -17,7 +17,7 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .ranks import alone
-from .ready import SMALL, Room, View, entry, failed, table
+from .ready import SMALL, Room, View, entry, failed, scalars, table
 from .rows import Rows, rows_of
 from .tensors import eager, once, saved_tensors, stream_of
 
@@ -372,5 +372,5 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     out = function().apply(*planned(
         'logprob', vocab_parallel_logits, target, names, tp_group,
         (vocab_start, vocab_end, vocab_size), inplace_backward,
-        (temperature, softcap or 0.0, label_smoothing, z_loss, ignore_index, chunk_size or 0)))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)))
     return out if len(names) > 1 else out[0]

@@ -9,6 +9,7 @@ from ..comm import Comm
 from ..errors import ArgumentError
 from . import ranks as groups
 from .logprob import LogprobPlan, function, planned
+from .ready import scalars
 from .tensors import eager, once, stream_of
 
 
@@ -135,7 +136,7 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     o = planned(
         'nll', vocab_parallel_logits, target, ('loss',) if reduction == 'none' else ('loss', 'n_valid'),
         tp_group, (vocab_start, vocab_end, vocab_size), inplace_backward,
-        (temperature, softcap or 0.0, label_smoothing, z_loss, ignore_index, chunk_size or 0))
+        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
     if reduction == 'none':
         return function().apply(*o)[0]
     comm = across(reduce_group, o[0].device, 'nll')

@@ -32,6 +32,13 @@ def entry(name: str) -> Any:
     return fn
 
 
+def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, ignore_index: Any,
+            chunk_size: Any) -> tuple[Any, ...]:
+    """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
+    found = temperature, softcap or 0.0, label_smoothing, z_loss
+    return (*(v if type(v) is float else float(v) for v in found), ignore_index, chunk_size or 0)
+
+
 def failed(status: int) -> Exception:
     """The exception of a status < 0 of entry()'s."""
     return exception(status, sentence())
