@@ -105,7 +105,8 @@ typedef struct colo_linear_grads {
                                                there is no bias) */
 } colo_linear_grads_t;
 
-/** What backward needs; caller's memory, filled by forward. Borrows hidden, targets, the buffer. */
+/** What backward needs; caller's memory, filled by forward. Borrows hidden, targets, the buffer,
+ * which may have moved to another 256-aligned place: say so in @buffer. */
 typedef struct colo_linear_logprob_saved {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;

@@ -205,7 +205,8 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     k->l = l;
     k->room = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(colo_linear_i_place_grads(k, grads));
-    return colo_linear_i_kept(l, &k->s, kept);
+    COLO_TRY(colo_linear_i_kept(l, &k->s, kept));
+    return colo_linear_i_check_room(saved->buffer, "the saved buffer", kept->bytes);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
