@@ -397,7 +397,7 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_r
         votes[all[k]]++;
         first = all[k] == STAGED && first < 0 ? k : first;
     }
-    *settled = (struct colo_settled){.made = votes[DIRECT] + votes[STAGED] > 0,
+    *settled = (struct colo_settled){.made = true,
                                      .direct = votes[DIRECT] > 0 && votes[STAGED] == 0,
                                      .at = b->comm->ops->peer->registrations(b->comm)};
     if (votes[DIRECT] > 0 && votes[STAGED] > 0)

@@ -84,7 +84,7 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
 
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
 {
-    if (!c || c->size == 1 || !c->control || strcmp(c->control->ops->name, "threads") != 0)
+    if (!c || c->size == 1 || !c->control || !colo_comm_i_threads(c->control))
         return COLO_OK;
     c->control->timeout_ms = c->timeout_ms;
     return colo_comm_i_agree(c->control, what, 0, COLO_OK);

@@ -11,6 +11,8 @@
 
 #include <colobridge/comm.h>
 
+#include <string.h>
+
 /* A connection of some ranks of a comm, for the messages that they exchange again and again. */
 typedef struct colo_route colo_route_t;
 
@@ -154,6 +156,11 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
  */
 colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
+/* Are the ranks of this host comm threads of the process? */
+static inline bool colo_comm_i_threads(const colo_comm_t *c)
+{
+    return strcmp(c->ops->name, "threads") == 0;
+}
 /* Ranks of a comm of GPUs that are threads wait for each other on the host; others, and a NULL @c,
  * do nothing. Behind products whose kernels the driver loads at first use (nccl-run.c). */
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);

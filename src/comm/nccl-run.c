@@ -25,7 +25,6 @@
 
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 const char *colo_run_text(const struct colo_run *r, char *text, size_t cap)
 {
@@ -109,7 +108,7 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
     const colo_owner_t owner = r->c->ring[r->c->seq % COLO_RING].owner;
     colo_comm_t *control = r->x->control;
     if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
-        strcmp(control->ops->name, "threads") != 0)
+        !colo_comm_i_threads(control))
         return st;
     char why[900]; /* a dead control would have its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");

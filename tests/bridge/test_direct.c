@@ -418,6 +418,31 @@ static void another_shape_may_leave_ranks_without(void **state)
     assert_ok(on_all(fewer_samples, NULL));
 }
 
+/* What ranks agreed on is of a shape: after a reshape they agree anew, here on the staged way. */
+static colo_status_t reshaped(colo_comm_t *comm, void *arg)
+{
+    const t_case_t c = lopsided(1);
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
+    rank_try(tensors(&s, 0));
+    s.told->registered[0] = s.t[T_DX].t.data;
+    s.told->registrations = 1;
+    rank_try(expect(&s, COLO_BACKWARD, 0, true));
+    const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
+    rank_try(colo_bridge_reshape(s.b, &same));
+    s.told->registered[0] = NULL;
+    rank_try(expect(&s, COLO_BACKWARD, 0, false));
+    lie_down(&s);
+    return COLO_OK;
+}
+
+static void another_shape_is_agreed_on_anew(void **state)
+{
+    (void)state;
+    assert_ok(on_all(reshaped, NULL));
+}
+
 /* Of tp=4 -> dp=4 every rank has its samples already; in backward it sends them to three others. */
 static colo_status_t fan_out(colo_comm_t *comm, void *arg)
 {
@@ -457,6 +482,7 @@ int main(void)
         cmocka_unit_test(registered_on_some_ranks_is_staged_on_all_until_more_is_registered),
         cmocka_unit_test(a_tensor_that_is_registered_no_more_is_refused),
         cmocka_unit_test(another_shape_may_leave_ranks_without),
+        cmocka_unit_test(another_shape_is_agreed_on_anew),
         cmocka_unit_test(what_others_do_not_reach_may_lie_anywhere),
     };
     return cmocka_run_group_tests_name("bridge/direct", tests, NULL, NULL);

@@ -497,6 +497,46 @@ static void agreement_hands_each_rank_the_right_status(void **state)
             expect(&s, r, COLO_ERR_PEER, "tea: rank 2 failed: no cup for rank 2");
 }
 
+/* ---- meeting ---- */
+
+/* Rank 2 comes late: nobody is past the meeting before. */
+static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
+{
+    atomic_int *arrived = arg;
+    colo_comm_t *gpus = calloc(1, sizeof *gpus); /* all that a comm of GPUs is here: its control */
+    colo_comm_t *alone = NULL;
+    rank_check(gpus);
+    gpus->rank = c->rank;
+    gpus->size = c->size;
+    gpus->timeout_ms = 20000;
+    rank_try(colo_comm_i_meet(NULL, "none"));
+    rank_try(colo_comm_i_meet(c, "a host comm"));
+    rank_try(colo_comm_create_self(&alone));
+    gpus->control = alone;
+    rank_try(colo_comm_i_meet(gpus, "ranks that are no threads"));
+    gpus->control = c;
+    if (c->rank == 2)
+        usleep(100000);
+    atomic_fetch_add(arrived, 1);
+    rank_try(colo_comm_i_meet(gpus, "threads"));
+    rank_check(atomic_load(arrived) == c->size);
+    gpus->timeout_ms = 300;
+    if (c->rank != 1) { /* who does not come is missed */
+        colo_status_t st = colo_comm_i_meet(gpus, "threads");
+        rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
+    }
+    colo_comm_destroy(&alone);
+    free(gpus);
+    return COLO_OK;
+}
+
+static void threads_meet_before_anybody_goes_on(void **state)
+{
+    atomic_int arrived = 0;
+    (void)state;
+    assert_ok(colo_comm_threads_run(4, meeting_rank, &arrived));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -515,6 +555,7 @@ int main(void)
         cmocka_unit_test(a_split_that_is_wrong_on_one_rank_fails_on_all),
         cmocka_unit_test(a_group_that_reaches_beyond_the_parent_is_missing_members),
         cmocka_unit_test(agreement_hands_each_rank_the_right_status),
+        cmocka_unit_test(threads_meet_before_anybody_goes_on),
     };
     return cmocka_run_group_tests_name("comm/failure", tests, NULL, NULL);
 }
