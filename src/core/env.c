@@ -27,8 +27,7 @@ static const colo_env_knob_t knobs[] = {
      "nccl and peer insist"},
     {"COLO_GEMM", "auto",
      "products of the lm_head in host memory: auto is a CBLAS where one is found, else loops; "
-     "cblas "
-     "insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+     "cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
 };
 
 int colo_env_count(void)
