@@ -497,16 +497,17 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     rank_try(dev_fill(&d[T_DY], &c, T_DY, r, 1));
     rank_cuda(cudaMemcpyAsync(d[T_Y].host, d[T_Y].raw, d[T_Y].b.bytes, cudaMemcpyDeviceToHost,
                               r->stream));
-    /* At first the driver may take pages of its own, 4 MiB between two processes; less than any
-     * staging here, and never again. */
-    if (scratch <= FIRST_CALL)
+    /* Between processes the driver took 4 MiB at first: less than any staging here, and never
+     * again. */
+    const size_t at_first = t_ranks_are_threads() ? 0 : FIRST_CALL;
+    if (scratch <= at_first)
         return colo_fail(COLO_ERR_STATE, "%zu bytes of staging are too few to be seen", scratch);
     for (int turn = 0; turn < 3; turn++) {
         rank_try(free_bytes(r, &free1));
         rank_try(colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream));
         rank_try(colo_bridge_backward(bridge, &d[T_DY].t, &d[T_DX].t, r->stream));
         rank_try(free_bytes(r, &free2));
-        if (free1 > free2 + (turn ? 0 : sharers * FIRST_CALL))
+        if (free1 > free2 + (turn ? 0 : at_first))
             return colo_fail(COLO_ERR_STATE, "the calls of turn %d took %zu bytes", turn,
                              free1 - free2);
     }
