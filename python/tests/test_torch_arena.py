@@ -347,16 +347,47 @@ def test_memory_that_a_failure_left_stays(monkeypatch):
             return ended.append if name == 'colo_memory_destroy' else getattr(real, name)
     monkeypatch.setattr(memory, 'lib', Library)
 
-    def rank(comm, fails):
+    def rank(comm, fails, gone):
         held = cb.Memory.alloc(comm, 512)
         if fails:
             comm.abort('enough')
+        if gone:
+            comm.destroy()
         del held
-    cb.run_threads(2, lambda comm: rank(comm, False))
-    assert len(ended) == 2
-    with contextlib.suppress(RuntimeError):  # of a rank whose alloc() the abort met
-        cb.run_threads(2, lambda comm: rank(comm, True))
-    assert len(ended) == 2
+    for gone in (False, True):
+        ended.clear()
+        cb.run_threads(2, lambda comm: rank(comm, False, gone))
+        assert len(ended) == 2
+        with contextlib.suppress(RuntimeError):  # of a rank whose alloc() the abort met
+            cb.run_threads(2, lambda comm: rank(comm, True, gone))
+        assert len(ended) == 2
+
+
+def masks(rank):
+    with reached(buffers=2):
+        carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, **MOVES)
+        for _ in range(3):
+            x = torch.arange(2 * 8 * 3).reshape(2, 8, 3) % 3 == rank % 3
+            y = carry(x)
+            assert y.dtype == torch.bool and carry.direct
+
+
+def test_masks_stay_masks(world):
+    world.run(masks)
+
+
+def test_what_is_reached_goes_by_the_hosts_too():
+    src, dst, shape = 'tp=2,dp=4', 'dp=1,cp=2,tp=4', (8, 16, 16)
+
+    def rank(comm):
+        found = []
+        for per in (0, 2):
+            carry = ct.Bridge(src, dst, group=comm, ranks_per_node=per)
+            plan = cb.Plan(carry.src, carry.dst, shape, comm.rank, ranks_per_node=per)
+            found.append(tuple(map(plan.reached, ('forward', 'backward'))))
+            assert carry._reach(comm, shape, memory.s.DTYPES.index('f32'), False)[0] == found[-1]
+        return found[0] != found[1]
+    assert any(cb.run_threads(8, rank))
 
 
 EXIT = '''

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """linear_logprob() and linear_nll() against PyTorch's product and log_softmax: modes, shards of the
-vocabulary, sharded heads, main_grad, checkpoints, autocast, errors."""
+vocabulary, main_grad, checkpoints, autocast, errors."""
 import itertools
 
 import pytest
@@ -12,10 +12,8 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from linear_case import V, H, CUTS, case, expected, near, leaf  # noqa: E402
 from world import World  # noqa: E402
-
-V, H = 23, 8
-CUTS = [0, 7, 7, 20, V]  # uneven, one is empty
 
 
 @pytest.fixture(scope='module')
@@ -23,48 +21,6 @@ def world():
     world = World(4)
     yield world
     world.close()
-
-
-def case(shape=(3, 5), dtype=torch.float64, seed=0):
-    """hidden, weight, bias, targets (some ignored), upstream gradients of logp and entropy"""
-    rng = torch.Generator().manual_seed(seed)
-    draw = lambda *n: torch.randn(*n, generator=rng, dtype=torch.float64)  # noqa: E731
-    h, w, b = (t.to(dtype) for t in (draw(*shape, H), draw(V, H), draw(V)))
-    t = torch.randint(0, V, shape, generator=rng)
-    t.reshape(-1)[1::4] = -100
-    return h, w, b, t, draw(2, *shape)
-
-
-def plain(h, w, b, t, softcap=None):
-    """logp and entropy by PyTorch, f64"""
-    x = h.double() @ w.double().t() + (0 if b is None else b.double())
-    if softcap:
-        x = softcap * torch.tanh(x / softcap)
-    lp = torch.log_softmax(x, -1)
-    nothing = torch.zeros((), dtype=torch.float64)
-    logp = torch.where(t != -100, lp.gather(-1, t.clamp(min=0).unsqueeze(-1)).squeeze(-1), nothing)
-    return logp, torch.where(t != -100, -(lp.exp() * lp).sum(-1), nothing)
-
-
-def expected(h, w, b, t, g, softcap=None):
-    """(logp, entropy, d_h, d_w, d_b) of sum(g * outputs)"""
-    leaves = [None if x is None else x.double().clone().requires_grad_() for x in (h, w, b)]
-    out = plain(*leaves, t, softcap)
-    (out[0] * g[0] + out[1] * g[1]).sum().backward()
-    return (*(o.detach() for o in out), *(None if x is None else x.grad for x in leaves))
-
-
-def near(got, want, dtype, what):
-    # f32: sums of at most 23 * 15 products of values below 10, some 400 * 10 * 2^-24 ~ 2.4e-4 of
-    # the largest; bf16 rounds each gradient once, and inputs are rounded before both sides see them.
-    bound = {torch.float64: 1e-12, torch.float32: 3e-4, torch.bfloat16: 2e-2}[dtype]
-    size = max(1.0, float(want.abs().max())) if want.numel() else 1.0
-    assert got.shape == want.shape, what
-    assert not want.numel() or float((got.double() - want).abs().max()) <= bound * size, what
-
-
-def leaf(t):
-    return None if t is None else t.clone().requires_grad_()
 
 
 def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):
@@ -205,8 +161,8 @@ def test_a_storage_that_was_freed_is_told():
 
 
 def test_what_is_kept_may_come_back_at_any_address():
-    hidden, weight = torch.randn(1500, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
-    target = torch.randint(0, 9, (1500,))
+    hidden, weight = torch.randn(6000, 3, requires_grad=True), torch.randn(9, 3, requires_grad=True)
+    target = torch.randint(0, 9, (6000,))
 
     def elsewhere(saved):
         room = torch.empty(saved.numel() * saved.element_size() + 512, dtype=torch.uint8)
@@ -428,163 +384,6 @@ def test_gradients_are_added_to_main_grad():
         near(z.main_grad, want[4] + 2, torch.bfloat16, mode)
     with pytest.raises(ValueError, match='weight has no attribute main_grad'):
         ct.linear_logprob(h, w, target=t, main_grad=True)
-
-
-# ---- sharded heads ----
-
-def sharded(rank, rows, tp, mode):
-    """dp = 4 / tp ranks share the rows of one vocabulary rank"""
-    dp = 4 // tp
-    tps = [dist.new_group(list(range(i * tp, i * tp + tp))) for i in range(dp)]
-    dps = [dist.new_group(list(range(i, 4, tp))) for i in range(tp)]
-    d, r = rank // tp, rank % tp
-    group = dps[r]
-    lo, hi = r * rows, (r + 1) * rows
-    each = -(-rows // dp)
-    first, last = min(d * each, rows), min((d + 1) * each, rows)
-    sides = [case(seed=5 + i) for i in range(dp)]
-    w, b = case(seed=9)[1][:rows * tp], case(seed=9)[2][:rows * tp]
-    targets = [s[3] % (rows * tp) for s in sides]
-    targets = [torch.where(s[3] == -100, s[3], y) for s, y in zip(sides, targets)]
-    targets[-1].fill_(-100)  # a rank without tokens joins
-    want_w, want_b = torch.zeros(rows * tp, H).double(), torch.zeros(rows * tp).double()
-    for side, y in zip(sides, targets):
-        want = expected(side[0], w, b, y, side[4])
-        want_w += want[3]
-        want_b += want[4]
-    mine = expected(sides[d][0], w, b, targets[d], sides[d][4])
-    args = {'target': targets[d], 'tp_group': tps[d], 'vocab_start': lo, 'vocab_size': rows * tp,
-            'head_group': group, 'head_rows': rows}
-    comm = ct.comm_of(group, w.device)
-    for chunk in (None, 1):
-        x = [leaf(sides[d][0]), leaf(w[lo:hi][first:last]), leaf(b[lo:hi][first:last])]
-        comm.ledger_reset()
-        out = ct.linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
-        near(out[0], mine[0], torch.float64, 'logp')
-        ahead = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
-        comm.ledger_reset()
-        (out[0] * sides[d][4][0] + out[1] * sides[d][4][1]).sum().backward()
-        back = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
-        assert (ahead, back) == ({'all_gather': 1}, {'all_gather': 1, 'reduce_scatter': 1})
-        near(x[0].grad, mine[2], torch.float64, 'd_hidden')
-        near(x[1].grad, want_w[lo:hi][first:last], torch.float64, 'd_weight')
-        near(x[2].grad, want_b[lo:hi][first:last], torch.float64, 'd_bias')
-        comm.ledger_reset()
-        y = leaf(w[lo:hi][first:last])
-        y.main_grad = torch.ones(last - first, H).double()
-        ct.linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
-        assert {k: v['ops'] for k, v in comm.ledger()['head'].items()} == \
-            {'all_gather': 1, 'reduce_scatter': 1}
-    return last - first
-
-
-def test_sharded_heads_one_gather_a_pass_and_one_reduce_scatter(world):
-    for mode in ('logprob', 'keep'):
-        assert world.run(sharded, 23, 1, mode) == [6, 6, 6, 5]
-        assert world.run(sharded, 5, 1, mode) == [2, 2, 1, 0]
-        assert world.run(sharded, 7, 2, mode) == [4, 4, 3, 3]
-
-
-def dtensor(rank):
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-    h, w, b, t, g = case(seed=rank)
-    _, w, b, _, _ = case(seed=9)
-    mesh = init_device_mesh('cpu', (4,))
-    want_w = torch.zeros(V, H).double()
-    for r in range(4):
-        side = case(seed=r)
-        want_w += expected(side[0], w, b, side[3], side[4])[3]
-    mine = expected(h, w, b, t, g)
-    weight = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
-    bias = torch.nn.Parameter(distribute_tensor(b, mesh, [Shard(0)]))
-    x = leaf(h)
-    out = ct.linear_logprob(x, weight, bias, target=t, entropy=True)
-    (out[0] * g[0] + out[1] * g[1]).sum().backward()
-    near(out[0], mine[0], torch.float64, 'logp')
-    near(x.grad, mine[2], torch.float64, 'd_hidden')
-    assert weight.grad.placements == (Shard(0),) and weight.grad.shape == (V, H)
-    near(weight.grad.full_tensor(), want_w, torch.float64, 'd_weight')
-    whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
-    near(ct.linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
-    try:
-        ct.linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
-    except ValueError as why:
-        return 'expected Shard(0) or Replicate()' in str(why)
-
-
-@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
-                    reason='this PyTorch %s has no DTensor' % torch.__version__)
-def test_dtensor_heads_of_fsdp2(world):
-    assert world.run(dtensor) == [True] * 4
-
-
-def alone_or_no_group(rank):
-    """Objects of a sharded head are made by all of its ranks, or by none."""
-    h, w, b, t, _ = case()
-    rows = -(-V // 4)
-    args = dict(target=t, head_group=dist.group.WORLD, head_rows=V)
-    mine = [dist.new_group([r]) for r in range(4)][rank]
-    for tp in (mine, None):
-        ct.linear_logprob(h, w[rows * rank:rows * (rank + 1)], tp_group=tp, **args)
-
-
-def test_a_group_of_rank_0_alone_is_not_no_group(world):
-    world.run(alone_or_no_group)
-
-
-def fsdp2_runs(rank):
-    """Does fully_shard() run on processors? That of PyTorch 2.6 does not, whatever it wraps."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    layer = torch.nn.Linear(4, 4)
-    fully_shard(layer, mesh=init_device_mesh('cpu', (4,)))
-    try:
-        layer(torch.ones(1, 4))
-    except AttributeError:
-        return False
-    return True
-
-
-def fsdp2(rank):
-    """a trunk under fully_shard() and a sharded head: gradients are those of the whole"""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor import Shard, distribute_tensor
-    mesh = init_device_mesh('cpu', (4,))
-    torch.manual_seed(3)
-    trunk = torch.nn.Linear(H, H).double()
-    first = [leaf(p.detach()) for p in trunk.parameters()]
-    sides, w = [case(seed=r) for r in range(4)], case(seed=9)[1]
-    whole = leaf(w)
-    total = sum(torch.nn.functional.cross_entropy(
-        (torch.nn.functional.linear(s[0], *first) @ whole.t()).view(-1, V), s[3].view(-1),
-        reduction='sum') for s in sides)
-    mean = total / sum(int((s[3] != -100).sum()) for s in sides)
-    mean.backward()
-    fully_shard(trunk, mesh=mesh)
-    head = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
-    for mode in ('loss', 'logprob'):
-        trunk.zero_grad()
-        head.grad = None
-        loss = ct.linear_nll(trunk(sides[rank][0]), head, target=sides[rank][3],
-                             reduce_group=dist.group.WORLD, mode=mode).loss
-        loss.backward()
-        near(loss.detach(), mean.detach(), torch.float64, 'loss')
-        near(head.grad.full_tensor(), whole.grad, torch.float64, 'd_head')
-        # gloo has no divide factor, so fully_shard() averages
-        near(trunk.weight.grad.full_tensor() * 4, first[0].grad, torch.float64, 'd_trunk')
-
-
-@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
-                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
-def test_fsdp2_trunk_and_sharded_head(world):
-    from torch.distributed import fsdp
-    if not hasattr(fsdp, 'fully_shard'):
-        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
-    if not all(world.run(fsdp2_runs)):
-        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
-    world.run(fsdp2)
 
 
 # ---- around it ----

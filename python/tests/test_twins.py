@@ -59,7 +59,7 @@ TWINS = {
         'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
     'no group is the group of rank 0': (
         'torch/ranks.py', 'def alone(world_rank: int | None = None)',
-        'def alone(world_rank: int | None = 0)', 'test_torch_linear.py',
+        'def alone(world_rank: int | None = 0)', 'test_torch_head.py',
         'test_a_group_of_rank_0_alone_is_not_no_group'),
     'the lm_head keeps logits that no backward will ask for': (
         'torch/linear.py', 'backward = grad and (d_hidden or d_head)', 'backward = d_hidden or d_head',
@@ -124,6 +124,23 @@ TWINS = {
     'what takes tensors back is gone before the last of them': (
         'dlpack.py', 'c.pythonapi.Py_IncRef(c.py_object(_kept))', 'pass', 'test_torch_arena.py',
         'test_tensors_may_go_with'),
+    'the same, when its communicator was destroyed before': (
+        'comm.py', 'self.died = True', 'pass', 'test_torch_arena.py', 'test_memory_that_a_failure_left'),
+    'reached is what one host would reach': (
+        'torch/bridge.py', "ranks_per_node=options['ranks_per_node'])", 'ranks_per_node=0)',
+        'test_torch_arena.py', 'test_what_is_reached_goes_by_the_hosts'),
+    'tokens that do not count are multiplied': (
+        'compat.py', "'partial', 0, most, None)", "'partial', 0, None, None)", 'test_compat.py',
+        'test_head_and_loss_of_few_tokens'),
+    'masks come back as bytes': (
+        'torch/bridge.py', "0 if str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
+        'test_torch_arena.py', 'test_masks_stay_masks'),
+    'an option that is a tensor is kept as it was': (
+        'torch/ready.py', 'v if type(v) is float else float(v)', 'v', 'test_torch_logprob.py',
+        'test_an_option_that_is_a_tensor'),
+    'what was kept is read from the next multiple of 256': (
+        'torch/linear_plan.py', 'if kept.data_ptr() % 256:', 'if False:', 'test_torch_linear.py',
+        'test_what_is_kept_may_come_back'),
     'memory is freed under a late peer': (
         'memory.py', 'lib().colo_comm_check(self.comm.handle) < 0', 'False', 'test_torch_arena.py',
         'test_memory_that_a_failure_left'),

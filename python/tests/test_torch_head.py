@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: Apache-2.0
+"""lm_heads whose rows are sharded over data-parallel ranks, as plain rows and as FSDP2's DTensor."""
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+
+import colobridge.torch as ct  # noqa: E402
+from linear_case import V, H, case, expected, near, leaf  # noqa: E402
+from world import World  # noqa: E402
+
+
+@pytest.fixture(scope='module')
+def world():
+    world = World(4)
+    yield world
+    world.close()
+
+
+def sharded(rank, rows, tp, mode):
+    """dp = 4 / tp ranks share the rows of one vocabulary rank"""
+    dp = 4 // tp
+    tps = [dist.new_group(list(range(i * tp, i * tp + tp))) for i in range(dp)]
+    dps = [dist.new_group(list(range(i, 4, tp))) for i in range(tp)]
+    d, r = rank // tp, rank % tp
+    group = dps[r]
+    lo, hi = r * rows, (r + 1) * rows
+    each = -(-rows // dp)
+    first, last = min(d * each, rows), min((d + 1) * each, rows)
+    sides = [case(seed=5 + i) for i in range(dp)]
+    w, b = case(seed=9)[1][:rows * tp], case(seed=9)[2][:rows * tp]
+    targets = [s[3] % (rows * tp) for s in sides]
+    targets = [torch.where(s[3] == -100, s[3], y) for s, y in zip(sides, targets)]
+    targets[-1].fill_(-100)  # a rank without tokens joins
+    want_w, want_b = torch.zeros(rows * tp, H).double(), torch.zeros(rows * tp).double()
+    for side, y in zip(sides, targets):
+        want = expected(side[0], w, b, y, side[4])
+        want_w += want[3]
+        want_b += want[4]
+    mine = expected(sides[d][0], w, b, targets[d], sides[d][4])
+    args = {'target': targets[d], 'tp_group': tps[d], 'vocab_start': lo, 'vocab_size': rows * tp,
+            'head_group': group, 'head_rows': rows}
+    comm = ct.comm_of(group, w.device)
+    for chunk in (None, 1):
+        x = [leaf(sides[d][0]), leaf(w[lo:hi][first:last]), leaf(b[lo:hi][first:last])]
+        comm.ledger_reset()
+        out = ct.linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
+        near(out[0], mine[0], torch.float64, 'logp')
+        ahead = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
+        comm.ledger_reset()
+        (out[0] * sides[d][4][0] + out[1] * sides[d][4][1]).sum().backward()
+        back = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
+        assert (ahead, back) == ({'all_gather': 1}, {'all_gather': 1, 'reduce_scatter': 1})
+        near(x[0].grad, mine[2], torch.float64, 'd_hidden')
+        near(x[1].grad, want_w[lo:hi][first:last], torch.float64, 'd_weight')
+        near(x[2].grad, want_b[lo:hi][first:last], torch.float64, 'd_bias')
+        comm.ledger_reset()
+        y = leaf(w[lo:hi][first:last])
+        y.main_grad = torch.ones(last - first, H).double()
+        ct.linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
+        assert {k: v['ops'] for k, v in comm.ledger()['head'].items()} == \
+            {'all_gather': 1, 'reduce_scatter': 1}
+    return last - first
+
+
+def test_sharded_heads_one_gather_a_pass_and_one_reduce_scatter(world):
+    for mode in ('logprob', 'keep'):
+        assert world.run(sharded, 23, 1, mode) == [6, 6, 6, 5]
+        assert world.run(sharded, 5, 1, mode) == [2, 2, 1, 0]
+        assert world.run(sharded, 7, 2, mode) == [4, 4, 3, 3]
+
+
+def dtensor(rank):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+    h, w, b, t, g = case(seed=rank)
+    _, w, b, _, _ = case(seed=9)
+    mesh = init_device_mesh('cpu', (4,))
+    want_w = torch.zeros(V, H).double()
+    for r in range(4):
+        side = case(seed=r)
+        want_w += expected(side[0], w, b, side[3], side[4])[3]
+    mine = expected(h, w, b, t, g)
+    weight = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
+    bias = torch.nn.Parameter(distribute_tensor(b, mesh, [Shard(0)]))
+    x = leaf(h)
+    out = ct.linear_logprob(x, weight, bias, target=t, entropy=True)
+    (out[0] * g[0] + out[1] * g[1]).sum().backward()
+    near(out[0], mine[0], torch.float64, 'logp')
+    near(x.grad, mine[2], torch.float64, 'd_hidden')
+    assert weight.grad.placements == (Shard(0),) and weight.grad.shape == (V, H)
+    near(weight.grad.full_tensor(), want_w, torch.float64, 'd_weight')
+    whole = torch.nn.Parameter(distribute_tensor(w, mesh, [Replicate()]))
+    near(ct.linear_logprob(h, whole, b, target=t), mine[0], torch.float64, 'replicated')
+    try:
+        ct.linear_logprob(h, distribute_tensor(w, mesh, [Shard(1)]), target=t)
+    except ValueError as why:
+        return 'expected Shard(0) or Replicate()' in str(why)
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
+                    reason='this PyTorch %s has no DTensor' % torch.__version__)
+def test_dtensor_heads_of_fsdp2(world):
+    assert world.run(dtensor) == [True] * 4
+
+
+def alone_or_no_group(rank):
+    """Objects of a sharded head are made by all of its ranks, or by none."""
+    h, w, b, t, _ = case()
+    rows = -(-V // 4)
+    args = dict(target=t, head_group=dist.group.WORLD, head_rows=V)
+    mine = [dist.new_group([r]) for r in range(4)][rank]
+    for tp in (mine, None):
+        ct.linear_logprob(h, w[rows * rank:rows * (rank + 1)], tp_group=tp, **args)
+
+
+def test_a_group_of_rank_0_alone_is_not_no_group(world):
+    world.run(alone_or_no_group)
+
+
+def fsdp2_runs(rank):
+    """Does fully_shard() run on processors? That of PyTorch 2.6 does not, whatever it wraps."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    layer = torch.nn.Linear(4, 4)
+    fully_shard(layer, mesh=init_device_mesh('cpu', (4,)))
+    try:
+        layer(torch.ones(1, 4))
+    except AttributeError:
+        return False
+    return True
+
+
+def fsdp2(rank):
+    """a trunk under fully_shard() and a sharded head: gradients are those of the whole"""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh('cpu', (4,))
+    torch.manual_seed(3)
+    trunk = torch.nn.Linear(H, H).double()
+    first = [leaf(p.detach()) for p in trunk.parameters()]
+    sides, w = [case(seed=r) for r in range(4)], case(seed=9)[1]
+    whole = leaf(w)
+    total = sum(torch.nn.functional.cross_entropy(
+        (torch.nn.functional.linear(s[0], *first) @ whole.t()).view(-1, V), s[3].view(-1),
+        reduction='sum') for s in sides)
+    mean = total / sum(int((s[3] != -100).sum()) for s in sides)
+    mean.backward()
+    fully_shard(trunk, mesh=mesh)
+    head = torch.nn.Parameter(distribute_tensor(w, mesh, [Shard(0)]))
+    for mode in ('loss', 'logprob'):
+        trunk.zero_grad()
+        head.grad = None
+        loss = ct.linear_nll(trunk(sides[rank][0]), head, target=sides[rank][3],
+                             reduce_group=dist.group.WORLD, mode=mode).loss
+        loss.backward()
+        near(loss.detach(), mean.detach(), torch.float64, 'loss')
+        near(head.grad.full_tensor(), whole.grad, torch.float64, 'd_head')
+        # gloo has no divide factor, so fully_shard() averages
+        near(trunk.weight.grad.full_tensor() * 4, first[0].grad, torch.float64, 'd_trunk')
+
+
+@pytest.mark.skipif(not hasattr(torch.distributed, 'device_mesh'),
+                    reason='this PyTorch %s has no FSDP2' % torch.__version__)
+def test_fsdp2_trunk_and_sharded_head(world):
+    from torch.distributed import fsdp
+    if not hasattr(fsdp, 'fully_shard'):
+        pytest.skip('this PyTorch %s has no FSDP2' % torch.__version__)
+    if not all(world.run(fsdp2_runs)):
+        pytest.skip('FSDP2 of this PyTorch %s does not run on processors' % torch.__version__)
+    world.run(fsdp2)
