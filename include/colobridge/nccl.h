@@ -11,20 +11,24 @@
  * that, loaded on first use.
  *
  * Operations are enqueued on the caller's stream, in device memory of the communicator's device,
- * which must be the thread's current device. The host does not wait, but for ranks that are threads:
- * they meet, within the deadline, around each operation of the loss (docs/comm.md). An operation that has not
- * ended by the deadline (COLO_TIMEOUT_MS, colo_comm_set_timeout()) after its turn came on the stream
- * is COLO_ERR_TIMEOUT; then, and when another rank reports an error or aborts, or NCCL does, the
- * comm is torn down within 50 ms and the stream goes on. What memory then holds is undefined and
- * colo_comm_check() says why. Operations in CUDA graphs have the same deadline in every replay.
+ * which must be the thread's current device. The host does not wait, but where any two ranks are
+ * threads of one process: then all meet, within the deadline, around each operation of the loss. A
+ * group of one rank has nobody to meet: run its lm_head once per shape, then a barrier of the host
+ * communicator, before ranks of one process depend on each other, or take a process a GPU
+ * (docs/comm.md). An operation that has not ended by the deadline (COLO_TIMEOUT_MS,
+ * colo_comm_set_timeout()) after its turn came on the stream is COLO_ERR_TIMEOUT; then, and when
+ * another rank reports an error or aborts, or NCCL does, the comm is torn down within 50 ms and the
+ * stream goes on. What memory then holds is undefined and colo_comm_check() says why. Operations in
+ * CUDA graphs have the same deadline in every replay.
  *
  * Connections: a comm made here or borrowed connects nobody at create: its first collective or
  * exchange does, waits for all ranks meanwhile, and cannot be captured (a barrier beforehand will
  * do). So a world that is only there to be split costs no world-size ncclComm_t. Groups made by
  * colo_comm_split() connect at once, and so does a bridge: the ranks that its plan ties together
  * and no others. (A bridge of ranks that reach each other's memory, COLO_TRANSPORT, puts that and
- * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same ranks share a connection; the last four that nobody
- * uses (all, where ranks share a device) are kept until the last comm of the family is destroyed.
+ * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same
+ * ranks share a connection; the last four that nobody uses (all, where ranks share a device) are
+ * kept until the last comm of the family is destroyed.
  *
  * One rank a device, unless NCCL is 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all
  * ranks: to try out more ranks than there are devices. Kernels of ranks that wait for each other

@@ -11,9 +11,12 @@
 #include "core/hash.h"
 #include "core/try.h"
 
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
 
 /* Where a comm of GPUs moves host memory, with its deadline of now. */
 static colo_comm_t *host_of(colo_comm_t *c)
@@ -82,12 +85,40 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     return COLO_OK;
 }
 
+/* ---- threads of one process ---- */
+
+uint64_t colo_comm_i_process(void)
+{
+    static _Atomic uint64_t nonce; /* process numbers repeat: on other hosts, in containers */
+    uint64_t v = 0, none = 0;
+    if (atomic_load(&nonce) == 0) {
+        if (getrandom(&v, sizeof v, 0) != sizeof v || v == 0)
+            v = (uint64_t)(colo_now() * 1e9) | 1;
+        atomic_compare_exchange_strong(&nonce, &none, v);
+    }
+    return colo_hash_i64(atomic_load(&nonce), getpid()); /* fork() copies the nonce */
+}
+
+colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared)
+{
+    const size_t n = (size_t)c->size;
+    const uint64_t mine = colo_comm_i_process();
+    *shared = false;
+    COLO_AUTOFREE uint64_t *all = malloc(n * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    for (size_t x = 0; x < n; x++)
+        for (size_t y = x + 1; y < n; y++)
+            *shared = *shared || all[x] == all[y];
+    return COLO_OK;
+}
+
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
 {
-    if (!c || c->size == 1 || !c->control || !colo_comm_i_threads(c->control))
+    if (!c || c->size == 1 || !c->share_process)
         return COLO_OK;
-    c->control->timeout_ms = c->timeout_ms;
-    return colo_comm_i_agree(c->control, what, 0, COLO_OK);
+    return colo_comm_i_agree(host_of(c), what, 0, COLO_OK);
 }
 
 /* ---- before an operation ---- */

@@ -17,13 +17,10 @@
 #include "comm/comm-peer.h"
 
 #include "comm/comm-nccl.h"
-#include "core/hash.h"
 #include "core/try.h"
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
-#include <unistd.h>
 
 /* ---- who is where ---- */
 
@@ -33,18 +30,6 @@ struct where {
 };
 enum { WHERE_WORDS = sizeof(struct where) / sizeof(uint64_t) };
 
-static uint64_t this_process(void)
-{
-    static _Atomic uint64_t nonce;
-    uint64_t v = 0, none = 0;
-    if (atomic_load(&nonce) == 0) {
-        if (getrandom(&v, sizeof v, 0) != sizeof v || v == 0)
-            v = colo_hash_i64((uint64_t)getpid(), (int64_t)(colo_now() * 1e9)) | 1;
-        atomic_compare_exchange_strong(&nonce, &none, v);
-    }
-    return atomic_load(&nonce);
-}
-
 static colo_status_t where_am_i(int32_t device, struct where *w)
 {
     char bus[32] = "";
@@ -52,7 +37,7 @@ static colo_status_t where_am_i(int32_t device, struct where *w)
     cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, device);
     if (e != cudaSuccess)
         return colo_cuda_error("peer memory", e);
-    w->process = this_process();
+    w->process = colo_comm_i_process();
     w->host = colo_host_hash();
     w->ordinal = (uint64_t)device;
     memcpy(w->bus, bus, sizeof w->bus - 1);

@@ -31,6 +31,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     COLO_TRY(colo_comm_i_new(&child, parent->ops, rank, n, world));
     child->timeout_ms = parent->timeout_ms;
     child->check = parent->check;
+    child->share_process = parent->share_process;
     colo_comm_set_name(child, name);
     colo_status_t st = parent->ops->subset(parent, members, n, tag, child);
     if (st < 0) {

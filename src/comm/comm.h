@@ -11,8 +11,6 @@
 
 #include <colobridge/comm.h>
 
-#include <string.h>
-
 /* A connection of some ranks of a comm, for the messages that they exchange again and again. */
 typedef struct colo_route colo_route_t;
 
@@ -55,7 +53,7 @@ typedef struct colo_comm_ops {
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 3u
+#define COLO_COMM_ABI 4u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -101,6 +99,7 @@ struct colo_comm {
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (comm-agree.c, comm-split.c). */
     colo_comm_t *control;
+    bool share_process; /* of GPUs: some ranks of the comm that it was split from are threads */
     colo_op_desc_t op;  /* of the last operation begun */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
@@ -156,13 +155,13 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
  */
 colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
-/* Are the ranks of this host comm threads of the process? */
-static inline bool colo_comm_i_threads(const colo_comm_t *c)
-{
-    return strcmp(c->ops->name, "threads") == 0;
-}
-/* Ranks of a comm of GPUs that are threads wait for each other on the host; others, and a NULL @c,
- * do nothing. Behind products whose kernels the driver loads at first use (nccl-run.c). */
+/* Two of this process are the same number, two of different ones are not. */
+uint64_t colo_comm_i_process(void);
+/* Are any two ranks of this host comm threads of one process? Collective; all get the same. */
+colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
+/* Ranks of a comm of GPUs whose family has ranks that share a process wait for each other on the
+ * host; others, and a NULL @c, do nothing. Behind products whose kernels the driver loads at first
+ * use (nccl-run.c). */
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);
 
 /* ---- comm-agree.c ----

@@ -29,6 +29,7 @@ static const colo_services_t services = {
     .comm_all_gather = colo_comm_i_all_gather,
     .comm_broadcast = colo_comm_broadcast,
     .comm_destroy = colo_comm_destroy,
+    .process = colo_comm_i_process,
     .op_describe = colo_op_describe,
     .dtype_size = colo_dtype_size,
 };
@@ -63,7 +64,17 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     colo_comm_set_name(control, "control");
     control->check = 0; /* what it carries is the check */
     control->timeout_ms = parent->timeout_ms;
-    return gpu->comm_create(control, borrowed, device, comm);
+    /* Of all ranks that a family can have, whatever groups they then make: a kernel that loads
+     * waits for operations of other groups, too, on any device of the process (nccl-run.c). */
+    bool share = false;
+    colo_status_t st = colo_comm_i_find_shared_process(control, &share);
+    if (st < 0) {
+        colo_comm_destroy(&control);
+        return st;
+    }
+    COLO_TRY(gpu->comm_create(control, borrowed, device, comm));
+    (*comm)->share_process = share || parent->share_process;
+    return COLO_OK;
 }
 
 colo_status_t colo_comm_nccl_create(colo_comm_t *parent, int32_t device, colo_comm_t **comm)

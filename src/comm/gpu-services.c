@@ -73,6 +73,11 @@ void colo_comm_destroy(colo_comm_t **comm)
     bound->comm_destroy(comm);
 }
 
+uint64_t colo_comm_i_process(void)
+{
+    return bound->process();
+}
+
 const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq)
 {
     return bound->op_describe(text, cap, op, seq);

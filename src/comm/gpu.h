@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 3u
+#define COLO_GPU_ABI 4u
 
 struct ncclComm;
 
@@ -31,6 +31,7 @@ typedef struct colo_services {
     colo_status_t (*comm_broadcast)(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
                                     int32_t root, colo_stream_t stream);
     void (*comm_destroy)(colo_comm_t **comm);
+    uint64_t (*process)(void);
     const char *(*op_describe)(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
     size_t (*dtype_size)(colo_dtype_t dtype);
 } colo_services_t;

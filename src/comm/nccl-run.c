@@ -11,11 +11,13 @@
  * Between first and last the link's lock is held, and on the stream there are two marks that the
  * guard looks at (nccl-guard.c).
  *
- * Ranks that are threads also meet on the host before and after an operation of the loss. cuBLASLt
- * loads a kernel when a product first needs it, whatever CUDA_MODULE_LOADING says, and the driver
- * waits for all devices of the process meanwhile: for one, too, where an operation waits for the
- * rank that is loading. Nobody launches before all have the products behind them that come first,
- * and nobody goes on to the next one before all have launched.
+ * Where ranks of a family are threads of one process, whatever they talk over, a comm's ranks also
+ * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
+ * product first needs it, whatever CUDA_MODULE_LOADING says, and the driver waits for all devices
+ * of the process meanwhile: for one, too, where an operation waits for the rank that is loading.
+ * Nobody launches before all have the products behind them that come first, and nobody goes on to
+ * the next one before all have launched. That the comm's own ranks are in different processes is no
+ * excuse: two groups can wait for each other crosswise.
  */
 #include "comm/comm-nccl.h"
 
@@ -108,7 +110,7 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
     const colo_owner_t owner = r->c->ring[r->c->seq % COLO_RING].owner;
     colo_comm_t *control = r->x->control;
     if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
-        !colo_comm_i_threads(control))
+        !r->c->share_process)
         return st;
     char why[900]; /* a dead control would have its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");

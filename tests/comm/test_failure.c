@@ -504,28 +504,32 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
 {
     atomic_int *arrived = arg;
     colo_comm_t *gpus = calloc(1, sizeof *gpus); /* all that a comm of GPUs is here: its control */
-    colo_comm_t *alone = NULL;
+    colo_comm_t *group = NULL;
     rank_check(gpus);
     gpus->rank = c->rank;
     gpus->size = c->size;
     gpus->timeout_ms = 20000;
     rank_try(colo_comm_i_meet(NULL, "none"));
     rank_try(colo_comm_i_meet(c, "a host comm"));
-    rank_try(colo_comm_create_self(&alone));
-    gpus->control = alone;
-    rank_try(colo_comm_i_meet(gpus, "ranks that are no threads"));
     gpus->control = c;
+    if (c->rank == 3) /* by itself */
+        rank_try(colo_comm_i_meet(gpus, "ranks of which each has a process"));
+    gpus->share_process = true;
     if (c->rank == 2)
         usleep(100000);
     atomic_fetch_add(arrived, 1);
     rank_try(colo_comm_i_meet(gpus, "threads"));
     rank_check(atomic_load(arrived) == c->size);
+    c->share_process = true;
+    rank_try(colo_comm_split_color(c, c->rank % 2, 0, &group));
+    rank_check(group->share_process);
+    c->share_process = false;
+    colo_comm_destroy(&group);
     gpus->timeout_ms = 300;
     if (c->rank != 1) { /* who does not come is missed */
         colo_status_t st = colo_comm_i_meet(gpus, "threads");
         rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }
-    colo_comm_destroy(&alone);
     free(gpus);
     return COLO_OK;
 }
@@ -535,6 +539,21 @@ static void threads_meet_before_anybody_goes_on(void **state)
     atomic_int arrived = 0;
     (void)state;
     assert_ok(colo_comm_threads_run(4, meeting_rank, &arrived));
+}
+
+static colo_status_t sharing_rank(colo_comm_t *c, void *arg)
+{
+    bool shared = !t_ranks_are_threads();
+    (void)arg;
+    rank_try(colo_comm_i_find_shared_process(c, &shared));
+    rank_check(shared == t_ranks_are_threads());
+    return COLO_OK;
+}
+
+static void ranks_know_whether_they_share_a_process(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(4, sharing_rank, NULL, 0));
 }
 
 int main(void)
@@ -556,6 +575,7 @@ int main(void)
         cmocka_unit_test(a_group_that_reaches_beyond_the_parent_is_missing_members),
         cmocka_unit_test(agreement_hands_each_rank_the_right_status),
         cmocka_unit_test(threads_meet_before_anybody_goes_on),
+        cmocka_unit_test(ranks_know_whether_they_share_a_process),
     };
     return cmocka_run_group_tests_name("comm/failure", tests, NULL, NULL);
 }

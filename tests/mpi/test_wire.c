@@ -327,6 +327,61 @@ static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
     munmap(last, sizeof *last);
 }
 
+/* ---- who shares a process with whom ---- */
+
+struct home { /* a process; its ranks are threads */
+    struct last *last;
+    int32_t first;
+    bool shared; /* expected */
+};
+
+static colo_status_t at_home(colo_comm_t *threads, void *arg)
+{
+    const struct home *h = arg;
+    struct seat seat = {h->last, h->first + colo_comm_rank(threads)};
+    colo_bootstrap_t b = {seat.rank, 4, over_memory, &seat};
+    colo_comm_t *world = NULL;
+    bool shared = !h->shared;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = colo_comm_i_find_shared_process(world, &shared);
+    if (st == COLO_OK && shared != h->shared)
+        st = colo_fail(COLO_ERR_STATE, "rank %d: shared %d", (int)seat.rank, shared);
+    colo_comm_destroy(&world);
+    return st;
+}
+
+/* Process p has ranks first[p] to first[p + 1] - 1 of four. */
+static void homes(int32_t n, const int32_t *first, bool shared)
+{
+    struct last *last =
+        mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(last != MAP_FAILED);
+    (void)colo_comm_i_process(); /* what children copy does not make them one */
+    fflush(NULL);
+    for (int32_t p = 0; p < n; p++)
+        if (fork() == 0) {
+            struct home h = {last, first[p], shared};
+            colo_status_t st = colo_comm_threads_run(first[p + 1] - first[p], at_home, &h);
+            if (st < 0)
+                fprintf(stderr, "process %d: %s\n", (int)p, colo_last_error());
+            _exit(st < 0);
+        }
+    for (int32_t p = 0; p < n; p++) {
+        int status = 1;
+        assert_true(wait(&status) > 0);
+        assert_int_equal(status, 0);
+    }
+    munmap(last, sizeof *last);
+}
+
+static void threads_are_told_from_processes_over_any_wire(void **state)
+{
+    homes(4, (int32_t[]){0, 1, 2, 3, 4}, false);
+    homes(1, (int32_t[]){0, 4}, true);
+    homes(3, (int32_t[]){0, 1, 2, 4}, true);
+}
+
 /* ---- one rank of a world that meets in a folder ---- */
 
 struct folder {
@@ -397,6 +452,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
         cmocka_unit_test(senseless_bootstraps_are_refused),
         cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
+        cmocka_unit_test(threads_are_told_from_processes_over_any_wire),
     };
     return cmocka_run_group_tests_name("sockets/wire", tests, NULL, NULL);
 }
