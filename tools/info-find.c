@@ -16,12 +16,13 @@ const info_backend_t *info_backends(void)
 {
     static info_backend_t list[INFO_BACKENDS] = {
         {"threads", true, "ranks in one process"},
+        {"sockets", true, "ranks of many processes or hosts, from any all-gather"},
         {"mpi", INFO_MPI, "ranks of many processes or hosts"},
         {"nccl", INFO_NCCL, "ranks with a GPU each"},
         {"cuda", INFO_CUDA, "tensors in GPU memory"},
         {"hwloc", false, "placement and binding"},
     };
-    list[4].built = colo_place_version() != NULL;
+    list[5].built = colo_place_version() != NULL;
     return list;
 }
 

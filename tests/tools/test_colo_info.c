@@ -35,7 +35,6 @@ static void a_knob_shows_its_value_and_where_it_comes_from(void **state)
     json_t *doc = info();
     assert_string_equal(json_string_value(json_object_get(doc, "version")), "0.1.0");
     assert_string_equal(json_string_value(json_object_get(doc, "header_version")), "0.1.0");
-    assert_true(json_is_true(json_object_get(json_object_get(doc, "backends"), "threads")));
     assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "1");
     assert_string_equal(of_knob(doc, "COLO_CHECK", "source"), "default");
     assert_string_equal(of_knob(doc, "COLO_TIMEOUT_MS", "default"), "600000");
@@ -53,6 +52,26 @@ static void a_knob_shows_its_value_and_where_it_comes_from(void **state)
     assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "\"\\xff\"");
     json_decref(doc);
     unsetenv("COLO_CHECK");
+}
+
+/* Ranks as threads and over sockets need nothing; what needs a library may not be there. */
+static void every_backend_is_listed(void **state)
+{
+    static const char *const names[] = {"threads", "sockets", "mpi", "nccl", "cuda", "hwloc"};
+    const char *args[] = {NULL};
+    json_t *doc = info(), *list = json_object_get(doc, "backends");
+    said_t s = tool_run(args);
+    assert_int_equal(json_object_size(list), sizeof names / sizeof *names);
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char line[32];
+        json_t *built = json_object_get(list, names[i]);
+        assert_true(json_is_boolean(built));
+        assert_true(i > 1 || json_is_true(built));
+        snprintf(line, sizeof line, "\n  %-8s %-4s ", names[i], json_is_true(built) ? "yes" : "no");
+        assert_non_null(strstr(s.out, line));
+    }
+    json_decref(doc);
+    said_free(&s);
 }
 
 static void the_text_has_a_line_for_every_knob(void **state)
@@ -88,6 +107,7 @@ int main(int argc, char **argv)
         return T_EXIT_SKIP;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_knob_shows_its_value_and_where_it_comes_from),
+        cmocka_unit_test(every_backend_is_listed),
         cmocka_unit_test(the_text_has_a_line_for_every_knob),
         cmocka_unit_test(wrong_use_is_one_line_and_exit_2),
     };
