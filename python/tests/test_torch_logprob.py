@@ -422,3 +422,41 @@ def mistakes(rank):
 
 def test_one_ranks_mistake_is_every_ranks_error(world):
     world.run(mistakes)
+
+
+def without_memory(*_, **__):
+    raise MemoryError('no memory for a copy')
+
+
+def copies(rank):
+    """What fails on one rank in copying, or in making outputs, ends the call on all of them at once."""
+    z, t, _ = case((2, 3), torch.float32)
+    mine, weight = z.repeat_interleave(2, -1)[..., :12:2], torch.randn(12, 6).t()  # both are copied
+    wide, plain_weight = t.repeat_interleave(2, -1)[..., ::2], weight[:, :6].contiguous()
+    args = {'tp_group': dist.group.WORLD, 'vocab_size': 24}
+    runs = [lambda: ct.logprob(mine, t, **args), lambda: ct.nll(z[..., :6], wide, **args),
+            lambda: ct.linear_logprob(mine, weight[:, :6], target=t, **args),
+            lambda: ct.linear_nll(z[..., :6], weight[:, :6], target=t, **args),
+            lambda: ct.linear_nll(z[..., :6], plain_weight, target=wide, **args)]
+    for run in runs:
+        for _ in range(2):  # the second finds what the first prepared
+            was = torch.Tensor.contiguous
+            try:
+                if rank == 1:
+                    torch.Tensor.contiguous = without_memory
+                with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
+                    run()
+            finally:
+                torch.Tensor.contiguous = was
+            run()
+    out = ct.logprob(z[..., :6], t, **args)
+    plan = ct.comm_of(dist.group.WORLD, z.device)._logprobs.found[0]
+    was, plan.empty = plan.empty, without_memory if rank == 1 else plan.empty
+    with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
+        ct.logprob(z[..., :6], t, **args)
+    plan.empty = was
+    assert torch.equal(ct.logprob(z[..., :6], t, **args), out)
+
+
+def test_a_rank_without_memory_for_a_copy_is_every_ranks_error(world):
+    world.run(copies)

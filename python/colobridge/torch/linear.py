@@ -201,18 +201,18 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                                         columns, head_comm, head_rows, linear, main,
                                         dict(zip(members, values))))
         plan, copies_hidden, copies_weight = found
+        if copies_hidden:
+            hidden = hidden.contiguous()
+        if copies_weight:
+            weight = weight.contiguous()
+        if bias is not None and not bias.is_contiguous():
+            bias = bias.contiguous()
+        if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+            target = targets_for(plan.rows, target, plan.config.ignore_index)
     except Exception as why:
         groups.refuse(comm, why)
         groups.refuse(head_comm, why)
         raise
-    if copies_hidden:
-        hidden = hidden.contiguous()
-    if copies_weight:
-        weight = weight.contiguous()
-    if bias is not None and not bias.is_contiguous():
-        bias = bias.contiguous()
-    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
-        target = targets_for(plan.rows, target, plan.config.ignore_index)
     return hidden, weight, bias, target, (plan, comm, head_comm, main, torch.is_grad_enabled())
 
 

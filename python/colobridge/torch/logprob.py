@@ -149,24 +149,24 @@ class LogprobPlan:
             now = self.calls.pop()
         except IndexError:
             now = _Call(self)
-        empty, device, out = self.empty, self.device, []
-        for name, shape, dtype in self.out:
-            t = empty(shape, dtype=dtype, device=device)
-            setattr(now.out, name, t.data_ptr())
-            out.append(t)
-        kept, scratch = self.saved if keeps else 0, self.scratch
-        if scratch > SMALL:
-            apart = empty((scratch + 7) // 8, dtype=self.f64, device=device)
-            room, more = apart.data_ptr(), 0
-        elif self.cuda:
-            room, more = 0, (scratch + 7) // 8
-        else:
-            room, more = now.room.of(scratch), 0
-        stats = empty(kept + more, dtype=self.f64, device=device) if keeps or more else None
-        at = None if stats is None else stats.data_ptr()
-        if more:
-            room = at + 8 * kept
         try:
+            empty, device, out = self.empty, self.device, []
+            for name, shape, dtype in self.out:
+                t = empty(shape, dtype=dtype, device=device)
+                setattr(now.out, name, t.data_ptr())
+                out.append(t)
+            kept, scratch = self.saved if keeps else 0, self.scratch
+            if scratch > SMALL:
+                apart = empty((scratch + 7) // 8, dtype=self.f64, device=device)
+                room, more = apart.data_ptr(), 0
+            elif self.cuda:
+                room, more = 0, (scratch + 7) // 8
+            else:
+                room, more = now.room.of(scratch), 0
+            stats = empty(kept + more, dtype=self.f64, device=device) if keeps or more else None
+            at = None if stats is None else stats.data_ptr()
+            if more:
+                room = at + 8 * kept
             self.logits.point(now.logits, logits)
             self.targets.point(now.targets, target)
             status = self.run_forward(
@@ -276,22 +276,21 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     device = logits.device
     comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
     kept = table(comm, '_logprobs')
-    key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
-           target.shape, target.dtype, target.device, names, columns, in_place, values, members)
-    found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
-    if found is None:
-        try:
-            found = _made(what, logits, target, names, comm, tp_group, columns, in_place,
-                          dict(zip(members, values)))
-        except Exception as why:
-            groups.refuse(comm, why)
-            raise
-        kept.add(key, found)
-    plan, copies = found
-    if copies:
-        logits = logits.contiguous()
-    if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
-        target = targets_for(plan.rows, target, plan.config.ignore_index)
+    try:
+        key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
+               target.shape, target.dtype, target.device, names, columns, in_place, values, members)
+        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+        if found is None:
+            found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
+                                        dict(zip(members, values))))
+        plan, copies = found
+        if copies:
+            logits = logits.contiguous()
+        if not (target.dtype is plan.i64 and plan.plain and target.is_contiguous()):
+            target = targets_for(plan.rows, target, plan.config.ignore_index)
+    except Exception as why:
+        groups.refuse(comm, why)
+        raise
     return logits, target, (plan, comm, torch.is_grad_enabled())
 
 
