@@ -4,6 +4,7 @@ scratch, lifetimes and order are all as on GPUs, which python/tests/gpu/cases.py
 import contextlib
 import gc
 import itertools
+import os
 import subprocess
 import sys
 import weakref
@@ -199,6 +200,14 @@ def refused(rank):
             ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=buffers)
     with pytest.raises(ValueError, match="transport is 'tcp'"):
         ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='tcp')
+    with pytest.raises(ValueError, match="transport is 'peer' and algo 'collective'"):
+        ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer', algo='collective')
+    for one in (1, 4):  # rank 2 alone, which the one that it talks to hears; all
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, transport='peer' if one == 4 or rank == 2 else 'auto')
+        with pytest.raises((ValueError, RuntimeError)[one == 1 and rank != 2:],  # or another's was first
+                           match="transport is 'peer' and x is on cpu") \
+                if rank > 1 or one == 4 else contextlib.nullcontext():
+            carry(x)
     plain = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=3)  # does nothing on the host
     plain(x)
     assert plain.direct is False and plain.copied == 0
@@ -251,6 +260,33 @@ def no_memory(rank):
 
 def test_without_memory_it_is_staged_or_an_error(world):
     world.run(no_memory)
+
+
+def before(rank):
+    """Refused before the ranks had met: each hears of it once, in the words of the one that was refused."""
+    x = torch.ones(1, 4, 2)
+    was = os.environ.get('COLO_TRANSPORT')
+    with reached():
+        carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD)
+        if rank == 0:
+            os.environ['COLO_TRANSPORT'] = 'tcp'
+        try:
+            with pytest.raises(ValueError if rank == 0 else RuntimeError) if rank < 2 \
+                    else contextlib.nullcontext() as said:
+                carry(x)
+        finally:
+            if rank == 0:
+                del os.environ['COLO_TRANSPORT']
+                if was is not None:
+                    os.environ['COLO_TRANSPORT'] = was
+        words = "COLO_TRANSPORT is 'tcp', expected auto, nccl or peer"
+        assert rank > 1 or str(said.value) == ('' if rank == 0 else 'memory (registered or allocated, '
+                                               'COLO_TRANSPORT): rank 0 failed: ') + words
+        assert torch.equal(carry(x), torch.ones(2, 4, 2))
+
+
+def test_an_error_before_the_ranks_met_is_told_as_it_was(world):
+    world.run(before)
 
 
 # ---- blocks and streams, without ranks ----

@@ -42,10 +42,13 @@ def possible(comm: Comm, device: Any) -> bool:
 
 def _shared(comm: Comm, why: Error) -> bool:
     """Did making memory fail while all ranks were at it, so that all of them may go on? Else one of them is
-    somewhere else, and would be waited for."""
+    somewhere else, or was refused before they met, and would be waited for. By words: a rank's own error
+    has what the others hear of it after "peer memory: rank n failed: "."""
     if lib().colo_comm_check(comm.handle) < 0 or why.status == STATUS['ERR_MISMATCH']:
         return False
-    return why.status != STATUS['ERR_PEER'] or str(why).startswith(('peer memory: ', 'memory: '))
+    if why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG']):
+        return str(why).startswith(('peer memory: ', 'memory: ', 'register: '))
+    return True
 
 
 def memory_of(comm: Comm, nbytes: int, needed: bool) -> Memory | None:

@@ -130,7 +130,8 @@ class Bridge:
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
     the other rank's, through a scratch tensor of the size of y or x that the bridge keeps for each of the
     last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
-    where ranks do not reach each other. The same on all ranks; COLO_TRANSPORT goes before it.
+    where ranks do not reach each other, on the host and with algo="collective", too. The same on all
+    ranks; COLO_TRANSPORT goes before it.
     buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
     out of the scratch. They are ordinary tensors, but record_stream() does nothing for them: before
     the last of one goes, its stream has to wait for the others that use it. A call that finds all of
@@ -156,6 +157,9 @@ class Bridge:
         self.dst = Layout.dst(dst) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
         choice('transport', transport, TRANSPORTS)
+        if transport == 'peer' and algo == 'collective':
+            raise ArgumentError("bridge: transport is 'peer' and algo 'collective', which runs collectives of "
+                                "the communicator; take algo='exact' or transport='auto'")
         if isinstance(buffers, bool) or not isinstance(buffers, int) or buffers < 0:
             raise ArgumentError("bridge: buffers is %r, expected how many outputs of a shape are in memory "
                                 "that peers reach, 0 or more" % (buffers,))
@@ -238,8 +242,12 @@ class Bridge:
         number, options = torch_dtype(dtype), dict(self._options)
         no_grad = self.frozen or not dtype.is_floating_point
         transport, arena = self.transport, None
+        reachable = arenas.possible(comm, device)
+        if transport == 'peer' and device.type != 'cuda' and not reachable:
+            raise ArgumentError("bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs "
+                                "only; take transport='auto'" % device)
         buffers = 0 if str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
-        if arenas.possible(comm, device) and options['algo'] == 'exact' and transport != 'nccl':
+        if reachable and options['algo'] == 'exact' and transport != 'nccl':
             reached, sums, counts = self._reach(comm, shape, number, no_grad)
             nbytes = arenas.nbytes_of(counts, number, reached, sums, buffers)
             memory = arenas.memory_of(comm, nbytes, transport == 'peer')
