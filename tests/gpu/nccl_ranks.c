@@ -34,6 +34,12 @@ int t_gpu_count(void)
     return n < t_ranks_most() ? n : t_ranks_most();
 }
 
+int32_t t_gpu_ranks(void)
+{
+    const int n = t_gpu_count();
+    return n >= 8 ? 8 : n >= 4 ? 4 : 2;
+}
+
 bool t_gpus_enough(int n)
 {
     const int found = t_gpu_count();

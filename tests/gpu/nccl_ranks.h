@@ -30,6 +30,7 @@ typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 int t_gpu_count(void);
 int t_device_count(void);
 bool t_gpus_shared(void);
+int32_t t_gpu_ranks(void); /* 8, 4 or 2 of them, what a layout divides well */
 bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
 /* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r modulo the devices; gpus is NULL
  * when @bare: the test makes it. What ranks write in @arg must be shared by t_share(). */
