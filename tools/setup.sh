@@ -124,14 +124,36 @@ apt_install() {
         --no-install-recommends $needed $wanted </dev/null
 }
 
+# What was still missing after apt had done all it can: with the lists that it had then, asking again
+# brings nothing. Newer lists, or a build folder made anew, and it is asked.
+in_vain=build/apt-in-vain
+apt_lists=/var/lib/apt/lists
+
+# Those of the packages that apt has not yet failed to bring.
+worth_asking() {
+    if [ -f "$in_vain" ] && [ ! "$apt_lists" -nt "$in_vain" ]; then
+        printf '%s\n' "$@" | grep -vxFf "$in_vain" || true
+    else
+        printf '%s\n' "$@"
+    fi
+}
+
 install_missing() {
-    local needed wanted
+    local needed wanted asked=no
     needed=$(missing_packages "$1" | one_line)
     wanted=$(optional_packages "$1" | one_line)
     [ -n "$needed$wanted" ] || return 0
-    apt_install "$needed" "$wanted" || true
+    # shellcheck disable=SC2086 # a list of names
+    if [ -n "$needed" ] || [ -n "$(worth_asking $wanted)" ]; then
+        ! apt_install "$needed" "$wanted" || asked=yes
+    fi
     needed=$(missing_packages "$1" | one_line)
     wanted=$(optional_packages "$1" | one_line)
+    if [ "$asked" = yes ]; then
+        mkdir -p "$(dirname "$in_vain")"
+        # shellcheck disable=SC2086 # a list of names
+        printf '%s\n' $wanted >"$in_vain"
+    fi
     [ -z "$needed" ] || die "missing: $needed (Debian and Ubuntu call it so). As root:
     apt-get update && apt-get install --no-install-recommends $needed
 and for what is used where it is there: $wanted"
