@@ -350,9 +350,18 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
 
 static char version[32];
 
-/* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x
- * elsewhere; what it is compatible with it tells anybody. Nothing else used here differs between
- * the two. */
+/* hwloc tells its whole version only in a topology: 2.x as an info of the root object, 3.x as one
+ * of the topology. Nothing else used here differs between the two. */
+static const char *find_info(hwloc_topology_t t)
+{
+#if HWLOC_API_VERSION >= 0x00030000
+    return hwloc_get_info_by_name(hwloc_topology_get_infos(t), "hwlocVersion");
+#else
+    return hwloc_obj_get_info_by_name(hwloc_get_root_obj(t), "hwlocVersion");
+#endif
+}
+
+/* What it is compatible with it tells anybody. */
 static void find_version(void)
 {
     hwloc_topology_t t;
@@ -361,7 +370,7 @@ static void find_version(void)
     const unsigned api = hwloc_get_api_version();
     const char *text = NULL;
     if (hwloc_topology_set_synthetic(t, "pu:1") == 0 && hwloc_topology_load(t) == 0)
-        text = hwloc_obj_get_info_by_name(hwloc_get_root_obj(t), "hwlocVersion");
+        text = find_info(t);
     if (text)
         snprintf(version, sizeof version, "%s", text);
     else
