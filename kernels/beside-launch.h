@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
- * (pick.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu). The
- * rules are those of kernels.h; the structs are
+ * (pick.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu).
+ * The rules are those of kernels.h; the structs are
  * src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h, flattened.
  */
 #ifndef COLO_KERNELS_BESIDE_LAUNCH_H
@@ -98,18 +98,32 @@ cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaStream_t stre
 cudaError_t colo_k_sequence_collect(const colo_k_sequence_t *p, cudaStream_t stream);
 
 /* A part: f64 num, f64 weight, i64 den, 8 bytes unused; the result: f64 num, weight, i64 den, f64
- * value. */
+ * value. Without out it is the numbers of colo_loss_mean_t. */
 typedef struct colo_k_weighted {
     colo_dtype_t dtype;
     int64_t count;
     const void *values, *weights;
     const uint8_t *mask;
+    const int64_t *counted;
     int32_t rank, ranks;
     void *parts, *out, *d_values;
+    void *value;
+    double *num, *den, *factor;
+    bool divide;
 } colo_k_weighted_t;
 
 cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStream_t stream);
 cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaStream_t stream);
+
+typedef struct colo_k_mean_grad {
+    colo_dtype_t dtype;
+    int64_t count;
+    const double *factor, *d_num;
+    const void *d_value;
+    void *d_values;
+} colo_k_mean_grad_t;
+
+cudaError_t colo_k_mean_grad(const colo_k_mean_grad_t *p, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

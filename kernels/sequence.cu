@@ -151,8 +151,20 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
             room[threadIdx.x].den += room[threadIdx.x + half].den;
         }
     }
-    if (threadIdx.x == 0)
+    if (threadIdx.x == 0) {
+        if (p.counted)
+            room[0].den = *p.counted;
         ((part *)p.parts)[p.rank] = room[0];
+    }
+}
+
+template <typename T> __device__ void put_mean(const colo_k_weighted_t &p, const result &all)
+{
+    const double over = p.divide && all.den > 1 ? (double)all.den : 1;
+    *(T *)p.value = (T)(all.num / over);
+    *p.num = all.num;
+    *p.den = (double)all.den;
+    *p.factor = 1 / over;
 }
 
 template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_k_weighted_t p)
@@ -164,12 +176,26 @@ template <typename T> __global__ void finish_kernel(const __grid_constant__ colo
         all.den += ((const part *)p.parts)[r].den;
     }
     all.value = all.den ? all.num / (double)all.den : 0;
-    if (blockIdx.x == 0 && threadIdx.x == 0)
-        *(result *)p.out = all;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        if (p.out)
+            *(result *)p.out = all;
+        else
+            put_mean<T>(p, all);
+    }
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.d_values ? p.count : 0;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < n; i += step)
         ((T *)p.d_values)[i] =
             !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den) : (T)0;
+}
+
+template <typename T> __global__ void mean_grad_kernel(const __grid_constant__ colo_k_mean_grad_t p)
+{
+    double g = p.d_num ? *p.d_num : 0;
+    if (p.d_value)
+        g += (double)*(const T *)p.d_value * *p.factor;
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step)
+        ((T *)p.d_values)[i] = (T)g;
 }
 
 } // namespace
@@ -237,5 +263,16 @@ extern "C" cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaSt
         finish_kernel<double><<<blocks, THREADS, 0, stream>>>(*p);
     else
         finish_kernel<float><<<blocks, THREADS, 0, stream>>>(*p);
+    return cudaGetLastError();
+}
+
+extern "C" cudaError_t colo_k_mean_grad(const colo_k_mean_grad_t *p, cudaStream_t stream)
+{
+    if (p->count == 0)
+        return cudaSuccess;
+    if (p->dtype == COLO_F64)
+        mean_grad_kernel<double><<<blocks_of(p->count), THREADS, 0, stream>>>(*p);
+    else
+        mean_grad_kernel<float><<<blocks_of(p->count), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }

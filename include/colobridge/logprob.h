@@ -172,6 +172,44 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               colo_weighted_t *out, void *d_values, void *scratch,
                                               colo_stream_t stream);
 
+/** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
+typedef struct colo_loss_mean {
+    void *value;    /* dtype of the losses: num / max(den, 1), or num */
+    double *num;    /* global sum */
+    double *den;    /* global token count */
+    double *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1), or 1 */
+} colo_loss_mean_t;
+
+/**
+ * colo_loss_mean_forward() - sum or mean of losses whose tokens were counted where they were made, so
+ * that nobody waits for the count
+ * @losses:  in  [T] f32 or f64, contiguous; 0 where a token does not count
+ * @n_valid: in  [1] how many of them count: colo_logprob_out_t.n_valid
+ * @divide:  value is the mean, else the sum
+ * @group:   the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
+ *           every rank joins, also with T = 0
+ * @out:     out, every member
+ * @scratch: colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @losses
+ * Order and bits as colo_loss_weighted_sum(). A NaN is not hidden, also when no token counts.
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER)
+ */
+COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
+                                              bool divide, colo_comm_t *group,
+                                              const colo_loss_mean_t *out, void *scratch,
+                                              colo_stream_t stream);
+/**
+ * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all; local
+ * @factor:   in  from forward
+ * @d_value:  in  [1] dtype of the losses, or NULL: 0
+ * @d_num:    in  [1] or NULL: 0
+ * @d_losses: out [T], as the losses; colo_logprob_upstream_t.d_loss. All in one memory
+ * Each rank's losses appear once in the whole: add their gradients over the group, do not average.
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE
+ */
+COLO_API colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
+                                               const double *d_num, const colo_tensor_t *d_losses,
+                                               colo_stream_t stream);
+
 #ifdef __cplusplus
 }
 #endif

@@ -149,6 +149,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_linear_logprob_loss': (STATUS, [P, _p(s.LinearBatch), _p(s.LinearUpstream),
                                           _p(s.LogprobOut), _p(s.LinearGrads), P, P]),
     'colo_loss_reduce': (STATUS, [P, c.c_int, P, I64, P, _p(s.Reduced), P]),
+    'colo_loss_weighted_scratch_size': (SIZE, [I32]),
+    'colo_loss_mean_forward': (STATUS, [_p(s.Tensor), P, BOOL, P, _p(s.LossMean), P, P]),
+    'colo_loss_mean_backward': (STATUS, [P, P, P, _p(s.Tensor), P]),
 }
 
 

@@ -173,6 +173,12 @@ class Reduced(c.Structure):
     _fields_ = [('num', c.c_double), ('den', i64), ('value', c.c_double)]
 
 
+class LossMean(c.Structure):
+    """colo_loss_mean_t"""
+    _fields_ = [('value', c.c_void_p), ('num', c.c_void_p), ('den', c.c_void_p),
+                ('factor', c.c_void_p)]
+
+
 class LmHeadConfig(c.Structure):
     """colo_lm_head_config_t"""
     _fields_ = [('struct_size', size_t), ('rows', i64), ('hidden', i64), ('dtype', c.c_int),
@@ -226,4 +232,5 @@ C_NAMES = {
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,
     'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
+    'colo_loss_mean_t': LossMean,
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * beside-cuda.c - CUDA's table of src/loss/beside.h: passes become the flat structs of
- * kernels/beside-launch.h, after a look at their pointers. Each call's first pass looks at those of all
- * its passes: a wrong output must be known before anything is written.
+ * kernels/beside-launch.h, after a look at their pointers. Each call's first pass looks at those of
+ * all its passes: a wrong output must be known before anything is written.
  */
 #include "core/ops-cuda.h"
 #include "loss/beside.h"
@@ -277,10 +277,16 @@ static colo_k_weighted_t flat_weighted(const struct colo_weighted_pass *p)
         .values = p->values,
         .weights = p->weights,
         .mask = p->mask,
+        .counted = p->counted,
         .rank = p->rank,
         .ranks = p->ranks,
         .parts = p->parts,
         .out = p->out,
+        .value = p->mean.value,
+        .num = p->mean.num,
+        .den = p->mean.den,
+        .factor = p->mean.factor,
+        .divide = p->divide,
         .d_values = p->d_values,
     };
 }
@@ -293,6 +299,11 @@ static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_str
     TRY(colo_cuda_pointer(p->parts, "scratch"));
     TRY(colo_cuda_typed(p->out, COLO_I64, "out"));
     TRY(colo_cuda_typed(p->d_values, p->dtype, "d_values"));
+    TRY(colo_cuda_typed(p->counted, COLO_I64, "n_valid"));
+    TRY(colo_cuda_typed(p->mean.value, p->dtype, "value"));
+    TRY(colo_cuda_typed(p->mean.num, COLO_F64, "num"));
+    TRY(colo_cuda_typed(p->mean.den, COLO_F64, "den"));
+    TRY(colo_cuda_typed(p->mean.factor, COLO_F64, "factor"));
     const colo_k_weighted_t k = flat_weighted(p);
     return colo_cuda_report(colo_k_weighted_local(&k, stream), "weighted sum");
 }
@@ -301,6 +312,23 @@ static colo_status_t weighted_finish(const struct colo_weighted_pass *p, colo_st
 {
     const colo_k_weighted_t k = flat_weighted(p);
     return colo_cuda_report(colo_k_weighted_finish(&k, stream), "weighted sum over ranks");
+}
+
+static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
+{
+    TRY(colo_cuda_typed(p->factor, COLO_F64, "factor"));
+    TRY(colo_cuda_typed(p->d_value, p->dtype, "d_value"));
+    TRY(colo_cuda_typed(p->d_num, COLO_F64, "d_num"));
+    TRY(colo_cuda_typed(p->d_values, p->dtype, "d_losses"));
+    const colo_k_mean_grad_t k = {
+        .dtype = p->dtype,
+        .count = p->count,
+        .factor = p->factor,
+        .d_num = p->d_num,
+        .d_value = p->d_value,
+        .d_values = p->d_values,
+    };
+    return colo_cuda_report(colo_k_mean_grad(&k, stream), "gradient of a loss's mean");
 }
 
 const colo_beside_ops_t colo_cuda_beside = {
@@ -318,4 +346,5 @@ const colo_beside_ops_t colo_cuda_beside = {
     .sequence_collect = sequence_collect,
     .weighted_local = weighted_local,
     .weighted_finish = weighted_finish,
+    .mean_grad = mean_grad,
 };

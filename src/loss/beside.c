@@ -23,6 +23,7 @@ const colo_beside_ops_t colo_host_beside_ops = {
     .sequence_collect = colo_host_sequence_collect,
     .weighted_local = colo_host_weighted_local,
     .weighted_finish = colo_host_weighted_finish,
+    .mean_grad = colo_host_mean_grad,
 };
 
 colo_status_t colo_beside_i_for(colo_mem_t mem, const colo_ops_t **ops,

@@ -13,6 +13,7 @@ struct colo_pick_pass;     /* pick-pass.h */
 struct colo_distill_pass;  /* distill-pass.h */
 struct colo_sequence_pass; /* sequence-pass.h */
 struct colo_weighted_pass; /* weighted.h */
+struct colo_mean_grad_pass;
 
 typedef struct colo_beside_ops {
     colo_status_t (*pick_rows)(const struct colo_pick_pass *p, colo_stream_t stream);
@@ -29,6 +30,7 @@ typedef struct colo_beside_ops {
     colo_status_t (*sequence_collect)(const struct colo_sequence_pass *p, colo_stream_t stream);
     colo_status_t (*weighted_local)(const struct colo_weighted_pass *p, colo_stream_t stream);
     colo_status_t (*weighted_finish)(const struct colo_weighted_pass *p, colo_stream_t stream);
+    colo_status_t (*mean_grad)(const struct colo_mean_grad_pass *p, colo_stream_t stream);
 } colo_beside_ops_t;
 
 extern const colo_beside_ops_t colo_host_beside_ops;

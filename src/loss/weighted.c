@@ -28,8 +28,20 @@ colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_
         sum.weight += w;
         sum.den++;
     }
+    if (p->counted)
+        sum.den = *p->counted;
     p->parts[p->rank] = sum;
     return COLO_OK;
+}
+
+/* The numbers of mean.c */
+static void put_mean(const struct colo_weighted_pass *p, const colo_weighted_t *all)
+{
+    const double over = p->divide && all->den > 1 ? (double)all->den : 1;
+    colo_scalar_put(p->dtype, p->mean.value, 0, all->num / over);
+    *p->mean.num = all->num;
+    *p->mean.den = (double)all->den;
+    *p->mean.factor = 1 / over;
 }
 
 colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream)
@@ -42,7 +54,10 @@ colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo
         all.den += p->parts[r].den;
     }
     all.value = all.den ? all.num / (double)all.den : 0;
-    *p->out = all;
+    if (p->out)
+        *p->out = all;
+    else
+        put_mean(p, &all);
     for (int64_t i = 0; i < p->count && p->d_values; i++) {
         double g = 0;
         if (!p->mask || p->mask[i]) /* then den > 0 */
@@ -74,17 +89,22 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
     return COLO_OK;
 }
 
+colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what)
+{
+    COLO_TRY(colo_tensor_check(values, what));
+    if (values->dtype != COLO_F32 && values->dtype != COLO_F64)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected f32 or f64", what,
+                         colo_dtype_name(values->dtype));
+    if (values->ndim != 1)
+        return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected [T]", what, (int)values->ndim);
+    return check_line(values, values, what);
+}
+
 static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *weights,
                            const colo_tensor_t *mask, const colo_weighted_t *out,
                            const void *scratch)
 {
-    COLO_TRY(colo_tensor_check(values, "values"));
-    if (values->dtype != COLO_F32 && values->dtype != COLO_F64)
-        return colo_fail(COLO_ERR_ARG, "values: dtype %s, expected f32 or f64",
-                         colo_dtype_name(values->dtype));
-    if (values->ndim != 1)
-        return colo_fail(COLO_ERR_SHAPE, "values: %d axes, expected [T]", (int)values->ndim);
-    COLO_TRY(check_line(values, values, "values"));
+    COLO_TRY(colo_weighted_i_check_values(values, "values"));
     if (weights) {
         COLO_TRY(check_line(weights, values, "weights"));
         if (weights->dtype != values->dtype)
@@ -105,35 +125,44 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
     return colo_loss_i_check_aligned(scratch, "scratch");
 }
 
+colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, colo_comm_t *group,
+                                  const char *what, colo_status_t st, colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    if (st == COLO_OK)
+        st = colo_beside_i_for(mem, NULL, &beside);
+    COLO_TRY(colo_loss_i_ready(group, what, st));
+    p->rank = colo_comm_rank(group);
+    p->ranks = colo_comm_size(group);
+    COLO_TRY(colo_loss_i_step(group, beside->weighted_local(p, stream)));
+    if (p->ranks > 1)
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->parts + p->rank, p->parts,
+                                        (int64_t)sizeof *p->parts, COLO_U8, stream));
+    return beside->weighted_finish(p, stream);
+}
+
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
                                      const colo_tensor_t *mask, colo_comm_t *group,
                                      colo_weighted_t *out, void *d_values, void *scratch,
                                      colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    struct colo_weighted_pass p = {0};
     if (!group)
         return colo_fail(COLO_ERR_ARG, "weighted sum: group is NULL, expected the dp x cp group");
     colo_status_t st = check(values, weights, mask, out, scratch);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(values, group, "weighted sum");
     if (st == COLO_OK)
-        st = colo_beside_i_for(values->mem, NULL, &beside);
-    COLO_TRY(colo_loss_i_ready(group, "weighted sum", st));
-    struct colo_weighted_pass p = {
-        .dtype = values->dtype,
-        .count = values->shape[0],
-        .values = values->data,
-        .weights = weights ? weights->data : NULL,
-        .mask = mask ? mask->data : NULL,
-        .rank = colo_comm_rank(group),
-        .ranks = colo_comm_size(group),
-        .parts = scratch,
-        .out = out,
-        .d_values = d_values,
-    };
-    COLO_TRY(colo_loss_i_step(group, beside->weighted_local(&p, stream)));
-    if (p.ranks > 1)
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p.parts + p.rank, p.parts,
-                                        (int64_t)sizeof *p.parts, COLO_U8, stream));
-    return beside->weighted_finish(&p, stream);
+        p = (struct colo_weighted_pass){
+            .dtype = values->dtype,
+            .count = values->shape[0],
+            .values = values->data,
+            .weights = weights ? weights->data : NULL,
+            .mask = mask ? mask->data : NULL,
+            .parts = scratch,
+            .out = out,
+            .d_values = d_values,
+        };
+    return colo_weighted_i_run(&p, st == COLO_OK ? values->mem : COLO_HOST, group, "weighted sum",
+                               st, stream);
 }

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * mean.c - a loss as one number, forward and backward, of losses that were counted where they were
+ * made: a training step's sum or mean in one call each way, on the stream of the losses.
+ *
+ * The sums are weighted.c's, by reduce.c's rules. What differs: the count is read where the loss's
+ * kernels left it, the value comes in the dtype of the losses, and what backward needs is one
+ * number, for all counted tokens have the same gradient; tokens that do not count get it, too, and
+ * the loss's own backward drops it. Which tokens count, and their gradient, are left to that.
+ */
+#include "loss/weighted.h"
+
+#include "core/try.h"
+#include "loss/beside.h"
+#include "loss/check.h"
+#include "loss/scalar.h"
+
+colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
+{
+    (void)stream;
+    double g = p->d_num ? *p->d_num : 0;
+    if (p->d_value)
+        g += colo_scalar_get(p->dtype, p->d_value, 0) * *p->factor;
+    for (int64_t i = 0; i < p->count; i++)
+        colo_scalar_put(p->dtype, p->d_values, i, g);
+    return COLO_OK;
+}
+
+static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
+                           const colo_loss_mean_t *out, const void *scratch)
+{
+    COLO_TRY(colo_weighted_i_check_values(losses, "losses"));
+    if (!n_valid)
+        return colo_fail(COLO_ERR_ARG, "loss mean: n_valid is NULL, expected the count of tokens");
+    if (!out || !out->value || !out->num || !out->den || !out->factor)
+        return colo_fail(COLO_ERR_ARG,
+                         "loss mean: out or a member of it is NULL, expected room for "
+                         "value, num, den and factor");
+    if (!scratch)
+        return colo_fail(COLO_ERR_ARG, "loss mean: scratch is NULL; "
+                                       "colo_loss_weighted_scratch_size() tells how many bytes");
+    return colo_loss_i_check_aligned(scratch, "scratch");
+}
+
+colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
+                                     bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
+                                     void *scratch, colo_stream_t stream)
+{
+    struct colo_weighted_pass p = {0};
+    if (!group)
+        return colo_fail(COLO_ERR_ARG, "loss mean: group is NULL, expected the dp x cp group");
+    colo_status_t st = check(losses, n_valid, out, scratch);
+    if (st == COLO_OK)
+        st = colo_loss_i_check_place(losses, group, "loss mean");
+    if (st == COLO_OK)
+        p = (struct colo_weighted_pass){
+            .dtype = losses->dtype,
+            .count = losses->shape[0],
+            .values = losses->data,
+            .counted = n_valid,
+            .parts = scratch,
+            .mean = *out,
+            .divide = divide,
+        };
+    return colo_weighted_i_run(&p, st == COLO_OK ? losses->mem : COLO_HOST, group, "loss mean", st,
+                               stream);
+}
+
+colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
+                                      const double *d_num, const colo_tensor_t *d_losses,
+                                      colo_stream_t stream)
+{
+    const colo_beside_ops_t *beside;
+    COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
+    if (!factor)
+        return colo_fail(COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
+    COLO_TRY(colo_beside_i_for(d_losses->mem, NULL, &beside));
+    const struct colo_mean_grad_pass p = {
+        .dtype = d_losses->dtype,
+        .count = d_losses->shape[0],
+        .factor = factor,
+        .d_num = d_num,
+        .d_value = d_value,
+        .d_values = d_losses->data,
+    };
+    return beside->mean_grad(&p, stream);
+}
