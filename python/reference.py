@@ -17,8 +17,8 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'memory',
            ('colobridge.megatron', ['megatron']), ('colobridge.compat', ['compat'])]
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
-          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'totals', 'Of', 'factor_of',
-          'of_each', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception'}
+          'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
+          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception'}
 
 
 def head(node, name):

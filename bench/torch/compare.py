@@ -135,17 +135,22 @@ def seams(comm, carry):
     plans = [found[0] for name in ('_logprobs', '_linear_plans')
              for found in getattr(comm.__dict__.get(name), 'kept', {}).values()]
     ready = [r for plan in plans for r in getattr(plan, 'kept', {}).values()] or plans
+    ready += [plan.mean for plan in plans if getattr(plan, 'mean', None) is not None]
     return [(r, 'run_' + what, what) for r in ready for what in ('forward', 'backward', 'loss')
             if hasattr(r, 'run_' + what)]
 
 
 class replaced:
-    """Inside of it, C functions are what @wrap(function, list for its direction) gives."""
+    """Inside of it, C functions are what @wrap(function, list) gives, with a list of its own in @seen, by
+    direction."""
 
     def __init__(self, found, wrap, seen):
+        def new(fn, way):
+            seen[way].append([])
+            return wrap(fn, seen[way][-1])
         self.found, self.was = found, [getattr(o, name) for o, name, _ in found]
-        self.new = [tuple(wrap(f, seen[i]) for i, f in enumerate(was)) if way is None
-                    else wrap(was, seen[way == 'backward']) for (_, _, way), was in zip(found, self.was)]
+        self.new = [tuple(new(f, i) for i, f in enumerate(was)) if way is None
+                    else new(was, way == 'backward') for (_, _, way), was in zip(found, self.was)]
 
     def __enter__(self):
         for (o, name, _), fn in zip(self.found, self.new):
@@ -197,14 +202,14 @@ def overhead(turns, count):
         for _ in range(4 * count):
             times['nothing'].append(measured(empty, x))
             times['whole'].append(measured(run, x))
-            with replaced(found, at_once, seen):
+            with replaced(found, at_once, ([], [])):
                 times['python'].append(measured(run, x))
         us = {what: [min(side) for side in zip(*all_of)] for what, all_of in times.items()}
         rows.append({'table': 'overhead', 'op': name, 'nothing_us': us['nothing'],
                      'forward_us': us['whole'][0] - us['nothing'][0],
                      'backward_us': us['whole'][1] - us['nothing'][1],
                      'python_us': [us['python'][i] - us['nothing'][i] for i in (0, 1)],
-                     'c_us': [min(s) if s else 0.0 for s in seen]})
+                     'c_us': [sum(min(s) for s in side if s) for side in seen]})
     return rows
 
 

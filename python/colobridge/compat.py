@@ -297,6 +297,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     import torch
 
     from .torch.linear import Of, factor_of, functions, prepare
+    from .torch.ranks import alone
     what, hidden = 'chunked_cross_entropy_loss', hidden_states
     if (labels is None) == (shift_labels is None):
         raise ArgumentError("chunked_cross_entropy_loss: expected one of labels and shift_labels, found "
@@ -328,6 +329,6 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
         factor = factor_of(den, o[0])
     side: list[Any] = []
-    loss = functions()[1].apply(*tensors, Of(factor, den, None, True, side, again=True), o)
+    loss = functions()[1].apply(*tensors, Of(factor, den, alone(), True, side, again=True), o)
     _, _, n_valid, entropy, right = side
     return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), n_valid

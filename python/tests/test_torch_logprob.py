@@ -451,10 +451,10 @@ def copies(rank):
             run()
     out = ct.logprob(z[..., :6], t, **args)
     plan = ct.comm_of(dist.group.WORLD, z.device)._logprobs.found[0]
-    was, plan.empty = plan.empty, without_memory if rank == 1 else plan.empty
+    was, plan.empty_like = plan.empty_like, without_memory if rank == 1 else plan.empty_like
     with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
         ct.logprob(z[..., :6], t, **args)
-    plan.empty = was
+    plan.empty_like = was
     assert torch.equal(ct.logprob(z[..., :6], t, **args), out)
 
 

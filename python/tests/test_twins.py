@@ -42,10 +42,11 @@ TWINS = {
         'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
         'test_entropy_and_cross_entropy'),
     'the gradient of a mean is added over ranks again': (
-        'torch/nll.py', 'return d if over is None else d / over',
-        'return d if over is None else 2 * d / over', 'test_torch_logprob.py', 'test_mean_is_divided_once_over_all_ranks'),
+        'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
+        'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',
+        'test_mean_is_divided_once_over_all_ranks'),
     'the sum over ranks of a loss made in forward is left out': (
-        'torch/linear.py', 'group.all_reduce(num, stream=stream_of(plan.device))', 'pass',
+        'torch/linear.py', 'mean and den is None, group)', 'mean and den is None, alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
         'torch/linear.py', 'd_hidden.mul_(g)', 'd_hidden.mul_(1)', 'test_torch_linear.py',
@@ -136,7 +137,7 @@ TWINS = {
         'torch/bridge.py', "0 if str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
         'test_torch_arena.py', 'test_masks_stay_masks'),
     'an option that is a tensor is kept as it was': (
-        'torch/ready.py', 'v if type(v) is float else float(v)', 'v', 'test_torch_logprob.py',
+        'torch/ready.py', 'float(temperature)', 'temperature', 'test_torch_logprob.py',
         'test_an_option_that_is_a_tensor'),
     'what was kept is read from the next multiple of 256': (
         'torch/linear_plan.py', 'if kept.data_ptr() % 256:', 'if False:', 'test_torch_linear.py',

@@ -33,11 +33,11 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 class Of(NamedTuple):
     """What a loss that makes its gradients in forward is made of: of factor [T] * loss summed, or without
-    a factor of this rank's sum or mean. With a group, num is added over it, and den is its count; den
-    None: of this rank. mean: the value is num / den. side: where what has no gradient goes."""
+    a factor of this rank's sum or mean. den: what somebody else divides by, None: the tokens of the group.
+    mean: the value is num / den. side: where what has no gradient goes."""
     factor: Any
     den: Any
-    group: Comm | None
+    group: Comm
     mean: bool
     side: list[Any]
     again: bool = False  # may backward run twice: then gradients are copied there, not scaled in place
@@ -110,24 +110,22 @@ def functions() -> tuple[Any, Any]:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
                 out, made = ready.loss(comm, hidden, weight, bias, target, factor,
                                        mean and factor is None)
+                room = plan.total_room(group)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
+                groups.refuse(group, why)
                 raise
             ctx.main, ctx.made, ctx.need = main, made, need
             if ctx.again:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made)
                 ctx.made = ()
-            num = out[0].sum(dtype=torch.float64)
-            if group is not None:
-                with groups.telling(group):
-                    group.all_reduce(num, stream=stream_of(plan.device))
-            if den is None:
-                den = out[1].double()
-            value = num / den.clamp_min(1) if mean else num.clone()
-            if plan.real is not torch.float64:
-                value = value.float()
-            side += [num, den, *out[1:]]
+            value, num, tokens = ready.total(out, room, mean and den is None, group)
+            if den is not None:
+                value = num / den.clamp_min(1)
+                if plan.real is not torch.float64:
+                    value = value.float()
+            side += [num, tokens, *out[1:]]
             return value
 
         @staticmethod
@@ -365,30 +363,37 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
                             "is 'none'; use mode=\"auto\"")
     if mask is not None:
         target = masked('linear_nll', mask, target, ignore_index, tp_group, head_group, reduce_group)
-    trains = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (hidden, weight, bias))
+    trains = torch.is_grad_enabled() and (
+        hidden.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad)
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
-    *tensors, o = prepare(
-        'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
-        (vocab_start, vocab_end, vocab_size),
-        ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype),
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
+    group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll', tp_group, head_group)
+    try:
+        *tensors, o = prepare(
+            'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
+            (vocab_start, vocab_end, vocab_size),
+            ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype),
+            scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
+    except Exception as why:
+        groups.refuse(group, why)
+        raise
+    mean = reduction == 'mean'
     if not (mode == 'loss' and trains):
-        out = functions()[0].apply(*tensors, o)
-        return out[0] if reduction == 'none' else \
-            reduced(out[0], out[1], reduction, reduce_group, 'linear_nll')
-    plan, targets = o[0], tensors[3]
-    mean, group = reduction == 'mean', across(reduce_group, targets.device, 'linear_nll')
-    factor = den = None
-    if group is not None:
-        counts = (targets != ignore_index) & (targets >= 0) & (targets < plan.config.vocab)
-        den = counts.sum().to(torch.float64)
+        try:
+            out = functions()[0].apply(*tensors, o)
+        except BaseException as why:
+            groups.refuse(group, why)
+            raise
+        return out[0] if reduction == 'none' else reduced(out[0], out[1], mean, group)
+    factor = None
+    if mean and group.size > 1:  # gradients are made before the losses are summed
         with groups.telling(group):
+            plan, targets = o[0], tensors[3]
+            counts = (targets != ignore_index) & (targets >= 0) & (targets < plan.config.vocab)
+            den = counts.sum().to(torch.float64)
             group.all_reduce(den, stream=stream_of(targets.device))
-        if mean:
             factor = factor_of(den, plan)
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, Of(factor, den, group, mean, side), o)
+    value = functions()[1].apply(*tensors, Of(factor, None, group, mean, side), o)
     return Loss(value, side[0], side[1])
 
 

@@ -14,6 +14,7 @@ from ..comm import Comm
 from ..tensor import make, torch_dtype
 from .head import Core
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
+from .nll import Mean, MeanCall
 from .ready import SMALL, View, entry, failed, table
 from .rows import Rows
 from .tensors import checked, stream_of
@@ -54,7 +55,7 @@ class LinearPlan:
         self.targets = targets_of(rows, hidden.device)
         self.weight = View(weight, 'weight')
         self.bias = None if bias is None else View(bias, 'bias')
-        self.out = outputs_of(rows, names, self.real)
+        self.out = outputs_of(rows, names, self.real, self.device)
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
         self.d_shape = tuple(hidden.shape) if rows.plain or scatter else shape
         self.d_view = not (rows.plain or scatter)
@@ -69,7 +70,16 @@ class LinearPlan:
                              (width, 1), mem, ordinal)
         self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
         self.kept: dict[Any, _Ready] = {}
-        self.empty = torch.empty
+        self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
+        self.mean: Mean | None = None
+
+    def total_room(self, group: Comm) -> Any:
+        """For Ready.total(): a factor, and scratch. On the host it is the call's own."""
+        if self.mean is None:
+            self.mean = Mean(self.rows.count, self.real, self.device)
+        size = 8 + self.mean.scratch(group)
+        return self.empty(size // 8, dtype=self.f64, device=self.device) if self.cuda else \
+            (c.c_double * (size // 8))()
 
     def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
               add: bool) -> '_Ready':
@@ -167,9 +177,9 @@ class _Ready:
         return whole, hidden, target, weight, bias, memory
 
     def outputs(self) -> list[Any]:
-        out, empty, device = [], self.plan.empty, self.plan.device
-        for name, shape, dtype in self.plan.out:
-            t = empty(shape, dtype=dtype, device=device)
+        out, empty_like = [], self.plan.empty_like
+        for name, kind in self.plan.out:
+            t = empty_like(kind)
             setattr(self.out, name, t.data_ptr())
             out.append(t)
         return out
@@ -286,3 +296,10 @@ class _Ready:
                 raise failed(status)
         del held, work
         return out, grads
+
+    def total(self, out: list[Any], room: Any, mean: bool, group: Comm) -> tuple[Any, Any, Any]:
+        """(value, num, den) of the outputs "loss" and "n_valid"."""
+        plan = self.plan
+        at = room.data_ptr() if plan.cuda else c.addressof(room)
+        return plan.mean.forward(MeanCall(plan.mean), out[0].data_ptr(), out[1].data_ptr(), at, at + 8,
+                                 mean, group)

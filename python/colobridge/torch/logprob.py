@@ -17,7 +17,7 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .ranks import alone
-from .ready import SMALL, Room, View, entry, failed, scalars, table
+from .ready import SMALL, Room, View, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .tensors import eager, once, saved_tensors, stream_of
 
@@ -63,12 +63,13 @@ def shard(comm: Comm, control: Comm | None, columns: int, start: int | None, end
     return start, known[start, end]
 
 
-def outputs_of(rows: Rows, names: tuple[str, ...], real: Any) -> list[tuple[str, Any, Any]]:
-    """(name, shape, dtype) of tensors that outputs are written to"""
+def outputs_of(rows: Rows, names: tuple[str, ...], real: Any, device: Any) -> list[tuple[str, Any]]:
+    """(name, what they are like) of tensors that outputs are written to"""
     import torch
     kinds = {'correct': torch.uint8, 'n_valid': torch.int64, 'n_invalid': torch.int64}
     per_token = rows.shape if rows.plain else (rows.count,)
-    return [(name, () if name[0] == 'n' else per_token, kinds.get(name, real)) for name in names]
+    return [(name, like(() if name[0] == 'n' else per_token, kinds.get(name, real), device))
+            for name in names]
 
 
 def targets_of(rows: Rows, device: Any) -> View:
@@ -96,7 +97,7 @@ def _i64() -> Any:
 class _Call:
     """The C structs of one call under way."""
     __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'forward',
-                 'backward')
+                 'backward', 'at_out', 'at_made', 'mean')
 
     def __init__(self, plan: 'LogprobPlan'):
         self.saved = s.LogprobSaved(config=plan.config, logits=plan.logits.raw,
@@ -104,8 +105,9 @@ class _Call:
         self.logits, self.targets = self.saved.logits, self.saved.targets  # views into it
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
         self.out, self.made, self.upstream = s.LogprobOut(), s.LogprobSaved(), s.LogprobUpstream()
-        self.room = Room()
+        self.room, self.mean = Room(), None  # mean: NllPlan's
         self.forward = (c.addressof(plan.config), c.addressof(self.logits), c.addressof(self.targets))
+        self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
                          c.addressof(self.d_logits))
 
@@ -114,8 +116,8 @@ class LogprobPlan:
     """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
     without a copy, and of their targets [shape]."""
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
-                 'targets', 'd_logits', 'd_shape', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls', 'empty', 'f64',
-                 'bump', 'run_forward', 'run_backward')
+                 'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls',
+                 'empty', 'empty_like', 'f64', 'bump', 'run_forward', 'run_backward')
 
     def __init__(self, logits: Any, rows: Rows, config: s.LogprobConfig, names: tuple[str, ...],
                  in_place: bool, ranks: int):
@@ -129,8 +131,9 @@ class LogprobPlan:
         dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
         self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
                              ordinal)
-        self.d_shape = tuple(logits.shape) if rows.plain else (rows.count, rows.columns)
-        self.out = outputs_of(rows, names, self.real)
+        self.gradient = like(tuple(logits.shape) if rows.plain else (rows.count, rows.columns),
+                             logits.dtype, self.device)
+        self.out = outputs_of(rows, names, self.real, self.device)
         self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
         scratch, saved = _SIZE(), _SIZE()
@@ -138,7 +141,7 @@ class LogprobPlan:
         call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
         self.scratch, self.saved = scratch.value, saved.value // 8
         self.calls: list[_Call] = []
-        self.empty, self.f64 = torch.empty, torch.float64
+        self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
         self.bump = getattr(torch.autograd.graph, 'increment_version', None)
         self.run_forward = entry('colo_logprob_forward')
         self.run_backward = entry('colo_logprob_backward')
@@ -151,8 +154,8 @@ class LogprobPlan:
             now = _Call(self)
         try:
             empty, device, out = self.empty, self.device, []
-            for name, shape, dtype in self.out:
-                t = empty(shape, dtype=dtype, device=device)
+            for name, kind in self.out:
+                t = self.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
             kept, scratch = self.saved if keeps else 0, self.scratch
@@ -170,8 +173,8 @@ class LogprobPlan:
             self.logits.point(now.logits, logits)
             self.targets.point(now.targets, target)
             status = self.run_forward(
-                *now.forward, comm.handle, c.addressof(now.out),
-                c.addressof(now.made) if keeps else None, at if keeps else None, room,
+                *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
+                at if keeps else None, room,
                 stream_of(device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -196,16 +199,7 @@ class LogprobPlan:
             now = self.calls.pop()
         except IndexError:
             now = _Call(self)
-        rows, plain = self.rows, self.plain
-        held = []
-        for i, name in self.grads:
-            g = upstream[i]
-            if g is not None:
-                if not (plain and g.is_contiguous()):
-                    g = rows.spread(g, 0)
-                held.append(g)
-                g = g.data_ptr()
-            setattr(now.upstream, name, g)
+        held = self.gradients(now, upstream, stats)
         logits = self.logits.again(now.logits, logits)
         target = self.targets.again(now.targets, target)
         now.saved.stats = stats.data_ptr()
@@ -213,19 +207,33 @@ class LogprobPlan:
             d_logits = logits.detach()
             now.saved.valid = True  # the call before wrote over its logits
         else:
-            d_logits = self.empty(self.d_shape, dtype=logits.dtype, device=self.device)
+            d_logits = self.empty_like(self.gradient)
             now.d_logits.data = d_logits.data_ptr()
-            if not plain:
-                d_logits = rows.columns_of(d_logits)
+            if not self.plain:
+                d_logits = self.rows.columns_of(d_logits)
         status = self.run_backward(*now.backward, stream_of(self.device) if self.cuda else None)
         if status < 0:
             raise failed(status)
         self.calls.append(now)
+        del held
         if self.in_place:
             ctx.ended = True
             if self.bump is not None:
                 self.bump(logits)
         return d_logits
+
+    def gradients(self, now: _Call, upstream: Any, _stats: Any) -> list[Any]:
+        """Says where the upstream gradients are; what it returns has to live as long as the call."""
+        held = []
+        for i, name in self.grads:
+            g = upstream[i]
+            if g is not None:
+                if not (self.plain and g.is_contiguous()):
+                    g = self.rows.spread(g, 0)
+                held.append(g)
+                g = g.data_ptr()
+            setattr(now.upstream, name, g)
+        return held
 
 
 @functools.lru_cache(maxsize=None)
@@ -246,7 +254,7 @@ def function() -> Any:
                 plan.keep(ctx, logits, target, stats)
             if not plan.plain:
                 out = [t if name[0] == 'n' else plan.rows.gather(t)
-                       for (name, _, _), t in zip(plan.out, out)]
+                       for (name, _), t in zip(plan.out, out)]
             if plan.counts:
                 ctx.mark_non_differentiable(*(out[i] for i in plan.counts))
             return tuple(out)
@@ -265,10 +273,10 @@ MEMBERS = ('temperature', 'softcap', 'label_smoothing', 'z_loss', 'ignore_index'
 
 def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_group: Any,
             columns: tuple[int | None, int | None, int | None], in_place: bool,
-            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS
-            ) -> tuple[Any, Any, tuple[LogprobPlan, Comm, bool]]:
-    """(logits, targets, options) as the autograd functions take them. columns: vocab_start, vocab_end,
-    vocab_size. What is wrong is told to the other ranks before it is raised."""
+            values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS, kind: type = LogprobPlan
+            ) -> tuple[Any, Any, tuple[Any, Comm, bool]]:
+    """(logits, targets, (a plan of this kind, ..)) as the autograd functions take them. columns:
+    vocab_start, vocab_end, vocab_size. What is wrong is told to the other ranks before it is raised."""
     import torch
     if not isinstance(logits, torch.Tensor) or not isinstance(target, torch.Tensor):
         raise ArgumentError("%s: logits are a %s and target is a %s, expected torch tensors"
@@ -278,11 +286,11 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
     kept = table(comm, '_logprobs')
     try:
         key = (logits.shape, None if logits.is_contiguous() else logits.stride(), logits.dtype, device,
-               target.shape, target.dtype, target.device, names, columns, in_place, values, members)
+               target.shape, target.dtype, target.device, names, columns, in_place, values, members, kind)
         found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
         if found is None:
             found = kept.add(key, _made(what, logits, target, names, comm, tp_group, columns, in_place,
-                                        dict(zip(members, values))))
+                                        dict(zip(members, values)), kind))
         plan, copies = found
         if copies:
             logits = logits.contiguous()
@@ -296,7 +304,7 @@ def planned(what: str, logits: Any, target: Any, names: tuple[str, ...], tp_grou
 
 def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Comm, tp_group: Any,
           columns: tuple[int | None, int | None, int | None], in_place: bool,
-          members: dict[str, Any]) -> tuple[LogprobPlan, bool]:
+          members: dict[str, Any], kind: type) -> tuple[LogprobPlan, bool]:
     """(the plan of calls with such arguments, whether their logits have to be copied); checks them."""
     import torch
     if logits.dim() < 1 or not logits.dtype.is_floating_point:
@@ -322,7 +330,7 @@ def _made(what: str, logits: Any, target: Any, names: tuple[str, ...], comm: Com
         raise ArgumentError("%s: inplace_backward would write the rows between those of a slice; "
                             "shape %s, strides %s" % (what, list(logits.shape),
                                                       list(logits.stride())))
-    return LogprobPlan(read, rows, config, names, in_place, comm.size), read is not logits
+    return kind(read, rows, config, names, in_place, comm.size), read is not logits
 
 
 def outputs(what: str, logits: Any, target: Any, names: tuple[str, ...], *, tp_group: Any = None,

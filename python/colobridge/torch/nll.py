@@ -2,14 +2,19 @@
 """Cross entropy of vocabulary-parallel logits, summed or averaged once over all ranks: docs/logprob.md."""
 from __future__ import annotations
 
+import ctypes as c
 import functools
 from typing import Any, NamedTuple
 
+from .. import _structs as s
+from .._lib import lib
 from ..comm import Comm
 from ..errors import ArgumentError
+from ..tensor import make, torch_dtype
 from . import ranks as groups
-from .logprob import LogprobPlan, function, planned
-from .ready import scalars
+from .logprob import LogprobPlan, _Call, function, planned
+from .ranks import alone
+from .ready import SMALL, entry, failed, like, scalars
 from .tensors import eager, once, stream_of
 
 
@@ -20,43 +25,149 @@ class Loss(NamedTuple):
     den: Any
 
 
-def across(reduce_group: Any, device: Any, what: str) -> Comm | None:
-    """The communicator of a reduce_group; None for a group of one."""
-    if reduce_group is None:
-        return None
-    comm = groups.comm_of(reduce_group, device, what + ': reduce_group')
-    return comm if comm.size > 1 else None
+def across(reduce_group: Any, device: Any, what: str, *of: Any) -> Comm:
+    """The communicator of a reduce_group, for tensors on @device; None: of none, which somebody else
+    refuses. ValueError, on all ranks of the groups @of: no such group."""
+    if reduce_group is None or device is None:
+        return alone()
+    try:
+        return groups.comm_of(reduce_group, device, what + ': reduce_group')
+    except ArgumentError as why:
+        raise groups.told(why, device, *of)
 
 
-def totals(loss: Any, valid: Any, mean: bool, comm: Comm | None) -> tuple[Any, Any, Any, Any]:
-    """(value, num, den, what num is divided by, or None) of a per-token loss and the number of tokens
-    that count, added over the group in rank order, in one operation."""
-    import torch
-    num, den = loss.sum(dtype=torch.float64), valid.double()
-    if comm is not None:
-        both = torch.stack((num, den))
-        with groups.telling(comm):
-            comm.all_reduce(both, stream=stream_of(both.device))
-        num, den = (part.clone() for part in both)  # no views: autograd marks them apart
-    wide = loss.dtype == torch.float64
-    if not mean:
-        return num.clone() if wide else num.float(), num, den, None
-    over = den.clamp_min(1)
-    value = num / over
-    return value if wide else value.float(), num, den, over
+@functools.lru_cache(maxsize=None)
+def _parts(ranks: int) -> int:
+    """Bytes of scratch of a mean over so many ranks."""
+    return lib().colo_loss_weighted_scratch_size(ranks)
 
 
-def of_each(d_value: Any, d_num: Any, over: Any, like: tuple[Any, Any]) -> Any:
-    """The gradient of each token's loss, (shape, dtype) @like: one number for all. It is that of the
-    whole as it is, for each rank's part appears once in it."""
-    if d_num is None and d_value is not None and like[0]:  # expanded, it is divided as what it is
-        d = d_value.expand(like[0])
-        return d if over is None else d / over
-    d = d_num
-    if d_value is not None:
-        d = d_value if over is None else d_value / over
-        d = d if d_num is None else d + d_num
-    return None if d is None else d.to(like[1]).expand(like[0])
+class MeanCall:
+    """The C structs of one sum or mean under way."""
+    __slots__ = ('losses', 'out', 'at_losses', 'at_out')
+
+    def __init__(self, mean: 'Mean'):
+        self.losses, self.out = s.Tensor.from_buffer_copy(mean.losses), s.LossMean()
+        self.at_losses, self.at_out = c.addressof(self.losses), c.addressof(self.out)
+
+
+class Mean:
+    """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
+    of the losses, factor where what backward needs is left."""
+    __slots__ = ('losses', 'value', 'wide', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
+                 'run_backward')
+
+    def __init__(self, count: int, real: Any, device: Any):
+        import torch
+        number, self.cuda = torch_dtype(real), device.type == 'cuda'
+        self.losses = make(0, number, (count,), (1,), *(
+            (s.CUDA, device.index) if self.cuda else (s.HOST, -1)))
+        self.bytes = (count * s.DTYPE_SIZE[number] + 7) // 8 * 8
+        self.value, self.wide = (like((), dtype, device) for dtype in (real, torch.float64))
+        self.device, self.empty_like = device, torch.empty_like
+        self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
+                                               entry('colo_loss_mean_backward'))
+
+    def scratch(self, comm: Comm) -> int:
+        return _parts(comm.size)
+
+    def forward(self, now: MeanCall, losses: int, n_valid: int, factor: int, scratch: int, mean: bool,
+                comm: Comm) -> tuple[Any, Any, Any]:
+        """(value, num, den), over the ranks in rank order"""
+        try:
+            new, out = self.empty_like, now.out
+            value, num, den = new(self.value), new(self.wide), new(self.wide)
+            now.losses.data, out.factor = losses, factor
+            out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
+            status = self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, scratch,
+                                      stream_of(self.device) if self.cuda else None)
+            if status < 0:
+                raise failed(status)
+        except BaseException as why:
+            groups.heard(comm, why)
+            raise
+        return value, num, den
+
+    def backward(self, now: MeanCall, factor: int, d_value: Any, d_num: Any, d_losses: int) -> None:
+        """The gradient of each loss: one number for all. It is that of the whole as it is, for each
+        rank's part appears once in it."""
+        now.losses.data = d_losses
+        status = self.run_backward(
+            factor, None if d_value is None else d_value.data_ptr(),
+            None if d_num is None else d_num.data_ptr(), now.at_losses,
+            stream_of(self.device) if self.cuda else None)
+        if status < 0:
+            raise failed(status)
+
+
+class NllPlan(LogprobPlan):
+    """Of calls whose "loss" and "n_valid" nobody sees but as one number."""
+    __slots__ = ('mean',)
+
+    def __init__(self, *of: Any):
+        super().__init__(*of)
+        self.mean = Mean(self.rows.count, self.real, self.device)
+
+    def number(self, logits: Any, target: Any, comm: Comm, keeps: bool, mean: bool,
+               group: Comm) -> tuple[Any, Any, Any, Any]:
+        """(value, num, den, what backward needs: None unless @keeps)"""
+        try:
+            now = self.calls.pop()
+        except IndexError:
+            now = _Call(self)
+            now.mean = MeanCall(self.mean)
+        # Scratch: parts of the mean, its factor, n_valid, losses, and the loss's own. What is kept: the
+        # loss's own, and the factor.
+        try:
+            parts = _parts(group.size)
+            size, kept = parts + 16 + self.mean.bytes + self.scratch, self.saved + 1 if keeps else 0
+            if size > SMALL:
+                apart = self.empty((size + 7) // 8, dtype=self.f64, device=self.device)
+                room, more = apart.data_ptr(), 0
+            elif self.cuda:
+                room, more = 0, (size + 7) // 8
+            else:
+                room, more = now.room.of(size), 0
+            stats = self.empty(kept + more, dtype=self.f64, device=self.device) if keeps or more else None
+            at = None if stats is None else stats.data_ptr()
+            if more:
+                room = at + 8 * kept
+            n_valid, out = room + parts + 8, now.out
+            out.n_valid, out.loss = n_valid, n_valid + 8
+            self.logits.point(now.logits, logits)
+            self.targets.point(now.targets, target)
+            status = self.run_forward(
+                *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
+                at if keeps else None, n_valid + 8 + self.mean.bytes,
+                stream_of(self.device) if self.cuda else None)
+            if status < 0:
+                raise failed(status)
+        except BaseException as why:
+            groups.heard(comm, why)
+            groups.refuse(group, why)
+            raise
+        factor = at + 8 * kept - 8 if keeps else room + parts
+        numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, room, mean, group)
+        self.calls.append(now)
+        return (*numbers, stats)
+
+    def gradients(self, now: _Call, upstream: Any, stats: Any) -> Any:
+        if now.mean is None:
+            now.mean = MeanCall(self.mean)
+        held = None
+        if self.cuda or self.mean.bytes > SMALL:
+            held = self.empty(self.mean.bytes // 8, dtype=self.f64, device=self.device)
+            room = held.data_ptr()
+        else:
+            room = now.room.of(self.mean.bytes)
+        self.mean.backward(now.mean, stats.data_ptr() + 8 * self.saved, *upstream, room)
+        now.upstream.d_loss = room
+        return held
+
+
+@functools.lru_cache(maxsize=256)
+def _mean(count: int, real: Any, device: Any) -> Mean:
+    return Mean(count, real, device)
 
 
 @functools.lru_cache(maxsize=None)
@@ -64,54 +175,62 @@ def _functions() -> tuple[Any, Any]:
     import torch
 
     class Nll(torch.autograd.Function):
-        """(logits, targets, (LogprobPlan of "loss" and "n_valid", Comm, is a backward to be prepared),
-        mean or sum, reduce group, a list) -> value, num; den, which has no gradient, is put into the
-        list: an output costs more."""
+        """(logits, targets, (NllPlan, Comm, is a backward to be prepared), mean or sum, reduce group, a
+        list) -> value, num; den, which has no gradient, is put into the list: an output costs more."""
 
         @staticmethod
-        def forward(ctx: Any, logits: Any, target: Any, o: tuple[LogprobPlan, Comm, bool], mean: bool,
-                    comm: Comm | None, side: list[Any]) -> Any:
+        def forward(ctx: Any, logits: Any, target: Any, o: tuple[NllPlan, Comm, bool], mean: bool,
+                    comm: Comm, side: list[Any]) -> Any:
             plan, tp, grad = o
             keeps = grad and ctx.needs_input_grad[0]
-            (loss, valid), stats = plan.forward(logits, target, tp, keeps)
-            value, num, den, over = totals(loss, valid, mean, comm)
+            value, num, den, stats = plan.number(logits, target, tp, keeps, mean, comm)
             if keeps:
-                ctx.over = over
                 plan.keep(ctx, logits, target, stats)
             side.append(den)
             return value, num
 
         @staticmethod
         @once
-        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
-            plan = ctx.plan
-            d = of_each(d_value, d_num, ctx.over, (plan.rows.shape, plan.real))
-            return plan.backward(ctx, 'nll', (d,)), None, None, None, None, None
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            return ctx.plan.backward(ctx, 'nll', upstream), None, None, None, None, None
 
     class Reduced(torch.autograd.Function):
         """(loss of each token, number of valid ones, mean or sum, reduce group, a list) -> value, num"""
 
         @staticmethod
-        def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm | None,
+        def forward(ctx: Any, loss: Any, valid: Any, mean: bool, comm: Comm,
                     side: list[Any]) -> Any:
-            value, num, den, ctx.over = totals(loss, valid, mean, comm)
-            ctx.like = loss.shape, loss.dtype
+            try:
+                made = _mean(loss.numel(), loss.dtype, loss.device)
+                rows = loss.contiguous()
+                room = torch.empty(_parts(comm.size) // 8 + 1, dtype=torch.float64, device=loss.device)
+            except BaseException as why:
+                groups.refuse(comm, why)
+                raise
+            at = room.data_ptr()
+            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), at, at + 8,
+                                           mean, comm)
+            ctx.made, ctx.shape = made, loss.shape
+            ctx.save_for_backward(room)
             ctx.set_materialize_grads(False)
             side.append(den)
             return value, num
 
         @staticmethod
-        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
-            return of_each(d_value, d_num, ctx.over, ctx.like), None, None, None, None
+        @once
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            made = ctx.made
+            d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
+            made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr(), *upstream, d.data_ptr())
+            return d, None, None, None, None
 
     return Nll, Reduced
 
 
-def reduced(loss: Any, valid: Any, reduction: str, reduce_group: Any, what: str) -> Loss:
+def reduced(loss: Any, valid: Any, mean: bool, comm: Comm) -> Loss:
     """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here."""
-    comm = across(reduce_group, loss.device, what)
     side: list[Any] = []
-    return Loss(*_functions()[1].apply(loss, valid, reduction == 'mean', comm, side), side[0])
+    return Loss(*_functions()[1].apply(loss, valid, mean, comm, side), side[0])
 
 
 @eager
@@ -133,13 +252,18 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
     if mask is not None:
         target = masked('nll', mask, target, ignore_index, tp_group, reduce_group)
-    o = planned(
-        'nll', vocab_parallel_logits, target, ('loss',) if reduction == 'none' else ('loss', 'n_valid'),
-        tp_group, (vocab_start, vocab_end, vocab_size), inplace_backward,
-        scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
+    numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)
+    columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
-        return function().apply(*o)[0]
-    comm = across(reduce_group, o[0].device, 'nll')
+        return function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
+                                         inplace_backward, numbers))[0]
+    comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
+    try:
+        o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
+                    inplace_backward, numbers, kind=NllPlan)
+    except Exception as why:
+        groups.refuse(comm, why)
+        raise
     side: list[Any] = []
     return Loss(*_functions()[0].apply(*o, reduction == 'mean', comm, side), side[0])
 

@@ -35,8 +35,8 @@ def entry(name: str) -> Any:
 def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, ignore_index: Any,
             chunk_size: Any) -> tuple[Any, ...]:
     """Options as plain numbers: a tensor would be a key that changes, and be compared on its device."""
-    found = temperature, softcap or 0.0, label_smoothing, z_loss
-    return (*(v if type(v) is float else float(v) for v in found), ignore_index, chunk_size or 0)
+    return (float(temperature), float(softcap or 0.0), float(label_smoothing), float(z_loss),
+            ignore_index, chunk_size or 0)
 
 
 def failed(status: int) -> Exception:
@@ -48,6 +48,12 @@ def failed(status: int) -> Exception:
 def _storage_of() -> Any:
     import torch
     return getattr(torch.Tensor, 'untyped_storage', None) or torch.Tensor._storage  # before 2.0
+
+
+def like(shape: tuple[int, ...], dtype: Any, device: Any) -> Any:
+    """What empty_like() makes contiguous tensors of, in half the time of empty(); of one element itself."""
+    import torch
+    return torch.empty((), dtype=dtype, device=device).expand(shape)
 
 
 class View:
