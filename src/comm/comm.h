@@ -138,7 +138,8 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, con
 colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream);
-/* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. */
+/* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
+ * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
 colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_route_t *route,
                                          void *stage, size_t stage_bytes,
                                          const colo_message_t *sends, int32_t nsends,

@@ -175,15 +175,22 @@ static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
     return COLO_OK;
 }
 
-static colo_status_t check_memory(const struct colo_run *r, const struct exchange *x)
+/* One box of each message; @one: of each side, which is one tensor's. */
+static colo_status_t check_memory(const struct colo_run *r, const struct exchange *x, bool one)
 {
-    for (int side = 0; side < 2; side++)
-        for (int32_t i = 0; i < x->n[side]; i++)
-            for (int32_t k = 0; k < x->m[side][i].nboxes; k++)
-                if (colo_box_count(&x->m[side][i].boxes[k]) > 0) {
-                    COLO_TRY(colo_run_on_device(r, "a box", x->m[side][i].boxes[k].data));
-                    break;
-                }
+    for (int side = 0; side < 2; side++) {
+        bool known = false;
+        for (int32_t i = 0; i < x->n[side] && !(one && known); i++) {
+            const colo_message_t *m = &x->m[side][i];
+            int32_t k = 0;
+            while (k < m->nboxes && colo_box_count(&m->boxes[k]) == 0)
+                k++;
+            if (k == m->nboxes)
+                continue;
+            COLO_TRY(colo_run_on_device(r, "a box", m->boxes[k].data));
+            known = true;
+        }
+    }
     return COLO_OK;
 }
 
@@ -288,7 +295,7 @@ static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
             if (link_rank(route, x->m[side][i].peer) < 0)
                 return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the route",
                                  colo_run_text(r, what, sizeof what), (int)x->m[side][i].peer);
-    COLO_TRY(check_memory(r, x));
+    COLO_TRY(check_memory(r, x, route != NULL));
     COLO_TRY(need_lists(r, x));
     for (int k = 0; k < rounds; k++) {
         size_t n = lay_out(r->f, x, k, stage, packs);

@@ -101,18 +101,21 @@ static bool is_empty(const colo_box_t *b)
     return b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0;
 }
 
+/* One box of each side speaks for its allocation; asking CUDA for all of them took the host longer
+ * than launching. */
+static const void *first_of(const colo_box_t *side, const colo_box_t *dst, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        if (!is_empty(&dst[i]) && side[i].data)
+            return side[i].data;
+    return NULL;
+}
+
 static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                               size_t elem_size, colo_stream_t stream)
 {
-    const void *known[2] = {NULL, NULL}; /* boxes of one list mostly lie in one allocation */
-    for (int64_t i = 0; i < n; i++) {
-        if (is_empty(&dst[i]))
-            continue;
-        if (dst[i].data != known[0])
-            COLO_CUDA_TRY(colo_cuda_pointer(known[0] = dst[i].data, "copy: destination"));
-        if (src[i].data != known[1])
-            COLO_CUDA_TRY(colo_cuda_pointer(known[1] = src[i].data, "copy: source"));
-    }
+    COLO_CUDA_TRY(colo_cuda_pointer(first_of(dst, dst, n), "copy: destination"));
+    COLO_CUDA_TRY(colo_cuda_pointer(first_of(src, dst, n), "copy: source"));
     return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
 }
 
@@ -125,12 +128,8 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                int64_t last, colo_stream_t stream)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (is_empty(&dst[i]))
-            continue;
-        COLO_CUDA_TRY(colo_cuda_typed(dst[i].data, COLO_I64, "shift: destination"));
-        COLO_CUDA_TRY(colo_cuda_typed(src[i].data, COLO_I64, "shift: source"));
-    }
+    COLO_CUDA_TRY(colo_cuda_typed(first_of(dst, dst, n), COLO_I64, "shift: destination"));
+    COLO_CUDA_TRY(colo_cuda_typed(first_of(src, dst, n), COLO_I64, "shift: source"));
     return colo_cuda_report(colo_k_boxes_shift(dst, src, n, last, stream), "shift");
 }
 

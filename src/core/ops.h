@@ -18,13 +18,14 @@
  * zeros: all bits of dst become zero, which is the zero of every dtype. */
 typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
                                           size_t elem_size, colo_stream_t stream);
-/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. As few launches as it takes.
- */
+/* box_copy for @n pairs at once; no dst overlaps another pair's boxes. All dst lie in one tensor
+ * that the caller has looked at (inspect.h), and so do all src with data: of each side one box is
+ * checked. As few launches as it takes. */
 typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                           size_t elem_size, colo_stream_t stream);
 /* dst[.., i] = src[.., i + 1] along the last axis, dst[.., its end] = @last, for @n pairs of i64
- * boxes of equal extents; each dst is its src exactly or overlaps no src. As few launches as it
- * takes. */
+ * boxes of equal extents; each dst is its src exactly or overlaps no src. One tensor a side, as
+ * above. As few launches as it takes. */
 typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                            int64_t last, colo_stream_t stream);
 #define COLO_MAX_ADDENDS 256

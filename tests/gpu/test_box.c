@@ -249,6 +249,14 @@ static void pageable_host_memory_is_refused(void **state)
     assert_fails(gpu_ops()->box_copy(&bad, &good, 1, NULL), COLO_ERR_ARG,
                  "is host memory that CUDA does not know");
     assert_fails(gpu_ops()->box_sum(&good, &bad, 1, COLO_F32, NULL), COLO_ERR_ARG, "sum: addend");
+    /* of a list the first box that is there: neither an empty one nor zeros without a source */
+    colo_box_t none = box(host, (int64_t[]){1, 0, 8}, stride), zeros = box(NULL, extent, stride);
+    colo_box_t to[] = {none, good, good}, from[] = {none, zeros, bad};
+    assert_fails(gpu_ops()->box_list(to, from, 3, 1, NULL), COLO_ERR_ARG, "copy: source: ");
+    assert_fails(gpu_ops()->box_list((colo_box_t[]){none, bad}, to, 2, 1, NULL), COLO_ERR_ARG,
+                 "copy: destination: ");
+    assert_fails(gpu_ops()->box_shift((colo_box_t[]){none, bad}, to, 2, -1, NULL), COLO_ERR_ARG,
+                 "shift: destination: ");
     assert_cuda(cudaMallocHost((void **)&pinned, 8));
     memset(pinned, 7, 8);
     bad.data = pinned;
