@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that peers write into, and tensors in it. Here it is host memory that is said to be reached: blocks,
-scratch, lifetimes and order are all as on GPUs, which python/tests/gpu/cases.py looks at."""
+scratch, lifetimes and order are all as on GPUs, which python/tests/gpu/cases_bridge.py looks at."""
 import contextlib
 import gc
 import itertools

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs cases.py on all GPUs of this host, one process each, and says what happened in the words that
-tools/count-tests.py counts. Needs no pytest. Without CUDA in torch, or with it on no GPU, every case is
-counted as skipped, by name.
+"""Runs the cases of FILES on all GPUs of this host, one process each, and says what happened in the
+words that tools/count-tests.py counts. Needs no pytest. Without CUDA in torch, or with it on no GPU, every
+case is counted as skipped, by name.
 
 usage: run.py [NAME...]     those cases only
 """
+import importlib
 import os
 import re
 import subprocess
@@ -12,6 +13,7 @@ import sys
 import traceback
 from pathlib import Path
 
+FILES = 'cases_bridge', 'cases_loss', 'cases_stream'
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parents[1]
 ENV = {'NCCL_NVLS_ENABLE': '0', 'TORCH_SYMM_MEM_DISABLE_MULTICAST': '1', 'COLO_TIMEOUT_MS': '30000',
@@ -26,8 +28,9 @@ except ImportError:
 
 
 def names():
-    """Cases in order, without importing torch."""
-    return re.findall(r'^def (case_\w+)', (HERE / 'cases.py').read_text(), re.M)
+    """{case: its module} in order, without importing torch."""
+    return {case: module for module in FILES
+            for case in re.findall(r'^def (case_\w+)', (HERE / (module + '.py')).read_text(), re.M)}
 
 
 def say(kind, name):
@@ -39,7 +42,8 @@ def rank(wanted):
     import torch
     import torch.distributed as dist
     sys.path[:0] = [str(PACKAGE), str(HERE)]
-    import cases
+    from common import Skip
+    where = names()
     torch.cuda.set_device(int(os.environ['LOCAL_RANK']))
     dist.init_process_group('nccl', device_id=torch.device('cuda', int(os.environ['LOCAL_RANK'])))
     control = dist.new_group(backend='gloo')
@@ -49,9 +53,9 @@ def rank(wanted):
         if me == 0:
             print('[ RUN      ] %s' % name, flush=True)
         try:
-            getattr(cases, name)()
+            getattr(importlib.import_module(where[name]), name)()
             torch.cuda.synchronize()
-        except cases.Skip as why:
+        except Skip as why:
             outcome = ('  SKIPPED ', str(why))
         except Exception:
             outcome = ('  FAILED  ', traceback.format_exc())
@@ -71,7 +75,7 @@ def rank(wanted):
 
 
 def main():
-    wanted = sys.argv[1:] or names()
+    wanted = sys.argv[1:] or list(names())
     if 'LOCAL_RANK' in os.environ:
         rank(wanted)
     python = os.environ.get('COLO_PYTHON') or 'python3'

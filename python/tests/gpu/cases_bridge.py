@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bridges between GPUs: values, gradients, memory that peers write into, torch's own groups."""
+import itertools
+
+import torch
+import torch.distributed as dist
+
+import colobridge
+import colobridge.torch as ct
+from colobridge import megatron
+
+from common import Skip, coded, layouts, me, samples_of, size, transports
+
+
+def carried(run, src, dst, dtype, cp):
+    whole = coded(dtype)
+    x = samples_of(src, whole).clone().requires_grad_()
+    y = run(x)
+    assert torch.equal(y, samples_of(dst, whole)), (src, dst)
+    up = samples_of(dst, coded(torch.float32) % 7).to(dtype)  # summed over cp: below 256 / cp
+    y.backward(up)
+    assert torch.equal(x.grad, samples_of(src, (coded(torch.float32) % 7) * cp).to(dtype)), (src, dst)
+
+
+def case_bridge_moves_every_value_and_sums_gradients_over_cp():
+    for src, dst in layouts():
+        for (options, direct), dtype in itertools.product(transports(), (torch.bfloat16, torch.float32)):
+            carry = ct.Bridge(src, dst, group=dist.group.WORLD, **options)
+            for _ in range(3):
+                carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
+            assert carry.direct is direct, (options, carry.direct)
+            carry.destroy()
+
+
+def late(rng):
+    """The GPU of some rank is late, by up to 2 ms."""
+    torch.cuda._sleep(int(torch.randint(0, 4, (1,), generator=rng)) * int(1e6))
+
+
+def case_late_ranks_and_blocks_in_turn_do_no_harm():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    for src, dst in layouts():
+        for buffers in (0, 1, 3):
+            carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=buffers)
+            rng, held, wrong = torch.Generator().manual_seed(me()), [], []
+            streams = [torch.cuda.current_stream(), torch.cuda.Stream()]
+            for turn in range(60):
+                cp = 2 if 'cp=2' in dst else 1
+                now = streams[turn // 7 % 2]
+                now.wait_stream(streams[1 - turn // 7 % 2])
+                with torch.cuda.stream(now):
+                    whole = coded(torch.float32) + turn
+                    x = samples_of(src, whole).clone().requires_grad_()
+                    late(rng)
+                    y = carry(x)
+                    late(rng)
+                    # a block that somebody reuses too early shows a later turn's values
+                    held.append((y, samples_of(dst, whole)))
+                    if len(held) > (turn + me()) % 4:
+                        a, b = held.pop(0)
+                        wrong.append((a != b).sum())
+                        del a, b
+                    y.backward(samples_of(dst, whole) * 2)
+                    wrong.append((x.grad != samples_of(src, whole) * 2 * cp).sum())
+                    del x, y, whole
+            torch.cuda.synchronize()
+            assert int(torch.stack(wrong).sum()) == 0, (src, dst, buffers)
+            carry.destroy()
+
+
+def case_blocks_are_handed_out_as_they_are():
+    if size() == 1 or not transports()[2][1]:
+        raise Skip('needs two GPUs that reach each other')
+    src, dst = layouts()[0]
+    whole = coded(torch.bfloat16)
+    x, want = samples_of(src, whole).clone(), samples_of(dst, whole)
+    carry = ct.Bridge(src, dst, group=dist.group.WORLD, buffers=2)
+    ys = [carry(x) for _ in range(4)]
+    arena = carry._last[1].arena
+    assert [arena.holds(y) for y in ys] == [True, True, False, False] and carry.copied == 2
+    assert all(torch.equal(y, want) for y in ys)
+    at = ys[0].data_ptr()
+    if me() == 0:  # the others have none left: they copy, nobody waits
+        ys[0] = None
+    y = carry(x)
+    assert (y.data_ptr() == at) == (me() == 0) and torch.equal(y, want)
+    carry.destroy()
+    del carry, arena
+    ct.shutdown()
+    assert torch.equal(ys[1], want)  # tensors outlive all that made them
+    ys[1].add_(1)
+    torch.cuda.synchronize()
+
+
+def case_bridges_beside_each_other_take_ways_of_their_own():
+    """Memory of one bridge is nothing to another on the same communicator, also where a rank's tensors are
+    empty: its first stage has the output, its last the input."""
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    half, like = size() // 2, torch.empty(0, device='cuda')
+    spec, shape = 'dp=%d,pp=2' % half, (8, 16, 32)
+    whole = coded(torch.float32)
+    for options in ({'buffers': 1}, {'transport': 'nccl'}, {}, {'transport': 'nccl'}, {'buffers': 1}):
+        carry = ct.Bridge(spec, spec, group=dist.group.WORLD, **options)
+        mine = samples_of(spec, whole).clone().requires_grad_() if me() >= half else None
+        y = carry(mine, shape=shape, like=like)
+        assert torch.equal(y, samples_of(spec, whole) if me() < half else y[:0])
+        y.backward(2 * y.detach())
+        assert mine is None or torch.equal(mine.grad, 2 * mine.detach())
+
+
+def case_registered_memory_without_autograd():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    n = size()
+    world = ct.comm_of(dist.group.WORLD, torch.device('cuda', torch.cuda.current_device()))
+    src, dst = colobridge.Layout.src('dp=%d' % n), colobridge.Layout.dst('tp=%d' % n)
+    x = torch.full((1, 4, 8), float(me()), device='cuda')
+    want = torch.arange(n, device='cuda', dtype=torch.float32).view(n, 1, 1).expand(n, 4, 8)
+    stream = torch.cuda.current_stream().cuda_stream
+    held = [colobridge.Memory.alloc(world, n * 128), colobridge.Memory.register(
+        world, torch.zeros(n, 4, 8, device='cuda'))]
+    direct = held[0].is_direct
+    assert direct is transports()[1][1] and held[1].is_direct is direct
+    bridges = [colobridge.Bridge(world, src, dst, (n, 4, 8), device='cuda', transport=way)
+               for way in ('auto', 'nccl') + (('peer',) if direct else ())]
+    y = torch.from_dlpack(held[0].array('f32', (n, 4, 8), device=torch.cuda.current_device()))
+    for bridge in bridges:
+        for out in (y, held[1].owner):
+            out.zero_()
+            bridge.forward(x, out, stream)
+            assert torch.equal(out, want)
+    if direct:
+        world.set_check(2)  # all hear of it, and the communicator lives
+        bad = torch.zeros(n, 4, 8, device='cuda')
+        try:
+            bridges[2].forward(x, bad if me() == 1 else y, stream)
+            raise AssertionError('not refused')
+        except (ValueError, RuntimeError) as why:
+            assert 'is not registered over comm' in str(why), why
+        world.set_check(1)
+        bridges[2].forward(x, y, stream)
+        assert torch.equal(y, want)
+        back = torch.zeros(1, 4, 8, device='cuda')
+        bridges[2].backward(y, back, stream)  # nothing comes from others: it may lie anywhere
+        assert torch.equal(back, x)
+    torch.cuda.synchronize()
+    dist.barrier()
+    for bridge in bridges:
+        bridge.destroy()
+    del y
+    for memory in held:
+        memory.destroy()
+
+
+def case_grid_and_communicator_on_nccl_groups():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    n = size()
+
+    def grid(tp, cp, dp):
+        made = megatron.HyperCommGrid([tp, cp, 1, dp], ['tp', 'cp', 'pp', 'dp'], backend='nccl')
+        for dims in (['tp'], ['cp'], ['pp'], ['dp'], ['dp', 'cp']):
+            group = made.create_pg(dims)
+            assert made.get_pg(dims) is group
+        total = torch.ones(1, device='cuda')
+        dist.all_reduce(total, group=made.get_pg(['dp', 'cp']))
+        assert int(total) == dp * cp
+        return made
+
+    for a, b in (((1, 1, n), (n, 1, 1)), ((n, 1, 1), (1, 1, n)), ((1, 1, n), (1, 2, n // 2))):
+        src, dst = grid(*a), grid(*b)
+        comm = megatron.ColocatedBridgeCommunicator(src, dst, buffers=b[1])
+        carried(comm.communicate, 'tp=%d,cp=%d,dp=%d' % a, 'tp=%d,cp=%d,dp=%d' % b, torch.bfloat16, b[1])
+        comm.destroy()
+        src.destroy()
+        dst.destroy()

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Losses, from logits and from hidden states, and shards of sequences."""
+import torch
+import torch.distributed as dist
+from torch.utils.checkpoint import checkpoint
+
+import colobridge.torch as ct
+from colobridge import Partition
+
+from common import H, V, Skip, cut, leaf, linear_case, logits_case, me, near, plain, size
+
+
+def case_logprob_is_that_of_the_whole_vocabulary():
+    lo, hi = cut(V)
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 1e-4), (torch.bfloat16, 1e-2)):
+        z, t, g = logits_case(dtype=dtype)
+        whole = leaf(z.double())
+        want = plain(whole, t)
+        (want[0] * g[0] + want[1] * g[1]).sum().backward()
+        seen = []
+        for chunk in (None, 1, 7, 16, 64, 512):
+            mine = leaf(z[:, lo:hi])
+            logp, h = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                                 entropy=True, chunk_size=chunk)
+            (logp.double() * g[0] + h.double() * g[1]).sum().backward()
+            near(logp, want[0].detach(), min(bound, 1e-4), 'logp')
+            near(h, want[1].detach(), min(bound, 1e-4), 'entropy')
+            near(mine.grad, whole.grad[:, lo:hi], bound, 'd_logits')
+            seen.append((logp.detach(), mine.grad))
+        assert all(torch.equal(a, c) and torch.equal(b, d) for (a, b), (c, d) in zip(seen, seen[1:]))
+
+
+def case_a_mean_is_divided_once_over_all_ranks():
+    """Each rank has tokens of its own, and another number of them that count."""
+    sides = [logits_case(seed=r) for r in range(size())]
+    for r, (_, t, _) in enumerate(sides):
+        t[:5 * r] = -100
+    whole = [leaf(z.double()) for z, _, _ in sides]
+    total = sum(torch.nn.functional.cross_entropy(x, t, reduction='sum') for x, (_, t, _) in zip(whole, sides))
+    den = sum(int((t != -100).sum()) for _, t, _ in sides)
+    d_total = torch.autograd.grad(total, whole[me()])[0]
+    logits, t, _ = sides[me()]
+    for reduction, over in (('mean', den), ('sum', 1)):
+        z = leaf(logits)
+        got = ct.nll(z, t, reduction=reduction, reduce_group=dist.group.WORLD)
+        (got.loss * 3 + got.num.float() / 4).backward()
+        near(got.loss, total.detach() / over, 1e-5, reduction)
+        near(got.num, total.detach(), 1e-5, 'num of ' + reduction)
+        assert got.den.dtype == torch.float64 and int(got.den) == den
+        near(z.grad, d_total * (3 / over + 0.25), 1e-4, 'd_logits of ' + reduction)
+    none = ct.nll(z, torch.full_like(t, -100), reduce_group=dist.group.WORLD)
+    assert float(none.loss.detach()) == 0 and int(none.den) == 0
+
+
+def case_linear_is_the_product_and_its_loss():
+    lo, hi = cut(V)
+    for dtype, bound in ((torch.float64, 1e-11), (torch.float32, 5e-4), (torch.bfloat16, 3e-2)):
+        h, w, t = linear_case(dtype=dtype)
+        _, _, g = logits_case()
+        x, y = leaf(h.double()), leaf(w.double())
+        want = plain(x @ y.t(), t)
+        (want[0] * g[0] + want[1] * g[1]).sum().backward()
+        for mode, chunk in (('logprob', None), ('keep', None), ('auto', 32)):
+            a, b = leaf(h), leaf(w[lo:hi])
+            out = ct.linear_logprob(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
+                                    vocab_size=V, entropy=True, mode=mode, chunk_size=chunk)
+            (out[0].double() * g[0] + out[1].double() * g[1]).sum().backward()
+            for got, right, name in ((out[0], want[0].detach(), 'logp'), (a.grad, x.grad, 'd_hidden'),
+                                     (b.grad, y.grad[lo:hi], 'd_weight')):
+                near(got, right, bound, (name, mode, dtype))
+        x, y = leaf(h.double()), leaf(w.double())
+        mean = torch.nn.functional.cross_entropy(x @ y.t(), t)
+        (mean * 3).backward()
+        a, b = leaf(h), leaf(w[lo:hi])
+        b.main_grad = torch.ones(b.shape, dtype=torch.float64 if dtype == torch.float64 else torch.float32,
+                                 device='cuda')
+        loss = ct.linear_nll(a, b, target=t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V,
+                             main_grad=True)
+        (loss.loss * 3).backward()
+        near(loss.loss.detach(), mean.detach(), bound, 'loss')
+        near(a.grad, x.grad, bound, 'd_hidden of the loss')
+        near(b.main_grad - 1, y.grad[lo:hi], bound, 'main_grad')
+
+
+def case_checkpointed_runs_give_the_same_bits():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+
+    def run(x, y):
+        z = torch.nn.functional.linear(x.tanh(), y)
+        a = ct.logprob(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V)
+        return a + ct.linear_logprob(x.tanh(), y, target=t, tp_group=dist.group.WORLD, vocab_start=lo,
+                                     vocab_size=V)
+
+    seen = []
+    for way in (run, lambda x, y: checkpoint(run, x, y, use_reentrant=False)):
+        x, y = leaf(h), leaf(w[lo:hi])
+        way(x, y).sum().backward()
+        seen.append((x.grad, y.grad))
+    assert torch.equal(seen[0][0], seen[1][0]) and torch.equal(seen[0][1], seen[1][1])
+
+
+def case_compiled_code_goes_around_it():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+
+    def step(x, y):
+        z = torch.nn.functional.linear(torch.tanh(x) * 2, y)
+        loss = ct.nll(z, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_size=V).loss
+        return loss * 2 + ct.linear_nll(torch.tanh(x), y, target=t, tp_group=dist.group.WORLD,
+                                        vocab_start=lo, vocab_size=V).loss
+
+    seen = []
+    for run in (step, torch.compile(step)):
+        x, y = leaf(h), leaf(w[lo:hi])
+        run(x, y).backward()
+        seen.append((x.grad, y.grad))
+    for a, b in zip(*seen):
+        near(b, a, 1e-4, 'compiled')
+
+
+def case_autocast_casts_linear_and_leaves_the_rest():
+    h, w, t = linear_case()
+    with torch.autocast('cuda', dtype=torch.bfloat16):
+        out = ct.linear_logprob(leaf(h), leaf(w), target=t)
+        z = torch.nn.functional.linear(h, w)
+        assert z.dtype == torch.bfloat16 and ct.logprob(z, t).dtype == torch.float32
+    assert torch.equal(out, ct.linear_logprob(h.bfloat16(), w.bfloat16(), target=t))
+
+
+def case_fsdp2_trunk_and_sharded_head():
+    if size() == 1:
+        raise Skip('needs two GPUs')
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+    mesh = init_device_mesh('cuda', (size(),))
+    torch.manual_seed(3)
+    trunk = torch.nn.Linear(H, H).cuda()
+    first = [p.detach().clone() for p in trunk.parameters()]
+    sides = [linear_case(seed=r) for r in range(size())]
+    w = sides[0][1]
+    # the whole: every rank's tokens, the loss of rank r counted once
+    whole_w, whole_h = leaf(w), [leaf(p) for p in first]
+    mean = sum(torch.nn.functional.cross_entropy(
+        torch.nn.functional.linear(s[0], whole_h[0], whole_h[1]) @ whole_w.t(), s[2], reduction='sum')
+        for s in sides) / (size() * int((sides[0][2] != -100).sum()))
+    mean.backward()
+    fully_shard(trunk, mesh=mesh)
+    trunk.set_gradient_divide_factor(1.0) if hasattr(trunk, 'set_gradient_divide_factor') else None
+    head = torch.nn.Parameter(distribute_tensor(w.clone(), mesh, [Shard(0)]))
+    h, _, t = sides[me()]
+    for mode in ('loss', 'logprob'):
+        trunk.zero_grad()
+        head.grad = None
+        loss = ct.linear_nll(trunk(h), head, target=t, reduce_group=dist.group.WORLD, mode=mode).loss
+        loss.backward()
+        near(loss.detach(), mean.detach(), 1e-4, 'loss')
+        near(head.grad.full_tensor(), whole_w.grad, 1e-4, 'd_head')
+        if hasattr(trunk, 'set_gradient_divide_factor'):
+            near(trunk.weight.grad.full_tensor(), whole_h[0].grad, 1e-4, 'd_trunk')
+    assert head.grad.to_local().shape[0] == max(0, cut(V)[1] - cut(V)[0])
+
+
+# ---- shards ----
+
+def case_shards_are_the_host_s():
+    segments = [0, 8, 8, 24, 64]
+    for cu in (None, segments):
+        for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+            part = Partition(64, cp=4, cp_rank=1, cu_padded=cu)
+            whole = torch.randint(0, 100, (3, 64, 5), dtype=dtype)
+            for axes in ((0, 1, 2), (2, 0, 1), (1, 2, 0)):
+                x = whole.permute(axes)
+                axis = axes.index(1)
+                local = ct.shard(x.cuda(), part, axis)
+                assert torch.equal(local.cpu(), ct.shard(x, part, axis))
+                assert torch.equal(ct.unshard(local, part, axis).cpu(),
+                                   ct.unshard(local.cpu(), part, axis))
+        tokens = torch.arange(3 * 64).reshape(3, 64)
+        there = tokens.cuda()
+        want = ct.next_token(tokens, part)
+        assert torch.equal(ct.next_token(there, part).cpu(), want)
+        part.next_token(there, there)
+        assert torch.equal(there.cpu(), want)
+    for bad in (lambda: part.shard(whole.cuda(), 1, whole[:, :16]),
+                lambda: part.next_token(tokens, there)):
+        try:
+            bad()
+        except ValueError as why:
+            assert 'memory kind' in str(why), why
+        else:
+            raise AssertionError('two memories were taken')
