@@ -9,7 +9,8 @@
  * same bytes, and one that copies them. lm_head path: loss and logprob modes with d_hidden left
  * partial or summed; beside it the same V/W columns on a group of one, where nothing is gathered.
  * Sharded head: all V columns, sharded over the W ranks; the gather alone, and what it adds to
- * products that run meanwhile (the encoder's tail). A time is the slowest rank's; medians.
+ * products that run meanwhile (the encoder's tail); by NCCL, and into registered memory, where GPUs
+ * reach each other. A time is the slowest rank's; medians.
  */
 #include "bench.h"
 
@@ -37,8 +38,7 @@ typedef struct rank {
     cudaStream_t stream;
     int64_t columns; /* V / W */
     int64_t d_rows;  /* of d_hidden: T, or T / W where it is scattered */
-    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *scratch, *work, *buffer,
-        *gathered;
+    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *scratch, *work, *buffer;
     unsigned long long *sum;
     colo_logprob_config_t config;
     colo_logprob_saved_t saved;
@@ -276,18 +276,34 @@ static void sharded_head(rank_t *r)
     COLO(colo_lm_head_create(&r->sharded, &hc, r->gpus));
     colo_lm_head_rows(r->sharded, &first, &rows);
     colo_tensor_t w = colo_tensor_cuda(r->w, COLO_BF16, r->me, 2, (int64_t[]){rows, H});
-    r->gathered = device(colo_lm_head_gathered_size(r->sharded));
-    COLO(colo_lm_head_bind(r->sharded, &w, NULL, r->gathered));
-    const double alone = measure(r, gather), products = measure(r, tail),
-                 both = measure(r, gather_beside);
-    say(r, "head gather alone", alone, 0);
+    const size_t bytes = colo_lm_head_gathered_size(r->sharded);
+    const double products = measure(r, tail);
     say(r, "encoder's tail alone", products, 0);
-    say(r, "both, floor: the tail", both, products);
-    if (r->me == 0)
-        printf(
-            "\nvisible cost of the gather: %.3f ms, %.1f %% of its own time; %.0f GB/s received\n",
-            both - products, 100 * (both - products) / alone,
-            (double)(V * H * 2) * (ranks - 1) / ranks / alone * 1e-6);
+    for (int registered = 0; registered < 2; registered++) {
+        colo_memory_t *memory = NULL;
+        void *gathered = NULL;
+        if (registered) {
+            COLO(colo_memory_alloc(r->gpus, bytes, &memory));
+            gathered = colo_memory_data(memory);
+        } else {
+            gathered = device(bytes);
+        }
+        const bool by_copies = colo_memory_is_direct(memory);
+        COLO(colo_lm_head_bind(r->sharded, &w, NULL, gathered));
+        const double alone = measure(r, gather), both = measure(r, gather_beside);
+        say(r, by_copies ? "head gather alone, registered memory" : "head gather alone", alone, 0);
+        say(r, "both at once, floor: the tail", both, products);
+        if (r->me == 0)
+            printf("visible cost of the gather: %.3f ms, %.1f %% of its own time; %.0f GB/s "
+                   "received\n",
+                   both - products, 100 * (both - products) / alone,
+                   (double)(V * H * 2) * (ranks - 1) / ranks / alone * 1e-6);
+        CUDA(cudaStreamSynchronize(r->stream));
+        COLO(colo_comm_barrier(r->host, NULL));
+        if (!registered)
+            CUDA(cudaFree(gathered));
+        colo_memory_destroy(&memory);
+    }
     colo_lm_head_destroy(&r->sharded);
 }
 

@@ -22,85 +22,14 @@
 #include "direct.h"
 
 #include "direct-tile.cuh"
+#include "direct-wait.cuh"
 
 #include <climits>
 
 namespace
 {
 
-constexpr unsigned ALL = 0xffffffffu;
-
-/* ---- words that others see ---- */
-
-__device__ uint64_t clock_ns()
-{
-    uint64_t t;
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
-    return t;
-}
-
-__device__ void put(uint64_t *p, uint64_t v)
-{
-    asm volatile("st.relaxed.sys.global.u64 [%0], %1;" ::"l"(p), "l"(v) : "memory");
-}
-
-__device__ uint64_t get(const uint64_t *p)
-{
-    uint64_t v;
-    asm volatile("ld.relaxed.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
-    return v;
-}
-
-__device__ unsigned is_dead(const colo_k_direct_t &d)
-{
-    return *(volatile unsigned *)&d.control->dead;
-}
-
-/* The first one to give up says why. */
-__device__ void give_up(const colo_k_direct_t &d, uint64_t code, int32_t rank, uint64_t call,
-                        uint64_t memory)
-{
-    if (atomicCAS(&d.control->dead, 0u, 1u) != 0)
-        return;
-    put(&d.report->peer, (uint64_t)rank);
-    put(&d.report->call, call);
-    put(&d.report->memory, memory);
-    __threadfence_system();
-    put(&d.report->code, code);
-}
-
-/* Polls until ready() on all lanes of @mask; false when this wait has ended otherwise. */
-template <typename F>
-__device__ bool wait_for(const colo_k_direct_t &d, const colo_k_partner_t &p, uint64_t call,
-                         unsigned mask, F ready)
-{
-    uint64_t since = 0;
-    for (unsigned round = 0;; round++) {
-        if (__all_sync(mask, ready()))
-            return true;
-        if (round % 32 != 31)
-            continue;
-        uint64_t code = COLO_K_FINE, t = clock_ns();
-        since = since ? since : t;
-        if (get(p.mine + COLO_K_POISON))
-            code = COLO_K_GAVE_UP;
-        else if (t - since > d.deadline_ns)
-            code = COLO_K_LATE;
-        else if (round % 4096 == 4095 && get(&d.report->stop))
-            code = COLO_K_STOPPED;
-        if (code)
-            give_up(d, code, p.rank, call, 0);
-        if (__any_sync(mask, code || is_dead(d)))
-            return false;
-    }
-}
-
 /* ---- handshake ---- */
-
-__device__ uint32_t half_of(uint64_t v, int k)
-{
-    return (uint32_t)(v >> (32 * k));
-}
 
 /* Block 0: lanes 0..8 of a warp write the record of a partner. Earlier kernels of the stream have
  * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */

@@ -37,7 +37,8 @@ enum {
     COLO_K_LATE = 1,    /* the peer did not come by the deadline */
     COLO_K_STOPPED = 2, /* the host said stop */
     COLO_K_GAVE_UP = 3, /* the peer gave up first */
-    COLO_K_UNKNOWN = 4  /* the peer's record names memory that is not known here */
+    COLO_K_UNKNOWN = 4, /* the peer's record names memory that is not known here */
+    COLO_K_ELSEWHERE = 5 /* of a gather: its record names another place than this rank's */
 };
 typedef struct colo_k_report {
     uint64_t code; /* written last */
@@ -101,6 +102,13 @@ typedef struct colo_k_direct {
 cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream);
 /* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
 cudaError_t colo_k_direct_load(int32_t *blocks);
+
+/* Before and after copies from all partners' memory, made by whoever can (gather.cu). Of @d they
+ * use memory, offset, control, report, deadline and partners, each of which posts and is read.
+ * begin: all partners have come, and name the same memory and offset; end: all have copied. */
+cudaError_t colo_k_gather_begin(const colo_k_direct_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_end(const colo_k_direct_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_load(void);
 
 #ifdef __cplusplus
 }

@@ -2,9 +2,10 @@
 /*
  * comm-nccl-ops.c - collectives between GPUs, each enqueued on the caller's stream.
  *
- * Movement is NCCL's: all-gather, broadcast, grouped send and receive, counted in bytes. Float
- * reductions are ours: slices are brought together and combined in rank order (kernels/combine.cu),
- * so the bits are those of the host backends, whatever the message size.
+ * Movement is NCCL's: all-gather, broadcast, grouped send and receive, counted in bytes; a head
+ * that is gathered into registered memory is copied by comm-peer-gather.c. Float reductions are
+ * ours: slices are brought together and combined in rank order (kernels/combine.cu), so the bits
+ * are those of the host backends, whatever the message size.
  *
  * Nothing is allocated once staging has grown to the largest operation, and nothing at all in a
  * capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
@@ -32,12 +33,15 @@ static cudaError_t copy(const struct colo_run *r, void *to, const void *from, si
                : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, r->stream);
 }
 
-static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv, size_t bytes)
+static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv, size_t bytes,
+                               const struct colo_gather *g)
 {
     COLO_TRY(colo_run_on_device(r, "send", send));
     COLO_TRY(colo_run_on_device(r, "recv", recv));
     if (!r->link->nccl)
         return colo_run_cuda(r, copy(r, recv, send, bytes));
+    if (g->id >= 0)
+        return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->capturing, r->stream));
     COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->link->nccl, r->stream));
     return COLO_OK;
 }
@@ -46,10 +50,12 @@ static colo_status_t nccl_all_gather(colo_comm_t *c, const void *send, void *rec
                                      colo_stream_t stream)
 {
     struct colo_run r;
+    struct colo_gather g;
     if (bytes == 0)
         return COLO_OK;
+    COLO_TRY(colo_gather_plan(c, send, recv, bytes, stream, &g));
     COLO_TRY(colo_run_begin(&r, c, NULL, stream));
-    return colo_run_end(&r, gather_on(&r, send, recv, bytes));
+    return colo_run_end(&r, gather_on(&r, send, recv, bytes, &g));
 }
 
 static colo_status_t broadcast_on(struct colo_run *r, void *buffer, size_t bytes, int32_t root)

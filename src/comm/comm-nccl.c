@@ -136,6 +136,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     pthread_mutex_unlock(&f->lock);
     if (dead)
         colo_peer_stop(atomic_load(&x->peer));
+    colo_direct_destroy(&x->gather);
     if (dead && x->link)
         colo_nccl_tear(f, x->link);
     colo_nccl_link_put(f, x->link);

@@ -65,7 +65,7 @@ struct colo_link {
 struct colo_route {
     struct colo_route *next;
     struct colo_link *link; /* a reference */
-    int32_t n, *members;    /* [n] owned: ranks of the comm, ascending; the link's rank is the place */
+    int32_t n, *members; /* [n] owned: ranks of the comm, ascending; the link's rank is the place */
 };
 
 struct colo_nctx { /* colo_comm.impl */
@@ -76,9 +76,12 @@ struct colo_nctx { /* colo_comm.impl */
     struct colo_route *route; /* under the family's lock, as link */
     colo_fate_t fate;
     int32_t rank;
-    int64_t id; /* of this comm in the family, > 0 */
-    colo_comm_t *control;       /* owned */
+    int64_t id;                     /* of this comm in the family, > 0 */
+    colo_comm_t *control;           /* owned */
     struct colo_peer *_Atomic peer; /* comm-peer.h; NULL until it is needed */
+    struct colo_direct *gather;     /* comm-peer-gather.c's, owned; likewise */
+    uint64_t gather_agreed;         /* registrations when all ranks last compared a gather */
+    bool gather_none;               /* there is no such path, on all ranks */
 };
 
 /* Pinned host memory, one 64-bit word each: the stream writes, the guard reads. A captured
@@ -118,7 +121,7 @@ struct colo_nfamily {
     int64_t seen_begun;
     double since; /* when it saw that operation begin */
     /* used by the thread of the comms only */
-    char *room;       /* device: of warming up; NULL: a helper that is late has it */
+    char *room; /* device: of warming up; NULL: a helper that is late has it */
     size_t room_bytes;
     int *word;        /* device: what a barrier reduces */
     int64_t *counts;  /* device: begun, ended */
@@ -129,7 +132,7 @@ struct colo_nfamily {
     size_t stage_bytes;
     void *old[48];
     int32_t nold;
-    colo_box_t *from, *to;  /* host lists of an exchange, [boxes] each */
+    colo_box_t *from, *to; /* host lists of an exchange, [boxes] each */
     struct colo_part *part;
     int64_t boxes;
 };
@@ -235,6 +238,6 @@ colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void
 /* Every kind of operation once, on @stream; for the helper thread of create. NULL or a sentence. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            cudaStream_t stream, char *room, size_t room_bytes);
-#define COLO_NCCL_WARM_BYTES(n) ((size_t)(n) * 2048)
+#define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
 
 #endif

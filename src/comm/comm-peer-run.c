@@ -332,6 +332,13 @@ colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size
             snprintf(sentence, cap, "%s: gave up after %s did", w->name, which);
             return COLO_ERR_PEER;
         }
+        if (code == COLO_K_ELSEWHERE) {
+            snprintf(sentence, cap,
+                     "%s: it goes to another place in registered memory than here (of memory %llu, "
+                     "or at another offset) on %s",
+                     w->name, (unsigned long long)r->memory, which);
+            return COLO_ERR_MISMATCH;
+        }
         snprintf(sentence, cap, "%s: memory %llu is not known here; from %s", w->name,
                  (unsigned long long)r->memory, which);
         return COLO_ERR_STATE;

@@ -144,6 +144,8 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
     cudaError_t e = colo_k_direct_load(&p->blocks);
     if (e == cudaSuccess)
+        e = colo_k_gather_load();
+    if (e == cudaSuccess)
         e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
     if (e == cudaSuccess)
         e = cudaEventCreateWithFlags(&p->done, cudaEventDisableTiming);
@@ -372,6 +374,7 @@ static colo_status_t import_all(struct colo_peer *p, const struct offer *all, co
             base = s->imported[r];
         }
         s->base[r] = base + all[r].offset;
+        s->bytes[r] = all[r].bytes;
     }
     return COLO_OK;
 }
@@ -382,6 +385,7 @@ void colo_peer_unshare(struct colo_peer *p, colo_share_t *s)
         if (s->imported[r] && cudaIpcCloseMemHandle(s->imported[r]) != cudaSuccess)
             (void)cudaGetLastError();
     free(s->imported);
+    free(s->bytes);
     free(s->base);
     *s = (colo_share_t){0};
 }
@@ -392,9 +396,10 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
     const size_t n = (size_t)c->size;
     struct offer offer, *all = calloc(n, sizeof *all);
     *s = (colo_share_t){.base = calloc(n, sizeof *s->base),
+                        .bytes = calloc(n, sizeof *s->bytes),
                         .imported = calloc(n, sizeof *s->imported)};
     colo_status_t st = make_offer(p, mine, bytes, &offer);
-    if (!all || !s->base || !s->imported)
+    if (!all || !s->base || !s->bytes || !s->imported)
         st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
     COLO_TRY_GOTO(st, agree(c, st), fail);
     COLO_TRY_GOTO(st, gather(c, &offer, all, sizeof offer), fail);
@@ -535,6 +540,14 @@ static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32
     }
     pthread_mutex_unlock(&p->lock);
     return found;
+}
+
+const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
+{
+    pthread_mutex_lock(&p->lock);
+    const struct shared *x = p->memory[id] ? p->memory[id]->impl : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return x ? &x->share : NULL;
 }
 
 static uint64_t peer_registrations(const colo_comm_t *c)

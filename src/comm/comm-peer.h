@@ -45,6 +45,7 @@ struct colo_peer {
 
 typedef struct colo_share {
     char **base;     /* [size] owned: the allocation of each rank, reachable here */
+    size_t *bytes;   /* [size] owned: how much of it */
     void **imported; /* [size] owned: to close, NULL in the same process */
 } colo_share_t;
 
@@ -72,6 +73,9 @@ void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);
 /* Frees device memory when the comm and all that was registered over it are gone. */
 void colo_peer_retire(struct colo_peer *p, void *memory);
 
+/* Memory @id of every rank; a view, as long as it is registered. */
+const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
+
 /* comm-peer-run.c */
 colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
 colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2]);
@@ -80,6 +84,17 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
 void colo_direct_destroy(colo_direct_t **d);
 colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap);
 void colo_direct_stop(struct colo_direct *d);
+
+/* comm-peer-gather.c */
+struct colo_gather { /* where one gather finds what others bring */
+    int32_t id;      /* registered memory; -1: not this way */
+    uint64_t offset;
+};
+/* Is it for copies? Before colo_run_begin(); the same answer on all ranks. */
+colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
+                               colo_stream_t stream, struct colo_gather *g);
+cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
+                             bool capturing, cudaStream_t stream);
 
 struct colo_direct {
     struct colo_direct *next; /* in peer->direct */

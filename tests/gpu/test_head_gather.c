@@ -1,0 +1,393 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_head_gather.c - a head that is sharded over all ranks, gathered into registered memory: with
+ * late ranks and memory in use again at once, captured and replayed, and what is refused.
+ *
+ * An element of the head is (round, row, column) in 32 bits of an f32 head's word, so a part that
+ * comes from another place, another rank or another round is told apart.
+ */
+#include "gpu/nccl_ranks.h"
+
+#include "core/try.h"
+
+#include <colobridge/lm_head.h>
+#include <colobridge/memory.h>
+
+#include <unistd.h>
+
+enum { ROWS = 61, HIDDEN = 37, AT = 512, DEEP = 6 };
+
+static uint32_t word(int64_t round, int64_t row, int64_t column)
+{
+    return (uint32_t)(round << 16 | row << 8 | column); /* a finite float */
+}
+
+/* A head, its shard, and registered memory at whose byte AT it is gathered. */
+struct stand {
+    colo_lm_head_t *head;
+    colo_memory_t *memory;
+    int64_t first, rows, pitch;
+    size_t bytes;
+    uint32_t *weight, *bias, *kept[DEEP], *from[DEEP]; /* device; from: [rows][HIDDEN], then bias */
+    uint32_t *host;
+};
+
+static colo_status_t bind_at(t_gpu_rank_t *r, struct stand *s, void *gathered)
+{
+    colo_tensor_t w =
+        colo_tensor_cuda(s->weight, COLO_F32, r->device, 2, (int64_t[]){s->rows, HIDDEN});
+    colo_tensor_t b = colo_tensor_cuda(s->bias, COLO_F32, r->device, 1, (int64_t[]){s->rows});
+    return colo_lm_head_bind(s->head, &w, &b, gathered);
+}
+
+static colo_status_t stand_up(t_gpu_rank_t *r, bool registered, struct stand *s)
+{
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = ROWS,     .hidden = HIDDEN,
+                                    .dtype = COLO_F32,        .mem = COLO_CUDA, .has_bias = true};
+    *s = (struct stand){.memory = NULL};
+    config.device = r->device;
+    rank_try(colo_lm_head_create(&s->head, &config, r->gpus));
+    colo_lm_head_rows(s->head, &s->first, &s->rows);
+    s->bytes = colo_lm_head_gathered_size(s->head);
+    if (registered) {
+        rank_try(colo_memory_alloc(r->gpus, AT + s->bytes + 256, &s->memory));
+        rank_check(colo_memory_is_direct(s->memory));
+    }
+    const size_t shard = (size_t)(s->rows + 1) * (HIDDEN + 1) * sizeof(uint32_t);
+    rank_cuda(cudaMalloc((void **)&s->weight, shard));
+    rank_cuda(cudaMalloc((void **)&s->bias, shard));
+    for (int i = 0; i < DEEP; i++) {
+        rank_cuda(cudaMalloc((void **)&s->kept[i], s->bytes));
+        rank_cuda(cudaMalloc((void **)&s->from[i], shard));
+    }
+    s->host = malloc(s->bytes > shard ? s->bytes : shard);
+    rank_check(s->host);
+    return registered ? bind_at(r, s, (char *)colo_memory_data(s->memory) + AT) : COLO_OK;
+}
+
+static colo_status_t lie_down(t_gpu_rank_t *r, struct stand *s)
+{
+    rank_try(t_gpu_quiet(r));
+    colo_lm_head_destroy(&s->head);
+    colo_memory_destroy(&s->memory);
+    cudaFree(s->weight);
+    cudaFree(s->bias);
+    for (int i = 0; i < DEEP; i++) {
+        cudaFree(s->kept[i]);
+        cudaFree(s->from[i]);
+    }
+    free(s->host);
+    return colo_comm_barrier(r->host, NULL);
+}
+
+/* The shard of @round, on the device. */
+static colo_status_t shard_of(struct stand *s, int64_t round, uint32_t *to)
+{
+    uint32_t *p = s->host;
+    for (int64_t row = 0; row < s->rows; row++)
+        for (int64_t k = 0; k < HIDDEN; k++)
+            *p++ = word(round, s->first + row, k);
+    for (int64_t row = 0; row < s->rows; row++)
+        *p++ = word(round, s->first + row, HIDDEN);
+    rank_cuda(cudaMemcpy(to, s->host, (size_t)(s->rows * (HIDDEN + 1)) * sizeof *to,
+                         cudaMemcpyHostToDevice));
+    return COLO_OK;
+}
+
+static colo_status_t use_shard(t_gpu_rank_t *r, struct stand *s, const uint32_t *from)
+{
+    const size_t row = (size_t)s->rows * sizeof *from;
+    rank_cuda(cudaMemcpyAsync(s->weight, from, row * HIDDEN, cudaMemcpyDeviceToDevice, r->stream));
+    rank_cuda(cudaMemcpyAsync(s->bias, from + s->rows * HIDDEN, row, cudaMemcpyDeviceToDevice,
+                              r->stream));
+    return COLO_OK;
+}
+
+static colo_status_t gather(t_gpu_rank_t *r, struct stand *s, uint32_t *kept)
+{
+    colo_tensor_t w, b;
+    rank_try(colo_lm_head_acquire(s->head, r->stream, &w, &b));
+    rank_check(w.shape[0] == ROWS && b.shape[0] == ROWS && w.stride[0] == b.stride[0]);
+    rank_check((uint32_t *)b.data == (uint32_t *)w.data + HIDDEN);
+    s->pitch = w.stride[0];
+    rank_cuda(cudaMemcpyAsync(kept, w.data, s->bytes, cudaMemcpyDeviceToDevice, r->stream));
+    return colo_lm_head_release(s->head, r->stream);
+}
+
+static colo_status_t compare(t_gpu_rank_t *r, struct stand *s, const uint32_t *kept, int64_t round)
+{
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_cuda(cudaMemcpy(s->host, kept, s->bytes, cudaMemcpyDeviceToHost));
+    for (int64_t row = 0; row < ROWS; row++)
+        for (int64_t k = 0; k <= HIDDEN; k++)
+            if (s->host[row * s->pitch + k] != word(round, row, k))
+                return colo_fail(
+                    COLO_ERR_STATE, "round %d: row %d, column %d is %08x, expected %08x",
+                    (int)round, (int)row, (int)k, s->host[row * s->pitch + k], word(round, row, k));
+    return COLO_OK;
+}
+
+static void late(void *us)
+{
+    usleep((useconds_t)(uintptr_t)us);
+}
+
+static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
+{
+    const int64_t us = t_below(s, 3) ? t_below(s, 60) : t_below(s, 2000);
+    rank_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
+    return COLO_OK;
+}
+
+/* ---- what is gathered ---- */
+
+/* Nothing but the stream's order between one gather and the next, of other values. */
+static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
+{
+    struct stand s;
+    uint64_t rng = t_seed() + 31 * (uint64_t)r->rank;
+    (void)arg;
+    rank_try(stand_up(r, true, &s));
+    for (int64_t turn = 0; turn < t_scaled(40); turn++) {
+        for (int i = 0; i < DEEP; i++)
+            rank_try(shard_of(&s, turn * DEEP + i, s.from[i]));
+        for (int i = 0; i < DEEP; i++) {
+            rank_try(be_late(r, &rng));
+            rank_try(use_shard(r, &s, s.from[i]));
+            rank_try(gather(r, &s, s.kept[i]));
+        }
+        for (int i = 0; i < DEEP; i++)
+            rank_try(compare(r, &s, s.kept[i], turn * DEEP + i));
+    }
+    return lie_down(r, &s);
+}
+
+static void late_ranks_and_memory_in_use_again_do_no_harm(void **state)
+{
+    (void)state;
+    (void)t_seed();
+    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, NULL));
+}
+
+/* Copies of other ranks' parts in a graph: NCCL has none. */
+static colo_status_t count_copies(cudaGraph_t graph, int64_t part, int32_t *copies)
+{
+    size_t n = 0;
+    rank_cuda(cudaGraphGetNodes(graph, NULL, &n));
+    cudaGraphNode_t *node = calloc(n + 1, sizeof *node);
+    rank_check(node);
+    rank_cuda(cudaGraphGetNodes(graph, node, &n));
+    *copies = 0;
+    for (size_t i = 0; i < n; i++) {
+        enum cudaGraphNodeType type;
+        struct cudaMemcpy3DParms p;
+        rank_cuda(cudaGraphNodeGetType(node[i], &type));
+        if (type != cudaGraphNodeTypeMemcpy)
+            continue;
+        rank_cuda(cudaGraphMemcpyNodeGetParams(node[i], &p));
+        *copies += (int64_t)(p.extent.width * p.extent.height * p.extent.depth) == part;
+    }
+    free(node);
+    return COLO_OK;
+}
+
+static colo_status_t replay(t_gpu_rank_t *r, void *arg)
+{
+    struct stand s;
+    uint64_t rng = t_seed() + 7 * (uint64_t)r->rank;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int32_t copies = 0;
+    (void)arg;
+    rank_try(stand_up(r, true, &s));
+    rank_try(shard_of(&s, 1, s.from[0]));
+    rank_try(use_shard(r, &s, s.from[0]));
+    rank_try(gather(r, &s, s.kept[0]));
+    rank_try(compare(r, &s, s.kept[0], 1));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    colo_status_t st = use_shard(r, &s, s.from[0]);
+    if (st == COLO_OK)
+        st = gather(r, &s, s.kept[0]);
+    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+    rank_try(st);
+    const int64_t each = (ROWS + r->size - 1) / r->size;
+    rank_try(count_copies(graph, each * s.pitch * (int64_t)sizeof(uint32_t), &copies));
+    if (copies != r->size - 1)
+        return colo_fail(COLO_ERR_STATE, "%d copies of other ranks' parts, expected %d",
+                         (int)copies, (int)r->size - 1);
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    rank_cuda(cudaGraphUpload(exec, r->stream));
+    rank_try(t_gpu_quiet(r));
+    for (int64_t round = 2; round < 2 + t_scaled(1000); round++) {
+        rank_try(shard_of(&s, round, s.from[0]));
+        if (round % 8 == 0)
+            rank_try(be_late(r, &rng));
+        rank_cuda(cudaGraphLaunch(exec, r->stream));
+        rank_try(compare(r, &s, s.kept[0], round));
+    }
+    rank_try(colo_comm_check(r->gpus));
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
+    return lie_down(r, &s);
+}
+
+static void a_captured_gather_copies_and_replays(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(t_gpu_count(), false, replay, NULL));
+}
+
+/* A head without registered memory beside one with it, on one comm. */
+static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
+{
+    struct stand here, there;
+    void *own = NULL;
+    (void)arg;
+    rank_try(stand_up(r, true, &here));
+    rank_try(stand_up(r, false, &there));
+    rank_cuda(cudaMalloc(&own, there.bytes));
+    rank_try(bind_at(r, &there, own));
+    for (int64_t round = 0; round < 4; round++) {
+        struct stand *s[2] = {&here, &there};
+        for (int i = 0; i < 2; i++) {
+            rank_try(shard_of(s[i], 2 * round + i, s[i]->from[0]));
+            rank_try(use_shard(r, s[i], s[i]->from[0]));
+            rank_try(gather(r, s[i], s[i]->kept[0]));
+        }
+        for (int i = 0; i < 2; i++)
+            rank_try(compare(r, s[i], s[i]->kept[0], 2 * round + i));
+    }
+    rank_try(t_gpu_quiet(r));
+    rank_cuda(cudaFree(own));
+    rank_try(lie_down(r, &there));
+    return lie_down(r, &here);
+}
+
+static void heads_with_and_without_registered_memory_share_a_comm(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(t_gpu_count(), false, two_heads, NULL));
+}
+
+/* ---- what is refused ---- */
+
+enum { ELSEWHERE, ON_SOME, ELSEWHERE_LATER, MISSING, IN_A_CAPTURE };
+
+typedef struct verdict {
+    int how;
+    colo_status_t status[8];
+    char sentence[8][600];
+} verdict_t;
+
+static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
+{
+    verdict_t *v = arg;
+    struct stand s;
+    colo_tensor_t w;
+    colo_status_t st = COLO_OK;
+    cudaGraph_t graph;
+    rank_try(stand_up(r, true, &s));
+    char *place = (char *)colo_memory_data(s.memory) + AT;
+    rank_try(shard_of(&s, 1, s.from[0]));
+    rank_try(use_shard(r, &s, s.from[0]));
+    if (v->how == ELSEWHERE_LATER || v->how == MISSING) {
+        rank_try(gather(r, &s, s.kept[0]));
+        rank_try(compare(r, &s, s.kept[0], 1));
+    }
+    rank_try(t_gpu_quiet(r));
+    if (v->how == MISSING)
+        rank_try(colo_comm_set_timeout(r->gpus, 500));
+    if (r->rank == 1 && (v->how == ELSEWHERE || v->how == ELSEWHERE_LATER))
+        rank_try(bind_at(r, &s, place + 256));
+    if (r->rank == 1 && v->how == ON_SOME)
+        rank_try(bind_at(r, &s, s.kept[1]));
+    if (v->how == IN_A_CAPTURE) {
+        rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
+        rank_try(t_gpu_quiet(r));
+        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    }
+    if (r->rank != 1 || v->how != MISSING)
+        st = colo_lm_head_acquire(s.head, r->stream, &w, NULL);
+    snprintf(v->sentence[r->rank], sizeof v->sentence[0], "%s", st < 0 ? colo_last_error() : "");
+    if (v->how == IN_A_CAPTURE) {
+        (void)cudaStreamEndCapture(r->stream, &graph);
+        (void)cudaGetLastError();
+    }
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    for (int i = 0; i < 300 && st == COLO_OK; i++) { /* kernels have said it; the guard looks */
+        usleep(10000);
+        st = colo_comm_check(r->gpus);
+        snprintf(v->sentence[r->rank], sizeof v->sentence[0], "%s",
+                 st < 0 ? colo_last_error() : "");
+    }
+    v->status[r->rank] = st;
+    rank_cuda(cudaMemsetAsync(place, 1, s.bytes, r->stream)); /* the GPU is well */
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    rank_try(colo_comm_barrier(r->host, NULL));
+    return lie_down(r, &s);
+}
+
+static const verdict_t *went_wrong(int how)
+{
+    static verdict_t v;
+    memset(&v, 0, sizeof v);
+    v.how = how;
+    t_share(&v, sizeof v);
+    assert_ok(t_gpus_run(t_gpu_count(), false, goes_wrong, &v));
+    return &v;
+}
+
+static void all_must_say(int how, colo_status_t want, const char *text)
+{
+    const verdict_t *v = went_wrong(how);
+    for (int k = 0; k < t_gpu_count(); k++)
+        if (v->status[k] != want || !strstr(v->sentence[k], text))
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->sentence[k]);
+}
+
+static void places_that_differ_are_refused_on_all_ranks(void **state)
+{
+    (void)state;
+    all_must_say(ELSEWHERE, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
+    all_must_say(ON_SOME, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
+    all_must_say(IN_A_CAPTURE, COLO_ERR_STATE, "run one before the capture");
+}
+
+/* Some rank at least says what happened, the others that or that a rank failed. */
+static void some_must_say(int how, colo_status_t want, const char *text)
+{
+    const verdict_t *v = went_wrong(how);
+    int said = 0;
+    for (int k = 0; k < t_gpu_count(); k++) {
+        if (k == 1 && how == MISSING)
+            continue; /* it learns of it, or not yet */
+        if (v->status[k] != want && v->status[k] != COLO_ERR_PEER)
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->sentence[k]);
+        said += v->status[k] == want && strstr(v->sentence[k], text) != NULL;
+    }
+    if (!said)
+        fail_msg("nobody says %s: %s", text, v->sentence[0]);
+}
+
+static void a_rank_that_goes_elsewhere_or_stays_away_is_found(void **state)
+{
+    (void)state;
+    some_must_say(ELSEWHERE_LATER, COLO_ERR_MISMATCH, "another place in registered memory");
+    some_must_say(MISSING, COLO_ERR_TIMEOUT, "waited");
+}
+
+int main(void)
+{
+    if (!t_gpus_enough(2))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(late_ranks_and_memory_in_use_again_do_no_harm),
+        cmocka_unit_test(a_captured_gather_copies_and_replays),
+        cmocka_unit_test(heads_with_and_without_registered_memory_share_a_comm),
+        cmocka_unit_test(places_that_differ_are_refused_on_all_ranks),
+        cmocka_unit_test(a_rank_that_goes_elsewhere_or_stays_away_is_found),
+    };
+    return cmocka_run_group_tests_name("gpu/head_gather", tests, NULL, NULL);
+}
