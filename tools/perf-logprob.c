@@ -72,8 +72,10 @@ static int run_backward(void *arg, cudaStream_t stream)
 static int device_copy(void **to, const void *from, size_t bytes)
 {
     PERF_CUDA(cudaMalloc(to, bytes));
-    if (from)
+    if (from) {
         PERF_CUDA(cudaMemcpy(*to, from, bytes, cudaMemcpyHostToDevice));
+        PERF_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); /* a short one comes back before that */
+    }
     return TOOL_OK;
 }
 

@@ -18,7 +18,7 @@ void *gpu_put(const void *from, size_t bytes)
     void *p = NULL;
     assert_cuda(cudaMalloc(&p, bytes + 1));
     if (from)
-        assert_cuda(cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice));
+        assert_cuda(t_to_device(p, from, bytes));
     else
         assert_cuda(cudaMemset(p, 0xa5, bytes));
     return p;

@@ -9,6 +9,7 @@
 #include "harness/harness.h"
 
 #include "core/ops.h"
+#include "gpu/to_device.h"
 
 #include <cuda_runtime_api.h>
 

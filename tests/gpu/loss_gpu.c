@@ -142,7 +142,7 @@ static void upload(const loss_case_t *c, int r, const int64_t *shift, buffers_t 
         }
         b->base[m] = gpu_put(NULL, (size_t)((n + shift[m] + 1) * elem));
         unsigned char *at = (unsigned char *)b->base[m] + shift[m] * elem;
-        assert_cuda(cudaMemcpy(at, host, (size_t)(n * elem), cudaMemcpyHostToDevice));
+        assert_cuda(t_to_device(at, host, (size_t)(n * elem)));
         *(m ? &b->dz : &b->z) = at;
     }
     free(host);

@@ -95,7 +95,7 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
 static colo_status_t mirror(const t_buffer_t *b, void **dev, colo_tensor_t *t, int32_t device)
 {
     rank_cuda(cudaMalloc(dev, b->bytes));
-    rank_cuda(cudaMemcpy(*dev, b->raw, b->bytes, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(*dev, b->raw, b->bytes));
     *t = b->t;
     t->mem = COLO_CUDA;
     t->device = device;

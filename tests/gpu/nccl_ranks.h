@@ -11,6 +11,7 @@
 
 #include "harness/harness.h"
 
+#include "gpu/to_device.h"
 #include "harness/bridge_case.h"
 #include "harness/ranks.h"
 

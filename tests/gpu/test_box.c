@@ -174,7 +174,7 @@ static void two_hundred_boxes_are_one_launch_and_can_be_replayed(void **state)
     for (int replay = 0; replay < 3; replay++) {
         for (int i = 0; i < N * EACH; i++)
             src[i] = (unsigned char)t_rand(&rng);
-        assert_cuda(cudaMemcpy(d_src, src, N * EACH, cudaMemcpyHostToDevice));
+        assert_cuda(t_to_device(d_src, src, N * EACH));
         assert_cuda(cudaGraphLaunch(exec, stream));
         gpu_get(got, d_dst, N * EACH);
         for (int i = 0; i < N; i++)
@@ -334,7 +334,7 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
         else if (!isfinite(loss_load(dtype, host, i)))
             memset(host + i * elem, 0x11, (size_t)elem);
     unsigned char *device = gpu_put(NULL, (size_t)(room + off));
-    assert_cuda(cudaMemcpy(device + off, host, (size_t)room, cudaMemcpyHostToDevice));
+    assert_cuda(t_to_device(device + off, host, (size_t)room));
     for (int i = 0; i <= n; i++)
         b[i].data = device + off + at[i];
     assert_ok(gpu_ops()->box_sum(&b[0], &b[1], n, dtype, NULL));

@@ -89,8 +89,7 @@ static colo_status_t shard_of(struct stand *s, int64_t round, uint32_t *to)
             *p++ = word(round, s->first + row, k);
     for (int64_t row = 0; row < s->rows; row++)
         *p++ = word(round, s->first + row, HIDDEN);
-    rank_cuda(cudaMemcpy(to, s->host, (size_t)(s->rows * (HIDDEN + 1)) * sizeof *to,
-                         cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(to, s->host, (size_t)(s->rows * (HIDDEN + 1)) * sizeof *to));
     return COLO_OK;
 }
 

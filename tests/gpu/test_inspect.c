@@ -40,11 +40,11 @@ static void a_hash_sees_every_element_and_no_gap(void **state)
                 const int64_t i = at / (5 * 21 + 3), in = at % (5 * 21 + 3);
                 const bool element = in < 5 * 21 && in % 3 == 0 && i < 3;
                 unsigned char flipped = h[byte] ^ 0x10;
-                assert_cuda(cudaMemcpy((char *)p + byte, &flipped, 1, cudaMemcpyHostToDevice));
+                assert_cuda(t_to_device((char *)p + byte, &flipped, 1));
                 assert_ok(look()->box_hash(&b, elem, &now, NULL));
                 if ((now != first) != element)
                     fail_msg("%zu bytes, element %lld: %d", elem, (long long)at, now != first);
-                assert_cuda(cudaMemcpy((char *)p + byte, &h[byte], 1, cudaMemcpyHostToDevice));
+                assert_cuda(t_to_device((char *)p + byte, &h[byte], 1));
             }
             gpu_free(p);
         }

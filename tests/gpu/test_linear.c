@@ -84,8 +84,8 @@ static void step_inputs(const step_t *s)
         h[i] = (float)(2 * t_uniform(&rng) - 1);
     for (int i = 0; i < T; i++)
         targets[i] = t_below(&rng, 4) ? t_below(&rng, V) : -100;
-    assert_cuda(cudaMemcpy(s->h, h, sizeof h, cudaMemcpyHostToDevice));
-    assert_cuda(cudaMemcpy(s->targets, targets, sizeof targets, cudaMemcpyHostToDevice));
+    assert_cuda(t_to_device(s->h, h, sizeof h));
+    assert_cuda(t_to_device(s->targets, targets, sizeof targets));
 }
 
 static colo_status_t step_run(const step_t *s, cudaStream_t stream)

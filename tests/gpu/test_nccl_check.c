@@ -26,7 +26,7 @@ static colo_status_t dev_make(struct dev *d, const t_case_t *c, t_role_t role,
 {
     rank_try(t_case_tensor(c, role, r->rank, 0, fill, &d->b));
     rank_cuda(cudaMalloc(&d->raw, d->b.bytes));
-    rank_cuda(cudaMemcpy(d->raw, d->b.raw, d->b.bytes, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(d->raw, d->b.raw, d->b.bytes));
     d->t = d->b.t;
     d->t.mem = COLO_CUDA;
     d->t.device = r->device;
@@ -87,7 +87,7 @@ static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
             float bad = 7.5f;
             size_t at =
                 (size_t)(t_buffer_at(&in.b, c->axes, part.ns, p->ib, p->is, p->ih) - in.b.raw);
-            rank_cuda(cudaMemcpy((char *)in.raw + at, &bad, sizeof bad, cudaMemcpyHostToDevice));
+            rank_cuda(t_to_device((char *)in.raw + at, &bad, sizeof bad));
         }
         rank_try(t_gpu_quiet(r));
         colo_status_t st = p->backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
@@ -271,9 +271,8 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
             rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
             rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
             rank_cuda(
-                cudaMemcpy((char *)moved[0] + shift, in.b.raw, in.b.bytes, cudaMemcpyHostToDevice));
-            rank_cuda(cudaMemcpy((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes,
-                                 cudaMemcpyHostToDevice));
+                t_to_device((char *)moved[0] + shift, in.b.raw, in.b.bytes));
+            rank_cuda(t_to_device((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes));
             colo_tensor_t a = in.t, b = out.t;
             a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);
             b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - (char *)out.raw);

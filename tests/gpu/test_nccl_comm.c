@@ -62,7 +62,7 @@ static colo_status_t one_op(t_gpu_rank_t *r, int kind, int64_t n, colo_dtype_t d
     rank_cuda(cudaMalloc((void **)&d_in, in + out + 32));
     d_out = in_place ? d_in : d_in + (in + 15) / 16 * 16;
     fill(h_in, (int64_t)(in / elem), dtype, 77 + (uint64_t)(r->rank + 5 * kind) * 1000003);
-    rank_cuda(cudaMemcpy(d_in, h_in, in, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(d_in, h_in, in));
     rank_try(t_gpu_quiet(r));
     rank_try(run_op(r->gpus, kind, d_in, d_out, n, dtype, op, r->stream));
     rank_try(run_op(r->host, kind, h_in, h_out, n, dtype, op, NULL));
@@ -90,6 +90,7 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
                 if (kind == REDUCE || kind == SCATTER)
                     rank_try(one_op(r, kind, counts[i], dtypes[k], COLO_MAX, kind == REDUCE));
             }
+    rank_try(t_gpu_quiet(r)); /* all have freed */
     rank_try(colo_comm_barrier(r->gpus, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
     colo_ledger_t l;
@@ -109,7 +110,7 @@ static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)
 {
     float v[3] = {r->rank == 1 ? NAN : 1.0f, (float)r->rank, -1.0f}, *d;
     rank_cuda(cudaMalloc((void **)&d, sizeof v));
-    rank_cuda(cudaMemcpy(d, v, sizeof v, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(d, v, sizeof v));
     rank_try(t_gpu_quiet(r));
     rank_try(colo_comm_all_reduce(r->gpus, d, d, 3, COLO_F32, COLO_MAX, r->stream));
     rank_try(t_gpu_quiet(r));
@@ -140,7 +141,7 @@ static colo_status_t splits(t_gpu_rank_t *r, void *arg)
     rank_try(colo_comm_split_color(r->gpus, r->rank, 0, &alone));
     int64_t mine = 100 + r->rank, *d, got[6] = {0};
     rank_cuda(cudaMalloc((void **)&d, 64));
-    rank_cuda(cudaMemcpy(d, &mine, 8, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(d, &mine, 8));
     rank_try(t_gpu_quiet(r));
     rank_try(colo_comm_all_gather(half, d, d + 2, 1, COLO_I64, r->stream));
     rank_try(colo_comm_all_gather(alone, d, d + 1, 1, COLO_I64, r->stream));
@@ -232,14 +233,14 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaMalloc((void **)&targets, (size_t)T * 8));
     rank_cuda(cudaMalloc((void **)&counts, 16));
     rank_cuda(cudaMalloc((void **)&correct, (size_t)T));
-    rank_cuda(cudaMemcpy(z, h, n * elem, cudaMemcpyHostToDevice));
-    rank_cuda(cudaMemcpy(targets, c->targets, (size_t)T * 8, cudaMemcpyHostToDevice));
+    rank_cuda(t_to_device(z, h, n * elem));
+    rank_cuda(t_to_device(targets, c->targets, (size_t)T * 8));
     for (int i = 0; i < 3; i++) {
         rank_cuda(cudaMalloc((void **)&out[i], (size_t)T * 4));
         rank_cuda(cudaMalloc((void **)&up[i], (size_t)T * 4));
         for (int64_t t = 0; t < T; t++)
             vec[t] = (float)c->up[i][t];
-        rank_cuda(cudaMemcpy(up[i], vec, (size_t)T * 4, cudaMemcpyHostToDevice));
+        rank_cuda(t_to_device(up[i], vec, (size_t)T * 4));
     }
     colo_tensor_t tz = colo_tensor_cuda(z, c->dtype, r->device, 2, (int64_t[]){T, cols});
     colo_tensor_t tg = colo_tensor_cuda(targets, COLO_I64, r->device, 1, &T);

@@ -122,8 +122,8 @@ static void a_graph_replays_with_other_values(void **state)
             x[i] = (float)(i % 100003 + replay);
         for (int64_t i = 0; i < s; i++)
             tokens[i] = 10 * i + replay;
-        assert_cuda(cudaMemcpy(b->x.data, x, (size_t)(s * H) * 4, cudaMemcpyHostToDevice));
-        assert_cuda(cudaMemcpy(b->tokens.data, tokens, (size_t)s * 8, cudaMemcpyHostToDevice));
+        assert_cuda(t_to_device(b->x.data, x, (size_t)(s * H) * 4));
+        assert_cuda(t_to_device(b->tokens.data, tokens, (size_t)s * 8));
         assert_cuda(cudaMemset(b->back.data, 0xa5, (size_t)(s * H) * 4));
         assert_cuda(cudaGraphLaunch(exec, stream));
         gpu_get(got, b->back.data, (size_t)(s * H) * 4);
@@ -207,7 +207,7 @@ static void shards_move_at_any_address_and_tokens_do_not(void **state)
         for (int h = 0; h < H; h++)
             x[i][h] = (float)(1 + 10 * i + h);
     memcpy(want[2], x[2], 4 * sizeof x[0]);
-    assert_cuda(cudaMemcpy(mem + 1, x, sizeof x, cudaMemcpyHostToDevice));
+    assert_cuda(t_to_device(mem + 1, x, sizeof x));
     colo_tensor_t g = colo_tensor_cuda(mem + 1, COLO_F32, 0, 2, (int64_t[]){8, H});
     colo_tensor_t l = colo_tensor_cuda(mem + 255, COLO_F32, 0, 2, (int64_t[]){4, H});
     assert_ok(colo_partition_shard(&p, &g, 0, &l, NULL));

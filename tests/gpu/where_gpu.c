@@ -59,7 +59,7 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64
     }
     colo_status_t met = colo_comm_barrier(c->impl, NULL);
     if (st == COLO_OK && n > 0)
-        st = quiet(cudaMemcpy(recv, sum, bytes, cudaMemcpyHostToDevice));
+        st = quiet(t_to_device(recv, sum, bytes));
     free(sum);
     free(one);
     return st ? st : met;
@@ -115,7 +115,7 @@ static void *put(const void *from, size_t bytes)
 {
     void *p = NULL;
     must(cudaMalloc(&p, bytes + 16), "cudaMalloc");
-    must(from ? cudaMemcpy(p, from, bytes, cudaMemcpyHostToDevice) : cudaMemset(p, 0xa5, bytes),
+    must(from ? t_to_device(p, from, bytes) : cudaMemset(p, 0xa5, bytes),
          "filling");
     must(cudaDeviceSynchronize(), "filling");
     return p;
