@@ -78,10 +78,13 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
 
 /**
  * colo_lm_head_bind() - say where the parameters are; again whenever they move
- * @weight:   [rows here, H], columns contiguous, rows at any stride; borrowed until the next bind
+ * @weight:   [rows here, H], columns contiguous, rows at any stride; borrowed until the next bind.
+ *            It may lie in its place of @gathered, where the views have it: then it is not copied
  * @bias:     [rows here], contiguous; NULL iff the head has none
  * @gathered: colo_lm_head_gathered_size() bytes, 256-aligned, used from start to release only (what
- *            lies there in between may be anything); NULL when resident
+ *            lies there in between may be anything); NULL when resident. On GPUs that reach each
+ *            other, memory that is registered over the group (memory.h), at the same offset on all
+ *            ranks or on none: ranks then copy from each other, beside what multiprocessors do
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE; COLO_ERR_STATE while a gather is in flight
  */
 COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,

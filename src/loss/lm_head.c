@@ -307,14 +307,16 @@ static void *element(void *data, colo_dtype_t dtype, int64_t i)
     return (char *)data + i * (int64_t)colo_dtype_size(dtype);
 }
 
-/* This rank's rows into its place of the gathered head, then the one all-gather. */
+/* This rank's rows into its place of the gathered head, unless they are there, then the one
+ * all-gather. */
 static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
 {
     const colo_dtype_t dtype = h->config.dtype;
     const int64_t hidden = h->config.hidden, step = pitch(h, dtype), slab = h->each * step;
     void *own = element(h->gathered, dtype, colo_comm_rank(h->group) * slab);
     const size_t elem = colo_dtype_size(dtype);
-    if (h->count > 0) {
+    const bool in_place = h->weight.data == own && (h->count == 1 || h->weight.stride[0] == step);
+    if (h->count > 0 && !in_place) {
         colo_box_t to = box_of(own, h->count, hidden, step),
                    from = box_of(h->weight.data, h->count, hidden, h->weight.stride[0]);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));

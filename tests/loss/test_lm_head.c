@@ -137,6 +137,54 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
+/* A shard that lies where it is gathered stays there; the place is not this rank's any more once the
+ * shard is bound elsewhere. */
+static colo_status_t in_place(colo_comm_t *world, void *arg)
+{
+    world_t *w = arg;
+    const int me = colo_comm_rank(world);
+    const int64_t H = w->hidden;
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H};
+    rank_try(colo_lm_head_create(&head, &config, world));
+    colo_lm_head_rows(head, &w->first[me], &w->count[me]);
+    const int64_t first = w->first[me], n = w->count[me];
+    const size_t bytes = colo_lm_head_gathered_size(head);
+    float *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
+    float *elsewhere = calloc((size_t)(n * H) + 1, sizeof *elsewhere);
+    colo_tensor_t tw = colo_tensor_host(gathered + first * H, COLO_F32, 2, (int64_t[]){n, H}), fw;
+    w->gathered[me] = true;
+    for (int turn = 0; turn < 3; turn++) {
+        memset(gathered, 0xff, bytes);
+        tw.data = turn < 2 ? gathered + first * H : elsewhere;
+        rank_try(colo_lm_head_bind(head, &tw, NULL, gathered));
+        for (int64_t i = 0; i < n * H; i++)
+            ((float *)tw.data)[i] = value(first + i / H, i % H) + (float)turn;
+        rank_try(colo_lm_head_acquire(head, NULL, &fw, NULL));
+        for (int64_t i = 0; i < w->rows * H; i++)
+            w->gathered[me] =
+                w->gathered[me] && ((float *)fw.data)[i] == value(i / H, i % H) + (float)turn;
+        rank_try(colo_lm_head_release(head, NULL));
+    }
+    free(gathered);
+    free(elsewhere);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static void a_shard_may_lie_where_it_is_gathered(void **state)
+{
+    (void)state;
+    for (int ranks = 1; ranks <= MOST; ranks += ranks < 3 ? 1 : 5)
+        for (int64_t rows = 1; rows <= 13; rows += 4) {
+            world_t w = {.rows = rows, .hidden = 5};
+            assert_ok(t_run_ranks(ranks, in_place, &w, sizeof w));
+            for (int r = 0; r < ranks; r++)
+                if (!w.gathered[r])
+                    fail_msg("%d ranks, %d rows: rank %d", ranks, (int)rows, r);
+        }
+}
+
 static void shards_of_any_size_gather_and_reduce(void **state)
 {
     (void)state;
@@ -296,6 +344,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(shards_of_any_size_gather_and_reduce),
+        cmocka_unit_test(a_shard_may_lie_where_it_is_gathered),
         cmocka_unit_test(a_resident_head_is_always_there_and_moves_nothing),
         cmocka_unit_test(half_gradients_are_summed_in_f32),
         cmocka_unit_test(misuse_is_told_with_its_numbers),
