@@ -3,7 +3,8 @@
  * bench_loss_ranks.c - the losses on W GPUs of one host that share the vocabulary, against the same
  * without the others, in one run.
  *
- *   bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]]     T 16384 H 4096 V 151936, 20
+ *   bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [head]    T 16384 H 4096 V 151936,
+ * 20; head: the sharded head only
  *
  * Logits path: forward and backward on [T, V/W] bf16 logits; floor: a kernel that only reads the
  * same bytes, and one that copies them. lm_head path: loss and logprob modes with d_hidden left
@@ -26,11 +27,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000 };
+enum { MAX_RANKS = 16, MAX_ITERATIONS = 1000, MAX_TURNS = 7 };
 
 static int64_t T = 16384, H = 4096, V = 151936;
 static int iterations = 20, ranks;
-static float times[MAX_RANKS][MAX_ITERATIONS];
+static bool head_only;
+static float times[MAX_TURNS][MAX_RANKS][MAX_ITERATIONS];
 
 typedef struct rank {
     colo_comm_t *host, *gpus, *self;
@@ -42,7 +44,7 @@ typedef struct rank {
     unsigned long long *sum;
     colo_logprob_config_t config;
     colo_logprob_saved_t saved;
-    colo_lm_head_t *head, *sharded;
+    colo_lm_head_t *head, *sharded[3];
     colo_linear_logprob_t *linear;
     colo_linear_logprob_saved_t kept;
     cublasHandle_t blas;
@@ -54,31 +56,44 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Of the slowest rank, the median; on every rank the same */
-static double measure(rank_t *r, void (*fn)(rank_t *))
+typedef void (*work_fn)(rank_t *r);
+
+/* Of the slowest rank, the median; on every rank the same. Several take turns, for a GPU that has
+ * been at work is slower. */
+static void measure_in_turns(rank_t *r, int n, const work_fn *fn, double *ms)
 {
     cudaEvent_t at[2];
     CUDA(cudaEventCreate(&at[0]));
     CUDA(cudaEventCreate(&at[1]));
-    for (int i = -3; i < iterations; i++) {
-        COLO(colo_comm_barrier(r->host, NULL));
-        CUDA(cudaEventRecord(at[0], r->stream));
-        fn(r);
-        CUDA(cudaEventRecord(at[1], r->stream));
-        CUDA(cudaEventSynchronize(at[1]));
-        if (i >= 0)
-            CUDA(cudaEventElapsedTime(&times[r->me][i], at[0], at[1]));
+    for (int i = -3; i < iterations; i++)
+        for (int k = 0; k < n; k++) {
+            COLO(colo_comm_barrier(r->host, NULL));
+            CUDA(cudaEventRecord(at[0], r->stream));
+            fn[k](r);
+            CUDA(cudaEventRecord(at[1], r->stream));
+            CUDA(cudaEventSynchronize(at[1]));
+            if (i >= 0)
+                CUDA(cudaEventElapsedTime(&times[k][r->me][i], at[0], at[1]));
+        }
+    COLO(colo_comm_barrier(r->host, NULL));
+    for (int k = 0; k < n; k++) {
+        float slowest[MAX_ITERATIONS];
+        for (int i = 0; i < iterations; i++) {
+            slowest[i] = 0;
+            for (int q = 0; q < ranks; q++)
+                slowest[i] = times[k][q][i] > slowest[i] ? times[k][q][i] : slowest[i];
+        }
+        qsort(slowest, (size_t)iterations, sizeof *slowest, ascending);
+        ms[k] = slowest[iterations / 2];
     }
     COLO(colo_comm_barrier(r->host, NULL));
-    float slowest[MAX_ITERATIONS];
-    for (int i = 0; i < iterations; i++) {
-        slowest[i] = 0;
-        for (int k = 0; k < ranks; k++)
-            slowest[i] = times[k][i] > slowest[i] ? times[k][i] : slowest[i];
-    }
-    COLO(colo_comm_barrier(r->host, NULL));
-    qsort(slowest, (size_t)iterations, sizeof *slowest, ascending);
-    return slowest[iterations / 2];
+}
+
+static double measure(rank_t *r, work_fn fn)
+{
+    double ms;
+    measure_in_turns(r, 1, &fn, &ms);
+    return ms;
 }
 
 static void say(const rank_t *r, const char *what, double ms, double floor)
@@ -253,58 +268,80 @@ static void tail(rank_t *r) /* products as an encoder's last layers have them */
             exit(1);
 }
 
-static void gather(rank_t *r)
+/* Three ways: by NCCL, into registered memory, and there with this rank's rows in their place. */
+enum { WAYS = 3 };
+
+static void alone(rank_t *r, int way)
 {
-    COLO(colo_lm_head_acquire(r->sharded, r->stream, NULL, NULL));
-    COLO(colo_lm_head_release(r->sharded, r->stream));
+    COLO(colo_lm_head_acquire(r->sharded[way], r->stream, NULL, NULL));
+    COLO(colo_lm_head_release(r->sharded[way], r->stream));
 }
 
-static void gather_beside(rank_t *r)
+static void beside(rank_t *r, int way)
 {
-    COLO(colo_lm_head_start(r->sharded, r->stream));
+    COLO(colo_lm_head_start(r->sharded[way], r->stream));
     tail(r);
-    COLO(colo_lm_head_finish(r->sharded, r->stream, NULL, NULL));
-    COLO(colo_lm_head_release(r->sharded, r->stream));
+    COLO(colo_lm_head_finish(r->sharded[way], r->stream, NULL, NULL));
+    COLO(colo_lm_head_release(r->sharded[way], r->stream));
 }
+
+#define OF_WAY(k)                     \
+    static void alone_##k(rank_t *r)  \
+    {                                 \
+        alone(r, k);                  \
+    }                                 \
+    static void beside_##k(rank_t *r) \
+    {                                 \
+        beside(r, k);                 \
+    }
+OF_WAY(0)
+OF_WAY(1)
+OF_WAY(2)
 
 static void sharded_head(rank_t *r)
 {
+    static const char *const names[WAYS] = {"head gather, NCCL", "head gather, registered memory",
+                                            "head gather, registered memory, own rows in place"};
+    static const work_fn turns[] = {tail, alone_0, alone_1, alone_2, beside_0, beside_1, beside_2};
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16, .mem = COLO_CUDA};
-    int64_t first, rows;
+    colo_memory_t *memory[WAYS] = {NULL};
+    double ms[1 + 2 * WAYS];
+    char text[100];
     hc.device = r->me;
-    COLO(colo_lm_head_create(&r->sharded, &hc, r->gpus));
-    colo_lm_head_rows(r->sharded, &first, &rows);
-    colo_tensor_t w = colo_tensor_cuda(r->w, COLO_BF16, r->me, 2, (int64_t[]){rows, H});
-    const size_t bytes = colo_lm_head_gathered_size(r->sharded);
-    const double products = measure(r, tail);
-    say(r, "encoder's tail alone", products, 0);
-    for (int registered = 0; registered < 2; registered++) {
-        colo_memory_t *memory = NULL;
-        void *gathered = NULL;
-        if (registered) {
-            COLO(colo_memory_alloc(r->gpus, bytes, &memory));
-            gathered = colo_memory_data(memory);
-        } else {
-            gathered = device(bytes);
-        }
-        const bool by_copies = colo_memory_is_direct(memory);
-        COLO(colo_lm_head_bind(r->sharded, &w, NULL, gathered));
-        const double alone = measure(r, gather), both = measure(r, gather_beside);
-        say(r, by_copies ? "head gather alone, registered memory" : "head gather alone", alone, 0);
-        say(r, "both at once, floor: the tail", both, products);
-        if (r->me == 0)
-            printf("visible cost of the gather: %.3f ms, %.1f %% of its own time; %.0f GB/s "
-                   "received\n",
-                   both - products, 100 * (both - products) / alone,
-                   (double)(V * H * 2) * (ranks - 1) / ranks / alone * 1e-6);
-        CUDA(cudaStreamSynchronize(r->stream));
-        COLO(colo_comm_barrier(r->host, NULL));
-        if (!registered)
-            CUDA(cudaFree(gathered));
-        colo_memory_destroy(&memory);
+    for (int way = 0; way < WAYS; way++) {
+        int64_t first, rows;
+        COLO(colo_lm_head_create(&r->sharded[way], &hc, r->gpus));
+        colo_lm_head_rows(r->sharded[way], &first, &rows);
+        const size_t bytes = colo_lm_head_gathered_size(r->sharded[way]);
+        if (way > 0)
+            COLO(colo_memory_alloc(r->gpus, bytes, &memory[way]));
+        char *gathered = way > 0 ? colo_memory_data(memory[way]) : device(bytes);
+        colo_tensor_t w = colo_tensor_cuda(way == 2 ? gathered + first * H * 2 : r->w, COLO_BF16,
+                                           r->me, 2, (int64_t[]){rows, H});
+        COLO(colo_lm_head_bind(r->sharded[way], &w, NULL, gathered));
     }
-    colo_lm_head_destroy(&r->sharded);
+    measure_in_turns(r, 1 + 2 * WAYS, turns, ms);
+    say(r, "encoder's tail, alone", ms[0], 0);
+    for (int way = 0; way < WAYS; way++) {
+        snprintf(text, sizeof text, "%s, alone", names[way]);
+        say(r, text, ms[1 + way], 0);
+    }
+    for (int way = 0; way < WAYS; way++) {
+        snprintf(text, sizeof text, "%s, beside the tail", names[way]);
+        say(r, text, ms[1 + WAYS + way], ms[0]);
+    }
+    for (int way = 0; r->me == 0 && way < WAYS; way++)
+        printf("%s%s: %.3f ms visible, %.1f %% of its own time; %.0f GB/s received\n",
+               way ? "" : "\n", names[way], ms[1 + WAYS + way] - ms[0],
+               100 * (ms[1 + WAYS + way] - ms[0]) / ms[1 + way],
+               (double)(V * H * 2) * (ranks - 1) / ranks / ms[1 + way] * 1e-6);
+    if (r->me == 0 && !colo_memory_is_direct(memory[1]))
+        printf("no GPU reaches another one's memory here: all three are NCCL\n");
+    for (int way = 0; way < WAYS; way++) {
+        colo_lm_head_destroy(&r->sharded[way]);
+        colo_memory_destroy(&memory[way]);
+    }
 }
 
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
@@ -332,7 +369,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.sum = device(8);
     if (r.me == 0)
         printf("| what | ms | floor ms | ratio |\n|---|---:|---:|---:|\n");
-    logits_path(&r);
+    if (!head_only)
+        logits_path(&r);
     const int64_t rows = r.columns + 1 > H ? r.columns + 1 : H;
     r.h = device((size_t)(T * H) * 2);
     r.w = device((size_t)(rows * H) * 2);
@@ -341,7 +379,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     CUDA(colo_k_probe_fill(r.h, T * H * 2, 1, 3, NULL));
     CUDA(colo_k_probe_fill(r.w, rows * H * 2, 0.02f, 5 + (uint64_t)r.me, NULL));
     CUDA(cudaDeviceSynchronize());
-    linear_path(&r);
+    if (!head_only)
+        linear_path(&r);
     if (cublasCreate(&r.blas) != CUBLAS_STATUS_SUCCESS ||
         cublasSetStream(r.blas, r.stream) != CUBLAS_STATUS_SUCCESS)
         exit(1);
@@ -355,8 +394,11 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 
 int main(int argc, char **argv)
 {
+    head_only = argc > 2 && strcmp(argv[argc - 1], "head") == 0;
+    argc -= head_only;
     if (argc != 2 && argc != 5 && argc != 6) {
-        fprintf(stderr, "usage: bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]]\n");
+        fprintf(stderr,
+                "usage: bench-loss-ranks RANKS [TOKENS HIDDEN VOCAB [ITERATIONS]] [head]\n");
         return 2;
     }
     ranks = atoi(argv[1]);
