@@ -59,8 +59,10 @@ COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t
 COLO_API colo_status_t colo_memory_alloc(colo_comm_t *comm, size_t bytes, colo_memory_t **memory);
 /**
  * colo_memory_destroy() - local; takes NULL. Frees what colo_memory_alloc() made
- * When every rank's calls that use it have finished; the ranks destroy in the same order. Graphs
- * that were captured with it must not be replayed any more.
+ * When every rank's calls that use it have finished. Graphs that were captured with it must not be
+ * replayed any more. Ranks may destroy several in orders of their own: a memory keeps its number, and
+ * counts for COLO_MEMORY_MAX, until the last rank has destroyed it. Memory that was registered is freed
+ * by its owner when all ranks have.
  */
 COLO_API void colo_memory_destroy(colo_memory_t **memory);
 

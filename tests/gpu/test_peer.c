@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peer.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of several tiles,
- * odd addresses, other shapes. == on every byte against the oracle, the bytes between the elements
- * included. Four ranks on however many GPUs there are; T_RANKS=sockets: as processes.
+ * odd addresses, other shapes, memory that ranks destroy in orders of their own. == on every byte
+ * against the oracle, the bytes between the elements included. Four ranks on however many GPUs
+ * there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/peer_ranks.h"
 
@@ -234,6 +235,47 @@ static void a_bridge_takes_other_shapes(void **state)
     assert_ok(t_peer_run(RANKS, false, reshaped, NULL, 0));
 }
 
+/* Each rank keeps another memory while new memory is made, which CUDA likes to put where the old
+ * was: what a rank has open of a peer's that is gone must not be taken for it. */
+static colo_status_t any_order(t_peer_rank_t *r, void *arg)
+{
+    enum { ROUNDS = 4, MADE = 3 };
+    const t_case_t c = {.src = t_side("tp=1,dp=4", true),
+                        .dst = t_side("tp=1,cp=2,dp=2", false),
+                        .shape = {8, 8, 4},
+                        .world = RANKS};
+    (void)arg;
+    for (int round = 0; round < ROUNDS; round++) {
+        colo_memory_t *m[MADE + 1] = {NULL};
+        for (int i = 0; i <= MADE; i++) {
+            if (i == MADE) { /* destroyed: all but one, which is another one on each rank */
+                rank_try(colo_comm_barrier(r->host, NULL));
+                for (int k = 1; k < MADE; k++) {
+                    colo_memory_t **gone = &m[(r->rank + round + k) % MADE];
+                    const char *at = colo_memory_data(*gone);
+                    colo_memory_destroy(gone);
+                    rank_check(!*gone && !colo_memory_find(r->gpus, at, 1));
+                }
+            }
+            rank_try(colo_memory_alloc(r->gpus, T_ARENA, &m[i]));
+            rank_check(colo_memory_is_direct(m[i]));
+            r->arena = colo_memory_data(m[i]);
+            r->used = 0;
+            rank_try(t_peer_case(r, &c));
+        }
+        rank_try(colo_comm_barrier(r->host, NULL));
+        for (int k = 0; k <= MADE; k++)
+            colo_memory_destroy(&m[r->rank % 2 ? k : MADE - k]);
+    }
+    return COLO_OK;
+}
+
+static void ranks_destroy_memory_in_orders_of_their_own(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, true, any_order, NULL, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -242,6 +284,7 @@ int main(void)
         cmocka_unit_test(seeded_layouts_arrive),
         cmocka_unit_test(elements_at_odd_addresses_arrive),
         cmocka_unit_test(a_bridge_takes_other_shapes),
+        cmocka_unit_test(ranks_destroy_memory_in_orders_of_their_own),
     };
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
