@@ -35,6 +35,14 @@ __device__ uint64_t get(const uint64_t *p)
     return v;
 }
 
+/* And what was written before it, by whoever, is seen after, by this thread and whom it meets. */
+__device__ uint64_t acquire(const uint64_t *p)
+{
+    uint64_t v;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(v) : "l"(p) : "memory");
+    return v;
+}
+
 __device__ unsigned is_dead(const colo_k_direct_t &d)
 {
     return *(volatile unsigned *)&d.control->dead;

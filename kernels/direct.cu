@@ -70,13 +70,12 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *
     if (!wait_for(d, p, call, ALL, [&] {
             if (lane > COLO_K_RECORD)
                 return true;
-            word = get(p.mine + (lane < COLO_K_RECORD ? lane : COLO_K_POISON));
+            word = acquire(p.mine + (lane < COLO_K_RECORD ? lane : COLO_K_POISON));
             if (lane == COLO_K_RECORD)
                 return true;
             return word >> 32 == call;
         }))
         return false;
-    __threadfence_system(); /* what the poster did before is seen after */
     if (__shfl_sync(ALL, word, COLO_K_RECORD)) {
         give_up(d, COLO_K_GAVE_UP, p.rank, call, 0);
         return false;
@@ -131,9 +130,8 @@ __device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
         const uint64_t call = calls[i];
         if (p.posts & 1)
             dead |= !wait_for(d, p, call, 1u << threadIdx.x % 32,
-                              [&] { return get(p.mine + COLO_K_DONE) == call; });
+                              [&] { return acquire(p.mine + COLO_K_DONE) == call; });
     }
-    __threadfence_system(); /* what they wrote here is seen after */
     dead = __syncthreads_or(dead);
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
