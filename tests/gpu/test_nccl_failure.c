@@ -209,7 +209,9 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     colo_layout_t src, dst;
     colo_grid_t g;
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
+    rank_try(t_gpu_quiet(r)); /* nobody allocates while others wait on the device for it */
     rank_try(colo_comm_barrier(r->gpus, r->stream));
+    rank_try(t_gpu_quiet(r));
     char text[16];
     snprintf(text, sizeof text, "dp=%d", r->size);
     rank_try(colo_grid_parse(&g, text, r->size));
