@@ -340,6 +340,7 @@ def one_wrong(rank):
         with pytest.raises(ValueError if rank == 2 else RuntimeError, match='expected .(B|1), '):
             bad() if rank == 2 else good()
         good()
+        dist.barrier()  # or the next mistake could meet a late rank here
 
 
 def test_one_ranks_bad_shape_is_every_ranks_error(world):

@@ -4,6 +4,7 @@ main_grad, one that autocast casts)."""
 from __future__ import annotations
 
 import ctypes as c
+import functools
 import threading
 from typing import Any
 
@@ -60,15 +61,28 @@ class Core:
 
 def autocast(device: str) -> Any:
     """The dtype that autocast computes products in now, None outside of it."""
+    enabled, dtype_of = _autocast(device)
+    return dtype_of() if enabled() else None
+
+
+@functools.lru_cache(maxsize=None)
+def _autocast(device: str) -> tuple[Any, Any]:
     import torch
     try:
-        if torch.is_autocast_enabled(device):
-            return torch.get_autocast_dtype(device)
+        torch.is_autocast_enabled(device)
+        return functools.partial(torch.is_autocast_enabled, device), \
+            functools.partial(torch.get_autocast_dtype, device)
     except TypeError:  # before 2.4 the question has no argument
         if device == 'cuda':
-            return torch.get_autocast_gpu_dtype() if torch.is_autocast_enabled() else None
-        return torch.get_autocast_cpu_dtype() if torch.is_autocast_cpu_enabled() else None
-    return None
+            return torch.is_autocast_enabled, torch.get_autocast_gpu_dtype
+        return torch.is_autocast_cpu_enabled, torch.get_autocast_cpu_dtype
+
+
+@functools.lru_cache(maxsize=None)
+def ordinary() -> tuple[Any, ...]:
+    """Types of tensors that are no more than they seem, so that nobody has to look further."""
+    import torch
+    return torch.Tensor, torch.nn.Parameter, type(None)
 
 
 def local(t: Any, what: str) -> tuple[Any, Any, int | None]:

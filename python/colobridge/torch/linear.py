@@ -17,7 +17,7 @@ from ..comm import Comm
 from ..errors import ArgumentError, FailedError
 from ..tensor import torch_dtype
 from . import ranks as groups
-from .head import autocast, local, main_grads
+from .head import autocast, local, main_grads, ordinary
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, _config, _control, shard, targets_for
 from .nll import Loss, across, masked, reduced
@@ -108,9 +108,8 @@ def functions() -> tuple[Any, Any]:
             need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
-                out, made = ready.loss(comm, hidden, weight, bias, target, factor,
-                                       mean and factor is None)
-                room = plan.total_room(group)
+                out, losses, made = ready.loss(comm, hidden, weight, bias, target, factor,
+                                               mean and factor is None, group)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
@@ -120,7 +119,8 @@ def functions() -> tuple[Any, Any]:
             if ctx.again:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made)
                 ctx.made = ()
-            value, num, tokens = ready.total(out, room, mean and den is None, group)
+            value, num, tokens = ready.total(mean and den is None, group)
+            del losses
             if den is not None:
                 value = num / den.clamp_min(1)
                 if plan.real is not torch.float64:
@@ -176,7 +176,9 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
     try:
         if main_grad:
             main = main_grads(what, weight, bias)
-        if hasattr(weight, 'placements') or hasattr(bias, 'placements'):
+        plain = ordinary()
+        if (type(weight) not in plain or type(bias) not in plain) and (
+                hasattr(weight, 'placements') or hasattr(bias, 'placements')):
             weight, bias, group, rows = _sharded(what, weight, bias)
             if group is not None:
                 head_group, head_rows = group, rows
@@ -366,7 +368,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     trains = torch.is_grad_enabled() and (
         hidden.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad)
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
-    group = across(reduce_group, getattr(hidden, 'device', None), 'linear_nll', tp_group, head_group)
+    group = alone() if reduce_group is None else across(
+        reduce_group, getattr(hidden, 'device', None), 'linear_nll', tp_group, head_group)
     try:
         *tensors, o = prepare(
             'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,

@@ -15,7 +15,7 @@ from ..tensor import make, torch_dtype
 from .head import Core
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SMALL, View, entry, failed, table
+from .ready import SMALL, Room, View, entry, failed, like, table
 from .rows import Rows
 from .tensors import checked, stream_of
 
@@ -57,7 +57,8 @@ class LinearPlan:
         self.bias = None if bias is None else View(bias, 'bias')
         self.out = outputs_of(rows, names, self.real, self.device)
         # gradients: of hidden, contiguous; of weight and bias, contiguous or where main_grad is
-        self.d_shape = tuple(hidden.shape) if rows.plain or scatter else shape
+        self.new_hidden = like(tuple(hidden.shape) if rows.plain or scatter else shape, self.dtype,
+                               self.device)
         self.d_view = not (rows.plain or scatter)
         mine = math.prod(hidden.shape[:-1]) if scatter else rows.count
         width = max(rows.columns, 1)
@@ -69,17 +70,13 @@ class LinearPlan:
         self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
                              (width, 1), mem, ordinal)
         self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
+        self.new_weight = like(tuple(weight.shape), self.d_dtype, self.device)
+        self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
         self.kept: dict[Any, _Ready] = {}
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
-        self.mean: Mean | None = None
-
-    def total_room(self, group: Comm) -> Any:
-        """For Ready.total(): a factor, and scratch. On the host it is the call's own."""
-        if self.mean is None:
-            self.mean = Mean(self.rows.count, self.real, self.device)
-        size = 8 + self.mean.scratch(group)
-        return self.empty(size // 8, dtype=self.f64, device=self.device) if self.cuda else \
-            (c.c_double * (size // 8))()
+        # of losses that become one number, and nobody sees: then they are no tensors
+        self.mean = Mean(rows.count, self.real, self.device)
+        self.unseen = names == ('loss', 'n_valid')
 
     def ready(self, comm: Comm, head_comm: Comm | None, frozen_hidden: bool, frozen_weight: bool,
               add: bool) -> '_Ready':
@@ -146,6 +143,10 @@ class _Ready:
         self.at_batch, self.at_out, self.at_made = at(self.batch), at(self.out), at(self.made)
         self.at_saved, self.at_upstream, self.at_grads = (at(self.saved), at(self.upstream),
                                                           at(self.grads))
+        # of loss() and total(), which only forwards call, one at a time
+        self.whole, self.sums = s.LinearUpstream(loss=1.0), s.LogprobOut()
+        self.at_whole, self.at_sums = at(self.whole), at(self.sums)
+        self.numbers, self.mean_call, self.at = Room(), MeanCall(plan.mean), (0, 0, 0)
 
     def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
              place: Any) -> Any:
@@ -196,10 +197,10 @@ class _Ready:
 
     def gradients(self, weight: Any, bias: Any, main: Any) -> tuple[Any, Any, Any]:
         """New ones of hidden, as it is shaped, weight and bias; @main: theirs, to be added to."""
-        plan, empty = self.plan, self.plan.empty
+        plan, empty_like = self.plan, self.plan.empty_like
         d_hidden = d_weight = d_bias = None
         if self.makes[0]:
-            d_hidden = empty(plan.d_shape, dtype=plan.dtype, device=plan.device)
+            d_hidden = empty_like(plan.new_hidden)
             self.d_hidden.data = d_hidden.data_ptr()
             if plan.d_view:
                 d_hidden = plan.rows.columns_of(d_hidden)
@@ -209,10 +210,10 @@ class _Ready:
                 if bias is not None:
                     plan.main[1].point(self.d_bias, main[1])
             else:
-                d_weight = empty(weight.shape, dtype=plan.d_dtype, device=plan.device)
+                d_weight = empty_like(plan.new_weight)
                 self.d_weight.data = d_weight.data_ptr()
                 if bias is not None:
-                    d_bias = empty(bias.shape, dtype=plan.d_dtype, device=plan.device)
+                    d_bias = empty_like(plan.new_bias)
                     self.d_bias.data = d_bias.data_ptr()
         return d_hidden, d_weight, d_bias
 
@@ -279,27 +280,48 @@ class _Ready:
         del held, work
         return grads
 
-    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
-             factor: Any, mean: bool) -> tuple[list[Any], tuple[Any, Any, Any]]:
-        """(outputs, gradients) of the sum of factor [T] * loss; None: of the sum, or of the mean."""
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, factor: Any, mean: bool,
+             group: Comm) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
+        """(outputs, None where they are unseen; what total() adds up over the group; gradients) of the sum
+        of factor [T] * loss; None: of the sum, or of the mean."""
         plan = self.plan
         with self.core.lock:
-            held, up = self.bind(comm, hidden, weight, bias, target, View.point), self.upstream
-            up.logp, up.entropy, up.loss, up.mean = 0.0, 0.0, 1.0, mean
-            up.d_loss = None if factor is None else factor.data_ptr()
-            out, grads = self.outputs(), self.gradients(weight, bias, None)
+            held, up = self.bind(comm, hidden, weight, bias, target, View.point), self.whole
+            up.mean, up.d_loss = mean, None if factor is None else factor.data_ptr()
+            out, at_out = [], self.at_sums
+            if not plan.unseen:
+                out, at_out = self.outputs(), self.at_out
+            losses = self.place(out, group)
+            grads = self.gradients(weight, bias, None)
             work, room = self.work(s.LINEAR_LOSS)
             status = self.run_loss(
-                self.core.linear, self.at_batch, self.at_upstream, self.at_out, self.at_grads, room,
+                self.core.linear, self.at_batch, self.at_whole, at_out, self.at_grads, room,
                 stream_of(plan.device) if plan.cuda else None)
             if status < 0:
                 raise failed(status)
         del held, work
-        return out, grads
+        return out, losses, grads
 
-    def total(self, out: list[Any], room: Any, mean: bool, group: Comm) -> tuple[Any, Any, Any]:
-        """(value, num, den) of the outputs "loss" and "n_valid"."""
-        plan = self.plan
-        at = room.data_ptr() if plan.cuda else c.addressof(room)
-        return plan.mean.forward(MeanCall(plan.mean), out[0].data_ptr(), out[1].data_ptr(), at, at + 8,
-                                 mean, group)
+    def place(self, out: list[Any], group: Comm) -> Any:
+        """What holds the losses' number, scratch of their mean, and the losses where they are unseen."""
+        mean, holds = self.plan.mean, None
+        parts = mean.scratch(group)
+        size = parts + 16 + (mean.bytes if self.plan.unseen else 0)
+        if self.plan.cuda or size > SMALL:
+            holds = self.plan.empty(size // 8, dtype=self.plan.f64, device=self.plan.device)
+            room = holds.data_ptr()
+        else:
+            room = self.numbers.of(size)
+        valid = room + parts + 8
+        if self.plan.unseen:
+            self.sums.n_valid, self.sums.loss = valid, valid + 8
+            self.at = room, valid, valid + 8
+        else:
+            self.at = room, out[1].data_ptr(), out[0].data_ptr()
+        return holds
+
+    def total(self, mean: bool, group: Comm) -> tuple[Any, Any, Any]:
+        """(value, num, den) of what loss() left."""
+        room, valid, losses = self.at
+        return self.plan.mean.forward(self.mean_call, losses, valid, room + self.plan.mean.scratch(group),
+                                      room, mean, group)

@@ -97,7 +97,7 @@ def _i64() -> Any:
 class _Call:
     """The C structs of one call under way."""
     __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'forward',
-                 'backward', 'at_out', 'at_made', 'mean')
+                 'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
         self.saved = s.LogprobSaved(config=plan.config, logits=plan.logits.raw,
@@ -105,7 +105,7 @@ class _Call:
         self.logits, self.targets = self.saved.logits, self.saved.targets  # views into it
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
         self.out, self.made, self.upstream = s.LogprobOut(), s.LogprobSaved(), s.LogprobUpstream()
-        self.room, self.mean = Room(), None  # mean: NllPlan's
+        self.room, self.mean, self.of = Room(), None, 0  # the last two: NllPlan's
         self.forward = (c.addressof(plan.config), c.addressof(self.logits), c.addressof(self.targets))
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
@@ -117,7 +117,8 @@ class LogprobPlan:
     without a copy, and of their targets [shape]."""
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
                  'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls',
-                 'empty', 'empty_like', 'f64', 'bump', 'run_forward', 'run_backward')
+                 'empty', 'empty_like', 'f64', 'small', 'bump', 'run_forward', 'run_backward')
+    EXTRA = 0  # doubles that are kept for backward beside the library's
 
     def __init__(self, logits: Any, rows: Rows, config: s.LogprobConfig, names: tuple[str, ...],
                  in_place: bool, ranks: int):
@@ -140,11 +141,37 @@ class LogprobPlan:
         call('colo_logprob_scratch_size', config, dtype, rows.count, ranks, c.byref(scratch))
         call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
         self.scratch, self.saved = scratch.value, saved.value // 8
+        kept = self.saved + self.EXTRA
+        self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * kept
         self.calls: list[_Call] = []
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
         self.bump = getattr(torch.autograd.graph, 'increment_version', None)
         self.run_forward = entry('colo_logprob_forward')
         self.run_backward = entry('colo_logprob_backward')
+
+    def memory(self, now: _Call, keeps: bool, scratch: int) -> tuple[Any, Any, Any, int]:
+        """(what is kept for backward, its address; what holds scratch, its address). On the host what is
+        small is no tensor, which would cost more."""
+        kept = at = apart = None
+        size, words = self.saved + self.EXTRA if keeps else 0, 0
+        if scratch > SMALL:
+            apart = self.empty((scratch + 7) // 8, dtype=self.f64, device=self.device)
+            room = apart.data_ptr()
+        elif self.cuda:
+            room, words = 0, (scratch + 7) // 8
+        else:
+            room = now.room.of(scratch)
+        if keeps and self.small is not None:
+            kept = self.small()
+            at = c.addressof(kept)
+        elif keeps or words:
+            held = self.empty(size + words, dtype=self.f64, device=self.device)
+            at = held.data_ptr()
+            if words:
+                apart, room = held, at + 8 * size
+            if keeps:
+                kept = held
+        return kept, at, apart, room
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool) -> tuple[list[Any], Any]:
         """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
@@ -153,48 +180,43 @@ class LogprobPlan:
         except IndexError:
             now = _Call(self)
         try:
-            empty, device, out = self.empty, self.device, []
+            out = []
             for name, kind in self.out:
                 t = self.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
-            kept, scratch = self.saved if keeps else 0, self.scratch
-            if scratch > SMALL:
-                apart = empty((scratch + 7) // 8, dtype=self.f64, device=device)
-                room, more = apart.data_ptr(), 0
-            elif self.cuda:
-                room, more = 0, (scratch + 7) // 8
-            else:
-                room, more = now.room.of(scratch), 0
-            stats = empty(kept + more, dtype=self.f64, device=device) if keeps or more else None
-            at = None if stats is None else stats.data_ptr()
-            if more:
-                room = at + 8 * kept
+            stats, at, apart, room = self.memory(now, keeps, self.scratch)
             self.logits.point(now.logits, logits)
             self.targets.point(now.targets, target)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
                 at if keeps else None, room,
-                stream_of(device) if self.cuda else None)
+                stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
         except BaseException as why:
             groups.heard(comm, why)
             raise
         self.calls.append(now)
+        del apart
         return out, stats
 
     def keep(self, ctx: Any, logits: Any, target: Any, stats: Any) -> None:
         ctx.plan, ctx.ended = self, False
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(logits, target, stats)
+        if self.small is None:
+            ctx.save_for_backward(logits, target, stats)
+        else:
+            ctx.stats = stats
+            ctx.save_for_backward(logits, target)
 
     def backward(self, ctx: Any, what: str, upstream: Any) -> Any:
         """The gradient of the logits; @upstream has one of each output, or None."""
         if ctx.ended:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
                               "logits (inplace_backward=True)" % what)
-        logits, target, stats = saved_tensors(ctx, what + ': the logits or the target')
+        logits, target, *rest = saved_tensors(ctx, what + ': the logits or the target')
+        stats = rest[0].data_ptr() if rest else c.addressof(ctx.stats)
         try:
             now = self.calls.pop()
         except IndexError:
@@ -202,7 +224,7 @@ class LogprobPlan:
         held = self.gradients(now, upstream, stats)
         logits = self.logits.again(now.logits, logits)
         target = self.targets.again(now.targets, target)
-        now.saved.stats = stats.data_ptr()
+        now.saved.stats = stats
         if self.in_place:
             d_logits = logits.detach()
             now.saved.valid = True  # the call before wrote over its logits
@@ -222,8 +244,9 @@ class LogprobPlan:
                 self.bump(logits)
         return d_logits
 
-    def gradients(self, now: _Call, upstream: Any, _stats: Any) -> list[Any]:
-        """Says where the upstream gradients are; what it returns has to live as long as the call."""
+    def gradients(self, now: _Call, upstream: Any, _stats: int) -> Any:
+        """Says where the upstream gradients are; what it returns has to live as long as the call. stats:
+        where that is which was kept."""
         held = []
         for i, name in self.grads:
             g = upstream[i]

@@ -103,6 +103,7 @@ class Mean:
 class NllPlan(LogprobPlan):
     """Of calls whose "loss" and "n_valid" nobody sees but as one number."""
     __slots__ = ('mean',)
+    EXTRA = 1
 
     def __init__(self, *of: Any):
         super().__init__(*of)
@@ -120,20 +121,11 @@ class NllPlan(LogprobPlan):
         # loss's own, and the factor.
         try:
             parts = _parts(group.size)
-            size, kept = parts + 16 + self.mean.bytes + self.scratch, self.saved + 1 if keeps else 0
-            if size > SMALL:
-                apart = self.empty((size + 7) // 8, dtype=self.f64, device=self.device)
-                room, more = apart.data_ptr(), 0
-            elif self.cuda:
-                room, more = 0, (size + 7) // 8
-            else:
-                room, more = now.room.of(size), 0
-            stats = self.empty(kept + more, dtype=self.f64, device=self.device) if keeps or more else None
-            at = None if stats is None else stats.data_ptr()
-            if more:
-                room = at + 8 * kept
+            stats, at, apart, room = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.scratch)
             n_valid, out = room + parts + 8, now.out
-            out.n_valid, out.loss = n_valid, n_valid + 8
+            if now.of != n_valid:
+                now.of = out.n_valid = n_valid
+                out.loss = n_valid + 8
             self.logits.point(now.logits, logits)
             self.targets.point(now.targets, target)
             status = self.run_forward(
@@ -146,12 +138,13 @@ class NllPlan(LogprobPlan):
             groups.heard(comm, why)
             groups.refuse(group, why)
             raise
-        factor = at + 8 * kept - 8 if keeps else room + parts
+        factor = at + 8 * self.saved if keeps else room + parts
         numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, room, mean, group)
         self.calls.append(now)
+        del apart
         return (*numbers, stats)
 
-    def gradients(self, now: _Call, upstream: Any, stats: Any) -> Any:
+    def gradients(self, now: _Call, upstream: Any, stats: int) -> Any:
         if now.mean is None:
             now.mean = MeanCall(self.mean)
         held = None
@@ -160,7 +153,7 @@ class NllPlan(LogprobPlan):
             room = held.data_ptr()
         else:
             room = now.room.of(self.mean.bytes)
-        self.mean.backward(now.mean, stats.data_ptr() + 8 * self.saved, *upstream, room)
+        self.mean.backward(now.mean, stats + 8 * self.saved, *upstream, room)
         now.upstream.d_loss = room
         return held
 
@@ -257,7 +250,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     if reduction == 'none':
         return function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
                                          inplace_backward, numbers))[0]
-    comm = across(reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
+    comm = alone() if reduce_group is None else across(
+        reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
     try:
         o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
                     inplace_backward, numbers, kind=NllPlan)
@@ -265,7 +259,8 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
         groups.refuse(comm, why)
         raise
     side: list[Any] = []
-    return Loss(*_functions()[0].apply(*o, reduction == 'mean', comm, side), side[0])
+    value, num = _functions()[0].apply(*o, reduction == 'mean', comm, side)
+    return Loss(value, num, side[0])
 
 
 def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> Any:

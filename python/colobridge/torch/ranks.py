@@ -171,11 +171,12 @@ def alone(world_rank: int | None = None) -> Comm:
     """This thread's group of one, for host and CUDA tensors. The one of no group (None) is not that of a
     group of rank 0 alone, or rank 0 would find objects made with the one when it has the other, and
     go on while ranks beside it make theirs together."""
-    comms = _alone.__dict__.setdefault('comms', {})
-    if world_rank not in comms:
-        comms[world_rank] = Comm.self()
-        comms[world_rank].set_world_ranks([world_rank or 0])
-    return comms[world_rank]
+    try:
+        return _alone.comms[world_rank]
+    except (AttributeError, KeyError):
+        made = _alone.__dict__.setdefault('comms', {})[world_rank] = Comm.self()
+    made.set_world_ranks([world_rank or 0])
+    return made
 
 
 def comm_of_ranks(ranks: Sequence[int], device: Any) -> Comm:
@@ -214,7 +215,7 @@ def comm_of(group: Any, device: Any, what: str = 'group') -> Comm:
     if group is None:
         return alone()
     if isinstance(group, Comm):
-        if device.type != 'cuda' or group.backend == 'nccl' or group.size == 1:
+        if group.size == 1 or device.type != 'cuda' or group.backend == 'nccl':
             return group
         made = getattr(group, '_torch_made', None)
         if made is None:

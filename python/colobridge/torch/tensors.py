@@ -71,15 +71,19 @@ def once(backward: Any) -> Any:
 
 def eager(fn: Any) -> Any:
     """Runs @fn outside of torch.compile: a graph break there, nothing else anywhere."""
-    wrapped: list[Any] = []
+    compiling: Any = None  # how torch is asked; it is imported at the first call
+    wrapped: Any = None
 
     @functools.wraps(fn)
     def call(*args: Any, **kwargs: Any) -> Any:
-        import torch
-        compiler = getattr(torch, 'compiler', None)
-        if compiler is None or not compiler.is_compiling():
+        nonlocal compiling, wrapped
+        if compiling is None:
+            import torch
+            compiling = getattr(getattr(torch, 'compiler', None), 'is_compiling', bool)
+        if not compiling():
             return fn(*args, **kwargs)
-        if not wrapped:
-            wrapped.append(compiler.disable(fn))
-        return wrapped[0](*args, **kwargs)
+        if wrapped is None:
+            import torch
+            wrapped = torch.compiler.disable(fn)
+        return wrapped(*args, **kwargs)
     return call
