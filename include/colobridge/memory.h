@@ -46,23 +46,24 @@ typedef struct colo_memory colo_memory_t;
  * Errors:   COLO_ERR_ARG (host memory, another device's, not from cudaMalloc, @bytes past its end),
  *           COLO_ERR_STATE (COLO_MEMORY_MAX reached), COLO_ERR_UNBUILT
  *           (COLO_TRANSPORT=peer and the ranks do not reach each other, or not this memory),
- *           COLO_ERR_MISMATCH (COLO_TRANSPORT differs), COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_PEER
- *           (another rank's error; the comm lives), COLO_ERR_TIMEOUT
+ *           COLO_ERR_MISMATCH (COLO_TRANSPORT differs), COLO_ERR_CUDA, COLO_ERR_NOMEM,
+ *           COLO_ERR_PEER (another rank's error; the comm lives), COLO_ERR_TIMEOUT
  */
 COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t bytes,
                                             colo_memory_t **memory);
 /**
  * colo_memory_alloc() - memory that the library makes, registered; collective over @comm
  * For allocators whose memory cannot be registered. On the comm's device, or on the host where the
- * comm moves host memory; a multiple of 256. Sizes may differ, and be 0. Errors as above.
+ * comm moves host memory; address and size are multiples of 256. Sizes may differ, and be 0. Errors
+ * as above.
  */
 COLO_API colo_status_t colo_memory_alloc(colo_comm_t *comm, size_t bytes, colo_memory_t **memory);
 /**
  * colo_memory_destroy() - local; takes NULL. Frees what colo_memory_alloc() made
  * When every rank's calls that use it have finished. Graphs that were captured with it must not be
- * replayed any more. Ranks may destroy several in orders of their own: a memory keeps its number, and
- * counts for COLO_MEMORY_MAX, until the last rank has destroyed it. Memory that was registered is freed
- * by its owner when all ranks have.
+ * replayed any more. Ranks may destroy several in orders of their own: a memory keeps its number,
+ * and counts for COLO_MEMORY_MAX, until the last rank has destroyed it. Memory that was registered
+ * is freed by its owner when all ranks have.
  */
 COLO_API void colo_memory_destroy(colo_memory_t **memory);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory.c - scratch of objects: malloc on the host, the GPU backend's on a device.
+ * memory.c - scratch of objects: the C library's on the host, the GPU backend's on a device.
  *
  * Who needs how much, and when, is the objects' business. A build or machine without the backend
  * says so with COLO_ERR_UNBUILT.
@@ -23,8 +23,11 @@ colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **p)
         COLO_TRY(colo_gpu_load(&gpu));
         return gpu->alloc(bytes, p);
     }
-    *p = malloc(bytes);
-    return *p ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%zu bytes of host memory", bytes);
+    if (posix_memalign(p, 256, bytes) != 0) { /* what a device's allocator gives, and heads ask for */
+        *p = NULL;
+        return colo_fail(COLO_ERR_NOMEM, "%zu bytes of host memory", bytes);
+    }
+    return COLO_OK;
 }
 
 void colo_mem_free(colo_mem_t mem, void *p)

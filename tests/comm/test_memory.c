@@ -146,6 +146,32 @@ static void an_unknown_transport_is_refused_before_anybody_waits(void **state)
     }
 }
 
+/* ---- what the library makes ---- */
+
+static colo_status_t made_here(colo_comm_t *c, void *arg)
+{
+    static const size_t sizes[] = {1, 255, 256, 257, 100000};
+    (void)arg;
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        colo_memory_t *m = NULL;
+        rank_try(colo_memory_alloc(c, c->rank ? sizes[i] : 0, &m));
+        const size_t bytes = colo_memory_bytes(m);
+        rank_check(!colo_memory_is_direct(m) && bytes % 256 == 0);
+        rank_check(c->rank ? bytes >= sizes[i] && bytes < sizes[i] + 256 : bytes == 0);
+        rank_check((uintptr_t)colo_memory_data(m) % 256 == 0);
+        if (bytes)
+            memset(colo_memory_data(m), 1, bytes);
+        colo_memory_destroy(&m);
+    }
+    return COLO_OK;
+}
+
+static void what_is_made_begins_and_ends_at_a_multiple_of_256(void **state)
+{
+    (void)state;
+    assert_ok(colo_comm_threads_run(RANKS, made_here, NULL));
+}
+
 int main(void)
 {
     unsetenv("COLO_TRANSPORT");
@@ -156,6 +182,7 @@ int main(void)
         cmocka_unit_test(where_peers_are_asked_for_none_is_an_error),
         cmocka_unit_test(nobody_is_asked_where_nccl_is_wanted),
         cmocka_unit_test(an_unknown_transport_is_refused_before_anybody_waits),
+        cmocka_unit_test(what_is_made_begins_and_ends_at_a_multiple_of_256),
     };
     return cmocka_run_group_tests_name("comm/memory", tests, NULL, NULL);
 }
