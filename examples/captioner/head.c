@@ -45,6 +45,7 @@ void cap_head_destroy(cap_rank_t *r)
 {
     colo_linear_logprob_destroy(&r->linear);
     colo_lm_head_destroy(&r->head);
+    colo_memory_destroy(&r->head_memory);
 }
 
 static void *take_aligned(cap_rank_t *r, size_t bytes)
@@ -82,10 +83,13 @@ colo_status_t cap_head_take(cap_rank_t *r)
     r->linear_work = take_aligned(r, forward > backward ? forward : backward);
     r->linear_kept = take_aligned(r, kept);
     r->head_sums = take_aligned(r, colo_lm_head_reduce_size(r->head, &grads));
-    void *gathered = take_aligned(r, colo_lm_head_gathered_size(r->head));
+    if (r->cfg
+            ->head_sharded) /* GPUs that reach each other copy into it, beside encoder and layers */
+        CAP_TRY(colo_memory_alloc(r->dst.mean_comm, colo_lm_head_gathered_size(r->head),
+                                  &r->head_memory));
     if (r->arena.failed)
         return COLO_ERR_NOMEM;
-    return colo_lm_head_bind(r->head, &weight, NULL, gathered);
+    return colo_lm_head_bind(r->head, &weight, NULL, colo_memory_data(r->head_memory));
 }
 
 /* ---- logits ---- */

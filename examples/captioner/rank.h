@@ -140,6 +140,7 @@ typedef struct cap_rank {
     colo_logprob_saved_t saved;
     void *stats, *scratch;
     colo_lm_head_t *head;
+    colo_memory_t *head_memory;    /* what it is gathered into; NULL when resident */
     int64_t head_first, head_rows; /* rows here, of those of this tp rank */
     float *head_w;                 /* all of these, while the head is open */
     colo_linear_logprob_t *linear;
