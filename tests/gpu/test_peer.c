@@ -2,14 +2,15 @@
 /*
  * test_peer.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of several tiles,
  * odd addresses, other shapes, memory that ranks destroy in orders of their own. == on every byte
- * against the oracle, the bytes between the elements included. Four ranks on however many GPUs
- * there are; T_RANKS=sockets: as processes.
+ * against the oracle, the bytes between the elements included. Four ranks, and eight, on however
+ * many GPUs there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/peer_ranks.h"
 
 #include "core/try.h"
 
-enum { RANKS = 4 };
+enum { RANKS = 4, MANY = 8 };
+static int32_t world = RANKS; /* of the test that runs */
 
 typedef struct pair {
     const char *src, *dst;
@@ -48,6 +49,24 @@ static const pair_t pairs[] = {
     {"dp=2", "cp=2@2", 4, 8, 3},
 };
 
+static const pair_t pairs_of_eight[] = {
+    {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3},
+    {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2},
+    {"tp=1,dp=8", "tp=2,cp=4,dp=1", 8, 16, 3},
+    {"tp=1,dp=8", "tp=4,dp=2", 16, 3, 2},
+    {"tp=1,dp=8", "tp=1,cp=4,dp=2", 8, 16, 2},
+    {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 5},
+    {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 3, 2},
+    {"tp=2,dp=3", "tp=3,dp=2", 6, 3, 2},
+    {"tp=1,dp=6", "tp=1,cp=3,dp=2", 7, 6, 2},
+    {"dp=4,tp=2", "cp=2,dp=2,tp=2", 8, 8, 2},
+    {"tp=2,dp=4", "dp=2,pp=2,cp=2", 8, 8, 3},
+    {"tp=8", "cp=8", 2, 16, 5},
+    {"dp=8", "tp=8", 8, 3, 2},
+    {"cp=8", "dp=8", 9, 16, 2},
+    {"tp=2,dp=2@4", "cp=4", 4, 8, 3},
+};
+
 static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
 
 static colo_status_t run_one(t_peer_rank_t *r, const t_case_t *c)
@@ -61,20 +80,22 @@ static colo_status_t run_one(t_peer_rank_t *r, const t_case_t *c)
 static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
-    const size_t n = sizeof pairs / sizeof pairs[0];
+    const pair_t *pair = world == RANKS ? pairs : pairs_of_eight;
+    const size_t n = world == RANKS ? sizeof pairs / sizeof pairs[0]
+                                    : sizeof pairs_of_eight / sizeof pairs_of_eight[0];
     (void)arg;
     for (size_t i = 0; i < n; i++)
         for (int k = 0; k < 4; k++) {
-            t_case_t c = {.src = t_side(pairs[i].src, true),
-                          .dst = t_side(pairs[i].dst, false),
-                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+            t_case_t c = {.src = t_side(pair[i].src, true),
+                          .dst = t_side(pair[i].dst, false),
+                          .shape = {pair[i].b, pair[i].n, pair[i].h},
                           .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                           .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
                           .dtype = dtypes[(i + (size_t)k) % 4],
                           .axes = axes[(i / 4 + (size_t)k) % 4],
                           .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
                           .check = i % 3 == 0 ? 2 : 1,
-                          .world = RANKS,
+                          .world = world,
                           .rounds = 2};
             if (t_scaled(100) < 100 && (i * 4 + (size_t)k) % 7 != 0)
                 continue; /* under a checker */
@@ -87,6 +108,23 @@ static void unit_layouts_arrive(void **state)
 {
     (void)state;
     assert_ok(t_peer_run(RANKS, false, unit_cases, NULL, 0));
+}
+
+/* A checker wants a GPU a rank. */
+static bool has_room_for_many(void)
+{
+    return !getenv("T_CHECKED") || t_peer_enough(MANY);
+}
+
+static void unit_layouts_of_eight_ranks_arrive(void **state)
+{
+    (void)state;
+    if (!has_room_for_many())
+        skip();
+    world = MANY;
+    const colo_status_t st = t_peer_run(MANY, false, unit_cases, NULL, 0);
+    world = RANKS;
+    assert_ok(st);
 }
 
 /* ---- several tiles, more tiles than blocks ---- */
@@ -123,9 +161,9 @@ static ref_side_t random_side(uint64_t *s, bool is_src)
     int64_t e[3], n;
     do {
         for (int i = 0; i < 3; i++)
-            e[i] = 1 + t_below(s, RANKS);
+            e[i] = 1 + t_below(s, world);
         n = e[0] * e[1] * e[2];
-    } while (n > RANKS || (n < RANKS && t_below(s, 100) < 70));
+    } while (n > world || (n < world && t_below(s, 100) < 70));
     return t_side_ordered((int)t_below(s, T_ORDERS), e[0], e[1], e[2], is_src);
 }
 
@@ -133,11 +171,11 @@ static t_case_t random_case(uint64_t *s)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64,
                                           COLO_I32, COLO_I8,   COLO_I16, COLO_I64};
-    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false), .world = RANKS};
-    if (ref_side_size(&c.src) < RANKS && t_below(s, 2))
-        c.src.offset = t_below(s, RANKS - ref_side_size(&c.src) + 1);
-    if (ref_side_size(&c.dst) < RANKS && t_below(s, 2))
-        c.dst.offset = t_below(s, RANKS - ref_side_size(&c.dst) + 1);
+    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false), .world = world};
+    if (ref_side_size(&c.src) < world && t_below(s, 2))
+        c.src.offset = t_below(s, world - ref_side_size(&c.src) + 1);
+    if (ref_side_size(&c.dst) < world && t_below(s, 2))
+        c.dst.offset = t_below(s, world - ref_side_size(&c.dst) + 1);
     int64_t a = ref_side_extent(&c.src, "cp"), b = ref_side_extent(&c.dst, "cp");
     c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
     c.shape.b = t_below(s, 9);
@@ -170,6 +208,19 @@ static void seeded_layouts_arrive(void **state)
     int64_t n = t_scaled(250);
     (void)t_seed();
     assert_ok(t_peer_run(RANKS, false, random_cases, &n, 0));
+}
+
+static void seeded_layouts_of_eight_ranks_arrive(void **state)
+{
+    (void)state;
+    int64_t n = t_scaled(250);
+    if (!has_room_for_many())
+        skip();
+    (void)t_seed();
+    world = MANY;
+    const colo_status_t st = t_peer_run(MANY, false, random_cases, &n, 0);
+    world = RANKS;
+    assert_ok(st);
 }
 
 /* ---- elements at odd addresses ---- */
@@ -280,8 +331,10 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(unit_layouts_arrive),
+        cmocka_unit_test(unit_layouts_of_eight_ranks_arrive),
         cmocka_unit_test(boxes_of_many_tiles_arrive),
         cmocka_unit_test(seeded_layouts_arrive),
+        cmocka_unit_test(seeded_layouts_of_eight_ranks_arrive),
         cmocka_unit_test(elements_at_odd_addresses_arrive),
         cmocka_unit_test(a_bridge_takes_other_shapes),
         cmocka_unit_test(ranks_destroy_memory_in_orders_of_their_own),
