@@ -211,6 +211,7 @@ def refused(rank):
     plain = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=3)  # does nothing on the host
     plain(x)
     assert plain.direct is False and plain.copied == 0
+    dist.barrier()  # or the next mistake could meet a late rank here
     with reached():
         # a layout that does not fit, on one rank: its sentence, not a timeout
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)

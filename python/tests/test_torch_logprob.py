@@ -399,6 +399,7 @@ def mistakes(rank):
     with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
         ct.logprob(mine, bad, tp_group=dist.group.WORLD, vocab_size=24)
     assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_size=24).shape == (2, 3)
+    dist.barrier()  # or the next mistake could meet a late rank here
     for fn in (lambda m: ct.nll(mine, t, mask=m, tp_group=dist.group.WORLD, vocab_size=24),
                lambda m: ct.linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab_size=12,
                                        tp_group=dist.group.WORLD)):
@@ -451,8 +452,8 @@ def copies(rank):
             run()
             dist.barrier()  # or the next mistake could meet a late rank here
     out = ct.logprob(z[..., :6], t, **args)
-    dist.barrier()
     plan = ct.comm_of(dist.group.WORLD, z.device)._logprobs.found[0]
+    dist.barrier()
     was, plan.empty_like = plan.empty_like, without_memory if rank == 1 else plan.empty_like
     with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
         ct.logprob(z[..., :6], t, **args)
