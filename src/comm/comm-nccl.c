@@ -126,6 +126,11 @@ void colo_nccl_destroy(colo_comm_t *c)
     struct colo_nfamily *f = x->family;
     char sentence[900];
     bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
+    if (dead)
+        colo_peer_stop(atomic_load(&x->peer));
+    /* This may wait for the stream: as long as the guard knows of what the stream waits for. */
+    colo_direct_destroy(&x->gather);
+    dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     pthread_mutex_lock(&f->lock);
     struct colo_nctx **at = &f->ctx;
     while (*at != x)
@@ -136,7 +141,6 @@ void colo_nccl_destroy(colo_comm_t *c)
     pthread_mutex_unlock(&f->lock);
     if (dead)
         colo_peer_stop(atomic_load(&x->peer));
-    colo_direct_destroy(&x->gather);
     if (dead && x->link)
         colo_nccl_tear(f, x->link);
     colo_nccl_link_put(f, x->link);
