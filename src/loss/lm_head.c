@@ -252,6 +252,41 @@ static colo_status_t check_has_bias(const colo_lm_head_t *h, const colo_tensor_t
     return COLO_OK;
 }
 
+static void *element(void *data, colo_dtype_t dtype, int64_t i)
+{
+    return (char *)data + i * (int64_t)colo_dtype_size(dtype);
+}
+
+/* Where this rank's rows lie in @gathered. */
+static void *place_in(const colo_lm_head_t *h, void *gathered)
+{
+    const colo_dtype_t dtype = h->config.dtype;
+    return element(gathered, dtype, colo_comm_rank(h->group) * h->each * pitch(h, dtype));
+}
+
+static bool is_in_place(const colo_lm_head_t *h, const colo_tensor_t *x, const void *place)
+{
+    return x->data == place && (h->count == 1 || x->stride[0] == pitch(h, h->config.dtype));
+}
+
+/* In its place of what is gathered, or apart: else a gather would overwrite what it is to read. */
+static colo_status_t check_apart(const colo_lm_head_t *h, const colo_tensor_t *x, void *gathered,
+                                 const char *what)
+{
+    const colo_dtype_t dtype = h->config.dtype;
+    const int64_t hidden = h->config.hidden, width = x->ndim == 2 ? hidden : 1;
+    const int64_t end = (h->count - 1) * x->stride[0] + width;
+    const void *place = element(place_in(h, gathered), dtype, x->ndim == 2 ? 0 : hidden);
+    if (h->count == 0 || is_in_place(h, x, place) ||
+        (uintptr_t)element(x->data, dtype, end) <= (uintptr_t)gathered ||
+        (uintptr_t)x->data >= (uintptr_t)gathered + colo_lm_head_gathered_size(h))
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG,
+                     "%s: %p, rows %" PRId64 " elements apart, lies in gathered (%p); there its "
+                     "place is %p, rows %" PRId64 " apart",
+                     what, x->data, x->stride[0], gathered, place, pitch(h, dtype));
+}
+
 colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
                                 const colo_tensor_t *bias, void *gathered)
 {
@@ -266,6 +301,8 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
         if (x && x->dtype != h->config.dtype)
             return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the head is %s", i ? "bias" : "weight",
                              colo_dtype_name(x->dtype), colo_dtype_name(h->config.dtype));
+        if (x && h->group && gathered)
+            COLO_TRY(check_apart(h, x, gathered, i ? "bias" : "weight"));
     }
     if (h->group && !gathered && colo_lm_head_gathered_size(h) > 0)
         return colo_fail(COLO_ERR_ARG, "lm_head: gathered is NULL; a sharded head needs %zu bytes",
@@ -302,21 +339,15 @@ static colo_box_t box_of(void *data, int64_t rows, int64_t columns, int64_t stri
     return (colo_box_t){.data = data, .extent = {1, rows, columns}, .stride = {0, stride, 1}};
 }
 
-static void *element(void *data, colo_dtype_t dtype, int64_t i)
-{
-    return (char *)data + i * (int64_t)colo_dtype_size(dtype);
-}
-
 /* This rank's rows into its place of the gathered head, unless they are there, then the one
  * all-gather. */
 static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
 {
     const colo_dtype_t dtype = h->config.dtype;
     const int64_t hidden = h->config.hidden, step = pitch(h, dtype), slab = h->each * step;
-    void *own = element(h->gathered, dtype, colo_comm_rank(h->group) * slab);
+    void *own = place_in(h, h->gathered);
     const size_t elem = colo_dtype_size(dtype);
-    const bool in_place = h->weight.data == own && (h->count == 1 || h->weight.stride[0] == step);
-    if (h->count > 0 && !in_place) {
+    if (h->count > 0 && !is_in_place(h, &h->weight, own)) {
         colo_box_t to = box_of(own, h->count, hidden, step),
                    from = box_of(h->weight.data, h->count, hidden, h->weight.stride[0]);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));

@@ -37,13 +37,16 @@ static float in_rank_order(int ranks, int64_t row, int64_t column)
     return sum;
 }
 
-static bool whole(const world_t *w, const colo_tensor_t *weight, const colo_tensor_t *bias)
+/* Are the rows there those from row @first on? */
+static bool whole(const world_t *w, const colo_tensor_t *weight, const colo_tensor_t *bias,
+                  int64_t first)
 {
     bool ok = weight->shape[0] == w->rows && weight->shape[1] == w->hidden;
     for (int64_t i = 0; i < w->rows; i++) {
         for (int64_t j = 0; j < w->hidden; j++)
-            ok = ok && ((float *)weight->data)[i * weight->stride[0] + j] == value(i, j);
-        ok = ok && (!w->bias || ((float *)bias->data)[i * bias->stride[0]] == value(i, 500));
+            ok = ok && ((float *)weight->data)[i * weight->stride[0] + j] == value(first + i, j);
+        ok =
+            ok && (!w->bias || ((float *)bias->data)[i * bias->stride[0]] == value(first + i, 500));
     }
     return ok;
 }
@@ -119,7 +122,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
         else
             rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
         ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_AVAILABLE;
-        right = right && whole(w, &fw, &fb);
+        right = right && whole(w, &fw, &fb, 0);
         if (turn == 1)
             continue;
         rank_try(colo_lm_head_release(head, NULL));
@@ -137,37 +140,42 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-/* A shard that lies where it is gathered stays there; the place is not this rank's any more once the
- * shard is bound elsewhere. */
+/* A shard that lies where it is gathered stays there; the place is not this rank's any more once
+ * the shard is bound elsewhere. */
 static colo_status_t in_place(colo_comm_t *world, void *arg)
 {
     world_t *w = arg;
     const int me = colo_comm_rank(world);
-    const int64_t H = w->hidden;
+    const int64_t H = w->hidden, step = w->bias ? (H + 4) / 4 * 4 : H;
     colo_lm_head_t *head = NULL;
-    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H};
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = w->rows, .hidden = H,
+                                    .has_bias = w->bias};
     rank_try(colo_lm_head_create(&head, &config, world));
     colo_lm_head_rows(head, &w->first[me], &w->count[me]);
     const int64_t first = w->first[me], n = w->count[me];
     const size_t bytes = colo_lm_head_gathered_size(head);
     float *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
     float *elsewhere = calloc((size_t)(n * H) + 1, sizeof *elsewhere);
-    colo_tensor_t tw = colo_tensor_host(gathered + first * H, COLO_F32, 2, (int64_t[]){n, H}), fw;
+    float *bias = calloc((size_t)n + 1, sizeof *bias);
+    colo_tensor_t tw = colo_tensor_host(gathered, COLO_F32, 2, (int64_t[]){n, H}), fw, fb;
+    colo_tensor_t tb = colo_tensor_host(bias, COLO_F32, 1, &n);
     w->gathered[me] = true;
     for (int turn = 0; turn < 3; turn++) {
         memset(gathered, 0xff, bytes);
-        tw.data = turn < 2 ? gathered + first * H : elsewhere;
-        rank_try(colo_lm_head_bind(head, &tw, NULL, gathered));
+        tw.data = turn < 2 ? gathered + first * step : elsewhere;
+        tw.stride[0] = turn < 2 ? step : H;
+        rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
         for (int64_t i = 0; i < n * H; i++)
-            ((float *)tw.data)[i] = value(first + i / H, i % H) + (float)turn;
-        rank_try(colo_lm_head_acquire(head, NULL, &fw, NULL));
-        for (int64_t i = 0; i < w->rows * H; i++)
-            w->gathered[me] =
-                w->gathered[me] && ((float *)fw.data)[i] == value(i / H, i % H) + (float)turn;
+            ((float *)tw.data)[i / H * tw.stride[0] + i % H] = value(first + i / H + turn, i % H);
+        for (int64_t i = 0; i < n; i++)
+            bias[i] = value(first + i + turn, 500);
+        rank_try(colo_lm_head_acquire(head, NULL, &fw, &fb));
+        w->gathered[me] = w->gathered[me] && whole(w, &fw, &fb, turn);
         rank_try(colo_lm_head_release(head, NULL));
     }
     free(gathered);
     free(elsewhere);
+    free(bias);
     colo_lm_head_destroy(&head);
     return COLO_OK;
 }
@@ -176,13 +184,14 @@ static void a_shard_may_lie_where_it_is_gathered(void **state)
 {
     (void)state;
     for (int ranks = 1; ranks <= MOST; ranks += ranks < 3 ? 1 : 5)
-        for (int64_t rows = 1; rows <= 13; rows += 4) {
-            world_t w = {.rows = rows, .hidden = 5};
-            assert_ok(t_run_ranks(ranks, in_place, &w, sizeof w));
-            for (int r = 0; r < ranks; r++)
-                if (!w.gathered[r])
-                    fail_msg("%d ranks, %d rows: rank %d", ranks, (int)rows, r);
-        }
+        for (int64_t rows = 1; rows <= 13; rows += 4)
+            for (int bias = 0; bias < 2; bias++) {
+                world_t w = {.rows = rows, .hidden = 5, .bias = bias};
+                assert_ok(t_run_ranks(ranks, in_place, &w, sizeof w));
+                for (int r = 0; r < ranks; r++)
+                    if (!w.gathered[r])
+                        fail_msg("%d ranks, %d rows, bias %d: rank %d", ranks, (int)rows, bias, r);
+            }
 }
 
 static void shards_of_any_size_gather_and_reduce(void **state)
@@ -305,6 +314,9 @@ static void misuse_is_told_with_its_numbers(void **state)
     assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_SHAPE,
                  "weight: 2 axes, [3, 3], expected 2: [4, 3], rows 0 to 4 of 4");
     weight.shape[0] = 4;
+    weight.data = room + 4;
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, room), COLO_ERR_ARG, "lies in gathered");
+    weight.data = w;
     assert_ok(colo_lm_head_bind(head, &weight, NULL, room));
     assert_fails(colo_lm_head_finish(head, NULL, NULL, NULL), COLO_ERR_STATE,
                  "no gather was started");
@@ -318,6 +330,49 @@ static void misuse_is_told_with_its_numbers(void **state)
     assert_ok(colo_lm_head_release(head, NULL));
     colo_lm_head_destroy(&head);
     colo_comm_destroy(&self);
+}
+
+/* 4 rows of 3 and a bias on two ranks: rows of 4 elements there, two of each rank. */
+static colo_status_t astray(colo_comm_t *world, void *arg)
+{
+    static _Alignas(256) float shared[2][128];
+    const int me = colo_comm_rank(world);
+    float *room = shared[me], b[2];
+    const int64_t two = 2, dense[] = {2, 3};
+    colo_lm_head_t *head = NULL;
+    colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3,
+                                    .has_bias = true};
+    colo_tensor_t w = colo_tensor_host(room, COLO_F32, 2, dense);
+    colo_tensor_t bias = colo_tensor_host(b, COLO_F32, 1, &two);
+    (void)arg;
+    rank_try(colo_lm_head_create(&head, &config, world));
+    rank_check(colo_lm_head_gathered_size(head) == 4 * 4 * sizeof *room);
+    struct {
+        float *at;
+        int64_t step;
+        bool fine;
+    } tries[] = {
+        {room + 8 * me, 4, true},        {room + 8 * me, 3, false}, /* dense, as without a bias */
+        {room + 8 * (1 - me), 4, false}, {room + 16, 3, true},      /* right behind it */
+        {room + 15, 3, false},           {room + 10, 4, false}};
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        w.data = tries[i].at;
+        w.stride[0] = tries[i].step;
+        rank_check((colo_lm_head_bind(head, &w, &bias, room) == COLO_OK) == tries[i].fine);
+    }
+    w.data = room + 16;
+    bias.data = room + 15;
+    rank_check(colo_lm_head_bind(head, &w, &bias, room) == COLO_ERR_ARG);
+    bias.data = room + 32;
+    rank_check(colo_lm_head_bind(head, &w, &bias, room + 64) == COLO_OK);
+    colo_lm_head_destroy(&head);
+    return COLO_OK;
+}
+
+static void a_shard_lies_in_its_place_or_apart(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(2, astray, NULL, 0));
 }
 
 static colo_status_t other_width(colo_comm_t *world, void *arg)
@@ -348,6 +403,7 @@ int main(void)
         cmocka_unit_test(a_resident_head_is_always_there_and_moves_nothing),
         cmocka_unit_test(half_gradients_are_summed_in_f32),
         cmocka_unit_test(misuse_is_told_with_its_numbers),
+        cmocka_unit_test(a_shard_lies_in_its_place_or_apart),
         cmocka_unit_test(ranks_with_another_head_find_out_at_create),
     };
     return cmocka_run_group_tests_name("loss/lm_head", tests, NULL, NULL);
