@@ -79,7 +79,8 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
 /**
  * colo_lm_head_bind() - say where the parameters are; again whenever they move
  * @weight:   [rows here, H], columns contiguous, rows at any stride; borrowed until the next bind.
- *            It may lie in its place of @gathered, where the views have it: then it is not copied
+ *            It may lie in its place of @gathered, where the views have it: then it is not copied;
+ *            else apart from that
  * @bias:     [rows here], contiguous; NULL iff the head has none
  * @gathered: colo_lm_head_gathered_size() bytes, 256-aligned, used from start to release only (what
  *            lies there in between may be anything); NULL when resident. On GPUs that reach each
@@ -93,7 +94,8 @@ COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor
 /**
  * colo_lm_head_start() - begin the gather; collective over the group; no-op when resident
  * Parameters as of @stream's work so far. On GPUs the gather runs on a stream of the head, beside
- * what the caller puts on @stream next; on the host it is done on return.
+ * what the caller puts on @stream next; on the host it is done on return. Where memory is registered
+ * over the group the first one, and the next after more was registered, waits for all ranks.
  * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), the group's
  */
 COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);
