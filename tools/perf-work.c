@@ -78,7 +78,7 @@ static int list_on_device(perf_rank_t *r, int64_t **to, const int64_t *from, int
 {
     RANK_CUDA(cudaMalloc((void **)to, (size_t)n * 8 + 8));
     RANK_CUDA(cudaMemcpy(*to, from, (size_t)n * 8, cudaMemcpyHostToDevice));
-    RANK_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); /* a short one comes back before it is there */
+    RANK_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); /* a short one comes back before */
     return TOOL_OK;
 }
 

@@ -23,7 +23,8 @@ colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **p)
         COLO_TRY(colo_gpu_load(&gpu));
         return gpu->alloc(bytes, p);
     }
-    if (posix_memalign(p, 256, bytes) != 0) { /* what a device's allocator gives, and heads ask for */
+    /* aligned as a device's allocator does, and as heads ask for */
+    if (posix_memalign(p, 256, bytes) != 0) {
         *p = NULL;
         return colo_fail(COLO_ERR_NOMEM, "%zu bytes of host memory", bytes);
     }

@@ -270,8 +270,7 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
             rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r, false));
             rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
             rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
-            rank_cuda(
-                t_to_device((char *)moved[0] + shift, in.b.raw, in.b.bytes));
+            rank_cuda(t_to_device((char *)moved[0] + shift, in.b.raw, in.b.bytes));
             rank_cuda(t_to_device((char *)moved[1] + 14 - shift, out.b.raw, out.b.bytes));
             colo_tensor_t a = in.t, b = out.t;
             a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);

@@ -115,8 +115,7 @@ static void *put(const void *from, size_t bytes)
 {
     void *p = NULL;
     must(cudaMalloc(&p, bytes + 16), "cudaMalloc");
-    must(from ? t_to_device(p, from, bytes) : cudaMemset(p, 0xa5, bytes),
-         "filling");
+    must(from ? t_to_device(p, from, bytes) : cudaMemset(p, 0xa5, bytes), "filling");
     must(cudaDeviceSynchronize(), "filling");
     return p;
 }
