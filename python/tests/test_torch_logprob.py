@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """logprob() and nll() against PyTorch on the whole vocabulary: processes, threads, strides, errors."""
+import contextlib
 import gc
 import itertools
 
@@ -438,17 +439,18 @@ def copies(rank):
     runs = [lambda: ct.logprob(mine, t, **args), lambda: ct.nll(z[..., :6], wide, **args),
             lambda: ct.linear_logprob(mine, weight[:, :6], target=t, **args),
             lambda: ct.linear_nll(z[..., :6], weight[:, :6], target=t, **args),
-            lambda: ct.linear_nll(z[..., :6], plain_weight, target=wide, **args)]
+            lambda: ct.linear_nll(z[..., :6], plain_weight, target=wide, **args),
+            lambda: ct.nll(z[..., :6], t, mask=t >= 0, **args)]
     for run in runs:
         for _ in range(2):  # the second finds what the first prepared
-            was = torch.Tensor.contiguous
+            was = torch.Tensor.contiguous, torch.Tensor.masked_fill
             try:
                 if rank == 1:
-                    torch.Tensor.contiguous = without_memory
+                    torch.Tensor.contiguous = torch.Tensor.masked_fill = without_memory
                 with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
                     run()
             finally:
-                torch.Tensor.contiguous = was
+                torch.Tensor.contiguous, torch.Tensor.masked_fill = was
             run()
             dist.barrier()  # or the next mistake could meet a late rank here
     out = ct.logprob(z[..., :6], t, **args)
@@ -463,3 +465,29 @@ def copies(rank):
 
 def test_a_rank_without_memory_for_a_copy_is_every_ranks_error(world):
     world.run(copies)
+
+
+def reduced_mistakes(rank):
+    """tp pairs (0, 1), (2, 3), dp pairs (0, 2), (1, 3). What rank 1 did wrong reaches 0, which does not come to
+    2, and 3, which nobody else would tell."""
+    groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
+    tp, dp = groups[rank // 2], groups[2 + rank % 2]
+    z, t, _ = case((2, 3), torch.float32)
+    half = slice(0, 12) if rank % 2 == 0 else slice(12, V)
+    mine, weight = z[..., half].clone(), torch.randn(half.stop - half.start, V)
+    args = {'tp_group': tp, 'reduce_group': dp, 'vocab_start': half.start, 'vocab_size': V}
+    grads = weight.clone().requires_grad_()
+    for run in (lambda t: ct.nll(mine, t, **args), lambda t: ct.linear_nll(z, weight, target=t, **args),
+                lambda t: ct.linear_nll(z, grads, target=t, **args),
+                lambda t: ct.linear_nll(z, weight, target=t, mode='keep', **args)):
+        with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
+            run(t if rank != 1 else t[0])
+        assert run(t).loss.isfinite()
+        dist.barrier()  # or the next mistake could meet a late rank here
+    with pytest.raises(ValueError if rank == 1 else RuntimeError, match='reduce_group is a int, expected a torch') \
+            if rank < 2 else contextlib.nullcontext():
+        ct.nll(mine, t, **{**args, 'reduce_group': 3 if rank == 1 else None})
+
+
+def test_a_mistake_reaches_the_ranks_that_the_loss_is_reduced_over(world):
+    world.run(reduced_mistakes)

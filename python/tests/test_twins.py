@@ -151,6 +151,9 @@ TWINS = {
     'a copy that there is no memory for is told to nobody': (
         'torch/logprob.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_logprob.py',
         'test_a_rank_without_memory_for_a_copy'),
+    'ranks that a loss is reduced over wait for one that was stopped before': (
+        'torch/nll.py', 'groups.refuse(group, why)', 'pass', 'test_torch_logprob.py',
+        'test_a_mistake_reaches_the_ranks_that'),
     'a bridge by peers goes another way where there are none': (
         'torch/bridge.py', "transport == 'peer' and device.type != 'cuda'", 'False', 'test_torch_arena.py',
         'test_what_cannot_be'),

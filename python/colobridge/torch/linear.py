@@ -170,7 +170,10 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
                 raise ArgumentError("%s: %s is a %s, expected a torch.Tensor"
                                     % (what, name, type(t).__name__))
     device = hidden.device
-    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    try:
+        comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    except Exception as why:
+        raise groups.told(why, device, head_group)
     head_comm: Comm | None = None
     main = None
     try:
@@ -389,12 +392,17 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         return out[0] if reduction == 'none' else reduced(out[0], out[1], mean, group)
     factor = None
     if mean and group.size > 1:  # gradients are made before the losses are summed
-        with groups.telling(group):
-            plan, targets = o[0], tensors[3]
+        plan, targets = o[0], tensors[3]
+        try:
             counts = (targets != ignore_index) & (targets >= 0) & (targets < plan.config.vocab)
             den = counts.sum().to(torch.float64)
             group.all_reduce(den, stream=stream_of(targets.device))
             factor = factor_of(den, plan)
+        except BaseException as why:
+            groups.heard(group, why)
+            groups.refuse(o[1], why)
+            groups.refuse(o[2], why)
+            raise
     side: list[Any] = []
     value = functions()[1].apply(*tensors, Of(factor, None, group, mean, side), o)
     return Loss(value, side[0], side[1])

@@ -27,12 +27,12 @@ class Loss(NamedTuple):
 
 def across(reduce_group: Any, device: Any, what: str, *of: Any) -> Comm:
     """The communicator of a reduce_group, for tensors on @device; None: of none, which somebody else
-    refuses. ValueError, on all ranks of the groups @of: no such group."""
+    refuses. What is raised (no such group, an error of it) is told to the groups @of."""
     if reduce_group is None or device is None:
         return alone()
     try:
         return groups.comm_of(reduce_group, device, what + ': reduce_group')
-    except ArgumentError as why:
+    except Exception as why:
         raise groups.told(why, device, *of)
 
 
@@ -274,4 +274,7 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> An
         found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
         raise groups.told(ArgumentError("%s: mask is %s, expected %s, the target's shape"
                                         % (what, found, list(target.shape))), target.device, *of)
-    return target.to(torch.int64).masked_fill(mask == 0, ignore_index)
+    try:
+        return target.to(torch.int64).masked_fill(mask == 0, ignore_index)
+    except Exception as why:
+        raise groups.told(why, target.device, *of)

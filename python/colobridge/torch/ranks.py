@@ -250,7 +250,10 @@ def refuse(comm: Comm | None, error: BaseException) -> None:
 def told(error: Exception, device: Any, *of: Any) -> Exception:
     """@error, of which the other ranks of the groups have heard, so that they do not wait for this one."""
     for group in of:
-        refuse(comm_of(group, device), error)
+        try:
+            refuse(comm_of(group, device), error)
+        except Exception:
+            pass  # dead, or not there
     return error
 
 
