@@ -11,7 +11,7 @@ from torch.nn import functional as F  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 from colobridge import compat  # noqa: E402
-from world import World  # noqa: E402
+from world import World, meet  # noqa: E402
 
 V = 12
 # f32 arithmetic on logits below 20: some 24 + 2 log V roundings of 2^-24 * 20 each, ~ 4e-5
@@ -340,7 +340,7 @@ def one_wrong(rank):
         with pytest.raises(ValueError if rank == 2 else RuntimeError, match='expected .(B|1), '):
             bad() if rank == 2 else good()
         good()
-        dist.barrier()  # or the next mistake could meet a late rank here
+        meet()
 
 
 def test_one_ranks_bad_shape_is_every_ranks_error(world):

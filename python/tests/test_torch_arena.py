@@ -22,7 +22,7 @@ from colobridge import memory  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
-from world import World  # noqa: E402
+from world import World, meet  # noqa: E402
 
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
@@ -211,7 +211,7 @@ def refused(rank):
     plain = ct.Bridge(*FAN_IN, group=dist.group.WORLD, buffers=3)  # does nothing on the host
     plain(x)
     assert plain.direct is False and plain.copied == 0
-    dist.barrier()  # or the next mistake could meet a late rank here
+    meet()
     with reached():
         # a layout that does not fit, on one rank: its sentence, not a timeout
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from world import World  # noqa: E402
+from world import World, meet  # noqa: E402
 
 V = 23
 
@@ -400,7 +400,7 @@ def mistakes(rank):
     with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
         ct.logprob(mine, bad, tp_group=dist.group.WORLD, vocab_size=24)
     assert ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_size=24).shape == (2, 3)
-    dist.barrier()  # or the next mistake could meet a late rank here
+    meet()
     for fn in (lambda m: ct.nll(mine, t, mask=m, tp_group=dist.group.WORLD, vocab_size=24),
                lambda m: ct.linear_nll(mine, mine[0, :, :6], target=t, mask=m, vocab_size=12,
                                        tp_group=dist.group.WORLD)):
@@ -452,10 +452,10 @@ def copies(rank):
             finally:
                 torch.Tensor.contiguous, torch.Tensor.masked_fill = was
             run()
-            dist.barrier()  # or the next mistake could meet a late rank here
+            meet()
     out = ct.logprob(z[..., :6], t, **args)
     plan = ct.comm_of(dist.group.WORLD, z.device)._logprobs.found[0]
-    dist.barrier()
+    meet()
     was, plan.empty_like = plan.empty_like, without_memory if rank == 1 else plan.empty_like
     with pytest.raises(MemoryError if rank == 1 else RuntimeError, match='no memory for a copy'):
         ct.logprob(z[..., :6], t, **args)
@@ -483,7 +483,7 @@ def reduced_mistakes(rank):
         with pytest.raises(ValueError if rank == 1 else RuntimeError, match=r'target is \[3\], expected'):
             run(t if rank != 1 else t[0])
         assert run(t).loss.isfinite()
-        dist.barrier()  # or the next mistake could meet a late rank here
+        meet()
     with pytest.raises(ValueError if rank == 1 else RuntimeError, match='reduce_group is a int, expected a torch') \
             if rank < 2 else contextlib.nullcontext():
         ct.nll(mine, t, **{**args, 'reduce_group': 3 if rank == 1 else None})

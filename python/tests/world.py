@@ -4,6 +4,8 @@
 They are forked after torch was imported, which would take each of them seconds. run(fn, ...) calls
 fn(rank, ...) on every rank and returns what they returned; what one raised is raised here, with its
 traceback as text."""
+import datetime
+import itertools
 import multiprocessing
 import os
 import socket
@@ -11,6 +13,9 @@ import traceback
 
 import torch
 import torch.distributed as dist
+
+
+_turns = itertools.count()
 
 
 class RankFailed(AssertionError):
@@ -33,6 +38,15 @@ def _rank(rank, size, port, pipe):
         except BaseException:
             pipe.send((False, traceback.format_exc()))
     os._exit(0)
+
+
+def meet():
+    """All ranks are done with what they called, before one makes the mistake that the others are to hear of
+    in their next call; one that failed is waited for no longer than it takes to say so."""
+    store, turn = dist.distributed_c10d._get_default_store(), next(_turns)
+    store.set('met/%d/%d' % (turn, dist.get_rank()), b'')
+    store.wait(['met/%d/%d' % (turn, rank) for rank in range(dist.get_world_size())],
+               datetime.timedelta(milliseconds=int(os.environ['COLO_TIMEOUT_MS']) // 2))
 
 
 class World:
