@@ -22,13 +22,14 @@ static uint32_t word(int64_t round, int64_t row, int64_t column)
     return (uint32_t)(round << 16 | row << 8 | column); /* a finite float */
 }
 
-/* A head, its shard, and registered memory at whose byte AT it is gathered. */
+/* A head, its shard, and registered memory at whose byte AT it is gathered. The shard's rows are
+ * @step elements apart; they may lie in their place of that memory. */
 struct stand {
     colo_lm_head_t *head;
     colo_memory_t *memory;
-    int64_t first, rows, pitch;
+    int64_t first, rows, pitch, step;
     size_t bytes;
-    uint32_t *weight, *bias, *kept[DEEP], *from[DEEP]; /* device; from: [rows][HIDDEN], then bias */
+    uint32_t *weight, *own, *bias, *kept[DEEP], *from[DEEP]; /* device; from: weight, then bias */
     uint32_t *host;
 };
 
@@ -36,6 +37,7 @@ static colo_status_t bind_at(t_gpu_rank_t *r, struct stand *s, void *gathered)
 {
     colo_tensor_t w =
         colo_tensor_cuda(s->weight, COLO_F32, r->device, 2, (int64_t[]){s->rows, HIDDEN});
+    w.stride[0] = s->step;
     colo_tensor_t b = colo_tensor_cuda(s->bias, COLO_F32, r->device, 1, (int64_t[]){s->rows});
     return colo_lm_head_bind(s->head, &w, &b, gathered);
 }
@@ -54,7 +56,9 @@ static colo_status_t stand_up(t_gpu_rank_t *r, bool registered, struct stand *s)
         rank_check(colo_memory_is_direct(s->memory));
     }
     const size_t shard = (size_t)(s->rows + 1) * (HIDDEN + 1) * sizeof(uint32_t);
-    rank_cuda(cudaMalloc((void **)&s->weight, shard));
+    rank_cuda(cudaMalloc((void **)&s->own, shard));
+    s->weight = s->own;
+    s->step = HIDDEN;
     rank_cuda(cudaMalloc((void **)&s->bias, shard));
     for (int i = 0; i < DEEP; i++) {
         rank_cuda(cudaMalloc((void **)&s->kept[i], s->bytes));
@@ -70,7 +74,7 @@ static colo_status_t lie_down(t_gpu_rank_t *r, struct stand *s)
     rank_try(t_gpu_quiet(r));
     colo_lm_head_destroy(&s->head);
     colo_memory_destroy(&s->memory);
-    cudaFree(s->weight);
+    cudaFree(s->own);
     cudaFree(s->bias);
     for (int i = 0; i < DEEP; i++) {
         cudaFree(s->kept[i]);
@@ -95,10 +99,12 @@ static colo_status_t shard_of(struct stand *s, int64_t round, uint32_t *to)
 
 static colo_status_t use_shard(t_gpu_rank_t *r, struct stand *s, const uint32_t *from)
 {
-    const size_t row = (size_t)s->rows * sizeof *from;
-    rank_cuda(cudaMemcpyAsync(s->weight, from, row * HIDDEN, cudaMemcpyDeviceToDevice, r->stream));
-    rank_cuda(cudaMemcpyAsync(s->bias, from + s->rows * HIDDEN, row, cudaMemcpyDeviceToDevice,
-                              r->stream));
+    const size_t width = HIDDEN * sizeof *from;
+    if (s->rows > 0)
+        rank_cuda(cudaMemcpy2DAsync(s->weight, (size_t)s->step * sizeof *from, from, width, width,
+                                    (size_t)s->rows, cudaMemcpyDeviceToDevice, r->stream));
+    rank_cuda(cudaMemcpyAsync(s->bias, from + s->rows * HIDDEN, (size_t)s->rows * sizeof *from,
+                              cudaMemcpyDeviceToDevice, r->stream));
     return COLO_OK;
 }
 
@@ -140,13 +146,24 @@ static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
 
 /* ---- what is gathered ---- */
 
+/* The shard in its place of the memory, where rows are padded to 16 bytes with their bias. */
+static colo_status_t move_in(t_gpu_rank_t *r, struct stand *s)
+{
+    char *gathered = (char *)colo_memory_data(s->memory) + AT;
+    s->step = (HIDDEN + 4) / 4 * 4;
+    s->weight = (uint32_t *)(void *)gathered + s->first * s->step;
+    return bind_at(r, s, gathered);
+}
+
 /* Nothing but the stream's order between one gather and the next, of other values. */
 static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
 {
     struct stand s;
     uint64_t rng = t_seed() + 31 * (uint64_t)r->rank;
-    (void)arg;
+    const bool *in_place = arg;
     rank_try(stand_up(r, true, &s));
+    if (*in_place)
+        rank_try(move_in(r, &s));
     for (int64_t turn = 0; turn < t_scaled(40); turn++) {
         for (int i = 0; i < DEEP; i++)
             rank_try(shard_of(&s, turn * DEEP + i, s.from[i]));
@@ -164,8 +181,17 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
 static void late_ranks_and_memory_in_use_again_do_no_harm(void **state)
 {
     (void)state;
+    bool in_place = false;
     (void)t_seed();
-    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, NULL));
+    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
+}
+
+static void shards_that_lie_in_their_place_are_gathered_from_there(void **state)
+{
+    (void)state;
+    bool in_place = true;
+    (void)t_seed();
+    assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
 }
 
 /* Copies of other ranks' parts in a graph: NCCL has none. */
@@ -383,6 +409,7 @@ int main(void)
         return T_EXIT_SKIP;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(late_ranks_and_memory_in_use_again_do_no_harm),
+        cmocka_unit_test(shards_that_lie_in_their_place_are_gathered_from_there),
         cmocka_unit_test(a_captured_gather_copies_and_replays),
         cmocka_unit_test(heads_with_and_without_registered_memory_share_a_comm),
         cmocka_unit_test(places_that_differ_are_refused_on_all_ranks),
