@@ -6,64 +6,11 @@
  * bridge takes: test_nccl_streams.c.
  */
 #include "gpu/nccl_ranks.h"
+#include "gpu/pairs.h"
 
 #include "core/try.h"
 
 static int32_t gpus; /* ranks of this run */
-
-typedef struct pair {
-    const char *src, *dst;
-    int64_t b, n, h;
-} pair_t;
-
-static const pair_t pairs[] = {
-    {"dp=2", "tp=2,dp=1", 4, 3, 2},
-    {"tp=2,dp=1", "dp=2", 4, 3, 2},
-    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
-    {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
-    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},
-    {"dp=2", "dp=2", 4, 3, 2},
-    {"cp=2", "dp=2", 3, 4, 2},
-    {"cp=2", "tp=2", 2, 8, 3},
-    {"dp=1", "dp=1@1", 2, 3, 2},
-    {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
-    {"dp=4", "tp=4,dp=1", 8, 3, 2},
-    {"tp=4,dp=1", "dp=4", 8, 3, 2},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3},
-    {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"tp=4", "cp=4", 2, 8, 2},
-    {"dp=4", "cp=4", 8, 16, 2},
-    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},
-    {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
-    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},
-    {"cp=4", "dp=4", 5, 8, 2},
-    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},
-    {"dp=3", "cp=3@1", 7, 6, 2},
-    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},
-    {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
-    {"tp=1,dp=2", "tp=2,dp=1", 4, 6, 3},
-    {"tp=2,dp=1", "tp=1,dp=2", 4, 3, 5},
-    {"tp=1,dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
-    {"tp=2,dp=1", "tp=1,cp=2,dp=1", 3, 8, 4},
-    {"tp=2,dp=1", "tp=2,dp=1", 3, 4, 2},
-    {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3},
-    {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},
-    {"dp=2", "cp=2@2", 4, 8, 3},
-    {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3},
-    {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2},
-    {"tp=1,dp=8", "tp=2,cp=4,dp=1", 8, 16, 3},
-    {"tp=1,dp=8", "tp=4,dp=2", 8, 3, 5},
-    {"tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 5},
-    {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 16, 2},
-    {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 3, 2},
-    {"tp=1,dp=6", "tp=1,cp=3,dp=2@2", 12, 12, 2},
-    {"dp=4,tp=2", "cp=2,dp=2,tp=2", 4, 8, 2},
-    {"cp=8", "dp=8", 8, 16, 3},
-    {"tp=8", "cp=8", 2, 16, 2},
-    {"dp=3", "tp=2,cp=2@4", 6, 8, 3},
-};
 
 static bool fits(const t_case_t *c)
 {
@@ -83,11 +30,11 @@ static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
     int32_t ran = 0;
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+    for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 4; k++) {
-            t_case_t c = {.src = t_side(pairs[i].src, true),
-                          .dst = t_side(pairs[i].dst, false),
-                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+            t_case_t c = {.src = t_side(t_pairs[i].src, true),
+                          .dst = t_side(t_pairs[i].dst, false),
+                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
                           .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                           .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
                           .dtype = dtypes[(i + (size_t)k) % 4],
@@ -203,11 +150,11 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
 {
     static const char *const axes[] = {"bsh", "sbh", "th"};
     int32_t ran = 0;
-    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+    for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 3; k++) {
-            t_case_t c = {.src = t_side(pairs[i].src, true),
-                          .dst = t_side(pairs[i].dst, false),
-                          .shape = {pairs[i].b, pairs[i].n, pairs[i].h},
+            t_case_t c = {.src = t_side(t_pairs[i].src, true),
+                          .dst = t_side(t_pairs[i].dst, false),
+                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
                           .output = k == 1 ? COLO_SHARDED : COLO_FULL_SEQ,
                           .grad = COLO_PARTIAL,
                           .algo = COLO_COLLECTIVE,

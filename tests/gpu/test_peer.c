@@ -5,67 +5,13 @@
  * against the oracle, the bytes between the elements included. Four ranks, and eight, on however
  * many GPUs there are; T_RANKS=sockets: as processes.
  */
+#include "gpu/pairs.h"
 #include "gpu/peer_ranks.h"
 
 #include "core/try.h"
 
 enum { RANKS = 4, MANY = 8 };
 static int32_t world = RANKS; /* of the test that runs */
-
-typedef struct pair {
-    const char *src, *dst;
-    int64_t b, n, h;
-} pair_t;
-
-static const pair_t pairs[] = {
-    {"dp=2", "tp=2,dp=1", 4, 3, 2},
-    {"tp=2,dp=1", "dp=2", 4, 3, 2},
-    {"dp=2", "tp=1,cp=2,dp=1", 4, 8, 3},
-    {"tp=2,dp=1", "cp=2,dp=1", 3, 8, 5},
-    {"tp=2,dp=1", "tp=2,dp=1", 2, 3, 2},
-    {"dp=2", "dp=2", 4, 3, 2},
-    {"cp=2", "dp=2", 3, 4, 2},
-    {"cp=2", "tp=2", 2, 8, 3},
-    {"dp=1", "dp=1@1", 2, 3, 2},
-    {"pp=2,dp=1", "dp=1,pp=2", 2, 3, 2},
-    {"dp=4", "tp=4,dp=1", 8, 3, 2},
-    {"tp=4,dp=1", "dp=4", 8, 3, 2},
-    {"tp=1,dp=4", "tp=1,cp=2,dp=2", 8, 8, 3},
-    {"tp=2,dp=2", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"tp=4", "cp=4", 2, 8, 2},
-    {"dp=4", "cp=4", 8, 16, 2},
-    {"tp=2,dp=2", "tp=2,cp=2", 4, 8, 5},
-    {"tp=2,dp=2", "tp=1,dp=4", 8, 5, 3},
-    {"cp=2,dp=2", "tp=2,cp=2", 4, 8, 2},
-    {"cp=4", "dp=4", 5, 8, 2},
-    {"tp=1,dp=3", "tp=2,dp=2", 6, 4, 2},
-    {"dp=3", "cp=3@1", 7, 6, 2},
-    {"tp=2,pp=2", "cp=2,dp=2", 4, 4, 2},
-    {"dp=2,tp=2", "cp=2,dp=2", 4, 8, 2},
-    {"tp=2,dp=2", "tp=1,cp=4,dp=1", 4, 8, 5},
-    {"tp=1,dp=4", "tp=2,cp=2,dp=1", 8, 8, 3},
-    {"tp=4,dp=1", "tp=1,cp=2,dp=2", 4, 8, 3},
-    {"ep=2,dp=2", "xp=2,cp=2", 4, 8, 2},
-    {"dp=2", "cp=2@2", 4, 8, 3},
-};
-
-static const pair_t pairs_of_eight[] = {
-    {"tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3},
-    {"tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 2},
-    {"tp=1,dp=8", "tp=2,cp=4,dp=1", 8, 16, 3},
-    {"tp=1,dp=8", "tp=4,dp=2", 16, 3, 2},
-    {"tp=1,dp=8", "tp=1,cp=4,dp=2", 8, 16, 2},
-    {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 5},
-    {"tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 3, 2},
-    {"tp=2,dp=3", "tp=3,dp=2", 6, 3, 2},
-    {"tp=1,dp=6", "tp=1,cp=3,dp=2", 7, 6, 2},
-    {"dp=4,tp=2", "cp=2,dp=2,tp=2", 8, 8, 2},
-    {"tp=2,dp=4", "dp=2,pp=2,cp=2", 8, 8, 3},
-    {"tp=8", "cp=8", 2, 16, 5},
-    {"dp=8", "tp=8", 8, 3, 2},
-    {"cp=8", "dp=8", 9, 16, 2},
-    {"tp=2,dp=2@4", "cp=4", 4, 8, 3},
-};
 
 static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
 
@@ -80,23 +26,22 @@ static colo_status_t run_one(t_peer_rank_t *r, const t_case_t *c)
 static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
-    const pair_t *pair = world == RANKS ? pairs : pairs_of_eight;
-    const size_t n = world == RANKS ? sizeof pairs / sizeof pairs[0]
-                                    : sizeof pairs_of_eight / sizeof pairs_of_eight[0];
     (void)arg;
-    for (size_t i = 0; i < n; i++)
+    for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 4; k++) {
-            t_case_t c = {.src = t_side(pair[i].src, true),
-                          .dst = t_side(pair[i].dst, false),
-                          .shape = {pair[i].b, pair[i].n, pair[i].h},
+            t_case_t c = {.src = t_side(t_pairs[i].src, true),
+                          .dst = t_side(t_pairs[i].dst, false),
+                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
                           .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                           .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
                           .dtype = dtypes[(i + (size_t)k) % 4],
                           .axes = axes[(i / 4 + (size_t)k) % 4],
                           .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
                           .check = i % 3 == 0 ? 2 : 1,
-                          .world = world,
                           .rounds = 2};
+            if (t_case_world(&c) > world || (world == MANY && t_case_world(&c) <= RANKS))
+                continue;
+            c.world = world;
             if (t_scaled(100) < 100 && (i * 4 + (size_t)k) % 7 != 0)
                 continue; /* under a checker */
             rank_try(run_one(r, &c));
