@@ -108,9 +108,7 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     k.deadline_ns = (uint64_t)c->timeout_ms * 1000000u;
     atomic_store(&w->seq, c->seq);
     atomic_store(&w->deadline_ms, c->timeout_ms);
-    cudaError_t e = cudaSuccess;
-    if (p->used && p->last != stream && !capturing)
-        e = cudaStreamWaitEvent(stream, p->done, 0);
+    cudaError_t e = colo_peer_follow(p, capturing, stream);
     if (e == cudaSuccess)
         e = colo_k_gather_begin(&k, stream);
     for (int32_t i = 1; i < c->size && e == cudaSuccess; i++) { /* each begins with another one */
@@ -121,10 +119,5 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     }
     if (e == cudaSuccess)
         e = colo_k_gather_end(&k, stream);
-    if (e == cudaSuccess && !capturing) {
-        e = cudaEventRecord(p->done, stream);
-        p->last = stream;
-        p->used = true;
-    }
-    return e;
+    return e == cudaSuccess ? colo_peer_lead(p, capturing, stream) : e;
 }

@@ -368,6 +368,21 @@ static colo_status_t check_pointer(const struct colo_peer *p, const char *what, 
     return COLO_OK;
 }
 
+cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream)
+{
+    return p->used && p->last != stream && !capturing ? cudaStreamWaitEvent(stream, p->done, 0)
+                                                      : cudaSuccess;
+}
+
+cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream)
+{
+    if (capturing)
+        return cudaSuccess;
+    p->last = stream;
+    p->used = true;
+    return cudaEventRecord(p->done, stream);
+}
+
 colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_t *call,
                               colo_stream_t stream)
 {
@@ -401,14 +416,11 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
     if (e == cudaSuccess)
         e = cudaStreamIsCapturing(stream, &capture);
     const bool capturing = capture != cudaStreamCaptureStatusNone;
-    if (e == cudaSuccess && p->used && p->last != stream && !capturing)
-        e = cudaStreamWaitEvent(stream, p->done, 0);
+    if (e == cudaSuccess)
+        e = colo_peer_follow(p, capturing, stream);
     if (e == cudaSuccess)
         e = colo_k_direct(&k, stream);
-    if (e == cudaSuccess && !capturing) {
-        e = cudaEventRecord(p->done, stream);
-        p->last = stream;
-        p->used = true;
-    }
+    if (e == cudaSuccess)
+        e = colo_peer_lead(p, capturing, stream);
     return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
 }

@@ -84,6 +84,9 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
 void colo_direct_destroy(colo_direct_t **d);
 colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap);
 void colo_direct_stop(struct colo_direct *d);
+/* Before and after what a call enqueues: behind the last one, whatever stream that was on. */
+cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream);
+cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream);
 
 /* comm-peer-gather.c */
 struct colo_gather { /* where one gather finds what others bring */
@@ -101,7 +104,6 @@ struct colo_direct {
     struct colo_peer *peer;   /* a reference */
     colo_comm_t *comm;        /* borrowed: deadline, number of the operation */
     char *slots;              /* device: [2][size] slots, then [2] controls */
-    char **remote;            /* [size] the slots of every rank, reachable here */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
     struct colo_direct_way {
