@@ -352,16 +352,22 @@ static void registered_on_some_ranks_is_staged_on_all_until_more_is_registered(v
         assert_ok(on_all(some_only, &check));
 }
 
+/* Every d_x is registered, and the ranks have agreed on that in a backward. */
+static colo_status_t stand_up_direct(struct stand *s, colo_comm_t *comm, const t_case_t *c)
+{
+    rank_try(stand_up(s, comm, c, COLO_TRANSPORT_AUTO));
+    rank_try(tensors(s, 0));
+    s->told->registered[0] = s->t[T_DX].t.data;
+    s->told->registrations = 1;
+    return expect(s, COLO_BACKWARD, 0, true);
+}
+
 static colo_status_t later_not(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = lopsided(2);
     struct stand s;
     (void)arg;
-    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
-    rank_try(tensors(&s, 0));
-    s.told->registered[0] = s.t[T_DX].t.data;
-    s.told->registrations = 1;
-    rank_try(expect(&s, COLO_BACKWARD, 0, true));
+    rank_try(stand_up_direct(&s, comm, &c));
     if (comm->rank == 1)
         s.told->registered[0] = NULL;
     colo_status_t st = go(&s, COLO_BACKWARD);
@@ -424,11 +430,7 @@ static colo_status_t reshaped(colo_comm_t *comm, void *arg)
     const t_case_t c = lopsided(1);
     struct stand s;
     (void)arg;
-    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
-    rank_try(tensors(&s, 0));
-    s.told->registered[0] = s.t[T_DX].t.data;
-    s.told->registrations = 1;
-    rank_try(expect(&s, COLO_BACKWARD, 0, true));
+    rank_try(stand_up_direct(&s, comm, &c));
     const colo_shape_t same = {c.shape.b, c.shape.n, c.shape.h, 0};
     rank_try(colo_bridge_reshape(s.b, &same));
     s.told->registered[0] = NULL;
