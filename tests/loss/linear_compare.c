@@ -19,7 +19,8 @@
  * rounding a chunk and a replica to f32, and to the gradient's dtype at the end. Each rounding to
  * fp16 may add 2^-25: results may be subnormal.
  * Whether a prediction is correct is compared exactly, unless the target's logit and the largest
- * other one are within 2 e of each other, or within 8 u once they are scaled and capped.
+ * other one are within 2 e of each other, or within 8 u once they are scaled and capped. More such
+ * tokens than a tenth and one fail the case: it would say nothing.
  */
 #include "loss/linear_case.h"
 
@@ -262,7 +263,7 @@ void linear_case_compare(const linear_case_t *c, const char *label)
     double *tw = calloc(VH + 1, sizeof *tw), *tb = calloc(V + 1, sizeof *tb);
     double *want_w = calloc(VH + 1, sizeof *tw), *want_b = calloc(V + 1, sizeof *tb);
     for (int d = 0; d < c->replicas; d++) {
-        int64_t valid, invalid = 0;
+        int64_t valid, invalid = 0, closes = 0;
         double *g[3];
         ref_linear_t in = ref_of(c, d, g, &valid);
         ref_linear_result_t ref;
@@ -271,11 +272,15 @@ void linear_case_compare(const linear_case_t *c, const char *label)
         struct scale s = scale_of(c, &in, &ref);
         for (int64_t t = 0; t < c->tokens; t++) {
             invalid += !ref.rows[t].valid && !ref.rows[t].ignored;
-            compare_outputs(c, label, d, t, &ref.rows[t],
-                            is_close_call(c, &in, &ref.z[t * c->vocab], in.targets[t], &s), &s);
+            const bool close = is_close_call(c, &in, &ref.z[t * c->vocab], in.targets[t], &s);
+            closes += close;
+            compare_outputs(c, label, d, t, &ref.rows[t], close, &s);
             if (!c->config.frozen_hidden && !c->no_saved)
                 compare_d_hidden(c, label, d, t, &in, &ref, &s);
         }
+        if (c->config.logprob.want_correct && closes > 1 + c->tokens / 10)
+            fail_msg("%s: replica %d: %d of %d tokens are too close to call", label, d, (int)closes,
+                     (int)c->tokens);
         add_slack(c, &in, &ref, &s, tw, tb);
         for (size_t i = 0; i < VH; i++)
             want_w[i] += ref.d_w[i];
