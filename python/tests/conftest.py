@@ -3,6 +3,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 # A copy with a planted bug, or this one.
 PACKAGE = Path(os.environ.get('COLO_PACKAGE') or Path(__file__).resolve().parents[1])
 sys.path.insert(0, str(PACKAGE))
@@ -14,3 +16,12 @@ os.environ.setdefault('OMP_NUM_THREADS', '1')
 os.environ.setdefault('USE_LIBUV', '0')
 if 'COLOBRIDGE_LIBRARY' not in os.environ and (PACKAGE.parent / 'build/src').is_dir():
     os.environ['COLOBRIDGE_LIBRARY'] = str(PACKAGE.parent / 'build/src')
+
+
+@pytest.fixture(scope='module')
+def world():
+    """Four ranks; a file that wants others has its own."""
+    from world import World  # imports torch
+    four = World(4)
+    yield four
+    four.close()

@@ -11,18 +11,11 @@ from torch.nn import functional as F  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 from colobridge import compat  # noqa: E402
-from world import World, meet  # noqa: E402
+from world import meet  # noqa: E402
 
 V = 12
 # f32 arithmetic on logits below 20: some 24 + 2 log V roundings of 2^-24 * 20 each, ~ 4e-5
 NEAR = dict(rtol=1e-4, atol=1e-4)
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def case(*shape, seed=0):

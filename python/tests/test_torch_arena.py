@@ -22,17 +22,10 @@ from colobridge import memory  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
-from world import World, meet  # noqa: E402
+from world import meet  # noqa: E402
 
 FAN_IN, FAN_OUT = ('dp=4', 'cp=2,dp=2'), ('cp=2,dp=2', 'dp=4')
 MOVES = {'output': 'sharded', 'grad': 'disjoint'}
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 @contextlib.contextmanager

@@ -19,18 +19,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from world import World  # noqa: E402
 
 PAIRS = [('tp=2,dp=2', 'tp=2,cp=2,dp=1'), ('tp=4,dp=1', 'tp=1,cp=2,dp=2'), ('dp=4', 'cp=2,dp=2'),
          ('dp=4', 'tp=4'), ('tp=2,dp=2', 'tp=2,dp=2'), ('dp=2,tp=2', 'tp=2,dp=2'),
          ('cp=2,dp=2', 'cp=4'), ('tp=4', 'cp=4')]
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def whole(shape, seed, dtype=torch.float32):

@@ -8,14 +8,6 @@ import torch.distributed as dist  # noqa: E402
 
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, case, expected, near, leaf  # noqa: E402
-from world import World  # noqa: E402
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def sharded(rank, rows, tp, mode):

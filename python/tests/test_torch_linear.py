@@ -13,14 +13,6 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
 from linear_case import V, H, CUTS, case, expected, near, leaf  # noqa: E402
-from world import World  # noqa: E402
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def agrees(rank, size, group, dtype, mode, has_bias, chunk, softcap):

@@ -13,16 +13,9 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from world import World, meet  # noqa: E402
+from world import meet  # noqa: E402
 
 V = 23
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def case(shape, dtype=torch.float64, seed=0, spread=3.0):

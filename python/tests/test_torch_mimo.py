@@ -15,14 +15,6 @@ EXAMPLE = Path(__file__).resolve().parents[2] / 'examples/torch_mimo'
 sys.path.insert(0, str(EXAMPLE))
 
 import train  # noqa: E402
-from world import World  # noqa: E402
-
-
-@pytest.fixture(scope='module')
-def world():
-    world = World(4)
-    yield world
-    world.close()
 
 
 def run(rank, *argv):
