@@ -2,6 +2,7 @@
 /* nccl_ranks.c - see nccl_ranks.h */
 #include "gpu/nccl_ranks.h"
 
+#include "comm/comm.h"
 #include "core/try.h"
 
 #include <sys/wait.h>
@@ -74,6 +75,9 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
         st = j->fn(&r, j->arg);
     if (st == COLO_OK) /* the world may have failed: that is what some tests are about */
         (void)colo_comm_barrier(world, NULL);
+    /* The others may wait for this rank on the host, and its destroy waits for their GPUs. */
+    if (st < 0 && colo_comm_check(world) == COLO_OK)
+        colo_comm_i_fail(world, st);
     colo_comm_destroy(&r.gpus);
     cudaStreamDestroy(r.stream);
     return st;
