@@ -29,7 +29,7 @@ typedef struct colo_bootstrap {
  * colo_comm_from_bootstrap() - a world comm of processes that talk over sockets; collective
  * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets,
  *          others TCP to whichever of the peer's addresses answers. One all-gather.
- * Threads: all comms made from it are used by one thread at a time; abort and dump by any
+ * Threads: all comms made from it are used by one thread at a time; abort, check and dump by any
  * Failure: a process that dies is COLO_ERR_PEER on all others at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (another size or version on a rank), COLO_ERR_TIMEOUT
  *          (COLO_TIMEOUT_MS), COLO_ERR_IO (no socket), COLO_ERR_NOMEM, and what the

@@ -2,10 +2,11 @@
 /*
  * comm.h - a group of ranks that talk: collectives, a grouped exchange of strided boxes, deadlines.
  *
- * One thread at a time uses a comm, except colo_comm_abort() and colo_comm_dump(), which any thread
- * may call. Every wait has a deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout());
- * after COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only
- * abort, check, dump, getters and destroy answer.
+ * One thread at a time uses a comm, except that any thread may call colo_comm_abort(),
+ * colo_comm_check() and colo_comm_dump() at any time, as often as it likes. Every wait has a
+ * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()); after COLO_ERR_TIMEOUT,
+ * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump, getters
+ * and destroy answer.
  *
  * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
  * message size or backend. Buffers are borrowed for the call (host) or until the stream got there.

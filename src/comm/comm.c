@@ -100,8 +100,10 @@ colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_
                                  "comm: world rank %lld is both rank %d and rank %d, expected once",
                                  (long long)world_ranks[r], (int)k, (int)r);
     }
+    pthread_mutex_lock(comm->lock); /* another thread may be dumping it */
     for (int32_t r = 0; r < comm->size; r++)
         comm->world_rank[r] = world_ranks[r];
+    pthread_mutex_unlock(comm->lock);
     return COLO_OK;
 }
 

@@ -109,6 +109,7 @@ void colo_round_begin(colo_comm_t *c, uint8_t step)
     x->op = c->op;
     x->nactive = x->nmet = 0;
     x->moving = false;
+    x->begun = true;
     pthread_mutex_unlock(&x->family->lock);
 }
 
@@ -242,8 +243,8 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
     struct colo_lane *l = &x->lane[peer];
     const struct colo_early *e = &p->early[p->first];
     char what[96], found[200];
-    if (!e->full || (x->running && l->active && l->met))
-        return;
+    if (!e->full || x->begun || (x->running && l->active && l->met))
+        return; /* begun: another thread takes in what arrives, the round looks when it runs */
     const colo_frame_t *h = &e->head;
     const bool same = h->seq == x->seq && h->step == x->step;
     const bool before = h->seq < x->seq || (h->seq == x->seq && h->step < x->step);
@@ -428,6 +429,7 @@ colo_status_t colo_round_run(colo_comm_t *c)
     struct colo_ctx *x = c->impl;
     pthread_mutex_t *lock = &x->family->lock;
     pthread_mutex_lock(lock);
+    x->begun = false;
     x->running = true;
     for (int32_t k = 1; k < x->size; k++) {
         int32_t peer = (x->rank + k) % x->size;

@@ -484,7 +484,7 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
         return;
     if (!all) { /* only the thread that uses the group fails so */
         pthread_mutex_lock(&f->lock);
-        x->dead_from = x->running ? x->seq : x->seq + 1;
+        x->dead_from = x->begun || x->running ? x->seq : x->seq + 1;
         pthread_mutex_unlock(&f->lock);
     }
     colo_fate_seal(fate, status, all ? -1 : x->rank, all ? -1 : x->world[x->rank], sentence);

@@ -67,6 +67,7 @@ struct colo_ctx { /* colo_comm.impl */
     unsigned char *eager;   /* [size][2][COLO_FRAME_EAGER] */
 
     /* the last round begun */
+    bool begun;           /* its lanes are being filled: what arrives is judged when it runs */
     bool running, moving; /* moving: all met */
     uint64_t seq;
     uint8_t step;

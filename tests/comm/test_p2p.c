@@ -179,12 +179,52 @@ static void why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it(void **
     close_all(&post, world, twin);
 }
 
+/* The head of @rank's barrier, to rank 1 and without what @rank says when nobody comes. */
+static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
+{
+    assert_ok(colo_comm_set_timeout(comm, 20));
+    assert_fails(colo_comm_barrier(comm, NULL), COLO_ERR_TIMEOUT, "barrier #");
+    struct letter *head = post->link[rank][1];
+    assert_non_null(head);
+    for (struct letter *l = head->next, *next; l; l = next) {
+        next = l->next;
+        free(l);
+    }
+    head->next = NULL;
+}
+
+/* Another thread may ask for the state at any time, and takes in what has arrived. */
+static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS], *c;
+    open_all(&post, world, twin);
+    c = twin[1];
+    post.held[0][2] = true; /* rank 2 does not hear that rank 0 gave up */
+    for (int32_t r = 0; r < RANKS; r += 2)
+        send_head_only(&post, twin[r], r);
+    uint64_t seq =
+        colo_comm_i_begin(c, COLO_OWNER_USER, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
+    colo_round_begin(c, 0);
+    assert_ok(colo_comm_check(c));
+    assert_null(post.link[0][1]); /* both have been taken in */
+    assert_null(post.link[2][1]);
+    for (int32_t r = 0; r < RANKS; r += 2)
+        colo_round_plain(c, r, NULL, 0, NULL, 0);
+    assert_ok(colo_comm_check(c));
+    assert_ok(colo_round_run(c));
+    colo_comm_i_end(c, seq, COLO_OK);
+    assert_ok(colo_comm_check(c));
+    close_all(&post, world, twin);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_left_one_group_is_named_at_once),
         cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
+        cmocka_unit_test(head_that_arrives_before_its_round_runs_is_no_mismatch),
     };
     return cmocka_run_group_tests_name("comm/p2p", tests, NULL, NULL);
 }

@@ -5,6 +5,7 @@
 #include <colobridge/mpi.h>
 
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 enum { MOST = 64 };
@@ -17,7 +18,11 @@ extern COLO_API t_mpi_t t_mpi;
 
 static int init(void)
 {
-    if (MPI_Init(NULL, NULL) != MPI_SUCCESS)
+    const char *threads = getenv("T_MPI_THREADS");
+    const bool multiple = threads && strcmp(threads, "multiple") == 0;
+    int level = MPI_THREAD_SINGLE;
+    if (MPI_Init_thread(NULL, NULL, multiple ? MPI_THREAD_MULTIPLE : MPI_THREAD_SINGLE, &level) !=
+        MPI_SUCCESS)
         return -1;
     MPI_Comm_rank(MPI_COMM_WORLD, &t_mpi.rank);
     MPI_Comm_size(MPI_COMM_WORLD, &t_mpi.size);
