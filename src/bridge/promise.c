@@ -9,6 +9,7 @@
 #include "bridge/bridge.h"
 
 #include "comm/comm.h"
+#include "core/box.h"
 #include "core/inspect.h"
 #include "core/try.h"
 
@@ -85,7 +86,8 @@ colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_
     uint64_t mine = 0;
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
     colo_status_t st = all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n);
-    if (st == COLO_OK && in.data)
+    if (st == COLO_OK &&
+        colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */
         st = b->ops->inspect->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);

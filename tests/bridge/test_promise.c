@@ -161,10 +161,49 @@ static void without_the_check_only_owned_rows_of_a_disjoint_gradient_move(void *
     assert_ok(colo_comm_threads_run(8, unchecked_rank, &c));
 }
 
+/* Replicas that own nothing: one passes NULL, the other a view of no element that has a pointer. */
+static colo_status_t empty_rank(colo_comm_t *world, void *arg)
+{
+    (void)arg;
+    const int64_t rank = colo_comm_rank(world), mine = rank / 2;
+    colo_grid_t grid;
+    colo_layout_t src, dst;
+    colo_bridge_t *bridge = NULL;
+    float x[8], y[8], d_x[8];
+    rank_try(colo_comm_set_check(world, 2));
+    rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
+    rank_try(colo_layout_init_src(&src, &grid));
+    rank_try(colo_layout_init_dst(&dst, &grid));
+    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
+                                   .shape = {1, 4, 2, 0}, /* dp 1 has the only sample */
+                                   .dtype = COLO_F32};
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    for (int i = 0; i < 8; i++) {
+        x[i] = (float)(10 + i);
+        y[i] = d_x[i] = -1;
+    }
+    colo_tensor_t in = colo_tensor_host(x, COLO_F32, 3, (int64_t[]){mine, 4, 2});
+    colo_tensor_t out = colo_tensor_host(y, COLO_F32, 3, (int64_t[]){mine, 4, 2});
+    colo_tensor_t back = colo_tensor_host(d_x, COLO_F32, 3, (int64_t[]){mine, 4, 2});
+    rank_try(colo_bridge_forward(bridge, rank == 0 ? NULL : &in, &out, NULL));
+    rank_try(colo_bridge_backward(bridge, rank == 0 ? NULL : &out, &back, NULL));
+    for (int i = 0; i < 8; i++)
+        rank_check(y[i] == (mine ? x[i] : -1) && d_x[i] == y[i]);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void replicas_that_own_nothing_agree_whatever_they_pass(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(4, empty_rank, NULL, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
+        cmocka_unit_test(replicas_that_own_nothing_agree_whatever_they_pass),
         cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
         cmocka_unit_test(without_the_check_only_owned_rows_of_a_disjoint_gradient_move),
     };
