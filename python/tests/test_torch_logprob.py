@@ -3,6 +3,8 @@
 import contextlib
 import gc
 import itertools
+import multiprocessing
+import weakref
 
 import pytest
 
@@ -13,6 +15,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from colobridge.torch import ranks as groups  # noqa: E402
 from world import meet  # noqa: E402
 
 V = 23
@@ -221,6 +224,26 @@ def test_backward_on_many_threads_at_once():
         got = list(pool.map(lambda pair: torch.autograd.grad(pair[0].sum(), pair[1])[0], zip(outs, leaves)))
     for z, grad in zip(leaves, got):
         assert torch.equal(grad, torch.autograd.grad(ct.logprob(z, t).sum(), z)[0])
+
+
+def threads_come_and_go():
+    z, t, _ = case((3, 7))
+    seen = []
+
+    def rank(_world):
+        ct.logprob(z[:, :-1], t[:, :-1], entropy=True)  # the plan of a slice holds views
+        seen.append(weakref.ref(groups.alone()))
+    for _ in range(20):
+        cb.run_threads(2, rank)
+    assert not any(comm() for comm in seen[:-2])
+    assert any(comm() for comm in seen[-2:])  # left to the next thread, which has not come
+
+
+def test_threads_without_a_group_end_and_their_tensors_are_freed():
+    process = multiprocessing.get_context('fork').Process(target=threads_come_and_go)
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 def test_nothing_of_the_size_of_the_logits_is_made_but_their_gradient():

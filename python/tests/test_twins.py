@@ -62,6 +62,12 @@ TWINS = {
         'torch/ranks.py', 'def alone(world_rank: int | None = None)',
         'def alone(world_rank: int | None = 0)', 'test_torch_head.py',
         'test_a_group_of_rank_0_alone_is_not_no_group'),
+    'a thread that ends frees its tensors': (
+        'torch/ranks.py', 'ended.append(self.comms)', 'self.comms.clear()', 'test_torch_logprob.py',
+        'test_threads_without_a_group_end'),
+    'groups of threads that ended are kept for ever': (
+        'torch/ranks.py', '_ended.clear()', 'pass', 'test_torch_logprob.py',
+        'test_threads_without_a_group_end'),
     'the lm_head keeps logits that no backward will ask for': (
         'torch/linear.py', 'backward = grad and (d_hidden or d_head)', 'backward = d_hidden or d_head',
         'test_torch_linear.py', 'test_without_gradients_nothing_is_kept'),

@@ -29,6 +29,19 @@ from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError
 _lock = threading.Lock()
 _made: dict[Any, '_Made'] = {}
 _alone = threading.local()
+_ended: list[Any] = []
+
+
+class _Thread:
+    """One thread's groups of one, by world rank. Plans in them hold tensors. A tensor that is freed while
+    the interpreter ends a thread that C made crashes it, because PyGILState_Release() then runs inside
+    of itself. So the groups of a thread that ends are left for the next thread to free."""
+
+    def __init__(self) -> None:
+        self.comms: dict[int | None, Comm] = {}
+
+    def __del__(self, ended: list[Any] = _ended) -> None:
+        ended.append(self.comms)
 
 
 class _Made:
@@ -172,9 +185,13 @@ def alone(world_rank: int | None = None) -> Comm:
     group of rank 0 alone, or rank 0 would find objects made with the one when it has the other, and
     go on while ranks beside it make theirs together."""
     try:
-        return _alone.comms[world_rank]
-    except (AttributeError, KeyError):
-        made = _alone.__dict__.setdefault('comms', {})[world_rank] = Comm.self()
+        return _alone.thread.comms[world_rank]
+    except AttributeError:
+        _alone.thread = _Thread()
+        _ended.clear()
+    except KeyError:
+        pass
+    made = _alone.thread.comms[world_rank] = Comm.self()
     made.set_world_ranks([world_rank or 0])
     return made
 
