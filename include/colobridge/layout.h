@@ -9,7 +9,9 @@
  *   ZIGZAG over c of C:   2C equal chunks of L/2C; chunk c, then chunk 2C-1-c
  * Rows split by *position*: row i of a sample sits at position pos(i) of the LLM's sequence of S
  * positions; a rank owns the rows whose positions it owns, ordered by position.
- * A layout is a value; a position table is borrowed and must outlive what is made from the layout.
+ * A layout is a value. Each call that reads a layout checks its fields first: one that was never
+ * initialised, or edited out of range, is COLO_ERR_ARG. A position table is borrowed and must
+ * outlive what is made from the layout.
  */
 #ifndef COLOBRIDGE_LAYOUT_H
 #define COLOBRIDGE_LAYOUT_H

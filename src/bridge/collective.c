@@ -116,6 +116,8 @@ colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
     if (!c || !c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "collective: config or a layout is NULL");
     const colo_grid_t *s = &c->src->grid, *d = &c->dst->grid;
+    COLO_TRY(colo_layout_check_fields(c->src));
+    COLO_TRY(colo_layout_check_fields(c->dst));
     COLO_TRY(has_dims(s, "src"));
     COLO_TRY(has_dims(d, "dest"));
     if (s->size != d->size)

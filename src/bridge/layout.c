@@ -12,6 +12,7 @@
 #include "bridge/index.h"
 #include "core/hash.h"
 #include "core/try.h"
+#include "grid/dims.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,9 +23,9 @@ colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid)
 {
     if (!layout || !grid)
         return colo_fail(COLO_ERR_ARG, "layout: %s is NULL", layout ? "grid" : "layout");
-    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS)
-        return colo_fail(COLO_ERR_ARG, "layout: the grid has %d dims, expected 1..%d",
-                         (int)grid->ndims, COLO_MAX_DIMS);
+    colo_status_t st = colo_grid_i_check(grid);
+    if (st < 0)
+        return colo_fail_prefix(st, "layout");
     memset(layout, 0, sizeof *layout);
     layout->grid = *grid;
     layout->stage_dim = -1;
@@ -69,6 +70,77 @@ static colo_status_t find_dim(const colo_layout_t *l, const char *dim, int32_t *
     return colo_fail(COLO_ERR_ARG, "layout: the grid %s has no dim '%.40s'", text, dim);
 }
 
+/* ---- fields ---- */
+
+static colo_status_t check_splits(const colo_layout_t *l, int axis, bool *used)
+{
+    int32_t n = l->nsplits[axis];
+    if (n < 0 || n > COLO_MAX_SPLITS)
+        return colo_fail(COLO_ERR_ARG, "layout: %s have %d splits, expected 0..%d",
+                         axis_names[axis], (int)n, COLO_MAX_SPLITS);
+    for (int32_t i = 0; i < n; i++) {
+        const colo_split_t *s = &l->split[axis][i];
+        if (s->dim < 0 || s->dim >= l->grid.ndims)
+            return colo_fail(COLO_ERR_ARG, "layout: split %d of %s is over dim %d, expected 0..%d",
+                             (int)i, axis_names[axis], (int)s->dim, (int)l->grid.ndims - 1);
+        if (s->kind != COLO_BLOCK &&
+            (s->kind != COLO_ZIGZAG || axis != COLO_ROWS)) /* REPLICATE is never listed */
+            return colo_fail(COLO_ERR_ARG, "layout: split %d of %s has kind %d, expected %s",
+                             (int)i, axis_names[axis], (int)s->kind,
+                             axis == COLO_ROWS ? "BLOCK or ZIGZAG" : "BLOCK");
+        if (used[s->dim])
+            return colo_fail(COLO_ERR_ARG, "layout: dim '%s' is split over twice",
+                             l->grid.name[s->dim]);
+        used[s->dim] = true;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t check_map(const colo_layout_t *l)
+{
+    bool offset = l->map == COLO_MAP_OFFSET, table = l->map == COLO_MAP_TABLE;
+    if ((unsigned)l->map > COLO_MAP_TABLE)
+        return colo_fail(COLO_ERR_ARG, "layout: map %d, expected 0..2", (int)l->map);
+    if (l->positions < (offset || table))
+        return colo_fail(COLO_ERR_ARG, "layout: %lld positions, expected at least %d",
+                         (long long)l->positions, offset || table);
+    if (l->offset < 0 || l->offset > (offset ? l->positions - 1 : 0))
+        return colo_fail(COLO_ERR_ARG, "layout: offset %lld, expected 0..%lld",
+                         (long long)l->offset, (long long)(offset ? l->positions - 1 : 0));
+    if (l->table_rows < 0 || l->table_rows > (table ? l->positions : 0) || (table && !l->table))
+        return colo_fail(COLO_ERR_ARG, "layout: %s position table of %lld rows, expected 0..%lld",
+                         l->table ? "a" : "no", (long long)l->table_rows,
+                         (long long)(table ? l->positions : 0));
+    return COLO_OK;
+}
+
+colo_status_t colo_layout_check_fields(const colo_layout_t *l)
+{
+    bool used[COLO_MAX_DIMS] = {false};
+    if (!l)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    if (l->grid.ndims == 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "layout: not initialised: found a grid of 0 dims; start from "
+                         "colo_layout_init_src(), colo_layout_init_dst() or colo_layout_init()");
+    colo_status_t st = colo_grid_i_check(&l->grid);
+    if (st < 0)
+        return colo_fail_prefix(st, "layout");
+    for (int a = 0; a < 3; a++)
+        COLO_TRY(check_splits(l, a, used));
+    if (l->stage_dim < -1 || l->stage_dim >= l->grid.ndims)
+        return colo_fail(COLO_ERR_ARG, "layout: stage_dim %d, expected -1..%d", (int)l->stage_dim,
+                         (int)l->grid.ndims - 1);
+    if (l->stage_dim >= 0 && used[l->stage_dim])
+        return colo_fail(COLO_ERR_ARG, "layout: dim '%s' is the stage and splits an axis, too",
+                         l->grid.name[l->stage_dim]);
+    int64_t stages = l->stage_dim < 0 ? 1 : l->grid.extent[l->stage_dim];
+    if (l->stage < 0 || l->stage >= stages)
+        return colo_fail(COLO_ERR_ARG, "layout: stage %lld, expected 0..%lld", (long long)l->stage,
+                         (long long)(stages - 1));
+    return check_map(l);
+}
+
 static bool dim_used(const colo_layout_t *l, int32_t dim)
 {
     for (int a = 0; a < 3; a++)
@@ -82,8 +154,7 @@ static colo_status_t add_split(colo_layout_t *l, colo_axis_t axis, const char *d
                                colo_split_kind_t kind, bool context)
 {
     int32_t d;
-    if (!l)
-        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    COLO_TRY(colo_layout_check_fields(l));
     if ((unsigned)axis > COLO_FEATURES)
         return colo_fail(COLO_ERR_ARG, "layout: axis %d, expected 0..2", (int)axis);
     if ((unsigned)kind > COLO_ZIGZAG)
@@ -161,8 +232,7 @@ colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
 colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage)
 {
     int32_t d;
-    if (!layout)
-        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    COLO_TRY(colo_layout_check_fields(layout));
     if (stage == COLO_STAGE_ANY) {
         layout->stage_dim = -1;
         layout->stage = 0;
@@ -389,8 +459,7 @@ colo_status_t colo_layout_check_rows(const colo_layout_t *l, int64_t rows)
 static colo_status_t check_sizes(const colo_layout_t *layout, int64_t samples, int64_t rows,
                                  int64_t features)
 {
-    if (!layout)
-        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
+    COLO_TRY(colo_layout_check_fields(layout));
     if (samples < 0 || rows < 0 || features < 0)
         return colo_fail(COLO_ERR_ARG,
                          "layout: %lld samples, %lld rows, %lld features; expected >= 0",
@@ -412,7 +481,7 @@ colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t samples, in
 bool colo_layout_holds(const colo_layout_t *layout, int64_t rank)
 {
     int64_t coords[COLO_MAX_DIMS];
-    return layout && colo_grid_has_rank(&layout->grid, rank) &&
+    return colo_layout_check_fields(layout) == COLO_OK && colo_grid_has_rank(&layout->grid, rank) &&
            colo_grid_coords(&layout->grid, rank, coords) == COLO_OK &&
            colo_layout_on_stage(layout, coords);
 }
@@ -460,7 +529,7 @@ done:
 
 uint64_t colo_layout_hash(const colo_layout_t *layout)
 {
-    if (!layout)
+    if (colo_layout_check_fields(layout) < 0)
         return COLO_HASH_INIT;
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_grid_hash(&layout->grid));
     for (int a = 0; a < 3; a++) {

@@ -45,6 +45,10 @@ colo_status_t colo_layout_runs(const colo_layout_t *layout, const colo_posmap_t 
                                const int64_t *coords, bool full, colo_runs_t *runs);
 void colo_runs_deinit(colo_runs_t *runs);
 
+/* A layout is a value that a caller may forget to initialise, or edit: every field that bounds or
+ * indexes something, in O(dims). A table's rows are colo_posmap_init()'s business. */
+colo_status_t colo_layout_check_fields(const colo_layout_t *layout);
+
 /* Divisibility of the row splits only. */
 colo_status_t colo_layout_check_rows(const colo_layout_t *layout, int64_t rows);
 

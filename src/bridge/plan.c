@@ -219,6 +219,11 @@ static colo_status_t check_config(const colo_plan_config_t *c)
                          "expected >= 0",
                          (long long)s->samples, (long long)s->rows, (long long)s->features,
                          (long long)s->positions);
+    for (int i = 0; i < 2; i++) {
+        colo_status_t st = colo_layout_check_fields(i ? c->dst : c->src);
+        if (st < 0)
+            return colo_fail_prefix(st, "plan: config.%s", i ? "dst" : "src");
+    }
     if (!colo_dtype_size(c->dtype))
         return colo_fail(COLO_ERR_ARG, "plan: dtype %d is unknown", (int)c->dtype);
     if ((unsigned)c->output > COLO_SHARDED || (unsigned)c->grad > COLO_DISJOINT)

@@ -135,11 +135,31 @@ colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t worl
 
 colo_status_t colo_grid_i_check(const colo_grid_t *grid)
 {
+    int64_t size = 1, end;
     if (!grid)
         return colo_fail(COLO_ERR_ARG, "grid: NULL");
-    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS || grid->size < 1)
-        return colo_fail(COLO_ERR_ARG, "grid: not initialised (%d dims, size %lld)",
-                         (int)grid->ndims, (long long)grid->size);
+    if (grid->ndims < 1 || grid->ndims > COLO_MAX_DIMS)
+        return colo_fail(COLO_ERR_ARG, "grid: not initialised (%d dims, expected 1..%d)",
+                         (int)grid->ndims, COLO_MAX_DIMS);
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        int64_t stride = size;
+        if (grid->extent[i] < 1 || grid->stride[i] != stride ||
+            !colo_mul_ok(size, grid->extent[i], &size) ||
+            !memchr(grid->name[i], '\0', sizeof grid->name[i]))
+            return colo_fail(COLO_ERR_ARG,
+                             "grid: dim %d '%.*s' was not made by this library: found extent %lld "
+                             "and stride %lld, expected an extent of at least 1 and stride %lld; "
+                             "make the grid with colo_grid_init() or colo_grid_parse()",
+                             (int)i, COLO_DIM_NAME_MAX - 1, grid->name[i],
+                             (long long)grid->extent[i], (long long)grid->stride[i],
+                             (long long)stride);
+    }
+    if (grid->size != size || grid->offset < 0 || !colo_add_ok(grid->offset, size, &end))
+        return colo_fail(COLO_ERR_ARG,
+                         "grid: it was not made by this library: found size %lld and rank offset "
+                         "%lld, expected size %lld and an offset of at least 0; make the grid with "
+                         "colo_grid_init() or colo_grid_parse()",
+                         (long long)grid->size, (long long)grid->offset, (long long)size);
     return COLO_OK;
 }
 

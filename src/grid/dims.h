@@ -31,7 +31,7 @@ colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const
                                colo_dims_t *dims);
 void colo_grid_i_key(const colo_grid_t *grid, const colo_dims_t *dims, char key[COLO_KEY_MAX]);
 
-/* NULL or never initialised */
+/* Refuses NULL, a grid that was never initialised, and fields that no call of this library sets. */
 colo_status_t colo_grid_i_check(const colo_grid_t *grid);
 
 /* At most 40 bytes of @text, printable ASCII only: other bytes and quotes become \xNN. */
