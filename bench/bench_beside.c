@@ -6,7 +6,7 @@
  */
 #include <colobridge.h>
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <stdio.h>
 #include <stdlib.h>

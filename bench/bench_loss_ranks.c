@@ -18,7 +18,7 @@
 #include <colobridge.h>
 #include <colobridge/nccl.h>
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>

@@ -16,7 +16,7 @@
 #include <colobridge.h>
 #include <colobridge/nccl.h>
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -8,7 +8,7 @@
  */
 #include "perf-cuda.h"
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 typedef struct link_args {
     void *dst, *src;

@@ -9,7 +9,7 @@
  */
 #include "perf-gpus.h"
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <string.h>
 

@@ -9,7 +9,7 @@
  */
 #include "perf-cuda.h"
 
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <math.h>
 #include <stdlib.h>

@@ -7,6 +7,8 @@
  */
 #include "perf-work.h"
 
+#include "kernels.h"
+
 #include <stdlib.h>
 #include <string.h>
 

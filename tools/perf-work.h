@@ -6,9 +6,9 @@
 
 #include "perf-gpus.h"
 
-#include "kernels.h"
 #include "perf-collective.h"
 #include "perf-parts.h"
+#include "perf/probe.h"
 
 typedef enum op { PUSH, COPY, EXACT_NCCL, EXACT_PEER, COLLECTIVE, REFERENCE, TUNED, OPS } op_t;
 

@@ -9,6 +9,7 @@
 #define BENCH_KERNELS_LADDER_H
 
 #include "kernels.h"
+#include "perf/probe.h"
 
 #include <cuda_bf16.h>
 #include <cuda_runtime_api.h>

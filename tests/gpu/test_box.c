@@ -8,8 +8,8 @@
  */
 #include "gpu/gpu.h"
 
-#include "kernels.h"
 #include "loss/loss_case.h"
+#include "perf/probe.h"
 
 #include <math.h>
 

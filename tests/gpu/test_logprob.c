@@ -6,7 +6,7 @@
  */
 #include "gpu/loss_gpu.h"
 
-#include "kernels.h"
+#include "perf/probe.h"
 #include "loss/passes.h"
 
 #include <math.h>

@@ -6,7 +6,7 @@
  */
 #include "gpu/gpu.h"
 
-#include "kernels.h"
+#include "perf/probe.h"
 #include "loss/loss_case.h"
 
 enum { SEGMENTS = 1000, LONGEST = 12, H = 3 };

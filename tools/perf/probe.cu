@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * probe.cu - yardsticks: what a kernel can reach that only reads, only reads and writes, or only
- * stores into other GPUs, and the inputs and comparisons of colo-perf. Not in the library.
+ * stores into other GPUs, and the inputs and comparisons of colo-perf.
  */
-#include "kernels.h"
+#include "perf/probe.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
