@@ -296,7 +296,7 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     """
     import torch
 
-    from .torch.linear import Of, factor_of, functions, prepare
+    from .torch.linear import Of, functions, prepare
     from .torch.ranks import alone
     what, hidden = 'chunked_cross_entropy_loss', hidden_states
     if (labels is None) == (shift_labels is None):
@@ -319,16 +319,15 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     *tensors, o = prepare(
         what, hidden.to(lm_head_weight.dtype), lm_head_weight, lm_head_bias, shift_labels,
         ('loss', 'n_valid', 'entropy', 'correct'), None, None, None, False,
-        (None, None, None), ('logprob', 'partial', 0, most, None),
+        (None, None, None), ('logprob', 'partial', 0, most, None, True),
         (float(logit_scale), float(final_logit_softcapping or 0.0), int(chunk_size)),
         ('scale', 'softcap', 'chunk_size'))
-    den = factor = None
+    den = None
     if num_items_in_batch is not None:
         at = tensors[0].device
         den = num_items_in_batch.to(at, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
-        factor = factor_of(den, o[0])
     side: list[Any] = []
-    loss = functions()[1].apply(*tensors, Of(factor, den, alone(), True, side, again=True), o)
+    loss = functions()[1].apply(*tensors, Of(den, alone(), True, side, again=True), o)
     _, _, n_valid, entropy, right = side
     return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), n_valid

@@ -49,8 +49,14 @@ TWINS = {
         'torch/linear.py', 'mean and den is None, group)', 'mean and den is None, alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
-        'torch/linear.py', 'd_hidden.mul_(g)', 'd_hidden.mul_(1)', 'test_torch_linear.py',
+        'torch/linear.py', '(g.double() * ctx.factor)', 'ctx.factor', 'test_torch_linear.py',
         'test_loss_mode_and_the_others_agree'),
+    'the upstream gradient is rounded to 16 bits before it multiplies': (
+        'torch/linear.py', '.to(ctx.real).reshape(1)', '.to(ctx.dtype).reshape(1)',
+        'test_torch_upstream.py', 'test_an_upstream_gradient_multiplies_in_fp32'),
+    'sums over tokens are rounded to 16 bits before they are a mean': (
+        'torch/linear_plan.py', 'self.real if sums else weight.dtype', 'weight.dtype',
+        'test_torch_upstream.py', 'test_a_mean_that_fp16_holds'),
     'main_grad is written over': (
         'torch/linear.py', 'd_head,\n                                   main is not None)',
         'd_head,\n                                   False)',
@@ -109,7 +115,7 @@ TWINS = {
         'compat.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'gradients that may be asked for again are scaled in place': (
-        'torch/linear.py', 'd * g.to(d.dtype)', 'd.mul_(g)', 'test_compat.py',
+        'torch/linear.py', 'd.dtype is ctx.dtype and not ctx.again', 'd.dtype is ctx.dtype', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'a block is given away twice': (
         'torch/arena.py', 'block = free.popleft()', 'block = free[0]', 'test_torch_arena.py',

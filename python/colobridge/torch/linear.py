@@ -24,7 +24,7 @@ from .nll import Loss, across, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
-from .tensors import eager, once, saved_tensors, stream_of
+from .tensors import eager, once, saved_tensors
 
 MODES = {'auto': s.LINEAR_AUTO, 'logprob': s.LINEAR_LOGPROB, 'keep': s.LINEAR_KEEP}
 D_HIDDEN = {'partial': 0, 'all_reduce': 1, 'reduce_scatter': 2}
@@ -32,10 +32,8 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 
 class Of(NamedTuple):
-    """What a loss that makes its gradients in forward is made of: of factor [T] * loss summed, or without
-    a factor of this rank's sum or mean. den: what somebody else divides by, None: the tokens of the group.
-    mean: the value is num / den. side: where what has no gradient goes."""
-    factor: Any
+    """How a loss that makes its gradients in forward is reduced. mean: the value is num / den. den: what
+    the caller divides by; None: the tokens of the group. side: where what has no gradient goes."""
     den: Any
     group: Comm
     mean: bool
@@ -97,34 +95,33 @@ def functions() -> tuple[Any, Any]:
 
     class LinearLoss(torch.autograd.Function):
         """(hidden, weight, bias, targets, Of, Call) -> value. Into Of.side, since outputs of functions
-        cost more: num, den, and what else the plan makes beyond the loss, per row. Gradients are made
-        here; backward multiplies them by the upstream gradient, one number."""
+        cost more: num, den, and what else the plan makes beyond the loss, per row. Gradients of the sum
+        are made here, those of weight and bias in fp32. Backward multiplies them in fp32 by the upstream
+        gradient and by 1 / den: rounded to 16 bits before, the first overflows, the second underflows."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            factor, den, group, mean, side, ctx.again = of
+            den, group, mean, side, ctx.again = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
-                out, losses, made = ready.loss(comm, hidden, weight, bias, target, factor,
-                                               mean and factor is None, group)
+                out, losses, made = ready.loss(comm, hidden, weight, bias, target, group)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
                 groups.refuse(group, why)
                 raise
-            ctx.main, ctx.made, ctx.need = main, made, need
+            ctx.main, ctx.made, ctx.need, ctx.dtype, ctx.real = main, made, need, plan.dtype, plan.real
             if ctx.again:  # autograd frees them after a backward that does not retain the graph
                 ctx.save_for_backward(*made)
                 ctx.made = ()
-            value, num, tokens = ready.total(mean and den is None, group)
+            value, num, tokens, ctx.factor = ready.total(mean and den is None, group)
             del losses
             if den is not None:
-                value = num / den.clamp_min(1)
-                if plan.real is not torch.float64:
-                    value = value.float()
+                ctx.factor = 1 / den.clamp_min(1)
+                value = (num * ctx.factor).to(plan.real)
             side += [num, tokens, *out[1:]]
             return value
 
@@ -134,22 +131,19 @@ def functions() -> tuple[Any, Any]:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
-            if ctx.again:
-                return (*(None if d is None or not need else d * g.to(d.dtype)
-                          for d, need in zip(ctx.saved_tensors, ctx.need)), None, None, None)
-            (d_hidden, d_weight, d_bias), ctx.made, main = ctx.made, None, ctx.main
-            if d_hidden is not None:
-                d_hidden.mul_(g)
+            by = (g.double() * ctx.factor).to(ctx.real).reshape(1)  # not 0-dim: then its dtype would not count
+            made = ctx.saved_tensors if ctx.again else ctx.made
+            (d_hidden, d_weight, d_bias), main = made, ctx.main
+            if not ctx.again:
+                ctx.made = None
             if main is not None and d_weight is not None:
                 for sums, grad in zip(main, (d_weight, d_bias)):
                     if grad is not None:
-                        sums.addcmul_(grad, g.to(sums.dtype))
+                        sums.addcmul_(grad, by.to(sums.dtype))
                 d_weight = d_bias = None
-            for grad in (d_weight, d_bias):
-                if grad is not None:
-                    grad.mul_(g)
-            return (d_hidden, d_weight if ctx.need[1] else None, d_bias if ctx.need[2] else None,
-                    None, None, None)
+            return (*(None if d is None or not need else torch.mul(d, by, out=(
+                d if d.dtype is ctx.dtype and not ctx.again else torch.empty_like(d, dtype=ctx.dtype)))
+                      for d, need in zip((d_hidden, d_weight, d_bias), ctx.need)), None, None, None)
 
     return Linear, LinearLoss
 
@@ -160,7 +154,8 @@ def prepare(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: 
             values: tuple[Any, ...], members: tuple[str, ...] = MEMBERS
             ) -> tuple[Any, Any, Any, Any, Call]:
     """Checked arguments as the autograd functions take them. columns: vocab_start, vocab_end, vocab_size;
-    linear: mode, d_hidden, budget, max_valid, logits_dtype. What is wrong is told to the other ranks of
+    linear: mode, d_hidden, budget, max_valid, logits_dtype, and whether gradients of weight and bias are sums
+    for later, in fp32. What is wrong is told to the other ranks of
     both groups before it is raised."""
     import torch
     if not (isinstance(hidden, torch.Tensor) and isinstance(weight, torch.Tensor) and
@@ -241,7 +236,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     """(the plan of calls with such arguments, whether hidden and weight have to be copied); checks
     them."""
     import torch
-    mode, d_hidden, budget, max_valid, logits_dtype = linear
+    mode, d_hidden, budget, max_valid, logits_dtype, sums = linear
     if mode not in MODES or d_hidden not in D_HIDDEN:
         raise ArgumentError("%s: mode is %r and d_hidden %r, expected one of %s and one of %s"
                             % (what, mode, d_hidden, ', '.join(MODES), ', '.join(D_HIDDEN)))
@@ -297,7 +292,7 @@ def _made(what: str, hidden: Any, weight: Any, bias: Any, target: Any, names: tu
     parts = {'mode': MODES[mode], 'logits_dtype': logits, 'budget': budget,
              'd_hidden': D_HIDDEN[d_hidden]}
     plan = LinearPlan(read, weight, bias, main, rows, scatter, config, rows_here, parts, names,
-                math.prod(shape) if max_valid is None else max_valid)
+                math.prod(shape) if max_valid is None else max_valid, sums)
     return plan, read is not hidden, copies_weight
 
 
@@ -336,7 +331,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
     out = functions()[0].apply(*prepare(
         'linear_logprob', hidden, weight, bias, target, names, tp_group, head_group, head_rows,
         main_grad, (vocab_start, vocab_end, vocab_size),
-        (mode, d_hidden, budget, max_valid, logits_dtype),
+        (mode, d_hidden, budget, max_valid, logits_dtype, False),
         scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)))
     return out if len(names) > 1 else out[0]
 
@@ -354,8 +349,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     """Cross entropy straight from hidden states: nll() of linear_logprob()'s logits.
 
     mode "loss", for reduction "mean" and "sum": gradients are made in forward, chunk by chunk, and
-    logits only once; between forward and backward the gradients of hidden and weight are held, and
-    backward, which runs once, multiplies them by its upstream gradient. Loss.num has no gradient. The
+    logits only once; between forward and backward the gradients of hidden (in its dtype) and of weight
+    and bias (in fp32) are held, and backward, which runs once, multiplies them by its upstream gradient
+    and 1 / den in fp32. Loss.num has no gradient. The
     other modes and arguments are linear_logprob()'s, reductions, mask [...] and reduce_group nll()'s.
     Without gradients (torch.no_grad()) "loss" is "logprob".
     """
@@ -377,7 +373,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         *tensors, o = prepare(
             'linear_nll', hidden, weight, bias, target, names, tp_group, head_group, head_rows, main_grad,
             (vocab_start, vocab_end, vocab_size),
-            ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype),
+            ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
+             mode == 'loss' and trains),
             scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
     except Exception as why:
         groups.refuse(group, why)
@@ -390,24 +387,6 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             groups.refuse(group, why)
             raise
         return out[0] if reduction == 'none' else reduced(out[0], out[1], mean, group)
-    factor = None
-    if mean and group.size > 1:  # gradients are made before the losses are summed
-        plan, targets = o[0], tensors[3]
-        try:
-            counts = (targets != ignore_index) & (targets >= 0) & (targets < plan.config.vocab)
-            den = counts.sum().to(torch.float64)
-            group.all_reduce(den, stream=stream_of(targets.device))
-            factor = factor_of(den, plan)
-        except BaseException as why:
-            groups.heard(group, why)
-            groups.refuse(o[1], why)
-            groups.refuse(o[2], why)
-            raise
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, Of(factor, None, group, mean, side), o)
+    value = functions()[1].apply(*tensors, Of(None, group, mean, side), o)
     return Loss(value, side[0], side[1])
-
-
-def factor_of(den: Any, plan: LinearPlan) -> Any:
-    """1 / den of each row"""
-    return (1 / den.clamp(min=1)).to(plan.real).expand(plan.rows.count).contiguous()

@@ -33,11 +33,12 @@ def _room(size: int, device: Any) -> tuple[Any, int]:
 
 class LinearPlan:
     """What calls of the same shapes, strides, dtypes, device and options share: views, config, outputs.
-    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None."""
+    hidden: as the library reads it, or this rank's slice of the tokens; main: main_grads or None; sums: are
+    gradients of weight and bias kept as the library sums them, in fp32 (fp64 of fp64)."""
 
     def __init__(self, hidden: Any, weight: Any, bias: Any, main: Any, rows: Rows, scatter: bool,
                  config: s.LogprobConfig, head_rows: int, linear: dict[str, int],
-                 names: tuple[str, ...], max_valid: int):
+                 names: tuple[str, ...], max_valid: int, sums: bool):
         import torch
         self.rows, self.scatter, self.config, self.head_rows = rows, scatter, config, head_rows
         self.linear, self.max_valid, self.names = linear, max_valid, names
@@ -66,7 +67,7 @@ class LinearPlan:
         self.main = None if main is None else tuple(
             None if t is None else View(t, name + '.main_grad')
             for name, t in zip(('weight', 'bias'), main))
-        self.d_dtype = weight.dtype if main is None else main[0].dtype
+        self.d_dtype = (self.real if sums else weight.dtype) if main is None else main[0].dtype
         self.d_weight = make(0, torch_dtype(self.d_dtype, 'main_grad'), tuple(weight.shape),
                              (width, 1), mem, ordinal)
         self.d_bias = make(0, self.d_weight.dtype, (weight.shape[0],), (1,), mem, ordinal)
@@ -280,14 +281,12 @@ class _Ready:
         del held, work
         return grads
 
-    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, factor: Any, mean: bool,
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
              group: Comm) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
-        """(outputs, None where they are unseen; what total() adds up over the group; gradients) of the sum
-        of factor [T] * loss; None: of the sum, or of the mean."""
+        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum)"""
         plan = self.plan
         with self.core.lock:
-            held, up = self.bind(comm, hidden, weight, bias, target, View.point), self.whole
-            up.mean, up.d_loss = mean, None if factor is None else factor.data_ptr()
+            held = self.bind(comm, hidden, weight, bias, target, View.point)
             out, at_out = [], self.at_sums
             if not plan.unseen:
                 out, at_out = self.outputs(), self.at_out
@@ -306,13 +305,13 @@ class _Ready:
         """What holds the losses' number, scratch of their mean, and the losses where they are unseen."""
         mean, holds = self.plan.mean, None
         parts = mean.scratch(group)
-        size = parts + 16 + (mean.bytes if self.plan.unseen else 0)
+        size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         if self.plan.cuda or size > SMALL:
             holds = self.plan.empty(size // 8, dtype=self.plan.f64, device=self.plan.device)
             room = holds.data_ptr()
         else:
             room = self.numbers.of(size)
-        valid = room + parts + 8
+        valid = room + parts
         if self.plan.unseen:
             self.sums.n_valid, self.sums.loss = valid, valid + 8
             self.at = room, valid, valid + 8
@@ -320,8 +319,9 @@ class _Ready:
             self.at = room, out[1].data_ptr(), out[0].data_ptr()
         return holds
 
-    def total(self, mean: bool, group: Comm) -> tuple[Any, Any, Any]:
-        """(value, num, den) of what loss() left."""
+    def total(self, mean: bool, group: Comm) -> tuple[Any, Any, Any, Any]:
+        """(value, num, den) of what loss() left, and d value / d num, fp64."""
         room, valid, losses = self.at
-        return self.plan.mean.forward(self.mean_call, losses, valid, room + self.plan.mean.scratch(group),
-                                      room, mean, group)
+        factor = self.plan.empty_like(self.plan.mean.wide)
+        return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), room, mean,
+                                       group), factor
