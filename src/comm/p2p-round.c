@@ -304,14 +304,17 @@ void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame)
         l->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
-void colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
 {
     struct colo_lane *l = &x->lane[frame->from];
-    if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step ||
-        (int64_t)frame->bytes > l->in_left)
-        return;
-    colo_cursor_move(&l->in, NULL, payload, (int64_t)frame->bytes);
-    l->in_left -= (int64_t)frame->bytes;
+    if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
+        return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate); /* under way */
+    const int64_t bytes = (int64_t)frame->bytes;
+    if (bytes <= 0 || bytes > l->in_left || bytes % l->in.elem != 0)
+        return false;
+    colo_cursor_move(&l->in, NULL, payload, bytes);
+    l->in_left -= bytes;
+    return true;
 }
 
 static void send_data(struct colo_ctx *x, int32_t peer)

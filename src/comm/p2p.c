@@ -1,11 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p.c - families and groups over a wire: making them, sorting what arrives, failing, leaving.
+ * p2p.c - families and groups over a wire: making them, failing, leaving.
  *
  * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
- * split and its members, which all members know. A frame of a group that is not here yet is
- * stashed; one of a group that this rank has left is dropped, for which a left group stays as a
- * zombie until all its members have left.
+ * split and its members, which all members know. A left group stays as a zombie until all its
+ * members have left, so that frames that are still under way find it.
  *
  * Each rank keeps its own copy of a group's fate. Who seals it by itself tells all members at once;
  * who hears of it seals its own and tells nobody. Two ranks may find two faults at the same time
@@ -14,8 +13,8 @@
  * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
  * abort from another thread is sealed here at once and told by the owner's next step.
  *
- * Left to others: operations (p2p-round.c, comm-p2p.c), bytes (the wire), sentences of arguments
- * and the ledger (comm-ops.c).
+ * Left to others: what arrives (p2p-arrive.c), operations (p2p-round.c, comm-p2p.c), bytes (the
+ * wire), sentences of arguments and the ledger (comm-ops.c).
  */
 #include "comm/p2p.h"
 
@@ -26,7 +25,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { FAIL_TEXT = 880 };
 static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as well */
 
 /* ---- threads ---- */
@@ -84,7 +82,7 @@ static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, uint64_t dea
         .seq = dead_from,
         .desc = (uint64_t)(int64_t)atomic_load(&fate->status),
         .count = (uint64_t)(int64_t)fate->culprit,
-        .bytes = strnlen(fate->sentence, FAIL_TEXT),
+        .bytes = strnlen(fate->sentence, COLO_FAIL_TEXT),
     };
 }
 
@@ -106,7 +104,7 @@ static void tell_all(struct colo_family *f)
         send_frame(f, r, &frame, f->fate.sentence);
 }
 
-static void tell_untold(struct colo_family *f)
+void colo_p2p_tell(struct colo_family *f)
 {
     if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
         atomic_exchange(&f->untold, false))
@@ -134,14 +132,7 @@ void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, co
     tell_members(x);
 }
 
-/* ---- what arrives ---- */
-
-static struct colo_ctx *find_ctx(struct colo_ctx *list, uint64_t key)
-{
-    while (list && list->key != key)
-        list = list->next;
-    return list;
-}
+/* ---- groups that all have left ---- */
 
 static bool all_gone(const struct colo_ctx *x)
 {
@@ -164,7 +155,7 @@ static void ctx_free(struct colo_ctx *x)
     free(x);
 }
 
-static void reap(struct colo_family *f)
+void colo_p2p_reap(struct colo_family *f)
 {
     for (struct colo_ctx **link = &f->zombie, *x; (x = *link);) {
         if (all_gone(x)) {
@@ -172,161 +163,6 @@ static void reap(struct colo_family *f)
             ctx_free(x);
         } else {
             link = &x->next;
-        }
-    }
-}
-
-static void stash(struct colo_family *f, int32_t peer, const void *frame, size_t bytes)
-{
-    struct colo_stash *s = malloc(sizeof *s + bytes), **link = &f->stash;
-    if (!s) {
-        colo_fate_seal(&f->fate, COLO_ERR_NOMEM, -1, -1,
-                       "no memory for a frame that came before its group was made");
-        return;
-    }
-    *s = (struct colo_stash){.peer = peer, .bytes = bytes};
-    memcpy(s->frame, frame, bytes);
-    while (*link)
-        link = &(*link)->next;
-    *link = s;
-}
-
-/* @world: ranks on the wire of the group's members, NULL for the fate of all */
-static void take_fail(colo_fate_t *fate, const int32_t *world, int32_t size,
-                      const colo_frame_t *frame, const void *payload)
-{
-    char sentence[FAIL_TEXT + 1];
-    snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
-    const colo_status_t status = (colo_status_t)(int64_t)frame->desc;
-    const int64_t culprit = (int64_t)frame->count;
-    const bool named = world && culprit >= 0 && culprit < size;
-    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, named ? (int32_t)culprit : -1,
-                   named ? world[culprit] : -1, sentence);
-}
-
-static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
-{
-    struct colo_peer *p = &x->peer[frame->from];
-    p->seq = frame->seq;
-    p->desc = frame->desc;
-    p->count = frame->count;
-    struct colo_early *e = &p->early[p->first];
-    if (e->full)
-        e = &p->early[p->first ^ 1];
-    if (e->full) { /* it cannot be two operations ahead of what it needs me for */
-        char sentence[160];
-        snprintf(sentence, sizeof sentence,
-                 "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
-                 (int)frame->from, x->name, (int)x->rank);
-        colo_p2p_seal(x, COLO_ERR_MISMATCH, -1, sentence);
-        return;
-    }
-    e->full = true;
-    e->head = *frame;
-    size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
-    memcpy(e->eager, payload, n);
-    colo_round_look(x, frame->from);
-}
-
-/* @bytes: of frame and payload */
-static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
-{
-    const void *payload = frame + 1;
-    size_t room = bytes - sizeof *frame;
-    bool whole = frame->kind == COLO_FRAME_HEAD
-                     ? room == (frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER)
-                     : room == frame->bytes;
-    if (frame->magic != COLO_FRAME_MAGIC || !whole) {
-        char sentence[200];
-        snprintf(sentence, sizeof sentence,
-                 "world rank %d sends frames that world rank %d does not understand; run the same "
-                 "version on all ranks",
-                 (int)peer, (int)f->rank);
-        colo_fate_seal(&f->fate, COLO_ERR_MISMATCH, -1, -1, sentence);
-        return;
-    }
-    if (frame->kind == COLO_FRAME_CLOSE) {
-        f->nclosed += !f->closed[peer];
-        f->closed[peer] = true;
-        for (struct colo_ctx *x = f->ctx; x; x = x->next)
-            for (int32_t r = 0; r < x->size; r++)
-                if (x->world[r] == peer)
-                    x->peer[r].gone = true;
-        reap(f);
-        return;
-    }
-    if (frame->ctx == 0) {
-        if (frame->kind == COLO_FRAME_FAIL)
-            take_fail(&f->fate, NULL, 0, frame, payload);
-        return;
-    }
-    struct colo_ctx *x = find_ctx(f->ctx, frame->ctx);
-    if (!x) {
-        x = find_ctx(f->zombie, frame->ctx);
-        if (!x) {
-            stash(f, peer, frame, bytes);
-        } else if (frame->kind == COLO_FRAME_BYE && frame->from >= 0 && frame->from < x->size) {
-            x->peer[frame->from].gone = true;
-            reap(f);
-        }
-        return;
-    }
-    if (frame->from < 0 || frame->from >= x->size || x->world[frame->from] != peer)
-        return; /* nobody of ours would */
-    switch ((colo_frame_kind_t)frame->kind) {
-    case COLO_FRAME_HEAD:
-        take_head(x, frame, payload);
-        break;
-    case COLO_FRAME_READY:
-        colo_round_ready(x, frame);
-        break;
-    case COLO_FRAME_DATA:
-        colo_round_data(x, frame, payload);
-        break;
-    case COLO_FRAME_FAIL:
-        if (!colo_fate_sealed(&x->fate))
-            x->dead_from = frame->seq;
-        take_fail(&x->fate, x->world, x->size, frame, payload);
-        break;
-    case COLO_FRAME_BYE:
-        x->peer[frame->from].gone = true;
-        x->peer[frame->from].seq = frame->seq;
-        x->peer[frame->from].desc = frame->desc;
-        x->peer[frame->from].count = frame->count;
-        break;
-    case COLO_FRAME_CLOSE:
-        break;
-    }
-}
-
-static void peer_lost(struct colo_family *f, int32_t peer)
-{
-    char sentence[700];
-    if (f->closed[peer])
-        return; /* it said so */
-    f->nclosed++;
-    f->closed[peer] = true;
-    snprintf(sentence, sizeof sentence, "world rank %d left without a word: %s", (int)peer,
-             f->ops->why(f->wire));
-    colo_fate_seal(&f->fate, COLO_ERR_PEER, -1, -1, sentence);
-    reap(f);
-}
-
-void colo_p2p_progress(struct colo_family *f)
-{
-    const void *frame = NULL;
-    size_t bytes = 0;
-    int32_t peer = 0;
-    int got;
-    tell_untold(f);
-    while ((got = f->ops->recv(f->wire, &peer, &frame, &bytes)) != 0) {
-        if (got == 1 && bytes >= sizeof(colo_frame_t)) {
-            dispatch(f, peer, frame, bytes);
-        } else if (got == -1) {
-            peer_lost(f, peer);
-        } else if (got == -2) {
-            colo_fate_seal(&f->fate, COLO_ERR_STATE, -1, -1, f->ops->why(f->wire));
-            return;
         }
     }
 }
@@ -376,16 +212,7 @@ static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
     f->live++;
     if (c->timeout_ms > f->timeout_ms)
         f->timeout_ms = c->timeout_ms;
-    for (struct colo_stash **link = &f->stash, *s; (s = *link);) {
-        const colo_frame_t *frame = (const colo_frame_t *)s->frame;
-        if (frame->ctx != x->key) {
-            link = &s->next;
-            continue;
-        }
-        *link = s->next;
-        dispatch(f, s->peer, frame, s->bytes);
-        free(s);
-    }
+    colo_p2p_unstash(x);
     pthread_mutex_unlock(&f->lock);
     c->impl = x;
 }
@@ -429,6 +256,7 @@ static void family_free(struct colo_family *f, bool clean)
     pthread_mutex_destroy(&f->lock);
     colo_fate_fini(&f->fate);
     free(f->closed);
+    free(f->stashed);
     free(f);
 }
 
@@ -437,9 +265,11 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t 
 {
     struct colo_family *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
-    if (!f || !closed) {
+    size_t *stashed = calloc((size_t)size, sizeof *stashed);
+    if (!f || !closed || !stashed) {
         free(f);
         free(closed);
+        free(stashed);
         ops->close(wire, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
@@ -449,6 +279,7 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t 
     f->size = size;
     f->any_thread = any_thread;
     f->closed = closed;
+    f->stashed = stashed;
     f->closed[rank] = true;
     f->nclosed = 1;
     pthread_mutex_init(&f->lock, NULL);
@@ -491,7 +322,7 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
     atomic_store(all ? &f->untold : &x->untold, true);
     if (may_talk(f)) {
         pthread_mutex_lock(&f->lock);
-        tell_untold(f);
+        colo_p2p_tell(f);
         pthread_mutex_unlock(&f->lock);
     }
 }
@@ -566,7 +397,7 @@ void colo_p2p_destroy(colo_comm_t *c)
     c->impl = NULL;
     pthread_mutex_lock(&f->lock);
     colo_p2p_own(f);
-    tell_untold(f);
+    colo_p2p_tell(f);
     say_bye(x);
     for (link = &f->ctx; *link != x; link = &(*link)->next)
         ;
@@ -579,7 +410,7 @@ void colo_p2p_destroy(colo_comm_t *c)
     x->scratch = NULL;
     x->next = f->zombie;
     f->zombie = x;
-    reap(f);
+    colo_p2p_reap(f);
     bool last = --f->live == 0;
     pthread_mutex_unlock(&f->lock);
     if (last)

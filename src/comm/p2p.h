@@ -10,8 +10,8 @@
  *          takes part. Both sides send a head first and compare; nothing is written to a caller's
  *          memory before all heads are there and agree.
  *
- * p2p.c keeps families and groups and sorts what arrives; p2p-round.c runs rounds; comm-p2p.c makes
- * the collectives of them.
+ * p2p.c keeps families and groups; p2p-arrive.c sorts what arrives; p2p-round.c runs rounds;
+ * comm-p2p.c makes the collectives of them.
  */
 #ifndef COLO_COMM_P2P_H
 #define COLO_COMM_P2P_H
@@ -91,8 +91,9 @@ struct colo_family {
     pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the wire */
     int32_t live;                  /* contexts that are somebody's comm */
     struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
-    struct colo_stash *stash;
-    bool *closed; /* [size] */
+    struct colo_stash *stash, **stash_end;
+    size_t *stashed; /* [size] bytes of the stash that came from each */
+    bool *closed;    /* [size] */
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
     colo_fate_t fate;
@@ -111,13 +112,22 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
 void colo_p2p_destroy(colo_comm_t *c);
 
 /* The rest is called with the family's lock held. */
-void colo_p2p_own(struct colo_family *f); /* this thread uses the family from here on */
-void colo_p2p_progress(struct colo_family *f);
+void colo_p2p_own(struct colo_family *f);  /* this thread uses the family from here on */
+void colo_p2p_tell(struct colo_family *f); /* the others, what they were not told yet */
+void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
 bool colo_p2p_doomed(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
+enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
+
+/* ---- p2p-arrive.c ---- */
+
+/* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
+void colo_p2p_progress(struct colo_family *f);
+/* @x is live from now on: what came before it was made. */
+void colo_p2p_unstash(struct colo_ctx *x);
 
 /* ---- p2p-round.c ---- */
 
@@ -132,7 +142,8 @@ colo_status_t colo_round_run(colo_comm_t *c);
 /* Called by dispatch, lock held */
 void colo_round_look(struct colo_ctx *x, int32_t peer);
 void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame);
-void colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload);
+/* False: a peer that keeps to the protocol does not send this. */
+bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload);
 
 /* ---- comm-p2p.c ---- */
 extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;

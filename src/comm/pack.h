@@ -61,11 +61,12 @@ static inline void colo_cursor_init(colo_cursor_t *c, const colo_box_t *boxes, i
     colo_cursor_load_(c);
 }
 
-/* The next @bytes of the stream to @to (pack) or from @from (unpack); the other one is NULL. */
+/* The next @bytes of the stream to @to (pack) or from @from (unpack); the other one is NULL. Ends
+ * whatever @bytes is: what does not fill an element, or passes the last box, is left. */
 static inline void colo_cursor_move(colo_cursor_t *c, char *to, const char *from, int64_t bytes)
 {
     const int64_t elem = c->elem;
-    while (bytes > 0) {
+    while (bytes >= elem && c->box < c->end) {
         char *p = c->data + c->at[0] * c->step[0] + c->at[1] * c->step[1] + c->at[2] * c->step[2];
         int64_t n = c->extent[2] - c->at[2];
         if (n > bytes / elem)

@@ -23,6 +23,7 @@ struct letter {
 struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
+    double chatter_until; /* rank 1 has one frame more for rank 0 until then */
 };
 
 struct desk { /* one rank's end */
@@ -52,6 +53,14 @@ static void desk_commit(void *wire)
 static int desk_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
 {
     struct desk *d = wire;
+    static const colo_frame_t chatter = {
+        .magic = COLO_FRAME_MAGIC, .kind = COLO_FRAME_READY, .from = 1, .ctx = 1};
+    if (d->rank == 0 && colo_now() < d->post->chatter_until) {
+        *peer = 1;
+        *frame = &chatter;
+        *bytes = sizeof chatter;
+        return 1;
+    }
     free(d->read);
     d->read = NULL;
     for (int32_t r = 0; r < RANKS; r++) {
@@ -218,6 +227,19 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     close_all(&post, world, twin);
 }
 
+static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    assert_ok(colo_comm_set_timeout(world[0], 100));
+    post.chatter_until = colo_now() + 10;
+    assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT, "within 100 ms");
+    assert_true(colo_now() < post.chatter_until);
+    post.chatter_until = 0;
+    close_all(&post, world, twin);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -225,6 +247,7 @@ int main(void)
         cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(head_that_arrives_before_its_round_runs_is_no_mismatch),
+        cmocka_unit_test(peer_that_talks_without_pause_does_not_hold_a_call),
     };
     return cmocka_run_group_tests_name("comm/p2p", tests, NULL, NULL);
 }

@@ -1,0 +1,215 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_frames.c - rank 0 over a socket whose other end is this test: what a broken or hostile peer
+ * may write there, byte for byte.
+ *
+ * Each case writes frames first and then lets rank 0 meet them.
+ */
+#include "harness/harness.h"
+
+#include "comm/p2p.h"
+#include "comm/wire-sockets.h"
+#include "core/hash.h"
+
+#include <pthread.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { COUNT = 10000, DEADLINE_MS = 1000 };
+
+struct bench { /* rank 0 and the end of rank 1 */
+    colo_comm_t *comm;
+    int peer;
+};
+
+static struct bench set_up(void)
+{
+    struct bench b = {NULL, -1};
+    int pair[2];
+    void *wire = NULL;
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
+    b.peer = pair[1];
+    assert_ok(colo_wire_sockets_new(0, 2, (int[]){-1, pair[0]}, &wire));
+    setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
+    assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, 0, 2, true, &b.comm));
+    unsetenv("COLO_TIMEOUT_MS");
+    assert_ok(colo_comm_set_timeout(b.comm, DEADLINE_MS));
+    return b;
+}
+
+static void tear_down(struct bench *b)
+{
+    close(b->peer);
+    colo_comm_destroy(&b->comm);
+}
+
+/* False when rank 0 does not take it in. */
+static bool write_frame(const struct bench *b, colo_frame_t frame, const void *payload,
+                        size_t bytes)
+{
+    static unsigned char room[8 + COLO_FRAME_MAX + 8];
+    const uint64_t length = sizeof frame + bytes;
+    const size_t whole = 8 + (length + 7) / 8 * 8;
+    memcpy(room, &length, sizeof length);
+    memcpy(room + 8, &frame, sizeof frame);
+    if (bytes && payload)
+        memcpy(room + 8 + sizeof frame, payload, bytes);
+    return send(b->peer, room, whole, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)whole;
+}
+
+static colo_frame_t frame_of(colo_frame_kind_t kind, uint64_t ctx, uint64_t bytes)
+{
+    return (colo_frame_t){.magic = COLO_FRAME_MAGIC,
+                          .kind = (uint8_t)kind,
+                          .from = 1,
+                          .ctx = ctx,
+                          .seq = 1,
+                          .bytes = bytes};
+}
+
+/* The head of a message of COUNT floats to rank 0, in its first exchange. */
+static colo_frame_t head_of_exchange(void)
+{
+    colo_frame_t h = frame_of(COLO_FRAME_HEAD, 1, COUNT * sizeof(float));
+    colo_op_desc_t op = {.kind = COLO_OP_EXCHANGE, .dtype = COLO_F32};
+    h.flags = COLO_FRAME_SENDS;
+    h.desc = colo_op_pack(&op);
+    h.sent = (struct colo_shape_){.bytes = COUNT * sizeof(float),
+                                  .print = COLO_HASH_INIT,
+                                  .first = {1, 1, COUNT},
+                                  .nboxes = 1};
+    for (int i = 0; i < 3; i++)
+        h.sent.print = colo_hash_i64(h.sent.print, h.sent.first[i]);
+    return h;
+}
+
+static colo_status_t receive(const struct bench *b, float *y)
+{
+    colo_box_t box = {y, {1, 1, COUNT}, {0, 0, 1}};
+    colo_message_t m = {1, 1, &box};
+    return colo_comm_exchange(b->comm, NULL, 0, &m, 1, COLO_F32, NULL);
+}
+
+static const char *const NONSENSE = "world rank 1 sends frames that world rank 0 does not "
+                                    "understand";
+
+struct piece {
+    const struct bench *bench;
+    uint64_t bytes;
+};
+
+/* Rank 1: a head, and when rank 0 asks for the rest, a piece of it. */
+static void *send_piece(void *arg)
+{
+    static const unsigned char zeros[COLO_FRAME_CHUNK];
+    const struct piece *p = arg;
+    unsigned char room[8 + sizeof(colo_frame_t)];
+    colo_frame_t frame = {.kind = 0};
+    write_frame(p->bench, head_of_exchange(), zeros, COLO_FRAME_EAGER);
+    while (frame.kind != COLO_FRAME_READY &&
+           recv(p->bench->peer, room, sizeof room, MSG_WAITALL) == (ssize_t)sizeof room)
+        memcpy(&frame, room + 8, sizeof frame);
+    write_frame(p->bench, frame_of(COLO_FRAME_DATA, 1, p->bytes), zeros, (size_t)p->bytes);
+    return NULL;
+}
+
+static void refuse_piece(uint64_t bytes)
+{
+    static float y[COUNT];
+    struct bench b = set_up();
+    struct piece piece = {&b, bytes};
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, send_piece, &piece), 0);
+    colo_status_t st = receive(&b, y);
+    shutdown(b.peer, SHUT_RDWR);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_fails(st, COLO_ERR_MISMATCH, NONSENSE);
+    tear_down(&b);
+}
+
+static void piece_of_part_of_an_element_is_refused(void **state)
+{
+    refuse_piece(1);
+    refuse_piece(4 * 100 + 2);
+}
+
+static void piece_of_no_or_too_many_bytes_is_refused(void **state)
+{
+    refuse_piece(0);
+    refuse_piece(COUNT * sizeof(float));
+}
+
+static void stream_cut_inside_an_element_ends(void **state)
+{
+    int32_t from[6] = {1, 2, 3, 4, 5, 6}, to[8] = {0};
+    colo_box_t box = {from, {1, 1, 6}, {0, 0, 1}};
+    colo_cursor_t c;
+    colo_cursor_init(&c, &box, 1, 4);
+    colo_cursor_move(&c, (char *)to, NULL, 4 * 4 + 3);
+    assert_int_equal(to[3], 4);
+    assert_int_equal(to[4], 0);
+    colo_cursor_move(&c, (char *)to, NULL, 4 * 4);
+    assert_int_equal(to[1], 6);
+    assert_int_equal(to[2], 3);
+}
+
+/* Every one is the first frame of a world of its own. */
+static void frame_that_makes_no_sense_is_an_error_at_once(void **state)
+{
+    static const unsigned char zeros[COLO_FRAME_EAGER];
+    colo_frame_t bad[9];
+    for (int i = 0; i < 9; i++)
+        bad[i] = frame_of(COLO_FRAME_BYE, 1, 0);
+    bad[0].magic++;
+    bad[1].kind = 99;
+    bad[2].from = 0;
+    bad[3].from = -1;
+    bad[4].from = 2;
+    bad[5] = frame_of(COLO_FRAME_DATA, 1, 0);  /* in no operation */
+    bad[6] = frame_of(COLO_FRAME_DATA, 99, 0); /* of a group that is not here */
+    bad[7] = frame_of(COLO_FRAME_READY, 0, 0); /* to all groups */
+    bad[8] = frame_of(COLO_FRAME_HEAD, 1, COLO_FRAME_EAGER);
+    bad[8].sent.bytes = 1; /* of another message than its bytes */
+    for (int i = 0; i < 9; i++) {
+        struct bench b = set_up();
+        assert_true(write_frame(&b, bad[i], zeros, (size_t)bad[i].bytes));
+        colo_status_t st = colo_comm_check(b.comm);
+        if (st != COLO_ERR_MISMATCH || !strstr(colo_last_error(), NONSENSE))
+            fail_msg("frame %d: %s: %s", i, colo_status_name(st), colo_last_error());
+        tear_down(&b);
+    }
+}
+
+static void frames_of_groups_that_are_not_made_are_kept_within_bounds(void **state)
+{
+    static const unsigned char zeros[COLO_FRAME_EAGER];
+    struct bench b = set_up();
+    struct rusage before, after;
+    colo_frame_t head = frame_of(COLO_FRAME_HEAD, 99, COLO_FRAME_EAGER);
+    head.sent.bytes = COLO_FRAME_EAGER;
+    assert_true(write_frame(&b, head, zeros, COLO_FRAME_EAGER));
+    assert_ok(colo_comm_check(b.comm)); /* one is what a rank that is ahead sends */
+    getrusage(RUSAGE_SELF, &before);
+    colo_status_t st = COLO_OK;
+    for (int i = 0; i < 20000 && st == COLO_OK; i++)
+        if (!write_frame(&b, head, zeros, COLO_FRAME_EAGER))
+            st = colo_comm_check(b.comm);
+    getrusage(RUSAGE_SELF, &after);
+    assert_int_equal(st, COLO_ERR_MISMATCH);
+    assert_non_null(strstr(colo_last_error(), "to groups that world rank 0 did not make"));
+    assert_true(after.ru_maxrss - before.ru_maxrss < 16 << 10);
+    tear_down(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(piece_of_part_of_an_element_is_refused),
+        cmocka_unit_test(piece_of_no_or_too_many_bytes_is_refused),
+        cmocka_unit_test(stream_cut_inside_an_element_ends),
+        cmocka_unit_test(frame_that_makes_no_sense_is_an_error_at_once),
+        cmocka_unit_test(frames_of_groups_that_are_not_made_are_kept_within_bounds),
+    };
+    return cmocka_run_group_tests_name("comm/frames", tests, NULL, NULL);
+}
