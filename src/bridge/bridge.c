@@ -196,16 +196,6 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }
 
-/* What all ranks must have alike. Messages of EXACT have an order of their own; a gathered part is
- * in the order of its rank's axes. */
-static uint64_t fingerprint(const colo_bridge_t *b)
-{
-    uint64_t h = colo_hash_i64(colo_plan_hash(b->now.plan), (int64_t)b->algo);
-    h = colo_hash_i64(h, (int64_t)b->transport);
-    h = colo_hash_i64(h, b->late); /* else some would connect now and others not */
-    return b->algo == COLO_COLLECTIVE ? colo_hash_str(h, b->axes) : h;
-}
-
 static void log_create(const colo_bridge_t *b)
 {
     char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
@@ -233,10 +223,10 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
          : !b    ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b)
                  : create_local(b, config);
     if (colo_comm_check_level(comm) >= 1) {
-        st = colo_comm_i_agree(comm,
-                               "bridge create (grids, layouts, shape, dtype, output, "
-                               "gradients, algorithm, COLO_TRANSPORT, memory registered)",
-                               st == COLO_OK ? fingerprint(b) : 0, st);
+        colo_fields_t fields = {COLO_FIELDS_INIT};
+        if (st == COLO_OK)
+            colo_bridge_fields(b, &fields);
+        st = colo_comm_i_agree_fields(comm, "bridge create", &fields, st);
     } else if (st < 0) {
         st = colo_comm_i_fail(comm, st);
     }

@@ -81,6 +81,9 @@ typedef struct colo_view {
 
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 
+/* fields.c: what all ranks must have alike. */
+void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
+
 /* The whole of a rank's part as one box. */
 colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);
 

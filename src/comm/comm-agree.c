@@ -2,15 +2,17 @@
 /*
  * comm-agree.c - ranks comparing notes before they do something together.
  *
- * At create (COLO_CHECK >= 1) a fingerprint of what is being made, before every operation
+ * At create (COLO_CHECK >= 1) a hash of what is being made, before every operation
  * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach
  * the same verdict from the same gathered words, so all return an error or none does, nothing has
- * moved and the comm stays usable. Everything here is counted for COLO_OWNER_CHECK.
+ * moved and the comm stays usable. If hashes differ, two ranks' fields follow as text. Everything
+ * here is counted for COLO_OWNER_CHECK.
  */
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/try.h"
 
+#include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -38,30 +40,104 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
     return st < 0 ? colo_comm_i_fail(c, st) : st;
 }
 
+/* @text of rank @from to all. */
+static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
+{
+    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes};
+    const bool sends = c->rank == from;
+    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, sends ? bytes : 0, sends ? 0 : bytes,
+                                     c->size - 1);
+    colo_status_t st = c->control
+                           ? colo_comm_broadcast(host_of(c), text, bytes, COLO_U8, from, NULL)
+                           : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
+}
+
 /* Rank @from brings an error: everyone else learns its sentence. Collective. */
 static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
                                   colo_status_t mine)
 {
     char sentence[512], kept[1024]; /* a failing broadcast would overwrite the last error */
-    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, (int64_t)sizeof sentence};
     memset(sentence, 0, sizeof sentence);
     snprintf(sentence, sizeof sentence, "%.511s", colo_last_error());
     snprintf(kept, sizeof kept, "%s", colo_last_error());
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, c->rank == from ? op.count : 0,
-                                     c->rank == from ? 0 : op.count, c->size - 1);
-    colo_status_t st =
-        c->control ? colo_comm_broadcast(host_of(c), sentence, sizeof sentence, COLO_U8, from, NULL)
-                   : c->ops->broadcast(c, sentence, sizeof sentence, from, NULL);
-    colo_comm_i_end(c, seq, st);
-    if (st < 0)
-        return colo_comm_i_fail(c, st);
+    COLO_TRY(spread_text(c, sentence, sizeof sentence, from));
     if (mine < 0)
         return colo_fail(mine, "%s", kept);
     return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, sentence);
 }
 
-colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
-                                colo_status_t mine)
+/* ---- fields ---- */
+
+void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...)
+{
+    char value[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(value, sizeof value, fmt, ap);
+    va_end(ap);
+    f->hash = colo_hash_str(colo_hash_str(f->hash, name), value);
+    const size_t left = sizeof f->text - f->length;
+    const int n = snprintf(f->text + f->length, left, "%s\t%s\n", name, value);
+    if (n > 0 && (size_t)n < left)
+        f->length += (size_t)n;
+    else
+        f->text[f->length] = '\0'; /* a field is there as a whole, or not */
+}
+
+/* The value of the field that @line begins with, in @text; up to its newline. NULL: none. */
+static const char *same_field(const char *text, const char *line)
+{
+    const size_t name = strcspn(line, "\t") + 1;
+    for (const char *at = text; *at; at += strcspn(at, "\n") + 1)
+        if (strncmp(at, line, name) == 0)
+            return at + name;
+    return NULL;
+}
+
+/* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank 0; false
+ * if they are alike. */
+static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs,
+                                const char *first, char *out, size_t cap)
+{
+    enum { NAMED = 3 };
+    int differ = 0;
+    size_t at = 0;
+    for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
+        const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
+        const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;
+        if ((b && na == nb && strncmp(a, b, (size_t)na) == 0) || ++differ > NAMED || at >= cap)
+            continue;
+        int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank 0 %.*s",
+                         at ? "; " : "", (int)(a - line - 1), line, (int)odd, c->name, na, a, nb,
+                         b ? b : "");
+        at += n > 0 ? (size_t)n : 0;
+    }
+    if (differ > NAMED && at < cap)
+        snprintf(out + at, cap - at, "; %d more differ", differ - NAMED);
+    return differ > 0;
+}
+
+/* Rank @odd brings another hash than rank 0: their fields travel, and the sentence is the same on
+ * all ranks. Collective. */
+static colo_status_t name_difference(colo_comm_t *c, const char *what, const colo_fields_t *f,
+                                     int32_t odd)
+{
+    char text[2][sizeof f->text], out[640] = "";
+    for (int i = 0; i < 2; i++) {
+        memcpy(text[i], f->text, sizeof f->text);
+        COLO_TRY(spread_text(c, text[i], sizeof text[i], i ? odd : 0));
+        text[i][sizeof text[i] - 1] = '\0';
+    }
+    if (!describe_difference(c, odd, text[1], text[0], out, sizeof out))
+        snprintf(out, sizeof out, "rank %d of '%s' differs from rank 0 in what is too long to send",
+                 (int)odd, c->name);
+    return colo_fail(COLO_ERR_MISMATCH, "%s: %s", what, out);
+}
+
+colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
+                                       colo_status_t mine)
 {
     COLO_TRY(colo_comm_i_alive(c, what));
     if (c->size == 1)
@@ -70,19 +146,24 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     if (!all)
         return colo_comm_i_fail(
             c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
-    uint64_t pair[2] = {fingerprint, (uint64_t)(int64_t)mine};
+    colo_fields_add(f, "call", "%s", what); /* two kinds of agreement may meet */
+    uint64_t pair[2] = {f->hash, (uint64_t)(int64_t)mine};
     COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, pair, all, 2));
     for (int32_t r = 0; r < c->size; r++)
         if ((int64_t)all[2 * r + 1] < 0)
             return spread_error(c, what, r, mine);
     for (int32_t r = 1; r < c->size; r++)
         if (all[2 * r] != all[0])
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "%s: rank %d of '%s' differs from rank 0 (fingerprints %016llx and "
-                             "%016llx)",
-                             what, (int)r, c->name, (unsigned long long)all[2 * r],
-                             (unsigned long long)all[0]);
+            return name_difference(c, what, f, r);
     return COLO_OK;
+}
+
+colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
+                                colo_status_t mine)
+{
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    colo_fields_add(&f, "fingerprint", "%016llx", (unsigned long long)fingerprint);
+    return colo_comm_i_agree_fields(c, what, &f, mine);
 }
 
 /* ---- threads of one process ---- */

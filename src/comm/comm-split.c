@@ -86,7 +86,7 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     COLO_TRY(colo_comm_i_alive(parent, "split"));
     COLO_AUTOFREE int32_t *members = NULL;
     int32_t n = 0;
-    uint64_t print = COLO_HASH_INIT;
+    colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_status_t st = COLO_OK;
     if (!grid || !dims || !comm)
         st = colo_fail(COLO_ERR_ARG, "split: %s is NULL", !grid ? "grid" : !dims ? "dims" : "comm");
@@ -95,11 +95,15 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     if (st == COLO_OK) {
         char key[COLO_KEY_MAX]; /* the order in which dims are named does not matter */
         st = colo_grid_key(grid, dims, key);
-        if (st == COLO_OK)
-            print = colo_hash_str(colo_hash_i64(print, (int64_t)colo_grid_hash(grid)), key);
+        if (st == COLO_OK) {
+            colo_fields_add(&fields, "dims", "%s", key);
+            colo_grid_print(grid, key, sizeof key);
+            colo_fields_add(&fields, "grid", "%s", key);
+            fields.hash = colo_hash_i64(fields.hash, (int64_t)colo_grid_hash(grid));
+        }
     }
     if (parent->check >= 1)
-        COLO_TRY(colo_comm_i_agree(parent, "split", print, st));
+        COLO_TRY(colo_comm_i_agree_fields(parent, "split", &fields, st));
     else if (st < 0)
         return colo_comm_i_fail(parent, st);
 

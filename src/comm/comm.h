@@ -9,6 +9,8 @@
 #ifndef COLO_COMM_COMM_H
 #define COLO_COMM_COMM_H
 
+#include "core/hash.h"
+
 #include <colobridge/comm.h>
 
 /* A connection of some ranks of a comm, for the messages that they exchange again and again. */
@@ -156,6 +158,23 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
  */
 colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
+/*
+ * What a rank brings to an agreement, field by field, so that a mismatch names the field and both
+ * values. The text is sent only if hashes differ; what no longer fits into it is hashed all the
+ * same.
+ */
+typedef struct colo_fields {
+    char text[2048]; /* "name\tvalue\n" ... */
+    size_t length;
+    uint64_t hash;
+} colo_fields_t;
+#define COLO_FIELDS_INIT .hash = COLO_HASH_INIT
+/* @name: static; neither has a tab or a newline. A value has at most 255 bytes. */
+void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...) COLO_PRINTF(3, 4);
+/* colo_comm_i_agree() on fields: "@what: dst: rank 3 of 'world' has tp=2,dp=4, rank 0 tp=8". Adds
+ * @what to @f. */
+colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
+                                       colo_status_t mine);
 /* Two of this process are the same number, two of different ones are not. */
 uint64_t colo_comm_i_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */

@@ -11,7 +11,6 @@
 #include "comm/gpu.h"
 
 #include "core/backend.h"
-#include "core/hash.h"
 #include "core/try.h"
 
 static colo_status_t say(colo_status_t status, const char *sentence)
@@ -58,7 +57,9 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     if (mine == COLO_OK)
         mine = colo_gpu_load(&gpu);
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
-    COLO_TRY(colo_comm_i_agree(parent, "nccl create", COLO_HASH_INIT + (borrowed != NULL), mine));
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");
+    COLO_TRY(colo_comm_i_agree_fields(parent, "nccl create", &fields, mine));
     colo_comm_t *host = parent->control ? parent->control : parent, *control = NULL;
     COLO_TRY(colo_comm_i_split_color(host, COLO_OWNER_USER, 0, host->rank, &control));
     colo_comm_set_name(control, "control");

@@ -68,9 +68,11 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
     else
         st = colo_transport_wanted(&transport);
     /* all ranks come here, with their errors, before anybody goes on */
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    colo_fields_add(&fields, "memory", "%s", owned ? "allocated" : "registered");
+    colo_fields_add(&fields, "COLO_TRANSPORT", "%s", colo_transport_name(transport));
     if (c->size > 1)
-        st = colo_comm_i_agree(c, "memory (registered or allocated, COLO_TRANSPORT)",
-                               (uint64_t)transport << 1 | owned, st);
+        st = colo_comm_i_agree_fields(c, "memory create", &fields, st);
     COLO_TRY_GOTO(st, st, fail);
     m->comm = c;
     m->data = ptr;
@@ -137,12 +139,17 @@ bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)
 
 /* ---- COLO_TRANSPORT ---- */
 
-colo_status_t colo_transport_wanted(colo_transport_t *transport)
+const char *colo_transport_name(colo_transport_t transport)
 {
     static const char *const names[] = {"auto", "nccl", "peer"};
+    return names[transport];
+}
+
+colo_status_t colo_transport_wanted(colo_transport_t *transport)
+{
     const char *text = colo_env_value("COLO_TRANSPORT", NULL);
     for (int i = 0; i < 3; i++)
-        if (strcmp(text, names[i]) == 0) {
+        if (strcmp(text, colo_transport_name((colo_transport_t)i)) == 0) {
             *transport = (colo_transport_t)i;
             return COLO_OK;
         }

@@ -10,6 +10,7 @@
 
 #include <colobridge/memory.h>
 
+const char *colo_transport_name(colo_transport_t transport); /* memory.c */
 /* What COLO_TRANSPORT says. (memory.c) */
 colo_status_t colo_transport_wanted(colo_transport_t *transport);
 

@@ -19,7 +19,6 @@
 #include <colobridge/lm_head.h>
 
 #include "comm/comm.h"
-#include "core/hash.h"
 #include "core/memory.h"
 #include "core/ops.h"
 #include "core/try.h"
@@ -111,13 +110,13 @@ static colo_status_t check_config(const colo_lm_head_config_t *c)
     return COLO_OK;
 }
 
-static uint64_t fingerprint(const colo_lm_head_config_t *c)
+static void add_fields(colo_fields_t *f, const colo_lm_head_config_t *c)
 {
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->rows);
-    h = colo_hash_i64(h, c->hidden);
-    h = colo_hash_i64(h, c->dtype);
-    h = colo_hash_i64(h, c->mem);
-    return colo_hash_i64(h, c->has_bias);
+    colo_fields_add(f, "rows", "%lld", (long long)c->rows);
+    colo_fields_add(f, "hidden", "%lld", (long long)c->hidden);
+    colo_fields_add(f, "dtype", "%s", colo_dtype_name(c->dtype));
+    colo_fields_add(f, "mem", "%s", c->mem == COLO_HOST ? "host" : "cuda");
+    colo_fields_add(f, "has_bias", "%d", c->has_bias);
 }
 
 static colo_status_t open_ops(const colo_lm_head_config_t *c, const colo_ops_t **ops)
@@ -156,8 +155,11 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
         st = ops->lanes->create(EVENTS, &h->lane);
     }
     if (group && colo_comm_size(group) > 1) {
+        colo_fields_t fields = {COLO_FIELDS_INIT};
+        if (st == COLO_OK)
+            add_fields(&fields, config);
         if (colo_comm_check_level(group) >= 1)
-            st = colo_comm_i_agree(group, "lm_head create", st < 0 ? 0 : fingerprint(config), st);
+            st = colo_comm_i_agree_fields(group, "lm_head create", &fields, st);
         else if (st < 0)
             st = colo_comm_i_fail(group, st);
     }

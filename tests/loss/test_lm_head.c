@@ -383,6 +383,7 @@ static colo_status_t other_width(colo_comm_t *world, void *arg)
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 8, .hidden = me == 2 ? 4 : 3};
     st[me] = colo_lm_head_create(&head, &config, world);
     rank_check(!head);
+    rank_check(strstr(colo_last_error(), "hidden: rank 2 of 'world' has 4, rank 0 3"));
     return COLO_OK;
 }
 

@@ -1,0 +1,97 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fields.c - what all ranks must have alike about a bridge, by name, for agreements (comm-agree.c).
+ *
+ * Messages of EXACT have an order of their own, so axes count with COLLECTIVE only: there a
+ * gathered part is in the order of its rank's axes. A position table is compared as a whole and
+ * shown by its first entries.
+ */
+#include "bridge/bridge.h"
+
+#include "core/hash.h"
+
+#include <colobridge/version.h>
+
+#include <stdio.h>
+#include <string.h>
+
+static void add_splits(colo_fields_t *f, const char *name, const colo_layout_t *l)
+{
+    static const char *const axes[] = {"samples", "rows", "features"};
+    static const char *const kinds[] = {"", "", " zigzag"};
+    char text[240] = "none";
+    size_t at = 0;
+    for (int a = 0; a < 3; a++)
+        for (int i = 0; i < l->nsplits[a] && at < sizeof text; i++) {
+            const colo_split_t *s = &l->split[a][i];
+            const int n = snprintf(text + at, sizeof text - at, "%s%s over %s%s%s", at ? ", " : "",
+                                   axes[a], l->grid.name[s->dim], kinds[s->kind],
+                                   s->context && s->kind != COLO_ZIGZAG ? " in context" : "");
+            at += n > 0 ? (size_t)n : 0;
+        }
+    colo_fields_add(f, name, "%s", text);
+}
+
+static void add_positions(colo_fields_t *f, const char *name, const colo_layout_t *l)
+{
+    enum { SHOWN = 8 };
+    char text[200] = "";
+    size_t at = 0;
+    uint64_t hash = COLO_HASH_INIT;
+    if (l->map != COLO_MAP_TABLE) {
+        if (l->positions)
+            snprintf(text, sizeof text, " of %lld", (long long)l->positions);
+        colo_fields_add(f, name, "rows from %lld%s", (long long)l->offset, text);
+        return;
+    }
+    for (int64_t i = 0; i < l->table_rows; i++) {
+        hash = colo_hash_i64(hash, l->table[i]);
+        if (i < SHOWN)
+            at += (size_t)snprintf(text + at, sizeof text - at, " %lld", (long long)l->table[i]);
+    }
+    colo_fields_add(f, name, "a table of %lld rows in %lld:%s%s (%08x)", (long long)l->table_rows,
+                    (long long)l->positions, text, l->table_rows > SHOWN ? " ..." : "",
+                    (unsigned)hash);
+}
+
+static void add_layout(colo_fields_t *f, const char *const names[4], const colo_layout_t *l)
+{
+    char grid[COLO_KEY_MAX];
+    colo_grid_print(&l->grid, grid, sizeof grid);
+    colo_fields_add(f, names[0], "%s", grid);
+    add_splits(f, names[1], l);
+    add_positions(f, names[2], l);
+    if (l->stage_dim < 0)
+        colo_fields_add(f, names[3], "any");
+    else
+        colo_fields_add(f, names[3], "%s %lld", l->grid.name[l->stage_dim], (long long)l->stage);
+}
+
+void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
+{
+    static const char *const src[] = {"src", "src splits", "src positions", "src stage"};
+    static const char *const dst[] = {"dst", "dst splits", "dst positions", "dst stage"};
+    const colo_plan_t *p = b->now.plan;
+    const colo_plan_config_t *c = &p->config;
+    const bool sharded = c->output == COLO_SHARDED;
+    add_layout(f, src, &p->src);
+    add_layout(f, dst, &p->dst);
+    colo_fields_add(f, "samples", "%lld", (long long)c->shape.samples);
+    colo_fields_add(f, "rows", "%lld", (long long)c->shape.rows);
+    colo_fields_add(f, "features", "%lld", (long long)c->shape.features);
+    colo_fields_add(f, "dtype", "%s", colo_dtype_name(c->dtype));
+    colo_fields_add(f, "output", "%s", sharded ? "SHARDED" : "FULL_SEQ");
+    colo_fields_add(f, "grad", "%s",
+                    c->no_grad                  ? "no_grad"
+                    : sharded                   ? "own rows"
+                    : c->grad == COLO_DISJOINT ? "DISJOINT"
+                                                : "PARTIAL");
+    colo_fields_add(f, "ranks_per_node", "%lld", (long long)c->ranks_per_node);
+    colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
+    colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes : "any");
+    colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
+    /* else some would connect now and others not */
+    colo_fields_add(f, "registered memory", "%s", b->late ? "yes" : "no");
+    colo_fields_add(f, "library", "%s", colo_version());
+    f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
+}
