@@ -213,8 +213,9 @@ def _functions() -> tuple[Any, Any]:
         @once
         def backward(ctx: Any, *upstream: Any) -> Any:
             made = ctx.made
+            room, = ctx.saved_tensors  # held: a hook of saved tensors may have made it for this call alone
             d = torch.empty(ctx.shape, dtype=made.value.dtype, device=made.device)
-            made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr(), *upstream, d.data_ptr())
+            made.backward(MeanCall(made), room.data_ptr(), *upstream, d.data_ptr())
             return d, None, None, None, None
 
     return Nll, Reduced

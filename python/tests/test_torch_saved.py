@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors that exist for one backward only: what checkpointing and the hooks of saved tensors bring back."""
+import ctypes
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+np = pytest.importorskip('numpy')
+
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from colobridge import compat  # noqa: E402
+from linear_case import leaf  # noqa: E402
+
+V, H = 11, 5
+kept = []  # memory of Owners, which is never freed: a late read sees what __del__ wrote
+
+
+class Owner:
+    """Memory that turns into NaN, and into -1 as integers, when its last tensor goes."""
+
+    def __init__(self, nbytes):
+        self.memory = (ctypes.c_uint8 * max(nbytes, 1))()
+        kept.append(self.memory)
+        self.__array_interface__ = {'version': 3, 'shape': (nbytes,), 'typestr': '|u1',
+                                    'data': (ctypes.addressof(self.memory), False)}
+
+    def __del__(self):
+        ctypes.memset(self.memory, 0xFF, len(self.memory))
+
+
+def lent(t):
+    """A contiguous copy of @t, in memory of its own Owner."""
+    if not t.numel():
+        return t.clone()
+    copy = torch.from_numpy(np.asarray(Owner(t.numel() * t.element_size()))).view(t.dtype)
+    return copy.view(t.shape).copy_(t)
+
+
+def brought_back():
+    return torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach().clone(), lent)
+
+
+def test_memory_of_an_owner_turns_into_nan():
+    memory = lent(torch.ones(3))
+    at = memory.data_ptr()
+    assert memory.tolist() == [1] * 3
+    del memory
+    assert all(np.isnan((ctypes.c_float * 3).from_address(at)))
+
+
+# name: loss of hidden [T, H], weight [V, H], targets [T], a communicator
+CALLS = {
+    'logprob': lambda h, w, t, comm: ct.logprob(h @ w.t(), t, entropy=True)[1].sum(),
+    'linear_logprob': lambda h, w, t, comm: ct.linear_logprob(h, w, target=t).square().sum(),
+    'DistributedLogprob': lambda h, w, t, comm: compat.DistributedLogprob.apply(
+        h @ w.t(), t, 0, V, None).square().sum(),
+    'vocab_parallel_entropy': lambda h, w, t, comm: compat.vocab_parallel_entropy(
+        h @ w.t(), 7, tp_group=comm).square().sum(),
+    'vocab_parallel_cross_entropy': lambda h, w, t, comm: compat.vocab_parallel_cross_entropy(
+        (h @ w.t())[:, None], t[:, None], 0.1, tp_group=comm).square().sum(),
+    'chunked_cross_entropy_loss': lambda h, w, t, comm: compat.chunked_cross_entropy_loss(
+        h[None], w, 7, shift_labels=t[None])[0],
+    'bridge': lambda h, w, t, comm: (ct.bridge((h * h)[None], 'dp=1', 'dp=1', group=comm) @ w.t()).square().sum(),
+    'shard': lambda h, w, t, comm: (ct.shard(h * h, cb.Partition(len(h)), axis=0) @ w.t()).square().sum(),
+    'unshard': lambda h, w, t, comm: (ct.unshard(h * h, cb.Partition(len(h)), axis=0) @ w.t()).square().sum(),
+}
+for reduction, mode in itertools.product(('mean', 'sum', 'none'), ('nll', 'loss', 'auto', 'logprob', 'keep')):
+    def call(h, w, t, comm, reduction=reduction, mode=mode):
+        out = ct.nll(h @ w.t(), t, reduction=reduction) if mode == 'nll' else \
+            ct.linear_nll(h, w, target=t, reduction=reduction, mode=mode)
+        return (out.loss if reduction != 'none' else out.square().sum()) * 1.5
+    if (reduction, mode) != ('none', 'loss'):
+        CALLS['%s of %s' % (reduction, mode)] = call
+
+
+def case(tokens):
+    rng = torch.Generator().manual_seed(tokens)
+    target = torch.randint(0, V, (tokens,), generator=rng)
+    target[::5] = -100
+    return torch.randn(tokens, H, generator=rng), torch.randn(V, H, generator=rng), target
+
+
+# What backward needs of few tokens is no tensor, of many it is.
+@pytest.mark.parametrize('tokens', [12, 6000])
+@pytest.mark.parametrize('name', list(CALLS))
+def test_gradients_of_saved_tensors_that_hooks_bring_back_are_the_same(name, tokens):
+    hidden, weight, target = case(tokens)
+    comm, got = cb.Comm.self(), []
+    for hooked in (False, True):
+        h, w = leaf(hidden), leaf(weight)
+        if hooked:
+            with brought_back():
+                loss = CALLS[name](h, w, target, comm)
+        else:
+            loss = CALLS[name](h, w, target, comm)
+        loss.backward()
+        assert h.grad.any() and w.grad.any()
+        got.append((h.grad, w.grad))
+    assert all(map(torch.equal, *got))
+
+
+@pytest.mark.parametrize('tokens', [12, 6000])
+@pytest.mark.parametrize('name', list(CALLS))
+def test_gradients_under_checkpointing_are_the_same(name, tokens):
+    hidden, weight, target = case(tokens)
+    comm, got = cb.Comm.self(), []
+
+    def run(h, w):
+        return CALLS[name](h.tanh(), w, target, comm)
+    for way in (run, lambda h, w: checkpoint(run, h, w, use_reentrant=False),
+                lambda h, w: checkpoint(run, h, w, use_reentrant=True)):
+        h, w = leaf(hidden), leaf(weight)
+        way(h, w).backward()
+        assert h.grad.any() and w.grad.any()
+        got.append((h.grad, w.grad))
+    assert all(map(torch.equal, got[0], got[1])) and all(map(torch.equal, got[0], got[2]))
+
+
+def over_context_ranks(comm):
+    """Dense and packed batches of the two ranks of a context-parallel group, with and without hooks."""
+    rng = torch.Generator().manual_seed(comm.rank)
+    tokens = torch.arange(8)[None] % V
+    z, got = torch.randn(1, 4, V, generator=rng), []
+    for hooked in (False, True):
+        logits, cu = leaf(z), torch.tensor([0, 4, 8])
+        with brought_back() if hooked else torch.enable_grad():
+            loss = compat.from_parallel_logits_to_logprobs(
+                logits, tokens, 0, V, None, cp_group=comm).square().sum()
+            loss = loss + compat.from_parallel_logits_to_logprobs_packed_sequences(
+                logits, tokens, cu, 4, 0, V, None, cp_group=comm).square().sum()
+        loss.backward()
+        assert logits.grad.any()
+        got.append(logits.grad)
+    return torch.equal(*got)
+
+
+def test_gradients_over_context_ranks_with_hooks_are_the_same():
+    assert cb.run_threads(2, over_context_ranks) == [True, True]
