@@ -180,33 +180,33 @@ class Comm:
 
     def all_gather(self, send: Any, recv: Any, stream: int | None = None) -> None:
         """recv = every rank's send, by rank. Contiguous buffers of one dtype."""
-        a, b = self._pair(send, recv)
-        _counts('all_gather', a[1] * self.size, b[1])
-        call('colo_comm_all_gather', self.handle, a[0], b[0], a[1], a[2], stream)
+        (a, n), (b, m) = self._pair(send, recv)
+        _counts('all_gather', n * self.size, m)
+        call('colo_comm_all_gather', self.handle, a.data, b.data, n, a.dtype, stream)
 
     def all_reduce(self, send: Any, recv: Any | None = None, op: str = 'sum',
                    stream: int | None = None) -> None:
         """recv (None: send, in place) = the sum or max over ranks, combined in rank order."""
-        a, b = self._pair(send, send if recv is None else recv)
-        _counts('all_reduce', a[1], b[1])
-        call('colo_comm_all_reduce', self.handle, a[0], b[0], a[1], a[2], _REDUCE[op], stream)
+        (a, n), (b, m) = self._pair(send, send if recv is None else recv)
+        _counts('all_reduce', n, m)
+        call('colo_comm_all_reduce', self.handle, a.data, b.data, n, a.dtype, _REDUCE[op], stream)
 
     def reduce_scatter(self, send: Any, recv: Any, op: str = 'sum',
                        stream: int | None = None) -> None:
         """recv = this rank's slice of the sum over ranks."""
-        a, b = self._pair(send, recv)
-        _counts('reduce_scatter', a[1], b[1] * self.size)
-        call('colo_comm_reduce_scatter', self.handle, a[0], b[0], b[1], a[2], _REDUCE[op], stream)
+        (a, n), (b, m) = self._pair(send, recv)
+        _counts('reduce_scatter', n, m * self.size)
+        call('colo_comm_reduce_scatter', self.handle, a.data, b.data, m, a.dtype, _REDUCE[op], stream)
 
     def broadcast(self, buffer: Any, root: int = 0, stream: int | None = None) -> None:
         """buffer of rank @root to everyone."""
-        data, count, dtype = _flat(buffer, 'buffer', writes=self.rank != root)
-        call('colo_comm_broadcast', self.handle, data, count, dtype, root, stream)
+        t, count = _flat(buffer, 'buffer', writes=self.rank != root)
+        call('colo_comm_broadcast', self.handle, t.data, count, t.dtype, root, stream)
 
-    def _pair(self, send: Any, recv: Any) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    def _pair(self, send: Any, recv: Any) -> tuple[tuple[s.Tensor, int], tuple[s.Tensor, int]]:
         a, b = _flat(send, 'send'), _flat(recv, 'recv', writes=True)
-        if a[2] != b[2]:
-            raise ValueError("send is %s, recv %s" % (s.DTYPES[a[2]], s.DTYPES[b[2]]))
+        if a[0].dtype != b[0].dtype:
+            raise ValueError("send is %s, recv %s" % (s.DTYPES[a[0].dtype], s.DTYPES[b[0].dtype]))
         return a, b
 
     def gather_bytes(self, mine: bytes) -> list[bytes]:
@@ -252,8 +252,9 @@ class Comm:
         return json.loads(raw.value)
 
 
-def _flat(obj: Any, what: str, *, writes: bool = False) -> tuple[int, int, int]:
-    """(address, elements, dtype) of a contiguous tensor."""
+def _flat(obj: Any, what: str, *, writes: bool = False) -> tuple[s.Tensor, int]:
+    """(view, elements) of a contiguous tensor. The view may be all that holds the memory, so the caller
+    keeps it until the call has returned."""
     t = view(obj, what, writes=writes)
     count = 1
     for n in t.shape[:t.ndim]:
@@ -264,7 +265,7 @@ def _flat(obj: Any, what: str, *, writes: bool = False) -> tuple[int, int, int]:
             raise ValueError("%s is not contiguous: shape %s, strides %s"
                              % (what, t.shape[:t.ndim], t.stride[:t.ndim]))
         expected *= t.shape[axis]
-    return t.data, count, t.dtype
+    return t, count
 
 
 def _counts(what: str, send: int, recv: int) -> None:

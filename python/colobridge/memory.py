@@ -28,6 +28,7 @@ class Memory:
 
     def __init__(self, handle: c.c_void_p, comm: comms.Comm, owner: Any = None):
         self._handle, self.comm, self.owner, self._forks = handle, comm, owner, comms._forks
+        self._view: s.Tensor | None = None  # holds what the owner gave away
 
     @classmethod
     def alloc(cls, comm: comms.Comm, nbytes: int) -> 'Memory':
@@ -41,13 +42,15 @@ class Memory:
     def register(cls, comm: comms.Comm, tensor: Any) -> 'Memory':
         """Somebody's contiguous tensor, which is kept alive, None on a rank that brings none. torch's
         own are such memory, but not with expandable segments or cudaMallocAsync."""
-        data, nbytes = None, 0
+        t, nbytes = None, 0
         if tensor is not None:
-            data, count, dtype = comms._flat(tensor, 'tensor', writes=True)
-            nbytes = count * s.DTYPE_SIZE[dtype]
+            t, count = comms._flat(tensor, 'tensor', writes=True)
+            nbytes = count * s.DTYPE_SIZE[t.dtype]
         handle = c.c_void_p()
-        call('colo_memory_register', comm.handle, data if nbytes else None, nbytes, c.byref(handle))
-        return cls(handle, comm, tensor)
+        call('colo_memory_register', comm.handle, t.data if nbytes else None, nbytes, c.byref(handle))
+        memory = cls(handle, comm, tensor)
+        memory._view = t
+        return memory
 
     def destroy(self) -> None:
         """Local; when every rank's calls that use it have finished. The second time does nothing. It may

@@ -86,9 +86,10 @@ def _from_interface(a: dict[str, Any], what: str, writes: bool) -> s.Tensor:
 
 def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None,
          writes: bool = False) -> s.Tensor:
-    """The library's view of @obj, which must outlive it. dtype: of raw bytes ("bf16"). writes: the
-    library will write to it. ValueError: a type, device or dtype that the library does not know; a
-    read-only buffer; read-only memory that would be written."""
+    """The library's view of @obj, which must outlive it. The view may be all that holds memory which @obj
+    gave away (DLPack), so the caller keeps it until calls with its address have returned. dtype: of raw
+    bytes ("bf16"). writes: the library will write to it. ValueError: a type, device or dtype that the
+    library does not know; a read-only buffer; read-only memory that would be written."""
     if isinstance(obj, s.Tensor):
         return obj
     if hasattr(obj, 'data_ptr') and hasattr(obj, 'stride'):
@@ -116,5 +117,7 @@ def view(obj: Any, what: str = 'tensor', *, dtype: str | None = None,
     shape = memory.shape
     if dtype:
         shape = (memory.nbytes // s.DTYPE_SIZE[s.DTYPE[dtype]],)
-    data = c.addressof((c.c_char * memory.nbytes).from_buffer(memory)) if memory.nbytes else 0
-    return make(data, s.DTYPE[name], shape, contiguous(shape))
+    held = (c.c_char * memory.nbytes).from_buffer(memory) if memory.nbytes else None
+    raw = make(c.addressof(held) if held else 0, s.DTYPE[name], shape, contiguous(shape))
+    raw.held = held  # a buffer that is exported cannot be resized
+    return raw

@@ -6,9 +6,13 @@ import weakref
 
 import pytest
 
+import colobridge as cb
 from colobridge import _structs as s
 from colobridge import dlpack
 from colobridge.tensor import view
+
+
+gone = []  # memory of Owners that died, which is not freed: a late read sees what __del__ wrote
 
 
 class Owner:
@@ -16,6 +20,10 @@ class Owner:
 
     def __init__(self, values):
         self.data = array.array('f', values)
+
+    def __del__(self):
+        self.data[:] = array.array('f', [-1.0] * len(self.data))
+        gone.append(self.data)
 
 
 def given(values=(1.0, 2.0, 3.0)):
@@ -105,15 +113,16 @@ def test_torch_gives_and_takes():
     assert alive() is None
 
 
+class Maker:
+    """Gives memory that nobody else has."""
+    alive = None
+
+    def __dlpack__(self, **_):
+        out, self.alive = given((5.0, 6.0))
+        return out.__dlpack__(max_version=(1, 0))
+
+
 def test_a_view_holds_what_it_was_given():
-    class Maker:
-        """Gives memory that nobody else has."""
-        alive = None
-
-        def __dlpack__(self, **_):
-            out, self.alive = given((5.0, 6.0))
-            return out.__dlpack__(max_version=(1, 0))
-
     maker = Maker()
     t = view(maker)
     gc.collect()
@@ -121,3 +130,34 @@ def test_a_view_holds_what_it_was_given():
     del t
     gc.collect()
     assert maker.alive() is None
+
+
+def test_calls_hold_what_they_were_given_until_they_return():
+    one, want = cb.Comm.self(), array.array('f', [5.0, 6.0])
+    for name in ('all_gather', 'all_reduce', 'reduce_scatter'):
+        maker, got = Maker(), array.array('f', [0.0, 0.0])
+        getattr(one, name)(maker, got)
+        assert got == want, name
+        assert maker.alive() is None, name
+    got = array.array('f', [0.0, 0.0])
+    cb.Partition(2).shard(Maker(), 0, got)
+    assert got == want
+
+
+def test_registered_memory_holds_what_it_was_given():
+    maker = Maker()
+    memory = cb.Memory.register(cb.Comm.self(), maker)
+    gc.collect()
+    assert maker.alive() is not None
+    del memory
+    gc.collect()
+    assert maker.alive() is None
+
+
+def test_a_buffer_cannot_be_resized_while_a_view_of_it_lives():
+    buffer = bytearray(8)
+    t = view(buffer)
+    with pytest.raises(BufferError):
+        buffer.extend(b'1')
+    del t
+    buffer.extend(b'1')

@@ -72,6 +72,13 @@ TWINS = {
         'torch/nll.py', 'made.backward(MeanCall(made), room.data_ptr()',
         'del room; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',
         'test_gradients_of_saved_tensors'),
+    'memory that was given away for a call is gone before it': (
+        'comm.py', '    return t, count', '    return s.Tensor.from_buffer_copy(t), count', 'test_dlpack.py',
+        'test_calls_hold_what_they_were_given'),
+    'memory that was given away to be registered is gone': (
+        'memory.py', 'memory._view = t', 'pass', 'test_dlpack.py', 'test_registered_memory_holds'),
+    'a buffer is resized under its view': (
+        'tensor.py', 'raw.held = held  # a buffer', 'pass  # a buffer', 'test_dlpack.py', 'test_a_buffer_cannot'),
     'a thread that ends frees its tensors': (
         'torch/ranks.py', 'ended.append(self.comms)', 'self.comms.clear()', 'test_torch_logprob.py',
         'test_threads_without_a_group_end'),
