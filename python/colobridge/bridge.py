@@ -32,6 +32,7 @@ class Bridge:
                  ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto'):
         self._src, self._dst, self.comm = src, dst, comm
         raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+        self._tables = src._table, dst._table  # borrowed; a layout may get another one
         raw.axes = text(axes)
         raw.algo = choice('algo', algo, ALGOS)
         raw.mem = choice('device', device, {'cpu': s.HOST, 'cuda': s.CUDA})

@@ -76,6 +76,7 @@ class Plan:
                  no_grad: bool = False, ranks_per_node: int = 0):
         self._src, self._dst = src, dst
         raw = config(s.PlanConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+        self._tables = src._table, dst._table  # borrowed; a layout may get another one
         self._handle = c.c_void_p()
         call('colo_plan_create', c.byref(self._handle), raw, rank)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The core without torch: grids, layouts, plans, ranks that are threads or processes, errors."""
 import array
+import gc
 import itertools
 import os
 import pickle
@@ -8,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 
 import pytest
 
@@ -140,6 +142,20 @@ def test_layout_says_what_a_rank_owns():
     assert layout == cb.Layout.dst('tp=2,cp=2,dp=2').map_table([0, 1, 2, 3], 8)
     assert layout != cb.Layout.dst('tp=2,cp=2,dp=2')
     assert cb.Layout.src('dp=2,pp=2').holds(2) and not cb.Layout.src('dp=2,pp=2').holds(1)
+
+
+def test_a_position_table_lives_as_long_as_what_was_made_with_it():
+    one, shape = cb.Comm.self(), (1, 2, 1, 4)
+    for make in (lambda *layouts: cb.Bridge(one, *layouts, shape), lambda *layouts: cb.Plan(*layouts, shape, 0)):
+        layouts = [cb.Layout.src('dp=1'), cb.Layout.dst('dp=1').map_table([3, 0], 4)]
+        first = weakref.ref(layouts[1]._table)
+        made = make(*layouts)
+        layouts[1].map_table([1, 2], 4)
+        gc.collect()
+        assert first() is not None and list(first()) == [3, 0]
+        del made
+        gc.collect()
+        assert first() is None
 
 
 def coded(shape, ranges):

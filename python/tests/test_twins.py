@@ -79,6 +79,10 @@ TWINS = {
         'memory.py', 'memory._view = t', 'pass', 'test_dlpack.py', 'test_registered_memory_holds'),
     'a buffer is resized under its view': (
         'tensor.py', 'raw.held = held  # a buffer', 'pass  # a buffer', 'test_dlpack.py', 'test_a_buffer_cannot'),
+    'a plan reads the position table that its layout had': (
+        'plan.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
+    'a bridge reads the position table that its layout had': (
+        'bridge.py', 'self._tables = ', '_ = ', 'test_core.py', 'test_a_position_table_lives'),
     'a thread that ends frees its tensors': (
         'torch/ranks.py', 'ended.append(self.comms)', 'self.comms.clear()', 'test_torch_logprob.py',
         'test_threads_without_a_group_end'),
