@@ -15,7 +15,6 @@
  */
 #include "comm/comm-nccl.h"
 
-#include "comm/comm-peer.h"
 
 #include "core/try.h"
 #include "combine.h"

@@ -12,7 +12,6 @@
  */
 #include "comm/comm-nccl.h"
 
-#include "comm/comm-peer.h"
 #include "core/backend.h"
 #include "core/try.h"
 
@@ -28,12 +27,6 @@ colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, nccl
     return colo_fail(COLO_ERR_NCCL, "%s: NCCL says: %s%s%.600s", what,
                      lib->error_string ? lib->error_string(r) : "an error",
                      more && more[0] ? "; " : "", more ? more : "");
-}
-
-colo_status_t colo_cuda_error(const char *what, cudaError_t e)
-{
-    (void)cudaGetLastError(); /* or the next launch reports it again */
-    return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
 }
 
 /* ---- failure ---- */
@@ -54,7 +47,7 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
 
 colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap)
 {
-    colo_status_t st = colo_peer_look(atomic_load(&x->peer), sentence, cap);
+    colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap);
     if (st < 0)
         colo_nccl_doom(x, st, sentence);
     return st;
@@ -85,6 +78,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
     colo_fate_init(&x->fate);
+    x->base.device = f->device;
     x->family = f;
     x->comm = c;
     x->link = l;
@@ -127,7 +121,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     char sentence[900];
     bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     if (dead)
-        colo_peer_stop(atomic_load(&x->peer));
+        colo_peer_stop(atomic_load(&x->base.peer));
     /* This may wait for the stream: as long as the guard knows of what the stream waits for. */
     colo_direct_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
@@ -140,13 +134,13 @@ void colo_nccl_destroy(colo_comm_t *c)
     f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
     pthread_mutex_unlock(&f->lock);
     if (dead)
-        colo_peer_stop(atomic_load(&x->peer));
+        colo_peer_stop(atomic_load(&x->base.peer));
     if (dead && x->link)
         colo_nccl_tear(f, x->link);
     colo_nccl_link_put(f, x->link);
     if (last)
         colo_nccl_family_destroy(f, true);
-    colo_peer_drop(atomic_load(&x->peer));
+    colo_peer_drop(atomic_load(&x->base.peer));
     colo_comm_destroy(&x->control);
     colo_fate_fini(&x->fate);
     free(x);
@@ -338,9 +332,8 @@ static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
 
 static const colo_gpu_t gpu = {
     .abi = COLO_GPU_ABI,
-    .bind = colo_nccl_bind,
+    .bind = colo_gpu_bind,
     .comm_create = create,
-    .comm_bare = colo_bare_create,
     .alloc = gpu_alloc,
     .free = gpu_free,
     .zero = gpu_zero,

@@ -12,7 +12,7 @@
 #ifndef COLO_COMM_COMM_NCCL_H
 #define COLO_COMM_COMM_NCCL_H
 
-#include "comm/comm.h"
+#include "comm/comm-peer.h"
 #include "comm/fate.h"
 #include "comm/gpu.h"
 
@@ -68,7 +68,8 @@ struct colo_route {
     int32_t n, *members; /* [n] owned: ranks of the comm, ascending; the link's rank is the place */
 };
 
-struct colo_nctx { /* colo_comm.impl */
+struct colo_nctx {         /* colo_comm.impl */
+    colo_peer_base_t base; /* first */
     struct colo_nctx *next;
     struct colo_nfamily *family; /* a reference */
     colo_comm_t *comm;
@@ -76,12 +77,11 @@ struct colo_nctx { /* colo_comm.impl */
     struct colo_route *route; /* under the family's lock, as link */
     colo_fate_t fate;
     int32_t rank;
-    int64_t id;                     /* of this comm in the family, > 0 */
-    colo_comm_t *control;           /* owned */
-    struct colo_peer *_Atomic peer; /* comm-peer.h; NULL until it is needed */
-    struct colo_direct *gather;     /* comm-peer-gather.c's, owned; likewise */
-    uint64_t gather_agreed;         /* registrations when all ranks last compared a gather */
-    bool gather_none;               /* there is no such path, on all ranks */
+    int64_t id;                 /* of this comm in the family, > 0 */
+    colo_comm_t *control;       /* owned */
+    struct colo_direct *gather; /* comm-peer-gather.c's, owned; likewise */
+    uint64_t gather_agreed;     /* registrations when all ranks last compared a gather */
+    bool gather_none;           /* there is no such path, on all ranks */
 };
 
 /* Pinned host memory, one 64-bit word each: the stream writes, the guard reads. A captured
@@ -139,8 +139,6 @@ struct colo_nfamily {
 
 extern const colo_comm_ops_t colo_comm_nccl_ops;
 
-void colo_nccl_bind(const colo_services_t *services);
-
 /* ---- nccl-guard.c ---- */
 void colo_nccl_cond_init(pthread_cond_t *c);
 struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
@@ -161,7 +159,6 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device,
 void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
 
 /* ---- nccl-link.c ---- */
-uint64_t colo_host_hash(void);
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
@@ -185,12 +182,8 @@ colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence,
 /* Marks a comm failed and tells its peers; any thread. */
 void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
-colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 /* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
 colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap);
-
-/* ---- comm-bare.c ---- */
-colo_status_t colo_bare_create(colo_comm_t *control, colo_comm_t **comm);
 
 /* ---- nccl-run.c ---- */
 /* One operation between begin and end. */

@@ -13,7 +13,6 @@
  * operations (nccl-run.c).
  */
 #include "comm/comm-nccl.h"
-#include "comm/comm-peer.h"
 
 #include "core/hash.h"
 #include "core/try.h"
@@ -56,7 +55,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
                                colo_stream_t stream, struct colo_gather *g)
 {
     struct colo_nctx *x = c->impl;
-    struct colo_peer *p = atomic_load(&x->peer);
+    struct colo_peer *p = colo_peer_of(c);
     const uint64_t registered = p ? colo_peer_table.registrations(c) : 0;
     *g = (struct colo_gather){.id = -1};
     if (registered == 0 || x->gather_none || c->size == 1 ||

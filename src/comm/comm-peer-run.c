@@ -16,9 +16,9 @@
  */
 #include "comm/comm-peer.h"
 
-#include "comm/comm-nccl.h"
 #include "core/try.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -254,7 +254,7 @@ static colo_status_t make_room(struct colo_direct *d)
 
 colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **out)
 {
-    struct colo_peer *p = atomic_load(colo_peer_place(c));
+    struct colo_peer *p = colo_peer_of(c);
     struct colo_direct *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
     if (d) {

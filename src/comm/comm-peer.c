@@ -16,9 +16,9 @@
  */
 #include "comm/comm-peer.h"
 
-#include "comm/comm-nccl.h"
 #include "core/try.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -199,18 +199,17 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
 
 static colo_status_t peer_open(colo_comm_t *c)
 {
-    struct colo_peer *_Atomic *place = colo_peer_place(c);
+    colo_peer_base_t *base = c->impl;
     struct colo_peer *p = NULL;
     struct where mine, *all = NULL;
     int device = -1;
-    if (atomic_load(place))
+    if (atomic_load(&base->peer))
         return COLO_OK;
     cudaError_t e = cudaGetDevice(&device);
     colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
-    const int32_t want = colo_peer_device(c);
-    if (st == COLO_OK && want >= 0 && device != want)
+    if (st == COLO_OK && base->device >= 0 && device != base->device)
         st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
-                       device, c->name, (int)want);
+                       device, c->name, (int)base->device);
     if (st == COLO_OK)
         st = peer_new(c, device, &p);
     if (st == COLO_OK)
@@ -223,7 +222,7 @@ static colo_status_t peer_open(colo_comm_t *c)
     if (p->sharers > 1) /* all of them must fit at once */
         p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
     free(all);
-    atomic_store(place, p);
+    atomic_store(&base->peer, p);
     return COLO_OK;
 fail:
     free(all);
@@ -494,7 +493,7 @@ static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_
 
 static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
 {
-    struct colo_peer *p = atomic_load(colo_peer_place(c));
+    struct colo_peer *p = colo_peer_of(c);
     colo_status_t st = share_now(c, p, m);
     if (st < 0 && m->owned && m->data) {
         cudaFree(m->data);
@@ -522,7 +521,7 @@ static void peer_unshare(colo_memory_t *m)
 static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
                       uint64_t *offset)
 {
-    struct colo_peer *p = atomic_load(colo_peer_place(c));
+    struct colo_peer *p = colo_peer_of(c);
     const uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
     bool found = false;
     if (!p)
@@ -552,7 +551,7 @@ const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
 
 static uint64_t peer_registrations(const colo_comm_t *c)
 {
-    struct colo_peer *p = atomic_load(colo_peer_place(c));
+    struct colo_peer *p = colo_peer_of(c);
     if (!p)
         return 0;
     pthread_mutex_lock(&p->lock);

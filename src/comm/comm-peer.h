@@ -51,6 +51,16 @@ typedef struct colo_share {
 
 extern const colo_peer_ops_t colo_peer_table;
 
+/* The context (colo_comm.impl) of every comm whose backend has that table begins with this. */
+typedef struct colo_peer_base {
+    struct colo_peer *_Atomic peer; /* NULL until it is needed */
+    int32_t device;                 /* that the comm was made on; -1: whichever is current first */
+} colo_peer_base_t;
+static inline struct colo_peer *colo_peer_of(const colo_comm_t *c)
+{
+    return atomic_load(&((colo_peer_base_t *)c->impl)->peer);
+}
+
 /* A comm's peer comes into being at open(); these take NULL. */
 void colo_peer_drop(struct colo_peer *p);
 /* Waits of kernels end; any thread. */
@@ -58,10 +68,9 @@ void colo_peer_stop(struct colo_peer *p);
 /* COLO_OK, or what a kernel gave up for, as a sentence; any thread. */
 colo_status_t colo_peer_look(struct colo_peer *p, char *sentence, size_t cap);
 
-/* Where a backend's context keeps it. */
-struct colo_peer *_Atomic *colo_peer_place(const colo_comm_t *c);
-/* The device that the comm was made on; -1: whichever is current first. */
-int32_t colo_peer_device(const colo_comm_t *c);
+/* gpu-services.c */
+colo_status_t colo_cuda_error(const char *what, cudaError_t e);
+uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
 
 /* Errors of one rank are errors on all; COLO_ERR_UNBUILT of one is COLO_ERR_UNBUILT of all. */
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine);

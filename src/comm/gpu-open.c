@@ -33,15 +33,15 @@ static const colo_services_t services = {
     .dtype_size = colo_dtype_size,
 };
 
-colo_status_t colo_gpu_load(const colo_gpu_t **gpu)
+colo_status_t colo_gpu_load(const char *name, const colo_gpu_t **gpu)
 {
     const colo_backend_t *b = NULL;
-    COLO_TRY(colo_backend_load("nccl", &b));
+    COLO_TRY(colo_backend_load(name, &b));
     if (!b->gpu || b->gpu->abi != COLO_GPU_ABI)
         return colo_fail(COLO_ERR_UNBUILT,
-                         "backend 'nccl': GPU interface %u, this library has %u; install both from "
+                         "backend '%s': GPU interface %u, this library has %u; install both from "
                          "the same build",
-                         b->gpu ? (unsigned)b->gpu->abi : 0, COLO_GPU_ABI);
+                         name, b->gpu ? (unsigned)b->gpu->abi : 0, COLO_GPU_ABI);
     b->gpu->bind(&services);
     *gpu = b->gpu;
     return COLO_OK;
@@ -55,7 +55,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     if (mine == COLO_OK && !comm)
         mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
     if (mine == COLO_OK)
-        mine = colo_gpu_load(&gpu);
+        mine = colo_gpu_load("nccl", &gpu);
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");

@@ -1,23 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu-services.c - in the backend library: private functions of libcolobridge.so under their names.
+ * gpu-services.c - in a backend library: private functions of libcolobridge.so under their names,
+ * and what its files share about CUDA and the host.
  *
  * They come as a table when the library is loaded, so the backend needs no symbol of it and works
  * just as well in a program that linked the library statically.
  */
-#include "comm/comm-nccl.h"
+#include "comm/gpu.h"
 
+#include "comm/comm-peer.h"
+#include "core/hash.h"
 #include "core/try.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 static const colo_services_t *_Atomic bound;
 
-void colo_nccl_bind(const colo_services_t *services)
+void colo_gpu_bind(const colo_services_t *services)
 {
     atomic_store(&bound, services);
 }
@@ -98,4 +103,26 @@ double colo_now(void)
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- CUDA and the host ---- */
+
+colo_status_t colo_cuda_error(const char *what, cudaError_t e)
+{
+    (void)cudaGetLastError(); /* or the next launch reports it again */
+    return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
+}
+
+uint64_t colo_host_hash(void)
+{
+    char text[128] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); /* containers share names */
+    if (file) {
+        if (!fgets(text, sizeof text, file))
+            text[0] = '\0';
+        fclose(file);
+    }
+    if (!text[0])
+        gethostname(text, sizeof text - 1);
+    return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }

@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 4u
+#define COLO_GPU_ABI 5u
 
 struct ncclComm;
 
@@ -42,16 +42,16 @@ typedef struct colo_gpu {
     /* @control: taken, also on error. @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*comm_create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                                  colo_comm_t **comm);
-    /* The same without NCCL: bridges over registered memory and nothing else, and ranks may share a
-     * device. For tests. */
-    colo_status_t (*comm_bare)(colo_comm_t *control, colo_comm_t **comm);
     /* memory of the current device; free takes NULL */
     colo_status_t (*alloc)(size_t bytes, void **p);
     void (*free)(void *p);
     colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
 } colo_gpu_t;
 
-/* Loads the backend library. */
-colo_status_t colo_gpu_load(const colo_gpu_t **gpu);
+/* In a backend library (gpu-services.c): what colo_gpu_t.bind is. */
+void colo_gpu_bind(const colo_services_t *services);
+
+/* Loads the backend library of that name. */
+colo_status_t colo_gpu_load(const char *name, const colo_gpu_t **gpu);
 
 #endif

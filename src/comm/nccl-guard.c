@@ -20,7 +20,6 @@
  */
 #include "comm/comm-nccl.h"
 
-#include "comm/comm-peer.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -203,7 +202,7 @@ static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
     for (struct colo_route *r = x->route; r && !dead; r = r->next)
         dead = look_at_link(f, x, r->link);
     if (dead)
-        colo_peer_stop(atomic_load(&x->peer));
+        colo_peer_stop(atomic_load(&x->base.peer));
     return dead;
 }
 

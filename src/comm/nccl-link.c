@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { IDLE_LINKS = 4 }; /* kept without a user */
 
@@ -110,20 +109,6 @@ static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, 
 static uint64_t hash_text(const char *text)
 {
     return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
-}
-
-uint64_t colo_host_hash(void)
-{
-    char text[128] = "";
-    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); /* containers share names */
-    if (file) {
-        if (!fgets(text, sizeof text, file))
-            text[0] = '\0';
-        fclose(file);
-    }
-    if (!text[0])
-        gethostname(text, sizeof text - 1);
-    return hash_text(text);
 }
 
 /* ---- one rank a device ---- */

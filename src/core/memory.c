@@ -20,7 +20,7 @@ colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **p)
     if (bytes == 0)
         return COLO_OK;
     if (mem == COLO_CUDA) {
-        COLO_TRY(colo_gpu_load(&gpu));
+        COLO_TRY(colo_gpu_load("nccl", &gpu));
         return gpu->alloc(bytes, p);
     }
     /* aligned as a device's allocator does, and as heads ask for */
@@ -38,7 +38,7 @@ void colo_mem_free(colo_mem_t mem, void *p)
         return;
     if (mem == COLO_HOST)
         free(p);
-    else if (colo_gpu_load(&gpu) == COLO_OK)
+    else if (colo_gpu_load("nccl", &gpu) == COLO_OK)
         gpu->free(p);
 }
 
@@ -46,7 +46,7 @@ colo_status_t colo_mem_zero(colo_mem_t mem, void *p, size_t bytes, colo_stream_t
 {
     const colo_gpu_t *gpu;
     if (mem == COLO_CUDA) {
-        COLO_TRY(colo_gpu_load(&gpu));
+        COLO_TRY(colo_gpu_load("nccl", &gpu));
         return gpu->zero(p, bytes, stream);
     }
     memset(p, 0, bytes);

@@ -3,7 +3,7 @@
  * peer_ranks.h - ranks that reach each other's GPU memory, as threads or (T_RANKS=sockets) as
  * processes, and a bridge case in memory that they registered.
  *
- * Rank r has device r modulo the devices, and a comm without NCCL, so any number of ranks runs on
+ * Rank r has device r modulo the devices, and a comm without NCCL (backends/peer_only.c), so any number of ranks runs on
  * one GPU. Nothing is allocated while kernels wait for each other there: tensors lie in an arena
  * that is registered once.
  */

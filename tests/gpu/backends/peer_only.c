@@ -1,0 +1,163 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * peer_only.c - libcolobridge-peeronly.so, a backend for tests: comms of GPUs without NCCL, which
+ * carry bridges over registered memory and nothing else.
+ *
+ * Ranks may share a device, so that the direct path runs where there is one GPU, under a memory
+ * checker, too. Every operation that moves data by itself returns COLO_ERR_UNBUILT. There is no
+ * guard thread: a kernel that waits ends at its deadline, or when a thread asks for the comm's
+ * state and the comm is dead.
+ */
+#include "comm/comm-peer.h"
+
+#include "comm/fate.h"
+#include "comm/gpu.h"
+#include "core/backend.h"
+#include "core/try.h"
+
+#include <colobridge/version.h>
+
+#include <stdlib.h>
+
+struct peer_only {         /* colo_comm.impl */
+    colo_peer_base_t base; /* first */
+    colo_fate_t fate;
+    colo_comm_t *control; /* owned */
+};
+
+static colo_status_t refuse(const colo_comm_t *c)
+{
+    char what[96];
+    return colo_fail(COLO_ERR_UNBUILT, "%s: comm '%s' has no NCCL",
+                     colo_op_describe(what, sizeof what, c->op, c->seq), c->name);
+}
+
+static colo_status_t peer_only_all_gather(colo_comm_t *c, const void *send, void *recv,
+                                          size_t bytes, colo_stream_t stream)
+{
+    return refuse(c);
+}
+
+static colo_status_t peer_only_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                      colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    return refuse(c);
+}
+
+static colo_status_t peer_only_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+                                         colo_stream_t stream)
+{
+    return refuse(c);
+}
+
+static colo_status_t peer_only_barrier(colo_comm_t *c, colo_stream_t stream)
+{
+    return refuse(c);
+}
+
+static colo_status_t peer_only_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                        const colo_message_t *recvs, int32_t nrecvs,
+                                        colo_dtype_t dtype, colo_stream_t stream)
+{
+    return nsends || nrecvs ? refuse(c) : COLO_OK;
+}
+
+static colo_status_t peer_only_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                      uint64_t tag, colo_comm_t *child)
+{
+    return refuse(parent);
+}
+
+static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct peer_only *x = c->impl;
+    char kept[900];
+    if (x->control->ops->state(x->control, kept, sizeof kept) == COLO_OK)
+        x->control->ops->fail(x->control, status, sentence);
+    colo_fate_seal(&x->fate, status, -1, -1, sentence);
+    colo_peer_stop(atomic_load(&x->base.peer));
+}
+
+static colo_status_t peer_only_state(const colo_comm_t *c, char *sentence, size_t cap)
+{
+    struct peer_only *x = c->impl;
+    colo_status_t st = colo_fate_tell(&x->fate, c->rank, sentence, cap);
+    if (st == COLO_OK && (st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap)) < 0) {
+        x->control->ops->fail(x->control, st, sentence);
+        colo_fate_seal(&x->fate, st, -1, -1, sentence);
+    }
+    if (st == COLO_OK)
+        st = x->control->ops->state(x->control, sentence, cap);
+    if (st < 0)
+        colo_peer_stop(atomic_load(&x->base.peer));
+    return st;
+}
+
+static void peer_only_destroy(colo_comm_t *c)
+{
+    struct peer_only *x = c->impl;
+    char sentence[900];
+    (void)peer_only_state(c, sentence, sizeof sentence);
+    colo_peer_drop(atomic_load(&x->base.peer));
+    colo_comm_destroy(&x->control);
+    colo_fate_fini(&x->fate);
+    free(x);
+    c->impl = NULL;
+}
+
+static const colo_comm_ops_t peer_only_ops = {
+    .name = "peeronly",
+    .abi = COLO_COMM_ABI,
+    .all_gather = peer_only_all_gather,
+    .all_reduce = peer_only_reduce,
+    .reduce_scatter = peer_only_reduce,
+    .broadcast = peer_only_broadcast,
+    .barrier = peer_only_barrier,
+    .exchange = peer_only_exchange,
+    .subset = peer_only_subset,
+    .fail = peer_only_fail,
+    .state = peer_only_state,
+    .destroy = peer_only_destroy,
+    .peer = &colo_peer_table,
+};
+
+static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                            colo_comm_t **comm)
+{
+    colo_comm_t *c = NULL;
+    struct peer_only *x = calloc(1, sizeof *x);
+    colo_status_t st =
+        x ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "peer-only comm: %zu bytes", sizeof *x);
+    if (st == COLO_OK)
+        st = colo_comm_i_new(&c, &peer_only_ops, control->rank, control->size, control->world_rank);
+    st = colo_comm_i_agree(control, "peer-only comm", 0, st);
+    if (st < 0) {
+        free(x);
+        colo_comm_destroy(&c);
+        colo_comm_destroy(&control);
+        return st;
+    }
+    colo_fate_init(&x->fate);
+    x->base.device = device;
+    x->control = control;
+    c->impl = x;
+    c->control = control;
+    c->timeout_ms = control->timeout_ms;
+    *comm = c;
+    return COLO_OK;
+}
+
+static const colo_gpu_t gpu = {
+    .abi = COLO_GPU_ABI,
+    .bind = colo_gpu_bind,
+    .comm_create = create,
+};
+
+extern COLO_API const colo_backend_t colo_backend;
+const colo_backend_t colo_backend = {
+    .abi = COLO_BACKEND_ABI,
+    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
+    .name = "peeronly",
+    .comm = &peer_only_ops,
+    .gpu = &gpu,
+};
