@@ -289,19 +289,22 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
     chunk_size tokens at a time: logits of two chunks are all there is of them. linear_nll()'s loss, whose
     gradients are made in forward and scaled in backward.
 
-    labels [B, S] are shifted here, shift_labels [B, S] are taken as they are; -100 is ignored and takes
-    part in the products only to fill up a sixteenth of the tokens. loss: sum / num_items_in_batch (a number or a tensor; default: n_valid; 0
-    without a token), f32; differentiable in hidden_states, weight and bias, those that ask for it.
-    ValueError: another label outside of [0, V) (one wait for the GPU), chunk_size < 1, no labels.
+    labels [B, S] are shifted here. shift_labels [B, S] are taken as they are, and override labels. -100 is
+    ignored and takes part in the products only to fill up a sixteenth of the tokens. loss: sum /
+    num_items_in_batch (a number or a tensor, also one below 1; default: n_valid, and 0 without a token).
+    loss, n_correct and entropy_sum are f32. loss and entropy_sum are differentiable in hidden_states,
+    weight and bias, those that ask for it. Backward through entropy_sum makes logits a second time;
+    backward through loss alone does not. ValueError: another label outside of [0, V) (one wait for the
+    GPU), chunk_size < 1, neither labels nor shift_labels.
     """
     import torch
 
     from .torch.linear import Of, functions, prepare
     from .torch.ranks import alone
     what, hidden = 'chunked_cross_entropy_loss', hidden_states
-    if (labels is None) == (shift_labels is None):
-        raise ArgumentError("chunked_cross_entropy_loss: expected one of labels and shift_labels, found "
-                            "%s" % ('neither' if labels is None else 'both'))
+    if labels is None and shift_labels is None:
+        raise ArgumentError("chunked_cross_entropy_loss: At least one of labels and shift_labels is needed: found "
+                            "neither; pass one")
     if chunk_size < 1:
         raise ArgumentError("chunked_cross_entropy_loss: chunk_size is %d, expected >= 1" % chunk_size)
     if shift_labels is None:
@@ -328,6 +331,6 @@ def chunked_cross_entropy_loss(hidden_states: Any, lm_head_weight: Any, chunk_si
         den = num_items_in_batch.to(at, torch.float64) if isinstance(num_items_in_batch, torch.Tensor) \
             else torch.full((), float(num_items_in_batch), dtype=torch.float64, device=at)
     side: list[Any] = []
-    loss = functions()[1].apply(*tensors, Of(den, alone(), True, side, again=True), o)
-    _, _, n_valid, entropy, right = side
-    return _f32(loss), right.sum(), entropy.sum(dtype=torch.float64), n_valid
+    loss, entropy_sum = functions()[1].apply(*tensors, Of(den, alone(), True, side, entropy=True), o)
+    _, _, n_valid, _, right = side
+    return _f32(loss), _f32(right.sum()), _f32(entropy_sum), n_valid

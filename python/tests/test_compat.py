@@ -217,7 +217,7 @@ def plain_head(hidden, weight, bias, labels, scale, cap, items):
     keep = t != -100
     flat, t = flat[keep], t[keep]
     lp = torch.log_softmax(flat, -1)
-    return (F.nll_loss(lp, t, reduction='sum') / max(len(t) if items is None else items, 1),
+    return (F.nll_loss(lp, t, reduction='sum') / (max(len(t), 1) if items is None else items),
             int((flat.argmax(-1) == t).sum()), -(lp.exp() * lp).sum(), len(t))
 
 
@@ -238,26 +238,58 @@ def test_head_and_loss_in_chunks(chunk):
         hidden, weight, bias, labels = head_case(dtype)
         for scale, cap, items, shifted, has_bias in (
                 (1.0, None, None, False, True), (0.7, 4.0, 30, True, True), (2.0, None, None, True, False),
-                (1.0, 3.0, torch.tensor(7), False, True)):
+                (1.0, 3.0, torch.tensor(7), False, True), (1.0, None, 0.25, True, True),
+                (1.0, None, torch.tensor(0.25), True, False)):
             leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
             wide = [x.double().requires_grad_() for x in (hidden, weight, bias)]
             if not has_bias:
                 leaves[2] = wide[2] = None
             h, t = (wide[0], labels) if shifted else (wide[0][:, :-1], labels[:, 1:])
-            want = plain_head(h, wide[1], wide[2], t, scale, cap, items if items is None else int(items))
+            want = plain_head(h, wide[1], wide[2], t, scale, cap, items if items is None else float(items))
             loss, right, entropy, valid = compat.chunked_cross_entropy_loss(
                 leaves[0], leaves[1], chunk, **{'shift_labels' if shifted else 'labels': labels},
                 num_items_in_batch=items, logit_scale=scale, final_logit_softcapping=cap,
                 lm_head_bias=leaves[2])
-            assert loss.dtype == torch.float32 and not entropy.requires_grad
+            assert loss.dtype == right.dtype == entropy.dtype == torch.float32 and not right.requires_grad
             torch.testing.assert_close(loss.double(), want[0].detach(), rtol=1e-4, atol=1e-4)
             assert (int(right), int(valid)) == (want[1], want[3])
-            torch.testing.assert_close(entropy, want[2].detach(), rtol=1e-4, atol=1e-4)
-            given = [x for x in leaves if x is not None]
-            expected = torch.autograd.grad(2 * want[0], [x for x in wide if x is not None])
-            for _ in range(2):  # twice, which mode "loss" of linear_nll() would not do
-                for a, b in zip(torch.autograd.grad(2 * loss, given, retain_graph=True), expected):
-                    torch.testing.assert_close(a.double(), b, **near)
+            torch.testing.assert_close(entropy.double(), want[2].detach(), rtol=1e-4, atol=1e-4)
+            given, wide = [x for x in leaves if x is not None], [x for x in wide if x is not None]
+            for by_loss, by_entropy in ((2, None), (None, -0.3), (2, -0.3)):
+                got, true = (sum(x * by for x, by in ((pair[0], by_loss), (pair[1], by_entropy)) if by is not None)
+                             for pair in ((loss, entropy), (want[0], want[2])))
+                expected = torch.autograd.grad(true, wide, retain_graph=True)
+                for _ in range(2):  # twice, which mode "loss" of linear_nll() would not do
+                    for a, b in zip(torch.autograd.grad(got, given, retain_graph=True), expected):
+                        torch.testing.assert_close(a.double(), b, **near)
+
+
+def test_head_and_loss_of_labels_and_shift_labels_take_shift_labels():
+    hidden, weight, bias, labels = head_case()
+    shifted = labels.flip(1)
+    want = compat.chunked_cross_entropy_loss(hidden, weight, 3, None, shifted, lm_head_bias=bias)
+    # A context-parallel rank has labels of the whole sequence, and shift_labels of its part.
+    for both in (labels, labels.repeat(1, 2)):
+        got = compat.chunked_cross_entropy_loss(hidden, weight, 3, both, shifted, lm_head_bias=bias)
+        assert all(map(torch.equal, got, want))
+    other = compat.chunked_cross_entropy_loss(hidden, weight, 3, labels, lm_head_bias=bias)
+    assert not torch.equal(other[0], want[0])
+
+
+@pytest.mark.parametrize('trains', list(itertools.product((False, True), repeat=3)))
+def test_entropy_of_the_head_has_the_gradients_that_are_asked_for(trains):
+    hidden, weight, bias, labels = head_case(torch.float64)
+    leaves = [x.clone().requires_grad_(on) for x, on in zip((hidden, weight, bias), trains)]
+    entropy = compat.chunked_cross_entropy_loss(*leaves[:2], 3, labels, lm_head_bias=leaves[2])[2]
+    assert entropy.requires_grad == any(trains)
+    want = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+    plain_head(want[0][:, :-1], *want[1:], labels[:, 1:], 1.0, None, None)[2].backward()
+    if any(trains):
+        entropy.backward()
+        for x, true, on in zip(leaves, want, trains):
+            assert (x.grad is not None) == on
+            if on:
+                torch.testing.assert_close(x.grad, true.grad, rtol=1e-6, atol=1e-6)
 
 
 def test_head_and_loss_let_go_of_gradients_after_backward():
@@ -349,6 +381,6 @@ def test_refusals():
             (lambda: compat.from_parallel_logits_to_logprobs_packed_sequences(
                 z, t, torch.tensor([0, 8]), 8, 0, V, None), 'expected .1, T / cp, Vl.'),
             (lambda: compat.chunked_cross_entropy_loss(z, z[0], 0, t), 'chunk_size is 0'),
-            (lambda: compat.chunked_cross_entropy_loss(z, z[0], 2), 'found neither')):
+            (lambda: compat.chunked_cross_entropy_loss(z, z[0], 2), 'At least one of labels and shift_labels.*found neither')):
         with pytest.raises(ValueError, match=words):
             call()

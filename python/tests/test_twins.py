@@ -129,8 +129,21 @@ TWINS = {
     'num_items_in_batch is not heard': (
         'compat.py', 'if num_items_in_batch is not None:', 'if False:', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
+    'num_items_in_batch below 1 is 1': (
+        'torch/linear.py', 'ctx.factor = 1 / den', 'ctx.factor = 1 / den.clamp_min(1)', 'test_compat.py',
+        'test_head_and_loss_in_chunks'),
+    'n_correct is an integer': (
+        'compat.py', '_f32(right.sum())', 'right.sum()', 'test_compat.py', 'test_head_and_loss_in_chunks'),
+    'labels go before shift_labels': (
+        'compat.py', 'if shift_labels is None:', 'if labels is not None:', 'test_compat.py',
+        'test_head_and_loss_of_labels_and_shift_labels'),
+    'entropy_sum has no gradient': (
+        'torch/linear.py', 'if g_entropy is not None:', 'if False:', 'test_compat.py',
+        'test_entropy_of_the_head_has'),
+    'the gradient of entropy_sum replaces that of the loss': (
+        'torch/linear.py', 'd * by + e * by_more', 'e * by_more', 'test_compat.py', 'test_head_and_loss_in_chunks'),
     'gradients that may be asked for again are scaled in place': (
-        'torch/linear.py', 'd.dtype is ctx.dtype and not ctx.again', 'd.dtype is ctx.dtype', 'test_compat.py',
+        'torch/linear.py', 'd.dtype is ctx.dtype and not ctx.entropy', 'd.dtype is ctx.dtype', 'test_compat.py',
         'test_head_and_loss_in_chunks'),
     'a block is given away twice': (
         'torch/arena.py', 'block = free.popleft()', 'block = free[0]', 'test_torch_arena.py',

@@ -38,7 +38,7 @@ class Of(NamedTuple):
     group: Comm
     mean: bool
     side: list[Any]
-    again: bool = False  # may backward run twice: then gradients are copied there, not scaled in place
+    entropy: bool = False  # is the sum of entropies wanted too; then backward may run twice
 
 
 # Of one call, for the autograd functions: its plan, vocabulary group, head's group, main_grad of weight and
@@ -94,16 +94,17 @@ def functions() -> tuple[Any, Any]:
             return d_hidden, d_weight if need[1] else None, d_bias if need[2] else None, None, None
 
     class LinearLoss(torch.autograd.Function):
-        """(hidden, weight, bias, targets, Of, Call) -> value. Into Of.side, since outputs of functions
-        cost more: num, den, and what else the plan makes beyond the loss, per row. Gradients of the sum
-        are made here, those of weight and bias in fp32. Backward multiplies them in fp32 by the upstream
-        gradient and by 1 / den: rounded to 16 bits before, the first overflows, the second underflows."""
+        """(hidden, weight, bias, targets, Of, Call) -> value, or (value, sum of entropies). Into Of.side, since
+        outputs of functions cost more: num, den, and what else the plan makes beyond the loss, per row.
+        Gradients of the sum of losses are made here, those of weight and bias in fp32. Backward multiplies
+        them in fp32 by the upstream gradient and by 1 / den: rounded to 16 bits before, the first
+        overflows, the second underflows. Gradients of entropies are made in backward, if it asks for them."""
 
         @staticmethod
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            den, group, mean, side, ctx.again = of
+            den, group, mean, side, ctx.entropy = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
@@ -114,35 +115,52 @@ def functions() -> tuple[Any, Any]:
                 groups.refuse(group, why)
                 raise
             ctx.main, ctx.made, ctx.need, ctx.dtype, ctx.real = main, made, need, plan.dtype, plan.real
-            if ctx.again:  # autograd frees them after a backward that does not retain the graph
-                ctx.save_for_backward(*made)
-                ctx.made = ()
+            if ctx.entropy:  # autograd frees them after a backward that does not retain the graph
+                ctx.save_for_backward(*made, hidden, weight, bias, target)
+                ctx.set_materialize_grads(False)
+                ctx.made, ctx.ready, ctx.comm = (), ready, comm
             value, num, tokens, ctx.factor = ready.total(mean and den is None, group)
             del losses
             if den is not None:
-                ctx.factor = 1 / den.clamp_min(1)
+                ctx.factor = 1 / den
                 value = (num * ctx.factor).to(plan.real)
             side += [num, tokens, *out[1:]]
-            return value
+            if not of.entropy:
+                return value
+            return value, out[plan.names.index('entropy')].sum(dtype=torch.float64).to(plan.real)
 
         @staticmethod
         @once
-        def backward(ctx: Any, g: Any) -> Any:
+        def backward(ctx: Any, g: Any, g_entropy: Any = None) -> Any:
             if ctx.made is None:
                 raise FailedError("linear_nll: a second backward, but mode=\"loss\" makes gradients once; "
                                   "mode=\"logprob\" keeps what a second one needs")
-            by = (g.double() * ctx.factor).to(ctx.real).reshape(1)  # not 0-dim: then its dtype would not count
-            made = ctx.saved_tensors if ctx.again else ctx.made
-            (d_hidden, d_weight, d_bias), main = made, ctx.main
-            if not ctx.again:
+            made, main = ctx.made, ctx.main
+            if ctx.entropy:
+                *made, hidden, weight, bias, target = saved_tensors(
+                    ctx, 'chunked_cross_entropy_loss: hidden, weight, bias or labels')
+            else:
                 ctx.made = None
+            # Not 0-dim: then the dtype of what multiplies would not count.
+            by = None if g is None else (g.double() * ctx.factor).to(ctx.real).reshape(1)
+            if g_entropy is not None:
+                ctx.ready.core.alive()
+                more, by_more = (ctx.ready.entropy(ctx.comm, hidden, weight, bias, target),
+                                 g_entropy.to(ctx.real).reshape(1))
+                if by is not None:
+                    more = [None if e is None else d * by + e * by_more for d, e in zip(made, more)]
+                    by_more = torch.ones_like(by)
+                made, by = more, by_more
+            if by is None:
+                return (None,) * 6
+            d_hidden, d_weight, d_bias = made
             if main is not None and d_weight is not None:
                 for sums, grad in zip(main, (d_weight, d_bias)):
                     if grad is not None:
                         sums.addcmul_(grad, by.to(sums.dtype))
                 d_weight = d_bias = None
             return (*(None if d is None or not need else torch.mul(d, by, out=(
-                d if d.dtype is ctx.dtype and not ctx.again else torch.empty_like(d, dtype=ctx.dtype)))
+                d if d.dtype is ctx.dtype and not ctx.entropy else torch.empty_like(d, dtype=ctx.dtype)))
                       for d, need in zip((d_hidden, d_weight, d_bias), ctx.need)), None, None, None)
 
     return Linear, LinearLoss

@@ -144,9 +144,11 @@ class _Ready:
         self.at_batch, self.at_out, self.at_made = at(self.batch), at(self.out), at(self.made)
         self.at_saved, self.at_upstream, self.at_grads = (at(self.saved), at(self.upstream),
                                                           at(self.grads))
+        self.whole, self.whole_entropy = s.LinearUpstream(loss=1.0), s.LinearUpstream(entropy=1.0)
+        self.at_whole, self.at_entropy = at(self.whole), at(self.whole_entropy)
         # of loss() and total(), which only forwards call, one at a time
-        self.whole, self.sums = s.LinearUpstream(loss=1.0), s.LogprobOut()
-        self.at_whole, self.at_sums = at(self.whole), at(self.sums)
+        self.sums = s.LogprobOut()
+        self.at_sums = at(self.sums)
         self.numbers, self.mean_call, self.at = Room(), MeanCall(plan.mean), (0, 0, 0)
 
     def bind(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
@@ -291,15 +293,29 @@ class _Ready:
             if not plan.unseen:
                 out, at_out = self.outputs(), self.at_out
             losses = self.place(out, group)
-            grads = self.gradients(weight, bias, None)
-            work, room = self.work(s.LINEAR_LOSS)
-            status = self.run_loss(
-                self.core.linear, self.at_batch, self.at_whole, at_out, self.at_grads, room,
-                stream_of(plan.device) if plan.cuda else None)
-            if status < 0:
-                raise failed(status)
-        del held, work
+            grads = self._in_one_pass(weight, bias, self.at_whole, at_out)
+        del held
         return out, losses, grads
+
+    def entropy(self, comm: Comm, hidden: Any, weight: Any, bias: Any,
+                target: Any) -> tuple[Any, Any, Any]:
+        """Gradients of the sum of entropies, of tensors that a forward saved."""
+        with self.core.lock:
+            held = self.bind(comm, hidden, weight, bias, target, View.again), self.outputs()
+            grads = self._in_one_pass(weight, bias, self.at_entropy, self.at_out)
+        del held
+        return grads
+
+    def _in_one_pass(self, weight: Any, bias: Any, upstream: int, out: int) -> tuple[Any, Any, Any]:
+        """Outputs and gradients of what bind() was told."""
+        grads = self.gradients(weight, bias, None)
+        work, room = self.work(s.LINEAR_LOSS)
+        status = self.run_loss(self.core.linear, self.at_batch, upstream, out, self.at_grads, room,
+                               stream_of(self.plan.device) if self.plan.cuda else None)
+        if status < 0:
+            raise failed(status)
+        del work
+        return grads
 
     def place(self, out: list[Any], group: Comm) -> Any:
         """What holds the losses' number, scratch of their mean, and the losses where they are unseen."""
