@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <colobridge/log.h>
 #include <colobridge/version.h>
 
 static const char help[] =
@@ -21,8 +22,10 @@ static const char help[] =
     "       colo-info --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
     "\n"
     "Prints the library's version, its backends, the machine, and each environment knob with its\n"
-    "value; or where the ranks of a grid sit, which of its groups cross NUMA nodes, packages and\n"
-    "hosts, and which order of the dims or which binding would cross less.\n"
+    "value, and whether it is allowed; or where the ranks of a grid sit, which of its groups "
+    "cross\n"
+    "NUMA nodes, packages and hosts, and which order of the dims or which binding would cross\n"
+    "less.\n"
     "\n"
     "  --topology T         an hwloc XML file (a name with .xml or /), or a description such as\n"
     "                       \"package:2 numa:2 core:4 pu:1\" (default: this machine)\n"
@@ -181,6 +184,8 @@ int main(int argc, char **argv)
     int rc = info_find(&ask, &found);
     if (rc == TOOL_OK)
         rc = ask.json ? info_print_json(&ask, &found) : info_print_text(&ask, &found);
+    if (rc == TOOL_OK && info_is_plain(&ask) && colo_env_check(NULL) < 0)
+        rc = tool_complain(TOOL_PROBLEM, INFO_TOOL, "%s", colo_last_error());
     info_forget(&found);
     return tool_finish(rc, INFO_TOOL);
 }

@@ -65,9 +65,10 @@ static json_t *basics(const info_found_t *f)
         const colo_env_knob_t *k = colo_env_knob(i);
         const char *value = colo_env_value(k->name, &set);
         json_array_append_new(knobs,
-                              json_pack("{s:s,s:o,s:s,s:s,s:s}", "name", k->name, "value",
+                              json_pack("{s:s,s:o,s:s,s:b,s:s,s:s}", "name", k->name, "value",
                                         text_of(value), "source", set ? "environment" : "default",
-                                        "default", k->fallback, "help", k->help));
+                                        "allowed", colo_env_check(k->name) == COLO_OK, "default",
+                                        k->fallback, "help", k->help));
     }
     return json_pack("{s:s,s:s,s:{s:s?},s:o,s:{s:[],s:s},s:o,s:s?,s:o}", "version", colo_version(),
                      "header_version", info_header_version(), "libraries", "hwloc",

@@ -63,7 +63,10 @@ static void print_basics(const info_found_t *f)
         const colo_env_knob_t *k = colo_env_knob(i);
         const char *value = colo_env_value(k->name, &set);
         printf("  %-18s %-12s %-16s %s\n", k->name, tool_quote(quoted, value),
-               set ? "from environment" : "default", k->help);
+               colo_env_check(k->name) < 0 ? "not allowed"
+               : set                       ? "from environment"
+                                           : "default",
+               k->help);
     }
 }
 

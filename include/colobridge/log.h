@@ -43,11 +43,21 @@ COLO_API int colo_env_count(void);
 COLO_API const colo_env_knob_t *colo_env_knob(int i);
 
 /**
- * colo_env_value() - the knob's value in force as text (from the environment, else the fallback)
+ * colo_env_value() - the knob's value as text: from the environment, else the fallback
+ * A program with more rights than its user (set-user-ID, capabilities) reads no knob from the
+ * environment.
  * @from_env:  out, may be NULL: true when the environment sets it
  * Returns NULL for an unknown name.
  */
 COLO_API const char *colo_env_value(const char *name, bool *from_env);
+
+/**
+ * colo_env_check() - is the value of knob @name allowed? NULL: are those of all knobs?
+ * Whatever uses a knob asks this, and so do all calls that make a first communicator, for all
+ * knobs: a value that is not allowed on one rank is an error on all of them.
+ * Errors:  COLO_ERR_ARG, with the value and what is allowed; COLO_ERR_MISSING (no such knob)
+ */
+COLO_API colo_status_t colo_env_check(const char *name);
 
 #ifdef __cplusplus
 }

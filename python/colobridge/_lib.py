@@ -32,6 +32,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_last_error': (CHARS, []),
     'colo_version': (CHARS, []),
     'colo_version_number': (c.c_uint32, []),
+    'colo_env_check': (STATUS, [CHARS]),
+    'colo_env_value': (CHARS, [CHARS, _p(BOOL)]),
     'colo_dtype_size': (SIZE, [c.c_int]),
     'colo_dtype_name': (CHARS, [c.c_int]),
     'colo_tensor_check': (STATUS, [_p(s.Tensor), CHARS]),

@@ -73,7 +73,10 @@ class HyperCommGrid:
         if len(shape) != len(dim_names):
             raise ValueError("len(shape) %s != len(dim_names) %s" % (shape, dim_names))
         if 'WORLD_SIZE' in os.environ:
-            world = int(os.environ['WORLD_SIZE'])
+            said = os.environ['WORLD_SIZE']
+            if not (said.isascii() and said.isdigit() and int(said) > 0):
+                raise ValueError("WORLD_SIZE is '%s', expected a number of ranks, at least 1" % said)
+            world = int(said)
         elif _dist().is_available() and _dist().is_initialized():
             world = _dist().get_world_size()
         else:

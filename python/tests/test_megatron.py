@@ -56,6 +56,10 @@ def test_constructor_refuses_in_these_words(monkeypatch):
         assert HyperCommGrid([4], ['tp']).size == 4
         with pytest.raises(RuntimeError, match=r'Grid shape \[8\] is over sized'):
             HyperCommGrid([8], ['tp'])
+    for said in 'eight', '', '0', '-8', '8.0':
+        monkeypatch.setenv('WORLD_SIZE', said)
+        with pytest.raises(ValueError, match="WORLD_SIZE is '%s', expected a number of ranks" % said):
+            HyperCommGrid([2], ['tp'])
     monkeypatch.setenv('WORLD_SIZE', '8')  # comes before the process group
     with mock.patch('torch.distributed.is_initialized', return_value=True), \
             mock.patch('torch.distributed.get_world_size', return_value=4):

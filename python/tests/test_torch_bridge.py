@@ -197,6 +197,26 @@ def test_one_ranks_bad_argument_is_every_ranks_error(world):
     world.run(one_rank_flat)
 
 
+def one_rank_typo(rank):
+    x, was = torch.ones(1, 4, 2), os.environ['COLO_TIMEOUT_MS']
+    ct.shutdown()  # or there would be a communicator
+    if rank == 1:
+        os.environ['COLO_TIMEOUT_MS'] = '5m'
+    try:
+        with pytest.raises(ValueError if rank == 1 else RuntimeError,
+                           match="COLO_TIMEOUT_MS is '5m', expected a number from 1 to 1000000000000") \
+                if rank < 2 else contextlib.nullcontext():  # 2 and 3 exchange with each other alone
+            ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)(x)
+    finally:
+        os.environ['COLO_TIMEOUT_MS'] = was
+    assert torch.equal(ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)(x),
+                       torch.ones(2, 4, 2))
+
+
+def test_environment_of_one_rank_that_is_refused_is_every_ranks_error(world):
+    world.run(one_rank_typo)
+
+
 def outlives(rank):
     bridge = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD)
     x = torch.ones(1, 4, 2, requires_grad=True)

@@ -15,6 +15,9 @@ TWINS = {
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
         'test_megatron.py', 'test_map_b'),
+    'a world of no ranks is one': (
+        'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
+        'test_megatron.py', 'test_constructor_refuses_in_these_words'),
     'members of a gather group by rank, whatever their place': (
         'megatron.py', 'return [[rank for _, rank in sorted(members)]',
         'return [[rank for _, rank in members[::-1]]', 'test_megatron.py', 'test_map_a'),

@@ -9,6 +9,7 @@
  * here is counted for COLO_OWNER_CHECK.
  */
 #include "comm/comm.h"
+#include "core/env.h"
 #include "core/hash.h"
 #include "core/try.h"
 
@@ -164,6 +165,24 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     colo_fields_t f = {COLO_FIELDS_INIT};
     colo_fields_add(&f, "fingerprint", "%016llx", (unsigned long long)fingerprint);
     return colo_comm_i_agree_fields(c, what, &f, mine);
+}
+
+colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what)
+{
+    const int32_t n = (*world)->size;
+    colo_comm_t *all = NULL;
+    COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
+    for (int32_t r = 0; members && r < n; r++)
+        members[r] = r;
+    colo_status_t st = members ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
+    if (st == COLO_OK)
+        st = colo_comm_i_child(*world, members, n, 0, what, &all); /* splits count from 1 */
+    if (st == COLO_OK)
+        st = colo_comm_i_agree(all, what, 0, colo_env_check(NULL));
+    colo_comm_destroy(&all);
+    if (st < 0)
+        colo_comm_destroy(world);
+    return st;
 }
 
 /* ---- threads of one process ---- */

@@ -8,6 +8,7 @@
  */
 #include "comm/comm.h"
 #include "comm/fate.h"
+#include "core/env.h"
 #include "core/try.h"
 
 #include <stdlib.h>
@@ -106,6 +107,7 @@ colo_status_t colo_comm_create_self(colo_comm_t **comm)
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "create_self: comm is NULL");
     colo_comm_t *c = NULL;
+    COLO_TRY(colo_env_check(NULL));
     COLO_TRY(colo_comm_i_new(&c, &colo_comm_self_ops, 0, 1, NULL));
     colo_status_t st = attach(c);
     if (st < 0) {

@@ -230,6 +230,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
         return colo_fail(COLO_ERR_ARG, "threads_run: %d ranks, expected 1..4096", (int)nranks);
     if (!fn)
         return colo_fail(COLO_ERR_ARG, "threads_run: the rank function is NULL");
+    COLO_TRY(colo_env_check(NULL));
     struct run run = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
     struct colo_root *root = root_new();

@@ -28,15 +28,13 @@ double colo_now(void)
 
 /* ---- life and getters ---- */
 
-/* 31 years: seconds as a double stay exact to the us */
-#define TIMEOUT_MAX INT64_C(1000000000000)
-
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank)
 {
     colo_comm_t *c = calloc(1, sizeof *c);
     int64_t *world = malloc(sizeof *world * (size_t)size);
     pthread_mutex_t *lock = malloc(sizeof *lock);
+    int64_t check;
     if (!c || !world || !lock) {
         free(c);
         free(world);
@@ -51,8 +49,9 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     c->size = size;
     c->world_rank = world;
     c->lock = lock;
-    c->timeout_ms = colo_env_i64("COLO_TIMEOUT_MS", 1, TIMEOUT_MAX);
-    c->check = (int32_t)colo_env_i64("COLO_CHECK", 0, 2);
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &c->timeout_ms); /* refused where a first comm is made */
+    (void)colo_env_i64("COLO_CHECK", &check);
+    c->check = (int32_t)check;
     *comm = c;
     return COLO_OK;
 }
@@ -142,9 +141,9 @@ colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
 {
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "set_timeout: comm is NULL");
-    if (ms < 1 || ms > TIMEOUT_MAX)
+    if (ms < 1 || ms > COLO_TIMEOUT_MAX)
         return colo_fail(COLO_ERR_ARG, "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
-                         (long long)TIMEOUT_MAX);
+                         (long long)COLO_TIMEOUT_MAX);
     __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's guard reads it */
     return COLO_OK;
 }

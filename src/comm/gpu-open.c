@@ -11,6 +11,7 @@
 #include "comm/gpu.h"
 
 #include "core/backend.h"
+#include "core/env.h"
 #include "core/try.h"
 
 static colo_status_t say(colo_status_t status, const char *sentence)
@@ -52,6 +53,8 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
 {
     COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
     const colo_gpu_t *gpu = NULL;
+    if (mine == COLO_OK)
+        mine = colo_env_check(NULL);
     if (mine == COLO_OK && !comm)
         mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
     if (mine == COLO_OK)

@@ -147,11 +147,8 @@ const char *colo_transport_name(colo_transport_t transport)
 
 colo_status_t colo_transport_wanted(colo_transport_t *transport)
 {
-    const char *text = colo_env_value("COLO_TRANSPORT", NULL);
-    for (int i = 0; i < 3; i++)
-        if (strcmp(text, colo_transport_name((colo_transport_t)i)) == 0) {
-            *transport = (colo_transport_t)i;
-            return COLO_OK;
-        }
-    return colo_fail(COLO_ERR_ARG, "COLO_TRANSPORT is '%.40s', expected auto, nccl or peer", text);
+    int32_t word;
+    COLO_TRY(colo_env_word("COLO_TRANSPORT", &word));
+    *transport = (colo_transport_t)word; /* both are in the order auto, nccl, peer */
+    return COLO_OK;
 }

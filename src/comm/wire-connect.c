@@ -157,7 +157,8 @@ static void list_addresses(struct card *card)
 
 static colo_status_t make_card(struct meeting *m, struct card *card)
 {
-    const char *family = colo_env_value("COLO_SOCKETS", NULL);
+    int32_t family;                               /* 0: auto, 1: tcp */
+    (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
     memset(card, 0, sizeof *card);
     *card = (struct card){.magic = MAGIC,
                           .version = colo_version_number(),
@@ -166,7 +167,7 @@ static colo_status_t make_card(struct meeting *m, struct card *card)
                           .host = this_host()};
     if (getrandom(card->token, TOKEN, 0) != TOKEN)
         return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
-    if (strcmp(family, "tcp") != 0)
+    if (family == 0)
         m->unix_fd = listen_unix(card, m->b->size);
     m->tcp_fd = listen_tcp(card, m->b->size);
     if (m->unix_fd < 0 && m->tcp_fd < 0)
@@ -469,8 +470,14 @@ colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *b, colo_comm_t **
     if (!fd)
         return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks", (int)b->size);
     void *wire = NULL;
-    COLO_TRY(colo_sockets_connect(b, colo_env_i64("COLO_TIMEOUT_MS", 1, INT64_MAX), fd));
+    colo_comm_t *world = NULL;
+    int64_t timeout_ms;
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
+    COLO_TRY(colo_sockets_connect(b, timeout_ms, fd));
     COLO_TRY(colo_wire_sockets_new(b->rank, b->size, fd, &wire));
-    return colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, b->rank, b->size, true,
-                         comm);
+    COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, b->rank, b->size, true,
+                           &world));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap"));
+    *comm = world;
+    return COLO_OK;
 }

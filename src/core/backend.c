@@ -16,6 +16,7 @@
 #include "core/try.h"
 
 #include <dlfcn.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
@@ -34,19 +35,25 @@ static bool name_ok(const char *name)
     return n >= 1 && n <= NAME_MAX_ && !name[n];
 }
 
-/* "/usr/lib/" or "" when the loader's own search must do */
-static void find_folder(char *dir, size_t cap)
+/* In its folder, or without one when the loader's own search must do. Never cut: another file may
+ * have the shorter name. */
+static colo_status_t find_path(const char *name, char *path, size_t cap)
 {
-    const char *set = colo_env_value("COLO_BACKEND_DIR", NULL);
+    const char *dir = NULL, *end = NULL;
     Dl_info here;
-    dir[0] = '\0';
-    if (set && set[0]) {
-        snprintf(dir, cap, "%s/", set);
-    } else if (dladdr(loaded, &here) && here.dli_fname) {
-        const char *slash = strrchr(here.dli_fname, '/');
-        if (slash)
-            snprintf(dir, cap, "%.*s", (int)(slash - here.dli_fname + 1), here.dli_fname);
-    }
+    COLO_TRY(colo_env_text("COLO_BACKEND_DIR", &dir));
+    if (dir[0])
+        end = dir + strlen(dir);
+    else if (dladdr(loaded, &here) && here.dli_fname && (end = strrchr(here.dli_fname, '/')))
+        dir = here.dli_fname;
+    int n = snprintf(path, cap, "%.*s%slibcolobridge-%s.so", end ? (int)(end - dir) : 0, dir,
+                     end ? "/" : "", name);
+    if (n < 0 || (size_t)n >= cap)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': its path has %d bytes, expected at most %zu; install the "
+                         "library in another folder",
+                         name, n, cap - 1);
+    return COLO_OK;
 }
 
 static colo_status_t vet(const char *name, const char *path, const colo_backend_t *b)
@@ -78,9 +85,8 @@ static colo_status_t vet(const char *name, const char *path, const colo_backend_
 
 static colo_status_t open_backend(const char *name, const colo_backend_t **backend)
 {
-    char dir[512], path[600];
-    find_folder(dir, sizeof dir);
-    snprintf(path, sizeof path, "%slibcolobridge-%s.so", dir, name);
+    char path[PATH_MAX];
+    COLO_TRY(find_path(name, path, sizeof path));
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         const char *why = dlerror();

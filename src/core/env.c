@@ -1,84 +1,202 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * env.c - every environment knob is one row of this table; nothing else calls getenv().
+ * env.c - each environment variable is one row of this table; nothing else reads the environment.
  *
- * Decides what a knob is worth when it is unset or nonsense (its fallback, with one warning).
+ * Decides which values are allowed. One that is not is refused by whatever uses it, and by every
+ * call that makes a first communicator, whichever variable it is: a typo is an error, not a
+ * default. A program with more rights than its user (set-user-ID) ignores them all, because some
+ * name code to load.
+ *
  * Values are read when asked for, so a test may set them; objects copy what they need at create.
  */
 #include "core/env.h"
 
+#include "core/try.h"
+
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static const colo_env_knob_t knobs[] = {
-    {"COLO_LOG", "off", "what the library says on stderr: off, error, warn, info, debug"},
-    {"COLO_TIMEOUT_MS", "600000", "deadline of every wait for another rank, in milliseconds"},
-    {"COLO_CHECK", "1",
-     "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every operation "
-     "and the verification of promises"},
-    {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
-    {"COLO_BACKEND_DIR", "", "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
-    {"COLO_SOCKETS", "auto",
-     "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; tcp "
-     "always"},
-    {"COLO_TRANSPORT", "auto",
-     "bridges between GPUs: auto is peers' memory where it is registered and reachable, else NCCL; "
-     "nccl and peer insist"},
-    {"COLO_GEMM", "auto",
-     "products of the lm_head in host memory: auto is a CBLAS where one is found, else loops; "
-     "cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+enum { WORDS = 5, TEXT_MAX = 4000, SHOWN = 40 };
+
+static const struct row {
+    colo_env_knob_t knob;
+    const char *words[WORDS]; /* allowed, none when it is a number */
+    const char *open;         /* allowed besides: what it is, and what it then contains */
+    const char *part;
+    int64_t lo, hi; /* of a number */
+} rows[] = {
+    {.knob = {"COLO_LOG", "off", "what the library says on stderr: off, error, warn, info, debug"},
+     .words = {"off", "error", "warn", "info", "debug"}},
+    {.knob = {"COLO_TIMEOUT_MS", "600000",
+              "deadline of every wait for another rank, in milliseconds"},
+     .lo = 1,
+     .hi = COLO_TIMEOUT_MAX},
+    {.knob = {"COLO_CHECK", "1",
+              "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every "
+              "operation and the verification of promises"},
+     .lo = 0,
+     .hi = 2},
+    {.knob = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
+     .words = {"none", "core", "scatter", "numa", "package"}},
+    {.knob = {"COLO_BACKEND_DIR", "",
+              "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
+     .open = "a folder",
+     .part = ""},
+    {.knob = {"COLO_SOCKETS", "auto",
+              "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
+              "tcp always"},
+     .words = {"auto", "tcp"}},
+    {.knob = {"COLO_TRANSPORT", "auto",
+              "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
+              "else NCCL; nccl and peer insist"},
+     .words = {"auto", "nccl", "peer"}},
+    {.knob = {"COLO_GEMM", "auto",
+              "products of the lm_head in host memory: auto is a CBLAS where one is found, else "
+              "loops; cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+     .words = {"auto", "cblas", "loops"},
+     .open = "the name of a library (libmkl_rt.so.2)",
+     .part = ".so"},
 };
 
 int colo_env_count(void)
 {
-    return (int)(sizeof knobs / sizeof knobs[0]);
+    return (int)(sizeof rows / sizeof rows[0]);
 }
 
 const colo_env_knob_t *colo_env_knob(int i)
 {
-    return i >= 0 && i < colo_env_count() ? &knobs[i] : NULL;
+    return i >= 0 && i < colo_env_count() ? &rows[i].knob : NULL;
 }
 
-static const colo_env_knob_t *find(const char *name)
+static const struct row *find(const char *name)
 {
     for (int i = 0; i < colo_env_count() && name; i++)
-        if (strcmp(knobs[i].name, name) == 0)
-            return &knobs[i];
+        if (strcmp(rows[i].knob.name, name) == 0)
+            return &rows[i];
     return NULL;
 }
 
 const char *colo_env_value(const char *name, bool *from_env)
 {
-    const colo_env_knob_t *k = find(name);
-    if (!k)
+    const struct row *row = find(name);
+    if (!row)
         return NULL;
-    const char *set = getenv(k->name);
+    const char *set = secure_getenv(row->knob.name);
     if (from_env)
         *from_env = set != NULL;
-    return set ? set : k->fallback;
+    return set ? set : row->knob.fallback;
 }
 
-static bool parse(const char *text, int64_t lo, int64_t hi, int64_t *value)
+/* ---- what is allowed ---- */
+
+static bool parse(const struct row *row, const char *text, int64_t *value)
 {
     char *end = NULL;
     errno = 0;
     long long v = strtoll(text, &end, 10);
     *value = v;
-    return end != text && !*end && !errno && v >= lo && v <= hi;
+    return text[0] >= '0' && text[0] <= '9' && !*end && !errno && v >= row->lo && v <= row->hi;
 }
 
-int64_t colo_env_i64(const char *name, int64_t lo, int64_t hi)
+static int32_t find_word(const struct row *row, const char *text)
 {
-    const colo_env_knob_t *k = find(name);
-    if (!k)
-        return lo;
-    const char *set = getenv(k->name);
-    int64_t v;
-    if (set && parse(set, lo, hi, &v))
-        return v;
-    if (set)
-        colo_log(COLO_LOG_WARN, "%s=%s is not a number in %lld..%lld; using %s", k->name, set,
-                 (long long)lo, (long long)hi, k->fallback);
-    return parse(k->fallback, lo, hi, &v) ? v : lo;
+    for (int32_t i = 0; i < WORDS && row->words[i]; i++)
+        if (strcmp(row->words[i], text) == 0)
+            return i;
+    return -1;
+}
+
+static bool is_allowed(const struct row *row, const char *text)
+{
+    int64_t value;
+    if (strlen(text) > TEXT_MAX)
+        return false;
+    if (row->hi)
+        return parse(row, text, &value);
+    return find_word(row, text) >= 0 || (row->open && strstr(text, row->part));
+}
+
+/* "auto, nccl or peer" */
+static void describe_allowed(const struct row *row, char *text, size_t cap)
+{
+    if (row->hi) {
+        snprintf(text, cap, "a number from %lld to %lld", (long long)row->lo, (long long)row->hi);
+        return;
+    }
+    size_t len = 0;
+    text[0] = '\0';
+    for (int i = 0; i < WORDS && row->words[i]; i++) {
+        const bool last = !row->open && (i + 1 == WORDS || !row->words[i + 1]);
+        len += (size_t)snprintf(text + len, cap - len, "%s%s",
+                                i == 0 ? ""
+                                : last ? " or "
+                                       : ", ",
+                                row->words[i]);
+    }
+    if (row->open)
+        snprintf(text + len, cap - len, "%s%s", len ? " or " : "", row->open);
+}
+
+static colo_status_t refuse(const struct row *row, const char *text)
+{
+    const size_t bytes = strlen(text);
+    char allowed[160], value[SHOWN + 4];
+    if (bytes > TEXT_MAX)
+        return colo_fail(COLO_ERR_ARG, "%s has %zu bytes, expected at most %d", row->knob.name,
+                         bytes, TEXT_MAX);
+    describe_allowed(row, allowed, sizeof allowed);
+    snprintf(value, sizeof value, "%.*s%s", SHOWN, text, bytes > SHOWN ? "..." : "");
+    return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->knob.name, value, allowed);
+}
+
+static colo_status_t look_up(const struct row *row, const char **text)
+{
+    *text = row->knob.fallback;
+    const char *set = secure_getenv(row->knob.name);
+    if (!set)
+        return COLO_OK;
+    if (!is_allowed(row, set))
+        return refuse(row, set);
+    *text = set;
+    return COLO_OK;
+}
+
+colo_status_t colo_env_check(const char *name)
+{
+    const char *text;
+    const struct row *row = find(name);
+    if (name)
+        return row ? look_up(row, &text)
+                   : colo_fail(COLO_ERR_MISSING,
+                               "env_check: this library reads no variable '%.40s'", name);
+    for (int i = 0; i < colo_env_count(); i++)
+        COLO_TRY(look_up(&rows[i], &text));
+    return COLO_OK;
+}
+
+/* ---- values ---- */
+
+colo_status_t colo_env_text(const char *name, const char **text)
+{
+    return look_up(find(name), text);
+}
+
+colo_status_t colo_env_i64(const char *name, int64_t *value)
+{
+    const struct row *row = find(name);
+    const char *text;
+    colo_status_t st = look_up(row, &text);
+    parse(row, text, value);
+    return st;
+}
+
+colo_status_t colo_env_word(const char *name, int32_t *index)
+{
+    const struct row *row = find(name);
+    const char *text;
+    colo_status_t st = look_up(row, &text);
+    *index = find_word(row, text);
+    return st;
 }

@@ -122,23 +122,20 @@ static void tell(const char *what, const char *why)
 
 colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
 {
-    const char *asked = colo_env_value("COLO_GEMM", NULL), *name = asked;
+    const char *asked, *name;
+    *found = false;
+    COLO_TRY(colo_env_text("COLO_GEMM", &asked));
     const bool any = strcmp(asked, "auto") == 0;
     colo_status_t st;
-    *found = false;
+    name = asked;
     if (strcmp(asked, "loops") == 0) {
         tell("loops", "COLO_GEMM");
         return COLO_OK;
     }
     if (any || strcmp(asked, "cblas") == 0)
         st = usual(lib, &name);
-    else if (strstr(asked, ".so"))
-        st = load(asked, lib);
     else
-        return colo_fail(COLO_ERR_ARG,
-                         "COLO_GEMM is '%.40s', expected auto, cblas, loops or the name of a "
-                         "library (libmkl_rt.so.2)",
-                         asked);
+        st = load(asked, lib);
     *found = st == COLO_OK;
     if (*found)
         tell(name, "");

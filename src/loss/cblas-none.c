@@ -10,9 +10,10 @@
 
 colo_status_t colo_cblas_find(colo_cblas_t *lib, bool *found)
 {
-    const char *asked = colo_env_value("COLO_GEMM", NULL);
+    const char *asked;
     (void)lib;
     *found = false;
+    COLO_TRY(colo_env_text("COLO_GEMM", &asked));
     if (strcmp(asked, "auto") == 0 || strcmp(asked, "loops") == 0)
         return COLO_OK;
     return colo_fail(COLO_ERR_UNBUILT,

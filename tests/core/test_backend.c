@@ -41,6 +41,27 @@ static void the_folder_of_the_environment_is_the_only_one_searched(void **state)
     unsetenv("COLO_BACKEND_DIR");
 }
 
+static void long_folder_is_used_whole_or_refused(void **state)
+{
+    char folder[4001] = BACKEND_DIR;
+    const colo_backend_t *b = NULL;
+    while (strlen(folder) + 2 < 3000) /* the same folder, by a long way */
+        strcat(folder, "/.");
+    setenv("COLO_BACKEND_DIR", folder, 1);
+    assert_ok(colo_backend_load("testlong", &b));
+    assert_string_equal(b->name, "testlong");
+    memset(folder, 'a', sizeof folder - 1);
+    setenv("COLO_BACKEND_DIR", folder, 1);
+    assert_fails(colo_backend_load("testmissing", &b), COLO_ERR_UNBUILT, "could not be loaded");
+    char longer[4002];
+    memset(longer, 'a', sizeof longer - 1);
+    longer[sizeof longer - 1] = '\0';
+    setenv("COLO_BACKEND_DIR", longer, 1);
+    assert_fails(colo_backend_load("testmissing", &b), COLO_ERR_ARG,
+                 "COLO_BACKEND_DIR has 4001 bytes, expected at most 4000");
+    unsetenv("COLO_BACKEND_DIR");
+}
+
 static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
 {
     static const struct {
@@ -115,6 +136,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_backend_beside_the_program_is_loaded_once),
         cmocka_unit_test(the_folder_of_the_environment_is_the_only_one_searched),
+        cmocka_unit_test(long_folder_is_used_whole_or_refused),
         cmocka_unit_test(what_cannot_be_used_is_unbuilt_and_says_what_to_do),
         cmocka_unit_test(a_name_is_a_name_and_not_a_path),
         cmocka_unit_test(threads_may_load_at_once),

@@ -68,28 +68,135 @@ static void collect(colo_log_level_t level, const char *line, void *user)
     snprintf(l->last, sizeof l->last, "%s", line);
 }
 
-static void nonsense_falls_back_with_a_warning(void **state)
+static colo_status_t nobody(colo_comm_t *world, void *arg)
 {
-    static const char *const nonsense[] = {
-        "", "x", "12x", " ", "0", "1000000", "-3", "1e3", "99999999999999999999999"};
-    struct lines l = {0};
-    colo_log_set(collect, &l, COLO_LOG_DEBUG);
-    setenv("COLO_TIMEOUT_MS", "250", 1);
-    assert_int_equal(colo_env_i64("COLO_TIMEOUT_MS", 1, 999999), 250);
-    assert_int_equal(l.count, 0);
+    *(bool *)arg = true;
+    return COLO_OK;
+}
+
+static const struct {
+    const char *name, *value, *allowed;
+} nonsense[] = {
+    {"COLO_TIMEOUT_MS", "abc", "expected a number from 1 to 1000000000000"},
+    {"COLO_TIMEOUT_MS", "", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "0", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "-1", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "+5", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", " 5", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "5 ", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "1e3", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "0x10", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "1000000000001", "expected a number from 1"},
+    {"COLO_TIMEOUT_MS", "18446744073709551617", "expected a number from 1"},
+    {"COLO_CHECK", "3", "expected a number from 0 to 2"},
+    {"COLO_LOG", "loud", "expected off, error, warn, info or debug"},
+    {"COLO_BIND", "cores", "expected none, core, scatter, numa or package"},
+    {"COLO_SOCKETS", "udp", "expected auto or tcp"},
+    {"COLO_TRANSPORT", "pear", "expected auto, nccl or peer"},
+    {"COLO_GEMM", "lops", "expected auto, cblas, loops or the name of a library"},
+};
+
+static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
+{
+    char found[64];
     for (size_t i = 0; i < sizeof nonsense / sizeof nonsense[0]; i++) {
-        l.count = 0;
-        setenv("COLO_TIMEOUT_MS", nonsense[i], 1);
-        assert_int_equal(colo_env_i64("COLO_TIMEOUT_MS", 1, 999999), 600000);
-        assert_int_equal(l.count, 1);
-        assert_int_equal(l.level, COLO_LOG_WARN);
-        assert_non_null(strstr(l.last, "COLO_TIMEOUT_MS="));
-        assert_non_null(strstr(l.last, "1..999999"));
+        colo_comm_t *c = NULL;
+        bool ran = false;
+        snprintf(found, sizeof found, "%s is '%s', ", nonsense[i].name, nonsense[i].value);
+        setenv(nonsense[i].name, nonsense[i].value, 1);
+        assert_fails(colo_env_check(nonsense[i].name), COLO_ERR_ARG, nonsense[i].allowed);
+        assert_fails(colo_env_check(NULL), COLO_ERR_ARG, found);
+        assert_fails(colo_comm_create_self(&c), COLO_ERR_ARG, found);
+        assert_fails(colo_comm_threads_run(2, nobody, &ran), COLO_ERR_ARG, found);
+        assert_true(!c && !ran);
+        unsetenv(nonsense[i].name);
+        assert_ok(colo_env_check(nonsense[i].name));
     }
+    assert_ok(colo_env_check(NULL));
+    assert_fails(colo_env_check("PATH"), COLO_ERR_MISSING, "'PATH'");
+}
+
+static void every_knob_but_the_folder_refuses_something(void **state)
+{
+    for (int i = 0; i < colo_env_count(); i++) {
+        bool found = strcmp(colo_env_knob(i)->name, "COLO_BACKEND_DIR") == 0;
+        for (size_t k = 0; k < sizeof nonsense / sizeof nonsense[0]; k++)
+            found = found || strcmp(colo_env_knob(i)->name, nonsense[k].name) == 0;
+        if (!found)
+            fail_msg("%s has no row above", colo_env_knob(i)->name);
+    }
+}
+
+static void long_value_is_refused_and_not_cut(void **state)
+{
+    char text[5001];
+    memset(text, 'a', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    memcpy(text + 4990, ".so", 3);
+    for (int i = 0; i < colo_env_count(); i++) {
+        setenv(colo_env_knob(i)->name, text, 1);
+        assert_fails(colo_env_check(colo_env_knob(i)->name), COLO_ERR_ARG,
+                     "has 5000 bytes, expected at most 4000");
+        unsetenv(colo_env_knob(i)->name);
+    }
+    text[60] = '\0';
+    setenv("COLO_CHECK", text, 1);
+    assert_fails(colo_env_check(NULL), COLO_ERR_ARG, "aaaa...', expected a number from 0 to 2");
+}
+
+static void value_that_is_allowed_counts(void **state)
+{
+    int64_t ms = 0;
+    int32_t word = 7;
+    const char *text = NULL;
+    setenv("COLO_TIMEOUT_MS", "250", 1);
+    assert_ok(colo_env_i64("COLO_TIMEOUT_MS", &ms));
+    assert_int_equal(ms, 250);
+    setenv("COLO_TIMEOUT_MS", "25O", 1); /* whoever goes on, goes on with the fallback */
+    assert_fails(colo_env_i64("COLO_TIMEOUT_MS", &ms), COLO_ERR_ARG, "'25O'");
+    assert_int_equal(ms, 600000);
     unsetenv("COLO_TIMEOUT_MS");
-    l.count = 0;
-    assert_int_equal(colo_env_i64("COLO_TIMEOUT_MS", 1, 999999), 600000);
-    assert_int_equal(l.count, 0);
+    assert_ok(colo_env_word("COLO_TRANSPORT", &word));
+    assert_int_equal(word, 0);
+    setenv("COLO_TRANSPORT", "peer", 1);
+    assert_ok(colo_env_word("COLO_TRANSPORT", &word));
+    assert_int_equal(word, 2);
+    unsetenv("COLO_TRANSPORT");
+    setenv("COLO_GEMM", "/opt/lib/libmine.so", 1);
+    assert_ok(colo_env_word("COLO_GEMM", &word));
+    assert_int_equal(word, -1);
+    assert_ok(colo_env_text("COLO_GEMM", &text));
+    assert_string_equal(text, "/opt/lib/libmine.so");
+    unsetenv("COLO_GEMM");
+}
+
+/* The library's only way to the environment: in a set-user-ID program it answers NULL. */
+static bool more_rights;
+char *secure_getenv(const char *name)
+{
+    return more_rights ? NULL : getenv(name);
+}
+
+static void program_with_more_rights_reads_no_knob(void **state)
+{
+    bool from_env = true;
+    const char *text = NULL;
+    setenv("COLO_BACKEND_DIR", "/home/mallory", 1);
+    setenv("COLO_GEMM", "/home/mallory/lib.so", 1);
+    setenv("COLO_CHECK", "3", 1);
+    more_rights = true;
+    assert_string_equal(colo_env_value("COLO_BACKEND_DIR", &from_env), "");
+    assert_false(from_env);
+    assert_ok(colo_env_text("COLO_BACKEND_DIR", &text));
+    assert_string_equal(text, "");
+    assert_ok(colo_env_text("COLO_GEMM", &text));
+    assert_string_equal(text, "auto");
+    assert_ok(colo_env_check(NULL));
+    more_rights = false;
+    assert_ok(colo_env_text("COLO_BACKEND_DIR", &text));
+    assert_string_equal(text, "/home/mallory");
+    unsetenv("COLO_BACKEND_DIR");
+    unsetenv("COLO_GEMM");
 }
 
 static void a_comm_takes_its_settings_from_the_knobs(void **state)
@@ -98,10 +205,6 @@ static void a_comm_takes_its_settings_from_the_knobs(void **state)
     setenv("COLO_CHECK", "0", 1);
     assert_ok(colo_comm_create_self(&c));
     assert_int_equal(colo_comm_check_level(c), 0);
-    colo_comm_destroy(&c);
-    setenv("COLO_CHECK", "7", 1);
-    assert_ok(colo_comm_create_self(&c));
-    assert_int_equal(colo_comm_check_level(c), 1);
     colo_comm_destroy(&c);
 }
 
@@ -199,7 +302,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(knobs_are_listed_with_fallback_and_help, clean, clean),
         cmocka_unit_test_setup_teardown(a_value_says_where_it_comes_from, clean, clean),
-        cmocka_unit_test_setup_teardown(nonsense_falls_back_with_a_warning, clean, clean),
+        cmocka_unit_test_setup_teardown(value_that_is_not_allowed_is_refused_by_every_create, clean,
+                                        clean),
+        cmocka_unit_test_setup_teardown(every_knob_but_the_folder_refuses_something, clean, clean),
+        cmocka_unit_test_setup_teardown(long_value_is_refused_and_not_cut, clean, clean),
+        cmocka_unit_test_setup_teardown(value_that_is_allowed_counts, clean, clean),
+        cmocka_unit_test_setup_teardown(program_with_more_rights_reads_no_knob, clean, clean),
         cmocka_unit_test_setup_teardown(a_comm_takes_its_settings_from_the_knobs, clean, clean),
         cmocka_unit_test_setup_teardown(lines_above_the_level_are_dropped, clean, clean),
         cmocka_unit_test_setup_teardown(stderr_is_silent_unless_the_environment_asks, clean, clean),

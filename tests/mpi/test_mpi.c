@@ -119,6 +119,19 @@ static void worlds_come_and_go_beside_each_other(void **state)
     }
 }
 
+static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
+{
+    colo_comm_t *c = NULL;
+    if (me == 1)
+        setenv("COLO_TIMEOUT_MS", "abc", 1);
+    colo_status_t st = colo_comm_from_mpi(MPI_COMM_WORLD, &c);
+    unsetenv("COLO_TIMEOUT_MS");
+    assert_int_equal(st, me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER);
+    assert_non_null(
+        strstr(colo_last_error(), "COLO_TIMEOUT_MS is 'abc', expected a number from 1"));
+    assert_null(c);
+}
+
 /* The others stop waiting; MPI itself could not. */
 static void a_rank_that_does_not_call_is_a_timeout(void **state)
 {
@@ -205,6 +218,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(large_messages_go_in_pieces),
         cmocka_unit_test(worlds_come_and_go_beside_each_other),
         cmocka_unit_test(an_abort_from_another_thread_is_told_by_the_one_that_may_talk),
+        cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
         cmocka_unit_test(a_rank_that_does_not_call_is_a_timeout),
     };
     wrong += cmocka_run_group_tests_name("mpi/mpi", tests, NULL, NULL);

@@ -299,23 +299,31 @@ static void mortal(struct last *last, int32_t me)
     _exit(0);
 }
 
-static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+/* Four processes; rank @killed, if any, ends so. To be unmapped. */
+static struct last *run_four(void (*fn)(struct last *last, int32_t me), int32_t killed)
 {
     struct last *last =
         mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     pid_t pid[4];
     assert_true(last != MAP_FAILED);
+    fflush(NULL);
     for (int32_t r = 0; r < 4; r++) {
         pid[r] = fork();
         if (pid[r] == 0)
-            mortal(last, r);
+            fn(last, r);
         assert_true(pid[r] > 0);
     }
     for (int32_t r = 0; r < 4; r++) {
         int status = 0;
         assert_int_equal(waitpid(pid[r], &status, 0), pid[r]);
-        assert_int_equal(status, r == 2 ? SIGKILL : 0);
+        assert_int_equal(status, r == killed ? SIGKILL : 0);
     }
+    return last;
+}
+
+static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+{
+    struct last *last = run_four(mortal, 2);
     for (int32_t r = 0; r < 4; r++)
         if (r != 2) {
             if (last->status[r] != COLO_ERR_PEER ||
@@ -325,6 +333,39 @@ static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
                          last->seconds[r], last->sentence[r]);
         }
     munmap(last, sizeof *last);
+}
+
+/* ---- an environment that is refused ---- */
+
+static const char *const typo[][2] = {{"COLO_TIMEOUT_MS", "abc"}, {"COLO_SOCKETS", "udp"}};
+static int typed;
+
+static void mistyped(struct last *last, int32_t me)
+{
+    struct seat seat = {last, me};
+    colo_bootstrap_t b = {me, 4, over_memory, &seat};
+    colo_comm_t *world = NULL;
+    if (me == 1)
+        setenv(typo[typed][0], typo[typed][1], 1);
+    last->status[me] = colo_comm_from_bootstrap(&b, &world);
+    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    _exit(world != NULL);
+}
+
+static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
+{
+    for (typed = 0; typed < 2; typed++) {
+        struct last *last = run_four(mistyped, -1);
+        char own[80];
+        snprintf(own, sizeof own, "%s is '%s', expected ", typo[typed][0], typo[typed][1]);
+        for (int r = 0; r < 4; r++)
+            if (last->status[r] != (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) ||
+                !strstr(last->sentence[r], own) ||
+                (r != 1 && !strstr(last->sentence[r], "from_bootstrap: rank 1 failed: ")))
+                fail_msg("rank %d: %s: %s", r, colo_status_name(last->status[r]),
+                         last->sentence[r]);
+        munmap(last, sizeof *last);
+    }
 }
 
 /* ---- who shares a process with whom ---- */
@@ -452,6 +493,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
         cmocka_unit_test(senseless_bootstraps_are_refused),
         cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
+        cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
         cmocka_unit_test(threads_are_told_from_processes_over_any_wire),
     };
     return cmocka_run_group_tests_name("sockets/wire", tests, NULL, NULL);

@@ -6,16 +6,21 @@
 
 #include <jansson.h>
 
-static json_t *info(void)
+static json_t *info_exit(int expected)
 {
     const char *args[] = {"--json", NULL};
     said_t s = tool_run(args);
-    assert_int_equal(s.exit, 0);
-    assert_string_equal(s.err, "");
+    assert_int_equal(s.exit, expected);
+    assert_int_equal(s.err_size == 0, expected == 0);
     json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
     assert_non_null(doc);
     said_free(&s);
     return doc;
+}
+
+static json_t *info(void)
+{
+    return info_exit(0);
 }
 
 static const char *of_knob(json_t *doc, const char *name, const char *key)
@@ -48,7 +53,7 @@ static void a_knob_shows_its_value_and_where_it_comes_from(void **state)
     json_decref(doc);
 
     setenv("COLO_CHECK", "\xff", 1); /* no UTF-8: still one JSON document */
-    doc = info();
+    doc = info_exit(1);
     assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "\"\\xff\"");
     json_decref(doc);
     unsetenv("COLO_CHECK");
@@ -72,6 +77,20 @@ static void every_backend_is_listed(void **state)
     }
     json_decref(doc);
     said_free(&s);
+}
+
+static void value_that_is_not_allowed_is_found_and_exit_1(void **state)
+{
+    const char *args[2][2] = {{NULL}, {"--json", NULL}};
+    setenv("COLO_CHECK", "3", 1);
+    for (int i = 0; i < 2; i++) {
+        said_t s = tool_run(args[i]);
+        assert_int_equal(s.exit, 1);
+        assert_string_equal(s.err, "colo-info: COLO_CHECK is '3', expected a number from 0 to 2\n");
+        assert_non_null(strstr(s.out, i ? "\"allowed\": false" : "not allowed"));
+        said_free(&s);
+    }
+    unsetenv("COLO_CHECK");
 }
 
 static void the_text_has_a_line_for_every_knob(void **state)
@@ -107,6 +126,7 @@ int main(int argc, char **argv)
         return T_EXIT_SKIP;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_knob_shows_its_value_and_where_it_comes_from),
+        cmocka_unit_test(value_that_is_not_allowed_is_found_and_exit_1),
         cmocka_unit_test(every_backend_is_listed),
         cmocka_unit_test(the_text_has_a_line_for_every_knob),
         cmocka_unit_test(wrong_use_is_one_line_and_exit_2),

@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import datetime
 import hashlib
-import os
 import threading
 import weakref
 from collections.abc import Sequence
@@ -141,9 +140,10 @@ def require_alive(group: Any, what: str) -> None:
 
 
 def _timeout() -> datetime.timedelta:
-    text = os.environ.get('COLO_TIMEOUT_MS', '')
-    ms = int(text) if text.isdigit() and int(text) > 0 else 600000
-    return datetime.timedelta(milliseconds=ms)
+    # What is not allowed is refused when the ranks have met, on all of them.
+    allowed = lib().colo_env_check(b'COLO_TIMEOUT_MS') == 0
+    ms = lib().colo_env_value(b'COLO_TIMEOUT_MS', None) if allowed else b'600000'
+    return datetime.timedelta(milliseconds=int(ms))
 
 
 def _meet(ranks: tuple[int, ...]) -> Comm:
