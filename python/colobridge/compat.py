@@ -189,10 +189,10 @@ def from_parallel_logits_to_logprobs_packed_sequences(
 
     Logits [1, T / cp, Vl], target [1, T]; sequence j is cu_seqlens_padded[j] .. [j + 1], zigzag over cp
     each. attention_mask [B, unpacked_seqlen]: where the tokens of sequence j go in row j (and how many
-    they are), else from column 0. sub_seq_lengths: row j holds several sequences of these lengths, one
-    after the other; then cu_seqlens_padded counts them all. In backward each cp rank takes its own part
-    of the gradient, without a sum, as in the original: every cp rank is expected to have computed the
-    whole loss.
+    they are), else from column 0. sub_seq_lengths: row j holds several sequences of these lengths, and
+    cu_seqlens_padded counts them all; each starts where the padded one before it ends, or in the columns
+    that attention_mask has for it. In backward each cp rank takes its own part of the gradient, without a
+    sum, as in the original: every cp rank is expected to have computed the whole loss.
     """
     import torch
     logits = vocab_parallel_logits
@@ -220,13 +220,16 @@ def from_parallel_logits_to_logprobs_packed_sequences(
     x, length = t - cu[j], cu[j + 1] - cu[j]
     row, first, rows = j, torch.zeros_like(j), len(cu) - 1
     if sub_seq_lengths is not None:
-        flat = [(r, sum(lengths[:k]), n) for r, lengths in enumerate(sub_seq_lengths)
-                for k, n in enumerate(lengths)]
+        flat = []  # of each sequence: row, the row's first sequence, tokens of the row before it, its own
+        for r, lengths in enumerate(sub_seq_lengths):
+            opening = len(flat)
+            flat += [(r, opening, sum(lengths[:k]), n) for k, n in enumerate(lengths)]
         if len(flat) != len(cu) - 1:
             raise ArgumentError("sub_seq_lengths names %d sequences, cu_seqlens_padded %d"
                                 % (len(flat), len(cu) - 1))
         table = torch.tensor(flat, device=device)
-        row, first, length = table[j, 0], table[j, 1], table[j, 2]
+        row, opened, before, length = table[j].unbind(1)
+        first = cu[j] - cu[opened] if attention_mask is None else before
         rows = len(sub_seq_lengths)
     column = first + x
     if attention_mask is not None:

@@ -140,12 +140,19 @@ def packed(rank):
         want = plain_logp(whole[0, begin:end - 1], tokens[0, begin + 1:end])
         rows.append(F.pad(want, (0, width - 1 - len(want)))[:width - 1])
         masked.append(F.pad(want[:n - 1], (width - n, 0)))
-        subs.append(F.pad(want[:n - 1], (0, 1)))
-    expected = {'rows': torch.stack(rows), 'masked': torch.stack(masked),
-                'subs': torch.stack([F.pad(torch.cat(subs[:1]), (0, 13))[:12],
-                                     F.pad(torch.cat(subs[1:]), (0, 13))[:12]])}
-    more = {'rows': {}, 'masked': {'attention_mask': mask},
-            'subs': {'sub_seq_lengths': [[3], [8, 5]]}}
+        subs.append(want[:n - 1])
+    none = lambda n: torch.zeros(n)  # noqa: E731
+    # 3 tokens in columns 0-2, padded to 4, then 8 in 4-11; row 1: 5 in 0-4
+    padded = torch.stack([torch.cat([subs[0], none(2), subs[1], none(3)]), torch.cat([subs[2], none(10)])])
+    # the same tokens where a mask has them: row 0 in columns 1-3 and 6-13, row 1 in 10-14
+    places = torch.zeros(2, 15, dtype=torch.bool)
+    places[0, 1:4] = places[0, 6:14] = places[1, 10:15] = True
+    placed = torch.stack([torch.cat([none(1), subs[0], none(3), subs[1], none(1)]),
+                          torch.cat([none(10), subs[2]])])
+    expected = {'rows': torch.stack(rows), 'masked': torch.stack(masked), 'subs': padded, 'placed': placed}
+    lengths = {'sub_seq_lengths': [[3, 8], [5]]}
+    more = {'rows': {}, 'masked': {'attention_mask': mask}, 'subs': lengths,
+            'placed': {**lengths, 'attention_mask': places}}
     pieces = [zigzag(z[0, int(a):int(b)].t(), 2, me).t() for a, b in zip(cu, cu[1:])]
     for name, want in expected.items():
         g = torch.randn(want.shape, generator=torch.Generator().manual_seed(6))
@@ -167,6 +174,17 @@ def packed(rank):
 
 def test_packed_sequences_over_context_parallel_ranks(world):
     world.run(packed)
+
+
+def test_sub_sequences_start_where_the_padded_ones_before_them_end():
+    z, tokens, _ = case(1, 12)
+    got = compat.from_parallel_logits_to_logprobs_packed_sequences(
+        z, tokens, torch.tensor([0, 4, 12]), 13, 0, V, None, sub_seq_lengths=[[3, 5]])
+    logp = plain_logp(z[0, :-1], tokens[0, 1:])
+    want = torch.zeros(1, 12)
+    for column in (0, 1, 4, 5, 6, 7):  # tokens in 0-2 and 4-8
+        want[0, column] = logp[column]
+    torch.testing.assert_close(got, want, **NEAR)
 
 
 def tensor_parallel(rank):

@@ -37,6 +37,12 @@ TWINS = {
     'the packed gather adds over cp': (
         'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
         'test_packed_sequences_over_context_parallel_ranks'),
+    'sub-sequences follow each other without their padding': (
+        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'before', 'test_compat.py',
+        'test_sub_sequences_start'),
+    'sub-sequences find their place in a mask by their padding': (
+        'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'cu[j] - cu[opened]',
+        'test_compat.py', 'test_packed_sequences_over_context_parallel_ranks'),
     'targets that nobody holds are ignored, gradient and all': (
         'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
         "lenient_targets=True,\n                            ignore_index=-100, chunk_size",
