@@ -59,7 +59,8 @@ def listing(what):
     for name, program in what['programs'].items():
         needs = ','.join(program.get('needs', [])) or '-'
         c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'
-        print('program', name, needs, ','.join(sources(program)), c_args, sep='\t')
+        print('program', name, needs, ','.join(sources(program)), c_args,
+              program.get('judge', '-'), sep='\t')
     for mutant in what['mutants']:
         runs = [(color, run) for color in ('red', 'green') for run in mutant.get(color, [])]
         if not runs:
