@@ -48,7 +48,8 @@ typedef struct colo_group {
 
 /**
  * colo_grid_init() - a grid from dims, first dim fastest
- * @dims:    [ndims]; names 1..15 bytes of [A-Za-z0-9_], not starting with a digit, unique
+ * @dims:    [ndims]; names 1..15 bytes of [A-Za-z0-9_], not starting with a digit, without a letter
+ *           right after a digit, unique
  * @offset:  world rank of grid rank 0; the grid covers [offset, offset + size)
  * @world:   ranks in the world; size must be <= world - offset. 0 = unknown, not checked
  * Errors:   COLO_ERR_ARG: no dims, more than 16, empty or duplicate name, extent <= 0, product

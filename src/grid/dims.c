@@ -81,6 +81,13 @@ colo_status_t colo_grid_i_name(colo_grid_t *grid, const char *text, size_t len)
         return colo_fail(COLO_ERR_ARG, "grid: more than %d dims", COLO_MAX_DIMS);
     snprintf(what, sizeof what, "grid: dim %d", (int)grid->ndims);
     COLO_TRY(colo_grid_i_name_rule(what, text, len));
+    /* "tp1dp4" with its separator forgotten would be one dim that splits nothing. */
+    for (size_t i = 1; i < len; i++)
+        if (colo_is_digit(text[i - 1]) && colo_is_letter(text[i]))
+            return colo_fail(COLO_ERR_ARG,
+                             "%s: the name '%s' has a letter after a digit at %zu; put ',' or '-' "
+                             "between dims: tp=1,dp=4 or tp1-dp4",
+                             what, colo_grid_i_quote(q, text, len), i);
     for (int32_t i = 0; i < grid->ndims; i++)
         if (strlen(grid->name[i]) == len && memcmp(grid->name[i], text, len) == 0)
             return colo_fail(COLO_ERR_ARG, "%s: duplicate dim name '%s', already dim %d", what,

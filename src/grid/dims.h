@@ -46,9 +46,14 @@ static inline bool colo_is_digit(char c)
 }
 
 /* ASCII whatever the locale */
+static inline bool colo_is_letter(char c)
+{
+    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
+}
+
 static inline bool colo_is_name_byte(char c)
 {
-    return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_' || colo_is_digit(c);
+    return colo_is_letter(c) || c == '_' || colo_is_digit(c);
 }
 
 #endif

@@ -7,8 +7,9 @@
  *   number = "0" | [1-9][0-9]*
  *
  * Strict, because a layout that was misread still trains, only wrongly: no spaces, no signs, no
- * leading zeros, no empty parts, no mixing of the two styles. In the second style the digits at the
- * end of a part are the extent, so a name that ends in a digit needs the first style. Reading stops
+ * leading zeros, no empty parts, no mixing of the two styles, no letter after a digit in a name. In
+ * the second style the digits at the end of a part are the extent, so a name that ends in a digit
+ * needs the first style. Reading stops
  * at the first broken rule and every sentence begins with the byte it stopped at. Input is bytes
  * with a length: NULs, UTF-8 and megabytes are ordinary wrong input.
  */
@@ -41,7 +42,8 @@ static colo_status_t stop(const reader_t *r, size_t at, const char *why)
     char q[COLO_QUOTE_MAX];
     if (at == r->len)
         return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", at, why);
-    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", at, why,
+    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s%s, found '%s'", at,
+                     r->text[at] == ' ' ? "no spaces: " : "", why,
                      colo_grid_i_quote(q, r->text + at, r->len - at));
 }
 

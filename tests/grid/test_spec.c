@@ -6,6 +6,7 @@
  */
 #include "harness/harness.h"
 
+#include <ctype.h>
 #include <regex.h>
 
 static void check_dims(const colo_grid_t *g, const char *const *name, const int64_t *extent, int n)
@@ -124,10 +125,16 @@ static void every_mistake_is_named_with_its_byte(void **state)
         {"cp02", 2, "the extent has a leading zero"},
         {"tp=0", 3, "dim 0 'tp' has extent 0, expected at least 1"},
         {"tp2-cp0-dp2", 6, "dim 1 'cp' has extent 0"},
-        {"tp=2 ", 4, "expected ',', '@' or the end, found ' '"},
-        {" tp=2", 0, "expected a dim name, found ' tp=2'"},
-        {"tp =2", 2, "expected a decimal extent, found ' =2'"},
-        {"tp=2, cp=2", 5, "empty part, expected a dim name, found ' cp=2'"},
+        {"tp=2 ", 4, "no spaces: expected ',', '@' or the end, found ' '"},
+        {" tp=2", 0, "no spaces: no dims, expected a dim name, found ' tp=2'"},
+        {"tp =2", 2, "no spaces: expected a decimal extent, found ' =2'"},
+        {"tp=2, cp=2", 5, "no spaces: empty part, expected a dim name, found ' cp=2'"},
+        {"tp=2@ 8", 5, "no spaces: expected a decimal rank offset, found ' 8'"},
+        {"tp1 dp4", 3, "no spaces: expected '-', '@' or the end, found ' dp4'"},
+        {"tp1dp4", 0, "dim 0: the name 'tp1dp' has a letter after a digit at 3; put ',' or '-'"},
+        {"tp2-cp1dp4", 4, "dim 1: the name 'cp1dp' has a letter after a digit at 3"},
+        {"tp1dp=4", 0, "dim 0: the name 'tp1dp' has a letter after a digit at 3"},
+        {"a=1,b22C=4", 4, "dim 1: the name 'b22C' has a letter after a digit at 3"},
         {"tp=2x", 4, "expected ',', '@' or the end, found 'x'"},
         {"tp=0x10", 3, "dim 0 'tp' has extent 0"},
         {"tp=2.5", 4, "expected ',', '@' or the end, found '.5'"},
@@ -300,6 +307,9 @@ static bool legal(const judge *j, const char *text, size_t len, int64_t world)
             return false;
         memcpy(name[n], text, bytes);
         name[n][bytes] = '\0';
+        for (size_t i = 1; i < bytes; i++)
+            if (isdigit((unsigned char)name[n][i - 1]) && isalpha((unsigned char)name[n][i]))
+                return false;
         for (int i = 0; i < n; i++)
             if (strcmp(name[i], name[n]) == 0)
                 return false;
