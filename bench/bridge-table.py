@@ -35,7 +35,7 @@ MIB = 1 << 20
 
 
 def short(spec):
-    return ''.join(spec.split('@')[0].replace('=', '').split(','))
+    return spec.split('@')[0].replace('=', '').replace(',', '-')
 
 
 def table(rows):

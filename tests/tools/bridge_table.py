@@ -68,7 +68,7 @@ def main(script):
     small = [dict(r, bytes=64 << 10, replayed=g, time_us=r['time_us'] / (100 if g else 10))
              for r in rows for g in (False, True)]
     text = page(script, doc(rows), doc(torch, tool='torch', nccl=1), doc(small))
-    want(cells(text, 'layout | tensor MiB'), layout='tp1dp4 → tp1cp2dp2 bsh', tensor_MiB='256',
+    want(cells(text, 'layout | tensor MiB'), layout='tp1-dp4 → tp1-cp2-dp2 bsh', tensor_MiB='256',
          must_arrive_MiB='128 + 64', EXACT_peer='450 / 350', EXACT_nccl='1000 / 500',
          reference='2000 / 4000', torch='2500 / 5000', reference_per_peer='7.50',
          reference_per_nccl='4.00', tuned_per_peer='3.75', reference_per_torch='0.80',
