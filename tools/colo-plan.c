@@ -25,6 +25,9 @@ static const char help[] =
     "\n"
     "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4 (@8: from rank 8)\n"
     "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
+    "  --extra NAME         dims of either grid, joined by -, whose ranks hold copies; a dim above "
+    "1\n"
+    "                       that is none of tp, cp, pp, dp, ep is refused unless named here\n"
     "  --batch B            samples of the global batch\n"
     "  --seq N              rows of a sample that cross the bridge\n"
     "  --hidden H           features of a row\n"
@@ -68,6 +71,7 @@ static const char help[] =
 enum { /* rows of the table below */
        OPT_SRC,
        OPT_DST,
+       OPT_EXTRA,
        OPT_BATCH,
        OPT_SEQ,
        OPT_HIDDEN,
@@ -96,6 +100,7 @@ enum { /* rows of the table below */
 static tool_option_t options[OPT_COUNT] = {
     [OPT_SRC] = {.name = "--src"},
     [OPT_DST] = {.name = "--dst"},
+    [OPT_EXTRA] = {.name = "--extra"},
     [OPT_BATCH] = {.name = "--batch"},
     [OPT_SEQ] = {.name = "--seq"},
     [OPT_HIDDEN] = {.name = "--hidden"},
@@ -155,9 +160,9 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     colo_grid_t src, dst;
     TOOL_TRY(tool_grid(PLAN_TOOL, src_spec, PLAN_WORLD_MAX, &src));
     TOOL_TRY(tool_grid(PLAN_TOOL, dst_spec, PLAN_WORLD_MAX, &dst));
-    if (colo_layout_init_src(&ask->src, &src) < 0)
+    if (colo_layout_init_src_extra(&ask->src, &src, options[OPT_EXTRA].value) < 0)
         return tool_wrong(PLAN_TOOL, src_spec);
-    if (colo_layout_init_dst(&ask->dst, &dst) < 0)
+    if (colo_layout_init_dst_extra(&ask->dst, &dst, options[OPT_EXTRA].value) < 0)
         return tool_wrong(PLAN_TOOL, dst_spec);
     TOOL_TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
     TOOL_TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
@@ -170,6 +175,26 @@ static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
     int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
     ask->world = src_end > dst_end ? src_end : dst_end;
     ask->first = src.offset < dst.offset ? src.offset : dst.offset;
+    return TOOL_OK;
+}
+
+/* A name in --extra that no grid of the @n asks has is a typing error. */
+static int check_extra(const plan_ask_t *const *asks, int n)
+{
+    const char *list = options[OPT_EXTRA].value;
+    char name[COLO_DIM_NAME_MAX], q[TOOL_QUOTE_MAX];
+    for (size_t len = 0; list; list = list[len] ? list + len + 1 : NULL) {
+        bool found = false;
+        len = strcspn(list, "-");
+        snprintf(name, sizeof name, "%.*s", len < sizeof name ? (int)len : 0, list);
+        for (int i = 0; i < n && !found; i++)
+            found = colo_grid_dim(&asks[i]->src.grid, name) >= 0 ||
+                    colo_grid_dim(&asks[i]->dst.grid, name) >= 0;
+        if (!found)
+            return tool_complain(
+                TOOL_WRONG_USE, PLAN_TOOL, "--extra: %s names a dim that no grid has (byte %zu)",
+                tool_quote(q, options[OPT_EXTRA].value), (size_t)(list - options[OPT_EXTRA].value));
+    }
     return TOOL_OK;
 }
 
@@ -252,6 +277,7 @@ static int read_ask(plan_ask_t *ask)
     TOOL_TRY(need(required, sizeof required / sizeof required[0]));
     TOOL_TRY(read_common(ask, &sp));
     TOOL_TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
+    TOOL_TRY(check_extra((const plan_ask_t *const[]){ask}, 1));
     ask->config.src = &ask->src;
     ask->config.dst = &ask->dst;
     TOOL_TRY(read_positions(ask));
@@ -333,6 +359,7 @@ static int compare(void)
     static const int required[] = {OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
     static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS};
     static plan_entry_t entries[PLAN_ENTRIES_MAX];
+    const plan_ask_t *asks[PLAN_ENTRIES_MAX];
     int n = options[OPT_COMPARE].count;
     for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
         if (options[other[i]].given)
@@ -346,7 +373,9 @@ static int compare(void)
         int sp = 0;
         TOOL_TRY(read_common(&entries[i].ask, &sp));
         TOOL_TRY(read_entry(i, options[OPT_COMPARE].values[i], &entries[i], sp));
+        asks[i] = &entries[i].ask;
     }
+    TOOL_TRY(check_extra(asks, n));
     return plan_compare(entries, n);
 }
 

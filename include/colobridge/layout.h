@@ -72,12 +72,25 @@ typedef struct colo_owned {
 } colo_owned_t;
 
 /**
- * colo_layout_init_src() - the encoder's usual layout: samples BLOCK over "dp", rows ZIGZAG over "cp",
- * on the last "pp" stage; each only where the grid has that dim. Identity map. @grid is copied.
+ * colo_layout_init_src() - the encoder's usual layout: samples BLOCK over "dp", rows ZIGZAG over
+ * "cp", on the last "pp" stage; each only if the grid has that dim. Ranks along "tp" and "ep" hold
+ * copies. Identity map. @grid is copied. Errors:  COLO_ERR_ARG: a dim of extent > 1 with another
+ * name, because its ranks may hold different data. See colo_layout_init_src_extra(), or split an
+ * axis over it after colo_layout_init()
  */
 COLO_API colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *grid);
 /** colo_layout_init_dst() - the LLM's: the same, on "pp" stage 0 */
 COLO_API colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid);
+/**
+ * colo_layout_init_src_extra(), _dst_extra() - the same for a grid with dims of other names
+ * @extra:  names of dims joined by "-": the caller declares that the ranks along them hold copies.
+ *          A name that the grid lacks has no effect, so one list serves both grids. NULL: none
+ * Errors:  also COLO_ERR_ARG: @extra names "cp", "pp" or "dp", and the grid has that dim
+ */
+COLO_API colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const colo_grid_t *grid,
+                                                  const char *extra);
+COLO_API colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_t *grid,
+                                                  const char *extra);
 /** colo_layout_init() - no splits, no stage filter, identity map: everything replicated */
 COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid);
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from . import _structs as s
 from ._lib import call, lib, text
-from .grid import Grid
+from .grid import Grid, _joined
 
 _AXES = {'samples': s.SAMPLES, 'rows': s.ROWS, 'features': s.FEATURES}
 _KINDS = {'replicate': s.REPLICATE, 'block': s.BLOCK, 'zigzag': s.ZIGZAG}
@@ -33,17 +33,19 @@ class Layout:
         call('colo_layout_init', self._raw, self.grid._raw)
 
     @classmethod
-    def src(cls, grid: Grid | str) -> 'Layout':
-        """The encoder's: samples BLOCK over dp, rows ZIGZAG over cp, on the last pp stage."""
+    def src(cls, grid: Grid | str, *, extra: str | Sequence[str] = ()) -> 'Layout':
+        """The encoder's: samples BLOCK over dp, rows ZIGZAG over cp, on the last pp stage. Ranks along tp
+        and ep hold copies. extra: names of other dims along which they do; a name that the grid lacks
+        has no effect. ValueError: a dim above 1 with another name that is not in extra."""
         layout = cls(grid)
-        call('colo_layout_init_src', layout._raw, layout.grid._raw)
+        call('colo_layout_init_src_extra', layout._raw, layout.grid._raw, text(_joined(extra)))
         return layout
 
     @classmethod
-    def dst(cls, grid: Grid | str) -> 'Layout':
+    def dst(cls, grid: Grid | str, *, extra: str | Sequence[str] = ()) -> 'Layout':
         """The LLM's: the same, on pp stage 0."""
         layout = cls(grid)
-        call('colo_layout_init_dst', layout._raw, layout.grid._raw)
+        call('colo_layout_init_dst_extra', layout._raw, layout.grid._raw, text(_joined(extra)))
         return layout
 
     def split(self, axis: str, dim: str, kind: str = 'block', *, context: bool = False) -> 'Layout':

@@ -134,6 +134,19 @@ def test_plan_is_that_of_the_worked_example():
     assert cb.Plan(cb.Layout.src('tp=2,dp=3'), cb.Layout.dst('tp=3,dp=2'), (6, 2, 2), 0).scale is None
 
 
+def test_layout_with_an_undeclared_extra_dim_is_refused():
+    for make in (cb.Layout.src, cb.Layout.dst):
+        with pytest.raises(ValueError, match="dim 'gtp_remat' of extent 2 has no role"):
+            make('tp=2,gtp_remat=2,dp=2')
+        with pytest.raises(ValueError, match="dim 'gtp_remat' of extent 2 has no role"):
+            make('tp=2,gtp_remat=2,dp=2', extra='gtp')
+        with pytest.raises(ValueError, match='has a letter after a digit'):
+            make('tp1dp4')
+        for extra in ('gtp_remat', 'absent-gtp_remat', ['absent', 'gtp_remat']):
+            layout = make('tp=2,gtp_remat=2,dp=2', extra=extra)
+            assert [layout.owned(r, 4, 1, 1).samples for r in (0, 2, 4)] == [(0, 2), (0, 2), (2, 4)]
+
+
 def test_layout_says_what_a_rank_owns():
     layout = cb.Layout.dst('tp=2,cp=2,dp=2').map_table([0, 1, 2, 3], 8)
     assert layout.owned(2, 4, 4, 5).rows == [2, 3]  # cp 1 holds positions 2..5 of 8

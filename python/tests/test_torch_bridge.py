@@ -105,6 +105,23 @@ def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
         world.run(carries, src, dst, axes, output, grad, 'exact')
 
 
+def extra_dims(rank):
+    with pytest.raises(ValueError, match="dim 'xp' of extent 2 has no role"):
+        ct.Bridge('xp=2,dp=2', 'tp=2,dp=2', group=dist.group.WORLD)
+    x = torch.full((1, 1, 1), float(rank // 2))
+    with pytest.raises(ValueError, match="dim 'xp' of extent 2 has no role"):
+        ct.bridge(x, 'xp=2,dp=2', 'dp=4', group=dist.group.WORLD)
+    bridge = ct.Bridge('xp=2,dp=2', 'dp=1,yp=4', group=dist.group.WORLD, extra=['xp', 'yp'])
+    assert bridge(x).flatten().tolist() == [0.0, 1.0]
+    bridge.destroy()
+    y = ct.bridge(x, 'xp=2,dp=2', 'dp=1,yp=4', group=dist.group.WORLD, extra='xp-yp')
+    assert y.flatten().tolist() == [0.0, 1.0]
+
+
+def test_bridge_with_an_undeclared_extra_dim_is_refused(world):
+    world.run(extra_dims)
+
+
 @pytest.mark.parametrize('src, dst', PAIRS[:2] + PAIRS[4:5])
 def test_the_collective_way_gives_the_same(world, src, dst):
     for axes in ('bsh', 'sbh'):

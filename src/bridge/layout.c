@@ -32,10 +32,56 @@ colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t *grid)
     return COLO_OK;
 }
 
-static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, int64_t stage)
+static bool one_of(const char *const *names, const char *name)
+{
+    for (; *names; names++)
+        if (strcmp(*names, name) == 0)
+            return true;
+    return false;
+}
+
+/* Is @name in @list, names joined by "-"? */
+static bool listed(const char *list, const char *name)
+{
+    for (size_t len = 0; list; list = list[len] ? list + len + 1 : NULL) {
+        len = strcspn(list, "-");
+        if (len == strlen(name) && memcmp(list, name, len) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A dim that nothing here knows may be a typing error ("tp1_dp"), or its ranks may hold different
+ * data: only the caller can say that they are copies. */
+static colo_status_t check_roles(const colo_grid_t *grid, const char *extra)
+{
+    static const char *const cut[] = {"cp", "pp", "dp", NULL}, *const copies[] = {"tp", "ep", NULL};
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        const char *name = grid->name[i];
+        if (one_of(cut, name) && listed(extra, name))
+            return colo_fail(COLO_ERR_ARG,
+                             "layout: extra dim '%s': its ranks hold different data, not copies; "
+                             "leave it out, or start from colo_layout_init()",
+                             name);
+        if (grid->extent[i] > 1 && !one_of(cut, name) && !one_of(copies, name) &&
+            !listed(extra, name))
+            return colo_fail(COLO_ERR_ARG,
+                             "layout: dim '%s' of extent %lld has no role: expected tp, cp, pp, dp "
+                             "or ep; declare it as extra if its ranks hold copies, else split an "
+                             "axis over it",
+                             name, (long long)grid->extent[i]);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, const char *extra,
+                                int64_t stage)
 {
     colo_layout_t l;
+    if (!layout)
+        return colo_fail(COLO_ERR_ARG, "layout: layout is NULL");
     COLO_TRY(colo_layout_init(&l, grid));
+    COLO_TRY(check_roles(grid, extra));
     if (colo_grid_dim(grid, "dp") >= 0)
         COLO_TRY(colo_layout_split(&l, COLO_SAMPLES, "dp", COLO_BLOCK));
     if (colo_grid_dim(grid, "cp") >= 0)
@@ -48,14 +94,24 @@ static colo_status_t init_usual(colo_layout_t *layout, const colo_grid_t *grid, 
 
 colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *grid)
 {
-    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL")
-                   : init_usual(layout, grid, COLO_STAGE_LAST);
+    return init_usual(layout, grid, NULL, COLO_STAGE_LAST);
 }
 
 colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid)
 {
-    return !layout ? colo_fail(COLO_ERR_ARG, "layout: layout is NULL")
-                   : init_usual(layout, grid, 0);
+    return init_usual(layout, grid, NULL, 0);
+}
+
+colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const colo_grid_t *grid,
+                                         const char *extra)
+{
+    return init_usual(layout, grid, extra, COLO_STAGE_LAST);
+}
+
+colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_t *grid,
+                                         const char *extra)
+{
+    return init_usual(layout, grid, extra, 0);
 }
 
 static colo_status_t find_dim(const colo_layout_t *l, const char *dim, int32_t *index)

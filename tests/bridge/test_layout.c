@@ -224,6 +224,28 @@ static void the_default_layouts_are_those_of_the_documentation(void **state)
         compare_rank("everything replicated", &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
 }
 
+static void declared_extra_dims_replicate(void **state)
+{
+    static const struct {
+        const char *spec, *extra;
+    } cases[] = {
+        {"tp=2,gtp_remat=2,cp=2,dp=2,pp=2", "gtp_remat"},
+        {"xp=2,dp=2,gtp_remat=3", "gtp_remat-absent-xp"},
+        {"tp=2,ep=2,dp=2", NULL},
+        {"tp=2,xp=1,dp=2", ""}, /* one rank: no copies to declare */
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        for (int src = 0; src < 2; src++) {
+            ref_side_t side = t_side(cases[i].spec, src);
+            colo_grid_t grid = t_grid(&side);
+            colo_layout_t layout;
+            assert_ok(src ? colo_layout_init_src_extra(&layout, &grid, cases[i].extra)
+                          : colo_layout_init_dst_extra(&layout, &grid, cases[i].extra));
+            for (int64_t rank = 0; rank < ref_side_size(&side) + 1; rank++)
+                compare_rank(cases[i].spec, &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
+        }
+}
+
 /* ---- rejections ---- */
 
 static colo_layout_t base_layout(const char *spec)
@@ -321,7 +343,7 @@ static void splits_that_make_no_sense_are_refused(void **state)
     (void)state;
     colo_layout_t l;
     memset(&l, 0, sizeof l);
-    l = base_layout("tp=2,cp=2,dp=2,ep=2,xp=2");
+    l = base_layout("tp=2,cp=2,dp=2,ep=2,xp=1");
     UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
     UNTOUCHED(l, colo_layout_split(&l, COLO_ROWS, "zz", COLO_REPLICATE), COLO_ERR_ARG, "zz");
     UNTOUCHED(l, colo_layout_split_context(&l, "zz", COLO_BLOCK), COLO_ERR_ARG, "zz");
@@ -344,6 +366,38 @@ static void splits_that_make_no_sense_are_refused(void **state)
     assert_ok(colo_layout_split(&l, COLO_SAMPLES, "e", COLO_REPLICATE)); /* appends nothing */
     colo_layout_clear(&l, COLO_SAMPLES);
     assert_ok(colo_layout_split(&l, COLO_ROWS, "a", COLO_BLOCK)); /* free again */
+}
+
+/* Ranks along such a dim may hold different data, or it may be a typing error. */
+static void dims_without_a_role_are_refused_unless_declared(void **state)
+{
+    static const struct {
+        const char *spec, *extra, *words;
+    } cases[] = {
+        {"tp=2,gtp_remat=2,dp=2", NULL, "dim 'gtp_remat' of extent 2 has no role"},
+        {"tp=2,gtp_remat=2,dp=2", "", "dim 'gtp_remat' of extent 2 has no role"},
+        {"tp=2,gtp_remat=2,dp=2", "gtp-remat-gtp_rema-gtp_rematt", "dim 'gtp_remat'"},
+        {"tp1_dp4", NULL, "dim 'tp1_dp' of extent 4 has no role: expected tp, cp, pp, dp or ep"},
+        {"DP=4", "dp", "dim 'DP' of extent 4 has no role"},
+        {"a=2,b=3", "a", "dim 'b' of extent 3 has no role"},
+        {"tp=2,dp=2", "dp", "extra dim 'dp': its ranks hold different data"},
+        {"cp=2,dp=2", "tp-cp", "extra dim 'cp': its ranks hold different data"},
+        {"pp=1,dp=2", "pp", "extra dim 'pp': its ranks hold different data"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        colo_grid_t grid;
+        colo_layout_t l;
+        memset(&l, 0x33, sizeof l);
+        assert_ok(colo_grid_parse(&grid, cases[i].spec, 0));
+        UNTOUCHED(l, colo_layout_init_src_extra(&l, &grid, cases[i].extra), COLO_ERR_ARG,
+                  cases[i].words);
+        UNTOUCHED(l, colo_layout_init_dst_extra(&l, &grid, cases[i].extra), COLO_ERR_ARG,
+                  cases[i].words);
+        if (cases[i].extra)
+            continue;
+        UNTOUCHED(l, colo_layout_init_src(&l, &grid), COLO_ERR_ARG, cases[i].words);
+        UNTOUCHED(l, colo_layout_init_dst(&l, &grid), COLO_ERR_ARG, cases[i].words);
+    }
 }
 
 static void maps_and_stages_that_make_no_sense_are_refused(void **state)
@@ -474,9 +528,11 @@ int main(void)
         cmocka_unit_test(rows_follow_a_table_of_positions),
         cmocka_unit_test(stages_blocks_features_and_extra_dims_cut_as_stated),
         cmocka_unit_test(the_default_layouts_are_those_of_the_documentation),
+        cmocka_unit_test(declared_extra_dims_replicate),
         cmocka_unit_test(positions_that_do_not_split_are_refused),
         cmocka_unit_test(maps_that_leave_the_sequence_are_refused),
         cmocka_unit_test(splits_that_make_no_sense_are_refused),
+        cmocka_unit_test(dims_without_a_role_are_refused_unless_declared),
         cmocka_unit_test(maps_and_stages_that_make_no_sense_are_refused),
         cmocka_unit_test(missing_arguments_and_bad_sizes_are_refused),
         cmocka_unit_test(the_largest_grids_divide_without_overflow),

@@ -15,7 +15,7 @@
 
 #define GAP 0xA5
 
-static const char *const dim_names[] = {"tp", "cp", "dp", "pp", "ep", "xp", "sp"};
+static const char *const dim_names[] = {"tp", "cp", "dp", "pp", "ep", "xp", "sp", "gtp_remat"};
 
 ref_side_t t_side(const char *dims, bool is_src)
 {

@@ -282,8 +282,8 @@ static void the_table_reads_as_written_down(void **state)
                        "8", "--hidden", "4", "--dtype", "f32", NULL};
     assert_prints(a, a_text);
     assert_prints(b, b_text);
-    const char *narrow[] = {"--src", "d=2", "--dst", "e=2@1", "--batch", "1", "--seq", "1",
-                            "--hidden", "1", NULL};
+    const char *narrow[] = {"--src", "d=2",      "--dst", "e=2@1",   "--batch", "1", "--seq",
+                            "1",     "--hidden", "1",     "--extra", "e-d",     NULL};
     assert_prints(narrow, narrow_text);
 }
 
@@ -498,15 +498,64 @@ static void a_bad_spec_is_refused_with_its_position(void **state)
 static void a_spec_that_is_no_grid_is_refused(void **state)
 {
     static const char *const specs[] = {
-        "tp=0", "tp=2,tp=2", "tp=9223372036854775808", "tp=4294967296,dp=4294967296",
+        "tp=0",
+        "tp=2,tp=2",
+        "tp=9223372036854775808",
+        "tp=4294967296,dp=4294967296",
         "a=1,b=1,c=1,d=1,e=1,f=1,g=1,h=1,i=1,j=1,k=1,l=1,m=1,n=1,o=1,p=1,q=1",
-        "a_name_of_sixteen=2", "tp=2,dp=4@9223372036854775807", "dp=16777217", "dp=8@16777216",
-        "2tp=2", "tp=2,dp4",
+        "a_name_of_sixteen=2",
+        "tp=2,dp=4@9223372036854775807",
+        "dp=16777217",
+        "dp=8@16777216",
+        "2tp=2",
+        "tp=2,dp4",
+        "tp1dp4",
+        "tp2-cp1dp4",
     };
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++) {
         const char *args[] = {"--src", specs[i], "--dst", "dp=8", GOOD_SIZES, NULL};
         assert_refused(args, 2, "--src: ");
     }
+}
+
+/* A dim that splits nothing is a typing error, or its ranks hold different data. */
+static void a_dim_without_a_role_is_refused_unless_declared(void **state)
+{
+    static const struct {
+        const char *src, *dst, *extra, *text;
+    } cases[] = {
+        {"tp1dp4", "dp=4", NULL,
+         "--src: grid spec, byte 0: grid: dim 0: the name 'tp1dp' has a letter after"},
+        {"tp1_dp4", "dp=4", NULL, "--src: layout: dim 'tp1_dp' of extent 4 has no role"},
+        {"dp=4", "gtp_remat=2,dp=2", NULL,
+         "--dst: layout: dim 'gtp_remat' of extent 2 has no role"},
+        {"dp=4", "gtp_remat=2,dp=2", "gtp_rema",
+         "--dst: layout: dim 'gtp_remat' of extent 2 has no role"},
+        {"dp=4", "gtp_remat=2,dp=2", "dp-gtp_remat", "--src: layout: extra dim 'dp'"},
+        {"dp=4", "tp=2,dp=2", "gtp_remat",
+         "--extra: \"gtp_remat\" names a dim that no grid has (byte 0)"},
+        {"dp=4", "gtp_remat=2,dp=2", "gtp_remat-", "names a dim that no grid has (byte 10)"},
+        {"dp=4", "tp=2,dp=2", "", "--extra: \"\" names a dim that no grid has"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *args[] = {"--src",        cases[i].src, "--dst",
+                              cases[i].dst,   GOOD_SIZES,   cases[i].extra ? "--extra" : NULL,
+                              cases[i].extra, NULL};
+        assert_refused(args, 2, cases[i].text);
+    }
+    const char *plain[] = {"--src",          "tp=2,dp=4",          "--dst",
+                           "ep=2,cp=2,dp=2", SIZES("8", "8", "4"), NULL};
+    const char *named[] = {"--src",   "tp=2,dp=4", "--dst", "xp=2,cp=2,dp=2", SIZES("8", "8", "4"),
+                           "--extra", "xp",        NULL};
+    said_t a = tool_run(plain), b = tool_run(named);
+    json_t *replicas = json_loads(a.out, 0, NULL), *declared = json_loads(b.out, 0, NULL);
+    assert_non_null(declared);
+    assert_true(
+        json_equal(json_object_get(replicas, "forward"), json_object_get(declared, "forward")));
+    json_decref(replicas);
+    json_decref(declared);
+    said_free(&a);
+    said_free(&b);
 }
 
 static void a_spec_of_100_kb_gives_one_short_line(void **state)
@@ -568,6 +617,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_wrong_option_is_named_in_one_line),
         cmocka_unit_test(a_bad_spec_is_refused_with_its_position),
         cmocka_unit_test(a_spec_that_is_no_grid_is_refused),
+        cmocka_unit_test(a_dim_without_a_role_is_refused_unless_declared),
         cmocka_unit_test(a_spec_of_100_kb_gives_one_short_line),
         cmocka_unit_test(layouts_that_do_not_fit_are_a_problem),
         cmocka_unit_test(an_output_that_cannot_be_written_is_a_problem),

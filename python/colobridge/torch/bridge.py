@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from .. import _structs as s
@@ -125,7 +126,8 @@ class Bridge:
     ranks that exchange. axes: "bsh", "sbh", any permutation, or "th" (flattened). output: "full" (own
     samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
     "disjoint" (a promise: zero outside of own rows). algo: "exact" or "collective".
-    frozen: no gradient flows back.
+    frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
+    and ep, declared as dims along which ranks hold copies (Layout.src()).
 
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
     the other rank's, through a scratch tensor of the size of y or x that the bridge keeps for each of the
@@ -149,12 +151,12 @@ class Bridge:
     def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int = 0):
+                 buffers: int = 0, extra: str | Sequence[str] = ()):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
-        self.src = Layout.src(src) if isinstance(src, str) else src
-        self.dst = Layout.dst(dst) if isinstance(dst, str) else dst
+        self.src = Layout.src(src, extra=extra) if isinstance(src, str) else src
+        self.dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS), choice('algo', algo, ALGOS)
         choice('transport', transport, TRANSPORTS)
         if transport == 'peer' and algo == 'collective':
@@ -363,11 +365,12 @@ def _bridge_of(src: Layout, dst: Layout, group: Any, options: tuple[Any, ...]) -
 
 
 def bridge(x: Any, src: Layout | str, dst: Layout | str, *, group: Any, samples: int | None = None,
-           shape: tuple[int, ...] | None = None, like: Any = None, **options: Any) -> Any:
+           shape: tuple[int, ...] | None = None, like: Any = None, extra: str | Sequence[str] = (),
+           **options: Any) -> Any:
     """y = x, carried from layout @src to layout @dst; the arguments are Bridge()'s and its call's. The
     Bridge is made at the first call and kept."""
-    src = Layout.src(src) if isinstance(src, str) else src
-    dst = Layout.dst(dst) if isinstance(dst, str) else dst
+    src = Layout.src(src, extra=extra) if isinstance(src, str) else src
+    dst = Layout.dst(dst, extra=extra) if isinstance(dst, str) else dst
     if isinstance(group, Comm):  # ranks that are threads: one Bridge each, which lives with its Comm
         kept = group.__dict__.setdefault('_bridges', {})
         key = (src, dst, tuple(sorted(options.items())))
