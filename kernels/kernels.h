@@ -107,6 +107,8 @@ typedef struct colo_k_upstream {
     const void *from[3];
     double factor[3];
     void *to[3];
+    float *scale; /* [3] or NULL */
+    double lift;
 } colo_k_upstream_t;
 typedef struct colo_k_spread {
     bool wide;
@@ -131,10 +133,10 @@ cudaError_t colo_k_rows_put(const colo_k_rows_t *p, int64_t lo, int64_t hi, int6
                             cudaStream_t stream);
 cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden, void *to, int64_t to_stride,
                               colo_dtype_t dtype, cudaStream_t stream);
-/* to[j * to_step] = beta to + sum over rows of z[., j]; f32, f64 of f64 */
+/* to[j * to_step] = beta to + sum over rows of z[., j], times *scale (NULL: 1); f32, f64 of f64 */
 cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype, int64_t rows,
-                            int64_t columns, void *to, int64_t to_step, double beta,
-                            cudaStream_t stream);
+                            int64_t columns, const float *scale, void *to, int64_t to_step,
+                            double beta, cudaStream_t stream);
 /* to [rows, columns] = from in to's dtype; a stride of 0 repeats a row of from */
 cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
                                 const void *from, int64_t from_stride, colo_dtype_t from_dtype,

@@ -9,13 +9,16 @@
  *
  * Rows are copied by their bytes: 16 at a time where both sides allow it. Sums over rows are made
  * by a fixed tree (eight interleaved runs of rows, then these eight in order), so they depend on
- * the number of rows and nothing else.
+ * the number of rows and nothing else. Upstream gradients of 16-bit heads are scaled by the largest
+ * of them, which one block finds and applies.
  */
 #include "logprob.cuh"
 
+#include <cub/block/block_reduce.cuh>
 #include <cub/block/block_scan.cuh>
 
 #include <algorithm>
+#include <cfloat>
 
 namespace
 {
@@ -92,24 +95,57 @@ __device__ int64_t grid_step()
     return (int64_t)gridDim.x * THREADS;
 }
 
+__device__ double upstream_of(const colo_k_rows_t &p, const colo_k_upstream_t &u, int k,
+                              int64_t row)
+{
+    const int64_t token = p.token_of[row];
+    const double valid = (double)p.counts[1];
+    double v = 0;
+    if (token >= 0)
+        v = u.factor[k] * (u.from[k] ? get(u.from[k], u.wide, token) : 1);
+    if (u.mean)
+        v = valid > 0 ? v / valid : 0;
+    return v;
+}
+
 __global__ void __launch_bounds__(THREADS)
     upstream_kernel(const __grid_constant__ colo_k_rows_t p,
                     const __grid_constant__ colo_k_upstream_t u)
 {
-    const double valid = (double)p.counts[1];
-    for (int64_t row = grid_first(); row < p.rows; row += grid_step()) {
-        const int64_t token = p.token_of[row];
-        for (int k = 0; k < 3; k++) {
-            if (!u.to[k])
-                continue;
-            double v = 0;
-            if (token >= 0)
-                v = u.factor[k] * (u.from[k] ? get(u.from[k], u.wide, token) : 1);
-            if (u.mean)
-                v = valid > 0 ? v / valid : 0;
-            put(u.to[k], u.wide, row, v);
-        }
+    for (int64_t row = grid_first(); row < p.rows; row += grid_step())
+        for (int k = 0; k < 3; k++)
+            if (u.to[k])
+                put(u.to[k], u.wide, row, upstream_of(p, u, k, row));
+}
+
+/* One block, as in packing: the largest first. */
+__global__ void __launch_bounds__(PACK_THREADS)
+    scaled_upstream_kernel(const __grid_constant__ colo_k_rows_t p,
+                           const __grid_constant__ colo_k_upstream_t u)
+{
+    using reduce = cub::BlockReduce<double, PACK_THREADS>;
+    __shared__ typename reduce::TempStorage room;
+    __shared__ double largest;
+    double most = 0;
+    for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
+        for (int k = 0; k < 3; k++)
+            if (u.to[k]) {
+                const double v = fabs(upstream_of(p, u, k, row));
+                most = v > most && isfinite(v) ? v : most;
+            }
+    most = reduce(room).Reduce(most, [](double a, double b) { return a > b ? a : b; });
+    if (threadIdx.x == 0) { /* a number of fp32 that has a reciprocal */
+        largest = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
+        u.scale[0] = (float)(largest / u.lift);
+        u.scale[1] = 0;
+        u.scale[2] = 1;
     }
+    __syncthreads();
+    const double by = u.lift / largest;
+    for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
+        for (int k = 0; k < 3; k++)
+            if (u.to[k])
+                put(u.to[k], u.wide, row, upstream_of(p, u, k, row) * by);
 }
 
 __global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ colo_k_rows_t p,
@@ -222,7 +258,7 @@ constexpr int SUM_X = 32, SUM_Y = 8;
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-               typename D::stat *to, int64_t to_step, double beta)
+               const float *scale, typename D::stat *to, int64_t to_step, double beta)
 {
     using R = typename D::real;
     constexpr int N = D::N;
@@ -255,6 +291,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
 #pragma unroll
         for (int y = 0; y < SUM_Y; y++)
             all += part[y][k];
+        all *= scale ? (R)*scale : (R)1;
         typename D::stat *at = to + (base + k) * to_step;
         *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
     }
@@ -264,7 +301,7 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
 template <typename D>
 __global__ void __launch_bounds__(SUM_X *SUM_Y)
     sum_loose_kernel(const typename D::elem *z, int64_t stride, int64_t rows, int64_t columns,
-                     typename D::stat *to, int64_t to_step, double beta)
+                     const float *scale, typename D::stat *to, int64_t to_step, double beta)
 {
     using R = typename D::real;
     __shared__ R part[SUM_Y][SUM_X];
@@ -280,13 +317,15 @@ __global__ void __launch_bounds__(SUM_X *SUM_Y)
 #pragma unroll
     for (int y = 0; y < SUM_Y; y++)
         all += part[y][threadIdx.x];
+    all *= scale ? (R)*scale : (R)1;
     typename D::stat *at = to + j * to_step;
     *at = beta != 0 ? (typename D::stat)beta * *at + all : all;
 }
 
 template <typename D>
-cudaError_t sum_rows(const void *z, int64_t stride, int64_t rows, int64_t columns, void *to,
-                     int64_t to_step, double beta, cudaStream_t stream)
+cudaError_t sum_rows(const void *z, int64_t stride, int64_t rows, int64_t columns,
+                     const float *scale, void *to, int64_t to_step, double beta,
+                     cudaStream_t stream)
 {
     using E = typename D::elem;
     using S = typename D::stat;
@@ -294,11 +333,11 @@ cudaError_t sum_rows(const void *z, int64_t stride, int64_t rows, int64_t column
     const bool loose = (uintptr_t)z % 16 || stride % D::N;
     const int64_t width = SUM_X * (loose ? 1 : D::N), grid = (columns + width - 1) / width;
     if (loose)
-        sum_loose_kernel<D><<<(unsigned)grid, block, 0, stream>>>((const E *)z, stride, rows,
-                                                                  columns, (S *)to, to_step, beta);
+        sum_loose_kernel<D><<<(unsigned)grid, block, 0, stream>>>(
+            (const E *)z, stride, rows, columns, scale, (S *)to, to_step, beta);
     else
         sum_kernel<D><<<(unsigned)grid, block, 0, stream>>>((const E *)z, stride, rows, columns,
-                                                            (S *)to, to_step, beta);
+                                                            scale, (S *)to, to_step, beta);
     return cudaGetLastError();
 }
 
@@ -384,7 +423,10 @@ extern "C" cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k
 {
     if (p->rows == 0)
         return cudaSuccess;
-    upstream_kernel<<<blocks_for(p->rows), THREADS, 0, stream>>>(*p, *u);
+    if (u->scale)
+        scaled_upstream_kernel<<<1, PACK_THREADS, 0, stream>>>(*p, *u);
+    else
+        upstream_kernel<<<blocks_for(p->rows), THREADS, 0, stream>>>(*p, *u);
     return cudaGetLastError();
 }
 
@@ -417,20 +459,20 @@ extern "C" cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden,
 }
 
 extern "C" cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype_t dtype,
-                                       int64_t rows, int64_t columns, void *to, int64_t to_step,
-                                       double beta, cudaStream_t stream)
+                                       int64_t rows, int64_t columns, const float *scale, void *to,
+                                       int64_t to_step, double beta, cudaStream_t stream)
 {
     if (columns == 0)
         return cudaSuccess;
     switch (dtype) {
     case COLO_F32:
-        return sum_rows<f32>(z, stride, rows, columns, to, to_step, beta, stream);
+        return sum_rows<f32>(z, stride, rows, columns, scale, to, to_step, beta, stream);
     case COLO_F64:
-        return sum_rows<f64>(z, stride, rows, columns, to, to_step, beta, stream);
+        return sum_rows<f64>(z, stride, rows, columns, scale, to, to_step, beta, stream);
     case COLO_BF16:
-        return sum_rows<bf16>(z, stride, rows, columns, to, to_step, beta, stream);
+        return sum_rows<bf16>(z, stride, rows, columns, scale, to, to_step, beta, stream);
     case COLO_F16:
-        return sum_rows<f16>(z, stride, rows, columns, to, to_step, beta, stream);
+        return sum_rows<f16>(z, stride, rows, columns, scale, to, to_step, beta, stream);
     default:
         return cudaErrorInvalidValue;
     }

@@ -27,7 +27,7 @@ def chunked(h, w, t, reduction):
                                              num_items_in_batch=None if reduction == 'mean' else 1)[0]
 
 
-HEADS = {'loss': linear('loss'), 'main_grad': linear('loss', main_grad=True), 'compat': chunked}
+HEADS = {'auto': linear('auto'), 'logprob': linear('logprob'), 'loss': linear('loss'), 'main_grad': linear('loss', main_grad=True), 'compat': chunked}
 # fp32 numbers, as a loss scale is; most are none of bf16's.
 SCALES = [(reduction, torch.tensor(scale).item()) for reduction, scale in
           (('mean', 65536.0), ('mean', 1 / 3), ('mean', 1000.37), ('sum', 1 / 3), ('sum', 0.00137))]

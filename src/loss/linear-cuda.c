@@ -65,7 +65,8 @@ static colo_status_t upstream(const struct colo_linear_upstream_rows *u, colo_st
 {
     static const char *const names[] = {"d_logp", "d_entropy", "d_loss"};
     colo_k_rows_t k = flat(u->rows);
-    colo_k_upstream_t up = {.wide = u->dtype == COLO_F64, .mean = u->mean};
+    colo_k_upstream_t up = {
+        .wide = u->dtype == COLO_F64, .mean = u->mean, .scale = u->scale, .lift = u->lift};
     for (int i = 0; i < 3; i++) {
         COLO_CUDA_TRY(colo_cuda_typed(u->from[i], u->dtype, names[i]));
         up.from[i] = u->from[i];
@@ -129,11 +130,12 @@ static colo_status_t clear_rows(const struct colo_linear_rows *r, int64_t hidden
 }
 
 static colo_status_t sum_rows(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              void *to, int64_t to_step, double beta, colo_stream_t stream)
+                              const float *scale, void *to, int64_t to_step, double beta,
+                              colo_stream_t stream)
 {
-    return colo_cuda_report(
-        colo_k_rows_sum(z->data, z->stride, z->dtype, rows, columns, to, to_step, beta, stream),
-        "lm_head: d_bias");
+    return colo_cuda_report(colo_k_rows_sum(z->data, z->stride, z->dtype, rows, columns, scale, to,
+                                            to_step, beta, stream),
+                            "lm_head: d_bias");
 }
 
 static colo_status_t convert(const struct colo_linear_matrix *to,

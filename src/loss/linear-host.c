@@ -9,6 +9,7 @@
 #include "loss/product-host.h"
 #include "loss/scalar.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -42,18 +43,37 @@ static colo_status_t pack(const struct colo_linear_rows *r, colo_stream_t stream
     return COLO_OK;
 }
 
+static double upstream_of(const struct colo_linear_upstream_rows *u, int k, int64_t token)
+{
+    if (token < 0)
+        return 0;
+    return u->factor[k] * (u->from[k] ? colo_scalar_get(u->dtype, u->from[k], token) : 1);
+}
+
 static colo_status_t upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
 {
     const struct colo_linear_rows *r = u->rows;
     const int64_t valid = r->counts[COLO_LINEAR_VALID];
-    const double by = !u->mean ? 1 : valid ? 1 / (double)valid : 0;
+    const double mean = !u->mean ? 1 : valid ? 1 / (double)valid : 0;
+    double by = 1;
     (void)stream;
+    if (u->scale) {
+        double most = 0;
+        for (int k = 0; k < 3; k++)
+            for (int64_t i = 0; u->to[k] && i < r->rows; i++) {
+                const double v = fabs(upstream_of(u, k, r->token_of[i]) * mean);
+                most = v > most && isfinite(v) ? v : most;
+            }
+        /* a number of fp32 that has a reciprocal */
+        most = most < FLT_MIN ? 1 : most > FLT_MAX ? FLT_MAX : (double)(float)most;
+        u->scale[0] = (float)(most / u->lift);
+        u->scale[1] = 0;
+        u->scale[2] = 1;
+        by = u->lift / most;
+    }
     for (int k = 0; k < 3; k++)
-        for (int64_t i = 0; u->to[k] && i < r->rows; i++) {
-            int64_t t = r->token_of[i];
-            double v = t < 0 ? 0 : u->from[k] ? colo_scalar_get(u->dtype, u->from[k], t) : 1;
-            colo_scalar_put(u->dtype, u->to[k], i, t < 0 ? 0 : u->factor[k] * v * by);
-        }
+        for (int64_t i = 0; u->to[k] && i < r->rows; i++)
+            colo_scalar_put(u->dtype, u->to[k], i, upstream_of(u, k, r->token_of[i]) * mean * by);
     return COLO_OK;
 }
 
@@ -129,8 +149,10 @@ static colo_status_t clear_rows(const struct colo_linear_rows *r, int64_t hidden
 }
 
 static colo_status_t sum_rows(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              void *to, int64_t to_step, double beta, colo_stream_t stream)
+                              const float *scale, void *to, int64_t to_step, double beta,
+                              colo_stream_t stream)
 {
+    const double by = scale ? (double)*scale : 1;
     const colo_dtype_t dtype = z->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     double sum[TILE];
     (void)stream;
@@ -143,7 +165,7 @@ static colo_status_t sum_rows(const struct colo_linear_matrix *z, int64_t rows, 
         for (int64_t k = 0; k < n; k++) {
             int64_t at = (j + k) * to_step;
             colo_scalar_put(dtype, to, at,
-                            beta != 0 ? colo_scalar_get(dtype, to, at) + sum[k] : sum[k]);
+                            (beta != 0 ? colo_scalar_get(dtype, to, at) : 0) + by * sum[k]);
         }
     }
     return COLO_OK;

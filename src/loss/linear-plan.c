@@ -148,6 +148,7 @@ colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct co
     m->up[0] = put(&n, &ok, grads, R, stat, 1);
     m->up[1] = put(&n, &ok, grads && c->logprob.want_entropy, R, stat, 1);
     m->up[2] = put(&n, &ok, grads && c->logprob.want_loss, R, stat, 1);
+    m->scale = put(&n, &ok, grads && elem == 2, COLO_LINEAR_SCALE, sizeof(float), 1);
     m->stats = put(&n, &ok, s->pass == COLO_LINEAR_LOSS, R, 3, sizeof(double));
     m->blocks = put(&n, &ok, outputs, s->block.bytes, colo_comm_size(l->group), 1);
     for (int i = 0; i < 2; i++) {

@@ -36,7 +36,7 @@ struct colo_linear_size {
 struct colo_linear_room {
     int64_t row_of, token_of, row_targets, counts;
     int64_t logp, entropy, loss, correct; /* per row */
-    int64_t up[3], stats, blocks;
+    int64_t up[3], scale, stats, blocks;
     int64_t z[2], dz[2], h[2]; /* chunks */
     int64_t d_h, d_hidden;     /* chunk; [T, H] before a reduce-scatter */
     int64_t bias, reduce, gemm;

@@ -25,6 +25,8 @@
 #include "comm/comm.h"
 #include "core/try.h"
 
+#include <math.h>
+
 enum { LOGITS0 = 0, LOGITS1 = 1, WORK0 = 2, WORK1 = 3, MAIN = 4, LANE = 5, USED = 6 };
 _Static_assert((int)USED == (int)COLO_LINEAR_EVENTS, "create makes what is used");
 
@@ -132,6 +134,14 @@ static colo_status_t take_weight(struct colo_linear_call *k)
     return COLO_OK;
 }
 
+/* What the largest upstream value becomes, for d_logits that hold it times scale / temperature and
+ * times coefficients of the formula: far from the ends of fp16. A power of 2. */
+static double lift_of(const struct colo_linear_call *k)
+{
+    const double factor = fabs(k->pass.factor);
+    return ldexp(1, k->l->dtype == COLO_F16 && factor > 0x1p-60 ? 6 - ilogb(factor) : 0);
+}
+
 colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
                                           const colo_linear_upstream_t *up)
 {
@@ -142,6 +152,8 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
         .from = {up->d_logp, up->d_entropy, up->d_loss},
         .factor = {up->logp, up->entropy, up->loss},
         .mean = up->mean,
+        .scale = at(k, k->m.scale),
+        .lift = lift_of(k),
     };
     for (int i = 0; i < 3; i++)
         u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
@@ -277,6 +289,7 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
             .h = {at(k, k->m.d_h), k->l->hidden, k->l->dtype},
             .w = k->weight,
             .z = z,
+            .scale = at(k, k->m.scale),
         };
         COLO_TRY(multiply(k, &g));
         if (c == 0)
@@ -295,11 +308,13 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
         .w = {k->d_weight.data, k->d_weight.stride[0], k->d_weight.dtype},
         .z = z,
         .beta = beta,
+        .scale = at(k, k->m.scale),
     };
     COLO_TRY(multiply(k, &g));
     if (!k->l->has_bias)
         return COLO_OK;
-    return ops->sum_rows(&z, g.rows, g.columns, k->d_bias.data, k->d_bias.stride[0], beta, k->main);
+    return ops->sum_rows(&z, g.rows, g.columns, g.scale, k->d_bias.data, k->d_bias.stride[0], beta,
+                         k->main);
 }
 
 colo_status_t colo_linear_i_join(const struct colo_linear_call *k)

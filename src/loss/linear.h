@@ -60,10 +60,15 @@ struct colo_linear_gemm {
     int64_t rows, columns, hidden;
     int64_t first; /* row 0 is this row of the pass */
     struct colo_linear_matrix h, w, z;
-    const void *bias; /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
-    double beta;      /* D_WEIGHT: 0 or 1 */
-    void *workspace;  /* of workspace() bytes, 256-aligned */
+    const void *bias;   /* LOGITS: [columns], contiguous, h's dtype; NULL: none */
+    double beta;        /* D_WEIGHT: 0 or 1 */
+    const float *scale; /* D_HIDDEN, D_WEIGHT: [COLO_LINEAR_SCALE], or NULL: 1 */
+    void *workspace;    /* of workspace() bytes, 256-aligned */
 };
+
+/* What 16-bit d_logits are multiplied by, in fp32 and after they are summed; in the memory of the
+ * operands, because a device makes it: the number, then the 0 and the 1 that beta may be. */
+enum { COLO_LINEAR_SCALE = 3 };
 
 /* What products an object will run: dtypes and largest extents, for what create may prepare.
  *   LOGITS    h, w: dtype;  z: logits_dtype
@@ -95,7 +100,11 @@ struct colo_linear_rows {
 };
 
 /* per-token values to rows: to[k][row] = factor[k] * (from[k] ? from[k][token] : 1), divided by
- * counts[VALID] with mean (0 when that is 0); 0 in rows without a token; to[k] NULL: not made */
+ * counts[VALID] with mean (0 when that is 0); 0 in rows without a token; to[k] NULL: not made.
+ *
+ * With scale, these values are lift times what they would be, divided by the largest finite one,
+ * and scale[0] undoes both. d_logits of 16 bits then neither overflow by a loss scale nor underflow
+ * by 1 / N; and 1 - p of all tokens is not rounded the same way, as a multiple of it would be. */
 struct colo_linear_upstream_rows {
     const struct colo_linear_rows *rows;
     colo_dtype_t dtype; /* stat dtype, of from and to */
@@ -103,6 +112,8 @@ struct colo_linear_upstream_rows {
     double factor[3];
     void *to[3];
     bool mean;
+    float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
+    double lift;
 };
 
 /* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL
@@ -137,10 +148,12 @@ struct colo_linear_ops {
     /* tokens without a row: 0, NaN when dropped */
     colo_status_t (*clear_rows)(const struct colo_linear_rows *r, int64_t hidden,
                                 const struct colo_linear_matrix *to, colo_stream_t stream);
-    /* to[j * to_step] = beta to + sum over rows of z[., j]; to is f32 (f64 of f64), sums are in
-     * that dtype or a wider one, rows ascending or by a tree that depends on rows only */
+    /* to[j * to_step] = beta to + scale[0] * sum over rows of z[., j] (scale NULL: 1); to is f32
+     * (f64 of f64), sums are in that dtype or a wider one, rows ascending or by a tree that depends
+     * on rows only */
     colo_status_t (*sum_rows)(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              void *to, int64_t to_step, double beta, colo_stream_t stream);
+                              const float *scale, void *to, int64_t to_step, double beta,
+                              colo_stream_t stream);
     /* to [rows, columns] = from, rounded to to's dtype; strided both */
     colo_status_t (*convert)(const struct colo_linear_matrix *to,
                              const struct colo_linear_matrix *from, int64_t rows, int64_t columns,

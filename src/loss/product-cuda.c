@@ -26,7 +26,7 @@
 enum { ROWS = 2048, CACHE = 16, WORKSPACE = 32 << 20 };
 
 struct key {
-    int32_t product, bias, beta, dtype[3];
+    int32_t product, bias, beta, dtype[3], scaled;
     int32_t align[4];
     int64_t ld[3], m, n, k; /* of n or k, whichever is rows: ROWS */
 };
@@ -102,6 +102,7 @@ struct call {
     int64_t *rows; /* which of the three counts rows */
     bool bias;     /* added by the kernel */
     double beta;
+    const float *scale; /* of linear.h: factors are on the device then */
 };
 
 static int64_t ld_of(const struct colo_linear_matrix *x, int64_t extent)
@@ -121,8 +122,13 @@ static struct call call_of(const struct colo_linear_gemm *g)
                              .n = g->rows,
                              .k = g->hidden};
     case COLO_LINEAR_D_HIDDEN:
-        return (struct call){
-            .a = &g->w, .b = &g->z, .d = &g->h, .m = g->hidden, .n = g->rows, .k = g->columns};
+        return (struct call){.a = &g->w,
+                             .b = &g->z,
+                             .d = &g->h,
+                             .m = g->hidden,
+                             .n = g->rows,
+                             .k = g->columns,
+                             .scale = g->scale};
     default:
         return (struct call){.a = &g->h,
                              .b = &g->z,
@@ -131,7 +137,8 @@ static struct call call_of(const struct colo_linear_gemm *g)
                              .m = g->hidden,
                              .n = g->columns,
                              .k = g->rows,
-                             .beta = g->beta};
+                             .beta = g->beta,
+                             .scale = g->scale};
     }
 }
 
@@ -152,7 +159,7 @@ static cublasStatus_t describe(const colo_product_t *p, const struct call *c, co
     const colo_cublas_t *lib = p->lib;
     const bool wide = c->a->dtype == COLO_F64;
     const int32_t t = CUBLAS_OP_T, epilogue = CUBLASLT_EPILOGUE_BIAS,
-                  bias_type = type_of(c->a->dtype);
+                  bias_type = type_of(c->a->dtype), device = CUBLASLT_POINTER_MODE_DEVICE;
     const int64_t am = c->ta ? c->k : c->m, an = c->ta ? c->m : c->k, bm = c->tb ? c->n : c->k,
                   bn = c->tb ? c->k : c->n;
     cublasStatus_t r =
@@ -162,6 +169,8 @@ static cublasStatus_t describe(const colo_product_t *p, const struct call *c, co
         r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_TRANSA, &t, sizeof t);
     if (!r && c->tb)
         r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_TRANSB, &t, sizeof t);
+    if (!r && c->scale)
+        r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_POINTER_MODE, &device, sizeof device);
     if (!r && c->bias) {
         r = lib->desc_set(&s->op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
         if (!r)
@@ -228,6 +237,7 @@ static struct key key_of(const struct colo_linear_gemm *g, const struct call *c,
     k.product = (int32_t)g->product;
     k.bias = c->bias;
     k.beta = c->beta != 0;
+    k.scaled = c->scale != NULL;
     k.dtype[0] = (int32_t)c->a->dtype;
     k.dtype[1] = (int32_t)c->b->dtype;
     k.dtype[2] = (int32_t)c->d->dtype;
@@ -325,9 +335,15 @@ colo_status_t colo_product_run(colo_product_t *p, const struct colo_linear_gemm 
         const float one_f = 1, beta_f = (float)c.beta;
         const double one_d = 1;
         const bool wide = c.a->dtype == COLO_F64;
-        r = p->lib->matmul(p->handle, &s.op, wide ? (const void *)&one_d : &one_f, c.a->data, &s.a,
-                           c.b->data, &s.b, wide ? (const void *)&c.beta : &beta_f, c.d->data, &s.d,
-                           c.d->data, &s.d, &algo, g->workspace, WORKSPACE, stream);
+        const void *alpha = wide ? (const void *)&one_d : &one_f,
+                   *beta = wide ? (const void *)&c.beta : &beta_f;
+        if (c.scale) { /* of 16-bit heads; then the 0 and the 1 */
+            alpha = c.scale;
+            beta = c.scale + (c.beta != 0 ? 2 : 1);
+        }
+        r = p->lib->matmul(p->handle, &s.op, alpha, c.a->data, &s.a, c.b->data, &s.b, beta,
+                           c.d->data, &s.d, c.d->data, &s.d, &algo, g->workspace, WORKSPACE,
+                           stream);
     }
     return r ? failed(p, name, r) : COLO_OK;
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * product-host.c - the three products of linear.h as one form, and what becomes of the sums: bias,
- * what was there before, one rounding. The sums themselves are product-cblas.c's where there is a
- * CBLAS, else product-loops.c's; which, is decided once an object.
+ * product-host.c - the three products of linear.h as one form, and what becomes of the sums: scale,
+ * bias, what was there before, one rounding. The sums themselves are product-cblas.c's where there
+ * is a CBLAS, else product-loops.c's; which, is decided once an object.
  */
 #include "loss/product-host.h"
 
@@ -42,6 +42,8 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
     for (int64_t i = 0; i < m; i++) {
         double *row = sum + i * pitch;
         int64_t at = (i0 + i) * p->c->stride + j0;
+        for (int64_t j = 0; j < n; j++)
+            row[j] *= p->scale;
         for (int64_t j = 0; p->bias && j < n; j++)
             row[j] += colo_scalar_get(p->bias_dtype, p->bias, j0 + j);
         for (int64_t j = 0; p->add && j < n; j++)
@@ -54,7 +56,9 @@ colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g
                                     colo_stream_t stream)
 {
     const struct blas *blas = made;
-    struct colo_host_product p = {.first = g->first, .wide = g->h.dtype == COLO_F64};
+    struct colo_host_product p = {.first = g->first,
+                                  .wide = g->h.dtype == COLO_F64,
+                                  .scale = g->scale ? (double)*g->scale : 1};
     (void)stream;
     switch (g->product) {
     case COLO_LINEAR_LOGITS:

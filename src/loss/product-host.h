@@ -20,7 +20,7 @@ struct colo_host_operand {
     bool by_k;
 };
 
-/* C [m, n] = sum over k of A(i, k) B(k, j), plus bias(j), plus what is in C if add. */
+/* C [m, n] = scale * sum over k of A(i, k) B(k, j), plus bias(j), plus what is in C if add. */
 struct colo_host_product {
     struct colo_host_operand a, b;
     int64_t m, n, k;
@@ -29,6 +29,7 @@ struct colo_host_product {
     const struct colo_linear_matrix *c;
     const void *bias; /* [n] of bias_dtype */
     colo_dtype_t bias_dtype;
+    double scale;
     bool add;
     bool wide; /* f64 operands */
 };

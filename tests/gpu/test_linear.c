@@ -24,6 +24,28 @@ static void all_options_at_once_agree_in_every_mode_and_dtype(void **state)
         linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, i / 3, 1 + i % 40, &rng);
 }
 
+/* As tests/loss/test_linear.c has it: upstream gradients that fp16 cannot hold, and some that it
+ * cannot hold a probability of. */
+static void upstream_gradients_of_any_size_are_right_in_half_precision(void **state)
+{
+    static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
+    (void)state;
+    for (int i = 0; i < 36; i++) {
+        linear_case_t c;
+        linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
+        linear_gpu_options(&c,
+                           LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                               (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN),
+                           i / 2 % 3);
+        c.config.logprob.chunk_size = 4;
+        for (int k = 0; k < 3; k++)
+            c.factor[k] *= factors[i / 6 % 3];
+        c.config.frozen_hidden = true; /* which fp16 could not hold either; d_weight is f32 */
+        linear_gpu_run(&c, 1, "upstream far from 1");
+        linear_case_free(&c);
+    }
+}
+
 /* Chunks of thousands of rows, as products of real sizes have them. */
 static void long_chunks_agree_with_the_oracle(void **state)
 {
@@ -178,6 +200,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_and_pair_agrees_with_the_oracle),
         cmocka_unit_test(all_options_at_once_agree_in_every_mode_and_dtype),
+        cmocka_unit_test(upstream_gradients_of_any_size_are_right_in_half_precision),
         cmocka_unit_test(long_chunks_agree_with_the_oracle),
         cmocka_unit_test(chunks_change_no_bit_of_outputs_and_d_hidden),
         cmocka_unit_test(a_captured_loss_follows_its_inputs),

@@ -296,14 +296,16 @@ static void rows_are_summed(void **state)
         void *z, *to;
         double *v = draw(dtype, rows * stride, &z), *was = draw(sum, columns * step, &to);
         struct colo_linear_matrix m = {z, stride, dtype};
-        assert_ok(table()->sum_rows(&m, rows, columns, to, step, beta, NULL));
+        static const float factor = 0.3F;
+        float *scale = i / 16 % 2 ? gpu_put(&factor, sizeof factor) : NULL;
+        assert_ok(table()->sum_rows(&m, rows, columns, scale, to, step, beta, NULL));
         void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
         for (int64_t j = 0; j < columns * step; j++) {
             double want = was[j], size = fabs(want);
             if (j % step == 0) {
                 want = beta * was[j];
                 for (int64_t r = 0; r < rows; r++) {
-                    want += v[r * stride + j / step];
+                    want += (scale ? (double)factor : 1) * v[r * stride + j / step];
                     size += fabs(v[r * stride + j / step]);
                 }
             }
@@ -318,6 +320,7 @@ static void rows_are_summed(void **state)
         free(was);
         gpu_free(z);
         gpu_free(to);
+        gpu_free(scale);
     }
 }
 
@@ -358,10 +361,13 @@ typedef struct product {
     void *bias_device;
 } product_t;
 
+static const float scales[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
+
 /* The element [i, j] of what product @g writes, in fp64; *size: the sum of magnitudes. */
 static double reference(const product_t *p, int64_t i, int64_t j, double *size)
 {
     const struct colo_linear_gemm *g = &p->g;
+    const double scale = g->scale ? (double)scales[0] : 1;
     double sum = 0, all = 0;
     switch (g->product) {
     case COLO_LINEAR_LOGITS:
@@ -375,14 +381,14 @@ static double reference(const product_t *p, int64_t i, int64_t j, double *size)
         break;
     case COLO_LINEAR_D_HIDDEN:
         for (int64_t k = 0; k < g->columns; k++) {
-            double t = p->z[i * g->z.stride + k] * p->w[k * g->w.stride + j];
+            double t = scale * p->z[i * g->z.stride + k] * p->w[k * g->w.stride + j];
             sum += t;
             all += fabs(t);
         }
         break;
     case COLO_LINEAR_D_WEIGHT:
         for (int64_t k = 0; k < g->rows; k++) {
-            double t = p->z[k * g->z.stride + i] * p->h[k * g->h.stride + j];
+            double t = scale * p->z[k * g->z.stride + i] * p->h[k * g->h.stride + j];
             sum += t;
             all += fabs(t);
         }
@@ -472,7 +478,7 @@ static void product_compare(const product_t *p, const char *label)
 
 static void products_are_what_their_formulas_say(void **state)
 {
-    void *made = NULL, *workspace;
+    void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
     (void)state;
     assert_ok(table()->create(NULL, &made));
     workspace = gpu_put(NULL, (size_t)table()->workspace(made));
@@ -491,6 +497,11 @@ static void products_are_what_their_formulas_say(void **state)
         product_init(&p, what, dtype, out, n[0], n[1], n[2], i < 90 ? 0 : t_below(&rng, 9), bias,
                      i / 48 % 2);
         p.g.workspace = workspace;
+        if (what != COLO_LINEAR_LOGITS && (dtype == COLO_BF16 || dtype == COLO_F16) && i / 6 % 2)
+            p.g.scale = scale;
+        if (what == COLO_LINEAR_D_HIDDEN && i < 90) /* a gap has to stay; NaN must not count */
+            assert_cuda(
+                cudaMemset(p.g.h.data, 0xff, (size_t)(n[0] * n[2]) * colo_dtype_size(dtype)));
         snprintf(label, sizeof label, "product %d of %s to %s, %d rows, %d columns, hidden %d%s",
                  (int)what, colo_dtype_name(dtype), colo_dtype_name(out), (int)n[0], (int)n[1],
                  (int)n[2], bias ? ", bias" : "");
@@ -501,6 +512,7 @@ static void products_are_what_their_formulas_say(void **state)
         product_free(&p);
     }
     gpu_free(workspace);
+    gpu_free(scale);
     table()->destroy(made);
 }
 

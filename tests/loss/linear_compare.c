@@ -17,7 +17,8 @@
  * |g_l|)) and d_z's rounding to the head's dtype. Then the products: |d_h - ref| <= sum_v (s_tv |w|
  * + n(V) |d_z w|) + (rounding of d_h), d_w and d_b alike over tokens and replicas, with one more
  * rounding a chunk and a replica to f32, and to the gradient's dtype at the end. Each rounding to
- * fp16 may add 2^-25: results may be subnormal.
+ * fp16 may add 2^-25: results may be subnormal. d_z are rounded when the largest upstream gradient
+ * times f is 64 or more, so that theirs is 2^-25 of 1/64 of that, whatever its size.
  * Whether a prediction is correct is compared exactly, unless the target's logit and the largest
  * other one are within 2 e of each other, or within 8 u once they are scaled and capped. More such
  * tokens than a tenth and one fail the case: it would say nothing.
@@ -28,6 +29,7 @@
 
 struct scale {
     double u, nv, nt, e, f, cap, lambda; /* as in the essay */
+    double tiny;                         /* of d_z */
 };
 
 static double roundoff(colo_dtype_t dtype)
@@ -91,7 +93,7 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
 {
     const int64_t V = c->vocab, H = c->hidden;
     struct scale s = {.u = c->dtype == COLO_F64 ? 0x1p-53 : 0x1p-24};
-    double most = 0, top = 0;
+    double most = 0, top = 0, largest = 0;
     for (int64_t t = 0; t < c->tokens; t++)
         for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
             double a = in->b ? fabs(in->b[v]) : 0;
@@ -106,6 +108,10 @@ static struct scale scale_of(const linear_case_t *c, const ref_linear_t *in,
     s.f = fabs(in->opts.scale / in->opts.temperature);
     s.cap = in->opts.softcap;
     s.lambda = in->opts.z_loss;
+    for (int k = 0; k < 3; k++)
+        for (int64_t t = 0; t < c->tokens && in->g[k]; t++)
+            largest = fabs(in->g[k][t]) > largest ? fabs(in->g[k][t]) : largest;
+    s.tiny = tiny(c->dtype) * largest * s.f / 64;
     return s;
 }
 
@@ -198,9 +204,8 @@ static void compare_d_hidden(const linear_case_t *c, const char *label, int d, i
                 if (partial && (v < c->start[r] || v >= c->start[r] + c->columns[r]))
                     continue;
                 want += dz * w;
-                tol +=
-                    (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz) + tiny(c->dtype)) * fabs(w) +
-                    s->nv * fabs(dz * w);
+                tol += (slack_of(c, in, ref, t, v, s) + narrow * fabs(dz) + s->tiny) * fabs(w) +
+                       s->nv * fabs(dz * w);
                 /* each rank's part is rounded, and it may be larger than the sum */
                 tol += narrow * fabs(dz * w);
             }
@@ -227,7 +232,7 @@ static void add_slack(const linear_case_t *c, const ref_linear_t *in,
     for (int64_t t = 0; t < c->tokens; t++) {
         for (int64_t v = 0; v < V && !ref->rows[t].ignored; v++) {
             double dz = fabs(ref->dz[t * V + v]);
-            double off = slack_of(c, in, ref, t, v, s) + narrow * dz + tiny(c->dtype);
+            double off = slack_of(c, in, ref, t, v, s) + narrow * dz + s->tiny;
             for (int64_t k = 0; k < H; k++)
                 tw[v * H + k] += (off + (s->nt + steps) * dz) * fabs(in->h[t * H + k]);
             tb[v] += off + (s->nt + steps) * dz;

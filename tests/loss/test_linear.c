@@ -99,6 +99,30 @@ static void every_dtype_agrees_in_every_mode(void **state)
             }
 }
 
+/* Upstream gradients that fp16 cannot hold, and some that it cannot hold a probability of. d_weight
+ * is f32; d_hidden could not hold its values. */
+static void upstream_gradients_of_any_size_are_right_in_half_precision(void **state)
+{
+    static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
+    uint64_t rng = t_seed() + 13;
+    (void)state;
+    for (int i = 0; i < 36; i++) {
+        linear_case_t c;
+        if (t_left_out(i))
+            continue;
+        linear_case_init(&c, 2, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
+        linear_case_options(&c, LINEAR_ENTROPY | LINEAR_LOSS | LINEAR_BIAS | LINEAR_IGNORED |
+                                    (i % 4 < 2 ? LINEAR_TAU : LINEAR_MEAN));
+        linear_case_mode(&c, i / 2 % 3);
+        c.config.logprob.chunk_size = 4;
+        for (int k = 0; k < 3; k++)
+            c.factor[k] *= factors[i / 6 % 3];
+        c.config.frozen_hidden = true;
+        run_and_compare(&c, "upstream far from 1");
+        linear_case_free(&c);
+    }
+}
+
 static void d_hidden_is_summed_as_asked(void **state)
 {
     uint64_t rng = t_seed() + 3;
@@ -373,6 +397,7 @@ int main(void)
         cmocka_unit_test(every_option_and_pair_agrees_with_the_oracle),
         cmocka_unit_test(all_options_at_once_agree_on_every_world),
         cmocka_unit_test(every_dtype_agrees_in_every_mode),
+        cmocka_unit_test(upstream_gradients_of_any_size_are_right_in_half_precision),
         cmocka_unit_test(d_hidden_is_summed_as_asked),
         cmocka_unit_test(what_is_frozen_gets_no_gradient),
         cmocka_unit_test(a_bound_on_valid_tokens_changes_no_bit),

@@ -145,6 +145,7 @@ static oracle_t oracle_of(struct colo_linear_gemm *g, const void *before)
     int64_t m, n, terms;
     struct colo_linear_matrix *to = written(g, &m, &n, &terms);
     const size_t all = (size_t)(m * n) + 1;
+    const double scale = g->scale ? (double)g->scale[0] : 1;
     oracle_t o = {calloc(all, sizeof(double)), calloc(all, sizeof(double))};
     for (int64_t i = 0; i < m; i++)
         for (int64_t j = 0; j < n; j++) {
@@ -153,7 +154,7 @@ static oracle_t oracle_of(struct colo_linear_gemm *g, const void *before)
             if (g->bias)
                 want += get(g->h.dtype, g->bias, j);
             for (int64_t k = 0; k < terms; k++) {
-                const double t = term(g, i, j, k);
+                const double t = scale * term(g, i, j, k);
                 want += t;
                 size += fabs(t);
             }
@@ -211,6 +212,9 @@ static void check_product(int turn, enum colo_linear_product what, colo_dtype_t 
     memcpy(before, to->data, bytes);
     g.first = turn % 5 * 50;
     g.beta = what == COLO_LINEAR_D_WEIGHT && turn % 2;
+    const float scale[COLO_LINEAR_SCALE] = {0.3F, 0, 1};
+    if (what != COLO_LINEAR_LOGITS && turn % 4 < 2)
+        g.scale = scale;
     if (what == COLO_LINEAR_LOGITS && turn % 2)
         g.bias = draw(dtype, n[1], 1).data;
     oracle_t o = oracle_of(&g, before);
