@@ -338,6 +338,23 @@ def test_gradient_in_place_of_the_logits():
         ct.logprob(z[:, :-1], t[:, :-1], inplace_backward=True)
 
 
+@pytest.mark.parametrize('fn', [lambda z, t, **way: ct.nll(z, t, **way).loss,
+                                lambda z, t, **way: ct.logprob(z, t, **way).sum()], ids=['nll', 'logprob'])
+def test_gradient_in_place_of_logits_that_others_saved_is_refused_to_them(fn):
+    z, t, _ = case((3, 4))
+    leaf = z.clone().requires_grad_()
+    logits = leaf * 1
+    with pytest.raises(RuntimeError, match='written in place|modified by an inplace operation'):
+        (fn(logits, t) + fn(logits, t, inplace_backward=True)).backward()  # the last one runs first
+    logits = leaf.exp()  # saves its output
+    with pytest.raises(RuntimeError, match='modified by an inplace operation'):
+        fn(logits, t, inplace_backward=True).backward()
+    want, = torch.autograd.grad(2 * fn(leaf * 1, t), leaf)
+    logits = leaf * 1
+    got, = torch.autograd.grad(fn(logits, t, inplace_backward=True) + fn(logits, t), leaf)
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
 class Head(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -77,6 +77,9 @@ TWINS = {
         'torch/ranks.py', 'def alone(world_rank: int | None = None)',
         'def alone(world_rank: int | None = 0)', 'test_torch_head.py',
         'test_a_group_of_rank_0_alone_is_not_no_group'),
+    'logits are written over without a word to autograd': (
+        'torch/logprob.py', 'written(logits)', 'pass', 'test_torch_logprob.py',
+        'test_gradient_in_place_of_logits_that_others_saved'),
     'what a hook brought back is freed before it is read': (
         'torch/nll.py', 'made.backward(MeanCall(made), room.data_ptr()',
         'del room; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',

@@ -19,7 +19,7 @@ from . import ranks as groups
 from .ranks import alone
 from .ready import SMALL, Room, View, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
-from .tensors import eager, once, saved_tensors, stream_of
+from .tensors import eager, once, saved_tensors, stream_of, written
 
 _SIZE = c.c_size_t
 DIFFERENTIABLE = ('logp', 'entropy', 'loss')
@@ -117,7 +117,7 @@ class LogprobPlan:
     without a copy, and of their targets [shape]."""
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
                  'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls',
-                 'empty', 'empty_like', 'f64', 'small', 'bump', 'run_forward', 'run_backward')
+                 'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward beside the library's
 
     def __init__(self, logits: Any, rows: Rows, config: s.LogprobConfig, names: tuple[str, ...],
@@ -145,7 +145,6 @@ class LogprobPlan:
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * kept
         self.calls: list[_Call] = []
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
-        self.bump = getattr(torch.autograd.graph, 'increment_version', None)
         self.run_forward = entry('colo_logprob_forward')
         self.run_backward = entry('colo_logprob_backward')
 
@@ -228,6 +227,8 @@ class LogprobPlan:
         if self.in_place:
             d_logits = logits.detach()
             now.saved.valid = True  # the call before wrote over its logits
+            ctx.ended = True
+            written(logits)
         else:
             d_logits = self.empty_like(self.gradient)
             now.d_logits.data = d_logits.data_ptr()
@@ -238,10 +239,6 @@ class LogprobPlan:
             raise failed(status)
         self.calls.append(now)
         del held
-        if self.in_place:
-            ctx.ended = True
-            if self.bump is not None:
-                self.bump(logits)
         return d_logits
 
     def gradients(self, now: _Call, upstream: Any, _stats: int) -> Any:
@@ -389,7 +386,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
     of [0, V) NaN. chunk_size bounds scratch and changes no bit. inplace_backward: the gradient is
-    written over the logits.
+    written over the logits; a later backward of another function that saved them is a RuntimeError.
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,
     options, or shards with a hole), RuntimeError (destroyed group, another rank's error, logits

@@ -57,6 +57,12 @@ def saved_tensors(ctx: Any, what: str) -> Any:
                            "out of place (%s)" % (what, why)) from why
 
 
+def written(t: Any) -> None:
+    """Counts a write of the library as one of torch: autograd then refuses what saved @t before. An empty
+    view shares the version counter, also in versions that have no increment_version()."""
+    t.detach()[..., :0].zero_()
+
+
 def once(backward: Any) -> Any:
     """once_differentiable(), whose some µs are spent only where a second derivative could be asked for."""
     import torch
