@@ -166,7 +166,7 @@ static colo_status_t long_rank(colo_comm_t *world, void *arg)
         sprintf(spec + strlen(spec), ",long_dim_name%02d=%d", i, i == (odd ? 13 : 14) ? 2 : 1);
     rank_check(strlen(spec) > 256);
     rank_try(colo_grid_parse(&grid, spec, 4));
-    rank_try(colo_layout_init_src(&side, &grid));
+    rank_try(colo_layout_init_src_extra(&side, &grid, "long_dim_name13-long_dim_name14"));
     colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT, .src = &side, .dst = &side,
                                    .shape = {4, 2, 2, 0}, .dtype = COLO_F32};
     rank_check(colo_bridge_create(&bridge, &config, world) == COLO_ERR_MISMATCH && !bridge);
