@@ -70,8 +70,15 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  *                or rows in between. Every element is written
  * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
  *
- * Order:    all ranks of the comm call forward and backward, in the same order; several forwards may
- *           be outstanding before their backwards (the bridge keeps nothing of a forward)
+ * Order:    all ranks of the comm call forward and backward of all its bridges in the same order;
+ *           several forwards may be outstanding before their backwards (the bridge keeps nothing of
+ *           a forward). Ranks that exchange messages on the host compare bridge, way and plan before
+ *           anything moves: COLO_ERR_MISMATCH, and the comm is marked failed. NCCL compares nothing,
+ *           so on GPUs, and with COLLECTIVE, COLO_CHECK >= 1 compares the first call of each way
+ *           after create or reshape between all ranks, for which the host waits; COLO_CHECK=2
+ *           compares every call. These return COLO_ERR_MISMATCH on all ranks, and the comm lives on.
+ *           Over registered memory every bridge and way has its own mailboxes: a call in another
+ *           order is COLO_ERR_TIMEOUT at the deadline, never wrong data
  * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (nothing written; the comm is marked failed at COLO_CHECK
  *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
  *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a
@@ -90,7 +97,9 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 
 /**
  * colo_bridge_reshape() - another batch, length or width from now on; local, O(peers), no new comm
- * All ranks must do the same before the next forward. On error the bridge keeps its old shape.
+ * All ranks must do the same before the next call. COLO_CHECK >= 1: that call compares it between all
+ * ranks of the comm, for which the host waits once; COLO_ERR_MISMATCH on all of them names the field
+ * and both values, and the comm lives on. On error the bridge keeps its old shape.
  * On a comm of GPUs, a shape that ties other ranks together (seldom: a batch that does not divide)
  * connects them in the next call, which then cannot be captured. CUDA graphs captured before over
  * registered memory must not be replayed any more.

@@ -11,7 +11,6 @@
 
 #include "comm/comm.h"
 #include "core/env.h"
-#include "core/hash.h"
 #include "core/inspect.h"
 #include "core/try.h"
 
@@ -196,6 +195,13 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }
 
+/* Do ranks that exchange messages find out by themselves that their calls differ? NCCL compares
+ * nothing, and COLLECTIVE runs on comms of its own. */
+static bool exchanges_compare(const colo_bridge_t *b)
+{
+    return !b->comm->ops->peer && b->algo == COLO_EXACT;
+}
+
 static void log_create(const colo_bridge_t *b)
 {
     char src[COLO_KEY_MAX], dst[COLO_KEY_MAX];
@@ -217,8 +223,10 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     COLO_TRY(colo_comm_check(comm));
     colo_status_t st = COLO_OK;
     colo_bridge_t *b = calloc(1, sizeof *b);
-    if (b)
+    if (b) {
         b->comm = comm;
+        b->number = comm->bridges + 1;
+    }
     st = !bridge ? colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL")
          : !b    ? colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *b)
                  : create_local(b, config);
@@ -232,6 +240,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     }
     COLO_TRY_GOTO(st, st, fail);
     b->tag = ++comm->split_tag;
+    comm->bridges++;
+    b->compared[0] = b->compared[1] = exchanges_compare(b);
     COLO_TRY_GOTO(st, colo_bridge_direct_create(b), fail);
     if (!b->direct || !b->late) {
         b->late = false;
@@ -482,17 +492,19 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
                                     "what tensors hold is not verified");
         if (st == COLO_OK && !fwd && !capturing)
             st = colo_promise_zeros(b, from, stream);
-        uint64_t h = colo_hash_i64(colo_hash_i64(colo_plan_hash(p), way), (int64_t)b->calls);
-        if (!reached.unsettled)
-            h = colo_hash_i64(h, reached.direct); /* registered on all ranks or on none */
-        h = colo_hash_i64(h, capturing);
-        COLO_TRY(colo_comm_i_agree(b->comm, fwd ? "bridge forward" : "bridge backward", h, st));
+        /* registered on all ranks or on none */
+        const bool direct = reached.direct && !reached.unsettled;
+        COLO_TRY(colo_bridge_agree_call(b, way, direct, capturing, st));
         if (!capturing)
             COLO_TRY(colo_promise_replicas(b, way, from, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: nobody waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
+    } else if (!b->compared[way] && colo_comm_check_level(b->comm) == 1) {
+        COLO_TRY(colo_bridge_agree_call(b, way, false, false, COLO_OK));
     }
+    b->compared[way] = true;
+    b->compared[!way] = b->compared[!way] || exchanges_compare(b);
     if (reached.unsettled)
         COLO_TRY(colo_bridge_direct_settle(b, way, &reached));
     b->calls++;
@@ -522,6 +534,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     colo_shaped_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
     memset(bridge->settled, 0, sizeof bridge->settled);
+    memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     cfg.shape = *shape;

@@ -71,6 +71,8 @@ struct colo_bridge {
     bool ran;
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
+    uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */
+    bool compared[2];       /* by way: all ranks were once in this call, by the plan of now */
 };
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */
@@ -83,6 +85,10 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 /* fields.c: what all ranks must have alike. */
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
+/* The same about a call. @mine: this rank's verdict on its own arguments. Collective. */
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_way_t way, bool direct,
+                                     bool capturing, colo_status_t mine);
+colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_way_t way);
 
 /* The whole of a rank's part as one box. */
 colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);

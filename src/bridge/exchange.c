@@ -215,12 +215,13 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-static colo_status_t exchange(colo_bridge_t *b, const colo_lane_t *l, colo_stream_t stream)
+static colo_status_t exchange(colo_bridge_t *b, colo_way_t way, colo_stream_t stream)
 {
     const colo_shaped_t *s = &b->now;
-    return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, s->route, s->stage, s->stage_size,
-                                      l->send, l->nsends, l->recv, l->nrecvs, s->plan->config.dtype,
-                                      stream);
+    const colo_lane_t *l = &s->lane[way];
+    return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, colo_bridge_op(b, way), s->route,
+                                      s->stage, s->stage_size, l->send, l->nsends, l->recv,
+                                      l->nrecvs, stream);
 }
 
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
@@ -247,7 +248,7 @@ colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t
     COLO_TRY(make_ready(b, stream));
     fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
     fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
-    COLO_TRY(exchange(b, l, stream));
+    COLO_TRY(exchange(b, COLO_FORWARD, stream));
     return colo_exchange_own(b, COLO_FORWARD, x, y, stream);
 }
 
@@ -307,7 +308,7 @@ colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_vie
     for (int64_t i = 0; i < recv->nregions; i++)
         l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,
                                 &p->own_src, &recv->region[i], recv->place[i].src_row, elem);
-    COLO_TRY(exchange(b, l, stream));
+    COLO_TRY(exchange(b, COLO_BACKWARD, stream));
     if (summed)
         return sum_levels(b, d_y, d_x, stream);
     return colo_exchange_own(b, COLO_BACKWARD, d_y, d_x, stream);

@@ -92,6 +92,26 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->late ? "yes" : "no");
+    colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->number);
     colo_fields_add(f, "library", "%s", colo_version());
     f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
+}
+
+colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_way_t way)
+{
+    const colo_plan_t *p = b->now.plan;
+    return colo_op_of_bridge(p->config.dtype, b->number, way, p->hash);
+}
+
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_way_t way, bool direct,
+                                     bool capturing, colo_status_t mine)
+{
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
+                    way == COLO_FORWARD ? "forward" : "backward");
+    colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->calls);
+    colo_fields_add(&f, "in registered memory", "%s", direct ? "yes" : "no");
+    colo_fields_add(&f, "captured", "%s", capturing ? "yes" : "no");
+    colo_bridge_fields(b, &f);
+    return colo_comm_i_agree_fields(b->comm, "bridge call", &f, mine);
 }

@@ -76,7 +76,11 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
                  colo_dtype_name(op.dtype));
         break;
     case COLO_OP_EXCHANGE:
-        snprintf(detail, sizeof detail, " (%s)", colo_dtype_name(op.dtype));
+        if (op.param)
+            snprintf(detail, sizeof detail, " (bridge %u %s, %s)", (uint32_t)op.param / 2,
+                     op.param & 1 ? "backward" : "forward", colo_dtype_name(op.dtype));
+        else
+            snprintf(detail, sizeof detail, " (%s)", colo_dtype_name(op.dtype));
         break;
     case COLO_OP_BARRIER:
     case COLO_OP_SPLIT:
@@ -84,6 +88,16 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
         break;
     }
     snprintf(text, cap, "%s%s%s", colo_op_name(op.kind), number, detail);
+    return text;
+}
+
+const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_desc_t theirs,
+                          uint64_t seq)
+{
+    char what[96];
+    const bool plan = mine.kind == COLO_OP_EXCHANGE && colo_op_pack(&mine) == colo_op_pack(&theirs);
+    snprintf(text, cap, "is in %s%s", colo_op_describe(what, sizeof what, theirs, seq),
+             plan ? " with another plan: one of the two took another shape or position table" : "");
     return text;
 }
 

@@ -226,15 +226,15 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_route_t *route,
-                                         void *stage, size_t stage_bytes,
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
+                                         colo_route_t *route, void *stage, size_t stage_bytes,
                                          const colo_message_t *sends, int32_t nsends,
                                          const colo_message_t *recvs, int32_t nrecvs,
-                                         colo_dtype_t dtype, colo_stream_t stream)
+                                         colo_stream_t stream)
 {
     COLO_TRY(colo_comm_i_alive(c, "exchange"));
+    const colo_dtype_t dtype = op.dtype;
     int64_t sent = 0, received = 0;
-    colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0};
     colo_status_t st = check_messages(c, "message to", sends, nsends, dtype, &sent);
     if (st == COLO_OK)
         st = check_messages(c, "message from", recvs, nrecvs, dtype, &received);
@@ -253,7 +253,8 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream)
 {
-    return colo_comm_i_route_exchange(c, owner, NULL, NULL, 0, sends, nsends, recvs, nrecvs, dtype,
+    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0};
+    return colo_comm_i_route_exchange(c, owner, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs,
                                       stream);
 }
 

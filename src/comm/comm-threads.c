@@ -227,10 +227,9 @@ static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uin
 {
     if (desc == colo_op_pack(&c->op) && count == (uint64_t)c->op.count)
         return COLO_OK;
-    char what[96], found[128];
-    snprintf(found, sizeof found, "is in %s",
-             colo_op_describe(what, sizeof what, colo_op_unpack(desc, count), c->seq));
-    return mismatch(c, peer, found);
+    char found[200];
+    return mismatch(c, peer,
+                    colo_op_found(found, sizeof found, c->op, colo_op_unpack(desc, count), c->seq));
 }
 
 /* Rank @peer has arrived: at the same operation? A pin is not needed, the words are atomic and the

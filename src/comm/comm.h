@@ -55,7 +55,7 @@ typedef struct colo_comm_ops {
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 4u
+#define COLO_COMM_ABI 5u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -63,9 +63,18 @@ typedef struct colo_comm_ops {
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
-    int32_t param; /* the redop of a reduction, the root of a broadcast, else 0 */
-    int64_t count; /* elements as in the call; 0 for barrier, exchange, split */
+    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, else 0 */
+    int64_t count; /* elements as in the call; a bridge's plan; else 0 */
 } colo_op_desc_t;
+
+/* The exchange of bridge @number of its comm, of @way, by the plan of that hash: two bridges of one
+ * shape move the same boxes, and so may the two ways of one. */
+static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t number, int way,
+                                               uint64_t plan)
+{
+    return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | way,
+                            (int64_t)plan};
+}
 
 static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count */
 {
@@ -78,6 +87,9 @@ static inline colo_op_desc_t colo_op_unpack(uint64_t word, uint64_t count)
 }
 /* "all_reduce #5 (sum of 1024 f32)"; no number when @seq is 0. Returns @text. */
 const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
+/* "is in all_reduce #5 (sum of 1024 f32)": what a rank finds a peer in instead of @mine. */
+const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_desc_t theirs,
+                          uint64_t seq);
 
 typedef struct colo_ring_entry {
     uint64_t seq;
@@ -105,6 +117,7 @@ struct colo_comm {
     colo_op_desc_t op;  /* of the last operation begun */
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
+    uint64_t bridges;   /* how many bridges were made */
     void *lock;         /* pthread_mutex_t *: ledger, ring, seq and name against dump */
     colo_ledger_t ledger;
     colo_ring_entry_t ring[COLO_RING];
@@ -142,11 +155,11 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
                                    colo_dtype_t dtype, colo_stream_t stream);
 /* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
  * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_route_t *route,
-                                         void *stage, size_t stage_bytes,
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
+                                         colo_route_t *route, void *stage, size_t stage_bytes,
                                          const colo_message_t *sends, int32_t nsends,
                                          const colo_message_t *recvs, int32_t nrecvs,
-                                         colo_dtype_t dtype, colo_stream_t stream);
+                                         colo_stream_t stream);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
                                       int64_t key, colo_comm_t **comm);
 

@@ -216,8 +216,7 @@ static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
     const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
     char what[200], found[240];
     if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
-        snprintf(found, sizeof found, "is in %s",
-                 colo_op_describe(what, sizeof what, colo_op_unpack(h->desc, h->count), h->seq));
+        colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
     else if (l->expects && !sends)
         snprintf(found, sizeof found, "sends it no message where one is expected");
     else if (sends && !l->expects)
@@ -261,7 +260,7 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
         else
             snprintf(found, sizeof found, "expects a message from it where it sends none");
         if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
-            snprintf(found, sizeof found, "is in %s", describe_last(what, sizeof what, p));
+            colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
         mismatch(x, peer, found);
     } else if (same || before) {
         snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",

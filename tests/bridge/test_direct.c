@@ -327,6 +327,48 @@ static void of_sums_it_is_d_y_that_counts(void **state)
     }
 }
 
+/* ---- calls: backends whose exchanges compare nothing ---- */
+
+static uint64_t checks_of(const colo_comm_t *comm)
+{
+    colo_ledger_t l;
+    colo_comm_ledger(comm, &l);
+    return l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
+}
+
+/* Rank 1 runs backward, the others forward, as the first call of a shape; then all do the same. */
+static colo_status_t first_calls(colo_comm_t *comm, void *arg)
+{
+    const t_case_t c = {.src = t_side("dp=4", true),
+                        .dst = t_side("cp=2,dp=2", false),
+                        .shape = {4, 8, 2},
+                        .grad = COLO_DISJOINT,
+                        .world = RANKS};
+    const colo_shape_t shape = {4, 8, 2, 0};
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
+    rank_try(colo_bridge_reshape(s.b, &shape));
+    rank_try(tensors(&s, 0));
+    rank_check(go(&s, comm->rank == 1 ? COLO_BACKWARD : COLO_FORWARD) == COLO_ERR_MISMATCH);
+    rank_check(strstr(colo_last_error(), "operation: rank 1 of 'world' has bridge 1 backward, rank "
+                                         "0 bridge 1 forward"));
+    for (int turn = 0; turn < 2; turn++)
+        for (int way = 0; way < 2; way++) {
+            const uint64_t before = checks_of(comm);
+            rank_try(expect(&s, (colo_way_t)way, 0, false));
+            rank_check(checks_of(comm) - before == (turn == 0));
+        }
+    lie_down(&s);
+    return COLO_OK;
+}
+
+static void first_calls_of_a_shape_are_compared_way_by_way(void **state)
+{
+    (void)state;
+    assert_ok(on_all(first_calls, NULL));
+}
+
 static colo_status_t some_only(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = lopsided(*(const int32_t *)arg);
@@ -481,6 +523,7 @@ int main(void)
         cmocka_unit_test(out_of_reach_is_an_error_where_peer_is_asked_for),
         cmocka_unit_test(registering_y_alone_stages_backward_on_all_ranks),
         cmocka_unit_test(of_sums_it_is_d_y_that_counts),
+        cmocka_unit_test(first_calls_of_a_shape_are_compared_way_by_way),
         cmocka_unit_test(registered_on_some_ranks_is_staged_on_all_until_more_is_registered),
         cmocka_unit_test(a_tensor_that_is_registered_no_more_is_refused),
         cmocka_unit_test(another_shape_may_leave_ranks_without),
