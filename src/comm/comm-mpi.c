@@ -55,6 +55,7 @@ struct wire {
     struct out *reserved;
     int nlarge;
     int32_t *pending; /* [size] sends under way */
+    bool broken;      /* a frame was lost: what comes behind it would be taken for it */
     char why[400];
 };
 
@@ -85,11 +86,21 @@ static void mpi_text(int error, char *text)
 
 /* ---- frames ---- */
 
+static void lose(struct wire *w, const char *call, int error)
+{
+    char text[MPI_MAX_ERROR_STRING];
+    mpi_text(error, text);
+    snprintf(w->why, sizeof w->why, "%s: %.300s", call, text);
+    w->broken = true;
+}
+
 static void complete_sends(struct wire *w)
 {
     for (struct out **link = &w->under_way, *o; (o = *link);) {
-        int done = 0;
-        if (MPI_Test(&o->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS || done) {
+        int done = 0, e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
+        if (e != MPI_SUCCESS)
+            lose(w, "MPI_Test of a send", e);
+        if (e != MPI_SUCCESS || done) {
             struct out **list = o->large ? &w->large : &w->small;
             *link = o->next;
             w->pending[o->peer]--;
@@ -101,20 +112,32 @@ static void complete_sends(struct wire *w)
     }
 }
 
-static void *mpi_reserve(void *wire, int32_t peer, size_t bytes, bool must)
+static struct out *new_out(struct wire *w, bool large)
+{
+    const size_t room = large ? COLO_FRAME_MAX : SMALL;
+    struct out *o = aligned_alloc(64, (sizeof *o + room + 63) / 64 * 64);
+    if (o) {
+        o->large = large;
+        w->nlarge += large;
+    }
+    return o;
+}
+
+static bool mpi_full(void *wire, int32_t peer)
+{
+    const struct wire *w = wire;
+    return !w->large && w->nlarge >= LARGE_MAX;
+}
+
+static void *mpi_reserve(void *wire, int32_t peer, size_t bytes)
 {
     struct wire *w = wire;
     const bool large = bytes > SMALL;
     struct out **list = large ? &w->large : &w->small, *o = *list;
     if (!o) {
-        if (large && !must && w->nlarge >= LARGE_MAX)
-            return NULL;
-        size_t room = large ? COLO_FRAME_MAX : SMALL;
-        o = aligned_alloc(64, (sizeof *o + room + 63) / 64 * 64);
+        o = new_out(w, large);
         if (!o)
             return NULL;
-        o->large = large;
-        w->nlarge += large;
     } else {
         *list = o->next;
     }
@@ -129,10 +152,15 @@ static void mpi_commit(void *wire)
     struct wire *w = wire;
     struct out *o = w->reserved, **link = &w->under_way;
     w->reserved = NULL;
-    if (!usable(w) || MPI_Isend(o->frame, (int)o->bytes, MPI_BYTE, (int)o->peer, TAG, w->comm,
-                                &o->request) != MPI_SUCCESS) {
+    int e = MPI_SUCCESS;
+    const bool can = usable(w) && !w->broken;
+    if (can)
+        e = MPI_Isend(o->frame, (int)o->bytes, MPI_BYTE, (int)o->peer, TAG, w->comm, &o->request);
+    if (e != MPI_SUCCESS)
+        lose(w, "MPI_Isend", e);
+    if (!can || e != MPI_SUCCESS) {
         struct out **list = o->large ? &w->large : &w->small;
-        o->next = *list; /* the receiver's deadline will tell */
+        o->next = *list;
         *list = o;
         return;
     }
@@ -158,7 +186,7 @@ static bool post(struct wire *w, struct in *in)
 static int mpi_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
 {
     struct wire *w = wire;
-    if (!usable(w))
+    if (!usable(w) || w->broken)
         return -2;
     if (w->held) {
         w->held = false;
@@ -353,6 +381,14 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
             w->in[i].frame = aligned_alloc(64, (COLO_FRAME_MAX + 63) / 64 * 64);
             room = room && w->in[i].frame;
         }
+        for (int r = 0; r < size && room; r++) { /* an error can be told when no memory is left */
+            struct out *o = new_out(w, false);
+            room = o != NULL;
+            if (o) {
+                o->next = w->small;
+                w->small = o;
+            }
+        }
     }
     if (!room) {
         if (w)
@@ -377,6 +413,7 @@ static const colo_wire_ops_t mpi_wire = {
     .abi = COLO_WIRE_ABI,
     .name = "mpi",
     .open = mpi_open,
+    .full = mpi_full,
     .reserve = mpi_reserve,
     .commit = mpi_commit,
     .recv = mpi_recv,

@@ -27,14 +27,6 @@ static struct colo_ctx *find_ctx(struct colo_ctx *list, uint64_t key)
     return list;
 }
 
-static void fail_all(struct colo_family *f, colo_status_t status, const char *sentence)
-{
-    if (colo_fate_sealed(&f->fate))
-        return;
-    colo_fate_seal(&f->fate, status, -1, -1, sentence);
-    atomic_store(&f->untold, true);
-}
-
 static void nonsense(struct colo_family *f, int32_t peer)
 {
     char sentence[200];
@@ -42,7 +34,7 @@ static void nonsense(struct colo_family *f, int32_t peer)
              "world rank %d sends frames that world rank %d does not understand; run the same "
              "version on all ranks",
              (int)peer, (int)f->rank);
-    fail_all(f, COLO_ERR_MISMATCH, sentence);
+    colo_p2p_seal_all(f, COLO_ERR_MISMATCH, -1, sentence);
 }
 
 /* ---- frames of groups that are not here ---- */
@@ -61,12 +53,13 @@ static void stash(struct colo_family *f, int32_t peer, const colo_frame_t *frame
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
                  (int)peer, (int)STASH_MAX, (int)f->rank);
-        fail_all(f, COLO_ERR_MISMATCH, sentence);
+        colo_p2p_seal_all(f, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
     struct colo_stash *s = malloc(sizeof *s + bytes);
     if (!s) {
-        fail_all(f, COLO_ERR_NOMEM, "no memory for a frame that came before its group was made");
+        colo_p2p_seal_all(f, COLO_ERR_NOMEM, f->rank,
+                          "no memory for a frame that came before its group was made");
         return;
     }
     *s = (struct colo_stash){.peer = peer, .bytes = bytes};
@@ -96,7 +89,8 @@ void colo_p2p_unstash(struct colo_ctx *x)
 
 /* ---- sorting ---- */
 
-/* @world: ranks on the wire of the group's members, NULL for the fate of all */
+/* @world: ranks on the wire of the group's members, NULL for the fate of all, in which rank r is r
+ */
 static void take_fail(colo_fate_t *fate, const int32_t *world, int32_t size,
                       const colo_frame_t *frame, const void *payload)
 {
@@ -104,9 +98,9 @@ static void take_fail(colo_fate_t *fate, const int32_t *world, int32_t size,
     snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
     const colo_status_t status = (colo_status_t)(int64_t)frame->desc;
     const int64_t culprit = (int64_t)frame->count;
-    const bool named = world && culprit >= 0 && culprit < size;
-    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, named ? (int32_t)culprit : -1,
-                   named ? world[culprit] : -1, sentence);
+    const int32_t named = culprit >= 0 && culprit < size ? (int32_t)culprit : -1;
+    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, named,
+                   world && named >= 0 ? world[named] : named, sentence);
 }
 
 static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
@@ -181,7 +175,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
     }
     if (frame->ctx == 0) {
         if (frame->kind == COLO_FRAME_FAIL)
-            take_fail(&f->fate, NULL, 0, frame, payload);
+            take_fail(&f->fate, NULL, f->size, frame, payload);
         else
             nonsense(f, peer);
         return;

@@ -149,6 +149,20 @@ void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_
     colo_round_lane(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
 }
 
+/* Room for a frame of this round; NULL: the group is dead. */
+static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
+{
+    struct colo_family *f = x->family;
+    char *p = f->ops->reserve(f->wire, x->world[peer], bytes);
+    if (!p) {
+        char sentence[120];
+        snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
+                 (int)peer);
+        colo_p2p_seal(x, COLO_ERR_NOMEM, x->rank, sentence);
+    }
+    return p;
+}
+
 static void send_head(struct colo_ctx *x, int32_t peer)
 {
     struct colo_lane *l = &x->lane[peer];
@@ -171,14 +185,9 @@ static void send_head(struct colo_ctx *x, int32_t peer)
     int64_t eager = l->sent.bytes < COLO_FRAME_EAGER ? l->sent.bytes : COLO_FRAME_EAGER;
     if (f->closed[x->world[peer]])
         return;
-    char *p = f->ops->reserve(f->wire, x->world[peer], sizeof head + (size_t)eager, true);
-    if (!p) {
-        char sentence[120];
-        snprintf(sentence, sizeof sentence, "no memory to send %lld bytes to rank %d",
-                 (long long)eager, (int)peer);
-        colo_p2p_seal(x, COLO_ERR_NOMEM, x->rank, sentence);
+    char *p = reserve(x, peer, sizeof head + (size_t)eager);
+    if (!p)
         return;
-    }
     memcpy(p, &head, sizeof head);
     colo_cursor_move(&l->out, p + sizeof head, NULL, eager);
     l->out_left -= eager;
@@ -329,11 +338,11 @@ static void send_data(struct colo_ctx *x, int32_t peer)
                              .ctx = x->key,
                              .seq = x->seq,
                              .bytes = (uint64_t)n};
-        if (f->closed[x->world[peer]])
+        if (f->closed[x->world[peer]] || f->ops->full(f->wire, x->world[peer]))
             return;
-        char *p = f->ops->reserve(f->wire, x->world[peer], sizeof data + (size_t)n, false);
+        char *p = reserve(x, peer, sizeof data + (size_t)n);
         if (!p)
-            return; /* enough is under way */
+            return;
         memcpy(p, &data, sizeof data);
         colo_cursor_move(&l->out, p + sizeof data, NULL, n);
         l->out_left -= n;

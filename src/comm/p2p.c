@@ -53,12 +53,12 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
     /* who closed waits for one thing more: that we do, too */
     if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
-    unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes, true);
+    unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes);
     if (!p) {
         char sentence[200];
         snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
                  sizeof *frame + (size_t)frame->bytes, (int)peer);
-        colo_fate_seal(&f->fate, COLO_ERR_NOMEM, -1, -1, sentence);
+        colo_p2p_seal_all(f, COLO_ERR_NOMEM, f->rank, sentence);
         return;
     }
     frame->magic = COLO_FRAME_MAGIC;
@@ -130,6 +130,15 @@ void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, co
         return;
     colo_fate_seal(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
     tell_members(x);
+}
+
+void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                       const char *sentence)
+{
+    if (colo_fate_sealed(&f->fate))
+        return;
+    colo_fate_seal(&f->fate, status, culprit, culprit, sentence);
+    atomic_store(&f->untold, true);
 }
 
 /* ---- groups that all have left ---- */

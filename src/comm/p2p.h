@@ -120,6 +120,9 @@ bool colo_p2p_doomed(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
+/* Kills all groups of the family, once, and tells everyone; @culprit: rank on the wire, or -1. */
+void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                       const char *sentence);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
 
 /* ---- p2p-arrive.c ---- */

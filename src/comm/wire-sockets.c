@@ -22,13 +22,17 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { OUT_MAX = 512 << 10 };
+enum {
+    OUT_MAX = 512 << 10, /* queued, above which pieces of large messages wait */
+    OUT_ROOM = 8 << 10,  /* at first: an error can be told when there is no memory left */
+};
 #define IN_ROOM (COLO_FRAME_MAX + (64 << 10))
 
 struct sock {
     unsigned char *out, *in;
     size_t out_at, out_end, out_room; /* [at, end) is to be written */
     size_t in_at, in_end;             /* [at, end) has been read */
+    bool starved;                     /* the system had no memory to send: try again */
     bool ended;                       /* end of stream or error: told when the buffer is empty */
     int error;
 };
@@ -49,9 +53,12 @@ static size_t padded(size_t bytes)
     return 8 + (bytes + 7) / 8 * 8;
 }
 
+/* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
+ * byte of a frame that began; it is dropped only when the stream is at its end. */
 static void flush_out(struct wire *w, int32_t r)
 {
     struct sock *s = &w->sock[r];
+    s->starved = false;
     while (s->out_at < s->out_end) {
         ssize_t n = send(w->fds[r].fd, s->out + s->out_at, s->out_end - s->out_at,
                          MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -61,23 +68,31 @@ static void flush_out(struct wire *w, int32_t r)
             continue;
         } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             break;
-        } else { /* nobody reads any more; what it said before is still to be read */
+        } else if (n < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
+            s->starved = true; /* not a matter of this socket: poll() would say that it is ready */
+            break;
+        } else { /* the stream is cut; what the peer said before is still to be read */
             s->error = errno;
             s->out_at = s->out_end;
+            shutdown(w->fds[r].fd, SHUT_RDWR);
         }
     }
     if (s->out_at == s->out_end)
         s->out_at = s->out_end = 0;
-    w->fds[r].events = (short)(POLLIN | (s->out_end ? POLLOUT : 0));
+    w->fds[r].events = (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0));
 }
 
-static void *sockets_reserve(void *wire, int32_t peer, size_t bytes, bool must)
+static bool sockets_full(void *wire, int32_t peer)
+{
+    const struct sock *s = &((struct wire *)wire)->sock[peer];
+    return s->out_end - s->out_at > OUT_MAX;
+}
+
+static void *sockets_reserve(void *wire, int32_t peer, size_t bytes)
 {
     struct wire *w = wire;
     struct sock *s = &w->sock[peer];
     const size_t need = padded(bytes);
-    if (!must && s->out_end - s->out_at > OUT_MAX)
-        return NULL;
     if (s->out_at > 0 && s->out_end + need > s->out_room) {
         memmove(s->out, s->out + s->out_at, s->out_end - s->out_at);
         s->out_end -= s->out_at;
@@ -139,7 +154,8 @@ static void read_in(struct wire *w, int32_t r)
     ssize_t n = recv(w->fds[r].fd, s->in + s->in_end, IN_ROOM - s->in_end, MSG_DONTWAIT);
     if (n > 0) {
         s->in_end += (size_t)n;
-    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR &&
+                          errno != ENOBUFS && errno != ENOMEM)) {
         s->ended = true;
         if (n < 0)
             s->error = errno;
@@ -183,6 +199,9 @@ static int sockets_recv(void *wire, int32_t *peer, const void **frame, size_t *b
         s->in_at += padded((size_t)n);
         w->held = -1;
     }
+    for (int32_t r = 0; r < w->size; r++)
+        if (w->sock[r].starved && w->fds[r].fd >= 0)
+            flush_out(w, r);
     int got = hand_out(w, peer, frame, bytes);
     if (got || poll(w->fds, (nfds_t)w->size, 0) <= 0)
         return got;
@@ -243,14 +262,18 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
         if (fd[r] < 0)
             continue;
         sock[r].in = malloc(IN_ROOM);
-        room = sock[r].in != NULL;
+        sock[r].out = malloc(OUT_ROOM);
+        sock[r].out_room = OUT_ROOM;
+        room = sock[r].in && sock[r].out;
     }
     if (!room) {
         for (int32_t r = 0; r < size; r++) {
             if (fd[r] >= 0)
                 close(fd[r]);
-            if (sock)
+            if (sock) {
                 free(sock[r].in);
+                free(sock[r].out);
+            }
         }
         free(w);
         free(sock);
@@ -265,6 +288,7 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
 const colo_wire_ops_t colo_wire_sockets = {
     .abi = COLO_WIRE_ABI,
     .name = "sockets",
+    .full = sockets_full,
     .reserve = sockets_reserve,
     .commit = sockets_commit,
     .recv = sockets_recv,

@@ -16,7 +16,7 @@
 
 #include <colobridge/status.h>
 
-#define COLO_WIRE_ABI 1u
+#define COLO_WIRE_ABI 2u
 
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a head */
@@ -67,9 +67,10 @@ typedef struct colo_wire_ops {
     /* Collective; NULL where a transport is made otherwise. */
     colo_status_t (*open)(const void *handle, size_t bytes, int64_t timeout_ms,
                           colo_wire_open_t *out);
-    /* Room for a frame of @bytes to @peer; commit() sends it. NULL: no memory, or, when not @must,
-     * too much is under way already. */
-    void *(*reserve)(void *wire, int32_t peer, size_t bytes, bool must);
+    /* So much is under way to @peer that pieces of large messages should wait. */
+    bool (*full)(void *wire, int32_t peer);
+    /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */
+    void *(*reserve)(void *wire, int32_t peer, size_t bytes);
     void (*commit)(void *wire);
     /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;
      * -2: the wire is unusable. why() has the sentence. Moves sends on, too. */

@@ -23,6 +23,7 @@ struct letter {
 struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
+    bool poor;            /* no memory for frames without a sentence */
     double chatter_until; /* rank 1 has one frame more for rank 0 until then */
 };
 
@@ -32,8 +33,16 @@ struct desk { /* one rank's end */
     struct letter *written, *read;
 };
 
-static void *desk_reserve(void *wire, int32_t peer, size_t bytes, bool must)
+static bool desk_full(void *wire, int32_t peer)
 {
+    return false;
+}
+
+static void *desk_reserve(void *wire, int32_t peer, size_t bytes)
+{
+    if (((struct desk *)wire)->post->poor && bytes < sizeof(colo_frame_t) + 8)
+        return NULL;
+
     struct desk *d = wire;
     d->written = calloc(1, sizeof *d->written + bytes);
     d->written->bytes = bytes;
@@ -101,6 +110,7 @@ static void desk_close(void *wire, bool clean)
 
 static const colo_wire_ops_t desks = {.abi = COLO_WIRE_ABI,
                                       .name = "desk",
+                                      .full = desk_full,
                                       .reserve = desk_reserve,
                                       .commit = desk_commit,
                                       .recv = desk_recv,
@@ -227,6 +237,34 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     close_all(&post, world, twin);
 }
 
+static void no_memory_for_a_head_is_an_error_at_once_and_told(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    post.poor = true;
+    assert_fails(colo_comm_barrier(world[1], NULL), COLO_ERR_NOMEM, "no memory to send");
+    post.poor = false;
+    assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_PEER,
+                 "rank 1 failed: no memory to send");
+    assert_ok(colo_comm_check(twin[0]));
+    close_all(&post, world, twin);
+}
+
+static void no_memory_for_a_goodbye_is_told_to_all_groups(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    post.poor = true;
+    colo_comm_destroy(&world[1]);
+    post.poor = false;
+    assert_fails(colo_comm_check(twin[1]), COLO_ERR_NOMEM, "no memory for a frame");
+    assert_fails(colo_comm_barrier(twin[0], NULL), COLO_ERR_PEER,
+                 "rank 1 failed: no memory for a frame");
+    close_all(&post, world, twin);
+}
+
 static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
 {
     struct post post;
@@ -247,6 +285,8 @@ int main(void)
         cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(head_that_arrives_before_its_round_runs_is_no_mismatch),
+        cmocka_unit_test(no_memory_for_a_head_is_an_error_at_once_and_told),
+        cmocka_unit_test(no_memory_for_a_goodbye_is_told_to_all_groups),
         cmocka_unit_test(peer_that_talks_without_pause_does_not_hold_a_call),
     };
     return cmocka_run_group_tests_name("comm/p2p", tests, NULL, NULL);
