@@ -24,13 +24,11 @@ def case(*shape, seed=0):
             torch.randn(*shape, generator=rng))
 
 
-def plain_logp(z, t):
+def plain_logp(z, t, dtype=torch.float32):
     """A target that nobody holds: 0, with the gradient -p."""
-    lp = torch.log_softmax(z.float(), -1)
-    held = (t >= 0) & (t < V)
-    x = z.float().gather(-1, t.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
-    lse = torch.logsumexp(z.float(), -1)
-    del lp
+    z, held = z.to(dtype), (t >= 0) & (t < V)
+    x = z.gather(-1, t.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
+    lse = torch.logsumexp(z, -1)
     return torch.where(held, x - lse, lse.detach() - lse)
 
 
@@ -68,6 +66,43 @@ def parity(rank, size, group, dtype, odd):
                       (compat.ChunkedDistributedLogprob, (7, group, True))):
         got = cls.apply(mine, t, lo, hi, *args)
         assert not got.requires_grad and torch.equal(got, bits[0])
+
+
+def together(rank, size, group, dtype):
+    """One backward through logp and entropy of the same logits, for every size of chunks."""
+    z, t, g = case(2, 300)
+    g_entropy = g.flip(1)
+    t[0, ::7] = -100
+    lo, hi = half(rank, size)
+    z = z.to(dtype)
+    whole = z.double().clone().requires_grad_()
+    lp = torch.log_softmax(whole, -1)
+    want = plain_logp(whole, t, torch.float64), -(lp.exp() * lp).sum(-1)
+    (want[0] * g + want[1] * g_entropy).sum().backward()
+    # bf16: each of the two gradients is rounded once, and their sum
+    near = dict(rtol=2**-7, atol=2**-7 * float(whole.grad.abs().max())) if dtype == torch.bfloat16 else NEAR
+    for chunk in (1, 7, 16, 64, 512, 601, 10**6):
+        leaf = z[..., lo:hi].clone().requires_grad_()
+        mine = leaf * 1
+        logp = compat.ChunkedDistributedLogprob.apply(mine, t, lo, hi, chunk, group)
+        entropy = compat.vocab_parallel_entropy(mine, chunk, tp_group=group)
+        torch.testing.assert_close(logp.double(), want[0].detach(), **NEAR)
+        torch.testing.assert_close(entropy.double(), want[1].detach(), **near)
+        (logp * g + entropy * g_entropy).sum().backward()
+        near_grad = dict(rtol=1e-12, atol=1e-12) if dtype == torch.float64 else near
+        torch.testing.assert_close(leaf.grad.double(), whole.grad[..., lo:hi], **near_grad)
+        assert torch.equal(mine, z[..., lo:hi]) and mine._version == 0
+
+
+def together_on_processes(rank, dtype):
+    together(rank, 4, dist.group.WORLD, dtype)
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.float64])
+def test_logp_and_entropy_of_the_same_logits_in_one_backward_agree_with_fp64(world, dtype):
+    world.run(together_on_processes, dtype)
+    cb.run_threads(2, lambda w: together(w.rank, 2, w, dtype))
+    together(0, 1, cb.Comm.self(), dtype)
 
 
 def on_processes(rank, dtype, odd):

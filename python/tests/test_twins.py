@@ -37,6 +37,13 @@ TWINS = {
     'the packed gather adds over cp': (
         'compat.py', 'if ctx.add:', 'if True:', 'test_compat.py',
         'test_packed_sequences_over_context_parallel_ranks'),
+    'the gradient of logp is written over logits that entropy reads': (
+        'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
+    'entropy has no gradient of its own': (
+        'torch/logprob.py', "            setattr(now.upstream, name, g)",
+        "            setattr(now.upstream, name, None if name == 'd_entropy' else g)", 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
     'sub-sequences follow each other without their padding': (
         'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'before', 'test_compat.py',
         'test_sub_sequences_start'),
