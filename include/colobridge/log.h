@@ -26,7 +26,9 @@ typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user
 
 /**
  * colo_log_set() - send log lines to @fn instead of stderr, up to @level
- * @fn:    called from any thread, never concurrently; NULL restores the default
+ * @fn:    called from any thread, never concurrently; NULL restores the default. It may call the
+ *         library: what that logs on the same thread is dropped, and colo_last_error() stays what
+ *         it was. Other threads that log wait for it, so it does not wait for other ranks.
  * @user:  borrowed; handed to @fn
  */
 COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);

@@ -4,15 +4,22 @@
  *
  * Errors are returned, not logged: a line here is a warning ("went on differently than asked") or
  * one line of information per bridge.
+ *
+ * A sink runs with the settings unlocked, so that it may call the library. What it causes there is
+ * not logged, and the thread's last error is afterwards what it was.
  */
 #include "core/env.h"
+
+#include "core/try.h"
 
 #include <pthread.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of the settings */
+static pthread_mutex_t turn = PTHREAD_MUTEX_INITIALIZER; /* of one line after the other */
+static _Thread_local bool inside;                        /* a sink, which this thread runs */
 static colo_log_fn sink;
 static void *sink_user;
 static colo_log_level_t sink_level;
@@ -30,11 +37,15 @@ static colo_log_level_t env_level(void)
 
 void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level)
 {
+    if (!inside) /* afterwards no thread runs the old one */
+        pthread_mutex_lock(&turn);
     pthread_mutex_lock(&lock);
     sink = fn;
     sink_user = user;
     sink_level = level;
     pthread_mutex_unlock(&lock);
+    if (!inside)
+        pthread_mutex_unlock(&turn);
 }
 
 bool colo_log_on(colo_log_level_t level)
@@ -42,22 +53,31 @@ bool colo_log_on(colo_log_level_t level)
     pthread_mutex_lock(&lock);
     colo_log_level_t limit = sink ? sink_level : env_level();
     pthread_mutex_unlock(&lock);
-    return level <= limit;
+    return level <= limit && !inside;
 }
 
 void colo_log(colo_log_level_t level, const char *fmt, ...)
 {
     if (!colo_log_on(level))
         return;
-    char line[1024];
+    char line[1024], kept[1024];
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(line, sizeof line, fmt, ap);
     va_end(ap);
+    pthread_mutex_lock(&turn);
     pthread_mutex_lock(&lock);
-    if (sink)
-        sink(level, line, sink_user);
-    else
-        fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
+    colo_log_fn fn = sink;
+    void *user = sink_user;
     pthread_mutex_unlock(&lock);
+    if (fn) {
+        snprintf(kept, sizeof kept, "%s", colo_last_error());
+        inside = true;
+        fn(level, line, user);
+        inside = false;
+        (void)colo_fail(COLO_OK, "%s", kept);
+    } else {
+        fprintf(stderr, "colobridge: %s: %s\n", names[level], line);
+    }
+    pthread_mutex_unlock(&turn);
 }

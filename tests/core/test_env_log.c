@@ -3,10 +3,12 @@
 #include "harness/harness.h"
 
 #include "core/env.h"
+#include "core/try.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 #include <unistd.h>
 
 static int clean(void **state)
@@ -297,6 +299,54 @@ static void the_sink_is_never_called_concurrently(void **state)
     assert_int_equal(s.lines, 2000);
 }
 
+/* ---- a sink that uses the library ---- */
+
+struct busy {
+    int calls;
+    bool done;
+    char after[100]; /* the sentence that the caller of colo_log() then finds */
+};
+
+static void use_library(colo_log_level_t level, const char *line, void *user)
+{
+    struct busy *b = user;
+    colo_comm_t *c = NULL;
+    if (b->calls++ > 3) /* not without end when it goes wrong */
+        return;
+    colo_log(COLO_LOG_WARN, "from the sink");
+    (void)colo_comm_create_self(NULL); /* an error of its own */
+    if (colo_comm_create_self(&c) == COLO_OK)
+        colo_comm_destroy(&c);
+    colo_log_set(use_library, b, COLO_LOG_WARN);
+}
+
+static void *log_one_line(void *arg)
+{
+    struct busy *b = arg;
+    colo_log_set(use_library, b, COLO_LOG_WARN);
+    (void)colo_fail(COLO_ERR_ARG, "the caller's own error");
+    colo_log(COLO_LOG_WARN, "a line");
+    snprintf(b->after, sizeof b->after, "%s", colo_last_error());
+    colo_log_set(NULL, NULL, COLO_LOG_OFF);
+    b->done = true;
+    return NULL;
+}
+
+/* Last: a thread that hangs keeps the log. */
+static void sink_may_call_the_library(void **state)
+{
+    static struct busy b;
+    pthread_t thread;
+    struct timespec end;
+    clock_gettime(CLOCK_REALTIME, &end);
+    end.tv_sec += 10;
+    assert_int_equal(pthread_create(&thread, NULL, log_one_line, &b), 0);
+    assert_int_equal(pthread_timedjoin_np(thread, NULL, &end), 0);
+    assert_true(b.done);
+    assert_int_equal(b.calls, 1); /* what it caused is not logged */
+    assert_string_equal(b.after, "the caller's own error");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -312,6 +362,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(lines_above_the_level_are_dropped, clean, clean),
         cmocka_unit_test_setup_teardown(stderr_is_silent_unless_the_environment_asks, clean, clean),
         cmocka_unit_test_setup_teardown(the_sink_is_never_called_concurrently, clean, clean),
+        cmocka_unit_test(sink_may_call_the_library),
     };
     return cmocka_run_group_tests_name("core/env_log", tests, NULL, NULL);
 }
