@@ -86,6 +86,7 @@ def together(rank, size, group, dtype):
         mine = leaf * 1
         logp = compat.ChunkedDistributedLogprob.apply(mine, t, lo, hi, chunk, group)
         entropy = compat.vocab_parallel_entropy(mine, chunk, tp_group=group)
+        assert logp.dtype == torch.float32 and entropy.dtype == dtype
         torch.testing.assert_close(logp.double(), want[0].detach(), **NEAR)
         torch.testing.assert_close(entropy.double(), want[1].detach(), **near)
         (logp * g + entropy * g_entropy).sum().backward()
@@ -402,6 +403,22 @@ def test_head_and_loss_of_what_is_frozen_or_not_there():
     labels[1, 1] = V
     with pytest.raises(ValueError, match=r'1 labels are outside of \[0, 12\)'):
         compat.chunked_cross_entropy_loss(hidden, weight, 3, labels)
+
+
+def wrong_memory(rank):
+    z, _, _ = case(2, 4)
+    lo, hi = half(rank, 4)
+    for megabytes in (0, -1):
+        with pytest.raises(ValueError if rank == 2 else RuntimeError,
+                           match='chunk_memory_mb is %d, expected a number above 0' % megabytes):
+            compat.vocab_parallel_entropy(z[..., lo:hi], chunk_memory_mb=megabytes if rank == 2 else 512,
+                                          tp_group=dist.group.WORLD)
+        compat.vocab_parallel_entropy(z[..., lo:hi], tp_group=dist.group.WORLD)
+        meet()
+
+
+def test_one_ranks_chunk_memory_below_1_is_every_ranks_error(world):
+    world.run(wrong_memory)
 
 
 def one_wrong(rank):

@@ -40,6 +40,12 @@ TWINS = {
     'the gradient of logp is written over logits that entropy reads': (
         'compat.py', "('logp',), tp_group=group,", "('logp',), tp_group=group, in_place=True,", 'test_compat.py',
         'test_logp_and_entropy_of_the_same_logits'),
+    'entropy is f32 whatever the logits are': (
+        'compat.py', '[0].to(logits.dtype)', '[0].float()', 'test_compat.py',
+        'test_logp_and_entropy_of_the_same_logits'),
+    'no memory for chunks is enough': (
+        'compat.py', 'if chunk_memory_mb <= 0:', 'if chunk_memory_mb < 0:', 'test_compat.py',
+        'test_one_ranks_chunk_memory'),
     'entropy has no gradient of its own': (
         'torch/logprob.py', "            setattr(now.upstream, name, g)",
         "            setattr(now.upstream, name, None if name == 'd_entropy' else g)", 'test_compat.py',
