@@ -85,6 +85,7 @@ static void shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
     colo_lane_deinit(&s->lane[1]);
     colo_mem_free(s->mem, s->slab);
     free(s->slab_of);
+    free(s->run);
     memset(s, 0, sizeof *s);
 }
 
@@ -130,6 +131,7 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
                            colo_dtype_name(cfg->dtype));
             goto fail;
         }
+        COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
     } else {
         COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_FORWARD), fail);
         COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_BACKWARD), fail);

@@ -46,6 +46,8 @@ typedef struct colo_shaped {
     size_t stage_size;
     /* Bytes of slab and staging that the first staged call will make: the bridge is direct. */
     size_t late_slab, late_stage;
+    colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
+    int64_t nruns;
     bool lopsided[2]; /* direct: of a way, some rank has nothing that peers could reach */
 } colo_shaped_t;
 
@@ -116,6 +118,8 @@ colo_status_t colo_component_find(const colo_plan_t *plan, const colo_comm_t *co
 colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t *plan);
 colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
 void colo_collective_destroy(colo_collective_t *c);
+/* The rows that a SHARDED output takes out of the whole sequence: s->run. */
+colo_status_t colo_collective_rows(colo_shaped_t *s);
 /* Staging for a plan; keeps the old one on failure. */
 colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan,
                                     colo_collective_t *out);

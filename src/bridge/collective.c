@@ -252,6 +252,22 @@ static colo_owned_t full_dst(const colo_plan_t *p)
     return o;
 }
 
+colo_status_t colo_collective_rows(colo_shaped_t *s)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_shape_t *shape = &p->config.shape;
+    colo_owned_t own;
+    if (p->config.output != COLO_SHARDED)
+        return COLO_OK;
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, shape->samples, shape->rows, shape->features,
+                               false, &own, NULL, 0, &s->nruns));
+    s->run = malloc((size_t)(s->nruns + 1) * sizeof *s->run);
+    if (!s->run)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)s->nruns);
+    return colo_layout_owned(&p->dst, p->rank, shape->samples, shape->rows, shape->features, false,
+                             &own, s->run, s->nruns, &s->nruns);
+}
+
 colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo_collective_t *out)
 {
     size_t elem = colo_dtype_size(p->config.dtype);
@@ -324,27 +340,14 @@ static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_
 static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_view_t part,
                                bool to_part, colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
-    const colo_shape_t *s = &p->config.shape;
-    size_t elem = colo_dtype_size(p->config.dtype);
-    colo_run_t runs[64];
-    colo_owned_t own;
-    int64_t n = 0;
-    colo_run_t *run = runs;
-    COLO_AUTOFREE colo_run_t *many = NULL;
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
-                               NULL, 0, &n));
-    if (n > 64) /* a scattered position table */
-        run = many = malloc((size_t)n * sizeof *many);
-    if (!run)
-        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)n);
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own, run,
-                               n, &n));
-    for (int64_t i = 0; i < n; i++) {
-        colo_box_t f =
-            sub_box(full, 0, own.b1 - own.b0, run[i].row, run[i].count, s->features, elem);
-        colo_box_t q =
-            sub_box(part, 0, own.b1 - own.b0, run[i].local, run[i].count, s->features, elem);
+    const colo_shaped_t *s = &b->now;
+    const colo_owned_t *own = &s->plan->own_dst;
+    const int64_t nb = own->b1 - own->b0, h = s->plan->config.shape.features;
+    const size_t elem = colo_dtype_size(s->plan->config.dtype);
+    for (int64_t i = 0; i < s->nruns; i++) {
+        const colo_run_t *run = &s->run[i];
+        colo_box_t f = sub_box(full, 0, nb, run->row, run->count, h, elem);
+        colo_box_t q = sub_box(part, 0, nb, run->local, run->count, h, elem);
         COLO_TRY(b->ops->box_copy(to_part ? &q : &f, to_part ? &f : &q, elem, stream));
     }
     return COLO_OK;

@@ -6,58 +6,7 @@
  */
 #include "harness/harness.h"
 
-#include <stdatomic.h>
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#if !defined(SANITIZED) && !defined(__GLIBC__)
-#define SANITIZED 1
-#endif
-
-static atomic_size_t allocated;
-static atomic_bool counting;
-
-#ifndef SANITIZED
-void *__libc_malloc(size_t bytes);
-void *__libc_calloc(size_t n, size_t bytes);
-void *__libc_realloc(void *p, size_t bytes);
-void *__libc_memalign(size_t align, size_t bytes);
-
-static void count(size_t bytes)
-{
-    if (atomic_load(&counting))
-        atomic_fetch_add(&allocated, bytes);
-}
-
-void *malloc(size_t bytes)
-{
-    count(bytes);
-    return __libc_malloc(bytes);
-}
-
-void *calloc(size_t n, size_t bytes)
-{
-    count(n * bytes);
-    return __libc_calloc(n, bytes);
-}
-
-void *realloc(void *p, size_t bytes)
-{
-    count(bytes);
-    return __libc_realloc(p, bytes);
-}
-
-void *aligned_alloc(size_t align, size_t bytes)
-{
-    count(bytes);
-    return __libc_memalign(align, bytes);
-}
-#endif
+#include "harness/allocations.h"
 
 enum { T = 96, V = 500, H = 16, CHUNK = 32 };
 

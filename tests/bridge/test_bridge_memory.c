@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_bridge_memory.c - after its first one, a call of a bridge allocates nothing: not a byte,
+ * with either algorithm, also for rows that a position table scatters. This program's allocator
+ * counts; under a sanitizer, which brings its own, the test is skipped.
+ */
+#include "harness/harness.h"
+
+#include "harness/allocations.h"
+
+enum { RANKS = 4, SAMPLES = 4, ROWS = 160, FEATURES = 3 };
+
+typedef struct memory_case {
+    const char *src, *dst;
+    colo_algo_t algo;
+    colo_output_t output;
+    colo_grad_t grad;
+    float y[RANKS][SAMPLES * ROWS * FEATURES], d_x[RANKS][SAMPLES * ROWS * FEATURES];
+} memory_case_t;
+
+static int64_t table[ROWS]; /* neighbours in a sample are 77 positions apart: a run each */
+
+static colo_status_t calling_rank(colo_comm_t *world, void *arg)
+{
+    memory_case_t *m = arg;
+    const int32_t rank = colo_comm_rank(world);
+    colo_grid_t from, to;
+    colo_layout_t src, dst;
+    colo_bridge_t *bridge = NULL;
+    float x[SAMPLES * ROWS * FEATURES];
+    int64_t xs[3], ys[3];
+    rank_try(colo_grid_parse(&from, m->src, RANKS));
+    rank_try(colo_grid_parse(&to, m->dst, RANKS));
+    rank_try(colo_layout_init_src(&src, &from));
+    rank_try(colo_layout_init_dst(&dst, &to));
+    rank_try(colo_layout_map_table(&dst, table, ROWS, ROWS));
+    colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
+                                   .src = &src,
+                                   .dst = &dst,
+                                   .shape = {SAMPLES, ROWS, FEATURES, 0},
+                                   .dtype = COLO_F32,
+                                   .output = m->output,
+                                   .grad = m->grad,
+                                   .algo = m->algo};
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    colo_bridge_src_shape(bridge, xs);
+    colo_bridge_dst_shape(bridge, ys);
+    for (int i = 0; i < SAMPLES * ROWS * FEATURES; i++)
+        x[i] = (float)(rank * 10000 + i);
+    colo_tensor_t in = colo_tensor_host(x, COLO_F32, 3, xs);
+    colo_tensor_t out = colo_tensor_host(m->y[rank], COLO_F32, 3, ys), back = in;
+    back.data = m->d_x[rank];
+    for (int turn = 0; turn < 3; turn++) {
+        if (turn == 1) { /* what grows has grown */
+            rank_try(colo_comm_barrier(world, NULL));
+            atomic_store(&counting, true);
+            rank_try(colo_comm_barrier(world, NULL));
+        }
+        rank_try(colo_bridge_forward(bridge, &in, &out, NULL));
+        rank_try(colo_bridge_backward(bridge, &out, &back, NULL));
+    }
+    rank_try(colo_comm_barrier(world, NULL));
+    atomic_store(&counting, false);
+    rank_try(colo_comm_barrier(world, NULL));
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static void calls_allocate_nothing_whatever_the_algorithm(void **state)
+{
+    static const char *const specs[][2] = {{"tp=1,dp=4", "tp=1,cp=2,dp=2"},
+                                           {"tp=2,dp=2", "tp=1,cp=2,dp=2"},
+                                           {"tp=4,dp=1", "tp=1,cp=2,dp=2"}};
+    static memory_case_t exact, collective;
+    (void)state;
+    for (int i = 0; i < ROWS; i++)
+        table[i] = i * 77 % ROWS;
+    for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
+        for (int output = 0; output < 2; output++) {
+            exact = (memory_case_t){
+                .src = specs[i][0], .dst = specs[i][1], .output = (colo_output_t)output};
+            collective = exact;
+            collective.algo = COLO_COLLECTIVE;
+            atomic_store(&allocated, 0);
+            assert_ok(colo_comm_threads_run(RANKS, calling_rank, &exact));
+            assert_int_equal(atomic_load(&allocated), 0);
+            assert_ok(colo_comm_threads_run(RANKS, calling_rank, &collective));
+            assert_int_equal(atomic_load(&allocated), 0);
+            assert_memory_equal(exact.y, collective.y, sizeof exact.y);
+            assert_memory_equal(exact.d_x, collective.d_x, sizeof exact.d_x);
+        }
+}
+
+int main(void)
+{
+#ifdef SANITIZED
+    return T_EXIT_SKIP;
+#endif
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_allocate_nothing_whatever_the_algorithm),
+    };
+    return cmocka_run_group_tests_name("bridge/bridge_memory", tests, NULL, NULL);
+}

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * allocations.h - the allocator of a test program, which counts while it is told to. Included by
+ * one source of the program. SANITIZED: a sanitizer brings its own allocator, so there is nothing
+ * to count and the program is skipped.
+ */
+#ifndef TESTS_HARNESS_ALLOCATIONS_H
+#define TESTS_HARNESS_ALLOCATIONS_H
+
+#include <stdatomic.h>
+#include <stddef.h>
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define SANITIZED 1
+#endif
+#endif
+#if !defined(SANITIZED) && !defined(__GLIBC__)
+#define SANITIZED 1
+#endif
+
+static atomic_size_t allocated;
+static atomic_bool counting;
+
+#ifndef SANITIZED
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t n, size_t bytes);
+void *__libc_realloc(void *p, size_t bytes);
+void *__libc_memalign(size_t align, size_t bytes);
+
+static void count(size_t bytes)
+{
+    if (atomic_load(&counting))
+        atomic_fetch_add(&allocated, bytes);
+}
+
+void *malloc(size_t bytes)
+{
+    count(bytes);
+    return __libc_malloc(bytes);
+}
+
+void *calloc(size_t n, size_t bytes)
+{
+    count(n * bytes);
+    return __libc_calloc(n, bytes);
+}
+
+void *realloc(void *p, size_t bytes)
+{
+    count(bytes);
+    return __libc_realloc(p, bytes);
+}
+
+void *aligned_alloc(size_t align, size_t bytes)
+{
+    count(bytes);
+    return __libc_memalign(align, bytes);
+}
+#endif
+
+#endif
