@@ -306,37 +306,10 @@ fail:
     return st;
 }
 
-/* ---- device memory ---- */
-
-static colo_status_t gpu_alloc(size_t bytes, void **p)
-{
-    cudaError_t e = cudaMalloc(p, bytes);
-    if (e == cudaSuccess)
-        return COLO_OK;
-    (void)cudaGetLastError();
-    return colo_fail(COLO_ERR_NOMEM, "%zu bytes of device memory: %s", bytes,
-                     cudaGetErrorString(e));
-}
-
-static void gpu_free(void *p)
-{
-    if (p && cudaFree(p) != cudaSuccess)
-        (void)cudaGetLastError();
-}
-
-static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
-{
-    cudaError_t e = bytes ? cudaMemsetAsync(p, 0, bytes, stream) : cudaSuccess;
-    return e == cudaSuccess ? COLO_OK : colo_cuda_error("zeros", e);
-}
-
 static const colo_gpu_t gpu = {
     .abi = COLO_GPU_ABI,
     .bind = colo_gpu_bind,
     .comm_create = create,
-    .alloc = gpu_alloc,
-    .free = gpu_free,
-    .zero = gpu_zero,
 };
 
 __attribute__((visibility("default"))) extern const colo_backend_t colo_backend;

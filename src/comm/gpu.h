@@ -3,15 +3,14 @@
  * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
  *
  * The backend library cannot see private symbols, so it is handed a table of what it needs;
- * gpu-services.c in it gives them their names back. In return it offers one way to make a comm, and
- * device memory.
+ * gpu-services.c in it gives them their names back. In return it offers one way to make a comm.
  */
 #ifndef COLO_COMM_GPU_H
 #define COLO_COMM_GPU_H
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 5u
+#define COLO_GPU_ABI 6u
 
 struct ncclComm;
 
@@ -42,10 +41,6 @@ typedef struct colo_gpu {
     /* @control: taken, also on error. @borrowed: NULL, or the caller's ncclComm_t. */
     colo_status_t (*comm_create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                                  colo_comm_t **comm);
-    /* memory of the current device; free takes NULL */
-    colo_status_t (*alloc)(size_t bytes, void **p);
-    void (*free)(void *p);
-    colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
 } colo_gpu_t;
 
 /* In a backend library (gpu-services.c): what colo_gpu_t.bind is. */

@@ -9,8 +9,8 @@
  * passes.h becomes the flat struct that a kernel can be given. A cudaError_t becomes a status and
  * a sentence, in one place.
  *
- * The current device is the caller's business: streams belong to it. Nothing allocates or waits;
- * everything here may be captured in a graph. The maths is in kernels/.
+ * The current device is the caller's business: streams belong to it. Only alloc and free allocate or
+ * wait; everything else here may be captured in a graph. The maths is in kernels/.
  */
 #include "core/ops-cuda.h"
 #include "loss/passes.h"
@@ -21,6 +21,7 @@
 
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <string.h>
 
 colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
@@ -92,6 +93,27 @@ colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *wha
         return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
                                  what, p, (int)size[dtype]);
     return colo_cuda_pointer(p, what);
+}
+
+/* ---- memory ---- */
+
+static colo_status_t gpu_alloc(size_t bytes, void **p)
+{
+    char what[48];
+    *p = NULL;
+    snprintf(what, sizeof what, "%zu bytes of device memory", bytes);
+    return colo_cuda_report(cudaMalloc(p, bytes), what);
+}
+
+static void gpu_free(void *p)
+{
+    if (p && cudaFree(p) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
+{
+    return colo_cuda_report(bytes ? cudaMemsetAsync(p, 0, bytes, stream) : cudaSuccess, "zeros");
 }
 
 /* ---- boxes ---- */
@@ -248,6 +270,9 @@ static colo_status_t grad(const struct colo_logprob_pass *p, colo_stream_t strea
 
 static const colo_ops_t colo_ops_cuda = {
     .name = "cuda",
+    .alloc = gpu_alloc,
+    .free = gpu_free,
+    .zero = gpu_zero,
     .box_copy = box_copy,
     .box_sum = box_sum,
     .logprob_stats = stats,

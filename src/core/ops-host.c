@@ -16,6 +16,25 @@
 #include "loss/linear.h"
 #include "loss/passes.h"
 
+#include <stdlib.h>
+#include <string.h>
+
+/* aligned as a device's allocator does, and as heads ask for */
+static colo_status_t host_alloc(size_t bytes, void **p)
+{
+    if (posix_memalign(p, 256, bytes) == 0)
+        return COLO_OK;
+    *p = NULL;
+    return colo_fail(COLO_ERR_NOMEM, "%zu bytes of host memory", bytes);
+}
+
+static colo_status_t host_zero(void *p, size_t bytes, colo_stream_t stream)
+{
+    (void)stream;
+    memset(p, 0, bytes);
+    return COLO_OK;
+}
+
 static void copy_or_zero(const colo_box_t *dst, const colo_box_t *src, size_t elem_size)
 {
     static const uint64_t zero = 0; /* one element, everywhere */
@@ -116,6 +135,9 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
 
 const colo_ops_t colo_ops_host = {
     .name = "host",
+    .alloc = host_alloc,
+    .free = free,
+    .zero = host_zero,
     .box_copy = box_copy,
     .box_sum = box_sum,
     .logprob_stats = colo_host_logprob_stats,

@@ -59,6 +59,10 @@ struct colo_inspect_ops;
 
 typedef struct colo_ops {
     const char *name;
+    /* Memory of the thread's current device, aligned to 256; @bytes > 0. free takes NULL. */
+    colo_status_t (*alloc)(size_t bytes, void **p);
+    void (*free)(void *p);
+    colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
     colo_box_copy_fn box_copy;
     colo_box_sum_fn box_sum;
     colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);

@@ -1,0 +1,161 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_device.c - CUDA memory is libcolobridge-cuda.so's alone: objects on one device work if the
+ * folder of backends has no other library.
+ *
+ * T_BACKENDS is a folder with a libcolobridge-cuda.so whose device is the host (cuda_is_host.c),
+ * and nothing else. tests/gpu runs the programs of one GPU without the other backends, too.
+ */
+#include "harness/harness.h"
+
+#include "core/backend.h"
+#include "core/memory.h"
+
+enum { N = 6 };
+
+static void device_memory_without_any_backend_names_the_cuda_one(void **state)
+{
+    void *p = state;
+    assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent", 1), 0);
+    assert_fails(colo_mem_alloc(COLO_CUDA, 64, &p), COLO_ERR_UNBUILT, "backend 'cuda'");
+    assert_null(p);
+    assert_fails(colo_mem_zero(COLO_CUDA, state, 64, NULL), COLO_ERR_UNBUILT, "backend 'cuda'");
+}
+
+static int without_nccl(void **state)
+{
+    const colo_backend_t *b = NULL;
+    assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
+    assert_fails(colo_backend_load("nccl", &b), COLO_ERR_UNBUILT, "libcolobridge-nccl.so");
+    return 0;
+}
+
+static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, const int64_t *shape)
+{
+    colo_tensor_t t = colo_tensor_host(data, dtype, ndim, shape);
+    t.mem = COLO_CUDA;
+    return t;
+}
+
+static void device_memory_without_nccl_is_aligned_and_zeroed(void **state)
+{
+    static const unsigned char zeros[1000];
+    void *p = NULL;
+    assert_ok(colo_mem_alloc(COLO_CUDA, sizeof zeros, &p));
+    assert_int_equal((uintptr_t)p % 256, 0);
+    memset(p, 0xa5, sizeof zeros);
+    assert_ok(colo_mem_zero(COLO_CUDA, p, sizeof zeros, NULL));
+    assert_memory_equal(p, zeros, sizeof zeros);
+    colo_mem_free(COLO_CUDA, p);
+    colo_mem_free(COLO_CUDA, NULL);
+}
+
+/* d_in = d_out for both inputs */
+static colo_status_t add(const colo_tensor_t *d_out, int32_t nout, const colo_tensor_t *d_in,
+                         int32_t nin, void *arg)
+{
+    for (int32_t i = 0; i < nin; i++)
+        memcpy(d_in[i].data, d_out[0].data, N * sizeof(double));
+    return COLO_OK;
+}
+
+static void tape_without_nccl_adds_gradients_in_device_memory(void **state)
+{
+    double x[N] = {0}, seed[N] = {1, -2, 3, 5, 8, -13};
+    colo_tensor_t t = on_device(x, COLO_F64, 1, (int64_t[]){N}), d = t, g;
+    colo_tape_t *tape = NULL;
+    colo_value_t a, b, c;
+    d.data = seed;
+    assert_ok(colo_tape_create(&tape));
+    assert_ok(colo_tape_leaf(tape, &t, NULL, &a));
+    assert_ok(colo_tape_record(tape, "b", (colo_value_t[]){a, a}, 2, &t, 1, &b, NULL, 0, add, NULL,
+                               NULL));
+    assert_ok(colo_tape_record(tape, "c", (colo_value_t[]){b, a}, 2, &t, 1, &c, NULL, 0, add, NULL,
+                               NULL));
+    assert_ok(colo_tape_backward(tape, c, &d));
+    assert_ok(colo_tape_gradient(tape, a, &g));
+    for (int i = 0; i < N; i++)
+        assert_true(((double *)g.data)[i] == 3 * seed[i]);
+    colo_tape_destroy(&tape);
+}
+
+static void bridge_without_nccl_carries_device_memory(void **state)
+{
+    float x[24], y[24], d_x[24]; /* [2, 3, 4] */
+    colo_grid_t grid;
+    colo_layout_t src, dst;
+    colo_comm_t *self = NULL;
+    assert_ok(colo_grid_parse(&grid, "tp=1,dp=1", 1));
+    assert_ok(colo_layout_init_src(&src, &grid));
+    assert_ok(colo_layout_init_dst(&dst, &grid));
+    assert_ok(colo_comm_create_self(&self));
+    for (int algo = 0; algo < 2; algo++) {
+        const colo_bridge_config_t config = {
+            COLO_BRIDGE_CONFIG_INIT, .src = &src,      .dst = &dst,
+            .shape = {2, 3, 4, 0},   .mem = COLO_CUDA, .algo = algo ? COLO_COLLECTIVE : COLO_EXACT};
+        colo_bridge_t *bridge = NULL;
+        for (int i = 0; i < 24; i++)
+            x[i] = (float)(i + 100 * algo);
+        const colo_tensor_t in = on_device(x, COLO_F32, 3, (int64_t[]){2, 3, 4}),
+                            out = on_device(y, COLO_F32, 3, (int64_t[]){2, 3, 4}),
+                            back = on_device(d_x, COLO_F32, 3, (int64_t[]){2, 3, 4});
+        assert_ok(colo_bridge_create(&bridge, &config, self));
+        assert_ok(colo_bridge_forward(bridge, &in, &out, NULL));
+        assert_memory_equal(y, x, sizeof x);
+        assert_ok(colo_bridge_backward(bridge, &out, &back, NULL));
+        assert_memory_equal(d_x, x, sizeof x);
+        colo_bridge_destroy(&bridge);
+    }
+    colo_comm_destroy(&self);
+}
+
+/* Equal logits: each of V words has the probability 1 / V. */
+static void loss_without_nccl_runs_in_device_memory(void **state)
+{
+    enum { T = 3, V = 4 };
+    float z[T * V], d_z[T * V], logp[T], ones[T] = {1, 1, 1};
+    int64_t target[T] = {0, 3, 2};
+    size_t saved_bytes, scratch_bytes;
+    colo_comm_t *self = NULL;
+    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = V};
+    colo_logprob_saved_t saved;
+    for (int i = 0; i < T * V; i++)
+        z[i] = 2.5f;
+    const colo_tensor_t logits = on_device(z, COLO_F32, 2, (int64_t[]){T, V}),
+                        targets = on_device(target, COLO_I64, 1, (int64_t[]){T}),
+                        d_logits = on_device(d_z, COLO_F32, 2, (int64_t[]){T, V});
+    assert_ok(colo_comm_create_self(&self));
+    assert_ok(colo_logprob_saved_size(&config, COLO_F32, T, &saved_bytes));
+    assert_ok(colo_logprob_scratch_size(&config, COLO_F32, T, 1, &scratch_bytes));
+    void *stats = NULL, *scratch = NULL;
+    assert_ok(colo_mem_alloc(COLO_CUDA, saved_bytes, &stats));
+    assert_ok(colo_mem_alloc(COLO_CUDA, scratch_bytes, &scratch));
+    assert_ok(colo_logprob_forward(&config, &logits, &targets, self,
+                                   &(colo_logprob_out_t){.logp = logp}, &saved, stats, scratch,
+                                   NULL));
+    assert_ok(
+        colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = ones}, &d_logits, NULL));
+    for (int t = 0; t < T; t++) {
+        assert_float_equal(logp[t], -1.3862943611f, 1e-6f); /* log 1/4; some ulp of fp32 */
+        for (int j = 0; j < V; j++)
+            assert_float_equal(d_z[t * V + j], (j == target[t]) - 0.25f, 1e-6f);
+    }
+    colo_mem_free(COLO_CUDA, stats);
+    colo_mem_free(COLO_CUDA, scratch);
+    colo_comm_destroy(&self);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(device_memory_without_any_backend_names_the_cuda_one), /* loads none */
+        cmocka_unit_test_setup(device_memory_without_nccl_is_aligned_and_zeroed, without_nccl),
+        cmocka_unit_test_setup(tape_without_nccl_adds_gradients_in_device_memory, without_nccl),
+        cmocka_unit_test_setup(bridge_without_nccl_carries_device_memory, without_nccl),
+        cmocka_unit_test_setup(loss_without_nccl_runs_in_device_memory, without_nccl),
+    };
+    const struct CMUnitTest alone[] = {tests[0]};
+    return getenv("T_BACKENDS") /* mutants run without the folder */
+               ? cmocka_run_group_tests_name("core/device", tests, NULL, NULL)
+               : cmocka_run_group_tests_name("core/device", alone, NULL, NULL);
+}
