@@ -14,7 +14,7 @@ import math
 import operator
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from .grid import Grid
 from .layout import Layout
 from .plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, choice, collective_check
 
-_NAME = re.compile(r'[A-Za-z_][A-Za-z0-9_]{0,14}$')
+_NAME = re.compile(r'(?!.*[0-9][A-Za-z])[A-Za-z_][A-Za-z0-9_]{0,14}$')
 
 
 def __getattr__(name: str) -> Any:
@@ -48,6 +48,11 @@ def _core(shape: Sequence[int], names: Sequence[str], offset: int) -> tuple[Grid
     """The library's grid and what it calls each dim: names that it would not take get another."""
     alias = {name: name if _NAME.match(name) else 'dim%d_' % i for i, name in enumerate(names)}
     return Grid([(alias[name], int(n)) for name, n in zip(names, shape)], offset=offset), alias
+
+
+def _is_process_group_member(group: Any) -> bool:
+    """Is this rank a member of what new_subgroups_by_enumeration() or new_group() returned."""
+    return group is not None and group is not _dist().GroupMember.NON_GROUP_MEMBER
 
 
 @dataclass
@@ -226,16 +231,20 @@ class HyperCommGrid:
         dist = _dist()
         seen: list[Any] = []
         for group in self._pgs.values():
-            if group is None or group is dist.GroupMember.NON_GROUP_MEMBER or \
-                    any(group is other for other in seen):
+            if not _is_process_group_member(group) or any(group is other for other in seen):
                 continue
             seen.append(group)
             dist.destroy_process_group(group)
         self._pgs.clear()
 
 
-class BridgeDirection(enum.Enum):
-    """Which side has more data-parallel replicas."""
+def _layout(make: Callable[..., Layout], grid: Any, extra: Iterable[str]) -> Layout:
+    core, alias = _core(grid.shape, grid.dim_names, grid.rank_offset)
+    return make(core, extra=[alias[name] for name in extra if name in alias])
+
+
+class BridgeDirection(str, enum.Enum):
+    """Which side has more data-parallel replicas. Each equals its string: FAN_IN == "fan_in"."""
     FAN_IN = 'fan_in'
     FAN_OUT = 'fan_out'
     EQUAL = 'equal'
@@ -260,7 +269,9 @@ class ColocatedBridgeCommunicator:
     divide; a batch that divides. Keywords lift them: algo="exact" takes every pair of layouts;
     output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
     position_offset: where the rows begin in it); grad="disjoint" promises gradients that are zero
-    outside of own rows. algo="collective" runs that algorithm itself, for comparison. transport=,
+    outside own rows; extra: names of dims, other than tp, cp, pp, dp and ep, along which ranks hold
+    copies. A grid with an undeclared one above 1 is refused, because ranks along it may hold different
+    data (gtp_remat). algo="collective" runs that algorithm itself, for comparison. transport=,
     buffers=: how CUDA tensors travel (colobridge.torch.Bridge). timing: the first communicate() makes the
     communicators, among the ranks that exchange.
     """
@@ -269,7 +280,7 @@ class ColocatedBridgeCommunicator:
                  dest_module_name: str = 'dest', dim_mapping: dict[str, int] | None = None, *,
                  algo: str | None = None, output: str = 'full', grad: str = 'partial',
                  positions: int | None = None, position_offset: int = 0, transport: str = 'auto',
-                 buffers: int = 0):
+                 buffers: int = 0, extra: str | list[str] = ()):
         self.src_grid, self.dest_grid = src_grid, dest_grid
         self.src_module_name, self.dest_module_name = src_module_name, dest_module_name
         self.dim_mapping = {'b': 0, 's': 1, 'h': 2} if dim_mapping is None else dict(dim_mapping)
@@ -282,8 +293,11 @@ class ColocatedBridgeCommunicator:
         choice('output', output, OUTPUTS), choice('grad', grad, GRADS)
         choice('transport', transport, TRANSPORTS)
         self._exact = algo == 'exact' or (algo is None and output == 'sharded')
-        self._src = Layout.src(_core(src_grid.shape, src_grid.dim_names, src_grid.rank_offset)[0])
-        self._dst = Layout.dst(_core(dest_grid.shape, dest_grid.dim_names, dest_grid.rank_offset)[0])
+        # Without "exact", collective_check() refuses all other dims, in its order.
+        copies = _list(extra) if self._exact else \
+            {*src_grid.dim_names, *dest_grid.dim_names} - {'cp', 'pp', 'dp'}
+        self._src = _layout(Layout.src, src_grid, copies)
+        self._dst = _layout(Layout.dst, dest_grid, copies)
         self._positions, self._position_offset = positions, position_offset
         src, dst = self._src.grid, self._dst.grid
         self.src_tp_size, self.src_dp_size = src.extent('tp'), src.extent('dp')
@@ -425,7 +439,7 @@ class ColocatedBridgeCommunicator:
         """Destroys the process groups made here; the second time does nothing."""
         dist = _dist()
         for group in self._own_pgs:
-            if group is not None and group is not dist.GroupMember.NON_GROUP_MEMBER:
+            if _is_process_group_member(group):
                 dist.destroy_process_group(group)
         self._own_pgs = []
         self.gather_pg = None

@@ -252,6 +252,41 @@ def test_communicator_refuses_in_this_order_and_these_words(subgroups):
         communicator(dict(tp=2, dp=4), dict(tp=4, dp=2), algo='fast')
 
 
+def test_communicator_with_an_undeclared_extra_dim_is_refused(subgroups):
+    src, dst = dict(tp=2, gtp_remat=2, dp=2), dict(tp=2, dp=4)
+    for swap in False, True:
+        pair = (dst, src) if swap else (src, dst)
+        with pytest.raises(ValueError, match="dim 'gtp_remat' has extent 2; COLLECTIVE knows"):
+            communicator(*pair)
+        for more in {}, {'extra': 'gtp'}, {'output': 'sharded', 'algo': None}:
+            with pytest.raises(ValueError, match="dim 'gtp_remat' of extent 2 has no role"):
+                communicator(*pair, **{'algo': 'exact', **more})
+        c = communicator(*pair, algo='exact', extra='gtp_remat')
+        assert c._dst.grid.names == list(pair[1])
+        communicator(*pair, algo='exact', extra=['absent', 'gtp_remat'])
+    with pytest.raises(ValueError, match="extra dim 'dp'"):
+        communicator(src, dst, algo='exact', extra=['gtp_remat', 'dp'])
+    for names in (dict(tp=2, dp=4, gtp_remat=1),) * 2, (dict(dp=8, gtp_remat=1, tp=1),) * 2:
+        assert communicator(*names).direction == 'equal'  # one rank: no data to share out
+    with pytest.raises(ValueError, match="src grid must have 'tp' dimension"):
+        communicator(dict(gtp_remat=2, dp=4), dst)
+
+
+def test_direction_equals_its_string(subgroups):
+    for dp, word in (4, 'fan_in'), (2, 'equal'), (1, 'fan_out'):
+        c = communicator(dict(tp=8 // dp, dp=dp), dict(tp=4, dp=2))
+        assert c.direction == word and c.direction is BridgeDirection(word)
+        assert isinstance(c.direction, str) and {word: 1}[c.direction] == 1
+        assert c.direction != 'src'
+
+
+def test_members_of_a_process_group_are_told_apart():
+    from colobridge.megatron import _is_process_group_member
+    assert not _is_process_group_member(None)
+    assert not _is_process_group_member(dist.GroupMember.NON_GROUP_MEMBER)
+    assert _is_process_group_member(object())
+
+
 def test_destroy_is_idempotent(subgroups):
     c = communicator(dict(tp=2, dp=4), dict(tp=2, cp=2, dp=2))
     group = c.gather_pg
