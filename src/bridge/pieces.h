@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pieces.h (private) - what plan.c and pieces.c share while a plan is being made. */
+/* pieces.h (private) - what plan.c, pieces.c, senders.c and blocks.c share while a plan is made. */
 #ifndef COLO_BRIDGE_PIECES_H
 #define COLO_BRIDGE_PIECES_H
 
@@ -25,20 +25,99 @@ typedef struct colo_builder {
     colo_plan_t *plan;
     size_t elem;
     int64_t per_node;
-    colo_list_t recvs, sends, *out;      /* colo_entry_t; out: the list being made */
-    colo_list_t rows, samples, features; /* blocks that overlap mine, per axis */
-    colo_list_t pieces;                  /* colo_entry_t: regions of one piece */
-    colo_list_t holders, needers;        /* int64_t ranks, ascending */
-    colo_runs_t peer_runs;
+    colo_list_t recvs, sends, *out; /* colo_entry_t; out: the list being made */
+    colo_list_t met[3], fed[3];     /* blocks by axis: that meet mine, that a held block feeds */
+    colo_list_t pieces;             /* colo_entry_t: regions of one piece */
+    colo_list_t ranks, needers;     /* int64_t, ascending */
+    colo_list_t by_node, by_rail;   /* holders of one block */
 } colo_builder_t;
 
-/*
- * Every piece between my block of side @mine and the blocks of side @theirs. i_need: I am a needer
- * (entries go to recvs, own ones with peer == this rank), else a holder (entries go to sends).
- */
-colo_status_t colo_pieces_meet(colo_builder_t *w, const colo_side_t *mine,
-                               const colo_side_t *theirs, int32_t level, bool i_need,
-                               bool mine_is_src);
+/* ---- blocks.c ---- */
+
+/* Room for one more element, or NULL. */
+void *colo_list_push(colo_list_t *l, size_t size);
+
+typedef struct colo_block {
+    int64_t coord[COLO_MAX_DIMS]; /* of split dims and the stage; -1: replicated */
+    int64_t count;                /* elements of one axis that it shares with what it met */
+} colo_block_t;
+
+/* What a block owns. */
+typedef struct colo_bounds {
+    colo_span_t b, h;
+    colo_runs_t runs; /* ascending rows */
+} colo_bounds_t;
+
+/* Extents of a piece, by axis. */
+typedef struct colo_extent {
+    int64_t of[3];
+} colo_extent_t;
+
+/* The coordinates that make @coords' block on a side; the stage counts as chosen. */
+void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b);
+int colo_block_cmp(const void *a, const void *b); /* by coordinates */
+/* The replicas of a block, ascending. */
+colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_grid_t *g,
+                               const colo_block_t *b);
+colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs);
+/* Samples and features; false: none. */
+bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
+                    colo_bounds_t *x);
+/* The blocks of @side that meet @x, as one list of choices for each axis. */
+colo_status_t colo_blocks_meet(colo_builder_t *w, const colo_side_t *side, const colo_bounds_t *x,
+                               colo_list_t out[3]);
+/* Coordinates and extents of choice @i of what colo_blocks_meet() found: by sample block, then row
+ * block, then feature block. */
+void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
+
+/* ---- senders.c ---- */
+
+/* A holder, and what it is looked up by: its node, its rail. */
+typedef struct colo_holder {
+    int64_t key, rank;
+} colo_holder_t;
+
+/* Needers that share their candidates. */
+typedef struct colo_sharers {
+    int tier;                /* 0 the needer itself, 1 its node, 2 its rail, 3 all */
+    int64_t key;             /* which node, which rail */
+    int64_t n;               /* candidates; 0: none in this tier */
+    const colo_holder_t *at; /* [n] ascending */
+} colo_sharers_t;
+
+/* A group while the pieces of a held block go by in their order. */
+typedef struct colo_turns {
+    colo_sharers_t group;   /* n == 0: not watched */
+    int64_t m, first, mine; /* of the current piece: needers, ordinal of the first, this rank's i */
+    int64_t whole, slice;   /* candidates whose turn it is: for a small piece, for a slice */
+    bool started;           /* a piece that was not even has gone by */
+} colo_turns_t;
+
+/* The replicas of the held block @b, by node and by rail. */
+colo_status_t colo_sender_holders(colo_builder_t *w, const colo_side_t *hold,
+                                  const colo_block_t *b);
+/* The candidates of @rank in one tier; its group. */
+colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank);
+colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t needer);
+/* @t: [4] by tier. Is @g one of the groups watched? */
+bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g);
+/* Lists the needers of a piece and counts those of watched groups. */
+colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
+                                const colo_block_t *b);
+/* Passes the turns on by the needers of a piece that has gone by. */
+void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_extent_t *x);
+colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
+/* Pushes what @needer, the @i-th of a group, gets of the current piece: this rank's share if @sends
+ * (peer is the needer), else everything (peer is the sender). */
+colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
+                                 int64_t i, int64_t needer, bool sends);
+
+/* ---- pieces.c ---- */
+
+/* Every piece of @need that this rank receives from @hold, or sends: entries of recvs, own ones
+ * with peer == this rank, and of sends. */
+colo_status_t colo_pieces_find(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
+                               int32_t level, bool need_is_src);
 
 /* By peer, level, samples, rows, features: the order of regions on both ends of a message. */
 int colo_entry_cmp(const void *a, const void *b);

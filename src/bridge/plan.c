@@ -121,8 +121,7 @@ static colo_status_t build_way(colo_builder_t *w, colo_way_t way, const colo_pos
             dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
             left /= plan->dst.grid.extent[dims[i]];
         }
-        COLO_TRY(colo_pieces_meet(w, need, hold, (int32_t)level, true, way == COLO_BACKWARD));
-        COLO_TRY(colo_pieces_meet(w, hold, need, (int32_t)level, false, way == COLO_FORWARD));
+        COLO_TRY(colo_pieces_find(w, need, hold, (int32_t)level, way == COLO_BACKWARD));
     }
     COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[way], &plan->local[way]));
     colo_routes_t none = {0}; /* a holder never sends to itself: meet() keeps that as a local */
@@ -272,9 +271,9 @@ static colo_status_t build(colo_plan_t *p)
 done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);
-    colo_runs_deinit(&w.peer_runs);
-    colo_list_t *lists[] = {&w.recvs,    &w.sends,  &w.rows,    &w.samples,
-                            &w.features, &w.pieces, &w.holders, &w.needers};
+    colo_list_t *lists[] = {&w.recvs,   &w.sends,   &w.pieces, &w.ranks,  &w.needers,
+                            &w.by_node, &w.by_rail, &w.met[0], &w.met[1], &w.met[2],
+                            &w.fed[0],  &w.fed[1],  &w.fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
     return st;

@@ -363,24 +363,24 @@ static void worked_example_without_a_divisor(void **state)
     t_plans_t w;
     int64_t v = 6 * 4 * 4 * 4;
     assert_true(t_plans_make(&w, &c));
-    static const int single[4][2] = {{2, 0}, {3, 1}, {3, 4}, {2, 5}};
-    for (int i = 0; i < 4; i++)
-        assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, single[i][0], single[i][1]), v / 6);
-    /* where replicas tie, either or both send: what matters is who gets how much from which group
-     */
-    assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, 0, 2) + t_plans_bytes(&w, COLO_FORWARD, 1, 2),
-                     v / 3);
-    assert_int_equal(t_plans_bytes(&w, COLO_FORWARD, 4, 3) + t_plans_bytes(&w, COLO_FORWARD, 5, 3),
-                     v / 3);
-    int64_t to2 = 0, to3 = 0, all = 0;
-    for (int32_t q = 0; q < 6; q++) {
-        to2 += q >= 3 ? t_plans_bytes(&w, COLO_BACKWARD, q, 2) : 0;
-        to3 += q < 3 ? t_plans_bytes(&w, COLO_BACKWARD, q, 3) : 0;
-        all += colo_plan_bytes(w.plan[q], COLO_BACKWARD).recv;
+    static const struct {
+        colo_way_t way;
+        int from, to;
+        int64_t sixths;
+    } moves[] = {{COLO_FORWARD, 2, 0, 1},  {COLO_FORWARD, 3, 1, 1}, {COLO_FORWARD, 3, 4, 1},
+                 {COLO_FORWARD, 2, 5, 1},  {COLO_FORWARD, 0, 2, 2}, {COLO_FORWARD, 4, 3, 2},
+                 {COLO_BACKWARD, 3, 2, 1}, {COLO_BACKWARD, 1, 3, 1}};
+    int64_t all[2] = {0}, told[2] = {0};
+    for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
+        assert_int_equal(t_plans_bytes(&w, moves[i].way, moves[i].from, moves[i].to),
+                         moves[i].sixths * v / 6);
+        told[moves[i].way] += moves[i].sixths * v / 6;
     }
-    assert_int_equal(to2, v / 6);
-    assert_int_equal(to3, v / 6);
-    assert_int_equal(all, v / 3);
+    for (int32_t q = 0; q < 6; q++)
+        for (int way = 0; way < 2; way++)
+            all[way] += colo_plan_bytes(w.plan[q], (colo_way_t)way).recv;
+    assert_int_equal(all[COLO_FORWARD], told[COLO_FORWARD]);
+    assert_int_equal(all[COLO_BACKWARD], told[COLO_BACKWARD]);
     t_plans_free(&w);
 }
 

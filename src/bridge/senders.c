@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * senders.c - the routing rule: which replica of a held block sends a piece to which needer.
+ *
+ * A needer's candidates are the needer itself, else the holders on its node, else the holders on
+ * its rail (the same index within their nodes), else all holders: n of them. The needers of a piece
+ * that lack it and share their candidates are m. If n divides m, the i-th of them takes candidate
+ * (f + i) mod n; f is the ordinal of the first of them among all replicas of the needed block. Else
+ * the candidates each send an even part of the piece or, below 64 KiB, one of them sends it whole.
+ *
+ * What is not even then goes round robin. The pieces of a held block have an order (sample block,
+ * row block, feature block). A small piece for one needer is one turn of the candidates; the first
+ * turn is the one of candidate (ordinal of that piece) mod n, and the next piece begins where the
+ * last one ended. If no axis of a piece divides by n, the slices that remain take turns in the same
+ * way. So one candidate never sends two small pieces, or two such slices, more than another.
+ *
+ * Both ends of a message know the pieces of a held block, their needers and their holders from
+ * coordinates, so both derive the same sender without asking.
+ */
+#include "bridge/pieces.h"
+
+#include "core/try.h"
+
+#include <stdlib.h>
+
+#define SMALL_PIECE 65536 /* bytes below which a piece is not cut */
+
+/* ---- candidates ---- */
+
+static int64_t node_of(const colo_builder_t *w, int64_t rank)
+{
+    return w->per_node ? rank / w->per_node : 0;
+}
+
+static int by_key(const void *a, const void *b)
+{
+    const colo_holder_t *x = a, *y = b;
+    if (x->key != y->key)
+        return x->key < y->key ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+/* First of @n holders that does not sort before (key, rank). */
+static int64_t find_holder(colo_builder_t *w, const colo_holder_t *h, int64_t n, int64_t key,
+                           int64_t rank)
+{
+    const colo_holder_t want = {key, rank};
+    int64_t a = 0;
+    while (a < n) {
+        int64_t mid = a + (n - a) / 2;
+        if (by_key(&h[mid], &want) < 0)
+            a = mid + 1;
+        else
+            n = mid;
+    }
+    return a;
+}
+
+colo_status_t colo_sender_holders(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
+{
+    COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
+    const int64_t *rank = w->ranks.at;
+    w->by_node.n = w->by_rail.n = 0;
+    for (int64_t i = 0; i < w->ranks.n; i++) {
+        colo_holder_t *node = colo_list_push(&w->by_node, sizeof *node);
+        colo_holder_t *rail =
+            node && w->per_node ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
+        if (!node || (w->per_node && !rail))
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld holders", (long long)w->ranks.n);
+        *node = (colo_holder_t){node_of(w, rank[i]), rank[i]}; /* ascending as they come */
+        if (rail)
+            *rail = (colo_holder_t){rank[i] % w->per_node, rank[i]};
+    }
+    if (w->by_rail.n > 1)
+        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_holder_t), by_key);
+    return COLO_OK;
+}
+
+colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
+{
+    const colo_list_t *l = tier == 2 ? &w->by_rail : &w->by_node;
+    colo_sharers_t g = {.tier = tier, .n = l->n, .at = l->at};
+    if (tier == 3 || l->n == 0)
+        return g;
+    g.key = tier == 1 ? node_of(w, rank) : rank % w->per_node;
+    int64_t lo = find_holder(w, g.at, g.n, g.key, -1);
+    g.n = find_holder(w, g.at, g.n, g.key + 1, -1) - lo;
+    g.at += lo;
+    return g;
+}
+
+colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t needer)
+{
+    colo_sharers_t g = colo_sender_candidates(w, 1, needer);
+    int64_t i = find_holder(w, g.at, g.n, g.key, needer);
+    if (i < g.n && g.at[i].rank == needer)
+        return (colo_sharers_t){.tier = 0};
+    for (int tier = 2; g.n == 0; tier++)
+        g = colo_sender_candidates(w, tier, needer);
+    return g;
+}
+
+bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g)
+{
+    return g->tier > 0 && t[g->tier].group.n > 0 && t[g->tier].group.key == g->key;
+}
+
+colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
+                                const colo_block_t *b)
+{
+    COLO_TRY(colo_block_ranks(w, &w->needers, &need->layout->grid, b));
+    const int64_t *rank = w->needers.at;
+    for (int tier = 1; tier <= 3; tier++)
+        t[tier].m = 0;
+    for (int64_t i = 0; i < w->needers.n; i++) {
+        colo_sharers_t g = colo_sender_group(w, rank[i]);
+        colo_turns_t *x = &t[g.tier];
+        if (!colo_sender_watched(t, &g))
+            continue;
+        if (x->m == 0)
+            x->first = i;
+        if (rank[i] == w->plan->rank)
+            x->mine = x->m;
+        x->m++;
+    }
+    return COLO_OK;
+}
+
+/* ---- cutting and dealing ---- */
+
+static bool is_small(const colo_builder_t *w, const colo_extent_t *x)
+{
+    return x->of[0] * x->of[1] * x->of[2] * (int64_t)w->elem < SMALL_PIECE;
+}
+
+/* Along which axis a piece is cut in @n: one that divides, else the longest, whose slices are the
+ * smallest. Rows before samples before features, so that boxes stay whole rows if they can. */
+static int cut_axis(const colo_extent_t *x, int64_t n)
+{
+    static const int order[3] = {COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
+    int longest = order[0];
+    for (int i = 0; i < 3; i++) {
+        if (x->of[order[i]] % n == 0)
+            return order[i];
+        if (x->of[order[i]] > x->of[longest])
+            longest = order[i];
+    }
+    return longest;
+}
+
+void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_extent_t *x)
+{
+    for (int tier = 1; tier <= 3; tier++) {
+        int64_t n = t[tier].group.n, m = t[tier].m;
+        if (n < 2 || (m % n == 0 && t[tier].started))
+            continue;
+        if (m % n == 0)
+            t[tier].whole = t[tier].slice = (t[tier].whole + 1) % n;
+        else if (is_small(w, x))
+            t[tier].whole = (t[tier].whole + m) % n;
+        else
+            t[tier].slice = (t[tier].slice + m % n * (x->of[cut_axis(x, n)] % n)) % n;
+        t[tier].started |= m % n != 0;
+    }
+}
+
+static colo_status_t push_entry(colo_builder_t *w, int64_t peer, const colo_entry_t *piece)
+{
+    colo_entry_t *e = colo_list_push(w->out, sizeof *e);
+    if (!e)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->out->n);
+    *e = *piece;
+    e->peer = peer;
+    return COLO_OK;
+}
+
+colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer)
+{
+    const colo_entry_t *p = w->pieces.at;
+    for (int64_t i = 0; i < w->pieces.n; i++)
+        COLO_TRY(push_entry(w, peer, &p[i]));
+    return COLO_OK;
+}
+
+int colo_entry_cmp(const void *a, const void *b)
+{
+    const colo_entry_t *x = a, *y = b;
+    const int64_t kx[] = {x->peer, x->region.level, x->region.b[0], x->region.s[0], x->region.h[0]};
+    const int64_t ky[] = {y->peer, y->region.level, y->region.b[0], y->region.s[0], y->region.h[0]};
+    for (int i = 0; i < 5; i++)
+        if (kx[i] != ky[i])
+            return kx[i] < ky[i] ? -1 : 1;
+    return 0;
+}
+
+/* Where part @k of @n of a @length starts, if the @length % n longer parts are from @turn on. */
+static int64_t part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
+{
+    int64_t longer = length % n, end = turn + longer, more;
+    more = (k < end ? k : end) - turn;
+    more = more > 0 ? more : 0;
+    if (end > n)
+        more += k < end - n ? k : end - n;
+    return k * (length / n) + more;
+}
+
+/* Pushes elements [lo, hi) along @axis of the piece in w->pieces; rows count over its regions. */
+static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t hi, int64_t peer)
+{
+    const colo_entry_t *p = w->pieces.at;
+    int64_t at = 0;
+    for (int64_t i = 0; i < w->pieces.n && lo < hi; i++) {
+        colo_entry_t e = p[i];
+        if (axis == COLO_ROWS) {
+            int64_t len = e.region.s[1] - e.region.s[0];
+            int64_t a = lo > at ? lo - at : 0, b = hi - at < len ? hi - at : len;
+            at += len;
+            if (a >= b)
+                continue;
+            e.region.s[1] = e.region.s[0] + b;
+            e.region.s[0] += a;
+            e.place.src_row += a;
+            e.place.dst_row += a;
+        } else {
+            int64_t *range = axis == COLO_SAMPLES ? e.region.b : e.region.h;
+            range[1] = range[0] + hi;
+            range[0] += lo;
+        }
+        COLO_TRY(push_entry(w, peer, &e));
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
+                                 int64_t i, int64_t needer, bool sends)
+{
+    const colo_holder_t *c = t->group.at;
+    int64_t n = t->group.n;
+    bool even = t->m % n == 0;
+    if (even || is_small(w, x)) {
+        int64_t sender = c[(even ? t->first + i : t->whole + i) % n].rank;
+        return sends && sender != w->plan->rank ? COLO_OK
+                                                : colo_sender_whole(w, sends ? needer : sender);
+    }
+    int axis = cut_axis(x, n);
+    int64_t length = x->of[axis], turn = (t->slice + i % n * (length % n)) % n;
+    for (int64_t k = 0; k < n; k++)
+        if (!sends || c[k].rank == w->plan->rank)
+            COLO_TRY(push_part(w, axis, part_lo(length, n, k, turn),
+                               part_lo(length, n, k + 1, turn), sends ? needer : c[k].rank));
+    return COLO_OK;
+}
