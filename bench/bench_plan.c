@@ -9,6 +9,9 @@
  * Printed per pair: the most peers that a sampled rank has, messages of both ways together, median,
  * 99th percentile and maximum. Exits 1 when a pair whose ranks have at most 64 peers misses the
  * goal of 1 ms at its maximum.
+ *
+ * A second table has replicas: n ranks that hold the same rows, and n other ranks that need them.
+ * It shows how the time of the busiest of four ranks grows with n.
  */
 #include <colobridge.h>
 
@@ -97,6 +100,56 @@ static int64_t peers_of(const colo_plan_t *plan, int64_t *messages)
     return distinct;
 }
 
+static double best_us(const colo_plan_config_t *config, int64_t rank, colo_status_t *st)
+{
+    double best = 1e30;
+    for (int again = 0; again < 3 && *st == COLO_OK; again++) {
+        colo_plan_t *plan = NULL;
+        double begin = now_us();
+        *st = colo_plan_create(&plan, config, rank);
+        double took = now_us() - begin;
+        best = took < best ? took : best;
+        colo_plan_destroy(&plan);
+    }
+    return best;
+}
+
+static colo_status_t run_replicas(int64_t n)
+{
+    static const struct {
+        int64_t less, per_node;
+    } kinds[] = {{0, 0}, {0, 8}, {1, 0}};
+    printf("| %lld |", (long long)n);
+    for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++) {
+        colo_grid_t src, dst;
+        colo_layout_t from, to;
+        colo_status_t st;
+        if ((st = colo_grid_init(&src, &(colo_dim_t){"tp", n}, 1, 0, 0)) < 0 ||
+            (st = colo_grid_init(&dst, &(colo_dim_t){"tp", n - kinds[k].less}, 1, n, 0)) < 0 ||
+            (st = colo_layout_init_src(&from, &src)) < 0 ||
+            (st = colo_layout_init_dst(&to, &dst)) < 0)
+            return st;
+        colo_plan_config_t config = {COLO_PLAN_CONFIG_INIT,
+                                     .src = &from,
+                                     .dst = &to,
+                                     .shape = {.samples = 4, .rows = 64, .features = 64},
+                                     .dtype = COLO_BF16,
+                                     .ranks_per_node = kinds[k].per_node};
+        const int64_t ranks[] = {0, n - 1, n, 2 * n - 1 - kinds[k].less};
+        double most = 0;
+        for (int i = 0; i < 4 && st == COLO_OK; i++) {
+            double us = best_us(&config, ranks[i], &st);
+            most = us > most ? us : most;
+        }
+        if (st < 0)
+            return st;
+        printf(" %.1f |", most);
+    }
+    printf("\n");
+    fflush(stdout);
+    return COLO_OK;
+}
+
 static colo_status_t run(const pair_t *p, bool *goal)
 {
     colo_grid_t src, dst;
@@ -119,19 +172,14 @@ static colo_status_t run(const pair_t *p, bool *goal)
     uint64_t state = 1;
     for (int i = 0; i < RANKS; i++) {
         int64_t rank = (int64_t)(next_random(&state) % WORLD), m = 0;
-        us[i] = 1e30;
-        for (int again = 0; again < 3; again++) {
-            colo_plan_t *plan = NULL;
-            double begin = now_us();
-            if ((st = colo_plan_create(&plan, &config, rank)) < 0)
-                return st;
-            double took = now_us() - begin;
-            us[i] = took < us[i] ? took : us[i];
-            int64_t n = again ? 0 : peers_of(plan, &m);
-            peers = n > peers ? n : peers;
-            messages = m > messages ? m : messages;
-            colo_plan_destroy(&plan);
-        }
+        colo_plan_t *plan = NULL;
+        us[i] = best_us(&config, rank, &st);
+        if (st < 0 || (st = colo_plan_create(&plan, &config, rank)) < 0)
+            return st;
+        int64_t n = peers_of(plan, &m);
+        peers = n > peers ? n : peers;
+        messages = m > messages ? m : messages;
+        colo_plan_destroy(&plan);
     }
     qsort(us, RANKS, sizeof us[0], by_value);
     if (peers <= 64 && us[RANKS - 1] >= GOAL_US)
@@ -155,6 +203,13 @@ int main(void)
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         if (run(&pairs[i], &goal) < 0) {
             fprintf(stderr, "%s -> %s: %s\n", pairs[i].src, pairs[i].dst, colo_last_error());
+            return 1;
+        }
+    printf("\n| replicas | n to n, us | n to n, 8 ranks a node, us | n to n - 1, us |\n"
+           "|---:|---:|---:|---:|\n");
+    for (int64_t n = 64; n <= 4096; n *= 4)
+        if (run_replicas(n) < 0) {
+            fprintf(stderr, "%lld replicas: %s\n", (long long)n, colo_last_error());
             return 1;
         }
     return goal ? 0 : 1;

@@ -153,6 +153,7 @@ colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_g
         if (!slot)
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld replicas of a block", (long long)out->n);
         *slot = rank;
+        w->plan->work++;
         int i = 0;
         for (; i < g->ndims; i++) {
             if (b->coord[i] >= 0)

@@ -48,6 +48,7 @@ static int64_t find_holder(colo_builder_t *w, const colo_holder_t *h, int64_t n,
     int64_t a = 0;
     while (a < n) {
         int64_t mid = a + (n - a) / 2;
+        w->plan->work++;
         if (by_key(&h[mid], &want) < 0)
             a = mid + 1;
         else

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_plan_calls.c - making a plan: in worlds of 2^20 ranks, outside both grids, hashes that tell
- * configs apart, arguments that are refused.
+ * test_plan_calls.c - making a plan: in worlds of 2^20 ranks, what it costs in ranks looked at,
+ * outside both grids, hashes that tell configs apart, arguments that are refused.
  */
 #include "harness/harness.h"
 
+#include "bridge/plan.h"
 #include "harness/plan_world.h"
 
 /* ---- big worlds, hashes, arguments ---- */
@@ -56,6 +57,73 @@ static void a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers(void **s
         }
         colo_plan_destroy(&p);
         assert_null(p);
+    }
+}
+
+/* The ranks that planning looks at, for ranks of both sides; needers are behind the holders. */
+static int64_t work_of(int64_t holders, int64_t needers, int64_t per_node, int64_t features)
+{
+    char text[2][64];
+    snprintf(text[0], sizeof text[0], "tp=%lld", (long long)holders);
+    snprintf(text[1], sizeof text[1], "tp=%lld@%lld", (long long)needers, (long long)holders);
+    ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
+    colo_layout_t ls, ld;
+    assert_ok(t_layout(&ls, &src));
+    assert_ok(t_layout(&ld, &dst));
+    colo_plan_config_t pc = {
+        COLO_PLAN_CONFIG_INIT,         .src = &ls,         .dst = &ld,
+        .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node};
+    const int64_t ranks[] = {0, holders - 1, holders, holders + needers - 1};
+    int64_t most = 0;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        colo_plan_t *p = NULL;
+        assert_ok(colo_plan_create(&p, &pc, ranks[i]));
+        most = p->work > most ? p->work : most;
+        colo_plan_destroy(&p);
+    }
+    return most;
+}
+
+static void planning_replicas_costs_their_number_times_its_logarithm(void **state)
+{
+    (void)state;
+    static const int64_t nodes[] = {0, 8, 7}, features[] = {64, 4096};
+    for (int64_t n = 16, log = 4; n <= 4096; n *= 4, log += 2)
+        for (int node = 0; node < 3; node++)
+            for (int f = 0; f < 2; f++)
+                for (int64_t odd = 0; odd < 2; odd++) {
+                    int64_t work = work_of(n, n - odd, nodes[node], features[f]);
+                    /* two directions, as a needer and as a holder; six searches for each needer */
+                    if (work < 2 * n || work > 20 * n * (log + 1))
+                        fail_msg("%lld holders, %lld needers, %lld ranks a node: %lld looks",
+                                 (long long)n, (long long)(n - odd), (long long)nodes[node],
+                                 (long long)work);
+                }
+}
+
+/* A needer learns whose turn it is from the pieces before its own, not from all pairs of ranks. */
+static void planning_turns_costs_the_pieces_of_a_held_block(void **state)
+{
+    (void)state;
+    int64_t before = 0;
+    for (int64_t n = 64; n <= 4096; n *= 4) {
+        char text[2][64];
+        snprintf(text[0], sizeof text[0], "tp=1,dp=%lld", (long long)n);
+        snprintf(text[1], sizeof text[1], "cp=2,tp=%lld,dp=1", (long long)n / 2);
+        ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
+        colo_layout_t ls, ld;
+        assert_ok(t_layout(&ls, &src));
+        assert_ok(t_layout(&ld, &dst));
+        colo_plan_config_t pc = {
+            COLO_PLAN_CONFIG_INIT,   .src = &ls,         .dst = &ld,
+            .shape = {n, 20, 64, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
+        colo_plan_t *p = NULL;
+        assert_ok(colo_plan_create(&p, &pc, n - 1));
+        if (before && p->work > 6 * before)
+            fail_msg("%lld ranks: %lld looks, %lld for a quarter", (long long)n, (long long)p->work,
+                     (long long)before);
+        before = p->work;
+        colo_plan_destroy(&p);
     }
 }
 
@@ -194,6 +262,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers),
+        cmocka_unit_test(planning_replicas_costs_their_number_times_its_logarithm),
+        cmocka_unit_test(planning_turns_costs_the_pieces_of_a_held_block),
         cmocka_unit_test(hashes_agree_on_all_ranks_and_tell_configs_apart),
         cmocka_unit_test(a_rank_outside_both_grids_gets_an_empty_plan),
         cmocka_unit_test(a_plan_that_is_made_leaves_the_last_error_alone),
