@@ -9,6 +9,7 @@
 #include "tool.h"
 
 #include <jansson.h>
+#include <sys/resource.h>
 
 /* ---- worked examples ---- */
 
@@ -384,18 +385,42 @@ static void help_shows_an_example_and_version_a_number(void **state)
     assert_prints(version, "colo-plan 0.1.0\n");
 }
 
-static void colour_is_for_terminals_without_no_color(void **state)
+static const char *const coloured[] = {"--src", "dp=2", "--dst",    "tp=2", "--batch", "2",
+                                       "--seq", "2",    "--hidden", "1",    NULL};
+
+static void output_that_is_no_terminal_has_no_colour(void **state)
 {
-    const char *args[] = {"--src", "dp=2", "--dst", "tp=2", "--batch", "2", "--seq", "2", "--hidden",
-                          "1", NULL};
-    said_t pipe = tool_run(args), tty = tool_run_tty(args, false), plain = tool_run_tty(args, true);
-    assert_null(strchr(pipe.out, '\033'));
+    said_t s = tool_run(coloured);
+    assert_non_null(strstr(s.out, "What this means"));
+    assert_null(strchr(s.out, '\033'));
+    said_free(&s);
+}
+
+static void output_on_a_terminal_has_colour_unless_no_color_is_set(void **state)
+{
+    said_t tty = tool_run_tty(coloured, false);
+    if (!tty.out)
+        skip(); /* no pseudo-terminals here */
+    said_t plain = tool_run_tty(coloured, true);
     assert_non_null(strchr(tty.out, '\033'));
     assert_non_null(strstr(plain.out, "What this means"));
     assert_null(strchr(plain.out, '\033'));
-    said_free(&pipe);
     said_free(&tty);
     said_free(&plain);
+}
+
+static void a_system_without_terminals_is_no_crash_of_the_test(void **state)
+{
+    struct rlimit few, before;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    few = (struct rlimit){3, before.rlim_max};
+    fflush(NULL);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &few), 0);
+    said_t s = tool_run_tty(coloured, false);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_null(s.out);
+    assert_int_equal(s.exit, -1);
+    said_free(&s);
 }
 
 /* ---- wrong use ---- */
@@ -615,7 +640,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(partial_gradients_come_from_every_context_rank),
         cmocka_unit_test(a_box_names_features_only_where_they_are_cut),
         cmocka_unit_test(help_shows_an_example_and_version_a_number),
-        cmocka_unit_test(colour_is_for_terminals_without_no_color),
+        cmocka_unit_test(output_that_is_no_terminal_has_no_colour),
+        cmocka_unit_test(output_on_a_terminal_has_colour_unless_no_color_is_set),
+        cmocka_unit_test(a_system_without_terminals_is_no_crash_of_the_test),
         cmocka_unit_test(a_wrong_option_is_named_in_one_line),
         cmocka_unit_test(a_bad_spec_is_refused_with_its_position),
         cmocka_unit_test(a_spec_that_is_no_grid_is_refused),

@@ -90,12 +90,16 @@ said_t tool_run(const char *const *args)
 
 said_t tool_run_tty(const char *const *args, bool no_color)
 {
-    int master = posix_openpt(O_RDWR | O_NOCTTY);
-    if (master < 0 || grantpt(master) || unlockpt(master))
-        abort();
-    int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
-    if (slave < 0)
-        abort();
+    int master = posix_openpt(O_RDWR | O_NOCTTY), slave = -1;
+    const char *name =
+        master >= 0 && !grantpt(master) && !unlockpt(master) ? ptsname(master) : NULL;
+    if (name)
+        slave = open(name, O_RDWR | O_NOCTTY);
+    if (slave < 0) {
+        if (master >= 0)
+            close(master);
+        return (said_t){.exit = -1};
+    }
     said_t s = run(args, slave, no_color);
     close(slave);
     s.out = slurp(master, &s.out_size);

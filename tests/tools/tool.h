@@ -18,7 +18,8 @@ bool tool_path(int argc, char **argv, const char *env);
 
 /* @args: NULL-terminated, without the program's name. */
 said_t tool_run(const char *const *args);
-/* The same with stdout on a new terminal, and with NO_COLOR set or unset. */
+/* The same with stdout on a new terminal, and with NO_COLOR set or unset. If the system has no
+ * pseudo-terminals, as a chroot without /dev/pts, nothing runs and out is NULL. */
 said_t tool_run_tty(const char *const *args, bool no_color);
 /* The same with a stdout that nobody can write to. */
 said_t tool_run_closed(const char *const *args);
