@@ -11,7 +11,7 @@
 
 #include "comm/comm.h"
 #include "core/env.h"
-#include "core/inspect.h"
+#include "core/ops.h"
 #include "core/try.h"
 
 #include <stdio.h>
@@ -191,9 +191,8 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
     COLO_TRY(shaped_create(b, &plan, &b->now));
-    if (b->mem == COLO_CUDA && b->ops->lanes &&
-        (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
-        COLO_TRY(b->ops->lanes->create(1, &b->order));
+    if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
+        COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
 }
 
@@ -279,7 +278,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     shaped_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     if ((*bridge)->order)
-        (*bridge)->ops->lanes->destroy((*bridge)->order);
+        (*bridge)->ops->stream_destroy((*bridge)->order);
     free(*bridge);
     *bridge = NULL;
 }
@@ -403,7 +402,7 @@ static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *i
                                   const colo_tensor_t *out, const char *in_name,
                                   const char *out_name, colo_stream_t stream, bool *capturing)
 {
-    const colo_inspect_ops_t *look = b->ops->inspect;
+    const colo_ops_t *look = b->ops;
     const colo_tensor_t *t[2] = {in, out};
     const char *const name[2] = {in_name, out_name};
     colo_status_t st = look->stream_check(stream, capturing);
@@ -457,16 +456,15 @@ static colo_status_t run_staged(colo_bridge_t *b, colo_way_t way, colo_view_t fr
 static colo_status_t run_in_order(colo_bridge_t *b, colo_way_t way, colo_view_t from,
                                   colo_view_t to, colo_stream_t stream)
 {
-    const struct colo_lane_ops *lanes = b->ops->lanes;
     colo_status_t st = COLO_OK;
     if (b->ran && b->last != stream)
-        st = lanes->wait(b->order, 0, stream);
+        st = b->ops->event_wait(b->order, 0, stream);
     if (st < 0)
         return fail_all(b, st);
     COLO_TRY(run_staged(b, way, from, to, stream));
     b->ran = true;
     b->last = stream;
-    st = lanes->record(b->order, 0, stream);
+    st = b->ops->event_record(b->order, 0, stream);
     return st < 0 ? fail_all(b, st) : st;
 }
 

@@ -12,7 +12,7 @@
 #include "bridge/bridge.h"
 
 #include "core/hash.h"
-#include "core/inspect.h"
+#include "core/ops.h"
 #include "core/try.h"
 #include "comm/comm.h"
 
@@ -204,7 +204,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
     bool capturing = false;
     if (!connects && !s->late_slab && !s->late_stage)
         return COLO_OK;
-    COLO_TRY(b->ops->inspect->stream_check(stream, &capturing));
+    COLO_TRY(b->ops->stream_check(stream, &capturing));
     if (capturing) /* on all ranks or on none: nobody waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "

@@ -14,7 +14,6 @@
 #include <colobridge/partition.h>
 
 #include "bridge/index.h"
-#include "core/inspect.h"
 #include "core/ops.h"
 #include "core/try.h"
 
@@ -157,11 +156,11 @@ static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
                          b_name, (int)b->mem, (int)b->device, a_name, (int)a->mem, (int)a->device);
     colo_status_t st = colo_ops_for(a->mem, ops);
     if (st == COLO_OK)
-        st = (*ops)->inspect->stream_check(stream, &capturing);
+        st = (*ops)->stream_check(stream, &capturing);
     if (st == COLO_OK && colo_tensor_count(a) > 0)
-        st = (*ops)->inspect->pointer_check(a->data, a->device, a_name);
+        st = (*ops)->pointer_check(a->data, a->device, a_name);
     if (st == COLO_OK && colo_tensor_count(b) > 0)
-        st = (*ops)->inspect->pointer_check(b->data, b->device, b_name);
+        st = (*ops)->pointer_check(b->data, b->device, b_name);
     return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
 }
 

@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 #include "core/box.h"
-#include "core/inspect.h"
+#include "core/ops.h"
 #include "core/try.h"
 
 #include <stdlib.h>
@@ -44,7 +44,7 @@ colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_s
         colo_box_t box = {.data = d_y.data + row * d_y.stride[1] * elem,
                           .extent = {o->b1 - o->b0, rows, nh},
                           .stride = {d_y.stride[0], d_y.stride[1], d_y.stride[2]}};
-        COLO_TRY(b->ops->inspect->box_nonzero(&box, p->config.dtype, &at, stream));
+        COLO_TRY(b->ops->box_nonzero(&box, p->config.dtype, &at, stream));
         if (at >= 0)
             return colo_fail(COLO_ERR_PROMISE,
                              "rank %lld: d_y was promised DISJOINT, but row %lld of sample %lld is "
@@ -88,7 +88,7 @@ colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_
     colo_status_t st = all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n);
     if (st == COLO_OK &&
         colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */
-        st = b->ops->inspect->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
+        st = b->ops->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     COLO_TRY(colo_comm_i_gather(b->comm, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));

@@ -14,7 +14,7 @@
 struct colo_wire_ops; /* comm/wire.h */
 struct colo_gpu;      /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 7u
+#define COLO_BACKEND_ABI 8u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops-cuda.c - the table of element passes for CUDA memory; with the kernels,
- * libcolobridge-cuda.so.
+ * ops-cuda.c - the table of CUDA devices; with the kernels, libcolobridge-cuda.so.
  *
  * Decides three things. A pointer that no kernel on the current device can use (pageable host
  * memory, another device's memory) is COLO_ERR_ARG here instead of a fault on the device that would
@@ -9,8 +8,8 @@
  * passes.h becomes the flat struct that a kernel can be given. A cudaError_t becomes a status and
  * a sentence, in one place.
  *
- * The current device is the caller's business: streams belong to it. Only alloc and free allocate or
- * wait; everything else here may be captured in a graph. The maths is in kernels/.
+ * The current device is the caller's business: streams belong to it. Only alloc and free allocate
+ * or wait; everything else here may be captured in a graph. The maths is in kernels/.
  */
 #include "core/ops-cuda.h"
 #include "loss/passes.h"
@@ -22,7 +21,10 @@
 #include <inttypes.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
+
+static const uint8_t dtype_size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
 
 colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
 
@@ -88,10 +90,9 @@ colo_status_t colo_cuda_pointer(const void *p, const char *what)
 
 colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what)
 {
-    static const uint8_t size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
-    if ((uintptr_t)p % size[dtype])
+    if ((uintptr_t)p % dtype_size[dtype])
         return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
-                                 what, p, (int)size[dtype]);
+                                 what, p, (int)dtype_size[dtype]);
     return colo_cuda_pointer(p, what);
 }
 
@@ -116,12 +117,194 @@ static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
     return colo_cuda_report(bytes ? cudaMemsetAsync(p, 0, bytes, stream) : cudaSuccess, "zeros");
 }
 
-/* ---- boxes ---- */
+/* ---- a stream of the library's own, and events ----
+ * Its priority is the highest: what runs on it is short (statistics, a gather), and what the
+ * caller's stream does next waits for it sooner or later. Which stream records and waits, and when,
+ * is loss/linear.h. */
+
+struct aux_stream {
+    cudaStream_t stream;
+    int32_t events;
+    cudaEvent_t event[];
+};
+
+static void stream_destroy(void *s)
+{
+    struct aux_stream *l = s;
+    if (!l)
+        return;
+    for (int32_t i = 0; i < l->events; i++)
+        if (l->event[i])
+            cudaEventDestroy(l->event[i]);
+    if (l->stream) {
+        cudaStreamSynchronize(l->stream); /* whoever frees next what it works on */
+        cudaStreamDestroy(l->stream);
+    }
+    cudaGetLastError();
+    free(l);
+}
+
+static colo_status_t stream_create(int32_t events, void **s)
+{
+    int least = 0, greatest = 0;
+    struct aux_stream *l = calloc(1, sizeof *l + (size_t)events * sizeof *l->event);
+    if (!l)
+        return colo_backend_fail(COLO_ERR_NOMEM, "stream: %d events", (int)events);
+    l->events = events;
+    cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithPriority(&l->stream, cudaStreamNonBlocking, greatest);
+    for (int32_t i = 0; i < events && e == cudaSuccess; i++)
+        e = cudaEventCreateWithFlags(&l->event[i], cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        stream_destroy(l);
+        return colo_cuda_report(e, "stream");
+    }
+    *s = l;
+    return COLO_OK;
+}
+
+static colo_stream_t stream_of(void *s)
+{
+    return ((struct aux_stream *)s)->stream;
+}
+
+static colo_status_t event_record(void *s, int32_t event, colo_stream_t on)
+{
+    return colo_cuda_report(cudaEventRecord(((struct aux_stream *)s)->event[event], on), "stream");
+}
+
+static colo_status_t event_wait(void *s, int32_t event, colo_stream_t on)
+{
+    return colo_cuda_report(cudaStreamWaitEvent(on, ((struct aux_stream *)s)->event[event], 0),
+                            "stream");
+}
+
+/* ---- may it be used ---- */
+
+static colo_status_t pointer_check(const void *p, int32_t device, const char *what)
+{
+    int now = -1;
+    if (p && device >= 0) {
+        cudaError_t e = cudaGetDevice(&now);
+        if (e != cudaSuccess)
+            return colo_cuda_report(e, what);
+        if (device != now)
+            return colo_backend_fail(COLO_ERR_ARG,
+                                     "%s: a tensor of device %d, the current device is %d", what,
+                                     (int)device, now);
+    }
+    return colo_cuda_pointer(p, what);
+}
+
+static colo_status_t stream_check(colo_stream_t stream, bool *capturing)
+{
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    int now = -1, device = -1;
+    cudaError_t e = cudaGetDevice(&now);
+    if (e == cudaSuccess)
+        e = cudaStreamIsCapturing(stream, &capture);
+    *capturing = capture != cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 12080
+    if (e == cudaSuccess && stream && !*capturing) /* the default stream is the current device's */
+        e = cudaStreamGetDevice(stream, &device);
+#endif
+    if (e == cudaSuccess && device >= 0 && device != now)
+        return colo_backend_fail(
+            COLO_ERR_ARG, "the stream is one of device %d, the current device is %d", device, now);
+    return colo_cuda_report(e, "stream");
+}
+
+/* ---- what is in memory: kernels whose answer of sixteen bytes the host waits for ---- */
 
 static bool is_empty(const colo_box_t *b)
 {
     return b->extent[0] == 0 || b->extent[1] == 0 || b->extent[2] == 0;
 }
+
+/* Sixteen bytes for a kernel's answer, as @from. */
+static cudaError_t answer_new(void **p, const void *from, cudaStream_t stream)
+{
+    cudaError_t e = cudaMallocAsync(p, 16, stream);
+    if (e != cudaSuccess) {
+        *p = NULL;
+        return e;
+    }
+    return cudaMemcpyAsync(*p, from, 16, cudaMemcpyHostToDevice, stream);
+}
+
+static cudaError_t answer_take(void *p, void *to, cudaError_t e, cudaStream_t stream)
+{
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(to, p, 16, cudaMemcpyDeviceToHost, stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(stream);
+    if (p)
+        cudaFreeAsync(p, stream);
+    return e;
+}
+
+static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t *hash,
+                              colo_stream_t stream)
+{
+    uint64_t got[2] = {0, 0};
+    void *p = NULL;
+    *hash = 0;
+    if (is_empty(box))
+        return COLO_OK;
+    COLO_CUDA_TRY(colo_cuda_pointer(box->data, "hash"));
+    cudaError_t e = answer_new(&p, got, stream);
+    if (e == cudaSuccess)
+        e = colo_k_box_hash(box, elem_size, p, stream);
+    e = answer_take(p, got, e, stream);
+    *hash = got[0];
+    return colo_cuda_report(e, "hash");
+}
+
+static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int64_t *first,
+                                 colo_stream_t stream)
+{
+    uint64_t got[2] = {UINT64_MAX, 0};
+    void *p = NULL;
+    *first = -1;
+    if (is_empty(box))
+        return COLO_OK;
+    COLO_CUDA_TRY(colo_cuda_pointer(box->data, "search for zeros"));
+    cudaError_t e = answer_new(&p, got, stream);
+    if (e == cudaSuccess)
+        e = colo_k_box_nonzero(box, dtype_size[dtype], dtype <= COLO_F16, p, stream);
+    e = answer_take(p, got, e, stream);
+    *first = (int64_t)got[0]; /* all ones: none */
+    return colo_cuda_report(e, "search for zeros");
+}
+
+static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                                int64_t count, double *num, int64_t *den, colo_stream_t stream)
+{
+    struct {
+        double num;
+        int64_t den;
+    } got = {0, 0};
+    void *p = NULL;
+    bool capturing = false;
+    COLO_CUDA_TRY(stream_check(stream, &capturing));
+    if (capturing)
+        return colo_backend_fail(COLO_ERR_STATE,
+                                 "reduce: waits for the stream and cannot be captured");
+    if (count > 0) {
+        COLO_CUDA_TRY(colo_cuda_typed(values, dtype, "values"));
+        COLO_CUDA_TRY(colo_cuda_pointer(mask, "mask"));
+    }
+    cudaError_t e = answer_new(&p, &got, stream);
+    if (e == cudaSuccess)
+        e = colo_k_masked_sum(values, dtype, mask, count, p, (int64_t *)p + 1, stream);
+    e = answer_take(p, &got, e, stream);
+    *num = got.num;
+    *den = got.den;
+    return colo_cuda_report(e, "reduce");
+}
+
+/* ---- boxes ---- */
 
 /* One box of each side speaks for its allocation; asking CUDA for all of them took the host longer
  * than launching. */
@@ -273,6 +456,16 @@ static const colo_ops_t colo_ops_cuda = {
     .alloc = gpu_alloc,
     .free = gpu_free,
     .zero = gpu_zero,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_of = stream_of,
+    .event_record = event_record,
+    .event_wait = event_wait,
+    .pointer_check = pointer_check,
+    .stream_check = stream_check,
+    .box_hash = box_hash,
+    .box_nonzero = box_nonzero,
+    .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
     .logprob_stats = stats,
@@ -280,8 +473,6 @@ static const colo_ops_t colo_ops_cuda = {
     .logprob_grad = grad,
     .box_list = box_list,
     .box_shift = box_shift,
-    .inspect = &colo_inspect_cuda,
-    .lanes = &colo_cuda_lanes,
     .linear = &colo_cuda_linear,
     .beside = &colo_cuda_beside,
 };

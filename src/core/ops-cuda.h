@@ -32,8 +32,6 @@ struct colo_k_logprob colo_cuda_logprob(const struct colo_logprob_pass *p);
     } while (0)
 
 extern const struct colo_linear_ops colo_cuda_linear; /* loss/linear-cuda.c */
-extern const struct colo_lane_ops colo_cuda_lanes;    /* core/lane-cuda.c */
 extern const struct colo_beside_ops colo_cuda_beside; /* loss/beside-cuda.c */
-extern const struct colo_inspect_ops colo_inspect_cuda; /* core/inspect-cuda.c */
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops-host.c - the host's table of element passes, in plain C.
+ * ops-host.c - the host's table of core/ops.h, in plain C.
  *
  * Box sums and shifts are here: addends in the order given, fp32 accumulation for bf16 and fp16,
  * one rounding. Copies are box.h's, the loss passes are src/loss/passes-host.c's. Arguments come
@@ -10,7 +10,7 @@
 
 #include "core/box.h"
 #include "core/half.h"
-#include "core/inspect.h"
+#include "core/hash.h"
 #include "core/try.h"
 #include "loss/beside.h"
 #include "loss/linear.h"
@@ -18,6 +18,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+
+/* ---- memory ---- */
 
 /* aligned as a device's allocator does, and as heads ask for */
 static colo_status_t host_alloc(size_t bytes, void **p)
@@ -34,6 +36,115 @@ static colo_status_t host_zero(void *p, size_t bytes, colo_stream_t stream)
     memset(p, 0, bytes);
     return COLO_OK;
 }
+
+/* ---- streams and events ---- */
+
+static colo_status_t stream_create(int32_t events, void **s)
+{
+    (void)events;
+    *s = NULL;
+    return COLO_OK;
+}
+
+static void stream_destroy(void *s)
+{
+    (void)s;
+}
+
+static colo_stream_t stream_of(void *s)
+{
+    (void)s;
+    return NULL;
+}
+
+static colo_status_t event(void *s, int32_t event, colo_stream_t on)
+{
+    (void)s;
+    (void)event;
+    (void)on;
+    return COLO_OK;
+}
+
+/* ---- a caller's memory ---- */
+
+static colo_status_t pointer_check(const void *p, int32_t device, const char *what)
+{
+    (void)p;
+    (void)device;
+    (void)what;
+    return COLO_OK;
+}
+
+static colo_status_t stream_check(colo_stream_t stream, bool *capturing)
+{
+    (void)stream;
+    *capturing = false;
+    return COLO_OK;
+}
+
+static const char *element(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t elem)
+{
+    return (const char *)b->data + (i * b->stride[0] + j * b->stride[1] + k * b->stride[2]) * elem;
+}
+
+static colo_status_t box_hash(const colo_box_t *b, size_t elem_size, uint64_t *hash,
+                              colo_stream_t stream)
+{
+    uint64_t h = COLO_HASH_INIT;
+    (void)stream;
+    for (int64_t i = 0; i < b->extent[0]; i++)
+        for (int64_t j = 0; j < b->extent[1]; j++)
+            for (int64_t k = 0; k < b->extent[2]; k++)
+                h = colo_hash_bytes(h, element(b, i, j, k, (int64_t)elem_size), elem_size);
+    *hash = h;
+    return COLO_OK;
+}
+
+static bool is_zero(const char *p, size_t n, bool is_float)
+{
+    static const char zero[8];
+    char v[8];
+    memcpy(v, p, n);
+    if (is_float)
+        v[n - 1] &= 0x7f; /* -0.0 is zero; little-endian, as every machine this runs on */
+    return memcmp(v, zero, n) == 0;
+}
+
+static colo_status_t box_nonzero(const colo_box_t *b, colo_dtype_t dtype, int64_t *first,
+                                 colo_stream_t stream)
+{
+    const size_t elem = colo_dtype_size(dtype);
+    const bool is_float = colo_dtype_is_float(dtype);
+    int64_t at = 0;
+    (void)stream;
+    *first = -1;
+    for (int64_t i = 0; i < b->extent[0]; i++)
+        for (int64_t j = 0; j < b->extent[1]; j++)
+            for (int64_t k = 0; k < b->extent[2]; k++, at++)
+                if (!is_zero(element(b, i, j, k, (int64_t)elem), elem, is_float)) {
+                    *first = at;
+                    return COLO_OK;
+                }
+    return COLO_OK;
+}
+
+static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                                int64_t count, double *num, int64_t *den, colo_stream_t stream)
+{
+    (void)stream;
+    *num = 0;
+    *den = 0;
+    for (int64_t i = 0; i < count; i++) {
+        if (mask && !mask[i])
+            continue;
+        *num +=
+            dtype == COLO_F64 ? ((const double *)values)[i] : (double)((const float *)values)[i];
+        ++*den;
+    }
+    return COLO_OK;
+}
+
+/* ---- boxes ---- */
 
 static void copy_or_zero(const colo_box_t *dst, const colo_box_t *src, size_t elem_size)
 {
@@ -138,6 +249,16 @@ const colo_ops_t colo_ops_host = {
     .alloc = host_alloc,
     .free = free,
     .zero = host_zero,
+    .stream_create = stream_create,
+    .stream_destroy = stream_destroy,
+    .stream_of = stream_of,
+    .event_record = event,
+    .event_wait = event,
+    .pointer_check = pointer_check,
+    .stream_check = stream_check,
+    .box_hash = box_hash,
+    .box_nonzero = box_nonzero,
+    .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
     .logprob_stats = colo_host_logprob_stats,
@@ -145,8 +266,6 @@ const colo_ops_t colo_ops_host = {
     .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
     .box_shift = box_shift,
-    .inspect = &colo_inspect_host,
     .beside = &colo_host_beside_ops,
-    .lanes = &colo_host_lanes,
     .linear = &colo_host_linear,
 };

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops.h (private) - what touches elements: box copies and sums, and the passes of the loss.
+ * ops.h (private) - a device: its memory, streams and events, checks of pointers, and what touches
+ * elements.
  *
- * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). A pass gets
- * checked arguments; it allocates nothing and does not wait. The oracle of every table is
- * tests/ref/.
+ * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). What touches
+ * elements gets checked arguments; it allocates nothing and does not wait. The oracle of every
+ * table is tests/ref/.
  */
 #ifndef COLO_CORE_OPS_H
 #define COLO_CORE_OPS_H
@@ -19,7 +20,7 @@
 typedef colo_status_t (*colo_box_copy_fn)(const colo_box_t *dst, const colo_box_t *src,
                                           size_t elem_size, colo_stream_t stream);
 /* box_copy for @n pairs at once; no dst overlaps another pair's boxes. All dst lie in one tensor
- * that the caller has looked at (inspect.h), and so do all src with data: of each side one box is
+ * that the caller has checked (pointer_check), and so do all src with data: of each side one box is
  * checked. As few launches as it takes. */
 typedef colo_status_t (*colo_box_list_fn)(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                           size_t elem_size, colo_stream_t stream);
@@ -43,37 +44,61 @@ struct colo_beside_ops; /* src/loss/beside.h */
 /* ---- loss, lm_head path: src/loss/linear.h ---- */
 struct colo_linear_ops;
 
-/* ---- a stream of the library's own, and events ---- */
-
-/* Of the device that is current at create. On the host: stream() is NULL, the rest does nothing. */
-struct colo_lane_ops {
-    colo_status_t (*create)(int32_t events, void **lane);
-    void (*destroy)(void *lane); /* takes NULL; waits for the stream */
-    colo_stream_t (*stream)(void *lane);
-    colo_status_t (*record)(void *lane, int32_t event, colo_stream_t on);
-    colo_status_t (*wait)(void *lane, int32_t event, colo_stream_t on); /* event was recorded */
-};
-extern const struct colo_lane_ops colo_host_lanes; /* linear-host.c */
-
-struct colo_inspect_ops;
-
 typedef struct colo_ops {
     const char *name;
-    /* Memory of the thread's current device, aligned to 256; @bytes > 0. free takes NULL. */
-    colo_status_t (*alloc)(size_t bytes, void **p);
-    void (*free)(void *p);
+
+    /* ---- memory of the thread's current device, aligned to 256 ---- */
+
+    colo_status_t (*alloc)(size_t bytes, void **p); /* @bytes > 0 */
+    void (*free)(void *p);                          /* takes NULL */
     colo_status_t (*zero)(void *p, size_t bytes, colo_stream_t stream);
+
+    /* ---- a stream of the library's own, and events ----
+     * Of the device that is current at create. On the host stream_of() is NULL, the rest does
+     * nothing. */
+
+    colo_status_t (*stream_create)(int32_t events, void **s);
+    void (*stream_destroy)(void *s); /* takes NULL; waits for the stream */
+    colo_stream_t (*stream_of)(void *s);
+    colo_status_t (*event_record)(void *s, int32_t event, colo_stream_t on);
+    colo_status_t (*event_wait)(void *s, int32_t event, colo_stream_t on); /* it was recorded */
+
+    /* ---- a caller's memory: may it be used, what is in it ----
+     * Checks are cheap and may run in a capture. What reads memory waits for the stream, which must
+     * not be capturing. */
+
+    /* Can kernels of the current device use @p? @device: where its tensor says it is, -1: nowhere.
+     */
+    colo_status_t (*pointer_check)(const void *p, int32_t device, const char *what);
+    /* Is @stream one of the current device; @capturing: out. */
+    colo_status_t (*stream_check)(colo_stream_t stream, bool *capturing);
+
+    /* A number that differs when the box's bits differ, comparable within one table only. */
+    colo_status_t (*box_hash)(const colo_box_t *box, size_t elem_size, uint64_t *hash,
+                              colo_stream_t stream);
+    /* @first: the place, counted row by row, of the first element that is not zero (-0.0 of a float
+     * dtype is zero); -1: there is none. */
+    colo_status_t (*box_nonzero)(const colo_box_t *box, colo_dtype_t dtype, int64_t *first,
+                                 colo_stream_t stream);
+    /* Over i with mask[i] != 0 (NULL: all), in fp64; f32 and f64. Values that do not count are not
+     * read. */
+    colo_status_t (*masked_sum)(const void *values, colo_dtype_t dtype, const uint8_t *mask,
+                                int64_t count, double *num, int64_t *den, colo_stream_t stream);
+
+    /* ---- boxes ---- */
+
     colo_box_copy_fn box_copy;
+    colo_box_list_fn box_list;
+    colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
+
+    /* ---- loss ---- */
+
     colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
     colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
-    colo_box_list_fn box_list;
-    colo_box_shift_fn box_shift;
-    const struct colo_lane_ops *lanes;      /* NULL: none for this memory, and no lm_head path */
-    const struct colo_linear_ops *linear;   /* likewise */
-    const struct colo_inspect_ops *inspect; /* core/inspect.h; never NULL */
-    const struct colo_beside_ops *beside;   /* likewise, for what is in src/loss/beside.h */
+    const struct colo_linear_ops *linear; /* NULL: no lm_head path */
+    const struct colo_beside_ops *beside; /* likewise, for what is in src/loss/beside.h */
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-host.c - the tables of linear.h in plain C, but for products: what the CPU build runs.
- *
- * There is no second stream on the host: whatever is enqueued has happened.
+ * linear-host.c - the table of linear.h in plain C, but for products: what the CPU build runs.
  */
 #include "loss/linear.h"
 
@@ -196,40 +194,4 @@ const struct colo_linear_ops colo_host_linear = {
     .clear_rows = clear_rows,
     .sum_rows = sum_rows,
     .convert = convert,
-};
-
-/* ---- lanes ---- */
-
-static colo_status_t lane_create(int32_t events, void **lane)
-{
-    (void)events;
-    *lane = NULL;
-    return COLO_OK;
-}
-
-static void lane_destroy(void *lane)
-{
-    (void)lane;
-}
-
-static colo_stream_t lane_stream(void *lane)
-{
-    (void)lane;
-    return NULL;
-}
-
-static colo_status_t lane_event(void *lane, int32_t event, colo_stream_t on)
-{
-    (void)lane;
-    (void)event;
-    (void)on;
-    return COLO_OK;
-}
-
-const struct colo_lane_ops colo_host_lanes = {
-    .create = lane_create,
-    .destroy = lane_destroy,
-    .stream = lane_stream,
-    .record = lane_event,
-    .wait = lane_event,
 };

@@ -39,12 +39,12 @@ static void *at(const struct colo_linear_call *k, int64_t offset)
 
 static colo_status_t record(const struct colo_linear_call *k, int32_t event, colo_stream_t on)
 {
-    return k->l->ops->lanes->record(k->l->lane, event, on);
+    return k->l->ops->event_record(k->l->lane, event, on);
 }
 
 static colo_status_t wait_for(const struct colo_linear_call *k, int32_t event, colo_stream_t on)
 {
-    return k->l->ops->lanes->wait(k->l->lane, event, on);
+    return k->l->ops->event_wait(k->l->lane, event, on);
 }
 
 /* ---- a call's beginning ---- */
@@ -69,7 +69,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
     k->l = l;
     k->room = workspace;
     k->main = stream;
-    k->lane = l->ops->lanes->stream(l->lane);
+    k->lane = l->ops->stream_of(l->lane);
     k->hidden = *hidden;
     k->rows = (struct colo_linear_rows){
         .tokens = k->s.tokens,

@@ -52,7 +52,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .hidden = h->hidden,
     };
     COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail); /* the head has looked at its tables */
-    COLO_TRY_GOTO(st, l->ops->lanes->create(COLO_LINEAR_EVENTS, &l->lane), fail);
+    COLO_TRY_GOTO(st, l->ops->stream_create(COLO_LINEAR_EVENTS, &l->lane), fail);
     COLO_TRY_GOTO(st, l->ops->linear->create(&shape, &l->gemm), fail);
     *linear = l;
     return COLO_OK;
@@ -68,7 +68,7 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
         return;
     if (l->ops) {
         l->ops->linear->destroy(l->gemm);
-        l->ops->lanes->destroy(l->lane);
+        l->ops->stream_destroy(l->lane);
     }
     free(l);
     *linear = NULL;

@@ -123,7 +123,7 @@ static colo_status_t open_ops(const colo_lm_head_config_t *c, const colo_ops_t *
 {
     COLO_TRY(check_config(c));
     COLO_TRY(colo_ops_for(c->mem, ops));
-    if (!(*ops)->lanes || !(*ops)->linear)
+    if (!(*ops)->linear)
         return colo_fail(COLO_ERR_UNBUILT, "lm_head: backend '%s' offers no products of matrices",
                          (*ops)->name);
     return COLO_OK;
@@ -152,7 +152,7 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     if (st == COLO_OK) {
         h->config = *config;
         h->ops = ops;
-        st = ops->lanes->create(EVENTS, &h->lane);
+        st = ops->stream_create(EVENTS, &h->lane);
     }
     if (group && colo_comm_size(group) > 1) {
         colo_fields_t fields = {COLO_FIELDS_INIT};
@@ -187,7 +187,7 @@ void colo_lm_head_destroy(colo_lm_head_t **head)
     if (!h)
         return;
     if (h->ops)
-        h->ops->lanes->destroy(h->lane); /* waits for its stream */
+        h->ops->stream_destroy(h->lane); /* waits for its stream */
     free(h);
     *head = NULL;
 }
@@ -374,15 +374,14 @@ colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
         st = colo_fail(COLO_ERR_STATE, "lm_head: start, but it is already %s",
                        h->state == COLO_LM_HEAD_IN_FLIGHT ? "in flight" : "available");
     COLO_TRY(colo_loss_i_ready(h->group, "lm_head start", st));
-    const struct colo_lane_ops *lanes = h->ops->lanes;
-    colo_stream_t lane = lanes->stream(h->lane);
-    st = lanes->record(h->lane, READY, stream);
+    colo_stream_t lane = h->ops->stream_of(h->lane);
+    st = h->ops->event_record(h->lane, READY, stream);
     if (st == COLO_OK)
-        st = lanes->wait(h->lane, READY, lane);
+        st = h->ops->event_wait(h->lane, READY, lane);
     if (st == COLO_OK)
         st = gather(h, lane);
     if (st == COLO_OK)
-        st = lanes->record(h->lane, GATHERED, lane);
+        st = h->ops->event_record(h->lane, GATHERED, lane);
     if (st < 0)
         return colo_comm_i_fail(h->group, st);
     h->state = COLO_LM_HEAD_IN_FLIGHT;
@@ -422,7 +421,7 @@ colo_status_t colo_lm_head_finish(colo_lm_head_t *h, colo_stream_t stream, colo_
                          h->state == COLO_LM_HEAD_AVAILABLE ? "it is available already"
                                                             : "no gather was started");
     if (h->group)
-        COLO_TRY(h->ops->lanes->wait(h->lane, GATHERED, stream));
+        COLO_TRY(h->ops->event_wait(h->lane, GATHERED, stream));
     h->state = COLO_LM_HEAD_AVAILABLE;
     views(h, weight, bias);
     return COLO_OK;

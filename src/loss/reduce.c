@@ -11,7 +11,6 @@
 #include "loss/check.h"
 
 #include "comm/comm.h"
-#include "core/inspect.h"
 #include "core/ops.h"
 #include "core/try.h"
 
@@ -47,7 +46,7 @@ static colo_status_t sum_local(const void *values, colo_dtype_t dtype, const uin
 {
     const colo_ops_t *ops;
     COLO_TRY(colo_ops_for(on_gpu ? COLO_CUDA : COLO_HOST, &ops));
-    return ops->inspect->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
+    return ops->masked_sum(values, dtype, mask, count, &p->num, &p->den, stream);
 }
 
 colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uint8_t *mask,
