@@ -326,8 +326,9 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
             } else {
                 log_sum_v = log(sum_v);
                 ce = log_sum - c / sum_v;
-                kl = d / sum_v - log_sum_v + log_sum;
+                kl = at_least_0(d / sum_v - log_sum_v + log_sum);
             }
+            ce = at_least_0(ce);
         }
         if (p.ce)
             put(p.ce, wide, t, ce);

@@ -167,7 +167,7 @@ __device__ merged merge_row(const colo_k_logprob_t &p, bool wide, int64_t k, int
         }
     }
     g.log_sum = log(sum);
-    g.h = p.u >= 0 ? g.log_sum - u / sum : 0;
+    g.h = p.u >= 0 ? at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)p.vocab;
     return g;
 }
@@ -191,14 +191,15 @@ __global__ void __launch_bounds__(MERGE_THREADS)
             invalid = counts && !legal;
             if (counts) {
                 g = merge_row(p, wide, at - p.block_lo, legal ? target : -1);
-                logp = legal ? g.xt - g.log_sum : CUDART_NAN;
-                loss = -logp;
+                logp = legal ? at_most_0(g.xt - g.log_sum) : CUDART_NAN;
+                loss = 0 - logp; /* not -0 */
                 if (!legal && p.lenient) { /* without a target term; NaN rows stay NaN */
                     logp = isnan(g.m) ? CUDART_NAN : 0;
-                    loss = g.log_sum;
+                    loss = at_least_0(g.log_sum);
                 }
                 if (p.smoothing > 0)
-                    loss = (1 - p.smoothing) * loss + p.smoothing * (g.log_sum - g.mean);
+                    loss = (1 - p.smoothing) * loss +
+                           p.smoothing * at_least_0(g.log_sum - g.mean);
                 if (p.z_loss > 0) {
                     double lse = g.m + g.log_sum;
                     loss += p.z_loss * lse * lse;

@@ -225,6 +225,17 @@ __device__ void put(void *base, bool wide, int64_t i, double v)
         ((float *)base)[i] = (float)v;
 }
 
+/* As in src/loss/scalar.h; NaN stays. */
+__device__ double at_most_0(double v)
+{
+    return v > 0 ? 0 : v;
+}
+
+__device__ double at_least_0(double v)
+{
+    return v < 0 ? 0 : v;
+}
+
 /* Is x = factor z, with the order of z? Then a row needs no rounded x. */
 bool is_plain(const colo_k_logprob_t &p)
 {

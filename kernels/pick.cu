@@ -109,7 +109,7 @@ __device__ void emit(const colo_k_pick_t &p, int64_t t, int64_t i, int64_t id, d
         if (!wide && isinf((float)x))
             x = x > 0 ? CUDART_INF : -CUDART_INF;
         down = x - p.saved[t];
-        logp = down - p.saved[p.tokens + t];
+        logp = at_most_0(down - p.saved[p.tokens + t]);
     }
     p.down[at] = down;
     p.kept[at] = id < 0 ? -1 : id;

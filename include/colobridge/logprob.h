@@ -8,6 +8,8 @@
  *   logp    = (x_t - M) - log Sum                                  (never smoothed)
  *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
+ * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing can make e
+ * larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
  * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
  */

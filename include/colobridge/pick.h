@@ -4,7 +4,7 @@
  * or those at ids that the caller gives. Differentiable; the choice of the k largest is not.
  *
  * Letters and formulas are logprob.h's: x of a logit, M = max x, Sum = sum_j exp(x_j - M) over the
- * whole vocabulary; logp_i = (x_i - M) - log Sum for each picked id i. Upstream gradients g_i give
+ * whole vocabulary; logp_i = (x_i - M) - log Sum for each picked id i, never above 0. Upstream gradients g_i give
  *   dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i
  * Forward does one all-gather; backward no collective. Tokens are not chunked.
  */

@@ -140,8 +140,9 @@ static struct merged merge_row(const struct colo_distill_pass *p, int64_t t)
         g.mv = mv;
         g.log_sum_v = log(sum_v);
         g.ce = g.log_sum - c / sum_v;
-        g.kl = d / sum_v - g.log_sum_v + g.log_sum;
+        g.kl = colo_scalar_at_least_0(d / sum_v - g.log_sum_v + g.log_sum);
     }
+    g.ce = colo_scalar_at_least_0(g.ce);
     return g;
 }
 

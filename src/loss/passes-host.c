@@ -18,6 +18,7 @@
 #include "loss/passes.h"
 
 #include "core/half.h"
+#include "loss/scalar.h"
 
 #include <math.h>
 #include <string.h>
@@ -214,7 +215,7 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
         }
     }
     g.log_sum = log(sum);
-    g.h = b->u >= 0 ? g.log_sum - u / sum : 0;
+    g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
     g.mean = d / (double)p->config->vocab;
     return g;
 }
@@ -234,14 +235,14 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
             g = merge_row(p, t - p->block_lo, legal ? target : -1);
             valid += legal;
             invalid += !legal;
-            logp = legal ? g.xt - g.log_sum : NAN;
-            loss = -logp;
+            logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
+            loss = 0 - logp; /* not -0 */
             if (!legal && c->lenient_targets) { /* without a target term; NaN rows stay NaN */
                 logp = isnan(g.m) ? NAN : 0;
-                loss = g.log_sum;
+                loss = colo_scalar_at_least_0(g.log_sum);
             }
             if (eps > 0)
-                loss = (1 - eps) * loss + eps * (g.log_sum - g.mean);
+                loss = (1 - eps) * loss + eps * colo_scalar_at_least_0(g.log_sum - g.mean);
             if (c->z_loss > 0) {
                 double lse = g.m + g.log_sum;
                 loss += c->z_loss * lse * lse;

@@ -152,7 +152,7 @@ static void emit(const struct colo_pick_pass *p, int64_t t, int64_t i, int64_t i
     if (id >= 0) {
         down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config->softcap) -
                p->base.saved[t];
-        logp = down - p->base.saved[p->base.tokens + t];
+        logp = colo_scalar_at_most_0(down - p->base.saved[p->base.tokens + t]);
     }
     p->down[at] = down;
     p->kept[at] = id < 0 ? -1 : id;

@@ -51,4 +51,16 @@ static inline double colo_scalar_x(colo_dtype_t dtype, double z, double factor, 
     return x;
 }
 
+/* A log-probability, or what is never negative, made of sums that rounding moves to both sides of
+ * 0. NaN stays. */
+static inline double colo_scalar_at_most_0(double v)
+{
+    return v > 0 ? 0 : v;
+}
+
+static inline double colo_scalar_at_least_0(double v)
+{
+    return v < 0 ? 0 : v;
+}
+
 #endif

@@ -80,6 +80,21 @@ static void every_option_agrees_with_the_oracle(void **state)
     }
 }
 
+static void outputs_at_probability_one_keep_their_sign(void **state)
+{
+    (void)state;
+    for (int i = 0; i < LOSS_SURE; i++) {
+        loss_case_t c;
+        loss_case_sure(&c, i % 2 ? 1 : 1 + i % 8, i, &rng);
+        if (c.ranks == 1)
+            gpu_case_run(&c, NULL);
+        else
+            gpu_case_run_shards(&c);
+        loss_case_check_signs(&c, i);
+        loss_case_free(&c);
+    }
+}
+
 static void shards_merge_to_what_the_whole_row_gives(void **state)
 {
     char label[80];
@@ -536,6 +551,7 @@ int main(void)
     rng = t_seed();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_oracle),
+        cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
         cmocka_unit_test(shards_merge_to_what_the_whole_row_gives),
         cmocka_unit_test(a_large_offset_of_the_logits_costs_no_digits),
         cmocka_unit_test(a_sure_target_keeps_its_gradient),

@@ -128,6 +128,43 @@ void loss_case_free(loss_case_t *c)
     }
 }
 
+void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
+{
+    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
+    static const int64_t vocabs[] = {1, 2, 16};
+    static const struct {
+        double offset, temperature, softcap, smoothing, z_loss;
+    } options[] = {{0, 1, 0, 0, 0},        {0, 0.7, 0, 0.1, 0},      {5000, 1.3, 0, 0, 0.01},
+                   {-5000, 0.7, 30, 0, 0}, {0, 1e-3, 50, 0.3, 0.01}, {30000, 1.3, 0, 0.1, 0}};
+    const colo_dtype_t dtype = dtypes[i % 4];
+    const int64_t vocab = vocabs[i / 20 % 3];
+    const int option = i / 60 % 6;
+    loss_case_init(c, ranks, 64, vocab, dtype, 40, rng);
+    c->config.want_entropy = c->config.want_loss = true;
+    c->config.temperature = options[option].temperature;
+    c->config.softcap = options[option].softcap;
+    c->config.label_smoothing = options[option].smoothing;
+    c->config.z_loss = options[option].z_loss;
+    for (int64_t t = 0; t < c->tokens; t++) {
+        double *z = c->z + t * vocab;
+        c->targets[t] = 0;
+        for (int64_t j = 0; j < vocab; j++) {
+            z[j] = loss_round(dtype, z[j] + options[option].offset);
+            c->targets[t] = z[j] > z[c->targets[t]] ? j : c->targets[t];
+        }
+    }
+}
+
+void loss_case_check_signs(const loss_case_t *c, int i)
+{
+    for (int64_t t = 0; t < c->tokens; t++) {
+        const double logp = c->out[0][0][t], h = c->out[0][1][t], loss = c->out[0][2][t];
+        if (!(logp <= 0 && h >= 0 && loss >= 0) || signbit(h) || signbit(loss))
+            fail_msg("case %d, %s, W %d, V %d: logp %.9g, entropy %.9g, loss %.9g", i,
+                     colo_dtype_name(c->dtype), (int)c->ranks, (int)c->vocab, logp, h, loss);
+    }
+}
+
 void loss_case_shard(loss_case_t *c, shard_kind_t kind)
 {
     const int64_t v = c->vocab, w = c->ranks, each = (v + w - 1) / w;

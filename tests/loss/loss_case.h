@@ -50,6 +50,13 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
 /* Against the oracle, within the tolerance stated in loss_case.c; fails the running test. */
 void loss_case_compare(const loss_case_t *c, const char *label);
 
+/* Case @i of LOSS_SURE: targets of a probability near 1, where rounding errors of the outputs are
+ * on both sides of 0. */
+enum { LOSS_SURE = 360 };
+void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng);
+/* logp <= 0, entropy >= 0 and loss >= 0, and no -0 of the last two. */
+void loss_case_check_signs(const loss_case_t *c, int i);
+
 /* The value that remains when @v is stored in @dtype; and of the stored bits. */
 double loss_round(colo_dtype_t dtype, double v);
 void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v);

@@ -79,6 +79,31 @@ static void a_student_that_is_its_teacher_has_no_kl(void **state)
 }
 
 /* Soft labels of one column are hard labels: ce = kl = -logp of it. */
+/* Rounding errors of a divergence of 0, and of a cross entropy of 0, are on both sides. */
+static void divergence_and_cross_entropy_are_never_below_0(void **state)
+{
+    uint64_t rng = t_seed() + 21;
+    (void)state;
+    for (int i = 0; i < 192; i++) {
+        const int64_t vocab = 1 + i % 3 % 2 * 15;
+        const bool probs = i / 96;
+        const colo_dtype_t dtype = dtypes[i / 24 % 4];
+        distill_case_init(&c, worlds[i / 6 % 4], DISTILL_TOKENS, vocab, probs, dtype,
+                          dtype == COLO_F64 ? COLO_F64 : COLO_F32, 40, &rng);
+        for (int64_t j = 0; j < DISTILL_TOKENS * vocab; j++) {
+            c.z[j] = loss_round(dtype, c.z[j] + (i % 2 ? 3000 : 0));
+            c.w[j] = probs ? vocab == 1 : loss_round(COLO_F32, c.z[j] * (1 + 0x1p-21));
+        }
+        c.config.temperature = c.config.target_temperature = i % 5 ? 0.7 : 1.3;
+        if (probs)
+            c.config.target_temperature = 1;
+        assert_ok(distill_case_run(&c));
+        for (int t = 0; t < DISTILL_TOKENS; t++)
+            if (!(c.out[0][0][t] >= 0) || !(probs || c.out[0][1][t] >= 0))
+                fail_msg("case %d: ce is %.9g, kl %.9g", i, c.out[0][0][t], c.out[0][1][t]);
+    }
+}
+
 static void a_one_hot_target_is_the_log_probability(void **state)
 {
     uint64_t rng = t_seed() + 2;
@@ -497,6 +522,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_oracle),
         cmocka_unit_test(a_student_that_is_its_teacher_has_no_kl),
+        cmocka_unit_test(divergence_and_cross_entropy_are_never_below_0),
         cmocka_unit_test(a_one_hot_target_is_the_log_probability),
         cmocka_unit_test(probabilities_are_not_normalised),
         cmocka_unit_test(an_offset_of_5000_costs_no_digit),

@@ -54,6 +54,20 @@ static void row_is_finite(const loss_case_t *c, int64_t t)
         assert_true(isfinite(c->dz[t * V + j]));
 }
 
+static void outputs_at_probability_one_keep_their_sign(void **state)
+{
+    uint64_t rng = t_seed() + 9;
+    (void)state;
+    for (int i = 0; i < LOSS_SURE; i++) {
+        loss_case_t c;
+        loss_case_sure(&c, worlds[i % 5], i, &rng);
+        loss_case_shard(&c, (shard_kind_t)(i % 7 % SHARD_KINDS));
+        assert_ok(loss_case_run(&c));
+        loss_case_check_signs(&c, i);
+        loss_case_free(&c);
+    }
+}
+
 /* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
 
 static double poison;
@@ -400,6 +414,7 @@ static void nan_in_an_ignored_row_stays_there(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
         cmocka_unit_test(nan_on_any_shard_is_nan_on_all_ranks),
         cmocka_unit_test(plus_infinity_makes_the_row_nan),
         cmocka_unit_test(a_row_of_all_kinds_of_infinity_is_nan),

@@ -99,6 +99,27 @@ static void a_scale_of_zero_makes_all_equal(void **state)
 }
 
 /* 5000 + x on the grid of fp32: the same ids and the same bits as at offset 0 */
+/* Rounding errors of probability 1 are on both sides. */
+static void log_probabilities_are_never_above_0(void **state)
+{
+    uint64_t rng = t_seed() + 21;
+    (void)state;
+    for (int i = 0; i < 96; i++) {
+        const int64_t vocab = i % 2 ? 1 : 2;
+        const colo_dtype_t dtype =
+            (colo_dtype_t[]){COLO_F32, COLO_F64, COLO_BF16, COLO_F16}[i / 2 % 4];
+        pick_case_init(&c, i / 8 % 3 ? 2 : 1, PICK_TOKENS, vocab, vocab, i / 24 % 2, dtype, 40,
+                       &rng);
+        c.config.temperature = i / 48 ? 1.3 : 0.7;
+        for (int64_t t = 0; t < PICK_TOKENS * vocab; t++)
+            c.z[t] = loss_round(dtype, c.z[t] + 3000);
+        assert_ok(pick_case_run(&c));
+        for (int64_t t = 0; t < PICK_TOKENS * vocab; t++)
+            if (!(c.logp[0][t] <= 0))
+                fail_msg("case %d: logp is %.9g", i, c.logp[0][t]);
+    }
+}
+
 static void an_offset_of_5000_costs_no_digit(void **state)
 {
     uint64_t rng = t_seed() + 4;
@@ -530,6 +551,7 @@ int main(void)
         cmocka_unit_test(of_equal_logits_the_lowest_id_is_first_on_any_cut),
         cmocka_unit_test(all_columns_can_be_asked_for),
         cmocka_unit_test(a_scale_of_zero_makes_all_equal),
+        cmocka_unit_test(log_probabilities_are_never_above_0),
         cmocka_unit_test(an_offset_of_5000_costs_no_digit),
         cmocka_unit_test(special_rows_are_as_documented),
         cmocka_unit_test(an_invalid_id_is_counted_and_spoils_its_row_only),
