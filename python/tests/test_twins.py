@@ -80,7 +80,7 @@ TWINS = {
         'torch/linear.py', '(g.double() * ctx.factor)', 'ctx.factor', 'test_torch_linear.py',
         'test_loss_mode_and_the_others_agree'),
     'the upstream gradient is rounded to 16 bits before it multiplies': (
-        'torch/linear.py', '.to(ctx.real).reshape(1)', '.to(ctx.dtype).reshape(1)',
+        'torch/linear.py', '* ctx.factor).to(ctx.real)', '* ctx.factor).to(ctx.dtype)',
         'test_torch_upstream.py', 'test_an_upstream_gradient_multiplies_in_fp32'),
     'sums over tokens are rounded to 16 bits before they are a mean': (
         'torch/linear_plan.py', 'self.real if sums else weight.dtype', 'weight.dtype',
@@ -202,7 +202,7 @@ TWINS = {
         'torch/bridge.py', "ranks_per_node=options['ranks_per_node'])", 'ranks_per_node=0)',
         'test_torch_arena.py', 'test_what_is_reached_goes_by_the_hosts'),
     'tokens that do not count are multiplied': (
-        'compat.py', "'partial', 0, most, None)", "'partial', 0, None, None)", 'test_compat.py',
+        'compat.py', "'partial', 0, most, None", "'partial', 0, None, None", 'test_compat.py',
         'test_head_and_loss_of_few_tokens'),
     'masks come back as bytes': (
         'torch/bridge.py', "0 if str(dtype) == 'torch.bool' else self.buffers", 'self.buffers',
