@@ -92,11 +92,13 @@ typedef colo_status_t (*colo_rank_fn)(colo_comm_t *world, void *arg);
 
 /**
  * colo_comm_threads_run() - run @fn on @nranks threads of this process, each with its world comm
- * The comm is owned by the run and destroyed after @fn returns. When a rank returns an error, the
- * others' waits end with COLO_ERR_PEER. Returns COLO_OK or the error of the first rank (by time)
- * that failed by itself; its sentence, prefixed "rank N: ", is then this thread's last error.
- * Waits:   until every thread has returned
- * Errors:  COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
+ * The comm is owned by the run and destroyed after @fn returns. If a rank returns an error, the
+ * others' waits end with COLO_ERR_PEER. A rank that has returned has left all comms that were made
+ * from its world: it may only destroy them, and ranks that wait for it there are told at once. If
+ * a rank ends its thread (pthread_exit) instead, that is COLO_ERR_STATE of this rank. Returns
+ * COLO_OK or the error of the first rank (by time) that failed by itself; its sentence, prefixed
+ * "rank N: ", is then this thread's last error. Waits:   until every thread has returned Errors:
+ * COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
  */
 COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg);
 

@@ -8,6 +8,9 @@
  * nobody waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so
  * ranks may destroy in any order, after the run as well.
  *
+ * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
+ * it did not destroy: nobody waits for it there.
+ *
  * Threads bind themselves when COLO_BIND asks for it; a rank that cannot be bound runs unbound.
  */
 #include "comm/comm-threads.h"
@@ -38,9 +41,9 @@ static void root_release(struct colo_root *root)
     free(root);
 }
 
-static struct colo_root *root_new(void)
+static struct colo_root *root_new(int32_t ranks)
 {
-    struct colo_root *root = calloc(1, sizeof *root);
+    struct colo_root *root = calloc(1, sizeof *root + (size_t)ranks * sizeof root->left[0]);
     if (!root)
         return NULL;
     atomic_init(&root->refs, 1);
@@ -111,6 +114,8 @@ static struct colo_child *child_new(struct colo_hub *parent, const int32_t *memb
             colo_hub_release(hub);
         return NULL;
     }
+    for (int32_t i = 0; i < n; i++)
+        hub->slot[i].origin = parent->slot[members[i]].origin;
     *e = (struct colo_child){.next = parent->children, .hub = hub, .tag = tag, .left = n, .n = n};
     memcpy(e->members, members, (size_t)n * sizeof e->members[0]);
     parent->children = e;
@@ -186,6 +191,34 @@ static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
                    sentence);
 }
 
+/* Nothing more comes from this rank, in whatever comm of the run. */
+static void leave(struct runner *me)
+{
+    atomic_store_explicit(&me->run->hub->root->left[me->comm->rank], true, memory_order_release);
+    colo_comm_destroy(&me->comm);
+}
+
+static void thread_ended(void *arg)
+{
+    struct runner *me = arg;
+    const int32_t rank = me->comm->rank;
+    rank_failed(me->run, rank,
+                colo_fail(COLO_ERR_STATE,
+                          "the thread of rank %d ended before its function returned; return from "
+                          "it instead of pthread_exit()",
+                          (int)rank));
+    leave(me);
+}
+
+static colo_status_t call(struct runner *me)
+{
+    colo_status_t st;
+    pthread_cleanup_push(thread_ended, me);
+    st = me->run->fn(me->comm, me->run->arg);
+    pthread_cleanup_pop(0);
+    return st;
+}
+
 static void *rank_main(void *arg)
 {
     struct runner *me = arg;
@@ -199,11 +232,11 @@ static void *rank_main(void *arg)
         if (run->place && colo_place_bind(run->place, me->comm->rank) < 0)
             colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
                      colo_last_error());
-        colo_status_t st = run->fn(me->comm, run->arg);
+        colo_status_t st = call(me);
         if (st < 0)
             rank_failed(run, me->comm->rank, st);
     }
-    colo_comm_destroy(&me->comm);
+    leave(me);
     return NULL;
 }
 
@@ -233,8 +266,10 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     COLO_TRY(colo_env_check(NULL));
     struct run run = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
-    struct colo_root *root = root_new();
+    struct colo_root *root = root_new(nranks);
     run.hub = root ? hub_new(root, nranks) : NULL;
+    for (int32_t r = 0; run.hub && r < nranks; r++)
+        run.hub->slot[r].origin = r;
     if (root)
         root_release(root); /* the hub holds it */
     if (!ranks || !run.hub) {

@@ -57,7 +57,7 @@ colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t ca
     colo_status_t st = colo_fate_tell(&t->hub->fate, c->rank, sentence, cap);
     if (st != COLO_OK)
         return st;
-    return colo_fate_tell(&t->hub->root->fate, (int32_t)c->world_rank[c->rank], sentence, cap);
+    return colo_fate_tell(&t->hub->root->fate, t->hub->slot[c->rank].origin, sentence, cap);
 }
 
 static bool doomed(const struct colo_threads *t)
@@ -119,6 +119,8 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *s = &t->hub->slot[peer];
+    const bool left =
+        colo_threads_has_left(t->hub, peer); /* looked at first: why it left was sealed before */
     if (doomed(t))
         return verdict(c);
     if (++w->turns < SPINS) {
@@ -128,7 +130,7 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
         return COLO_OK;
     }
     double waited = colo_now() - w->begin;
-    if (atomic_load_explicit(&s->gone, memory_order_acquire) && slot_seq(s) < c->seq)
+    if (left && slot_seq(s) < c->seq)
         return missing(c, peer, "has left the communicator");
     if (waited * 1e3 > (double)c->timeout_ms) {
         char how[64];

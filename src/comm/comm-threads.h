@@ -21,6 +21,7 @@ struct colo_slot {
     _Atomic uint64_t reduced;           /* last operation whose slice lies in scratch */
     _Atomic uint64_t done;              /* last operation in which I read all I need */
     _Atomic uint32_t gone;              /* destroyed: will not arrive any more */
+    int32_t origin;                     /* rank in the run; never written again */
     const void *send;
     const void *scratch;
     const colo_message_t *sends, *recvs;
@@ -32,6 +33,7 @@ struct colo_slot {
 struct colo_root { /* of all comms made in one run */
     _Atomic int32_t refs;
     colo_fate_t fate;
+    _Atomic bool left[]; /* by rank of the run: its function has returned */
 };
 
 struct colo_child; /* a subset that some of its members have asked for and others not yet */
@@ -45,6 +47,14 @@ struct colo_hub {
     struct colo_child *children;
     struct colo_slot slot[];
 };
+
+/* Rank @peer destroyed this comm, or returned from the run without. */
+static inline bool colo_threads_has_left(const struct colo_hub *hub, int32_t peer)
+{
+    const struct colo_slot *s = &hub->slot[peer];
+    return atomic_load_explicit(&s->gone, memory_order_acquire) ||
+           atomic_load_explicit(&hub->root->left[s->origin], memory_order_acquire);
+}
 
 struct colo_threads {     /* colo_comm.impl; of one rank */
     struct colo_hub *hub; /* a reference */

@@ -48,39 +48,6 @@ static void a_skipped_call_is_a_timeout_with_both_sequence_numbers(void **state)
     assert_true(s.seconds[0] >= 0.300 && s.seconds[0] < 10);
 }
 
-static colo_status_t early_rank(colo_comm_t *c, void *arg)
-{
-    struct seen *s = arg;
-    int32_t me = colo_comm_rank(c);
-    rank_try(colo_comm_set_timeout(c, 20000));
-    rank_try(colo_comm_barrier(c, NULL));
-    if (me == 1) { /* on threads not before all are out of the barrier, or they miss it there */
-        for (double begin = colo_now(); t_ranks_are_threads() && atomic_load(&s->arrived) < 3;) {
-            rank_check(colo_now() - begin < 20);
-            usleep(100);
-        }
-        return COLO_OK;
-    }
-    atomic_fetch_add(&s->arrived, 1);
-    int64_t x = me;
-    NOTE(s, me, colo_comm_all_reduce(c, &x, &x, 1, COLO_I64, COLO_SUM, NULL));
-    rank_check(x == me);
-    return COLO_OK;
-}
-
-static void a_rank_that_returned_is_missed_at_once(void **state)
-{
-    struct seen s = {.arrived = 0};
-    assert_ok(t_run_ranks(4, early_rank, &s, sizeof s));
-    for (int r = 0; r < 4; r++)
-        if (r != 1) {
-            expect(&s, r, COLO_ERR_TIMEOUT, "rank 1 (world rank 1), which has left");
-            expect(&s, r, COLO_ERR_TIMEOUT, "all_reduce #2 (sum of 1 i64)");
-            expect(&s, r, COLO_ERR_TIMEOUT, "the last operation of rank 1 is barrier #1");
-            assert_true(s.seconds[r] < 10);
-        }
-}
-
 /* What kills a group after an operation that all of them finished does not reach back into it. */
 static colo_status_t abort_after(colo_comm_t *c, void *arg)
 {
@@ -600,7 +567,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_skipped_call_is_a_timeout_with_both_sequence_numbers),
-        cmocka_unit_test(a_rank_that_returned_is_missed_at_once),
         cmocka_unit_test(an_operation_that_all_finished_stays_finished),
         cmocka_unit_test(an_exchange_names_the_sender_that_did_not_come),
         cmocka_unit_test(a_timed_out_call_leaves_nobody_reading_its_buffers),
