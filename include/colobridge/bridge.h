@@ -67,7 +67,7 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  *                NULL (or zero-size) on ranks that own nothing of the source
  * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
  *                (SHARDED); shares no element with @x: other memory, other columns of the same rows,
- *                or rows in between. Every element is written
+ *                or rows in between; no two of its own share an address. Every element is written
  * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
  *
  * Order:    all ranks of the comm call forward and backward of all its bridges in the same order;

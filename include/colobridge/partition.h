@@ -43,8 +43,9 @@ COLO_API int64_t colo_partition_index(const colo_partition_t *part, int64_t i);
  * @global, @local:  any strides, same memory, dtype and number of axes; must not overlap
  * @stream:          NULL on the host; above
  * Errors (nothing written): those of colo_partition_check(); COLO_ERR_ARG (@axis, two memories, on a GPU
- *                   memory or a stream that the current device cannot use), COLO_ERR_SHAPE (extents,
- *                   dtypes, an output of stride 0), COLO_ERR_UNBUILT (no CUDA in this build, no GPU)
+ *                   memory or a stream that the current device cannot use; a data pointer that is no
+ *                   multiple of an element; @global and @local overlap), COLO_ERR_SHAPE (extents,
+ *                   dtypes, an output whose strides let elements share an address), COLO_ERR_UNBUILT (no CUDA in this build, no GPU)
  */
 COLO_API colo_status_t colo_partition_shard(const colo_partition_t *part,
                                             const colo_tensor_t *global, int32_t axis,
@@ -58,8 +59,7 @@ COLO_API colo_status_t colo_partition_unshard(const colo_partition_t *part,
  * colo_partition_next_token() - targets[i] = tokens[i + 1] on the *global* sequence, before sharding
  * @tokens, @targets:  i64 [..., S], the same tensor or without overlap; per segment when packed
  * @last:              what the last position of a sequence (or segment) gets, e.g. the ignore index
- * @stream:            as for shard; so are errors, and on a GPU COLO_ERR_ARG for an address that is no
- *                     multiple of 8
+ * @stream:            as for shard; so are errors
  */
 COLO_API colo_status_t colo_partition_next_token(const colo_partition_t *part,
                                                  const colo_tensor_t *tokens, int64_t last,

@@ -68,7 +68,8 @@ COLO_API int64_t colo_tensor_count(const colo_tensor_t *t);
 /** colo_tensor_is_contiguous() - row-major without gaps (axes of extent 1 do not matter) */
 COLO_API bool colo_tensor_is_contiguous(const colo_tensor_t *t);
 /**
- * colo_tensor_check() - ndim, shape, strides, dtype and data pointer are usable
+ * colo_tensor_check() - ndim, shape, strides, dtype and data pointer (a multiple of an element) are
+ * usable
  * @what:  name of the argument for the sentence ("logits")
  * Errors: COLO_ERR_ARG, COLO_ERR_SHAPE
  */

@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/ops.h"
+#include "core/overlap.h"
 #include "core/try.h"
 
 #include <stdio.h>
@@ -339,60 +340,25 @@ static colo_status_t check_tensor(const colo_bridge_t *b, const colo_tensor_t *t
                 "rank %lld: %s has stride 0 along axis %d (%s): an output cannot repeat "
                 "elements",
                 rank, what, (int)i, axis_words[n == 2 ? 2 * i : i]);
-    return COLO_OK;
-}
-
-/* Do the tensors share no address modulo @period bytes? Axes whose stride is a multiple of it stay
- * in place; what the others reach is one window a tensor, and the windows must not meet on the
- * circle. So left and right columns of the same rows are apart, and even and odd rows of one
- * buffer. */
-static bool windows_apart(const colo_tensor_t *in, const colo_tensor_t *out, uint64_t period)
-{
-    const colo_tensor_t *t[2] = {in, out};
-    uint64_t width[2];
-    for (int i = 0; i < 2; i++) {
-        const uint64_t elem = colo_dtype_size(t[i]->dtype);
-        width[i] = elem;
-        for (int32_t a = 0; a < t[i]->ndim; a++) {
-            const uint64_t step = (uint64_t)t[i]->stride[a] * elem;
-            width[i] += step % period ? (uint64_t)(t[i]->shape[a] - 1) * step : 0;
-        }
+    if (output && colo_tensor_overlaps(t)) {
+        shape_text(t->shape, n, expected, sizeof expected);
+        shape_text(t->stride, n, found, sizeof found);
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s is [%s] with strides [%s], by which elements share an "
+                         "address, expected an output without overlap",
+                         rank, what, expected, found);
     }
-    const uint64_t from = (uintptr_t)in->data % period, to = (uintptr_t)out->data % period;
-    const uint64_t gap = (to + period - from) % period;
-    return width[0] <= gap && width[1] <= period - gap;
-}
-
-static bool interleaved(const colo_tensor_t *in, const colo_tensor_t *out)
-{
-    const colo_tensor_t *t[2] = {in, out};
-    for (int i = 0; i < 2; i++)
-        for (int32_t a = 0; a < t[i]->ndim; a++)
-            if (t[i]->shape[a] > 1 && t[i]->stride[a] > 0 &&
-                windows_apart(in, out, (uint64_t)t[i]->stride[a] * colo_dtype_size(in->dtype)))
-                return true;
-    return false;
+    return COLO_OK;
 }
 
 static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in,
                                  const colo_tensor_t *out, const char *in_name,
                                  const char *out_name)
 {
-    if (!in || !out || colo_tensor_count(in) <= 0 || colo_tensor_count(out) <= 0)
+    if (!in || !out || colo_tensors_apart(in, out))
         return COLO_OK;
-    const colo_tensor_t *t[2] = {in, out};
-    uintptr_t lo[2], hi[2];
-    for (int i = 0; i < 2; i++) {
-        int64_t reach = 1;
-        for (int32_t a = 0; a < t[i]->ndim; a++)
-            reach += (t[i]->shape[a] - 1) * t[i]->stride[a];
-        lo[i] = (uintptr_t)t[i]->data;
-        hi[i] = lo[i] + (uintptr_t)reach * colo_dtype_size(t[i]->dtype);
-    }
-    if (lo[0] < hi[1] && lo[1] < hi[0] && !interleaved(in, out))
-        return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
-                         (long long)b->now.plan->rank, in_name, out_name);
-    return COLO_OK;
+    return colo_fail(COLO_ERR_ARG, "rank %lld: %s and %s overlap in memory",
+                     (long long)b->now.plan->rank, in_name, out_name);
 }
 
 /* ---- calls ---- */

@@ -15,6 +15,7 @@
 
 #include "bridge/index.h"
 #include "core/ops.h"
+#include "core/overlap.h"
 #include "core/try.h"
 
 /* ---- checks ---- */
@@ -141,6 +142,11 @@ static colo_status_t check_written(const colo_tensor_t *t, const char *what)
         if (t->shape[a] > 1 && t->stride[a] == 0)
             return colo_fail(COLO_ERR_SHAPE, "partition: %s is written, but axis %d has stride 0",
                              what, (int)a);
+    if (colo_tensor_overlaps(t))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "partition: %s is written, but by its strides elements share an address, "
+                         "expected a view without overlap",
+                         what);
     return COLO_OK;
 }
 
@@ -162,6 +168,23 @@ static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
     if (st == COLO_OK && colo_tensor_count(b) > 0)
         st = (*ops)->pointer_check(b->data, b->device, b_name);
     return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
+}
+
+/* Two views of one memory. */
+static colo_status_t check_apart(const colo_tensor_t *a, const char *a_name, const colo_tensor_t *b,
+                                 const char *b_name)
+{
+    if (colo_tensors_apart(a, b))
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG, "partition: %s and %s overlap in memory", a_name, b_name);
+}
+
+static bool is_same_view(const colo_tensor_t *a, const colo_tensor_t *b)
+{
+    bool same = a->data == b->data;
+    for (int32_t i = 0; i < a->ndim; i++)
+        same = same && (a->shape[i] == 1 || a->stride[i] == b->stride[i]);
+    return same;
 }
 
 static colo_status_t check_pair(const colo_partition_t *p, const colo_tensor_t *global,
@@ -316,6 +339,7 @@ colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tens
     list_t l;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(check_written(local, "local"));
+    COLO_TRY(check_apart(global, "global", local, "local"));
     COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
     begin(&l, colo_dtype_size(global->dtype), stream);
     return move_runs(part, global, local, axis, true, &l);
@@ -328,6 +352,7 @@ colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_te
     list_t l;
     COLO_TRY(check_pair(part, global, local, axis));
     COLO_TRY(check_written(global, "global"));
+    COLO_TRY(check_apart(global, "global", local, "local"));
     COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
     begin(&l, colo_dtype_size(global->dtype), stream);
     return move_runs(part, global, local, axis, false, &l);
@@ -369,6 +394,8 @@ colo_status_t colo_partition_next_token(const colo_partition_t *part, const colo
             return colo_fail(COLO_ERR_SHAPE,
                              "partition: targets axis %d has extent %lld, expected %lld", (int)a,
                              (long long)targets->shape[a], (long long)tokens->shape[a]);
+    if (!is_same_view(tokens, targets)) /* in place each position is read before it is written */
+        COLO_TRY(check_apart(tokens, "tokens", targets, "targets"));
     COLO_TRY(check_places(tokens, "tokens", targets, "targets", stream, &l.ops));
     begin(&l, sizeof(int64_t), stream);
     l.shifts = true;

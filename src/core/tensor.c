@@ -161,5 +161,8 @@ colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what)
         return colo_fail(COLO_ERR_SHAPE, "%s: more than 2^63 bytes", what);
     if (n > 0 && !t->data)
         return colo_fail(COLO_ERR_ARG, "%s: data is NULL for %lld elements", what, (long long)n);
+    if (n > 0 && (uintptr_t)t->data % dtypes[t->dtype].size)
+        return colo_fail(COLO_ERR_ARG, "%s: data %p is no multiple of %zu bytes, an element", what,
+                         t->data, dtypes[t->dtype].size);
     return COLO_OK;
 }

@@ -47,12 +47,15 @@ typedef enum fault {
     OVERLAP,
     OUTPUT_STRIDE_0,
     INPUT_NEGATIVE,
+    OUTPUT_OVER_ITSELF,
+    INPUT_MISALIGNED,
+    OUTPUT_MISALIGNED,
     FAULT_COUNT
 } fault_t;
 
 static const colo_status_t fault_status[FAULT_COUNT] = {
-    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG,
-    COLO_ERR_ARG,   COLO_ERR_ARG,   COLO_ERR_SHAPE, COLO_ERR_SHAPE};
+    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG,
+    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG};
 
 typedef struct faulty {
     t_case_t c;
@@ -87,6 +90,16 @@ static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
         break;
     case INPUT_NEGATIVE:
         in->stride[1] = -3;
+        break;
+    case OUTPUT_OVER_ITSELF:
+        for (int32_t i = 0; i < out->ndim; i++)
+            out->stride[i] = 1;
+        break;
+    case INPUT_MISALIGNED:
+        in->data = (char *)in->data + 2;
+        break;
+    case OUTPUT_MISALIGNED:
+        out->data = (char *)out->data + 1;
         break;
     case FAULT_COUNT:
         break;

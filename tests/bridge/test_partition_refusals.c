@@ -128,6 +128,28 @@ static void tensors_that_do_not_fit_are_refused(void **state)
     t.stride[0] = 0;
     assert_fails(colo_partition_unshard(&p, &tl, 0, &t, NULL), COLO_ERR_SHAPE,
                  "global is written, but axis 0 has stride 0");
+    t = tl;
+    t.stride[0] = 1;
+    assert_fails(colo_partition_shard(&p, &tg, 0, &t, NULL), COLO_ERR_SHAPE,
+                 "local is written, but by its strides elements share an address");
+    t = tg;
+    t.stride[0] = 1;
+    assert_fails(colo_partition_unshard(&p, &tl, 0, &t, NULL), COLO_ERR_SHAPE,
+                 "global is written, but by its strides elements share an address");
+    t = tl;
+    t.data = (char *)l + 4;
+    both_refuse(&tg, &t, 0, COLO_ERR_ARG, "is no multiple of 8 bytes, an element");
+    t.data = (char *)tg.data + 3 * 8;
+    both_refuse(&tg, &t, 0, COLO_ERR_ARG, "partition: global and local overlap in memory");
+    /* device memory is judged alike, before anything asks for a device */
+    colo_tensor_t far[2] = {
+        colo_tensor_cuda((void *)(uintptr_t)0x10000, COLO_I64, 0, 2, (int64_t[]){8, 3}),
+        colo_tensor_cuda((void *)(uintptr_t)0x20000, COLO_I64, 0, 2, (int64_t[]){4, 3})};
+    far[1].stride[0] = 2;
+    assert_fails(colo_partition_shard(&p, &far[0], 0, &far[1], NULL), COLO_ERR_SHAPE,
+                 "local is written, but by its strides elements share an address");
+    far[1].data = (void *)(uintptr_t)0x20001;
+    both_refuse(&far[0], &far[1], 0, COLO_ERR_ARG, "is no multiple of 8 bytes, an element");
     assert_there(tg.data, mark, sizeof mark);
     assert_there(tl.data, mark, sizeof mark / 2);
     where.drop(tg.data);
@@ -165,6 +187,15 @@ static void bad_targets_are_refused(void **state)
     t.stride[0] = 0;
     assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
                  "targets is written, but axis 0 has stride 0");
+    t = tt;
+    t.stride[0] = 1;
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_SHAPE,
+                 "targets is written, but by its strides elements share an address");
+    t = tf;
+    t.data = (char *)tf.data + 8;
+    t.stride[0] = 9;
+    assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
+                 "partition: tokens and targets overlap in memory");
     t = colo_tensor_cuda(to, COLO_I64, 3, 2, (int64_t[]){2, 8});
     assert_fails(colo_partition_next_token(&p, &tf, -1, &t, NULL), COLO_ERR_ARG,
                  "partition: targets: memory kind 1 on device 3, tokens is kind");
@@ -199,12 +230,34 @@ static void host_memory_called_a_gpu_s_is_refused(void **state)
     assert_memory_equal(l, mark, sizeof l);
 }
 
+static void columns_of_one_buffer_share_no_element(void **state)
+{
+    static const int mine[] = {0, 1, 6, 7}; /* cp 0 of 2, zigzag */
+    colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
+    int64_t from[48], got[48], want[48];
+    (void)state;
+    for (int i = 0; i < 48; i++)
+        from[i] = want[i] = 100 + i;
+    int64_t *at = where.put(from, sizeof from);
+    colo_tensor_t global = where_tensor(at, COLO_I64, 2, (int64_t[]){8, 3});
+    colo_tensor_t local = where_tensor(at + 3, COLO_I64, 2, (int64_t[]){4, 3});
+    global.stride[0] = local.stride[0] = 6; /* columns 0..2 of [8][6], columns 3..5 of its rows */
+    assert_ok(colo_partition_shard(&p, &global, 0, &local, NULL));
+    for (int i = 0; i < 4; i++)
+        for (int h = 0; h < 3; h++)
+            want[6 * i + 3 + h] = from[6 * mine[i] + h];
+    where.get(got, at, sizeof got);
+    assert_memory_equal(got, want, sizeof got);
+    where.drop(at);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_partitions_are_refused_by_every_call),
         cmocka_unit_test(tensors_that_do_not_fit_are_refused),
         cmocka_unit_test(bad_targets_are_refused),
+        cmocka_unit_test(columns_of_one_buffer_share_no_element),
         cmocka_unit_test(host_memory_called_a_gpu_s_is_refused),
     };
     int skip = where.need();

@@ -171,6 +171,12 @@ static void every_bad_view_is_refused_by_name(void **state)
     assert_fails(colo_tensor_check(&t, "logits"), COLO_ERR_ARG, "data is NULL for 6 elements");
     t.shape[0] = 0;
     assert_ok(colo_tensor_check(&t, "logits"));
+    t = good;
+    t.data = (char *)good.data + 1;
+    assert_fails(colo_tensor_check(&t, "logits"), COLO_ERR_ARG,
+                 "is no multiple of 4 bytes, an element");
+    t.shape[0] = 0;
+    assert_ok(colo_tensor_check(&t, "logits"));
     t = good; /* replicated rows are a legal view */
     t.stride[0] = 0;
     assert_ok(colo_tensor_check(&t, "logits"));

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_peer.c - bridges over peers' memory: the unit layouts, seeded ones, boxes of several tiles,
- * odd addresses, other shapes, memory that ranks destroy in orders of their own. == on every byte
- * against the oracle, the bytes between the elements included. Four ranks, and eight, on however
- * many GPUs there are; T_RANKS=sockets: as processes.
+ * tensors that begin at any element, other shapes, memory that ranks destroy in orders of their
+ * own. == on every byte against the oracle, the bytes between the elements included. Four ranks,
+ * and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/pairs.h"
 #include "gpu/peer_ranks.h"
@@ -168,9 +168,9 @@ static void seeded_layouts_of_eight_ranks_arrive(void **state)
     assert_ok(st);
 }
 
-/* ---- elements at odd addresses ---- */
+/* ---- tensors that begin at any element ---- */
 
-static colo_status_t odd_cases(t_peer_rank_t *r, void *arg)
+static colo_status_t shifted_cases(t_peer_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     (void)arg;
@@ -183,16 +183,16 @@ static colo_status_t odd_cases(t_peer_rank_t *r, void *arg)
                       .dtype = dtypes[k % 4],
                       .axes = axes[k % 3],
                       .world = RANKS};
-        r->shift = 1 + (size_t)((k + r->rank) % 3);
+        r->shift = (1 + (size_t)((k + r->rank) % 3)) * colo_dtype_size(c.dtype);
         rank_try(run_one(r, &c));
     }
     return COLO_OK;
 }
 
-static void elements_at_odd_addresses_arrive(void **state)
+static void tensors_that_begin_at_any_element_arrive(void **state)
 {
     (void)state;
-    assert_ok(t_peer_run(RANKS, false, odd_cases, NULL, 0));
+    assert_ok(t_peer_run(RANKS, false, shifted_cases, NULL, 0));
 }
 
 /* ---- another shape ---- */
@@ -280,7 +280,7 @@ int main(void)
         cmocka_unit_test(boxes_of_many_tiles_arrive),
         cmocka_unit_test(seeded_layouts_arrive),
         cmocka_unit_test(seeded_layouts_of_eight_ranks_arrive),
-        cmocka_unit_test(elements_at_odd_addresses_arrive),
+        cmocka_unit_test(tensors_that_begin_at_any_element_arrive),
         cmocka_unit_test(a_bridge_takes_other_shapes),
         cmocka_unit_test(ranks_destroy_memory_in_orders_of_their_own),
     };

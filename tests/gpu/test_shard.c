@@ -196,8 +196,8 @@ static void offsets_past_two_to_the_31_arrive(void **state)
     gpu_free(wrong);
 }
 
-/* f32 one byte past where a float may be; tokens must not be. */
-static void shards_move_at_any_address_and_tokens_do_not(void **state)
+/* From any element on, not only where 16 bytes begin; in the middle of an element, refused. */
+static void shards_move_from_any_element_and_from_nowhere_else(void **state)
 {
     float x[8][H], want[8][H] = {{0}}, got[8][H];
     unsigned char *mem = gpu_put(NULL, 512), before[513], after[513];
@@ -207,14 +207,20 @@ static void shards_move_at_any_address_and_tokens_do_not(void **state)
         for (int h = 0; h < H; h++)
             x[i][h] = (float)(1 + 10 * i + h);
     memcpy(want[2], x[2], 4 * sizeof x[0]);
-    assert_cuda(t_to_device(mem + 1, x, sizeof x));
-    colo_tensor_t g = colo_tensor_cuda(mem + 1, COLO_F32, 0, 2, (int64_t[]){8, H});
-    colo_tensor_t l = colo_tensor_cuda(mem + 255, COLO_F32, 0, 2, (int64_t[]){4, H});
+    assert_cuda(t_to_device(mem + 4, x, sizeof x));
+    colo_tensor_t g = colo_tensor_cuda(mem + 4, COLO_F32, 0, 2, (int64_t[]){8, H});
+    colo_tensor_t l = colo_tensor_cuda(mem + 260, COLO_F32, 0, 2, (int64_t[]){4, H});
     assert_ok(colo_partition_shard(&p, &g, 0, &l, NULL));
     assert_ok(colo_partition_unshard(&p, &l, 0, &g, NULL));
-    gpu_get(got, mem + 1, sizeof got);
+    gpu_get(got, mem + 4, sizeof got);
     assert_memory_equal(got, want, sizeof want);
     gpu_get(before, mem, 512);
+    colo_tensor_t odd = g;
+    odd.data = mem + 1;
+    assert_fails(colo_partition_shard(&p, &odd, 0, &l, NULL), COLO_ERR_ARG,
+                 "is no multiple of 4 bytes, an element");
+    assert_fails(colo_partition_unshard(&p, &l, 0, &odd, NULL), COLO_ERR_ARG,
+                 "is no multiple of 4 bytes, an element");
     g = colo_tensor_cuda(mem + 4, COLO_I64, 0, 1, (int64_t[]){8});
     assert_fails(colo_partition_next_token(&p, &g, -1, &g, NULL), COLO_ERR_ARG,
                  "is no multiple of 8 bytes, an element");
@@ -262,7 +268,7 @@ int main(void)
         cmocka_unit_test(calls_take_few_launches),
         cmocka_unit_test(a_graph_replays_with_other_values),
         cmocka_unit_test(offsets_past_two_to_the_31_arrive),
-        cmocka_unit_test(shards_move_at_any_address_and_tokens_do_not),
+        cmocka_unit_test(shards_move_from_any_element_and_from_nowhere_else),
         cmocka_unit_test(memory_that_kernels_cannot_use_is_refused),
     };
     int skip = gpu_need(1);
