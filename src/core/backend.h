@@ -11,10 +11,11 @@
 #include "comm/comm.h"
 #include "core/ops.h"
 
+struct colo_loss_ops; /* loss/loss.h */
 struct colo_wire_ops; /* comm/wire.h */
 struct colo_gpu;      /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 8u
+#define COLO_BACKEND_ABI 9u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
@@ -28,6 +29,7 @@ typedef struct colo_backend {
     const char *name;                 /* the <name> of its file */
     const colo_comm_ops_t *comm;      /* NULL: no communicator */
     const colo_ops_t *ops;            /* NULL: no element passes */
+    const struct colo_loss_ops *loss; /* NULL: no losses */
     const struct colo_wire_ops *wire; /* NULL: no transport between processes */
     const struct colo_gpu *gpu;       /* NULL: no communicator between GPUs */
 } colo_backend_t;

@@ -2,17 +2,15 @@
 /*
  * ops-cuda.c - the table of CUDA devices; with the kernels, libcolobridge-cuda.so.
  *
- * Decides three things. A pointer that no kernel on the current device can use (pageable host
+ * Decides two things. A pointer that no kernel on the current device can use (pageable host
  * memory, another device's memory) is COLO_ERR_ARG here instead of a fault on the device that would
- * end every later call of the process; pinned host memory is accepted, kernels reach it. A pass of
- * passes.h becomes the flat struct that a kernel can be given. A cudaError_t becomes a status and
- * a sentence, in one place.
+ * end every later call of the process; pinned host memory is accepted, kernels reach it. A
+ * cudaError_t becomes a status and a sentence, in one place.
  *
  * The current device is the caller's business: streams belong to it. Only alloc and free allocate
  * or wait; everything else here may be captured in a graph. The maths is in kernels/.
  */
 #include "core/ops-cuda.h"
-#include "loss/passes.h"
 
 #include <colobridge/version.h>
 
@@ -29,8 +27,6 @@ static const uint8_t dtype_size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
 colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
 
 _Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table promises");
-_Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
-               "a header travels as eight words");
 
 /* ---- statuses ---- */
 
@@ -353,104 +349,6 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
-/* ---- loss ---- */
-
-colo_k_logprob_t colo_cuda_logprob(const struct colo_logprob_pass *p)
-{
-    colo_k_logprob_t k = {
-        .dtype = p->dtype,
-        .d_dtype = p->d_dtype,
-        .factor = p->factor,
-        .softcap = p->config->softcap,
-        .smoothing = p->smoothing,
-        .z_loss = p->config->z_loss,
-        .vocab = p->config->vocab,
-        .vocab_start = p->config->vocab_start,
-        .ignore_index = p->config->ignore_index,
-        .lenient = p->config->lenient_targets,
-        .lo = p->lo,
-        .hi = p->hi,
-        .tokens = p->tokens,
-        .logits = p->logits,
-        .row_stride = p->row_stride,
-        .row_lo = p->row_lo,
-        .columns = p->columns,
-        .true_columns = p->true_columns,
-        .targets = p->targets,
-        .target_stride = p->target_stride,
-        .blocks = p->blocks,
-        .block_bytes = p->block.bytes,
-        .block_lo = p->block_lo,
-        .m = p->block.m,
-        .s = p->block.s,
-        .xt = p->block.xt,
-        .u = p->block.u,
-        .d = p->block.d,
-        .arg = p->block.arg,
-        .rank = p->rank,
-        .ranks = p->ranks,
-        .head_start = offsetof(colo_logprob_header_t, start) / sizeof(int64_t),
-        .head_columns = offsetof(colo_logprob_header_t, columns) / sizeof(int64_t),
-        .logp = p->out.logp,
-        .entropy = p->out.entropy,
-        .loss = p->out.loss,
-        .correct = p->out.correct,
-        .n_valid = p->out.n_valid,
-        .n_invalid = p->out.n_invalid,
-        .saved = p->saved,
-        .d_logp = p->upstream.d_logp,
-        .d_entropy = p->upstream.d_entropy,
-        .d_loss = p->upstream.d_loss,
-        .d_logits = p->d_logits,
-        .d_row_stride = p->d_row_stride,
-    };
-    memcpy(k.head, &p->header, sizeof k.head);
-    return k;
-}
-
-/* Each pass looks at its pointers once, before its first chunk. */
-static colo_status_t stats(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    if (p->lo == 0) {
-        if (p->tokens > 0 && p->columns > 0)
-            COLO_CUDA_TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
-        if (p->tokens > 0)
-            COLO_CUDA_TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
-        COLO_CUDA_TRY(colo_cuda_pointer(p->blocks, "scratch"));
-        /* merge's, too: a wrong output must be known before anything is written */
-        COLO_CUDA_TRY(colo_cuda_typed(p->out.logp, p->stat_dtype, "out.logp"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->out.loss, p->stat_dtype, "out.loss"));
-        COLO_CUDA_TRY(colo_cuda_pointer(p->out.correct, "out.correct"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
-        COLO_CUDA_TRY(colo_cuda_pointer(p->saved, "stats"));
-    }
-    colo_k_logprob_t k = colo_cuda_logprob(p);
-    return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
-}
-
-static colo_status_t merge(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    colo_k_logprob_t k = colo_cuda_logprob(p);
-    return colo_cuda_report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
-}
-
-static colo_status_t grad(const struct colo_logprob_pass *p, colo_stream_t stream)
-{
-    if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
-        COLO_CUDA_TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->d_logits, p->dtype, "d_logits"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
-        COLO_CUDA_TRY(colo_cuda_pointer(p->saved, "stats"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
-        COLO_CUDA_TRY(colo_cuda_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
-    }
-    colo_k_logprob_t k = colo_cuda_logprob(p);
-    return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
-}
-
 static const colo_ops_t colo_ops_cuda = {
     .name = "cuda",
     .alloc = gpu_alloc,
@@ -468,13 +366,8 @@ static const colo_ops_t colo_ops_cuda = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
-    .logprob_stats = stats,
-    .logprob_merge = merge,
-    .logprob_grad = grad,
     .box_list = box_list,
     .box_shift = box_shift,
-    .linear = &colo_cuda_linear,
-    .beside = &colo_cuda_beside,
 };
 
 extern COLO_API const colo_backend_t colo_backend;
@@ -483,4 +376,5 @@ const colo_backend_t colo_backend = {
     .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
     .name = "cuda",
     .ops = &colo_ops_cuda,
+    .loss = &colo_loss_cuda,
 };

@@ -19,11 +19,6 @@ colo_status_t colo_cuda_pointer(const void *p, const char *what);
 /* and a multiple of the element */
 colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what);
 
-/* A pass of loss/passes.h as kernels take it. */
-struct colo_k_logprob;
-struct colo_logprob_pass;
-struct colo_k_logprob colo_cuda_logprob(const struct colo_logprob_pass *p);
-
 #define COLO_CUDA_TRY(expr)        \
     do {                           \
         colo_status_t s_ = (expr); \
@@ -31,7 +26,7 @@ struct colo_k_logprob colo_cuda_logprob(const struct colo_logprob_pass *p);
             return s_;             \
     } while (0)
 
-extern const struct colo_linear_ops colo_cuda_linear; /* loss/linear-cuda.c */
-extern const struct colo_beside_ops colo_cuda_beside; /* loss/beside-cuda.c */
+extern const struct colo_loss_ops colo_loss_cuda; /* loss/loss-cuda.c */
+extern const struct colo_gemm_ops colo_gemm_cuda; /* loss/product-cuda.c */
 
 #endif

@@ -3,8 +3,7 @@
  * ops-host.c - the host's table of core/ops.h, in plain C.
  *
  * Box sums and shifts are here: addends in the order given, fp32 accumulation for bf16 and fp16,
- * one rounding. Copies are box.h's, the loss passes are src/loss/passes-host.c's. Arguments come
- * checked.
+ * one rounding. Copies are box.h's. Arguments come checked.
  */
 #include "core/ops.h"
 
@@ -12,9 +11,6 @@
 #include "core/half.h"
 #include "core/hash.h"
 #include "core/try.h"
-#include "loss/beside.h"
-#include "loss/linear.h"
-#include "loss/passes.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -261,11 +257,6 @@ const colo_ops_t colo_ops_host = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
-    .logprob_stats = colo_host_logprob_stats,
-    .logprob_merge = colo_host_logprob_merge,
-    .logprob_grad = colo_host_logprob_grad,
     .box_list = box_list,
     .box_shift = box_shift,
-    .beside = &colo_host_beside_ops,
-    .linear = &colo_host_linear,
 };

@@ -37,13 +37,6 @@ typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);
 
-/* ---- loss, logits path: the passes are declared in src/loss/passes.h ---- */
-struct colo_logprob_pass;
-struct colo_beside_ops; /* src/loss/beside.h */
-
-/* ---- loss, lm_head path: src/loss/linear.h ---- */
-struct colo_linear_ops;
-
 typedef struct colo_ops {
     const char *name;
 
@@ -91,14 +84,6 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
-
-    /* ---- loss ---- */
-
-    colo_status_t (*logprob_stats)(const struct colo_logprob_pass *p, colo_stream_t stream);
-    colo_status_t (*logprob_merge)(const struct colo_logprob_pass *p, colo_stream_t stream);
-    colo_status_t (*logprob_grad)(const struct colo_logprob_pass *p, colo_stream_t stream);
-    const struct colo_linear_ops *linear; /* NULL: no lm_head path */
-    const struct colo_beside_ops *beside; /* likewise, for what is in src/loss/beside.h */
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

@@ -12,7 +12,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/try.h"
-#include "loss/beside.h"
+#include "loss/loss.h"
 #include "loss/check.h"
 
 #include <inttypes.h>
@@ -176,14 +176,14 @@ static uint64_t hash_mask(const struct colo_distill_pass *p)
     return h;
 }
 
-static colo_status_t forward(struct colo_distill_pass *p, const colo_beside_ops_t *beside,
-                             bool on_host, colo_comm_t *group, colo_stream_t stream)
+static colo_status_t forward(struct colo_distill_pass *p, const colo_loss_ops_t *loss, bool on_host,
+                             colo_comm_t *group, colo_stream_t stream)
 {
     colo_logprob_i_set_header(&p->base, hash_config(p),
                               on_host && p->base.ranks > 1 ? hash_mask(p) : 0);
-    COLO_TRY(colo_loss_i_step(group, beside->distill_stats(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->distill_stats(p, stream)));
     COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
-    return beside->distill_merge(p, stream);
+    return loss->distill_merge(p, stream);
 }
 
 colo_status_t colo_distill_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
@@ -195,12 +195,12 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     if (!group)
         return colo_fail(COLO_ERR_ARG, "distill: group is NULL; colo_comm_create_self() makes one "
                                        "of one rank");
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     struct colo_distill_pass room;
     colo_status_t st =
         check_forward(config, logits, targets, mask, group, out, saved, stats, scratch);
     if (st == COLO_OK)
-        st = colo_beside_i_for(logits->mem, NULL, &beside);
+        st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(logits, group, "distill");
     if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
@@ -225,7 +225,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     p.mask_stride = mask ? mask->stride[0] : 0;
     p.out = *out;
     p.saved = saved ? stats : NULL;
-    COLO_TRY(forward(&p, beside, logits->mem == COLO_HOST, group, stream));
+    COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
     if (saved)
         *saved = (colo_distill_saved_t){
             .config = *config,
@@ -262,7 +262,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     bool in_place = false;
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     if (!saved)
         return colo_fail(COLO_ERR_ARG, "distill: saved is NULL");
     if (!saved->valid)
@@ -274,14 +274,14 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     COLO_TRY(check_apart(d_logits, &saved->targets));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_i_check_version(&saved->targets, saved->targets_version, "targets"));
-    COLO_TRY(colo_beside_i_for(saved->logits.mem, NULL, &beside));
+    COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&saved->config);
     struct colo_distill_pass p = pass_of(&saved->config, &saved->logits, &saved->targets, &base);
     p.saved = saved->stats;
     p.upstream = *upstream;
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
-    COLO_TRY(beside->distill_grad(&p, stream));
+    COLO_TRY(loss->distill_grad(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

@@ -1,10 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-host.c - the table of linear.h in plain C, but for products: what the CPU build runs.
+ * linear-host.c - rows of linear.h in plain C: what the CPU build runs.
  */
 #include "loss/linear.h"
 
-#include "loss/product-host.h"
 #include "loss/scalar.h"
 
 #include <float.h>
@@ -15,7 +14,7 @@ enum { TILE = 64 };
 
 /* ---- rows ---- */
 
-static colo_status_t pack(const struct colo_linear_rows *r, colo_stream_t stream)
+colo_status_t colo_host_rows_pack(const struct colo_linear_rows *r, colo_stream_t stream)
 {
     int64_t n = 0, counts[COLO_LINEAR_COUNTS] = {0};
     (void)stream;
@@ -48,7 +47,8 @@ static double upstream_of(const struct colo_linear_upstream_rows *u, int k, int6
     return u->factor[k] * (u->from[k] ? colo_scalar_get(u->dtype, u->from[k], token) : 1);
 }
 
-static colo_status_t upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
+colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
+                                      colo_stream_t stream)
 {
     const struct colo_linear_rows *r = u->rows;
     const int64_t valid = r->counts[COLO_LINEAR_VALID];
@@ -86,7 +86,7 @@ static void spread_one(const struct colo_linear_spread *s, const void *from, voi
     }
 }
 
-static colo_status_t spread(const struct colo_linear_spread *s, colo_stream_t stream)
+colo_status_t colo_host_rows_spread(const struct colo_linear_spread *s, colo_stream_t stream)
 {
     (void)stream;
     spread_one(s, s->from.logp, s->to.logp);
@@ -103,9 +103,9 @@ static colo_status_t spread(const struct colo_linear_spread *s, colo_stream_t st
     return COLO_OK;
 }
 
-static colo_status_t take_rows(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                               colo_stream_t stream)
+colo_status_t colo_host_rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                  colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(from->dtype), bytes = (size_t)hidden * elem;
     (void)stream;
@@ -120,9 +120,9 @@ static colo_status_t take_rows(const struct colo_linear_rows *r, int64_t lo, int
     return COLO_OK;
 }
 
-static colo_status_t put_rows(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
-                              colo_stream_t stream)
+colo_status_t colo_host_rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                 int64_t hidden, const struct colo_linear_matrix *to,
+                                 const void *from, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(to->dtype), bytes = (size_t)hidden * elem;
     (void)stream;
@@ -135,8 +135,8 @@ static colo_status_t put_rows(const struct colo_linear_rows *r, int64_t lo, int6
     return COLO_OK;
 }
 
-static colo_status_t clear_rows(const struct colo_linear_rows *r, int64_t hidden,
-                                const struct colo_linear_matrix *to, colo_stream_t stream)
+colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
+                                   const struct colo_linear_matrix *to, colo_stream_t stream)
 {
     (void)stream;
     for (int64_t t = 0; t < r->tokens; t++)
@@ -146,9 +146,9 @@ static colo_status_t clear_rows(const struct colo_linear_rows *r, int64_t hidden
     return COLO_OK;
 }
 
-static colo_status_t sum_rows(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              const float *scale, void *to, int64_t to_step, double beta,
-                              colo_stream_t stream)
+colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
+                                 const float *scale, void *to, int64_t to_step, double beta,
+                                 colo_stream_t stream)
 {
     const double by = scale ? (double)*scale : 1;
     const colo_dtype_t dtype = z->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
@@ -169,9 +169,9 @@ static colo_status_t sum_rows(const struct colo_linear_matrix *z, int64_t rows, 
     return COLO_OK;
 }
 
-static colo_status_t convert(const struct colo_linear_matrix *to,
-                             const struct colo_linear_matrix *from, int64_t rows, int64_t columns,
-                             colo_stream_t stream)
+colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
+                                     const struct colo_linear_matrix *from, int64_t rows,
+                                     int64_t columns, colo_stream_t stream)
 {
     (void)stream;
     for (int64_t i = 0; i < rows; i++)
@@ -180,18 +180,3 @@ static colo_status_t convert(const struct colo_linear_matrix *to,
                             colo_scalar_get(from->dtype, from->data, i * from->stride + j));
     return COLO_OK;
 }
-
-const struct colo_linear_ops colo_host_linear = {
-    .create = colo_host_product_create,
-    .destroy = colo_host_product_destroy,
-    .workspace = colo_host_product_workspace,
-    .product = colo_host_product_run,
-    .pack = pack,
-    .upstream = upstream,
-    .spread = spread,
-    .take_rows = take_rows,
-    .put_rows = put_rows,
-    .clear_rows = clear_rows,
-    .sum_rows = sum_rows,
-    .convert = convert,
-};

@@ -166,7 +166,7 @@ colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct co
     m->bias = put(&n, &ok, s->makes_logits && l->has_bias && colo_lm_head_group(l->head),
                   l->columns, elem, 1);
     m->reduce = put(&n, &ok, d_weight && reduce_bytes(l) > 0, reduce_bytes(l), 1, 1);
-    m->gemm = put(&n, &ok, true, l->ops->linear->workspace(l->gemm), 1, 1);
+    m->gemm = put(&n, &ok, true, l->loss->gemm->workspace(l->gemm), 1, 1);
     m->bytes = n;
     return ok ? COLO_OK
               : colo_fail(COLO_ERR_ARG,

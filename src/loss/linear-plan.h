@@ -4,7 +4,7 @@
 #define COLO_LOSS_LINEAR_PLAN_H
 
 #include "core/ops.h"
-#include "loss/linear.h"
+#include "loss/loss.h"
 
 #include <colobridge/linear_logprob.h>
 
@@ -13,6 +13,7 @@ struct colo_linear_logprob {
     colo_lm_head_t *head; /* borrowed */
     colo_comm_t *group;   /* borrowed */
     const colo_ops_t *ops;
+    const colo_loss_ops_t *loss;
     void *lane, *gemm;
     colo_dtype_t dtype, stat_dtype; /* of the head; of outputs */
     int64_t columns, hidden;        /* Vl, H */

@@ -100,7 +100,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
         .loss = at(k, k->m.loss),
         .correct = at(k, k->m.correct),
     };
-    return l->ops->linear->pack(&k->rows, stream);
+    return l->loss->rows_pack(&k->rows, stream);
 }
 
 /* What the gather tells of this rank; after pack. */
@@ -158,7 +158,7 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
     for (int i = 0; i < 3; i++)
         u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
     k->pass.upstream = (colo_logprob_upstream_t){u.to[0], u.to[1], u.to[2]};
-    return k->l->ops->linear->upstream(&u, k->main);
+    return k->l->loss->rows_upstream(&u, k->main);
 }
 
 colo_status_t colo_linear_i_place_grads(struct colo_linear_call *k,
@@ -201,19 +201,19 @@ static colo_status_t multiply(const struct colo_linear_call *k, struct colo_line
     g->columns = k->l->columns;
     g->hidden = k->l->hidden;
     g->workspace = at(k, k->m.gemm);
-    return k->l->ops->linear->product(k->l->gemm, g, k->main);
+    return k->l->loss->gemm->run(k->l->gemm, g, k->main);
 }
 
 /* On the caller's stream: the chunk's rows of hidden, and its logits. */
 static colo_status_t make_logits(struct colo_linear_call *k, int64_t c)
 {
-    const struct colo_linear_ops *ops = k->l->ops->linear;
+    const colo_loss_ops_t *ops = k->l->loss;
     const struct colo_linear_matrix hidden = {k->hidden.data, k->hidden.stride[0], k->l->dtype};
     set_chunk(k, c);
     if (c >= 2) /* the lane has read what was in this buffer */
         COLO_TRY(wait_for(k, WORK0 + (int32_t)(c % 2), k->main));
     if (k->m.h[0] >= 0)
-        COLO_TRY(ops->take_rows(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
+        COLO_TRY(ops->rows_take(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
                                 &hidden, k->main));
     if (k->s.makes_logits) {
         struct colo_linear_gemm g = {
@@ -242,7 +242,7 @@ static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
 /* On the lane: what the pass makes of a chunk's logits. */
 static colo_status_t work(struct colo_linear_call *k, int64_t c)
 {
-    const colo_ops_t *ops = k->l->ops;
+    const colo_loss_ops_t *ops = k->l->loss;
     const bool loss = k->s.pass == COLO_LINEAR_LOSS, alone = k->pass.ranks == 1;
     set_chunk(k, c);
     COLO_TRY(wait_for(k, LOGITS0 + (int32_t)(c % 2), k->lane));
@@ -279,7 +279,7 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
 /* On the caller's stream: gradients of a chunk, when the lane has made d_logits. */
 static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
 {
-    const struct colo_linear_ops *ops = k->l->ops->linear;
+    const colo_loss_ops_t *ops = k->l->loss;
     const struct colo_linear_matrix z = {d_logits_at(k, c), k->pass.d_row_stride, k->l->dtype};
     set_chunk(k, c);
     COLO_TRY(wait_for(k, WORK0 + (int32_t)(c % 2), k->main));
@@ -293,8 +293,8 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
         };
         COLO_TRY(multiply(k, &g));
         if (c == 0)
-            COLO_TRY(ops->clear_rows(&k->rows, k->l->hidden, &k->d_hidden, k->main));
-        COLO_TRY(ops->put_rows(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, &k->d_hidden,
+            COLO_TRY(ops->rows_clear(&k->rows, k->l->hidden, &k->d_hidden, k->main));
+        COLO_TRY(ops->rows_put(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, &k->d_hidden,
                                g.h.data, k->main));
         if (c == k->s.chunks - 1) /* beside the last d_W */
             COLO_TRY(sum_d_hidden(k));
@@ -313,7 +313,7 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
     COLO_TRY(multiply(k, &g));
     if (!k->l->has_bias)
         return COLO_OK;
-    return ops->sum_rows(&z, g.rows, g.columns, g.scale, k->d_bias.data, k->d_bias.stride[0], beta,
+    return ops->rows_sum(&z, g.rows, g.columns, g.scale, k->d_bias.data, k->d_bias.stride[0], beta,
                          k->main);
 }
 
@@ -330,12 +330,12 @@ static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t
         k->pass.lo = k->pass.block_lo = 0;
         k->pass.hi = k->s.rows;
         COLO_TRY(gather_blocks(k, true));
-        COLO_TRY(k->l->ops->logprob_merge(&k->pass, k->lane));
+        COLO_TRY(k->l->loss->logprob_merge(&k->pass, k->lane));
     }
     if (out) {
         struct colo_linear_spread s = {
             .rows = &k->rows, .dtype = k->l->stat_dtype, .from = k->pass.out, .to = *out};
-        COLO_TRY(k->l->ops->linear->spread(&s, k->lane));
+        COLO_TRY(k->l->loss->rows_spread(&s, k->lane));
     }
     return colo_linear_i_join(k);
 }

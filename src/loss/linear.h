@@ -3,8 +3,8 @@
  * linear.h (private) - what the lm_head path is made of, beside the passes of passes.h: three
  * matrix products, the packing of tokens that count, and a stream beside the caller's.
  *
- * linear-run.c decides the order; a table of colo_ops_t does the work for one kind of memory
- * (linear-host.c in plain C; in libcolobridge-cuda.so a CUDA file fills the same two tables). The
+ * linear-run.c decides the order; the tables of loss.h and of products do the work for one kind of
+ * memory (linear-host.c and product-host.c in plain C; loss-cuda.c and product-cuda.c). The
  * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
  * the host reads no device memory, everything may be captured in a graph.
  *
@@ -125,42 +125,37 @@ struct colo_linear_spread {
     colo_logprob_out_t to;   /* [T] each */
 };
 
-/* ---- the table ---- */
+/* ---- the table of products ---- */
 
-struct colo_linear_ops {
+typedef struct colo_gemm_ops {
     colo_status_t (*create)(const struct colo_linear_shape *shape, void **made); /* NULL is legal */
     void (*destroy)(void *made);                                                 /* takes NULL */
     int64_t (*workspace)(const void *made); /* bytes, a multiple of 256 */
-    colo_status_t (*product)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
+    colo_status_t (*run)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
+} colo_gemm_ops_t;
 
-    colo_status_t (*pack)(const struct colo_linear_rows *r, colo_stream_t stream);
-    colo_status_t (*upstream)(const struct colo_linear_upstream_rows *u, colo_stream_t stream);
-    colo_status_t (*spread)(const struct colo_linear_spread *s, colo_stream_t stream);
-    /* to [hi - lo, hidden] contiguous = rows [lo, hi) of from [T, hidden]; 0 where there is no
-     * token. Same dtype */
-    colo_status_t (*take_rows)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                               colo_stream_t stream);
-    /* the reverse: tokens of rows [lo, hi) are written, the others left alone */
-    colo_status_t (*put_rows)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
-                              colo_stream_t stream);
-    /* tokens without a row: 0, NaN when dropped */
-    colo_status_t (*clear_rows)(const struct colo_linear_rows *r, int64_t hidden,
-                                const struct colo_linear_matrix *to, colo_stream_t stream);
-    /* to[j * to_step] = beta to + scale[0] * sum over rows of z[., j] (scale NULL: 1); to is f32
-     * (f64 of f64), sums are in that dtype or a wider one, rows ascending or by a tree that depends
-     * on rows only */
-    colo_status_t (*sum_rows)(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
-                              const float *scale, void *to, int64_t to_step, double beta,
-                              colo_stream_t stream);
-    /* to [rows, columns] = from, rounded to to's dtype; strided both */
-    colo_status_t (*convert)(const struct colo_linear_matrix *to,
-                             const struct colo_linear_matrix *from, int64_t rows, int64_t columns,
-                             colo_stream_t stream);
-};
+extern const colo_gemm_ops_t colo_gemm_host; /* product-host.c */
 
-extern const struct colo_linear_ops colo_host_linear;
+/* ---- what colo_loss_ops_t (loss.h) says of the functions of these names ---- */
+
+colo_status_t colo_host_rows_pack(const struct colo_linear_rows *r, colo_stream_t stream);
+colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
+                                      colo_stream_t stream);
+colo_status_t colo_host_rows_spread(const struct colo_linear_spread *s, colo_stream_t stream);
+colo_status_t colo_host_rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                  colo_stream_t stream);
+colo_status_t colo_host_rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                 int64_t hidden, const struct colo_linear_matrix *to,
+                                 const void *from, colo_stream_t stream);
+colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
+                                   const struct colo_linear_matrix *to, colo_stream_t stream);
+colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
+                                 const float *scale, void *to, int64_t to_step, double beta,
+                                 colo_stream_t stream);
+colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
+                                     const struct colo_linear_matrix *from, int64_t rows,
+                                     int64_t columns, colo_stream_t stream);
 
 /* ---- lm_head.c's, for linear-run.c ---- */
 

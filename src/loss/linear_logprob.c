@@ -51,9 +51,10 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
         .columns = h->rows,
         .hidden = h->hidden,
     };
-    COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail); /* the head has looked at its tables */
+    COLO_TRY_GOTO(st, colo_ops_for(h->mem, &l->ops), fail);
+    COLO_TRY_GOTO(st, colo_loss_ops_for(h->mem, &l->loss), fail);
     COLO_TRY_GOTO(st, l->ops->stream_create(COLO_LINEAR_EVENTS, &l->lane), fail);
-    COLO_TRY_GOTO(st, l->ops->linear->create(&shape, &l->gemm), fail);
+    COLO_TRY_GOTO(st, l->loss->gemm->create(&shape, &l->gemm), fail);
     *linear = l;
     return COLO_OK;
 fail:
@@ -66,10 +67,10 @@ void colo_linear_logprob_destroy(colo_linear_logprob_t **linear)
     colo_linear_logprob_t *l = linear ? *linear : NULL;
     if (!l)
         return;
-    if (l->ops) {
-        l->ops->linear->destroy(l->gemm);
+    if (l->loss)
+        l->loss->gemm->destroy(l->gemm);
+    if (l->ops)
         l->ops->stream_destroy(l->lane);
-    }
     free(l);
     *linear = NULL;
 }

@@ -16,13 +16,11 @@
  */
 #include "loss/linear.h"
 
-#include <colobridge/lm_head.h>
-
 #include "comm/comm.h"
 #include "core/memory.h"
-#include "core/ops.h"
 #include "core/try.h"
 #include "loss/check.h"
+#include "loss/loss.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -33,6 +31,7 @@ struct colo_lm_head {
     colo_lm_head_config_t config;
     colo_comm_t *group; /* NULL: resident */
     const colo_ops_t *ops;
+    const colo_loss_ops_t *loss;
     void *lane;
     int64_t each;         /* E */
     int64_t first, count; /* rows here */
@@ -119,14 +118,12 @@ static void add_fields(colo_fields_t *f, const colo_lm_head_config_t *c)
     colo_fields_add(f, "has_bias", "%d", c->has_bias);
 }
 
-static colo_status_t open_ops(const colo_lm_head_config_t *c, const colo_ops_t **ops)
+static colo_status_t open_ops(const colo_lm_head_config_t *c, const colo_ops_t **ops,
+                              const colo_loss_ops_t **loss)
 {
     COLO_TRY(check_config(c));
     COLO_TRY(colo_ops_for(c->mem, ops));
-    if (!(*ops)->linear)
-        return colo_fail(COLO_ERR_UNBUILT, "lm_head: backend '%s' offers no products of matrices",
-                         (*ops)->name);
-    return COLO_OK;
+    return colo_loss_ops_for(c->mem, loss);
 }
 
 static colo_status_t check_group(const colo_lm_head_config_t *c, const colo_comm_t *group)
@@ -139,9 +136,10 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
                                   colo_comm_t *group)
 {
     const colo_ops_t *ops = NULL;
+    const colo_loss_ops_t *loss = NULL;
     colo_lm_head_t *h = NULL;
     colo_status_t st =
-        head ? open_ops(config, &ops) : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+        head ? open_ops(config, &ops, &loss) : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
     if (st == COLO_OK)
         st = check_group(config, group);
     if (st == COLO_OK) {
@@ -152,6 +150,7 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     if (st == COLO_OK) {
         h->config = *config;
         h->ops = ops;
+        h->loss = loss;
         st = ops->stream_create(EVENTS, &h->lane);
     }
     if (group && colo_comm_size(group) > 1) {
@@ -566,7 +565,7 @@ static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, v
     if (!add) {
         struct colo_linear_matrix dst = {to->data, to_step, to->dtype},
                                   src = {from, step, sum_dtype(h)};
-        return h->ops->linear->convert(&dst, &src, h->count, columns, stream);
+        return h->loss->rows_convert(&dst, &src, h->count, columns, stream);
     }
     colo_box_t dst = box_of(to->data, h->count, columns, to_step),
                addends[2] = {dst, box_of(from, h->count, columns, step)};

@@ -28,11 +28,11 @@
  * layout of a block in passes.h.
  */
 #include "loss/check.h"
+#include "loss/loss.h"
 #include "loss/passes.h"
 
 #include "comm/comm.h"
 #include "core/hash.h"
-#include "core/ops.h"
 #include "core/try.h"
 
 #include <inttypes.h>
@@ -223,21 +223,21 @@ static colo_status_t over_chunks(struct colo_logprob_pass *p, int64_t chunk, col
 }
 
 /* A group of one: stats and merge share a block of one chunk. */
-static colo_status_t forward_alone(struct colo_logprob_pass *p, const colo_ops_t *ops,
+static colo_status_t forward_alone(struct colo_logprob_pass *p, const colo_loss_ops_t *loss,
                                    int64_t chunk, colo_stream_t stream)
 {
     p->lo = 0;
     do {
         p->hi = p->tokens - p->lo < chunk ? p->tokens : p->lo + chunk;
         p->block_lo = p->lo;
-        COLO_TRY(ops->logprob_stats(p, stream));
-        COLO_TRY(ops->logprob_merge(p, stream));
+        COLO_TRY(loss->logprob_stats(p, stream));
+        COLO_TRY(loss->logprob_merge(p, stream));
         p->lo = p->hi;
     } while (p->lo < p->tokens);
     return COLO_OK;
 }
 
-static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops, bool on_host,
+static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t *loss, bool on_host,
                              colo_comm_t *group, colo_stream_t stream)
 {
     const int64_t chunk = chunk_of(p->config, p->tokens);
@@ -248,10 +248,10 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_ops_t *ops,
     colo_logprob_i_set_header(p, colo_logprob_i_hash_config(p->config, p->dtype),
                               on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0);
     if (p->ranks == 1)
-        return forward_alone(p, ops, chunk, stream);
-    COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, ops->logprob_stats)));
+        return forward_alone(p, loss, chunk, stream);
+    COLO_TRY(colo_loss_i_step(group, over_chunks(p, chunk, stream, loss->logprob_stats)));
     COLO_TRY(colo_loss_i_gather(p, on_host, group, stream));
-    return over_chunks(p, chunk, stream, ops->logprob_merge);
+    return over_chunks(p, chunk, stream, loss->logprob_merge);
 }
 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const colo_tensor_t *logits,
@@ -265,9 +265,9 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
                          "one rank");
     colo_status_t st =
         colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats, scratch);
-    const colo_ops_t *ops;
+    const colo_loss_ops_t *loss;
     if (st == COLO_OK)
-        st = colo_ops_for(logits->mem, &ops);
+        st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(logits, group, "logprob");
     COLO_TRY(colo_loss_i_ready(group, "logprob forward", st));
@@ -280,7 +280,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     p.blocks = scratch;
     p.out = *out;
     p.saved = saved ? stats : NULL;
-    COLO_TRY(forward(&p, ops, logits->mem == COLO_HOST, group, stream));
+    COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
     if (saved)
         *saved = (colo_logprob_saved_t){
             .config = *config,
@@ -301,9 +301,9 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                     const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     bool in_place = false;
-    const colo_ops_t *ops;
+    const colo_loss_ops_t *loss;
     COLO_TRY(colo_logprob_i_check_backward(saved, upstream, d_logits, &in_place));
-    COLO_TRY(colo_ops_for(saved->logits.mem, &ops));
+    COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     struct colo_logprob_pass p =
         colo_logprob_i_pass(&saved->config, &saved->logits, &saved->targets);
     p.saved = saved->stats;
@@ -311,7 +311,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     p.d_logits = d_logits->data;
     p.d_row_stride = d_logits->stride[0];
     p.hi = p.tokens; /* no scratch, so nothing for chunk_size to bound */
-    COLO_TRY(ops->logprob_grad(&p, stream));
+    COLO_TRY(loss->logprob_grad(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

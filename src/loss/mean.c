@@ -11,7 +11,7 @@
 #include "loss/weighted.h"
 
 #include "core/try.h"
-#include "loss/beside.h"
+#include "loss/loss.h"
 #include "loss/check.h"
 #include "loss/scalar.h"
 
@@ -70,11 +70,11 @@ colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
                                       const double *d_num, const colo_tensor_t *d_losses,
                                       colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
     if (!factor)
         return colo_fail(COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
-    COLO_TRY(colo_beside_i_for(d_losses->mem, NULL, &beside));
+    COLO_TRY(colo_loss_ops_for(d_losses->mem, &loss));
     const struct colo_mean_grad_pass p = {
         .dtype = d_losses->dtype,
         .count = d_losses->shape[0],
@@ -83,5 +83,5 @@ colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
         .d_value = d_value,
         .d_values = d_losses->data,
     };
-    return beside->mean_grad(&p, stream);
+    return loss->mean_grad(&p, stream);
 }

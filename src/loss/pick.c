@@ -16,7 +16,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/try.h"
-#include "loss/beside.h"
+#include "loss/loss.h"
 #include "loss/check.h"
 
 #include <inttypes.h>
@@ -198,8 +198,8 @@ static uint64_t hash_config(const struct colo_pick_pass *p)
     return colo_hash_i64(h, p->ignore_index);
 }
 
-static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows, const colo_ops_t *ops,
-                             const colo_beside_ops_t *beside, bool on_host, colo_comm_t *group,
+static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows,
+                             const colo_loss_ops_t *loss, bool on_host, colo_comm_t *group,
                              colo_stream_t stream)
 {
     colo_logprob_i_set_header(&p->base, hash_config(p),
@@ -207,15 +207,15 @@ static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows, cons
     int64_t *rows = p->rows; /* in the caller's stats, which a mismatch leaves alone */
     p->rows = early_rows;
     p->base.targets = early_rows;
-    COLO_TRY(colo_loss_i_step(group, beside->pick_rows(p, stream)));
-    COLO_TRY(colo_loss_i_step(group, beside->pick_local(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->pick_rows(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->pick_local(p, stream)));
     COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
     p->rows = rows;
     p->base.targets = rows;
     p->count = true;
-    COLO_TRY(beside->pick_rows(p, stream));
-    COLO_TRY(ops->logprob_merge(&p->base, stream));
-    return beside->pick_merge(p, stream);
+    COLO_TRY(loss->pick_rows(p, stream));
+    COLO_TRY(loss->logprob_merge(&p->base, stream));
+    return loss->pick_merge(p, stream);
 }
 
 colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_tensor_t *logits,
@@ -227,12 +227,11 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
     if (!group)
         return colo_fail(COLO_ERR_ARG, "pick: group is NULL; colo_comm_create_self() makes one of "
                                        "one rank");
-    const colo_ops_t *ops;
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     struct colo_pick_pass room;
     colo_status_t st = check_forward(config, logits, ids, mask, group, out, saved, stats, scratch);
     if (st == COLO_OK)
-        st = colo_beside_i_for(logits->mem, &ops, &beside);
+        st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(logits, group, "pick");
     if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
@@ -255,8 +254,8 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
     p.mask = mask ? mask->data : NULL;
     p.mask_stride = mask ? mask->stride[0] : 0;
     p.out = *out;
-    COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), ops, beside,
-                     logits->mem == COLO_HOST, group, stream));
+    COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), loss, logits->mem == COLO_HOST,
+                     group, stream));
     if (saved)
         *saved = (colo_pick_saved_t){
             .config = *config,
@@ -274,8 +273,7 @@ colo_status_t colo_pick_backward(colo_pick_saved_t *saved, const void *d_logp,
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     bool in_place = false;
-    const colo_ops_t *ops;
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     if (!saved)
         return colo_fail(COLO_ERR_ARG, "pick: saved is NULL");
     if (!saved->valid)
@@ -286,16 +284,16 @@ colo_status_t colo_pick_backward(colo_pick_saved_t *saved, const void *d_logp,
         return colo_fail(COLO_ERR_ARG, "pick: d_logp is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
-    COLO_TRY(colo_beside_i_for(saved->logits.mem, &ops, &beside));
+    COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&saved->config);
     struct colo_pick_pass p = pass_of(&saved->config, &saved->logits, &base, saved->stats);
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
     p.base.upstream.d_logp = p.sum;
     p.d_logp = d_logp;
-    COLO_TRY(beside->pick_sum(&p, stream));
-    COLO_TRY(ops->logprob_grad(&p.base, stream));
-    COLO_TRY(beside->pick_fix(&p, stream));
+    COLO_TRY(loss->pick_sum(&p, stream));
+    COLO_TRY(loss->logprob_grad(&p.base, stream));
+    COLO_TRY(loss->pick_fix(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

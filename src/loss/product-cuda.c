@@ -13,7 +13,7 @@
  *
  * A bias that no kernel can add is laid into z before, which then is added to.
  */
-#include "loss/product-cuda.h"
+#include "loss/linear.h"
 
 #include "core/ops-cuda.h"
 #include "loss/cublas.h"
@@ -31,7 +31,7 @@ struct key {
     int64_t ld[3], m, n, k; /* of n or k, whichever is rows: ROWS */
 };
 
-struct colo_product {
+typedef struct colo_product {
     const colo_cublas_t *lib;
     cublasLtHandle_t handle;
     int32_t used, next;
@@ -40,14 +40,14 @@ struct colo_product {
         cublasLtMatmulAlgo_t algo;
         bool none; /* no kernel does this */
     } cache[CACHE];
-};
+} colo_product_t;
 
 static colo_status_t failed(const colo_product_t *p, const char *what, cublasStatus_t s)
 {
     return colo_backend_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, p->lib->name(s));
 }
 
-colo_status_t colo_product_create(colo_product_t **product)
+static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     colo_product_t *p = calloc(1, sizeof *p);
     if (!p)
@@ -62,19 +62,20 @@ colo_status_t colo_product_create(colo_product_t **product)
         free(p);
         return st;
     }
-    *product = p;
+    *made = p;
     return COLO_OK;
 }
 
-void colo_product_destroy(colo_product_t *product)
+static void destroy(void *made)
 {
-    if (!product)
+    colo_product_t *p = made;
+    if (!p)
         return;
-    product->lib->destroy(product->handle);
-    free(product);
+    p->lib->destroy(p->handle);
+    free(p);
 }
 
-int64_t colo_product_workspace(void)
+static int64_t workspace(const void *made)
 {
     return WORKSPACE;
 }
@@ -294,9 +295,9 @@ static colo_status_t nothing(const struct call *c, const char *name, cudaStream_
                             name);
 }
 
-colo_status_t colo_product_run(colo_product_t *p, const struct colo_linear_gemm *g,
-                               colo_stream_t stream)
+static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
 {
+    colo_product_t *p = made;
     const char *name = product_names[g->product];
     struct call c = call_of(g);
     cublasLtMatmulAlgo_t algo;
@@ -347,3 +348,10 @@ colo_status_t colo_product_run(colo_product_t *p, const struct colo_linear_gemm 
     }
     return r ? failed(p, name, r) : COLO_OK;
 }
+
+const colo_gemm_ops_t colo_gemm_cuda = {
+    .create = create,
+    .destroy = destroy,
+    .workspace = workspace,
+    .run = run,
+};

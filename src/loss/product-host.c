@@ -52,8 +52,7 @@ void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int6
     }
 }
 
-colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g,
-                                    colo_stream_t stream)
+static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
 {
     const struct blas *blas = made;
     struct colo_host_product p = {.first = g->first,
@@ -97,7 +96,7 @@ colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g
     return COLO_OK;
 }
 
-colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made)
+static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     struct blas blas = {.wide = shape->dtype == COLO_F64};
     bool found;
@@ -115,15 +114,22 @@ colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, vo
     return COLO_OK;
 }
 
-void colo_host_product_destroy(void *made)
+static void destroy(void *made)
 {
     free(made);
 }
 
-int64_t colo_host_product_workspace(const void *made)
+static int64_t workspace(const void *made)
 {
     const struct blas *blas = made;
     int64_t bytes =
         blas ? colo_host_cblas_workspace(blas->columns, blas->wide) : colo_host_loops_workspace();
     return (bytes + 255) & ~INT64_C(255);
 }
+
+const colo_gemm_ops_t colo_gemm_host = {
+    .create = create,
+    .destroy = destroy,
+    .workspace = workspace,
+    .run = run,
+};

@@ -48,11 +48,4 @@ int64_t colo_host_cblas_workspace(int64_t columns, bool wide);
 void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,
                          int64_t columns, void *workspace);
 
-/* The table's. */
-colo_status_t colo_host_product_create(const struct colo_linear_shape *shape, void **made);
-void colo_host_product_destroy(void *made); /* takes NULL */
-int64_t colo_host_product_workspace(const void *made);
-colo_status_t colo_host_product_run(void *made, const struct colo_linear_gemm *g,
-                                    colo_stream_t stream);
-
 #endif

@@ -1,30 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* product-none.c - stands in for product-cuda.c where the headers of cuBLASLt are missing. */
 #include "core/ops-cuda.h"
-#include "loss/product-cuda.h"
+#include "loss/linear.h"
 
-colo_status_t colo_product_create(colo_product_t **product)
+static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
-    (void)product;
     return colo_backend_fail(
         COLO_ERR_UNBUILT, "lm_head: built without cublasLt.h; install cuBLAS's headers and build "
                           "again");
 }
 
-void colo_product_destroy(colo_product_t *product)
+static void destroy(void *made)
 {
-    (void)product;
 }
 
-int64_t colo_product_workspace(void)
+static int64_t workspace(const void *made)
 {
     return 0;
 }
 
-colo_status_t colo_product_run(colo_product_t *product, const struct colo_linear_gemm *g,
-                               colo_stream_t stream)
+static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stream_t stream)
 {
-    (void)g;
-    (void)stream;
-    return colo_product_create(&product);
+    return create(NULL, &made);
 }
+
+const colo_gemm_ops_t colo_gemm_cuda = {
+    .create = create,
+    .destroy = destroy,
+    .workspace = workspace,
+    .run = run,
+};

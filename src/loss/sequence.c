@@ -14,7 +14,7 @@
 
 #include "comm/comm.h"
 #include "core/try.h"
-#include "loss/beside.h"
+#include "loss/loss.h"
 #include "loss/check.h"
 
 #include <colobridge/partition.h>
@@ -193,7 +193,7 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                                     int64_t ignore, const colo_tensor_t *targets,
                                     colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     COLO_TRY(colo_sequence_check(seq));
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
     COLO_TRY(check_dtype(tokens, COLO_I64, "tokens"));
@@ -213,19 +213,19 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
     COLO_TRY(check_dtype(targets, COLO_I64, "targets"));
     COLO_TRY(colo_loss_i_check_beside(targets, tokens, "targets"));
     COLO_TRY(check_device(seq, tokens->mem));
-    COLO_TRY(colo_beside_i_for(tokens->mem, NULL, &beside));
+    COLO_TRY(colo_loss_ops_for(tokens->mem, &loss));
     struct colo_sequence_pass p = pass_of(seq, tokens->mem);
     p.tokens = tokens->data;
     p.token_stride = stream_of ? -1 : tokens->stride[0];
     p.ignore = ignore;
     p.targets = targets->data;
-    return p.count > 0 ? beside->sequence_targets(&p, stream) : COLO_OK;
+    return p.count > 0 ? loss->sequence_targets(&p, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
                                  const colo_tensor_t *mask, colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     COLO_TRY(colo_sequence_check(seq));
     if (what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS)
         return colo_fail(COLO_ERR_ARG, "sequence: mask %d, expected tokens (0) or targets (1)",
@@ -233,11 +233,11 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
     COLO_TRY(check_elements(seq, mask, "mask"));
     COLO_TRY(check_dtype(mask, COLO_U8, "mask"));
     COLO_TRY(check_device(seq, mask->mem));
-    COLO_TRY(colo_beside_i_for(mask->mem, NULL, &beside));
+    COLO_TRY(colo_loss_ops_for(mask->mem, &loss));
     struct colo_sequence_pass p = pass_of(seq, mask->mem);
     p.mask = mask->data;
     p.what = what;
-    return p.count > 0 ? beside->sequence_mask(&p, stream) : COLO_OK;
+    return p.count > 0 ? loss->sequence_mask(&p, stream) : COLO_OK;
 }
 
 /* ---- gathering ---- */
@@ -276,25 +276,25 @@ static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *
 
 static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                   const colo_tensor_t *out, const colo_comm_t *group,
-                                  const void *scratch, const colo_beside_ops_t **beside)
+                                  const void *scratch, const colo_loss_ops_t **loss)
 {
     COLO_TRY(colo_sequence_check(seq));
     COLO_TRY(check_values(seq, local, "local"));
     COLO_TRY(check_table(seq, out, local, "out"));
     COLO_TRY(check_group(seq, local, group, scratch));
     COLO_TRY(check_device(seq, local->mem));
-    return colo_beside_i_for(local->mem, NULL, beside);
+    return colo_loss_ops_for(local->mem, loss);
 }
 
 colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                    const colo_tensor_t *out, colo_comm_t *group, void *scratch,
                                    colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     if (!group)
         return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group; "
                                        "colo_comm_create_self() makes one of one rank");
-    colo_status_t st = check_gather(seq, local, out, group, scratch, &beside);
+    colo_status_t st = check_gather(seq, local, out, group, scratch, &loss);
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     struct colo_sequence_pass p = pass_of(seq, local->mem);
     p.dtype = local->dtype;
@@ -306,7 +306,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
         COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, local->data, scratch, p.count,
                                         local->dtype, stream));
     }
-    return seq->batch > 0 && seq->positions > 1 ? beside->sequence_spread(&p, stream) : COLO_OK;
+    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_spread(&p, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
@@ -315,7 +315,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
                                             const colo_tensor_t *d_local, colo_comm_t *group,
                                             void *scratch, colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
     if (!sum && adjoint != COLO_SEQUENCE_SLICE)
         return colo_fail(COLO_ERR_ARG, "sequence: adjoint %d, expected slice (0) or sum (1)",
@@ -332,7 +332,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     if (st == COLO_OK)
         st = check_device(seq, d_local->mem);
     if (st == COLO_OK)
-        st = colo_beside_i_for(d_local->mem, NULL, &beside);
+        st = colo_loss_ops_for(d_local->mem, &loss);
     if (sum)
         st = colo_loss_i_ready(group, "sequence gather backward", st);
     COLO_TRY(st);
@@ -344,12 +344,12 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     p.from = seq->cp_rank;
     p.to = p.from + 1;
     if (!sum || seq->cp == 1)
-        return p.count > 0 ? beside->sequence_collect(&p, stream) : COLO_OK;
+        return p.count > 0 ? loss->sequence_collect(&p, stream) : COLO_OK;
     p.elements = scratch;
     p.from = 0;
     p.to = seq->cp;
     if (p.count > 0)
-        COLO_TRY(colo_loss_i_step(group, beside->sequence_collect(&p, stream)));
+        COLO_TRY(colo_loss_i_step(group, loss->sequence_collect(&p, stream)));
     return colo_comm_i_reduce_scatter(group, COLO_OWNER_LOSS, scratch, d_local->data, p.count,
                                       p.dtype, COLO_SUM, stream);
 }

@@ -10,7 +10,7 @@
 
 #include "comm/comm.h"
 #include "core/try.h"
-#include "loss/beside.h"
+#include "loss/loss.h"
 #include "loss/check.h"
 #include "loss/scalar.h"
 
@@ -128,17 +128,17 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
 colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, colo_comm_t *group,
                                   const char *what, colo_status_t st, colo_stream_t stream)
 {
-    const colo_beside_ops_t *beside;
+    const colo_loss_ops_t *loss;
     if (st == COLO_OK)
-        st = colo_beside_i_for(mem, NULL, &beside);
+        st = colo_loss_ops_for(mem, &loss);
     COLO_TRY(colo_loss_i_ready(group, what, st));
     p->rank = colo_comm_rank(group);
     p->ranks = colo_comm_size(group);
-    COLO_TRY(colo_loss_i_step(group, beside->weighted_local(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->weighted_local(p, stream)));
     if (p->ranks > 1)
         COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->parts + p->rank, p->parts,
                                         (int64_t)sizeof *p->parts, COLO_U8, stream));
-    return beside->weighted_finish(p, stream);
+    return loss->weighted_finish(p, stream);
 }
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,

@@ -41,3 +41,10 @@ const colo_ops_t *gpu_ops(void)
     assert_ok(colo_ops_for(COLO_CUDA, &ops));
     return ops;
 }
+
+const colo_loss_ops_t *gpu_loss(void)
+{
+    const colo_loss_ops_t *loss = NULL;
+    assert_ok(colo_loss_ops_for(COLO_CUDA, &loss));
+    return loss;
+}

@@ -10,6 +10,7 @@
 
 #include "core/ops.h"
 #include "gpu/to_device.h"
+#include "loss/loss.h"
 
 #include <cuda_runtime_api.h>
 
@@ -29,7 +30,8 @@ void *gpu_put(const void *from, size_t bytes);
 void gpu_get(void *to, const void *from, size_t bytes);
 void gpu_free(void *p);
 
-/* The table under test. */
+/* The tables under test. */
 const colo_ops_t *gpu_ops(void);
+const colo_loss_ops_t *gpu_loss(void);
 
 #endif

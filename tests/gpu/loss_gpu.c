@@ -289,7 +289,7 @@ static colo_logprob_block_t block_of(const loss_case_t *c, bool smoothing)
 void gpu_case_run_shards(loss_case_t *c)
 {
     static const int64_t none[2] = {0, 0};
-    const colo_ops_t *ops = gpu_ops();
+    const colo_loss_ops_t *ops = gpu_loss();
     const double eps = c->config.want_loss ? c->config.label_smoothing : 0, v = (double)c->vocab;
     buffers_t b[LOSS_RANKS];
     colo_logprob_config_t config[LOSS_RANKS];

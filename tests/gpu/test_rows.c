@@ -14,13 +14,6 @@
 static uint64_t rng;
 static const colo_dtype_t floats[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 
-static const struct colo_linear_ops *table(void)
-{
-    const struct colo_linear_ops *l = gpu_ops()->linear;
-    assert_non_null(l);
-    return l;
-}
-
 static void *fetch(const void *device, size_t bytes)
 {
     void *host = malloc(bytes + 1);
@@ -130,7 +123,7 @@ static void tokens_that_count_are_packed_in_order(void **state)
         int64_t rows = kind < 3 ? tokens : kind == 3 ? tokens / 3 : kind == 4 ? 0 : tokens - 1;
         packing_t p;
         packing_init(&p, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
-        assert_ok(table()->pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
         compare_words(p.r.row_of, p.row_of, tokens, "row_of");
         compare_words(p.r.token_of, p.token_of, p.r.rows, "token_of");
         compare_words(p.r.row_targets, p.row_targets, p.r.rows, "row_targets");
@@ -149,7 +142,7 @@ static void values_go_to_rows_and_back(void **state)
         const int64_t tokens = 700;
         packing_t p;
         packing_init(&p, tokens, i % 3 ? tokens : 200, 1, i == 5 ? 1 : 0.3, 0.1);
-        assert_ok(table()->pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
         void *from[2], *rows[3], *back[3], *correct = gpu_put(NULL, (size_t)p.r.rows),
                                            *spread = gpu_put(NULL, (size_t)tokens),
                                            *n[2] = {gpu_put(NULL, 8), gpu_put(NULL, 8)};
@@ -167,7 +160,7 @@ static void values_go_to_rows_and_back(void **state)
                                               .factor = {factor[0], factor[1], factor[2]},
                                               .to = {rows[0], rows[1], i % 4 ? rows[2] : NULL},
                                               .mean = mean};
-        assert_ok(table()->upstream(&u, NULL));
+        assert_ok(gpu_loss()->rows_upstream(&u, NULL));
         for (int k = 0; k < (i % 4 ? 3 : 2); k++) {
             void *got = fetch(rows[k], (size_t)p.r.rows * elem);
             for (int64_t r = 0; r < p.r.rows; r++) {
@@ -192,7 +185,7 @@ static void values_go_to_rows_and_back(void **state)
                    .correct = spread,
                    .n_valid = n[0],
                    .n_invalid = n[1]}};
-        assert_ok(table()->spread(&s, NULL));
+        assert_ok(gpu_loss()->rows_spread(&s, NULL));
         uint8_t *ones = fetch(spread, (size_t)tokens);
         for (int k = 0; k < 2; k++) {
             void *got = fetch(back[k], (size_t)tokens * elem),
@@ -238,7 +231,7 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
                       stride = hidden + i % 3 * 3, shift = i / 4 % 3;
         packing_t p;
         packing_init(&p, tokens, i % 2 ? tokens : 30, 1, 0.3, 0.1);
-        assert_ok(table()->pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
         void *far, *taken = gpu_put(NULL, (size_t)(p.r.rows * hidden * elem)), *to;
         double *v = draw(dtype, tokens * stride + shift, &far);
         const size_t bytes = (size_t)((tokens * stride + shift) * elem);
@@ -246,9 +239,9 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
         struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
                                   dest = {(char *)to + shift * elem, stride, dtype};
         const int64_t half = p.r.rows / 2;
-        assert_ok(table()->take_rows(&p.r, 0, half, hidden, taken, &from, NULL));
-        assert_ok(table()->take_rows(&p.r, half, p.r.rows, hidden,
-                                     (char *)taken + half * hidden * elem, &from, NULL));
+        assert_ok(gpu_loss()->rows_take(&p.r, 0, half, hidden, taken, &from, NULL));
+        assert_ok(gpu_loss()->rows_take(&p.r, half, p.r.rows, hidden,
+                                        (char *)taken + half * hidden * elem, &from, NULL));
         void *got = fetch(taken, (size_t)(p.r.rows * hidden * elem));
         for (int64_t r = 0; r < p.r.rows; r++)
             for (int64_t k = 0; k < hidden; k++) {
@@ -257,10 +250,10 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
                     fail_msg("case %d: row %d, element %d", i, (int)r, (int)k);
             }
         free(got);
-        assert_ok(table()->put_rows(&p.r, 0, half, hidden, &dest, taken, NULL));
-        assert_ok(table()->put_rows(&p.r, half, p.r.rows, hidden, &dest,
-                                    (char *)taken + half * hidden * elem, NULL));
-        assert_ok(table()->clear_rows(&p.r, hidden, &dest, NULL));
+        assert_ok(gpu_loss()->rows_put(&p.r, 0, half, hidden, &dest, taken, NULL));
+        assert_ok(gpu_loss()->rows_put(&p.r, half, p.r.rows, hidden, &dest,
+                                       (char *)taken + half * hidden * elem, NULL));
+        assert_ok(gpu_loss()->rows_clear(&p.r, hidden, &dest, NULL));
         unsigned char *all = fetch(to, bytes);
         for (int64_t t = 0; t < tokens; t++)
             for (int64_t k = 0; k < stride; k++) {
@@ -298,7 +291,7 @@ static void rows_are_summed(void **state)
         struct colo_linear_matrix m = {z, stride, dtype};
         static const float factor = 0.3F;
         float *scale = i / 16 % 2 ? gpu_put(&factor, sizeof factor) : NULL;
-        assert_ok(table()->sum_rows(&m, rows, columns, scale, to, step, beta, NULL));
+        assert_ok(gpu_loss()->rows_sum(&m, rows, columns, scale, to, step, beta, NULL));
         void *got = fetch(to, (size_t)(columns * step) * colo_dtype_size(sum));
         for (int64_t j = 0; j < columns * step; j++) {
             double want = was[j], size = fabs(want);
@@ -334,7 +327,7 @@ static void dtypes_are_converted_with_one_rounding(void **state)
         void *from, *to = gpu_put(NULL, (size_t)(rows * to_stride) * colo_dtype_size(b));
         double *v = draw(a, rows * (columns + 4), &from);
         struct colo_linear_matrix f = {from, from_stride, a}, t = {to, to_stride, b};
-        assert_ok(table()->convert(&t, &f, rows, columns, NULL));
+        assert_ok(gpu_loss()->rows_convert(&t, &f, rows, columns, NULL));
         unsigned char *got = fetch(to, (size_t)(rows * to_stride) * colo_dtype_size(b));
         for (int64_t r = 0; r < rows; r++)
             for (int64_t j = 0; j < to_stride; j++) {
@@ -480,8 +473,8 @@ static void products_are_what_their_formulas_say(void **state)
 {
     void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
     (void)state;
-    assert_ok(table()->create(NULL, &made));
-    workspace = gpu_put(NULL, (size_t)table()->workspace(made));
+    assert_ok(gpu_loss()->gemm->create(NULL, &made));
+    workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 180; i++) {
         const enum colo_linear_product what = (enum colo_linear_product)(i % 3);
         const colo_dtype_t dtype = floats[i / 3 % 4];
@@ -505,7 +498,7 @@ static void products_are_what_their_formulas_say(void **state)
         snprintf(label, sizeof label, "product %d of %s to %s, %d rows, %d columns, hidden %d%s",
                  (int)what, colo_dtype_name(dtype), colo_dtype_name(out), (int)n[0], (int)n[1],
                  (int)n[2], bias ? ", bias" : "");
-        colo_status_t st = table()->product(made, &p.g, NULL);
+        colo_status_t st = gpu_loss()->gemm->run(made, &p.g, NULL);
         if (st < 0)
             fail_msg("%s: %s", label, colo_last_error());
         product_compare(&p, label);
@@ -513,7 +506,7 @@ static void products_are_what_their_formulas_say(void **state)
     }
     gpu_free(workspace);
     gpu_free(scale);
-    table()->destroy(made);
+    gpu_loss()->gemm->destroy(made);
 }
 
 /* Rows [from, from + n) alone against the same rows of all. */
@@ -522,8 +515,8 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
     static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 1100}, {2047, 2}, {0, 2048}};
     void *made = NULL, *workspace;
     (void)state;
-    assert_ok(table()->create(NULL, &made));
-    workspace = gpu_put(NULL, (size_t)table()->workspace(made));
+    assert_ok(gpu_loss()->gemm->create(NULL, &made));
+    workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 10; i++) {
         const enum colo_linear_product what = i % 2 ? COLO_LINEAR_D_HIDDEN : COLO_LINEAR_LOGITS;
         const colo_dtype_t dtype = i / 2 % 2 ? COLO_F32 : COLO_BF16;
@@ -531,7 +524,7 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
         product_t p;
         product_init(&p, what, dtype, dtype, total, 1000, 512, 0, false, 0);
         p.g.workspace = workspace;
-        assert_ok(table()->product(made, &p.g, NULL));
+        assert_ok(gpu_loss()->gemm->run(made, &p.g, NULL));
         int64_t rows, columns;
         struct colo_linear_matrix *m = (struct colo_linear_matrix *)written(&p.g, &rows, &columns);
         const int64_t elem = (int64_t)colo_dtype_size(dtype), pitch = m->stride * elem;
@@ -541,7 +534,7 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
         part.h.data = (char *)p.g.h.data + cut[i / 2][0] * p.g.h.stride * elem;
         part.z.data = (char *)p.g.z.data + cut[i / 2][0] * p.g.z.stride * elem;
         assert_cuda(cudaMemset(m->data, 0xa5, (size_t)(rows * pitch)));
-        assert_ok(table()->product(made, &part, NULL));
+        assert_ok(gpu_loss()->gemm->run(made, &part, NULL));
         unsigned char *some = fetch(m->data, (size_t)(rows * pitch));
         for (int64_t r = cut[i / 2][0]; r < cut[i / 2][0] + part.rows; r++)
             if (memcmp(all + r * pitch, some + r * pitch, (size_t)(columns * elem)) != 0)
@@ -552,7 +545,7 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
         product_free(&p);
     }
     gpu_free(workspace);
-    table()->destroy(made);
+    gpu_loss()->gemm->destroy(made);
 }
 
 static void host_memory_is_refused(void **state)
@@ -563,10 +556,11 @@ static void host_memory_is_refused(void **state)
     packing_init(&p, 4, 4, 1, 0.5, 0);
     struct colo_linear_rows r = p.r;
     r.targets = host;
-    assert_fails(table()->pack(&r, NULL), COLO_ERR_ARG, "targets");
+    assert_fails(gpu_loss()->rows_pack(&r, NULL), COLO_ERR_ARG, "targets");
     struct colo_linear_matrix m = {host, 1, COLO_F32};
-    assert_fails(table()->take_rows(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG, "hidden");
-    assert_fails(table()->clear_rows(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
+    assert_fails(gpu_loss()->rows_take(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG,
+                 "hidden");
+    assert_fails(gpu_loss()->rows_clear(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
     packing_free(&p);
 }
 

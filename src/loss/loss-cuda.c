@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * beside-cuda.c - CUDA's table of src/loss/beside.h: passes become the flat structs of
- * kernels/beside-launch.h, after a look at their pointers. Each call's first pass looks at those of
- * all its passes: a wrong output must be known before anything is written.
+ * loss-cuda.c - CUDA's table of loss.h: passes become the flat structs of the kernels, after a
+ * check of their pointers. Each call's first pass checks those of all its passes: a wrong output
+ * must be known before anything is written.
  */
 #include "core/ops-cuda.h"
-#include "loss/beside.h"
 #include "loss/distill-pass.h"
+#include "loss/loss.h"
 #include "loss/pick-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
@@ -18,10 +18,222 @@
 
 #define TRY COLO_CUDA_TRY
 
+_Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
+               "a header travels as eight words");
 _Static_assert(COLO_K_PICK_MAX == COLO_PICK_MAX && COLO_K_PICK_SKIP == COLO_PICK_SKIP,
                "the kernels take what the passes promise");
 _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t) == 32,
                "the kernels have the same structs");
+
+/* ---- log-probabilities ---- */
+
+static colo_k_logprob_t flat_logprob(const struct colo_logprob_pass *p)
+{
+    colo_k_logprob_t k = {
+        .dtype = p->dtype,
+        .d_dtype = p->d_dtype,
+        .factor = p->factor,
+        .softcap = p->config->softcap,
+        .smoothing = p->smoothing,
+        .z_loss = p->config->z_loss,
+        .vocab = p->config->vocab,
+        .vocab_start = p->config->vocab_start,
+        .ignore_index = p->config->ignore_index,
+        .lenient = p->config->lenient_targets,
+        .lo = p->lo,
+        .hi = p->hi,
+        .tokens = p->tokens,
+        .logits = p->logits,
+        .row_stride = p->row_stride,
+        .row_lo = p->row_lo,
+        .columns = p->columns,
+        .true_columns = p->true_columns,
+        .targets = p->targets,
+        .target_stride = p->target_stride,
+        .blocks = p->blocks,
+        .block_bytes = p->block.bytes,
+        .block_lo = p->block_lo,
+        .m = p->block.m,
+        .s = p->block.s,
+        .xt = p->block.xt,
+        .u = p->block.u,
+        .d = p->block.d,
+        .arg = p->block.arg,
+        .rank = p->rank,
+        .ranks = p->ranks,
+        .head_start = offsetof(colo_logprob_header_t, start) / sizeof(int64_t),
+        .head_columns = offsetof(colo_logprob_header_t, columns) / sizeof(int64_t),
+        .logp = p->out.logp,
+        .entropy = p->out.entropy,
+        .loss = p->out.loss,
+        .correct = p->out.correct,
+        .n_valid = p->out.n_valid,
+        .n_invalid = p->out.n_invalid,
+        .saved = p->saved,
+        .d_logp = p->upstream.d_logp,
+        .d_entropy = p->upstream.d_entropy,
+        .d_loss = p->upstream.d_loss,
+        .d_logits = p->d_logits,
+        .d_row_stride = p->d_row_stride,
+    };
+    memcpy(k.head, &p->header, sizeof k.head);
+    return k;
+}
+
+/* Each pass looks at its pointers once, before its first chunk. */
+static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    if (p->lo == 0) {
+        if (p->tokens > 0 && p->columns > 0)
+            TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
+        if (p->tokens > 0)
+            TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
+        TRY(colo_cuda_pointer(p->blocks, "scratch"));
+        /* merge's, too: a wrong output must be known before anything is written */
+        TRY(colo_cuda_typed(p->out.logp, p->stat_dtype, "out.logp"));
+        TRY(colo_cuda_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
+        TRY(colo_cuda_typed(p->out.loss, p->stat_dtype, "out.loss"));
+        TRY(colo_cuda_pointer(p->out.correct, "out.correct"));
+        TRY(colo_cuda_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
+        TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
+        TRY(colo_cuda_pointer(p->saved, "stats"));
+    }
+    colo_k_logprob_t k = flat_logprob(p);
+    return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
+}
+
+static colo_status_t logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    colo_k_logprob_t k = flat_logprob(p);
+    return colo_cuda_report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
+}
+
+static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
+{
+    if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
+        TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
+        TRY(colo_cuda_typed(p->d_logits, p->dtype, "d_logits"));
+        TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
+        TRY(colo_cuda_pointer(p->saved, "stats"));
+        TRY(colo_cuda_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
+        TRY(colo_cuda_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
+        TRY(colo_cuda_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
+    }
+    colo_k_logprob_t k = flat_logprob(p);
+    return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
+}
+
+/* ---- rows of the lm_head path: each pointer of the caller's is checked by the first pass that
+ * touches it ---- */
+
+static colo_k_rows_t flat_rows(const struct colo_linear_rows *r)
+{
+    return (colo_k_rows_t){.tokens = r->tokens,
+                           .rows = r->rows,
+                           .targets = r->targets,
+                           .target_stride = r->target_stride,
+                           .ignore_index = r->ignore_index,
+                           .vocab = r->vocab,
+                           .row_of = r->row_of,
+                           .token_of = r->token_of,
+                           .row_targets = r->row_targets,
+                           .counts = r->counts};
+}
+
+static colo_status_t rows_pack(const struct colo_linear_rows *r, colo_stream_t stream)
+{
+    if (r->tokens > 0)
+        TRY(colo_cuda_typed(r->targets, COLO_I64, "targets"));
+    TRY(colo_cuda_pointer(r->counts, "workspace"));
+    colo_k_rows_t k = flat_rows(r);
+    return colo_cuda_report(colo_k_rows_pack(&k, stream), "lm_head: packing");
+}
+
+static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
+{
+    static const char *const names[] = {"d_logp", "d_entropy", "d_loss"};
+    colo_k_rows_t k = flat_rows(u->rows);
+    colo_k_upstream_t up = {
+        .wide = u->dtype == COLO_F64, .mean = u->mean, .scale = u->scale, .lift = u->lift};
+    for (int i = 0; i < 3; i++) {
+        TRY(colo_cuda_typed(u->from[i], u->dtype, names[i]));
+        up.from[i] = u->from[i];
+        up.factor[i] = u->factor[i];
+        up.to[i] = u->to[i];
+    }
+    return colo_cuda_report(colo_k_rows_upstream(&k, &up, stream), "lm_head: upstream gradients");
+}
+
+static colo_status_t rows_spread(const struct colo_linear_spread *s, colo_stream_t stream)
+{
+    colo_k_rows_t k = flat_rows(s->rows);
+    colo_k_spread_t sp = {.wide = s->dtype == COLO_F64,
+                          .from = {s->from.logp, s->from.entropy, s->from.loss},
+                          .to = {s->to.logp, s->to.entropy, s->to.loss},
+                          .from_correct = s->from.correct,
+                          .to_correct = s->to.correct,
+                          .n_valid = s->to.n_valid,
+                          .n_invalid = s->to.n_invalid};
+    static const char *const names[] = {"out.logp", "out.entropy", "out.loss"};
+    for (int i = 0; i < 3; i++)
+        TRY(colo_cuda_typed(sp.to[i], s->dtype, names[i]));
+    TRY(colo_cuda_pointer(sp.to_correct, "out.correct"));
+    TRY(colo_cuda_typed(sp.n_valid, COLO_I64, "out.n_valid"));
+    TRY(colo_cuda_typed(sp.n_invalid, COLO_I64, "out.n_invalid"));
+    return colo_cuda_report(colo_k_rows_spread(&k, &sp, stream), "lm_head: outputs");
+}
+
+static colo_status_t rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                               colo_stream_t stream)
+{
+    if (lo == 0)
+        TRY(colo_cuda_typed(from->data, from->dtype, "hidden"));
+    colo_k_rows_t k = flat_rows(r);
+    return colo_cuda_report(
+        colo_k_rows_take(&k, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
+        "lm_head: hidden rows");
+}
+
+static colo_status_t rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
+                              colo_stream_t stream)
+{
+    if (lo == 0)
+        TRY(colo_cuda_typed(to->data, to->dtype, "d_hidden"));
+    colo_k_rows_t k = flat_rows(r);
+    return colo_cuda_report(
+        colo_k_rows_put(&k, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
+        "lm_head: d_hidden rows");
+}
+
+static colo_status_t rows_clear(const struct colo_linear_rows *r, int64_t hidden,
+                                const struct colo_linear_matrix *to, colo_stream_t stream)
+{
+    if (r->tokens > 0)
+        TRY(colo_cuda_typed(to->data, to->dtype, "d_hidden"));
+    colo_k_rows_t k = flat_rows(r);
+    return colo_cuda_report(colo_k_rows_clear(&k, hidden, to->data, to->stride, to->dtype, stream),
+                            "lm_head: d_hidden rows");
+}
+
+static colo_status_t rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,
+                              const float *scale, void *to, int64_t to_step, double beta,
+                              colo_stream_t stream)
+{
+    return colo_cuda_report(colo_k_rows_sum(z->data, z->stride, z->dtype, rows, columns, scale, to,
+                                            to_step, beta, stream),
+                            "lm_head: d_bias");
+}
+
+static colo_status_t rows_convert(const struct colo_linear_matrix *to,
+                                  const struct colo_linear_matrix *from, int64_t rows,
+                                  int64_t columns, colo_stream_t stream)
+{
+    return colo_cuda_report(colo_k_rows_convert(to->data, to->stride, to->dtype, from->data,
+                                                from->stride, from->dtype, rows, columns, stream),
+                            "lm_head: conversion");
+}
 
 /* ---- picks ---- */
 
@@ -86,7 +298,7 @@ static colo_status_t pick_rows(const struct colo_pick_pass *p, colo_stream_t str
 
 static colo_status_t pick_local(const struct colo_pick_pass *p, colo_stream_t stream)
 {
-    const colo_k_logprob_t s = colo_cuda_logprob(&p->base);
+    const colo_k_logprob_t s = flat_logprob(&p->base);
     const colo_k_pick_t k = flat_pick(p);
     if (p->topk)
         return colo_cuda_report(colo_k_pick_topk(&s, &k, stream), "pick forward, the largest");
@@ -331,7 +543,19 @@ static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_
     return colo_cuda_report(colo_k_mean_grad(&k, stream), "gradient of a loss's mean");
 }
 
-const colo_beside_ops_t colo_cuda_beside = {
+const colo_loss_ops_t colo_loss_cuda = {
+    .logprob_stats = logprob_stats,
+    .logprob_merge = logprob_merge,
+    .logprob_grad = logprob_grad,
+    .gemm = &colo_gemm_cuda,
+    .rows_pack = rows_pack,
+    .rows_upstream = rows_upstream,
+    .rows_spread = rows_spread,
+    .rows_take = rows_take,
+    .rows_put = rows_put,
+    .rows_clear = rows_clear,
+    .rows_sum = rows_sum,
+    .rows_convert = rows_convert,
     .pick_rows = pick_rows,
     .pick_local = pick_local,
     .pick_merge = pick_merge,

@@ -1,0 +1,54 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* loss.c - the host's table of loss.h, and which table serves a memory. */
+#include "loss/loss.h"
+
+#include "core/backend.h"
+#include "core/try.h"
+#include "loss/distill-pass.h"
+#include "loss/pick-pass.h"
+#include "loss/sequence-pass.h"
+#include "loss/weighted.h"
+
+const colo_loss_ops_t colo_loss_host = {
+    .logprob_stats = colo_host_logprob_stats,
+    .logprob_merge = colo_host_logprob_merge,
+    .logprob_grad = colo_host_logprob_grad,
+    .gemm = &colo_gemm_host,
+    .rows_pack = colo_host_rows_pack,
+    .rows_upstream = colo_host_rows_upstream,
+    .rows_spread = colo_host_rows_spread,
+    .rows_take = colo_host_rows_take,
+    .rows_put = colo_host_rows_put,
+    .rows_clear = colo_host_rows_clear,
+    .rows_sum = colo_host_rows_sum,
+    .rows_convert = colo_host_rows_convert,
+    .pick_rows = colo_host_pick_rows,
+    .pick_local = colo_host_pick_local,
+    .pick_merge = colo_host_pick_merge,
+    .pick_sum = colo_host_pick_sum,
+    .pick_fix = colo_host_pick_fix,
+    .distill_stats = colo_host_distill_stats,
+    .distill_merge = colo_host_distill_merge,
+    .distill_grad = colo_host_distill_grad,
+    .sequence_targets = colo_host_sequence_targets,
+    .sequence_mask = colo_host_sequence_mask,
+    .sequence_spread = colo_host_sequence_spread,
+    .sequence_collect = colo_host_sequence_collect,
+    .weighted_local = colo_host_weighted_local,
+    .weighted_finish = colo_host_weighted_finish,
+    .mean_grad = colo_host_mean_grad,
+};
+
+colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss)
+{
+    const colo_backend_t *b;
+    if (mem != COLO_CUDA) {
+        *loss = &colo_loss_host;
+        return COLO_OK;
+    }
+    COLO_TRY(colo_backend_load("cuda", &b));
+    if (!b->loss)
+        return colo_fail(COLO_ERR_UNBUILT, "backend 'cuda' offers no losses");
+    *loss = b->loss;
+    return COLO_OK;
+}
