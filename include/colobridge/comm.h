@@ -8,6 +8,9 @@
  * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump, getters
  * and destroy answer.
  *
+ * A comm belongs to the process that made it. In a child made by fork() its calls return
+ * COLO_ERR_STATE and touch nothing; the child makes comms of its own.
+ *
  * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
  * message size or backend. Buffers are borrowed for the call (host) or until the stream got there.
  * A comm rank is 0..size-1; its world rank is colo_comm_world_rank().
@@ -124,7 +127,10 @@ COLO_API colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *g
 COLO_API colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
                                              colo_comm_t **comm);
 
-/** colo_comm_destroy() - local; takes NULL and dead comms, leaves *comm NULL */
+/**
+ * colo_comm_destroy() - local; takes NULL and dead comms, leaves *comm NULL
+ * In a child made by fork() it leaves the parent's comm as it is.
+ */
 COLO_API void colo_comm_destroy(colo_comm_t **comm);
 
 /* ---- getters ---- */

@@ -77,7 +77,7 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 static void shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
 {
-    if (s->route)
+    if (s->route && colo_comm_i_own(comm, "bridge"))
         comm->ops->route_destroy(comm, s->route);
     free(s->members);
     colo_mem_free(s->mem, s->stage);

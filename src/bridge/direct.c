@@ -328,7 +328,7 @@ colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next)
 
 void colo_bridge_direct_destroy(colo_bridge_t *b)
 {
-    if (b->direct)
+    if (b->direct && colo_comm_i_own(b->comm, "bridge"))
         b->comm->ops->peer->destroy(&b->direct);
 }
 

@@ -33,6 +33,8 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
 {
     const int64_t bytes = n * (int64_t)sizeof *mine;
     colo_op_desc_t op = {.kind = kind, .dtype = COLO_I64, .count = n};
+    if (!colo_comm_i_own(c, colo_op_name(kind)))
+        return COLO_ERR_STATE;
     uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);
     colo_status_t st = c->control ? colo_comm_i_all_gather(host_of(c), COLO_OWNER_CHECK, mine, all,
                                                            n, COLO_I64, NULL)

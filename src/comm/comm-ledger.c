@@ -140,7 +140,7 @@ void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
 
 void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger)
 {
-    if (!comm || !ledger)
+    if (!comm || !ledger || !colo_comm_i_own(comm, "comm_ledger"))
         return;
     pthread_mutex_lock(comm->lock);
     *ledger = comm->ledger;
@@ -149,7 +149,7 @@ void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger)
 
 void colo_comm_ledger_reset(colo_comm_t *comm)
 {
-    if (!comm)
+    if (!comm || !colo_comm_i_own(comm, "comm_ledger_reset"))
         return;
     pthread_mutex_lock(comm->lock);
     memset(&comm->ledger, 0, sizeof comm->ledger);
@@ -230,7 +230,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     struct out o = {.text = text, .cap = text ? cap : 0};
     if (o.cap)
         text[0] = '\0';
-    if (!comm) {
+    if (!comm || !colo_comm_i_own(comm, "comm_dump")) {
         put(&o, "null");
         return o.len;
     }

@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 double colo_now(void)
 {
@@ -45,6 +46,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
         world[r] = world_rank ? world_rank[r] : r;
     pthread_mutex_init(lock, NULL);
     c->ops = ops;
+    c->process = (int32_t)getpid();
     c->rank = rank;
     c->size = size;
     c->world_rank = world;
@@ -62,6 +64,8 @@ void colo_comm_destroy(colo_comm_t **comm)
         return;
     colo_comm_t *c = *comm;
     *comm = NULL;
+    if (!colo_comm_i_own(c, "comm_destroy"))
+        return; /* a thread that fork() did not copy may hold its locks: the copy stays */
     if (c->impl)
         c->ops->destroy(c);
     pthread_mutex_destroy(c->lock);
@@ -99,6 +103,8 @@ colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_
                                  "comm: world rank %lld is both rank %d and rank %d, expected once",
                                  (long long)world_ranks[r], (int)k, (int)r);
     }
+    if (!colo_comm_i_own(comm, "set_world_ranks"))
+        return COLO_ERR_STATE;
     pthread_mutex_lock(comm->lock); /* another thread may be dumping it */
     for (int32_t r = 0; r < comm->size; r++)
         comm->world_rank[r] = world_ranks[r];
@@ -125,7 +131,7 @@ const char *colo_comm_backend(const colo_comm_t *comm)
 
 void colo_comm_set_name(colo_comm_t *comm, const char *name)
 {
-    if (!comm || !name)
+    if (!comm || !name || !colo_comm_i_own(comm, "set_name"))
         return;
     pthread_mutex_lock(comm->lock);
     snprintf(comm->name, sizeof comm->name, "%s", name);
@@ -165,10 +171,24 @@ int32_t colo_comm_check_level(const colo_comm_t *comm)
 
 /* ---- failure ---- */
 
+bool colo_comm_i_own(const colo_comm_t *c, const char *what)
+{
+    const int32_t here = (int32_t)getpid();
+    if (here == c->process)
+        return true;
+    colo_fail(COLO_ERR_STATE,
+              "%s: comm '%s' belongs to process %d, and process %d is a child with a copy of it; "
+              "use it in process %d only, or make a communicator in the child",
+              what, c->name, (int)c->process, (int)here, (int)c->process);
+    return false;
+}
+
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
 {
     if (!c)
         return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
+    if (!colo_comm_i_own(c, what))
+        return COLO_ERR_STATE;
     char sentence[1000];
     colo_status_t st = c->ops->state(c, sentence, sizeof sentence);
     if (st == COLO_OK)
@@ -178,6 +198,8 @@ colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
 
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
 {
+    if (!colo_comm_i_own(c, "comm"))
+        return COLO_ERR_STATE;
     char kept[1000]; /* the backend may say something of its own meanwhile */
     snprintf(kept, sizeof kept, "%s", colo_last_error());
     c->ops->fail(c, status, kept);
@@ -186,7 +208,7 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
 
 void colo_comm_abort(colo_comm_t *comm, const char *why)
 {
-    if (!comm)
+    if (!comm || !colo_comm_i_own(comm, "comm_abort"))
         return;
     char sentence[600];
     pthread_mutex_lock(comm->lock); /* the owner may be naming it */
@@ -200,6 +222,8 @@ colo_status_t colo_comm_check(const colo_comm_t *comm)
 {
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "comm_check: comm is NULL");
+    if (!colo_comm_i_own(comm, "comm_check"))
+        return COLO_ERR_STATE;
     char sentence[1000];
     colo_status_t st = comm->ops->state(comm, sentence, sizeof sentence);
     return st == COLO_OK ? st : colo_fail(st, "%s", sentence);

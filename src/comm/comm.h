@@ -55,7 +55,7 @@ typedef struct colo_comm_ops {
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 5u
+#define COLO_COMM_ABI 6u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -109,6 +109,7 @@ struct colo_comm {
     int64_t *world_rank; /* [size]; owned */
     char name[32];
     int64_t timeout_ms;
+    int32_t process; /* that made it; a child of fork() has a copy that nobody answers */
     int32_t check;
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (comm-agree.c, comm-split.c). */
@@ -137,6 +138,8 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op
                            int64_t sent_bytes, int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 
+/* True in the process that made the comm; else its last error says so. */
+bool colo_comm_i_own(const colo_comm_t *c, const char *what);
 /* COLO_OK while the comm lives; else the status that killed it, its sentence set as last error. */
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 

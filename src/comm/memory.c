@@ -108,6 +108,8 @@ void colo_memory_destroy(colo_memory_t **memory)
         return;
     colo_memory_t *m = *memory;
     *memory = NULL;
+    if (m->ops && !colo_comm_i_own(m->comm, "memory_destroy"))
+        return; /* the device is the parent's, too */
     if (m->ops)
         m->ops->unshare(m);
     else if (m->owned)
@@ -134,7 +136,8 @@ bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)
 {
     int32_t id;
     uint64_t offset;
-    return comm && comm->ops->peer && comm->ops->peer->find(comm, ptr, bytes, &id, &offset);
+    return comm && comm->ops->peer && colo_comm_i_own(comm, "memory_find") &&
+           comm->ops->peer->find(comm, ptr, bytes, &id, &offset);
 }
 
 /* ---- COLO_TRANSPORT ---- */

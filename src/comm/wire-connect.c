@@ -105,12 +105,12 @@ static int listen_unix(struct card *card, int backlog)
     int n = snprintf(card->name, sizeof card->name, "colobridge-%016llx%016llx",
                      (unsigned long long)random[0], (unsigned long long)random[1]);
     memcpy(a.sun_path + 1, card->name, (size_t)n);
-    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    int fd = colo_socket_open(AF_UNIX, SOCK_STREAM);
     socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
     if (fd >= 0 && bind(fd, (struct sockaddr *)&a, size) == 0 && listen(fd, backlog) == 0)
         return fd;
     if (fd >= 0)
-        close(fd);
+        colo_socket_close(fd);
     card->name[0] = '\0';
     return -1;
 }
@@ -120,8 +120,7 @@ static int listen_tcp(struct card *card, int backlog)
     struct sockaddr_in6 six = {.sin6_family = AF_INET6};
     struct sockaddr_in four = {.sin_family = AF_INET};
     for (int version = 6; version >= 4; version -= 2) {
-        int fd = socket(version == 6 ? AF_INET6 : AF_INET,
-                        SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+        int fd = colo_socket_open(version == 6 ? AF_INET6 : AF_INET, SOCK_STREAM);
         if (fd < 0)
             continue;
         setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
@@ -131,7 +130,7 @@ static int listen_tcp(struct card *card, int backlog)
             card->port = ntohs(version == 6 ? six.sin6_port : four.sin_port);
             return fd;
         }
-        close(fd);
+        colo_socket_close(fd);
     }
     return -1;
 }
@@ -250,7 +249,7 @@ static void give_up(struct link *l, const char *what, int error)
     snprintf(l->why, sizeof l->why, "%s%s%s", what, error ? ": " : "",
              error ? strerror(error) : "");
     if (l->fd >= 0)
-        close(l->fd);
+        colo_socket_close(l->fd);
     l->fd = -1;
     l->at++;
 }
@@ -268,7 +267,7 @@ static void try_next(struct meeting *m, int32_t r)
         l->at = 0;
         return; /* once around: let the loop breathe */
     }
-    l->fd = socket(a.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    l->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
     l->asked = false;
     l->since = colo_now();
     if (l->fd < 0)
@@ -314,7 +313,7 @@ static void advance(struct meeting *m, int32_t r, short revents)
 
 static void welcome(struct meeting *m, int listener)
 {
-    int fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    int fd = colo_socket_accept(listener);
     if (fd < 0)
         return;
     for (int i = 0; i < GUESTS; i++)
@@ -322,7 +321,7 @@ static void welcome(struct meeting *m, int listener)
             m->guest[i] = (struct guest){.fd = fd};
             return;
         }
-    close(m->guest[0].fd); /* strangers that keep quiet make room; a peer tries again */
+    colo_socket_close(m->guest[0].fd); /* strangers that keep quiet make room; a peer tries again */
     memmove(m->guest, m->guest + 1, sizeof m->guest - sizeof m->guest[0]);
     m->guest[GUESTS - 1] = (struct guest){.fd = fd};
 }
@@ -340,12 +339,12 @@ static void listen_to(struct meeting *m, struct guest *g)
                  memcmp(g->hello.token, m->card[m->b->rank].token, TOKEN) == 0;
     if (known && send(g->fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer) {
         if (m->fd[r] >= 0)
-            close(m->fd[r]); /* it had no patience with that one */
+            colo_socket_close(m->fd[r]); /* it had no patience with that one */
         else
             m->left--;
         m->fd[r] = g->fd;
     } else {
-        close(g->fd);
+        colo_socket_close(g->fd);
     }
     g->fd = -1;
 }
@@ -403,15 +402,15 @@ static colo_status_t meet(struct meeting *m, int64_t timeout_ms, struct pollfd *
 static void end_meeting(struct meeting *m)
 {
     if (m->unix_fd >= 0)
-        close(m->unix_fd);
+        colo_socket_close(m->unix_fd);
     if (m->tcp_fd >= 0)
-        close(m->tcp_fd);
+        colo_socket_close(m->tcp_fd);
     for (int i = 0; i < GUESTS; i++)
         if (m->guest[i].fd >= 0)
-            close(m->guest[i].fd);
+            colo_socket_close(m->guest[i].fd);
     for (int32_t r = 0; m->link && r < m->b->rank; r++)
         if (m->link[r].fd >= 0)
-            close(m->link[r].fd);
+            colo_socket_close(m->link[r].fd);
     free(m->link);
     free(m->card);
 }
@@ -448,7 +447,7 @@ done:
     end_meeting(&m);
     for (int32_t r = 0; st < 0 && r < b->size; r++)
         if (fd[r] >= 0) {
-            close(fd[r]);
+            colo_socket_close(fd[r]);
             fd[r] = -1;
         }
     return st;

@@ -180,7 +180,7 @@ static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *b
             continue;
         snprintf(w->why, sizeof w->why, "its connection ended%s%s; the process died or was killed",
                  s->error ? ": " : "", s->error ? strerror(s->error) : "");
-        close(w->fds[r].fd);
+        colo_socket_close(w->fds[r].fd);
         w->fds[r].fd = -1;
         s->out_at = s->out_end = 0;
         *peer = r;
@@ -239,8 +239,8 @@ static void sockets_close(void *wire, bool clean)
 {
     struct wire *w = wire;
     for (int32_t r = 0; r < w->size; r++) {
-        if (w->fds && w->fds[r].fd >= 0)
-            close(w->fds[r].fd);
+        if (w->fds)
+            colo_socket_close(w->fds[r].fd);
         if (w->sock) {
             free(w->sock[r].out);
             free(w->sock[r].in);
@@ -268,8 +268,7 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
     }
     if (!room) {
         for (int32_t r = 0; r < size; r++) {
-            if (fd[r] >= 0)
-                close(fd[r]);
+            colo_socket_close(fd[r]);
             if (sock) {
                 free(sock[r].in);
                 free(sock[r].out);

@@ -9,6 +9,12 @@
 
 extern const colo_wire_ops_t colo_wire_sockets;
 
+/* ---- wire-kept.c: sockets that are closed in every child of this process ----
+ * Non-blocking; -1 with errno. */
+int colo_socket_open(int family, int type);
+int colo_socket_accept(int listener);
+void colo_socket_close(int fd); /* any descriptor, or -1 */
+
 /* fd[r]: connected and non-blocking, -1 for @rank itself. Takes the sockets, also when it fails. */
 colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire);
 

@@ -14,9 +14,12 @@
 #include "comm/pack.h"
 #include "core/try.h"
 
+#include <errno.h>
 #include <signal.h>
+#include <spawn.h>
 #include <stdatomic.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -252,6 +255,7 @@ struct last { /* in memory that both sides of fork() share */
     colo_status_t status[4];
     char sentence[4][1000];
     double seconds[4];
+    pid_t child; /* of the one that dies */
     _Atomic int32_t arrived;
     char cards[4][4096];
 };
@@ -273,6 +277,24 @@ static colo_status_t over_memory(void *user, const void *send, void *recv, size_
     return COLO_OK;
 }
 
+static enum heir { NONE, FORKED, SPAWNED } heir; /* a child that outlives rank 2 */
+
+/* It has whatever descriptors such a child of this process gets. */
+static void leave_child(struct last *last)
+{
+    char program[] = "sleep", seconds[] = "60", *const words[] = {program, seconds, NULL};
+    if (heir == FORKED) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            sleep(60);
+            _exit(0);
+        }
+        last->child = pid;
+    }
+    if (heir == SPAWNED && posix_spawnp(&last->child, "sleep", NULL, NULL, words, environ) != 0)
+        last->child = -1;
+}
+
 /* Rank 2 is killed while the others wait for it in a group of all, and 3 in a group with 0. */
 static void mortal(struct last *last, int32_t me)
 {
@@ -285,6 +307,7 @@ static void mortal(struct last *last, int32_t me)
     if (st == COLO_OK)
         st = colo_comm_split_color(world, me == 0 || me == 3, me, &pair);
     if (st == COLO_OK && me == 2) {
+        leave_child(last);
         usleep(50000);
         raise(SIGKILL);
     }
@@ -321,9 +344,14 @@ static struct last *run_four(void (*fn)(struct last *last, int32_t me), int32_t 
     return last;
 }
 
-static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+static void kill_one_of_four(enum heir with)
 {
+    heir = with;
     struct last *last = run_four(mortal, 2);
+    if (heir != NONE) { /* it is still there, or this would prove nothing */
+        assert_true(last->child > 0);
+        assert_int_equal(kill(last->child, SIGKILL), 0);
+    }
     for (int32_t r = 0; r < 4; r++)
         if (r != 2) {
             if (last->status[r] != COLO_ERR_PEER ||
@@ -332,6 +360,55 @@ static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
                 fail_msg("rank %d: %s after %g s: %s", (int)r, colo_status_name(last->status[r]),
                          last->seconds[r], last->sentence[r]);
         }
+    munmap(last, sizeof *last);
+}
+
+static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+{
+    kill_one_of_four(NONE);
+}
+
+static void process_that_dies_before_its_child_is_an_error_on_all_others_at_once(void **state)
+{
+    kill_one_of_four(FORKED);
+    kill_one_of_four(SPAWNED);
+}
+
+/* A child of rank 2 destroys what it inherited, when its descriptors are other ones. */
+static void inherited(struct last *last, int32_t me)
+{
+    struct seat seat = {last, me};
+    colo_bootstrap_t b = {me, 4, over_memory, &seat};
+    colo_comm_t *world = NULL;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK && me == 2 && fork() == 0) {
+        int mine[4][2];
+        char byte;
+        bool good = true;
+        for (int i = 0; i < 4; i++)
+            good = good && socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, mine[i]) == 0;
+        colo_comm_destroy(&world);
+        for (int i = 0; i < 8; i++)
+            good = good && recv(mine[i / 2][i % 2], &byte, 1, 0) < 0 && errno == EAGAIN;
+        _exit(world || !good);
+    }
+    int status = 0;
+    if (st == COLO_OK && me == 2 && (wait(&status) < 0 || status != 0))
+        st = colo_fail(COLO_ERR_STATE, "the child's end was 0x%x", (unsigned)status);
+    if (st == COLO_OK)
+        st = colo_comm_barrier(world, NULL);
+    last->status[me] = st;
+    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    colo_comm_destroy(&world);
+    _exit(0);
+}
+
+static void destroy_in_a_child_leaves_sockets_alone(void **state)
+{
+    struct last *last = run_four(inherited, -1);
+    for (int r = 0; r < 4; r++)
+        if (last->status[r] != COLO_OK)
+            fail_msg("rank %d: %s", r, last->sentence[r]);
     munmap(last, sizeof *last);
 }
 
@@ -493,6 +570,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
         cmocka_unit_test(senseless_bootstraps_are_refused),
         cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
+        cmocka_unit_test(process_that_dies_before_its_child_is_an_error_on_all_others_at_once),
+        cmocka_unit_test(destroy_in_a_child_leaves_sockets_alone),
         cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
         cmocka_unit_test(threads_are_told_from_processes_over_any_wire),
     };

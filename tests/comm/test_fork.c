@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_fork.c - a process forks after its communicators were made: what its child may do. */
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <colobridge/bootstrap.h>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { RANKS = 3 };
+
+/* 0, or the number of the first call that was not refused. */
+static int use_all(colo_comm_t *c)
+{
+    const char *text = "is a child with a copy of it; use it in process";
+    colo_grid_t grid;
+    colo_comm_t *made = NULL;
+    colo_bootstrap_t b;
+    float x[2] = {1, 2}, all[2 * RANKS];
+    char dump[16] = "";
+    colo_ledger_t ledger = {.ops = {{77}}};
+#define REFUSED(number, call)                                         \
+    if ((call) != COLO_ERR_STATE || !strstr(colo_last_error(), text)) \
+    return number
+    REFUSED(1, colo_comm_barrier(c, NULL));
+    REFUSED(2, colo_comm_all_reduce(c, x, x, 2, COLO_F32, COLO_SUM, NULL));
+    REFUSED(3, colo_comm_all_gather(c, x, all, 2, COLO_F32, NULL));
+    REFUSED(4, colo_comm_reduce_scatter(c, all, x, 2, COLO_F32, COLO_SUM, NULL));
+    REFUSED(5, colo_comm_broadcast(c, x, 2, COLO_F32, 0, NULL));
+    REFUSED(6, colo_comm_exchange(c, NULL, 0, NULL, 0, COLO_F32, NULL));
+    REFUSED(7, colo_comm_check(c));
+    REFUSED(8, colo_comm_split_color(c, 0, 0, &made));
+    if (colo_grid_parse(&grid, "dp=3", RANKS) != COLO_OK)
+        return 9;
+    REFUSED(10, colo_comm_split(c, &grid, "dp", &made));
+    REFUSED(11, colo_comm_set_world_ranks(c, (int64_t[]){5, 6, 7}));
+    if (colo_bootstrap_from_comm(c, &b) != COLO_OK)
+        return 12;
+    REFUSED(13, b.all_gather(b.user, x, all, sizeof x));
+    REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells nobody */
+#undef REFUSED
+    colo_comm_ledger(c, &ledger);
+    colo_comm_ledger_reset(c);
+    colo_comm_set_name(c, "child");
+    colo_comm_abort(c, "the child is done");
+    if (colo_comm_dump(c, dump, sizeof dump) != 4 || strcmp(dump, "null") != 0)
+        return 15;
+    return made || ledger.ops[0][0] != 77 || x[1] != 2 ? 16 : 0;
+}
+
+static colo_status_t fork_and_sum(colo_comm_t *c, void *arg)
+{
+    colo_comm_t *half = NULL, *copy = NULL;
+    float x = 1;
+    rank_try(colo_comm_split_color(c, 0, 0, &half));
+    rank_try(colo_comm_all_reduce(c, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    fflush(NULL);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int wrong = use_all(c);
+        if (!wrong && use_all(half))
+            wrong = 50;
+        copy = half;
+        colo_comm_destroy(&copy);
+        if (!wrong && copy)
+            wrong = 60;
+        copy = c;
+        colo_comm_destroy(&copy);
+        _exit(wrong);
+    }
+    int status = 1;
+    rank_check(pid > 0 && waitpid(pid, &status, 0) == pid);
+    if (status != 0)
+        return colo_fail(COLO_ERR_STATE, "the child ended with 0x%x", (unsigned)status);
+    x = 1;
+    rank_try(colo_comm_all_reduce(c, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_check(x == RANKS);
+    rank_try(colo_comm_all_reduce(half, &x, &x, 1, COLO_F32, COLO_SUM, NULL));
+    rank_check(x == RANKS * RANKS);
+    rank_check(strcmp(colo_comm_name(c), "child") != 0);
+    rank_check(colo_comm_world_rank(c, 0) == 0);
+    colo_comm_destroy(&half);
+    return COLO_OK;
+}
+
+static void child_is_refused_and_its_parent_goes_on(void **state)
+{
+    assert_ok(t_run_ranks(RANKS, fork_and_sum, NULL, 0));
+}
+
+static void child_of_a_rank_alone_is_refused(void **state)
+{
+    colo_comm_t *c = NULL;
+    int status = 1;
+    assert_ok(colo_comm_create_self(&c));
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0)
+        _exit(colo_comm_barrier(c, NULL) != COLO_ERR_STATE);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    assert_ok(colo_comm_barrier(c, NULL));
+    colo_comm_destroy(&c);
+}
+
+static void child_makes_communicators_of_its_own(void **state)
+{
+    colo_comm_t *c = NULL;
+    int status = 1;
+    assert_ok(colo_comm_create_self(&c));
+    fflush(NULL);
+    pid_t pid = fork();
+    assert_true(pid >= 0);
+    if (pid == 0) {
+        colo_comm_t *mine = NULL;
+        colo_status_t st = colo_comm_create_self(&mine);
+        if (st == COLO_OK)
+            st = colo_comm_barrier(mine, NULL);
+        colo_comm_destroy(&mine);
+        _exit(st != COLO_OK);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    assert_int_equal(status, 0);
+    colo_comm_destroy(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(child_is_refused_and_its_parent_goes_on),
+        cmocka_unit_test(child_of_a_rank_alone_is_refused),
+        cmocka_unit_test(child_makes_communicators_of_its_own),
+    };
+    return cmocka_run_group_tests_name("comm/fork", tests, NULL, NULL);
+}
