@@ -89,18 +89,20 @@ void colo_p2p_unstash(struct colo_ctx *x)
 
 /* ---- sorting ---- */
 
-/* @world: ranks on the wire of the group's members, NULL for the fate of all, in which rank r is r
- */
-static void take_fail(colo_fate_t *fate, const int32_t *world, int32_t size,
-                      const colo_frame_t *frame, const void *payload)
+/* @x: NULL for the fate of all */
+static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_frame_t *frame,
+                      const void *payload)
 {
     char sentence[COLO_FAIL_TEXT + 1];
     snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
-    const colo_status_t status = (colo_status_t)(int64_t)frame->desc;
+    const colo_status_t said = (colo_status_t)(int64_t)frame->desc;
+    const colo_status_t status = said < 0 ? said : COLO_ERR_PEER;
     const int64_t culprit = (int64_t)frame->count;
-    const int32_t named = culprit >= 0 && culprit < size ? (int32_t)culprit : -1;
-    colo_fate_seal(fate, status < 0 ? status : COLO_ERR_PEER, named,
-                   world && named >= 0 ? world[named] : named, sentence);
+    const int32_t named = culprit >= 0 && culprit < (x ? x->size : f->size) ? (int32_t)culprit : -1;
+    if (!x)
+        colo_fate_seal(&f->fate, status, named, named, sentence);
+    else if (colo_p2p_take_fault(x, frame->seq, status, named, sentence))
+        colo_p2p_begin_no_more(x);
 }
 
 static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
@@ -175,7 +177,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
     }
     if (frame->ctx == 0) {
         if (frame->kind == COLO_FRAME_FAIL)
-            take_fail(&f->fate, NULL, f->size, frame, payload);
+            take_fail(f, NULL, frame, payload);
         else
             nonsense(f, peer);
         return;
@@ -209,9 +211,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
             nonsense(f, peer);
         break;
     case COLO_FRAME_FAIL:
-        if (!colo_fate_sealed(&x->fate))
-            x->dead_from = frame->seq;
-        take_fail(&x->fate, x->world, x->size, frame, payload);
+        take_fail(f, x, frame, payload);
         break;
     case COLO_FRAME_BYE:
         take_bye(&x->peer[frame->from], frame);

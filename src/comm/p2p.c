@@ -6,9 +6,12 @@
  * split and its members, which all members know. A left group stays as a zombie until all its
  * members have left, so that frames that are still under way find it.
  *
- * Each rank keeps its own copy of a group's fate. Who seals it by itself tells all members at once;
- * who hears of it seals its own and tells nobody. Two ranks may find two faults at the same time
- * and then keep different sentences, never one dead and one alive.
+ * Each rank keeps its own copy of a group's fate, and from which operation on it holds: ranks that
+ * are in an older one may still end it well. Who seals it by itself tells all members at once. Who
+ * hears of it seals its own; if it has not begun an operation before that one, it never will, and
+ * tells all members from which on it is missing. A fault in an older operation takes the place of
+ * one in a newer: nobody waits for a rank that failed before. Two ranks may find two faults at the
+ * same time and then keep different sentences, never one dead and one alive.
  *
  * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
  * abort from another thread is sealed here at once and told by the owner's next step.
@@ -121,14 +124,27 @@ bool colo_p2p_doomed(const struct colo_ctx *x)
            colo_fate_sealed(&x->family->fate);
 }
 
+bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
+                         const char *sentence)
+{
+    if (colo_fate_sealed(&x->family->fate) || (colo_fate_sealed(&x->fate) && seq >= x->dead_from))
+        return false;
+    x->dead_from = seq;
+    colo_fate_replace(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
+    return true;
+}
+
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence)
 {
-    const bool known = colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate);
-    if (!known || x->seq < x->dead_from)
-        x->dead_from = x->seq;
-    if (known)
+    if (colo_p2p_take_fault(x, x->seq, status, culprit, sentence))
+        tell_members(x);
+}
+
+void colo_p2p_begin_no_more(struct colo_ctx *x)
+{
+    if (x->seq + 1 >= x->dead_from)
         return;
-    colo_fate_seal(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
+    x->dead_from = x->seq + 1;
     tell_members(x);
 }
 
@@ -318,18 +334,21 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
     struct colo_ctx *x = c->impl;
     struct colo_family *f = x->family;
-    const bool all = status == COLO_ERR_ABORTED;
-    colo_fate_t *fate = all ? &f->fate : &x->fate;
-    if (colo_fate_sealed(fate) || (!all && colo_fate_sealed(&f->fate)))
-        return;
-    if (!all) { /* only the thread that uses the group fails so */
+    bool news;
+    if (status == COLO_ERR_ABORTED) {
+        news = !colo_fate_sealed(&f->fate);
+        colo_fate_seal(&f->fate, status, -1, -1, sentence);
+        if (news)
+            atomic_store(&f->untold, true);
+    } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
         pthread_mutex_lock(&f->lock);
-        x->dead_from = x->begun || x->running ? x->seq : x->seq + 1;
+        news = colo_p2p_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status, x->rank,
+                                   sentence);
+        if (news)
+            atomic_store(&x->untold, true);
         pthread_mutex_unlock(&f->lock);
     }
-    colo_fate_seal(fate, status, all ? -1 : x->rank, all ? -1 : x->world[x->rank], sentence);
-    atomic_store(all ? &f->untold : &x->untold, true);
-    if (may_talk(f)) {
+    if (news && may_talk(f)) {
         pthread_mutex_lock(&f->lock);
         colo_p2p_tell(f);
         pthread_mutex_unlock(&f->lock);

@@ -119,6 +119,13 @@ void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members 
 bool colo_p2p_doomed(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
 void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
+/* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
+ * is known. */
+bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
+                         const char *sentence);
+/* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
+ */
+void colo_p2p_begin_no_more(struct colo_ctx *x);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
 /* Kills all groups of the family, once, and tells everyone; @culprit: rank on the wire, or -1. */
 void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,

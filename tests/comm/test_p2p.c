@@ -9,10 +9,11 @@
 #include "harness/harness.h"
 
 #include "comm/p2p.h"
+#include "core/try.h"
 
 #include <time.h>
 
-enum { RANKS = 3, DEADLINE_MS = 3000 };
+enum { RANKS = 4, DEADLINE_MS = 3000 };
 
 struct letter {
     struct letter *next;
@@ -23,6 +24,7 @@ struct letter {
 struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
+    int late[RANKS][RANKS]; /* so often does the receiver look in vain */
     bool poor;            /* no memory for frames without a sentence */
     double chatter_until; /* rank 1 has one frame more for rank 0 until then */
 };
@@ -74,8 +76,9 @@ static int desk_recv(void *wire, int32_t *peer, const void **frame, size_t *byte
     d->read = NULL;
     for (int32_t r = 0; r < RANKS; r++) {
         struct letter *l = d->post->link[r][d->rank];
-        if (!l || d->post->held[r][d->rank])
+        if (!l || d->post->held[r][d->rank] || d->post->late[r][d->rank]-- > 0)
             continue;
+        d->post->late[r][d->rank] = 0;
         d->post->link[r][d->rank] = l->next;
         d->read = l;
         *peer = r;
@@ -124,7 +127,7 @@ static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
 {
     colo_grid_t grid;
     memset(post, 0, sizeof *post);
-    assert_ok(colo_grid_parse(&grid, "dp=3", RANKS));
+    assert_ok(colo_grid_parse(&grid, "dp=4", RANKS));
     setenv("COLO_TIMEOUT_MS", "50", 1); /* leaving waits as long for the others */
     for (int32_t r = 0; r < RANKS; r++) {
         struct desk *d = calloc(1, sizeof *d);
@@ -219,17 +222,21 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     colo_comm_t *world[RANKS], *twin[RANKS], *c;
     open_all(&post, world, twin);
     c = twin[1];
-    post.held[0][2] = true; /* rank 2 does not hear that rank 0 gave up */
-    for (int32_t r = 0; r < RANKS; r += 2)
-        send_head_only(&post, twin[r], r);
+    for (int32_t r = 0; r < RANKS; r++)
+        for (int32_t to = r + 1; r != 1 && to < RANKS; to++)
+            post.held[r][to] = to != 1; /* these do not hear that rank r gave up */
+    for (int32_t r = 0; r < RANKS; r++)
+        if (r != 1)
+            send_head_only(&post, twin[r], r);
     uint64_t seq =
         colo_comm_i_begin(c, COLO_OWNER_USER, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
     colo_round_begin(c, 0);
     assert_ok(colo_comm_check(c));
-    assert_null(post.link[0][1]); /* both have been taken in */
-    assert_null(post.link[2][1]);
-    for (int32_t r = 0; r < RANKS; r += 2)
-        colo_round_plain(c, r, NULL, 0, NULL, 0);
+    for (int32_t r = 0; r < RANKS; r++)
+        assert_null(post.link[r][1]); /* all have been taken in */
+    for (int32_t r = 0; r < RANKS; r++)
+        if (r != 1)
+            colo_round_plain(c, r, NULL, 0, NULL, 0);
     assert_ok(colo_comm_check(c));
     assert_ok(colo_round_run(c));
     colo_comm_i_end(c, seq, COLO_OK);
@@ -278,6 +285,84 @@ static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
     close_all(&post, world, twin);
 }
 
+/* ---- a fault after which older operations go on ---- */
+
+/* @comm waits for a message of rank @from in its next operation. */
+static colo_status_t wait_for(colo_comm_t *comm, int32_t from, int64_t deadline_ms)
+{
+    int32_t got = -1;
+    colo_box_t in = {&got, {1, 1, 1}, {0, 0, 0}};
+    colo_message_t recv = {from, 1, &in};
+    assert_ok(colo_comm_set_timeout(comm, deadline_ms));
+    colo_status_t st = colo_comm_exchange(comm, NULL, 0, &recv, 1, COLO_I32, NULL);
+    assert_int_equal(got, -1);
+    return st;
+}
+
+static void pass(colo_comm_t *comm, int operations)
+{
+    for (int i = 0; i < operations; i++)
+        assert_ok(colo_comm_exchange(comm, NULL, 0, NULL, 0, COLO_I32, NULL));
+}
+
+/* Rank 0 fails in #3, then rank 1 in #1; rank 2 waits for rank 1 in #2. */
+static void fault_in_an_older_operation_is_told_and_named(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    pass(twin[0], 2);
+    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
+    post.late[0][1] = 3; /* the news come when #1 has begun */
+    assert_fails(wait_for(twin[1], 3, 40), COLO_ERR_TIMEOUT,
+                 "exchange #1 (i32) on 'dp' (world ranks 0 1 2 3): rank 1 waited for rank 3");
+    post.late[0][2] = 6;
+    post.late[1][2] = 9;
+    pass(twin[2], 1);
+    double begin = colo_now();
+    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 1 waited for rank 3");
+    assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
+    close_all(&post, world, twin);
+}
+
+/* Rank 0 fails in #3, and rank 1 has not begun #1, for which rank 2 waits. */
+static void rank_that_will_not_begin_an_older_operation_says_so(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    pass(twin[0], 2);
+    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
+    assert_fails(colo_comm_check(twin[1]), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
+    post.late[0][2] = 3;
+    post.late[1][2] = 6;
+    double begin = colo_now();
+    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
+    assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
+    close_all(&post, world, twin);
+}
+
+/* Rank 0 fails in #3, and rank 1 brings wrong arguments to #1, for which rank 2 waits. */
+static void wrong_arguments_of_an_older_operation_are_told_and_named(void **state)
+{
+    struct post post;
+    colo_comm_t *world[RANKS], *twin[RANKS];
+    open_all(&post, world, twin);
+    pass(twin[0], 2);
+    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
+    post.late[0][1] = 1; /* when it has looked whether the group lives */
+    (void)colo_fail(COLO_ERR_ARG, "rank 1 is wrong");
+    assert_int_equal(colo_comm_i_fail(twin[1], COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_fails(colo_comm_check(twin[1]), COLO_ERR_ARG, "rank 1 is wrong");
+    post.late[0][2] = 3;
+    post.late[1][2] = 6;
+    double begin = colo_now();
+    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_PEER,
+                 "rank 1 failed: rank 1 is wrong");
+    assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
+    close_all(&post, world, twin);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -285,6 +370,9 @@ int main(void)
         cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
         cmocka_unit_test(head_that_arrives_before_its_round_runs_is_no_mismatch),
+        cmocka_unit_test(fault_in_an_older_operation_is_told_and_named),
+        cmocka_unit_test(rank_that_will_not_begin_an_older_operation_says_so),
+        cmocka_unit_test(wrong_arguments_of_an_older_operation_are_told_and_named),
         cmocka_unit_test(no_memory_for_a_head_is_an_error_at_once_and_told),
         cmocka_unit_test(no_memory_for_a_goodbye_is_told_to_all_groups),
         cmocka_unit_test(peer_that_talks_without_pause_does_not_hold_a_call),
