@@ -152,6 +152,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
                                           _p(s.LogprobOut), _p(s.LinearGrads), P, P]),
     'colo_loss_reduce': (STATUS, [P, c.c_int, P, I64, P, _p(s.Reduced), P]),
     'colo_loss_weighted_scratch_size': (SIZE, [I32]),
+    'colo_loss_weighted_sum': (STATUS, [_p(s.Tensor), _p(s.Tensor), _p(s.Tensor), P, P, P, P, P]),
     'colo_loss_mean_forward': (STATUS, [_p(s.Tensor), P, BOOL, P, _p(s.LossMean), P, P]),
     'colo_loss_mean_backward': (STATUS, [P, P, P, _p(s.Tensor), P]),
 }

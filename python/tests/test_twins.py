@@ -74,7 +74,7 @@ TWINS = {
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',
         'test_mean_is_divided_once_over_all_ranks'),
     'the sum over ranks of a loss made in forward is left out': (
-        'torch/linear.py', 'mean and den is None, group)', 'mean and den is None, alone())',
+        'torch/linear.py', 'mean and den is None, weights, group)', 'mean and den is None, weights, alone())',
         'test_torch_linear.py', 'test_loss_mode_and_the_others_agree'),
     'gradients made in forward ignore the upstream one': (
         'torch/linear.py', '(g.double() * ctx.factor)', 'ctx.factor', 'test_torch_linear.py',
@@ -85,6 +85,14 @@ TWINS = {
     'sums over tokens are rounded to 16 bits before they are a mean': (
         'torch/linear_plan.py', 'self.real if sums else weight.dtype', 'weight.dtype',
         'test_torch_upstream.py', 'test_a_mean_that_fp16_holds'),
+    'a mask of floats counts tokens': (
+        'torch/nll.py', 'mask.detach() if mask.dtype.is_floating_point else None', 'None',
+        'test_torch_mask.py', 'test_a_float_mask_weighs_tokens'),
+    'a weight that is NaN is taken': (
+        'torch/nll.py', 'if bad.any():', 'if False:', 'test_torch_mask.py', 'test_a_weight_that_is_none'),
+    'a refused weight stays on its rank': (
+        'torch/nll.py', 'raise groups.told(why, target.device, *of)', 'raise', 'test_torch_mask.py',
+        'test_weighted_means_and_refusals'),
     'main_grad is written over': (
         'torch/linear.py', 'd_head,\n                                   main is not None)',
         'd_head,\n                                   False)',
@@ -269,7 +277,8 @@ def test_a_planted_bug_is_seen(name, tmp_path):
     assert text.count(old) == 1, 'say where the bug goes now: %s has it %d times' % (path, text.count(old))
     bugged.write_text(text.replace(old, new))
     # The ranks of a refusal that stays where it is wait until their deadline.
-    patience = {'COLO_TIMEOUT_MS': '4000'} if 'groups.refuse' in old or 'ERR_ARG' in old else {}
+    patience = {'COLO_TIMEOUT_MS': '4000'} if \
+        any(words in old for words in ('groups.refuse', 'groups.told', 'ERR_ARG')) else {}
     status = pytest_in_fork(tmp_path / 'log', tmp_path,
                             ['-q', '-x', '-p', 'no:cacheprovider', str(HERE / file), '-k', test], **patience)
     said = (tmp_path / 'log').read_text()

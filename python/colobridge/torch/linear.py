@@ -20,7 +20,7 @@ from . import ranks as groups
 from .head import autocast, local, main_grads, ordinary
 from .linear_plan import LinearPlan
 from .logprob import MEMBERS, NAMES, _config, _control, shard, targets_for
-from .nll import Loss, across, masked, reduced
+from .nll import Loss, across, counted, masked, reduced
 from .ranks import alone
 from .ready import scalars, table
 from .rows import rows_of, whole
@@ -33,11 +33,13 @@ _REAL = {'f64': 'f64'}  # dtype of sums and outputs of a head's dtype; f32 else
 
 class Of(NamedTuple):
     """How a loss that makes its gradients in forward is reduced. mean: the value is num / den. den: what
-    the caller divides by; None: the tokens of the group. side: where what has no gradient goes."""
+    the caller divides by; None: the tokens of the group, or the sum of their weights. side: where what has no
+    gradient goes."""
     den: Any
     group: Comm
     mean: bool
     side: list[Any]
+    weights: Any = None  # of each token
     entropy: bool = False  # is the sum of entropies wanted too; then backward may run twice
 
 
@@ -104,11 +106,13 @@ def functions() -> tuple[Any, Any]:
         def forward(ctx: Any, hidden: Any, weight: Any, bias: Any, target: Any, of: Of,
                     o: Call) -> Any:
             plan, comm, head_comm, main, grad = o
-            den, group, mean, side, ctx.entropy = of
+            den, group, mean, side, weights, ctx.entropy = of
             need = ctx.needs_input_grad if grad else (False,) * 3
             try:
                 ready = plan.ready(comm, head_comm, not need[0], not (need[1] or need[2]), False)
-                out, losses, made = ready.loss(comm, hidden, weight, bias, target, group)
+                if weights is not None:
+                    weights = plan.rows.spread(weights, 0)
+                out, losses, made = ready.loss(comm, hidden, weight, bias, target, weights, group)
             except BaseException as why:
                 groups.heard(comm, why)
                 groups.heard(head_comm, why)
@@ -119,7 +123,7 @@ def functions() -> tuple[Any, Any]:
                 ctx.save_for_backward(*made, hidden, weight, bias, target)
                 ctx.set_materialize_grads(False)
                 ctx.made, ctx.ready, ctx.comm = (), ready, comm
-            value, num, tokens, ctx.factor = ready.total(mean and den is None, group)
+            value, num, tokens, ctx.factor = ready.total(mean and den is None, weights, group)
             del losses
             if den is not None:
                 ctx.factor = 1 / den
@@ -380,8 +384,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
     if mode == 'loss' and reduction == 'none':
         raise ArgumentError("linear_nll: mode=\"loss\" makes gradients of a mean or a sum, and reduction "
                             "is 'none'; use mode=\"auto\"")
+    weights = None
     if mask is not None:
-        target = masked('linear_nll', mask, target, ignore_index, tp_group, head_group, reduce_group)
+        target, weights = masked('linear_nll', mask, target, ignore_index, tp_group, head_group, reduce_group)
     trains = torch.is_grad_enabled() and (
         hidden.requires_grad or weight.requires_grad or bias is not None and bias.requires_grad)
     names = ('loss',) if reduction == 'none' else ('loss', 'n_valid')
@@ -394,6 +399,8 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
             ('logprob' if mode == 'loss' else mode, d_hidden, budget, max_valid, logits_dtype,
              mode == 'loss' and trains),
             scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size))
+        if weights is not None:
+            weights = counted(weights, target, o[0].config, o[0].real)
     except Exception as why:
         groups.refuse(group, why)
         raise
@@ -404,7 +411,9 @@ def linear_nll(hidden: Any, weight: Any, bias: Any = None, *, target: Any, reduc
         except BaseException as why:
             groups.refuse(group, why)
             raise
-        return out[0] if reduction == 'none' else reduced(out[0], out[1], mean, group)
+        if reduction == 'none':
+            return out[0] if weights is None else out[0] * weights
+        return reduced(out[0], out[1], weights, mean, group)
     side: list[Any] = []
-    value = functions()[1].apply(*tensors, Of(None, group, mean, side), o)
+    value = functions()[1].apply(*tensors, Of(None, group, mean, side, weights), o)
     return Loss(value, side[0], side[1])

@@ -283,11 +283,13 @@ class _Ready:
         del held, work
         return grads
 
-    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any,
+    def loss(self, comm: Comm, hidden: Any, weight: Any, bias: Any, target: Any, weights: Any,
              group: Comm) -> tuple[list[Any], Any, tuple[Any, Any, Any]]:
-        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum)"""
+        """(outputs, None where they are unseen; what total() adds up over the group; gradients of the sum),
+        each loss times its weight [T], or 1 where @weights is None"""
         plan = self.plan
         with self.core.lock:
+            self.whole.d_loss = None if weights is None else weights.data_ptr()
             held = self.bind(comm, hidden, weight, bias, target, View.point)
             out, at_out = [], self.at_sums
             if not plan.unseen:
@@ -335,9 +337,11 @@ class _Ready:
             self.at = room, out[1].data_ptr(), out[0].data_ptr()
         return holds
 
-    def total(self, mean: bool, group: Comm) -> tuple[Any, Any, Any, Any]:
+    def total(self, mean: bool, weights: Any, group: Comm) -> tuple[Any, Any, Any, Any]:
         """(value, num, den) of what loss() left, and d value / d num, fp64."""
         room, valid, losses = self.at
+        if weights is not None:
+            return self.plan.mean.weighted(losses, weights, mean, group)
         factor = self.plan.empty_like(self.plan.mean.wide)
         return *self.plan.mean.forward(self.mean_call, losses, valid, factor.data_ptr(), room, mean,
                                        group), factor

@@ -19,7 +19,8 @@ from .tensors import eager, once, stream_of
 
 
 class Loss(NamedTuple):
-    """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group."""
+    """loss = num / den (reduction "mean") or num ("sum"). Over all ranks of reduce_group. den: the tokens that
+    count, or the sum of their weights (a mask of floats)."""
     loss: Any
     num: Any
     den: Any
@@ -55,7 +56,7 @@ class Mean:
     """Sums and means of @count losses of dtype @real on a device, and their gradients. Addresses: n_valid
     of the losses, factor where what backward needs is left."""
     __slots__ = ('losses', 'value', 'wide', 'bytes', 'device', 'cuda', 'empty_like', 'run_forward',
-                 'run_backward')
+                 'run_backward', 'run_weighted')
 
     def __init__(self, count: int, real: Any, device: Any):
         import torch
@@ -67,6 +68,7 @@ class Mean:
         self.device, self.empty_like = device, torch.empty_like
         self.run_forward, self.run_backward = (entry('colo_loss_mean_forward'),
                                                entry('colo_loss_mean_backward'))
+        self.run_weighted = entry('colo_loss_weighted_sum')
 
     def scratch(self, comm: Comm) -> int:
         return _parts(comm.size)
@@ -87,6 +89,26 @@ class Mean:
             groups.heard(comm, why)
             raise
         return value, num, den
+
+    def weighted(self, losses: int, weights: Any, mean: bool, comm: Comm) -> tuple[Any, Any, Any, Any]:
+        """(value, num, den, d value / d num, fp64) of losses that count as much as @weights [T], which are
+        of their dtype"""
+        import torch
+        try:
+            values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
+            values.data, weigh.data = losses, weights.data_ptr()
+            room = torch.empty(4 + self.scratch(comm) // 8, dtype=torch.float64, device=self.device)
+            status = self.run_weighted(
+                c.addressof(values), c.addressof(weigh), None, comm.handle, room.data_ptr(), None,
+                room.data_ptr() + 32, stream_of(self.device) if self.cuda else None)
+            if status < 0:
+                raise failed(status)
+            num, den = room[0].clone(), room[1].clone()  # colo_weighted_t
+            factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
+            return (num * factor).to(self.value.dtype), num, den, factor
+        except BaseException as why:
+            groups.heard(comm, why)
+            raise
 
     def backward(self, now: MeanCall, factor: int, d_value: Any, d_num: Any, d_losses: int) -> None:
         """The gradient of each loss: one number for all. It is that of the whole as it is, for each
@@ -218,13 +240,42 @@ def _functions() -> tuple[Any, Any]:
             made.backward(MeanCall(made), room.data_ptr(), *upstream, d.data_ptr())
             return d, None, None, None, None
 
-    return Nll, Reduced
+    class Weighted(torch.autograd.Function):
+        """(loss of each token, weight of each, mean or sum, reduce group, a list) -> value, num"""
+
+        @staticmethod
+        def forward(ctx: Any, loss: Any, weights: Any, mean: bool, comm: Comm,
+                    side: list[Any]) -> Any:
+            try:
+                made = _mean(loss.numel(), loss.dtype, loss.device)
+                rows, weights = loss.contiguous(), weights.contiguous()
+            except BaseException as why:
+                groups.refuse(comm, why)
+                raise
+            value, num, den, factor = made.weighted(rows.data_ptr(), weights, mean, comm)
+            ctx.save_for_backward(weights, factor)
+            ctx.set_materialize_grads(False)
+            side.append(den)
+            return value, num
+
+        @staticmethod
+        @once
+        def backward(ctx: Any, d_value: Any, d_num: Any) -> Any:
+            weights, by = ctx.saved_tensors
+            by = 0 if d_value is None else d_value * by
+            return weights * (by if d_num is None else by + d_num).to(weights.dtype), None, None, None, None
+
+    return Nll, Reduced, Weighted
 
 
-def reduced(loss: Any, valid: Any, mean: bool, comm: Comm) -> Loss:
-    """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here."""
+def reduced(loss: Any, valid: Any, weights: Any, mean: bool, comm: Comm) -> Loss:
+    """Mean or sum of a per-token loss, over the group once; valid: how many tokens count here; weights: of
+    each token, instead."""
     side: list[Any] = []
-    return Loss(*_functions()[1].apply(loss, valid, mean, comm, side), side[0])
+    _, count, weigh = _functions()
+    value, num = count.apply(loss, valid, mean, comm, side) if weights is None else \
+        weigh.apply(loss, weights, mean, comm, side)
+    return Loss(value, num, side[0])
 
 
 @eager
@@ -241,21 +292,32 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     that is not 0), added over reduce_group once: the dp x cp ranks, never tp. mean = num / den, 0
     when den is 0. Each rank's gradients are those of its own tokens in the whole mean: add them over
     the group, do not average. Other arguments and errors: logprob(). Nothing waits for the GPU.
+
+    A mask of floats weighs tokens: the loss of a token is multiplied by its weight, and den is the sum of
+    the weights, so that 0.5 counts as a half in both. All ranks of reduce_group give one then. A weight that
+    is NaN, infinite or negative is a ValueError (one wait for the GPU; none while a graph is captured, where
+    NaN makes the loss NaN). A mask of bools or integers counts tokens: any value but 0 is 1.
     """
     if reduction not in ('none', 'mean', 'sum'):
         raise ArgumentError("nll: reduction is %r, expected 'mean', 'sum' or 'none'" % (reduction,))
+    weights = None
     if mask is not None:
-        target = masked('nll', mask, target, ignore_index, tp_group, reduce_group)
+        target, weights = masked('nll', mask, target, ignore_index, tp_group, reduce_group)
     numbers = scalars(temperature, softcap, label_smoothing, z_loss, ignore_index, chunk_size)
     columns = vocab_start, vocab_end, vocab_size
     if reduction == 'none':
-        return function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
+        loss = function().apply(*planned('nll', vocab_parallel_logits, target, ('loss',), tp_group, columns,
                                          inplace_backward, numbers))[0]
+        return loss if weights is None else loss * weights.to(loss.dtype)
     comm = alone() if reduce_group is None else across(
         reduce_group, getattr(vocab_parallel_logits, 'device', None), 'nll', tp_group)
     try:
         o = planned('nll', vocab_parallel_logits, target, ('loss', 'n_valid'), tp_group, columns,
-                    inplace_backward, numbers, kind=NllPlan)
+                    inplace_backward, numbers, kind=NllPlan if weights is None else LogprobPlan)
+        if weights is not None:
+            weights = counted(weights, target, o[2][0].config, o[2][0].real)
+            loss, valid = function().apply(*o)
+            return reduced(loss, valid, weights, reduction == 'mean', comm)
     except Exception as why:
         groups.refuse(comm, why)
         raise
@@ -264,18 +326,33 @@ def nll(vocab_parallel_logits: Any, target: Any, *, reduction: str = 'mean', mas
     return Loss(value, num, side[0])
 
 
-def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> Any:
-    """The target where the mask is not 0, and ignored elsewhere. ValueError, on all ranks of the groups:
-    a mask that is no tensor or not of the target's shape."""
+def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> tuple[Any, Any]:
+    """The target where the mask is not 0, and ignored elsewhere; and the mask, if it weighs tokens, else
+    None. ValueError, on all ranks of the groups: a mask that is no tensor, not of the target's shape, or
+    has a weight that is none."""
     import torch
     if not isinstance(target, torch.Tensor) or target.dtype.is_floating_point or \
             target.dtype.is_complex or target.dtype == torch.bool:
-        return target  # refused by who reads it
-    if not isinstance(mask, torch.Tensor) or mask.shape != target.shape:
-        found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
-        raise groups.told(ArgumentError("%s: mask is %s, expected %s, the target's shape"
-                                        % (what, found, list(target.shape))), target.device, *of)
+        return target, None  # refused by the function that reads it
     try:
-        return target.to(torch.int64).masked_fill(mask == 0, ignore_index)
+        if not isinstance(mask, torch.Tensor) or mask.shape != target.shape:
+            found = list(mask.shape) if hasattr(mask, 'shape') else 'a ' + type(mask).__name__
+            raise ArgumentError("%s: mask is %s, expected %s, the target's shape"
+                                % (what, found, list(target.shape)))
+        weights = mask.detach() if mask.dtype.is_floating_point else None
+        if weights is not None and not (mask.is_cuda and torch.cuda.is_current_stream_capturing()):
+            bad = ~((weights >= 0) & (weights < float('inf')))
+            if bad.any():
+                at = bad.nonzero()[0].tolist()
+                raise ArgumentError("%s: mask: found %s at %s, expected weights that are finite and not "
+                                    "negative; pass a mask of bools to count tokens"
+                                    % (what, float(weights[tuple(at)]), at))
+        return target.to(torch.int64).masked_fill(mask == 0, ignore_index), weights
     except Exception as why:
         raise groups.told(why, target.device, *of)
+
+
+def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:
+    """The weights of tokens that have a legal target, 0 of others; of the dtype of the losses."""
+    legal = (target >= 0) & (target < config.vocab) & (target != config.ignore_index)
+    return weights.to(real).masked_fill(~legal, 0)
