@@ -15,6 +15,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+enum { FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
+
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also: no fork() between open and keep */
 static int *kept;                                        /* [nkept] */
 static size_t nkept, room;
@@ -64,7 +66,7 @@ static int keep(int fd)
 int colo_socket_open(int family, int type)
 {
     pthread_mutex_lock(&lock);
-    int fd = keep(socket(family, type | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    int fd = keep(socket(family, type | FLAGS, 0));
     pthread_mutex_unlock(&lock);
     return fd;
 }
@@ -72,7 +74,7 @@ int colo_socket_open(int family, int type)
 int colo_socket_accept(int listener)
 {
     pthread_mutex_lock(&lock);
-    int fd = keep(accept4(listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC));
+    int fd = keep(accept4(listener, NULL, NULL, FLAGS));
     pthread_mutex_unlock(&lock);
     return fd;
 }
