@@ -434,13 +434,18 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
             st, colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks", (int)b->size),
             done);
     COLO_TRY_GOTO(st, make_card(&m, &mine), done);
+    (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
     st = b->all_gather(b->user, &mine, m.card, sizeof mine);
-    if (st < 0) {
-        if (!colo_last_error()[0])
-            st = colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
-                           (int)b->rank, colo_status_name(st));
+    if (st > 0)
+        st = colo_fail(COLO_ERR_ARG,
+                       "from_bootstrap: the all-gather callback of rank %d returned %d, expected "
+                       "COLO_OK or an error below 0",
+                       (int)b->rank, (int)st);
+    else if (st < 0 && !colo_last_error()[0])
+        st = colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
+                       (int)b->rank, colo_status_name(st));
+    if (st < 0)
         goto done;
-    }
     COLO_TRY_GOTO(st, check_cards(&m), done);
     st = meet(&m, timeout_ms, p);
 done:

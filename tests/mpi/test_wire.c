@@ -231,6 +231,25 @@ static void a_rank_that_gives_up_is_a_timeout_on_the_others(void **state)
     assert_ok(st);
 }
 
+static colo_status_t gather_nothing(void *user, const void *send, void *recv, size_t bytes)
+{
+    return *(colo_status_t *)user;
+}
+
+static void callback_that_fails_silently_is_named(void **state)
+{
+    colo_status_t says = COLO_ERR_IO;
+    colo_bootstrap_t b = {1, 2, gather_nothing, &says};
+    colo_comm_t *c = NULL;
+    assert_fails(colo_comm_split_color(NULL, 0, 0, &c), COLO_ERR_ARG, "comm is NULL"); /* before */
+    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_IO,
+                 "from_bootstrap: the all-gather callback of rank 1 returned COLO_ERR_IO");
+    says = (colo_status_t)1;
+    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG,
+                 "callback of rank 1 returned 1, expected COLO_OK or an error below 0");
+    assert_null(c);
+}
+
 static void senseless_bootstraps_are_refused(void **state)
 {
     struct wrong w = {NULL, 0};
@@ -569,6 +588,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_a_wrong_all_gather_did_is_said),
         cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
         cmocka_unit_test(senseless_bootstraps_are_refused),
+        cmocka_unit_test(callback_that_fails_silently_is_named),
         cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
         cmocka_unit_test(process_that_dies_before_its_child_is_an_error_on_all_others_at_once),
         cmocka_unit_test(destroy_in_a_child_leaves_sockets_alone),
