@@ -246,6 +246,18 @@ def test_threads_without_a_group_end_and_their_tensors_are_freed():
     assert process.exitcode == 0
 
 
+def test_a_forked_child_has_groups_of_one_of_its_own():
+    def losses():
+        z, t, _ = case((3, 7))
+        return ct.nll(z, t).loss.item(), ct.linear_nll(z.requires_grad_(), z[0].detach(), target=t % 7).loss.item()
+
+    mine, theirs = losses(), multiprocessing.get_context('fork').Pipe(duplex=False)
+    process = multiprocessing.get_context('fork').Process(target=lambda: theirs[1].send(losses()))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0 and theirs[0].recv() == mine
+
+
 def test_nothing_of_the_size_of_the_logits_is_made_but_their_gradient():
     tokens, vocab = 64, 20000
     z = torch.randn(tokens, vocab, requires_grad=True)

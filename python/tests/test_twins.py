@@ -125,6 +125,9 @@ TWINS = {
     'a thread that ends frees its tensors': (
         'torch/ranks.py', 'ended.append(self.comms)', 'self.comms.clear()', 'test_torch_logprob.py',
         'test_threads_without_a_group_end'),
+    'a forked child uses the groups of one of its parent': (
+        'torch/ranks.py', 'thread is None or thread.forks != comms._forks', 'thread is None',
+        'test_torch_logprob.py', 'test_a_forked_child'),
     'groups of threads that ended are kept for ever': (
         'torch/ranks.py', '_ended.clear()', 'pass', 'test_torch_logprob.py',
         'test_threads_without_a_group_end'),

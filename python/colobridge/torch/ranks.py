@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
 from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError
@@ -32,12 +33,14 @@ _ended: list[Any] = []
 
 
 class _Thread:
-    """One thread's groups of one, by world rank. Plans in them hold tensors. A tensor that is freed while
-    the interpreter ends a thread that C made crashes it, because PyGILState_Release() then runs inside
-    of itself. So the groups of a thread that ends are left for the next thread to free."""
+    """One thread's groups of one, by world rank; a forked child makes its own. Plans in them hold tensors.
+    A tensor that is freed while the interpreter ends a thread that C made crashes it, because
+    PyGILState_Release() then runs inside of itself. So the groups of a thread that ends are left for the
+    next thread to free."""
 
     def __init__(self) -> None:
         self.comms: dict[int | None, Comm] = {}
+        self.forks = comms._forks
 
     def __del__(self, ended: list[Any] = _ended) -> None:
         ended.append(self.comms)
@@ -184,15 +187,14 @@ def alone(world_rank: int | None = None) -> Comm:
     """This thread's group of one, for host and CUDA tensors. The one of no group (None) is not that of a
     group of rank 0 alone, or rank 0 would find objects made with the one when it has the other, and
     go on while ranks beside it make theirs together."""
-    try:
-        return _alone.thread.comms[world_rank]
-    except AttributeError:
-        _alone.thread = _Thread()
+    thread = getattr(_alone, 'thread', None)
+    if thread is None or thread.forks != comms._forks:
+        thread = _alone.thread = _Thread()
         _ended.clear()
-    except KeyError:
-        pass
-    made = _alone.thread.comms[world_rank] = Comm.self()
-    made.set_world_ranks([world_rank or 0])
+    made = thread.comms.get(world_rank)
+    if made is None:
+        made = thread.comms[world_rank] = Comm.self()
+        made.set_world_ranks([world_rank or 0])
     return made
 
 
