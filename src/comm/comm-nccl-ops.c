@@ -273,4 +273,5 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .route_stage = colo_nccl_route_stage,
     .route_exchange = colo_nccl_route_exchange,
     .peer = &colo_peer_table,
+    .create = colo_nccl_create,
 };

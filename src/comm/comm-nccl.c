@@ -274,8 +274,8 @@ static colo_status_t check_borrowed(const struct colo_nfamily *f, ncclComm_t ncc
     return COLO_OK;
 }
 
-static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
-                            colo_comm_t **comm)
+colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                               colo_comm_t **comm)
 {
     struct colo_nfamily *f = NULL;
     struct colo_link *l = NULL;
@@ -306,17 +306,11 @@ fail:
     return st;
 }
 
-static const colo_gpu_t gpu = {
-    .abi = COLO_GPU_ABI,
-    .bind = colo_gpu_bind,
-    .comm_create = create,
-};
-
 __attribute__((visibility("default"))) extern const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     .abi = COLO_BACKEND_ABI,
     .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
     .name = "nccl",
     .comm = &colo_comm_nccl_ops,
-    .gpu = &gpu,
+    .bind = colo_gpu_bind,
 };

@@ -170,6 +170,8 @@ void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l); /* takes N
 void colo_nccl_link_free(struct colo_link *l); /* the struct; not the ncclComm_t */
 
 /* ---- comm-nccl.c ---- */
+colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                               colo_comm_t **comm);
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                                colo_comm_t *child);
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence);

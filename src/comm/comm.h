@@ -15,6 +15,7 @@
 
 /* A connection of some ranks of a comm, for the messages that they exchange again and again. */
 typedef struct colo_route colo_route_t;
+struct ncclComm;
 
 typedef struct colo_comm_ops {
     const char *name;
@@ -53,6 +54,10 @@ typedef struct colo_comm_ops {
                                     const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                     colo_stream_t stream);
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
+    /* Of GPUs, else NULL: a comm on @device over @control, which is taken, also on error.
+     * @borrowed: NULL, or the caller's ncclComm_t. */
+    colo_status_t (*create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                            colo_comm_t **comm);
 } colo_comm_ops_t;
 
 #define COLO_COMM_ABI 6u

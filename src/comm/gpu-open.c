@@ -20,7 +20,6 @@ static colo_status_t say(colo_status_t status, const char *sentence)
 }
 
 static const colo_services_t services = {
-    .abi = COLO_GPU_ABI,
     .fail = say,
     .last_error = colo_last_error,
     .comm_new = colo_comm_i_new,
@@ -34,17 +33,15 @@ static const colo_services_t services = {
     .dtype_size = colo_dtype_size,
 };
 
-colo_status_t colo_gpu_load(const char *name, const colo_gpu_t **gpu)
+colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops)
 {
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(name, &b));
-    if (!b->gpu || b->gpu->abi != COLO_GPU_ABI)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "backend '%s': GPU interface %u, this library has %u; install both from "
-                         "the same build",
-                         name, b->gpu ? (unsigned)b->gpu->abi : 0, COLO_GPU_ABI);
-    b->gpu->bind(&services);
-    *gpu = b->gpu;
+    if (!b->bind || !b->comm || !b->comm->create)
+        return colo_fail(COLO_ERR_UNBUILT, "backend '%s' offers no communicator between GPUs",
+                         name);
+    b->bind(&services);
+    *ops = b->comm;
     return COLO_OK;
 }
 
@@ -52,13 +49,13 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
                              colo_comm_t **comm, colo_status_t mine)
 {
     COLO_TRY(colo_comm_i_alive(parent, "nccl create"));
-    const colo_gpu_t *gpu = NULL;
+    const colo_comm_ops_t *ops = NULL;
     if (mine == COLO_OK)
         mine = colo_env_check(NULL);
     if (mine == COLO_OK && !comm)
         mine = colo_fail(COLO_ERR_ARG, "nccl create: comm is NULL");
     if (mine == COLO_OK)
-        mine = colo_gpu_load("nccl", &gpu);
+        mine = colo_gpu_load("nccl", &ops);
     /* also at COLO_CHECK=0: a rank that waits in NCCL cannot be told */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");
@@ -76,7 +73,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
         colo_comm_destroy(&control);
         return st;
     }
-    COLO_TRY(gpu->comm_create(control, borrowed, device, comm));
+    COLO_TRY(ops->create(control, borrowed, device, comm));
     (*comm)->share_process = share || parent->share_process;
     return COLO_OK;
 }

@@ -3,19 +3,14 @@
  * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
  *
  * The backend library cannot see private symbols, so it is handed a table of what it needs;
- * gpu-services.c in it gives them their names back. In return it offers one way to make a comm.
+ * gpu-services.c in it gives them their names back.
  */
 #ifndef COLO_COMM_GPU_H
 #define COLO_COMM_GPU_H
 
 #include "comm/comm.h"
 
-#define COLO_GPU_ABI 6u
-
-struct ncclComm;
-
 typedef struct colo_services {
-    uint32_t abi; /* COLO_GPU_ABI */
     colo_status_t (*fail)(colo_status_t status, const char *sentence);
     const char *(*last_error)(void);
     colo_status_t (*comm_new)(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
@@ -35,18 +30,10 @@ typedef struct colo_services {
     size_t (*dtype_size)(colo_dtype_t dtype);
 } colo_services_t;
 
-typedef struct colo_gpu {
-    uint32_t abi; /* COLO_GPU_ABI; another one is refused */
-    void (*bind)(const colo_services_t *services);
-    /* @control: taken, also on error. @borrowed: NULL, or the caller's ncclComm_t. */
-    colo_status_t (*comm_create)(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
-                                 colo_comm_t **comm);
-} colo_gpu_t;
-
-/* In a backend library (gpu-services.c): what colo_gpu_t.bind is. */
+/* In a backend library (gpu-services.c): its colo_backend_t.bind. */
 void colo_gpu_bind(const colo_services_t *services);
 
-/* Loads the backend library of that name. */
-colo_status_t colo_gpu_load(const char *name, const colo_gpu_t **gpu);
+/* Loads the backend library of that name, whose table has a create. */
+colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops);
 
 #endif

@@ -13,9 +13,9 @@
 
 struct colo_loss_ops; /* loss/loss.h */
 struct colo_wire_ops; /* comm/wire.h */
-struct colo_gpu;      /* comm/gpu.h */
+struct colo_services; /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 9u
+#define COLO_BACKEND_ABI 10u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
@@ -31,7 +31,8 @@ typedef struct colo_backend {
     const colo_ops_t *ops;            /* NULL: no element passes */
     const struct colo_loss_ops *loss; /* NULL: no losses */
     const struct colo_wire_ops *wire; /* NULL: no transport between processes */
-    const struct colo_gpu *gpu;       /* NULL: no communicator between GPUs */
+    /* NULL: needs nothing of the library. Else called before anything of comm, which then may. */
+    void (*bind)(const struct colo_services *services);
 } colo_backend_t;
 
 /*

@@ -47,7 +47,7 @@ static struct job job; /* not in the memory that ranks bring together */
 static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     t_peer_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
-    const colo_gpu_t *gpu = NULL;
+    const colo_comm_ops_t *ops = NULL;
     colo_comm_t *control = NULL;
     int devices = 0;
     (void)arg;
@@ -55,9 +55,9 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.device = r.rank % devices;
     peer_cuda(cudaSetDevice(r.device));
     peer_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    rank_try(colo_gpu_load("peeronly", &gpu));
+    rank_try(colo_gpu_load("peeronly", &ops));
     rank_try(colo_comm_i_split_color(world, COLO_OWNER_USER, 0, r.rank, &control));
-    rank_try(gpu->comm_create(control, NULL, -1, &r.gpus));
+    rank_try(ops->create(control, NULL, -1, &r.gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r.gpus, 20000);
     colo_status_t st = COLO_OK;

@@ -105,21 +105,7 @@ static void peer_only_destroy(colo_comm_t *c)
     c->impl = NULL;
 }
 
-static const colo_comm_ops_t peer_only_ops = {
-    .name = "peeronly",
-    .abi = COLO_COMM_ABI,
-    .all_gather = peer_only_all_gather,
-    .all_reduce = peer_only_reduce,
-    .reduce_scatter = peer_only_reduce,
-    .broadcast = peer_only_broadcast,
-    .barrier = peer_only_barrier,
-    .exchange = peer_only_exchange,
-    .subset = peer_only_subset,
-    .fail = peer_only_fail,
-    .state = peer_only_state,
-    .destroy = peer_only_destroy,
-    .peer = &colo_peer_table,
-};
+static const colo_comm_ops_t peer_only_ops; /* below */
 
 static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                             colo_comm_t **comm)
@@ -147,10 +133,21 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     return COLO_OK;
 }
 
-static const colo_gpu_t gpu = {
-    .abi = COLO_GPU_ABI,
-    .bind = colo_gpu_bind,
-    .comm_create = create,
+static const colo_comm_ops_t peer_only_ops = {
+    .name = "peeronly",
+    .abi = COLO_COMM_ABI,
+    .all_gather = peer_only_all_gather,
+    .all_reduce = peer_only_reduce,
+    .reduce_scatter = peer_only_reduce,
+    .broadcast = peer_only_broadcast,
+    .barrier = peer_only_barrier,
+    .exchange = peer_only_exchange,
+    .subset = peer_only_subset,
+    .fail = peer_only_fail,
+    .state = peer_only_state,
+    .destroy = peer_only_destroy,
+    .peer = &colo_peer_table,
+    .create = create,
 };
 
 extern COLO_API const colo_backend_t colo_backend;
@@ -159,5 +156,5 @@ const colo_backend_t colo_backend = {
     .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
     .name = "peeronly",
     .comm = &peer_only_ops,
-    .gpu = &gpu,
+    .bind = colo_gpu_bind,
 };
