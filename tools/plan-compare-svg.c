@@ -8,7 +8,7 @@
 #include "out-file.h"
 #include "svg.h"
 
-enum { ROW = 42, TOP = 26, BAR_MAX = 236 };
+enum { ROW = 42, TOP = 26, BAR_MAX = 236, TIME_BAR_MAX = 150 /* words follow */ };
 
 typedef enum quantity { TIME, FORWARD, BACKWARD, SLOW, MEMORY, MESSAGES, QUANTITIES } quantity_t;
 
@@ -78,7 +78,8 @@ static void draw(FILE *f, const void *what)
     if (most == 0)
         fputs("<text x=\"0\" y=\"34\">None in any of them.</text>\n", f);
     for (int i = 0; i < c->n && most > 0; i++) {
-        double v = value(&c->entries[i], c->what), width = BAR_MAX * v / most;
+        int room = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
+        double v = value(&c->entries[i], c->what), width = room * v / most;
         bool best = c->what == TIME && i == c->best;
         char text[32];
         if (c->what == TIME)
@@ -93,18 +94,18 @@ static void draw(FILE *f, const void *what)
                 "<rect class=\"track\" y=\"20\" width=\"%d\" height=\"14\" rx=\"3\"/>"
                 "<rect class=\"bar%s\" y=\"20\" width=\"%.1f\" height=\"14\" rx=\"3\"/>"
                 "<text class=\"%s\" x=\"%d\" y=\"31\">%s%s</text></g>\n",
-                BAR_MAX, best ? " best" : "", width, best ? "good" : "strong", BAR_MAX + 8, text,
-                best ? " best" : "");
+                room, best ? " best" : "", width, best ? "good" : "strong", room + 8, text,
+                best ? " least bridge time" : "");
     }
 }
 
 int plan_compare_draw(const plan_entry_t *entries, int n, int best)
 {
-    static char line[6][400];
+    static char line[8][400];
     const plan_ask_t *ask = &entries[0].ask;
     const colo_plan_config_t *c = &ask->config;
     chart_t chart[QUANTITIES];
-    char src[160], say[3][200], count[32];
+    char src[160], say[3][200], count[32], rows[200];
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
     out_file_t out;
@@ -117,13 +118,15 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         sampled |= entries[i].parts > 0;
     }
     colo_grid_print(&ask->src.grid, src, sizeof src);
-    int used = same ? snprintf(line[0], sizeof line[0], "From %s. ", src) : 0;
+    int used = same ? snprintf(line[lines], sizeof line[0], "From %s. ", src) : 0;
     snprintf(line[lines++] + used, sizeof line[0] - (size_t)used,
              "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s%s.",
              (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
              colo_dtype_name(c->dtype),
              c->ranks_per_node ? svg_count(c->ranks_per_node, count) : "one",
              c->ranks_per_node ? " ranks a node" : " node");
+    if (*plan_positions(rows, ask))
+        snprintf(line[lines++], sizeof line[0], "%s.", rows);
     if (sampled)
         snprintf(line[lines++], sizeof line[0],
                  "Worlds of more than %d ranks are estimated from parts drawn by lot.",

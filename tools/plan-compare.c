@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan-compare.c - several pairs of layouts side by side: counted, ordered as given, the best
- * marked.
+ * plan-compare.c - several pairs of layouts side by side: counted, ordered as given, the one with
+ * the least bridge time marked.
  *
- * Best is the least estimated time of forward and backward together; then the fewest bytes in all,
+ * That is the least estimated time of forward and backward together; then the fewest bytes in all,
  * then the least memory, then the first. Worlds up to PLAN_EXACT_MAX ranks are counted rank by
  * rank. Of larger ones parts are drawn by lot (plan-parts.c): a maximum is over the ranks looked
  * at, a total is the mean per rank of each part drawn, times the world. Where all parts drawn are
@@ -238,7 +238,7 @@ static void print_bars(const plan_entry_t *entries, int n, int best, int what, c
         for (int k = 0; k < len; k++)
             putchar('#');
         printf("%s%s%s\n", len ? " " : "", what ? tool_bytes(text, (int64_t)v) : plan_time(text, v),
-               what == 0 && i == best ? "  best" : "");
+               what == 0 && i == best ? "  least bridge time" : "");
     }
 }
 
@@ -252,6 +252,8 @@ static int print_text(const plan_entry_t *entries, int n, int best)
         printf("%lld ranks a node\n", (long long)c->ranks_per_node);
     else
         printf("one node\n");
+    if (*plan_positions(line[0], &entries[0].ask))
+        printf("%s\n", line[0]);
     for (int i = 0; i < n; i++) {
         const plan_entry_t *e = &entries[i];
         printf("%c%3d  %s: %lld ranks", i == best ? '*' : ' ', i + 1,
@@ -269,7 +271,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
     print_bars(entries, n, best, 3, "Memory of a rank: input, output, staging");
     plan_model_say(&entries[0].ask, line);
-    printf("\n* best: least time, then fewest bytes, then least memory\n");
+    printf("\n* least bridge time, then fewest bytes, then least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);
     return TOOL_OK;

@@ -2,10 +2,10 @@
 /*
  * plan-picture.c - the plan as an SVG page: one panel forward, one backward.
  *
- * Up to 64 ranks are all drawn. Of a larger world one part is drawn, the one that moves most among
- * those looked at, and the page says of how many and how many were looked at. A part of more than
- * 64 ranks is folded to one row a role; where there are more than 64 roles, too, the first 64 rows
- * are drawn and the page says how many messages are not.
+ * A world of up to 64 ranks is drawn whole. Of a larger one a part is drawn, the one that moves
+ * most among those looked at, and the page says of how many and how many were looked at. What has
+ * more than 64 ranks, or more than 400 arrows one way, is folded to one row per role. If there are
+ * more than 64 roles, too, the first 64 rows are drawn and the page says how many messages are not.
  */
 #include "plan-tool.h"
 
@@ -20,7 +20,7 @@ typedef struct drawing {
     const plan_ask_t *ask;
     pic_t pic;
     int64_t ranks;     /* behind the rows */
-    char line[6][400]; /* text above the panels */
+    char line[8][400]; /* text above the panels */
     int nlines;
 } drawing_t;
 
@@ -113,14 +113,14 @@ static char *next_line(drawing_t *d)
 static void say_ask(drawing_t *d)
 {
     const colo_plan_config_t *c = &d->ask->config;
-    char *line = next_line(d), b[24] = "more than 2^63 bytes", n[32];
+    char b[24] = "more than 2^63 bytes", n[32], more[200];
     int64_t bytes = 0;
     if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
         !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
         !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
         tool_bytes(b, bytes);
     snprintf(
-        line, sizeof d->line[0],
+        next_line(d), sizeof d->line[0],
         "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s ranks.",
         (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
         colo_dtype_name(c->dtype), b, c->output == COLO_SHARDED ? "sharded" : "full",
@@ -128,6 +128,8 @@ static void say_ask(drawing_t *d)
         : c->grad == COLO_PARTIAL ? ", gradients partial"
                                   : ", gradients disjoint",
         svg_count(d->ask->world - d->ask->first, n));
+    if (*plan_positions(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
 }
 
 static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)

@@ -198,8 +198,18 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     return TOOL_OK;
 }
 
+const char *plan_positions(char out[200], const plan_ask_t *ask)
+{
+    out[0] = '\0';
+    if (ask->dst.map == COLO_MAP_OFFSET)
+        snprintf(out, 200, "row 0 of a sample is position %lld of the LLM's %lld",
+                 (long long)ask->dst.offset, (long long)ask->dst.positions);
+    return out;
+}
+
 static void print_ask(const plan_ask_t *ask)
 {
+    char line[200];
     const colo_plan_config_t *c = &ask->config;
     char src[COLO_KEY_MAX * 2], dst[COLO_KEY_MAX * 2], b[24];
     int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
@@ -212,9 +222,8 @@ static void print_ask(const plan_ask_t *ask)
     printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype),
            ask->axes, fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
-    if (ask->dst.map == COLO_MAP_OFFSET)
-        printf("row 0 of a sample is position %lld of the LLM's %lld\n", (long long)ask->dst.offset,
-               (long long)ask->dst.positions);
+    if (*plan_positions(line, ask))
+        printf("%s\n", line);
     if (c->output == COLO_SHARDED)
         printf(
             "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n");

@@ -86,6 +86,9 @@ void plan_part_free(plan_part_t *part);
 bool plan_part_alike(const plan_part_t *a, const plan_part_t *b);
 int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k);
 
+/* "row 0 of a sample is position 4 of the LLM's 64", "" if the sequence is the rows; returns @out
+ */
+const char *plan_positions(char out[200], const plan_ask_t *ask);
 /* Counts the entries and prints them as text or JSON, and draws them where --svg asks. */
 int plan_compare(plan_entry_t *entries, int n);
 int plan_compare_json(const plan_entry_t *entries, int n, int best);

@@ -241,7 +241,7 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
                             "6.76 ms\n"
                             "\n"
                             "Estimated time, forward + backward\n"
-                            "   1  ################################ 5.41 ms  best\n"
+                            "   1  ################################ 5.41 ms  least bridge time\n"
                             "   2  ######################################## 6.76 ms\n"
                             "\n"
                             "Bytes into the busiest rank, forward + backward\n"
@@ -256,7 +256,7 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
                             "   1  ################################ 512.0 MiB\n"
                             "   2  ######################################## 640.0 MiB\n"
                             "\n"
-                            "* best: least time, then fewest bytes, then least memory\n"
+                            "* least bridge time, then fewest bytes, then least memory\n"
                             "A message takes alpha + bytes / beta: 10 us and 100 GB/s inside a "
                             "node, 20 us and 50 GB/s between "
                             "nodes.\n"
@@ -273,6 +273,22 @@ static void the_table_and_bars_read_as_written_down(void **state)
     assert_string_equal(s.err, "");
     assert_string_equal(s.out, table);
     assert_int_equal(s.exit, 0);
+    said_free(&s);
+}
+
+/* The first lines say what was asked: the shape, and where the rows sit in the LLM's sequence. */
+static void a_comparison_says_where_the_rows_sit(void **state)
+{
+    const char *args[] = {"--src",    "dp=4", "--compare", "cp=2,dp=2:sharded",
+                          "--batch",  "4",    "--seq",     "8",
+                          "--hidden", "4",    "--llm-seq", "64",
+                          "--offset", "4",    NULL};
+    said_t s = tool_run(args);
+    static const char head[] = "4 samples x 8 rows x 4 features, bf16; one node\n"
+                               "row 0 of a sample is position 4 of the LLM's 64\n"
+                               "*  1  dp=4 -> cp=2,dp=2, sharded: 4 ranks\n";
+    if (strncmp(s.out, head, strlen(head)) != 0)
+        fail_msg("found %.300s", s.out);
     said_free(&s);
 }
 
@@ -393,6 +409,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_million_ranks_are_estimated_from_their_parts),
         cmocka_unit_test(unlike_parts_are_estimated_and_said_to_be),
         cmocka_unit_test(the_table_and_bars_read_as_written_down),
+        cmocka_unit_test(a_comparison_says_where_the_rows_sit),
         cmocka_unit_test(entries_stay_in_order_and_the_first_of_equals_is_best),
         cmocka_unit_test(wrong_use_is_named_in_one_line),
     };

@@ -303,11 +303,40 @@ static void a_comparison_is_drawn_as_bars(void **state)
     char *text = drawn(args);
     assert_count(text, ">1  tp=2,dp=4 \xe2\x86\x92 tp=2,cp=2,dp=2, sharded<", 6);
     assert_count(text, ">2  tp=4,dp=2 \xe2\x86\x92 tp=1,cp=2,dp=4, sharded<", 6);
-    assert_count(text, ">5.41 ms best<", 1); /* see test_plan_compare.c */
+    assert_count(text, ">5.41 ms least bridge time<", 1); /* see test_plan_compare.c */
     assert_count(text, ">6.76 ms<", 1);
     assert_count(text, ">384 MiB<", 1);
     assert_count(text, ">2 GiB<", 2); /* between nodes */
     assert_count(text, "10 us and 100", 1);
+    free(text);
+}
+
+static void pictures_say_where_the_rows_sit(void **state)
+{
+    const char *plan[] = {"--src",    "dp=4",    "--dst",     "cp=2,dp=2", SIZES("4", "8", "4"),
+                          "--output", "sharded", "--llm-seq", "64",        "--offset",
+                          "4",        NULL};
+    char *text = drawn(plan);
+    assert_count(text, "row 0 of a sample is position 4 of the LLM&#39;s 64.", 1);
+    free(text);
+    const char *compared[] = {"--src",     "dp=4", "--compare", "cp=2,dp=2", SIZES("4", "8", "4"),
+                              "--llm-seq", "64",   NULL};
+    text = drawn(compared);
+    assert_count(text, "row 0 of a sample is position 0 of the LLM&#39;s 64.", 1);
+    free(text);
+    const char *whole[] = {"--src", "dp=4", "--dst", "cp=2,dp=2", SIZES("4", "8", "4"), NULL};
+    text = drawn(whole);
+    assert_count(text, "row 0 of", 0);
+    free(text);
+}
+
+/* 64 ranks that all exchange with all are more arrows than an eye follows: one row a role. */
+static void sixty_four_ranks_of_one_role_are_one_row(void **state)
+{
+    const char *args[] = {"--src", "dp=64", "--dst", "tp=64", SIZES("64", "1", "1"), NULL};
+    char *text = drawn(args);
+    assert_count(text, "and 63 like it", 2 * 2);
+    assert_count(text, "A row is a rank that stands for all that do the same", 1);
     free(text);
 }
 
@@ -427,6 +456,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(of_a_million_ranks_one_part_is_drawn),
         cmocka_unit_test(of_a_world_too_large_to_walk_parts_are_drawn_by_lot),
         cmocka_unit_test(a_comparison_is_drawn_as_bars),
+        cmocka_unit_test(pictures_say_where_the_rows_sit),
+        cmocka_unit_test(sixty_four_ranks_of_one_role_are_one_row),
         cmocka_unit_test(a_path_that_cannot_be_written_is_one_line),
         cmocka_unit_test(half_a_picture_is_no_picture),
         cmocka_unit_test(layouts_without_a_plan_keep_the_old_picture),
