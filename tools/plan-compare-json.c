@@ -47,7 +47,7 @@ int plan_compare_json(const plan_entry_t *entries, int n, int best)
 {
     const plan_ask_t *ask = &entries[0].ask;
     const plan_model_t *m = &ask->model;
-    char *text[PLAN_ENTRIES_MAX + 1] = {NULL};
+    char *text[PLAN_ENTRIES_MAX + 1] = {NULL}, index[16] = "null", warning[200];
     bool ok = true;
     json_t *head =
         json_pack("{s:[f,f],s:[f,f],s:b}", "alpha_us", 1e6 * m->alpha[0], 1e6 * m->alpha[1],
@@ -59,8 +59,13 @@ int plan_compare_json(const plan_entry_t *entries, int n, int best)
         ok = text[i] != NULL;
     }
     if (ok && text[n]) {
-        printf("{\n\"model\": %s,\n\"ranks_per_node\": %lld,\n\"best\": %d,\n\"entries\": [\n",
-               text[n], (long long)ask->config.ranks_per_node, best);
+        if (best >= 0)
+            snprintf(index, sizeof index, "%d", best);
+        printf("{\n");
+        if (*plan_compare_warning(warning, entries, n)) /* printable ASCII without quotes */
+            printf("\"warning\": \"%s\",\n", warning);
+        printf("\"model\": %s,\n\"ranks_per_node\": %lld,\n\"best\": %s,\n\"entries\": [\n",
+               text[n], (long long)ask->config.ranks_per_node, index);
         for (int i = 0; i < n; i++)
             printf("%s%s\n", text[i], i + 1 < n ? "," : "");
         printf("]\n}\n");

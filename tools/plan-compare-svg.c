@@ -105,7 +105,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
     const plan_ask_t *ask = &entries[0].ask;
     const colo_plan_config_t *c = &ask->config;
     chart_t chart[QUANTITIES];
-    char src[160], say[3][200], count[32], rows[200];
+    char src[160], say[3][200], count[32], warning[200], rows[200];
     svg_page_t page = {.title = "Layouts compared",
                        .label = "bar charts of several pairs of layouts"};
     out_file_t out;
@@ -118,6 +118,8 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         sampled |= entries[i].parts > 0;
     }
     colo_grid_print(&ask->src.grid, src, sizeof src);
+    if (*plan_compare_warning(warning, entries, n))
+        snprintf(line[lines++], sizeof line[0], "%s.", warning);
     int used = same ? snprintf(line[lines], sizeof line[0], "From %s. ", src) : 0;
     snprintf(line[lines++] + used, sizeof line[0] - (size_t)used,
              "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s%s.",

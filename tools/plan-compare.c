@@ -4,7 +4,8 @@
  * the least bridge time marked.
  *
  * That is the least estimated time of forward and backward together; then the fewest bytes in all,
- * then the least memory, then the first. Worlds up to PLAN_EXACT_MAX ranks are counted rank by
+ * then the least memory, then the first. Worlds of different size are not compared that way: more
+ * ranks move less each, and cost more. Worlds up to PLAN_EXACT_MAX ranks are counted rank by
  * rank. Of larger ones parts are drawn by lot (plan-parts.c): a maximum is over the ranks looked
  * at, a total is the mean per rank of each part drawn, times the world. Where all parts drawn are
  * alike that is the exact total of a world made of such parts.
@@ -81,6 +82,24 @@ static int count(plan_entry_t *e)
 }
 
 /* ---- which is best ---- */
+
+const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int n)
+{
+    int64_t least = INT64_MAX, most = 0;
+    for (int i = 0; i < 2 * n; i++) {
+        const plan_ask_t *ask = &entries[i / 2].ask;
+        int64_t size = i % 2 ? ask->dst.grid.size : ask->src.grid.size;
+        least = size < least ? size : least;
+        most = size > most ? size : most;
+    }
+    out[0] = '\0';
+    if (least != most)
+        snprintf(out, 200,
+                 "warning: grids of %lld to %lld ranks are compared: a shorter time on more "
+                 "ranks is no better layout",
+                 (long long)least, (long long)most);
+    return out;
+}
 
 double plan_entry_seconds(const plan_entry_t *e)
 {
@@ -246,6 +265,8 @@ static int print_text(const plan_entry_t *entries, int n, int best)
 {
     const colo_plan_config_t *c = &entries[0].ask.config;
     char line[3][200], name[1300];
+    if (*plan_compare_warning(line[0], entries, n))
+        printf("%s\n", line[0]);
     printf("%lld samples x %lld rows x %lld features, %s; ", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype));
     if (c->ranks_per_node)
@@ -271,7 +292,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
     print_bars(entries, n, best, 3, "Memory of a rank: input, output, staging");
     plan_model_say(&entries[0].ask, line);
-    printf("\n* least bridge time, then fewest bytes, then least memory\n");
+    printf("\n%s", best < 0 ? "" : "* least bridge time, then fewest bytes, then least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);
     return TOOL_OK;
@@ -279,6 +300,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
 
 int plan_compare(plan_entry_t *entries, int n)
 {
+    char warning[200];
     int best = 0;
     for (int i = 0; i < n; i++) {
         int rc = count(&entries[i]);
@@ -287,6 +309,8 @@ int plan_compare(plan_entry_t *entries, int n)
         if (better(&entries[i], &entries[best]))
             best = i;
     }
+    if (*plan_compare_warning(warning, entries, n))
+        best = -1;
     if (entries[0].ask.svg) {
         int rc = plan_compare_draw(entries, n, best);
         if (rc != TOOL_OK)

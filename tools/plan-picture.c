@@ -115,6 +115,8 @@ static void say_ask(drawing_t *d)
     const colo_plan_config_t *c = &d->ask->config;
     char b[24] = "more than 2^63 bytes", n[32], more[200];
     int64_t bytes = 0;
+    if (*plan_size_warning(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
     if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
         !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
         !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))

@@ -198,6 +198,18 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     return TOOL_OK;
 }
 
+const char *plan_size_warning(char out[200], const plan_ask_t *ask)
+{
+    long long src = ask->src.grid.size, dst = ask->dst.grid.size;
+    out[0] = '\0';
+    if (src != dst)
+        snprintf(out, 200,
+                 "warning: --src has %lld ranks, --dst %lld: the larger grid has ranks that "
+                 "take part on one side only",
+                 src, dst);
+    return out;
+}
+
 const char *plan_positions(char out[200], const plan_ask_t *ask)
 {
     out[0] = '\0';
@@ -218,6 +230,8 @@ static void print_ask(const plan_ask_t *ask)
                 !__builtin_mul_overflow(bytes, c->shape.features, &bytes);
     colo_grid_print(&ask->src.grid, src, sizeof src);
     colo_grid_print(&ask->dst.grid, dst, sizeof dst);
+    if (*plan_size_warning(line, ask))
+        printf("%s\n", line);
     printf("%s%s -> %s%s\n", bold, src, dst, plain);
     printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype),

@@ -86,11 +86,18 @@ void plan_part_free(plan_part_t *part);
 bool plan_part_alike(const plan_part_t *a, const plan_part_t *b);
 int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k);
 
+/* "" if both grids have as many ranks, else what the first line warns of; returns @out */
+const char *plan_size_warning(char out[200], const plan_ask_t *ask);
 /* "row 0 of a sample is position 4 of the LLM's 64", "" if the sequence is the rows; returns @out
  */
 const char *plan_positions(char out[200], const plan_ask_t *ask);
+/* the warning of all entries */
+const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int n);
+
 /* Counts the entries and prints them as text or JSON, and draws them where --svg asks. */
 int plan_compare(plan_entry_t *entries, int n);
+/* @best: index of the entry with the least bridge time, or -1: worlds of different size have none
+ */
 int plan_compare_json(const plan_entry_t *entries, int n, int best);
 int plan_compare_draw(const plan_entry_t *entries, int n, int best);
 /* "tp=2,dp=4 -> tp=8, sharded"; without the source when @dst_only; returns @out */

@@ -289,6 +289,23 @@ static void the_table_reads_as_written_down(void **state)
     assert_prints(narrow, narrow_text);
 }
 
+/* In the first line, whatever else is printed. */
+static void grids_of_different_size_are_warned_of(void **state)
+{
+    static const char warning[] = "warning: --src has 8 ranks, --dst 16: ";
+    for (int one = 0; one < 2; one++) {
+        const char *args[] = {
+            "--src", "tp=2,dp=4", "--dst", "tp=4,dp=4",           "--batch", "8", "--seq",
+            "8",     "--hidden",  "4",     one ? "--rank" : NULL, "3",       NULL};
+        said_t s = tool_run(args);
+        assert_int_equal(s.exit, 0);
+        assert_string_equal(s.err, "");
+        if (strncmp(s.out, warning, strlen(warning)) != 0)
+            fail_msg("it begins \"%.80s\"", s.out);
+        said_free(&s);
+    }
+}
+
 static void one_rank_is_shown_with_its_boxes(void **state)
 {
     const char *args[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "8", "--seq",
@@ -635,6 +652,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_worked_examples_are_planned_as_written_down),
         cmocka_unit_test(the_table_reads_as_written_down),
+        cmocka_unit_test(grids_of_different_size_are_warned_of),
         cmocka_unit_test(one_rank_is_shown_with_its_boxes),
         cmocka_unit_test(one_rank_as_json_keeps_the_totals_of_all),
         cmocka_unit_test(partial_gradients_come_from_every_context_rank),

@@ -292,6 +292,54 @@ static void a_comparison_says_where_the_rows_sit(void **state)
     said_free(&s);
 }
 
+/* 8 ranks against 16, in one entry or between two: neither is better than the other. */
+static void worlds_of_different_size_have_no_best(void **state)
+{
+    static const struct {
+        const char *entries[3], *warning;
+    } cases[] = {
+        {{"tp=2,dp=4->tp=4,dp=4"}, "warning: grids of 8 to 16 ranks are compared"},
+        {{"tp=2,dp=4->tp=4,dp=2", "tp=4,dp=4->tp=8,dp=2"},
+         "warning: grids of 8 to 16 ranks are compared"},
+        {{"dp=4@8->tp=4@8", "dp=8->tp=8", "dp=16->tp=16"},
+         "warning: grids of 4 to 16 ranks are compared"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const char *args[16] = {"--batch", "16", "--seq", "8", "--hidden", "4", "--compare"};
+        int n = 7;
+        for (int k = 0; k < 3 && cases[i].entries[k]; k++)
+            args[n++] = cases[i].entries[k];
+        said_t s = tool_run(args);
+        assert_int_equal(s.exit, 0);
+        assert_string_equal(s.err, "");
+        if (strncmp(s.out, cases[i].warning, strlen(cases[i].warning)) != 0)
+            fail_msg("case %zu begins \"%.80s\"", i, s.out);
+        assert_null(strchr(s.out, '*'));
+        assert_null(strstr(s.out, "least bridge time"));
+        said_free(&s);
+
+        args[n] = "--json";
+        s = tool_run(args);
+        json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+        assert_non_null(doc);
+        assert_string_equal(s.err, "");
+        const char *said = json_string_value(json_object_get(doc, "warning"));
+        assert_true(said && strncmp(said, cases[i].warning, strlen(cases[i].warning)) == 0);
+        assert_true(json_is_null(json_object_get(doc, "best")));
+        for (size_t k = 0; k < json_array_size(json_object_get(doc, "entries")); k++)
+            assert_true(json_is_false(json_object_get(entry(doc, k), "best")));
+        json_decref(doc);
+        said_free(&s);
+    }
+    /* as many ranks elsewhere are not another size */
+    const char *moved[] = {"--batch", "16",        "--seq",          "8",          "--hidden",
+                           "4",       "--compare", "dp=8@8->tp=8@8", "dp=8->tp=8", NULL};
+    said_t s = tool_run(moved);
+    assert_null(strstr(s.out, "warning"));
+    assert_non_null(strstr(s.out, "least bridge time"));
+    said_free(&s);
+}
+
 static void entries_stay_in_order_and_the_first_of_equals_is_best(void **state)
 {
     const char *args[] = {"--src",
@@ -410,6 +458,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(unlike_parts_are_estimated_and_said_to_be),
         cmocka_unit_test(the_table_and_bars_read_as_written_down),
         cmocka_unit_test(a_comparison_says_where_the_rows_sit),
+        cmocka_unit_test(worlds_of_different_size_have_no_best),
         cmocka_unit_test(entries_stay_in_order_and_the_first_of_equals_is_best),
         cmocka_unit_test(wrong_use_is_named_in_one_line),
     };

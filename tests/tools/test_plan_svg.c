@@ -330,6 +330,20 @@ static void pictures_say_where_the_rows_sit(void **state)
     free(text);
 }
 
+static void pictures_of_worlds_of_different_size_warn(void **state)
+{
+    const char *plan[] = {"--src", "dp=4", "--dst", "dp=8", SIZES("8", "8", "4"), NULL};
+    char *text = drawn(plan);
+    assert_count(text, "warning: --src has 4 ranks, --dst 8", 1);
+    free(text);
+    const char *compared[] = {"--src", "dp=4", "--compare", "tp=4", "tp=8", SIZES("8", "8", "4"),
+                              NULL};
+    text = drawn(compared);
+    assert_count(text, "warning: grids of 4 to 8 ranks are compared", 1);
+    assert_count(text, "least bridge time", 0);
+    free(text);
+}
+
 /* 64 ranks that all exchange with all are more arrows than an eye follows: one row a role. */
 static void sixty_four_ranks_of_one_role_are_one_row(void **state)
 {
@@ -457,6 +471,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(of_a_world_too_large_to_walk_parts_are_drawn_by_lot),
         cmocka_unit_test(a_comparison_is_drawn_as_bars),
         cmocka_unit_test(pictures_say_where_the_rows_sit),
+        cmocka_unit_test(pictures_of_worlds_of_different_size_warn),
         cmocka_unit_test(sixty_four_ranks_of_one_role_are_one_row),
         cmocka_unit_test(a_path_that_cannot_be_written_is_one_line),
         cmocka_unit_test(half_a_picture_is_no_picture),
