@@ -7,6 +7,7 @@ import os
 import random
 import re
 import socket
+import time
 import weakref
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
+from world import meet  # noqa: E402
 
 PAIRS = [('tp=2,dp=2', 'tp=2,cp=2,dp=1'), ('tp=4,dp=1', 'tp=1,cp=2,dp=2'), ('dp=4', 'cp=2,dp=2'),
          ('dp=4', 'tp=4'), ('tp=2,dp=2', 'tp=2,dp=2'), ('dp=2,tp=2', 'tp=2,dp=2'),
@@ -197,6 +199,27 @@ def one_rank_wrong(rank):
 
 def test_one_ranks_mistake_is_every_ranks_error_and_the_next_call_works(world):
     world.run(one_rank_wrong)
+
+
+def other_rows(rank):
+    good, odd = torch.ones(1, 8, 2), torch.ones(1, 12, 2)
+    for first in True, False:  # all make a bridge, or one does and the others have theirs
+        bridge = ct.Bridge('dp=4', 'tp=4,dp=1', group=dist.group.WORLD)
+        if not first:
+            bridge(good)
+        meet()
+        if rank == 1 and not first:
+            time.sleep(.2)  # the communicator is dead when it comes
+        with pytest.raises(cb.MismatchError) as caught:
+            bridge(odd if rank == 2 else good)
+        words = ("bridge create: rows: rank 2 of 'world' has 12, rank 0 8" if first
+                 else 'rows: ranks 0, 1, 3 have 8, rank 2 has 12 (on')
+        assert words in str(caught.value), caught.value
+        assert torch.equal(bridge(good), torch.ones(4, 8, 2))
+
+
+def test_rows_that_differ_are_named_with_their_ranks(world):
+    world.run(other_rows)
 
 
 def one_rank_flat(rank):

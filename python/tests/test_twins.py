@@ -100,6 +100,12 @@ TWINS = {
     'a sequence-parallel rank reads its own tokens as all': (
         'torch/linear.py', "scatter = d_hidden == 'reduce_scatter' and comm.size > 1",
         'scatter = False', 'test_torch_linear.py', 'test_d_hidden_partial_and_scattered'),
+    'ranks of a mismatch do not tell each other what they were doing': (
+        'torch/ranks.py', 'if isinstance(why, MismatchError) and doing and board is not None:', 'if False:',
+        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
+    'a rank that comes after a mismatch does not say what it would do': (
+        'torch/bridge.py', "groups.heard(getattr(why, 'comm', None), why, _doing(", "print(why, _doing(",
+        'test_torch_bridge.py', 'test_rows_that_differ_are_named_with_their_ranks'),
     'no group is the group of rank 0': (
         'torch/ranks.py', 'def alone(world_rank: int | None = None)',
         'def alone(world_rank: int | None = 0)', 'test_torch_head.py',

@@ -32,7 +32,10 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
     const int64_t bytes = n * (int64_t)sizeof *mine;
-    colo_op_desc_t op = {.kind = kind, .dtype = COLO_I64, .count = n};
+    colo_op_desc_t op = {.kind = kind,
+                         .dtype = COLO_I64,
+                         .param = kind == COLO_OP_ALL_GATHER && owner == COLO_OWNER_CHECK,
+                         .count = n};
     if (!colo_comm_i_own(c, colo_op_name(kind)))
         return COLO_ERR_STATE;
     uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);

@@ -72,8 +72,9 @@ const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t
                  colo_dtype_name(op.dtype), (int)op.param);
         break;
     case COLO_OP_ALL_GATHER:
-        snprintf(detail, sizeof detail, " (%lld %s)", (long long)op.count,
-                 colo_dtype_name(op.dtype));
+        snprintf(detail, sizeof detail, " (%lld %s%s)", (long long)op.count,
+                 colo_dtype_name(op.dtype),
+                 op.param ? ", comparing what ranks are about to do" : "");
         break;
     case COLO_OP_EXCHANGE:
         if (op.param)

@@ -68,7 +68,8 @@ typedef struct colo_comm_ops {
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
-    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, else 0 */
+    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
+                    * all_gather of a check, else 0 */
     int64_t count; /* elements as in the call; a bridge's plan; else 0 */
 } colo_op_desc_t;
 

@@ -12,7 +12,7 @@ from .. import _structs as s
 from .. import bridge as core
 from .._lib import check, lib
 from ..comm import Comm
-from ..errors import ArgumentError, Error
+from ..errors import ArgumentError, Error, MismatchError
 from ..grid import Grid
 from ..layout import Layout
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
@@ -64,6 +64,11 @@ def _plain(layout: Layout) -> bool:
         names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
 
 
+def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
+    """What a call is about, for ranks that compare it after a mismatch."""
+    return dict(zip(('samples', 'rows', 'features', 'positions'), shape), dtype=str(dtype))
+
+
 class _Ready:
     """A bridge of one shape, with views that only lack an address: most tensors are contiguous."""
 
@@ -73,6 +78,7 @@ class _Ready:
         self.views = [make(0, dtype, shape, contiguous(shape), mem, ordinal) for shape in self.shapes]
         self.device, self.arena = device, arena and arena(self.shapes)
         self.cuda = device.type == 'cuda'
+        self.doing: dict[str, Any] = {}  # what its calls are about
         library = lib()
         self.run = library.colo_bridge_forward, library.colo_bridge_backward
 
@@ -114,7 +120,7 @@ class _Ready:
             if own is not None and not (way and arena.sums):
                 own.copy_(pair[side])
         except BaseException as why:
-            groups.heard(self.bridge.comm, why)
+            groups.heard(self.bridge.comm, why, self.doing)
             raise
 
 
@@ -233,8 +239,10 @@ class Bridge:
         key = (shape, dtype, device)
         ready = self._kept.get(key)
         if ready is None:
-            with groups.telling(comm):
+            doing = _doing(shape, dtype)
+            with groups.telling(comm, doing):
                 ready = self._kept[key] = self._make(comm, shape, dtype, device)
+            ready.doing = doing
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(key)
@@ -322,7 +330,12 @@ def _call(self: Bridge, x: Any, samples: int | None, shape: tuple[int, ...] | No
     if shape is not None:
         shape = tuple(shape)
     device = x.device
-    comm = self.comm(device)
+    try:
+        comm = self.comm(device)
+    except MismatchError as why:  # killed before this rank came
+        groups.heard(getattr(why, 'comm', None), why, _doing(
+            self.global_shape(x, samples) if shape is None else shape, x.dtype))
+        raise
     asked = x.shape, x.dtype, device, samples, shape
     if self._last is None or comm is not self._comm or self._last[0] != asked:
         if shape is None:

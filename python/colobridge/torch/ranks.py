@@ -16,7 +16,9 @@ from __future__ import annotations
 import atexit
 import datetime
 import hashlib
+import json
 import threading
+import time
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +26,13 @@ from typing import Any
 from .. import comm as comms
 from .._lib import lib
 from ..comm import Comm
-from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError
+from ..errors import STATUS, ArgumentError, DeadlineError, Error, FailedError, MismatchError
 
 _lock = threading.Lock()
 _made: dict[Any, '_Made'] = {}
 _alone = threading.local()
 _ended: list[Any] = []
+_PATIENCE = 1.0  # seconds, for what other ranks say of a mismatch
 
 
 class _Thread:
@@ -59,8 +62,12 @@ class _Made:
         for comm in (self.gpu, self.host):
             if comm is not None and _is_dead(comm):
                 if not any(getattr(c, 'told', False) for c in (self.gpu, self.host)):
-                    with telling(comm):
-                        comm.check()
+                    try:
+                        with telling(comm):
+                            comm.check()
+                    except MismatchError as why:
+                        why.comm = comm  # type: ignore[attr-defined] # what this rank does, its call knows
+                        raise
                 return True
         return False
 
@@ -74,29 +81,68 @@ def _is_dead(comm: Comm) -> bool:
     return lib().colo_comm_check(comm.handle) < 0
 
 
-def heard(comm: Comm | None, why: BaseException) -> None:
+def heard(comm: Comm | None, why: BaseException, doing: dict[str, Any] | None = None) -> None:
     """Notes that this rank has heard of the error that killed a communicator. An error that the library
-    does not know of is told to the other ranks, which would wait for this one."""
+    does not know of is told to the other ranks, which would wait for this one. doing: what this rank's
+    call is about, to be compared with the others' after a mismatch."""
     if comm is None:
         return
     if not getattr(why, 'status', 0):
         refuse(comm, why)
     elif comm._handle and _is_dead(comm):
         comm.told = True  # type: ignore[attr-defined]
+        board: _Board | None = getattr(comm, '_board', None)
+        if isinstance(why, MismatchError) and doing and board is not None:
+            differs = board.compare(doing)
+            if differs:
+                why.args = ('%s (%s)' % (differs, why), *why.args[1:])
+
+
+class _Board:
+    """Where the ranks of a communicator that a mismatch killed tell each other what they were doing. The
+    library sees that one makes a bridge and another runs one; why, each rank knows by itself."""
+
+    def __init__(self, store: Any, name: str, ranks: tuple[int, ...], me: int):
+        self.store, self.name, self.ranks, self.me = weakref.ref(store), name, ranks, me
+
+    def compare(self, doing: dict[str, Any]) -> str:
+        """"rows: ranks 0, 1, 3 have 8, rank 2 has 12", of the ranks that say so within a second."""
+        store = self.store()
+        if store is None:
+            return ''
+        store.set('%s/doing/%d' % (self.name, self.me), json.dumps(doing))
+        store.add('%s/said/%d' % (self.name, self.me), 1)
+        said: dict[int, dict[str, Any]] = {}
+        end = time.monotonic() + _PATIENCE
+        while len(said) < len(self.ranks) and time.monotonic() < end:
+            for rank in self.ranks:  # add() waits for nobody, get() would
+                if rank not in said and store.add('%s/said/%d' % (self.name, rank), 0):
+                    said[rank] = json.loads(store.get('%s/doing/%d' % (self.name, rank)))
+            time.sleep(0.005)
+        words = []
+        for field in doing:
+            having: dict[Any, list[str]] = {}
+            for rank in sorted(said):
+                having.setdefault(said[rank].get(field), []).append(str(rank))
+            if len(having) > 1:
+                words.append('%s: %s' % (field, ', '.join(
+                    ('ranks %s have %s' if on[1:] else 'rank %s has %s') % (', '.join(on), value)
+                    for value, on in having.items())))
+        return '; '.join(words)
 
 
 class telling:
     """heard() around what uses a communicator."""
 
-    def __init__(self, comm: Comm | None):
-        self.comm = comm
+    def __init__(self, comm: Comm | None, doing: dict[str, Any] | None = None):
+        self.comm, self.doing = comm, doing
 
     def __enter__(self) -> None:
         pass
 
     def __exit__(self, kind: Any, why: Any, trace: Any) -> None:
         if kind is not None:
-            heard(self.comm, why)
+            heard(self.comm, why, self.doing)
 
 
 def _default_group(dist: Any) -> Any:
@@ -180,6 +226,7 @@ def _meet(ranks: tuple[int, ...]) -> Comm:
 
     comm = Comm.from_all_gather(at, len(ranks), all_gather)
     comm.set_world_ranks(ranks)
+    comm._board = _Board(store, 'colobridge/%s/%d' % (name, meeting), ranks, me)  # type: ignore
     return comm
 
 
@@ -226,6 +273,7 @@ def _for_device(made: Any, device: Any) -> Comm:
         return made.host
     if made.gpu is None:
         made.gpu = made.host.nccl(device.index if device.index is not None else -1)
+        made.gpu._board = getattr(made.host, '_board', None)
     return made.gpu
 
 
