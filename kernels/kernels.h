@@ -63,6 +63,7 @@ typedef struct colo_k_logprob {
     colo_dtype_t dtype, d_dtype;
     double factor, softcap, smoothing, z_loss;
     int64_t vocab, vocab_start, ignore_index;
+    int64_t own; /* columns that smoothing is spread over when they are this rank's, else 0 */
     bool lenient;
     int64_t lo, hi, tokens; /* this pass, [lo, hi) of [0, tokens) */
 

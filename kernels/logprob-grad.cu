@@ -56,7 +56,7 @@ template <typename R> __device__ void look_up(const colo_k_logprob_t &p, int64_t
     k.a = (R)(p.factor * (-g_p + g_l * (1 + 2 * p.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
     k.b = (R)(p.factor * -g_h);
     k.c = (R)(p.factor * (g_p - (1 - p.smoothing) * g_l));
-    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)p.vocab));
+    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)(p.own ? p.own : p.vocab)));
     k.target = legal ? target - p.vocab_start : -1;
     found.k = k;
     found.kind = target == p.ignore_index                                       ? ZERO

@@ -149,15 +149,16 @@ __device__ merged merge_row(const colo_k_logprob_t &p, bool wide, int64_t k, int
         const int64_t start = ((const int64_t *)block)[p.head_start],
                       columns = ((const int64_t *)block)[p.head_columns];
         const double m = get(block + p.m, wide, k), down = m - g.m;
+        const bool spread = p.d >= 0 && (p.own == 0 || r == p.rank);
         if (m == -CUDART_INF) { /* empty: nothing; all -inf: d is -inf */
-            d += p.d >= 0 ? get(block + p.d, wide, k) : 0;
+            d += spread ? get(block + p.d, wide, k) : 0;
             continue;
         }
         const double c = exp(down), s = get(block + p.s, wide, k);
         sum += c * s;
         if (p.u >= 0 && c > 0)
             u += c * (get(block + p.u, wide, k) + down * s);
-        if (p.d >= 0)
+        if (spread)
             d += get(block + p.d, wide, k) + (double)columns * down;
         if (target >= start && target - start < columns)
             g.xt = get(block + p.xt, wide, k) + down;
@@ -168,7 +169,7 @@ __device__ merged merge_row(const colo_k_logprob_t &p, bool wide, int64_t k, int
     }
     g.log_sum = log(sum);
     g.h = p.u >= 0 ? at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)p.vocab;
+    g.mean = d / (double)(p.own ? p.own : p.vocab);
     return g;
 }
 

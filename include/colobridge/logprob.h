@@ -8,8 +8,8 @@
  *   logp    = (x_t - M) - log Sum                                  (never smoothed)
  *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
- * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing can make e
- * larger); NaN stays NaN.
+ * logp <= 0 and entropy >= 0 hold exactly, and loss >= 0 if e <= 1 (megatron_smoothing and
+ * local_smoothing can make e larger); NaN stays NaN.
  * Forward reads the shard once and does one all-gather; backward no collective.
  * Source of the formulas: docs/logprob.md. Results do not depend on chunk_size, bit for bit.
  */
@@ -41,6 +41,9 @@ typedef struct colo_logprob_config {
     /* Targets outside [0, V) that are not ignore_index have no target term instead of NaN: logp 0,
      * loss as if x_t were M, gradients of the rest of the formula (-p d_logp). Still counted. */
     bool lenient_targets;
+    /* Smoothing as in Megatron-LM, over the n columns of this rank instead of the vocabulary: e' =
+     * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
+    bool local_smoothing;
 } colo_logprob_config_t;
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \

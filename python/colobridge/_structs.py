@@ -147,7 +147,7 @@ class LogprobConfig(c.Structure):
                 ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
                 ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool),
-                ('lenient_targets', c.c_bool)]
+                ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool)]
 
 
 class LogprobOut(c.Structure):

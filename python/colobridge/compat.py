@@ -272,16 +272,21 @@ def vocab_parallel_entropy(vocab_parallel_logits: Any, chunk_size: int | None = 
 
 @_eager
 def vocab_parallel_cross_entropy(vocab_parallel_logits: Any, target: Any,
-                                 label_smoothing: float = 0.0, tp_group: Any = None) -> Any:
+                                 label_smoothing: float = 0.0, tp_group: Any = None, *,
+                                 local_smoothing: bool = False) -> Any:
     """Cross entropy [s, b] of target [s, b] under logits [s, b, Vl]. Smoothing is e V / (V - 1) with
     the global V. A target that no rank holds has no term of its own: the loss is log Sum (smoothed as
-    the others), its gradient p."""
+    the others), its gradient p.
+
+    local_smoothing: as in the original, each rank smooths over its own n columns: e n / (n - 1), and the
+    mean of their log-probabilities. The ranks' losses differ then. ValueError: n < 2.
+    """
     from .torch.logprob import outputs
     return _f32(outputs('vocab_parallel_cross_entropy', vocab_parallel_logits, target, ('loss',),
                         tp_group=_tp(tp_group, 'vocab_parallel_cross_entropy'),
                         label_smoothing=float(label_smoothing),
-                        megatron_smoothing=True, lenient_targets=True,
-                        ignore_index=_NONE_IGNORED)[0])
+                        megatron_smoothing=True, local_smoothing=bool(local_smoothing),
+                        lenient_targets=True, ignore_index=_NONE_IGNORED)[0])
 
 
 # ---- the head and its loss, chunk by chunk ----

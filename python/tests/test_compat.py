@@ -263,6 +263,29 @@ def test_entropy_and_cross_entropy(world):
     world.run(tensor_parallel)
 
 
+def own_columns(rank):
+    """Megatron-LM's label smoothing, in its own words: ranks have different losses."""
+    z, t, g = case(5, 3)
+    lo, hi = half(rank, 4)
+    n, smoothing = hi - lo, 0.1
+    whole = z.clone().requires_grad_()
+    log_probs = torch.log_softmax(whole, -1)
+    e = smoothing * n / (n - 1)
+    want = (1 - e) * -log_probs.gather(-1, t.unsqueeze(-1)).squeeze(-1) - e * log_probs[..., lo:hi].mean(-1)
+    (want * g).sum().backward()
+    mine = z[..., lo:hi].clone().requires_grad_()
+    got = compat.vocab_parallel_cross_entropy(mine, t, smoothing, dist.group.WORLD, local_smoothing=True)
+    torch.testing.assert_close(got, want.detach(), **NEAR)
+    (got * g).sum().backward()
+    torch.testing.assert_close(mine.grad, whole.grad[..., lo:hi], **NEAR)
+    return got.detach()
+
+
+def test_local_smoothing_is_over_each_ranks_own_columns(world):
+    losses = world.run(own_columns)
+    assert not torch.allclose(losses[0], losses[3])
+
+
 def plain_head(hidden, weight, bias, labels, scale, cap, items):
     """loss, n_correct, entropy_sum, n_valid by PyTorch, in f64"""
     z = (hidden @ weight.t() + (0 if bias is None else bias)) * scale

@@ -69,6 +69,9 @@ TWINS = {
     'smoothing as PyTorch has it': (
         'compat.py', 'megatron_smoothing=True', 'megatron_smoothing=False', 'test_compat.py',
         'test_entropy_and_cross_entropy'),
+    'smoothing over the own columns is that of all': (
+        'compat.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
+        'test_local_smoothing'),
     'the gradient of a mean is added over ranks again': (
         'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',

@@ -91,6 +91,12 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                          "logits: columns [%" PRId64 ", %" PRId64
                          ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
                          config->vocab_start, end, config->vocab);
+    const int64_t own = (end < config->vocab ? end : config->vocab) - config->vocab_start;
+    if (config->local_smoothing && config->label_smoothing > 0 && own < 2)
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: local_smoothing divides by this rank's columns - 1: found "
+                         "%" PRId64 " columns, expected 2 or more",
+                         own < 0 ? 0 : own);
     return COLO_OK;
 }
 

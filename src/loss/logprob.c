@@ -47,8 +47,9 @@ static double smoothing_of(const colo_logprob_config_t *c)
     if (!c->want_loss)
         return 0;
     double v = (double)c->vocab;
-    return c->megatron_smoothing && c->vocab > 1 ? c->label_smoothing * v / (v - 1)
-                                                 : c->label_smoothing;
+    return c->megatron_smoothing && !c->local_smoothing && c->vocab > 1
+               ? c->label_smoothing * v / (v - 1)
+               : c->label_smoothing;
 }
 
 /* ---- sizes ---- */
@@ -150,7 +151,7 @@ uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t
     h = colo_hash_i64(h, c->ignore_index);
     h = colo_hash_i64(h, dtype);
     return colo_hash_i64(h, c->want_entropy | c->want_loss << 1 | c->want_correct << 2 |
-                                c->lenient_targets << 3);
+                                c->lenient_targets << 3 | c->local_smoothing << 4);
 }
 
 /* One multiplication a target: the rows are read anyway, this must not show. */
@@ -169,20 +170,25 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
 {
     int64_t in_vocab = config->vocab - config->vocab_start;
     in_vocab = in_vocab < 0 ? 0 : in_vocab;
+    const int64_t columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab;
+    double e = smoothing_of(config);
+    const int64_t own = config->local_smoothing && e > 0 ? columns : 0;
+    e *= own > 1 ? (double)own / (double)(own - 1) : 1;
     return (struct colo_logprob_pass){
         .config = config,
         .dtype = logits->dtype,
         .d_dtype = logits->dtype,
         .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
         .factor = config->scale / config->temperature,
-        .smoothing = smoothing_of(config),
+        .smoothing = e,
+        .own = own,
         .tokens = logits->shape[0],
         .logits = logits->data,
         .row_stride = logits->stride[0],
         .targets = targets ? targets->data : NULL,
         .target_stride = targets ? targets->stride[0] : 1,
         .columns = logits->shape[1],
-        .true_columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab,
+        .true_columns = columns,
     };
 }
 

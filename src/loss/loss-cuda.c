@@ -35,6 +35,7 @@ static colo_k_logprob_t flat_logprob(const struct colo_logprob_pass *p)
         .factor = p->factor,
         .softcap = p->config->softcap,
         .smoothing = p->smoothing,
+        .own = p->own,
         .z_loss = p->config->z_loss,
         .vocab = p->config->vocab,
         .vocab_start = p->config->vocab_start,

@@ -166,7 +166,7 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_st
 
 /* One row over the whole vocabulary; m is M, or NaN when the row is. */
 struct merged {
-    double m, log_sum, h, mean, xt; /* mean of x - M over V; xt is x_t - M */
+    double m, log_sum, h, mean, xt; /* mean of x - M over V, or own; xt is x_t - M */
     int64_t arg;
 };
 
@@ -197,15 +197,16 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
         const unsigned char *block = block_of(p, r);
         const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
         double m = get(block + b->m, stat, k), down = m - g.m;
+        const bool spread = b->d >= 0 && (p->own == 0 || r == p->rank);
         if (m == -INFINITY) { /* empty: nothing; all -inf: d is -inf */
-            d += b->d >= 0 ? get(block + b->d, stat, k) : 0;
+            d += spread ? get(block + b->d, stat, k) : 0;
             continue;
         }
         double c = exp(down), s = get(block + b->s, stat, k);
         sum += c * s;
         if (b->u >= 0 && c > 0)
             u += c * (get(block + b->u, stat, k) + down * s);
-        if (b->d >= 0)
+        if (spread)
             d += get(block + b->d, stat, k) + (double)head->columns * down;
         if (target >= head->start && target - head->start < head->columns)
             g.xt = get(block + b->xt, stat, k) + down;
@@ -216,7 +217,7 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
     }
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)p->config->vocab;
+    g.mean = d / (double)(p->own ? p->own : p->config->vocab);
     return g;
 }
 
@@ -319,7 +320,7 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
                  g_l = upstream(p, p->upstream.d_loss, t);
     const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
                  b = -g_h, c = g_p - (1 - p->smoothing) * g_l,
-                 d = -p->smoothing * g_l / (double)cfg->vocab;
+                 d = -p->smoothing * g_l / (double)(p->own ? p->own : cfg->vocab);
     double x[TILE];
     for (int64_t j = 0; j < p->true_columns; j += TILE) {
         int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;

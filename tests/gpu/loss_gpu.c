@@ -311,7 +311,10 @@ void gpu_case_run_shards(loss_case_t *c)
             .d_dtype = c->dtype,
             .stat_dtype = colo_logprob_stat_dtype(c->dtype),
             .factor = c->config.scale / c->config.temperature,
-            .smoothing = c->config.megatron_smoothing ? eps * v / (v - 1) : eps,
+            .smoothing = c->config.local_smoothing      ? eps * (double)real / (double)(real - 1)
+                         : c->config.megatron_smoothing ? eps * v / (v - 1)
+                                                        : eps,
+            .own = c->config.local_smoothing ? real : 0,
             .hi = c->tokens,
             .tokens = c->tokens,
             .logits = b[r].z,
@@ -333,7 +336,7 @@ void gpu_case_run_shards(loss_case_t *c)
         };
         assert_ok(ops->logprob_stats(&p[r], NULL));
     }
-    assert_ok(ops->logprob_merge(&p[c->ranks - 1], NULL));
+    assert_ok(ops->logprob_merge(&p[c->ranks - 1], NULL)); /* the last rank's, for rank 0 */
     fetch_rest(c, &b[0]);
     for (int r = 0; r < c->ranks; r++) {
         assert_ok(ops->logprob_grad(&p[r], NULL));

@@ -95,6 +95,23 @@ static void outputs_at_probability_one_keep_their_sign(void **state)
     }
 }
 
+static void local_smoothing_is_over_a_ranks_own_columns(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 24; i++) {
+        loss_case_t c;
+        loss_case_init(&c, 1 + i % 3, 7, 300, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
+        loss_case_shard(&c, i / 6 % 2 ? SHARD_PADDED : SHARD_UNEVEN);
+        c.config.want_loss = c.config.local_smoothing = true;
+        c.config.label_smoothing = 0.1;
+        c.no_up[0] = c.no_up[1] = true;
+        gpu_case_run_shards(&c); /* outputs are the last rank's */
+        memcpy(c.out[c.ranks - 1][2], c.out[0][2], (size_t)c.tokens * sizeof(double));
+        loss_case_check_local(&c, c.ranks - 1);
+        loss_case_free(&c);
+    }
+}
+
 static void shards_merge_to_what_the_whole_row_gives(void **state)
 {
     char label[80];
@@ -552,6 +569,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_agrees_with_the_oracle),
         cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
+        cmocka_unit_test(local_smoothing_is_over_a_ranks_own_columns),
         cmocka_unit_test(shards_merge_to_what_the_whole_row_gives),
         cmocka_unit_test(a_large_offset_of_the_logits_costs_no_digits),
         cmocka_unit_test(a_sure_target_keeps_its_gradient),

@@ -165,6 +165,36 @@ void loss_case_check_signs(const loss_case_t *c, int i)
     }
 }
 
+void loss_case_check_local(const loss_case_t *c, int rank)
+{
+    const ref_logprob_opts_t o = loss_case_opts(c);
+    const int64_t lo = c->start[rank],
+                  end = lo + c->columns[rank] < c->vocab ? lo + c->columns[rank] : c->vocab;
+    const double n = (double)(end - lo), e = c->config.label_smoothing * n / (n - 1);
+    for (int64_t t = 0; t < c->tokens; t++) {
+        const double *z = c->z + t * c->vocab, g = c->up[2][t];
+        double mean = 0;
+        ref_logprob_row_t ref;
+        ref_logprob(&o, z, c->vocab, c->targets[t], &ref);
+        for (int64_t j = lo; j < end; j++)
+            mean += (z[j] - ref.lse) / n; /* of log p */
+        const double want = (1 - e) * (ref.lse - z[c->targets[t]]) - e * mean;
+        /* as in loss_case_compare(), where the loss is one of several outputs */
+        const double u = c->dtype == COLO_F64 ? ((double)c->vocab + 16) * 0x1p-53 : 0x1p-24;
+        const double tol = 4 * u * (1 + log((double)c->vocab) + ref.range + ref.top);
+        if (!(fabs(c->out[rank][2][t] - want) <= tol + u * fabs(want)))
+            fail_msg("rank %d, token %d: loss is %.12g, expected %.12g", rank, (int)t,
+                     c->out[rank][2][t], want);
+        for (int64_t j = lo; j < end; j++) {
+            const double hit = j == c->targets[t] ? 1 - e : 0;
+            const double dz = g * (exp(z[j] - ref.lse) - hit - e / n);
+            if (!(fabs(c->dz[t * c->vocab + j] - dz) <= tol * fabs(g)))
+                fail_msg("rank %d, token %d, column %d: gradient is %.12g, expected %.12g", rank,
+                         (int)t, (int)j, c->dz[t * c->vocab + j], dz);
+        }
+    }
+}
+
 void loss_case_shard(loss_case_t *c, shard_kind_t kind)
 {
     const int64_t v = c->vocab, w = c->ranks, each = (v + w - 1) / w;

@@ -57,6 +57,10 @@ void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng);
 /* logp <= 0, entropy >= 0 and loss >= 0, and no -0 of the last two. */
 void loss_case_check_signs(const loss_case_t *c, int i);
 
+/* Smoothing over a rank's own columns, in Megatron-LM's words: the losses of @rank and, by d_loss
+ * alone, the gradient of its columns. No softcap, scale, or temperature. */
+void loss_case_check_local(const loss_case_t *c, int rank);
+
 /* The value that remains when @v is stored in @dtype; and of the stored bits. */
 double loss_round(colo_dtype_t dtype, double v);
 void loss_store(colo_dtype_t dtype, void *base, int64_t i, double v);

@@ -68,6 +68,25 @@ static void outputs_at_probability_one_keep_their_sign(void **state)
     }
 }
 
+static void local_smoothing_is_over_a_ranks_own_columns(void **state)
+{
+    uint64_t rng = t_seed() + 10;
+    (void)state;
+    for (int i = 0; i < 24; i++) {
+        loss_case_t c;
+        loss_case_init(&c, worlds[i % 3], 7, 60, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
+        loss_case_shard(&c, i / 6 % 2 ? SHARD_PADDED : SHARD_UNEVEN);
+        c.config.want_loss = c.config.local_smoothing = true;
+        c.config.megatron_smoothing = i / 12;
+        c.config.label_smoothing = 0.1;
+        c.no_up[0] = c.no_up[1] = true;
+        assert_ok(loss_case_run(&c));
+        for (int r = 0; r < c.ranks; r++)
+            loss_case_check_local(&c, r);
+        loss_case_free(&c);
+    }
+}
+
 /* ---- NaN and +inf: on one column, the row is NaN on all ranks, its neighbours are not ---- */
 
 static double poison;
@@ -415,6 +434,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
+        cmocka_unit_test(local_smoothing_is_over_a_ranks_own_columns),
         cmocka_unit_test(nan_on_any_shard_is_nan_on_all_ranks),
         cmocka_unit_test(plus_infinity_makes_the_row_nan),
         cmocka_unit_test(a_row_of_all_kinds_of_infinity_is_nan),
