@@ -42,6 +42,13 @@ cudaError_t colo_k_boxes_shift(const colo_box_t *dst, const colo_box_t *src, int
 cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                            colo_dtype_t dtype, cudaStream_t stream);
 
+/* to[i] = wide[i] + half[i] for @n elements (half-sum.cu): wide is fp32 (NULL: zeros), half is of
+ * @dtype, bf16 or fp16; to is fp32 if @to_f32, else of @dtype, rounded once. to may be wide or half
+ * itself. Pointers are multiples of an element. The same bits as the host's, but a NaN is CUDA's
+ * own. */
+cudaError_t colo_k_half_sum(void *to, bool to_f32, const float *wide, const void *half,
+                            colo_dtype_t dtype, int64_t n, cudaStream_t stream);
+
 /* ---- looking at memory (inspect.cu) ---- */
 
 /* *sum += a number that differs when the bits of the box differ, whatever its strides. */

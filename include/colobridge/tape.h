@@ -9,6 +9,9 @@
  * Values live on the host or in CUDA memory, and so do their gradients. On a device the tape's own
  * work (zeros, sums, the seed's copy) is enqueued on its stream, which nodes must use, too; the host
  * does not wait, and a buffer is allocated in the first step that needs it.
+ *
+ * Backward releases the gradient of a node's output when that node has run, and another gradient uses
+ * the memory again. Gradients of leaves live until reset.
  */
 #ifndef COLOBRIDGE_TAPE_H
 #define COLOBRIDGE_TAPE_H
@@ -45,7 +48,8 @@ COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
 /**
  * colo_tape_leaf() - a value to which gradients flow (a parameter, the input of a block)
  * @t:        float dtype; its shape, dtype and data pointer are noted, nothing is copied
- * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward *adds*
+ * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward *adds*:
+ *            @t's shape, contiguous, @t's dtype; for bf16 and fp16 also fp32 (a main gradient)
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
@@ -63,6 +67,12 @@ COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, con
                                         int32_t nsaved, colo_backward_fn backward, void *state,
                                         void (*free_state)(void *));
 /**
+ * colo_tape_retain_gradient() - keep the gradient of a node's output until reset
+ * Call it before backward. Gradients of leaves are kept anyway.
+ * Errors:  COLO_ERR_ARG (no such value), COLO_ERR_STATE (backward has run)
+ */
+COLO_API colo_status_t colo_tape_retain_gradient(colo_tape_t *tape, colo_value_t value);
+/**
  * colo_tape_backward() - run the nodes in reverse from @value
  * @seed:   gradient of @value, its shape; NULL: ones, on the host only. Nodes whose outputs nobody
  *          needs are skipped
@@ -73,7 +83,7 @@ COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, con
 COLO_API colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value,
                                           const colo_tensor_t *seed);
 /** colo_tape_gradient() - contiguous view of a value's gradient, owned by the tape (or the caller's
- *  d_t); COLO_ERR_MISSING when none reached it */
+ *  d_t); COLO_ERR_MISSING if none reached it, or if it was released (colo_tape_retain_gradient()) */
 COLO_API colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
                                           colo_tensor_t *d_value);
 

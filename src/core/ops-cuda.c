@@ -349,6 +349,23 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
+static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
+                              colo_dtype_t dtype, int64_t n, colo_stream_t stream)
+{
+    if ((dtype != COLO_BF16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
+        return colo_backend_fail(COLO_ERR_ARG,
+                                 "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
+                                 "into it or f32",
+                                 (int)dtype, (int)to_dtype);
+    if (n == 0)
+        return COLO_OK;
+    COLO_CUDA_TRY(colo_cuda_typed(to, to_dtype, "sum: destination"));
+    COLO_CUDA_TRY(colo_cuda_typed(wide, COLO_F32, "sum: fp32 addend"));
+    COLO_CUDA_TRY(colo_cuda_typed(half, dtype, "sum: addend"));
+    return colo_cuda_report(colo_k_half_sum(to, to_dtype == COLO_F32, wide, half, dtype, n, stream),
+                            "sum");
+}
+
 static const colo_ops_t colo_ops_cuda = {
     .name = "cuda",
     .alloc = gpu_alloc,
@@ -366,6 +383,7 @@ static const colo_ops_t colo_ops_cuda = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
+    .half_sum = half_sum,
     .box_list = box_list,
     .box_shift = box_shift,
 };

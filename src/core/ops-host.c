@@ -240,6 +240,29 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
     return COLO_OK;
 }
 
+static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
+                              colo_dtype_t dtype, int64_t n, colo_stream_t stream)
+{
+    const uint16_t *h = half;
+    const bool bf16 = dtype == COLO_BF16;
+    (void)stream;
+    if ((!bf16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
+        return colo_fail(COLO_ERR_ARG,
+                         "sum of fp32 and %s into %s: expected bf16 or f16, into it "
+                         "or f32",
+                         colo_dtype_name(dtype), colo_dtype_name(to_dtype));
+    for (int64_t i = 0; i < n; i++) {
+        float sum = bf16 ? colo_bf16_to_f32(h[i]) : colo_f16_to_f32(h[i]);
+        if (wide)
+            sum = wide[i] + sum;
+        if (to_dtype == COLO_F32)
+            ((float *)to)[i] = sum;
+        else
+            ((uint16_t *)to)[i] = bf16 ? colo_f32_to_bf16(sum) : colo_f32_to_f16(sum);
+    }
+    return COLO_OK;
+}
+
 const colo_ops_t colo_ops_host = {
     .name = "host",
     .alloc = host_alloc,
@@ -257,6 +280,7 @@ const colo_ops_t colo_ops_host = {
     .masked_sum = masked_sum,
     .box_copy = box_copy,
     .box_sum = box_sum,
+    .half_sum = half_sum,
     .box_list = box_list,
     .box_shift = box_shift,
 };

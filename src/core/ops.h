@@ -84,6 +84,11 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
+    /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or fp16,
+     * @dtype. @to is of @to_dtype, fp32 or @dtype, and is rounded once; it may be wide or half
+     * exactly. */
+    colo_status_t (*half_sum)(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
+                              colo_dtype_t dtype, int64_t n, colo_stream_t stream);
 } colo_ops_t;
 
 extern const colo_ops_t colo_ops_host;

@@ -82,6 +82,12 @@ static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_va
     return out;
 }
 
+static void retain(colo_tape_t *tape, const colo_value_t *v, int n)
+{
+    for (int i = 0; i < n; i++)
+        assert_ok(colo_tape_retain_gradient(tape, v[i]));
+}
+
 static void gradient_is(const colo_tape_t *tape, colo_value_t v, double want)
 {
     colo_tensor_t g;
@@ -104,6 +110,7 @@ static void gradients_of_several_consumers_add_up(void **state)
     colo_value_t b = node(tape, linear(1, 'b', 5, 7, 0), a, x);   /* b = 5a + 7x */
     colo_value_t c = node(tape, linear(2, 'c', 11, 13, 0), a, b); /* c = 11a + 13b */
     colo_value_t d = node(tape, linear(3, 'd', 1, 1, 0), c, x);   /* d = c + x */
+    retain(tape, (colo_value_t[]){a, b, c, d}, 4);
     assert_ok(colo_tape_backward(tape, d, NULL));
     assert_string_equal(ran, "dcba");
     gradient_is(tape, d, 1);
@@ -126,6 +133,7 @@ static void a_value_used_twice_by_one_node_gets_both(void **state)
     colo_value_t x = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 2, 5, 0), x, x);
     colo_value_t b = node(tape, linear(1, 'b', 3, 4, 0), a, a);
+    retain(tape, &a, 1);
     assert_ok(colo_tape_backward(tape, b, NULL));
     gradient_is(tape, a, 7);
     gradient_is(tape, x, 49);
@@ -153,6 +161,30 @@ static void nodes_nobody_needs_are_skipped(void **state)
     colo_tape_destroy(&tape);
 }
 
+static void the_gradient_of_an_output_is_released_unless_it_is_retained(void **state)
+{
+    colo_tape_t *tape;
+    colo_tensor_t g;
+    (void)state;
+    start(&tape);
+    colo_value_t x = leaf(tape);
+    colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
+    colo_value_t b = node(tape, linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
+    colo_value_t c = node(tape, linear(2, 'c', 5, 0, 0), b, COLO_NO_VALUE);
+    retain(tape, &b, 1);
+    assert_fails(colo_tape_retain_gradient(tape, 9), COLO_ERR_ARG,
+                 "retain_gradient: value 9, the tape has 4");
+    assert_fails(colo_tape_retain_gradient(NULL, a), COLO_ERR_ARG, "tape is NULL");
+    assert_ok(colo_tape_backward(tape, c, NULL));
+    gradient_is(tape, x, 30);
+    gradient_is(tape, b, 5);
+    assert_fails(colo_tape_gradient(tape, a, &g), COLO_ERR_MISSING,
+                 "that of value 1 was released when node 0 'linear' had run");
+    assert_fails(colo_tape_gradient(tape, c, &g), COLO_ERR_MISSING, "that of value 3 was released");
+    assert_fails(colo_tape_retain_gradient(tape, a), COLO_ERR_STATE, "backward has run");
+    colo_tape_destroy(&tape);
+}
+
 static void an_output_nobody_consumed_brings_zeros(void **state)
 {
     colo_tensor_t two[2] = {vec(some), vec(some)};
@@ -167,6 +199,7 @@ static void an_output_nobody_consumed_brings_zeros(void **state)
             assert_ok(colo_tape_record(tape, "two", &x, 1, two, 2, out, NULL, 0, linear_backward,
                                        linear(round, 't', 3, 0, 0), free_linear));
             colo_value_t b = node(tape, linear(round + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
+            retain(tape, out, 2);
             assert_ok(colo_tape_backward(tape, b, NULL));
             gradient_is(tape, x, which ? -15 : 15); /* 3 (d_out[0] - d_out[1]) */
             gradient_is(tape, out[which], 5);
@@ -477,6 +510,7 @@ int main(void)
         cmocka_unit_test(gradients_of_several_consumers_add_up),
         cmocka_unit_test(a_value_used_twice_by_one_node_gets_both),
         cmocka_unit_test(nodes_nobody_needs_are_skipped),
+        cmocka_unit_test(the_gradient_of_an_output_is_released_unless_it_is_retained),
         cmocka_unit_test(an_output_nobody_consumed_brings_zeros),
         cmocka_unit_test(a_seed_scales_and_a_leaf_may_be_where_it_starts),
         cmocka_unit_test(a_callers_gradient_is_added_to),

@@ -63,6 +63,7 @@ static void paths_are_counted_in_device_memory(void **state)
                                    NULL, NULL));
         assert_ok(colo_tape_record(tape, "out", (colo_value_t[]){b, c, c}, 3, &t, 1, &out, NULL, 0,
                                    spread, NULL, NULL));
+        assert_ok(colo_tape_retain_gradient(tape, b));
         assert_ok(colo_tape_backward(tape, out, &t));
         assert_ok(colo_tape_gradient(tape, b, &g));
         expect(&g, 3, 0);
@@ -105,6 +106,54 @@ static void what_nobody_consumed_is_zeros(void **state)
     gpu_free(x);
 }
 
+/* w and b have seven consumers each: 7 x 129 is 903, or 904 in bf16; rounded each time it would be
+ * 900. In fp16 7 x 1025 is 7175, or 7176; rounded each time it would be 7172. */
+static void halves_add_in_fp32_in_device_memory(void **state)
+{
+    static const struct {
+        colo_dtype_t dtype;
+        uint16_t seed, sum;
+        float exact, rounded;
+    } of[2] = {{COLO_BF16, 0x4301, 0x4462, 903, 904}, {COLO_F16, 0x6401, 0x6f02, 7175, 7176}};
+    (void)state;
+    for (int d = 0; d < 2; d++) {
+        uint16_t seed[N], got[N];
+        float five[N], main[N];
+        colo_tape_t *tape = NULL;
+        colo_value_t a, w, b, in[14], out;
+        for (int i = 0; i < N; i++)
+            seed[i] = of[d].seed, five[i] = 5;
+        void *x = gpu_put(seed, sizeof seed), *d_a = gpu_put(five, sizeof five),
+             *d_w = gpu_put(five, sizeof five);
+        colo_tensor_t t = tensor(x), t_a = tensor(d_a), t_w = tensor(d_w), g;
+        t.dtype = of[d].dtype;
+        assert_ok(colo_tape_create(&tape));
+        colo_tape_set_stream(tape, stream);
+        assert_ok(colo_tape_leaf(tape, &t, &t_a, &a));
+        assert_ok(colo_tape_leaf(tape, &t, &t_w, &w));
+        assert_ok(colo_tape_record(tape, "b", &a, 1, &t, 1, &b, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_retain_gradient(tape, b));
+        for (int i = 0; i < 14; i++)
+            in[i] = i % 2 ? b : w;
+        assert_ok(colo_tape_record(tape, "out", in, 14, &t, 1, &out, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_backward(tape, out, &t));
+        assert_ok(colo_tape_gradient(tape, b, &g));
+        gpu_get(got, g.data, sizeof got);
+        for (int i = 0; i < N; i++)
+            assert_int_equal(got[i], of[d].sum);
+        gpu_get(main, d_a, sizeof main); /* one consumer, whose gradient is b's */
+        for (int i = 0; i < N; i++)
+            assert_true(main[i] == 5 + of[d].rounded);
+        gpu_get(main, d_w, sizeof main);
+        for (int i = 0; i < N; i++)
+            assert_true(main[i] == 5 + of[d].exact);
+        colo_tape_destroy(&tape);
+        gpu_free(x);
+        gpu_free(d_a);
+        gpu_free(d_w);
+    }
+}
+
 int main(void)
 {
     int rc = gpu_need(1);
@@ -115,6 +164,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(paths_are_counted_in_device_memory),
         cmocka_unit_test(what_nobody_consumed_is_zeros),
+        cmocka_unit_test(halves_add_in_fp32_in_device_memory),
     };
     return cmocka_run_group_tests_name("gpu/tape", tests, NULL, NULL);
 }

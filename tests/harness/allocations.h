@@ -7,6 +7,7 @@
 #ifndef TESTS_HARNESS_ALLOCATIONS_H
 #define TESTS_HARNESS_ALLOCATIONS_H
 
+#include <errno.h>
 #include <stdatomic.h>
 #include <stddef.h>
 
@@ -58,6 +59,13 @@ void *aligned_alloc(size_t align, size_t bytes)
 {
     count(bytes);
     return __libc_memalign(align, bytes);
+}
+
+int posix_memalign(void **p, size_t align, size_t bytes)
+{
+    count(bytes);
+    *p = __libc_memalign(align, bytes);
+    return *p ? 0 : ENOMEM;
 }
 #endif
 

@@ -1,0 +1,340 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tape-backward.c - which nodes of a tape run, in which order, and where gradients add up.
+ *
+ * Backward marks what the wanted value depends on, checks the versions of everything those nodes
+ * saved, reserves every buffer, and only then runs the marked nodes from last to first. So a
+ * refusal comes before any node has run.
+ *
+ * A node writes its input gradients; the tape adds, in the reverse order of recording. The first
+ * gradient that reaches an fp32 or fp64 value is written straight into the value's buffer; each
+ * later one (of another consumer, or of the same value twice in one node) is written into a spare
+ * buffer and added. If several gradients reach a bf16 or fp16 value, they add up in an fp32 buffer,
+ * and the last one rounds the sum into the value's buffer. A caller's own gradient (d_t of a leaf)
+ * is added to once, after the last node has succeeded: a backward that fails leaves it as it was.
+ *
+ * Reserving goes through the nodes as running does: a buffer is taken for the first node that needs
+ * it and given back after the last one, so another gradient takes the same memory. What a gradient
+ * costs is known before any node runs. The gradient of a leaf lives until reset, so does that of a
+ * value that was retained.
+ *
+ * A gradient lives in its value's kind of memory. On a device zeros, copies and sums are those of
+ * ops.h, enqueued on the tape's stream, and the host waits for nothing: a node enqueues there, too.
+ */
+#include "core/tape.h"
+
+#include "core/half.h"
+#include "core/memory.h"
+#include "core/ops.h"
+#include "core/try.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+/* ---- elements ---- */
+
+static size_t bytes_of(const colo_tensor_t *t)
+{
+    return (size_t)colo_tensor_count(t) * colo_dtype_size(t->dtype);
+}
+
+/* A contiguous gradient is one long box. */
+static colo_box_t line(void *data, const colo_tensor_t *like)
+{
+    return (colo_box_t){data, {1, 1, colo_tensor_count(like)}, {0, 0, 1}};
+}
+
+/* sum += more, both of @dtype. */
+static colo_status_t add_to(const colo_tape_t *tape, void *sum, void *more, colo_dtype_t dtype,
+                            const colo_tensor_t *like)
+{
+    const colo_ops_t *ops;
+    COLO_TRY(colo_ops_for(like->mem, &ops));
+    colo_box_t to = line(sum, like), addends[] = {to, line(more, like)};
+    return ops->box_sum(&to, addends, 2, dtype, tape->stream);
+}
+
+/* to = wide + half, rounded once if @to is not fp32. wide NULL: zeros. */
+static colo_status_t add_half(const colo_tape_t *tape, void *to, colo_dtype_t to_dtype,
+                              const float *wide, const void *half, const colo_tensor_t *like)
+{
+    const colo_ops_t *ops;
+    COLO_TRY(colo_ops_for(like->mem, &ops));
+    return ops->half_sum(to, to_dtype, wide, half, like->dtype, colo_tensor_count(like),
+                         tape->stream);
+}
+
+static colo_status_t copy_to(const colo_tape_t *tape, void *to, const void *from,
+                             const colo_tensor_t *like)
+{
+    const colo_ops_t *ops;
+    COLO_TRY(colo_ops_for(like->mem, &ops));
+    colo_box_t dst = line(to, like), src = line((void *)from, like);
+    return ops->box_copy(&dst, &src, colo_dtype_size(like->dtype), tape->stream);
+}
+
+static void fill_ones(void *data, const colo_tensor_t *like)
+{
+    int64_t n = colo_tensor_count(like);
+    for (int64_t i = 0; i < n; i++)
+        switch (like->dtype) {
+        case COLO_F64:
+            ((double *)data)[i] = 1;
+            break;
+        case COLO_BF16:
+            ((uint16_t *)data)[i] = colo_f32_to_bf16(1);
+            break;
+        case COLO_F16:
+            ((uint16_t *)data)[i] = colo_f32_to_f16(1);
+            break;
+        default:
+            ((float *)data)[i] = 1;
+        }
+}
+
+/* A value's gradient as a contiguous view of @data. */
+static colo_tensor_t grad_view(const struct colo_tape_value *v, void *data)
+{
+    colo_tensor_t g = colo_tensor_host(data, v->t.dtype, v->t.ndim, v->t.shape);
+    g.mem = v->t.mem;
+    g.device = v->t.device;
+    return g;
+}
+
+/* ---- backward ---- */
+
+static bool is_wanted(const colo_tape_t *tape, const struct colo_tape_node *n)
+{
+    for (int32_t i = 0; i < n->nout; i++)
+        if (tape->values[n->first_out + i].wanted)
+            return true;
+    return false;
+}
+
+static void mark(colo_tape_t *tape, colo_value_t from)
+{
+    for (int64_t i = 0; i < tape->nvalues; i++) {
+        tape->values[i].wanted = false;
+        tape->values[i].uses = 0;
+    }
+    tape->values[from].wanted = true;
+    tape->values[from].uses = 1; /* the seed */
+    for (int64_t k = tape->nnodes; k-- > 0;) {
+        const struct colo_tape_node *n = &tape->nodes[k];
+        if (!is_wanted(tape, n))
+            continue;
+        for (int32_t i = 0; i < n->nin; i++)
+            if (n->in[i] != COLO_NO_VALUE) {
+                tape->values[n->in[i]].wanted = true;
+                tape->values[n->in[i]].uses++;
+            }
+    }
+}
+
+static colo_status_t check_versions(const colo_tape_t *tape)
+{
+    for (int64_t k = 0; k < tape->nnodes; k++) {
+        const struct colo_tape_node *n = &tape->nodes[k];
+        if (!is_wanted(tape, n))
+            continue;
+        for (int32_t i = 0; i < n->nsaved; i++)
+            if (n->saved[i].version && *n->saved[i].version != n->saved[i].at)
+                return colo_fail(COLO_ERR_MODIFIED,
+                                 "node %" PRId64 " '%s': saved tensor %d was written after it was "
+                                 "saved: version %" PRIu64 ", saved at %" PRIu64,
+                                 k, n->name, (int)i, *n->saved[i].version, n->saved[i].at);
+    }
+    return COLO_OK;
+}
+
+static bool adds_in_f32(const struct colo_tape_value *v)
+{
+    return colo_tape_is_half(&v->t) && v->uses > 1;
+}
+
+/* Where input @i of @n is to be written: its value's own buffer, or a spare one. */
+static colo_status_t reserve_input(colo_tape_t *tape, struct colo_tape_node *n, int32_t i)
+{
+    n->spare[i] = NULL;
+    if (n->in[i] == COLO_NO_VALUE)
+        return COLO_OK;
+    struct colo_tape_value *v = &tape->values[n->in[i]];
+    const size_t bytes = bytes_of(&v->t);
+    void *sum = v->sum;
+    bool own = ++v->seen == 1;
+    if (adds_in_f32(v)) {
+        if (own)
+            COLO_TRY(colo_tape_take(tape, v->t.mem, bytes * 2, &sum)); /* 4 bytes for 2 */
+        v->sum = sum;
+        own = v->seen == v->uses && !v->caller.data;
+    }
+    return colo_tape_take(tape, v->t.mem, bytes, own ? &v->grad : &n->spare[i]);
+}
+
+/* The buffers of one node; those that nothing needs afterwards are free again. */
+static colo_status_t reserve_node(colo_tape_t *tape, struct colo_tape_node *n)
+{
+    for (int32_t i = 0; i < n->nout; i++) {
+        struct colo_tape_value *v = &tape->values[n->first_out + i];
+        if (!v->grad)
+            COLO_TRY(colo_tape_take(tape, v->t.mem, bytes_of(&v->t), &v->grad));
+    }
+    for (int32_t i = 0; i < n->nin; i++)
+        COLO_TRY(reserve_input(tape, n, i));
+    for (int32_t i = 0; i < n->nin; i++) {
+        const struct colo_tape_value *v =
+            n->in[i] == COLO_NO_VALUE ? NULL : &tape->values[n->in[i]];
+        colo_tape_give(tape, n->spare[i]);
+        if (v && v->seen == v->uses && !v->caller.data)
+            colo_tape_give(tape, v->sum);
+    }
+    for (int32_t i = 0; i < n->nout; i++)
+        if (!tape->values[n->first_out + i].retained)
+            colo_tape_give(tape, tape->values[n->first_out + i].grad);
+    return COLO_OK;
+}
+
+static void forget_seen(colo_tape_t *tape)
+{
+    for (int64_t i = 0; i < tape->nvalues; i++)
+        tape->values[i].seen = 0;
+}
+
+/* Every buffer that running the nodes will need. On failure none. */
+static colo_status_t reserve(colo_tape_t *tape, struct colo_tape_value *from)
+{
+    colo_status_t st = colo_tape_take(tape, from->t.mem, bytes_of(&from->t), &from->grad);
+    from->seen = 1;
+    for (int64_t k = tape->nnodes; st == COLO_OK && k-- > 0;)
+        if (is_wanted(tape, &tape->nodes[k]))
+            st = reserve_node(tape, &tape->nodes[k]);
+    forget_seen(tape);
+    for (int64_t i = 0; st < 0 && i < tape->nvalues; i++)
+        tape->values[i].grad = tape->values[i].sum = NULL;
+    for (int64_t i = 0; st < 0 && i < tape->npool; i++)
+        tape->pool[i].taken = false;
+    return st;
+}
+
+/* What a node wrote for its input @i joins what others wrote. */
+static colo_status_t collect(const colo_tape_t *tape, const struct colo_tape_node *n, int32_t i)
+{
+    if (n->in[i] == COLO_NO_VALUE)
+        return COLO_OK;
+    struct colo_tape_value *v = &tape->values[n->in[i]];
+    void *spare = n->spare[i];
+    bool first = ++v->seen == 1;
+    if (!adds_in_f32(v))
+        return first ? COLO_OK : add_to(tape, v->grad, spare, v->t.dtype, &v->t);
+    if (!spare) /* the last of several */
+        return add_half(tape, v->grad, v->t.dtype, v->sum, v->grad, &v->t);
+    return add_half(tape, v->sum, COLO_F32, first ? NULL : v->sum, spare, &v->t);
+}
+
+/* Adds what reached a leaf to the caller's gradient. */
+static colo_status_t deliver(const colo_tape_t *tape, const struct colo_tape_value *v)
+{
+    const colo_tensor_t *to = &v->caller;
+    if (v->sum && to->dtype == COLO_F32)
+        return add_to(tape, to->data, v->sum, COLO_F32, to);
+    if (v->sum)
+        return add_half(tape, to->data, to->dtype, v->sum, to->data, to);
+    if (to->dtype == v->t.dtype)
+        return add_to(tape, to->data, v->grad, to->dtype, to);
+    return add_half(tape, to->data, COLO_F32, to->data, v->grad, &v->t);
+}
+
+static colo_status_t run_node(colo_tape_t *tape, int64_t k)
+{
+    struct colo_tape_node *n = &tape->nodes[k];
+    COLO_AUTOFREE void *views = calloc((size_t)n->nin + (size_t)n->nout, sizeof(colo_tensor_t));
+    if (!views)
+        return colo_fail(COLO_ERR_NOMEM, "node %" PRId64 " '%s': %d views", k, n->name,
+                         (int)(n->nin + n->nout));
+    colo_tensor_t *d_out = views, *d_in = d_out + n->nout;
+    for (int32_t i = 0; i < n->nout; i++) {
+        struct colo_tape_value *v = &tape->values[n->first_out + i];
+        if (!v->seen)
+            COLO_TRY(colo_mem_zero(v->t.mem, v->grad, bytes_of(&v->t), tape->stream));
+        d_out[i] = grad_view(v, v->grad);
+    }
+    for (int32_t i = 0; i < n->nin; i++) {
+        const struct colo_tape_value *v =
+            n->in[i] == COLO_NO_VALUE ? NULL : &tape->values[n->in[i]];
+        d_in[i] =
+            v ? grad_view(v, n->spare[i] ? n->spare[i] : v->grad) : (colo_tensor_t){.device = -1};
+    }
+    colo_status_t st = n->backward(d_out, n->nout, d_in, n->nin, n->state);
+    if (st < 0)
+        return colo_fail_prefix(st, "node %" PRId64 " '%s'", k, n->name);
+    for (int32_t i = 0; i < n->nin; i++)
+        COLO_TRY(collect(tape, n, i));
+    return COLO_OK;
+}
+
+colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value, const colo_tensor_t *seed)
+{
+    COLO_TRY(colo_tape_check_open(tape, "backward"));
+    COLO_TRY(colo_tape_check_value(tape, value, "backward"));
+    struct colo_tape_value *from = &tape->values[value];
+    if (seed)
+        COLO_TRY(colo_tape_check_like(seed, &from->t, "seed", false));
+    else if (from->t.mem != COLO_HOST)
+        return colo_fail(COLO_ERR_ARG,
+                         "backward: seed is NULL, which stands for ones on the host; "
+                         "value %d is in CUDA memory and needs one",
+                         (int)value);
+    mark(tape, value);
+    COLO_TRY(check_versions(tape));
+    COLO_TRY(reserve(tape, from));
+
+    tape->ran = true; /* from here on nodes may have used up what they saved */
+    if (seed && bytes_of(&from->t))
+        COLO_TRY(copy_to(tape, from->grad, seed->data, &from->t));
+    if (!seed)
+        fill_ones(from->grad, &from->t);
+    from->seen = 1;
+    for (int64_t k = tape->nnodes; k-- > 0;)
+        if (is_wanted(tape, &tape->nodes[k])) {
+            colo_status_t st = run_node(tape, k);
+            if (st < 0) {
+                forget_seen(tape);
+                return st;
+            }
+        }
+    for (int64_t i = 0; i < tape->nvalues; i++) {
+        const struct colo_tape_value *v = &tape->values[i];
+        if (v->seen && v->caller.data)
+            COLO_TRY(deliver(tape, v));
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_tape_retain_gradient(colo_tape_t *tape, colo_value_t value)
+{
+    COLO_TRY(colo_tape_check_open(tape, "retain_gradient"));
+    COLO_TRY(colo_tape_check_value(tape, value, "retain_gradient"));
+    tape->values[value].retained = true;
+    return COLO_OK;
+}
+
+colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
+                                 colo_tensor_t *d_value)
+{
+    if (!tape)
+        return colo_fail(COLO_ERR_ARG, "gradient: tape is NULL");
+    COLO_TRY(colo_tape_check_value(tape, value, "gradient"));
+    if (!d_value)
+        return colo_fail(COLO_ERR_ARG, "gradient: d_value is NULL");
+    const struct colo_tape_value *v = &tape->values[value];
+    if (!v->seen)
+        return colo_fail(COLO_ERR_MISSING, "gradient: none reached value %d%s", (int)value,
+                         tape->ran ? "" : "; backward has not run");
+    if (v->node >= 0 && !v->retained)
+        return colo_fail(COLO_ERR_MISSING,
+                         "gradient: that of value %d was released when node %d '%s' had run; call "
+                         "colo_tape_retain_gradient() before backward to keep it",
+                         (int)value, (int)v->node, tape->nodes[v->node].name);
+    *d_value = v->caller.data ? v->caller : grad_view(v, v->grad);
+    return COLO_OK;
+}
