@@ -42,8 +42,9 @@ static colo_status_t stop(const reader_t *r, size_t at, const char *why)
     char q[COLO_QUOTE_MAX];
     if (at == r->len)
         return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found the end", at, why);
-    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s%s, found '%s'", at,
-                     r->text[at] == ' ' ? "no spaces: " : "", why,
+    char text[128];
+    snprintf(text, sizeof text, "%s%s", r->text[at] == ' ' ? "no spaces: " : "", why);
+    return colo_fail(COLO_ERR_ARG, "grid spec, byte %zu: %s, found '%s'", at, text,
                      colo_grid_i_quote(q, r->text + at, r->len - at));
 }
 
