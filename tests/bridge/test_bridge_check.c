@@ -50,12 +50,13 @@ typedef enum fault {
     OUTPUT_OVER_ITSELF,
     INPUT_MISALIGNED,
     OUTPUT_MISALIGNED,
+    WIDEST_SHAPE,
     FAULT_COUNT
 } fault_t;
 
 static const colo_status_t fault_status[FAULT_COUNT] = {
     COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG,
-    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG};
+    COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_SHAPE, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_SHAPE};
 
 typedef struct faulty {
     t_case_t c;
@@ -101,6 +102,13 @@ static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
     case OUTPUT_MISALIGNED:
         out->data = (char *)out->data + 1;
         break;
+    case WIDEST_SHAPE: /* more digits than the sentence has room for */
+        in->ndim = COLO_MAX_NDIM;
+        for (int32_t i = 0; i < COLO_MAX_NDIM; i++) {
+            in->shape[i] = i ? INT64_MAX : 0;
+            in->stride[i] = 0;
+        }
+        break;
     case FAULT_COUNT:
         break;
     }
@@ -132,6 +140,12 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
             return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
         rank_check(untouched(&out));
         rank_check(rank != ODD_RANK || says("2"));
+        if (f->fault == WIDEST_SHAPE && rank == ODD_RANK) {
+            char shape[200] = "is [0"; /* as many extents as fit, and nothing behind them */
+            for (int i = 0; i < 7; i++)
+                strcat(shape, ", 9223372036854775807");
+            rank_check(says(shape) && says("], expected ["));
+        }
     } else {
         rank_check(st == COLO_ERR_PEER || st == COLO_OK); /* OK: it did not need the odd rank */
         if (rank == 0) { /* the peer of rank 2: waited, and has written nothing */

@@ -23,6 +23,7 @@ static struct told {
     const void *registered[2];
     uint64_t registrations;
     int runs[2]; /* direct calls by way */
+    int connected, disconnected;
 } told[RANKS];
 
 static colo_status_t say_open(colo_comm_t *c)
@@ -86,6 +87,56 @@ static const colo_peer_ops_t peers = {.open = say_open,
                                       .find = find,
                                       .registrations = registrations};
 
+/* ---- routes that count how often ranks connect ---- */
+
+struct colo_route {
+    int32_t n, members[RANKS];
+};
+
+static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
+                             colo_route_t **route)
+{
+    (void)tag;
+    *route = calloc(1, sizeof **route);
+    (*route)->n = n;
+    memcpy((*route)->members, members, (size_t)n * sizeof *members);
+    told[c->rank].connected++;
+    return COLO_OK;
+}
+
+static void disconnect(colo_comm_t *c, colo_route_t *route)
+{
+    free(route);
+    told[c->rank].disconnected++;
+}
+
+static size_t no_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
+                       int32_t nrecvs, size_t elem)
+{
+    return 0;
+}
+
+static bool is_on(const colo_route_t *route, const colo_message_t *m, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        bool found = false;
+        for (int32_t k = 0; k < route->n; k++)
+            found = found || route->members[k] == m[i].peer;
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static colo_status_t over_route(colo_comm_t *c, colo_route_t *route, void *stage,
+                                size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
+                                const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                colo_stream_t stream)
+{
+    rank_check(is_on(route, sends, nsends) && is_on(route, recvs, nrecvs));
+    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+}
+
 /* ---- a bridge that takes host memory for a device's ---- */
 
 struct stand {
@@ -123,7 +174,7 @@ static void lie_down(struct stand *s)
     for (int i = 0; i < 4; i++)
         t_buffer_free(&s->t[i]);
     if (s->b)
-        s->b->mem = COLO_HOST;
+        s->b->mem = s->b->now.mem = COLO_HOST;
     colo_bridge_destroy(&s->b);
     s->comm->ops = s->was;
     s->comm->control = NULL;
@@ -369,6 +420,45 @@ static void first_calls_of_a_shape_are_compared_way_by_way(void **state)
     assert_ok(on_all(first_calls, NULL));
 }
 
+/* ---- routes ---- */
+
+/* Of dp=4 to dp=3: 12 samples tie all ranks together, 2 only ranks 2 and 3. */
+static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
+{
+    static const int64_t samples[] = {12, 12, 24, 2, 2, 12};
+    static const int connected[] = {1, 1, 1, 2, 2, 3};
+    t_case_t c = {.src = t_side("dp=4", true),
+                  .dst = t_side("dp=3", false),
+                  .shape = {12, 8, 2},
+                  .grad = COLO_DISJOINT,
+                  .world = RANKS};
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
+    s.ops.route_create = connect;
+    s.ops.route_destroy = disconnect;
+    s.ops.route_stage = no_stage;
+    s.ops.route_exchange = over_route;
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
+        const colo_shape_t shape = {samples[i], 8, 2, 0};
+        c.shape.b = samples[i];
+        rank_try(colo_bridge_reshape(s.b, &shape));
+        rank_try(tensors(&s, (int64_t)i));
+        for (int way = 0; way < 2; way++)
+            rank_try(expect(&s, (colo_way_t)way, (int64_t)i, false));
+        rank_check(s.told->connected == connected[i]);
+        rank_check(s.told->disconnected == connected[i] - 1);
+    }
+    lie_down(&s);
+    return COLO_OK;
+}
+
+static void a_reshape_connects_only_if_it_ties_other_ranks(void **state)
+{
+    (void)state;
+    assert_ok(on_all(reshaped_routes, NULL));
+}
+
 static colo_status_t some_only(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = lopsided(*(const int32_t *)arg);
@@ -524,6 +614,7 @@ int main(void)
         cmocka_unit_test(registering_y_alone_stages_backward_on_all_ranks),
         cmocka_unit_test(of_sums_it_is_d_y_that_counts),
         cmocka_unit_test(first_calls_of_a_shape_are_compared_way_by_way),
+        cmocka_unit_test(a_reshape_connects_only_if_it_ties_other_ranks),
         cmocka_unit_test(registered_on_some_ranks_is_staged_on_all_until_more_is_registered),
         cmocka_unit_test(a_tensor_that_is_registered_no_more_is_refused),
         cmocka_unit_test(another_shape_may_leave_ranks_without),
