@@ -420,8 +420,8 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const col
         call.out_step[i] = out.stride[i] * elem;
     }
     const int32_t ns = p->send[way].nmessages, nr = p->recv[way].nmessages;
-    uint64_t seq = colo_comm_i_begin(b->comm, COLO_OWNER_BRIDGE, colo_bridge_op(b, way),
-                                     p->bytes[way].send, p->bytes[way].recv, ns > nr ? ns : nr);
+    uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, way), p->bytes[way].send,
+                                     p->bytes[way].recv, ns > nr ? ns : nr);
     colo_status_t st = ns == 0 && nr == 0 /* nobody to wait for: the plain copy is faster */
                            ? colo_exchange_own(b, way, in, out, stream)
                            : b->comm->ops->peer->run(b->direct, way, &call, stream);

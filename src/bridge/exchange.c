@@ -219,9 +219,9 @@ static colo_status_t exchange(colo_bridge_t *b, colo_way_t way, colo_stream_t st
 {
     const colo_shaped_t *s = &b->now;
     const colo_lane_t *l = &s->lane[way];
-    return colo_comm_i_route_exchange(b->comm, COLO_OWNER_BRIDGE, colo_bridge_op(b, way), s->route,
-                                      s->stage, s->stage_size, l->send, l->nsends, l->recv,
-                                      l->nrecvs, stream);
+    return colo_comm_i_route_exchange(b->comm, colo_bridge_op(b, way), s->route, s->stage,
+                                      s->stage_size, l->send, l->nsends, l->recv, l->nrecvs,
+                                      stream);
 }
 
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,

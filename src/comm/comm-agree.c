@@ -35,10 +35,11 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
     colo_op_desc_t op = {.kind = kind,
                          .dtype = COLO_I64,
                          .param = kind == COLO_OP_ALL_GATHER && owner == COLO_OWNER_CHECK,
-                         .count = n};
+                         .count = n,
+                         .owner = owner};
     if (!colo_comm_i_own(c, colo_op_name(kind)))
         return COLO_ERR_STATE;
-    uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
     colo_status_t st = c->control ? colo_comm_i_all_gather(host_of(c), COLO_OWNER_CHECK, mine, all,
                                                            n, COLO_I64, NULL)
                                   : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
@@ -49,10 +50,9 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
 /* @text of rank @from to all. */
 static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
 {
-    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes};
+    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_OWNER_CHECK};
     const bool sends = c->rank == from;
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_CHECK, op, sends ? bytes : 0, sends ? 0 : bytes,
-                                     c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, sends ? bytes : 0, sends ? 0 : bytes, c->size - 1);
     colo_status_t st = c->control
                            ? colo_comm_broadcast(host_of(c), text, bytes, COLO_U8, from, NULL)
                            : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);

@@ -102,8 +102,8 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
     return text;
 }
 
-uint64_t colo_comm_i_begin(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
-                           int64_t sent_bytes, int64_t recv_bytes, int32_t peers)
+uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
+                           int64_t recv_bytes, int32_t peers)
 {
     if (c->size == 1)
         sent_bytes = recv_bytes = 0;
@@ -113,7 +113,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op
     c->ring[seq % COLO_RING] = (colo_ring_entry_t){
         .seq = seq,
         .kind = op.kind,
-        .owner = owner,
+        .owner = op.owner,
         .dtype = op.dtype,
         .sent_bytes = sent_bytes,
         .recv_bytes = recv_bytes,

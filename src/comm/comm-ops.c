@@ -86,12 +86,12 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const v
     static const char what[] = "all_gather";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count};
+    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, owner};
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
     COLO_TRY(guard(c, op, st));
-    uint64_t seq = colo_comm_i_begin(c, owner, op, bytes, (c->size - 1) * bytes, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
     return finish(c, seq, c->ops->all_gather(c, send, recv, (size_t)bytes, stream));
 }
 
@@ -102,7 +102,7 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const v
     static const char what[] = "all_reduce";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count};
+    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, owner};
     colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -110,7 +110,7 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const v
         st = buffers(what, send, recv, send, bytes, recv, bytes, 0);
     COLO_TRY(guard(c, op, st));
     int64_t ring = bytes * 2 * (c->size - 1) / c->size;
-    uint64_t seq = colo_comm_i_begin(c, owner, op, ring, ring, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, ring, ring, c->size - 1);
     return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
 }
 
@@ -121,7 +121,7 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, con
     static const char what[] = "reduce_scatter";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count};
+    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, owner};
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -129,7 +129,7 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, con
         st = buffers(what, send, recv, recv, bytes, send, c->size * bytes, c->rank * bytes);
     COLO_TRY(guard(c, op, st));
     int64_t moved = (c->size - 1) * bytes;
-    uint64_t seq = colo_comm_i_begin(c, owner, op, moved, moved, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, moved, moved, c->size - 1);
     return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
 }
 
@@ -139,7 +139,7 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
     static const char what[] = "broadcast";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count};
+    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_OWNER_USER};
     colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
     if (st == COLO_OK && (root < 0 || root >= c->size))
         st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
@@ -148,17 +148,16 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
         st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
     COLO_TRY(guard(c, op, st));
     bool sender = root == c->rank;
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_USER, op, sender ? bytes : 0, sender ? 0 : bytes,
-                                     c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, sender ? bytes : 0, sender ? 0 : bytes, c->size - 1);
     return finish(c, seq, c->ops->broadcast(c, buffer, (size_t)bytes, root, stream));
 }
 
 colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
 {
     COLO_TRY(colo_comm_i_alive(c, "barrier"));
-    colo_op_desc_t op = {.kind = COLO_OP_BARRIER};
+    colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .owner = COLO_OWNER_USER};
     COLO_TRY(guard(c, op, COLO_OK));
-    uint64_t seq = colo_comm_i_begin(c, COLO_OWNER_USER, op, 0, 0, c->size - 1);
+    uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
     return finish(c, seq, c->ops->barrier(c, stream));
 }
 
@@ -226,8 +225,8 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
-                                         colo_route_t *route, void *stage, size_t stage_bytes,
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
+                                         void *stage, size_t stage_bytes,
                                          const colo_message_t *sends, int32_t nsends,
                                          const colo_message_t *recvs, int32_t nrecvs,
                                          colo_stream_t stream)
@@ -242,7 +241,7 @@ colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, col
     if (c->check >= 2)
         COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;
-    uint64_t seq = colo_comm_i_begin(c, owner, op, sent, received, peers);
+    uint64_t seq = colo_comm_i_begin(c, op, sent, received, peers);
     st = route ? c->ops->route_exchange(c, route, stage, stage_bytes, sends, nsends, recvs, nrecvs,
                                         dtype, stream)
                : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
@@ -253,9 +252,8 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
                                    int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                    colo_dtype_t dtype, colo_stream_t stream)
 {
-    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0};
-    return colo_comm_i_route_exchange(c, owner, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs,
-                                      stream);
+    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, owner};
+    return colo_comm_i_route_exchange(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
 }
 
 /* ---- the public names, counted for the user ---- */

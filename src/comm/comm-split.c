@@ -107,8 +107,8 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     else if (st < 0)
         return colo_comm_i_fail(parent, st);
 
-    colo_op_desc_t op = {.kind = COLO_OP_SPLIT};
-    uint64_t seq = colo_comm_i_begin(parent, COLO_OWNER_USER, op, 0, 0, n > 0 ? n - 1 : 0);
+    colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .owner = COLO_OWNER_USER};
+    uint64_t seq = colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0);
     uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
     if (n > 0)

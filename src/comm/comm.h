@@ -60,7 +60,7 @@ typedef struct colo_comm_ops {
                             colo_comm_t **comm);
 } colo_comm_ops_t;
 
-#define COLO_COMM_ABI 6u
+#define COLO_COMM_ABI 7u
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
@@ -71,6 +71,7 @@ typedef struct colo_op_desc {
     int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
                     * all_gather of a check, else 0 */
     int64_t count; /* elements as in the call; a bridge's plan; else 0 */
+    colo_owner_t owner; /* for which part of the library; ranks do not compare it */
 } colo_op_desc_t;
 
 /* The exchange of bridge @number of its comm, of @way, by the plan of that hash: two bridges of one
@@ -79,17 +80,17 @@ static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t numb
                                                uint64_t plan)
 {
     return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | way,
-                            (int64_t)plan};
+                            (int64_t)plan, COLO_OWNER_BRIDGE};
 }
 
-static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count */
+static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count and owner */
 {
     return (uint64_t)op->kind << 56 | (uint64_t)op->dtype << 48 | (uint32_t)op->param;
 }
 static inline colo_op_desc_t colo_op_unpack(uint64_t word, uint64_t count)
 {
     return (colo_op_desc_t){(colo_op_kind_t)(word >> 56), (colo_dtype_t)(word >> 48 & 0xff),
-                            (int32_t)(uint32_t)word, (int64_t)count};
+                            (int32_t)(uint32_t)word, (int64_t)count, COLO_OWNER_USER};
 }
 /* "all_reduce #5 (sum of 1024 f32)"; no number when @seq is 0. Returns @text. */
 const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
@@ -140,8 +141,8 @@ struct colo_comm {
  *   exchange         sums over messages          barrier, split by dims: 0
  *   split by colour  as an all_gather of 16 bytes
  * A comm of one rank counts operations with 0 bytes. */
-uint64_t colo_comm_i_begin(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
-                           int64_t sent_bytes, int64_t recv_bytes, int32_t peers);
+uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
+                           int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 
 /* True in the process that made the comm; else its last error says so. */
@@ -164,8 +165,8 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
                                    colo_dtype_t dtype, colo_stream_t stream);
 /* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
  * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_owner_t owner, colo_op_desc_t op,
-                                         colo_route_t *route, void *stage, size_t stage_bytes,
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
+                                         void *stage, size_t stage_bytes,
                                          const colo_message_t *sends, int32_t nsends,
                                          const colo_message_t *recvs, int32_t nrecvs,
                                          colo_stream_t stream);

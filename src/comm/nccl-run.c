@@ -107,7 +107,7 @@ static colo_status_t mark(struct colo_run *r, bool begin)
 
 static colo_status_t meet(const struct colo_run *r, colo_status_t st)
 {
-    const colo_owner_t owner = r->c->ring[r->c->seq % COLO_RING].owner;
+    const colo_owner_t owner = r->c->op.owner;
     colo_comm_t *control = r->x->control;
     if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
         !r->c->share_process)

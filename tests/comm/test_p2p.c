@@ -25,8 +25,8 @@ struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
     int late[RANKS][RANKS]; /* so often does the receiver look in vain */
-    bool poor;            /* no memory for frames without a sentence */
-    double chatter_until; /* rank 1 has one frame more for rank 0 until then */
+    bool poor;              /* no memory for frames without a sentence */
+    double chatter_until;   /* rank 1 has one frame more for rank 0 until then */
 };
 
 struct desk { /* one rank's end */
@@ -228,8 +228,7 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     for (int32_t r = 0; r < RANKS; r++)
         if (r != 1)
             send_head_only(&post, twin[r], r);
-    uint64_t seq =
-        colo_comm_i_begin(c, COLO_OWNER_USER, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
+    uint64_t seq = colo_comm_i_begin(c, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
     colo_round_begin(c, 0);
     assert_ok(colo_comm_check(c));
     for (int32_t r = 0; r < RANKS; r++)
