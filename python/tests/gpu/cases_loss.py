@@ -82,6 +82,50 @@ def case_linear_is_the_product_and_its_loss():
         near(b.main_grad - 1, y.grad[lo:hi], bound, 'main_grad')
 
 
+def case_a_loss_scale_multiplies_in_fp32():
+    """As test_torch_upstream.py, which derives the bounds; d_hidden has a rounding more for each rank."""
+    lo, hi = cut(V)
+    for dtype, unit in ((torch.float16, 2.0 ** -11), (torch.bfloat16, 2.0 ** -8)):
+        h, w, t = linear_case(tokens=384, dtype=dtype)
+        x, y = leaf(h.double()), leaf(w.double())
+        for scale, mode in ((s, m) for s in (65536.0, torch.tensor(1 / 3).item()) for m in ('loss', 'auto')):
+            x.grad = y.grad = None
+            (torch.nn.functional.cross_entropy(x @ y.t(), t) * scale).backward()
+            a, b = leaf(h), leaf(w[lo:hi])
+            (ct.linear_nll(a, b, target=t, mode=mode, tp_group=dist.group.WORLD, vocab_start=lo,
+                           vocab_size=V).loss * scale).backward()
+            for got, right, name in ((a.grad, x.grad, 'd_hidden'), (b.grad, y.grad[lo:hi], 'd_weight')):
+                got, most, what = got.double(), (3 + size()) * unit, (name, mode, scale, dtype)
+                assert got.isfinite().all() and float((got - right).norm()) <= most * float(right.norm()), what
+                bias = float((got * right).sum() / (right * right).sum()) - 1
+                assert abs(bias) <= most / len(t) ** 0.5, (what, bias)
+
+
+def case_a_float_mask_weighs_tokens():
+    lo, hi = cut(V)
+    h, w, t = linear_case()
+    mask = torch.arange(len(t), device=h.device) % 5 / 4  # 0 to 1
+    x, y = leaf(h.double()), leaf(w.double())
+    each = torch.nn.functional.cross_entropy(x @ y.t(), t, reduction='none')
+    den = torch.where(t != -100, mask.double(), 0.0).sum()
+    ((each * mask).sum() / den).backward()
+    args = {'target': t, 'mask': mask, 'tp_group': dist.group.WORLD, 'vocab_start': lo, 'vocab_size': V}
+    for mode in ('loss', 'auto'):
+        a, b = leaf(h), leaf(w[lo:hi])
+        got = ct.linear_nll(a, b, mode=mode, **args)
+        got.loss.backward()
+        near(got.den.detach(), den, 1e-12, 'den')
+        near(got.num.detach(), (each * mask).sum().detach(), 5e-4, 'num')
+        near(a.grad, x.grad, 5e-4, 'd_hidden')
+        near(b.grad, y.grad[lo:hi], 5e-4, 'd_weight')
+    try:
+        ct.linear_nll(h, w, target=t, mask=mask.masked_fill(mask == 1, float('nan')))
+    except ValueError as why:
+        assert 'mask: found nan at [4]' in str(why), why
+    else:
+        raise AssertionError('a weight that is NaN was taken')
+
+
 def case_checkpointed_runs_give_the_same_bits():
     lo, hi = cut(V)
     h, w, t = linear_case()
