@@ -123,9 +123,11 @@ static int worker_main(int rank, struct worker *w)
 
     if (st == COLO_OK)
         st = work(world);
-    if (st < 0)
+    if (st < 0) {
         fprintf(stderr, "05_bootstrap: rank %d: %s: %s\n", rank, colo_status_name(st),
                 colo_last_error());
+        colo_comm_abort(world, colo_last_error()); /* or the others hear only that this rank left */
+    }
     colo_comm_destroy(&world);
     return st < 0;
 }

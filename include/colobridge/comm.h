@@ -205,7 +205,9 @@ COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_
 /* ---- failure ---- */
 
 /** colo_comm_abort() - any thread; every rank's wait on this comm and its relatives made from the
- *  same world ends with COLO_ERR_ABORTED */
+ *  same world ends with COLO_ERR_ABORTED and @why. A rank that ends because of an error aborts
+ *  before it destroys, or the others are told only that it has left. If a process ends by exit()
+ *  with comms that talk to other processes, the library aborts them with its last error. */
 COLO_API void colo_comm_abort(colo_comm_t *comm, const char *why);
 /** colo_comm_check() - COLO_OK, or the error that killed the comm; any thread */
 COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);

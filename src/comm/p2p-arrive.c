@@ -230,8 +230,9 @@ static void peer_lost(struct colo_family *f, int32_t peer)
         return; /* it said so */
     f->nclosed++;
     f->closed[peer] = true;
-    snprintf(sentence, sizeof sentence, "world rank %d left without a word: %s", (int)peer,
-             f->ops->why(f->wire));
+    snprintf(sentence, sizeof sentence,
+             "world rank %d ended without destroying its communicators, or was killed: %s",
+             (int)peer, f->ops->why(f->wire));
     colo_fate_seal(&f->fate, COLO_ERR_PEER, -1, -1, sentence);
     colo_p2p_reap(f);
 }

@@ -43,7 +43,7 @@ void colo_p2p_own(struct colo_family *f)
     atomic_store_explicit(&f->owner, this_thread(), memory_order_relaxed);
 }
 
-static bool may_talk(const struct colo_family *f)
+bool colo_p2p_may_talk(const struct colo_family *f)
 {
     return f->any_thread || atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
 }
@@ -269,6 +269,7 @@ colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32
 
 static void family_free(struct colo_family *f, bool clean)
 {
+    colo_p2p_exit_remove(f);
     f->ops->close(f->wire, clean);
     for (struct colo_ctx *x = f->zombie, *next; x; x = next) {
         next = x->next;
@@ -324,6 +325,7 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t 
         return st;
     }
     ctx_live(c, x);
+    colo_p2p_exit_add(f);
     *comm = c;
     return COLO_OK;
 }
@@ -348,7 +350,7 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
             atomic_store(&x->untold, true);
         pthread_mutex_unlock(&f->lock);
     }
-    if (news && may_talk(f)) {
+    if (news && colo_p2p_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
         colo_p2p_tell(f);
         pthread_mutex_unlock(&f->lock);
@@ -359,7 +361,7 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     struct colo_ctx *x = c->impl;
     struct colo_family *f = x->family;
-    if (may_talk(f)) {
+    if (colo_p2p_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
         colo_p2p_progress(f);
         pthread_mutex_unlock(&f->lock);
@@ -388,7 +390,7 @@ static void say_bye(struct colo_ctx *x)
             colo_p2p_frame(x, r, &bye, NULL);
 }
 
-static bool all_flushed(const struct colo_family *f)
+bool colo_p2p_flushed(const struct colo_family *f)
 {
     for (int32_t r = 0; r < f->size; r++)
         if (r != f->rank && !f->ops->flushed(f->wire, r))
@@ -406,10 +408,10 @@ static void family_leave(struct colo_family *f)
     double begin = colo_now(), linger = LINGER_SECONDS;
     if ((double)f->timeout_ms < linger * 1e3)
         linger = (double)f->timeout_ms / 1e3;
-    bool flushed = all_flushed(f);
+    bool flushed = colo_p2p_flushed(f);
     while (!flushed || f->nclosed < f->size) {
         colo_p2p_progress(f);
-        flushed = all_flushed(f);
+        flushed = colo_p2p_flushed(f);
         double waited = colo_now() - begin;
         if (waited > linger)
             break;

@@ -83,6 +83,8 @@ struct colo_ctx { /* colo_comm.impl */
 };
 
 struct colo_family {
+    struct colo_family *next; /* in p2p-exit.c's list */
+    int32_t process;          /* that made it */
     const colo_wire_ops_t *ops;
     void *wire;
     int32_t rank, size;
@@ -111,7 +113,15 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
 colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
 void colo_p2p_destroy(colo_comm_t *c);
 
-/* The rest is called with the family's lock held. */
+/* May this thread use the wire? */
+bool colo_p2p_may_talk(const struct colo_family *f);
+
+/* ---- p2p-exit.c ---- */
+void colo_p2p_exit_add(struct colo_family *f);
+void colo_p2p_exit_remove(struct colo_family *f); /* takes one that was not added */
+
+/* ---- p2p.c: the rest is called with the family's lock held ---- */
+bool colo_p2p_flushed(const struct colo_family *f); /* nothing waits in this process */
 void colo_p2p_own(struct colo_family *f);  /* this thread uses the family from here on */
 void colo_p2p_tell(struct colo_family *f); /* the others, what they were not told yet */
 void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */

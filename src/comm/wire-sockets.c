@@ -178,8 +178,8 @@ static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *b
         }
         if (!s->ended)
             continue;
-        snprintf(w->why, sizeof w->why, "its connection ended%s%s; the process died or was killed",
-                 s->error ? ": " : "", s->error ? strerror(s->error) : "");
+        snprintf(w->why, sizeof w->why, "its connection ended%s%s", s->error ? ": " : "",
+                 s->error ? strerror(s->error) : "");
         colo_socket_close(w->fds[r].fd);
         w->fds[r].fd = -1;
         s->out_at = s->out_end = 0;

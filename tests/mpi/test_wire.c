@@ -13,6 +13,7 @@
 #include "comm/comm.h"
 #include "comm/pack.h"
 #include "core/try.h"
+#include "mpi/four.h"
 
 #include <errno.h>
 #include <signal.h>
@@ -270,32 +271,6 @@ static void senseless_bootstraps_are_refused(void **state)
 
 /* ---- processes that die ---- */
 
-struct last { /* in memory that both sides of fork() share */
-    colo_status_t status[4];
-    char sentence[4][1000];
-    double seconds[4];
-    pid_t child; /* of the one that dies */
-    _Atomic int32_t arrived;
-    char cards[4][4096];
-};
-
-struct seat {
-    struct last *last;
-    int32_t rank;
-};
-
-static colo_status_t over_memory(void *user, const void *send, void *recv, size_t bytes)
-{
-    struct seat *s = user;
-    memcpy(s->last->cards[s->rank], send, bytes);
-    atomic_fetch_add(&s->last->arrived, 1);
-    while (atomic_load(&s->last->arrived) < 4)
-        usleep(1000);
-    for (int r = 0; r < 4; r++)
-        memcpy((char *)recv + (size_t)r * bytes, s->last->cards[r], bytes);
-    return COLO_OK;
-}
-
 static enum heir { NONE, FORKED, SPAWNED } heir; /* a child that outlives rank 2 */
 
 /* It has whatever descriptors such a child of this process gets. */
@@ -341,28 +316,6 @@ static void mortal(struct last *last, int32_t me)
     _exit(0);
 }
 
-/* Four processes; rank @killed, if any, ends so. To be unmapped. */
-static struct last *run_four(void (*fn)(struct last *last, int32_t me), int32_t killed)
-{
-    struct last *last =
-        mmap(NULL, sizeof *last, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    pid_t pid[4];
-    assert_true(last != MAP_FAILED);
-    fflush(NULL);
-    for (int32_t r = 0; r < 4; r++) {
-        pid[r] = fork();
-        if (pid[r] == 0)
-            fn(last, r);
-        assert_true(pid[r] > 0);
-    }
-    for (int32_t r = 0; r < 4; r++) {
-        int status = 0;
-        assert_int_equal(waitpid(pid[r], &status, 0), pid[r]);
-        assert_int_equal(status, r == killed ? SIGKILL : 0);
-    }
-    return last;
-}
-
 static void kill_one_of_four(enum heir with)
 {
     heir = with;
@@ -374,7 +327,10 @@ static void kill_one_of_four(enum heir with)
     for (int32_t r = 0; r < 4; r++)
         if (r != 2) {
             if (last->status[r] != COLO_ERR_PEER ||
-                !strstr(last->sentence[r], "world rank 2 left without a word") ||
+                !strstr(
+                    last->sentence[r],
+                    "world rank 2 ended without destroying its communicators, or was killed: its "
+                    "connection ended") ||
                 last->seconds[r] > 10)
                 fail_msg("rank %d: %s after %g s: %s", (int)r, colo_status_name(last->status[r]),
                          last->seconds[r], last->sentence[r]);

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_exit.c - processes that end with communicators: the others hear of it at once, and why.
+ */
+#include "mpi/four.h"
+
+#include "comm/comm.h"
+
+enum way { BY_EXIT, BY_EXIT_AT_ONCE, BY_EXIT_OF_A_CHILD };
+static enum way way;
+
+static void end(void)
+{
+    colo_grid_t grid;
+    (void)colo_grid_parse(&grid, "tp=two", 8); /* the cause */
+    if (way == BY_EXIT)
+        exit(0);
+    if (way == BY_EXIT_AT_ONCE)
+        _exit(0);
+    pid_t child = fork();
+    if (child == 0)
+        exit(0);
+    waitpid(child, NULL, 0);
+}
+
+/* Rank 2 ends while rank 3 waits for it in a group of two, and the others in the world. */
+static void one_ends(struct last *last, int32_t me)
+{
+    struct seat seat = {last, me};
+    colo_bootstrap_t b = {me, 4, over_memory, &seat};
+    colo_comm_t *world = NULL, *pair = NULL;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = colo_comm_set_timeout(world, 60000);
+    if (st == COLO_OK)
+        st = colo_comm_split_color(world, me / 2, me, &pair);
+    if (st == COLO_OK && me == 2)
+        end();
+    double begin = colo_now();
+    if (st == COLO_OK)
+        st = colo_comm_barrier(me >= 2 ? pair : world, NULL);
+    if (st == COLO_OK && me >= 2)
+        st = colo_comm_barrier(world, NULL);
+    last->seconds[me] = colo_now() - begin;
+    last->status[me] = st;
+    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", st < 0 ? colo_last_error() : "");
+    colo_comm_destroy(&pair);
+    colo_comm_destroy(&world);
+    _exit(0);
+}
+
+static void expect_on_others(enum way by, colo_status_t status, const char *text)
+{
+    way = by;
+    struct last *last = run_four(one_ends, -1);
+    for (int r = 0; r < 4; r++)
+        if ((r != 2 || status == COLO_OK) &&
+            (last->status[r] != status || !strstr(last->sentence[r], text) ||
+             last->seconds[r] > 10))
+            fail_msg("rank %d: %s after %g s: %s", r, colo_status_name(last->status[r]),
+                     last->seconds[r], last->sentence[r]);
+    munmap(last, sizeof *last);
+}
+
+static void process_that_exits_with_a_communicator_tells_its_last_error(void **state)
+{
+    expect_on_others(BY_EXIT, COLO_ERR_ABORTED,
+                     "world rank 2 ended without destroying its communicators; its last error: "
+                     "grid spec");
+}
+
+static void process_that_ends_at_once_is_missed(void **state)
+{
+    expect_on_others(BY_EXIT_AT_ONCE, COLO_ERR_PEER,
+                     "world rank 2 ended without destroying its communicators, or was killed: its "
+                     "connection ended");
+}
+
+static void child_that_exits_leaves_its_parents_communicators_alone(void **state)
+{
+    expect_on_others(BY_EXIT_OF_A_CHILD, COLO_OK, "");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(process_that_exits_with_a_communicator_tells_its_last_error),
+        cmocka_unit_test(process_that_ends_at_once_is_missed),
+        cmocka_unit_test(child_that_exits_leaves_its_parents_communicators_alone),
+    };
+    return cmocka_run_group_tests_name("sockets/exit", tests, NULL, NULL);
+}
