@@ -297,8 +297,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
         st = both_make(b, &b->now, &w);
         if (st == COLO_OK)
             st = find_lopsided(b, &b->now);
-        b->comm->control->timeout_ms = b->comm->timeout_ms;
-        st = colo_comm_i_agree(b->comm->control, "bridge create", 4, st);
+        st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
     if (st == COLO_OK)
         st = peer->create(b->comm, w.way, &b->direct);
@@ -390,9 +389,8 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_r
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
         return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
-    b->comm->control->timeout_ms = b->comm->timeout_ms;
-    COLO_TRY(
-        colo_comm_i_gather(b->comm->control, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER, COLO_OWNER_CHECK,
+                                &mine, all, 1));
     for (int32_t k = 0; k < size; k++) {
         votes[all[k]]++;
         first = all[k] == STAGED && first < 0 ? k : first;

@@ -21,13 +21,6 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-/* Where a comm of GPUs moves host memory, with its deadline of now. */
-static colo_comm_t *host_of(colo_comm_t *c)
-{
-    c->control->timeout_ms = c->timeout_ms;
-    return c->control;
-}
-
 colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
@@ -40,8 +33,8 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
     if (!colo_comm_i_own(c, colo_op_name(kind)))
         return COLO_ERR_STATE;
     uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
-    colo_status_t st = c->control ? colo_comm_i_all_gather(host_of(c), COLO_OWNER_CHECK, mine, all,
-                                                           n, COLO_I64, NULL)
+    colo_status_t st = c->control ? colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK,
+                                                           mine, all, n, COLO_I64, NULL)
                                   : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
     colo_comm_i_end(c, seq, st);
     return st < 0 ? colo_comm_i_fail(c, st) : st;
@@ -53,9 +46,9 @@ static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int3
     colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_OWNER_CHECK};
     const bool sends = c->rank == from;
     uint64_t seq = colo_comm_i_begin(c, op, sends ? bytes : 0, sends ? 0 : bytes, c->size - 1);
-    colo_status_t st = c->control
-                           ? colo_comm_broadcast(host_of(c), text, bytes, COLO_U8, from, NULL)
-                           : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);
+    colo_status_t st =
+        c->control ? colo_comm_broadcast(colo_comm_i_control(c), text, bytes, COLO_U8, from, NULL)
+                   : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);
     colo_comm_i_end(c, seq, st);
     return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
 }
@@ -223,7 +216,7 @@ colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
 {
     if (!c || c->size == 1 || !c->share_process)
         return COLO_OK;
-    return colo_comm_i_agree(host_of(c), what, 0, COLO_OK);
+    return colo_comm_i_agree(colo_comm_i_control(c), what, 0, COLO_OK);
 }
 
 /* ---- before an operation ---- */

@@ -70,6 +70,13 @@ void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 
 /* ---- comms ---- */
 
+/* The family's deadline is the longest of its comms; under its lock. */
+static void keep_longest(struct colo_nfamily *f, const colo_comm_t *c)
+{
+    const int64_t ms = colo_comm_i_timeout(c);
+    f->timeout_ms = ms > f->timeout_ms ? ms : f->timeout_ms;
+}
+
 /* Takes @control when it succeeds. */
 static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_link *l,
                             colo_comm_t *control)
@@ -87,7 +94,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     c->impl = x;
     c->control = control;
     pthread_mutex_lock(&f->lock);
-    f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
+    keep_longest(f, c);
     x->id = ++f->ids;
     x->next = f->ctx;
     f->ctx = x;
@@ -102,8 +109,7 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
     struct colo_nfamily *f = ((struct colo_nctx *)parent->impl)->family;
     colo_comm_t *control = NULL;
     struct colo_link *l = NULL;
-    parent->control->timeout_ms = parent->timeout_ms;
-    COLO_TRY(colo_comm_i_child(parent->control, members, n, tag, "control", &control));
+    COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
     colo_status_t st = colo_nccl_link_get(f, control, NULL, &l);
     if (st == COLO_OK)
         st = attach(child, f, l, control);
@@ -131,7 +137,7 @@ void colo_nccl_destroy(colo_comm_t *c)
         at = &(*at)->next;
     *at = x->next;
     bool last = --f->live == 0;
-    f->timeout_ms = c->timeout_ms > f->timeout_ms ? c->timeout_ms : f->timeout_ms;
+    keep_longest(f, c);
     pthread_mutex_unlock(&f->lock);
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
@@ -165,8 +171,8 @@ colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int
     memcpy(mine, members, (size_t)n * sizeof *mine);
     r->members = mine;
     r->n = n;
-    c->control->timeout_ms = c->timeout_ms;
-    COLO_TRY_GOTO(st, colo_comm_i_child(c->control, members, n, tag, "control", &control), fail);
+    COLO_TRY_GOTO(
+        st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
     COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, NULL, &r->link), fail);
     colo_comm_destroy(&control);
     pthread_mutex_lock(&f->lock);
@@ -287,9 +293,9 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
         st = colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
                              control->world_rank);
     if (st == COLO_OK)
-        st = load_kernels(f, control->timeout_ms);
+        st = load_kernels(f, colo_comm_i_timeout(control));
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
-    c->timeout_ms = control->timeout_ms;
+    c->timeout_ms = colo_comm_i_timeout(control);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
         COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, borrowed, &l), fail);

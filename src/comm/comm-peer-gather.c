@@ -67,8 +67,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     if (x->gather_agreed != registered || c->check >= 2) {
         uint64_t place = colo_hash_i64(COLO_HASH_INIT, g->id);
         place = g->id < 0 ? place : colo_hash_i64(place, (int64_t)g->offset);
-        c->control->timeout_ms = c->timeout_ms;
-        st = colo_comm_i_agree(c->control,
+        st = colo_comm_i_agree(colo_comm_i_control(c),
                                "all_gather of a head (into registered memory, at the same place of "
                                "it, on all ranks or on none)",
                                place, st);
@@ -103,9 +102,9 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
     colo_k_direct_t k = w->k;
     k.memory = (uint32_t)g->id;
     k.offset = g->offset;
-    k.deadline_ns = (uint64_t)c->timeout_ms * 1000000u;
+    k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;
     atomic_store(&w->seq, c->seq);
-    atomic_store(&w->deadline_ms, c->timeout_ms);
+    atomic_store(&w->deadline_ms, colo_comm_i_timeout(c));
     cudaError_t e = colo_peer_follow(p, capturing, stream);
     if (e == cudaSuccess)
         e = colo_k_gather_begin(&k, stream);

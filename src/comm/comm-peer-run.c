@@ -263,8 +263,7 @@ colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_d
         d->comm = c;
         st = make_room(d);
     }
-    c->control->timeout_ms = c->timeout_ms;
-    st = colo_comm_i_agree(c->control, "bridge create", 2, st);
+    st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->slots, slots_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
@@ -410,9 +409,9 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
     memcpy(k.own_step, k.levels ? call->in_step : call->out_step, sizeof k.own_step);
     k.memory = (uint32_t)call->id;
     k.offset = call->offset;
-    k.deadline_ns = (uint64_t)d->comm->timeout_ms * 1000000u;
+    k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
-    atomic_store(&w->deadline_ms, d->comm->timeout_ms);
+    atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
     if (e == cudaSuccess)
         e = cudaStreamIsCapturing(stream, &capture);
     const bool capturing = capture != cudaStreamCaptureStatusNone;

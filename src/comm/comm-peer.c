@@ -169,21 +169,15 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     return COLO_OK;
 }
 
-static colo_comm_t *control_of(colo_comm_t *c)
-{
-    c->control->timeout_ms = c->timeout_ms;
-    return c->control;
-}
-
 static colo_status_t gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
 {
-    return colo_comm_i_all_gather(control_of(c), COLO_OWNER_CHECK, mine, all,
+    return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK, mine, all,
                                   (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
 }
 
 static colo_status_t agree(colo_comm_t *c, colo_status_t mine)
 {
-    return colo_comm_i_agree(control_of(c), "peer memory", 0, mine);
+    return colo_comm_i_agree(colo_comm_i_control(c), "peer memory", 0, mine);
 }
 
 colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
@@ -191,7 +185,7 @@ colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
     COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
     colo_status_t st = agree(c, mine);
     char why[8];
-    colo_comm_t *control = control_of(c);
+    colo_comm_t *control = colo_comm_i_control(c);
     return st == COLO_ERR_PEER && control->ops->state(control, why, sizeof why) == COLO_OK
                ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error())
                : st; /* PEER of a dead comm: a rank failed or left meanwhile */

@@ -29,7 +29,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     }
     colo_comm_t *child = NULL;
     COLO_TRY(colo_comm_i_new(&child, parent->ops, rank, n, world));
-    child->timeout_ms = parent->timeout_ms;
+    child->timeout_ms = colo_comm_i_timeout(parent);
     child->check = parent->check;
     child->share_process = parent->share_process;
     colo_comm_set_name(child, name);

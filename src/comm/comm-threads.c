@@ -132,11 +132,11 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
     double waited = colo_now() - w->begin;
     if (left && slot_seq(s) < c->seq)
         return missing(c, peer, "has left the communicator");
-    if (waited * 1e3 > (double)c->timeout_ms) {
+    if (waited * 1e3 > (double)colo_comm_i_timeout(c)) {
         char how[64];
         snprintf(how, sizeof how, "%s within %lld ms",
                  slot_seq(s) < c->seq ? "did not arrive" : "did not finish",
-                 (long long)c->timeout_ms);
+                 (long long)colo_comm_i_timeout(c));
         return missing(c, peer, how);
     }
     if (waited < YIELD_SECONDS) {

@@ -68,9 +68,9 @@ typedef struct colo_comm_ops {
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
-    int32_t param; /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
-                    * all_gather of a check, else 0 */
-    int64_t count; /* elements as in the call; a bridge's plan; else 0 */
+    int32_t param;      /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
+                         * all_gather of a check, else 0 */
+    int64_t count;      /* elements as in the call; a bridge's plan; else 0 */
     colo_owner_t owner; /* for which part of the library; ranks do not compare it */
 } colo_op_desc_t;
 
@@ -115,8 +115,8 @@ struct colo_comm {
     int32_t rank, size;
     int64_t *world_rank; /* [size]; owned */
     char name[32];
-    int64_t timeout_ms;
-    int32_t process; /* that made it; a child of fork() has a copy that nobody answers */
+    int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's guard reads it, too */
+    int32_t process;    /* that made it; a child of fork() has a copy that nobody answers */
     int32_t check;
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (comm-agree.c, comm-split.c). */
@@ -240,6 +240,18 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
 
 /* The table of comm-self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;
+
+/* The comm's deadline of now; any thread. */
+static inline int64_t colo_comm_i_timeout(const colo_comm_t *c)
+{
+    return __atomic_load_n(&c->timeout_ms, __ATOMIC_RELAXED);
+}
+/* Where a comm of GPUs moves host memory, with its deadline of now. */
+static inline colo_comm_t *colo_comm_i_control(const colo_comm_t *c)
+{
+    __atomic_store_n(&c->control->timeout_ms, colo_comm_i_timeout(c), __ATOMIC_RELAXED);
+    return c->control;
+}
 
 double colo_now(void); /* seconds, monotonic */
 

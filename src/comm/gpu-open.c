@@ -64,7 +64,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     COLO_TRY(colo_comm_i_split_color(host, COLO_OWNER_USER, 0, host->rank, &control));
     colo_comm_set_name(control, "control");
     control->check = 0; /* what it carries is the check */
-    control->timeout_ms = parent->timeout_ms;
+    control->timeout_ms = colo_comm_i_timeout(parent);
     /* Of all ranks that a family can have, whatever groups they then make: a kernel that loads
      * waits for operations of other groups, too, on any device of the process (nccl-run.c). */
     bool share = false;

@@ -20,7 +20,6 @@
  */
 #include "comm/comm-nccl.h"
 
-
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
@@ -245,7 +244,7 @@ static void look_at_clock(struct colo_nfamily *f)
         x = x->next;
     if (!x || colo_fate_sealed(&x->fate))
         return;
-    const int64_t ms = __atomic_load_n(&x->comm->timeout_ms, __ATOMIC_RELAXED);
+    const int64_t ms = colo_comm_i_timeout(x->comm);
     if ((now - f->since) * 1e3 < (double)ms)
         return;
     char what[96], sentence[400];

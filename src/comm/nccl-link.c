@@ -87,7 +87,7 @@ static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, 
                           .room = f->room,
                           .room_bytes = f->room_bytes};
     char why[900];
-    if (!colo_nccl_run_for((double)control->timeout_ms * 1e-3, control, connect_main, t)) {
+    if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main, t)) {
         f->room = NULL; /* the helper's, for good */
         colo_status_t dead = control->ops->state(control, why, sizeof why);
         if (dead < 0)
@@ -95,8 +95,9 @@ static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, 
         return colo_fail(COLO_ERR_TIMEOUT,
                          "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
                          "world rank %lld, device %d)",
-                         (int)control->size, (long long)control->timeout_ms, (int)control->rank,
-                         (long long)control->world_rank[control->rank], (int)f->device);
+                         (int)control->size, (long long)colo_comm_i_timeout(control),
+                         (int)control->rank, (long long)control->world_rank[control->rank],
+                         (int)f->device);
     }
     colo_status_t st = t->why[0] ? colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s",
                                              (int)control->rank, (int)f->device, t->why)

@@ -83,8 +83,7 @@ static colo_status_t own_link(struct colo_run *r)
                          "run one before the capture, a barrier will do",
                          colo_run_text(r, what, sizeof what), r->c->name);
     if (!l) {
-        r->x->control->timeout_ms = r->c->timeout_ms;
-        COLO_TRY(colo_nccl_link_get(r->f, r->x->control, NULL, &l));
+        COLO_TRY(colo_nccl_link_get(r->f, colo_comm_i_control(r->c), NULL, &l));
         pthread_mutex_lock(&r->f->lock);
         r->x->link = l;
         pthread_mutex_unlock(&r->f->lock);
@@ -108,15 +107,14 @@ static colo_status_t mark(struct colo_run *r, bool begin)
 static colo_status_t meet(const struct colo_run *r, colo_status_t st)
 {
     const colo_owner_t owner = r->c->op.owner;
-    colo_comm_t *control = r->x->control;
     if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
         !r->c->share_process)
         return st;
     char why[900]; /* a dead control would have its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
-    control->timeout_ms = r->c->timeout_ms;
     const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
-    colo_status_t met = colo_comm_i_agree(control, "an operation of the loss", same, st);
+    colo_status_t met =
+        colo_comm_i_agree(colo_comm_i_control(r->c), "an operation of the loss", same, st);
     return st < 0 ? colo_fail(st, "%s", why) : met;
 }
 

@@ -416,7 +416,7 @@ static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock
     if (peer >= 0 && colo_p2p_doomed(x)) /* what all agreed on is brought to its end */
         return DOOMED;
     if (peer >= 0 && look_at_clock)
-        judge(x, peer, colo_now() - x->begin, c->timeout_ms);
+        judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));
     return peer;
 }
 

@@ -235,8 +235,8 @@ static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
     x->next = f->ctx;
     f->ctx = x;
     f->live++;
-    if (c->timeout_ms > f->timeout_ms)
-        f->timeout_ms = c->timeout_ms;
+    if (colo_comm_i_timeout(c) > f->timeout_ms)
+        f->timeout_ms = colo_comm_i_timeout(c);
     colo_p2p_unstash(x);
     pthread_mutex_unlock(&f->lock);
     c->impl = x;

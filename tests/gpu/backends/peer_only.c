@@ -128,7 +128,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
     x->control = control;
     c->impl = x;
     c->control = control;
-    c->timeout_ms = control->timeout_ms;
+    c->timeout_ms = colo_comm_i_timeout(control);
     *comm = c;
     return COLO_OK;
 }
