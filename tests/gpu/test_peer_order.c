@@ -244,6 +244,7 @@ static colo_status_t aborted(t_peer_rank_t *r, void *arg)
     rank_try(t_peer_bridge(r, &c, &bridge));
     rank_try(t_place(r, &c, T_X, 0, true, &x));
     rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream)); /* the host waits in the first */
     peer_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     if (r->rank == 1) {
