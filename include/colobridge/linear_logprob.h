@@ -90,7 +90,8 @@ typedef struct colo_linear_batch {
 /**
  * Upstream gradient of each per-token output: factor * array[t], or just the factor where the array
  * is NULL; 0: no gradient through this output. With mean all three are divided by the valid tokens
- * of this rank, counted on the device (0 of them: gradient 0).
+ * of this rank, counted on the device (0 of them: gradient 0). For bf16 and f16 heads the largest
+ * upstream gradient of the call multiplies after the products, in fp32: its size costs no digits.
  */
 typedef struct colo_linear_upstream {
     double logp, entropy, loss;

@@ -162,14 +162,15 @@ COLO_API size_t colo_loss_weighted_scratch_size(int32_t ranks);
  * @values:   in  [T] f32 or f64, contiguous
  * @weights:  in  [T], dtype of @values, contiguous; NULL: 1
  * @mask:     in  u8 [T], contiguous, or NULL: tokens whose mask is 0 do not count and are not read
- * @group:    the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
- *            every rank joins, also with T = 0
+ * @group:    the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
+ * one); every rank joins, also with T = 0
  * @out:      out, in the memory of @values
- * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready to
- *            be the upstream gradient d_logp or d_loss
+ * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready
+ * to be the upstream gradient d_logp or d_loss
  * @scratch:  colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @values
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER)
+ * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
+ *            all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
  */
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
@@ -186,8 +187,8 @@ typedef struct colo_loss_mean {
 } colo_loss_mean_t;
 
 /**
- * colo_loss_mean_forward() - sum or mean of losses whose tokens were counted where they were made, so
- * that nobody waits for the count
+ * colo_loss_mean_forward() - sum or mean of losses whose tokens were counted where they were made,
+ * so that nobody waits for the count
  * @losses:  in  [T] f32 or f64, contiguous; 0 where a token does not count
  * @n_valid: in  [1] how many of them count: colo_logprob_out_t.n_valid
  * @divide:  value is the mean, else the sum
@@ -196,7 +197,7 @@ typedef struct colo_loss_mean {
  * @out:     out, every member
  * @scratch: colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @losses
  * Order and bits as colo_loss_weighted_sum(). A NaN is not hidden, also when no token counts.
- * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER)
+ * Errors:   as colo_loss_weighted_sum()
  */
 COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                               bool divide, colo_comm_t *group,

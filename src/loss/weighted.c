@@ -30,7 +30,23 @@ colo_status_t colo_host_weighted_local(const struct colo_weighted_pass *p, colo_
     }
     if (p->counted)
         sum.den = *p->counted;
+    sum.weighs = p->out != NULL;
     p->parts[p->rank] = sum;
+    return COLO_OK;
+}
+
+/* Of host memory: a rank that weighs values and a rank that counts them divide by different sums.
+ */
+static colo_status_t check_parts(const struct colo_weighted_pass *p, const char *what)
+{
+    for (int32_t r = 1; r < p->ranks; r++)
+        if (p->parts[r].weighs != p->parts[0].weighs)
+            return colo_fail(
+                COLO_ERR_MISMATCH,
+                "%s: found a weighted sum on rank %d and a mean or sum by count on rank "
+                "%d of the group, expected one of them; give weights on all ranks or on "
+                "none",
+                what, p->parts[r].weighs ? (int)r : 0, p->parts[r].weighs ? 0 : (int)r);
     return COLO_OK;
 }
 
@@ -138,6 +154,8 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, 
     if (p->ranks > 1)
         COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->parts + p->rank, p->parts,
                                         (int64_t)sizeof *p->parts, COLO_U8, stream));
+    if (mem == COLO_HOST)
+        COLO_TRY(check_parts(p, what));
     return loss->weighted_finish(p, stream);
 }
 

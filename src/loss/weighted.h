@@ -12,7 +12,8 @@
 /* What a rank brings. */
 struct colo_weighted_part {
     double num, weight;
-    int64_t den, unused;
+    int64_t den;
+    int64_t weighs; /* host only: of a weighted sum, not of a mean */
 };
 
 struct colo_weighted_pass {

@@ -188,6 +188,34 @@ static void bad_arguments_are_refused_and_wake_the_peers(void **state)
     assert_int_equal(st[0], COLO_ERR_PEER);
 }
 
+/* Rank 2 weighs the values that the others count. */
+static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
+{
+    static const char said[] =
+        "found a weighted sum on rank 2 and a mean or sum by count on rank 0";
+    const int64_t count = 2;
+    double v[2] = {1, 2}, value, num, den, factor, scratch[16], again = 0;
+    colo_weighted_t sum;
+    const colo_tensor_t values = colo_tensor_host(v, COLO_F64, 1, &count);
+    const colo_loss_mean_t mean = {&value, &num, &den, &factor};
+    colo_status_t st =
+        colo_comm_rank(world) == 2
+            ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, scratch, NULL)
+            : colo_loss_mean_forward(&values, &count, true, world, &mean, scratch, NULL);
+    (void)arg;
+    rank_check(st == COLO_ERR_MISMATCH);
+    rank_check(strstr(colo_last_error(), said) != NULL);
+    rank_try(colo_comm_all_reduce(world, v, &again, 1, COLO_F64, COLO_SUM, NULL)); /* it lives on */
+    rank_check(again == 3);
+    return COLO_OK;
+}
+
+static void ranks_that_weigh_and_ranks_that_count_are_a_mismatch(void **state)
+{
+    (void)state;
+    assert_ok(colo_comm_threads_run(3, one_rank_weighs, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -197,6 +225,7 @@ int main(void)
         cmocka_unit_test(ranks_without_tokens_join_and_no_mask_counts_all),
         cmocka_unit_test(nan_that_counts_is_not_hidden),
         cmocka_unit_test(bad_arguments_are_refused_and_wake_the_peers),
+        cmocka_unit_test(ranks_that_weigh_and_ranks_that_count_are_a_mismatch),
     };
     return cmocka_run_group_tests_name("loss/reduce", tests, NULL, NULL);
 }
