@@ -395,7 +395,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(a.targets.stride[1] = 2, COLO_ERR_SHAPE, "targets: columns are 2 elements apart");
     REJECT(a.targets.mem = COLO_CUDA, COLO_ERR_ARG, "targets: memory kind 1");
     REJECT(a.targets.data = NULL, COLO_ERR_ARG, "targets: data is NULL");
-    REJECT(a.masked.dtype = COLO_I64, COLO_ERR_ARG, "mask: dtype i64, expected u8");
+    REJECT(a.masked.dtype = COLO_I8, COLO_ERR_ARG, "mask: dtype i8, expected u8");
     REJECT(a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
     REJECT(a.cfg.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
     alone_init(&b);
