@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * direct_stand.h - a bridge that takes host memory for a device's, over a table of peers that says
+ * what it is told: no GPU. Staged calls move host memory and are compared with the oracle; direct
+ * ones are counted. Included by one source of a program.
+ */
+#ifndef TESTS_BRIDGE_DIRECT_STAND_H
+#define TESTS_BRIDGE_DIRECT_STAND_H
+
+#include "harness/harness.h"
+
+#include "bridge/bridge.h"
+#include "core/try.h"
+#include "harness/bridge_case.h"
+
+enum { RANKS = 4, SOON_MS = 4000 };
+
+/* ---- peers, as told: each rank has its own part ---- */
+
+struct colo_direct {
+    int32_t rank;
+};
+
+static struct told {
+    colo_status_t open, create;
+    const void *registered[2];
+    uint64_t registrations;
+    int runs[2]; /* direct calls by way */
+} told[RANKS];
+
+static colo_status_t say_open(colo_comm_t *c)
+{
+    const colo_status_t st = told[c->rank].open;
+    return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
+}
+
+static colo_status_t say_create(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d)
+{
+    const colo_status_t st = told[c->rank].create;
+    (void)way;
+    if (st < 0)
+        return colo_fail(st, "create says so to rank %d", (int)c->rank);
+    *d = malloc(sizeof **d);
+    (*d)->rank = c->rank;
+    return COLO_OK;
+}
+
+static colo_status_t load(colo_direct_t *d, const colo_steps_t way[2])
+{
+    (void)d;
+    (void)way;
+    return COLO_OK;
+}
+
+static colo_status_t run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+                         colo_stream_t stream)
+{
+    (void)call;
+    (void)stream;
+    told[d->rank].runs[way]++;
+    return COLO_OK;
+}
+
+static void destroy(colo_direct_t **d)
+{
+    free(*d);
+    *d = NULL;
+}
+
+static bool find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset)
+{
+    const struct told *t = &told[c->rank];
+    (void)bytes;
+    *id = 0;
+    *offset = 0;
+    return p == t->registered[0] || p == t->registered[1];
+}
+
+static uint64_t registrations(const colo_comm_t *c)
+{
+    return told[c->rank].registrations;
+}
+
+static const colo_peer_ops_t peers = {.open = say_open,
+                                      .create = say_create,
+                                      .load = load,
+                                      .run = run,
+                                      .destroy = destroy,
+                                      .find = find,
+                                      .registrations = registrations};
+
+/* ---- a bridge that takes host memory for a device's ---- */
+
+struct stand {
+    colo_comm_t *comm, *control;
+    const colo_comm_ops_t *was;
+    colo_comm_ops_t ops;
+    colo_bridge_t *b;
+    const t_case_t *c;
+    t_buffer_t t[4]; /* by role */
+    struct told *told;
+};
+
+static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t *c,
+                              colo_transport_t transport)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    *s = (struct stand){.comm = comm, .was = comm->ops, .c = c, .told = &told[comm->rank]};
+    rank_try(colo_comm_set_timeout(comm, SOON_MS));
+    rank_try(colo_comm_set_check(comm, c->check ? c->check : 1));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&s->b, &config, comm));
+    rank_try(colo_comm_i_split_color(comm, COLO_OWNER_USER, 0, comm->rank, &s->control));
+    s->ops = *comm->ops;
+    s->ops.peer = &peers;
+    comm->ops = &s->ops;
+    comm->control = s->control;
+    s->b->mem = COLO_CUDA;
+    s->b->transport = transport;
+    return colo_bridge_direct_create(s->b);
+}
+
+static void lie_down(struct stand *s)
+{
+    for (int i = 0; i < 4; i++)
+        t_buffer_free(&s->t[i]);
+    if (s->b)
+        s->b->mem = s->b->now.mem = COLO_HOST;
+    colo_bridge_destroy(&s->b);
+    s->comm->ops = s->was;
+    s->comm->control = NULL;
+    colo_comm_destroy(&s->control);
+}
+
+static colo_status_t tensors(struct stand *s, int64_t salt)
+{
+    for (int role = 0; role < 4; role++) {
+        const bool in = role == T_X || role == T_DY;
+        t_buffer_free(&s->t[role]);
+        rank_try(t_case_tensor(s->c, (t_role_t)role, s->comm->rank, salt, in, &s->t[role]));
+        s->t[role].t.mem = COLO_CUDA;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t go(struct stand *s, colo_way_t way)
+{
+    return way == COLO_FORWARD ? colo_bridge_forward(s->b, &s->t[T_X].t, &s->t[T_Y].t, NULL)
+                               : colo_bridge_backward(s->b, &s->t[T_DY].t, &s->t[T_DX].t, NULL);
+}
+
+/* A call is to be direct, or staged: then its bytes are compared. */
+static colo_status_t expect(struct stand *s, colo_way_t way, int64_t salt, bool direct)
+{
+    const int before = s->told->runs[way];
+    rank_try(go(s, way));
+    rank_check(s->told->runs[way] - before == direct);
+    if (direct)
+        return COLO_OK;
+    const t_role_t out = way == COLO_FORWARD ? T_Y : T_DX;
+    s->t[out].t.mem = COLO_HOST;
+    colo_status_t st = t_case_compare(s->c, out, s->comm->rank, salt, &s->t[out]);
+    s->t[out].t.mem = COLO_CUDA;
+    return st;
+}
+
+static colo_status_t on_all(colo_rank_fn fn, const void *arg)
+{
+    memset(told, 0, sizeof told);
+    return colo_comm_threads_run(RANKS, fn, (void *)(uintptr_t)arg);
+}
+
+#endif

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_direct_routes.c - bridges of backends whose exchanges go over connections and compare
+ * nothing: which calls are compared between ranks, and when a reshape connects anew.
+ */
+#include "direct_stand.h"
+
+/* ---- routes that count how often ranks connect ---- */
+
+static int connected[RANKS], disconnected[RANKS];
+
+struct colo_route {
+    int32_t n, members[RANKS];
+};
+
+static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
+                             colo_route_t **route)
+{
+    (void)tag;
+    *route = calloc(1, sizeof **route);
+    (*route)->n = n;
+    memcpy((*route)->members, members, (size_t)n * sizeof *members);
+    connected[c->rank]++;
+    return COLO_OK;
+}
+
+static void disconnect(colo_comm_t *c, colo_route_t *route)
+{
+    free(route);
+    disconnected[c->rank]++;
+}
+
+static size_t no_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
+                       int32_t nrecvs, size_t elem)
+{
+    return 0;
+}
+
+static bool is_on(const colo_route_t *route, const colo_message_t *m, int32_t n)
+{
+    for (int32_t i = 0; i < n; i++) {
+        bool found = false;
+        for (int32_t k = 0; k < route->n; k++)
+            found = found || route->members[k] == m[i].peer;
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static colo_status_t over_route(colo_comm_t *c, colo_route_t *route, void *stage,
+                                size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
+                                const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                colo_stream_t stream)
+{
+    rank_check(is_on(route, sends, nsends) && is_on(route, recvs, nrecvs));
+    return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+}
+
+/* ---- calls: backends whose exchanges compare nothing ---- */
+
+static uint64_t checks_of(const colo_comm_t *comm)
+{
+    colo_ledger_t l;
+    colo_comm_ledger(comm, &l);
+    return l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
+}
+
+/* Rank 1 runs backward, the others forward, as the first call of a shape; then all do the same. */
+static colo_status_t call_in_turn(struct stand *s)
+{
+    const colo_shape_t shape = {4, 8, 2, 0};
+    const int32_t rank = s->comm->rank;
+    rank_try(colo_bridge_reshape(s->b, &shape));
+    rank_try(tensors(s, 0));
+    rank_check(go(s, rank == 1 ? COLO_BACKWARD : COLO_FORWARD) == COLO_ERR_MISMATCH);
+    rank_check(strstr(colo_last_error(), "operation: rank 1 of 'world' has bridge 1 backward, rank "
+                                         "0 bridge 1 forward"));
+    for (int turn = 0; turn < 2; turn++)
+        for (int way = 0; way < 2; way++) {
+            const uint64_t before = checks_of(s->comm);
+            rank_try(expect(s, (colo_way_t)way, 0, false));
+            rank_check(checks_of(s->comm) - before == (turn == 0));
+        }
+    return COLO_OK;
+}
+
+static colo_status_t first_calls(colo_comm_t *comm, void *arg)
+{
+    const t_case_t c = {.src = t_side("dp=4", true),
+                        .dst = t_side("cp=2,dp=2", false),
+                        .shape = {4, 8, 2},
+                        .grad = COLO_DISJOINT,
+                        .world = RANKS};
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
+    colo_status_t st = call_in_turn(&s);
+    lie_down(&s);
+    return st;
+}
+
+static void first_calls_of_a_shape_are_compared_way_by_way(void **state)
+{
+    (void)state;
+    assert_ok(on_all(first_calls, NULL));
+}
+
+/* Of dp=4 to dp=3: 12 samples tie all ranks together, 2 only ranks 2 and 3. */
+static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
+{
+    static const int64_t samples[] = {12, 12, 24, 2, 2, 12};
+    static const int times[] = {1, 1, 1, 2, 2, 3};
+    const int32_t rank = s->comm->rank;
+    for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
+        const colo_shape_t shape = {samples[i], 8, 2, 0};
+        c->shape.b = samples[i];
+        rank_try(colo_bridge_reshape(s->b, &shape));
+        rank_try(tensors(s, (int64_t)i));
+        for (int way = 0; way < 2; way++)
+            rank_try(expect(s, (colo_way_t)way, (int64_t)i, false));
+        rank_check(connected[rank] == times[i]);
+        rank_check(disconnected[rank] == times[i] - 1);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
+{
+    t_case_t c = {.src = t_side("dp=4", true),
+                  .dst = t_side("dp=3", false),
+                  .shape = {12, 8, 2},
+                  .grad = COLO_DISJOINT,
+                  .world = RANKS};
+    struct stand s;
+    (void)arg;
+    rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
+    s.ops.route_create = connect;
+    s.ops.route_destroy = disconnect;
+    s.ops.route_stage = no_stage;
+    s.ops.route_exchange = over_route;
+    colo_status_t st = reshape_in_turn(&s, &c);
+    lie_down(&s);
+    return st;
+}
+
+static void a_reshape_connects_only_if_it_ties_other_ranks(void **state)
+{
+    (void)state;
+    memset(connected, 0, sizeof connected);
+    memset(disconnected, 0, sizeof disconnected);
+    assert_ok(on_all(reshaped_routes, NULL));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(first_calls_of_a_shape_are_compared_way_by_way),
+        cmocka_unit_test(a_reshape_connects_only_if_it_ties_other_ranks),
+    };
+    return cmocka_run_group_tests_name("bridge/direct_routes", tests, NULL, NULL);
+}
