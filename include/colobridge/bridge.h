@@ -79,10 +79,11 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  *           compares every call. These return COLO_ERR_MISMATCH on all ranks, and the comm lives on.
  *           Over registered memory every bridge and way has its own mailboxes: a call in another
  *           order is COLO_ERR_TIMEOUT at the deadline, never wrong data
- * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (nothing written; the comm is marked failed at COLO_CHECK
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (no memory is written; the comm is marked failed at COLO_CHECK
  *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
  *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a
- *           capture of a first staged call, memory.h), COLO_ERR_CUDA, COLO_ERR_NCCL
+ *           capture of a first staged call, memory.h), COLO_ERR_CUDA, COLO_ERR_NCCL. After one that
+ *           killed the comm in flight, the output may be partly written (status.h)
  */
 COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                            const colo_tensor_t *y, colo_stream_t stream);

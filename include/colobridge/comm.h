@@ -166,7 +166,8 @@ COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
  * COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left), COLO_ERR_PEER,
  * COLO_ERR_ABORTED, and what the backend met (COLO_ERR_MPI, _IO, _NCCL, _CUDA). Wrong arguments on
  * one rank kill the comm, except at COLO_CHECK=2, where all ranks return an error and it lives on.
- * Nothing is written when a rank is missing, differs, or has wrong arguments.
+ * If a rank is missing or differs when the operation begins, or has wrong arguments, nothing is
+ * written. After a failure in flight the output may be partly written (status.h).
  */
 
 /** colo_comm_all_gather() - recv[r * count ..] = rank r's send.

@@ -3,8 +3,23 @@
  * status.h - what every call returns, and the one sentence that explains it.
  *
  * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
- * On any error that a call itself returns, its outputs are untouched. What returns no status (getters,
- * destructors) takes NULL for its object and answers 0, false, NULL, "", or -1 where 0 is a rank.
+ * What returns no status (getters, destructors) takes NULL for its object and answers 0, false, NULL,
+ * "", or -1 where 0 is a rank.
+ *
+ * What an error leaves behind:
+ *   before   An error that is found before anything moves leaves all memory untouched. These are
+ *            this rank's own arguments and states (ARG, SHAPE, LAYOUT, MODIFIED, UNBUILT, PROMISE,
+ *            EXISTS, MISSING), calls on a communicator that was dead before, all that COLO_CHECK=2
+ *            finds, and every other error after which the communicator lives (colo_comm_check()).
+ *   in flight   Any other error kills the communicator: TIMEOUT, PEER, ABORTED, MISMATCH, NOMEM,
+ *            STATE, IO, CUDA, NCCL or MPI. The outputs, the scratch and the saved state of the call
+ *            may then hold old bytes, new ones or a mix of both, although the same call may have
+ *            returned COLO_OK on another rank. Inputs, and memory that was not given to the call,
+ *            are not written; what is input and output at once is an output.
+ * Objects are made whole or not at all: on every error the pointer that would receive one, and
+ * numbers that a call returns by pointer, are untouched. On a stream a call may return COLO_OK and
+ * fail later; its outputs are then as after a failure in flight. Other ranks may still write into
+ * registered memory until they have noticed (memory.h).
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H

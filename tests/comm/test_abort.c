@@ -109,6 +109,76 @@ static void an_abort_amid_a_copy_waits_for_the_readers(void **state)
     }
 }
 
+/* ---- what a failure in flight leaves behind ---- */
+
+enum { PIECE = 1 << 20, GUARD = 64, GIVEN = 0x5a5a5a5a, OLD = -1 };
+
+struct strewn {
+    colo_comm_t *comm;
+    int delay_us;
+    _Atomic int started;
+    int failed[MOST];
+};
+
+static void *abort_soon(void *arg)
+{
+    struct strewn *s = arg;
+    while (!atomic_load(&s->started))
+        ;
+    usleep((useconds_t)s->delay_us);
+    colo_comm_abort(s->comm, "in flight");
+    return NULL;
+}
+
+static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
+{
+    struct strewn *s = arg;
+    const int32_t me = colo_comm_rank(c), n = colo_comm_size(c);
+    const int64_t all = 2 * GUARD + (int64_t)n * PIECE;
+    int32_t *x = malloc((PIECE + 2 * GUARD) * sizeof *x), *y = malloc((size_t)all * sizeof *y);
+    pthread_t other;
+    colo_status_t st = COLO_OK;
+    rank_check(x && y);
+    for (int64_t i = 0; i < PIECE + 2 * GUARD; i++)
+        x[i] = GIVEN + me;
+    if (me == 0)
+        s->comm = c;
+    rank_try(colo_comm_barrier(c, NULL));
+    if (me == 0)
+        rank_check(pthread_create(&other, NULL, abort_soon, s) == 0);
+    atomic_store(&s->started, 1);
+    while (st == COLO_OK) {
+        for (int64_t i = 0; i < all; i++)
+            y[i] = OLD;
+        st = colo_comm_all_gather(c, x + GUARD, y + GUARD, PIECE, COLO_I32, NULL);
+        for (int64_t i = 0; i < all; i++) { /* old or new, and nothing around it */
+            const int64_t at = i - GUARD;
+            const int32_t new =
+                at < 0 || at >= (int64_t)n *PIECE ? OLD : GIVEN + (int32_t)(at / PIECE);
+            rank_check(y[i] == new || (st < 0 && y[i] == OLD));
+        }
+    }
+    rank_check(st == COLO_ERR_ABORTED && colo_comm_check(c) == COLO_ERR_ABORTED);
+    for (int64_t i = 0; i < PIECE + 2 * GUARD; i++)
+        rank_check(x[i] == GIVEN + me);
+    if (me == 0)
+        pthread_join(other, NULL);
+    free(x);
+    free(y);
+    s->failed[me]++;
+    return COLO_OK;
+}
+
+static void failure_in_flight_writes_outputs_and_nothing_else(void **state)
+{
+    for (int i = 0; i < 8; i++) {
+        struct strewn s = {.delay_us = 3000 + 3000 * i};
+        assert_ok(t_run_ranks(3, strewn_rank, &s, sizeof s));
+        for (int r = 0; r < 3; r++)
+            assert_int_equal(s.failed[r], 1);
+    }
+}
+
 /* ---- a dead comm ---- */
 
 static colo_status_t dead_rank(colo_comm_t *c, void *arg)
@@ -178,6 +248,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_abort_wakes_every_relative),
         cmocka_unit_test(an_abort_amid_a_copy_waits_for_the_readers),
+        cmocka_unit_test(failure_in_flight_writes_outputs_and_nothing_else),
         cmocka_unit_test(a_dead_comm_refuses_operations_and_answers_questions),
         cmocka_unit_test(null_comms_are_an_error_never_the_world),
     };
