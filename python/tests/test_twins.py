@@ -15,6 +15,9 @@ TWINS = {
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
         'test_megatron.py', 'test_map_b'),
+    'an uncaught exception is kept to itself': (
+        'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_bridge.py',
+        'test_uncaught_exception_of_one_rank_is_told_to_the_others'),
     'a world of no ranks is one': (
         'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
         'test_megatron.py', 'test_constructor_refuses_in_these_words'),

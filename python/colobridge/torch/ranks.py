@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import datetime
 import hashlib
+import sys
 import json
 import threading
 import time
@@ -333,4 +334,15 @@ def shutdown() -> None:
         comms.destroy()
 
 
-atexit.register(shutdown)
+def _end() -> None:
+    """At exit. After an exception that nothing caught, the other ranks hear which one it was."""
+    why = getattr(sys, 'last_value', None)
+    if why is not None:
+        with _lock:
+            made = list(_made.values())
+        for comms in made:
+            comms.host.abort('%s: %s' % (type(why).__name__, why))
+    shutdown()
+
+
+atexit.register(_end)
