@@ -366,20 +366,22 @@ static colo_status_t check_apart(const colo_bridge_t *b, const colo_tensor_t *in
 /* May kernels use this memory and this stream? Here, because here all ranks can be told. */
 static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *in,
                                   const colo_tensor_t *out, const char *in_name,
-                                  const char *out_name, colo_stream_t stream, bool *capturing)
+                                  const char *out_name, colo_stream_t stream, colo_queries_t *q,
+                                  bool *capturing)
 {
     const colo_ops_t *look = b->ops;
     const colo_tensor_t *t[2] = {in, out};
     const char *const name[2] = {in_name, out_name};
-    colo_status_t st = look->stream_check(stream, capturing);
+    colo_status_t st = look->stream_check(q, stream, capturing);
     for (int i = 0; st == COLO_OK && i < 2; i++)
         if (t[i] && colo_tensor_count(t[i]) > 0)
-            st = look->pointer_check(t[i]->data, t[i]->device, name[i]);
+            st = look->pointer_check(q, t[i]->data, t[i]->device, name[i]);
     return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
 }
 
 static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
-                                const colo_tensor_t *out, colo_stream_t stream, bool *capturing)
+                                const colo_tensor_t *out, colo_stream_t stream, colo_queries_t *q,
+                                bool *capturing)
 {
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD;
@@ -390,7 +392,7 @@ static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_ten
     COLO_TRY(check_tensor(b, in, in_name, fwd ? &p->own_src : &p->own_dst, false));
     COLO_TRY(check_tensor(b, out, out_name, fwd ? &p->own_dst : &p->own_src, true));
     COLO_TRY(check_apart(b, in, out, in_name, out_name));
-    return check_places(b, in, out, in_name, out_name, stream, capturing);
+    return check_places(b, in, out, in_name, out_name, stream, q, capturing);
 }
 
 /* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose fate is not
@@ -442,8 +444,9 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     COLO_TRY(colo_comm_check(b->comm));
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
+    colo_queries_t q = {0};
     bool capturing = false;
-    colo_status_t st = check_call(b, way, in, out, stream, &capturing);
+    colo_status_t st = check_call(b, way, in, out, stream, &q, &capturing);
     colo_view_t from = {0}, to = {0};
     colo_reached_t reached = {.direct = false};
     if (st == COLO_OK)
@@ -474,6 +477,8 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     if (reached.unsettled)
         COLO_TRY(colo_bridge_direct_settle(b, way, &reached));
     b->calls++;
+    reached.device = q.device;
+    reached.capturing = capturing;
     if (reached.direct)
         return colo_bridge_direct_run(b, way, &reached, from, to, stream);
     return b->order && !capturing ? run_in_order(b, way, from, to, stream)

@@ -148,6 +148,8 @@ typedef struct colo_reached {
     bool unsettled; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
     uint64_t offset;
+    int32_t device; /* the current one */
+    bool capturing;
 } colo_reached_t;
 /* Does this call go direct? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
 colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,

@@ -412,7 +412,12 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const col
 {
     const colo_plan_t *p = b->now.plan;
     const int64_t elem = (int64_t)colo_dtype_size(p->config.dtype);
-    colo_direct_call_t call = {.in = in.data, .out = out.data, .id = r->id, .offset = r->offset};
+    colo_direct_call_t call = {.in = in.data,
+                               .out = out.data,
+                               .id = r->id,
+                               .offset = r->offset,
+                               .device = r->device,
+                               .capturing = r->capturing};
     for (int i = 0; i < 3; i++) {
         call.in_step[i] = in.stride[i] * elem;
         call.out_step[i] = out.stride[i] * elem;

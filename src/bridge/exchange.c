@@ -201,10 +201,11 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
 {
     colo_shaped_t *s = &b->now;
     const bool connects = s->nmembers && !s->route;
+    colo_queries_t q = {0};
     bool capturing = false;
     if (!connects && !s->late_slab && !s->late_stage)
         return COLO_OK;
-    COLO_TRY(b->ops->stream_check(stream, &capturing));
+    COLO_TRY(b->ops->stream_check(&q, stream, &capturing));
     if (capturing) /* on all ranks or on none: nobody waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "

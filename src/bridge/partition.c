@@ -155,6 +155,7 @@ static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
                                   const colo_tensor_t *b, const char *b_name, colo_stream_t stream,
                                   const colo_ops_t **ops)
 {
+    colo_queries_t q = {0};
     bool capturing;
     if (a->mem != b->mem || (a->mem == COLO_CUDA && a->device != b->device))
         return colo_fail(COLO_ERR_ARG,
@@ -162,11 +163,11 @@ static colo_status_t check_places(const colo_tensor_t *a, const char *a_name,
                          b_name, (int)b->mem, (int)b->device, a_name, (int)a->mem, (int)a->device);
     colo_status_t st = colo_ops_for(a->mem, ops);
     if (st == COLO_OK)
-        st = (*ops)->stream_check(stream, &capturing);
+        st = (*ops)->stream_check(&q, stream, &capturing);
     if (st == COLO_OK && colo_tensor_count(a) > 0)
-        st = (*ops)->pointer_check(a->data, a->device, a_name);
+        st = (*ops)->pointer_check(&q, a->data, a->device, a_name);
     if (st == COLO_OK && colo_tensor_count(b) > 0)
-        st = (*ops)->pointer_check(b->data, b->device, b_name);
+        st = (*ops)->pointer_check(&q, b->data, b->device, b_name);
     return st < 0 ? colo_fail_prefix(st, "partition") : COLO_OK;
 }
 

@@ -347,26 +347,6 @@ colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size
 
 /* ---- a call ---- */
 
-/* Memory that the kernel can use? Pageable memory would be a fault that ends the process's GPU. */
-static colo_status_t check_pointer(const struct colo_peer *p, const char *what, const char *side,
-                                   const void *ptr)
-{
-    struct cudaPointerAttributes a;
-    cudaError_t e = cudaPointerGetAttributes(&a, ptr);
-    if (e != cudaSuccess)
-        return colo_cuda_error(what, e);
-    if (a.type == cudaMemoryTypeDevice && a.device != p->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: the %s is memory of device %d, comm '%s' is on device %d", what, side,
-                         a.device, p->name, (int)p->device);
-    if (a.type == cudaMemoryTypeUnregistered)
-        return colo_fail(COLO_ERR_ARG,
-                         "%s: the %s is host memory; comm '%s' moves memory of CUDA "
-                         "device %d",
-                         what, side, p->name, (int)p->device);
-    return COLO_OK;
-}
-
 cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream)
 {
     return p->used && p->last != stream && !capturing ? cudaStreamWaitEvent(stream, p->done, 0)
@@ -387,21 +367,14 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
 {
     struct colo_direct_way *w = &d->way[way];
     struct colo_peer *p = d->peer;
-    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     colo_k_direct_t k = w->k;
-    int now = -1;
     if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
         return COLO_OK;
-    cudaError_t e = cudaGetDevice(&now);
-    if (e == cudaSuccess && now != p->device)
+    if (call->device != p->device)
         return colo_fail(COLO_ERR_ARG,
                          "%s: the current device is %d, comm '%s' was made on device "
                          "%d",
-                         w->name, now, p->name, (int)p->device);
-    if (call->in)
-        COLO_TRY(check_pointer(p, w->name, "input", call->in));
-    if (call->out)
-        COLO_TRY(check_pointer(p, w->name, "output", call->out));
+                         w->name, (int)call->device, p->name, (int)p->device);
     k.in = call->in;
     k.out = call->out;
     memcpy(k.in_step, call->in_step, sizeof k.in_step);
@@ -412,14 +385,10 @@ colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
-    if (e == cudaSuccess)
-        e = cudaStreamIsCapturing(stream, &capture);
-    const bool capturing = capture != cudaStreamCaptureStatusNone;
-    if (e == cudaSuccess)
-        e = colo_peer_follow(p, capturing, stream);
+    cudaError_t e = colo_peer_follow(p, call->capturing, stream);
     if (e == cudaSuccess)
         e = colo_k_direct(&k, stream);
     if (e == cudaSuccess)
-        e = colo_peer_lead(p, capturing, stream);
+        e = colo_peer_lead(p, call->capturing, stream);
     return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
 }

@@ -53,12 +53,15 @@ typedef struct colo_steps {
     const int32_t *post;
 } colo_steps_t;
 
-/* The tensors of a call; steps in bytes. Peers reach out, or in where the way adds up. */
+/* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
+ * out, or in where the way adds up. */
 typedef struct colo_direct_call {
     char *in, *out;
     int64_t in_step[3], out_step[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
     uint64_t offset;
+    int32_t device; /* the current one */
+    bool capturing; /* is the stream? */
 } colo_direct_call_t;
 
 typedef struct colo_direct colo_direct_t; /* the direct path of one bridge */

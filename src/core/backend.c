@@ -18,6 +18,7 @@
 #include <dlfcn.h>
 #include <limits.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -25,8 +26,8 @@ enum { SLOTS = 8, NAME_MAX_ = 16 };
 
 static struct {
     char name[NAME_MAX_ + 1];
-    const colo_backend_t *backend;
-} loaded[SLOTS]; /* filled from the front, under the lock */
+    const colo_backend_t *_Atomic backend;
+} loaded[SLOTS]; /* filled from the front, under the lock; the backend last */
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static bool name_ok(const char *name)
@@ -114,6 +115,15 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
     return COLO_OK;
 }
 
+/* Where @name is, or would be put; SLOTS: nowhere. */
+static int find(const char *name)
+{
+    int i = 0;
+    while (i < SLOTS && atomic_load(&loaded[i].backend) && strcmp(loaded[i].name, name) != 0)
+        i++;
+    return i;
+}
+
 colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend)
 {
     if (!name || !name_ok(name))
@@ -121,20 +131,21 @@ colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend
                          name ? name : "(NULL)", NAME_MAX_);
     const colo_backend_t *found = NULL;
     colo_status_t st = COLO_OK;
+    int i = find(name);
+    if (i < SLOTS && (found = atomic_load(&loaded[i].backend))) { /* what hot calls come to */
+        *backend = found;
+        return COLO_OK;
+    }
     pthread_mutex_lock(&lock);
-    int i = 0;
-    while (i < SLOTS && loaded[i].backend && strcmp(loaded[i].name, name) != 0)
-        i++;
+    i = find(name);
     if (i == SLOTS) {
         st = colo_fail(COLO_ERR_UNBUILT, "backend '%s': %d backends are loaded, no more fit", name,
                        SLOTS);
-    } else if (loaded[i].backend) {
-        found = loaded[i].backend;
-    } else {
+    } else if (!(found = atomic_load(&loaded[i].backend))) {
         st = open_backend(name, &found);
         if (st == COLO_OK) {
             snprintf(loaded[i].name, sizeof loaded[i].name, "%s", name);
-            loaded[i].backend = found;
+            atomic_store(&loaded[i].backend, found);
         }
     }
     pthread_mutex_unlock(&lock);

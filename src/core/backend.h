@@ -15,7 +15,7 @@ struct colo_loss_ops; /* loss/loss.h */
 struct colo_wire_ops; /* comm/wire.h */
 struct colo_services; /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 11u
+#define COLO_BACKEND_ABI 12u
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()

@@ -60,14 +60,26 @@ colo_status_t colo_cuda_report(cudaError_t e, const char *what)
 
 /* ---- pointers ---- */
 
-/* NULL is nobody's: what may be NULL is not read. */
-colo_status_t colo_cuda_pointer(const void *p, const char *what)
+static cudaError_t current_device(colo_queries_t *q)
 {
-    struct cudaPointerAttributes a;
     int device = -1;
+    cudaError_t e = q->known ? cudaSuccess : cudaGetDevice(&device);
+    if (!q->known && e == cudaSuccess)
+        *q = (colo_queries_t){.known = true, .device = device};
+    return e;
+}
+
+/* NULL is nobody's: what may be NULL is not read. */
+colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *what)
+{
+    enum { MOST = sizeof q->seen / sizeof *q->seen };
+    struct cudaPointerAttributes a;
     if (!p)
         return COLO_OK;
-    cudaError_t e = cudaGetDevice(&device);
+    for (int32_t i = 0; i < q->n; i++)
+        if (q->seen[i] == p)
+            return COLO_OK;
+    cudaError_t e = current_device(q);
     if (e == cudaSuccess)
         e = cudaPointerGetAttributes(&a, p);
     if (e != cudaSuccess)
@@ -76,20 +88,23 @@ colo_status_t colo_cuda_pointer(const void *p, const char *what)
         return colo_backend_fail(COLO_ERR_ARG,
                                  "%s: %p is host memory that CUDA does not know, expected memory "
                                  "of device %d",
-                                 what, p, device);
-    if (a.type == cudaMemoryTypeDevice && a.device != device)
+                                 what, p, (int)q->device);
+    if (a.type == cudaMemoryTypeDevice && a.device != q->device)
         return colo_backend_fail(COLO_ERR_ARG,
                                  "%s: %p is memory of device %d, the current device is %d", what, p,
-                                 a.device, device);
+                                 a.device, (int)q->device);
+    if (q->n < MOST)
+        q->seen[q->n++] = p;
     return COLO_OK;
 }
 
-colo_status_t colo_cuda_typed(const void *p, colo_dtype_t dtype, const char *what)
+colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,
+                              const char *what)
 {
     if ((uintptr_t)p % dtype_size[dtype])
         return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
                                  what, p, (int)dtype_size[dtype]);
-    return colo_cuda_pointer(p, what);
+    return colo_cuda_pointer(q, p, what);
 }
 
 /* ---- memory ---- */
@@ -178,26 +193,26 @@ static colo_status_t event_wait(void *s, int32_t event, colo_stream_t on)
 
 /* ---- may it be used ---- */
 
-static colo_status_t pointer_check(const void *p, int32_t device, const char *what)
+static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t device,
+                                   const char *what)
 {
-    int now = -1;
     if (p && device >= 0) {
-        cudaError_t e = cudaGetDevice(&now);
+        cudaError_t e = current_device(q);
         if (e != cudaSuccess)
             return colo_cuda_report(e, what);
-        if (device != now)
+        if (device != q->device)
             return colo_backend_fail(COLO_ERR_ARG,
                                      "%s: a tensor of device %d, the current device is %d", what,
-                                     (int)device, now);
+                                     (int)device, (int)q->device);
     }
-    return colo_cuda_pointer(p, what);
+    return colo_cuda_pointer(q, p, what);
 }
 
-static colo_status_t stream_check(colo_stream_t stream, bool *capturing)
+static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool *capturing)
 {
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    int now = -1, device = -1;
-    cudaError_t e = cudaGetDevice(&now);
+    int device = -1;
+    cudaError_t e = current_device(q);
     if (e == cudaSuccess)
         e = cudaStreamIsCapturing(stream, &capture);
     *capturing = capture != cudaStreamCaptureStatusNone;
@@ -205,9 +220,10 @@ static colo_status_t stream_check(colo_stream_t stream, bool *capturing)
     if (e == cudaSuccess && stream && !*capturing) /* the default stream is the current device's */
         e = cudaStreamGetDevice(stream, &device);
 #endif
-    if (e == cudaSuccess && device >= 0 && device != now)
-        return colo_backend_fail(
-            COLO_ERR_ARG, "the stream is one of device %d, the current device is %d", device, now);
+    if (e == cudaSuccess && device >= 0 && device != q->device)
+        return colo_backend_fail(COLO_ERR_ARG,
+                                 "the stream is one of device %d, the current device is %d", device,
+                                 (int)q->device);
     return colo_cuda_report(e, "stream");
 }
 
@@ -243,12 +259,13 @@ static cudaError_t answer_take(void *p, void *to, cudaError_t e, cudaStream_t st
 static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t *hash,
                               colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     uint64_t got[2] = {0, 0};
     void *p = NULL;
     *hash = 0;
     if (is_empty(box))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(box->data, "hash"));
+    COLO_CUDA_TRY(colo_cuda_pointer(&q, box->data, "hash"));
     cudaError_t e = answer_new(&p, got, stream);
     if (e == cudaSuccess)
         e = colo_k_box_hash(box, elem_size, p, stream);
@@ -260,12 +277,13 @@ static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t 
 static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int64_t *first,
                                  colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     uint64_t got[2] = {UINT64_MAX, 0};
     void *p = NULL;
     *first = -1;
     if (is_empty(box))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(box->data, "search for zeros"));
+    COLO_CUDA_TRY(colo_cuda_pointer(&q, box->data, "search for zeros"));
     cudaError_t e = answer_new(&p, got, stream);
     if (e == cudaSuccess)
         e = colo_k_box_nonzero(box, dtype_size[dtype], dtype <= COLO_F16, p, stream);
@@ -277,19 +295,20 @@ static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int6
 static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const uint8_t *mask,
                                 int64_t count, double *num, int64_t *den, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     struct {
         double num;
         int64_t den;
     } got = {0, 0};
     void *p = NULL;
     bool capturing = false;
-    COLO_CUDA_TRY(stream_check(stream, &capturing));
+    COLO_CUDA_TRY(stream_check(&q, stream, &capturing));
     if (capturing)
         return colo_backend_fail(COLO_ERR_STATE,
                                  "reduce: waits for the stream and cannot be captured");
     if (count > 0) {
-        COLO_CUDA_TRY(colo_cuda_typed(values, dtype, "values"));
-        COLO_CUDA_TRY(colo_cuda_pointer(mask, "mask"));
+        COLO_CUDA_TRY(colo_cuda_typed(&q, values, dtype, "values"));
+        COLO_CUDA_TRY(colo_cuda_pointer(&q, mask, "mask"));
     }
     cudaError_t e = answer_new(&p, &got, stream);
     if (e == cudaSuccess)
@@ -315,8 +334,9 @@ static const void *first_of(const colo_box_t *side, const colo_box_t *dst, int64
 static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                               size_t elem_size, colo_stream_t stream)
 {
-    COLO_CUDA_TRY(colo_cuda_pointer(first_of(dst, dst, n), "copy: destination"));
-    COLO_CUDA_TRY(colo_cuda_pointer(first_of(src, dst, n), "copy: source"));
+    colo_queries_t q = {0};
+    COLO_CUDA_TRY(colo_cuda_pointer(&q, first_of(dst, dst, n), "copy: destination"));
+    COLO_CUDA_TRY(colo_cuda_pointer(&q, first_of(src, dst, n), "copy: source"));
     return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
 }
 
@@ -329,29 +349,32 @@ static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size
 static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int64_t n,
                                int64_t last, colo_stream_t stream)
 {
-    COLO_CUDA_TRY(colo_cuda_typed(first_of(dst, dst, n), COLO_I64, "shift: destination"));
-    COLO_CUDA_TRY(colo_cuda_typed(first_of(src, dst, n), COLO_I64, "shift: source"));
+    colo_queries_t q = {0};
+    COLO_CUDA_TRY(colo_cuda_typed(&q, first_of(dst, dst, n), COLO_I64, "shift: destination"));
+    COLO_CUDA_TRY(colo_cuda_typed(&q, first_of(src, dst, n), COLO_I64, "shift: source"));
     return colo_cuda_report(colo_k_boxes_shift(dst, src, n, last, stream), "shift");
 }
 
 static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                              colo_dtype_t dtype, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16)
         return colo_backend_fail(COLO_ERR_ARG,
                                  "sum: %d addends of dtype %d, expected 1..%d of a float dtype",
                                  (int)n, (int)dtype, COLO_MAX_ADDENDS);
     if (is_empty(dst))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(dst->data, "sum: destination"));
+    COLO_CUDA_TRY(colo_cuda_pointer(&q, dst->data, "sum: destination"));
     for (int32_t k = 0; k < n; k++)
-        COLO_CUDA_TRY(colo_cuda_pointer(src[k].data, "sum: addend"));
+        COLO_CUDA_TRY(colo_cuda_pointer(&q, src[k].data, "sum: addend"));
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
 static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,
                               colo_dtype_t dtype, int64_t n, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if ((dtype != COLO_BF16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
         return colo_backend_fail(COLO_ERR_ARG,
                                  "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
@@ -359,9 +382,9 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
                                  (int)dtype, (int)to_dtype);
     if (n == 0)
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_typed(to, to_dtype, "sum: destination"));
-    COLO_CUDA_TRY(colo_cuda_typed(wide, COLO_F32, "sum: fp32 addend"));
-    COLO_CUDA_TRY(colo_cuda_typed(half, dtype, "sum: addend"));
+    COLO_CUDA_TRY(colo_cuda_typed(&q, to, to_dtype, "sum: destination"));
+    COLO_CUDA_TRY(colo_cuda_typed(&q, wide, COLO_F32, "sum: fp32 addend"));
+    COLO_CUDA_TRY(colo_cuda_typed(&q, half, dtype, "sum: addend"));
     return colo_cuda_report(colo_k_half_sum(to, to_dtype == COLO_F32, wide, half, dtype, n, stream),
                             "sum");
 }

@@ -63,16 +63,19 @@ static colo_status_t event(void *s, int32_t event, colo_stream_t on)
 
 /* ---- a caller's memory ---- */
 
-static colo_status_t pointer_check(const void *p, int32_t device, const char *what)
+static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t device,
+                                   const char *what)
 {
+    (void)q;
     (void)p;
     (void)device;
     (void)what;
     return COLO_OK;
 }
 
-static colo_status_t stream_check(colo_stream_t stream, bool *capturing)
+static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool *capturing)
 {
+    (void)q;
     (void)stream;
     *capturing = false;
     return COLO_OK;

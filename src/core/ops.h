@@ -37,6 +37,15 @@ typedef colo_status_t (*colo_box_shift_fn)(const colo_box_t *dst, const colo_box
 typedef colo_status_t (*colo_box_sum_fn)(const colo_box_t *dst, const colo_box_t *src, int32_t n,
                                          colo_dtype_t dtype, colo_stream_t stream);
 
+/* What one call has asked the driver: once for the current device, once for each pointer. Zeroed
+ * when the call begins. */
+typedef struct colo_queries {
+    bool known; /* is device? */
+    int32_t device;
+    int32_t n;
+    const void *seen[16]; /* [n] pointers that may be used; more are asked about each time */
+} colo_queries_t;
+
 typedef struct colo_ops {
     const char *name;
 
@@ -62,9 +71,10 @@ typedef struct colo_ops {
 
     /* Can kernels of the current device use @p? @device: where its tensor says it is, -1: nowhere.
      */
-    colo_status_t (*pointer_check)(const void *p, int32_t device, const char *what);
+    colo_status_t (*pointer_check)(colo_queries_t *q, const void *p, int32_t device,
+                                   const char *what);
     /* Is @stream one of the current device; @capturing: out. */
-    colo_status_t (*stream_check)(colo_stream_t stream, bool *capturing);
+    colo_status_t (*stream_check)(colo_queries_t *q, colo_stream_t stream, bool *capturing);
 
     /* A number that differs when the box's bits differ, comparable within one table only. */
     colo_status_t (*box_hash)(const colo_box_t *box, size_t elem_size, uint64_t *hash,
@@ -84,7 +94,8 @@ typedef struct colo_ops {
     colo_box_list_fn box_list;
     colo_box_shift_fn box_shift;
     colo_box_sum_fn box_sum;
-    /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or fp16,
+    /* to = wide + half for @n contiguous elements: wide is fp32 (NULL: zeros), half is bf16 or
+     * fp16,
      * @dtype. @to is of @to_dtype, fp32 or @dtype, and is rounded once; it may be wide or half
      * exactly. */
     colo_status_t (*half_sum)(void *to, colo_dtype_t to_dtype, const float *wide, const void *half,

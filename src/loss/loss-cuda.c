@@ -84,20 +84,21 @@ static colo_k_logprob_t flat_logprob(const struct colo_logprob_pass *p)
 /* Each pass looks at its pointers once, before its first chunk. */
 static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (p->lo == 0) {
         if (p->tokens > 0 && p->columns > 0)
-            TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
+            TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
         if (p->tokens > 0)
-            TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
-        TRY(colo_cuda_pointer(p->blocks, "scratch"));
+            TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
+        TRY(colo_cuda_pointer(&q, p->blocks, "scratch"));
         /* merge's, too: a wrong output must be known before anything is written */
-        TRY(colo_cuda_typed(p->out.logp, p->stat_dtype, "out.logp"));
-        TRY(colo_cuda_typed(p->out.entropy, p->stat_dtype, "out.entropy"));
-        TRY(colo_cuda_typed(p->out.loss, p->stat_dtype, "out.loss"));
-        TRY(colo_cuda_pointer(p->out.correct, "out.correct"));
-        TRY(colo_cuda_typed(p->out.n_valid, COLO_I64, "out.n_valid"));
-        TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
-        TRY(colo_cuda_pointer(p->saved, "stats"));
+        TRY(colo_cuda_typed(&q, p->out.logp, p->stat_dtype, "out.logp"));
+        TRY(colo_cuda_typed(&q, p->out.entropy, p->stat_dtype, "out.entropy"));
+        TRY(colo_cuda_typed(&q, p->out.loss, p->stat_dtype, "out.loss"));
+        TRY(colo_cuda_pointer(&q, p->out.correct, "out.correct"));
+        TRY(colo_cuda_typed(&q, p->out.n_valid, COLO_I64, "out.n_valid"));
+        TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
+        TRY(colo_cuda_pointer(&q, p->saved, "stats"));
     }
     colo_k_logprob_t k = flat_logprob(p);
     return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
@@ -111,14 +112,15 @@ static colo_status_t logprob_merge(const struct colo_logprob_pass *p, colo_strea
 
 static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (p->lo == 0 && p->tokens > 0 && p->columns > 0) {
-        TRY(colo_cuda_typed(p->logits, p->dtype, "logits"));
-        TRY(colo_cuda_typed(p->d_logits, p->dtype, "d_logits"));
-        TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
-        TRY(colo_cuda_pointer(p->saved, "stats"));
-        TRY(colo_cuda_typed(p->upstream.d_logp, p->stat_dtype, "d_logp"));
-        TRY(colo_cuda_typed(p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
-        TRY(colo_cuda_typed(p->upstream.d_loss, p->stat_dtype, "d_loss"));
+        TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
+        TRY(colo_cuda_typed(&q, p->d_logits, p->dtype, "d_logits"));
+        TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
+        TRY(colo_cuda_pointer(&q, p->saved, "stats"));
+        TRY(colo_cuda_typed(&q, p->upstream.d_logp, p->stat_dtype, "d_logp"));
+        TRY(colo_cuda_typed(&q, p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
+        TRY(colo_cuda_typed(&q, p->upstream.d_loss, p->stat_dtype, "d_loss"));
     }
     colo_k_logprob_t k = flat_logprob(p);
     return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
@@ -143,21 +145,23 @@ static colo_k_rows_t flat_rows(const struct colo_linear_rows *r)
 
 static colo_status_t rows_pack(const struct colo_linear_rows *r, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (r->tokens > 0)
-        TRY(colo_cuda_typed(r->targets, COLO_I64, "targets"));
-    TRY(colo_cuda_pointer(r->counts, "workspace"));
+        TRY(colo_cuda_typed(&q, r->targets, COLO_I64, "targets"));
+    TRY(colo_cuda_pointer(&q, r->counts, "workspace"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(colo_k_rows_pack(&k, stream), "lm_head: packing");
 }
 
 static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     static const char *const names[] = {"d_logp", "d_entropy", "d_loss"};
     colo_k_rows_t k = flat_rows(u->rows);
     colo_k_upstream_t up = {
         .wide = u->dtype == COLO_F64, .mean = u->mean, .scale = u->scale, .lift = u->lift};
     for (int i = 0; i < 3; i++) {
-        TRY(colo_cuda_typed(u->from[i], u->dtype, names[i]));
+        TRY(colo_cuda_typed(&q, u->from[i], u->dtype, names[i]));
         up.from[i] = u->from[i];
         up.factor[i] = u->factor[i];
         up.to[i] = u->to[i];
@@ -167,6 +171,7 @@ static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, co
 
 static colo_status_t rows_spread(const struct colo_linear_spread *s, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     colo_k_rows_t k = flat_rows(s->rows);
     colo_k_spread_t sp = {.wide = s->dtype == COLO_F64,
                           .from = {s->from.logp, s->from.entropy, s->from.loss},
@@ -177,10 +182,10 @@ static colo_status_t rows_spread(const struct colo_linear_spread *s, colo_stream
                           .n_invalid = s->to.n_invalid};
     static const char *const names[] = {"out.logp", "out.entropy", "out.loss"};
     for (int i = 0; i < 3; i++)
-        TRY(colo_cuda_typed(sp.to[i], s->dtype, names[i]));
-    TRY(colo_cuda_pointer(sp.to_correct, "out.correct"));
-    TRY(colo_cuda_typed(sp.n_valid, COLO_I64, "out.n_valid"));
-    TRY(colo_cuda_typed(sp.n_invalid, COLO_I64, "out.n_invalid"));
+        TRY(colo_cuda_typed(&q, sp.to[i], s->dtype, names[i]));
+    TRY(colo_cuda_pointer(&q, sp.to_correct, "out.correct"));
+    TRY(colo_cuda_typed(&q, sp.n_valid, COLO_I64, "out.n_valid"));
+    TRY(colo_cuda_typed(&q, sp.n_invalid, COLO_I64, "out.n_invalid"));
     return colo_cuda_report(colo_k_rows_spread(&k, &sp, stream), "lm_head: outputs");
 }
 
@@ -188,8 +193,9 @@ static colo_status_t rows_take(const struct colo_linear_rows *r, int64_t lo, int
                                int64_t hidden, void *to, const struct colo_linear_matrix *from,
                                colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (lo == 0)
-        TRY(colo_cuda_typed(from->data, from->dtype, "hidden"));
+        TRY(colo_cuda_typed(&q, from->data, from->dtype, "hidden"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
         colo_k_rows_take(&k, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
@@ -200,8 +206,9 @@ static colo_status_t rows_put(const struct colo_linear_rows *r, int64_t lo, int6
                               int64_t hidden, const struct colo_linear_matrix *to, const void *from,
                               colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (lo == 0)
-        TRY(colo_cuda_typed(to->data, to->dtype, "d_hidden"));
+        TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
         colo_k_rows_put(&k, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
@@ -211,8 +218,9 @@ static colo_status_t rows_put(const struct colo_linear_rows *r, int64_t lo, int6
 static colo_status_t rows_clear(const struct colo_linear_rows *r, int64_t hidden,
                                 const struct colo_linear_matrix *to, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (r->tokens > 0)
-        TRY(colo_cuda_typed(to->data, to->dtype, "d_hidden"));
+        TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(colo_k_rows_clear(&k, hidden, to->data, to->stride, to->dtype, stream),
                             "lm_head: d_hidden rows");
@@ -282,16 +290,17 @@ static colo_k_pick_t flat_pick(const struct colo_pick_pass *p)
 
 static colo_status_t pick_rows(const struct colo_pick_pass *p, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (!p->count) { /* the first of the call */
         if (p->base.tokens > 0 && p->base.columns > 0)
-            TRY(colo_cuda_typed(p->base.logits, p->base.dtype, "logits"));
-        TRY(colo_cuda_typed(p->ids, COLO_I64, "ids"));
-        TRY(colo_cuda_pointer(p->mask, "mask"));
-        TRY(colo_cuda_pointer(p->base.blocks, "scratch"));
-        TRY(colo_cuda_pointer(p->base.saved, "stats"));
-        TRY(colo_cuda_typed(p->out.logp, p->base.stat_dtype, "out.logp"));
-        TRY(colo_cuda_typed(p->out.ids, COLO_I64, "out.ids"));
-        TRY(colo_cuda_typed(p->out.n_invalid, COLO_I64, "out.n_invalid"));
+            TRY(colo_cuda_typed(&q, p->base.logits, p->base.dtype, "logits"));
+        TRY(colo_cuda_typed(&q, p->ids, COLO_I64, "ids"));
+        TRY(colo_cuda_pointer(&q, p->mask, "mask"));
+        TRY(colo_cuda_pointer(&q, p->base.blocks, "scratch"));
+        TRY(colo_cuda_pointer(&q, p->base.saved, "stats"));
+        TRY(colo_cuda_typed(&q, p->out.logp, p->base.stat_dtype, "out.logp"));
+        TRY(colo_cuda_typed(&q, p->out.ids, COLO_I64, "out.ids"));
+        TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
     }
     const colo_k_pick_t k = flat_pick(p);
     return colo_cuda_report(colo_k_pick_rows(&k, stream), "pick forward");
@@ -315,11 +324,12 @@ static colo_status_t pick_merge(const struct colo_pick_pass *p, colo_stream_t st
 
 static colo_status_t pick_sum(const struct colo_pick_pass *p, colo_stream_t stream)
 {
+    colo_queries_t q = {0};
     if (p->base.tokens > 0) {
-        TRY(colo_cuda_typed(p->d_logp, p->base.stat_dtype, "d_logp"));
-        TRY(colo_cuda_pointer(p->base.saved, "stats"));
+        TRY(colo_cuda_typed(&q, p->d_logp, p->base.stat_dtype, "d_logp"));
+        TRY(colo_cuda_pointer(&q, p->base.saved, "stats"));
         if (p->base.columns > 0)
-            TRY(colo_cuda_typed(p->base.d_logits, p->base.dtype, "d_logits"));
+            TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
     }
     const colo_k_pick_t k = flat_pick(p);
     return colo_cuda_report(colo_k_pick_sum(&k, stream), "pick backward");
@@ -373,22 +383,23 @@ static colo_k_distill_t flat_distill(const struct colo_distill_pass *p)
     return k;
 }
 
-static colo_status_t distill_inputs(const struct colo_distill_pass *p)
+static colo_status_t distill_inputs(colo_queries_t *q, const struct colo_distill_pass *p)
 {
     if (p->base.tokens > 0 && p->base.columns > 0) {
-        TRY(colo_cuda_typed(p->base.logits, p->base.dtype, "logits"));
-        TRY(colo_cuda_typed(p->targets, p->target_dtype, "targets"));
+        TRY(colo_cuda_typed(q, p->base.logits, p->base.dtype, "logits"));
+        TRY(colo_cuda_typed(q, p->targets, p->target_dtype, "targets"));
     }
-    return colo_cuda_pointer(p->saved, "stats");
+    return colo_cuda_pointer(q, p->saved, "stats");
 }
 
 static colo_status_t distill_stats(const struct colo_distill_pass *p, colo_stream_t stream)
 {
-    TRY(distill_inputs(p));
-    TRY(colo_cuda_pointer(p->mask, "mask"));
-    TRY(colo_cuda_pointer(p->base.blocks, "scratch"));
-    TRY(colo_cuda_typed(p->out.ce, p->base.stat_dtype, "out.ce"));
-    TRY(colo_cuda_typed(p->out.kl, p->base.stat_dtype, "out.kl"));
+    colo_queries_t q = {0};
+    TRY(distill_inputs(&q, p));
+    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
+    TRY(colo_cuda_pointer(&q, p->base.blocks, "scratch"));
+    TRY(colo_cuda_typed(&q, p->out.ce, p->base.stat_dtype, "out.ce"));
+    TRY(colo_cuda_typed(&q, p->out.kl, p->base.stat_dtype, "out.kl"));
     const colo_k_distill_t k = flat_distill(p);
     return colo_cuda_report(colo_k_distill_stats(&k, stream), "distill forward");
 }
@@ -401,11 +412,12 @@ static colo_status_t distill_merge(const struct colo_distill_pass *p, colo_strea
 
 static colo_status_t distill_grad(const struct colo_distill_pass *p, colo_stream_t stream)
 {
-    TRY(distill_inputs(p));
-    TRY(colo_cuda_typed(p->upstream.d_ce, p->base.stat_dtype, "d_ce"));
-    TRY(colo_cuda_typed(p->upstream.d_kl, p->base.stat_dtype, "d_kl"));
+    colo_queries_t q = {0};
+    TRY(distill_inputs(&q, p));
+    TRY(colo_cuda_typed(&q, p->upstream.d_ce, p->base.stat_dtype, "d_ce"));
+    TRY(colo_cuda_typed(&q, p->upstream.d_kl, p->base.stat_dtype, "d_kl"));
     if (p->base.tokens > 0 && p->base.columns > 0)
-        TRY(colo_cuda_typed(p->base.d_logits, p->base.dtype, "d_logits"));
+        TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
     const colo_k_distill_t k = flat_distill(p);
     return colo_cuda_report(colo_k_distill_grad(&k, stream), "distill backward");
 }
@@ -439,43 +451,47 @@ static colo_k_sequence_t flat_sequence(const struct colo_sequence_pass *p)
     };
 }
 
-static colo_status_t sequence_inputs(const struct colo_sequence_pass *p)
+static colo_status_t sequence_inputs(colo_queries_t *q, const struct colo_sequence_pass *p)
 {
-    TRY(colo_cuda_typed(p->lengths, COLO_I64, "device_lengths"));
-    return colo_cuda_typed(p->cu_padded, COLO_I64, "device_cu_padded");
+    TRY(colo_cuda_typed(q, p->lengths, COLO_I64, "device_lengths"));
+    return colo_cuda_typed(q, p->cu_padded, COLO_I64, "device_cu_padded");
 }
 
 static colo_status_t sequence_targets(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
-    TRY(sequence_inputs(p));
-    TRY(colo_cuda_typed(p->tokens, COLO_I64, "tokens"));
-    TRY(colo_cuda_typed(p->targets, COLO_I64, "targets"));
+    colo_queries_t q = {0};
+    TRY(sequence_inputs(&q, p));
+    TRY(colo_cuda_typed(&q, p->tokens, COLO_I64, "tokens"));
+    TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
     const colo_k_sequence_t k = flat_sequence(p);
     return colo_cuda_report(colo_k_sequence_targets(&k, stream), "sequence targets");
 }
 
 static colo_status_t sequence_mask(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
-    TRY(sequence_inputs(p));
-    TRY(colo_cuda_pointer(p->mask, "mask"));
+    colo_queries_t q = {0};
+    TRY(sequence_inputs(&q, p));
+    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
     const colo_k_sequence_t k = flat_sequence(p);
     return colo_cuda_report(colo_k_sequence_mask(&k, stream), "sequence mask");
 }
 
 static colo_status_t sequence_spread(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
-    TRY(sequence_inputs(p));
-    TRY(colo_cuda_typed(p->elements, p->dtype, "local"));
-    TRY(colo_cuda_typed(p->table, p->dtype, "out"));
+    colo_queries_t q = {0};
+    TRY(sequence_inputs(&q, p));
+    TRY(colo_cuda_typed(&q, p->elements, p->dtype, "local"));
+    TRY(colo_cuda_typed(&q, p->table, p->dtype, "out"));
     const colo_k_sequence_t k = flat_sequence(p);
     return colo_cuda_report(colo_k_sequence_spread(&k, stream), "sequence gather");
 }
 
 static colo_status_t sequence_collect(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
-    TRY(sequence_inputs(p));
-    TRY(colo_cuda_typed(p->elements, p->dtype, "d_local"));
-    TRY(colo_cuda_typed(p->table, p->dtype, "d_out"));
+    colo_queries_t q = {0};
+    TRY(sequence_inputs(&q, p));
+    TRY(colo_cuda_typed(&q, p->elements, p->dtype, "d_local"));
+    TRY(colo_cuda_typed(&q, p->table, p->dtype, "d_out"));
     const colo_k_sequence_t k = flat_sequence(p);
     return colo_cuda_report(colo_k_sequence_collect(&k, stream), "sequence gather backward");
 }
@@ -506,17 +522,18 @@ static colo_k_weighted_t flat_weighted(const struct colo_weighted_pass *p)
 
 static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream)
 {
-    TRY(colo_cuda_typed(p->values, p->dtype, "values"));
-    TRY(colo_cuda_typed(p->weights, p->dtype, "weights"));
-    TRY(colo_cuda_pointer(p->mask, "mask"));
-    TRY(colo_cuda_pointer(p->parts, "scratch"));
-    TRY(colo_cuda_typed(p->out, COLO_I64, "out"));
-    TRY(colo_cuda_typed(p->d_values, p->dtype, "d_values"));
-    TRY(colo_cuda_typed(p->counted, COLO_I64, "n_valid"));
-    TRY(colo_cuda_typed(p->mean.value, p->dtype, "value"));
-    TRY(colo_cuda_typed(p->mean.num, COLO_F64, "num"));
-    TRY(colo_cuda_typed(p->mean.den, COLO_F64, "den"));
-    TRY(colo_cuda_typed(p->mean.factor, COLO_F64, "factor"));
+    colo_queries_t q = {0};
+    TRY(colo_cuda_typed(&q, p->values, p->dtype, "values"));
+    TRY(colo_cuda_typed(&q, p->weights, p->dtype, "weights"));
+    TRY(colo_cuda_pointer(&q, p->mask, "mask"));
+    TRY(colo_cuda_pointer(&q, p->parts, "scratch"));
+    TRY(colo_cuda_typed(&q, p->out, COLO_I64, "out"));
+    TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_values"));
+    TRY(colo_cuda_typed(&q, p->counted, COLO_I64, "n_valid"));
+    TRY(colo_cuda_typed(&q, p->mean.value, p->dtype, "value"));
+    TRY(colo_cuda_typed(&q, p->mean.num, COLO_F64, "num"));
+    TRY(colo_cuda_typed(&q, p->mean.den, COLO_F64, "den"));
+    TRY(colo_cuda_typed(&q, p->mean.factor, COLO_F64, "factor"));
     const colo_k_weighted_t k = flat_weighted(p);
     return colo_cuda_report(colo_k_weighted_local(&k, stream), "weighted sum");
 }
@@ -529,10 +546,11 @@ static colo_status_t weighted_finish(const struct colo_weighted_pass *p, colo_st
 
 static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
 {
-    TRY(colo_cuda_typed(p->factor, COLO_F64, "factor"));
-    TRY(colo_cuda_typed(p->d_value, p->dtype, "d_value"));
-    TRY(colo_cuda_typed(p->d_num, COLO_F64, "d_num"));
-    TRY(colo_cuda_typed(p->d_values, p->dtype, "d_losses"));
+    colo_queries_t q = {0};
+    TRY(colo_cuda_typed(&q, p->factor, COLO_F64, "factor"));
+    TRY(colo_cuda_typed(&q, p->d_value, p->dtype, "d_value"));
+    TRY(colo_cuda_typed(&q, p->d_num, COLO_F64, "d_num"));
+    TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_losses"));
     const colo_k_mean_grad_t k = {
         .dtype = p->dtype,
         .count = p->count,

@@ -145,28 +145,31 @@ static void what_no_kernel_can_use_is_refused(void **state)
     cudaStream_t stream;
     (void)state;
     void *p = gpu_put(NULL, 64);
-    assert_ok(look()->pointer_check(p, 0, "x"));
-    assert_ok(look()->pointer_check(NULL, 0, "x"));
-    assert_fails(look()->pointer_check(&here, 0, "x"), COLO_ERR_ARG, "is host memory");
+    assert_ok(look()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
+    assert_ok(look()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
+    assert_fails(look()->pointer_check(&(colo_queries_t){0}, &here, 0, "x"), COLO_ERR_ARG,
+                 "is host memory");
     assert_fails(look()->masked_sum(on_stack, COLO_F64, NULL, 2, &num, &den, NULL), COLO_ERR_ARG,
                  "values: ");
     assert_fails(look()->masked_sum((char *)p + 4, COLO_F64, NULL, 2, &num, &den, NULL),
                  COLO_ERR_ARG, "no multiple of 8 bytes");
     assert_cuda(cudaGetDeviceCount(&n));
-    assert_fails(look()->pointer_check(p, 1, "x"), COLO_ERR_ARG, "a tensor of device 1");
+    assert_fails(look()->pointer_check(&(colo_queries_t){0}, p, 1, "x"), COLO_ERR_ARG,
+                 "a tensor of device 1");
     assert_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
-    assert_ok(look()->stream_check(stream, &capturing));
+    assert_ok(look()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_false(capturing);
     if (n > 1) {
         assert_cuda(cudaSetDevice(1));
-        assert_fails(look()->pointer_check(p, -1, "x"), COLO_ERR_ARG, "memory of device 0");
-        assert_fails(look()->stream_check(stream, &capturing), COLO_ERR_ARG,
+        assert_fails(look()->pointer_check(&(colo_queries_t){0}, p, -1, "x"), COLO_ERR_ARG,
+                     "memory of device 0");
+        assert_fails(look()->stream_check(&(colo_queries_t){0}, stream, &capturing), COLO_ERR_ARG,
                      "the stream is one of device 0");
         assert_cuda(cudaSetDevice(0));
     }
     cudaGraph_t graph;
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(look()->stream_check(stream, &capturing));
+    assert_ok(look()->stream_check(&(colo_queries_t){0}, stream, &capturing));
     assert_true(capturing);
     assert_fails(look()->masked_sum(p, COLO_F64, NULL, 2, &num, &den, stream), COLO_ERR_STATE,
                  "cannot be captured");

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nothing.c - kernels that launch nothing, and the rest of the runtime that the linker wants. Each
+ * returns cudaSuccess, which is 0; no prototype, because none reads its arguments.
+ */
+#define NOTHING(name) \
+    int name(void);   \
+    int name(void)    \
+    {                 \
+        return 0;     \
+    }
+
+NOTHING(cudaDeviceGetStreamPriorityRange)
+NOTHING(cudaEventCreateWithFlags)
+NOTHING(cudaEventDestroy)
+NOTHING(cudaEventRecord)
+NOTHING(cudaFree)
+NOTHING(cudaFreeAsync)
+NOTHING(cudaMalloc)
+NOTHING(cudaMallocAsync)
+NOTHING(cudaMemcpyAsync)
+NOTHING(cudaMemsetAsync)
+NOTHING(cudaStreamCreateWithPriority)
+NOTHING(cudaStreamDestroy)
+NOTHING(cudaStreamSynchronize)
+NOTHING(cudaStreamWaitEvent)
+
+NOTHING(colo_k_box_hash)
+NOTHING(colo_k_box_nonzero)
+NOTHING(colo_k_box_sum)
+NOTHING(colo_k_boxes_copy)
+NOTHING(colo_k_boxes_shift)
+NOTHING(colo_k_distill_grad)
+NOTHING(colo_k_distill_merge)
+NOTHING(colo_k_distill_stats)
+NOTHING(colo_k_half_sum)
+NOTHING(colo_k_logprob_grad)
+NOTHING(colo_k_logprob_merge)
+NOTHING(colo_k_logprob_stats)
+NOTHING(colo_k_masked_sum)
+NOTHING(colo_k_mean_grad)
+NOTHING(colo_k_pick_fix)
+NOTHING(colo_k_pick_given)
+NOTHING(colo_k_pick_merge)
+NOTHING(colo_k_pick_rows)
+NOTHING(colo_k_pick_sum)
+NOTHING(colo_k_pick_topk)
+NOTHING(colo_k_rows_clear)
+NOTHING(colo_k_rows_convert)
+NOTHING(colo_k_rows_pack)
+NOTHING(colo_k_rows_put)
+NOTHING(colo_k_rows_spread)
+NOTHING(colo_k_rows_sum)
+NOTHING(colo_k_rows_take)
+NOTHING(colo_k_rows_upstream)
+NOTHING(colo_k_sequence_collect)
+NOTHING(colo_k_sequence_mask)
+NOTHING(colo_k_sequence_spread)
+NOTHING(colo_k_sequence_targets)
+NOTHING(colo_k_weighted_finish)
+NOTHING(colo_k_weighted_local)
