@@ -15,6 +15,7 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,9 +42,12 @@ struct wire {
     int32_t rank, size;
     struct sock *sock;  /* [size] */
     struct pollfd *fds; /* [size]; fd -1: none */
-    int32_t turn;       /* whom to look at first */
-    int32_t held;       /* the peer whose frame has been handed out, or -1 */
-    int32_t to;         /* of the frame that is reserved */
+    pthread_mutex_t lock;
+    struct pollfd *seen; /* [size] under the lock: as fds, for wait(), which no other lock covers */
+    struct pollfd *waiting; /* [size] of the thread in wait() */
+    int32_t turn;           /* whom to look at first */
+    int32_t held;           /* the peer whose frame has been handed out, or -1 */
+    int32_t to;             /* of the frame that is reserved */
     size_t to_bytes;
     char why[200];
 };
@@ -51,6 +55,18 @@ struct wire {
 static size_t padded(size_t bytes)
 {
     return 8 + (bytes + 7) / 8 * 8;
+}
+
+static void set_polled(struct wire *w, int32_t r, int fd, short events)
+{
+    struct pollfd *p = &w->fds[r];
+    if (p->fd == fd && p->events == events)
+        return;
+    p->fd = fd;
+    p->events = events;
+    pthread_mutex_lock(&w->lock);
+    w->seen[r] = *p;
+    pthread_mutex_unlock(&w->lock);
 }
 
 /* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
@@ -79,7 +95,7 @@ static void flush_out(struct wire *w, int32_t r)
     }
     if (s->out_at == s->out_end)
         s->out_at = s->out_end = 0;
-    w->fds[r].events = (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0));
+    set_polled(w, r, w->fds[r].fd, (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0)));
 }
 
 static bool sockets_full(void *wire, int32_t peer)
@@ -181,7 +197,7 @@ static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *b
         snprintf(w->why, sizeof w->why, "its connection ended%s%s", s->error ? ": " : "",
                  s->error ? strerror(s->error) : "");
         colo_socket_close(w->fds[r].fd);
-        w->fds[r].fd = -1;
+        set_polled(w, r, -1, 0);
         s->out_at = s->out_end = 0;
         *peer = r;
         return -1;
@@ -232,7 +248,10 @@ static void sockets_wait(void *wire, double seconds)
     struct wire *w = wire;
     struct timespec t = {.tv_sec = (time_t)seconds};
     t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
-    ppoll(w->fds, (nfds_t)w->size, &t, NULL);
+    pthread_mutex_lock(&w->lock);
+    memcpy(w->waiting, w->seen, (size_t)w->size * sizeof *w->seen);
+    pthread_mutex_unlock(&w->lock);
+    ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
 }
 
 static void sockets_close(void *wire, bool clean)
@@ -246,8 +265,11 @@ static void sockets_close(void *wire, bool clean)
             free(w->sock[r].in);
         }
     }
+    pthread_mutex_destroy(&w->lock);
     free(w->sock);
     free(w->fds);
+    free(w->seen);
+    free(w->waiting);
     free(w);
 }
 
@@ -256,7 +278,9 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
     struct wire *w = calloc(1, sizeof *w);
     struct sock *sock = calloc((size_t)size, sizeof *sock);
     struct pollfd *fds = calloc((size_t)size, sizeof *fds);
-    bool room = w && sock && fds;
+    struct pollfd *seen = calloc((size_t)size, sizeof *seen);
+    struct pollfd *waiting = calloc((size_t)size, sizeof *waiting);
+    bool room = w && sock && fds && seen && waiting;
     for (int32_t r = 0; r < size && room; r++) {
         fds[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
         if (fd[r] < 0)
@@ -277,9 +301,19 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
         free(w);
         free(sock);
         free(fds);
+        free(seen);
+        free(waiting);
         return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d connections", (int)size);
     }
-    *w = (struct wire){.rank = rank, .size = size, .sock = sock, .fds = fds, .held = -1};
+    memcpy(seen, fds, (size_t)size * sizeof *fds);
+    *w = (struct wire){.rank = rank,
+                       .size = size,
+                       .sock = sock,
+                       .fds = fds,
+                       .seen = seen,
+                       .waiting = waiting,
+                       .held = -1};
+    pthread_mutex_init(&w->lock, NULL);
     *wire = w;
     return COLO_OK;
 }
