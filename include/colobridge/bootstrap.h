@@ -28,12 +28,13 @@ typedef struct colo_bootstrap {
 /**
  * colo_comm_from_bootstrap() - a world comm of processes that talk over sockets; collective
  * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets,
- *          others TCP to whichever of the peer's addresses answers. One all-gather.
+ *          others TCP to whichever of the peer's addresses answers. One all-gather; the deadline
+ *          (COLO_TIMEOUT_MS) counts from its end, and a rank may be late by anything below it.
  * Threads: all comms made from it are used by one thread at a time; abort, check and dump by any
  * Failure: a process that dies is COLO_ERR_PEER on all others at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (another size or version on a rank), COLO_ERR_TIMEOUT
- *          (COLO_TIMEOUT_MS), COLO_ERR_IO (no socket), COLO_ERR_NOMEM, and what the
- *          callback returned
+ *          (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM, COLO_ERR_PEER
+ *          (another rank failed), and what the callback returned
  */
 COLO_API colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *bootstrap,
                                                 colo_comm_t **comm);

@@ -165,8 +165,9 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     return colo_comm_i_agree_fields(c, what, &f, mine);
 }
 
-colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what)
+colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin)
 {
+    const int64_t left_ms = (*world)->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
     const int32_t n = (*world)->size;
     colo_comm_t *all = NULL;
     COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
@@ -175,6 +176,8 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
     colo_status_t st = members ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
     if (st == COLO_OK)
         st = colo_comm_i_child(*world, members, n, 0, what, &all); /* splits count from 1 */
+    if (st == COLO_OK)
+        all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
     if (st == COLO_OK)
         st = colo_comm_i_agree(all, what, 0, colo_env_check(NULL));
     colo_comm_destroy(&all);

@@ -33,13 +33,14 @@ colo_status_t colo_comm_open(const char *backend, const void *handle, size_t byt
     colo_wire_open_t open = {.wire = NULL};
     colo_comm_t *world = NULL;
     int64_t timeout_ms;
+    const double begin = colo_now();
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
     colo_status_t st = b->wire->open(handle, bytes, timeout_ms, &open);
     if (st < 0)
         return colo_fail(st, "%s", open.why);
     COLO_TRY(colo_p2p_comm(&colo_comm_mpi_ops, b->wire, open.wire, open.rank, open.size,
                            open.any_thread, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "comm_open"));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "comm_open", begin));
     *comm = world;
     return COLO_OK;
 }

@@ -201,7 +201,7 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
 /* The end of making a world: the environment of one rank that is refused (colo_env_check) is an
  * error on all, and @world is destroyed. The ranks talk in a group of their own, so that the
  * world's operations count from 1. */
-colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what);
+colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin);
 /* Two of this process are the same number, two of different ones are not. */
 uint64_t colo_comm_i_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */

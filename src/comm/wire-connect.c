@@ -1,357 +1,250 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * wire-connect.c - from one all-gather of addresses to a socket between every two ranks.
+ * wire-connect.c - from one all-gather of cards (wire-card.h) to a socket between every two ranks.
  *
- * Each rank listens, brings its card (where it can be reached, a random token) to the all-gather,
- * then connects to all lower ranks and accepts from all higher ones, in one poll() loop under one
- * deadline. A card lists an abstract Unix name, tried by ranks of the same host and network
- * namespace, and all addresses of the interfaces that are up; the first that answers properly is
- * taken, since some may lead elsewhere (bridges of containers have the same address on every host).
- * Who connects shows the acceptor's token, which only ranks of this bootstrap know; the acceptor
- * answers with its rank.
+ * Each rank calls all lower ranks and answers all higher ones, in one poll() loop under one
+ * deadline. A rank that is late does not listen yet, so that a call is refused and made again; a
+ * call that is under way is never given up, because only the deadline says what is late. Where a
+ * rank has several addresses all are called at once, since some may lead elsewhere, and the first
+ * that answers is taken:
+ *
+ *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
+ *   answerer  its rank
+ *   caller    taken; the other calls to this rank are hung up
+ *
+ * Only then does the answerer count the connection. Ranks of one host must be of one user.
  */
 #include "comm/p2p.h"
+#include "comm/wire-card.h"
 #include "comm/wire-sockets.h"
 #include "core/env.h"
-#include "core/hash.h"
 #include "core/try.h"
 
-#include <colobridge/version.h>
-
 #include <errno.h>
-#include <fcntl.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { ADDRESSES = 8, TOKEN = 16, GUESTS = 64 };
-static const uint32_t MAGIC = 0xC0105ACC;
-static const double PATIENCE = 5.0; /* seconds for one address when there are others */
+static const double AGAIN_SECONDS = 0.01; /* between a refused call and the next */
 
-struct card {
-    uint32_t magic, version;
-    int32_t rank, size;
-    uint64_t host; /* of the machine and its network namespace; 0: unknown */
-    uint8_t token[TOKEN];
-    char name[48]; /* abstract Unix name without the leading NUL; "": none */
-    uint16_t port; /* of TCP; 0: none */
-    uint16_t naddress;
-    struct sockaddr_storage address[ADDRESSES];
-};
+enum { GUESTS = 64, LISTENERS = 1 + COLO_ADDRESSES, WHY = 100 };
 
 struct hello {
     uint32_t magic;
-    int32_t rank;         /* of who says it */
-    uint8_t token[TOKEN]; /* the acceptor's */
+    int32_t rank;              /* of the caller */
+    uint8_t token[COLO_TOKEN]; /* of the answerer */
 };
 
-struct link { /* to a lower rank */
-    int fd;
-    int at;     /* candidate that is being tried */
-    bool asked; /* connected, hello sent */
-    double since;
-    char why[120]; /* of the last attempt that failed */
+struct call { /* to one address of a lower rank */
+    int fd;   /* -1: to be made */
+    int32_t rank, way;
+    bool asked;   /* connected, hello sent */
+    double again; /* when to call again; 0: now */
+    uint32_t answer[2];
+    size_t got;
 };
 
-struct guest { /* accepted; has not said who it is */
+struct guest { /* a caller */
     int fd;
+    bool answered;
     size_t got;
     struct hello hello;
+    uint32_t taken;
 };
+#define HELLO_BYTES sizeof(struct hello)
 
 struct meeting {
     const colo_bootstrap_t *b;
-    struct card *card; /* [size] */
-    int unix_fd, tcp_fd;
-    struct link *link; /* [rank] */
+    double begin;
+    int64_t timeout_ms;
+    colo_card_t *card; /* [size] */
+    colo_doors_t doors;
+    struct call *call; /* [ncalls] */
+    int32_t ncalls;
+    char (*why)[WHY]; /* [size] of the last call to each that failed */
     struct guest guest[GUESTS];
-    int *fd;      /* [size] out */
-    int32_t left; /* peers without a socket */
+    struct pollfd *poll; /* calls, listeners, guests, ranks */
+    int *fd;             /* [size] out */
+    int32_t left;        /* peers without a socket */
 };
 
-/* ---- my card ---- */
-
-static uint64_t this_host(void)
+static double waited_ms(const struct meeting *m)
 {
-    char id[64] = "";
-    struct stat net;
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (f) {
-        if (!fgets(id, sizeof id, f))
-            id[0] = '\0';
-        fclose(f);
-    }
-    if (!id[0] || stat("/proc/self/ns/net", &net) != 0)
-        return 0;
-    return colo_hash_i64(colo_hash_str(COLO_HASH_INIT, id), (int64_t)net.st_ino);
+    return (colo_now() - m->begin) * 1e3;
 }
 
-static int listen_unix(struct card *card, int backlog)
+/* A Unix socket to another user's process is none of ours. */
+static bool same_user(int fd)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
-    uint64_t random[2] = {0, 0}; /* not the token: names are no secret */
-    if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return -1;
-    int n = snprintf(card->name, sizeof card->name, "colobridge-%016llx%016llx",
-                     (unsigned long long)random[0], (unsigned long long)random[1]);
-    memcpy(a.sun_path + 1, card->name, (size_t)n);
-    int fd = colo_socket_open(AF_UNIX, SOCK_STREAM);
-    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + (size_t)n);
-    if (fd >= 0 && bind(fd, (struct sockaddr *)&a, size) == 0 && listen(fd, backlog) == 0)
-        return fd;
-    if (fd >= 0)
-        colo_socket_close(fd);
-    card->name[0] = '\0';
-    return -1;
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
 }
 
-static int listen_tcp(struct card *card, int backlog)
+/* A descriptor is wanted and there is none: a stranger's goes, the oldest first. */
+static bool show_a_guest_out(struct meeting *m)
 {
-    struct sockaddr_in6 six = {.sin6_family = AF_INET6};
-    struct sockaddr_in four = {.sin_family = AF_INET};
-    for (int version = 6; version >= 4; version -= 2) {
-        int fd = colo_socket_open(version == 6 ? AF_INET6 : AF_INET, SOCK_STREAM);
-        if (fd < 0)
-            continue;
-        setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &(int){0}, sizeof(int));
-        struct sockaddr *a = version == 6 ? (struct sockaddr *)&six : (struct sockaddr *)&four;
-        socklen_t size = version == 6 ? sizeof six : sizeof four;
-        if (bind(fd, a, size) == 0 && listen(fd, backlog) == 0 && getsockname(fd, a, &size) == 0) {
-            card->port = ntohs(version == 6 ? six.sin6_port : four.sin_port);
-            return fd;
+    for (int i = 0; i < GUESTS; i++)
+        if (m->guest[i].fd >= 0 && !m->guest[i].answered) {
+            colo_socket_close(m->guest[i].fd);
+            m->guest[i].fd = -1;
+            return true;
         }
-        colo_socket_close(fd);
-    }
-    return -1;
-}
-
-static void list_addresses(struct card *card)
-{
-    struct ifaddrs *all = NULL;
-    if (getifaddrs(&all) != 0)
-        return;
-    for (int family = AF_INET; family; family = family == AF_INET ? AF_INET6 : 0)
-        for (struct ifaddrs *i = all; i && card->naddress < ADDRESSES; i = i->ifa_next) {
-            if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
-                (i->ifa_flags & IFF_LOOPBACK))
-                continue;
-            struct sockaddr_in6 *six = (struct sockaddr_in6 *)(void *)i->ifa_addr;
-            if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr))
-                continue;
-            memcpy(&card->address[card->naddress++], i->ifa_addr,
-                   family == AF_INET ? sizeof(struct sockaddr_in) : sizeof(struct sockaddr_in6));
-        }
-    freeifaddrs(all);
-}
-
-static colo_status_t make_card(struct meeting *m, struct card *card)
-{
-    int32_t family;                               /* 0: auto, 1: tcp */
-    (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
-    memset(card, 0, sizeof *card);
-    *card = (struct card){.magic = MAGIC,
-                          .version = colo_version_number(),
-                          .rank = m->b->rank,
-                          .size = m->b->size,
-                          .host = this_host()};
-    if (getrandom(card->token, TOKEN, 0) != TOKEN)
-        return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
-    if (family == 0)
-        m->unix_fd = listen_unix(card, m->b->size);
-    m->tcp_fd = listen_tcp(card, m->b->size);
-    if (m->unix_fd < 0 && m->tcp_fd < 0)
-        return colo_fail(COLO_ERR_IO, "from_bootstrap: no socket to listen on: %s",
-                         strerror(errno));
-    list_addresses(card);
-    return COLO_OK;
-}
-
-static colo_status_t check_cards(const struct meeting *m)
-{
-    for (int32_t r = 0; r < m->b->size; r++) {
-        const struct card *k = &m->card[r];
-        if (k->magic != MAGIC)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: slot %d of the all-gather does not hold what rank %d "
-                             "brought; rank r's bytes belong at recv + r * bytes",
-                             (int)r, (int)r);
-        if (k->rank != r || k->size != m->b->size)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: slot %d of the all-gather comes from rank %d of %d, "
-                             "expected rank %d of %d",
-                             (int)r, (int)k->rank, (int)k->size, (int)r, (int)m->b->size);
-        if (k->version != m->card[0].version)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-                "%u.%u.%u",
-                (int)r, (unsigned)(k->version >> 16), (unsigned)(k->version >> 8 & 0xff),
-                (unsigned)(k->version & 0xff), (unsigned)(m->card[0].version >> 16),
-                (unsigned)(m->card[0].version >> 8 & 0xff), (unsigned)(m->card[0].version & 0xff));
-    }
-    return COLO_OK;
+    return false;
 }
 
 /* ---- to lower ranks ---- */
 
-/* Candidate @at of @k as seen from @mine: Unix and loopback on the same host, then the addresses.
- * 0 when there are no more, -1 when this one is not for us. */
-static int candidate(const struct card *mine, const struct card *k, int at,
-                     struct sockaddr_storage *a, socklen_t *size)
+static void hang_up(struct meeting *m, struct call *c, const char *what, int error)
 {
-    const bool same = mine->host != 0 && mine->host == k->host;
-    memset(a, 0, sizeof *a);
-    if (at == 0) {
-        struct sockaddr_un *u = (struct sockaddr_un *)(void *)a;
-        size_t n = strnlen(k->name, sizeof k->name);
-        if (!same || !n || !mine->name[0])
-            return -1;
-        u->sun_family = AF_UNIX;
-        memcpy(u->sun_path + 1, k->name, n);
-        *size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
-        return 1;
-    }
-    if (at == 1) {
-        struct sockaddr_in *four = (struct sockaddr_in *)(void *)a;
-        if (!same || !k->port)
-            return -1;
-        four->sin_family = AF_INET;
-        four->sin_port = htons(k->port);
-        four->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        *size = sizeof *four;
-        return 1;
-    }
-    if (at - 2 >= k->naddress || !k->port)
-        return 0;
-    *a = k->address[at - 2];
-    if (a->ss_family == AF_INET) {
-        ((struct sockaddr_in *)(void *)a)->sin_port = htons(k->port);
-        *size = sizeof(struct sockaddr_in);
-    } else {
-        ((struct sockaddr_in6 *)(void *)a)->sin6_port = htons(k->port);
-        *size = sizeof(struct sockaddr_in6);
-    }
-    return 1;
+    snprintf(m->why[c->rank], WHY, "%s%s%s", what, error ? ": " : "", error ? strerror(error) : "");
+    colo_socket_close(c->fd);
+    c->fd = -1;
+    c->again = colo_now() + AGAIN_SECONDS;
 }
 
-static void give_up(struct link *l, const char *what, int error)
+static bool calls_already(const struct meeting *m, int32_t rank)
 {
-    snprintf(l->why, sizeof l->why, "%s%s%s", what, error ? ": " : "",
-             error ? strerror(error) : "");
-    if (l->fd >= 0)
-        colo_socket_close(l->fd);
-    l->fd = -1;
-    l->at++;
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].rank == rank && m->call[i].fd >= 0)
+            return true;
+    return false;
 }
 
-/* Begins with the next candidate; after the last one with the first again, the deadline ends it. */
-static void try_next(struct meeting *m, int32_t r)
+static colo_status_t dial(struct meeting *m, struct call *c)
 {
-    struct link *l = &m->link[r];
     struct sockaddr_storage a;
-    socklen_t size = 0;
-    int is;
-    while ((is = candidate(&m->card[m->b->rank], &m->card[r], l->at, &a, &size)) < 0)
-        l->at++;
-    if (is == 0) {
-        l->at = 0;
-        return; /* once around: let the loop breathe */
-    }
-    l->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
-    l->asked = false;
-    l->since = colo_now();
-    if (l->fd < 0)
-        give_up(l, "socket", errno);
-    else if (connect(l->fd, (struct sockaddr *)&a, size) != 0 && errno != EINPROGRESS)
-        give_up(l, "connect", errno);
+    socklen_t size = colo_card_way(&m->card[m->b->rank], &m->card[c->rank], c->way, &a);
+    if (a.ss_family != AF_UNIX && a.ss_family != AF_INET && a.ss_family != AF_INET6)
+        return COLO_OK;
+    *c = (struct call){.rank = c->rank, .way = c->way};
+    c->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
+    if (c->fd < 0 && (errno == EMFILE || errno == ENFILE) && !calls_already(m, c->rank) &&
+        !show_a_guest_out(m))
+        return colo_card_no_socket(m->b, errno);
+    if (c->fd < 0)
+        hang_up(m, c, "socket", errno);
+    else if (connect(c->fd, (struct sockaddr *)&a, size) != 0 && errno != EINPROGRESS)
+        hang_up(m, c, "connect", errno);
+    else if (a.ss_family == AF_UNIX && !same_user(c->fd))
+        hang_up(m, c, "another user's process answered", 0);
+    return COLO_OK;
 }
 
-static void advance(struct meeting *m, int32_t r, short revents)
+static void say_hello(struct meeting *m, struct call *c)
 {
-    struct link *l = &m->link[r];
+    struct hello hello = {.magic = COLO_CARD_MAGIC, .rank = m->b->rank};
     int error = 0;
     socklen_t size = sizeof error;
-    if (!revents) {
-        if (colo_now() - l->since > PATIENCE)
-            give_up(l, "no answer in 5 s", 0);
-        return;
-    }
-    if (!l->asked) {
-        struct hello hello = {.magic = MAGIC, .rank = m->b->rank};
-        memcpy(hello.token, m->card[r].token, TOKEN);
-        getsockopt(l->fd, SOL_SOCKET, SO_ERROR, &error, &size);
-        if (error || send(l->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
-            give_up(l, "connect", error ? error : errno);
-        else
-            l->asked = true;
-        return;
-    }
-    uint32_t answer[2] = {0, 0}; /* 8 bytes in an empty stream come whole */
-    ssize_t n = recv(l->fd, answer, sizeof answer, MSG_DONTWAIT);
+    memcpy(hello.token, m->card[c->rank].token, COLO_TOKEN);
+    getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error || send(c->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
+        hang_up(m, c, "connect", error ? error : errno);
+    else
+        c->asked = true;
+}
+
+static void hear_answer(struct meeting *m, struct call *c)
+{
+    const uint32_t taken = COLO_CARD_MAGIC;
+    ssize_t n = recv(c->fd, (char *)c->answer + c->got, sizeof c->answer - c->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
-    if (n != (ssize_t)sizeof answer || answer[0] != MAGIC || answer[1] != (uint32_t)r) {
-        give_up(l, n > 0 ? "somebody else answered" : "it hung up", n < 0 ? errno : 0);
+    if (n <= 0) {
+        hang_up(m, c, "it hung up", n < 0 ? errno : 0);
         return;
     }
-    m->fd[r] = l->fd;
-    l->fd = -1;
+    c->got += (size_t)n;
+    if (c->got < sizeof c->answer)
+        return;
+    if (c->answer[0] != COLO_CARD_MAGIC || c->answer[1] != (uint32_t)c->rank) {
+        hang_up(m, c, "somebody else answered", 0);
+        return;
+    }
+    if (send(c->fd, &taken, sizeof taken, MSG_NOSIGNAL) != (ssize_t)sizeof taken) {
+        hang_up(m, c, "it hung up", errno);
+        return;
+    }
+    m->fd[c->rank] = c->fd;
     m->left--;
+    c->fd = -1;
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].rank == c->rank) {
+            colo_socket_close(m->call[i].fd);
+            m->call[i].fd = -1;
+        }
 }
 
 /* ---- from higher ranks ---- */
 
-static void welcome(struct meeting *m, int listener)
+static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
 {
-    int fd = colo_socket_accept(listener);
+    int fd = colo_socket_accept(listener), at = 0;
     if (fd < 0)
-        return;
-    for (int i = 0; i < GUESTS; i++)
-        if (m->guest[i].fd < 0) {
-            m->guest[i] = (struct guest){.fd = fd};
-            return;
-        }
-    colo_socket_close(m->guest[0].fd); /* strangers that keep quiet make room; a peer tries again */
-    memmove(m->guest, m->guest + 1, sizeof m->guest - sizeof m->guest[0]);
-    m->guest[GUESTS - 1] = (struct guest){.fd = fd};
+        return (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(m)
+                   ? colo_card_no_socket(m->b, errno)
+                   : COLO_OK;
+    if (is_unix && !same_user(fd)) {
+        colo_socket_close(fd);
+        return COLO_OK;
+    }
+    while (at < GUESTS && m->guest[at].fd >= 0)
+        at++;
+    if (at == GUESTS) { /* strangers that keep quiet make room; a peer calls again */
+        for (at = 0; at < GUESTS - 1 && m->guest[at].answered; at++)
+            ;
+        colo_socket_close(m->guest[at].fd);
+        memmove(m->guest + at, m->guest + at + 1, (size_t)(GUESTS - 1 - at) * sizeof m->guest[0]);
+        at = GUESTS - 1;
+    }
+    m->guest[at] = (struct guest){.fd = fd};
+    return COLO_OK;
 }
 
-static void listen_to(struct meeting *m, struct guest *g)
+static bool knows_token(const struct meeting *m, const struct hello *hello)
 {
-    ssize_t n = recv(g->fd, (char *)&g->hello + g->got, sizeof g->hello - g->got, MSG_DONTWAIT);
+    return hello->magic == COLO_CARD_MAGIC && hello->rank > m->b->rank &&
+           hello->rank < m->b->size && m->fd[hello->rank] < 0 &&
+           memcmp(hello->token, m->card[m->b->rank].token, COLO_TOKEN) == 0;
+}
+
+/* False: hang up. */
+static bool hear_guest(struct meeting *m, struct guest *g)
+{
+    const size_t end = HELLO_BYTES + (g->answered ? sizeof g->taken : 0);
+    const uint32_t answer[2] = {COLO_CARD_MAGIC, (uint32_t)m->b->rank};
+    char *to =
+        g->answered ? (char *)&g->taken + (g->got - HELLO_BYTES) : (char *)&g->hello + g->got;
+    ssize_t n = recv(g->fd, to, end - g->got, MSG_DONTWAIT); /* and nothing of what follows */
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
-        return;
-    if (n > 0 && (g->got += (size_t)n) < sizeof g->hello)
-        return;
-    const int32_t r = g->hello.rank;
-    uint32_t answer[2] = {MAGIC, (uint32_t)m->b->rank};
-    bool known = n > 0 && g->hello.magic == MAGIC && r > m->b->rank && r < m->b->size &&
-                 memcmp(g->hello.token, m->card[m->b->rank].token, TOKEN) == 0;
-    if (known && send(g->fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer) {
-        if (m->fd[r] >= 0)
-            colo_socket_close(m->fd[r]); /* it had no patience with that one */
-        else
-            m->left--;
-        m->fd[r] = g->fd;
-    } else {
-        colo_socket_close(g->fd);
+        return true;
+    if (n <= 0)
+        return false;
+    g->got += (size_t)n;
+    if (g->got < end)
+        return true;
+    if (!g->answered) {
+        g->answered = knows_token(m, &g->hello);
+        return g->answered &&
+               send(g->fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
     }
+    if (g->taken != COLO_CARD_MAGIC || m->fd[g->hello.rank] >= 0)
+        return false;
+    m->fd[g->hello.rank] = g->fd;
+    m->left--;
     g->fd = -1;
+    return true;
 }
 
 /* ---- all together ---- */
 
-static colo_status_t too_late(const struct meeting *m, int64_t timeout_ms)
+static colo_status_t too_late(const struct meeting *m)
 {
     int32_t r = 0;
     while (r < m->b->size - 1 && (r == m->b->rank || m->fd[r] >= 0))
@@ -359,41 +252,83 @@ static colo_status_t too_late(const struct meeting *m, int64_t timeout_ms)
     return colo_fail(COLO_ERR_TIMEOUT,
                      "from_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
                      "the first is rank %d%s%s",
-                     (int)m->b->rank, (int)m->b->size, (int)m->left, (long long)timeout_ms, (int)r,
-                     r < m->b->rank && m->link[r].why[0] ? ": " : "",
-                     r < m->b->rank ? m->link[r].why : ", which did not call");
+                     (int)m->b->rank, (int)m->b->size, (int)m->left, (long long)m->timeout_ms,
+                     (int)r, r < m->b->rank && m->why[r][0] ? ": " : "",
+                     r < m->b->rank ? m->why[r] : ", which did not call");
 }
 
-static colo_status_t meet(struct meeting *m, int64_t timeout_ms, struct pollfd *p)
+/* Rank @r was here and has gone. Near the deadline it is the first of those that gave up: what all
+ * of them miss is the better answer. */
+static colo_status_t gone(const struct meeting *m, int32_t r)
 {
-    const double begin = colo_now();
-    const int32_t rank = m->b->rank;
-    while (m->left > 0) {
-        if ((colo_now() - begin) * 1e3 > (double)timeout_ms)
-            return too_late(m, timeout_ms);
-        for (int32_t r = 0; r < rank; r++)
-            if (m->fd[r] < 0 && m->link[r].fd < 0)
-                try_next(m, r);
-        for (int32_t r = 0; r < rank; r++)
-            p[r] = (struct pollfd){.fd = m->fd[r] < 0 ? m->link[r].fd : -1,
-                                   .events = m->link[r].asked ? POLLIN : POLLOUT};
-        struct pollfd *q = p + rank;
-        q[0] = (struct pollfd){.fd = m->unix_fd, .events = POLLIN};
-        q[1] = (struct pollfd){.fd = m->tcp_fd, .events = POLLIN};
-        for (int i = 0; i < GUESTS; i++)
-            q[2 + i] = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
-        poll(p, (nfds_t)(rank + 2 + GUESTS), 10);
-        for (int32_t r = 0; r < rank; r++)
-            if (p[r].fd >= 0)
-                advance(m, r, p[r].revents);
-        for (int i = 0; i < GUESTS; i++)
-            if (q[2 + i].fd >= 0 && q[2 + i].revents)
-                listen_to(m, &m->guest[i]);
-        for (int i = 0; i < 2; i++)
-            if (q[i].fd >= 0 && q[i].revents)
-                welcome(m, q[i].fd);
-    }
+    const double left_ms = (double)m->timeout_ms - waited_ms(m);
+    if (left_ms > 1000)
+        return colo_fail(COLO_ERR_PEER,
+                         "from_bootstrap: rank %d left before all ranks were connected; it has the "
+                         "error",
+                         (int)r);
+    if (left_ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(left_ms * 999e3)}, NULL);
+    return too_late(m);
+}
+
+/* The poll() list: calls, listeners, guests, ranks that are connected. */
+static nfds_t list_all(const struct meeting *m)
+{
+    struct pollfd *p = m->poll;
+    for (int32_t i = 0; i < m->ncalls; i++)
+        *p++ = (struct pollfd){.fd = m->call[i].fd, .events = m->call[i].asked ? POLLIN : POLLOUT};
+    *p++ = (struct pollfd){.fd = m->doors.unix_fd, .events = POLLIN};
+    for (int i = 0; i < COLO_ADDRESSES; i++)
+        *p++ = (struct pollfd){.fd = m->doors.tcp[i], .events = POLLIN};
+    for (int i = 0; i < GUESTS; i++)
+        *p++ = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
     for (int32_t r = 0; r < m->b->size; r++)
+        *p++ = (struct pollfd){.fd = m->fd[r], .events = POLLRDHUP};
+    return (nfds_t)(p - m->poll);
+}
+
+static colo_status_t take_turn(struct meeting *m)
+{
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].fd < 0 && m->fd[m->call[i].rank] < 0 && colo_now() >= m->call[i].again)
+            COLO_TRY(dial(m, &m->call[i]));
+    poll(m->poll, list_all(m), 10);
+    const struct pollfd *p = m->poll;
+    for (int32_t i = 0; i < m->ncalls; i++, p++)
+        if (p->fd >= 0 && p->revents && m->call[i].fd == p->fd)
+            (m->call[i].asked ? hear_answer : say_hello)(m, &m->call[i]);
+    const struct pollfd *listener = p;
+    p += LISTENERS;
+    for (int i = 0; i < GUESTS; i++, p++)
+        if (p->fd >= 0 && p->revents && !hear_guest(m, &m->guest[i])) {
+            colo_socket_close(m->guest[i].fd);
+            m->guest[i].fd = -1;
+        }
+    for (int32_t r = 0; r < m->b->size; r++, p++)
+        if (p->fd >= 0 && p->revents)
+            return gone(m, r);
+    for (int i = 0; i < LISTENERS; i++) /* last: guests may change their places */
+        if (listener[i].fd >= 0 && listener[i].revents)
+            COLO_TRY(welcome(m, listener[i].fd, i == 0));
+    return COLO_OK;
+}
+
+static colo_status_t meet(struct meeting *m)
+{
+    const int32_t rank = m->b->rank, size = m->b->size;
+    struct call *c = m->call;
+    for (int32_t r = 0; r < rank; r++)
+        for (int way = 0; way < colo_card_ways(&m->card[rank], &m->card[r]); way++)
+            *c++ = (struct call){.fd = -1, .rank = r, .way = way};
+    m->ncalls = (int32_t)(c - m->call);
+    COLO_TRY(colo_card_listen(m->b, m->card, &m->doors));
+    while (m->left > 0) {
+        if (waited_ms(m) > (double)m->timeout_ms)
+            return too_late(m);
+        COLO_TRY(take_turn(m));
+    }
+    for (int32_t r = 0; r < size; r++)
         if (r != rank) /* refused on Unix sockets, which need it not */
             setsockopt(m->fd[r], IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
     return COLO_OK;
@@ -401,60 +336,71 @@ static colo_status_t meet(struct meeting *m, int64_t timeout_ms, struct pollfd *
 
 static void end_meeting(struct meeting *m)
 {
-    if (m->unix_fd >= 0)
-        colo_socket_close(m->unix_fd);
-    if (m->tcp_fd >= 0)
-        colo_socket_close(m->tcp_fd);
+    colo_doors_close(&m->doors);
     for (int i = 0; i < GUESTS; i++)
-        if (m->guest[i].fd >= 0)
-            colo_socket_close(m->guest[i].fd);
-    for (int32_t r = 0; m->link && r < m->b->rank; r++)
-        if (m->link[r].fd >= 0)
-            colo_socket_close(m->link[r].fd);
-    free(m->link);
-    free(m->card);
+        colo_socket_close(m->guest[i].fd);
+    for (int32_t i = 0; m->call && i < m->ncalls; i++)
+        colo_socket_close(m->call[i].fd);
+    free(m->call);
+    free(m->poll);
+    free(m->why);
+    if (m->card)
+        munmap(m->card, (size_t)m->b->size * sizeof *m->card);
 }
 
-colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd)
+static void close_all(const colo_bootstrap_t *b, int *fd)
 {
-    struct meeting m = {.b = b, .unix_fd = -1, .tcp_fd = -1, .fd = fd, .left = b->size - 1};
-    struct card mine;
-    colo_status_t st;
-    COLO_AUTOFREE struct pollfd *p = calloc((size_t)b->rank + 2 + GUESTS, sizeof *p);
-    m.card = calloc((size_t)b->size, sizeof *m.card);
-    m.link = calloc((size_t)b->rank + 1, sizeof *m.link);
-    for (int32_t r = 0; r < b->size; r++)
+    for (int32_t r = 0; fd && r < b->size; r++) {
+        colo_socket_close(fd[r]);
         fd[r] = -1;
+    }
+}
+
+/* The cards come in pages of their own: a rank without memory must still be able to say so. */
+static colo_status_t gather(const colo_bootstrap_t *b, const colo_card_t *mine, colo_card_t **card)
+{
+    void *p = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for the cards of %d ranks",
+                         (int)b->size);
+    *card = p;
+    (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
+    colo_status_t st = b->all_gather(b->user, mine, p, sizeof *mine);
+    if (st > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "from_bootstrap: the all-gather callback of rank %d returned %d, expected "
+                         "COLO_OK or an error below 0",
+                         (int)b->rank, (int)st);
+    if (st < 0 && !colo_last_error()[0])
+        return colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
+                         (int)b->rank, colo_status_name(st));
+    return st;
+}
+
+colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
+                                   double *begin)
+{
+    struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd, .left = b->size - 1};
+    colo_card_t mine;
+    colo_status_t st;
     for (int i = 0; i < GUESTS; i++)
         m.guest[i].fd = -1;
-    for (int32_t r = 0; m.link && r < b->rank; r++)
-        m.link[r].fd = -1;
-    if (!m.card || !m.link || !p)
-        COLO_TRY_GOTO(
-            st, colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks", (int)b->size),
-            done);
-    COLO_TRY_GOTO(st, make_card(&m, &mine), done);
-    (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
-    st = b->all_gather(b->user, &mine, m.card, sizeof mine);
-    if (st > 0)
-        st = colo_fail(COLO_ERR_ARG,
-                       "from_bootstrap: the all-gather callback of rank %d returned %d, expected "
-                       "COLO_OK or an error below 0",
-                       (int)b->rank, (int)st);
-    else if (st < 0 && !colo_last_error()[0])
-        st = colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
-                       (int)b->rank, colo_status_name(st));
-    if (st < 0)
-        goto done;
-    COLO_TRY_GOTO(st, check_cards(&m), done);
-    st = meet(&m, timeout_ms, p);
-done:
+    const size_t calls = (size_t)b->rank * (COLO_ADDRESSES - 1) + 1; /* at most */
+    m.call = calloc(calls, sizeof *m.call);
+    m.poll = calloc(calls + LISTENERS + GUESTS + (size_t)b->size, sizeof *m.poll);
+    m.why = calloc((size_t)b->size, sizeof *m.why);
+    colo_card_make(b, m.call && m.poll && m.why, &mine, &m.doors, fd);
+    st = gather(b, &mine, &m.card);
+    m.begin = *begin = colo_now();
+    close_all(b, fd); /* connections take their place */
+    if (st == COLO_OK)
+        st = colo_card_check_all(b, m.card);
+    if (st == COLO_OK)
+        st = meet(&m);
     end_meeting(&m);
-    for (int32_t r = 0; st < 0 && r < b->size; r++)
-        if (fd[r] >= 0) {
-            colo_socket_close(fd[r]);
-            fd[r] = -1;
-        }
+    if (st < 0)
+        close_all(b, fd);
     return st;
 }
 
@@ -471,17 +417,16 @@ colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *b, colo_comm_t **
                          "below it",
                          (int)b->rank, (int)b->size);
     COLO_AUTOFREE int *fd = malloc((size_t)b->size * sizeof *fd);
-    if (!fd)
-        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d ranks", (int)b->size);
     void *wire = NULL;
     colo_comm_t *world = NULL;
     int64_t timeout_ms;
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
-    COLO_TRY(colo_sockets_connect(b, timeout_ms, fd));
+    double begin;
+    COLO_TRY(colo_sockets_connect(b, timeout_ms, fd, &begin));
     COLO_TRY(colo_wire_sockets_new(b->rank, b->size, fd, &wire));
     COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, b->rank, b->size, true,
                            &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap"));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap", begin));
     *comm = world;
     return COLO_OK;
 }

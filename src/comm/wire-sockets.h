@@ -18,7 +18,9 @@ void colo_socket_close(int fd); /* any descriptor, or -1 */
 /* fd[r]: connected and non-blocking, -1 for @rank itself. Takes the sockets, also when it fails. */
 colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire);
 
-/* Connects all ranks of @b with each other (wire-connect.c); fills @fd [size]. */
-colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd);
+/* Connects all ranks of @b with each other (wire-connect.c); fills @fd [size], and @begin with the
+ * time from which the deadline counts: when the all-gather was through. */
+colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
+                                   double *begin);
 
 #endif

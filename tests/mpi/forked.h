@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* forked.h - ranks in forked processes that share a page: an all-gather over it, and verdicts. */
+#ifndef TESTS_MPI_FORKED_H
+#define TESTS_MPI_FORKED_H
+
+#include "harness/harness.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <colobridge/bootstrap.h>
+
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { T_FORKED_MAX = 8, T_FORKED_CARD = 4096 };
+
+typedef struct t_page {
+    int32_t size;
+    _Atomic int32_t arrived;
+    unsigned char card[T_FORKED_MAX][T_FORKED_CARD];
+    colo_status_t status[T_FORKED_MAX];
+    char sentence[T_FORKED_MAX][1000];
+    double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
+    double gathered[T_FORKED_MAX];
+} t_page_t;
+
+/* One rank. */
+typedef struct t_forked {
+    t_page_t *page;
+    int32_t rank;
+    void (*after)(struct t_forked *me, void *cards, size_t bytes); /* the all-gather; or NULL */
+} t_forked_t;
+
+static colo_status_t t_over_page(void *user, const void *send, void *recv, size_t bytes)
+{
+    t_forked_t *me = user;
+    t_page_t *page = me->page;
+    memcpy(page->card[me->rank], send, bytes);
+    atomic_fetch_add(&page->arrived, 1);
+    while (atomic_load(&page->arrived) < page->size)
+        usleep(1000);
+    for (int32_t r = 0; r < page->size; r++)
+        memcpy((char *)recv + (size_t)r * bytes, page->card[r], bytes);
+    if (me->after)
+        me->after(me, recv, bytes);
+    page->gathered[me->rank] = colo_now();
+    return COLO_OK;
+}
+
+static void t_note(t_forked_t *me, colo_status_t st)
+{
+    t_page_t *page = me->page;
+    page->seconds[me->rank] = colo_now() - page->gathered[me->rank];
+    page->status[me->rank] = st;
+    snprintf(page->sentence[me->rank], sizeof page->sentence[0], "%s",
+             st < 0 ? colo_last_error() : "");
+}
+
+/* A whole life: create, a sum of all ranks, destroy. */
+static void t_live(t_forked_t *me)
+{
+    colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
+    colo_comm_t *world = NULL;
+    float x = 1;
+    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    if (st == COLO_OK)
+        st = colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL);
+    if (st == COLO_OK && x != (float)b.size)
+        st = colo_fail(COLO_ERR_STATE, "the sum is %g", (double)x);
+    t_note(me, st);
+    colo_comm_destroy(&world);
+}
+
+/* Runs @fn on @n ranks; the page is to be unmapped. */
+static t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
+{
+    t_page_t *page =
+        mmap(NULL, sizeof *page, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    pid_t pid[T_FORKED_MAX];
+    assert_true(page != MAP_FAILED);
+    page->size = n;
+    fflush(NULL);
+    for (int32_t r = 0; r < n; r++) {
+        pid[r] = fork();
+        assert_true(pid[r] >= 0);
+        if (pid[r] == 0) {
+            t_forked_t me = {.page = page, .rank = r};
+            page->gathered[r] = colo_now();
+            fn(&me);
+            _exit(0);
+        }
+    }
+    for (int32_t r = 0; r < n; r++) {
+        int status = 1;
+        assert_int_equal(waitpid(pid[r], &status, 0), pid[r]);
+        if (status != 0)
+            fail_msg("rank %d ended with status 0x%x", (int)r, (unsigned)status);
+    }
+    return page;
+}
+
+static void t_expect(const t_page_t *page, int32_t r, colo_status_t status, const char *text)
+{
+    if (page->status[r] != status || !strstr(page->sentence[r], text))
+        fail_msg("rank %d: %s: \"%s\", expected %s: \"%s\"", (int)r,
+                 colo_status_name(page->status[r]), page->sentence[r], colo_status_name(status),
+                 text);
+}
+
+#endif

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_late.c - ranks that come late when communicators are made, by seconds. */
+#include "forked.h"
+
+enum { DEADLINE_S = 12 };
+
+static void come_late(t_forked_t *me, void *cards, size_t bytes)
+{
+    sleep(DEADLINE_S - 1);
+}
+
+static void lower_is_late(t_forked_t *me)
+{
+    me->after = me->rank == 0 ? come_late : NULL;
+    t_live(me);
+}
+
+/* The others call rank 0 all the while; they have met each other. */
+static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
+{
+    setenv("COLO_TIMEOUT_MS", "12000", 1);
+    t_page_t *page = t_fork_ranks(3, lower_is_late);
+    unsetenv("COLO_TIMEOUT_MS");
+    for (int32_t r = 0; r < 3; r++)
+        t_expect(page, r, COLO_OK, "");
+    munmap(page, sizeof *page);
+}
+
+static void come_too_late(t_forked_t *me, void *cards, size_t bytes)
+{
+    usleep(1500 * 1000);
+}
+
+static void lower_is_too_late(t_forked_t *me)
+{
+    me->after = me->rank == 0 ? come_too_late : NULL;
+    t_live(me);
+}
+
+static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
+{
+    setenv("COLO_TIMEOUT_MS", "1000", 1);
+    t_page_t *page = t_fork_ranks(2, lower_is_too_late);
+    unsetenv("COLO_TIMEOUT_MS");
+    t_expect(page, 1, COLO_ERR_TIMEOUT, "has no connection with 1 ranks after 1000 ms");
+    if (page->status[0] != COLO_ERR_TIMEOUT && page->status[0] != COLO_ERR_PEER)
+        fail_msg("rank 0: %s", colo_status_name(page->status[0]));
+    assert_true(page->seconds[0] < 3);
+    munmap(page, sizeof *page);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(rank_may_be_late_by_its_deadline_less_a_second),
+        cmocka_unit_test(rank_that_is_too_late_fails_like_those_that_waited),
+    };
+    return cmocka_run_group_tests_name("sockets/late", tests, NULL, NULL);
+}
