@@ -159,7 +159,7 @@ static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t
                                   growing_t *g)
 {
     if (level == g->levels) {
-        colo_addend_t addend[COLO_MAX_ADDENDS];
+        colo_addend_t addend[COLO_MAX_ADDENDS] = {{0}}; /* gcc does not see that levels > 0 */
         colo_step_t s = {.peer = -1};
         extents(&box, s.extent);
         begins(&p->own_src, &box, src_row, s.there);
