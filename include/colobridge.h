@@ -15,6 +15,7 @@
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>
 #include <colobridge/place.h>
+#include <colobridge/segments.h>
 #include <colobridge/bridge.h>
 #include <colobridge/partition.h>
 #include <colobridge/logprob.h>

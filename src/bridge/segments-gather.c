@@ -1,0 +1,203 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * segments-gather.c - the global tables of a ragged batch from those of each rank.
+ *
+ * Each rank sends one message of a fixed size: sizes, then its tables. Every rank sees all sizes,
+ * so all of them know if some tables did not fit, and then a second all-gather of the largest size
+ * follows.
+ */
+#include "bridge/ragged.h"
+
+#include "comm/comm.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORDS = 512 };                                          /* of the first message */
+enum { STATUS, SEGMENTS, ROWS, SCATTERED, SEQUENCES, HEADER }; /* its first words */
+
+/* Sizes of local tables as words of a message, and what is wrong with the tables. */
+static colo_status_t local_sizes(const colo_segments_t *s, int64_t *head)
+{
+    memset(head, 0, HEADER * sizeof *head);
+    if (!s)
+        return COLO_OK;
+    COLO_TRY(colo_segments_present(s));
+    for (int64_t e = 0; e < s->count; e++) {
+        if (s->rows[e] < 0 || !colo_add_ok(head[ROWS], s->rows[e], &head[ROWS]))
+            return colo_fail(COLO_ERR_ARG,
+                             "segments: local segment %lld has %lld rows, expected %s",
+                             (long long)e, (long long)s->rows[e],
+                             s->rows[e] < 0 ? ">= 0" : "a sum of at most 63 bits");
+        if (s->seq[e] < 0 || s->seq[e] >= s->nseqs)
+            return colo_fail(COLO_ERR_ARG,
+                             "segments: local segment %lld: seq is %lld, expected 0..%lld, counted "
+                             "among the sequences of this rank",
+                             (long long)e, (long long)s->seq[e], (long long)s->nseqs - 1);
+    }
+    head[SEGMENTS] = s->count;
+    head[SCATTERED] = s->count && s->row_pos;
+    head[SEQUENCES] = s->nseqs;
+    return COLO_OK;
+}
+
+/* Words of a whole message; -1: beyond 63 bits. */
+static int64_t message_words(const int64_t *head)
+{
+    int64_t n, m;
+    if (!colo_mul_ok(head[SEGMENTS], head[SCATTERED] ? 3 : 4, &n) ||
+        !colo_mul_ok(head[SEQUENCES], 2, &m) || !colo_add_ok(n, m, &n) ||
+        !colo_add_ok(n, head[SCATTERED] ? head[ROWS] : 0, &n) || !colo_add_ok(n, HEADER, &n))
+        return -1;
+    return n;
+}
+
+static int64_t *put(int64_t *at, const int64_t *table, int64_t n)
+{
+    if (n)
+        memcpy(at, table, (size_t)n * sizeof *at);
+    return at + n;
+}
+
+static void write_message(int64_t *to, const int64_t *head, const colo_segments_t *s)
+{
+    to = put(to, head, HEADER);
+    if (!s)
+        return;
+    to = put(to, s->rows, s->count);
+    to = put(to, s->src_dp, s->count);
+    to = put(to, s->seq, s->count);
+    to = head[SCATTERED] ? put(to, s->row_pos, head[ROWS]) : put(to, s->pos, s->count);
+    to = put(to, s->seq_len, s->nseqs);
+    (void)put(to, s->seq_dp, s->nseqs);
+}
+
+/* The tables of @n messages of @words each, one after the other. */
+static colo_status_t join(const int64_t *all, int32_t n, int64_t words, colo_segments_t **out)
+{
+    int64_t count = 0, rows = 0, nseqs = 0;
+    bool scattered = false;
+    for (int32_t r = 0; r < n; r++) {
+        const int64_t *head = all + r * words;
+        count += head[SEGMENTS];
+        nseqs += head[SEQUENCES];
+        scattered = scattered || head[SCATTERED];
+        if (!colo_add_ok(rows, head[ROWS], &rows))
+            return colo_fail(
+                COLO_ERR_ARG,
+                "segments: the rows of rank %d make the sum of all rows exceed 63 bits", (int)r);
+    }
+    /* tables have entries, so a rank that sends positions row by row has as many of them */
+    const int64_t places = scattered ? rows : count;
+    int64_t size = 0;
+    colo_segments_t *s = NULL;
+    if (colo_mul_ok(3 * count + 2 * nseqs, sizeof *all, &size) && places <= INT64_MAX / 16 &&
+        colo_add_ok(size, places * (int64_t)sizeof *all, &size) &&
+        colo_add_ok(size, sizeof *s, &size))
+        s = malloc((size_t)size);
+    if (!s)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
+                         (long long)count, (long long)nseqs);
+    int64_t *at = (int64_t *)(s + 1);
+    int64_t *t_rows = at, *t_src = at + count, *t_seq = at + 2 * count, *t_pos = at + 3 * count,
+            *t_len = t_pos + places, *t_dp = t_len + nseqs;
+    *s = (colo_segments_t){.struct_size = sizeof *s,
+                           .count = count,
+                           .rows = t_rows,
+                           .src_dp = t_src,
+                           .seq = t_seq,
+                           .pos = scattered ? NULL : t_pos,
+                           .row_pos = scattered ? t_pos : NULL,
+                           .nseqs = nseqs,
+                           .seq_len = t_len,
+                           .seq_dp = t_dp};
+    for (int32_t r = 0; r < n; r++) {
+        const int64_t *head = all + r * words, *from = head + HEADER, e = head[SEGMENTS],
+                      q = head[SEQUENCES], before = t_len - s->seq_len;
+        t_rows = put(t_rows, from, e);
+        t_src = put(t_src, from + e, e);
+        for (int64_t i = 0; i < e; i++)
+            *t_seq++ = from[2 * e + i] + before;
+        const int64_t *pos = from + 3 * e;
+        if (head[SCATTERED] || !scattered) {
+            const int64_t m = head[SCATTERED] ? head[ROWS] : e;
+            t_pos = put(t_pos, pos, m);
+            pos += m;
+        } else {
+            for (int64_t i = 0; i < e; i++)
+                for (int64_t k = 0; k < from[i]; k++)
+                    *t_pos++ = pos[i] + k;
+            pos += e;
+        }
+        t_len = put(t_len, pos, q);
+        t_dp = put(t_dp, pos + q, q);
+    }
+    *out = s;
+    return COLO_OK;
+}
+
+/* All ranks' messages of @words each; the caller frees. Collective. */
+static colo_status_t gather(colo_comm_t *c, const int64_t *head, const colo_segments_t *s,
+                            int64_t words, int64_t **all)
+{
+    int64_t size;
+    int64_t *mine = NULL;
+    *all = NULL;
+    if (colo_mul_ok(words, (int64_t)c->size, &size) && size <= INT64_MAX / 8) {
+        mine = calloc((size_t)words, sizeof *mine);
+        *all = malloc((size_t)size * sizeof **all);
+    }
+    if (!mine || !*all) {
+        free(mine);
+        return colo_comm_i_fail(
+            c, colo_fail(COLO_ERR_NOMEM, "segments: tables of %d ranks", (int)c->size));
+    }
+    write_message(mine, head, message_words(head) <= words ? s : NULL);
+    colo_status_t st = colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_BRIDGE,
+                                          (uint64_t *)mine, (uint64_t *)*all, words);
+    free(mine);
+    return st;
+}
+
+colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
+                                   colo_comm_t *comm)
+{
+    int64_t head[HEADER], *all = NULL, words = WORDS, largest = 0;
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "segments: comm is NULL");
+    COLO_TRY(colo_comm_i_alive(comm, "segments gather"));
+    colo_status_t mine =
+        global ? local_sizes(local, head) : colo_fail(COLO_ERR_ARG, "segments: global is NULL");
+    if (mine == COLO_OK && message_words(head) < 0)
+        mine = colo_fail(COLO_ERR_ARG, "segments: local tables exceed 63 bits");
+    if (mine < 0)
+        memset(head, 0, sizeof head);
+    head[STATUS] = mine;
+    colo_status_t st = gather(comm, head, mine < 0 ? NULL : local, words, &all);
+    bool failed = false;
+    for (int32_t r = 0; st == COLO_OK && r < comm->size; r++) {
+        const int64_t n = message_words(all + r * words);
+        largest = n > largest ? n : largest;
+        failed = failed || all[r * words + STATUS] < 0;
+    }
+    if (st == COLO_OK && failed) /* on all ranks: each learns the sentence */
+        st = colo_comm_i_agree(comm, "segments gather", 0, mine);
+    if (st == COLO_OK && largest > words) {
+        words = largest;
+        free(all);
+        st = gather(comm, head, local, words, &all);
+    }
+    if (st == COLO_OK)
+        st = join(all, comm->size, words, global);
+    free(all);
+    return st;
+}
+
+void colo_segments_free(colo_segments_t **segments)
+{
+    if (!segments)
+        return;
+    free(*segments);
+    *segments = NULL;
+}

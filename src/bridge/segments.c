@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * segments.c - the tables of a ragged batch: are they valid, what is their hash.
+ *
+ * Every rank checks the whole tables, because every rank has them: a refusal is the same sentence
+ * everywhere, and no rank has to ask another.
+ */
+#include "bridge/ragged.h"
+
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+
+/* ---- what a layout means here ---- */
+
+colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l, bool is_src)
+{
+    const char *side = is_src ? "source" : "destination";
+    *axes = (colo_ragged_axes_t){.replicas = colo_layout_parts(l, COLO_SAMPLES), .cp = 1, .sp = 1};
+    if (l->map != COLO_MAP_IDENTITY)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "segments: the %s layout has a position map, expected none; the positions "
+                         "of a ragged batch are in its tables",
+                         side);
+    for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
+        const colo_split_t *s = &l->split[COLO_ROWS][i];
+        if (is_src || !s->context) {
+            axes->sp *= l->grid.extent[s->dim];
+            continue;
+        }
+        if (i > 0)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "segments: the destination layout splits rows in context over '%s' as "
+                             "split %d, expected as its first and only context split",
+                             l->grid.name[s->dim], i);
+        axes->cp = l->grid.extent[s->dim];
+        axes->zigzag = s->kind == COLO_ZIGZAG;
+    }
+    return COLO_OK;
+}
+
+/* ---- checks ---- */
+
+colo_status_t colo_segments_present(const colo_segments_t *s)
+{
+    if (!s)
+        return colo_fail(COLO_ERR_ARG, "segments: segments is NULL");
+    if (s->struct_size != sizeof *s)
+        return colo_fail(COLO_ERR_ARG,
+                         "segments: struct_size is %zu, expected %zu; start from "
+                         "COLO_SEGMENTS_INIT",
+                         s->struct_size, sizeof *s);
+    if (s->count < 0 || s->nseqs < 0)
+        return colo_fail(COLO_ERR_ARG, "segments: %lld segments in %lld sequences, expected >= 0",
+                         (long long)s->count, (long long)s->nseqs);
+    const struct {
+        const char *name;
+        bool missing;
+    } table[] = {{"rows", s->count && !s->rows},
+                 {"src_dp", s->count && !s->src_dp},
+                 {"seq", s->count && !s->seq},
+                 {"pos, or row_pos,", s->count && !s->pos && !s->row_pos},
+                 {"seq_len", s->nseqs && !s->seq_len},
+                 {"seq_dp", s->nseqs && !s->seq_dp}};
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].missing)
+            return colo_fail(COLO_ERR_ARG,
+                             "segments: table %s is NULL, expected the entries of %lld %s",
+                             table[i].name, (long long)(i < 4 ? s->count : s->nseqs),
+                             i < 4 ? "segments" : "sequences");
+    if (s->count && s->pos && s->row_pos)
+        return colo_fail(COLO_ERR_ARG,
+                         "segments: both pos and row_pos are set; expected one of them, and NULL");
+    return COLO_OK;
+}
+
+static colo_status_t check_index(const char *what, int64_t i, const char *table, int64_t v,
+                                 int64_t n)
+{
+    if (v >= 0 && v < n)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG, "segments: %s %lld: %s is %lld, expected 0..%lld", what,
+                     (long long)i, table, (long long)v, (long long)n - 1);
+}
+
+static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged_axes_t *dst)
+{
+    const int64_t unit = dst->cp > 1 ? dst->cp * (dst->zigzag ? 2 : 1) : 1;
+    int64_t sum = 0;
+    for (int64_t q = 0; q < s->nseqs; q++) {
+        const int64_t length = s->seq_len[q];
+        COLO_TRY(check_index("sequence", q, "seq_dp", s->seq_dp[q], dst->replicas));
+        if (length < 0 || !colo_add_ok(sum, length, &sum))
+            return colo_fail(
+                COLO_ERR_ARG,
+                length < 0 ? "segments: sequence %lld has %lld positions, expected >= 0"
+                           : "segments: sequence %lld: its %lld positions make the sum of all "
+                             "lengths exceed 63 bits",
+                (long long)q, (long long)length);
+        if (length % unit)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "segments: sequence %lld has %lld positions, expected a multiple of "
+                             "%s%lld = %lld; pad it",
+                             (long long)q, (long long)length,
+                             dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp, (long long)unit);
+    }
+    if (dst->sp == 1 || s->nseqs == 0)
+        return COLO_OK;
+    COLO_AUTOFREE int64_t *axis = calloc((size_t)dst->replicas, 2 * sizeof *axis);
+    int64_t *last = axis + dst->replicas;
+    if (!axis)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)dst->replicas);
+    for (int64_t q = 0; q < s->nseqs; q++) {
+        axis[s->seq_dp[q]] += s->seq_len[q] / dst->cp;
+        last[s->seq_dp[q]] = q;
+    }
+    for (int64_t d = 0; d < dst->replicas; d++)
+        if (axis[d] % dst->sp)
+            return colo_fail(COLO_ERR_LAYOUT,
+                             "segments: the sequences of replica %lld, the last of them sequence "
+                             "%lld, have %lld positions on a context rank, expected a multiple of "
+                             "the %lld ranks of sequence parallelism; pad one",
+                             (long long)d, (long long)last[d], (long long)axis[d],
+                             (long long)dst->sp);
+    return COLO_OK;
+}
+
+static colo_status_t add_part(colo_list_t *parts, int64_t e, int64_t q, int64_t pos, int64_t count)
+{
+    colo_part_t *p = colo_list_push(parts, sizeof *p);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
+    *p = (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = count};
+    return COLO_OK;
+}
+
+static colo_status_t bad_position(const colo_segments_t *s, int64_t e, int64_t row, int64_t pos)
+{
+    return colo_fail(COLO_ERR_ARG,
+                     "segments: segment %lld: row %lld of %lld is at position %lld of sequence "
+                     "%lld, expected 0..%lld",
+                     (long long)e, (long long)row, (long long)s->rows[e], (long long)pos,
+                     (long long)s->seq[e], (long long)s->seq_len[s->seq[e]] - 1);
+}
+
+/* The rows of segment @e, whose positions are in @pos. */
+static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const int64_t *pos,
+                                     colo_list_t *parts)
+{
+    const int64_t n = s->rows[e], length = s->seq_len[s->seq[e]];
+    for (int64_t r = 0, end; r < n; r = end) {
+        for (end = r; end < n && pos[end] - (end - r) == pos[r]; end++)
+            if (pos[end] < 0 || pos[end] >= length)
+                return bad_position(s, e, end, pos[end]);
+        COLO_TRY(add_part(parts, e, s->seq[e], pos[r], end - r));
+    }
+    return COLO_OK;
+}
+
+static int by_position(const void *a, const void *b)
+{
+    const colo_part_t *x = *(colo_part_t *const *)a, *y = *(colo_part_t *const *)b;
+    if (x->seq != y->seq)
+        return x->seq < y->seq ? -1 : 1;
+    if (x->pos != y->pos)
+        return x->pos < y->pos ? -1 : 1;
+    return (x->segment > y->segment) - (x->segment < y->segment);
+}
+
+static bool follows(const colo_part_t *a, const colo_part_t *b)
+{
+    return a->seq < b->seq || (a->seq == b->seq && a->pos + a->count <= b->pos);
+}
+
+/* Two rows on one position. */
+static colo_status_t check_apart(const colo_part_t *p, int64_t n)
+{
+    int64_t sorted = 1;
+    while (sorted < n && follows(&p[sorted - 1], &p[sorted]))
+        sorted++;
+    if (sorted >= n) /* as tables usually are */
+        return COLO_OK;
+    COLO_AUTOFREE const colo_part_t **at = malloc((size_t)n * sizeof *at);
+    if (!at)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        at[i] = &p[i];
+    qsort(at, (size_t)n, sizeof *at, by_position);
+    for (int64_t i = 1; i < n; i++)
+        if (!follows(at[i - 1], at[i]))
+            return colo_fail(COLO_ERR_ARG,
+                             "segments: segments %lld and %lld both have a row at position %lld of "
+                             "sequence %lld, expected at most one",
+                             (long long)at[i - 1]->segment, (long long)at[i]->segment,
+                             (long long)at[i]->pos, (long long)at[i]->seq);
+    return COLO_OK;
+}
+
+colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
+                                  const colo_ragged_axes_t *dst, colo_list_t *parts)
+{
+    int64_t sum = 0;
+    parts->n = 0;
+    COLO_TRY(colo_segments_present(s));
+    COLO_TRY(check_sequences(s, dst));
+    for (int64_t e = 0; e < s->count; e++) {
+        const int64_t n = s->rows[e], first = sum;
+        if (n < 0)
+            return colo_fail(COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
+                             (long long)e, (long long)n);
+        if (!colo_add_ok(sum, n, &sum))
+            return colo_fail(
+                COLO_ERR_ARG,
+                "segments: segment %lld: its %lld rows make the sum of all rows exceed "
+                "63 bits",
+                (long long)e, (long long)n);
+        COLO_TRY(check_index("segment", e, "src_dp", s->src_dp[e], src->replicas));
+        COLO_TRY(check_index("segment", e, "seq", s->seq[e], s->nseqs));
+        if (n == 0)
+            continue;
+        if (s->row_pos) {
+            COLO_TRY(scattered_parts(s, e, s->row_pos + first, parts));
+            continue;
+        }
+        const int64_t pos = s->pos[e], length = s->seq_len[s->seq[e]];
+        if (pos < 0 || pos >= length)
+            return bad_position(s, e, 0, pos);
+        if (n > length - pos)
+            return bad_position(s, e, length - pos, length);
+        COLO_TRY(add_part(parts, e, s->seq[e], pos, n));
+    }
+    return check_apart(parts->at, parts->n);
+}
+
+colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
+                                  const colo_layout_t *dst)
+{
+    colo_ragged_axes_t axes[2];
+    colo_list_t parts = {0};
+    for (int i = 0; i < 2; i++) {
+        COLO_TRY(colo_layout_check_fields(i ? dst : src));
+        COLO_TRY(colo_ragged_axes(&axes[i], i ? dst : src, i == 0));
+    }
+    colo_status_t st = colo_segments_parts(segments, &axes[0], &axes[1], &parts);
+    free(parts.at);
+    return st;
+}
+
+/* ---- hash ---- */
+
+static uint64_t mix(uint64_t h, uint64_t v)
+{
+    h += v * UINT64_C(0xc2b2ae3d27d4eb4f);
+    return (h << 31 | h >> 33) * UINT64_C(0x9e3779b185ebca87);
+}
+
+/* Four chains, because one waits for each multiplication. */
+uint64_t colo_table_hash(const int64_t *v, int64_t n)
+{
+    uint64_t h[4] = {1, 2, 3, 4}, all = (uint64_t)n;
+    int64_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int k = 0; k < 4; k++)
+            h[k] = mix(h[k], (uint64_t)v[i + k]);
+    for (; i < n; i++)
+        h[0] = mix(h[0], (uint64_t)v[i]);
+    for (int k = 0; k < 4; k++)
+        all = mix(all, h[k]);
+    return all;
+}
+
+uint64_t colo_segments_hash(const colo_segments_t *s)
+{
+    int64_t rows = 0;
+    if (!s)
+        return 0;
+    for (int64_t e = 0; s->row_pos && e < s->count; e++)
+        rows += s->rows[e];
+    const uint64_t tables[] = {
+        colo_table_hash(s->rows, s->count),  colo_table_hash(s->src_dp, s->count),
+        colo_table_hash(s->seq, s->count),   colo_table_hash(s->pos, s->pos ? s->count : 0),
+        colo_table_hash(s->row_pos, rows),   colo_table_hash(s->seq_len, s->nseqs),
+        colo_table_hash(s->seq_dp, s->nseqs)};
+    uint64_t h = COLO_HASH_INIT;
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
+        h = colo_hash_i64(h, (int64_t)tables[i]);
+    return h;
+}

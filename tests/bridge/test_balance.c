@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_balance.c - colo_balance() against a plain loop written from its rule, and its refusals.
+ */
+#include "harness/harness.h"
+
+#define MOST 64
+
+/* Segments one after the other: the dearest left, to the replica that the rule names. */
+static void plain(int64_t *assign, const int64_t *cost, int64_t count, int64_t n,
+                  const int64_t *current, double stick)
+{
+    int64_t load[MOST] = {0}, total = 0;
+    bool done[MOST] = {false};
+    for (int64_t e = 0; e < count; e++)
+        total += cost[e];
+    for (int64_t turn = 0; turn < count; turn++) {
+        int64_t e = -1, to = 0;
+        for (int64_t i = 0; i < count; i++)
+            if (!done[i] && (e < 0 || cost[i] > cost[e]))
+                e = i;
+        for (int64_t b = 1; b < n; b++)
+            if (load[b] < load[to])
+                to = b;
+        if (current &&
+            (double)(load[current[e]] + cost[e]) <= (1.0 + stick) * ((double)total / (double)n))
+            to = current[e];
+        load[to] += cost[e];
+        assign[e] = to;
+        done[e] = true;
+    }
+}
+
+static void random_costs_are_assigned_by_the_rule(void **state)
+{
+    uint64_t r = t_seed();
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        int64_t cost[MOST], current[MOST], got[MOST], want[MOST];
+        const int64_t count = t_below(&r, MOST), n = 1 + t_below(&r, 12),
+                      most = 1 + t_below(&r, 40);
+        const double stick = (double)t_below(&r, 4) / 4;
+        const bool placed = t_below(&r, 2);
+        for (int64_t e = 0; e < count; e++) {
+            cost[e] = t_below(&r, most);
+            current[e] = t_below(&r, n);
+        }
+        plain(want, cost, count, n, placed ? current : NULL, stick);
+        assert_ok(colo_balance(got, cost, count, n, placed ? current : NULL, stick));
+        assert_memory_equal(got, want, (size_t)count * sizeof *got);
+        if (placed) { /* in place */
+            assert_ok(colo_balance(current, cost, count, n, current, stick));
+            assert_memory_equal(current, want, (size_t)count * sizeof *want);
+        }
+    }
+}
+
+static void equal_costs_go_round_the_replicas_in_order(void **state)
+{
+    static const int64_t cost[7] = {5, 5, 5, 5, 5, 5, 5}, want[7] = {0, 1, 2, 0, 1, 2, 0};
+    int64_t got[7];
+    (void)state;
+    assert_ok(colo_balance(got, cost, 7, 3, NULL, 0));
+    assert_memory_equal(got, want, sizeof want);
+}
+
+static void a_segment_stays_only_within_the_tolerated_load(void **state)
+{
+    /* mean 10: within 0.5 the second segment of 5 stays, too, and the third must leave */
+    static const int64_t cost[4] = {5, 5, 5, 5}, current[4] = {0, 0, 0, 1}, want[4] = {0, 0, 0, 1},
+                         strict[4] = {0, 0, 1, 1};
+    int64_t got[4];
+    (void)state;
+    assert_ok(colo_balance(got, cost, 4, 2, current, 0.5));
+    assert_memory_equal(got, want, sizeof want);
+    assert_ok(colo_balance(got, cost, 4, 2, current, 0));
+    assert_memory_equal(got, strict, sizeof strict);
+}
+
+static void wrong_arguments_are_refused_with_their_numbers(void **state)
+{
+    int64_t got[3] = {-7, -7, -7}, cost[3] = {1, -4, 1};
+    static const int64_t fine[3] = {1, 2, 3}, current[3] = {0, 1, 2}, large[3] = {1, INT64_MAX, 1};
+    (void)state;
+    assert_fails(colo_balance(got, cost, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 costs -4");
+    assert_fails(colo_balance(got, large, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 exceed 63 bits");
+    assert_fails(colo_balance(got, fine, 3, 2, current, 0), COLO_ERR_ARG,
+                 "segment 2 is on replica 2, expected 0..1");
+    assert_fails(colo_balance(got, fine, 3, 2, fine, -1), COLO_ERR_ARG, "stick is -1");
+    assert_fails(colo_balance(got, fine, -1, 2, NULL, 0), COLO_ERR_ARG, "count is -1");
+    assert_fails(colo_balance(got, fine, 3, 0, NULL, 0), COLO_ERR_ARG, "n is 0");
+    assert_fails(colo_balance(NULL, fine, 3, 2, NULL, 0), COLO_ERR_ARG, "assign is NULL");
+    assert_fails(colo_balance(got, NULL, 3, 2, NULL, 0), COLO_ERR_ARG, "cost is NULL");
+    assert_true(got[0] == -7 && got[1] == -7 && got[2] == -7);
+    assert_ok(colo_balance(NULL, NULL, 0, 1, NULL, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_costs_are_assigned_by_the_rule),
+        cmocka_unit_test(equal_costs_go_round_the_replicas_in_order),
+        cmocka_unit_test(a_segment_stays_only_within_the_tolerated_load),
+        cmocka_unit_test(wrong_arguments_are_refused_with_their_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,255 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_segments.c - the tables of a ragged batch: each refusal with its numbers, random tables
+ * against a bitmap, the hash.
+ */
+#include "harness/harness.h"
+
+/* The tables of the worked example, to be edited. */
+typedef struct tables {
+    int64_t rows[3], src_dp[3], seq[3], pos[3], row_pos[8], len[2], dp[2];
+    colo_segments_t s;
+    colo_layout_t src, dst;
+} tables_t;
+
+static void layouts(tables_t *t, const char *src, const char *dst, bool sp)
+{
+    colo_grid_t a, b;
+    assert_ok(colo_grid_parse(&a, src, 0));
+    assert_ok(colo_grid_parse(&b, dst, 0));
+    assert_ok(colo_layout_init_src(&t->src, &a));
+    assert_ok(colo_layout_init_dst(&t->dst, &b));
+    if (sp)
+        assert_ok(colo_layout_split(&t->dst, COLO_ROWS, "tp", COLO_BLOCK));
+}
+
+static tables_t *worked(tables_t *t)
+{
+    *t = (tables_t){.rows = {3, 0, 5},
+                    .src_dp = {0, 1, 1},
+                    .seq = {0, 0, 1},
+                    .pos = {2, 9, 1},
+                    .row_pos = {2, 3, 4, 1, 2, 3, 4, 5},
+                    .len = {12, 8}};
+    t->s = (colo_segments_t){.struct_size = sizeof t->s,
+                             .count = 3,
+                             .rows = t->rows,
+                             .src_dp = t->src_dp,
+                             .seq = t->seq,
+                             .pos = t->pos,
+                             .nseqs = 2,
+                             .seq_len = t->len,
+                             .seq_dp = t->dp};
+    layouts(t, "dp=2", "cp=2,dp=1", false);
+    return t;
+}
+
+static colo_status_t check(const tables_t *t)
+{
+    return colo_segments_check(&t->s, &t->src, &t->dst);
+}
+
+static void the_worked_example_is_accepted(void **state)
+{
+    tables_t t;
+    (void)state;
+    assert_ok(check(worked(&t)));
+    t.s.row_pos = t.row_pos;
+    t.s.pos = NULL;
+    assert_ok(check(&t));
+    t.s = (colo_segments_t)COLO_SEGMENTS_INIT;
+    assert_ok(check(&t));
+}
+
+static void bad_rows_and_indices_are_refused_with_their_numbers(void **state)
+{
+    tables_t t;
+    (void)state;
+    worked(&t)->rows[2] = -1;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 2 has -1 rows");
+    worked(&t)->rows[1] = INT64_MAX;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: its 9223372036854775807 rows");
+    worked(&t)->src_dp[1] = 2;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: src_dp is 2, expected 0..1");
+    worked(&t)->src_dp[0] = -1;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 0: src_dp is -1");
+    worked(&t)->seq[1] = 2; /* though it has no rows */
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 1: seq is 2, expected 0..1");
+    worked(&t)->seq[2] = -3;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 2: seq is -3");
+    worked(&t)->dp[1] = 1;
+    assert_fails(check(&t), COLO_ERR_ARG, "sequence 1: seq_dp is 1, expected 0..0");
+}
+
+static void bad_positions_are_refused_with_their_numbers(void **state)
+{
+    tables_t t;
+    (void)state;
+    worked(&t)->pos[2] = 4;
+    assert_fails(check(&t), COLO_ERR_ARG,
+                 "segment 2: row 4 of 5 is at position 8 of sequence 1, expected 0..7");
+    worked(&t)->pos[0] = -1;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 0: row 0 of 3 is at position -1 of sequence 0");
+    worked(&t)->pos[0] = INT64_MAX;
+    assert_fails(check(&t), COLO_ERR_ARG,
+                 "segment 0: row 0 of 3 is at position 9223372036854775807");
+    worked(&t)->seq[2] = 0; /* positions 1..5 beside 2..4 */
+    assert_fails(check(&t), COLO_ERR_ARG,
+                 "segments 2 and 0 both have a row at position 2 of sequence 0");
+    worked(&t)->row_pos[6] = 8;
+    t.s.row_pos = t.row_pos;
+    t.s.pos = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "segment 2: row 3 of 5 is at position 8 of sequence 1");
+    worked(&t)->row_pos[6] = 1;
+    t.s.row_pos = t.row_pos;
+    t.s.pos = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG,
+                 "segments 2 and 2 both have a row at position 1 of sequence 1");
+}
+
+static void bad_lengths_are_refused_with_their_numbers(void **state)
+{
+    tables_t t;
+    (void)state;
+    worked(&t)->len[1] = 10;
+    assert_fails(check(&t), COLO_ERR_LAYOUT,
+                 "sequence 1 has 10 positions, expected a multiple of 2 * cp=2 = 4");
+    colo_layout_clear(&t.dst, COLO_ROWS);
+    assert_ok(colo_layout_split_context(&t.dst, "cp", COLO_BLOCK));
+    assert_ok(check(&t));
+    t.len[0] = 11;
+    assert_fails(check(&t), COLO_ERR_LAYOUT,
+                 "sequence 0 has 11 positions, expected a multiple of cp=2 = 2");
+    worked(&t)->len[0] = -4;
+    assert_fails(check(&t), COLO_ERR_ARG, "sequence 0 has -4 positions");
+    worked(&t)->len[1] = INT64_MAX - 3;
+    assert_fails(check(&t), COLO_ERR_ARG, "sequence 1: its 9223372036854775804 positions");
+    worked(&t);
+    layouts(&t, "dp=2", "tp=3,cp=2,dp=1", true); /* 10 positions on a context rank */
+    assert_fails(check(&t), COLO_ERR_LAYOUT,
+                 "replica 0, the last of them sequence 1, have 10 positions on a context rank, "
+                 "expected a multiple of the 3");
+    t.len[1] = 12;
+    assert_ok(check(&t));
+}
+
+static void missing_tables_are_refused_by_name(void **state)
+{
+    tables_t t;
+    (void)state;
+    worked(&t)->s.struct_size = 8;
+    assert_fails(check(&t), COLO_ERR_ARG, "struct_size is 8");
+    worked(&t)->s.rows = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table rows is NULL, expected the entries of 3 segments");
+    worked(&t)->s.src_dp = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table src_dp is NULL");
+    worked(&t)->s.seq = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table seq is NULL");
+    worked(&t)->s.pos = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table pos, or row_pos, is NULL");
+    worked(&t)->s.row_pos = t.row_pos;
+    assert_fails(check(&t), COLO_ERR_ARG, "both pos and row_pos are set");
+    worked(&t)->s.seq_len = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table seq_len is NULL, expected the entries of 2");
+    worked(&t)->s.seq_dp = NULL;
+    assert_fails(check(&t), COLO_ERR_ARG, "table seq_dp is NULL");
+    worked(&t)->s.count = -1;
+    assert_fails(check(&t), COLO_ERR_ARG, "-1 segments");
+    worked(&t);
+    assert_fails(colo_segments_check(NULL, &t.src, &t.dst), COLO_ERR_ARG, "segments is NULL");
+    assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG, "layout is NULL");
+}
+
+static void layouts_that_ragged_batches_cannot_have_are_refused(void **state)
+{
+    tables_t t;
+    (void)state;
+    assert_ok(colo_layout_map_offset(&worked(&t)->dst, 1, 20));
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "destination layout has a position map");
+    assert_ok(colo_layout_map_offset(&worked(&t)->src, 1, 20));
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "source layout has a position map");
+    worked(&t);
+    layouts(&t, "dp=2", "tp=2,cp=2,dp=1", false);
+    colo_layout_clear(&t.dst, COLO_ROWS);
+    assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "tp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&t.dst, COLO_ROWS, "cp", COLO_ZIGZAG));
+    assert_fails(check(&t), COLO_ERR_LAYOUT, "splits rows in context over 'cp' as split 1");
+}
+
+/* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */
+static void random_tables_are_judged_as_a_bitmap_judges_them(void **state)
+{
+    uint64_t r = t_seed();
+    int64_t accepted = 0;
+    (void)state;
+    for (int i = 0; i < 20000; i++) {
+        tables_t t;
+        bool taken[2][16] = {{false}}, good = true;
+        worked(&t);
+        const bool scattered = t_below(&r, 2);
+        t.s.pos = scattered ? NULL : t.pos;
+        t.s.row_pos = scattered ? t.row_pos : NULL;
+        for (int q = 0; q < 2; q++) {
+            t.len[q] = t_below(&r, 10) ? 4 * t_below(&r, 4) : t_below(&r, 16);
+            good = good && t.len[q] % 4 == 0;
+        }
+        for (int e = 0, k = 0; e < 3; e++) {
+            t.rows[e] = t_below(&r, e < 2 ? 4 : 3);
+            t.src_dp[e] = t_below(&r, 40) ? t_below(&r, 2) : t_below(&r, 4) - 1;
+            t.seq[e] = t_below(&r, 40) ? t_below(&r, 2) : t_below(&r, 4) - 1;
+            const bool known = t.seq[e] >= 0 && t.seq[e] < 2;
+            good = good && known && t.src_dp[e] >= 0 && t.src_dp[e] < 2;
+            const int64_t room = known && t.len[t.seq[e]] > 0 ? t.len[t.seq[e]] : 1;
+            t.pos[e] = t_below(&r, 30) ? t_below(&r, room) : -1;
+            for (int64_t j = 0; j < t.rows[e]; j++, k++) {
+                t.row_pos[k] = t_below(&r, 30) ? t_below(&r, room) : room;
+                const int64_t p = scattered ? t.row_pos[k] : t.pos[e] + j;
+                if (!known || p < 0 || p >= t.len[t.seq[e]] || taken[t.seq[e]][p])
+                    good = false;
+                else
+                    taken[t.seq[e]][p] = true;
+            }
+        }
+        accepted += good;
+        const colo_status_t st = check(&t);
+        if ((st == COLO_OK) != good)
+            fail_msg("case %d: %s, expected it to be %s", i, colo_status_name(st),
+                     good ? "accepted" : "refused");
+    }
+    assert_true(accepted > 1000);
+}
+
+static void the_hash_differs_when_any_entry_does(void **state)
+{
+    tables_t t;
+    (void)state;
+    const uint64_t first = colo_segments_hash(&worked(&t)->s);
+    int64_t *const entry[] = {&t.rows[0], &t.src_dp[2], &t.seq[1], &t.pos[1],
+                              &t.len[1],  &t.dp[0],     &t.pos[0]};
+    assert_true(first == colo_segments_hash(&worked(&t)->s));
+    for (size_t i = 0; i < sizeof entry / sizeof entry[0]; i++) {
+        worked(&t);
+        *entry[i] += 1;
+        assert_true(first != colo_segments_hash(&t.s));
+    }
+    worked(&t); /* two segments in another order */
+    t.s.row_pos = t.row_pos;
+    t.s.pos = NULL;
+    assert_true(first != colo_segments_hash(&t.s));
+    assert_true(colo_segments_hash(NULL) == 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_worked_example_is_accepted),
+        cmocka_unit_test(bad_rows_and_indices_are_refused_with_their_numbers),
+        cmocka_unit_test(bad_positions_are_refused_with_their_numbers),
+        cmocka_unit_test(bad_lengths_are_refused_with_their_numbers),
+        cmocka_unit_test(missing_tables_are_refused_by_name),
+        cmocka_unit_test(layouts_that_ragged_batches_cannot_have_are_refused),
+        cmocka_unit_test(random_tables_are_judged_as_a_bitmap_judges_them),
+        cmocka_unit_test(the_hash_differs_when_any_entry_does),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

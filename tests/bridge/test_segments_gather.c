@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_segments_gather.c - the global tables of a ragged batch, and an error that one rank brings.
+ */
+#include "harness/harness.h"
+
+#define RANKS 4
+#define MOST 400
+
+/* What one rank brings; every rank can make every rank's tables from the seed. */
+typedef struct local {
+    int64_t rows[MOST], src_dp[MOST], seq[MOST], pos[MOST], row_pos[4 * MOST], len[MOST], dp[MOST];
+    colo_segments_t s;
+    bool none;
+} local_t;
+
+typedef struct job {
+    uint64_t seed;
+    int64_t most; /* segments of a rank */
+    int odd;      /* the rank that brings an error; -1: none */
+    colo_status_t status[RANKS];
+    bool named[RANKS], two[RANKS];
+} job_t;
+
+static void make_local(local_t *l, uint64_t seed, int64_t most, int rank)
+{
+    uint64_t r = seed * RANKS + (uint64_t)rank;
+    const int64_t n = t_below(&r, most + 1), q = n ? 1 + t_below(&r, n) : t_below(&r, 3);
+    const bool scattered = t_below(&r, 2);
+    int64_t k = 0;
+    *l = (local_t){.none = t_below(&r, 5) == 0};
+    for (int64_t e = 0; e < n; e++) {
+        l->rows[e] = t_below(&r, 4);
+        l->src_dp[e] = t_below(&r, 9);
+        l->seq[e] = t_below(&r, q);
+        l->pos[e] = t_below(&r, 100);
+        for (int64_t i = 0; i < l->rows[e]; i++)
+            l->row_pos[k++] = l->pos[e] + (scattered ? 7 * i : i);
+    }
+    for (int64_t i = 0; i < q; i++) {
+        l->len[i] = t_below(&r, 1000);
+        l->dp[i] = t_below(&r, 9);
+    }
+    l->s = (colo_segments_t){.struct_size = sizeof l->s,
+                             .count = n,
+                             .rows = l->rows,
+                             .src_dp = l->src_dp,
+                             .seq = l->seq,
+                             .pos = scattered ? NULL : l->pos,
+                             .row_pos = scattered ? l->row_pos : NULL,
+                             .nseqs = q,
+                             .seq_len = l->len,
+                             .seq_dp = l->dp};
+}
+
+static colo_status_t compare(const job_t *j, const colo_segments_t *got)
+{
+    local_t *l = malloc(sizeof *l);
+    int64_t e = 0, q = 0, row = 0;
+    bool same = l != NULL;
+    for (int rank = 0; same && rank < RANKS; rank++) {
+        make_local(l, j->seed, j->most, rank);
+        if (l->none)
+            continue;
+        same = e + l->s.count <= got->count && q + l->s.nseqs <= got->nseqs;
+        for (int64_t i = 0, k = 0; same && i < l->s.count; i++, e++) {
+            same = got->rows[e] == l->rows[i] && got->src_dp[e] == l->src_dp[i] &&
+                   got->seq[e] == l->seq[i] + q;
+            if (got->pos) /* then no rank brought row_pos */
+                same = same && got->pos[e] == l->pos[i];
+            for (int64_t p = 0; same && p < l->rows[i]; p++, k++, row++)
+                same = !got->row_pos || got->row_pos[row] == l->row_pos[k];
+        }
+        for (int64_t i = 0; same && i < l->s.nseqs; i++)
+            same = got->seq_len[q + i] == l->len[i] && got->seq_dp[q + i] == l->dp[i];
+        q += l->s.nseqs;
+    }
+    free(l);
+    rank_check(same);
+    rank_check(e == got->count && q == got->nseqs);
+    return COLO_OK;
+}
+
+static colo_status_t gather_random(colo_comm_t *comm, void *arg)
+{
+    const job_t *j = arg;
+    colo_segments_t *got = NULL;
+    local_t *l = malloc(sizeof *l);
+    rank_check(l);
+    make_local(l, j->seed, j->most, colo_comm_rank(comm));
+    colo_status_t st = colo_segments_gather(&got, l->none ? NULL : &l->s, comm);
+    free(l); /* the tables are borrowed for the call only */
+    rank_try(st);
+    st = compare(j, got);
+    colo_segments_free(&got);
+    rank_check(!got);
+    return st;
+}
+
+static void random_tables_are_joined_in_rank_order(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 60; i++) {
+        job_t j = {.seed = t_seed() + (uint64_t)i, .most = i % 3 ? 20 : MOST};
+        assert_ok(t_run_ranks(RANKS, gather_random, &j, sizeof j));
+    }
+}
+
+static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
+{
+    job_t *j = arg;
+    const int rank = colo_comm_rank(comm);
+    const int64_t rows[1] = {rank == j->odd ? -5 : 5}, zero[1] = {0}, length[1] = {8};
+    colo_segments_t s = COLO_SEGMENTS_INIT, *got = NULL;
+    s.count = s.nseqs = 1;
+    s.rows = rows;
+    s.src_dp = s.seq = s.pos = s.seq_dp = zero;
+    s.seq_len = length;
+    j->status[rank] = colo_segments_gather(&got, &s, comm);
+    j->named[rank] = strstr(colo_last_error(), "local segment 0 has -5 rows") != NULL;
+    rank_check(!got);
+    return colo_comm_check(comm); /* it lives on */
+}
+
+static void an_error_on_one_rank_is_an_error_on_all(void **state)
+{
+    job_t j = {.odd = 2};
+    (void)state;
+    assert_ok(t_run_ranks(RANKS, gather_bad, &j, sizeof j));
+    for (int i = 0; i < RANKS; i++) {
+        assert_int_equal(j.status[i], i == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
+        assert_true(j.named[i]);
+    }
+}
+
+static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
+{
+    static const int64_t zero[MOST], one[1] = {8};
+    job_t *j = arg;
+    colo_ledger_t before, after;
+    colo_segments_t s = COLO_SEGMENTS_INIT, *got = NULL;
+    s.count = j->most;
+    s.nseqs = 1;
+    s.rows = s.src_dp = s.seq = s.pos = s.seq_dp = zero;
+    s.seq_len = one;
+    colo_comm_ledger(comm, &before);
+    rank_try(colo_segments_gather(&got, colo_comm_rank(comm) == 1 ? &s : NULL, comm));
+    colo_comm_ledger(comm, &after);
+    rank_check(got->count == j->most);
+    colo_segments_free(&got);
+    const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_BRIDGE] -
+                       before.ops[COLO_OP_ALL_GATHER][COLO_OWNER_BRIDGE];
+    rank_check(n == (j->most > 120 ? 2 : 1));
+    return COLO_OK;
+}
+
+static void small_tables_take_one_all_gather_and_large_ones_two(void **state)
+{
+    (void)state;
+    for (int64_t n = 20; n <= 400; n += 380) {
+        job_t j = {.most = n};
+        assert_ok(t_run_ranks(RANKS, count_gathers, &j, sizeof j));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_tables_are_joined_in_rank_order),
+        cmocka_unit_test(an_error_on_one_rank_is_an_error_on_all),
+        cmocka_unit_test(small_tables_take_one_all_gather_and_large_ones_two),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
