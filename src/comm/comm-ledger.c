@@ -208,7 +208,17 @@ static void put_counters(struct out *o, const colo_ledger_t *l)
             }
 }
 
-static void put_ring(struct out *o, const colo_comm_t *c)
+/* What dump shows of a comm, so that it holds the lock for a copy and not for the text: the comm's
+ * thread needs the lock twice an operation. */
+struct snapshot {
+    char name[sizeof((colo_comm_t *)0)->name];
+    int64_t world_rank;
+    uint64_t seq;
+    colo_ledger_t ledger;
+    colo_ring_entry_t ring[COLO_RING];
+};
+
+static void put_ring(struct out *o, const struct snapshot *c)
 {
     uint64_t first = c->seq > COLO_RING ? c->seq - COLO_RING + 1 : 1;
     for (uint64_t seq = first; seq <= c->seq; seq++) {
@@ -236,20 +246,26 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         return o.len;
     }
     char sentence[1000] = "";
+    struct snapshot now;
     colo_status_t state = comm->ops->state(comm, sentence, sizeof sentence);
     pthread_mutex_lock(comm->lock);
+    memcpy(now.name, comm->name, sizeof now.name);
+    now.world_rank = comm->world_rank[comm->rank];
+    now.seq = comm->seq;
+    now.ledger = comm->ledger;
+    memcpy(now.ring, comm->ring, sizeof now.ring);
+    pthread_mutex_unlock(comm->lock);
     put(&o, "{\"name\":");
-    put_string(&o, comm->name);
+    put_string(&o, now.name);
     put(&o, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
-        comm->ops->name, (int)comm->rank, (int)comm->size, (long long)comm->world_rank[comm->rank],
-        (unsigned long long)comm->seq);
+        comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
+        (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
     put_string(&o, sentence);
     put(&o, ",\"now\":%.9f,\"ledger\":[", colo_now());
-    put_counters(&o, &comm->ledger);
+    put_counters(&o, &now.ledger);
     put(&o, "],\"ring\":[");
-    put_ring(&o, comm);
+    put_ring(&o, &now);
     put(&o, "]}");
-    pthread_mutex_unlock(comm->lock);
     return o.len;
 }
