@@ -46,20 +46,23 @@ colo_status_t colo_card_no_socket(const colo_bootstrap_t *b, int error)
 
 /* ---- this rank's card ---- */
 
-static bool lacks_descriptors(int error)
+/* @error where this process lacks descriptors or memory; 0 where there is no such thing here. */
+static int shortage(int error)
 {
-    return error == EMFILE || error == ENFILE;
+    return error == EMFILE || error == ENFILE || error == ENOMEM || error == ENOBUFS ? error : 0;
 }
 
-/* 0 when unknown; -1: no descriptor to find out. */
+/* The functions that follow return a shortage, or 0. */
+
+/* @host: 0 when unknown */
 static int find_host(uint64_t *host)
 {
     char id[64] = "";
     struct stat net;
-    *host = 0;
     FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    *host = 0;
     if (!f)
-        return lacks_descriptors(errno) ? -1 : 0;
+        return shortage(errno);
     if (!fgets(id, sizeof id, f))
         id[0] = '\0';
     fclose(f);
@@ -77,24 +80,24 @@ static socklen_t unix_address(const char *name, struct sockaddr_un *a)
     return (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n);
 }
 
-/* False: no descriptor. Without Unix sockets the name stays empty. */
-static bool bind_unix(colo_card_t *card, colo_doors_t *doors)
+/* Without Unix sockets the name stays empty. */
+static int bind_unix(colo_card_t *card, colo_doors_t *doors)
 {
     struct sockaddr_un a;
     uint64_t random[2] = {0, 0}; /* not the token: names are no secret */
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
-        return true;
+        return 0;
     snprintf(card->name, sizeof card->name, "colobridge-%016llx%016llx",
              (unsigned long long)random[0], (unsigned long long)random[1]);
     socklen_t size = unix_address(card->name, &a);
     doors->unix_fd = colo_socket_open(AF_UNIX, SOCK_STREAM);
     if (doors->unix_fd >= 0 && bind(doors->unix_fd, (struct sockaddr *)&a, size) == 0)
-        return true;
-    const bool lacking = doors->unix_fd < 0 && lacks_descriptors(errno);
+        return 0;
+    const int error = shortage(errno);
     card->name[0] = '\0';
     colo_socket_close(doors->unix_fd);
     doors->unix_fd = -1;
-    return !lacking;
+    return error;
 }
 
 static socklen_t size_of(const colo_address_t *a)
@@ -103,29 +106,29 @@ static socklen_t size_of(const colo_address_t *a)
 }
 
 /* Binds the card's address number @i to a free port; the address goes if it cannot be. */
-static bool bind_tcp(colo_card_t *card, colo_doors_t *doors, int i)
+static int bind_tcp(colo_card_t *card, colo_doors_t *doors, int i)
 {
     colo_address_t *a = &card->address[i];
     socklen_t size = size_of(a);
     int fd = colo_socket_open(a->family, SOCK_STREAM);
     if (fd >= 0 && bind(fd, &a->any, size) == 0 && getsockname(fd, &a->any, &size) == 0) {
         doors->tcp[i] = fd;
-        return true;
+        return 0;
     }
-    const bool lacking = fd < 0 && lacks_descriptors(errno);
+    const int error = shortage(errno);
     a->family = 0;
     colo_socket_close(fd);
-    return !lacking;
+    return error;
 }
 
-static bool list_addresses(colo_card_t *card)
+static int list_addresses(colo_card_t *card)
 {
     struct ifaddrs *all = NULL;
     card->address[0].four = (struct sockaddr_in){.sin_family = AF_INET};
     card->address[0].four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     card->naddress = 1;
     if (getifaddrs(&all) != 0)
-        return !lacks_descriptors(errno);
+        return shortage(errno);
     for (int family = AF_INET; family; family = family == AF_INET ? AF_INET6 : 0)
         for (struct ifaddrs *i = all; i && card->naddress < COLO_ADDRESSES; i = i->ifa_next) {
             if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
@@ -138,7 +141,7 @@ static bool list_addresses(colo_card_t *card)
             card->address[card->naddress++] = a;
         }
     freeifaddrs(all);
-    return true;
+    return 0;
 }
 
 static colo_status_t make(const colo_bootstrap_t *b, colo_card_t *card, colo_doors_t *doors,
@@ -148,22 +151,24 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_card_t *card, colo_doo
     (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
     if (getrandom(card->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
-    if (find_host(&card->host) < 0 || !list_addresses(card))
-        return colo_card_no_socket(b, EMFILE);
-    if (family == 0 && !bind_unix(card, doors))
-        return colo_card_no_socket(b, EMFILE);
+    int error = find_host(&card->host);
+    if (!error)
+        error = list_addresses(card);
+    if (!error && family == 0)
+        error = bind_unix(card, doors);
     bool bound = doors->unix_fd >= 0;
-    for (int i = 0; i < card->naddress; i++) {
-        if (!bind_tcp(card, doors, i))
-            return colo_card_no_socket(b, EMFILE);
+    for (int i = 0; i < card->naddress && !error; i++) {
+        error = bind_tcp(card, doors, i);
         bound = bound || doors->tcp[i] >= 0;
     }
+    if (error)
+        return colo_card_no_socket(b, error);
     if (!bound && b->size > 1)
         return colo_fail(COLO_ERR_IO,
                          "from_bootstrap: rank %d found neither Unix sockets nor a network address "
                          "to listen on",
                          (int)b->rank);
-    int spare[SPARE], error = 0;
+    int spare[SPARE];
     for (int i = 0; i < SPARE; i++)
         spare[i] = -1;
     for (int32_t r = 0; r < b->size + SPARE && !error; r++) {

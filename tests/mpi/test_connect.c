@@ -189,6 +189,27 @@ struct hello { /* as wire-connect.c has it */
     uint8_t token[COLO_TOKEN];
 };
 
+/* Is @hello answered? Waits for a hang-up or a byte. */
+static bool is_answered(int fd, const struct hello *hello)
+{
+    struct pollfd p = {fd, POLLIN, 0};
+    char byte;
+    send(fd, hello, sizeof *hello, MSG_NOSIGNAL);
+    return poll(&p, 1, 2000) == 1 && recv(fd, &byte, 1, 0) > 0;
+}
+
+/* Another user that knows the token; only root can play one. */
+static bool another_user_is_answered(const colo_card_t *card, const struct hello *hello)
+{
+    int status = 0;
+    if (geteuid() != 0 || over_tcp())
+        return false;
+    pid_t pid = fork();
+    if (pid == 0)
+        _exit(setuid(65534) == 0 && is_answered(call_unix(card), hello));
+    return waitpid(pid, &status, 0) != pid || status != 0;
+}
+
 /* More callers than rank 0 remembers: silent ones, ones that stop halfway, and liars. */
 static void crowd_the_doors(t_forked_t *me, void *cards, size_t bytes)
 {
@@ -204,14 +225,18 @@ static void crowd_the_doors(t_forked_t *me, void *cards, size_t bytes)
             h.token[i % COLO_TOKEN] ^= 1;
         else
             h.rank = i % 2 ? 0 : 7;
-        if (send(fd, &h, n, MSG_NOSIGNAL) != (ssize_t)n && fd < 0)
+        if (fd < 0)
             _exit(2);
-        struct pollfd p = {fd, POLLIN, 0};
-        char byte;
-        if (n == sizeof h && poll(&p, 1, 2000) == 1 && recv(fd, &byte, 1, 0) > 0) {
+        if (n < sizeof h)
+            send(fd, &h, n, MSG_NOSIGNAL);
+        else if (is_answered(fd, &h)) {
             fprintf(stderr, "a stranger was answered\n");
             _exit(1);
         }
+    }
+    if (another_user_is_answered(card, &right)) {
+        fprintf(stderr, "another user was answered\n");
+        _exit(1);
     }
 }
 

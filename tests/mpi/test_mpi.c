@@ -133,6 +133,36 @@ static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
 }
 
 /* The others stop waiting; MPI itself could not. */
+/* Rank 0 calls @late_ms after the others, the deadline being @deadline_ms. */
+static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm comm, colo_comm_t **c)
+{
+    MPI_Barrier(comm);
+    if (me == 0)
+        usleep((useconds_t)late_ms * 1000);
+    setenv("COLO_TIMEOUT_MS", deadline_ms, 1);
+    colo_status_t st = colo_comm_from_mpi(comm, c);
+    unsetenv("COLO_TIMEOUT_MS");
+    return st;
+}
+
+static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
+{
+    colo_comm_t *c = NULL;
+    assert_ok(come_late("4000", 3000, MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_barrier(c, NULL));
+    colo_comm_destroy(&c);
+}
+
+static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
+{
+    colo_comm_t *c = NULL;
+    MPI_Comm copy;
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy); /* what is pending there stays there */
+    assert_fails(come_late("1000", 1500, copy, &c), COLO_ERR_TIMEOUT, "within 1000 ms");
+    assert_null(c);
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
 static void a_rank_that_does_not_call_is_a_timeout(void **state)
 {
     colo_comm_t *c = NULL;
@@ -219,6 +249,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(worlds_come_and_go_beside_each_other),
         cmocka_unit_test(an_abort_from_another_thread_is_told_by_the_one_that_may_talk),
         cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
+        cmocka_unit_test(rank_may_be_late_by_its_deadline_less_a_second),
+        cmocka_unit_test(rank_that_is_too_late_fails_like_those_that_waited),
         cmocka_unit_test(a_rank_that_does_not_call_is_a_timeout),
     };
     wrong += cmocka_run_group_tests_name("mpi/mpi", tests, NULL, NULL);
