@@ -37,8 +37,8 @@ configure build-gpu --buildtype=release -Dcuda=enabled -Dtests=enabled -Dtools=e
 build build-gpu
 
 logs=()
-# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices. Builds the planted
-# bugs of this suite, which are in no other build.
+# run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices. Builds the programs
+# and planted bugs of this suite first.
 run_gpu() {
     local logs_of="build-gpu/meson-logs/testlog-$1" log rc=0
     rm -f "$logs_of"*.json
@@ -58,7 +58,7 @@ if [ "$sanitize" = yes ]; then
         say "running the gpu suite under compute-sanitizer --tool $tool"
         # few cases: a checked kernel is 10 to 100 times slower. Refused calls are expected ones.
         T_CHECKED=1 T_SCALE=4 run_gpu "$tool" --no-suite slow --timeout-multiplier 10 \
-            --wrapper "$sanitizer --tool $tool --report-api-errors no --error-exitcode 99"
+            --wrapper "$sanitizer --target-processes all --tool $tool --report-api-errors no --error-exitcode 99"
     done
 fi
 

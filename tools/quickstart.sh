@@ -9,9 +9,7 @@ set -euo pipefail
 
 install_missing run
 configure build --buildtype=release -Dexamples=enabled
-# Neither tests nor their planted bugs, of which there are many.
-# shellcheck disable=SC2046 # a list of names
-build build $(linked build src tools examples)
+build build
 
 captioner=build/examples/captioner/colo-captioner
 [ -x "$captioner" ] || die "the build made no $captioner"

@@ -72,7 +72,8 @@ no_warnings() {
     ! grep -q 'warning:' "$1/build.log"
 }
 
-build build
+# shellcheck disable=SC2046 # a list of names
+build build all $(programs_of_tests build)
 judge "it builds without a warning" no_warnings build || true
 say "running the tests of the release build"
 here=()
@@ -87,7 +88,8 @@ run_tests build "${here[@]}" "${suites[@]}"
 rerun() {
     local name=$1 what=$2
     shift 2
-    judge "it builds $what" build "build-$name" || return 0
+    # shellcheck disable=SC2046 # a list of names
+    judge "it builds $what" build "build-$name" all $(programs_of_tests "build-$name") || return 0
     say "running the tests again $what"
     run_tests "build-$name" --setup "$name" "$@" "${suites[@]}"
 }
