@@ -2,13 +2,15 @@
 /*
  * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
  * (pick.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu).
- * The rules are those of kernels.h; the structs are
- * src/loss/{pick-pass,distill-pass,sequence-pass,weighted}.h, flattened.
+ * The rules are those of kernels.h; structs that are declared here are
+ * src/loss/{pick-pass,distill-pass}.h, flattened.
  */
 #ifndef COLO_KERNELS_BESIDE_LAUNCH_H
 #define COLO_KERNELS_BESIDE_LAUNCH_H
 
 #include "kernels.h"
+#include "loss/sequence-pass.h"
+#include "loss/weighted.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -78,52 +80,16 @@ cudaError_t colo_k_distill_stats(const colo_k_distill_t *p, cudaStream_t stream)
 cudaError_t colo_k_distill_merge(const colo_k_distill_t *p, cudaStream_t stream);
 cudaError_t colo_k_distill_grad(const colo_k_distill_t *p, cudaStream_t stream);
 
-typedef struct colo_k_sequence {
-    int64_t batch, positions, cp, cp_rank, row, count;
-    const int64_t *lengths, *cu_padded;
-    bool left_padded;
-    const int64_t *tokens;
-    int64_t token_stride, ignore;
-    int64_t *targets;
-    uint8_t *mask;
-    bool targets_only; /* the mask: of targets, not of tokens */
-    int32_t elem;      /* bytes of an element: 4 or 8 */
-    void *elements, *table;
-    int64_t table_stride, from, to;
-} colo_k_sequence_t;
+/* the passes of src/loss, which host and kernels read alike */
+cudaError_t colo_k_sequence_targets(const struct colo_sequence_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_mask(const struct colo_sequence_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_spread(const struct colo_sequence_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_collect(const struct colo_sequence_pass *p, cudaStream_t stream);
 
-cudaError_t colo_k_sequence_targets(const colo_k_sequence_t *p, cudaStream_t stream);
-cudaError_t colo_k_sequence_mask(const colo_k_sequence_t *p, cudaStream_t stream);
-cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaStream_t stream);
-cudaError_t colo_k_sequence_collect(const colo_k_sequence_t *p, cudaStream_t stream);
+cudaError_t colo_k_weighted_local(const struct colo_weighted_pass *p, cudaStream_t stream);
+cudaError_t colo_k_weighted_finish(const struct colo_weighted_pass *p, cudaStream_t stream);
 
-/* A part: f64 num, f64 weight, i64 den, 8 bytes unused; the result: f64 num, weight, i64 den, f64
- * value. Without out it is the numbers of colo_loss_mean_t. */
-typedef struct colo_k_weighted {
-    colo_dtype_t dtype;
-    int64_t count;
-    const void *values, *weights;
-    const uint8_t *mask;
-    const int64_t *counted;
-    int32_t rank, ranks;
-    void *parts, *out, *d_values;
-    void *value;
-    double *num, *den, *factor;
-    bool divide;
-} colo_k_weighted_t;
-
-cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStream_t stream);
-cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaStream_t stream);
-
-typedef struct colo_k_mean_grad {
-    colo_dtype_t dtype;
-    int64_t count;
-    const double *factor, *d_num;
-    const void *d_value;
-    void *d_values;
-} colo_k_mean_grad_t;
-
-cudaError_t colo_k_mean_grad(const colo_k_mean_grad_t *p, cudaStream_t stream);
+cudaError_t colo_k_mean_grad(const struct colo_mean_grad_pass *p, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

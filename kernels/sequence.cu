@@ -30,7 +30,7 @@ __device__ int64_t zigzag(int64_t length, int64_t cp, int64_t rank, int64_t i)
 }
 
 /* The row whose segment begins, of a shard of one of @cp ranks, at or before element @i. */
-__device__ int64_t segment_of(const colo_k_sequence_t &p, int64_t i)
+__device__ int64_t segment_of(const colo_sequence_pass &p, int64_t i)
 {
     int64_t lo = 0, hi = p.batch - 1;
     while (lo < hi) {
@@ -43,7 +43,7 @@ __device__ int64_t segment_of(const colo_k_sequence_t &p, int64_t i)
     return lo;
 }
 
-__device__ place locate(const colo_k_sequence_t &p, int64_t rank, int64_t i)
+__device__ place locate(const colo_sequence_pass &p, int64_t rank, int64_t i)
 {
     place at;
     if (p.cu_padded) {
@@ -69,7 +69,7 @@ __device__ bool has_target(const place &at)
     return at.x >= 0 && at.x + 1 < at.length;
 }
 
-__global__ void targets_kernel(const __grid_constant__ colo_k_sequence_t p)
+__global__ void targets_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
@@ -80,17 +80,18 @@ __global__ void targets_kernel(const __grid_constant__ colo_k_sequence_t p)
     }
 }
 
-__global__ void mask_kernel(const __grid_constant__ colo_k_sequence_t p)
+__global__ void mask_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < p.count; i += step) {
         const place at = locate(p, p.cp_rank, i);
-        p.mask[i] = p.targets_only ? has_target(at) : at.x >= 0 && at.x < at.length;
+        p.mask[i] =
+            p.what == COLO_SEQUENCE_TARGETS ? has_target(at) : at.x >= 0 && at.x < at.length;
     }
 }
 
 /* T: an unsigned integer as wide as an element. */
-template <typename T> __global__ void spread_kernel(const __grid_constant__ colo_k_sequence_t p)
+template <typename T> __global__ void spread_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -100,7 +101,7 @@ template <typename T> __global__ void spread_kernel(const __grid_constant__ colo
     }
 }
 
-template <typename T> __global__ void collect_kernel(const __grid_constant__ colo_k_sequence_t p)
+template <typename T> __global__ void collect_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -124,13 +125,13 @@ struct result {
     double value;
 };
 
-template <typename T> __device__ double weight_of(const colo_k_weighted_t &p, int64_t i)
+template <typename T> __device__ double weight_of(const colo_weighted_pass &p, int64_t i)
 {
     return p.weights ? (double)((const T *)p.weights)[i] : 1;
 }
 
 template <typename T>
-__global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_k_weighted_t p)
+__global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ colo_weighted_pass p)
 {
     __shared__ part room[ADDERS];
     part a = {0, 0, 0, 0};
@@ -158,16 +159,16 @@ __global__ void __launch_bounds__(ADDERS) add_kernel(const __grid_constant__ col
     }
 }
 
-template <typename T> __device__ void put_mean(const colo_k_weighted_t &p, const result &all)
+template <typename T> __device__ void put_mean(const colo_weighted_pass &p, const result &all)
 {
     const double over = p.divide && all.den > 1 ? (double)all.den : 1;
-    *(T *)p.value = (T)(all.num / over);
-    *p.num = all.num;
-    *p.den = (double)all.den;
-    *p.factor = 1 / over;
+    *(T *)p.mean.value = (T)(all.num / over);
+    *p.mean.num = all.num;
+    *p.mean.den = (double)all.den;
+    *p.mean.factor = 1 / over;
 }
 
-template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_k_weighted_t p)
+template <typename T> __global__ void finish_kernel(const __grid_constant__ colo_weighted_pass p)
 {
     result all = {0, 0, 0, 0};
     for (int32_t r = 0; r < p.ranks; r++) { /* every thread for itself: a few numbers, all cached */
@@ -188,7 +189,8 @@ template <typename T> __global__ void finish_kernel(const __grid_constant__ colo
             !p.mask || p.mask[i] ? (T)(weight_of<T>(p, i) / (double)all.den) : (T)0;
 }
 
-template <typename T> __global__ void mean_grad_kernel(const __grid_constant__ colo_k_mean_grad_t p)
+template <typename T>
+__global__ void mean_grad_kernel(const __grid_constant__ colo_mean_grad_pass p)
 {
     double g = p.d_num ? *p.d_num : 0;
     if (p.d_value)
@@ -200,7 +202,12 @@ template <typename T> __global__ void mean_grad_kernel(const __grid_constant__ c
 
 } // namespace
 
-extern "C" cudaError_t colo_k_sequence_targets(const colo_k_sequence_t *p, cudaStream_t stream)
+static size_t elem_of(const colo_sequence_pass *p)
+{
+    return p->dtype == COLO_F64 ? 8 : 4;
+}
+
+extern "C" cudaError_t colo_k_sequence_targets(const colo_sequence_pass *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;
@@ -208,7 +215,7 @@ extern "C" cudaError_t colo_k_sequence_targets(const colo_k_sequence_t *p, cudaS
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_mask(const colo_k_sequence_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_mask(const colo_sequence_pass *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;
@@ -216,11 +223,11 @@ extern "C" cudaError_t colo_k_sequence_mask(const colo_k_sequence_t *p, cudaStre
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_spread(const colo_sequence_pass *p, cudaStream_t stream)
 {
-    const size_t width = (size_t)(p->positions - 1) * (size_t)p->elem;
+    const size_t width = (size_t)(p->positions - 1) * elem_of(p);
     if (p->batch > 0 && width > 0) {
-        const size_t pitch = (size_t)p->table_stride * (size_t)p->elem; /* of one row: any */
+        const size_t pitch = (size_t)p->table_stride * elem_of(p); /* of one row: any */
         cudaError_t e =
             cudaMemset2DAsync(p->table, std::max(pitch, width), 0, width, (size_t)p->batch, stream);
         if (e != cudaSuccess)
@@ -228,26 +235,26 @@ extern "C" cudaError_t colo_k_sequence_spread(const colo_k_sequence_t *p, cudaSt
     }
     if (p->count == 0)
         return cudaSuccess;
-    if (p->elem == 8)
+    if (p->dtype == COLO_F64)
         spread_kernel<uint64_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
     else
         spread_kernel<uint32_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_collect(const colo_k_sequence_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_collect(const colo_sequence_pass *p, cudaStream_t stream)
 {
     const int64_t n = (p->to - p->from) * p->count;
     if (n == 0)
         return cudaSuccess;
-    if (p->elem == 8)
+    if (p->dtype == COLO_F64)
         collect_kernel<uint64_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
     else
         collect_kernel<uint32_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_weighted_local(const colo_weighted_pass *p, cudaStream_t stream)
 {
     if (p->dtype == COLO_F64)
         add_kernel<double><<<1, ADDERS, 0, stream>>>(*p);
@@ -256,7 +263,7 @@ extern "C" cudaError_t colo_k_weighted_local(const colo_k_weighted_t *p, cudaStr
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_weighted_finish(const colo_weighted_pass *p, cudaStream_t stream)
 {
     const unsigned blocks = blocks_of(std::max<int64_t>(p->d_values ? p->count : 0, 1));
     if (p->dtype == COLO_F64)
@@ -266,7 +273,7 @@ extern "C" cudaError_t colo_k_weighted_finish(const colo_k_weighted_t *p, cudaSt
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_mean_grad(const colo_k_mean_grad_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_mean_grad(const colo_mean_grad_pass *p, cudaStream_t stream)
 {
     if (p->count == 0)
         return cudaSuccess;

@@ -424,33 +424,6 @@ static colo_status_t distill_grad(const struct colo_distill_pass *p, colo_stream
 
 /* ---- sequences ---- */
 
-static colo_k_sequence_t flat_sequence(const struct colo_sequence_pass *p)
-{
-    return (colo_k_sequence_t){
-        .batch = p->batch,
-        .positions = p->positions,
-        .cp = p->cp,
-        .cp_rank = p->cp_rank,
-        .row = p->row,
-        .count = p->count,
-        .lengths = p->lengths,
-        .cu_padded = p->cu_padded,
-        .left_padded = p->left_padded,
-        .tokens = p->tokens,
-        .token_stride = p->token_stride,
-        .ignore = p->ignore,
-        .targets = p->targets,
-        .mask = p->mask,
-        .targets_only = p->what == COLO_SEQUENCE_TARGETS,
-        .elem = p->dtype == COLO_F64 ? 8 : 4,
-        .elements = p->elements,
-        .table = p->table,
-        .table_stride = p->table_stride,
-        .from = p->from,
-        .to = p->to,
-    };
-}
-
 static colo_status_t sequence_inputs(colo_queries_t *q, const struct colo_sequence_pass *p)
 {
     TRY(colo_cuda_typed(q, p->lengths, COLO_I64, "device_lengths"));
@@ -463,8 +436,7 @@ static colo_status_t sequence_targets(const struct colo_sequence_pass *p, colo_s
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_typed(&q, p->tokens, COLO_I64, "tokens"));
     TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
-    const colo_k_sequence_t k = flat_sequence(p);
-    return colo_cuda_report(colo_k_sequence_targets(&k, stream), "sequence targets");
+    return colo_cuda_report(colo_k_sequence_targets(p, stream), "sequence targets");
 }
 
 static colo_status_t sequence_mask(const struct colo_sequence_pass *p, colo_stream_t stream)
@@ -472,8 +444,7 @@ static colo_status_t sequence_mask(const struct colo_sequence_pass *p, colo_stre
     colo_queries_t q = {0};
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    const colo_k_sequence_t k = flat_sequence(p);
-    return colo_cuda_report(colo_k_sequence_mask(&k, stream), "sequence mask");
+    return colo_cuda_report(colo_k_sequence_mask(p, stream), "sequence mask");
 }
 
 static colo_status_t sequence_spread(const struct colo_sequence_pass *p, colo_stream_t stream)
@@ -482,8 +453,7 @@ static colo_status_t sequence_spread(const struct colo_sequence_pass *p, colo_st
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_typed(&q, p->elements, p->dtype, "local"));
     TRY(colo_cuda_typed(&q, p->table, p->dtype, "out"));
-    const colo_k_sequence_t k = flat_sequence(p);
-    return colo_cuda_report(colo_k_sequence_spread(&k, stream), "sequence gather");
+    return colo_cuda_report(colo_k_sequence_spread(p, stream), "sequence gather");
 }
 
 static colo_status_t sequence_collect(const struct colo_sequence_pass *p, colo_stream_t stream)
@@ -492,33 +462,10 @@ static colo_status_t sequence_collect(const struct colo_sequence_pass *p, colo_s
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_typed(&q, p->elements, p->dtype, "d_local"));
     TRY(colo_cuda_typed(&q, p->table, p->dtype, "d_out"));
-    const colo_k_sequence_t k = flat_sequence(p);
-    return colo_cuda_report(colo_k_sequence_collect(&k, stream), "sequence gather backward");
+    return colo_cuda_report(colo_k_sequence_collect(p, stream), "sequence gather backward");
 }
 
 /* ---- weighted sums ---- */
-
-static colo_k_weighted_t flat_weighted(const struct colo_weighted_pass *p)
-{
-    return (colo_k_weighted_t){
-        .dtype = p->dtype,
-        .count = p->count,
-        .values = p->values,
-        .weights = p->weights,
-        .mask = p->mask,
-        .counted = p->counted,
-        .rank = p->rank,
-        .ranks = p->ranks,
-        .parts = p->parts,
-        .out = p->out,
-        .value = p->mean.value,
-        .num = p->mean.num,
-        .den = p->mean.den,
-        .factor = p->mean.factor,
-        .divide = p->divide,
-        .d_values = p->d_values,
-    };
-}
 
 static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_stream_t stream)
 {
@@ -534,14 +481,12 @@ static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_str
     TRY(colo_cuda_typed(&q, p->mean.num, COLO_F64, "num"));
     TRY(colo_cuda_typed(&q, p->mean.den, COLO_F64, "den"));
     TRY(colo_cuda_typed(&q, p->mean.factor, COLO_F64, "factor"));
-    const colo_k_weighted_t k = flat_weighted(p);
-    return colo_cuda_report(colo_k_weighted_local(&k, stream), "weighted sum");
+    return colo_cuda_report(colo_k_weighted_local(p, stream), "weighted sum");
 }
 
 static colo_status_t weighted_finish(const struct colo_weighted_pass *p, colo_stream_t stream)
 {
-    const colo_k_weighted_t k = flat_weighted(p);
-    return colo_cuda_report(colo_k_weighted_finish(&k, stream), "weighted sum over ranks");
+    return colo_cuda_report(colo_k_weighted_finish(p, stream), "weighted sum over ranks");
 }
 
 static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)
@@ -551,15 +496,7 @@ static colo_status_t mean_grad(const struct colo_mean_grad_pass *p, colo_stream_
     TRY(colo_cuda_typed(&q, p->d_value, p->dtype, "d_value"));
     TRY(colo_cuda_typed(&q, p->d_num, COLO_F64, "d_num"));
     TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_losses"));
-    const colo_k_mean_grad_t k = {
-        .dtype = p->dtype,
-        .count = p->count,
-        .factor = p->factor,
-        .d_num = p->d_num,
-        .d_value = p->d_value,
-        .d_values = p->d_values,
-    };
-    return colo_cuda_report(colo_k_mean_grad(&k, stream), "gradient of a loss's mean");
+    return colo_cuda_report(colo_k_mean_grad(p, stream), "gradient of a loss's mean");
 }
 
 const colo_loss_ops_t colo_loss_cuda = {
