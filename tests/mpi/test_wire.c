@@ -297,7 +297,7 @@ static void mortal(struct last *last, int32_t me)
     colo_comm_t *world = NULL, *pair = NULL;
     colo_status_t st = colo_comm_from_bootstrap(&b, &world);
     if (st == COLO_OK)
-        st = colo_comm_set_timeout(world, 60000);
+        st = colo_comm_set_timeout(world, 15000);
     if (st == COLO_OK)
         st = colo_comm_split_color(world, me == 0 || me == 3, me, &pair);
     if (st == COLO_OK && me == 2) {
