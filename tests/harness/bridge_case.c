@@ -416,7 +416,7 @@ colo_status_t t_case_run(const t_case_t *c)
     return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
 }
 
-static size_t side_text(const ref_side_t *side, char *text, size_t cap)
+size_t t_side_text(const ref_side_t *side, char *text, size_t cap)
 {
     size_t n = 0;
     for (int i = 0; i < side->ndims && n < cap; i++)
@@ -447,9 +447,9 @@ const char *t_case_text(const t_case_t *c)
     static _Thread_local char text[1024];
     size_t n = 0, cap = sizeof text;
     text[n++] = '[';
-    n += side_text(&c->src, text + n, cap - n);
+    n += t_side_text(&c->src, text + n, cap - n);
     n += (size_t)snprintf(text + n, cap - n, " -> ");
-    n += side_text(&c->dst, text + n, cap - n);
+    n += t_side_text(&c->dst, text + n, cap - n);
     snprintf(text + n, cap - n, " | B%lld N%lld H%lld %s %s %s %s %s stride %d]",
              (long long)c->shape.b, (long long)c->shape.n, (long long)c->shape.h,
              c->output == COLO_SHARDED ? "SHARDED" : "FULL_SEQ",

@@ -53,6 +53,8 @@ ref_side_t t_side(const char *dims, bool is_src);
 ref_side_t t_side_ordered(int order, int64_t tp, int64_t cp, int64_t dp, bool is_src);
 /* adds a split; names must be literals or outlive the side */
 void t_side_split(ref_side_t *side, int axis, const char *dim, ref_cut_t cut, bool context);
+/* The side in words; returns the length of what it wrote, less than @cap. */
+size_t t_side_text(const ref_side_t *side, char *text, size_t cap);
 /* the library's layout of a side, through its public calls */
 colo_status_t t_layout(colo_layout_t *layout, const ref_side_t *side);
 colo_grid_t t_grid(const ref_side_t *side);

@@ -1,0 +1,389 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ref_ragged.c - see ref_ragged.h.
+ *
+ * Writes down every place (q, p) of a replica's axis in order, takes the chunks of a rank by
+ * walking all chunks, slices what is left, and looks up which row lies at each place. No local
+ * index and no owner is computed: both are where an entry ends up in a list.
+ */
+#include "ref/ref_ragged.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ref/ref_half.h"
+
+static void *take(int64_t n, size_t size)
+{
+    void *p = calloc((size_t)(n > 0 ? n : 1), size);
+    if (!p) {
+        fprintf(stderr, "oracle: out of memory\n");
+        abort();
+    }
+    return p;
+}
+
+/* A rank's index among the parts that the chosen splits of one axis make; the first is major. */
+typedef enum chosen { ALL, CONTEXT, OTHERS } chosen_t;
+
+static int64_t parts_of(const ref_side_t *side, int axis, chosen_t which, int64_t rank,
+                        int64_t *index)
+{
+    int64_t parts = 1;
+    *index = 0;
+    for (int k = 0; k < side->nsplits[axis]; k++) {
+        const ref_split_t *sp = &side->split[axis][k];
+        if ((which == CONTEXT && !sp->context) || (which == OTHERS && sp->context))
+            continue;
+        int64_t extent = ref_side_extent(side, sp->dim);
+        *index = *index * extent + ref_side_coord(side, rank, sp->dim);
+        parts *= extent;
+    }
+    return parts;
+}
+
+int64_t ref_ragged_parts(const ref_side_t *side)
+{
+    int64_t unused;
+    return parts_of(side, 0, ALL, side->offset, &unused);
+}
+
+int64_t ref_ragged_levels(const ref_ragged_t *c)
+{
+    int64_t unused;
+    return parts_of(&c->dst, 1, CONTEXT, c->dst.offset, &unused);
+}
+
+static bool is_zigzag(const ref_side_t *side)
+{
+    for (int k = 0; k < side->nsplits[1]; k++)
+        if (side->split[1][k].context && side->split[1][k].cut == REF_ZIGZAG)
+            return true;
+    return false;
+}
+
+int64_t ref_ragged_total(const ref_ragged_t *c)
+{
+    int64_t n = 0;
+    for (int64_t e = 0; e < c->table.nseg; e++)
+        n += c->table.rows[e];
+    return n;
+}
+
+/* All rows of all segments, in order of (e, r). */
+static ref_row_t *all_rows(const ref_ragged_t *c)
+{
+    const ref_segments_t *t = &c->table;
+    ref_row_t *row = take(ref_ragged_total(c), sizeof *row);
+    int64_t g = 0;
+    for (int64_t e = 0; e < t->nseg; e++)
+        for (int64_t r = 0; r < t->rows[e]; r++, g++)
+            row[g] = (ref_row_t){.g = g,
+                                 .e = e,
+                                 .r = r,
+                                 .q = t->seq[e],
+                                 .p = t->pos ? t->pos[e] + r : t->row_pos[g]};
+    return row;
+}
+
+/* Keeps shard @j of @m of list[0..n) in place; returns its length. */
+static int64_t slice(ref_row_t *list, int64_t n, int64_t m, int64_t j)
+{
+    int64_t kept = 0;
+    for (int64_t i = j * n / m; i < (j + 1) * n / m; i++)
+        list[kept++] = list[i];
+    return kept;
+}
+
+static bool begin(ref_rows_t *part, const ref_side_t *side, int64_t h, int64_t rank)
+{
+    memset(part, 0, sizeof *part);
+    if (!ref_side_has(side, rank))
+        return false;
+    if (side->stage_dim && ref_side_coord(side, rank, side->stage_dim) != side->stage)
+        return false;
+    int64_t j, m = parts_of(side, 2, ALL, rank, &j);
+    part->holds = true;
+    part->h = take(h, sizeof *part->h);
+    for (int64_t i = j * h / m; i < (j + 1) * h / m; i++)
+        part->h[part->nh++] = i;
+    parts_of(side, 0, ALL, rank, &part->replica);
+    parts_of(side, 1, CONTEXT, rank, &part->level);
+    return true;
+}
+
+void ref_ragged_src(ref_rows_t *part, const ref_ragged_t *c, int64_t rank)
+{
+    if (!begin(part, &c->src, c->h, rank))
+        return;
+    int64_t total = ref_ragged_total(c), jc, jo;
+    ref_row_t *every = all_rows(c);
+    part->place = take(total, sizeof *part->place);
+    for (int64_t g = 0; g < total; g++)
+        if (c->table.src_dp[every[g].e] == part->replica)
+            part->place[part->axis++] = every[g];
+    int64_t mc = parts_of(&c->src, 1, CONTEXT, rank, &jc);
+    int64_t mo = parts_of(&c->src, 1, OTHERS, rank, &jo);
+    part->axis = slice(part->place, part->axis, mc * mo, jc * mo + jo);
+    for (int64_t i = 0; i < part->axis; i++)
+        part->place[i].at = i;
+    part->n = part->axis;
+    part->row = take(part->n, sizeof *part->row);
+    memcpy(part->row, part->place, (size_t)part->n * sizeof *part->row);
+    free(every);
+}
+
+void ref_ragged_dst(ref_rows_t *part, const ref_ragged_t *c, int64_t rank, bool full)
+{
+    if (!begin(part, &c->dst, c->h, rank))
+        return;
+    const ref_segments_t *t = &c->table;
+    int64_t sum = 0, jc, jo, total = ref_ragged_total(c);
+    for (int64_t q = 0; q < t->nseq; q++)
+        sum += t->seq_len[q];
+    part->place = take(sum, sizeof *part->place);
+    int64_t mc = parts_of(&c->dst, 1, CONTEXT, rank, &jc);
+    int64_t mo = parts_of(&c->dst, 1, OTHERS, rank, &jo);
+    int64_t chunks = is_zigzag(&c->dst) ? 2 * mc : mc;
+    for (int64_t q = 0; q < t->nseq; q++) {
+        if (t->seq_dp[q] != part->replica)
+            continue;
+        if (full || mc == 1) {
+            for (int64_t p = 0; p < t->seq_len[q]; p++)
+                part->place[part->axis++] = (ref_row_t){.g = -1, .q = q, .p = p};
+            continue;
+        }
+        int64_t chunk = t->seq_len[q] / chunks;
+        for (int64_t k = 0; k < chunks; k++)
+            if (k == jc || (chunks == 2 * mc && k == chunks - 1 - jc))
+                for (int64_t i = 0; i < chunk; i++)
+                    part->place[part->axis++] = (ref_row_t){.g = -1, .q = q, .p = k * chunk + i};
+    }
+    if (!full)
+        part->axis = slice(part->place, part->axis, mo, jo);
+    /* which row lies where */
+    ref_row_t *every = all_rows(c);
+    int64_t *start = take(t->nseq + 1, sizeof *start), *lies = take(sum, sizeof *lies);
+    for (int64_t q = 0; q < t->nseq; q++)
+        start[q + 1] = start[q] + t->seq_len[q];
+    for (int64_t g = 0; g < total; g++)
+        lies[start[every[g].q] + every[g].p] = g + 1;
+    part->row = take(part->axis, sizeof *part->row);
+    for (int64_t i = 0; i < part->axis; i++) {
+        ref_row_t *at = &part->place[i];
+        int64_t g = lies[start[at->q] + at->p] - 1;
+        if (g >= 0)
+            *at = every[g];
+        at->at = i;
+        if (g >= 0)
+            part->row[part->n++] = *at;
+    }
+    free(every);
+    free(start);
+    free(lies);
+}
+
+void ref_rows_free(ref_rows_t *part)
+{
+    free(part->place);
+    free(part->row);
+    free(part->h);
+    memset(part, 0, sizeof *part);
+}
+
+/* ---- values ---- */
+
+static int64_t code_x(const ref_ragged_t *c, int64_t g, int64_t h)
+{
+    return 1 + h + c->h * g;
+}
+
+static int64_t code_d(int64_t g, int64_t h, int64_t total)
+{
+    return 2 + h * total + (total - 1 - g);
+}
+
+/* What the caller's buffer has before forward; negative: in floats no row has it. */
+static int64_t code_text(const ref_ragged_t *c, const ref_row_t *at, int64_t h)
+{
+    return -(3 + h + c->h * (at->p + 509 * at->q));
+}
+
+/* A number rounded once to the dtype. */
+static void encode_real(const char *dtype, double v, void *out)
+{
+    if (strcmp(dtype, "f64") == 0) {
+        memcpy(out, &v, sizeof v);
+    } else if (strcmp(dtype, "f32") == 0) {
+        float f = (float)v;
+        memcpy(out, &f, sizeof f);
+    } else {
+        uint16_t bits = ref_half_round(dtype[0] == 'b' ? ref_bf16 : ref_f16, v);
+        memcpy(out, &bits, sizeof bits);
+    }
+}
+
+static double addend(const ref_ragged_t *c, int64_t level, int64_t g, int64_t h, const char *dtype,
+                     int64_t salt)
+{
+    int64_t v = ref_code_partial(level, g, salt, h, ref_partial_bits(dtype));
+    if (!c->rough)
+        return (double)v;
+    return ldexp((double)v, -(int)(ref_code_partial(level, g, salt + 1000, h, 20) & 15));
+}
+
+/* In rank order; f64 adds in double, all others in float and round once at the end. */
+static void put_sum(const ref_ragged_t *c, int64_t g, int64_t h, const char *dtype, int64_t salt,
+                    void *out)
+{
+    double wide = addend(c, 0, g, h, dtype, salt);
+    volatile float narrow = (float)wide;
+    for (int64_t level = 1; level < ref_ragged_levels(c); level++) {
+        wide += addend(c, level, g, h, dtype, salt);
+        narrow = narrow + (float)addend(c, level, g, h, dtype, salt);
+    }
+    encode_real(dtype, strcmp(dtype, "f64") == 0 ? wide : (double)narrow, out);
+}
+
+/* Which places of @part the rank owns. */
+static bool *own_places(const ref_ragged_t *c, const ref_rows_t *part, int64_t rank)
+{
+    const ref_segments_t *t = &c->table;
+    int64_t *start = take(t->nseq + 1, sizeof *start);
+    for (int64_t q = 0; q < t->nseq; q++)
+        start[q + 1] = start[q] + t->seq_len[q];
+    bool *mine = take(start[t->nseq], sizeof *mine), *owned = take(part->axis, sizeof *owned);
+    ref_rows_t own;
+    ref_ragged_dst(&own, c, rank, false);
+    for (int64_t i = 0; i < own.axis; i++)
+        mine[start[own.place[i].q] + own.place[i].p] = true;
+    for (int64_t i = 0; i < part->axis; i++)
+        owned[i] = mine[start[part->place[i].q] + part->place[i].p];
+    ref_rows_free(&own);
+    free(start);
+    free(mine);
+    return owned;
+}
+
+typedef struct tensor {
+    const ref_ragged_t *c;
+    const char *dtype;
+    int64_t salt, total;
+    ref_rows_t part;
+    bool *owned; /* [axis of part]: the rank's own places, where the gradient is not zero */
+} tensor_t;
+
+/* The gradient that comes in at one place. */
+static void put_d(const tensor_t *t, const ref_row_t *at, int64_t h, void *out)
+{
+    const ref_ragged_t *c = t->c;
+    bool partial = c->full && c->partial;
+    if (!partial && !t->owned[at->at])
+        memset(out, 0, ref_dtype_size(t->dtype)); /* DISJOINT promises it */
+    else if (at->g < 0)
+        ref_encode_move(t->dtype, code_text(c, at, h) * 3 - (partial ? t->part.level : 0) - t->salt,
+                        out);
+    else if (partial)
+        encode_real(t->dtype, addend(c, t->part.level, at->g, h, t->dtype, t->salt), out);
+    else
+        ref_encode_move(t->dtype, code_d(at->g, h, t->total) + 5 * t->salt, out);
+}
+
+static void put(const tensor_t *t, ref_role_t role, const ref_row_t *at, int64_t h, void *out)
+{
+    const ref_ragged_t *c = t->c;
+    switch (role) {
+    case REF_X:
+        ref_encode_move(t->dtype, code_x(c, at->g, h) + 3 * t->salt, out);
+        break;
+    case REF_Y:
+        if (at->g >= 0) {
+            ref_encode_move(t->dtype, code_x(c, at->g, h) + 3 * t->salt, out);
+            break;
+        }
+        ref_encode_move(t->dtype, code_text(c, at, h) - t->salt, out);
+        break;
+    case REF_INTO:
+        ref_encode_move(t->dtype, code_text(c, at, h) - t->salt, out);
+        break;
+    case REF_DY:
+        put_d(t, at, h, out);
+        break;
+    case REF_DINTO:
+        if (at->g >= 0)
+            memset(out, 0, ref_dtype_size(t->dtype));
+        else
+            put_d(t, at, h, out);
+        break;
+    case REF_DX:
+        if (c->full && c->partial)
+            put_sum(c, at->g, h, t->dtype, t->salt, out);
+        else
+            ref_encode_move(t->dtype, code_d(at->g, h, t->total) + 5 * t->salt, out);
+        break;
+    }
+}
+
+void ref_ragged_tensor(const ref_ragged_t *c, ref_role_t role, int64_t rank, const char *dtype,
+                       int64_t salt, void *out, int64_t *rows, int64_t *nh)
+{
+    bool at_src = role == REF_X || role == REF_DX;
+    bool whole = c->merged || role == REF_INTO || role == REF_DINTO;
+    tensor_t t = {.c = c, .dtype = dtype, .salt = salt, .total = ref_ragged_total(c)};
+    if (at_src)
+        ref_ragged_src(&t.part, c, rank);
+    else
+        ref_ragged_dst(&t.part, c, rank, c->full);
+    if (!at_src)
+        t.owned = own_places(c, &t.part, rank);
+    const ref_row_t *list = whole && !at_src ? t.part.place : t.part.row;
+    *rows = whole && !at_src ? t.part.axis : t.part.n;
+    *nh = t.part.nh;
+    size_t size = ref_dtype_size(dtype);
+    for (int64_t i = 0; out && i < *rows; i++)
+        for (int64_t k = 0; k < *nh; k++)
+            put(&t, role, &list[i], t.part.h[k],
+                (unsigned char *)out + (size_t)(i * *nh + k) * size);
+    free(t.owned);
+    ref_rows_free(&t.part);
+}
+
+void ref_ragged_touched(const ref_ragged_t *c, int64_t rank, bool *touched)
+{
+    ref_rows_t part;
+    ref_ragged_dst(&part, c, rank, c->full);
+    for (int64_t i = 0; i < (c->merged ? part.axis : part.n); i++)
+        touched[i] = !c->merged || part.place[i].g >= 0;
+    ref_rows_free(&part);
+}
+
+/* ---- bytes ---- */
+
+static bool *marked(const ref_ragged_t *c, const ref_rows_t *part)
+{
+    bool *mark = take(ref_ragged_total(c) * c->h, sizeof *mark);
+    for (int64_t i = 0; i < part->n; i++)
+        for (int64_t k = 0; k < part->nh; k++)
+            mark[part->row[i].g * c->h + part->h[k]] = true;
+    return mark;
+}
+
+int64_t ref_ragged_receives(const ref_ragged_t *c, int64_t rank, bool backward)
+{
+    bool partial = c->full && c->partial;
+    ref_rows_t src, dst;
+    ref_ragged_src(&src, c, rank);
+    ref_ragged_dst(&dst, c, rank, backward ? partial : c->full);
+    bool *needs = marked(c, backward ? &src : &dst), *has = marked(c, backward ? &dst : &src);
+    int64_t copies = backward && partial ? ref_ragged_levels(c) : 1, n = 0;
+    for (int64_t i = 0; i < ref_ragged_total(c) * c->h; i++)
+        if (needs[i])
+            n += copies - has[i];
+    free(needs);
+    free(has);
+    ref_rows_free(&src);
+    ref_rows_free(&dst);
+    return n;
+}
