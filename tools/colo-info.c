@@ -34,7 +34,7 @@ static const char help[] =
     "  --policy P           none, core, scatter, numa, package (default core)\n"
     "  --bind               lists the processors of each rank; COLO_BIND=P binds thread ranks so\n"
     "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
-    "  --output full|sharded (default full), --grad disjoint|partial (default disjoint)\n"
+    "  --output full|sharded (default full), --grad partial|disjoint (default partial)\n"
     "                       a bridge as colo-plan takes it: its bytes across slow links\n"
     "  --json               for programs; the keys are in docs/place.md\n"
     "  --version, --help\n"
@@ -113,7 +113,7 @@ static int read_bridge(info_ask_t *ask)
     colo_plan_config_t *c = &ask->config;
     *c =
         (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
-                             .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_DISJOINT};
+                             .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
     TOOL_TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
     TOOL_TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
     if (colo_layout_init_src(&ask->src, &src) < 0)

@@ -16,37 +16,39 @@
 #include <colobridge/version.h>
 
 static const char help[] =
-    "usage: colo-plan --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
-    "       colo-plan [--src SPEC] --compare ENTRY... --batch B --seq N --hidden H [options]\n"
+    "usage: colo-plan --src SPEC --dst SPEC [--batch B --seq N --hidden H] [options]\n"
+    "       colo-plan [--src SPEC] --compare ENTRY... [--batch B --seq N --hidden H] [options]\n"
     "\n"
-    "Shows what a bridge would move between two layouts of the same ranks, forward and backward, "
-    "or\n"
-    "compares several pairs: bytes, messages, memory, estimated time.\n"
+    "colo-plan shows what a bridge moves between two layouts of the same ranks, forward and\n"
+    "backward. With --compare it compares several pairs: bytes, messages, memory, estimated time.\n"
+    "It needs no GPU.\n"
     "\n"
     "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4 (@8: from rank 8)\n"
     "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
     "  --extra NAME         dims of either grid, joined by -, whose ranks hold copies; a dim above "
     "1\n"
     "                       that is none of tp, cp, pp, dp, ep is refused unless named here\n"
-    "  --batch B            samples of the global batch\n"
-    "  --seq N              rows of a sample that cross the bridge\n"
-    "  --hidden H           features of a row\n"
+    "  --batch B            samples of the global batch (default 16)\n"
+    "  --seq N              rows of a sample that cross the bridge (default 8192)\n"
+    "  --hidden H           features of a row (default 4096)\n"
     "  --dtype T            f32, f64, bf16, f16, i8, u8, i16, i32, i64 (default bf16)\n"
     "  --axes A             memory order, bsh, sbh or th (default bsh); changes no byte\n"
     "  --llm-seq S          positions of the LLM's sequence (default: offset + N)\n"
     "  --offset P           position of the first row in it (default 0)\n"
-    "  --output O           full: every rank gets all rows; sharded: its own (default full)\n"
-    "  --grad G             disjoint: a rank's gradient is zero outside its own rows;\n"
-    "                       partial: full-length values, summed over cp (default disjoint)\n"
+    "  --output O           full: each rank gets all rows of its samples; sharded: only the rows\n"
+    "                       that it owns (default full)\n"
+    "  --grad G             partial: the bridge sums full-length gradients over cp, as the library\n"
+    "                       does by default; disjoint: each rank's gradient is zero outside its\n"
+    "                       own rows, so only those rows travel (default partial)\n"
     "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
     "  --src-stage X        pp stage that holds the encoder's output: last, any or a number\n"
     "                       (default last)\n"
     "  --dst-stage X        pp stage that consumes it (default 0)\n"
     "  --sp SIDE            sequence parallel over tp: none, src, dst or both (default none)\n"
     "  --max-ranks N        lists ranks one by one up to this many (default 64)\n"
-    "  --rank R             prints this rank only, with its boxes\n"
-    "  --svg F              also draws it: who sends what to whom, as a page in the file F; with\n"
-    "                       --rank only the ranks that R exchanges with\n"
+    "  --rank R             prints only this rank, with the boxes that it sends and receives\n"
+    "  --svg F              also draws the messages between ranks, as a page in the file F; with\n"
+    "                       --rank it draws only the ranks that R exchanges with\n"
     "  --json               for programs; the keys are in docs/plan.md\n"
     "  --compare ENTRY...   each is DST, with --src, or SRC->DST (in quotes: > is the shell's); "
     "options\n"
@@ -58,6 +60,7 @@ static const char help[] =
     "  --version, --help\n"
     "\n"
     "Example: 8 ranks, the encoder TP 2 x DP 4, the LLM TP 2 x CP 2 x DP 2\n"
+    "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2\n"
     "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 --hidden 4096 \\\n"
     "            --dtype bf16 --output sharded\n"
     "\n"
@@ -72,7 +75,7 @@ enum { /* rows of the table below */
        OPT_SRC,
        OPT_DST,
        OPT_EXTRA,
-       OPT_BATCH,
+       OPT_BATCH, /* the three sizes, in the order of colo_shape_t */
        OPT_SEQ,
        OPT_HIDDEN,
        OPT_DTYPE,
@@ -237,7 +240,9 @@ static int read_common(plan_ask_t *ask, int *sp)
     int axis = 0;
     colo_plan_config_t *c = &ask->config;
     *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16, .output = COLO_FULL_SEQ,
-                              .grad = COLO_DISJOINT};
+                              .grad = COLO_PARTIAL, .shape = {PLAN_SIZES}};
+    for (int i = 0; i < 3; i++)
+        ask->assumed[i] = !options[OPT_BATCH + i].given;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
@@ -272,7 +277,7 @@ static int need(const int *which, size_t n)
 
 static int read_ask(plan_ask_t *ask)
 {
-    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    static const int required[] = {OPT_SRC, OPT_DST};
     int sp = 0;
     TOOL_TRY(need(required, sizeof required / sizeof required[0]));
     TOOL_TRY(read_common(ask, &sp));
@@ -356,7 +361,6 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
 
 static int compare(void)
 {
-    static const int required[] = {OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
     static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS};
     static plan_entry_t entries[PLAN_ENTRIES_MAX];
     const plan_ask_t *asks[PLAN_ENTRIES_MAX];
@@ -365,7 +369,6 @@ static int compare(void)
         if (options[other[i]].given)
             return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --compare",
                                  options[other[i]].name);
-    TOOL_TRY(need(required, sizeof required / sizeof required[0]));
     if (n > PLAN_ENTRIES_MAX)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--compare: %d entries, at most %d", n,
                              PLAN_ENTRIES_MAX);

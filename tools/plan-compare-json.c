@@ -64,6 +64,8 @@ int plan_compare_json(const plan_entry_t *entries, int n, int best)
         printf("{\n");
         if (*plan_compare_warning(warning, entries, n)) /* printable ASCII without quotes */
             printf("\"warning\": \"%s\",\n", warning);
+        if (*plan_assumed(warning, ask))
+            printf("\"assumed\": \"%s\",\n", warning);
         printf("\"model\": %s,\n\"ranks_per_node\": %lld,\n\"best\": %s,\n\"entries\": [\n",
                text[n], (long long)ask->config.ranks_per_node, index);
         for (int i = 0; i < n; i++)

@@ -23,7 +23,7 @@ static const char *const title[QUANTITIES] = {[TIME] = "Estimated time, forward 
                                               [FORWARD] = "Forward: most bytes into a rank",
                                               [BACKWARD] = "Backward: most bytes into a rank",
                                               [SLOW] = "Bytes between nodes, forward + backward",
-                                              [MEMORY] = "Memory of a rank: input, output, staging",
+                                              [MEMORY] = "Memory per rank: input, output, staging",
                                               [MESSAGES] =
                                                   "Messages of all ranks, forward + backward"};
 
@@ -126,7 +126,9 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
              (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
              colo_dtype_name(c->dtype),
              c->ranks_per_node ? svg_count(c->ranks_per_node, count) : "one",
-             c->ranks_per_node ? " ranks a node" : " node");
+             c->ranks_per_node ? " ranks per node" : " node");
+    if (*plan_assumed(rows, ask))
+        snprintf(line[lines++], sizeof line[0], "%s.", rows);
     if (*plan_positions(rows, ask))
         snprintf(line[lines++], sizeof line[0], "%s.", rows);
     if (sampled)

@@ -163,12 +163,12 @@ void plan_model_say(const plan_ask_t *ask, char line[3][200])
         line[1], 200, "%s",
         ask->own_model
             ? "Both come from the command line (--alpha, --beta)."
-            : "Defaults: NCCL send/recv between two H200 over NVLink, as measured; one 400 Gb/s "
-              "InfiniBand port a rank, assumed.");
+            : "These are the defaults: NCCL send/recv between two H200 GPUs over NVLink, measured; "
+              "one 400 Gb/s InfiniBand port per rank, not measured.");
     snprintf(
         line[2], 200,
-        "A rank sends one after another and receives at the same time; the slowest rank counts; "
-        "copies on a rank are free.");
+        "Each rank sends its messages one after another and receives meanwhile. The slowest rank "
+        "sets the time. Copies inside a rank cost nothing.");
 }
 
 /* ---- the table ---- */
@@ -198,8 +198,8 @@ static void print_table(const plan_entry_t *entries, int n, int best)
 {
     static const char *const group[COLS] = {"forward", "",        "backward", "",    "messages",
                                             "",        "between", "memory",   "time"};
-    static const char *const name[COLS] = {"max a rank", "in all", "max a rank", "in all", "a rank",
-                                           "in all",     "nodes",  "a rank",     ""};
+    static const char *const name[COLS] = {"max per rank", "in all", "max per rank", "in all", "per rank",
+                                           "in all", "nodes", "per rank", ""};
     char cell[PLAN_ENTRIES_MAX][COLS][CELL];
     int width[COLS];
     for (int i = 0; i < n; i++)
@@ -270,9 +270,11 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     printf("%lld samples x %lld rows x %lld features, %s; ", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype));
     if (c->ranks_per_node)
-        printf("%lld ranks a node\n", (long long)c->ranks_per_node);
+        printf("%lld ranks per node\n", (long long)c->ranks_per_node);
     else
         printf("one node\n");
+    if (*plan_assumed(line[0], &entries[0].ask))
+        printf("%s\n", line[0]);
     if (*plan_positions(line[0], &entries[0].ask))
         printf("%s\n", line[0]);
     for (int i = 0; i < n; i++) {
@@ -290,9 +292,9 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     print_bars(entries, n, best, 0, "Estimated time, forward + backward");
     print_bars(entries, n, best, 1, "Bytes into the busiest rank, forward + backward");
     print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
-    print_bars(entries, n, best, 3, "Memory of a rank: input, output, staging");
+    print_bars(entries, n, best, 3, "Memory per rank: input, output, staging");
     plan_model_say(&entries[0].ask, line);
-    printf("\n%s", best < 0 ? "" : "* least bridge time, then fewest bytes, then least memory\n");
+    printf("\n%s", best < 0 ? "" : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);
     return TOOL_OK;

@@ -135,6 +135,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums)
 {
     int64_t used = 0;
+    char assumed[200]; /* printable ASCII without quotes */
     char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
     char *way_line[2] = {line(totals(&sums->way[0])), line(totals(&sums->way[1]))};
     bool ok = ranks != NULL && way_line[0] && way_line[1];
@@ -151,7 +152,10 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
                              (long long)nplans);
     }
-    printf("{\n\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
+    printf("{\n");
+    if (*plan_assumed(assumed, ask))
+        printf("\"assumed\": \"%s\",\n", assumed);
+    printf("\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
            colo_direction_name(sums->direction));
     if (sums->scale > 0)
         printf("\"scale\": %lld,\n", (long long)sums->scale);

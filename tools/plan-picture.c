@@ -20,7 +20,7 @@ typedef struct drawing {
     const plan_ask_t *ask;
     pic_t pic;
     int64_t ranks;     /* behind the rows */
-    char line[8][400]; /* text above the panels */
+    char line[9][400]; /* text above the panels */
     int nlines;
 } drawing_t;
 
@@ -130,6 +130,8 @@ static void say_ask(drawing_t *d)
         : c->grad == COLO_PARTIAL ? ", gradients partial"
                                   : ", gradients disjoint",
         svg_count(d->ask->world - d->ask->first, n));
+    if (*plan_assumed(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
     if (*plan_positions(more, d->ask))
         snprintf(next_line(d), sizeof d->line[0], "%s.", more);
 }
@@ -175,7 +177,7 @@ static void say_rows(drawing_t *d)
              folded ? "a rank that stands for all that do the same" : "a rank",
              d->ask->config.ranks_per_node ? ", thick ones cross nodes" : "");
     if (d->ask->config.ranks_per_node)
-        snprintf(next_line(d), sizeof d->line[0], "%s ranks a node.",
+        snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.",
                  svg_count(d->ask->config.ranks_per_node, n));
 }
 

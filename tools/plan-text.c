@@ -219,6 +219,22 @@ const char *plan_positions(char out[200], const plan_ask_t *ask)
     return out;
 }
 
+const char *plan_assumed(char out[200], const plan_ask_t *ask)
+{
+    static const char *const name[] = {"--batch", "--seq", "--hidden"};
+    const colo_shape_t *shape = &ask->config.shape;
+    const int64_t size[] = {shape->samples, shape->rows, shape->features};
+    size_t n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < 3; i++)
+        if (ask->assumed[i])
+            n += (size_t)snprintf(out + n, 200 - n, "%s%s %" PRId64,
+                                  n ? ", " : "colo-plan assumed ", name[i], size[i]);
+    if (n)
+        snprintf(out + n, 200 - n, ", because the command line does not say");
+    return out;
+}
+
 static void print_ask(const plan_ask_t *ask)
 {
     char line[200];
@@ -236,39 +252,41 @@ static void print_ask(const plan_ask_t *ask)
     printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n", (long long)c->shape.samples,
            (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype),
            ask->axes, fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
+    if (*plan_assumed(line, ask))
+        printf("%s\n", line);
     if (*plan_positions(line, ask))
         printf("%s\n", line);
     if (c->output == COLO_SHARDED)
-        printf(
-            "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n");
+        printf("output sharded: each rank gets the rows that it owns and returns their gradient\n");
     else
-        printf("output full: a rank gets all rows of its samples; gradients %s\n",
-               c->grad == COLO_PARTIAL ? "partial: full-length, summed over cp"
-                                       : "disjoint: zero outside the rows a rank owns");
+        printf("output full: each rank gets all rows of its samples\n%s\n",
+               c->grad == COLO_PARTIAL
+                   ? "gradients partial: each rank returns all rows, the bridge sums them over cp"
+                   : "gradients disjoint: each rank's gradient is zero outside the rows it owns");
 }
 
-/* One line of the footer: what arrives, against what the collective way would bring. */
+/* One line of the footer: what arrives, and what @collective would bring. */
 static void print_meaning(const char *way, const char *collective, const plan_totals_t *t)
 {
     char most[24], all[24], other[24];
+    printf("  %-9s ", way);
     if (t->recv_max == 0)
-        printf("  %-9s nothing moves", way);
+        printf("No rank receives anything.");
     else
-        printf("  %-9s at most %s arrive at a rank, %s in all", way, tool_bytes(most, t->recv_max),
+        printf("The busiest rank receives %s, all ranks together %s.", tool_bytes(most, t->recv_max),
                tool_bytes(all, t->recv_total));
-    if (t->collective_max > 0) {
-        printf("; %s would bring %s", collective, tool_bytes(other, t->collective_max));
-        double x = (double)t->collective_max / (double)(t->recv_max ? t->recv_max : 1);
+    if (t->collective_max == 0) {
+        printf(" %s would move nothing%s.", collective, t->recv_max ? "" : ", too");
+    } else if (t->collective_max > 0) {
+        printf(" %s would bring %s to the busiest rank", collective,
+               tool_bytes(other, t->collective_max));
+        double times = (double)t->collective_max / (double)t->recv_max;
         if (t->recv_max == 0)
-            printf(", all of it needless");
+            printf(".");
         else if (t->collective_max == t->recv_max)
-            printf(", as much");
-        else if (x > 1)
-            printf(": %.1f times fewer", x);
+            printf(", as much.");
         else
-            printf(": %.1f times more", 1 / x);
-    } else if (t->collective_max == 0) {
-        printf("; %s would move nothing%s", collective, t->recv_max ? "" : ", too");
+            printf(", %.*f times as much.", times < 1 ? 2 : 1, times);
     }
     printf("\n");
 }
@@ -288,14 +306,14 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         if (rc != TOOL_OK)
             return rc;
     } else {
-        printf("(%lld ranks are more than --max-ranks %lld: no table)\n", (long long)ask->world,
+        printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n", (long long)ask->world,
                (long long)ask->max_ranks);
     }
     printf("\n%sWhat this means%s\n", bold, plain);
-    print_meaning("forward", "the all-gather way", &sums->way[COLO_FORWARD]);
-    print_meaning("backward", "the all-reduce way", &sums->way[COLO_BACKWARD]);
+    print_meaning("forward", "An all-gather", &sums->way[COLO_FORWARD]);
+    print_meaning("backward", "An all-reduce", &sums->way[COLO_BACKWARD]);
     if (sums->rejects[0])
-        printf("  The collective way does not take this pair: %s\n", sums->rejects);
+        printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
     return TOOL_OK;
 }
 
@@ -323,7 +341,7 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
     colo_owned_t o = {0};
     int64_t rank = ask->rank;
     if (!colo_grid_has_rank(&layout->grid, rank)) {
-        printf("%s: not in this grid\n", side);
+        printf("%s: this grid does not have the rank\n", side);
         return;
     }
     int64_t c[COLO_MAX_DIMS];
@@ -334,7 +352,7 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
     if (colo_layout_owned(layout, rank, n->samples, n->rows, n->features, full_rows, &o, NULL, 0,
                           NULL) != COLO_OK ||
         (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) == 0) {
-        printf(", holds nothing\n");
+        printf(", the rank holds nothing\n");
         return;
     }
     long long b = o.b1 - o.b0, s = o.rows, h = o.h1 - o.h0;
@@ -361,12 +379,12 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         int32_t nrecvs, nsends;
         const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_way_t)w, &nrecvs);
         const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_way_t)w, &nsends);
-        printf("\n%s%s%s, %s copied in place\n", bold, name[w], plain,
+        printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
                tool_bytes(local, colo_plan_bytes(plan, (colo_way_t)w).local));
         print_messages("receives", "from", recvs, nrecvs, features);
         print_messages("sends", "to", sends, nsends, features);
         if (nrecvs == 0 && nsends == 0)
-            printf("  nothing moves\n");
+            printf("  it exchanges nothing\n");
     }
     return TOOL_OK;
 }

@@ -12,6 +12,8 @@
 #define PLAN_EXACT_MAX 65536 /* --compare and --svg count every rank of worlds up to this, */
 #define PLAN_SAMPLE 256      /* and of larger ones the parts of so many ranks */
 #define PLAN_PART_MAX 4096   /* ranks of a part that are followed */
+/* What a run without --batch, --seq, --hidden assumes: samples, rows, features. */
+#define PLAN_SIZES 16, 8192, 4096
 
 /* Time of a message: alpha + bytes / beta. [0]: inside a node, [1]: across nodes. */
 typedef struct plan_model {
@@ -32,7 +34,8 @@ typedef struct plan_ask {
     char where[32];  /* "--compare entry 2", "" when there is only one ask */
     const char *svg; /* path of the picture, or NULL */
     plan_model_t model;
-    bool own_model; /* given, not the default */
+    bool own_model;  /* given, not the default */
+    bool assumed[3]; /* samples, rows, features were not given */
 } plan_ask_t;
 
 /* Over all ranks, one way. */
@@ -91,6 +94,9 @@ const char *plan_size_warning(char out[200], const plan_ask_t *ask);
 /* "row 0 of a sample is position 4 of the LLM's 64", "" if the sequence is the rows; returns @out
  */
 const char *plan_positions(char out[200], const plan_ask_t *ask);
+/* "colo-plan assumed --batch 16, because it was not given.", "" if all sizes were given; returns @out
+ */
+const char *plan_assumed(char out[200], const plan_ask_t *ask);
 /* the warning of all entries */
 const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int n);
 

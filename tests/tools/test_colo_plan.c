@@ -31,6 +31,7 @@ typedef struct example {
 } example_t;
 
 #define END {0, 0, NULL}
+#define GOOD_GRIDS "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2"
 #define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32", "--json"
 
 /* A: TP2/DP4 -> TP2/DP2/CP2, 8 samples, 8 rows, 16 bytes a row: V = 1024. cp 0 owns rows 0-1 and
@@ -99,7 +100,8 @@ static const example_t examples[] = {
      .world = 8, .direction = "fan_in", .scale = 2, .output = "sharded", A_COORDS,
      .row_bytes = 16, .forward = a_forward, .backward = a_backward,
      .totals = {{128, 1024, 128, 128, 256}, {128, 1024, 128, 128, 512}}},
-    {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4")},
+    {.args = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), "--grad",
+              "disjoint"},
      .world = 8, .direction = "fan_in", .scale = 2, .output = "full", A_COORDS,
      .row_bytes = 16, .forward = a_forward_full, .backward = a_backward,
      .totals = {{256, 2048, 256, 256, 256}, {128, 1024, 128, 128, 512}}},
@@ -203,7 +205,7 @@ static void the_worked_examples_are_planned_as_written_down(void **state)
 static const char a_text[] =
     "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
     "16 samples x 8192 rows x 4096 features, bf16, sbh: 1.0 GiB\n"
-    "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n"
+    "output sharded: each rank gets the rows that it owns and returns their gradient\n"
     "fan_in, scale 2, 8 ranks\n"
     "\n"
     "        src       dst           forward                           backward\n"
@@ -218,16 +220,16 @@ static const char a_text[] =
     "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  5\n"
     "\n"
     "What this means\n"
-    "  forward   at most 128.0 MiB arrive at a rank, 1.0 GiB in all; the all-gather way would bring "
-    "256.0 MiB: 2.0 times fewer\n"
-    "  backward  at most 128.0 MiB arrive at a rank, 1.0 GiB in all; the all-reduce way would bring "
-    "512.0 MiB: 4.0 times fewer\n";
+    "  forward   The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB. An all-gather would "
+    "bring 256.0 MiB to the busiest rank, 2.0 times as much.\n"
+    "  backward  The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB. An all-reduce would "
+    "bring 512.0 MiB to the busiest rank, 4.0 times as much.\n";
 
 static const char b_text[] =
     "tp=4,dp=2 -> tp=1,cp=2,dp=4\n"
     "8 samples x 8 rows x 4 features, f32, bsh: 1.0 KiB\n"
-    "output full: a rank gets all rows of its samples; gradients disjoint: zero outside the rows a "
-    "rank owns\n"
+    "output full: each rank gets all rows of its samples\n"
+    "gradients disjoint: each rank's gradient is zero outside the rows it owns\n"
     "fan_out, scale 2, 8 ranks\n"
     "\n"
     "        src       dst           forward                      backward\n"
@@ -242,17 +244,17 @@ static const char b_text[] =
     "   7     3   1     0   1   3           -  -         -  -        384 B  4-6    384 B  4-6\n"
     "\n"
     "What this means\n"
-    "  forward   nothing moves; the all-gather way would move nothing, too\n"
-    "  backward  at most 384 B arrive at a rank, 3.0 KiB in all; the all-reduce way would bring 512 B:"
-    " 1.3 times fewer\n";
+    "  forward   No rank receives anything. An all-gather would move nothing, too.\n"
+    "  backward  The busiest rank receives 384 B, all ranks together 3.0 KiB. An all-reduce would bring "
+    "512 B to the busiest rank, 1.3 times as much.\n";
 
 /* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and 1
  * hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
 static const char narrow_text[] =
     "d=2 -> e=2@1\n"
     "1 samples x 1 rows x 1 features, bf16, bsh: 2 B\n"
-    "output full: a rank gets all rows of its samples; gradients disjoint: zero outside the rows a "
-    "rank owns\n"
+    "output full: each rank gets all rows of its samples\n"
+    "gradients partial: each rank returns all rows, the bridge sums them over cp\n"
     "equal, scale 1, 3 ranks\n"
     "\n"
     "        src    dst    forward                      backward\n"
@@ -262,9 +264,9 @@ static const char narrow_text[] =
     "   2      -      1         2 B  0         -  -            -  -         -  -\n"
     "\n"
     "What this means\n"
-    "  forward   at most 2 B arrive at a rank, 2 B in all\n"
-    "  backward  at most 2 B arrive at a rank, 2 B in all\n"
-    "  The collective way does not take this pair: src grid must have 'tp' dimension\n";
+    "  forward   The busiest rank receives 2 B, all ranks together 2 B.\n"
+    "  backward  The busiest rank receives 2 B, all ranks together 2 B.\n"
+    "  Collectives cannot carry this pair: src grid must have 'tp' dimension\n";
 
 static void assert_prints(const char *const *args, const char *text)
 {
@@ -281,7 +283,7 @@ static void the_table_reads_as_written_down(void **state)
                        "8192", "--hidden", "4096", "--dtype", "bf16", "--axes", "sbh", "--output",
                        "sharded", NULL};
     const char *b[] = {"--src", "tp=4,dp=2", "--dst", "tp=1,cp=2,dp=4", "--batch", "8", "--seq",
-                       "8", "--hidden", "4", "--dtype", "f32", NULL};
+                       "8", "--hidden", "4", "--dtype", "f32", "--grad", "disjoint", NULL};
     assert_prints(a, a_text);
     assert_prints(b, b_text);
     const char *narrow[] = {"--src", "d=2",      "--dst", "e=2@1",   "--batch", "1", "--seq",
@@ -313,17 +315,17 @@ static void one_rank_is_shown_with_its_boxes(void **state)
                           "sbh", "--rank", "0", NULL};
     assert_prints(args, "tp=2,dp=4 -> tp=2,cp=2,dp=2\n"
                         "8 samples x 8 rows x 4 features, f32, sbh: 1.0 KiB\n"
-                        "output sharded: a rank gets the rows it owns, and its gradient has the same rows\n"
+                        "output sharded: each rank gets the rows that it owns and returns their gradient\n"
                         "\n"
                         "rank 0\n"
                         "src: tp 0 dp 0, samples 0..1, tensor sbh [8, 2, 4]\n"
                         "dst: tp 0 cp 0 dp 0, samples 0..3, tensor sbh [4, 4, 4]\n"
                         "\n"
-                        "forward, 128 B copied in place\n"
+                        "forward: the rank keeps 128 B of its own\n"
                         "  receives 128 B from rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n"
                         "  sends 128 B to rank 2: samples 0..1 rows 2..5\n"
                         "\n"
-                        "backward, 128 B copied in place\n"
+                        "backward: the rank keeps 128 B of its own\n"
                         "  receives 128 B from rank 2: samples 0..1 rows 2..5\n"
                         "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
 }
@@ -349,10 +351,10 @@ static void one_rank_as_json_keeps_the_totals_of_all(void **state)
 }
 
 /* The adjoint of a full-length output: every source rank gets its rows from all C siblings. */
-static void partial_gradients_come_from_every_context_rank(void **state)
+static void check_partial(const char *grad)
 {
     const char *args[] = {"--src", "tp=1,dp=2", "--dst", "tp=1,cp=2,dp=1", SIZES("4", "8", "1"),
-                          "--grad", "partial", NULL};
+                          grad, NULL};
     said_t s = tool_run(args);
     json_t *doc = json_loads(s.out, 0, NULL);
     assert_non_null(doc);
@@ -365,6 +367,41 @@ static void partial_gradients_come_from_every_context_rank(void **state)
     }
     json_decref(doc);
     said_free(&s);
+}
+
+static void partial_gradients_come_from_every_context_rank(void **state)
+{
+    check_partial("--grad=partial");
+    check_partial(NULL); /* the library's default is the tool's */
+}
+
+static void sizes_that_are_not_given_are_assumed_and_named(void **state)
+{
+    static const char said[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
+    const char *all[] = {GOOD_GRIDS, NULL}, *one[] = {GOOD_GRIDS, "--seq", "8", "--hidden=4", NULL},
+               *none[] = {GOOD_GRIDS, SIZES("16", "8192", "4096"), NULL},
+               *json[] = {GOOD_GRIDS, "--dtype=f32", "--json", NULL},
+               *compare[] = {"--src", "tp=2,dp=4", "--compare", "tp=2,cp=2,dp=2", NULL};
+    said_t a = tool_run(all), o = tool_run(one), n = tool_run(none), j = tool_run(json),
+           c = tool_run(compare);
+    assert_int_equal(a.exit + o.exit + n.exit + j.exit + c.exit, 0);
+    json_t *given = json_loads(n.out, 0, NULL), *assumed = json_loads(j.out, 0, NULL);
+    const char *line = strstr(a.out, said);
+    assert_true(line && strchr(strchr(a.out, '\n') + 1, '\n') + 1 == line); /* the third */
+    assert_non_null(strstr(o.out, "\ncolo-plan assumed --batch 16, because "));
+    assert_non_null(strstr(c.out, said));
+    assert_null(json_object_get(given, "assumed"));
+    assert_int_equal(strncmp(json_string_value(json_object_get(assumed, "assumed")), said,
+                             strlen(said)), 0);
+    json_object_del(assumed, "assumed");
+    assert_true(json_equal(given, assumed));
+    json_decref(given);
+    json_decref(assumed);
+    said_free(&a);
+    said_free(&o);
+    said_free(&n);
+    said_free(&j);
+    said_free(&c);
 }
 
 /* One row of one sample and three candidates: only the features are left to cut. 3 does not divide
@@ -441,8 +478,6 @@ static void a_system_without_terminals_is_no_crash_of_the_test(void **state)
 }
 
 /* ---- wrong use ---- */
-
-#define GOOD_GRIDS "--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2"
 #define GOOD_SIZES "--batch", "8", "--seq", "8", "--hidden", "4"
 
 static void assert_refused(const char *const *args, int exit, const char *text)
@@ -468,10 +503,7 @@ static void a_wrong_option_is_named_in_one_line(void **state)
         const char *text;
     } cases[] = {
         {{NULL}, "--src is missing"},
-        {{"--src", "tp=2,dp=4", GOOD_SIZES}, "--dst is missing"},
-        {{GOOD_GRIDS, "--seq", "8", "--hidden", "4"}, "--batch is missing"},
-        {{GOOD_GRIDS, "--batch", "8", "--hidden", "4"}, "--seq is missing"},
-        {{GOOD_GRIDS, "--batch", "8", "--seq", "8"}, "--hidden is missing"},
+        {{"--src", "tp=2,dp=4"}, "--dst is missing"},
         {{GOOD_GRIDS, GOOD_SIZES, "--frobnicate"}, "unknown option \"--frobnicate\""},
         {{GOOD_GRIDS, GOOD_SIZES, "--jso"}, "unknown option \"--jso\""},
         {{GOOD_GRIDS, GOOD_SIZES, "-j"}, "unknown option \"-j\""},
@@ -629,7 +661,7 @@ static void a_spec_of_100_kb_gives_one_short_line(void **state)
 static void layouts_that_do_not_fit_are_a_problem(void **state)
 {
     const char *cp[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", "--batch", "8", "--seq", "12",
-                        "--hidden", "4", NULL};
+                        "--hidden", "4", "--grad", "disjoint", NULL};
     const char *sp[] = {"--src", "tp=4,dp=2", "--dst", "dp=8", "--batch", "8", "--seq", "6",
                         "--hidden", "4", "--sp", "src", NULL};
     assert_refused(cp, 1, "12");
@@ -656,6 +688,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(one_rank_is_shown_with_its_boxes),
         cmocka_unit_test(one_rank_as_json_keeps_the_totals_of_all),
         cmocka_unit_test(partial_gradients_come_from_every_context_rank),
+        cmocka_unit_test(sizes_that_are_not_given_are_assumed_and_named),
         cmocka_unit_test(a_box_names_features_only_where_they_are_cut),
         cmocka_unit_test(help_shows_an_example_and_version_a_number),
         cmocka_unit_test(output_that_is_no_terminal_has_no_colour),

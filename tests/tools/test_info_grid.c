@@ -128,7 +128,7 @@ static void assert_one_line(const said_t *s, int code, const char *sentence)
 static void what_cannot_be_is_one_line_and_exit_2(void **state)
 {
     static const struct {
-        const char *sentence, *args[16];
+        const char *sentence, *args[18];
     } cases[] = {
         {"line 2: no hwloc topology", {"--topology", "broken.xml", "--grid", "tp=2"}},
         {"line 2: no hwloc topology", {"--topology", "broken.xml"}},
@@ -159,7 +159,7 @@ static void what_cannot_be_is_one_line_and_exit_2(void **state)
         {"--ranks-per-node: \"x\" is no whole number", {"--grid", "tp=2", "--ranks-per-node", "x"}},
         {"2C",
          {"--topology", "core:8 pu:1", "--src", "dp=2", "--dst", "cp=2", "--batch", "2", "--seq",
-          "3", "--hidden", "2"}},
+          "3", "--hidden", "2", "--grad", "disjoint"}},
     };
     for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
         said_t s = tool_run(cases[i].args);

@@ -83,7 +83,7 @@ static json_t *plan_of(const world_t *w, const char *max_ranks)
     const char *sp = w->src.sp ? w->dst.sp ? "both" : "src" : w->dst.sp ? "dst" : "none";
     const char *args[] = {"--src", src, "--dst", dst, "--batch", batch, "--seq", rows,
                           "--hidden", "3", "--dtype", "bf16", "--json", "--ranks-per-node", node,
-                          "--output", w->sharded ? "sharded" : "full", "--offset", offset,
+                          "--output", w->sharded ? "sharded" : "full", "--grad", "disjoint", "--offset", offset,
                           "--llm-seq", positions, "--sp", sp, "--max-ranks", max_ranks, NULL};
     said_t s = tool_run(args);
     if (s.exit != 0 || s.err_size != 0)
