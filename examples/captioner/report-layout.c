@@ -31,12 +31,13 @@ static void put_way(FILE *f, const cap_report_t *r, const pic_t *pic, colo_way_t
                 s->messages == 1 ? "message" : "messages", svg_bytes((double)s->total, b),
                 svg_bytes((double)s->most, c));
         if (s->total == s->minimum)
-            fputs("; nothing that its receiver already has", f);
+            fputs(". Each receiver gets only what it lacks", f);
         else
-            fprintf(f, "; missing at the receivers: %s", svg_bytes((double)s->minimum, a));
+            fprintf(f, ". The receivers lack %s", svg_bytes((double)s->minimum, a));
     }
     if (s->collective >= 0)
-        fprintf(f, "; by whole collectives %s", svg_bytes((double)s->collective, b));
+        fprintf(f, ". An all-%s would bring %s in all", way == COLO_FORWARD ? "gather" : "reduce",
+                svg_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
     if (r->world <= PIC_ROWS_MAX) {
         fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" ", SVG_PANEL, pic_height(pic, way));

@@ -179,10 +179,18 @@ static void put_samples(FILE *f, const cap_report_t *r)
         fputs("<p>No samples were recorded.</p>\n</section>\n", f);
         return;
     }
-    fprintf(f,
-            "<p>What the model writes for images that it did not train on, byte by byte: %s of "
-            "these %s captions are exactly right.</p>\n<div class=\"samples\">\n",
-            svg_count(right, a), svg_count(r->nsamples, b));
+    fputs("<p>The model writes these captions, byte by byte, for images that it did not train on. ",
+          f);
+    if (r->mistakes)
+        fprintf(f, "Mistakes come first: %s of its %s %s", svg_count(r->nsamples - right, a),
+                svg_count(r->mistakes, b), r->mistakes == 1 ? "mistake" : "mistakes");
+    else
+        fputs("It made no mistake", f);
+    fprintf(f, " in %s images%s %s %s.</p>\n<div class=\"samples\">\n", svg_count(r->held, a),
+            r->mistakes ? ", then" : "; here are", svg_count(right, b),
+            r->mistakes && right == 1 ? "other"
+            : r->mistakes             ? "others"
+                                      : "of them");
     for (int64_t i = 0; i < r->nsamples; i++)
         put_sample(f, &r->samples[i]);
     fputs("</div>\n</section>\n", f);

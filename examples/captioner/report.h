@@ -37,7 +37,8 @@ typedef struct cap_ledger_row {
     int64_t plan_bytes; /* what the plan says for *one* step, summed over ranks; -1: no plan says */
 } cap_ledger_row_t;
 
-/** Everything is borrowed for the call. Counts may be 0, then the part says that it is empty. */
+/** Everything is borrowed for the call. @samples: mistakes first. Counts may be 0, then the part
+ * says that it is empty. */
 typedef struct cap_report {
     const char *command; /* command line, one string */
     cap_model_t model;
@@ -56,6 +57,7 @@ typedef struct cap_report {
     int64_t naccuracy;
     const cap_sample_t *samples;
     int64_t nsamples;
+    int64_t held, mistakes; /* held-out images, and those of them with a wrong caption */
     const cap_ledger_row_t *ledger;
     int64_t nledger;
     int64_t ledger_steps; /* steps that @ledger covers, >= 1 when nledger > 0 */

@@ -64,7 +64,13 @@ static int64_t all_params(const cap_rank_t *r)
     return sum;
 }
 
-/* Evenly spread over the held-out images, wrong ones (at most a third) first. */
+static bool is_mistake(const cap_sample_t *s)
+{
+    return strcmp(s->caption, cap_caption(s->label)) != 0;
+}
+
+/* At most a third are searched for as mistakes, the rest is spread evenly over the held-out images.
+ * Mistakes come first. */
 static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sample_t *samples)
 {
     const cap_data_t *data = cfg->data;
@@ -89,9 +95,15 @@ static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sa
             s->label = data->label[s->row];
             for (int k = 0; k <= CAP_TEXT; k++)
                 s->caption[k] = k < CAP_TEXT ? (char)text[i * CAP_TEXT + k] : 0;
-            n += pass || strcmp(s->caption, cap_caption(s->label));
+            n += pass || is_mistake(s);
         }
     }
+    for (int64_t i = 1; i < n; i++) /* a mistake among the rest */
+        for (int64_t k = i; k > 0 && is_mistake(&samples[k]) && !is_mistake(&samples[k - 1]); k--) {
+            cap_sample_t later = samples[k - 1];
+            samples[k - 1] = samples[k];
+            samples[k] = later;
+        }
     return n;
 }
 
@@ -156,7 +168,7 @@ static void report(cap_rank_t *r, struct history *h)
     int64_t planned =
         cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward : -1;
     double rate = h->seconds > 0 ? (double)(cfg->steps * cfg->batch * CAP_LENGTH) / h->seconds : 0;
-    int64_t nsamples = pick_samples(cfg, h->text, h->samples);
+    int64_t nsamples = pick_samples(cfg, h->text, h->samples), wrong = 0;
     cap_report_t page = {.command = cfg->command,
                          .model = cfg->model,
                          .parameters = all_params(r),
@@ -175,6 +187,8 @@ static void report(cap_rank_t *r, struct history *h)
                          .naccuracy = h->naccuracy,
                          .samples = h->samples,
                          .nsamples = nsamples,
+                         .held = cfg->data->nheld,
+                         .mistakes = cfg->data->nheld - h->exact,
                          .ledger = h->rows,
                          .nledger = ledger_rows(r, &h->ledgers, planned, h->rows),
                          .ledger_steps = cfg->steps};
@@ -183,6 +197,10 @@ static void report(cap_rank_t *r, struct history *h)
     FILE *out = cfg->json ? stderr : stdout;
 
     cap_show_samples(cfg, h->samples, nsamples);
+    for (int64_t i = 0; i < nsamples; i++)
+        wrong += is_mistake(&h->samples[i]);
+    fprintf(out, "mistakes first: %lld of %lld, then %lld others\n", (long long)wrong,
+            (long long)page.mistakes, (long long)(nsamples - wrong));
     fprintf(out,
             "%lld of %lld held-out captions exact (%.1f %%), %.1f s, %.0f tokens/s; bridge moved "
             "%.0f bytes a step, the plan says %lld\n",

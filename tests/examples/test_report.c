@@ -86,6 +86,8 @@ static void invent(struct run *r, const char *src, const char *dst)
                                .naccuracy = 7,
                                .samples = r->samples,
                                .nsamples = 3,
+                               .held = 359,
+                               .mistakes = 5,
                                .ledger = r->ledger,
                                .nledger = 3,
                                .ledger_steps = 300};
@@ -226,6 +228,7 @@ static void curves_samples_and_facts_are_on_the_page(void **state)
     assert_has(text, "at step 300");
     assert_int_equal(count(text, "<div class=\"sample right\">"), 1);
     assert_int_equal(count(text, "<div class=\"sample wrong\">"), 2);
+    assert_has(text, "Mistakes come first: 2 of its 5 mistakes in 359 images, then 1 other.<");
     assert_has(text, "<b>five</b>");
     assert_has(text, "(nothing)");
     assert_has(text, "is six");
@@ -275,7 +278,7 @@ static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
     }
     assert_int_equal(count(text, " to rank "), 16);
     assert_has(text, "<b>Forward, activations</b> 8 messages, 288 KiB in all, "
-                     "at most 36 KiB into one rank; nothing that its receiver already has");
+                     "at most 36 KiB into one rank. Each receiver gets only what it lacks");
     assert_int_equal(count(text, "<text class=\"rank\""), 2 * 2 * 8);
     assert_has(text, ">tp 1  dp 3<");
     assert_has(text, ">tp 1  cp 1<");
