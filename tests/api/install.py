@@ -53,10 +53,19 @@ def main(meson, build, prefix, compiler):
         env = dict(os.environ, PKG_CONFIG_PATH=str(pc[0].parent), PKG_CONFIG_SYSROOT_DIR=str(stage))
         flags = run('pkg-config', '--cflags', '--libs', 'colobridge', env=env).split()
         library = pc[0].parent.parent
-        env['LD_LIBRARY_PATH'] = str(library)
+        env.pop('LD_LIBRARY_PATH', None)
+        flags.append('-Wl,-rpath,%s' % library)
         for link in ('libcolobridge.so', 'libcolobridge.so.0'):
             if not (library / link).exists():
                 sys.exit('%s is not installed' % link)
+
+        # Programs of a prefix of the user's own start without LD_LIBRARY_PATH.
+        libdir = '/' + str(library.relative_to(stage))
+        for program in sorted((stage / prefix.lstrip('/') / 'bin').iterdir()):
+            dynamic = run('readelf', '-d', program)
+            if 'libcolobridge.so' in dynamic and '[%s]' % libdir not in dynamic:
+                sys.exit('%s finds no library: found no RUNPATH [%s] in\n%s'
+                         % (program.name, libdir, dynamic))
 
         (work / 'touch.c').write_text(TOUCH % (
             ''.join('#include <%s>\n' % h for h in headers() if not foreign(h)),
