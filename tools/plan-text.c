@@ -276,9 +276,9 @@ static void print_meaning(const char *way, const char *collective, const plan_to
         printf("The busiest rank receives %s, all ranks together %s.", tool_bytes(most, t->recv_max),
                tool_bytes(all, t->recv_total));
     if (t->collective_max == 0) {
-        printf(" %s would move nothing%s.", collective, t->recv_max ? "" : ", too");
+        printf("\n%*s%s would move nothing%s.", 12, "", collective, t->recv_max ? "" : ", too");
     } else if (t->collective_max > 0) {
-        printf(" %s would bring %s to the busiest rank", collective,
+        printf("\n%*s%s would bring %s to the busiest rank", 12, "", collective,
                tool_bytes(other, t->collective_max));
         double times = (double)t->collective_max / (double)t->recv_max;
         if (t->recv_max == 0)

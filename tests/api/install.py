@@ -4,7 +4,8 @@
 usage: install.py MESON BUILD-FOLDER PREFIX COMPILER...
 Builds two programs with the installed files only: one that takes the address of every function the
 headers declare (as C and, where there is a C++ compiler, the linker sees the same names), and the
-example of README.md, which must print what README.md says it prints.
+example of README.md, which must print what README.md says it prints. So must its colo-plan, if that was
+installed.
 """
 import os
 import re
@@ -66,6 +67,14 @@ def main(meson, build, prefix, compiler):
             if 'libcolobridge.so' in dynamic and '[%s]' % libdir not in dynamic:
                 sys.exit('%s finds no library: found no RUNPATH [%s] in\n%s'
                          % (program.name, libdir, dynamic))
+
+        plan = stage / prefix.lstrip('/') / 'bin' / 'colo-plan'
+        if plan.exists():
+            command, *wanted = readme('plan').splitlines()
+            said = run(plan, *command.split()[2:]).splitlines()
+            for line in wanted:
+                if line != '...' and line not in said:
+                    sys.exit('README.md says that "%s" prints:\n%s' % (command, line))
 
         (work / 'touch.c').write_text(TOUCH % (
             ''.join('#include <%s>\n' % h for h in headers() if not foreign(h)),

@@ -220,10 +220,10 @@ static const char a_text[] =
     "   7     1   3     1   1   1    128.0 MiB  5     128.0 MiB  5     128.0 MiB  5     128.0 MiB  5\n"
     "\n"
     "What this means\n"
-    "  forward   The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB. An all-gather would "
-    "bring 256.0 MiB to the busiest rank, 2.0 times as much.\n"
-    "  backward  The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB. An all-reduce would "
-    "bring 512.0 MiB to the busiest rank, 4.0 times as much.\n";
+    "  forward   The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB.\n"
+    "            An all-gather would bring 256.0 MiB to the busiest rank, 2.0 times as much.\n"
+    "  backward  The busiest rank receives 128.0 MiB, all ranks together 1.0 GiB.\n"
+    "            An all-reduce would bring 512.0 MiB to the busiest rank, 4.0 times as much.\n";
 
 static const char b_text[] =
     "tp=4,dp=2 -> tp=1,cp=2,dp=4\n"
@@ -244,9 +244,10 @@ static const char b_text[] =
     "   7     3   1     0   1   3           -  -         -  -        384 B  4-6    384 B  4-6\n"
     "\n"
     "What this means\n"
-    "  forward   No rank receives anything. An all-gather would move nothing, too.\n"
-    "  backward  The busiest rank receives 384 B, all ranks together 3.0 KiB. An all-reduce would bring "
-    "512 B to the busiest rank, 1.3 times as much.\n";
+    "  forward   No rank receives anything.\n"
+    "            An all-gather would move nothing, too.\n"
+    "  backward  The busiest rank receives 384 B, all ranks together 3.0 KiB.\n"
+    "            An all-reduce would bring 512 B to the busiest rank, 1.3 times as much.\n";
 
 /* Single columns are as wide as their titles; a rank outside a grid has no coordinate. Ranks 0 and 1
  * hold what 2 lacks: candidate (2 mod 2); 1 and 2 hold what 0 lacks: candidate (0 mod 2). */
