@@ -17,6 +17,7 @@
 #include <colobridge/place.h>
 #include <colobridge/segments.h>
 #include <colobridge/bridge.h>
+#include <colobridge/ragged.h>
 #include <colobridge/partition.h>
 #include <colobridge/logprob.h>
 #include <colobridge/pick.h>

@@ -18,6 +18,12 @@ extern "C" {
 
 typedef enum colo_algo { COLO_EXACT = 0, COLO_COLLECTIVE = 1 } colo_algo_t;
 
+/** Where the rows of a ragged batch arrive (ragged.h). */
+typedef enum colo_placement {
+    COLO_PACKED = 0, /* in a tensor of just these rows, in the order of their positions */
+    COLO_MERGED = 1  /* at their positions in the caller's buffer of the whole sequence axis */
+} colo_placement_t;
+
 typedef struct colo_bridge_config {
     size_t struct_size;
     const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */
@@ -37,6 +43,11 @@ typedef struct colo_bridge_config {
      * be agreed on, whatever other bridges register, and with PEER only a tensor that others reach in
      * that way has to be registered: where nothing arrives from other ranks, it may be any. */
     colo_transport_t transport;
+    /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest of
+     * shape is 0. EXACT, host memory, and axes NULL or "th". */
+    bool ragged;
+    colo_placement_t placement;
+    int64_t max_rows; /* ragged: most rows of a source rank; memory is allocated now. 0: as needed */
 } colo_bridge_config_t;
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
 

@@ -3,8 +3,8 @@
  * segments.h - the tables of a ragged batch: which rows belong together, which replica makes them,
  * where they land in the LLM's packed sequences. And the balance of segments over replicas.
  *
- * A segment is an image or a clip: rows that stay together. A sequence is one packed sequence of the
- * LLM. All tables are i64 in host memory and are the same on every rank (docs/ragged.md).
+ * A segment is an image or a clip: rows that stay together. A sequence is one packed sequence of
+ * the LLM. All tables are i64 in host memory and are the same on every rank (docs/ragged.md).
  */
 #ifndef COLOBRIDGE_SEGMENTS_H
 #define COLOBRIDGE_SEGMENTS_H
@@ -28,23 +28,23 @@ typedef struct colo_segments {
     const int64_t *seq_len; /* [nseqs] positions, padding included, >= 0 */
     const int64_t *seq_dp;  /* [nseqs] the destination replica that holds it */
 } colo_segments_t;
-#define COLO_SEGMENTS_INIT                                                               \
-    {                                                                                    \
-        sizeof(colo_segments_t), 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL          \
+#define COLO_SEGMENTS_INIT                                                      \
+    {                                                                           \
+        sizeof(colo_segments_t), 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL \
     }
 
 /**
  * colo_segments_check() - do the tables fit a bridge from @src to @dst; local
  * @segments:  borrowed for the call. A table of zero entries may be NULL
- * @src:       the dims that split samples are the replicas, the dims that split rows cut a replica's
- *             rows into equal blocks, whatever their kind
+ * @src:       the dims that split samples are the replicas, the dims that split rows cut a
+ * replica's rows into equal blocks, whatever their kind
  * @dst:       samples as above; rows: at most one context split (zigzag or block), then splits for
  *             sequence parallelism
  * Errors:     each names the segment or the sequence, and the numbers. COLO_ERR_ARG: rows < 0; a
  *             sequence or replica out of range; a position outside its sequence; two rows on one
  *             position; sums beyond 63 bits; tables missing. COLO_ERR_LAYOUT: a length that 2 * cp
- *             (zigzag) or cp does not divide; a local length that the sequence-parallel ranks do not
- *             divide; a layout that ragged batches cannot have (position map, order of splits)
+ *             (zigzag) or cp does not divide; a local length that the sequence-parallel ranks do
+ * not divide; a layout that ragged batches cannot have (position map, order of splits)
  */
 COLO_API colo_status_t colo_segments_check(const colo_segments_t *segments,
                                            const colo_layout_t *src, const colo_layout_t *dst);
@@ -60,11 +60,11 @@ COLO_API uint64_t colo_segments_hash(const colo_segments_t *segments);
  * @global:  out: segments and sequences of all ranks, in rank order. Owned by the caller, in one
  *           allocation; free with colo_segments_free()
  * @local:   borrowed for the call: segments and sequences of this rank only. seq counts this rank's
- *           sequences from 0; src_dp and seq_dp are global. NULL: this rank adds nothing. If several
- *           ranks know the same samples (along tp or cp), only one of them may bring them
- * Errors:   COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums beyond 63 bits),
- *           on one rank: that error there, COLO_ERR_PEER with its sentence elsewhere, and the comm
- *           lives on. COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ *           sequences from 0; src_dp and seq_dp are global. NULL: this rank adds nothing. If
+ * several ranks know the same samples (along tp or cp), only one of them may bring them Errors:
+ * COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums beyond 63 bits), on one
+ * rank: that error there, COLO_ERR_PEER with its sentence elsewhere, and the comm lives on.
+ * COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
 COLO_API colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
                                             colo_comm_t *comm);

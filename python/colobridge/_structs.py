@@ -113,7 +113,8 @@ class BridgeConfig(c.Structure):
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
                 ('shape', Shape), ('dtype', c.c_int), ('axes', c.c_char_p), ('output', c.c_int),
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
-                ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int)]
+                ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
+                ('placement', c.c_int), ('max_rows', i64)]
 
 
 # colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)

@@ -8,6 +8,7 @@
  * world is.
  */
 #include "bridge/pieces.h"
+#include "bridge/ragged.h"
 
 #include "bridge/index.h"
 #include "core/try.h"
@@ -32,7 +33,7 @@ void *colo_list_push(colo_list_t *l, size_t size)
 
 /* ---- sides, blocks ---- */
 
-static void block_clear(colo_block_t *b)
+void colo_block_clear(colo_block_t *b)
 {
     for (int i = 0; i < COLO_MAX_DIMS; i++)
         b->coord[i] = -1;
@@ -109,7 +110,7 @@ static void unique_blocks(colo_list_t *l)
 static colo_status_t visit_rows(colo_list_t *out, const colo_side_t *side, const colo_runs_t *mine)
 {
     colo_block_t b;
-    block_clear(&b);
+    colo_block_clear(&b);
     if (side->full) {
         colo_block_t *slot = mine->rows > 0 ? colo_list_push(out, sizeof *slot) : NULL;
         b.count = mine->rows;
@@ -173,7 +174,7 @@ colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_g
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b)
 {
     const colo_layout_t *l = side->layout;
-    block_clear(b);
+    colo_block_clear(b);
     for (int a = 0; a < 3; a++)
         for (int i = 0; (a != COLO_ROWS || !side->full) && i < l->nsplits[a]; i++)
             b->coord[l->split[a][i].dim] = coords[l->split[a][i].dim];
@@ -192,6 +193,8 @@ static int by_row(const void *a, const void *b)
 
 colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs)
 {
+    if (side->ragged)
+        return colo_ragged_rows(side, coords, false, runs);
     COLO_TRY(colo_layout_runs(side->layout, side->map, coords, side->full, runs));
     if (runs->n > 1)
         qsort(runs->run, (size_t)runs->n, sizeof *runs->run, by_row);
@@ -202,8 +205,8 @@ bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int6
                     colo_bounds_t *x)
 {
     const colo_shape_t *shape = &w->cfg->shape;
-    colo_span_t t[2 * COLO_MAX_SPANS];
-    if (!colo_axis_spans(side->layout, COLO_SAMPLES, coords, shape->samples, t))
+    colo_span_t t[2 * COLO_MAX_SPANS] = {{0, 1}}; /* the rows of a ragged batch are one sample */
+    if (!side->ragged && !colo_axis_spans(side->layout, COLO_SAMPLES, coords, shape->samples, t))
         return false;
     x->b = t[0];
     if (!colo_axis_spans(side->layout, COLO_FEATURES, coords, shape->features, t))
@@ -219,13 +222,22 @@ colo_status_t colo_blocks_meet(colo_builder_t *w, const colo_side_t *side, const
     colo_block_t clear;
     for (int a = 0; a < 3; a++)
         out[a].n = 0;
-    block_clear(&clear);
-    COLO_TRY(visit(&out[COLO_SAMPLES], side->layout, COLO_SAMPLES, 0, shape->samples, x->b.lo,
-                   x->b.hi, &clear));
-    block_clear(&clear);
+    colo_block_clear(&clear);
+    if (side->ragged) {
+        colo_block_t *one = colo_list_push(&out[COLO_SAMPLES], sizeof *one);
+        if (!one)
+            return colo_fail(COLO_ERR_NOMEM, "plan: list of blocks");
+        *one = clear;
+        one->count = 1;
+    } else {
+        COLO_TRY(visit(&out[COLO_SAMPLES], side->layout, COLO_SAMPLES, 0, shape->samples, x->b.lo,
+                       x->b.hi, &clear));
+    }
+    colo_block_clear(&clear);
     COLO_TRY(visit(&out[COLO_FEATURES], side->layout, COLO_FEATURES, 0, shape->features, x->h.lo,
                    x->h.hi, &clear));
-    return visit_rows(&out[COLO_ROWS], side, &x->runs);
+    return side->ragged ? colo_ragged_visit(side, &x->runs, &out[COLO_ROWS])
+                        : visit_rows(&out[COLO_ROWS], side, &x->runs);
 }
 
 /* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the

@@ -8,6 +8,7 @@
  * of a forward, so any number of forwards may be outstanding before their backwards.
  */
 #include "bridge/bridge.h"
+#include "bridge/ragged.h"
 
 #include "comm/comm.h"
 #include "core/env.h"
@@ -75,7 +76,7 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 /* ---- what depends on the shape ---- */
 
-static void shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
+void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
 {
     if (s->route && colo_comm_i_own(comm, "bridge"))
         comm->ops->route_destroy(comm, s->route);
@@ -114,6 +115,13 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
                      colo_comm_backend(b->comm));
 }
 
+colo_status_t colo_shaped_load(colo_bridge_t *b, colo_shaped_t *s)
+{
+    COLO_TRY(colo_lane_create(b, s, COLO_FORWARD));
+    COLO_TRY(colo_lane_create(b, s, COLO_BACKWARD));
+    return colo_slab_create(b, s);
+}
+
 static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
                                    colo_shaped_t *out)
 {
@@ -134,16 +142,14 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
         }
         COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
     } else {
-        COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_FORWARD), fail);
-        COLO_TRY_GOTO(st, colo_lane_create(b, &s, COLO_BACKWARD), fail);
-        COLO_TRY_GOTO(st, colo_slab_create(b, &s), fail);
+        COLO_TRY_GOTO(st, colo_shaped_load(b, &s), fail);
         COLO_TRY_GOTO(st, colo_lane_stage(b, &s), fail);
     }
     COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:
-    shaped_deinit(b->comm, &s);
+    colo_shaped_deinit(b->comm, &s);
     return st;
 }
 
@@ -176,7 +182,7 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
 static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *c)
 {
     COLO_TRY(check_config(c));
-    COLO_TRY(parse_axes(b, c->axes));
+    COLO_TRY(parse_axes(b, c->ragged && !c->axes ? "th" : c->axes));
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
     b->algo = c->algo;
     b->mem = c->mem;
@@ -191,7 +197,11 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
+    if (c->ragged) /* the plan of the bridge itself has no rows; those of batches have */
+        COLO_TRY(colo_ragged_create(b, c));
     COLO_TRY(shaped_create(b, &plan, &b->now));
+    if (c->ragged)
+        COLO_TRY(colo_ragged_reserve(b));
     if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
         COLO_TRY(b->ops->stream_create(1, &b->order));
     return b->algo == COLO_COLLECTIVE ? colo_collective_members(b, b->now.plan) : COLO_OK;
@@ -275,8 +285,9 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
 {
     if (!bridge || !*bridge)
         return;
+    colo_ragged_destroy(*bridge);
     colo_bridge_direct_destroy(*bridge);
-    shaped_deinit((*bridge)->comm, &(*bridge)->now);
+    colo_shaped_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     if ((*bridge)->order)
         (*bridge)->ops->stream_destroy((*bridge)->order);
@@ -442,6 +453,11 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
     if (!b)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
     COLO_TRY(colo_comm_check(b->comm));
+    if (b->ragged)
+        return colo_fail(COLO_ERR_STATE,
+                         "bridge: created for ragged batches; call "
+                         "colo_bridge_set_segments() and colo_batch_%s()",
+                         way == COLO_FORWARD ? "forward" : "backward");
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
     colo_queries_t q = {0};
@@ -501,6 +517,9 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
 {
     if (!bridge || !shape)
         return colo_fail(COLO_ERR_ARG, "bridge: %s is NULL", bridge ? "shape" : "bridge");
+    if (bridge->ragged)
+        return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
+                                         "their tables; call colo_bridge_set_segments()");
     colo_plan_config_t cfg = bridge->now.plan->config;
     colo_shaped_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
@@ -513,13 +532,13 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     if (bridge->algo == COLO_COLLECTIVE) {
         colo_status_t st = colo_collective_stage(bridge, next.plan, &bridge->coll);
         if (st < 0) {
-            shaped_deinit(bridge->comm, &next);
+            colo_shaped_deinit(bridge->comm, &next);
             return st;
         }
     }
     colo_status_t st = colo_bridge_direct_load(bridge, &next);
     if (st < 0) {
-        shaped_deinit(bridge->comm, &next);
+        colo_shaped_deinit(bridge->comm, &next);
         return st;
     }
     colo_shaped_t *now = &bridge->now;
@@ -529,7 +548,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
         next.route = now->route;
         now->route = NULL;
     }
-    shaped_deinit(bridge->comm, now);
+    colo_shaped_deinit(bridge->comm, now);
     *now = next;
     return COLO_OK;
 }
@@ -553,6 +572,6 @@ size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    return bridge->now.scratch + bridge->now.stage_size + bridge->coll.stage_size[0] +
-           bridge->coll.stage_size[1];
+    return bridge->now.scratch + colo_ragged_scratch(bridge) + bridge->now.stage_size +
+           bridge->coll.stage_size[0] + bridge->coll.stage_size[1];
 }

@@ -17,6 +17,7 @@ typedef struct colo_lane {
     colo_message_t *send, *recv;
     colo_box_t *send_box, *recv_box;   /* [nregions] of the plan's routes */
     colo_box_t *local_from, *local_to; /* [nlocals]: what stays on the rank */
+    int32_t tensors; /* of a call: each region has so many boxes in send_box and recv_box */
 } colo_lane_t;
 
 /* The reference's algorithm: groups made once, staging for the passes. */
@@ -37,6 +38,7 @@ typedef struct colo_shaped {
     colo_mem_t mem; /* of the slab */
     void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
     size_t slab_size, scratch;
+    int32_t nslabs;
     int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
      * the comm, their route, staging for their messages. Else 0 and NULL. */
@@ -48,6 +50,7 @@ typedef struct colo_shaped {
     size_t late_slab, late_stage;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
+    bool bytes;       /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool lopsided[2]; /* direct: of a way, some rank has nothing that peers could reach */
 } colo_shaped_t;
 
@@ -74,7 +77,8 @@ struct colo_bridge {
     uint64_t calls;
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
     uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */
-    bool compared[2];       /* by way: all ranks were once in this call, by the plan of now */
+    struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
+    bool compared[2]; /* by way: all ranks were once in this call, by the plan of now */
 };
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */
@@ -83,6 +87,9 @@ typedef struct colo_view {
     int64_t stride[3];
 } colo_view_t;
 
+/* For any other plan than the one of the bridge: lanes, and which slabs it has. Local. */
+colo_status_t colo_shaped_load(colo_bridge_t *b, colo_shaped_t *s);
+void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s);
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 
 /* fields.c: what all ranks must have alike. */
@@ -95,9 +102,23 @@ colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_way_t way);
 /* The whole of a rank's part as one box. */
 colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);
 
+/* One tensor of a call. Each unit of a plan's features is @per of its own. */
+typedef struct colo_carried {
+    colo_view_t in, out;
+    int64_t per;
+    colo_dtype_t dtype;
+    size_t slab; /* where it begins in each slab */
+} colo_carried_t;
+
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way);
 void colo_lane_deinit(colo_lane_t *lane);
+/* Boxes for @n tensors a call from now on. */
+colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n);
+/* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */
+colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
+                                colo_way_t way, const colo_carried_t *t, int32_t n,
+                                colo_stream_t stream);
 colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s);
 /* The members of the route and staging for its messages; local. */
 colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s);

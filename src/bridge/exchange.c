@@ -20,14 +20,18 @@
 
 /* ---- boxes ---- */
 
-static colo_box_t box_at(colo_view_t v, const colo_owned_t *own, const colo_region_t *r,
-                         int64_t row, size_t elem)
+static colo_box_t box_at(const colo_carried_t *t, colo_view_t v, const colo_owned_t *own,
+                         const colo_region_t *r, int64_t row, bool bytes)
 {
-    colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], r->h[1] - r->h[0]},
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype), cols = (r->h[1] - r->h[0]) * t->per;
+    colo_box_t box = {.extent = {r->b[1] - r->b[0], r->s[1] - r->s[0], cols},
                       .stride = {v.stride[0], v.stride[1], v.stride[2]}};
-    int64_t at =
-        (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] + (r->h[0] - own->h0) * v.stride[2];
-    box.data = v.data ? v.data + at * (int64_t)elem : NULL;
+    int64_t at = (r->b[0] - own->b0) * v.stride[0] + row * v.stride[1] +
+                 (r->h[0] - own->h0) * t->per * v.stride[2];
+    if (bytes) /* one sample */
+        box = (colo_box_t){.extent = {r->s[1] - r->s[0], cols, elem},
+                           .stride = {v.stride[1] * elem, v.stride[2] * elem, 1}};
+    box.data = v.data ? v.data + at * elem : NULL;
     return box;
 }
 
@@ -38,12 +42,17 @@ colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own)
                         .stride = {v.stride[0], v.stride[1], v.stride[2]}};
 }
 
-static void fill(colo_box_t *boxes, const colo_routes_t *routes, colo_view_t v,
-                 const colo_owned_t *own, bool src_side, size_t elem)
+/* The boxes of @n tensors, by region; of their inputs or outputs, on the side of the source or not.
+ */
+static void fill(const colo_shaped_t *s, colo_box_t *boxes, const colo_routes_t *routes,
+                 const colo_carried_t *t, int32_t n, bool input, bool src_side)
 {
+    const colo_owned_t *own = src_side ? &s->plan->own_src : &s->plan->own_dst;
     for (int64_t i = 0; i < routes->nregions; i++)
-        boxes[i] = box_at(v, own, &routes->region[i],
-                          src_side ? routes->place[i].src_row : routes->place[i].dst_row, elem);
+        for (int32_t k = 0; k < n; k++)
+            boxes[i * n + k] =
+                box_at(&t[k], input ? t[k].in : t[k].out, own, &routes->region[i],
+                       src_side ? routes->place[i].src_row : routes->place[i].dst_row, s->bytes);
 }
 
 /* ---- lanes: allocated once, filled by each call ---- */
@@ -52,6 +61,41 @@ static int by_peer(const void *a, const void *b)
 {
     int32_t x = ((const colo_message_t *)a)->peer, y = ((const colo_message_t *)b)->peer;
     return (x > y) - (x < y);
+}
+
+/* Messages whose boxes move to @next, @n for each region instead of @was. */
+static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_box_t *next,
+                   int32_t was, int32_t n)
+{
+    for (int32_t i = 0; i < count; i++) {
+        m[i].boxes = next + (m[i].boxes - *boxes) / was * n;
+        m[i].nboxes = m[i].nboxes / was * n;
+    }
+    free(*boxes);
+    *boxes = next;
+}
+
+colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n)
+{
+    colo_lane_t *l = &s->lane[way];
+    const int64_t nsend = s->plan->send[way].nregions, nrecv = s->plan->recv[way].nregions;
+    if (n == l->tensors)
+        return COLO_OK;
+    if (nsend > INT32_MAX / n || nrecv > INT32_MAX / n)
+        return colo_fail(COLO_ERR_ARG, "bridge: %lld boxes of %d tensors, at most 2^31 - 1",
+                         (long long)(nsend > nrecv ? nsend : nrecv), (int)n);
+    colo_box_t *send = calloc((size_t)nsend * (size_t)n + 1, sizeof *send);
+    colo_box_t *recv = calloc((size_t)nrecv * (size_t)n + 1, sizeof *recv);
+    if (!send || !recv) {
+        free(send);
+        free(recv);
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes of %d tensors",
+                         (long long)(nsend + nrecv), (int)n);
+    }
+    rebase(l->send, l->nsends, &l->send_box, send, l->tensors, n);
+    rebase(l->recv, l->nrecvs, &l->recv_box, recv, l->tensors, n);
+    l->tensors = n;
+    return COLO_OK;
 }
 
 static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, colo_message_t **out,
@@ -87,6 +131,7 @@ colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t wa
 {
     colo_lane_t *l = &s->lane[way];
     const size_t nlocals = (size_t)s->plan->local[way].nregions;
+    l->tensors = 1;
     COLO_TRY(make(b, &s->plan->send[way], &l->send, &l->send_box, &l->nsends));
     l->local_from = calloc(nlocals + 1, sizeof *l->local_from);
     l->local_to = calloc(nlocals + 1, sizeof *l->local_to);
@@ -117,8 +162,7 @@ colo_status_t colo_staged_need(colo_shaped_t *s)
     if (s->late_slab) {
         st = colo_mem_alloc(s->mem, s->late_slab, &s->slab);
         if (st < 0)
-            return colo_fail_prefix(st, "bridge: addends of %d levels",
-                                    (int)(s->late_slab / s->slab_size));
+            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)s->nslabs);
         s->scratch = s->late_slab;
         s->late_slab = 0;
     }
@@ -161,6 +205,9 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
         *slot = *slot < 0 ? n++ : *slot;
     }
     s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
+    s->nslabs = n;
+    if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
+        return COLO_OK;
     s->late_slab = s->slab_size * (size_t)n;
     return b->late ? COLO_OK : colo_staged_need(s); /* the direct path adds up without one */
 }
@@ -178,10 +225,9 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
         colo_lane_t *l = &s->lane[way];
         const colo_routes_t *out = &s->plan->send[way], *in = &s->plan->recv[way];
         /* extents are all that counts; each call fills in the rest */
-        fill(l->send_box, out, (colo_view_t){0}, way ? &s->plan->own_dst : &s->plan->own_src, !way,
-             elem);
-        fill(l->recv_box, in, (colo_view_t){0}, way ? &s->plan->own_src : &s->plan->own_dst, way,
-             elem);
+        const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
+        fill(s, l->send_box, out, &none, 1, true, !way);
+        fill(s, l->recv_box, in, &none, 1, false, way);
         size_t n = ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
         s->late_stage = n > s->late_stage ? n : s->late_stage;
     }
@@ -197,9 +243,8 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
 }
 
 /* What create or reshape left for the first call that is staged; nothing of it can be captured. */
-static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
+static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *s, colo_stream_t stream)
 {
-    colo_shaped_t *s = &b->now;
     const bool connects = s->nmembers && !s->route;
     colo_queries_t q = {0};
     bool capturing = false;
@@ -216,101 +261,117 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_stream_t stream)
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-static colo_status_t exchange(colo_bridge_t *b, colo_way_t way, colo_stream_t stream)
+static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_desc_t op,
+                              colo_way_t way, colo_stream_t stream)
 {
-    const colo_shaped_t *s = &b->now;
     const colo_lane_t *l = &s->lane[way];
-    return colo_comm_i_route_exchange(b->comm, colo_bridge_op(b, way), s->route, s->stage,
-                                      s->stage_size, l->send, l->nsends, l->recv, l->nrecvs,
-                                      stream);
+    return colo_comm_i_route_exchange(b->comm, op, s->route, s->stage, s->stage_size, l->send,
+                                      l->nsends, l->recv, l->nrecvs, stream);
+}
+
+static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way,
+                              const colo_carried_t *t, colo_stream_t stream)
+{
+    const colo_routes_t *local = &s->plan->local[way];
+    colo_lane_t *l = &s->lane[way];
+    const bool fwd = way == COLO_FORWARD;
+    fill(s, l->local_from, local, t, 1, true, fwd);
+    fill(s, l->local_to, local, t, 1, false, !fwd);
+    return b->ops->box_list(l->local_to, l->local_from, local->nregions,
+                            s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
+}
+
+static colo_carried_t one_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
+{
+    return (colo_carried_t){.in = in, .out = out, .per = 1, .dtype = b->now.plan->config.dtype};
 }
 
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
-    const colo_routes_t *local = &p->local[way];
-    colo_lane_t *l = &b->now.lane[way];
-    const bool fwd = way == COLO_FORWARD;
-    const size_t elem = colo_dtype_size(p->config.dtype);
-    fill(l->local_from, local, in, fwd ? &p->own_src : &p->own_dst, fwd, elem);
-    fill(l->local_to, local, out, fwd ? &p->own_dst : &p->own_src, !fwd, elem);
-    return b->ops->box_list(l->local_to, l->local_from, local->nregions, elem, stream);
+    const colo_carried_t t = one_tensor(b, in, out);
+    return keep_own(b, &b->now, way, &t, stream);
 }
 
-/* ---- forward ---- */
+/* ---- sums of PARTIAL gradients ---- */
 
-colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
-                                    colo_stream_t stream)
-{
-    const colo_plan_t *p = b->now.plan;
-    colo_lane_t *l = &b->now.lane[COLO_FORWARD];
-    size_t elem = colo_dtype_size(p->config.dtype);
-    COLO_TRY(make_ready(b, stream));
-    fill(l->send_box, &p->send[COLO_FORWARD], x, &p->own_src, true, elem);
-    fill(l->recv_box, &p->recv[COLO_FORWARD], y, &p->own_dst, false, elem);
-    COLO_TRY(exchange(b, COLO_FORWARD, stream));
-    return colo_exchange_own(b, COLO_FORWARD, x, y, stream);
-}
-
-/* ---- backward ---- */
-
-/* The rank's source part, contiguous, as the slab of a level. */
-static colo_view_t slab_view(const colo_shaped_t *s, int64_t level)
+/* The rank's source part of tensor @t, contiguous, as the slab of a level. */
+static colo_view_t slab_view(const colo_shaped_t *s, const colo_carried_t *t, int64_t level)
 {
     const colo_owned_t *o = &s->plan->own_src;
-    int64_t h = o->h1 - o->h0;
-    return (colo_view_t){.data = (char *)s->slab + (size_t)s->slab_of[level] * s->slab_size,
+    int64_t h = (o->h1 - o->h0) * t->per;
+    return (colo_view_t){.data =
+                             (char *)s->slab + (size_t)s->slab_of[level] * s->slab_size + t->slab,
                          .stride = {o->rows * h, h, 1}};
 }
 
 /* d_x[region] = sum over levels, in level order; own level from d_y where it is held here. */
-static colo_status_t sum_region(colo_bridge_t *b, const colo_region_t *r, const colo_place_t *at,
-                                bool own_is_local, colo_view_t d_y, colo_view_t d_x,
+static colo_status_t sum_region(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
+                                const colo_region_t *r, const colo_place_t *at, bool own_is_local,
                                 colo_stream_t stream)
 {
-    const colo_shaped_t *s = &b->now;
     const colo_plan_t *p = s->plan;
-    size_t elem = colo_dtype_size(p->config.dtype);
-    colo_box_t addend[COLO_MAX_ADDENDS];
-    colo_box_t to = box_at(d_x, &p->own_src, r, at->src_row, elem);
+    colo_box_t addend[COLO_MAX_ADDENDS] = {{0}};
+    colo_box_t to = box_at(t, t->out, &p->own_src, r, at->src_row, false);
     for (int64_t level = 0; level < p->levels; level++)
         addend[level] = own_is_local && level == p->own_level
-                            ? box_at(d_y, &p->own_dst, r, at->dst_row, elem)
-                            : box_at(slab_view(s, level), &p->own_src, r, at->src_row, elem);
-    return b->ops->box_sum(&to, addend, (int32_t)p->levels, p->config.dtype, stream);
+                            ? box_at(t, t->in, &p->own_dst, r, at->dst_row, false)
+                            : box_at(t, slab_view(s, t, level), &p->own_src, r, at->src_row, false);
+    return b->ops->box_sum(&to, addend, (int32_t)p->levels, t->dtype, stream);
 }
 
-static colo_status_t sum_levels(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
+static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
                                 colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
+    const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
     /* own level: held here or received; the two lists together cover each element once */
     int64_t own = p->own_level >= 0 ? p->own_level : 0;
     for (int64_t i = 0; i < local->nregions; i++)
-        COLO_TRY(sum_region(b, &local->region[i], &local->place[i], true, d_y, d_x, stream));
+        COLO_TRY(sum_region(b, s, t, &local->region[i], &local->place[i], true, stream));
     for (int64_t i = 0; i < recv->nregions; i++)
         if (recv->region[i].level == own)
-            COLO_TRY(sum_region(b, &recv->region[i], &recv->place[i], false, d_y, d_x, stream));
+            COLO_TRY(sum_region(b, s, t, &recv->region[i], &recv->place[i], false, stream));
     return COLO_OK;
+}
+
+/* ---- forward and backward ---- */
+
+colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
+                                colo_way_t way, const colo_carried_t *t, int32_t n,
+                                colo_stream_t stream)
+{
+    const colo_plan_t *p = s->plan;
+    colo_lane_t *l = &s->lane[way];
+    const colo_routes_t *recv = &p->recv[way];
+    const bool fwd = way == COLO_FORWARD, summed = !fwd && p->levels > 1;
+    COLO_TRY(make_ready(b, s, stream));
+    fill(s, l->send_box, &p->send[way], t, n, true, fwd);
+    if (!summed)
+        fill(s, l->recv_box, recv, t, n, false, !fwd);
+    for (int64_t i = 0; summed && i < recv->nregions; i++)
+        for (int32_t k = 0; k < n; k++)
+            l->recv_box[i * n + k] =
+                box_at(&t[k], slab_view(s, &t[k], recv->region[i].level), &p->own_src,
+                       &recv->region[i], recv->place[i].src_row, s->bytes);
+    COLO_TRY(exchange(b, s, op, way, stream));
+    for (int32_t k = 0; k < n; k++)
+        COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, way, &t[k], stream));
+    return COLO_OK;
+}
+
+colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
+                                    colo_stream_t stream)
+{
+    const colo_carried_t t = one_tensor(b, x, y);
+    return colo_exchange_run(b, &b->now, colo_bridge_op(b, COLO_FORWARD), COLO_FORWARD, &t, 1,
+                             stream);
 }
 
 colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
                                      colo_stream_t stream)
 {
-    const colo_plan_t *p = b->now.plan;
-    colo_lane_t *l = &b->now.lane[COLO_BACKWARD];
-    const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
-    size_t elem = colo_dtype_size(p->config.dtype);
-    bool summed = p->levels > 1;
-    COLO_TRY(make_ready(b, stream));
-    fill(l->send_box, &p->send[COLO_BACKWARD], d_y, &p->own_dst, false, elem);
-    for (int64_t i = 0; i < recv->nregions; i++)
-        l->recv_box[i] = box_at(summed ? slab_view(&b->now, recv->region[i].level) : d_x,
-                                &p->own_src, &recv->region[i], recv->place[i].src_row, elem);
-    COLO_TRY(exchange(b, COLO_BACKWARD, stream));
-    if (summed)
-        return sum_levels(b, d_y, d_x, stream);
-    return colo_exchange_own(b, COLO_BACKWARD, d_y, d_x, stream);
+    const colo_carried_t t = one_tensor(b, d_y, d_x);
+    return colo_exchange_run(b, &b->now, colo_bridge_op(b, COLO_BACKWARD), COLO_BACKWARD, &t, 1,
+                             stream);
 }

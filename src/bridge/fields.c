@@ -7,6 +7,7 @@
  * shown by its first entries.
  */
 #include "bridge/bridge.h"
+#include "bridge/ragged.h"
 
 #include "core/hash.h"
 
@@ -82,14 +83,17 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     colo_fields_add(f, "dtype", "%s", colo_dtype_name(c->dtype));
     colo_fields_add(f, "output", "%s", sharded ? "SHARDED" : "FULL_SEQ");
     colo_fields_add(f, "grad", "%s",
-                    c->no_grad                  ? "no_grad"
-                    : sharded                   ? "own rows"
+                    c->no_grad                 ? "no_grad"
+                    : sharded                  ? "own rows"
                     : c->grad == COLO_DISJOINT ? "DISJOINT"
-                                                : "PARTIAL");
+                                               : "PARTIAL");
     colo_fields_add(f, "ranks_per_node", "%lld", (long long)c->ranks_per_node);
     colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
     colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes : "any");
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));
+    if (b->ragged)
+        colo_fields_add(f, "ragged", "%s, at most %lld rows",
+                        b->ragged->merged ? "MERGED" : "PACKED", (long long)b->ragged->max_rows);
     /* else some would connect now and others not */
     colo_fields_add(f, "registered memory", "%s", b->late ? "yes" : "no");
     colo_fields_add(f, "bridge of this comm", "%llu", (unsigned long long)b->number);

@@ -16,15 +16,33 @@
 
 #include "core/try.h"
 
+/* The first run that ends behind @row. */
+static int64_t first_behind(const colo_runs_t *runs, int64_t row)
+{
+    int64_t a = 0, z = runs->n;
+    while (a < z) {
+        const int64_t mid = a + (z - a) / 2;
+        if (runs->run[mid].row + runs->run[mid].count <= row)
+            a = mid + 1;
+        else
+            z = mid;
+    }
+    return a;
+}
+
 /* w->pieces = the rows that a needed and a held block share, as runs that are contiguous in both;
  * by row. Boxes are set later. */
 static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_runs_t *src,
                                 const colo_runs_t *dst)
 {
-    const bool whole = w->cfg->output == COLO_FULL_SEQ; /* all rows are in memory */
-    int64_t last_src = -1, last_dst = -1;               /* where the run before ends */
+    /* all rows are in memory; runs of a ragged batch say where */
+    const bool whole = w->cfg->output == COLO_FULL_SEQ && !w->ragged;
+    int64_t last_src = -1, last_dst = -1; /* where the run before ends */
     w->pieces.n = 0;
-    for (int64_t i = 0, j = 0; i < src->n && j < dst->n;) {
+    if (src->n == 0 || dst->n == 0)
+        return COLO_OK;
+    int64_t i = first_behind(src, dst->run[0].row), j = first_behind(dst, src->run[0].row);
+    while (i < src->n && j < dst->n) {
         const colo_run_t *x = &src->run[i], *y = &dst->run[j];
         int64_t x1 = x->row + x->count, y1 = y->row + y->count;
         int64_t lo = x->row > y->row ? x->row : y->row, hi = x1 < y1 ? x1 : y1;

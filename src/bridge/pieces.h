@@ -15,9 +15,11 @@ typedef struct colo_list {
 typedef struct colo_side {
     const colo_layout_t *layout;
     const colo_posmap_t *map;
-    bool full;                    /* rows are not split in this role */
-    bool level_fixed;             /* PARTIAL: context dims are pinned to fixed[] */
-    int64_t fixed[COLO_MAX_DIMS]; /* context coordinates of the level; -1 elsewhere */
+    bool full;                        /* rows are not split in this role */
+    bool level_fixed;                 /* PARTIAL: context dims are pinned to fixed[] */
+    int64_t fixed[COLO_MAX_DIMS];     /* context coordinates of the level; -1 elsewhere */
+    const struct colo_ragged *ragged; /* rows are those of its tables; NULL: of a map */
+    bool ragged_src;
 } colo_side_t;
 
 typedef struct colo_builder {
@@ -25,6 +27,7 @@ typedef struct colo_builder {
     colo_plan_t *plan;
     size_t elem;
     int64_t per_node;
+    bool ragged;
     colo_list_t recvs, sends, *out; /* colo_entry_t; out: the list being made */
     colo_list_t met[3], fed[3];     /* blocks by axis: that meet mine, that a held block feeds */
     colo_list_t pieces;             /* colo_entry_t: regions of one piece */
@@ -53,6 +56,7 @@ typedef struct colo_extent {
     int64_t of[3];
 } colo_extent_t;
 
+void colo_block_clear(colo_block_t *b);
 /* The coordinates that make @coords' block on a side; the stage counts as chosen. */
 void colo_block_of(const colo_side_t *side, const int64_t *coords, colo_block_t *b);
 int colo_block_cmp(const void *a, const void *b); /* by coordinates */
@@ -111,6 +115,15 @@ colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
  * (peer is the needer), else everything (peer is the sender). */
 colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
                                  int64_t i, int64_t needer, bool sends);
+
+/* ---- plan.c ---- */
+
+/* A plan without lists; @config is checked. Its levels, and which of them is this rank's. */
+colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
+/* The lists of one way between two sides, of which full, level_fixed and fixed are set here. */
+colo_status_t colo_plan_route(colo_builder_t *w, colo_way_t way, colo_side_t src, colo_side_t dst);
+void colo_plan_count_bytes(colo_plan_t *plan, size_t elem);
+void colo_builder_deinit(colo_builder_t *w);
 
 /* ---- pieces.c ---- */
 

@@ -99,16 +99,15 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
 }
 
 /* All pieces of one way; backward PARTIAL: once a level, with the context dims pinned. */
-static colo_status_t build_way(colo_builder_t *w, colo_way_t way, const colo_posmap_t *src_map,
-                               const colo_posmap_t *dst_map)
+colo_status_t colo_plan_route(colo_builder_t *w, colo_way_t way, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;
     colo_plan_t *plan = w->plan;
     bool partial =
         way == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
     bool full = partial || (way == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
-    colo_side_t src = {.layout = &plan->src, .map = src_map};
-    colo_side_t dst = {.layout = &plan->dst, .map = dst_map, .full = full, .level_fixed = partial};
+    dst.full = full;
+    dst.level_fixed = partial;
     colo_side_t *need = way == COLO_FORWARD ? &dst : &src,
                 *hold = way == COLO_FORWARD ? &src : &dst;
     int32_t dims[COLO_MAX_SPLITS];
@@ -158,7 +157,7 @@ static int64_t collective_recv(const colo_plan_t *p, colo_way_t way, size_t elem
     return reduce + (dd > ds ? v * (k - 1) : 0);
 }
 
-static void count_bytes(colo_plan_t *p, size_t elem)
+void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
 {
     char kept[1024]; /* a no is an answer here, not a failure */
     snprintf(kept, sizeof kept, "%s", colo_last_error());
@@ -182,6 +181,15 @@ static void count_bytes(colo_plan_t *p, size_t elem)
 }
 
 /* ---- create ---- */
+
+void colo_builder_deinit(colo_builder_t *w)
+{
+    colo_list_t *lists[] = {&w->recvs,   &w->sends,   &w->pieces, &w->ranks,  &w->needers,
+                            &w->by_node, &w->by_rail, &w->met[0], &w->met[1], &w->met[2],
+                            &w->fed[0],  &w->fed[1],  &w->fed[2]};
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
+        free(lists[i]->at);
+}
 
 static uint64_t hash_config(const colo_plan_t *p)
 {
@@ -249,6 +257,8 @@ static colo_status_t build(colo_plan_t *p)
     colo_builder_t w = {
         .cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype), .per_node = c->ranks_per_node};
     colo_posmap_t src_map = {0}, dst_map = {0};
+    const colo_side_t src = {.layout = &p->src, .map = &src_map};
+    const colo_side_t dst = {.layout = &p->dst, .map = &dst_map};
     bool full = c->output == COLO_FULL_SEQ;
     colo_status_t st = COLO_OK;
     COLO_TRY_GOTO(st, colo_layout_check_rows(&p->src, s->rows), done);
@@ -264,30 +274,21 @@ static colo_status_t build(colo_plan_t *p)
                   colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, full,
                                     &p->own_dst, NULL, 0, NULL),
                   done);
-    COLO_TRY_GOTO(st, build_way(&w, COLO_FORWARD, &src_map, &dst_map), done);
+    COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)
-        COLO_TRY_GOTO(st, build_way(&w, COLO_BACKWARD, &src_map, &dst_map), done);
-    count_bytes(p, w.elem);
+        COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
+    colo_plan_count_bytes(p, w.elem);
 done:
     colo_posmap_deinit(&src_map);
     colo_posmap_deinit(&dst_map);
-    colo_list_t *lists[] = {&w.recvs,   &w.sends,   &w.pieces, &w.ranks,  &w.needers,
-                            &w.by_node, &w.by_rail, &w.met[0], &w.met[1], &w.met[2],
-                            &w.fed[0],  &w.fed[1],  &w.fed[2]};
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
-        free(lists[i]->at);
+    colo_builder_deinit(&w);
     return st;
 }
 
-colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
+colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
 {
     int64_t coords[COLO_MAX_DIMS];
     int32_t dims[COLO_MAX_SPLITS];
-    if (!plan)
-        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
-    if (rank < 0)
-        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
-    COLO_TRY(check_config(config));
     colo_plan_t *p = calloc(1, sizeof *p);
     if (!p)
         return colo_fail(COLO_ERR_NOMEM, "plan: %zu bytes", sizeof *p);
@@ -312,6 +313,19 @@ colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *con
             p->own_level += coords[dims[i]] * p->levels;
         p->levels *= p->dst.grid.extent[dims[i]];
     }
+    *plan = p;
+    return COLO_OK;
+}
+
+colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
+{
+    colo_plan_t *p;
+    if (!plan)
+        return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
+    if (rank < 0)
+        return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
+    COLO_TRY(check_config(config));
+    COLO_TRY(colo_plan_new(&p, config, rank));
     colo_status_t st = build(p);
     if (st < 0) {
         colo_plan_destroy(&p);

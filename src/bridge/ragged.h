@@ -5,14 +5,14 @@
 
 #include "bridge/pieces.h"
 
-#include <colobridge/segments.h>
+#include <colobridge/ragged.h>
 
 /* How a layout divides the rows of a ragged batch. */
 typedef struct colo_ragged_axes {
     int64_t replicas; /* ranks along the dims that split samples */
-    int64_t cp;
-    bool zigzag;
-    int64_t sp; /* ranks along the other dims that split rows */
+    int64_t cp;       /* ranks along those that split rows in context; the major index */
+    int64_t sp;       /* ranks along the others that split rows */
+    bool zigzag;      /* destination, cp > 1 */
 } colo_ragged_axes_t;
 
 /* COLO_ERR_LAYOUT: not a layout that ragged batches can have. */
@@ -32,5 +32,59 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
 
 /* One table, the same on every machine. */
 uint64_t colo_table_hash(const int64_t *v, int64_t n);
+
+/*
+ * Tables seen along the axes of both sides, while a plan is made. Memory is kept for the next
+ * tables. src and dst are set before the first load.
+ */
+typedef struct colo_ragged {
+    colo_ragged_axes_t src, dst;
+    const colo_segments_t *tables; /* borrowed: of the call only */
+    int64_t rows;                  /* of all segments */
+    colo_list_t in_order, parts;   /* colo_part_t: by segment; by source row */
+    int64_t *src_lo;               /* [replicas + 1] first row of each source replica */
+    int64_t *base;                 /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *length;               /* [replicas] of that axis */
+    int64_t *dst_lo, *by_dst;      /* parts of each destination replica: by_dst[dst_lo[d] ..] */
+    int64_t cap[5];
+} colo_ragged_t;
+
+/* Checks tables and lays them out. */
+colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
+void colo_ragged_deinit(colo_ragged_t *r);
+
+/* The index of @coords among the parts of an axis, the first split coarsest. @context: 1 context
+ * splits only, 0 the others only, -1 all. */
+int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
+                         const int64_t *coords);
+/* Rows of a block, ascending. local is an index on the source rank, or on the whole axis of the
+ * destination replica; @on_rank: on the axis of the destination's context rank, unless full. */
+colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords, bool on_rank,
+                               colo_runs_t *runs);
+/* Blocks of @side that own any of the rows @mine, in an order that both sides know. */
+colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out);
+
+/* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
+ * @merged: the destination tensor is the whole sequence axis. */
+colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
+                               const colo_ragged_t *r, bool merged);
+
+/* ---- ragged.c: what a bridge keeps for its batches ---- */
+
+typedef struct colo_ragged_bridge {
+    colo_ragged_t axes; /* of the last tables */
+    bool merged;
+    int64_t max_rows;           /* of a source rank; 0: any */
+    int64_t src_rows, dst_rows; /* of the last tables */
+    void *slab;                 /* addends of one call; grows */
+    size_t slab_size;
+} colo_ragged_bridge_t;
+
+/* Local. COLO_ERR_UNBUILT: not on this memory yet. */
+colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *config);
+/* Addends of max_rows; the bridge has its plan. */
+colo_status_t colo_ragged_reserve(colo_bridge_t *b);
+void colo_ragged_destroy(colo_bridge_t *b);
+size_t colo_ragged_scratch(const colo_bridge_t *b);
 
 #endif

@@ -26,7 +26,7 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l,
     for (int i = 0; i < l->nsplits[COLO_ROWS]; i++) {
         const colo_split_t *s = &l->split[COLO_ROWS][i];
         if (is_src || !s->context) {
-            axes->sp *= l->grid.extent[s->dim];
+            *(s->context ? &axes->cp : &axes->sp) *= l->grid.extent[s->dim];
             continue;
         }
         if (i > 0)
@@ -35,7 +35,7 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l,
                              "split %d, expected as its first and only context split",
                              l->grid.name[s->dim], i);
         axes->cp = l->grid.extent[s->dim];
-        axes->zigzag = s->kind == COLO_ZIGZAG;
+        axes->zigzag = s->kind == COLO_ZIGZAG && axes->cp > 1;
     }
     return COLO_OK;
 }
@@ -87,16 +87,19 @@ static colo_status_t check_index(const char *what, int64_t i, const char *table,
 static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged_axes_t *dst)
 {
     const int64_t unit = dst->cp > 1 ? dst->cp * (dst->zigzag ? 2 : 1) : 1;
-    int64_t sum = 0;
+    COLO_AUTOFREE int64_t *axis = calloc((size_t)dst->replicas, 2 * sizeof *axis);
+    int64_t *last = axis + dst->replicas;
+    if (!axis)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)dst->replicas);
     for (int64_t q = 0; q < s->nseqs; q++) {
-        const int64_t length = s->seq_len[q];
-        COLO_TRY(check_index("sequence", q, "seq_dp", s->seq_dp[q], dst->replicas));
-        if (length < 0 || !colo_add_ok(sum, length, &sum))
+        const int64_t length = s->seq_len[q], d = s->seq_dp[q];
+        COLO_TRY(check_index("sequence", q, "seq_dp", d, dst->replicas));
+        if (length < 0 || !colo_add_ok(axis[d], length, &axis[d]))
             return colo_fail(
                 COLO_ERR_ARG,
                 length < 0 ? "segments: sequence %lld has %lld positions, expected >= 0"
-                           : "segments: sequence %lld: its %lld positions make the sum of all "
-                             "lengths exceed 63 bits",
+                           : "segments: sequence %lld: its %lld positions make the lengths of "
+                             "its replica exceed 63 bits",
                 (long long)q, (long long)length);
         if (length % unit)
             return colo_fail(COLO_ERR_LAYOUT,
@@ -104,24 +107,15 @@ static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged
                              "%s%lld = %lld; pad it",
                              (long long)q, (long long)length,
                              dst->zigzag ? "2 * cp=" : "cp=", (long long)dst->cp, (long long)unit);
-    }
-    if (dst->sp == 1 || s->nseqs == 0)
-        return COLO_OK;
-    COLO_AUTOFREE int64_t *axis = calloc((size_t)dst->replicas, 2 * sizeof *axis);
-    int64_t *last = axis + dst->replicas;
-    if (!axis)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)dst->replicas);
-    for (int64_t q = 0; q < s->nseqs; q++) {
-        axis[s->seq_dp[q]] += s->seq_len[q] / dst->cp;
-        last[s->seq_dp[q]] = q;
+        last[d] = q;
     }
     for (int64_t d = 0; d < dst->replicas; d++)
-        if (axis[d] % dst->sp)
+        if (axis[d] / dst->cp % dst->sp)
             return colo_fail(COLO_ERR_LAYOUT,
                              "segments: the sequences of replica %lld, the last of them sequence "
                              "%lld, have %lld positions on a context rank, expected a multiple of "
                              "the %lld ranks of sequence parallelism; pad one",
-                             (long long)d, (long long)last[d], (long long)axis[d],
+                             (long long)d, (long long)last[d], (long long)(axis[d] / dst->cp),
                              (long long)dst->sp);
     return COLO_OK;
 }

@@ -123,7 +123,8 @@ static void bad_lengths_are_refused_with_their_numbers(void **state)
     worked(&t)->len[0] = -4;
     assert_fails(check(&t), COLO_ERR_ARG, "sequence 0 has -4 positions");
     worked(&t)->len[1] = INT64_MAX - 3;
-    assert_fails(check(&t), COLO_ERR_ARG, "sequence 1: its 9223372036854775804 positions");
+    assert_fails(check(&t), COLO_ERR_ARG,
+                 "sequence 1: its 9223372036854775804 positions make the lengths of its replica");
     worked(&t);
     layouts(&t, "dp=2", "tp=3,cp=2,dp=1", true); /* 10 positions on a context rank */
     assert_fails(check(&t), COLO_ERR_LAYOUT,

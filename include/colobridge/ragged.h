@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged.h - a bridge for ragged batches: any number of rows per image, of images per sample.
+ *
+ * Create the bridge with config.ragged. In each step, set the tables of the step (segments.h), ask
+ * how many rows this rank has, then run forward and backward on the batch that came out. Several
+ * batches with different tables may be outstanding. docs/ragged.md shows the way of one image.
+ *
+ * Tensors are [rows, features]. On a source rank x has the rows of its replica's segments, in the
+ * order of the tables, cut into equal blocks over the ranks that split rows. On a destination rank
+ * y has, with
+ *   COLO_FULL_SEQ, COLO_PACKED   all rows of its replica, by sequence and position
+ *   COLO_SHARDED, COLO_PACKED    those of them that the rank owns
+ *   COLO_MERGED                  the whole sequence axis of its replica (FULL_SEQ), or the rank's
+ * part of it: the batch's rows are written at their positions, nothing else is
+ */
+#ifndef COLOBRIDGE_RAGGED_H
+#define COLOBRIDGE_RAGGED_H
+
+#include <colobridge/bridge.h>
+#include <colobridge/segments.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct colo_batch colo_batch_t;
+
+/**
+ * colo_bridge_set_segments() - plan a batch; local, nothing waits
+ * All ranks of the bridge's comm set the same tables. The first call on the batch compares them.
+ * @segments:  borrowed for the call: the tables may be freed or changed afterwards
+ * @batch:     out: owned by the caller, destroyed before the bridge. Batches set before stay valid
+ * Errors:     those of colo_segments_check(); COLO_ERR_ARG (the bridge is not ragged, more rows
+ * than max_rows), COLO_ERR_MISSING (a peer is not in the comm), COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge,
+                                                const colo_segments_t *segments,
+                                                colo_batch_t **batch);
+/** colo_bridge_rows() - rows of this rank's x and y for the tables set last; 0 before. @src_rows
+ * and
+ *  @dst_rows may be NULL */
+COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows);
+
+/**
+ * colo_batch_forward() - carry @n tensors with one routing, in one message per pair of ranks
+ * @x:       in   [n] tensors [source rows, features]; NULL on ranks without source rows
+ * @y:       out  [n] tensors [destination rows, features], each of the dtype and the features of
+ *                its x. NULL on ranks on which nothing arrives. Overlaps no x and no other y. With
+ *                COLO_MERGED only the rows of the batch are written
+ * @n:       at least 1, the same on all ranks. Tensors may differ in dtype and features
+ * @stream:  NULL
+ *
+ * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the way and n between
+ *           all ranks of the comm: an error on any rank is an error on all, nothing is written, and
+ *           the comm lives on. Later calls compare between ranks that exchange messages. 2: every
+ *           call compares
+ * Errors:   COLO_ERR_MISMATCH (tables differ; the sentence names the table), COLO_ERR_ARG,
+ *           COLO_ERR_SHAPE (nothing is written; where ranks are not compared, the comm is marked
+ *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
+                                          const colo_tensor_t *y, int32_t n, colo_stream_t stream);
+/**
+ * colo_batch_backward() - carry the gradients of y back to those of x
+ * @d_y:  in   [n] tensors shaped like y; with COLO_MERGED only the rows of the batch are read
+ * @d_x:  out  [n] tensors shaped like x; every element is written
+ * @n:    may differ from that of the forward: tensors without a gradient stay away
+ * Errors: as forward; COLO_ERR_STATE when created with no_grad; COLO_ERR_ARG: PARTIAL gradients of
+ * a dtype that is not added up
+ */
+COLO_API colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
+                                           const colo_tensor_t *d_x, int32_t n,
+                                           colo_stream_t stream);
+/** colo_batch_plan() - what this rank sends and receives, with the bytes of one tensor of the
+ *  bridge's features and dtype; a view. Rows of regions are numbered along the source replicas */
+COLO_API const colo_plan_t *colo_batch_plan(const colo_batch_t *batch);
+/** colo_batch_destroy() - local; takes NULL */
+COLO_API void colo_batch_destroy(colo_batch_t **batch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

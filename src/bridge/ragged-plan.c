@@ -1,0 +1,164 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged-plan.c - one rank's plan for the tables of a ragged batch.
+ *
+ * The rows of all segments are one sample of a plan, whose rules and lists are those of plan.c;
+ * what a block owns is ragged-sides.c's. Afterwards each destination row of this rank gets its
+ * index in the tensor: among the rows that arrive (packed), or on the sequence axis (merged).
+ */
+#include "bridge/ragged.h"
+
+#include "core/hash.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+
+/* ---- where rows are in the destination tensor ---- */
+
+/* Rows at indices first, first + 1 .. of the replica's axis are at row, row + 1 .. of the tensor.
+ */
+typedef struct stored {
+    int64_t first, count, row;
+} stored_t;
+
+static int by_first(const void *a, const void *b)
+{
+    const int64_t x = ((const stored_t *)a)->first, y = ((const stored_t *)b)->first;
+    return (x > y) - (x < y);
+}
+
+/* Rows of a merged tensor of this rank, and the index of its first on the context rank's axis. */
+static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, const int64_t *coords,
+                           int64_t *first)
+{
+    const colo_layout_t *l = side->layout;
+    int64_t length = r->length[colo_ragged_part(l, COLO_SAMPLES, -1, coords)];
+    *first = 0;
+    if (side->full)
+        return length;
+    length /= r->dst.cp * r->dst.sp;
+    *first = length * colo_ragged_part(l, COLO_ROWS, 0, coords);
+    return length;
+}
+
+static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side,
+                                 const int64_t *coords, bool merged, stored_t **out, int64_t *n,
+                                 int64_t *rows)
+{
+    colo_runs_t whole = {0}, on_rank = {0};
+    colo_status_t st = COLO_OK;
+    int64_t first;
+    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, false, &whole), done);
+    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, true, &on_rank), done);
+    *n = whole.n;
+    *rows = whole.rows;
+    *out = malloc((size_t)(*n + 1) * sizeof **out);
+    if (!*out) {
+        st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)*n);
+        goto done;
+    }
+    for (int64_t i = 0; i < *n; i++)
+        (*out)[i] = (stored_t){whole.run[i].local, whole.run[i].count, on_rank.run[i].local};
+    qsort(*out, (size_t)*n, sizeof **out, by_first);
+    if (merged)
+        *rows = merged_rows(r, side, coords, &first);
+    for (int64_t i = 0, at = 0; i < *n; at += (*out)[i++].count)
+        (*out)[i].row = merged ? (*out)[i].row - first : at;
+done:
+    colo_runs_deinit(&whole);
+    colo_runs_deinit(&on_rank);
+    return st;
+}
+
+static void place(colo_routes_t *routes, const stored_t *stored, int64_t n)
+{
+    for (int64_t i = 0; i < routes->nregions; i++) {
+        const int64_t at = routes->place[i].dst_row;
+        int64_t a = 0, z = n; /* stored[a].first <= at < stored[z].first */
+        while (z - a > 1) {
+            const int64_t mid = a + (z - a) / 2;
+            if (stored[mid].first <= at)
+                a = mid;
+            else
+                z = mid;
+        }
+        routes->place[i].dst_row = stored[a].row + (at - stored[a].first);
+    }
+}
+
+/* ---- the plan ---- */
+
+static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t rows,
+                colo_owned_t *out)
+{
+    int64_t coords[COLO_MAX_DIMS];
+    colo_span_t h[2 * COLO_MAX_SPANS];
+    if (!colo_layout_holds(side->layout, rank))
+        return;
+    (void)colo_grid_coords(&side->layout->grid, rank, coords);
+    if (colo_axis_spans(side->layout, COLO_FEATURES, coords, features, h))
+        *out = (colo_owned_t){.b1 = 1, .h0 = h[0].lo, .h1 = h[0].hi, .rows = rows};
+}
+
+static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, bool merged)
+{
+    const colo_plan_config_t *c = &p->config;
+    colo_builder_t w = {
+        .cfg = c, .plan = p, .elem = unit, .per_node = c->ranks_per_node, .ragged = true};
+    const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
+    const colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
+    int64_t coords[COLO_MAX_DIMS], n = 0, rows = 0, arriving = 0;
+    colo_runs_t mine = {0};
+    stored_t *stored = NULL;
+    colo_status_t st = COLO_OK;
+    if (colo_layout_holds(&p->src, p->rank)) {
+        (void)colo_grid_coords(&p->src.grid, p->rank, coords);
+        COLO_TRY_GOTO(st, colo_ragged_rows(&src, coords, false, &mine), done);
+    }
+    own(&src, p->rank, c->shape.features, mine.rows, &p->own_src);
+    if (colo_layout_holds(&p->dst, p->rank)) {
+        (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
+        COLO_TRY_GOTO(st, list_stored(r, &dst, coords, merged, &stored, &n, &rows), done);
+    }
+    own(&dst, p->rank, c->shape.features, rows, &p->own_dst);
+    COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
+    if (!c->no_grad)
+        COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
+    colo_plan_count_bytes(p, unit);
+    for (int64_t i = 0; i < n; i++)
+        arriving += stored[i].count; /* of a merged tensor, too */
+    p->bytes[COLO_FORWARD].minimum =
+        arriving * (p->own_dst.h1 - p->own_dst.h0) * (int64_t)unit - p->bytes[COLO_FORWARD].local;
+    for (int way = 0; way < 2; way++)
+        p->bytes[way].collective_recv = -1;
+    place(&p->recv[COLO_FORWARD], stored, n);
+    place(&p->local[COLO_FORWARD], stored, n);
+    place(&p->send[COLO_BACKWARD], stored, n);
+    place(&p->local[COLO_BACKWARD], stored, n);
+done:
+    colo_runs_deinit(&mine);
+    colo_builder_deinit(&w);
+    free(stored);
+    return st;
+}
+
+colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
+                               const colo_ragged_t *r, bool merged)
+{
+    colo_plan_config_t c = *config;
+    colo_plan_t *p;
+    /* features in the units in which both sides cut them */
+    const int64_t a = colo_layout_parts(c.src, COLO_FEATURES);
+    const int64_t b = colo_layout_parts(c.dst, COLO_FEATURES), units = a / colo_gcd(a, b) * b;
+    const size_t unit = (size_t)(c.shape.features / units) * colo_dtype_size(c.dtype);
+    c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
+    COLO_TRY(colo_plan_new(&p, &c, rank));
+    colo_status_t st = build(p, r, unit, merged);
+    if (st < 0) {
+        colo_plan_destroy(&p);
+        return st;
+    }
+    p->hash = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_segments_hash(r->tables));
+    *plan = p;
+    return COLO_OK;
+}

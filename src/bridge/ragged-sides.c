@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged-sides.c - a ragged batch in the two roles of a plan: which rows a block owns, which blocks
+ * own given rows.
+ *
+ * Rows are numbered along the source axes: replica after replica, in each of them segment after
+ * segment. A source block is one range of these numbers. A destination block is a list of runs,
+ * each with its index on the replica's whole sequence axis: runs that follow each other in both
+ * numbers lie one behind the other in memory on both sides, whatever the placement is. So both ends
+ * of a message find the same runs without knowing how the other one stores them.
+ */
+#include "bridge/ragged.h"
+
+#include "bridge/index.h"
+#include "core/try.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- coordinates of blocks ---- */
+
+static bool counts(const colo_layout_t *l, colo_axis_t axis, int i, int context)
+{
+    return context < 0 || l->split[axis][i].context == (context == 1);
+}
+
+int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
+                         const int64_t *coords)
+{
+    int64_t at = 0;
+    for (int i = 0; i < l->nsplits[axis]; i++)
+        if (counts(l, axis, i, context))
+            at = at * l->grid.extent[l->split[axis][i].dim] + coords[l->split[axis][i].dim];
+    return at;
+}
+
+static void set_part(const colo_layout_t *l, colo_axis_t axis, int context, int64_t at,
+                     int64_t *coords)
+{
+    for (int i = l->nsplits[axis] - 1; i >= 0; i--)
+        if (counts(l, axis, i, context)) {
+            const int32_t dim = l->split[axis][i].dim;
+            coords[dim] = at % l->grid.extent[dim];
+            at /= l->grid.extent[dim];
+        }
+}
+
+/* ---- the batch ---- */
+
+static bool grow(void *list, int64_t *cap, int64_t n)
+{
+    int64_t **at = list;
+    if (n <= *cap)
+        return true;
+    int64_t *next = realloc(*at, (size_t)n * sizeof **at);
+    if (next) {
+        *at = next;
+        *cap = n;
+    }
+    return next != NULL;
+}
+
+/* Parts by source row; the tables list them by segment. */
+static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
+{
+    const colo_part_t *from = r->in_order.at;
+    const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
+    int64_t *next = r->src_lo; /* of each replica; shifted back below */
+    memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
+    for (int64_t e = 0; e < r->tables->count; e++)
+        r->src_lo[src_dp[e] + 1] += r->tables->rows[e];
+    for (int64_t d = 0; d < replicas; d++)
+        r->src_lo[d + 1] += r->src_lo[d];
+    r->rows = r->src_lo[replicas];
+    COLO_AUTOFREE int64_t *slot = calloc((size_t)replicas + 1, sizeof *slot);
+    if (!slot)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
+    for (int64_t i = 0; i < n; i++)
+        slot[src_dp[from[i].segment] + 1]++;
+    for (int64_t d = 0; d < replicas; d++)
+        slot[d + 1] += slot[d];
+    r->parts.n = 0;
+    for (int64_t i = 0; i < n; i++)
+        if (!colo_list_push(&r->parts, sizeof *from))
+            return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    colo_part_t *to = r->parts.at;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t d = src_dp[from[i].segment];
+        colo_part_t *p = &to[slot[d]++];
+        *p = from[i];
+        p->row = next[d];
+        next[d] += from[i].count;
+    }
+    /* each entry has run on to the begin of the next replica */
+    memmove(&r->src_lo[1], &r->src_lo[0], (size_t)replicas * sizeof *r->src_lo);
+    r->src_lo[0] = 0;
+    return COLO_OK;
+}
+
+/* Where each sequence begins on the axis of its replica, and the parts of each replica. */
+static void sort_sequences(colo_ragged_t *r, int64_t replicas)
+{
+    const colo_segments_t *s = r->tables;
+    const colo_part_t *p = r->parts.at;
+    memset(r->length, 0, (size_t)replicas * sizeof *r->length);
+    memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
+    for (int64_t q = 0; q < s->nseqs; q++) {
+        r->base[q] = r->length[s->seq_dp[q]];
+        r->length[s->seq_dp[q]] += s->seq_len[q];
+    }
+    for (int64_t i = 0; i < r->parts.n; i++)
+        r->dst_lo[s->seq_dp[p[i].seq] + 1]++;
+    for (int64_t d = 0; d < replicas; d++)
+        r->dst_lo[d + 1] += r->dst_lo[d];
+    for (int64_t i = 0; i < r->parts.n; i++)
+        r->by_dst[r->dst_lo[s->seq_dp[p[i].seq]]++] = i;
+    memmove(&r->dst_lo[1], &r->dst_lo[0], (size_t)replicas * sizeof *r->dst_lo);
+    r->dst_lo[0] = 0;
+}
+
+colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
+{
+    const int64_t nsrc = r->src.replicas, ndst = r->dst.replicas;
+    COLO_TRY(colo_segments_parts(s, &r->src, &r->dst, &r->in_order));
+    r->tables = s;
+    if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
+        !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
+        !grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
+                         (long long)s->count, (long long)s->nseqs);
+    COLO_TRY(sort_parts(r, nsrc));
+    sort_sequences(r, ndst);
+    return COLO_OK;
+}
+
+void colo_ragged_deinit(colo_ragged_t *r)
+{
+    free(r->in_order.at);
+    free(r->parts.at);
+    free(r->src_lo);
+    free(r->dst_lo);
+    free(r->length);
+    free(r->base);
+    free(r->by_dst);
+    memset(r, 0, sizeof *r);
+}
+
+/* ---- who owns a position ---- */
+
+typedef struct owner {
+    int64_t cp, sp;
+    int64_t local; /* on the axis of the context rank */
+    int64_t end;   /* the position at which this run of positions ends */
+} owner_t;
+
+/* Positions of a chunk of sequence @q. */
+static int64_t chunk_length(const colo_ragged_t *r, int64_t q)
+{
+    return r->tables->seq_len[q] / (r->dst.cp * (r->dst.zigzag ? 2 : 1));
+}
+
+/* Where chunk @j of sequence @q begins on the axis of the context rank that owns it. */
+static int64_t chunk_local(const colo_ragged_t *r, int64_t q, int64_t j)
+{
+    const int64_t first = r->base[q] / r->dst.cp;
+    return r->dst.zigzag && j >= r->dst.cp ? first + chunk_length(r, q) : first;
+}
+
+/* Positions that each rank of sequence parallelism owns on the axis of a context rank. */
+static int64_t sp_length(const colo_ragged_t *r, int64_t q)
+{
+    return r->length[r->tables->seq_dp[q]] / r->dst.cp / r->dst.sp;
+}
+
+static owner_t owner_of(const colo_ragged_t *r, int64_t q, int64_t p)
+{
+    const int64_t unit = chunk_length(r, q), j = p / unit;
+    owner_t o = {.cp = r->dst.zigzag && j >= r->dst.cp ? 2 * r->dst.cp - 1 - j : j,
+                 .local = chunk_local(r, q, j) + p % unit,
+                 .end = (j + 1) * unit};
+    if (r->dst.sp > 1) {
+        const int64_t block = sp_length(r, q);
+        o.sp = o.local / block;
+        if (o.end - p > (o.sp + 1) * block - o.local)
+            o.end = p + (o.sp + 1) * block - o.local;
+    }
+    return o;
+}
+
+/* ---- rows of a block ---- */
+
+static colo_status_t push_run(colo_runs_t *runs, int64_t row, int64_t count, int64_t local)
+{
+    if (runs->n == runs->cap) {
+        const int64_t cap = runs->cap ? 2 * runs->cap : 16;
+        colo_run_t *at = realloc(runs->run, (size_t)cap * sizeof *at);
+        if (!at)
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)cap);
+        runs->run = at;
+        runs->cap = cap;
+    }
+    runs->run[runs->n++] = (colo_run_t){row, count, local};
+    runs->rows += count;
+    return COLO_OK;
+}
+
+/* Rows of @part that a context rank owns of chunk @j, cut to its block of sequence parallelism. */
+static colo_status_t push_chunk(const colo_ragged_t *r, const colo_part_t *part, int64_t j,
+                                int64_t sp, bool on_rank, colo_runs_t *runs)
+{
+    const int64_t q = part->seq, unit = chunk_length(r, q);
+    int64_t lo = j * unit > part->pos ? j * unit : part->pos;
+    int64_t hi = (j + 1) * unit;
+    hi = hi < part->pos + part->count ? hi : part->pos + part->count;
+    int64_t local = chunk_local(r, q, j) + (lo - j * unit);
+    if (r->dst.sp > 1 && lo < hi) {
+        const int64_t block = sp_length(r, q), a = sp * block - local, z = a + block;
+        hi = z < hi - lo ? lo + z : hi;
+        local += a > 0 ? a : 0;
+        lo += a > 0 ? a : 0;
+    }
+    if (lo >= hi)
+        return COLO_OK;
+    return push_run(runs, part->row + (lo - part->pos), hi - lo, on_rank ? local : r->base[q] + lo);
+}
+
+static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs)
+{
+    const colo_ragged_t *r = side->ragged;
+    const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
+    const int64_t j = colo_ragged_part(side->layout, COLO_ROWS, 1, coords) * r->src.sp +
+                      colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    const int64_t n = r->src_lo[d + 1] - r->src_lo[d], parts = r->src.cp * r->src.sp;
+    const int64_t lo = colo_block_lo(n, parts, j), hi = colo_block_lo(n, parts, j + 1);
+    return lo < hi ? push_run(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
+}
+
+colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords, bool on_rank,
+                               colo_runs_t *runs)
+{
+    const colo_ragged_t *r = side->ragged;
+    const colo_part_t *parts = r->parts.at;
+    runs->n = runs->rows = 0;
+    if (side->ragged_src)
+        return source_rows(side, coords, runs);
+    const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
+    const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
+    const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    for (int64_t i = r->dst_lo[d]; i < r->dst_lo[d + 1]; i++) {
+        const colo_part_t *p = &parts[r->by_dst[i]];
+        if (side->full) {
+            COLO_TRY(push_run(runs, p->row, p->count, r->base[p->seq] + p->pos));
+            continue;
+        }
+        COLO_TRY(push_chunk(r, p, c, sp, on_rank, runs));
+        if (r->dst.zigzag)
+            COLO_TRY(push_chunk(r, p, 2 * r->dst.cp - 1 - c, sp, on_rank, runs));
+    }
+    return COLO_OK;
+}
+
+/* ---- blocks that own rows ---- */
+
+static colo_status_t push_block(colo_list_t *out, const colo_block_t *b)
+{
+    colo_block_t *slot = colo_list_push(out, sizeof *slot);
+    if (!slot)
+        return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)out->n);
+    *slot = *b;
+    return COLO_OK;
+}
+
+/* The source replica that holds @row; replicas may be empty. */
+static int64_t find_source(const colo_ragged_t *r, int64_t row)
+{
+    int64_t a = 0, z = r->src.replicas; /* src_lo[a] <= row < src_lo[z] */
+    while (z - a > 1) {
+        const int64_t mid = a + (z - a) / 2;
+        if (r->src_lo[mid] <= row)
+            a = mid;
+        else
+            z = mid;
+    }
+    return a;
+}
+
+static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mine,
+                                  colo_list_t *out)
+{
+    const colo_ragged_t *r = side->ragged;
+    const int64_t parts = r->src.cp * r->src.sp;
+    int64_t last = -1;
+    for (int64_t i = 0; i < mine->n; i++) {
+        int64_t lo = mine->run[i].row;
+        const int64_t hi = lo + mine->run[i].count;
+        while (lo < hi) {
+            const int64_t d = find_source(r, lo), n = r->src_lo[d + 1] - r->src_lo[d];
+            const int64_t j = colo_block_part(n, parts, lo - r->src_lo[d]);
+            int64_t end = r->src_lo[d] + colo_block_lo(n, parts, j + 1);
+            end = end < hi ? end : hi;
+            if (d * parts + j != last) { /* rows ascend, so blocks do */
+                colo_block_t b;
+                colo_block_clear(&b);
+                set_part(side->layout, COLO_SAMPLES, -1, d, b.coord);
+                set_part(side->layout, COLO_ROWS, 1, j / r->src.sp, b.coord);
+                set_part(side->layout, COLO_ROWS, 0, j % r->src.sp, b.coord);
+                COLO_TRY(push_block(out, &b));
+                last = d * parts + j;
+            }
+            ((colo_block_t *)out->at)[out->n - 1].count += end - lo;
+            lo = end;
+        }
+    }
+    return COLO_OK;
+}
+
+typedef struct met {
+    int64_t block, count;
+} met_t;
+
+static int by_block(const void *a, const void *b)
+{
+    const int64_t x = ((const met_t *)a)->block, y = ((const met_t *)b)->block;
+    return (x > y) - (x < y);
+}
+
+/* The blocks of positions [lo, hi) of sequence @q. */
+static colo_status_t meet_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
+                                    colo_list_t *met)
+{
+    const colo_ragged_t *r = side->ragged;
+    const int64_t d = r->tables->seq_dp[q];
+    while (lo < hi) {
+        const owner_t o = side->full ? (owner_t){.end = hi} : owner_of(r, q, lo);
+        const int64_t end = o.end < hi ? o.end : hi;
+        met_t *m = colo_list_push(met, sizeof *m);
+        if (!m)
+            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)met->n);
+        *m = (met_t){(d * r->dst.cp + o.cp) * r->dst.sp + o.sp, end - lo};
+        lo = end;
+    }
+    return COLO_OK;
+}
+
+static colo_status_t meet_rows(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
+{
+    const colo_ragged_t *r = side->ragged;
+    const colo_part_t *p = r->parts.at;
+    for (int64_t i = 0; i < mine->n; i++) {
+        const int64_t r0 = mine->run[i].row, r1 = r0 + mine->run[i].count;
+        int64_t a = 0, z = r->parts.n;
+        while (a < z) { /* the first part that ends behind r0 */
+            const int64_t mid = a + (z - a) / 2;
+            if (p[mid].row + p[mid].count <= r0)
+                a = mid + 1;
+            else
+                z = mid;
+        }
+        for (; a < r->parts.n && p[a].row < r1; a++) {
+            const int64_t lo = p[a].row > r0 ? p[a].row : r0;
+            const int64_t end = p[a].row + p[a].count, hi = end < r1 ? end : r1;
+            COLO_TRY(meet_positions(side, p[a].seq, p[a].pos + (lo - p[a].row),
+                                    p[a].pos + (hi - p[a].row), met));
+        }
+    }
+    return COLO_OK;
+}
+
+static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_t *mine,
+                                       colo_list_t *out)
+{
+    const colo_ragged_t *r = side->ragged;
+    colo_list_t list = {0};
+    colo_status_t st = meet_rows(side, mine, &list);
+    const met_t *met = list.at;
+    if (st == COLO_OK && list.n > 1)
+        qsort(list.at, (size_t)list.n, sizeof *met, by_block);
+    for (int64_t i = 0; st == COLO_OK && i < list.n; i++) {
+        if (i == 0 || met[i].block != met[i - 1].block) {
+            colo_block_t b;
+            const int64_t cp = met[i].block / r->dst.sp;
+            colo_block_clear(&b);
+            set_part(side->layout, COLO_SAMPLES, -1, cp / r->dst.cp, b.coord);
+            if (!side->full) {
+                set_part(side->layout, COLO_ROWS, 1, cp % r->dst.cp, b.coord);
+                set_part(side->layout, COLO_ROWS, 0, met[i].block % r->dst.sp, b.coord);
+            }
+            st = push_block(out, &b);
+        }
+        if (st == COLO_OK)
+            ((colo_block_t *)out->at)[out->n - 1].count += met[i].count;
+    }
+    free(list.at);
+    return st;
+}
+
+colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out)
+{
+    return side->ragged_src ? visit_source(side, mine, out) : visit_destination(side, mine, out);
+}

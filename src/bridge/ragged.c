@@ -1,0 +1,433 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged.c - bridges of ragged batches: set tables, check the tensors of a call, hand over to
+ * exchange.c.
+ *
+ * A batch is a plan with its lists, so batches with different tables do not disturb each other.
+ * Boxes count bytes, so tensors of other dtypes go in the same messages, and all ranks bring the
+ * same operation, those without rows among them. Addends of PARTIAL gradients lie in memory of the
+ * bridge, which grows to the largest call.
+ */
+#include "bridge/bridge.h"
+#include "bridge/ragged.h"
+
+#include "core/env.h"
+#include "core/hash.h"
+#include "core/overlap.h"
+#include "core/try.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct colo_batch {
+    colo_bridge_t *bridge;
+    colo_shaped_t s;
+    colo_fields_t fields; /* the tables, as all ranks must have them */
+    bool compared;
+};
+
+/* ---- the bridge ---- */
+
+colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c)
+{
+    const colo_shape_t *s = &c->shape;
+    int64_t units = 1;
+    if (c->algo != COLO_EXACT)
+        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with COLLECTIVE, expected EXACT");
+    if (c->mem != COLO_HOST)
+        return colo_fail(COLO_ERR_UNBUILT, "bridge: ragged batches in CUDA memory, expected host "
+                                           "memory; this version carries them on the host only");
+    if (b->axis[1] >= 0)
+        return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
+                         b->axes);
+    if (s->samples || s->rows || s->positions)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: ragged batches with a shape of %lld samples, %lld rows, %lld "
+                         "positions, expected 0 of each; these are in the tables",
+                         (long long)s->samples, (long long)s->rows, (long long)s->positions);
+    if ((unsigned)c->placement > COLO_MERGED || c->max_rows < 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
+                         "and >= 0",
+                         (int)c->placement, (long long)c->max_rows);
+    colo_ragged_bridge_t *r = b->ragged = calloc(1, sizeof *r);
+    if (!r)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
+    r->merged = c->placement == COLO_MERGED;
+    r->max_rows = c->max_rows;
+    COLO_TRY(colo_layout_check_fields(&b->src));
+    COLO_TRY(colo_layout_check_fields(&b->dst));
+    COLO_TRY(colo_ragged_axes(&r->axes.src, &b->src, true));
+    COLO_TRY(colo_ragged_axes(&r->axes.dst, &b->dst, false));
+    for (int side = 0; side < 2; side++) {
+        const int64_t parts = colo_layout_parts(side ? &b->dst : &b->src, COLO_FEATURES);
+        units = units / colo_gcd(units, parts) * parts;
+    }
+    if (s->features % units)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "bridge: %lld features in %lld blocks, expected a multiple for ragged "
+                         "batches",
+                         (long long)s->features, (long long)units);
+    return COLO_OK;
+}
+
+/* Addends of @bytes. */
+static colo_status_t need_slab(colo_bridge_t *b, size_t bytes)
+{
+    colo_ragged_bridge_t *r = b->ragged;
+    void *next;
+    if (bytes <= r->slab_size)
+        return COLO_OK;
+    colo_status_t st = colo_mem_alloc(b->mem, bytes, &next);
+    if (st < 0)
+        return colo_fail_prefix(st, "bridge: addends of PARTIAL gradients");
+    colo_mem_free(b->mem, r->slab);
+    r->slab = next;
+    r->slab_size = bytes;
+    return COLO_OK;
+}
+
+static size_t align_up(size_t n)
+{
+    return (n + 255) / 256 * 256;
+}
+
+colo_status_t colo_ragged_reserve(colo_bridge_t *b)
+{
+    const colo_plan_config_t *c = &b->now.plan->config;
+    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
+    if (b->now.plan->levels == 1 || c->no_grad || !colo_layout_holds(&b->src, b->now.plan->rank))
+        return COLO_OK;
+    if (!colo_mul_ok(bytes, b->ragged->max_rows, &bytes) ||
+        !colo_mul_ok(bytes, c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
+                     &bytes) ||
+        !colo_add_ok(bytes, 255, &bytes) ||
+        !colo_mul_ok(bytes / 256 * 256, b->now.plan->levels, &bytes))
+        return colo_fail(COLO_ERR_ARG, "bridge: addends of max_rows=%lld rows exceed 63 bits",
+                         (long long)b->ragged->max_rows);
+    return need_slab(b, (size_t)bytes);
+}
+
+void colo_ragged_destroy(colo_bridge_t *b)
+{
+    if (!b->ragged)
+        return;
+    colo_ragged_deinit(&b->ragged->axes);
+    colo_mem_free(b->mem, b->ragged->slab);
+    free(b->ragged);
+}
+
+size_t colo_ragged_scratch(const colo_bridge_t *b)
+{
+    return b->ragged ? b->ragged->slab_size : 0;
+}
+
+void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows)
+{
+    const colo_ragged_bridge_t *r = bridge ? bridge->ragged : NULL;
+    if (src_rows)
+        *src_rows = r ? r->src_rows : 0;
+    if (dst_rows)
+        *dst_rows = r ? r->dst_rows : 0;
+}
+
+/* ---- batches ---- */
+
+static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int64_t n)
+{
+    enum { SHOWN = 8 };
+    char text[200] = "";
+    int at = 0;
+    for (int64_t i = 0; v && i < n && i < SHOWN; i++)
+        at += snprintf(text + at, sizeof text - (size_t)at, " %lld", (long long)v[i]);
+    colo_fields_add(f, name, "%lld:%s%s (%08x)", v ? (long long)n : 0, text,
+                    n > SHOWN ? " ..." : "", (unsigned)colo_table_hash(v, v ? n : 0));
+}
+
+static void add_tables(colo_fields_t *f, const colo_segments_t *s, uint64_t hash)
+{
+    int64_t rows = 0;
+    for (int64_t e = 0; s->row_pos && e < s->count; e++)
+        rows += s->rows[e];
+    *f = (colo_fields_t){COLO_FIELDS_INIT};
+    add_table(f, "rows", s->rows, s->count);
+    add_table(f, "src_dp", s->src_dp, s->count);
+    add_table(f, "seq", s->seq, s->count);
+    add_table(f, "pos", s->pos, s->count);
+    add_table(f, "row_pos", s->row_pos, rows);
+    add_table(f, "seq_len", s->seq_len, s->nseqs);
+    add_table(f, "seq_dp", s->seq_dp, s->nseqs);
+    f->hash = colo_hash_i64(f->hash, (int64_t)hash); /* all bits */
+}
+
+static colo_status_t check_rows(const colo_ragged_bridge_t *r)
+{
+    const colo_ragged_t *a = &r->axes;
+    for (int64_t d = 0; r->max_rows && d < a->src.replicas; d++) {
+        const int64_t n = a->src_lo[d + 1] - a->src_lo[d], parts = a->src.cp * a->src.sp;
+        const int64_t most = n / parts + (n % parts > 0);
+        if (most > r->max_rows)
+            return colo_fail(
+                COLO_ERR_ARG,
+                "segments: source replica %lld has %lld rows, %lld on a rank, expected "
+                "at most max_rows=%lld",
+                (long long)d, (long long)n, (long long)most, (long long)r->max_rows);
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
+                                       colo_batch_t **batch)
+{
+    if (!bridge || !batch)
+        return colo_fail(COLO_ERR_ARG, "segments: %s is NULL", bridge ? "batch" : "bridge");
+    colo_ragged_bridge_t *r = bridge->ragged;
+    if (!r)
+        return colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
+                                       "ragged in its config");
+    colo_plan_config_t cfg = bridge->now.plan->config;
+    cfg.src = &bridge->src;
+    cfg.dst = &bridge->dst;
+    COLO_TRY(colo_ragged_load(&r->axes, segments));
+    COLO_TRY(check_rows(r));
+    colo_batch_t *x = calloc(1, sizeof *x);
+    if (!x)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %zu bytes", sizeof *x);
+    colo_status_t st = COLO_OK;
+    x->bridge = bridge;
+    x->s.bytes = true;
+    COLO_TRY_GOTO(
+        st, colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged), done);
+    COLO_TRY_GOTO(st, colo_shaped_load(bridge, &x->s), done);
+    add_tables(&x->fields, segments, x->s.plan->hash);
+    r->src_rows = x->s.plan->own_src.rows;
+    r->dst_rows = x->s.plan->own_dst.rows;
+    *batch = x;
+    x = NULL;
+done:
+    r->axes.tables = NULL; /* the caller's */
+    colo_batch_destroy(&x);
+    return st;
+}
+
+const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
+{
+    return batch ? batch->s.plan : NULL;
+}
+
+void colo_batch_destroy(colo_batch_t **batch)
+{
+    if (!batch || !*batch)
+        return;
+    (*batch)->s.slab = NULL; /* the bridge's */
+    colo_shaped_deinit((*batch)->bridge->comm, &(*batch)->s);
+    free(*batch);
+    *batch = NULL;
+}
+
+/* ---- the tensors of a call ---- */
+
+typedef struct call {
+    colo_batch_t *batch;
+    colo_way_t way;
+    const colo_tensor_t *in, *out; /* [n] or NULL */
+    int32_t n;
+    colo_carried_t *carried; /* [n] */
+    size_t slab_size;
+} call_t;
+
+/* Does this rank have to have a tensor on this side? */
+static bool must_have(const call_t *c, bool src_side)
+{
+    const colo_plan_t *p = c->batch->s.plan;
+    if (src_side)
+        return p->own_src.rows > 0;
+    return p->recv[COLO_FORWARD].nregions + p->local[COLO_FORWARD].nregions > 0;
+}
+
+/* A tensor [rows, k * cols] of this rank; @per: out, k of it, -1 if there is none. */
+static colo_status_t check_tensor(const call_t *c, const colo_tensor_t *t, const char *what,
+                                  int32_t i, bool src_side, bool output, int64_t *per)
+{
+    const colo_plan_t *p = c->batch->s.plan;
+    const colo_owned_t *own = src_side ? &p->own_src : &p->own_dst;
+    const int64_t units = own->h1 - own->h0;
+    const long long rank = (long long)p->rank;
+    char name[32];
+    snprintf(name, sizeof name, "%s[%d]", what, (int)i);
+    *per = -1;
+    if (!t || (!t->data && (t->ndim == 0 || colo_tensor_count(t) == 0))) {
+        if (!must_have(c, src_side))
+            return COLO_OK;
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %s is NULL, expected [%lld, features]", rank,
+                         name, (long long)own->rows);
+    }
+    if (colo_tensor_check(t, name) < 0) {
+        colo_status_t st = colo_tensor_check(t, name);
+        return colo_fail_prefix(st, "rank %lld", rank);
+    }
+    if (!must_have(c, src_side) && colo_tensor_count(t) == 0)
+        return COLO_OK;
+    if (t->ndim != 2 || t->shape[0] != own->rows || units == 0 || t->shape[1] % units)
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s has %d axes and %lld rows of %lld features, expected 2 and "
+                         "%lld rows of a multiple of %lld",
+                         rank, name, (int)t->ndim, (long long)t->shape[0],
+                         t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)own->rows,
+                         (long long)units);
+    if (t->mem != c->batch->bridge->mem)
+        return colo_fail(COLO_ERR_ARG,
+                         "rank %lld: %s lives in cuda memory, the bridge was made for host", rank,
+                         name);
+    if (output && colo_tensor_overlaps(t))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s has strides [%lld, %lld], by which elements share an "
+                         "address, expected an output without overlap",
+                         rank, name, (long long)t->stride[0], (long long)t->stride[1]);
+    *per = t->shape[1] / units;
+    return COLO_OK;
+}
+
+static colo_view_t view_of(const colo_tensor_t *t)
+{
+    return t && t->data ? (colo_view_t){t->data, {0, t->stride[0], t->stride[1]}}
+                        : (colo_view_t){0};
+}
+
+/* An output overlaps no input and no output before it. */
+static colo_status_t check_apart(const call_t *c, const colo_tensor_t *out, int32_t i,
+                                 const char *in_name, const char *out_name)
+{
+    for (int32_t k = 0; k < c->n + i; k++) {
+        const bool input = k < c->n;
+        const colo_tensor_t *t = input ? (c->in ? &c->in[k] : NULL) : &c->out[k - c->n];
+        if (t && t->data && colo_tensor_count(t) > 0 && !colo_tensors_apart(t, out))
+            return colo_fail(COLO_ERR_ARG, "rank %lld: %s[%d] and %s[%d] overlap in memory",
+                             (long long)c->batch->s.plan->rank, input ? in_name : out_name,
+                             (int)(input ? k : k - c->n), out_name, (int)i);
+    }
+    return COLO_OK;
+}
+
+static colo_status_t check_pair(call_t *c, int32_t i)
+{
+    const colo_plan_t *p = c->batch->s.plan;
+    const bool fwd = c->way == COLO_FORWARD;
+    const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
+    const colo_tensor_t *in = c->in ? &c->in[i] : NULL, *out = c->out ? &c->out[i] : NULL;
+    colo_carried_t *t = &c->carried[i];
+    int64_t a, b, bytes;
+    COLO_TRY(check_tensor(c, in, in_name, i, fwd, false, &a));
+    COLO_TRY(check_tensor(c, out, out_name, i, !fwd, true, &b));
+    if (a < 0 && b < 0)
+        return COLO_OK; /* this rank carries nothing of it */
+    if (a >= 0 && b >= 0 && (a != b || in->dtype != out->dtype))
+        return colo_fail(COLO_ERR_SHAPE,
+                         "rank %lld: %s[%d] has %lld features of %s, %s[%d] %lld of %s, expected "
+                         "one number and dtype",
+                         (long long)p->rank, in_name, (int)i,
+                         (long long)(a * p->config.shape.features), colo_dtype_name(in->dtype),
+                         out_name, (int)i, (long long)(b * p->config.shape.features),
+                         colo_dtype_name(out->dtype));
+    t->per = a >= 0 ? a : b;
+    t->dtype = a >= 0 ? in->dtype : out->dtype;
+    t->in = a >= 0 ? view_of(in) : (colo_view_t){0};
+    t->out = b >= 0 ? view_of(out) : (colo_view_t){0};
+    if (b >= 0)
+        COLO_TRY(check_apart(c, out, i, in_name, out_name));
+    if (fwd || p->levels == 1)
+        return COLO_OK;
+    if (!colo_dtype_is_float(t->dtype))
+        return colo_fail(COLO_ERR_ARG,
+                         "rank %lld: %s[%d] is %s, which PARTIAL gradients over %lld context ranks "
+                         "are not added up in; leave it out",
+                         (long long)p->rank, in_name, (int)i, colo_dtype_name(t->dtype),
+                         (long long)p->levels);
+    t->slab = c->slab_size;
+    bytes = p->own_src.rows * (p->own_src.h1 - p->own_src.h0) * t->per *
+            (int64_t)colo_dtype_size(t->dtype); /* as large as d_x */
+    c->slab_size += align_up((size_t)bytes);
+    return COLO_OK;
+}
+
+static colo_status_t prepare(call_t *c)
+{
+    colo_shaped_t *s = &c->batch->s;
+    colo_bridge_t *b = c->batch->bridge;
+    if (c->n < 1)
+        return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
+                         (long long)s->plan->rank, (int)c->n);
+    c->carried = calloc((size_t)c->n, sizeof *c->carried);
+    if (!c->carried)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
+    for (int32_t i = 0; i < c->n; i++)
+        COLO_TRY(check_pair(c, i));
+    COLO_TRY(colo_lane_widen(s, c->way, c->n));
+    if (c->way == COLO_BACKWARD)
+        COLO_TRY(need_slab(b, c->slab_size * (size_t)s->nslabs));
+    s->slab = b->ragged->slab;
+    s->slab_size = c->slab_size;
+    return COLO_OK;
+}
+
+/* ---- calls ---- */
+
+/* All ranks of the comm come with the tables, the way and their own verdict. */
+static colo_status_t agree(const call_t *c, colo_status_t mine)
+{
+    const colo_bridge_t *b = c->batch->bridge;
+    colo_fields_t f = c->batch->fields;
+    colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
+                    c->way == COLO_FORWARD ? "forward" : "backward");
+    colo_fields_add(&f, "tensors", "%d", (int)c->n);
+    return colo_comm_i_agree_fields(b->comm, "ragged batch", &f, mine);
+}
+
+static colo_op_desc_t operation(const call_t *c)
+{
+    const colo_bridge_t *b = c->batch->bridge;
+    uint64_t h = colo_hash_i64(b->now.plan->hash, (int64_t)c->batch->s.plan->hash);
+    return colo_op_of_bridge(COLO_U8, b->number, c->way, colo_hash_i64(h, c->n));
+}
+
+static colo_status_t run(call_t *c, colo_stream_t stream)
+{
+    colo_bridge_t *b = c->batch->bridge;
+    const int32_t level = colo_comm_check_level(b->comm);
+    COLO_TRY(colo_comm_check(b->comm));
+    if (c->way == COLO_BACKWARD && b->now.plan->config.no_grad)
+        return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
+                         (long long)b->now.plan->rank);
+    colo_status_t st = prepare(c);
+    if (level >= 2 || (level == 1 && !c->batch->compared))
+        COLO_TRY(agree(c, st));
+    else if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    c->batch->compared = true;
+    b->calls++;
+    return colo_exchange_run(b, &c->batch->s, operation(c), c->way, c->carried, c->n, stream);
+}
+
+static colo_status_t call(colo_batch_t *batch, colo_way_t way, const colo_tensor_t *in,
+                          const colo_tensor_t *out, int32_t n, colo_stream_t stream)
+{
+    if (!batch)
+        return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
+    call_t c = {.batch = batch, .way = way, .in = in, .out = out, .n = n};
+    colo_status_t st = run(&c, stream);
+    free(c.carried);
+    return st;
+}
+
+colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
+                                 const colo_tensor_t *y, int32_t n, colo_stream_t stream)
+{
+    return call(batch, COLO_FORWARD, x, y, n, stream);
+}
+
+colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
+                                  const colo_tensor_t *d_x, int32_t n, colo_stream_t stream)
+{
+    return call(batch, COLO_BACKWARD, d_y, d_x, n, stream);
+}

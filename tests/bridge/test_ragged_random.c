@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ragged_random.c - 3,000 seeded ragged batches of 1 to 12 ranks against the oracle.
+ *
+ * Both placements, all gradients, one to three tensors a call, gaps in memory, nodes of several
+ * sizes, ranks and replicas without rows. A failure prints the seed of its case.
+ */
+#include "harness/harness.h"
+
+#include "harness/ragged_run.h"
+
+#define CASES 3000
+#define ON_PROCESSES 300
+
+typedef struct job {
+    t_ragged_t t;
+    t_ragged_options_t o;
+} job_t;
+
+static colo_status_t on_rank(colo_comm_t *comm, void *arg)
+{
+    const job_t *j = arg;
+    return t_ragged_on(&j->t, &j->o, comm);
+}
+
+static void random_batches_arrive_as_the_oracle_says(void **state)
+{
+    const uint64_t seed = t_seed();
+    const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
+    int64_t several = 0, merged = 0, partial = 0, nodes = 0;
+    (void)state;
+    for (int64_t i = 0; i < n; i++) {
+        job_t j;
+        uint64_t r = seed + (uint64_t)i;
+        t_ragged_random(&j.t, seed + (uint64_t)i, t_ranks_are_threads() ? 12 : 8);
+        j.o = (t_ragged_options_t){.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
+                                   .ranks_per_node = t_below(&r, 4),
+                                   .max_rows = t_below(&r, 4) ? 0 : 10000,
+                                   .gap = t_below(&r, 3)};
+        several += j.o.tensors > 1;
+        merged += j.t.c.merged;
+        partial += j.t.c.partial && ref_ragged_levels(&j.t.c) > 1;
+        nodes += j.o.ranks_per_node > 0;
+        const colo_status_t st = t_run_ranks(j.t.world, on_rank, &j, sizeof j);
+        if (st < 0)
+            fail_msg("%s: %s: %s", t_ragged_text(&j.t), colo_status_name(st), colo_last_error());
+        t_ragged_free(&j.t);
+    }
+    assert_true(4 * several > n && 4 * merged > n && 16 * partial > n && 2 * nodes > n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_batches_arrive_as_the_oracle_says),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ragged_refusals.c - tables made wrong at random: refused exactly if the oracle refuses them,
+ * with the number of a segment or a sequence that it names.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+#include "harness/ragged_run.h"
+
+#define CASES 20000
+#define MOST 64
+
+/* Is one of the oracle's refusals what the sentence says? */
+static bool names_one(const ref_refusal_t *f, int64_t n, const char *sentence)
+{
+    char text[96];
+    for (int64_t i = 0; i < n; i++) {
+        const long long e = (long long)f[i].e, q = (long long)f[i].q, v = (long long)f[i].found;
+        switch (f[i].kind) {
+        case REF_REFUSE_ROWS:
+            snprintf(text, sizeof text, "segment %lld has %lld rows", e, v);
+            break;
+        case REF_REFUSE_SRC_DP:
+            snprintf(text, sizeof text, "segment %lld: src_dp is %lld", e, v);
+            break;
+        case REF_REFUSE_SEQ:
+            snprintf(text, sizeof text, "segment %lld: seq is %lld", e, v);
+            break;
+        case REF_REFUSE_SEQ_DP:
+            snprintf(text, sizeof text, "sequence %lld: seq_dp is %lld", q, v);
+            break;
+        case REF_REFUSE_SEQ_LEN:
+        case REF_REFUSE_CHUNKS:
+            snprintf(text, sizeof text, "sequence %lld has %lld positions", q, v);
+            break;
+        case REF_REFUSE_POSITION:
+            snprintf(text, sizeof text, "at position %lld of sequence %lld, expected 0..", v, q);
+            break;
+        case REF_REFUSE_COLLISION:
+            snprintf(text, sizeof text, "both have a row at position");
+            break;
+        case REF_REFUSE_SP:
+            snprintf(text, sizeof text, "%lld positions on a context rank", v);
+            break;
+        case REF_REFUSE_SUM:
+            snprintf(text, sizeof text, "exceed 63 bits");
+            break;
+        }
+        if (strstr(sentence, text))
+            return true;
+    }
+    return false;
+}
+
+static void random_tables_are_refused_if_the_oracle_refuses_them(void **state)
+{
+    const uint64_t seed = t_seed();
+    int64_t refused = 0;
+    (void)state;
+    for (int64_t i = 0; i < CASES; i++) {
+        t_ragged_t t;
+        colo_layout_t src, dst;
+        ref_refusal_t found[MOST];
+        uint64_t r = seed + (uint64_t)i;
+        t_ragged_random(&t, seed + (uint64_t)i, 12);
+        if (i % 4 == 0)
+            (void)t_ragged_break(&t, (ref_refusal_kind_t)(1 + i / 4 % 10), &r);
+        else if (i % 4 < 3)
+            t_ragged_mutate(&t, &r);
+        assert_ok(t_layout(&src, &t.c.src));
+        assert_ok(t_layout(&dst, &t.c.dst));
+        const colo_segments_t s = t_ragged_segments(&t);
+        const int64_t n = ref_ragged_refusals(&t.c, found, MOST);
+        const colo_status_t st = colo_segments_check(&s, &src, &dst);
+        refused += st < 0;
+        if ((n > 0) != (st < 0))
+            fail_msg("case %d: %s: %s, the oracle has %d refusals: %s", (int)i,
+                     colo_status_name(st), st < 0 ? colo_last_error() : "", (int)n,
+                     t_ragged_text(&t));
+        if (n > 0 && !names_one(found, n < MOST ? n : MOST, colo_last_error()))
+            fail_msg("case %d: \"%s\" is no refusal of the oracle, kind %d first: %s", (int)i,
+                     colo_last_error(), (int)found[0].kind, t_ragged_text(&t));
+        t_ragged_free(&t);
+    }
+    assert_true(4 * refused > CASES && 4 * refused < 3 * CASES);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(random_tables_are_refused_if_the_oracle_refuses_them),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

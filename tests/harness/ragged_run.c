@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* ragged_run.c - see ragged_run.h. */
+#include "harness/ragged_run.h"
+
+#include "harness/bridge_case.h"
+#include "harness/harness.h"
+
+#define GAP 0xA5
+
+colo_segments_t t_ragged_segments(const t_ragged_t *t)
+{
+    const ref_segments_t *s = &t->c.table;
+    return (colo_segments_t){.struct_size = sizeof(colo_segments_t),
+                             .count = s->nseg,
+                             .rows = s->rows,
+                             .src_dp = s->src_dp,
+                             .seq = s->seq,
+                             .pos = s->pos,
+                             .row_pos = s->row_pos,
+                             .nseqs = s->nseq,
+                             .seq_len = s->seq_len,
+                             .seq_dp = s->seq_dp};
+}
+
+static colo_dtype_t dtype_of(const char *name)
+{
+    colo_dtype_t d = COLO_DTYPE_COUNT;
+    (void)colo_dtype_parse(name, &d);
+    return d;
+}
+
+/* Tensor @i of a call: the case with other features, and its dtype. */
+static const char *tensor_of(const t_ragged_t *t, int32_t i, ref_ragged_t *c)
+{
+    static const char *const others[] = {"bf16", "f64", "i64"};
+    *c = t->c;
+    c->h *= 1 + i;
+    return i == 0 ? t->dtype : others[(t->seed + (uint64_t)i) % 3];
+}
+
+colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
+                              const t_ragged_options_t *o, colo_comm_t *comm)
+{
+    colo_layout_t src, dst;
+    rank_try(t_layout(&src, &t->c.src));
+    rank_try(t_layout(&dst, &t->c.dst));
+    src.positions = dst.positions = 0;
+    dst.map = COLO_MAP_IDENTITY;
+    dst.offset = 0;
+    const colo_bridge_config_t config = {COLO_BRIDGE_CONFIG_INIT,
+                                         .src = &src,
+                                         .dst = &dst,
+                                         .shape = {.features = t->c.h},
+                                         .dtype = dtype_of(t->dtype),
+                                         .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
+                                         .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
+                                         .ranks_per_node = o->ranks_per_node,
+                                         .ragged = true,
+                                         .placement = t->c.merged ? COLO_MERGED : COLO_PACKED,
+                                         .max_rows = o->max_rows};
+    return colo_bridge_create(bridge, &config, comm);
+}
+
+/* ---- tensors ---- */
+
+typedef struct block {
+    unsigned char *raw;
+    size_t bytes;
+    colo_tensor_t t;
+} block_t;
+
+/* What @role holds on @rank, with gaps; @blank: before the call has written it. */
+static colo_status_t make(block_t *b, const ref_ragged_t *c, ref_role_t role, int64_t rank,
+                          const char *dtype, int64_t salt, int64_t gap, bool blank)
+{
+    int64_t rows, nh;
+    const size_t elem = ref_dtype_size(dtype);
+    const bool into = role == REF_Y && c->merged && blank;
+    memset(b, 0, sizeof *b);
+    ref_ragged_tensor(c, into ? REF_INTO : role, rank, dtype, salt, NULL, &rows, &nh);
+    const int64_t step = 1 + (gap > 0), row = nh * step + gap;
+    unsigned char *tight = malloc((size_t)(rows * nh) * elem + 1);
+    b->bytes = (size_t)(rows * row) * elem;
+    b->raw = malloc(b->bytes + 1);
+    rank_check(tight && b->raw);
+    memset(b->raw, GAP, b->bytes + 1);
+    ref_ragged_tensor(c, into ? REF_INTO : role, rank, dtype, salt, tight, &rows, &nh);
+    for (int64_t i = 0; (!blank || into) && i < rows; i++)
+        for (int64_t k = 0; k < nh; k++)
+            memcpy(b->raw + (size_t)(i * row + k * step) * elem,
+                   tight + (size_t)(i * nh + k) * elem, elem);
+    free(tight);
+    b->t = colo_tensor_host(b->raw, dtype_of(dtype), 2, (int64_t[]){rows, nh});
+    b->t.stride[0] = row;
+    b->t.stride[1] = step;
+    return COLO_OK;
+}
+
+/* == on values: a sum may be a zero of either sign. */
+static bool same(const block_t *got, const block_t *want, bool sums)
+{
+    if (memcmp(got->raw, want->raw, got->bytes + 1) == 0)
+        return true;
+    const size_t elem = colo_dtype_size(got->t.dtype);
+    for (size_t i = 0; sums && i + elem <= got->bytes; i += elem) {
+        bool zeros = true;
+        for (size_t k = 0; k < elem; k++) {
+            const unsigned char keep = k == elem - 1 ? 0x7f : 0xff; /* all but the sign */
+            zeros = zeros && !(got->raw[i + k] & keep) && !(want->raw[i + k] & keep);
+        }
+        if (!zeros && memcmp(got->raw + i, want->raw + i, elem) != 0)
+            return false;
+    }
+    return sums;
+}
+
+static uint64_t received(colo_comm_t *comm)
+{
+    colo_ledger_t l;
+    colo_comm_ledger(comm, &l);
+    return l.recv_bytes[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE];
+}
+
+colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                           colo_comm_t *comm, colo_way_t way)
+{
+    const bool fwd = way == COLO_FORWARD, sums = !fwd && t->c.full && t->c.partial;
+    const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
+    block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
+    colo_tensor_t ti[T_RAGGED_TENSORS], to[T_RAGGED_TENSORS];
+    int32_t n = 0, which[T_RAGGED_TENSORS];
+    int64_t bytes = 0;
+    ref_ragged_t c;
+    for (int32_t i = 0; i < o->tensors; i++) {
+        const char *dtype = tensor_of(t, i, &c);
+        if (sums && dtype[0] == 'i')
+            continue; /* has no gradient */
+        rank_try(make(&in[n], &c, fwd ? REF_X : REF_DY, rank, dtype, i, o->gap, false));
+        rank_try(make(&out[n], &c, fwd ? REF_Y : REF_DX, rank, dtype, i, o->gap, true));
+        bytes += ref_ragged_receives(&c, rank, !fwd) * (int64_t)ref_dtype_size(dtype);
+        ti[n] = in[n].t;
+        to[n] = out[n].t;
+        which[n++] = i;
+    }
+    const uint64_t before = received(comm);
+    /* ranks without rows pass nothing at all, every other time */
+    const bool none = (t->seed + (uint64_t)rank) % 2;
+    const colo_tensor_t *pi = none && colo_tensor_count(ti) == 0 ? NULL : ti;
+    const colo_tensor_t *po = none && colo_tensor_count(to) == 0 ? NULL : to;
+    rank_try(fwd ? colo_batch_forward(batch, pi, po, n, NULL)
+                 : colo_batch_backward(batch, pi, po, n, NULL));
+    rank_check(received(comm) - before == (uint64_t)bytes);
+    for (int32_t k = 0; k < n; k++) {
+        const char *dtype = tensor_of(t, which[k], &c);
+        rank_try(make(&want, &c, fwd ? REF_Y : REF_DX, rank, dtype, which[k], o->gap, false));
+        if (!same(&out[k], &want, sums))
+            fprintf(stderr, "rank %d: tensor %d %s differs: %s\n", (int)rank, (int)k,
+                    fwd ? "forward" : "backward", t_ragged_text(t));
+        rank_check(same(&out[k], &want, sums));
+        rank_try(make(&want, &c, fwd ? REF_X : REF_DY, rank, dtype, which[k], o->gap, false));
+        rank_check(same(&in[k], &want, false)); /* never written */
+        free(in[k].raw);
+        free(out[k].raw);
+        free(want.raw);
+    }
+    return COLO_OK;
+}
+
+colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm)
+{
+    const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
+    const int64_t elem = (int64_t)ref_dtype_size(t->dtype);
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    int64_t rows[2], want[2], nh;
+    rank_try(t_ragged_bridge(&bridge, t, o, comm));
+    const colo_segments_t s = t_ragged_segments(t);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    colo_bridge_rows(bridge, &rows[0], &rows[1]);
+    ref_ragged_tensor(&t->c, REF_X, rank, t->dtype, 0, NULL, &want[0], &nh);
+    ref_ragged_tensor(&t->c, REF_Y, rank, t->dtype, 0, NULL, &want[1], &nh);
+    rank_check(rows[0] == want[0] && rows[1] == want[1]);
+    for (int way = 0; way < 2; way++) {
+        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), (colo_way_t)way);
+        rank_check(b.recv == ref_ragged_receives(&t->c, rank, way) * elem);
+        rank_check(b.recv == b.minimum);
+    }
+    rank_try(t_ragged_way(batch, t, o, comm, COLO_FORWARD));
+    rank_try(t_ragged_way(batch, t, o, comm, COLO_BACKWARD));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged_run.h - a ragged batch of ragged_case.h on a bridge of the library.
+ *
+ * Every rank runs forward and backward and compares every byte of its tensors, those between the
+ * elements included, and the bytes that it received. Expectations come from tests/ref/ only.
+ */
+#ifndef TESTS_HARNESS_RAGGED_RUN_H
+#define TESTS_HARNESS_RAGGED_RUN_H
+
+#include <colobridge.h>
+
+#include "harness/ragged_case.h"
+
+#define T_RAGGED_TENSORS 3
+
+typedef struct t_ragged_options {
+    int32_t tensors; /* of a call, 1..T_RAGGED_TENSORS: other dtypes and features than the first */
+    int64_t ranks_per_node, max_rows;
+    int64_t gap; /* elements between rows and between the features of a row */
+} t_ragged_options_t;
+
+colo_segments_t t_ragged_segments(const t_ragged_t *t);
+/* The bridge of a case; collective. */
+colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
+                              const t_ragged_options_t *o, colo_comm_t *comm);
+/* One way of a batch that was set: tensors in, call, compare. */
+colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                           colo_comm_t *comm, colo_way_t way);
+/* One rank's whole job: create, set, forward, backward, bytes, destroy. */
+colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm);
+
+#endif
