@@ -144,9 +144,12 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
 {
     const int64_t n = s->rows[e], length = s->seq_len[s->seq[e]];
     for (int64_t r = 0, end; r < n; r = end) {
-        for (end = r; end < n && pos[end] - (end - r) == pos[r]; end++)
+        end = r;
+        do {
             if (pos[end] < 0 || pos[end] >= length)
                 return bad_position(s, e, end, pos[end]);
+            end++;
+        } while (end < n && pos[end] == pos[r] + (end - r));
         COLO_TRY(add_part(parts, e, s->seq[e], pos[r], end - r));
     }
     return COLO_OK;

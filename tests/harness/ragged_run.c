@@ -157,6 +157,7 @@ colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_rag
             fprintf(stderr, "rank %d: tensor %d %s differs: %s\n", (int)rank, (int)k,
                     fwd ? "forward" : "backward", t_ragged_text(t));
         rank_check(same(&out[k], &want, sums));
+        free(want.raw);
         rank_try(make(&want, &c, fwd ? REF_X : REF_DY, rank, dtype, which[k], o->gap, false));
         rank_check(same(&in[k], &want, false)); /* never written */
         free(in[k].raw);
