@@ -85,8 +85,10 @@ class Comm:
         call('colo_comm_nccl_create', self.handle, device, c.byref(handle))
         return Comm(handle)
 
-    def split(self, grid: Grid, dims: Any) -> 'Comm | None':
-        """This rank's group of @dims; collective. None on ranks outside the grid."""
+    def split(self, grid: Grid | str, dims: Any) -> 'Comm | None':
+        """This rank's group of @dims; collective. None on ranks outside the grid. grid: a Grid, or its
+        spec ("tp=2,dp=4")."""
+        grid = Grid(grid) if isinstance(grid, str) else grid
         handle = c.c_void_p()
         call('colo_comm_split', self.handle, grid._raw, text(_joined(dims)), c.byref(handle))
         return Comm(handle) if handle else None

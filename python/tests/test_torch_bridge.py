@@ -479,11 +479,47 @@ def test_component_is_whom_the_plan_names():
             assert all(ct.bridge.__globals__['component'](src, dst, r) == inside for r in inside)
 
 
-def readme(what):
-    text = (Path(__file__).resolve().parents[2] / 'README.md').read_text()
+def readme(what, page='README.md'):
+    text = (Path(__file__).resolve().parents[2] / page).read_text()
     return re.search(r'<!-- %s -->\n```\w*\n(.*?)```\n<!-- end -->' % what, text, re.S).group(1)
 
 
 def test_the_example_of_the_readme_prints_what_it_says(capsys):
     exec(compile(readme('python'), 'README.md', 'exec'), {'__name__': 'readme'})
     assert capsys.readouterr().out == readme('python prints')
+
+
+def test_sharded_rows_of_the_page_go_into_the_local_sequence(capsys):
+    exec(compile(readme('sharded rows', 'docs/bridge.md'), 'bridge.md', 'exec'), {'__name__': 'page'})
+    assert capsys.readouterr().out == readme('sharded rows prints', 'docs/bridge.md')
+
+
+class SumOverTp(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, tp):
+        ctx.tp = tp
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        total = torch.empty_like(grad)
+        ctx.tp.all_reduce(grad.contiguous(), total)
+        return total, None
+
+
+@pytest.mark.parametrize('summed', [True, False])
+def test_an_all_reduce_that_was_forgotten_before_nll_is_found_in_the_first_step(summed):
+    def one_rank(world):
+        world.set_check(2)
+        carry = ct.Bridge('dp=4', 'tp=2,dp=2', group=world)
+        tp, dp = world.split('tp=2,dp=2', 'tp'), world.split('tp=2,dp=2', 'dp')
+        head = torch.randn(10, 4, generator=torch.Generator().manual_seed(1))[5 * tp.rank:5 * tp.rank + 5]
+        hidden = carry(torch.randn(1, 3, 4, requires_grad=True))
+        hidden = SumOverTp.apply(hidden, tp) if summed else hidden
+        ct.nll(hidden @ head.T, torch.arange(6).reshape(2, 3), tp_group=tp, reduce_group=dp).loss.backward()
+
+    if summed:
+        cb.run_threads(4, one_rank)
+    else:
+        with pytest.raises(ValueError, match='hold the same block of d_y, but their values differ'):
+            cb.run_threads(4, one_rank)

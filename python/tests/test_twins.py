@@ -18,6 +18,9 @@ TWINS = {
     'an uncaught exception is kept to itself': (
         'torch/ranks.py', 'if why is not None:', 'if False:', 'test_torch_bridge.py',
         'test_uncaught_exception_of_one_rank_is_told_to_the_others'),
+    'a spec is no grid where a communicator is split': (
+        'comm.py', 'grid = Grid(grid) if isinstance(grid, str) else grid', 'pass', 'test_torch_bridge.py',
+        'test_an_all_reduce_that_was_forgotten'),
     'a world of no ranks is one': (
         'megatron.py', 'said.isdigit() and int(said) > 0', 'said.isdigit()',
         'test_megatron.py', 'test_constructor_refuses_in_these_words'),
