@@ -380,10 +380,10 @@ static void sizes_that_are_not_given_are_assumed_and_named(void **state)
 {
     static const char said[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
     const char *all[] = {GOOD_GRIDS, NULL}, *one[] = {GOOD_GRIDS, "--seq", "8", "--hidden=4", NULL},
-               *none[] = {GOOD_GRIDS, SIZES("16", "8192", "4096"), NULL},
+               *full[] = {GOOD_GRIDS, SIZES("16", "8192", "4096"), NULL},
                *json[] = {GOOD_GRIDS, "--dtype=f32", "--json", NULL},
                *compare[] = {"--src", "tp=2,dp=4", "--compare", "tp=2,cp=2,dp=2", NULL};
-    said_t a = tool_run(all), o = tool_run(one), n = tool_run(none), j = tool_run(json),
+    said_t a = tool_run(all), o = tool_run(one), n = tool_run(full), j = tool_run(json),
            c = tool_run(compare);
     assert_int_equal(a.exit + o.exit + n.exit + j.exit + c.exit, 0);
     json_t *given = json_loads(n.out, 0, NULL), *assumed = json_loads(j.out, 0, NULL);
