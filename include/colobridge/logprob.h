@@ -49,7 +49,8 @@ typedef struct colo_logprob_config {
     .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \
     .ignore_index = -100
 
-/** Per-token outputs, [T] each; NULL members are not computed. Written only on success. */
+/** Per-token outputs: addresses of arrays of T numbers, not of tensors. NULL members are not computed.
+ * Written only on success. */
 typedef struct colo_logprob_out {
     void *logp;      /* f32 (f64 when the logits are f64) */
     void *entropy;   /* same dtype */
