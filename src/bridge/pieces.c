@@ -107,8 +107,11 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
 
 /* Passes the turns of a held block on up to the piece of needed block @mine. */
 static colo_status_t wait_turn(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
-                               const colo_bounds_t *held, const colo_block_t *mine)
+                               const colo_side_t *hold, const int64_t *coords, colo_bounds_t *held,
+                               const colo_block_t *mine)
 {
+    if (hold->ragged) /* all of it */
+        COLO_TRY(colo_block_rows(hold, coords, NULL, &held->runs));
     COLO_TRY(colo_blocks_meet(w, need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
         int64_t at[COLO_MAX_DIMS];
@@ -136,12 +139,12 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     if (!find_mine(w, need, at, &mine, &me))
         return COLO_OK;
     w->out = &w->recvs;
-    COLO_TRY_GOTO(st, colo_block_rows(need, at, &me.runs), done);
+    COLO_TRY_GOTO(st, colo_block_rows(need, at, NULL, &me.runs), done);
     COLO_TRY_GOTO(st, colo_blocks_meet(w, hold, &me, w->met), done);
     for (int64_t i = 0; i < choices(w->met); i++) {
         colo_blocks_nth(w->met, i, at, &x);
         if (other_rows(w->met, i)) {
-            COLO_TRY_GOTO(st, colo_block_rows(hold, at, &held.runs), done);
+            COLO_TRY_GOTO(st, colo_block_rows(hold, at, &me.runs, &held.runs), done);
             COLO_TRY_GOTO(st,
                           need_is_src ? share_rows(w, level, &me.runs, &held.runs)
                                       : share_rows(w, level, &held.runs, &me.runs),
@@ -161,7 +164,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         if (g.n > 1) { /* one candidate serves all */
             COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine), done);
             if (t[g.tier].m % g.n)
-                COLO_TRY_GOTO(st, wait_turn(w, t, need, &held, &mine), done);
+                COLO_TRY_GOTO(st, wait_turn(w, t, need, hold, at, &held, &mine), done);
         }
         COLO_TRY_GOTO(
             st, colo_sender_assign(w, &t[g.tier], &x, t[g.tier].mine, w->plan->rank, false), done);
@@ -185,7 +188,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     if (!find_mine(w, hold, at, &mine, &me))
         return COLO_OK;
     w->out = &w->sends;
-    COLO_TRY_GOTO(st, colo_block_rows(hold, at, &me.runs), done);
+    COLO_TRY_GOTO(st, colo_block_rows(hold, at, NULL, &me.runs), done);
     COLO_TRY_GOTO(st, colo_blocks_meet(w, need, &me, w->met), done);
     COLO_TRY_GOTO(st, colo_sender_holders(w, hold, &mine), done);
     for (int tier = 1; tier <= 3; tier++)
@@ -193,7 +196,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     for (int64_t i = 0; i < choices(w->met); i++) {
         colo_blocks_nth(w->met, i, at, &x);
         if (other_rows(w->met, i)) {
-            COLO_TRY_GOTO(st, colo_block_rows(need, at, &needed.runs), done);
+            COLO_TRY_GOTO(st, colo_block_rows(need, at, &me.runs, &needed.runs), done);
             COLO_TRY_GOTO(st,
                           need_is_src ? share_rows(w, level, &needed.runs, &me.runs)
                                       : share_rows(w, level, &me.runs, &needed.runs),

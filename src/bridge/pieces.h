@@ -63,7 +63,9 @@ int colo_block_cmp(const void *a, const void *b); /* by coordinates */
 /* The replicas of a block, ascending. */
 colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_grid_t *g,
                                const colo_block_t *b);
-colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords, colo_runs_t *runs);
+/* Rows of a block, ascending. @within: only what shares rows with these is needed; NULL: all. */
+colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
+                              const colo_runs_t *within, colo_runs_t *runs);
 /* Samples and features; false: none. */
 bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
                     colo_bounds_t *x);

@@ -67,7 +67,10 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
     colo_entry_t *split = n ? malloc((size_t)n * sizeof *split) : NULL;
     if (n && !split)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-    if (n > 1)
+    int64_t sorted = 1;
+    while (sorted < n && colo_entry_cmp(&e[sorted - 1], &e[sorted]) < 0)
+        sorted++;
+    if (sorted < n)
         qsort(e, (size_t)n, sizeof *e, colo_entry_cmp);
     for (int64_t i = 0; i < n; i++)
         mine += e[i].peer == w->plan->rank;

@@ -8,7 +8,6 @@
  */
 #include "bridge/ragged.h"
 
-#include "core/hash.h"
 #include "core/try.h"
 
 #include <stdlib.h>
@@ -47,9 +46,10 @@ static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side
 {
     colo_runs_t whole = {0}, on_rank = {0};
     colo_status_t st = COLO_OK;
-    int64_t first;
-    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, false, &whole), done);
-    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, true, &on_rank), done);
+    int64_t first = 0;
+    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, false, &whole), done);
+    if (merged)
+        COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, true, &on_rank), done);
     *n = whole.n;
     *rows = whole.rows;
     *out = malloc((size_t)(*n + 1) * sizeof **out);
@@ -57,9 +57,14 @@ static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side
         st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)*n);
         goto done;
     }
-    for (int64_t i = 0; i < *n; i++)
-        (*out)[i] = (stored_t){whole.run[i].local, whole.run[i].count, on_rank.run[i].local};
-    qsort(*out, (size_t)*n, sizeof **out, by_first);
+    bool sorted = true;
+    for (int64_t i = 0; i < *n; i++) {
+        const colo_run_t *run = &whole.run[i];
+        (*out)[i] = (stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
+        sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
+    }
+    if (!sorted)
+        qsort(*out, (size_t)*n, sizeof **out, by_first);
     if (merged)
         *rows = merged_rows(r, side, coords, &first);
     for (int64_t i = 0, at = 0; i < *n; at += (*out)[i++].count)
@@ -113,7 +118,7 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
     colo_status_t st = COLO_OK;
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);
-        COLO_TRY_GOTO(st, colo_ragged_rows(&src, coords, false, &mine), done);
+        COLO_TRY_GOTO(st, colo_ragged_rows(&src, coords, NULL, false, &mine), done);
     }
     own(&src, p->rank, c->shape.features, mine.rows, &p->own_src);
     if (colo_layout_holds(&p->dst, p->rank)) {
@@ -143,7 +148,7 @@ done:
 }
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged)
+                               const colo_ragged_t *r, bool merged, uint64_t hash)
 {
     colo_plan_config_t c = *config;
     colo_plan_t *p;
@@ -158,7 +163,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
         colo_plan_destroy(&p);
         return st;
     }
-    p->hash = colo_hash_i64(COLO_HASH_INIT, (int64_t)colo_segments_hash(r->tables));
+    p->hash = hash;
     *plan = p;
     return COLO_OK;
 }

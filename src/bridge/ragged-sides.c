@@ -79,10 +79,8 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
         slot[src_dp[from[i].segment] + 1]++;
     for (int64_t d = 0; d < replicas; d++)
         slot[d + 1] += slot[d];
-    r->parts.n = 0;
-    for (int64_t i = 0; i < n; i++)
-        if (!colo_list_push(&r->parts, sizeof *from))
-            return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    COLO_TRY(colo_parts_reserve(&r->parts, n));
+    r->parts.n = n;
     colo_part_t *to = r->parts.at;
     for (int64_t i = 0; i < n; i++) {
         const int64_t d = src_dp[from[i].segment];
@@ -104,7 +102,9 @@ static void sort_sequences(colo_ragged_t *r, int64_t replicas)
     const colo_part_t *p = r->parts.at;
     memset(r->length, 0, (size_t)replicas * sizeof *r->length);
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
+    const int64_t chunks = r->dst.cp * (r->dst.zigzag ? 2 : 1);
     for (int64_t q = 0; q < s->nseqs; q++) {
+        r->chunk[q] = s->seq_len[q] / chunks;
         r->base[q] = r->length[s->seq_dp[q]];
         r->length[s->seq_dp[q]] += s->seq_len[q];
     }
@@ -125,7 +125,8 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
     r->tables = s;
     if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
         !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
-        !grow(&r->by_dst, &r->cap[4], r->in_order.n + 1))
+        !grow(&r->by_dst, &r->cap[4], r->in_order.n + 1) ||
+        !grow(&r->chunk, &r->cap[5], s->nseqs + 1))
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
                          (long long)s->count, (long long)s->nseqs);
     COLO_TRY(sort_parts(r, nsrc));
@@ -141,6 +142,7 @@ void colo_ragged_deinit(colo_ragged_t *r)
     free(r->dst_lo);
     free(r->length);
     free(r->base);
+    free(r->chunk);
     free(r->by_dst);
     memset(r, 0, sizeof *r);
 }
@@ -153,17 +155,11 @@ typedef struct owner {
     int64_t end;   /* the position at which this run of positions ends */
 } owner_t;
 
-/* Positions of a chunk of sequence @q. */
-static int64_t chunk_length(const colo_ragged_t *r, int64_t q)
-{
-    return r->tables->seq_len[q] / (r->dst.cp * (r->dst.zigzag ? 2 : 1));
-}
-
 /* Where chunk @j of sequence @q begins on the axis of the context rank that owns it. */
 static int64_t chunk_local(const colo_ragged_t *r, int64_t q, int64_t j)
 {
     const int64_t first = r->base[q] / r->dst.cp;
-    return r->dst.zigzag && j >= r->dst.cp ? first + chunk_length(r, q) : first;
+    return r->dst.zigzag && j >= r->dst.cp ? first + r->chunk[q] : first;
 }
 
 /* Positions that each rank of sequence parallelism owns on the axis of a context rank. */
@@ -174,7 +170,7 @@ static int64_t sp_length(const colo_ragged_t *r, int64_t q)
 
 static owner_t owner_of(const colo_ragged_t *r, int64_t q, int64_t p)
 {
-    const int64_t unit = chunk_length(r, q), j = p / unit;
+    const int64_t unit = r->chunk[q], j = p / unit;
     owner_t o = {.cp = r->dst.zigzag && j >= r->dst.cp ? 2 * r->dst.cp - 1 - j : j,
                  .local = chunk_local(r, q, j) + p % unit,
                  .end = (j + 1) * unit};
@@ -208,12 +204,14 @@ static colo_status_t push_run(colo_runs_t *runs, int64_t row, int64_t count, int
 static colo_status_t push_chunk(const colo_ragged_t *r, const colo_part_t *part, int64_t j,
                                 int64_t sp, bool on_rank, colo_runs_t *runs)
 {
-    const int64_t q = part->seq, unit = chunk_length(r, q);
+    const int64_t q = part->seq, unit = r->chunk[q];
     int64_t lo = j * unit > part->pos ? j * unit : part->pos;
     int64_t hi = (j + 1) * unit;
     hi = hi < part->pos + part->count ? hi : part->pos + part->count;
+    if (lo >= hi)
+        return COLO_OK;
     int64_t local = chunk_local(r, q, j) + (lo - j * unit);
-    if (r->dst.sp > 1 && lo < hi) {
+    if (r->dst.sp > 1) {
         const int64_t block = sp_length(r, q), a = sp * block - local, z = a + block;
         hi = z < hi - lo ? lo + z : hi;
         local += a > 0 ? a : 0;
@@ -235,8 +233,23 @@ static colo_status_t source_rows(const colo_side_t *side, const int64_t *coords,
     return lo < hi ? push_run(runs, r->src_lo[d] + lo, hi - lo, 0) : COLO_OK;
 }
 
-colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords, bool on_rank,
-                               colo_runs_t *runs)
+/* The first of parts [a, z) of destination replicas that ends behind @row. */
+static int64_t first_part(const colo_ragged_t *r, int64_t a, int64_t z, int64_t row)
+{
+    const colo_part_t *parts = r->parts.at;
+    while (a < z) {
+        const int64_t mid = a + (z - a) / 2;
+        const colo_part_t *p = &parts[r->by_dst[mid]];
+        if (p->row + p->count <= row)
+            a = mid + 1;
+        else
+            z = mid;
+    }
+    return a;
+}
+
+colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
+                               const colo_runs_t *within, bool on_rank, colo_runs_t *runs)
 {
     const colo_ragged_t *r = side->ragged;
     const colo_part_t *parts = r->parts.at;
@@ -246,8 +259,16 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords, b
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
-    for (int64_t i = r->dst_lo[d]; i < r->dst_lo[d + 1]; i++) {
+    int64_t i = r->dst_lo[d], behind = INT64_MAX;
+    if (within && within->n > 0) {
+        const colo_run_t *last = &within->run[within->n - 1];
+        i = first_part(r, i, r->dst_lo[d + 1], within->run[0].row);
+        behind = last->row + last->count;
+    }
+    for (; i < r->dst_lo[d + 1]; i++) {
         const colo_part_t *p = &parts[r->by_dst[i]];
+        if (p->row >= behind)
+            break;
         if (side->full) {
             COLO_TRY(push_run(runs, p->row, p->count, r->base[p->seq] + p->pos));
             continue;
@@ -289,24 +310,23 @@ static colo_status_t visit_source(const colo_side_t *side, const colo_runs_t *mi
 {
     const colo_ragged_t *r = side->ragged;
     const int64_t parts = r->src.cp * r->src.sp;
-    int64_t last = -1;
+    int64_t behind = 0; /* of the last block; rows ascend, so blocks do */
     for (int64_t i = 0; i < mine->n; i++) {
         int64_t lo = mine->run[i].row;
         const int64_t hi = lo + mine->run[i].count;
         while (lo < hi) {
-            const int64_t d = find_source(r, lo), n = r->src_lo[d + 1] - r->src_lo[d];
-            const int64_t j = colo_block_part(n, parts, lo - r->src_lo[d]);
-            int64_t end = r->src_lo[d] + colo_block_lo(n, parts, j + 1);
-            end = end < hi ? end : hi;
-            if (d * parts + j != last) { /* rows ascend, so blocks do */
+            if (lo >= behind) {
                 colo_block_t b;
+                const int64_t d = find_source(r, lo), n = r->src_lo[d + 1] - r->src_lo[d];
+                const int64_t j = colo_block_part(n, parts, lo - r->src_lo[d]);
+                behind = r->src_lo[d] + colo_block_lo(n, parts, j + 1);
                 colo_block_clear(&b);
                 set_part(side->layout, COLO_SAMPLES, -1, d, b.coord);
                 set_part(side->layout, COLO_ROWS, 1, j / r->src.sp, b.coord);
                 set_part(side->layout, COLO_ROWS, 0, j % r->src.sp, b.coord);
                 COLO_TRY(push_block(out, &b));
-                last = d * parts + j;
             }
+            const int64_t end = behind < hi ? behind : hi;
             ((colo_block_t *)out->at)[out->n - 1].count += end - lo;
             lo = end;
         }

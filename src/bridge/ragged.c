@@ -134,7 +134,8 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 
 /* ---- batches ---- */
 
-static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int64_t n)
+static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int64_t n,
+                      uint64_t hash)
 {
     enum { SHOWN = 8 };
     char text[200] = "";
@@ -142,23 +143,24 @@ static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int6
     for (int64_t i = 0; v && i < n && i < SHOWN; i++)
         at += snprintf(text + at, sizeof text - (size_t)at, " %lld", (long long)v[i]);
     colo_fields_add(f, name, "%lld:%s%s (%08x)", v ? (long long)n : 0, text,
-                    n > SHOWN ? " ..." : "", (unsigned)colo_table_hash(v, v ? n : 0));
+                    n > SHOWN ? " ..." : "", (unsigned)hash);
 }
 
-static void add_tables(colo_fields_t *f, const colo_segments_t *s, uint64_t hash)
+/* Returns the hash of all tables. */
+static uint64_t add_tables(colo_fields_t *f, const colo_segments_t *s, int64_t rows)
 {
-    int64_t rows = 0;
-    for (int64_t e = 0; s->row_pos && e < s->count; e++)
-        rows += s->rows[e];
+    uint64_t h[COLO_SEGMENT_TABLES];
+    const uint64_t all = colo_tables_hash(s, h);
     *f = (colo_fields_t){COLO_FIELDS_INIT};
-    add_table(f, "rows", s->rows, s->count);
-    add_table(f, "src_dp", s->src_dp, s->count);
-    add_table(f, "seq", s->seq, s->count);
-    add_table(f, "pos", s->pos, s->count);
-    add_table(f, "row_pos", s->row_pos, rows);
-    add_table(f, "seq_len", s->seq_len, s->nseqs);
-    add_table(f, "seq_dp", s->seq_dp, s->nseqs);
-    f->hash = colo_hash_i64(f->hash, (int64_t)hash); /* all bits */
+    add_table(f, "rows", s->rows, s->count, h[0]);
+    add_table(f, "src_dp", s->src_dp, s->count, h[1]);
+    add_table(f, "seq", s->seq, s->count, h[2]);
+    add_table(f, "pos", s->pos, s->count, h[3]);
+    add_table(f, "row_pos", s->row_pos, rows, h[4]);
+    add_table(f, "seq_len", s->seq_len, s->nseqs, h[5]);
+    add_table(f, "seq_dp", s->seq_dp, s->nseqs, h[6]);
+    f->hash = colo_hash_i64(f->hash, (int64_t)all); /* all bits */
+    return all;
 }
 
 static colo_status_t check_rows(const colo_ragged_bridge_t *r)
@@ -197,10 +199,11 @@ colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segment
     colo_status_t st = COLO_OK;
     x->bridge = bridge;
     x->s.bytes = true;
+    const uint64_t hash = add_tables(&x->fields, segments, r->axes.rows);
     COLO_TRY_GOTO(
-        st, colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged), done);
+        st, colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged, hash),
+        done);
     COLO_TRY_GOTO(st, colo_shaped_load(bridge, &x->s), done);
-    add_tables(&x->fields, segments, x->s.plan->hash);
     r->src_rows = x->s.plan->own_src.rows;
     r->dst_rows = x->s.plan->own_dst.rows;
     *batch = x;

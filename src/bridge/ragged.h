@@ -24,12 +24,17 @@ typedef struct colo_part {
     int64_t row;                      /* of the first, on the source axis */
 } colo_part_t;
 
+/* Memory for @n parts. */
+colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n);
 /* Are all tables there. */
 colo_status_t colo_segments_present(const colo_segments_t *s);
 /* All checks of colo_segments_check(). @parts: out, colo_part_t in table order, without row. */
 colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
                                   const colo_ragged_axes_t *dst, colo_list_t *parts);
 
+/* Hashes of the tables by name: rows, src_dp, seq, pos, row_pos, seq_len, seq_dp; and of all. */
+enum { COLO_SEGMENT_TABLES = 7 };
+uint64_t colo_tables_hash(const colo_segments_t *s, uint64_t each[COLO_SEGMENT_TABLES]);
 /* One table, the same on every machine. */
 uint64_t colo_table_hash(const int64_t *v, int64_t n);
 
@@ -44,9 +49,10 @@ typedef struct colo_ragged {
     colo_list_t in_order, parts;   /* colo_part_t: by segment; by source row */
     int64_t *src_lo;               /* [replicas + 1] first row of each source replica */
     int64_t *base;                 /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *chunk;                /* [nseqs] positions of a chunk */
     int64_t *length;               /* [replicas] of that axis */
     int64_t *dst_lo, *by_dst;      /* parts of each destination replica: by_dst[dst_lo[d] ..] */
-    int64_t cap[5];
+    int64_t cap[6];
 } colo_ragged_t;
 
 /* Checks tables and lays them out. */
@@ -59,15 +65,15 @@ int64_t colo_ragged_part(const colo_layout_t *l, colo_axis_t axis, int context,
                          const int64_t *coords);
 /* Rows of a block, ascending. local is an index on the source rank, or on the whole axis of the
  * destination replica; @on_rank: on the axis of the destination's context rank, unless full. */
-colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords, bool on_rank,
-                               colo_runs_t *runs);
+colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
+                               const colo_runs_t *within, bool on_rank, colo_runs_t *runs);
 /* Blocks of @side that own any of the rows @mine, in an order that both sides know. */
 colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
- * @merged: the destination tensor is the whole sequence axis. */
+ * @merged: the destination tensor is the whole sequence axis. @hash: of the tables. */
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged);
+                               const colo_ragged_t *r, bool merged, uint64_t hash);
 
 /* ---- ragged.c: what a bridge keeps for its batches ---- */
 

@@ -75,11 +75,8 @@ colo_status_t colo_segments_present(const colo_segments_t *s)
     return COLO_OK;
 }
 
-static colo_status_t check_index(const char *what, int64_t i, const char *table, int64_t v,
-                                 int64_t n)
+static colo_status_t bad_index(const char *what, int64_t i, const char *table, int64_t v, int64_t n)
 {
-    if (v >= 0 && v < n)
-        return COLO_OK;
     return colo_fail(COLO_ERR_ARG, "segments: %s %lld: %s is %lld, expected 0..%lld", what,
                      (long long)i, table, (long long)v, (long long)n - 1);
 }
@@ -93,7 +90,8 @@ static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)dst->replicas);
     for (int64_t q = 0; q < s->nseqs; q++) {
         const int64_t length = s->seq_len[q], d = s->seq_dp[q];
-        COLO_TRY(check_index("sequence", q, "seq_dp", d, dst->replicas));
+        if ((uint64_t)d >= (uint64_t)dst->replicas)
+            return bad_index("sequence", q, "seq_dp", d, dst->replicas);
         if (length < 0 || !colo_add_ok(axis[d], length, &axis[d]))
             return colo_fail(
                 COLO_ERR_ARG,
@@ -120,13 +118,24 @@ static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged
     return COLO_OK;
 }
 
-static colo_status_t add_part(colo_list_t *parts, int64_t e, int64_t q, int64_t pos, int64_t count)
+colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n)
 {
-    colo_part_t *p = colo_list_push(parts, sizeof *p);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)parts->n);
-    *p = (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = count};
+    if (n <= parts->cap)
+        return COLO_OK;
+    const int64_t cap = n > 2 * parts->cap ? n : 2 * parts->cap;
+    void *at = realloc(parts->at, (size_t)cap * sizeof(colo_part_t));
+    if (!at)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    parts->at = at;
+    parts->cap = cap;
     return COLO_OK;
+}
+
+/* There is memory for it. */
+static inline void add_part(colo_list_t *parts, int64_t e, int64_t q, int64_t pos, int64_t count)
+{
+    ((colo_part_t *)parts->at)[parts->n++] =
+        (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = count};
 }
 
 static colo_status_t bad_position(const colo_segments_t *s, int64_t e, int64_t row, int64_t pos)
@@ -150,7 +159,8 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
                 return bad_position(s, e, end, pos[end]);
             end++;
         } while (end < n && pos[end] == pos[r] + (end - r));
-        COLO_TRY(add_part(parts, e, s->seq[e], pos[r], end - r));
+        COLO_TRY(colo_parts_reserve(parts, parts->n + 1));
+        add_part(parts, e, s->seq[e], pos[r], end - r);
     }
     return COLO_OK;
 }
@@ -158,8 +168,6 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
 static int by_position(const void *a, const void *b)
 {
     const colo_part_t *x = *(colo_part_t *const *)a, *y = *(colo_part_t *const *)b;
-    if (x->seq != y->seq)
-        return x->seq < y->seq ? -1 : 1;
     if (x->pos != y->pos)
         return x->pos < y->pos ? -1 : 1;
     return (x->segment > y->segment) - (x->segment < y->segment);
@@ -170,20 +178,14 @@ static bool follows(const colo_part_t *a, const colo_part_t *b)
     return a->seq < b->seq || (a->seq == b->seq && a->pos + a->count <= b->pos);
 }
 
-/* Two rows on one position. */
-static colo_status_t check_apart(const colo_part_t *p, int64_t n)
+/* Two rows on one position, among the @n parts of a sequence. */
+static colo_status_t check_sequence(const colo_part_t **at, int64_t n)
 {
-    int64_t sorted = 1;
-    while (sorted < n && follows(&p[sorted - 1], &p[sorted]))
-        sorted++;
-    if (sorted >= n) /* as tables usually are */
-        return COLO_OK;
-    COLO_AUTOFREE const colo_part_t **at = malloc((size_t)n * sizeof *at);
-    if (!at)
-        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
-    for (int64_t i = 0; i < n; i++)
-        at[i] = &p[i];
-    qsort(at, (size_t)n, sizeof *at, by_position);
+    bool sorted = true;
+    for (int64_t i = 1; i < n; i++)
+        sorted = sorted && at[i - 1]->pos < at[i]->pos;
+    if (!sorted)
+        qsort(at, (size_t)n, sizeof *at, by_position);
     for (int64_t i = 1; i < n; i++)
         if (!follows(at[i - 1], at[i]))
             return colo_fail(COLO_ERR_ARG,
@@ -194,6 +196,29 @@ static colo_status_t check_apart(const colo_part_t *p, int64_t n)
     return COLO_OK;
 }
 
+static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
+{
+    int64_t sorted = 1;
+    while (sorted < n && follows(&p[sorted - 1], &p[sorted]))
+        sorted++;
+    if (sorted >= n) /* as tables usually are */
+        return COLO_OK;
+    COLO_AUTOFREE const colo_part_t **at = malloc((size_t)n * sizeof *at);
+    COLO_AUTOFREE int64_t *end =
+        calloc((size_t)nseqs + 1, sizeof *end); /* of each sequence, in at */
+    if (!at || !end)
+        return colo_fail(COLO_ERR_NOMEM, "segments: %lld runs of rows", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        end[p[i].seq + 1]++;
+    for (int64_t q = 0; q < nseqs; q++)
+        end[q + 1] += end[q];
+    for (int64_t i = 0; i < n; i++)
+        at[end[p[i].seq]++] = &p[i];
+    for (int64_t q = 0, first = 0; q < nseqs; first = end[q++])
+        COLO_TRY(check_sequence(at + first, end[q] - first));
+    return COLO_OK;
+}
+
 colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
                                   const colo_ragged_axes_t *dst, colo_list_t *parts)
 {
@@ -201,6 +226,7 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
     parts->n = 0;
     COLO_TRY(colo_segments_present(s));
     COLO_TRY(check_sequences(s, dst));
+    COLO_TRY(colo_parts_reserve(parts, s->count));
     for (int64_t e = 0; e < s->count; e++) {
         const int64_t n = s->rows[e], first = sum;
         if (n < 0)
@@ -212,8 +238,10 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
                 "segments: segment %lld: its %lld rows make the sum of all rows exceed "
                 "63 bits",
                 (long long)e, (long long)n);
-        COLO_TRY(check_index("segment", e, "src_dp", s->src_dp[e], src->replicas));
-        COLO_TRY(check_index("segment", e, "seq", s->seq[e], s->nseqs));
+        if ((uint64_t)s->src_dp[e] >= (uint64_t)src->replicas)
+            return bad_index("segment", e, "src_dp", s->src_dp[e], src->replicas);
+        if ((uint64_t)s->seq[e] >= (uint64_t)s->nseqs)
+            return bad_index("segment", e, "seq", s->seq[e], s->nseqs);
         if (n == 0)
             continue;
         if (s->row_pos) {
@@ -225,9 +253,9 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
             return bad_position(s, e, 0, pos);
         if (n > length - pos)
             return bad_position(s, e, length - pos, length);
-        COLO_TRY(add_part(parts, e, s->seq[e], pos, n));
+        add_part(parts, e, s->seq[e], pos, n);
     }
-    return check_apart(parts->at, parts->n);
+    return check_apart(parts->at, parts->n, s->nseqs);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
@@ -267,20 +295,26 @@ uint64_t colo_table_hash(const int64_t *v, int64_t n)
     return all;
 }
 
-uint64_t colo_segments_hash(const colo_segments_t *s)
+uint64_t colo_tables_hash(const colo_segments_t *s, uint64_t each[COLO_SEGMENT_TABLES])
 {
     int64_t rows = 0;
-    if (!s)
-        return 0;
     for (int64_t e = 0; s->row_pos && e < s->count; e++)
         rows += s->rows[e];
-    const uint64_t tables[] = {
-        colo_table_hash(s->rows, s->count),  colo_table_hash(s->src_dp, s->count),
-        colo_table_hash(s->seq, s->count),   colo_table_hash(s->pos, s->pos ? s->count : 0),
-        colo_table_hash(s->row_pos, rows),   colo_table_hash(s->seq_len, s->nseqs),
-        colo_table_hash(s->seq_dp, s->nseqs)};
+    each[0] = colo_table_hash(s->rows, s->count);
+    each[1] = colo_table_hash(s->src_dp, s->count);
+    each[2] = colo_table_hash(s->seq, s->count);
+    each[3] = colo_table_hash(s->pos, s->pos ? s->count : 0);
+    each[4] = colo_table_hash(s->row_pos, rows);
+    each[5] = colo_table_hash(s->seq_len, s->nseqs);
+    each[6] = colo_table_hash(s->seq_dp, s->nseqs);
     uint64_t h = COLO_HASH_INIT;
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++)
-        h = colo_hash_i64(h, (int64_t)tables[i]);
+    for (int i = 0; i < COLO_SEGMENT_TABLES; i++)
+        h = colo_hash_i64(h, (int64_t)each[i]);
     return h;
+}
+
+uint64_t colo_segments_hash(const colo_segments_t *segments)
+{
+    uint64_t each[COLO_SEGMENT_TABLES];
+    return segments ? colo_tables_hash(segments, each) : 0;
 }
