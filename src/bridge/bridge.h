@@ -183,6 +183,8 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const col
 
 /* promise.c: COLO_CHECK=2; waits for the stream. */
 colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
+/* @mine: of what this rank holds; replicas must bring the same. Collective. */
+colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mine);
 colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
                                     colo_stream_t stream);
 

@@ -75,22 +75,16 @@ static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool contex
     return first;
 }
 
-colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
-                                    colo_stream_t stream)
+colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mine)
 {
     const colo_plan_t *p = b->now.plan;
     bool fwd = way == COLO_FORWARD;
     bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
     int32_t n = colo_comm_size(b->comm);
-    const colo_box_t box = colo_bridge_box(in, fwd ? &p->own_src : &p->own_dst);
-    uint64_t mine = 0;
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
-    colo_status_t st = all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n);
-    if (st == COLO_OK &&
-        colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */
-        st = b->ops->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
-    if (st < 0)
-        return colo_comm_i_fail(b->comm, st);
+    if (!all)
+        return colo_comm_i_fail(b->comm,
+                                colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
     COLO_TRY(colo_comm_i_gather(b->comm, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
     for (int32_t i = 0; i < n; i++) {
         int64_t rank = colo_comm_world_rank(b->comm, i);
@@ -103,4 +97,18 @@ colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_
                 (long long)first, (long long)rank, fwd ? "x" : "d_y");
     }
     return COLO_OK;
+}
+
+colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
+                                    colo_stream_t stream)
+{
+    const colo_plan_t *p = b->now.plan;
+    const colo_box_t box = colo_bridge_box(in, way == COLO_FORWARD ? &p->own_src : &p->own_dst);
+    uint64_t mine = 0;
+    colo_status_t st = COLO_OK;
+    if (colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */
+        st = b->ops->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
+    if (st < 0)
+        return colo_comm_i_fail(b->comm, st);
+    return colo_promise_compare(b, way, mine);
 }

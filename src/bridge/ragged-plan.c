@@ -14,15 +14,9 @@
 
 /* ---- where rows are in the destination tensor ---- */
 
-/* Rows at indices first, first + 1 .. of the replica's axis are at row, row + 1 .. of the tensor.
- */
-typedef struct stored {
-    int64_t first, count, row;
-} stored_t;
-
 static int by_first(const void *a, const void *b)
 {
-    const int64_t x = ((const stored_t *)a)->first, y = ((const stored_t *)b)->first;
+    const int64_t x = ((const colo_stored_t *)a)->first, y = ((const colo_stored_t *)b)->first;
     return (x > y) - (x < y);
 }
 
@@ -41,8 +35,8 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
 }
 
 static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side,
-                                 const int64_t *coords, bool merged, stored_t **out, int64_t *n,
-                                 int64_t *rows)
+                                 const int64_t *coords, bool merged, colo_stored_t **out,
+                                 int64_t *n, int64_t *rows)
 {
     colo_runs_t whole = {0}, on_rank = {0};
     colo_status_t st = COLO_OK;
@@ -60,7 +54,7 @@ static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side
     bool sorted = true;
     for (int64_t i = 0; i < *n; i++) {
         const colo_run_t *run = &whole.run[i];
-        (*out)[i] = (stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
+        (*out)[i] = (colo_stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
@@ -75,7 +69,44 @@ done:
     return st;
 }
 
-static void place(colo_routes_t *routes, const stored_t *stored, int64_t n)
+/* Of the rows of @places, those that no run of @mine has. */
+static colo_status_t list_foreign(const colo_runs_t *mine, colo_ragged_places_t *places)
+{
+    /* each run of mine ends one piece of what is stored and begins another */
+    places->foreign = malloc((size_t)(places->n + mine->n + 1) * sizeof *places->foreign);
+    if (!places->foreign)
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)places->n);
+    for (int64_t i = 0, k = 0; i < places->n; i++) {
+        const colo_stored_t *s = &places->stored[i];
+        int64_t at = s->first;
+        const int64_t end = at + s->count;
+        while (at < end) {
+            while (k < mine->n && mine->run[k].local + mine->run[k].count <= at)
+                k++;
+            const int64_t lo = k < mine->n && mine->run[k].local < end ? mine->run[k].local : end;
+            if (at < lo)
+                places->foreign[places->nforeign++] =
+                    (colo_stored_t){at, lo - at, s->row + (at - s->first)};
+            at = lo < end ? mine->run[k].local + mine->run[k].count : end;
+        }
+    }
+    return COLO_OK;
+}
+
+static int by_local(const void *a, const void *b)
+{
+    const int64_t x = ((const colo_run_t *)a)->local, y = ((const colo_run_t *)b)->local;
+    return (x > y) - (x < y);
+}
+
+void colo_ragged_places_deinit(colo_ragged_places_t *places)
+{
+    free(places->stored);
+    free(places->foreign);
+    *places = (colo_ragged_places_t){0};
+}
+
+static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
     for (int64_t i = 0; i < routes->nregions; i++) {
         const int64_t at = routes->place[i].dst_row;
@@ -105,50 +136,72 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
         *out = (colo_owned_t){.b1 = 1, .h0 = h[0].lo, .h1 = h[0].hi, .rows = rows};
 }
 
-static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, bool merged)
+/* Where the rows of this rank's destination tensor are. */
+static colo_status_t find_places(const colo_plan_t *p, const colo_ragged_t *r, bool merged,
+                                 colo_ragged_places_t *places, int64_t *rows)
+{
+    const colo_plan_config_t *c = &p->config;
+    colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
+    int64_t coords[COLO_MAX_DIMS];
+    colo_runs_t mine = {0};
+    *rows = 0;
+    if (!colo_layout_holds(&p->dst, p->rank))
+        return COLO_OK;
+    (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
+    COLO_TRY(list_stored(r, &dst, coords, merged, &places->stored, &places->n, rows));
+    if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
+        return COLO_OK;
+    dst.full = false;
+    colo_status_t st = colo_ragged_rows(&dst, coords, NULL, false, &mine);
+    if (st == COLO_OK && mine.n > 1)
+        qsort(mine.run, (size_t)mine.n, sizeof *mine.run, by_local);
+    if (st == COLO_OK)
+        st = list_foreign(&mine, places);
+    colo_runs_deinit(&mine);
+    return st;
+}
+
+static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, bool merged,
+                           colo_ragged_places_t *places)
 {
     const colo_plan_config_t *c = &p->config;
     colo_builder_t w = {
         .cfg = c, .plan = p, .elem = unit, .per_node = c->ranks_per_node, .ragged = true};
     const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
-    const colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
-    int64_t coords[COLO_MAX_DIMS], n = 0, rows = 0, arriving = 0;
+    const colo_side_t dst = {.layout = &p->dst, .ragged = r};
+    int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
     colo_runs_t mine = {0};
-    stored_t *stored = NULL;
     colo_status_t st = COLO_OK;
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);
         COLO_TRY_GOTO(st, colo_ragged_rows(&src, coords, NULL, false, &mine), done);
     }
     own(&src, p->rank, c->shape.features, mine.rows, &p->own_src);
-    if (colo_layout_holds(&p->dst, p->rank)) {
-        (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
-        COLO_TRY_GOTO(st, list_stored(r, &dst, coords, merged, &stored, &n, &rows), done);
-    }
+    COLO_TRY_GOTO(st, find_places(p, r, merged, places, &rows), done);
     own(&dst, p->rank, c->shape.features, rows, &p->own_dst);
     COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)
         COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_BACKWARD, src, dst), done);
     colo_plan_count_bytes(p, unit);
-    for (int64_t i = 0; i < n; i++)
-        arriving += stored[i].count; /* of a merged tensor, too */
+    for (int64_t i = 0; i < places->n; i++)
+        arriving += places->stored[i].count; /* of a merged tensor, too */
     p->bytes[COLO_FORWARD].minimum =
         arriving * (p->own_dst.h1 - p->own_dst.h0) * (int64_t)unit - p->bytes[COLO_FORWARD].local;
     for (int way = 0; way < 2; way++)
         p->bytes[way].collective_recv = -1;
-    place(&p->recv[COLO_FORWARD], stored, n);
-    place(&p->local[COLO_FORWARD], stored, n);
-    place(&p->send[COLO_BACKWARD], stored, n);
-    place(&p->local[COLO_BACKWARD], stored, n);
+    place(&p->recv[COLO_FORWARD], places->stored, places->n);
+    place(&p->local[COLO_FORWARD], places->stored, places->n);
+    place(&p->send[COLO_BACKWARD], places->stored, places->n);
+    place(&p->local[COLO_BACKWARD], places->stored, places->n);
 done:
     colo_runs_deinit(&mine);
     colo_builder_deinit(&w);
-    free(stored);
     return st;
 }
 
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged, uint64_t hash)
+                               const colo_ragged_t *r, bool merged, uint64_t hash,
+                               colo_ragged_places_t *places)
 {
     colo_plan_config_t c = *config;
     colo_plan_t *p;
@@ -158,7 +211,7 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     const size_t unit = (size_t)(c.shape.features / units) * colo_dtype_size(c.dtype);
     c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
     COLO_TRY(colo_plan_new(&p, &c, rank));
-    colo_status_t st = build(p, r, unit, merged);
+    colo_status_t st = build(p, r, unit, merged, places);
     if (st < 0) {
         colo_plan_destroy(&p);
         return st;

@@ -20,13 +20,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct colo_batch {
-    colo_bridge_t *bridge;
-    colo_shaped_t s;
-    colo_fields_t fields; /* the tables, as all ranks must have them */
-    bool compared;
-};
-
 /* ---- the bridge ---- */
 
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c)
@@ -200,9 +193,10 @@ colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segment
     x->bridge = bridge;
     x->s.bytes = true;
     const uint64_t hash = add_tables(&x->fields, segments, r->axes.rows);
-    COLO_TRY_GOTO(
-        st, colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged, hash),
-        done);
+    COLO_TRY_GOTO(st,
+                  colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged,
+                                   hash, &x->places),
+                  done);
     COLO_TRY_GOTO(st, colo_shaped_load(bridge, &x->s), done);
     r->src_rows = x->s.plan->own_src.rows;
     r->dst_rows = x->s.plan->own_dst.rows;
@@ -224,6 +218,7 @@ void colo_batch_destroy(colo_batch_t **batch)
     if (!batch || !*batch)
         return;
     (*batch)->s.slab = NULL; /* the bridge's */
+    colo_ragged_places_deinit(&(*batch)->places);
     colo_shaped_deinit((*batch)->bridge->comm, &(*batch)->s);
     free(*batch);
     *batch = NULL;
@@ -403,10 +398,14 @@ static colo_status_t run(call_t *c, colo_stream_t stream)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          (long long)b->now.plan->rank);
     colo_status_t st = prepare(c);
+    if (st == COLO_OK && level >= 2 && c->way == COLO_BACKWARD)
+        st = colo_ragged_verify_zeros(c->batch, c->carried, c->n, stream);
     if (level >= 2 || (level == 1 && !c->batch->compared))
         COLO_TRY(agree(c, st));
     else if (st < 0)
         return colo_comm_i_fail(b->comm, st);
+    if (level >= 2)
+        COLO_TRY(colo_ragged_verify_replicas(c->batch, c->way, c->carried, c->n, stream));
     c->batch->compared = true;
     b->calls++;
     return colo_exchange_run(b, &c->batch->s, operation(c), c->way, c->carried, c->n, stream);

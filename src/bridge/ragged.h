@@ -3,6 +3,7 @@
 #ifndef COLO_BRIDGE_RAGGED_H
 #define COLO_BRIDGE_RAGGED_H
 
+#include "bridge/bridge.h"
 #include "bridge/pieces.h"
 
 #include <colobridge/ragged.h>
@@ -70,10 +71,27 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
 /* Blocks of @side that own any of the rows @mine, in an order that both sides know. */
 colo_status_t colo_ragged_visit(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *out);
 
+/* Rows at indices first, first + 1 .. of the replica's axis are at row, row + 1 .. of the tensor.
+ */
+typedef struct colo_stored {
+    int64_t first, count, row;
+} colo_stored_t;
+
+/* Rows of the batch in this rank's destination tensor, by position. */
+typedef struct colo_ragged_places {
+    colo_stored_t *stored; /* [n] owned */
+    int64_t n;
+    colo_stored_t *foreign; /* [nforeign] owned: DISJOINT: those that other context ranks own */
+    int64_t nforeign;
+} colo_ragged_places_t;
+void colo_ragged_places_deinit(colo_ragged_places_t *places);
+
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
- * @merged: the destination tensor is the whole sequence axis. @hash: of the tables. */
+ * @merged: the destination tensor is the whole sequence axis. @hash: of the tables.
+ * @places: out. */
 colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank,
-                               const colo_ragged_t *r, bool merged, uint64_t hash);
+                               const colo_ragged_t *r, bool merged, uint64_t hash,
+                               colo_ragged_places_t *places);
 
 /* ---- ragged.c: what a bridge keeps for its batches ---- */
 
@@ -92,5 +110,22 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 void colo_ragged_destroy(colo_bridge_t *b);
 size_t colo_ragged_scratch(const colo_bridge_t *b);
+
+/* ---- batches ---- */
+
+struct colo_batch {
+    colo_bridge_t *bridge;
+    colo_shaped_t s;
+    colo_ragged_places_t places;
+    colo_fields_t fields; /* the tables, as all ranks must have them */
+    bool compared;
+};
+
+/* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */
+colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,
+                                       int32_t n, colo_stream_t stream);
+/* Collective. */
+colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_way_t way,
+                                          const colo_carried_t *t, int32_t n, colo_stream_t stream);
 
 #endif

@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ragged_calls.c - what is refused of a ragged batch, on which ranks, and that nothing is
+ * written then; what COLO_CHECK=2 verifies.
+ */
+#include "ragged_example.h"
+
+typedef enum fault {
+    DIFFERENT_POS,
+    DIFFERENT_LENGTH,
+    DIFFERENT_COUNT,
+    SHORT_Y,
+    SHORT_X,
+    DTYPE_Y,
+    FEATURES_Y,
+    CUDA_Y,
+    X_NULL,
+    Y_NULL,
+    OVERLAP,
+    Y_STRIDE_0,
+    NO_TENSORS,
+    FAULTS
+} fault_t;
+
+static const struct {
+    colo_status_t status; /* on the odd rank */
+    const char *text;     /* on both */
+} verdict[FAULTS] = {
+    [DIFFERENT_POS] = {COLO_ERR_MISMATCH, "pos: rank 1 of"},
+    [DIFFERENT_LENGTH] = {COLO_ERR_MISMATCH, "seq_len: rank 1 of"},
+    [DIFFERENT_COUNT] = {COLO_ERR_MISMATCH, "rows: rank 1 of"},
+    [SHORT_Y] = {COLO_ERR_SHAPE, "rank 1: y[0] has 2 axes and 9 rows of 2 features, expected 2 and "
+                                 "10 rows"},
+    [SHORT_X] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 axes and 4 rows of 2 features, expected 2 and "
+                                 "5 rows"},
+    [DTYPE_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 2 of i32"},
+    [FEATURES_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 1 of f32"},
+    [CUDA_Y] = {COLO_ERR_ARG, "rank 1: y[0] lives in cuda memory"},
+    [X_NULL] = {COLO_ERR_ARG, "rank 1: x[0] is NULL, expected [5, features]"},
+    [Y_NULL] = {COLO_ERR_ARG, "rank 1: y[0] is NULL, expected [10, features]"},
+    [OVERLAP] = {COLO_ERR_ARG, "rank 1: x[0] and y[0] overlap in memory"},
+    [Y_STRIDE_0] = {COLO_ERR_SHAPE, "rank 1: y[0] has strides [0, 1]"},
+    [NO_TENSORS] = {COLO_ERR_ARG, "rank 1: 0 tensors, expected at least 1"}};
+
+typedef struct refusal {
+    fault_t fault;
+    bool later; /* after a call that was right */
+    colo_status_t status[2], alive[2];
+    bool named[2], untouched[2];
+} refusal_t;
+
+static colo_status_t run_fault(colo_comm_t *comm, void *arg)
+{
+    refusal_t *f = arg;
+    const int32_t rank = colo_comm_rank(comm);
+    float x[5 * H], y[10 * H];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    tables_t t = worked;
+    if (rank == 1 && f->fault == DIFFERENT_POS)
+        t.pos[2] = 2;
+    if (rank == 1 && f->fault == DIFFERENT_LENGTH)
+        t.len[1] = 12;
+    if (rank == 1 && f->fault == DIFFERENT_COUNT)
+        t.rows[2] = 4;
+    const colo_segments_t s = segments_of(&t);
+    int64_t src, dst;
+    rank_try(make(&b, &o, comm));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    colo_bridge_rows(b, &src, &dst);
+    fill_x(x, rank);
+    colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst);
+    const colo_tensor_t *px = &tx, *py = &ty;
+    int32_t n = 1;
+    if (f->later)
+        rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    if (rank == 1)
+        switch (f->fault) {
+        case SHORT_Y:
+            ty.shape[0]--;
+            break;
+        case SHORT_X:
+            tx.shape[0]--;
+            break;
+        case DTYPE_Y:
+            ty.dtype = COLO_I32;
+            break;
+        case FEATURES_Y:
+            ty.shape[1]--;
+            break;
+        case CUDA_Y:
+            ty.mem = COLO_CUDA;
+            ty.device = 0;
+            break;
+        case X_NULL:
+            px = NULL;
+            break;
+        case Y_NULL:
+            py = NULL;
+            break;
+        case OVERLAP:
+            ty.data = x;
+            break;
+        case Y_STRIDE_0:
+            ty.stride[0] = 0;
+            break;
+        case NO_TENSORS:
+            n = 0;
+            break;
+        default:
+            break;
+        }
+    blank(y, 10);
+    f->status[rank] = colo_batch_forward(batch, px, py, n, NULL);
+    f->named[rank] = strstr(colo_last_error(), verdict[f->fault].text) != NULL;
+    if (!f->named[rank])
+        fprintf(stderr, "rank %d: %s\n", (int)rank, colo_last_error());
+    f->untouched[rank] = has_only(y, 10, NULL, 0);
+    f->alive[rank] = colo_comm_check(comm);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+static void a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing(void **state)
+{
+    (void)state;
+    for (int i = 0; i < FAULTS; i++) {
+        refusal_t f = {.fault = (fault_t)i};
+        assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
+        const colo_status_t other =
+            verdict[i].status == COLO_ERR_MISMATCH ? COLO_ERR_MISMATCH : COLO_ERR_PEER;
+        assert_int_equal(f.status[0], other);
+        assert_int_equal(f.status[1], verdict[i].status);
+        for (int rank = 0; rank < 2; rank++) {
+            assert_true(f.named[rank]);
+            assert_true(f.untouched[rank]);
+            assert_int_equal(f.alive[rank], COLO_OK);
+        }
+    }
+}
+
+static void a_bad_later_call_wakes_the_ranks_that_wait(void **state)
+{
+    refusal_t f = {.fault = SHORT_X, .later = true};
+    (void)state;
+    assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
+    assert_int_equal(f.status[0], COLO_ERR_PEER);
+    assert_int_equal(f.status[1], COLO_ERR_SHAPE);
+    assert_true(f.named[0] && f.named[1] && f.untouched[0] && f.untouched[1]);
+}
+
+/* ---- COLO_CHECK=2 ---- */
+
+typedef struct declared {
+    bool foreign; /* the gradient is not zero in a row of the other rank */
+    colo_status_t status[2];
+    bool named[2];
+} declared_t;
+
+static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
+{
+    declared_t *d = arg;
+    const int32_t rank = colo_comm_rank(comm);
+    float dy[20 * H], dx[5 * H];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    const options_t o = {.output = COLO_FULL_SEQ, .grad = COLO_DISJOINT, .placement = COLO_MERGED};
+    const colo_segments_t s = segments_of(&worked);
+    /* rows of the batch on the axis of 20, by owner: e0 at 2, 3, 4 and e2 at 13 .. 17 */
+    static const int64_t at[8] = {2, 3, 4, 13, 14, 15, 16, 17};
+    static const int32_t owner[8] = {0, 1, 1, 0, 1, 1, 1, 1};
+    rank_try(make(&b, &o, comm));
+    rank_try(colo_comm_set_check(comm, 2));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    blank(dy, 20); /* the text has a gradient on all ranks */
+    for (int i = 0; i < 8; i++)
+        for (int64_t k = 0; k < H; k++)
+            dy[at[i] * H + k] = owner[i] == rank ? (float)i : 0;
+    if (d->foreign && rank == 0)
+        dy[17 * H + 1] = 1;
+    const colo_tensor_t tdy = tensor(dy, 20), tdx = tensor(dx, rank ? 5 : 3);
+    blank(dx, 5);
+    d->status[rank] = colo_batch_backward(batch, &tdy, &tdx, 1, NULL);
+    d->named[rank] =
+        strstr(colo_last_error(), "rank 0: d_y[0] was declared DISJOINT, but row 17") != NULL;
+    for (int64_t i = 0; !d->foreign && i < (rank ? 5 : 3); i++)
+        rank_check(dx[i * H] == (float)(rank ? i + 3 : i));
+    rank_check(!d->foreign || has_only(dx, 5, NULL, 0));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return colo_comm_check(comm);
+}
+
+static void a_disjoint_gradient_is_verified_in_rows_of_other_ranks(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        declared_t d = {.foreign = i};
+        assert_ok(t_run_ranks(2, run_disjoint, &d, sizeof d));
+        assert_int_equal(d.status[0], i ? COLO_ERR_PROMISE : COLO_OK);
+        assert_int_equal(d.status[1], i ? COLO_ERR_PEER : COLO_OK);
+        assert_true(d.named[0] == i && d.named[1] == i);
+    }
+}
+
+/* dp=1: both ranks hold the same x along tp, and the same d_y along tp of the LLM. */
+static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
+{
+    declared_t *d = arg;
+    const int32_t rank = colo_comm_rank(comm);
+    float x[8 * H] = {0}, y[20 * H] = {0};
+    colo_grid_t grid;
+    colo_layout_t src, dst;
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    tables_t t = worked;
+    memset(t.src_dp, 0, sizeof t.src_dp);
+    const colo_segments_t s = segments_of(&t);
+    rank_try(colo_grid_parse(&grid, "tp=2,dp=1", 0));
+    rank_try(colo_layout_init_src(&src, &grid));
+    rank_try(colo_layout_init_dst(&dst, &grid));
+    const colo_bridge_config_t c = {
+        COLO_BRIDGE_CONFIG_INIT,  .src = &src,    .dst = &dst,
+        .shape = {.features = H}, .ragged = true, .placement = COLO_MERGED};
+    rank_try(colo_bridge_create(&b, &c, comm));
+    rank_try(colo_comm_set_check(comm, 2));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    y[0] = (float)rank; /* text: may differ */
+    const colo_tensor_t tx = tensor(x, 8), ty = tensor(y, 20);
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    rank_try(colo_batch_backward(batch, &ty, &tx, 1, NULL));
+    *(d->foreign ? &x[3] : &y[13 * H]) = (float)rank;
+    d->status[rank] = d->foreign ? colo_batch_forward(batch, &tx, &ty, 1, NULL)
+                                 : colo_batch_backward(batch, &ty, &tx, 1, NULL);
+    d->named[rank] = strstr(colo_last_error(),
+                            d->foreign ? "the same block of x" : "the same block of d_y") != NULL;
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return colo_comm_check(comm);
+}
+
+static void replicas_that_differ_in_rows_of_the_batch_are_refused(void **state)
+{
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        declared_t d = {.foreign = i};
+        assert_ok(t_run_ranks(2, run_replicas, &d, sizeof d));
+        for (int rank = 0; rank < 2; rank++) {
+            assert_int_equal(d.status[rank], COLO_ERR_PROMISE);
+            assert_true(d.named[rank]);
+        }
+    }
+}
+
+/* ---- uses ---- */
+
+static colo_status_t run_uses(colo_comm_t *comm, void *arg)
+{
+    float x[5 * H];
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    options_t o = {.output = COLO_FULL_SEQ, .max_rows = 4, .no_grad = true};
+    tables_t t = worked;
+    colo_segments_t s = segments_of(&t);
+    const colo_shape_t shape = {1, 1, 1, 0};
+    const colo_tensor_t tx = tensor(x, 5);
+    rank_try(make(&b, &o, comm));
+    rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
+    rank_check(strstr(colo_last_error(), "source replica 1 has 5 rows, 5 on a rank, expected at "
+                                         "most max_rows=4"));
+    t.pos[0] = 11;
+    rank_check(colo_bridge_set_segments(b, &s, &batch) == COLO_ERR_ARG);
+    rank_check(strstr(colo_last_error(), "segment 0: row 1 of 3 is at position 12"));
+    rank_check(!batch);
+    t.pos[0] = 2;
+    t.rows[2] = 4;
+    rank_try(colo_bridge_set_segments(b, &s, &batch)); /* the bridge lives */
+    rank_check(colo_batch_backward(batch, NULL, NULL, 1, NULL) == COLO_ERR_STATE);
+    rank_check(colo_bridge_forward(b, &tx, &tx, NULL) == COLO_ERR_STATE);
+    rank_check(colo_bridge_backward(b, &tx, &tx, NULL) == COLO_ERR_STATE);
+    rank_check(colo_bridge_reshape(b, &shape) == COLO_ERR_STATE);
+    rank_check(colo_batch_forward(NULL, NULL, NULL, 1, NULL) == COLO_ERR_ARG);
+    rank_check(colo_bridge_set_segments(b, &s, NULL) == COLO_ERR_ARG);
+    rank_check(colo_bridge_set_segments(NULL, &s, &batch) == COLO_ERR_ARG);
+    colo_batch_destroy(&batch);
+    colo_batch_destroy(&batch);
+    colo_batch_destroy(NULL);
+    rank_check(colo_batch_plan(NULL) == NULL);
+    colo_bridge_rows(NULL, NULL, NULL);
+    colo_bridge_destroy(&b);
+    return colo_comm_check(comm);
+}
+
+static void wrong_uses_are_refused_and_the_bridge_lives(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(2, run_uses, NULL, 0));
+}
+
+/* Masks travel in forward, and have no sum. */
+static colo_status_t run_mask(colo_comm_t *comm, void *arg)
+{
+    const int32_t rank = colo_comm_rank(comm);
+    const int64_t n = rank ? 5 : 3;
+    int32_t x[5] = {1, 2, 3, 4, 5}, y[8] = {0}, dx[5] = {-7};
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    const options_t o = {.output = COLO_FULL_SEQ};
+    const colo_segments_t s = segments_of(&worked);
+    rank_try(make(&b, &o, comm));
+    rank_try(colo_bridge_set_segments(b, &s, &batch));
+    const colo_tensor_t tx = colo_tensor_host(x, COLO_I32, 2, (int64_t[]){n, 1}),
+                        ty = colo_tensor_host(y, COLO_I32, 2, (int64_t[]){8, 1}),
+                        tdx = colo_tensor_host(dx, COLO_I32, 2, (int64_t[]){n, 1});
+    rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
+    for (int64_t i = 0; i < 8; i++)
+        rank_check(y[i] == (i < 3 ? i + 1 : i - 2));
+    const colo_status_t st = colo_batch_backward(batch, &ty, &tdx, 1, NULL);
+    rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER); /* the other rank failed first */
+    rank_check(strstr(colo_last_error(), "d_y[0] is i32"));
+    rank_check(dx[0] == -7);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+static void integers_travel_but_are_not_added_up(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(2, run_mask, NULL, 0));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing),
+        cmocka_unit_test(a_bad_later_call_wakes_the_ranks_that_wait),
+        cmocka_unit_test(a_disjoint_gradient_is_verified_in_rows_of_other_ranks),
+        cmocka_unit_test(replicas_that_differ_in_rows_of_the_batch_are_refused),
+        cmocka_unit_test(wrong_uses_are_refused_and_the_bridge_lives),
+        cmocka_unit_test(integers_travel_but_are_not_added_up),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
