@@ -183,6 +183,8 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
 {
     COLO_TRY(check_config(c));
     COLO_TRY(parse_axes(b, c->ragged && !c->axes ? "th" : c->axes));
+    if (c->ragged) /* the plan of the bridge itself has no rows; those of batches have */
+        COLO_TRY(colo_ragged_create(b, c));
     COLO_TRY(colo_ops_for(c->mem, &b->ops));
     b->algo = c->algo;
     b->mem = c->mem;
@@ -197,8 +199,6 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
-    if (c->ragged) /* the plan of the bridge itself has no rows; those of batches have */
-        COLO_TRY(colo_ragged_create(b, c));
     COLO_TRY(shaped_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));

@@ -31,6 +31,11 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
     if (c->mem != COLO_HOST)
         return colo_fail(COLO_ERR_UNBUILT, "bridge: ragged batches in CUDA memory, expected host "
                                            "memory; this version carries them on the host only");
+    if (b->comm->ops->peer && colo_comm_size(b->comm) > 1)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "bridge: ragged batches on comm '%s' of %d GPUs, expected a host "
+                         "communicator; this version carries them on the host only",
+                         colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
     if (b->axis[1] >= 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
                          b->axes);
@@ -49,12 +54,12 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
     r->merged = c->placement == COLO_MERGED;
     r->max_rows = c->max_rows;
-    COLO_TRY(colo_layout_check_fields(&b->src));
-    COLO_TRY(colo_layout_check_fields(&b->dst));
-    COLO_TRY(colo_ragged_axes(&r->axes.src, &b->src, true));
-    COLO_TRY(colo_ragged_axes(&r->axes.dst, &b->dst, false));
+    COLO_TRY(colo_layout_check_fields(c->src));
+    COLO_TRY(colo_layout_check_fields(c->dst));
+    COLO_TRY(colo_ragged_axes(&r->axes.src, c->src, true));
+    COLO_TRY(colo_ragged_axes(&r->axes.dst, c->dst, false));
     for (int side = 0; side < 2; side++) {
-        const int64_t parts = colo_layout_parts(side ? &b->dst : &b->src, COLO_FEATURES);
+        const int64_t parts = colo_layout_parts(side ? c->dst : c->src, COLO_FEATURES);
         units = units / colo_gcd(units, parts) * parts;
     }
     if (s->features % units)

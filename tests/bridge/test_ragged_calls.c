@@ -256,6 +256,75 @@ static void replicas_that_differ_in_rows_of_the_batch_are_refused(void **state)
 
 /* ---- uses ---- */
 
+typedef struct refused_config {
+    const char *dst;
+    bool split_features;
+    colo_bridge_config_t c;
+    colo_status_t status;
+    const char *text;
+} refused_config_t;
+
+static const refused_config_t refused_configs[] = {
+    {"cp=2,dp=1", false, {.algo = COLO_COLLECTIVE}, COLO_ERR_ARG, "with COLLECTIVE"},
+    {"cp=2,dp=1", false, {.axes = "sbh"}, COLO_ERR_ARG, "with axes 'sbh', expected 'th'"},
+    {"cp=2,dp=1", false, {.shape = {.samples = 4}}, COLO_ERR_ARG, "a shape of 4 samples, 0 rows"},
+    {"cp=2,dp=1", false, {.shape = {.rows = 4}}, COLO_ERR_ARG, "0 samples, 4 rows"},
+    {"cp=2,dp=1", false, {.placement = (colo_placement_t)2}, COLO_ERR_ARG, "placement 2"},
+    {"cp=2,dp=1", false, {.max_rows = -1}, COLO_ERR_ARG, "max_rows -1"},
+    {"cp=2,dp=1", false, {.max_rows = INT64_MAX / 4}, COLO_ERR_ARG, "exceed 63 bits"},
+    {"cp=2,dp=1", false, {.mem = COLO_CUDA}, COLO_ERR_UNBUILT, "batches in CUDA memory"},
+    {"tp=2,dp=1", true, {.shape = {.features = 7}}, COLO_ERR_LAYOUT, "7 features in 2 blocks"}};
+
+static colo_status_t run_configs(colo_comm_t *comm, void *arg)
+{
+    colo_grid_t sg, dg;
+    colo_layout_t src, dst;
+    rank_try(colo_grid_parse(&sg, "dp=2", 0));
+    rank_try(colo_layout_init_src(&src, &sg));
+    for (size_t i = 0; i < sizeof refused_configs / sizeof refused_configs[0]; i++) {
+        const refused_config_t *r = &refused_configs[i];
+        colo_bridge_config_t c = r->c;
+        colo_bridge_t *b = NULL;
+        rank_try(colo_grid_parse(&dg, r->dst, 0));
+        rank_try(colo_layout_init_dst(&dst, &dg));
+        if (r->split_features)
+            rank_try(colo_layout_split(&dst, COLO_FEATURES, "tp", COLO_BLOCK));
+        c.struct_size = sizeof c;
+        c.src = &src;
+        c.dst = &dst;
+        c.ragged = true;
+        c.shape.features = c.shape.features ? c.shape.features : H;
+        rank_check(colo_bridge_create(&b, &c, comm) == r->status && !b);
+        if (!strstr(colo_last_error(), r->text))
+            fprintf(stderr, "config %d: %s\n", (int)i, colo_last_error());
+        rank_check(strstr(colo_last_error(), r->text));
+    }
+    return colo_comm_check(comm); /* it lives on */
+}
+
+static void configs_that_ragged_bridges_cannot_have_are_refused(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(2, run_configs, NULL, 0));
+}
+
+/* Other placements or max_rows on a rank: all learn it at create. */
+static colo_status_t run_differing(colo_comm_t *comm, void *arg)
+{
+    colo_bridge_t *b = NULL;
+    const options_t o = {.output = COLO_SHARDED,
+                         .placement = colo_comm_rank(comm) ? COLO_MERGED : COLO_PACKED};
+    rank_check(make(&b, &o, comm) == COLO_ERR_MISMATCH && !b);
+    rank_check(strstr(colo_last_error(), "ragged: rank 1 of"));
+    return colo_comm_check(comm);
+}
+
+static void placements_that_differ_are_a_mismatch_at_create(void **state)
+{
+    (void)state;
+    assert_ok(t_run_ranks(2, run_differing, NULL, 0));
+}
+
 static colo_status_t run_uses(colo_comm_t *comm, void *arg)
 {
     float x[5 * H];
@@ -339,6 +408,8 @@ int main(void)
         cmocka_unit_test(a_bad_later_call_wakes_the_ranks_that_wait),
         cmocka_unit_test(a_disjoint_gradient_is_verified_in_rows_of_other_ranks),
         cmocka_unit_test(replicas_that_differ_in_rows_of_the_batch_are_refused),
+        cmocka_unit_test(configs_that_ragged_bridges_cannot_have_are_refused),
+        cmocka_unit_test(placements_that_differ_are_a_mismatch_at_create),
         cmocka_unit_test(wrong_uses_are_refused_and_the_bridge_lives),
         cmocka_unit_test(integers_travel_but_are_not_added_up),
     };
