@@ -93,7 +93,8 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (no memory is written; the comm is marked failed at COLO_CHECK
  *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
  *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a
- *           capture of a first staged call, memory.h), COLO_ERR_CUDA, COLO_ERR_NCCL. After one that
+ *           capture of a first staged call, memory.h; the bridge is ragged), COLO_ERR_CUDA,
+ *           COLO_ERR_NCCL. After one that
  *           killed the comm in flight, the output may be partly written (status.h)
  */
 COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

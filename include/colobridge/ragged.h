@@ -28,7 +28,8 @@ typedef struct colo_batch colo_batch_t;
 
 /**
  * colo_bridge_set_segments() - plan a batch; local, nothing waits
- * All ranks of the bridge's comm set the same tables. The first call on the batch compares them.
+ * All ranks of the bridge's comm set the same tables, so they all refuse them or none does. The first
+ * call on the batch compares them; a rank that does not come to it is COLO_ERR_TIMEOUT on the others.
  * @segments:  borrowed for the call: the tables may be freed or changed afterwards
  * @batch:     out: owned by the caller, destroyed before the bridge. Batches set before stay valid
  * Errors:     those of colo_segments_check(); COLO_ERR_ARG (the bridge is not ragged, more rows
