@@ -5,7 +5,7 @@
  * A launcher gets checked arguments, enqueues on the stream and returns; it allocates nothing, does
  * not wait, reads no environment, and may be captured in a CUDA graph. Empty work is success before
  * any launch. All indices are 64 bits. Pointers are device memory (or pinned host memory) that the
- * current device reaches. Statuses and sentences are made by src/core/ops-cuda.c, the one includer
+ * current device reaches. Statuses and sentences are made by src/cuda/device.c, the one includer
  * outside this folder, tests and tools/colo-perf aside.
  */
 #ifndef COLO_KERNELS_H
@@ -22,7 +22,7 @@ extern "C" {
 /* ---- boxes (box.cu) ---- */
 
 #define COLO_K_BOXES 256   /* pairs of boxes in one launch */
-#define COLO_K_ADDENDS 256 /* as COLO_MAX_ADDENDS of core/ops.h */
+#define COLO_K_ADDENDS 256 /* as COLO_MAX_ADDENDS of core/device.h */
 
 /* dst[i] = src[i] for @n pairs, any strides, one launch for each COLO_K_BOXES of them. A pair has
  * equal extents and does not overlap; pairs do not overlap each other's dst. Exact at any

@@ -7,7 +7,7 @@
  */
 #include <colobridge/segments.h>
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 

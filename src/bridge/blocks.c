@@ -11,7 +11,7 @@
 #include "bridge/ragged.h"
 
 #include "bridge/index.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

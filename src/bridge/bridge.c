@@ -12,9 +12,9 @@
 
 #include "comm/comm.h"
 #include "core/env.h"
-#include "core/ops.h"
+#include "core/device.h"
 #include "core/overlap.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -7,7 +7,7 @@
 #include "comm/comm.h"
 #include "comm/peer.h"
 #include "core/memory.h"
-#include "core/ops.h"
+#include "core/device.h"
 
 #include <colobridge/bridge.h>
 

@@ -11,7 +11,7 @@
 #include "bridge/bridge.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -9,7 +9,7 @@
  */
 #include "bridge/bridge.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -22,7 +22,7 @@
 
 #include "comm/comm.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

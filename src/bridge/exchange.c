@@ -12,8 +12,8 @@
 #include "bridge/bridge.h"
 
 #include "core/hash.h"
-#include "core/ops.h"
-#include "core/try.h"
+#include "core/device.h"
+#include "core/error.h"
 #include "comm/comm.h"
 
 #include <stdlib.h>

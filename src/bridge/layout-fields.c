@@ -8,7 +8,7 @@
  */
 #include "bridge/layout.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/dims.h"
 
 const char *const colo_axis_names[] = {"samples", "rows", "features"};

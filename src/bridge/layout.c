@@ -11,7 +11,7 @@
 
 #include "bridge/index.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/dims.h"
 
 #include <stdlib.h>

@@ -5,7 +5,7 @@
  * The cut is the same as a layout's, from the same functions (index.h): zigzag over cp, in packed
  * batches within each padded segment, then a block over tp of what is left. A rank's shard is a few
  * runs of neighbours (two, or two a segment), so elements move as boxes, never one by one; the
- * boxes themselves are moved by core/ops.h, in lists: on a GPU, a launch for some 128 segments.
+ * boxes themselves are moved by core/device.h, in lists: on a GPU, a launch for some 128 segments.
  * Unshard is the adjoint of shard: the same boxes the other way, zeros in between.
  *
  * No communication: every rank holds the global tensor, which is what data loaders give. Nothing is
@@ -14,9 +14,9 @@
 #include <colobridge/partition.h>
 
 #include "bridge/index.h"
-#include "core/ops.h"
+#include "core/device.h"
 #include "core/overlap.h"
-#include "core/try.h"
+#include "core/error.h"
 
 /* ---- checks ---- */
 

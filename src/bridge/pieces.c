@@ -14,7 +14,7 @@
  */
 #include "bridge/pieces.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 /* The first run that ends behind @row. */
 static int64_t first_behind(const colo_runs_t *runs, int64_t row)

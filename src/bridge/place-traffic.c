@@ -7,7 +7,7 @@
  */
 #include <colobridge/plan.h>
 
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/place.h"
 
 colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *plan,

@@ -10,7 +10,7 @@
 #include "bridge/pieces.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include "bridge/index.h"
 

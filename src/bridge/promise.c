@@ -10,8 +10,8 @@
 
 #include "comm/comm.h"
 #include "core/box.h"
-#include "core/ops.h"
-#include "core/try.h"
+#include "core/device.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

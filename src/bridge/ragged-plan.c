@@ -8,7 +8,7 @@
  */
 #include "bridge/ragged.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 

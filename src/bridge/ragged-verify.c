@@ -9,7 +9,7 @@
 #include "bridge/ragged.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 /* Rows [row, row + count) of the tensor. */
 static colo_box_t rows_of(const colo_carried_t *t, const colo_owned_t *own, int64_t row,

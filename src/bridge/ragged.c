@@ -14,7 +14,7 @@
 #include "core/env.h"
 #include "core/hash.h"
 #include "core/overlap.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #include "bridge/ragged.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -19,7 +19,7 @@
  */
 #include "bridge/pieces.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 

@@ -11,7 +11,7 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

@@ -16,7 +16,7 @@
 #include "comm/comm-nccl.h"
 
 
-#include "core/try.h"
+#include "core/error.h"
 #include "combine.h"
 #include "kernels.h"
 #include "mark.h"

@@ -13,7 +13,7 @@
 #include "comm/comm-nccl.h"
 
 #include "core/backend.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <colobridge/version.h>
 

@@ -10,7 +10,7 @@
 #include "comm/p2p.h"
 #include "core/backend.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <string.h>
 

@@ -13,7 +13,7 @@
 
 #include "comm/comm-reduce.h"
 #include "core/box.h"
-#include "core/try.h"
+#include "core/error.h"
 
 /* @mine: the verdict on this rank's own arguments */
 static colo_status_t guard(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)

@@ -11,7 +11,7 @@
 #include "comm/p2p.h"
 
 #include "comm/comm-reduce.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -15,7 +15,7 @@
 #include "comm/comm-nccl.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -16,7 +16,7 @@
  */
 #include "comm/comm-peer.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -9,7 +9,7 @@
 #include "comm/comm.h"
 #include "comm/fate.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
  */
 #include "comm/comm.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -15,7 +15,7 @@
  */
 #include "comm/comm-threads.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <colobridge/place.h>
 

@@ -25,7 +25,7 @@
 #include "comm/comm-reduce.h"
 #include "comm/comm-threads.h"
 #include "core/box.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <sched.h>
 #include <stdlib.h>

@@ -12,7 +12,7 @@
 
 #include "core/backend.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 static colo_status_t say(colo_status_t status, const char *sentence)
 {

@@ -10,7 +10,7 @@
 
 #include "comm/comm-peer.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdarg.h>
 #include <stdatomic.h>

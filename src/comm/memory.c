@@ -14,7 +14,7 @@
 #include "comm/comm.h"
 #include "core/env.h"
 #include "core/memory.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -17,7 +17,7 @@
 #include "comm/comm-nccl.h"
 
 #include "core/box.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "kernels.h"
 
 #include <stdlib.h>

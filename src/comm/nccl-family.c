@@ -7,7 +7,7 @@
  */
 #include "comm/comm-nccl.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <errno.h>
 #include <stdlib.h>

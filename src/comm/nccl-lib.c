@@ -8,7 +8,7 @@
  */
 #include "comm/comm-nccl.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <dlfcn.h>
 

@@ -14,7 +14,7 @@
 #include "comm/comm-nccl.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

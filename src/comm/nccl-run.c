@@ -22,7 +22,7 @@
 #include "comm/comm-nccl.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "mark.h"
 
 #include <stdio.h>

@@ -17,7 +17,7 @@
 #include "comm/p2p.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <sched.h>
 #include <stdio.h>

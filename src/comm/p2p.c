@@ -22,7 +22,7 @@
 #include "comm/p2p.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

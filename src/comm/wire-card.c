@@ -12,7 +12,7 @@
 #include "comm/wire-sockets.h"
 #include "core/env.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <colobridge/version.h>
 

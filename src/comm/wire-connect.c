@@ -18,7 +18,7 @@
 #include "comm/wire-card.h"
 #include "comm/wire-sockets.h"
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <errno.h>
 #include <netinet/tcp.h>

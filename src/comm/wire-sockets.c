@@ -11,7 +11,7 @@
  */
 #include "comm/wire-sockets.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <errno.h>
 #include <poll.h>

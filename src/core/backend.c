@@ -13,7 +13,7 @@
 #include <colobridge/version.h>
 
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <dlfcn.h>
 #include <limits.h>

@@ -9,7 +9,7 @@
 #define COLO_CORE_BACKEND_H
 
 #include "comm/comm.h"
-#include "core/ops.h"
+#include "core/device.h"
 
 struct colo_loss_ops; /* loss/loss.h */
 struct colo_wire_ops; /* comm/wire.h */
@@ -19,7 +19,7 @@ struct colo_services; /* comm/gpu.h */
 #define COLO_BACKEND_SYMBOL "colo_backend"
 
 /* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
- * also exports a variable of this name and type; the loader points it at colo_fail() (try.h). */
+ * also exports a variable of this name and type; the loader points it at colo_fail() (error.h). */
 #define COLO_BACKEND_FAIL_SYMBOL "colo_backend_fail"
 typedef colo_status_t (*colo_fail_fn)(colo_status_t status, const char *fmt, ...);
 

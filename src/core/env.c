@@ -11,7 +11,7 @@
  */
 #include "core/env.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <errno.h>
 #include <stdio.h>

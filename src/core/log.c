@@ -10,7 +10,7 @@
  */
 #include "core/env.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <pthread.h>
 #include <stdarg.h>

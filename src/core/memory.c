@@ -7,8 +7,8 @@
  */
 #include "core/memory.h"
 
-#include "core/ops.h"
-#include "core/try.h"
+#include "core/device.h"
+#include "core/error.h"
 
 colo_status_t colo_mem_alloc(colo_mem_t mem, size_t bytes, void **p)
 {

@@ -25,8 +25,8 @@
 
 #include "core/half.h"
 #include "core/memory.h"
-#include "core/ops.h"
-#include "core/try.h"
+#include "core/device.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -13,7 +13,7 @@
 #include "core/tape.h"
 
 #include "core/memory.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -2,7 +2,7 @@
 /* tensor.c - views: making, narrowing, checking. Knows dtypes and strides, nothing of layouts. */
 #include <colobridge/tensor.h>
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <string.h>
 

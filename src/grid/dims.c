@@ -9,7 +9,7 @@
  */
 #include "grid/dims.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -13,7 +13,7 @@
 #include "grid/dims.h"
 
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <string.h>
 

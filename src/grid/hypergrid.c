@@ -18,7 +18,7 @@
 #include <colobridge/hypergrid.h>
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/dims.h"
 
 #include <stdio.h>

@@ -14,7 +14,7 @@
  */
 #include "grid/place.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/dims.h"
 
 #include <stdlib.h>

@@ -13,7 +13,7 @@
  */
 #include "grid/place.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "grid/dims.h"
 #include "grid/place-xml.h"
 

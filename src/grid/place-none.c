@@ -7,7 +7,7 @@
  */
 #include "grid/place.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 static colo_status_t unbuilt(void)
 {

@@ -10,7 +10,7 @@
  */
 #include "grid/place-xml.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <ctype.h>
 #include <hwloc.h>

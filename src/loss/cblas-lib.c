@@ -12,7 +12,7 @@
 #include "loss/cblas.h"
 
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <dlfcn.h>
 #include <math.h>

@@ -4,7 +4,7 @@
 #include "loss/cblas.h"
 
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <string.h>
 

@@ -5,7 +5,7 @@
  *
  * Not linked, for it is hundreds of megabytes that only the lm_head path needs.
  */
-#include "core/ops-cuda.h"
+#include "cuda/device.h"
 #include "loss/cublas.h"
 
 #include <dlfcn.h>

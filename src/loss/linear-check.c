@@ -9,7 +9,7 @@
  */
 #include "loss/linear-plan.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/check.h"
 
 #include <inttypes.h>

@@ -13,7 +13,7 @@
  */
 #include "loss/linear-plan.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 

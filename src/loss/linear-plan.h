@@ -3,7 +3,7 @@
 #ifndef COLO_LOSS_LINEAR_PLAN_H
 #define COLO_LOSS_LINEAR_PLAN_H
 
-#include "core/ops.h"
+#include "core/device.h"
 #include "loss/loss.h"
 
 #include <colobridge/linear_logprob.h>

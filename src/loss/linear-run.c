@@ -23,7 +23,7 @@
 #include "loss/linear-plan.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <math.h>
 

@@ -29,7 +29,7 @@
 #ifndef COLO_LOSS_LINEAR_H
 #define COLO_LOSS_LINEAR_H
 
-#include "core/ops.h"
+#include "core/device.h"
 #include "loss/passes.h"
 
 #include <colobridge/lm_head.h>

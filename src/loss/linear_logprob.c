@@ -11,7 +11,7 @@
 #include "loss/linear-plan.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdio.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@
 
 #include "comm/comm.h"
 #include "core/memory.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/check.h"
 #include "loss/loss.h"
 

@@ -11,7 +11,7 @@
 #include "loss/check.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <math.h>

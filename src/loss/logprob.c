@@ -33,7 +33,7 @@
 
 #include "comm/comm.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -4,7 +4,7 @@
  * check of their pointers. Each call's first pass checks those of all its passes: a wrong output
  * must be known before anything is written.
  */
-#include "core/ops-cuda.h"
+#include "cuda/device.h"
 #include "loss/distill-pass.h"
 #include "loss/loss.h"
 #include "loss/pick-pass.h"

@@ -3,7 +3,7 @@
 #include "loss/loss.h"
 
 #include "core/backend.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/distill-pass.h"
 #include "loss/pick-pass.h"
 #include "loss/sequence-pass.h"

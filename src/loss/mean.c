@@ -10,7 +10,7 @@
  */
 #include "loss/weighted.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/loss.h"
 #include "loss/check.h"
 #include "loss/scalar.h"

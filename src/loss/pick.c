@@ -15,7 +15,7 @@
 
 #include "comm/comm.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/loss.h"
 #include "loss/check.h"
 

@@ -15,7 +15,7 @@
  */
 #include "loss/linear.h"
 
-#include "core/ops-cuda.h"
+#include "cuda/device.h"
 #include "loss/cublas.h"
 
 #include "kernels.h"

@@ -6,7 +6,7 @@
  */
 #include "loss/product-host.h"
 
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/scalar.h"
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* product-none.c - stands in for product-cuda.c where the headers of cuBLASLt are missing. */
-#include "core/ops-cuda.h"
+#include "cuda/device.h"
 #include "loss/linear.h"
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)

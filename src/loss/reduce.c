@@ -11,8 +11,8 @@
 #include "loss/check.h"
 
 #include "comm/comm.h"
-#include "core/ops.h"
-#include "core/try.h"
+#include "core/device.h"
+#include "core/error.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

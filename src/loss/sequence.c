@@ -13,7 +13,7 @@
 #include "loss/sequence-pass.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/loss.h"
 #include "loss/check.h"
 

@@ -9,7 +9,7 @@
 #include "loss/weighted.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/loss.h"
 #include "loss/check.h"
 #include "loss/scalar.h"

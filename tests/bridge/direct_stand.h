@@ -10,7 +10,7 @@
 #include "harness/harness.h"
 
 #include "bridge/bridge.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "harness/bridge_case.h"
 
 enum { RANKS = 4, SOON_MS = 4000 };

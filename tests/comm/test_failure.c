@@ -9,7 +9,7 @@
 #include "comm/seen.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdatomic.h>
 #include <unistd.h>

@@ -8,7 +8,7 @@
 #include "harness/harness.h"
 #include "harness/ranks.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <limits.h>
 

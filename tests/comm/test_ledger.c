@@ -6,7 +6,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <jansson.h>
 #include <pthread.h>

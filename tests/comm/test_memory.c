@@ -8,7 +8,7 @@
 
 #include "comm/comm.h"
 #include "comm/peer.h"
-#include "core/try.h"
+#include "core/error.h"
 
 enum { RANKS = 2 };
 

@@ -9,7 +9,7 @@
 #include "harness/harness.h"
 
 #include "comm/p2p.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdatomic.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
 #include "harness/harness.h"
 
 #include "core/env.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <fcntl.h>
 #include <pthread.h>

@@ -2,7 +2,7 @@
 /* test_status.c - names, fixed descriptions, and the one sentence per thread. */
 #include "harness/harness.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <pthread.h>
 

@@ -8,7 +8,7 @@
 
 #include "harness/harness.h"
 
-#include "core/ops.h"
+#include "core/device.h"
 #include "gpu/to_device.h"
 #include "loss/loss.h"
 

@@ -2,7 +2,7 @@
 /* linear_gpu.c - see linear_gpu.h */
 #include "gpu/linear_gpu.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include "harness/ranks.h"
 

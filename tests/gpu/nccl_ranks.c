@@ -3,7 +3,7 @@
 #include "gpu/nccl_ranks.h"
 
 #include "comm/comm.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

@@ -4,7 +4,7 @@
 
 #include "comm/comm.h"
 #include "comm/gpu.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <sys/wait.h>
 #include <unistd.h>

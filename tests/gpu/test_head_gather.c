@@ -8,7 +8,7 @@
  */
 #include "gpu/nccl_ranks.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <colobridge/lm_head.h>
 #include <colobridge/memory.h>

@@ -6,7 +6,7 @@
  */
 #include "gpu/gpu.h"
 
-#include "core/ops.h"
+#include "core/device.h"
 
 #include <math.h>
 

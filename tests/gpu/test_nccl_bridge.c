@@ -8,7 +8,7 @@
 #include "gpu/nccl_ranks.h"
 #include "gpu/pairs.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 static int32_t gpus; /* ranks of this run */
 

@@ -7,7 +7,7 @@
 #include "gpu/nccl_ranks.h"
 
 #include "core/half.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/loss_case.h"
 
 #include <dlfcn.h>

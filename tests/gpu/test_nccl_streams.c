@@ -7,7 +7,7 @@
  */
 #include "gpu/nccl_ranks.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <unistd.h>
 

@@ -8,7 +8,7 @@
 #include "gpu/pairs.h"
 #include "gpu/peer_ranks.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 enum { RANKS = 4, MANY = 8 };
 static int32_t world = RANKS; /* of the test that runs */

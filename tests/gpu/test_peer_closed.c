@@ -6,7 +6,7 @@
  */
 #include "gpu/peer_ranks.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 enum { RANKS = 4 };
 

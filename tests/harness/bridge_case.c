@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/try.h"
+#include "core/error.h"
 
 #define GAP 0xA5
 

@@ -2,7 +2,7 @@
 /* harness.c - see harness.h */
 #include "harness/harness.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 colo_status_t t_rank_fail(const char *file, int line, const char *what)
 {

@@ -8,7 +8,7 @@
 
 #include "comm/comm.h"
 #include "core/backend.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "harness/mpi_module.h"
 
 #include <dlfcn.h>

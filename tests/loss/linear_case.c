@@ -5,7 +5,7 @@
  */
 #include "loss/linear_case.h"
 
-#include "core/try.h"
+#include "core/error.h"
 
 #include <math.h>
 

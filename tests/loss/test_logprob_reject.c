@@ -3,7 +3,7 @@
  * test_logprob_reject.c - what the loss refuses: status, sentence, and that nothing was written; on
  * one rank, and where ranks disagree.
  */
-#include "core/try.h"
+#include "core/error.h"
 #include "loss/check.h"
 #include "loss/loss_alone.h"
 #include "loss/loss_case.h"

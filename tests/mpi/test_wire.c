@@ -12,7 +12,7 @@
 
 #include "comm/comm.h"
 #include "comm/pack.h"
-#include "core/try.h"
+#include "core/error.h"
 #include "mpi/four.h"
 
 #include <errno.h>

@@ -3,7 +3,7 @@
  * keys. */
 #include "harness/harness.h"
 
-#include "perf.h"
+#include "perf/perf.h"
 
 #include <unistd.h>
 

@@ -3,7 +3,7 @@
  * probe.cu - yardsticks: what a kernel can reach that only reads, only reads and writes, or only
  * stores into other GPUs, and the inputs and comparisons of colo-perf.
  */
-#include "perf/probe.h"
+#include "probe.h"
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>

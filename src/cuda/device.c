@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops-cuda.c - the table of CUDA devices; with the kernels, libcolobridge-cuda.so.
+ * device.c - the table of CUDA devices; with the kernels, libcolobridge-cuda.so.
  *
  * Decides two things. A pointer that no kernel on the current device can use (pageable host
  * memory, another device's memory) is COLO_ERR_ARG here instead of a fault on the device that would
@@ -10,7 +10,7 @@
  * The current device is the caller's business: streams belong to it. Only alloc and free allocate
  * or wait; everything else here may be captured in a graph. The maths is in kernels/.
  */
-#include "core/ops-cuda.h"
+#include "cuda/device.h"
 
 #include <colobridge/version.h>
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops.h (private) - a device: its memory, streams and events, checks of pointers, and what touches
+ * device.h (private) - a device: its memory, streams and events, checks of pointers, and what touches
  * elements.
  *
  * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). What touches

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops-cuda.h (private) - what the files of libcolobridge-cuda.so share: a cudaError_t becomes a
+ * device.h (private) - what the files of libcolobridge-cuda.so share: a cudaError_t becomes a
  * status in one place, and so does a pointer that no kernel could use.
  */
 #ifndef COLO_CORE_OPS_CUDA_H
 #define COLO_CORE_OPS_CUDA_H
 
 #include "core/backend.h"
-#include "core/ops.h"
+#include "core/device.h"
 
 #include <cuda_runtime_api.h>
 

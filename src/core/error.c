@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * status.c - the error policy in one place.
+ * error.c - the error policy in one place.
  *
  * Every failing path calls colo_fail() once, where the numbers are known, and hands the status up
  * unchanged. The sentence is thread-local: in-process ranks each keep their own. Nothing here
  * prints; whoever embeds the library decides what to show.
  */
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdarg.h>
 #include <stdio.h>

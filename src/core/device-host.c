@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ops-host.c - the host's table of core/ops.h, in plain C.
+ * device-host.c - the host's table of core/device.h, in plain C.
  *
  * Box sums and shifts are here: addends in the order given, fp32 accumulation for bf16 and fp16,
  * one rounding. Copies are box.h's. Arguments come checked.
  */
-#include "core/ops.h"
+#include "core/device.h"
 
 #include "core/box.h"
 #include "core/half.h"
 #include "core/hash.h"
-#include "core/try.h"
+#include "core/error.h"
 
 #include <stdlib.h>
 #include <string.h>

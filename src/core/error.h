@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* try.h (private) - how a status and its sentence travel. */
+/* error.h (private) - how a status and its sentence travel. */
 #ifndef COLO_CORE_TRY_H
 #define COLO_CORE_TRY_H
 
