@@ -8,7 +8,7 @@
 #include <colobridge/plan.h>
 
 #include "core/error.h"
-#include "grid/place.h"
+#include "grid/topology.h"
 
 colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *plan,
                                  colo_place_traffic_t *traffic)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place.c - which processors each rank of a host gets, and where that puts it.
+ * topology.c - which processors each rank of a host gets, and where that puts it.
  *
  * A policy is a choice of units (processors, cores, NUMA nodes, packages, or all) and of one of
  * them for each rank of a host; every host is alike, so this is done once. Where a rank is follows
@@ -9,9 +9,9 @@
  * so neighbours share, and nodes of different sizes are filled alike.
  *
  * What the machine looks like is the seam's business (place.h), what a placement costs a grid is
- * place-audit.c's.
+ * locality.c's.
  */
-#include "grid/place.h"
+#include "grid/topology.h"
 
 #include "core/env.h"
 #include "core/error.h"

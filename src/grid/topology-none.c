@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place-none.c - placement in a build without hwloc: says so, and what to do about it.
+ * topology-none.c - placement in a build without hwloc: says so, and what to do about it.
  *
  * Nothing is guessed from the number of processors: an audit of a made-up machine would be worse
  * than none.
  */
-#include "grid/place.h"
+#include "grid/topology.h"
 
 #include "core/error.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place-audit.c - which groups of a grid cross NUMA nodes, packages or hosts, and what would not.
+ * locality.c - which groups of a grid cross NUMA nodes, packages or hosts, and what would not.
  *
  * How many groups of one dim cross depends on its extent e and stride s alone, whatever the other
  * dims are: the grid is rows of s e ranks, and members of a group are s apart in a row. When the
@@ -12,7 +12,7 @@
  * best of all n! orders is therefore found over the 2^n sets of faster dims, slowest dim first:
  * best(S) = min over d not in S of cost(d, S) then best(S + d).
  */
-#include "grid/place.h"
+#include "grid/topology.h"
 
 #include "core/error.h"
 #include "grid/dims.h"

@@ -1,21 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
+ * topology-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
  *
- * hwloc is seen here and by nobody else (place-xml.c borrows its sets): a topology is read, put
+ * hwloc is seen here and by nobody else (topology-xml.c borrows its sets): a topology is read, put
  * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
  * take without limit is bounded first: a file's size, and the processors that a synthetic
- * description asks for; what it would take on trust is checked in place-xml.c. hwloc is silent
+ * description asks for; what it would take on trust is checked in topology-xml.c. hwloc is silent
  * about what it does not like, so the sentences say what was handed to it.
  *
  * This machine means what the calling thread may use of it: whoever started us with fewer
  * processors (taskset, mpirun) had a reason, and binding must not undo it.
  */
-#include "grid/place.h"
+#include "grid/topology.h"
 
 #include "core/error.h"
 #include "grid/dims.h"
-#include "grid/place-xml.h"
+#include "grid/topology-xml.h"
 
 #include <ctype.h>
 #include <errno.h>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* place-xml.h (private) - what must hold of a topology file before hwloc is given it. */
+/* topology-xml.h (private) - what must hold of a topology file before hwloc is given it. */
 #ifndef COLO_GRID_PLACE_XML_H
 #define COLO_GRID_PLACE_XML_H
 

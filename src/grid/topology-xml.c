@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place-xml.c - looks through a topology file for what hwloc takes for granted.
+ * topology-xml.c - looks through a topology file for what hwloc takes for granted.
  *
  * hwloc's reader trusts its own writer: an object without a cpuset, or siblings that overlap or
  * stand in another order, make it crash or write a box of text to stderr. A file that was cut or
@@ -8,7 +8,7 @@
  * are there and well formed, lie in its parent's, and come after its elder siblings'; a processor
  * is one bit, its os_index. What the file means, and whether it is XML at all, is hwloc's to judge.
  */
-#include "grid/place-xml.h"
+#include "grid/topology-xml.h"
 
 #include "core/error.h"
 
