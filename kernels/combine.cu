@@ -3,7 +3,7 @@
  * combine.cu - the reduction of a collective: every rank's values of one slice, in rank order.
  *
  * The transport brings the slices together in slots; this adds them up as the host backends do
- * (src/comm/comm-reduce.c), so a sum has the same bits on threads, sockets and GPUs, for any
+ * (src/comm/reduce.c), so a sum has the same bits on threads, sockets and GPUs, for any
  * message size. One thread takes 16 bytes of every rank where all pointers allow it, else one
  * element. __fadd_rn keeps the compiler from fusing anything.
  */

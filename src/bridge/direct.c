@@ -16,7 +16,7 @@
  * all agree over the host communicator in the way's first call, and the verdict holds until
  * something else is registered.
  *
- * Left to others: moving and waiting (comm-peer-run.c), registration (memory.c, comm-peer.c).
+ * Left to others: moving and waiting (transfer.c), registration (memory.c, registry.c).
  */
 #include "bridge/bridge.h"
 

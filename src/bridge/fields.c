@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fields.c - what all ranks must have alike about a bridge, by name, for agreements (comm-agree.c).
+ * fields.c - what all ranks must have alike about a bridge, by name, for agreements (agree.c).
  *
  * Messages of EXACT have an order of their own, so axes count with COLLECTIVE only: there a
  * gathered part is in the order of its rank's axes. A position table is compared as a whole and

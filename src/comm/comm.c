@@ -5,8 +5,8 @@
  * A comm belongs to one thread. What other threads may touch (abort, dump) goes through the
  * backend's fate or the lock. A comm that failed keeps answering getters, dump, check and destroy.
  *
- * Left to others: operations (comm-ops.c), counters and ring (comm-ledger.c), agreement
- * (comm-agree.c), smaller comms (comm-split.c), moving and waiting (comm-threads.c, comm-self.c,
+ * Left to others: operations (comm/collectives.c), counters and ring (stats.c), agreement
+ * (agree.c), smaller comms (split.c), moving and waiting (threads.c, self.c,
  * backend libraries).
  */
 #include "comm/comm.h"

@@ -119,7 +119,7 @@ struct colo_comm {
     int32_t process;    /* that made it; a child of fork() has a copy that nobody answers */
     int32_t check;
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
-     * What is not the caller's data goes through it (comm-agree.c, comm-split.c). */
+     * What is not the caller's data goes through it (agree.c, split.c). */
     colo_comm_t *control;
     bool share_process; /* of GPUs: some ranks of the comm that it was split from are threads */
     colo_op_desc_t op;  /* of the last operation begun */
@@ -131,7 +131,7 @@ struct colo_comm {
     colo_ring_entry_t ring[COLO_RING];
 };
 
-/* ---- the recorder (comm-ledger.c) ----
+/* ---- the recorder (stats.c) ----
  * Begins an operation: next seq, c->op, a ring entry. The end completes the entry; the counters
  * count what ended with COLO_OK. Bytes are conventions, the same whatever the backend does inside:
  *   all_gather       sent: own bytes             received: (n-1) * own bytes
@@ -208,10 +208,10 @@ uint64_t colo_comm_i_process(void);
 colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
 /* Ranks of a comm of GPUs whose family has ranks that share a process wait for each other on the
  * host; others, and a NULL @c, do nothing. Behind products whose kernels the driver loads at first
- * use (nccl-run.c). */
+ * use (operation.c). */
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);
 
-/* ---- comm-agree.c ----
+/* ---- agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
 colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
                                  const uint64_t *mine, uint64_t *all, int64_t n);
@@ -232,13 +232,13 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
                               int32_t size, const int64_t *world_rank /* NULL: 0..size-1 */);
 
-/* ---- comm-split.c ----
+/* ---- split.c ----
  * The group of these parent ranks, in the order of the new comm, this rank among them; every member
  * calls with the same list and @tag. */
 colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
                                 uint64_t tag, const char *name, colo_comm_t **comm);
 
-/* The table of comm-self.c; children of a comm of one rank use it, too. */
+/* The table of self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;
 
 /* The comm's deadline of now; any thread. */

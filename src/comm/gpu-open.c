@@ -4,7 +4,7 @@
  * communicator of its own for control, let it make the rest.
  *
  * A rank that cannot (no backend library, no NCCL) says so over the parent before anybody waits in
- * NCCL. Everything that touches CUDA or NCCL is in the backend library (comm-nccl.c).
+ * NCCL. Everything that touches CUDA or NCCL is in the backend library (nccl/comm.c).
  */
 #include <colobridge/nccl.h>
 
@@ -66,7 +66,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     control->check = 0; /* what it carries is the check */
     control->timeout_ms = colo_comm_i_timeout(parent);
     /* Of all ranks that a family can have, whatever groups they then make: a kernel that loads
-     * waits for operations of other groups, too, on any device of the process (nccl-run.c). */
+     * waits for operations of other groups, too, on any device of the process (operation.c). */
     bool share = false;
     colo_status_t st = colo_comm_i_find_shared_process(control, &share);
     if (st < 0) {

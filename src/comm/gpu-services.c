@@ -8,7 +8,7 @@
  */
 #include "comm/gpu.h"
 
-#include "comm/comm-peer.h"
+#include "comm/peer/registry.h"
 #include "core/hash.h"
 #include "core/error.h"
 

@@ -7,7 +7,7 @@
  * this memory, gives an object that holds the pointer and is not direct: a program registers the
  * same way everywhere. COLO_ERR_UNBUILT is the one status that means "not here", and the backend
  * sees to it that all ranks have it; whatever else goes wrong is an error on all of them.
- * How memory is made known to other ranks is comm-peer.c's.
+ * How memory is made known to other ranks is registry.c's.
  */
 #include "comm/peer.h"
 

@@ -12,7 +12,7 @@
 #include "core/device.h"
 
 struct colo_loss_ops; /* loss/loss.h */
-struct colo_wire_ops; /* comm/wire.h */
+struct colo_wire_ops; /* comm/process/transport.h */
 struct colo_services; /* comm/gpu.h */
 
 #define COLO_BACKEND_ABI 12u

@@ -7,8 +7,8 @@
  */
 #include "harness/harness.h"
 
-#include "comm/p2p.h"
-#include "comm/wire-sockets.h"
+#include "comm/process/group.h"
+#include "comm/process/transport-unix.h"
 #include "core/hash.h"
 
 #include <pthread.h>

@@ -8,7 +8,7 @@
  */
 #include "harness/harness.h"
 
-#include "comm/p2p.h"
+#include "comm/process/group.h"
 #include "core/error.h"
 
 #include <stdatomic.h>

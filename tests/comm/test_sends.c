@@ -6,8 +6,8 @@
  */
 #include "harness/harness.h"
 
-#include "comm/p2p.h"
-#include "comm/wire-sockets.h"
+#include "comm/process/group.h"
+#include "comm/process/transport-unix.h"
 
 #include <errno.h>
 #include <pthread.h>

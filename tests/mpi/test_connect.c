@@ -5,7 +5,7 @@
  */
 #include "forked.h"
 
-#include "comm/wire-card.h"
+#include "comm/process/address.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -183,7 +183,7 @@ static int call(const colo_card_t *card)
     return card->name[0] ? call_unix(card) : call_tcp(&card->address[0]);
 }
 
-struct hello { /* as wire-connect.c has it */
+struct hello { /* as connect.c has it */
     uint32_t magic;
     int32_t rank;
     uint8_t token[COLO_TOKEN];

@@ -11,7 +11,7 @@
 #include "harness/harness.h"
 
 #include "comm/comm.h"
-#include "comm/pack.h"
+#include "comm/process/pack.h"
 #include "core/error.h"
 #include "mpi/four.h"
 

@@ -8,9 +8,9 @@
  * guard thread: a kernel that waits ends at its deadline, or when a thread asks for the comm's
  * state and the comm is dead.
  */
-#include "comm/comm-peer.h"
+#include "comm/peer/registry.h"
 
-#include "comm/fate.h"
+#include "comm/error-state.h"
 #include "comm/gpu.h"
 #include "core/backend.h"
 #include "core/error.h"

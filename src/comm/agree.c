@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * agree.c - ranks comparing notes before they do something together.
+ *
+ * At create (COLO_CHECK >= 1) a hash of what is being made, before every operation
+ * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach
+ * the same verdict from the same gathered words, so all return an error or none does, nothing has
+ * moved and the comm stays usable. If hashes differ, two ranks' fields follow as text. Everything
+ * here is counted for COLO_OWNER_CHECK.
+ */
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/hash.h"
+#include "core/error.h"
+
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
+                                 const uint64_t *mine, uint64_t *all, int64_t n)
+{
+    const int64_t bytes = n * (int64_t)sizeof *mine;
+    colo_op_desc_t op = {.kind = kind,
+                         .dtype = COLO_I64,
+                         .param = kind == COLO_OP_ALL_GATHER && owner == COLO_OWNER_CHECK,
+                         .count = n,
+                         .owner = owner};
+    if (!colo_comm_i_own(c, colo_op_name(kind)))
+        return COLO_ERR_STATE;
+    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
+    colo_status_t st = c->control ? colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK,
+                                                           mine, all, n, COLO_I64, NULL)
+                                  : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : st;
+}
+
+/* @text of rank @from to all. */
+static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
+{
+    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_OWNER_CHECK};
+    const bool sends = c->rank == from;
+    uint64_t seq = colo_comm_i_begin(c, op, sends ? bytes : 0, sends ? 0 : bytes, c->size - 1);
+    colo_status_t st =
+        c->control ? colo_comm_broadcast(colo_comm_i_control(c), text, bytes, COLO_U8, from, NULL)
+                   : c->ops->broadcast(c, text, (size_t)bytes, from, NULL);
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
+}
+
+/* Rank @from brings an error: everyone else learns its sentence. Collective. */
+static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
+                                  colo_status_t mine)
+{
+    char sentence[512], kept[1024]; /* a failing broadcast would overwrite the last error */
+    memset(sentence, 0, sizeof sentence);
+    snprintf(sentence, sizeof sentence, "%.511s", colo_last_error());
+    snprintf(kept, sizeof kept, "%s", colo_last_error());
+    COLO_TRY(spread_text(c, sentence, sizeof sentence, from));
+    if (mine < 0)
+        return colo_fail(mine, "%s", kept);
+    return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, sentence);
+}
+
+/* ---- fields ---- */
+
+void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...)
+{
+    char value[256];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(value, sizeof value, fmt, ap);
+    va_end(ap);
+    f->hash = colo_hash_str(colo_hash_str(f->hash, name), value);
+    const size_t left = sizeof f->text - f->length;
+    const int n = snprintf(f->text + f->length, left, "%s\t%s\n", name, value);
+    if (n > 0 && (size_t)n < left)
+        f->length += (size_t)n;
+    else
+        f->text[f->length] = '\0'; /* a field is there as a whole, or not */
+}
+
+/* The value of the field that @line begins with, in @text; up to its newline. NULL: none. */
+static const char *same_field(const char *text, const char *line)
+{
+    const size_t name = strcspn(line, "\t") + 1;
+    for (const char *at = text; *at; at += strcspn(at, "\n") + 1)
+        if (strncmp(at, line, name) == 0)
+            return at + name;
+    return NULL;
+}
+
+/* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank 0; false
+ * if they are alike. */
+static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs,
+                                const char *first, char *out, size_t cap)
+{
+    enum { NAMED = 3 };
+    int differ = 0;
+    size_t at = 0;
+    for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
+        const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
+        const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;
+        if ((b && na == nb && strncmp(a, b, (size_t)na) == 0) || ++differ > NAMED || at >= cap)
+            continue;
+        int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank 0 %.*s",
+                         at ? "; " : "", (int)(a - line - 1), line, (int)odd, c->name, na, a, nb,
+                         b ? b : "");
+        at += n > 0 ? (size_t)n : 0;
+    }
+    if (differ > NAMED && at < cap)
+        snprintf(out + at, cap - at, "; %d more differ", differ - NAMED);
+    return differ > 0;
+}
+
+/* Rank @odd brings another hash than rank 0: their fields travel, and the sentence is the same on
+ * all ranks. Collective. */
+static colo_status_t name_difference(colo_comm_t *c, const char *what, const colo_fields_t *f,
+                                     int32_t odd)
+{
+    char text[2][sizeof f->text], out[640] = "";
+    for (int i = 0; i < 2; i++) {
+        memcpy(text[i], f->text, sizeof f->text);
+        COLO_TRY(spread_text(c, text[i], sizeof text[i], i ? odd : 0));
+        text[i][sizeof text[i] - 1] = '\0';
+    }
+    if (!describe_difference(c, odd, text[1], text[0], out, sizeof out))
+        snprintf(out, sizeof out, "rank %d of '%s' differs from rank 0 in what is too long to send",
+                 (int)odd, c->name);
+    return colo_fail(COLO_ERR_MISMATCH, "%s: %s", what, out);
+}
+
+colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
+                                       colo_status_t mine)
+{
+    COLO_TRY(colo_comm_i_alive(c, what));
+    if (c->size == 1)
+        return mine;
+    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * (size_t)c->size);
+    if (!all)
+        return colo_comm_i_fail(
+            c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
+    colo_fields_add(f, "call", "%s", what); /* two kinds of agreement may meet */
+    uint64_t pair[2] = {f->hash, (uint64_t)(int64_t)mine};
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, pair, all, 2));
+    for (int32_t r = 0; r < c->size; r++)
+        if ((int64_t)all[2 * r + 1] < 0)
+            return spread_error(c, what, r, mine);
+    for (int32_t r = 1; r < c->size; r++)
+        if (all[2 * r] != all[0])
+            return name_difference(c, what, f, r);
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
+                                colo_status_t mine)
+{
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    colo_fields_add(&f, "fingerprint", "%016llx", (unsigned long long)fingerprint);
+    return colo_comm_i_agree_fields(c, what, &f, mine);
+}
+
+colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin)
+{
+    const int64_t left_ms = (*world)->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
+    const int32_t n = (*world)->size;
+    colo_comm_t *all = NULL;
+    COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
+    for (int32_t r = 0; members && r < n; r++)
+        members[r] = r;
+    colo_status_t st = members ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
+    if (st == COLO_OK)
+        st = colo_comm_i_child(*world, members, n, 0, what, &all); /* splits count from 1 */
+    if (st == COLO_OK)
+        all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
+    if (st == COLO_OK)
+        st = colo_comm_i_agree(all, what, 0, colo_env_check(NULL));
+    colo_comm_destroy(&all);
+    if (st < 0)
+        colo_comm_destroy(world);
+    return st;
+}
+
+/* ---- threads of one process ---- */
+
+uint64_t colo_comm_i_process(void)
+{
+    static _Atomic uint64_t nonce; /* process numbers repeat: on other hosts, in containers */
+    uint64_t v = 0, none = 0;
+    if (atomic_load(&nonce) == 0) {
+        if (getrandom(&v, sizeof v, 0) != sizeof v || v == 0)
+            v = (uint64_t)(colo_now() * 1e9) | 1;
+        atomic_compare_exchange_strong(&nonce, &none, v);
+    }
+    return colo_hash_i64(atomic_load(&nonce), getpid()); /* fork() copies the nonce */
+}
+
+colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared)
+{
+    const size_t n = (size_t)c->size;
+    const uint64_t mine = colo_comm_i_process();
+    *shared = false;
+    COLO_AUTOFREE uint64_t *all = malloc(n * sizeof *all);
+    if (!all)
+        return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    for (size_t x = 0; x < n; x++)
+        for (size_t y = x + 1; y < n; y++)
+            *shared = *shared || all[x] == all[y];
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
+{
+    if (!c || c->size == 1 || !c->share_process)
+        return COLO_OK;
+    return colo_comm_i_agree(colo_comm_i_control(c), what, 0, COLO_OK);
+}
+
+/* ---- before an operation ---- */
+
+colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+{
+    const char *what = colo_op_name(op.kind);
+    if (c->size == 1)
+        return mine;
+    COLO_AUTOFREE uint64_t *all = malloc(3 * sizeof *all * (size_t)c->size);
+    if (!all)
+        return colo_comm_i_fail(
+            c, colo_fail(COLO_ERR_NOMEM, "%s: check round of %d ranks", what, (int)c->size));
+    if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
+        op.count = 0;
+    uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, words, all, 3));
+    for (int32_t r = 0; r < c->size; r++)
+        if ((int64_t)all[3 * r + 2] < 0)
+            return spread_error(c, what, r, mine);
+    for (int32_t r = 1; r < c->size; r++) {
+        if (all[3 * r] == all[0] && all[3 * r + 1] == all[1])
+            continue;
+        char a[96], b[96];
+        return colo_fail(
+            COLO_ERR_MISMATCH, "before #%llu on '%s' rank 0 is about to run %s, rank %d %s",
+            (unsigned long long)c->seq + 1, c->name,
+            colo_op_describe(a, sizeof a, colo_op_unpack(all[0], all[1]), 0), (int)r,
+            colo_op_describe(b, sizeof b, colo_op_unpack(all[3 * r], all[3 * r + 1]), 0));
+    }
+    return COLO_OK;
+}
+
+/* 0: no message; else a hash of its boxes' extents, never 0 */
+static uint64_t message_print(const colo_message_t *m)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, m->nboxes);
+    for (int32_t k = 0; k < m->nboxes; k++)
+        for (int i = 0; i < 3; i++)
+            h = colo_hash_i64(h, m->boxes[k].extent[i]);
+    return h ? h : 1;
+}
+
+colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *sends,
+                                         int32_t nsends, const colo_message_t *recvs,
+                                         int32_t nrecvs)
+{
+    const size_t n = (size_t)c->size;
+    if (n == 1)
+        return COLO_OK;
+    COLO_AUTOFREE uint64_t *mine = calloc(2 * n, sizeof *mine);
+    COLO_AUTOFREE uint64_t *all = malloc(2 * n * n * sizeof *all);
+    if (!mine || !all)
+        return colo_comm_i_fail(c,
+                                colo_fail(COLO_ERR_NOMEM, "exchange: check round of %zu ranks", n));
+    for (int32_t i = 0; i < nsends; i++)
+        mine[sends[i].peer] = message_print(&sends[i]);
+    for (int32_t i = 0; i < nrecvs; i++)
+        mine[n + (size_t)recvs[i].peer] = message_print(&recvs[i]);
+    COLO_TRY(
+        colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, mine, all, (int64_t)(2 * n)));
+    for (size_t from = 0; from < n; from++)
+        for (size_t to = 0; to < n; to++) {
+            uint64_t sent = all[from * 2 * n + to], wanted = all[to * 2 * n + n + from];
+            if (sent == wanted)
+                continue;
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "before #%llu on '%s': rank %zu sends rank %zu %s, which expects %s",
+                             (unsigned long long)c->seq + 1, c->name, from, to,
+                             sent ? wanted ? "other boxes than it expects" : "a message"
+                                  : "no message",
+                             wanted ? sent ? "boxes of other extents" : "one" : "none");
+        }
+    return COLO_OK;
+}

@@ -1,0 +1,285 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * collectives.c - the front of every operation: what is checked before a backend may move a byte.
+ *
+ * In this order: is there a comm, does it live, are this rank's arguments right, do the ranks agree
+ * (COLO_CHECK=2 only), then the ledger entry and the backend. A rank whose arguments are wrong
+ * while its peers are on their way into the operation must not leave them waiting: at level 2 the
+ * round tells them and the comm lives on, below that the comm is marked failed and they get
+ * COLO_ERR_PEER. A backend that fails halfway has either told its peers already or is helped to do
+ * so here.
+ */
+#include "comm/comm.h"
+
+#include "comm/reduce.h"
+#include "core/box.h"
+#include "core/error.h"
+
+/* @mine: the verdict on this rank's own arguments */
+static colo_status_t guard(colo_comm_t *c, colo_op_desc_t op, colo_status_t mine)
+{
+    if (c->check >= 2)
+        return colo_comm_i_round(c, op, mine);
+    return mine < 0 ? colo_comm_i_fail(c, mine) : COLO_OK;
+}
+
+static colo_status_t finish(colo_comm_t *c, uint64_t seq, colo_status_t st)
+{
+    colo_comm_i_end(c, seq, st);
+    return st < 0 ? colo_comm_i_fail(c, st) : st;
+}
+
+/* ---- arguments ---- */
+
+/* bytes of @count elements; @times of them must fit an int64 */
+static colo_status_t count_bytes(const char *what, int64_t count, colo_dtype_t dtype, int64_t times,
+                                 int64_t *bytes)
+{
+    int64_t elem = (int64_t)colo_dtype_size(dtype), all;
+    if (elem == 0)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)dtype);
+    if (count < 0)
+        return colo_fail(COLO_ERR_ARG, "%s: count %lld, expected >= 0", what, (long long)count);
+    if (!colo_mul_ok(count, elem, bytes) || !colo_mul_ok(*bytes, times, &all))
+        return colo_fail(COLO_ERR_ARG, "%s: %lld elements of %lld bytes for %lld ranks pass 2^63",
+                         what, (long long)count, (long long)elem, (long long)times);
+    return COLO_OK;
+}
+
+static colo_status_t reducible(const char *what, colo_dtype_t dtype, colo_redop_t op)
+{
+    if (!colo_reduce_takes(dtype))
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, expected a float dtype, i32 or i64", what,
+                         colo_dtype_name(dtype));
+    if (op != COLO_SUM && op != COLO_MAX)
+        return colo_fail(COLO_ERR_ARG, "%s: operation %d, expected sum (0) or max (1)", what,
+                         (int)op);
+    return COLO_OK;
+}
+
+/* @small [small_bytes] may lie in @large [large_bytes] only at offset @at */
+static colo_status_t buffers(const char *what, const void *send, const void *recv,
+                             const void *small, int64_t small_bytes, const void *large,
+                             int64_t large_bytes, int64_t at)
+{
+    if (large_bytes > 0 && (!send || !recv))
+        return colo_fail(COLO_ERR_ARG, "%s: %s is NULL for %lld bytes", what,
+                         send ? "recv" : "send", (long long)large_bytes);
+    if (small_bytes == 0)
+        return COLO_OK;
+    uintptr_t s = (uintptr_t)small, l = (uintptr_t)large;
+    if (s - l == (uintptr_t)at || s + (uintptr_t)small_bytes <= l ||
+        l + (uintptr_t)large_bytes <= s)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG,
+                     "%s: send and recv overlap other than in place (%lld bytes apart, %lld where "
+                     "in place)",
+                     what, (long long)(s - l), (long long)at);
+}
+
+/* ---- collectives ---- */
+
+colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                     void *recv, int64_t count, colo_dtype_t dtype,
+                                     colo_stream_t stream)
+{
+    static const char what[] = "all_gather";
+    COLO_TRY(colo_comm_i_alive(c, what));
+    int64_t bytes = 0;
+    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, owner};
+    colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
+    if (st == COLO_OK)
+        st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
+    COLO_TRY(guard(c, op, st));
+    uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
+    return finish(c, seq, c->ops->all_gather(c, send, recv, (size_t)bytes, stream));
+}
+
+colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                     void *recv, int64_t count, colo_dtype_t dtype,
+                                     colo_redop_t redop, colo_stream_t stream)
+{
+    static const char what[] = "all_reduce";
+    COLO_TRY(colo_comm_i_alive(c, what));
+    int64_t bytes = 0;
+    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, owner};
+    colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)c->size, &bytes);
+    if (st == COLO_OK)
+        st = reducible(what, dtype, redop);
+    if (st == COLO_OK)
+        st = buffers(what, send, recv, send, bytes, recv, bytes, 0);
+    COLO_TRY(guard(c, op, st));
+    int64_t ring = bytes * 2 * (c->size - 1) / c->size;
+    uint64_t seq = colo_comm_i_begin(c, op, ring, ring, c->size - 1);
+    return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
+}
+
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, const void *send,
+                                         void *recv, int64_t count, colo_dtype_t dtype,
+                                         colo_redop_t redop, colo_stream_t stream)
+{
+    static const char what[] = "reduce_scatter";
+    COLO_TRY(colo_comm_i_alive(c, what));
+    int64_t bytes = 0;
+    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, owner};
+    colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
+    if (st == COLO_OK)
+        st = reducible(what, dtype, redop);
+    if (st == COLO_OK)
+        st = buffers(what, send, recv, recv, bytes, send, c->size * bytes, c->rank * bytes);
+    COLO_TRY(guard(c, op, st));
+    int64_t moved = (c->size - 1) * bytes;
+    uint64_t seq = colo_comm_i_begin(c, op, moved, moved, c->size - 1);
+    return finish(c, seq, c->ops->reduce_scatter(c, send, recv, count, dtype, redop, stream));
+}
+
+colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,
+                                  int32_t root, colo_stream_t stream)
+{
+    static const char what[] = "broadcast";
+    COLO_TRY(colo_comm_i_alive(c, what));
+    int64_t bytes = 0;
+    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_OWNER_USER};
+    colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
+    if (st == COLO_OK && (root < 0 || root >= c->size))
+        st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
+                       (int)c->size - 1);
+    if (st == COLO_OK && bytes > 0 && !buffer)
+        st = colo_fail(COLO_ERR_ARG, "broadcast: buffer is NULL for %lld bytes", (long long)bytes);
+    COLO_TRY(guard(c, op, st));
+    bool sender = root == c->rank;
+    uint64_t seq = colo_comm_i_begin(c, op, sender ? bytes : 0, sender ? 0 : bytes, c->size - 1);
+    return finish(c, seq, c->ops->broadcast(c, buffer, (size_t)bytes, root, stream));
+}
+
+colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
+{
+    COLO_TRY(colo_comm_i_alive(c, "barrier"));
+    colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .owner = COLO_OWNER_USER};
+    COLO_TRY(guard(c, op, COLO_OK));
+    uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
+    return finish(c, seq, c->ops->barrier(c, stream));
+}
+
+/* ---- exchange ---- */
+
+static colo_status_t check_box(const char *side, int32_t peer, int32_t k, const colo_box_t *box,
+                               int64_t elem, int64_t *bytes)
+{
+    int64_t n = colo_box_count(box), reach;
+    if (n < 0)
+        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d has extents %lldx%lldx%lld",
+                         side, (int)peer, (int)k, (long long)box->extent[0],
+                         (long long)box->extent[1], (long long)box->extent[2]);
+    if (n == 0)
+        return COLO_OK;
+    if (!box->data)
+        return colo_fail(COLO_ERR_ARG,
+                         "exchange: %s of rank %d, box %d: data is NULL for %lld "
+                         "elements",
+                         side, (int)peer, (int)k, (long long)n);
+    for (int i = 0; i < 3; i++)
+        if (box->stride[i] < 0)
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: %s of rank %d, box %d: axis %d has stride "
+                             "%lld, expected >= 0",
+                             side, (int)peer, (int)k, i, (long long)box->stride[i]);
+    reach = colo_box_reach(box);
+    if (reach < 0 || !colo_mul_ok(reach, elem, &reach) || !colo_mul_ok(n, elem, &n) ||
+        !colo_add_ok(*bytes, n, bytes))
+        return colo_fail(COLO_ERR_ARG, "exchange: %s of rank %d, box %d: more than 2^63 bytes",
+                         side, (int)peer, (int)k);
+    return COLO_OK;
+}
+
+/* @side: "message to", "message from" */
+static colo_status_t check_messages(const colo_comm_t *c, const char *side,
+                                    const colo_message_t *list, int32_t n, colo_dtype_t dtype,
+                                    int64_t *bytes)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(dtype);
+    *bytes = 0;
+    if (elem == 0)
+        return colo_fail(COLO_ERR_ARG, "exchange: dtype %d is unknown", (int)dtype);
+    if (n < 0 || (n > 0 && !list))
+        return colo_fail(COLO_ERR_ARG, "exchange: %d entries of '%s a rank'%s", (int)n, side,
+                         list ? ", expected >= 0" : ", but the list is NULL");
+    for (int32_t i = 0; i < n; i++) {
+        const colo_message_t *m = &list[i];
+        if (m->peer < 0 || m->peer >= c->size || m->peer == c->rank)
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: entry %d is a %s rank %d, expected 0..%d "
+                             "without self (%d)",
+                             (int)i, side, (int)m->peer, (int)c->size - 1, (int)c->rank);
+        if (i > 0 && m->peer <= list[i - 1].peer)
+            return colo_fail(COLO_ERR_ARG,
+                             "exchange: %s rank %d follows that of rank %d, expected "
+                             "peers ascending, each once",
+                             side, (int)m->peer, (int)list[i - 1].peer);
+        if (m->nboxes < 0 || (m->nboxes > 0 && !m->boxes))
+            return colo_fail(COLO_ERR_ARG, "exchange: %s rank %d: %d boxes%s", side, (int)m->peer,
+                             (int)m->nboxes, m->boxes ? "" : " at NULL");
+        for (int32_t k = 0; k < m->nboxes; k++)
+            COLO_TRY(check_box(side, m->peer, k, &m->boxes[k], elem, bytes));
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
+                                         void *stage, size_t stage_bytes,
+                                         const colo_message_t *sends, int32_t nsends,
+                                         const colo_message_t *recvs, int32_t nrecvs,
+                                         colo_stream_t stream)
+{
+    COLO_TRY(colo_comm_i_alive(c, "exchange"));
+    const colo_dtype_t dtype = op.dtype;
+    int64_t sent = 0, received = 0;
+    colo_status_t st = check_messages(c, "message to", sends, nsends, dtype, &sent);
+    if (st == COLO_OK)
+        st = check_messages(c, "message from", recvs, nrecvs, dtype, &received);
+    COLO_TRY(guard(c, op, st));
+    if (c->check >= 2)
+        COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
+    int32_t peers = nsends > nrecvs ? nsends : nrecvs;
+    uint64_t seq = colo_comm_i_begin(c, op, sent, received, peers);
+    st = route ? c->ops->route_exchange(c, route, stage, stage_bytes, sends, nsends, recvs, nrecvs,
+                                        dtype, stream)
+               : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+    return finish(c, seq, st);
+}
+
+colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
+                                   int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                   colo_dtype_t dtype, colo_stream_t stream)
+{
+    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, owner};
+    return colo_comm_i_route_exchange(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
+}
+
+/* ---- the public names, counted for the user ---- */
+
+colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv, int64_t count,
+                                   colo_dtype_t dtype, colo_stream_t stream)
+{
+    return colo_comm_i_all_gather(comm, COLO_OWNER_USER, send, recv, count, dtype, stream);
+}
+
+colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
+                                   colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    return colo_comm_i_all_reduce(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
+}
+
+colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
+                                       int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                       colo_stream_t stream)
+{
+    return colo_comm_i_reduce_scatter(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
+}
+
+colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends, int32_t nsends,
+                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                 colo_stream_t stream)
+{
+    return colo_comm_i_exchange(comm, COLO_OWNER_USER, sends, nsends, recvs, nrecvs, dtype, stream);
+}

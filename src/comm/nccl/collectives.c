@@ -1,0 +1,277 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * collectives.c - collectives between GPUs, each enqueued on the caller's stream.
+ *
+ * Movement is NCCL's: all-gather, broadcast, grouped send and receive, counted in bytes; a head
+ * that is gathered into registered memory is copied by allgather.c. Float reductions are
+ * ours: slices are brought together and combined in rank order (kernels/combine.cu), so the bits
+ * are those of the host backends, whatever the message size.
+ *
+ * Nothing is allocated once staging has grown to the largest operation, and nothing at all in a
+ * capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
+ *
+ * Left to others: arguments and ledger (comm/collectives.c), messages (nccl/exchange.c), what all
+ * operations do first and last (operation.c), links and failure (connection.c, watchdog.c).
+ */
+#include "comm/nccl/comm.h"
+
+
+#include "core/error.h"
+#include "combine.h"
+#include "kernels.h"
+#include "mark.h"
+
+enum { SMALL_REDUCE = 1 << 20 }; /* bytes up to which all ranks reduce everything */
+
+/* ---- collectives ---- */
+
+static cudaError_t copy(const struct colo_run *r, void *to, const void *from, size_t bytes)
+{
+    return to == from || bytes == 0
+               ? cudaSuccess
+               : cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, r->stream);
+}
+
+static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv, size_t bytes,
+                               const struct colo_gather *g)
+{
+    COLO_TRY(colo_run_on_device(r, "send", send));
+    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    if (!r->link->nccl)
+        return colo_run_cuda(r, copy(r, recv, send, bytes));
+    if (g->id >= 0)
+        return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->capturing, r->stream));
+    COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->link->nccl, r->stream));
+    return COLO_OK;
+}
+
+static colo_status_t nccl_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+                                     colo_stream_t stream)
+{
+    struct colo_run r;
+    struct colo_gather g;
+    if (bytes == 0)
+        return COLO_OK;
+    COLO_TRY(colo_gather_plan(c, send, recv, bytes, stream, &g));
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, gather_on(&r, send, recv, bytes, &g));
+}
+
+static colo_status_t broadcast_on(struct colo_run *r, void *buffer, size_t bytes, int32_t root)
+{
+    COLO_TRY(colo_run_on_device(r, "buffer", buffer));
+    if (r->link->nccl)
+        COLO_NCCL(
+            r->lib->broadcast(buffer, buffer, bytes, ncclInt8, root, r->link->nccl, r->stream));
+    return COLO_OK;
+}
+
+static colo_status_t nccl_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+                                    colo_stream_t stream)
+{
+    struct colo_run r;
+    if (bytes == 0)
+        return COLO_OK;
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, broadcast_on(&r, buffer, bytes, root));
+}
+
+static colo_status_t barrier_on(struct colo_run *r)
+{
+    if (r->link->nccl)
+        COLO_NCCL(r->lib->all_reduce(r->f->word, r->f->word, 1, ncclInt32, ncclSum, r->link->nccl,
+                                     r->stream));
+    return COLO_OK;
+}
+
+static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
+{
+    struct colo_run r;
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, barrier_on(&r));
+}
+
+/* ---- reductions ---- */
+
+static int64_t slice_lo(int64_t count, int32_t n, int32_t k)
+{
+    return count / n * k + (k < count % n ? k : count % n);
+}
+
+/* Own slice of everyone's @send, combined into @dst; slices as slice_lo() cuts them. */
+static colo_status_t combine_slice(struct colo_run *r, const char *send, void *dst, int64_t count,
+                                   colo_dtype_t dtype, colo_redop_t op)
+{
+    const int32_t n = r->c->size, me = r->c->rank;
+    const int64_t elem = (int64_t)colo_dtype_size(dtype);
+    const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
+    const size_t slot = colo_stage_padded((size_t)(mine * elem));
+    ncclComm_t nccl = r->link->nccl;
+    COLO_TRY(colo_run_stage(r, slot * (size_t)n));
+    COLO_NCCL(r->lib->group_start());
+    ncclResult_t e = ncclSuccess;
+    for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
+        int64_t from = slice_lo(count, n, k), to = slice_lo(count, n, k + 1);
+        if (k != me && to > from)
+            e = r->lib->send(send + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
+                             r->stream);
+        if (k != me && mine > 0 && e == ncclSuccess)
+            e = r->lib->recv(r->f->stage + (size_t)k * slot, (size_t)(mine * elem), ncclInt8, k,
+                             nccl, r->stream);
+    }
+    ncclResult_t closed = r->lib->group_end();
+    COLO_NCCL(e != ncclSuccess ? e : closed);
+    return colo_run_cuda(r, colo_k_combine(dst, r->f->stage, (int64_t)slot, send + lo * elem, me, n,
+                                           mine, dtype, op, r->stream));
+}
+
+/* Everyone's slice of @data to everyone, in place. */
+static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count, int64_t elem)
+{
+    const int32_t n = r->c->size, me = r->c->rank;
+    const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
+    ncclComm_t nccl = r->link->nccl;
+    if (count % n == 0)
+        return colo_run_nccl(r, r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
+                                                   ncclInt8, nccl, r->stream));
+    COLO_NCCL(r->lib->group_start());
+    ncclResult_t e = ncclSuccess;
+    for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
+        int64_t from = slice_lo(count, n, k), to = slice_lo(count, n, k + 1);
+        if (k == me)
+            continue;
+        if (mine > 0)
+            e = r->lib->send(data + lo * elem, (size_t)(mine * elem), ncclInt8, k, nccl, r->stream);
+        if (to > from && e == ncclSuccess)
+            e = r->lib->recv(data + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
+                             r->stream);
+    }
+    ncclResult_t closed = r->lib->group_end();
+    COLO_NCCL(e != ncclSuccess ? e : closed);
+    return COLO_OK;
+}
+
+static colo_status_t all_reduce_on(struct colo_run *r, const void *send, void *recv, int64_t count,
+                                   colo_dtype_t dtype, colo_redop_t op)
+{
+    const int32_t n = r->c->size;
+    const int64_t elem = (int64_t)colo_dtype_size(dtype), bytes = count * elem;
+    COLO_TRY(colo_run_on_device(r, "send", send));
+    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    if (!r->link->nccl)
+        return colo_run_cuda(r, copy(r, recv, send, (size_t)bytes));
+    if (bytes > SMALL_REDUCE / n) {
+        char *out = recv;
+        COLO_TRY(
+            combine_slice(r, send, out + slice_lo(count, n, r->c->rank) * elem, count, dtype, op));
+        return spread_slices(r, out, count, elem);
+    }
+    COLO_TRY(colo_run_stage(r, (size_t)bytes * (size_t)n));
+    COLO_NCCL(
+        r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->link->nccl, r->stream));
+    return colo_run_cuda(r,
+                         colo_k_combine(recv, r->f->stage, bytes, r->f->stage + r->c->rank * bytes,
+                                        r->c->rank, n, count, dtype, op, r->stream));
+}
+
+static colo_status_t nccl_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                     colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    struct colo_run r;
+    if (count == 0)
+        return COLO_OK;
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, all_reduce_on(&r, send, recv, count, dtype, op));
+}
+
+static colo_status_t reduce_scatter_on(struct colo_run *r, const void *send, void *recv,
+                                       int64_t count, colo_dtype_t dtype, colo_redop_t op)
+{
+    COLO_TRY(colo_run_on_device(r, "send", send));
+    COLO_TRY(colo_run_on_device(r, "recv", recv));
+    if (!r->link->nccl)
+        return colo_run_cuda(r, copy(r, recv, send, (size_t)count * colo_dtype_size(dtype)));
+    return combine_slice(r, send, recv, count * r->c->size, dtype, op);
+}
+
+static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
+                                         int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                         colo_stream_t stream)
+{
+    struct colo_run r;
+    if (count == 0)
+        return COLO_OK;
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, reduce_scatter_on(&r, send, recv, count, dtype, op));
+}
+
+/* ---- warming up ---- */
+
+/* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
+ * ours should still be waiting there for a rank that shares it. */
+static ncclResult_t settle(ncclResult_t e, cudaStream_t stream)
+{
+    if (e == ncclSuccess)
+        (void)cudaStreamSynchronize(stream); /* its error comes back with what is next */
+    return e;
+}
+
+const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
+                           cudaStream_t stream, char *room, size_t room_bytes)
+{
+    static const size_t sizes[] = {1, 2, 4, 8};
+    char *half = room + room_bytes / 2;
+    ncclResult_t e = ncclSuccess;
+    if (cudaMemsetAsync(room, 0, room_bytes, stream) != cudaSuccess ||
+        colo_k_combine_load() != cudaSuccess || colo_k_mark_load() != cudaSuccess)
+        return cudaGetErrorString(cudaGetLastError());
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) { /* dense, gaps, misaligned */
+        colo_box_t a = {.data = room, .extent = {1, 3, 16}, .stride = {48, 16, 1}}, b = a;
+        b.data = half;
+        b.stride[1] = 18;
+        cudaError_t first = colo_k_boxes_copy(&b, &a, 1, sizes[i], stream);
+        b.stride[2] = 2;
+        cudaError_t second = colo_k_boxes_copy(&b, &a, 1, sizes[i], stream);
+        if (first != cudaSuccess || second != cudaSuccess)
+            return cudaGetErrorString(first != cudaSuccess ? first : second);
+    }
+    if (!nccl)
+        return NULL;
+    e = settle(lib->all_gather(room, half, 16, ncclInt8, nccl, stream), stream);
+    if (e == ncclSuccess)
+        e = settle(lib->all_reduce(room, room, 1, ncclInt32, ncclSum, nccl, stream), stream);
+    if (e == ncclSuccess)
+        e = settle(lib->broadcast(room, room, 16, ncclInt8, 0, nccl, stream), stream);
+    if (e == ncclSuccess)
+        e = lib->group_start();
+    for (int32_t k = 0; k < n && e == ncclSuccess; k++)
+        if (k != rank) {
+            e = lib->send(room, 16, ncclInt8, k, nccl, stream);
+            if (e == ncclSuccess)
+                e = lib->recv(half + 16 * k, 16, ncclInt8, k, nccl, stream);
+        }
+    if (e == ncclSuccess)
+        e = lib->group_end();
+    return e == ncclSuccess ? NULL : lib->error_string(e);
+}
+
+const colo_comm_ops_t colo_comm_nccl_ops = {
+    .name = "nccl",
+    .abi = COLO_COMM_ABI,
+    .all_gather = nccl_all_gather,
+    .all_reduce = nccl_all_reduce,
+    .reduce_scatter = nccl_reduce_scatter,
+    .broadcast = nccl_broadcast,
+    .barrier = nccl_barrier,
+    .exchange = colo_nccl_exchange,
+    .subset = colo_nccl_subset,
+    .fail = colo_nccl_fail,
+    .state = colo_nccl_state,
+    .destroy = colo_nccl_destroy,
+    .route_create = colo_nccl_route_create,
+    .route_destroy = colo_nccl_route_destroy,
+    .route_stage = colo_nccl_route_stage,
+    .route_exchange = colo_nccl_route_exchange,
+    .peer = &colo_peer_table,
+    .create = colo_nccl_create,
+};

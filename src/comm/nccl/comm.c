@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm.c - communicators between GPUs: how they are made, fail and end.
+ *
+ * Making one from a host communicator connects nobody: its first collective does, so a world that
+ * is there to be split costs no world-size ncclComm_t. Smaller groups and routes are made to be
+ * used and connect at once.
+ *
+ * Left to others: connecting (connection.c), what comms share (context.c), deadlines and tearing
+ * down (watchdog.c), operations (nccl/collectives.c), finding NCCL (loader.c), arguments
+ * (comm/collectives.c).
+ */
+#include "comm/nccl/comm.h"
+
+#include "core/backend.h"
+#include "core/error.h"
+
+#include <colobridge/version.h>
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r)
+{
+    const char *more = lib->last_error ? lib->last_error(NULL) : "";
+    return colo_fail(COLO_ERR_NCCL, "%s: NCCL says: %s%s%.600s", what,
+                     lib->error_string ? lib->error_string(r) : "an error",
+                     more && more[0] ? "; " : "", more ? more : "");
+}
+
+/* ---- failure ---- */
+
+colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap)
+{
+    return x->control ? x->control->ops->state(x->control, sentence, cap) : COLO_OK;
+}
+
+colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
+{
+    const struct colo_nctx *x = c->impl;
+    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
+    if (st == COLO_OK) /* its fate is sealed by whoever looks */
+        st = colo_nccl_look_at_peer((struct colo_nctx *)c->impl, sentence, cap);
+    return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
+}
+
+colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap)
+{
+    colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap);
+    if (st < 0)
+        colo_nccl_doom(x, st, sentence);
+    return st;
+}
+
+void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence)
+{
+    char kept[900];
+    if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
+        x->control->ops->fail(x->control, status, sentence);
+    colo_fate_seal(&x->fate, status, -1, -1, sentence);
+}
+
+void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct colo_nctx *x = c->impl;
+    colo_nccl_doom(x, status, sentence);
+    pthread_cond_signal(&x->family->wake);
+}
+
+/* ---- comms ---- */
+
+/* The family's deadline is the longest of its comms; under its lock. */
+static void keep_longest(struct colo_nfamily *f, const colo_comm_t *c)
+{
+    const int64_t ms = colo_comm_i_timeout(c);
+    f->timeout_ms = ms > f->timeout_ms ? ms : f->timeout_ms;
+}
+
+/* Takes @control when it succeeds. */
+static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_link *l,
+                            colo_comm_t *control)
+{
+    struct colo_nctx *x = calloc(1, sizeof *x);
+    if (!x)
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
+    colo_fate_init(&x->fate);
+    x->base.device = f->device;
+    x->family = f;
+    x->comm = c;
+    x->link = l;
+    x->rank = c->rank;
+    x->control = control;
+    c->impl = x;
+    c->control = control;
+    pthread_mutex_lock(&f->lock);
+    keep_longest(f, c);
+    x->id = ++f->ids;
+    x->next = f->ctx;
+    f->ctx = x;
+    f->live++;
+    pthread_mutex_unlock(&f->lock);
+    return COLO_OK;
+}
+
+colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                               colo_comm_t *child)
+{
+    struct colo_nfamily *f = ((struct colo_nctx *)parent->impl)->family;
+    colo_comm_t *control = NULL;
+    struct colo_link *l = NULL;
+    COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
+    colo_status_t st = colo_nccl_link_get(f, control, NULL, &l);
+    if (st == COLO_OK)
+        st = attach(child, f, l, control);
+    if (st < 0) {
+        colo_nccl_link_put(f, l);
+        colo_comm_destroy(&control);
+    }
+    return st;
+}
+
+void colo_nccl_destroy(colo_comm_t *c)
+{
+    struct colo_nctx *x = c->impl;
+    struct colo_nfamily *f = x->family;
+    char sentence[900];
+    bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
+    if (dead)
+        colo_peer_stop(atomic_load(&x->base.peer));
+    /* This may wait for the stream: as long as the guard knows of what the stream waits for. */
+    colo_direct_destroy(&x->gather);
+    dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
+    pthread_mutex_lock(&f->lock);
+    struct colo_nctx **at = &f->ctx;
+    while (*at != x)
+        at = &(*at)->next;
+    *at = x->next;
+    bool last = --f->live == 0;
+    keep_longest(f, c);
+    pthread_mutex_unlock(&f->lock);
+    if (dead)
+        colo_peer_stop(atomic_load(&x->base.peer));
+    if (dead && x->link)
+        colo_nccl_tear(f, x->link);
+    colo_nccl_link_put(f, x->link);
+    if (last)
+        colo_nccl_family_destroy(f, true);
+    colo_peer_drop(atomic_load(&x->base.peer));
+    colo_comm_destroy(&x->control);
+    colo_fate_fini(&x->fate);
+    free(x);
+    c->impl = NULL;
+}
+
+/* ---- routes ---- */
+
+colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                     uint64_t tag, colo_route_t **route)
+{
+    struct colo_nctx *x = c->impl;
+    struct colo_nfamily *f = x->family;
+    colo_comm_t *control = NULL;
+    colo_route_t *r = calloc(1, sizeof *r);
+    int32_t *mine = malloc((size_t)n * sizeof *mine);
+    colo_status_t st = COLO_OK;
+    if (!r || !mine) {
+        st = colo_fail(COLO_ERR_NOMEM, "nccl: a route of %d ranks", (int)n);
+        goto fail;
+    }
+    memcpy(mine, members, (size_t)n * sizeof *mine);
+    r->members = mine;
+    r->n = n;
+    COLO_TRY_GOTO(
+        st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
+    COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, NULL, &r->link), fail);
+    colo_comm_destroy(&control);
+    pthread_mutex_lock(&f->lock);
+    r->next = x->route;
+    x->route = r;
+    pthread_mutex_unlock(&f->lock);
+    *route = r;
+    return COLO_OK;
+fail:
+    colo_comm_destroy(&control);
+    free(mine);
+    free(r);
+    return st;
+}
+
+void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route)
+{
+    struct colo_nctx *x = c->impl;
+    if (!route)
+        return;
+    pthread_mutex_lock(&x->family->lock);
+    colo_route_t **at = &x->route;
+    while (*at != route)
+        at = &(*at)->next;
+    *at = route->next;
+    pthread_mutex_unlock(&x->family->lock);
+    colo_nccl_link_put(x->family, route->link);
+    free(route->members);
+    free(route);
+}
+
+/* ---- a first one ---- */
+
+struct load {
+    const colo_nccl_lib_t *lib;
+    int32_t device;
+    char *room;
+    size_t room_bytes;
+    char why[400];
+};
+
+/* Kernels must not load while others spin (nccl/collectives.c has the list). */
+static void load_main(void *p)
+{
+    struct load *t = p;
+    cudaStream_t stream = NULL;
+    const char *why = NULL;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaError_t e = cudaSetDevice(t->device);
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        why = colo_nccl_warm(t->lib, NULL, 0, 1, stream, t->room, t->room_bytes);
+    if (e == cudaSuccess && !why)
+        e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess)
+        why = cudaGetErrorString(e);
+    if (why)
+        snprintf(t->why, sizeof t->why, "%.399s", why);
+    if (stream)
+        cudaStreamDestroy(stream);
+}
+
+static colo_status_t load_kernels(struct colo_nfamily *f, int64_t timeout_ms)
+{
+    colo_status_t st = COLO_OK;
+    struct load *t = calloc(1, sizeof *t);
+    if (!t)
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    *t = (struct load){
+        .lib = f->lib, .device = f->device, .room = f->room, .room_bytes = f->room_bytes};
+    if (!colo_nccl_run_for((double)timeout_ms * 1e-3, NULL, load_main, t)) {
+        f->room = NULL; /* the helper's, for good */
+        return colo_fail(COLO_ERR_TIMEOUT,
+                         "nccl create: device %d did not run a first kernel within %lld ms",
+                         (int)f->device, (long long)timeout_ms);
+    }
+    if (t->why[0])
+        st = colo_fail(COLO_ERR_CUDA, "nccl create: first kernels on device %d: %s", (int)f->device,
+                       t->why);
+    free(t);
+    return st;
+}
+
+static colo_status_t check_borrowed(const struct colo_nfamily *f, ncclComm_t nccl,
+                                    const colo_comm_t *control)
+{
+    int rank = -1, size = -1, device = -1;
+    ncclResult_t r = f->lib->user_rank(nccl, &rank);
+    if (r == ncclSuccess)
+        r = f->lib->count(nccl, &size);
+    if (r == ncclSuccess)
+        r = f->lib->device(nccl, &device);
+    if (r != ncclSuccess)
+        return colo_nccl_error(f->lib, "from_nccl", r);
+    if (rank != control->rank || size != control->size)
+        return colo_fail(COLO_ERR_ARG,
+                         "from_nccl: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
+                         rank, size, (int)control->rank, (int)control->size);
+    if (device != f->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "from_nccl: the ncclComm_t is on device %d, the current device is %d",
+                         device, (int)f->device);
+    return COLO_OK;
+}
+
+colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                               colo_comm_t **comm)
+{
+    struct colo_nfamily *f = NULL;
+    struct colo_link *l = NULL;
+    colo_comm_t *c = NULL;
+    colo_status_t st = colo_nccl_family_create(&f, device, control->size);
+    if (st == COLO_OK && borrowed)
+        st = check_borrowed(f, borrowed, control);
+    if (st == COLO_OK)
+        st = colo_comm_i_new(&c, &colo_comm_nccl_ops, control->rank, control->size,
+                             control->world_rank);
+    if (st == COLO_OK)
+        st = load_kernels(f, colo_comm_i_timeout(control));
+    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
+    c->timeout_ms = colo_comm_i_timeout(control);
+    COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
+    if (borrowed || control->size == 1)
+        COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, borrowed, &l), fail);
+    COLO_TRY_GOTO(st, attach(c, f, l, control), fail);
+    *comm = c;
+    return COLO_OK;
+fail:
+    if (f) {
+        colo_nccl_link_put(f, l);
+        colo_nccl_family_destroy(f, true);
+    }
+    colo_comm_destroy(&c);
+    colo_comm_destroy(&control);
+    return st;
+}
+
+__attribute__((visibility("default"))) extern const colo_backend_t colo_backend;
+const colo_backend_t colo_backend = {
+    .abi = COLO_BACKEND_ABI,
+    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
+    .name = "nccl",
+    .comm = &colo_comm_nccl_ops,
+    .bind = colo_gpu_bind,
+};

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * comm.h (private) - what the files of libcolobridge-nccl.so share.
+ *
+ * family   all comms that one rank made from one colo_comm_nccl_create(): the device, staging, the
+ *          links, a guard thread that tears links down when a comm of theirs has failed or an
+ *          operation is late.
+ * link     an ncclComm_t and the ranks that it joins, counted. Unused ones are kept, a few.
+ * ctx      one comm: a fate, a link as soon as one of its operations needs it.
+ * route    the link of some ranks of a comm: a bridge's messages.
+ */
+#ifndef COLO_COMM_COMM_NCCL_H
+#define COLO_COMM_COMM_NCCL_H
+
+#include "comm/peer/registry.h"
+#include "comm/error-state.h"
+#include "comm/gpu.h"
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+/* The entry points of the NCCL in this process. */
+typedef struct colo_nccl_lib {
+    int version;
+    ncclResult_t (*get_version)(int *);
+    ncclResult_t (*get_unique_id)(ncclUniqueId *);
+    ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int);
+    ncclResult_t (*destroy)(ncclComm_t);
+    ncclResult_t (*abort)(ncclComm_t);
+    ncclResult_t (*async_error)(ncclComm_t, ncclResult_t *);
+    ncclResult_t (*count)(const ncclComm_t, int *);
+    ncclResult_t (*user_rank)(const ncclComm_t, int *);
+    ncclResult_t (*device)(const ncclComm_t, int *);
+    const char *(*error_string)(ncclResult_t);
+    const char *(*last_error)(ncclComm_t);
+    ncclResult_t (*group_start)(void);
+    ncclResult_t (*group_end)(void);
+    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
+                               cudaStream_t);
+    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
+                               ncclComm_t, cudaStream_t);
+    ncclResult_t (*broadcast)(const void *, void *, size_t, ncclDataType_t, int, ncclComm_t,
+                              cudaStream_t);
+    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+} colo_nccl_lib_t;
+
+/* Found once a process. COLO_ERR_UNBUILT: none, or one before 2.28. (loader.c) */
+colo_status_t colo_nccl_find(const colo_nccl_lib_t **lib);
+
+enum { COLO_LINK_OK = 0, COLO_LINK_ENDING = 1, COLO_LINK_GONE = 2 };
+
+struct colo_link {
+    struct colo_link *next;
+    int32_t users;    /* comms and routes, and the guard while it tears; under the family's lock */
+    uint64_t idle_at; /* when the last user left, in a count of such events */
+    int32_t n;
+    int64_t *world;  /* [n] owned: world ranks in the order of the comm */
+    ncclComm_t nccl; /* NULL for one rank */
+    bool borrowed;
+    _Atomic int32_t phase; /* COLO_LINK_* */
+    pthread_mutex_t busy;  /* a thread is inside NCCL with it */
+};
+
+struct colo_route {
+    struct colo_route *next;
+    struct colo_link *link; /* a reference */
+    int32_t n, *members; /* [n] owned: ranks of the comm, ascending; the link's rank is the place */
+};
+
+struct colo_nctx {         /* colo_comm.impl */
+    colo_peer_base_t base; /* first */
+    struct colo_nctx *next;
+    struct colo_nfamily *family; /* a reference */
+    colo_comm_t *comm;
+    struct colo_link *link;   /* a reference; NULL: not connected yet */
+    struct colo_route *route; /* under the family's lock, as link */
+    colo_fate_t fate;
+    int32_t rank;
+    int64_t id;                 /* of this comm in the family, > 0 */
+    colo_comm_t *control;       /* owned */
+    struct colo_direct *gather; /* allgather.c's, owned; likewise */
+    uint64_t gather_agreed;     /* registrations when all ranks last compared a gather */
+    bool gather_none;           /* there is no such path, on all ranks */
+};
+
+/* Pinned host memory, one 64-bit word each: the stream writes, the guard reads. A captured
+ * operation writes them in every replay. */
+enum {
+    COLO_WORD_BEGUN, /* operations whose turn has come on the stream */
+    COLO_WORD_ENDED,
+    COLO_WORD_CTX, /* of the one that has begun: its comm's id, colo_op_pack(), count, number */
+    COLO_WORD_OP,
+    COLO_WORD_COUNT,
+    COLO_WORD_SEQ,
+    COLO_WORDS
+};
+
+struct colo_part { /* of an exchange: one message in one round */
+    void *data;
+    size_t bytes; /* 0: nothing in this round */
+};
+
+struct colo_nfamily {
+    const colo_nccl_lib_t *lib;
+    int32_t device;
+    bool shared;          /* the device is that of other ranks, too */
+    int64_t timeout_ms;   /* the longest of its comms: for destroy */
+    pthread_mutex_t lock; /* the lists */
+    pthread_cond_t wake;
+    bool stop;
+    pthread_t guard;
+    int32_t live;    /* contexts */
+    int32_t leaving; /* threads that end unused links */
+    int64_t ids;
+    uint64_t idle_count;
+    struct colo_nctx *ctx;
+    struct colo_link *link;
+    int64_t *words; /* [COLO_WORDS] */
+    /* the guard's */
+    int64_t seen_begun;
+    double since; /* when it saw that operation begin */
+    /* used by the thread of the comms only */
+    char *room; /* device: of warming up; NULL: a helper that is late has it */
+    size_t room_bytes;
+    int *word;        /* device: what a barrier reduces */
+    int64_t *counts;  /* device: begun, ended */
+    cudaEvent_t done; /* after the last operation: the next may be on another stream */
+    cudaStream_t last;
+    bool used;
+    char *stage; /* device; grown, the smaller ones kept until the end: streams may use them */
+    size_t stage_bytes;
+    void *old[48];
+    int32_t nold;
+    colo_box_t *from, *to; /* host lists of an exchange, [boxes] each */
+    struct colo_part *part;
+    int64_t boxes;
+};
+
+extern const colo_comm_ops_t colo_comm_nccl_ops;
+
+/* ---- watchdog.c ---- */
+void colo_nccl_cond_init(pthread_cond_t *c);
+struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_init() */
+/* True when @fn came back in time; else @arg belongs to its thread for good. @control: NULL, or a
+ * comm whose death ends the wait early. */
+bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
+                       void *arg);
+/* Nobody waits; false: no thread, @fn has not run. */
+bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
+/* Ends what is enqueued on a link. Once; never a borrowed one. */
+void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l);
+void *colo_nccl_guard(void *family);
+
+/* ---- context.c ---- */
+/* For comms of up to @ranks ranks. */
+colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks);
+/* Nobody uses it any more. What does not end by the deadline is left alone. */
+void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
+
+/* ---- connection.c ---- */
+/* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
+ * all. Else it knows whether they share. */
+colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
+/* A reference to the link of @control's ranks: the one that is there, if all have it whole, or a
+ * new one. Collective over @control. */
+colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
+                                 struct colo_link **out);
+void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l); /* takes NULL */
+void colo_nccl_link_free(struct colo_link *l); /* the struct; not the ncclComm_t */
+
+/* ---- nccl/comm.c ---- */
+colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
+                               colo_comm_t **comm);
+colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                               colo_comm_t *child);
+void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
+colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_nccl_destroy(colo_comm_t *c);
+colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                     uint64_t tag, colo_route_t **route);
+void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route);
+colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap);
+/* Marks a comm failed and tells its peers; any thread. */
+void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence);
+colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
+/* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
+colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap);
+
+/* ---- operation.c ---- */
+/* One operation between begin and end. */
+struct colo_run {
+    colo_comm_t *c;
+    struct colo_nctx *x;
+    struct colo_nfamily *f;
+    struct colo_link *link;
+    const colo_nccl_lib_t *lib;
+    cudaStream_t stream;
+    bool capturing;
+};
+/* Checks device and stream, connects @route (NULL: the comm's own ranks, now if it must be), takes
+ * the link and marks the begin on the stream. After COLO_OK comes exactly one end. */
+colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
+                             colo_stream_t stream);
+colo_status_t colo_run_end(struct colo_run *r, colo_status_t st);
+colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e); /* named status */
+colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e);
+#define COLO_NCCL(expr) COLO_TRY(colo_run_nccl(r, (expr)))
+#define COLO_CUDA_TRY(expr) COLO_TRY(colo_run_cuda(r, (expr)))
+/* Memory of the comm's device? Host memory in a kernel is a fault that nobody survives. */
+colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p);
+/* At least so much in f->stage; COLO_ERR_STATE in a capture that has less. */
+colo_status_t colo_run_stage(struct colo_run *r, size_t bytes);
+const char *colo_run_text(const struct colo_run *r, char *text, size_t cap);
+enum { COLO_STAGE_ALIGN = 256 };
+static inline size_t colo_stage_padded(size_t bytes)
+{
+    return (bytes + COLO_STAGE_ALIGN - 1) / COLO_STAGE_ALIGN * COLO_STAGE_ALIGN;
+}
+
+/* ---- nccl/exchange.c ---- */
+colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                 colo_stream_t stream);
+size_t colo_nccl_route_stage(const colo_message_t *sends, int32_t nsends,
+                             const colo_message_t *recvs, int32_t nrecvs, size_t elem);
+colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void *stage,
+                                       size_t stage_bytes, const colo_message_t *sends,
+                                       int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                       colo_dtype_t dtype, colo_stream_t stream);
+
+/* ---- nccl/collectives.c ---- */
+/* Every kind of operation once, on @stream; for the helper thread of create. NULL or a sentence. */
+const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
+                           cudaStream_t stream, char *room, size_t room_bytes);
+#define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)
+
+#endif

@@ -1,0 +1,357 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * connection.c - one ncclComm_t for each list of ranks: made once, found again.
+ *
+ * Comms and routes of a family share the link of their ranks. The last to leave does not end it:
+ * connecting costs a good part of a second, and bridges come and go. A few unused links are kept,
+ * the oldest beyond that ends in a thread of its own. Ranks need not agree on what to keep: a link
+ * is found again only when all of its ranks still have it.
+ *
+ * Everything that is not data goes over a host communicator of the same ranks: the unique id,
+ * agreement, who failed. So a rank that is missing is found before anybody enters NCCL, where it
+ * could not be.
+ */
+#include "comm/nccl/comm.h"
+
+#include "core/hash.h"
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { IDLE_LINKS = 4 }; /* kept without a user */
+
+/* ---- connecting ---- */
+
+struct connect {
+    const colo_nccl_lib_t *lib;
+    int32_t device, rank, n;
+    ncclUniqueId id;
+    bool borrowed;
+    ncclComm_t nccl;
+    char *room;
+    size_t room_bytes;
+    char why[400];
+};
+
+static void connect_main(void *p)
+{
+    struct connect *t = p;
+    cudaStream_t stream = NULL;
+    const char *why = NULL;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaSetDevice(t->device);
+    if (t->n > 1 && !t->borrowed) {
+        ncclResult_t r = t->lib->init_rank(&t->nccl, t->n, t->id, t->rank);
+        if (r != ncclSuccess) {
+            const char *more = t->lib->last_error(NULL);
+            snprintf(t->why, sizeof t->why, "%s; %.300s", t->lib->error_string(r),
+                     more ? more : "");
+            t->nccl = NULL;
+            return;
+        }
+    }
+    cudaError_t e = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        why = colo_nccl_warm(t->lib, t->nccl, t->rank, t->n, stream, t->room, t->room_bytes);
+    if (e == cudaSuccess && !why)
+        e = cudaStreamSynchronize(stream);
+    if (e != cudaSuccess)
+        why = cudaGetErrorString(e);
+    if (why)
+        snprintf(t->why, sizeof t->why, "first operations: %.350s", why);
+    if (stream)
+        cudaStreamDestroy(stream);
+}
+
+/* Connects the ranks of @control; all or none succeed. */
+static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
+                                  const ncclUniqueId *id, struct colo_link *l)
+{
+    cudaError_t e = f->room ? cudaSuccess : cudaMalloc((void **)&f->room, f->room_bytes);
+    struct connect *t = calloc(1, sizeof *t);
+    if (!t || e != cudaSuccess) {
+        free(t);
+        return e != cudaSuccess ? colo_cuda_error("nccl create", e)
+                                : colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *t);
+    }
+    *t = (struct connect){.lib = f->lib,
+                          .device = f->device,
+                          .rank = control->rank,
+                          .n = control->size,
+                          .id = *id,
+                          .borrowed = borrowed != NULL,
+                          .nccl = borrowed,
+                          .room = f->room,
+                          .room_bytes = f->room_bytes};
+    char why[900];
+    if (!colo_nccl_run_for((double)colo_comm_i_timeout(control) * 1e-3, control, connect_main, t)) {
+        f->room = NULL; /* the helper's, for good */
+        colo_status_t dead = control->ops->state(control, why, sizeof why);
+        if (dead < 0)
+            return colo_fail(dead, "nccl create: %s", why);
+        return colo_fail(COLO_ERR_TIMEOUT,
+                         "nccl create: NCCL did not connect %d ranks within %lld ms (rank %d, "
+                         "world rank %lld, device %d)",
+                         (int)control->size, (long long)colo_comm_i_timeout(control),
+                         (int)control->rank, (long long)control->world_rank[control->rank],
+                         (int)f->device);
+    }
+    colo_status_t st = t->why[0] ? colo_fail(COLO_ERR_NCCL, "nccl create on rank %d, device %d: %s",
+                                             (int)control->rank, (int)f->device, t->why)
+                                 : COLO_OK;
+    l->nccl = t->nccl;
+    free(t);
+    return st;
+}
+
+static uint64_t hash_text(const char *text)
+{
+    return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
+}
+
+/* ---- one rank a device ---- */
+
+struct seat {
+    uint64_t host, device, shares; /* shares: NCCL is told that ranks may sit on one device */
+};
+enum { SEAT_WORDS = sizeof(struct seat) / sizeof(uint64_t) };
+
+/* NCCL's own variable; it reads it when it connects, as a number. */
+static bool may_share(const struct colo_nfamily *f)
+{
+    const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return text && strtol(text, NULL, 0) != 0 && f->lib->version >= NCCL_VERSION(2, 30, 0);
+}
+
+static colo_status_t same_device(const struct colo_nfamily *f, const colo_comm_t *control,
+                                 int32_t x, int32_t y)
+{
+    const int v = f->lib->version;
+    return colo_fail(COLO_ERR_MISMATCH,
+                     "nccl create: ranks %d and %d (world ranks %lld and %lld) are on the same "
+                     "device; one rank a device is expected (NCCL 2.30 or later lets ranks share "
+                     "one where NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all of them; this is "
+                     "%d.%d.%d)",
+                     (int)x, (int)y, (long long)control->world_rank[x],
+                     (long long)control->world_rank[y], v / 10000, v / 100 % 100, v % 100);
+}
+
+colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
+{
+    char bus[32] = "";
+    struct seat mine = {.host = colo_host_hash(), .shares = may_share(f)};
+    struct seat *all = calloc((size_t)control->size, sizeof mine);
+    colo_status_t st =
+        all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
+    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, f->device);
+    if (st == COLO_OK && e != cudaSuccess)
+        st = colo_cuda_error("nccl create", e);
+    mine.device = hash_text(bus);
+    st = colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st);
+    if (st == COLO_OK)
+        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
+                                    NULL);
+    for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
+        for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
+            if (all[x].host == all[y].host && all[x].device == all[y].device) {
+                f->shared = true;
+                if (!(all[x].shares && all[y].shares))
+                    st = same_device(f, control, x, y);
+            }
+    free(all);
+    return st;
+}
+
+/* ---- links that are there ---- */
+
+void colo_nccl_link_free(struct colo_link *l)
+{
+    pthread_mutex_destroy(&l->busy);
+    free(l->world);
+    free(l);
+}
+
+struct leave {
+    struct colo_nfamily *f;
+    struct colo_link *l;
+};
+
+static void leave_main(void *p)
+{
+    struct leave *t = p;
+    struct colo_nfamily *f = t->f;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaSetDevice(f->device);
+    (void)f->lib->destroy(t->l->nccl);
+    colo_nccl_link_free(t->l);
+    free(t);
+    pthread_mutex_lock(&f->lock);
+    f->leaving--;
+    pthread_cond_broadcast(&f->wake);
+    pthread_mutex_unlock(&f->lock);
+}
+
+static void unlist(struct colo_nfamily *f, struct colo_link *l)
+{
+    struct colo_link **at = &f->link;
+    while (*at != l)
+        at = &(*at)->next;
+    *at = l->next;
+}
+
+/* The unused link to end now, if there are too many of them; out of the list. */
+static struct colo_link *oldest_beyond(struct colo_nfamily *f, int32_t most)
+{
+    struct colo_link *oldest = NULL;
+    int32_t idle = 0;
+    for (struct colo_link *l = f->link; l; l = l->next)
+        if (l->users == 0) {
+            idle++;
+            oldest = !oldest || l->idle_at < oldest->idle_at ? l : oldest;
+        }
+    if (idle <= most)
+        return NULL;
+    unlist(f, oldest);
+    return oldest;
+}
+
+void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l)
+{
+    struct colo_link *end = NULL;
+    if (!l)
+        return;
+    pthread_mutex_lock(&f->lock);
+    if (--l->users == 0) {
+        l->idle_at = ++f->idle_count;
+        if (!l->nccl || l->borrowed || atomic_load(&l->phase) != COLO_LINK_OK) {
+            unlist(f, l);
+            colo_nccl_link_free(l);
+        } else {
+            /* ending one frees memory, which waits for a device that others may use meanwhile */
+            end = oldest_beyond(f, f->shared ? INT32_MAX : IDLE_LINKS);
+        }
+    }
+    f->leaving += end != NULL;
+    pthread_mutex_unlock(&f->lock);
+    if (!end)
+        return;
+    /* its ranks may end it at different times, and ncclCommDestroy() may wait for them */
+    struct leave *t = malloc(sizeof *t);
+    if (t)
+        *t = (struct leave){f, end};
+    if (!t || !colo_nccl_run_apart(leave_main, t)) {
+        free(t); /* the ncclComm_t stays until the process ends */
+        pthread_mutex_lock(&f->lock);
+        f->leaving--;
+        pthread_mutex_unlock(&f->lock);
+    }
+}
+
+/* With a reference. */
+static struct colo_link *find_link(struct colo_nfamily *f, const colo_comm_t *control)
+{
+    pthread_mutex_lock(&f->lock);
+    struct colo_link *l = f->link;
+    while (l && (l->n != control->size || atomic_load(&l->phase) != COLO_LINK_OK ||
+                 memcmp(l->world, control->world_rank, sizeof *l->world * (size_t)l->n) != 0))
+        l = l->next;
+    if (l)
+        l->users++;
+    pthread_mutex_unlock(&f->lock);
+    return l;
+}
+
+/* ---- making one ---- */
+
+static colo_status_t link_new(const colo_comm_t *control, struct colo_link **out)
+{
+    size_t n = (size_t)control->size;
+    struct colo_link *l = calloc(1, sizeof *l);
+    int64_t *world = malloc(sizeof *world * n);
+    if (!l || !world) {
+        free(l);
+        free(world);
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: link of %zu ranks", n);
+    }
+    memcpy(world, control->world_rank, sizeof *world * n);
+    l->world = world;
+    l->n = control->size;
+    l->users = 1;
+    pthread_mutex_init(&l->busy, NULL);
+    *out = l;
+    return COLO_OK;
+}
+
+/* The first rank makes an id, all get it. */
+static colo_status_t share_id(struct colo_nfamily *f, colo_comm_t *control, ncclUniqueId *id)
+{
+    colo_status_t st = COLO_OK;
+    memset(id, 0, sizeof *id);
+    if (control->rank == 0) {
+        ncclResult_t r = f->lib->get_unique_id(id);
+        if (r != ncclSuccess)
+            st = colo_nccl_error(f->lib, "nccl create: unique id", r);
+    }
+    COLO_TRY(colo_comm_i_agree(control, "nccl create (unique id)", 0, st));
+    return colo_comm_broadcast(control, id, sizeof *id, COLO_U8, 0, NULL);
+}
+
+/* Does every rank of @control have @mine? */
+static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them)
+{
+    uint64_t word = mine;
+    uint64_t *all = calloc((size_t)control->size, sizeof *all);
+    colo_status_t st =
+        all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
+    if (st == COLO_OK)
+        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &word, all, 1, COLO_I64, NULL);
+    *all_of_them = true;
+    for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
+        *all_of_them = *all_of_them && all[r];
+    free(all);
+    return st;
+}
+
+colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
+                                 struct colo_link **out)
+{
+    struct colo_link *fresh = NULL;
+    ncclUniqueId id;
+    bool cached = false;
+    struct colo_link *l = borrowed ? NULL : find_link(f, control);
+    colo_status_t st = link_new(control, &fresh);
+    COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
+    COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
+    if (cached) {
+        colo_nccl_link_free(fresh);
+        *out = l;
+        return COLO_OK;
+    }
+    memset(&id, 0, sizeof id);
+    if (control->size > 1 && !borrowed)
+        COLO_TRY_GOTO(st, share_id(f, control, &id), fail);
+    if (control->size > 1 || borrowed)
+        st = link_connect(f, control, borrowed, &id, fresh);
+    fresh->borrowed = borrowed != NULL;
+    st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
+    if (st < 0) {
+        colo_nccl_tear(f, fresh);
+        goto fail;
+    }
+    colo_nccl_link_put(f, l);
+    pthread_mutex_lock(&f->lock);
+    fresh->next = f->link;
+    f->link = fresh;
+    pthread_mutex_unlock(&f->lock);
+    *out = fresh;
+    return COLO_OK;
+fail:
+    colo_nccl_link_put(f, l);
+    if (fresh)
+        colo_nccl_link_free(fresh);
+    return st;
+}

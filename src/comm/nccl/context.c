@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * context.c - what the comms of one rank and device share, from the first to the last of them.
+ *
+ * The last comm waits for whatever its links still do, up to the deadline; what does not end by
+ * then is left alone, memory included.
+ */
+#include "comm/nccl/comm.h"
+
+#include "core/error.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void close_main(void *p)
+{
+    struct colo_nfamily *f = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaSetDevice(f->device);
+    cudaDeviceSynchronize();
+    for (struct colo_link *l = f->link, *next; l; l = next) {
+        next = l->next;
+        if (l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK)
+            (void)f->lib->destroy(l->nccl);
+        colo_nccl_link_free(l);
+    }
+    for (int32_t i = 0; i < f->nold; i++)
+        cudaFree(f->old[i]);
+    cudaFree(f->stage);
+    cudaFree(f->room);
+    cudaFree(f->word);
+    cudaFree(f->counts);
+    cudaFreeHost(f->words);
+    if (f->done)
+        cudaEventDestroy(f->done);
+    (void)cudaGetLastError();
+    free(f->from);
+    free(f->to);
+    free(f->part);
+    pthread_cond_destroy(&f->wake);
+    pthread_mutex_destroy(&f->lock);
+    free(f);
+}
+
+void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
+{
+    double seconds = (double)f->timeout_ms * 1e-3;
+    if (guarded) {
+        pthread_mutex_lock(&f->lock);
+        f->stop = true;
+        pthread_cond_signal(&f->wake);
+        pthread_mutex_unlock(&f->lock);
+        pthread_join(f->guard, NULL); /* bounded: tear() is */
+    }
+    struct timespec until = colo_nccl_in(seconds);
+    pthread_mutex_lock(&f->lock);
+    while (f->leaving > 0 && pthread_cond_timedwait(&f->wake, &f->lock, &until) != ETIMEDOUT)
+        ;
+    bool left = f->leaving == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (left)
+        (void)colo_nccl_run_for(seconds, NULL, close_main, f);
+}
+
+colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks)
+{
+    const colo_nccl_lib_t *lib = NULL;
+    int now = 0, count = 0;
+    COLO_TRY(colo_nccl_find(&lib));
+    cudaError_t e = cudaGetDeviceCount(&count);
+    if (e == cudaSuccess)
+        e = cudaGetDevice(&now);
+    if (e != cudaSuccess)
+        return colo_cuda_error("nccl create", e);
+    device = device < 0 ? now : device;
+    if (device >= count)
+        return colo_fail(COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
+                         (int)device, count);
+    struct colo_nfamily *f = calloc(1, sizeof *f);
+    if (!f)
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *f);
+    f->lib = lib;
+    f->device = device;
+    f->timeout_ms = 1000;
+    f->room_bytes = COLO_NCCL_WARM_BYTES(ranks);
+    pthread_mutex_init(&f->lock, NULL);
+    colo_nccl_cond_init(&f->wake);
+    if (device != now)
+        e = cudaSetDevice(device);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&f->room, f->room_bytes);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&f->word, sizeof *f->word);
+    if (e == cudaSuccess)
+        e = cudaMemset(f->word, 0, sizeof *f->word);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&f->counts, 2 * sizeof *f->counts);
+    if (e == cudaSuccess)
+        e = cudaMemset(f->counts, 0, 2 * sizeof *f->counts);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&f->words, COLO_WORDS * sizeof *f->words,
+                          cudaHostAllocPortable | cudaHostAllocMapped);
+    if (e == cudaSuccess)
+        memset(f->words, 0, COLO_WORDS * sizeof *f->words);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
+    if (device != now)
+        cudaSetDevice(now);
+    colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("nccl create", e);
+    if (st == COLO_OK && pthread_create(&f->guard, NULL, colo_nccl_guard, f) != 0)
+        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to guard the links");
+    if (st < 0) {
+        close_main(f);
+        return st;
+    }
+    *out = f;
+    return COLO_OK;
+}

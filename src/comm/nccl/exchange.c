@@ -1,0 +1,355 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * exchange.c - messages between GPUs: grouped send and receive, packed where boxes lie apart.
+ *
+ * A message whose boxes lie back to back is sent from where it is, any other is packed into staging
+ * by one launch and unpacked by one launch. Both sides send a message as one, so it does not matter
+ * which of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md).
+ *
+ * On a route staging is the caller's, sized beforehand. A message of 1 MiB or more goes in two
+ * halves there, one after the other through the same staging, so that a rank that sends as much as
+ * it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
+ * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
+ * the first line (run along the last axis) that begins in the second half of the bytes.
+ *
+ * An exchange without a route goes in one round and uses the family's staging, which grows.
+ */
+#include "comm/nccl/comm.h"
+
+#include "core/box.h"
+#include "core/error.h"
+#include "kernels.h"
+
+#include <stdlib.h>
+
+enum { HALVES = 2, SPLIT_BYTES = 1 << 20 };
+
+struct exchange {
+    const colo_message_t *m[2]; /* sends, receives */
+    int32_t n[2];
+    size_t elem;
+    bool halves;
+};
+
+/* ---- halves ---- */
+
+static int64_t message_bytes(const colo_message_t *m, size_t elem)
+{
+    int64_t n = 0;
+    for (int32_t k = 0; k < m->nboxes; k++)
+        n += colo_box_count(&m->boxes[k]) * (int64_t)elem;
+    return n;
+}
+
+static int rounds_of(int64_t bytes, bool halves)
+{
+    return halves && bytes >= SPLIT_BYTES ? HALVES : 1;
+}
+
+static colo_box_t sub_box(const colo_box_t *b, int64_t i, int64_t j, int64_t k, int64_t ni,
+                          int64_t nj, int64_t nk, size_t elem)
+{
+    int64_t at = i * b->stride[0] + j * b->stride[1] + k * b->stride[2];
+    return (colo_box_t){.data = b->data ? (char *)b->data + at * (int64_t)elem : NULL,
+                        .extent = {ni, nj, nk},
+                        .stride = {b->stride[0], b->stride[1], b->stride[2]}};
+}
+
+/* Lines [lo, hi) of a box as at most three boxes. One line by itself is cut into elements. */
+static int32_t lines_of(const colo_box_t *b, int64_t lo, int64_t hi, size_t elem, colo_box_t *out)
+{
+    const int64_t rows = b->extent[1], h = b->extent[2];
+    int32_t n = 0;
+    if (lo >= hi)
+        return 0;
+    if (b->extent[0] * rows == 1) {
+        out[0] = sub_box(b, 0, 0, lo, 1, 1, hi - lo, elem);
+        return 1;
+    }
+    int64_t plane = lo / rows, last = hi / rows, row = lo % rows, rest = hi % rows;
+    if (plane == last) {
+        out[0] = sub_box(b, plane, row, 0, 1, rest - row, h, elem);
+        return 1;
+    }
+    if (row > 0)
+        out[n++] = sub_box(b, plane++, row, 0, 1, rows - row, h, elem);
+    if (plane < last)
+        out[n++] = sub_box(b, plane, 0, 0, last - plane, rows, h, elem);
+    if (rest > 0)
+        out[n++] = sub_box(b, last, 0, 0, 1, rest, h, elem);
+    return n;
+}
+
+static int64_t clamped_up(int64_t bytes, int64_t line, int64_t lines)
+{
+    int64_t n = bytes <= 0 ? 0 : (bytes + line - 1) / line;
+    return n < lines ? n : lines;
+}
+
+/* The boxes of round @k of a message, at most nboxes + 4, and their bytes; @out may be NULL. Empty
+ * ones are left out. */
+static int32_t cut(const colo_message_t *m, int k, bool halves, size_t elem, colo_box_t *out,
+                   int64_t *bytes)
+{
+    const int64_t all = message_bytes(m, elem);
+    const int rounds = rounds_of(all, halves);
+    const int64_t lo = all * k / rounds, hi = all * (k + 1) / rounds;
+    int64_t at = 0;
+    int32_t n = 0;
+    *bytes = 0;
+    for (int32_t i = 0; k < rounds && i < m->nboxes; i++) {
+        const colo_box_t *b = &m->boxes[i];
+        const int64_t count = colo_box_count(b);
+        if (count == 0)
+            continue;
+        int64_t lines = b->extent[0] * b->extent[1];
+        lines = lines == 1 ? b->extent[2] : lines;
+        const int64_t line = count / lines * (int64_t)elem;
+        const int64_t l0 = clamped_up(lo - at, line, lines), l1 = clamped_up(hi - at, line, lines);
+        n += out ? lines_of(b, l0, l1, elem, out + n) : 0;
+        *bytes += (l1 - l0) * line;
+        at += count * (int64_t)elem;
+    }
+    return n;
+}
+
+static int64_t round_bytes(const colo_message_t *m, int k, size_t elem)
+{
+    int64_t bytes;
+    cut(m, k, true, elem, NULL, &bytes);
+    return bytes;
+}
+
+/* ---- where things lie ---- */
+
+static bool is_dense(const colo_box_t *box)
+{
+    int64_t step = 1;
+    for (int i = 2; i >= 0; i--) {
+        if (box->extent[i] > 1 && box->stride[i] != step)
+            return false;
+        step *= box->extent[i];
+    }
+    return true;
+}
+
+/* Where boxes lie back to back, NULL when they have to be packed. */
+static void *in_place(const colo_box_t *boxes, int32_t n, size_t elem)
+{
+    char *next = n > 0 ? (char *)boxes[0].data : NULL;
+    for (int32_t k = 0; k < n; k++) {
+        if (!is_dense(&boxes[k]) || next != (char *)boxes[k].data)
+            return NULL;
+        next += (size_t)colo_box_count(&boxes[k]) * elem;
+    }
+    return n > 0 ? boxes[0].data : NULL;
+}
+
+static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
+{
+    struct colo_nfamily *f = r->f;
+    char what[96];
+    int64_t boxes = 0;
+    for (int side = 0; side < 2; side++)
+        for (int32_t i = 0; i < x->n[side]; i++)
+            boxes += x->m[side][i].nboxes + 4; /* as many parts are enough, too */
+    if (boxes <= f->boxes)
+        return COLO_OK;
+    colo_box_t *from = malloc((size_t)boxes * sizeof *from);
+    colo_box_t *to = malloc((size_t)boxes * sizeof *to);
+    struct colo_part *part = malloc((size_t)boxes * sizeof *part);
+    if (!from || !to || !part) {
+        free(from);
+        free(to);
+        free(part);
+        return colo_fail(COLO_ERR_NOMEM, "%s: lists of %lld boxes",
+                         colo_run_text(r, what, sizeof what), (long long)boxes);
+    }
+    free(f->from);
+    free(f->to);
+    free(f->part);
+    f->from = from;
+    f->to = to;
+    f->part = part;
+    f->boxes = boxes;
+    return COLO_OK;
+}
+
+/* One box of each message; @one: of each side, which is one tensor's. */
+static colo_status_t check_memory(const struct colo_run *r, const struct exchange *x, bool one)
+{
+    for (int side = 0; side < 2; side++) {
+        bool known = false;
+        for (int32_t i = 0; i < x->n[side] && !(one && known); i++) {
+            const colo_message_t *m = &x->m[side][i];
+            int32_t k = 0;
+            while (k < m->nboxes && colo_box_count(&m->boxes[k]) == 0)
+                k++;
+            if (k == m->nboxes)
+                continue;
+            COLO_TRY(colo_run_on_device(r, "a box", m->boxes[k].data));
+            known = true;
+        }
+    }
+    return COLO_OK;
+}
+
+/* Round @k: f->part[] for every message, sends first; f->from (the caller's boxes) and f->to (their
+ * places in @stage) for those that are packed, packs[0] pairs of sends, then packs[1] of receives.
+ * Returns the staging taken. */
+static size_t lay_out(struct colo_nfamily *f, const struct exchange *x, int k, char *stage,
+                      int64_t *packs)
+{
+    size_t at = 0;
+    int64_t pairs = 0, bytes;
+    struct colo_part *part = f->part;
+    for (int side = 0; side < 2; side++) {
+        for (int32_t i = 0; i < x->n[side]; i++, part++) {
+            const int32_t n = cut(&x->m[side][i], k, x->halves, x->elem, f->from + pairs, &bytes);
+            *part = (struct colo_part){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
+            if (part->data || bytes == 0)
+                continue;
+            part->data = stage + at;
+            for (size_t end = at, last = (size_t)pairs + (size_t)n; (size_t)pairs < last; pairs++) {
+                const int64_t *e = f->from[pairs].extent;
+                f->to[pairs] = (colo_box_t){.data = stage + end,
+                                            .extent = {e[0], e[1], e[2]},
+                                            .stride = {e[1] * e[2], e[2], 1}};
+                end += (size_t)colo_box_count(&f->from[pairs]) * x->elem;
+            }
+            at += colo_stage_padded((size_t)bytes);
+        }
+        packs[side] = pairs - (side ? packs[0] : 0);
+    }
+    return at;
+}
+
+/* ---- a round ---- */
+
+static int by_value(const void *a, const void *b)
+{
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+/* Rank @peer of the comm among the ranks of the link. -1: the route does not have it. */
+static int32_t link_rank(const colo_route_t *route, int32_t peer)
+{
+    if (!route)
+        return peer;
+    const int32_t *at = bsearch(&peer, route->members, (size_t)route->n, sizeof peer, by_value);
+    return at ? (int32_t)(at - route->members) : -1;
+}
+
+static colo_status_t group(struct colo_run *r, const struct exchange *x, const colo_route_t *route)
+{
+    const struct colo_part *part = r->f->part;
+    ncclComm_t nccl = r->link->nccl;
+    ncclResult_t e = ncclSuccess;
+    COLO_NCCL(r->lib->group_start());
+    for (int side = 0; side < 2; side++)
+        for (int32_t i = 0; i < x->n[side]; i++, part++) {
+            if (part->bytes == 0 || e != ncclSuccess)
+                continue;
+            const int32_t peer = link_rank(route, x->m[side][i].peer);
+            e = side ? r->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, r->stream)
+                     : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
+        }
+    ncclResult_t closed = r->lib->group_end(); /* also after an error: the depth must be 0 again */
+    return colo_run_nccl(r, e != ncclSuccess ? e : closed);
+}
+
+static colo_status_t run_round(struct colo_run *r, const struct exchange *x,
+                               const colo_route_t *route, int k, char *stage)
+{
+    struct colo_nfamily *f = r->f;
+    int64_t packs[2];
+    lay_out(f, x, k, stage, packs);
+    COLO_CUDA_TRY(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
+    COLO_TRY(group(r, x, route));
+    return colo_run_cuda(
+        r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
+}
+
+static int rounds_needed(const struct exchange *x)
+{
+    int rounds = 0;
+    for (int side = 0; side < 2; side++)
+        for (int32_t i = 0; i < x->n[side]; i++) {
+            int n = rounds_of(message_bytes(&x->m[side][i], x->elem), x->halves);
+            rounds = n > rounds ? n : rounds;
+        }
+    return rounds;
+}
+
+/* @stage NULL: the family's. */
+static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
+                                 const colo_route_t *route, char *stage, size_t stage_bytes)
+{
+    char what[96];
+    int64_t packs[2];
+    size_t need = 0;
+    const int rounds = rounds_needed(x);
+    for (int side = 0; route && side < 2; side++)
+        for (int32_t i = 0; i < x->n[side]; i++)
+            if (link_rank(route, x->m[side][i].peer) < 0)
+                return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the route",
+                                 colo_run_text(r, what, sizeof what), (int)x->m[side][i].peer);
+    COLO_TRY(check_memory(r, x, route != NULL));
+    COLO_TRY(need_lists(r, x));
+    for (int k = 0; k < rounds; k++) {
+        size_t n = lay_out(r->f, x, k, stage, packs);
+        need = n > need ? n : need;
+    }
+    if (!route) {
+        COLO_TRY(colo_run_stage(r, need));
+        stage = r->f->stage;
+    } else if (need > stage_bytes) {
+        return colo_fail(COLO_ERR_STATE, "%s: %zu bytes of staging are needed, %zu are there",
+                         colo_run_text(r, what, sizeof what), need, stage_bytes);
+    }
+    for (int k = 0; k < rounds; k++)
+        COLO_TRY(run_round(r, x, route, k, stage));
+    return COLO_OK;
+}
+
+/* ---- entries ---- */
+
+colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                 colo_stream_t stream)
+{
+    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
+    struct colo_run r;
+    if (nsends == 0 && nrecvs == 0 && ((struct colo_nctx *)c->impl)->link)
+        return COLO_OK; /* without a link yet, the others wait for this rank to connect */
+    COLO_TRY(colo_run_begin(&r, c, NULL, stream));
+    return colo_run_end(&r, exchange_on(&r, &x, NULL, NULL, 0));
+}
+
+colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void *stage,
+                                       size_t stage_bytes, const colo_message_t *sends,
+                                       int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                       colo_dtype_t dtype, colo_stream_t stream)
+{
+    const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), true};
+    struct colo_run r;
+    if (nsends == 0 && nrecvs == 0)
+        return COLO_OK;
+    COLO_TRY(colo_run_begin(&r, c, route, stream));
+    return colo_run_end(&r, exchange_on(&r, &x, route, stage, stage_bytes));
+}
+
+size_t colo_nccl_route_stage(const colo_message_t *sends, int32_t nsends,
+                             const colo_message_t *recvs, int32_t nrecvs, size_t elem)
+{
+    size_t most = 0;
+    for (int k = 0; k < HALVES; k++) {
+        size_t n = 0;
+        for (int32_t i = 0; i < nsends + nrecvs; i++)
+            n += colo_stage_padded(
+                (size_t)round_bytes(i < nsends ? &sends[i] : &recvs[i - nsends], k, elem));
+        most = n > most ? n : most;
+    }
+    return most;
+}

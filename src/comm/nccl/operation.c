@@ -1,0 +1,214 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * operation.c - what every operation between GPUs does first and last.
+ *
+ * First: is this the device of the comm, and the stream one of that device; is the link there. A
+ * comm that was made without one connects here, once, and not in a capture. Then the operation
+ * waits on the device for the one before it, whatever comm of the family or stream that was on: so
+ * two of them never run at once on a device, and ranks that launch in the same order cannot wait
+ * for each other crosswise. Captured operations are ordered by their graphs alone.
+ *
+ * Between first and last the link's lock is held, and on the stream there are two marks that the
+ * guard looks at (watchdog.c).
+ *
+ * Where ranks of a family are threads of one process, whatever they talk over, a comm's ranks also
+ * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
+ * product first needs it, whatever CUDA_MODULE_LOADING says, and the driver waits for all devices
+ * of the process meanwhile: for one, too, where an operation waits for the rank that is loading.
+ * Nobody launches before all have the products behind them that come first, and nobody goes on to
+ * the next one before all have launched. That the comm's own ranks are in different processes is no
+ * excuse: two groups can wait for each other crosswise.
+ */
+#include "comm/nccl/comm.h"
+
+#include "core/hash.h"
+#include "core/error.h"
+#include "mark.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+const char *colo_run_text(const struct colo_run *r, char *text, size_t cap)
+{
+    return colo_op_describe(text, cap, r->c->op, r->c->seq);
+}
+
+colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e)
+{
+    char what[96];
+    return e == ncclSuccess ? COLO_OK
+                            : colo_nccl_error(r->lib, colo_run_text(r, what, sizeof what), e);
+}
+
+colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e)
+{
+    char what[96];
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error(colo_run_text(r, what, sizeof what), e);
+}
+
+/* ---- begin and end ---- */
+
+static colo_status_t check_place(struct colo_run *r)
+{
+    char what[96];
+    int now = -1;
+    COLO_CUDA_TRY(cudaGetDevice(&now));
+    if (now != r->f->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: the current device is %d, comm '%s' was made on device %d",
+                         colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+    enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    COLO_CUDA_TRY(cudaStreamIsCapturing(r->stream, &capture));
+    r->capturing = capture != cudaStreamCaptureStatusNone;
+#if CUDART_VERSION >= 12080
+    if (r->stream && !r->capturing) { /* the default stream is the current device's */
+        COLO_CUDA_TRY(cudaStreamGetDevice(r->stream, &now));
+        if (now != r->f->device)
+            return colo_fail(
+                COLO_ERR_ARG, "%s: the stream is of device %d, comm '%s' was made on device %d",
+                colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
+    }
+#endif
+    return COLO_OK;
+}
+
+/* The comm's own link, made now if no operation has needed it yet. */
+static colo_status_t own_link(struct colo_run *r)
+{
+    char what[96];
+    struct colo_link *l = r->x->link;
+    if (!l && r->capturing)
+        return colo_fail(COLO_ERR_STATE,
+                         "%s: comm '%s' connects at its first operation, which cannot be captured; "
+                         "run one before the capture, a barrier will do",
+                         colo_run_text(r, what, sizeof what), r->c->name);
+    if (!l) {
+        COLO_TRY(colo_nccl_link_get(r->f, colo_comm_i_control(r->c), NULL, &l));
+        pthread_mutex_lock(&r->f->lock);
+        r->x->link = l;
+        pthread_mutex_unlock(&r->f->lock);
+    }
+    r->link = l;
+    return COLO_OK;
+}
+
+static colo_status_t mark(struct colo_run *r, bool begin)
+{
+    const colo_op_desc_t *op = &r->c->op;
+    const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
+    if (!r->link->nccl)
+        return COLO_OK;
+    return colo_run_cuda(r, begin ? colo_k_mark(&r->f->words[COLO_WORD_BEGUN], &r->f->counts[0],
+                                                &r->f->words[COLO_WORD_CTX], what, r->stream)
+                                  : colo_k_mark(&r->f->words[COLO_WORD_ENDED], &r->f->counts[1],
+                                                NULL, what, r->stream));
+}
+
+static colo_status_t meet(const struct colo_run *r, colo_status_t st)
+{
+    const colo_owner_t owner = r->c->op.owner;
+    if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
+        !r->c->share_process)
+        return st;
+    char why[900]; /* a dead control would have its own */
+    snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
+    const uint64_t same = colo_op_pack(&r->c->op) ^ (uint64_t)r->c->op.count * COLO_HASH_INIT;
+    colo_status_t met =
+        colo_comm_i_agree(colo_comm_i_control(r->c), "an operation of the loss", same, st);
+    return st < 0 ? colo_fail(st, "%s", why) : met;
+}
+
+colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
+                             colo_stream_t stream)
+{
+    struct colo_nctx *x = c->impl;
+    struct colo_nfamily *f = x->family;
+    char what[96], why[900];
+    *r = (struct colo_run){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
+    COLO_TRY(check_place(r));
+    if (route)
+        r->link = route->link;
+    else
+        COLO_TRY(own_link(r));
+    COLO_TRY(meet(r, COLO_OK));
+    if (f->used && f->last != stream && !r->capturing)
+        COLO_CUDA_TRY(cudaStreamWaitEvent(stream, f->done, 0));
+    pthread_mutex_lock(&r->link->busy);
+    colo_status_t st = COLO_OK;
+    if (atomic_load(&r->link->phase) != COLO_LINK_OK) {
+        st = colo_nccl_state(c, why, sizeof why);
+        st = st < 0 ? colo_fail(st, "%s", why)
+                    : colo_fail(COLO_ERR_PEER,
+                                "%s: the link of comm '%s' was torn down when another comm of the "
+                                "same ranks failed",
+                                colo_run_text(r, what, sizeof what), c->name);
+    }
+    if (st == COLO_OK)
+        st = mark(r, true);
+    if (st < 0)
+        pthread_mutex_unlock(&r->link->busy);
+    return st;
+}
+
+colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
+{
+    colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
+    if (st < 0 && r->link->nccl) /* keeps the sentence */
+        (void)colo_k_mark(&r->f->words[COLO_WORD_ENDED], &r->f->counts[1], NULL, NULL, r->stream);
+    pthread_mutex_unlock(&r->link->busy);
+    st = st < 0 ? st : marked;
+    if (st == COLO_OK && !r->capturing) {
+        st = colo_run_cuda(r, cudaEventRecord(r->f->done, r->stream));
+        r->f->last = r->stream;
+        r->f->used = true;
+    }
+    return meet(r, st);
+}
+
+/* ---- memory ---- */
+
+colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p)
+{
+    struct cudaPointerAttributes a;
+    char what[96];
+    COLO_CUDA_TRY(cudaPointerGetAttributes(&a, p));
+    if (a.type != cudaMemoryTypeDevice && a.type != cudaMemoryTypeManaged)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
+                         colo_run_text(r, what, sizeof what), name, r->c->name, (int)r->f->device);
+    if (a.type == cudaMemoryTypeDevice && a.device != r->f->device)
+        return colo_fail(COLO_ERR_ARG, "%s: %s is memory of device %d, comm '%s' is on device %d",
+                         colo_run_text(r, what, sizeof what), name, a.device, r->c->name,
+                         (int)r->f->device);
+    return COLO_OK;
+}
+
+colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
+{
+    struct colo_nfamily *f = r->f;
+    char what[96];
+    if (bytes <= f->stage_bytes)
+        return COLO_OK;
+    if (r->capturing)
+        return colo_fail(COLO_ERR_STATE,
+                         "%s: needs %zu bytes of staging, %zu are there; run it once before the "
+                         "capture",
+                         colo_run_text(r, what, sizeof what), bytes, f->stage_bytes);
+    size_t grown = f->stage_bytes + f->stage_bytes / 2;
+    grown = bytes > grown ? bytes : grown;
+    void *p = NULL;
+    cudaError_t e = f->nold < (int32_t)(sizeof f->old / sizeof f->old[0])
+                        ? cudaMalloc(&p, colo_stage_padded(grown))
+                        : cudaErrorMemoryAllocation;
+    if (e != cudaSuccess) {
+        (void)cudaGetLastError();
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of staging on device %d: %s",
+                         colo_run_text(r, what, sizeof what), grown, (int)f->device,
+                         cudaGetErrorString(e));
+    }
+    if (f->stage)
+        f->old[f->nold++] = f->stage;
+    f->stage = p;
+    f->stage_bytes = grown;
+    return COLO_OK;
+}

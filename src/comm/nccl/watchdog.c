@@ -1,0 +1,287 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * watchdog.c - what keeps a caller from waiting for ever: helper threads with a deadline, and a
+ * guard thread for each family.
+ *
+ * NCCL may wait without limit in three places: making a communicator, its first operations, ending
+ * it. All three run in a helper thread that the caller waits for up to the deadline; a helper that
+ * does not come back keeps what it works on. (NCCL's non-blocking mode would start a thread for
+ * every operation instead.)
+ *
+ * The guard looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether an
+ * operation on the stream is late, and aborts the comm's links then, so that streams do not wait
+ * for ever. NCCL wants no other thread inside it meanwhile: operations hold the link's lock.
+ *
+ * Late: the stream counts in host memory the operations whose turn has come and those that have
+ * ended (kernels/mark.cu). The time runs from when the guard sees one begin, so work of the caller
+ * that is queued in front does not count. A family's operations follow each other on the device
+ * (operation.c), so at most one has begun and not ended. Marks are captured with the operation: a
+ * replay has its deadline, too.
+ */
+#include "comm/nccl/comm.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static const double ABORT_SECONDS = 10; /* for NCCL to give up a communicator */
+enum { GUARD_MS = 20 };
+
+/* ---- helper threads with a deadline ---- */
+
+struct job {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    bool finished, left;
+    void (*fn)(void *arg);
+    void *arg;
+};
+
+static void job_free(struct job *j)
+{
+    pthread_cond_destroy(&j->changed);
+    pthread_mutex_destroy(&j->lock);
+    free(j);
+}
+
+static void *job_main(void *p)
+{
+    struct job *j = p;
+    j->fn(j->arg);
+    pthread_mutex_lock(&j->lock);
+    j->finished = true;
+    bool left = j->left;
+    pthread_cond_signal(&j->changed);
+    pthread_mutex_unlock(&j->lock);
+    if (left)
+        job_free(j); /* @arg stays: nobody knows any more who uses what is in it */
+    return NULL;
+}
+
+void colo_nccl_cond_init(pthread_cond_t *c)
+{
+    pthread_condattr_t a;
+    pthread_condattr_init(&a);
+    pthread_condattr_setclock(&a, CLOCK_MONOTONIC);
+    pthread_cond_init(c, &a);
+    pthread_condattr_destroy(&a);
+}
+
+struct timespec colo_nccl_in(double seconds)
+{
+    double at = colo_now() + seconds;
+    return (struct timespec){.tv_sec = (time_t)at,
+                             .tv_nsec = (long)((at - (double)(time_t)at) * 1e9)};
+}
+
+/* Starts @j, or frees it. */
+static bool job_start(struct job *j)
+{
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, job_main, j) != 0) {
+        job_free(j);
+        return false;
+    }
+    pthread_detach(thread);
+    return true;
+}
+
+static struct job *job_new(void (*fn)(void *arg), void *arg)
+{
+    struct job *j = calloc(1, sizeof *j);
+    if (!j)
+        return NULL;
+    j->fn = fn;
+    j->arg = arg;
+    pthread_mutex_init(&j->lock, NULL);
+    colo_nccl_cond_init(&j->changed);
+    return j;
+}
+
+bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg), void *arg)
+{
+    struct job *j = job_new(fn, arg);
+    const double end = colo_now() + seconds;
+    char sentence[900];
+    if (!j || !job_start(j))
+        return false;
+    pthread_mutex_lock(&j->lock);
+    while (!j->finished && colo_now() < end) {
+        double left = end - colo_now(), step = control ? GUARD_MS * 1e-3 : left;
+        struct timespec until = colo_nccl_in(step < left ? step : left);
+        pthread_cond_timedwait(&j->changed, &j->lock, &until);
+        if (control && control->ops->state(control, sentence, sizeof sentence) != COLO_OK)
+            break;
+    }
+    bool finished = j->finished;
+    j->left = !finished;
+    pthread_mutex_unlock(&j->lock);
+    if (finished)
+        job_free(j);
+    return finished;
+}
+
+bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg)
+{
+    struct job *j = job_new(fn, arg);
+    if (!j)
+        return false;
+    j->left = true;
+    return job_start(j);
+}
+
+/* ---- tearing down ---- */
+
+struct tear {
+    const colo_nccl_lib_t *lib;
+    int32_t device;
+    ncclComm_t nccl;
+};
+
+static void tear_main(void *p)
+{
+    struct tear *t = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
+    cudaSetDevice(t->device);
+    (void)t->lib->abort(t->nccl);
+}
+
+void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
+{
+    int32_t ok = COLO_LINK_OK;
+    if (!l->nccl || l->borrowed ||
+        !atomic_compare_exchange_strong(&l->phase, &ok, COLO_LINK_ENDING))
+        return;
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += 2;
+    bool held = pthread_mutex_timedlock(&l->busy, &until) == 0; /* a stuck call: abort frees it */
+    struct tear *t = malloc(sizeof *t);
+    if (t) {
+        *t = (struct tear){f->lib, f->device, l->nccl};
+        if (colo_nccl_run_for(ABORT_SECONDS, NULL, tear_main, t))
+            free(t);
+    }
+    atomic_store(&l->phase, COLO_LINK_GONE);
+    if (held)
+        pthread_mutex_unlock(&l->busy);
+}
+
+/* ---- the guard ---- */
+
+/* Does NCCL itself report an error on this link? */
+static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct colo_link *l)
+{
+    ncclResult_t r = ncclSuccess;
+    if (!l->nccl || pthread_mutex_trylock(&l->busy) != 0)
+        return false;
+    if (atomic_load(&l->phase) == COLO_LINK_OK && f->lib->async_error(l->nccl, &r) != ncclSuccess)
+        r = ncclSuccess;
+    pthread_mutex_unlock(&l->busy);
+    if (r == ncclSuccess || r == ncclInProgress)
+        return false;
+    char sentence[600];
+    const char *more = f->lib->last_error(NULL);
+    snprintf(sentence, sizeof sentence, "NCCL reports on the link of %d ranks: %s; %.400s",
+             (int)l->n, f->lib->error_string(r), more ? more : "");
+    colo_nccl_doom(x, COLO_ERR_NCCL, sentence);
+    return true;
+}
+
+static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
+{
+    char sentence[900];
+    bool dead = colo_fate_sealed(&x->fate) ||
+                colo_nccl_look_at_peer(x, sentence, sizeof sentence) != COLO_OK ||
+                colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
+                (x->link && look_at_link(f, x, x->link));
+    for (struct colo_route *r = x->route; r && !dead; r = r->next)
+        dead = look_at_link(f, x, r->link);
+    if (dead)
+        colo_peer_stop(atomic_load(&x->base.peer));
+    return dead;
+}
+
+static bool is_whole(const struct colo_link *l)
+{
+    return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK;
+}
+
+static struct colo_link *find_doomed(struct colo_nfamily *f)
+{
+    for (struct colo_nctx *x = f->ctx; x; x = x->next) {
+        if (!is_dead(f, x))
+            continue;
+        if (is_whole(x->link))
+            return x->link;
+        for (struct colo_route *r = x->route; r; r = r->next)
+            if (is_whole(r->link))
+                return r->link;
+    }
+    return NULL;
+}
+
+static int64_t word(const struct colo_nfamily *f, int i)
+{
+    return __atomic_load_n(&f->words[i], __ATOMIC_ACQUIRE);
+}
+
+/* Fails the comm whose operation has been on the stream for longer than its deadline. */
+static void look_at_clock(struct colo_nfamily *f)
+{
+    const int64_t ended = word(f, COLO_WORD_ENDED), begun = word(f, COLO_WORD_BEGUN);
+    const double now = colo_now();
+    if (begun <= ended || begun != f->seen_begun) {
+        f->seen_begun = begun;
+        f->since = now;
+        return;
+    }
+    struct colo_nctx *x = f->ctx;
+    while (x && x->id != word(f, COLO_WORD_CTX))
+        x = x->next;
+    if (!x || colo_fate_sealed(&x->fate))
+        return;
+    const int64_t ms = colo_comm_i_timeout(x->comm);
+    if ((now - f->since) * 1e3 < (double)ms)
+        return;
+    char what[96], sentence[400];
+    colo_op_desc_t op =
+        colo_op_unpack((uint64_t)word(f, COLO_WORD_OP), (uint64_t)word(f, COLO_WORD_COUNT));
+    colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_WORD_SEQ));
+    pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
+    snprintf(sentence, sizeof sentence,
+             "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
+             "%" PRId64 " ms after its turn came on the stream; a rank did not come, or its stream "
+             "did not",
+             what, x->comm->name, (int)x->comm->size, (int)x->rank,
+             x->comm->world_rank[x->comm->rank], (int)f->device, ms);
+    pthread_mutex_unlock(x->comm->lock);
+    colo_nccl_doom(x, COLO_ERR_TIMEOUT, sentence);
+}
+
+void *colo_nccl_guard(void *p)
+{
+    struct colo_nfamily *f = p;
+    enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&relaxed);
+    pthread_mutex_lock(&f->lock);
+    while (!f->stop) {
+        struct colo_link *l = find_doomed(f);
+        if (l) {
+            l->users++; /* its last user may leave meanwhile */
+            pthread_mutex_unlock(&f->lock);
+            colo_nccl_tear(f, l);
+            colo_nccl_link_put(f, l);
+            pthread_mutex_lock(&f->lock);
+            continue;
+        }
+        look_at_clock(f);
+        struct timespec until = colo_nccl_in(GUARD_MS * 1e-3);
+        pthread_cond_timedwait(&f->wake, &f->lock, &until);
+    }
+    pthread_mutex_unlock(&f->lock);
+    return NULL;
+}

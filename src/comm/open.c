@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * open.c - the ways into a communicator between processes, but for the sockets' own.
+ *
+ * A backend library offers a wire; what becomes a comm of it is group.c, in the library itself. Any
+ * comm can be a bootstrap, which is how MPI ranks and threads hand out a unique id.
+ */
+#include <colobridge/bootstrap.h>
+
+#include "comm/process/group.h"
+#include "core/backend.h"
+#include "core/env.h"
+#include "core/error.h"
+
+#include <string.h>
+
+colo_status_t colo_comm_open(const char *backend, const void *handle, size_t bytes,
+                             colo_comm_t **comm)
+{
+    if (!comm)
+        return colo_fail(COLO_ERR_ARG, "comm_open: comm is NULL");
+    const colo_backend_t *b = NULL;
+    COLO_TRY(colo_backend_load(backend, &b));
+    if (!b->wire || !b->wire->open)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "comm_open: backend '%s' offers no communicator that opens this way",
+                         backend);
+    if (b->wire->abi != COLO_WIRE_ABI)
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "comm_open: backend '%s' has wire interface %u, this library has %u; "
+                         "install both from the same build",
+                         backend, (unsigned)b->wire->abi, COLO_WIRE_ABI);
+    colo_wire_open_t open = {.wire = NULL};
+    colo_comm_t *world = NULL;
+    int64_t timeout_ms;
+    const double begin = colo_now();
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
+    colo_status_t st = b->wire->open(handle, bytes, timeout_ms, &open);
+    if (st < 0)
+        return colo_fail(st, "%s", open.why);
+    COLO_TRY(colo_p2p_comm(&colo_comm_mpi_ops, b->wire, open.wire, open.rank, open.size,
+                           open.any_thread, &world));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "comm_open", begin));
+    *comm = world;
+    return COLO_OK;
+}
+
+static colo_status_t gather_over_comm(void *user, const void *send, void *recv, size_t bytes)
+{
+    return colo_comm_all_gather(user, send, recv, (int64_t)bytes, COLO_U8, NULL);
+}
+
+colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap)
+{
+    if (!comm || !bootstrap)
+        return colo_fail(COLO_ERR_ARG, "bootstrap_from_comm: %s is NULL",
+                         comm ? "bootstrap" : "comm");
+    *bootstrap =
+        (colo_bootstrap_t){colo_comm_rank(comm), colo_comm_size(comm), gather_over_comm, comm};
+    return COLO_OK;
+}

@@ -1,0 +1,567 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * registry.c - which ranks reach each other's memory, and allocations that all of them know.
+ *
+ * Ranks in one process use each other's pointers once peer access is enabled; between processes an
+ * allocation travels as a CUDA IPC handle of its base, with the offset. Both need memory of
+ * cudaMalloc(): what other allocators map has no such handle, and peers would need rights to it.
+ * Everything here is collective over the comm's host communicator, at create time; a step that
+ * fails on one rank fails on all, and the comm lives on. COLO_ERR_UNBUILT, on all ranks, says that
+ * ranks do not reach each other or cannot open what another one offers: callers have another way.
+ *
+ * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
+ * device table where kernels look up where rank r's memory n lies (direct.cu).
+ *
+ * Left to others: calls and their deadlines (transfer.c), when to use it (bridge/direct.c).
+ */
+#include "comm/peer/registry.h"
+
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- who is where ---- */
+
+struct where {
+    uint64_t process, host, ordinal;
+    char bus[16];
+};
+enum { WHERE_WORDS = sizeof(struct where) / sizeof(uint64_t) };
+
+static colo_status_t where_am_i(int32_t device, struct where *w)
+{
+    char bus[32] = "";
+    memset(w, 0, sizeof *w);
+    cudaError_t e = cudaDeviceGetPCIBusId(bus, sizeof bus, device);
+    if (e != cudaSuccess)
+        return colo_cuda_error("peer memory", e);
+    w->process = colo_comm_i_process();
+    w->host = colo_host_hash();
+    w->ordinal = (uint64_t)device;
+    memcpy(w->bus, bus, sizeof w->bus - 1);
+    return COLO_OK;
+}
+
+/* The device of a rank as this process numbers it, -1 when it does not see it. */
+static int device_of(const struct where *me, const struct where *w)
+{
+    int device = -1;
+    if (w->process == me->process)
+        return (int)w->ordinal;
+    if (cudaDeviceGetByPCIBusId(&device, w->bus) != cudaSuccess) {
+        (void)cudaGetLastError();
+        return -1;
+    }
+    return device;
+}
+
+/* Can this rank write into the memory of every other one? Enables it. */
+static colo_status_t reach_all(const colo_comm_t *c, struct colo_peer *p, const struct where *all)
+{
+    const struct where *me = &all[c->rank];
+    p->sharers = 1;
+    for (int32_t r = 0; r < c->size; r++) {
+        if (r == c->rank)
+            continue;
+        p->foreign[r] = all[r].process != me->process;
+        int device = all[r].host == me->host ? device_of(me, &all[r]) : -1, can = 0;
+        if (device == p->device) {
+            p->sharers++;
+            continue;
+        }
+        if (device >= 0 && cudaDeviceCanAccessPeer(&can, p->device, device) != cudaSuccess)
+            (void)cudaGetLastError();
+        cudaError_t e = can ? cudaDeviceEnablePeerAccess(device, 0) : cudaSuccess;
+        (void)cudaGetLastError();
+        if (!can || e == cudaErrorPeerAccessUnsupported || e == cudaErrorTooManyPeers)
+            return colo_fail(
+                COLO_ERR_UNBUILT,
+                "ranks %d and %d (world ranks %lld and %lld) do not reach each other's "
+                "memory: %s",
+                (int)c->rank, (int)r, (long long)c->world_rank[c->rank],
+                (long long)c->world_rank[r],
+                all[r].host != me->host ? "they are on different hosts"
+                : device < 0            ? "one's device is not visible to the other"
+                : can                   ? cudaGetErrorString(e)
+                                        : "CUDA reports no peer access between their devices");
+        if (e != cudaSuccess && e != cudaErrorPeerAccessAlreadyEnabled)
+            return colo_cuda_error("peer memory: enabling access", e);
+    }
+    return COLO_OK;
+}
+
+/* ---- the peer of a comm ---- */
+
+static void peer_free(struct colo_peer *p)
+{
+    for (int32_t i = 0; i < p->nretired; i++)
+        cudaFree(p->retired[i]);
+    free(p->retired);
+    cudaFree(p->table);
+    if (p->stream)
+        cudaStreamDestroy(p->stream);
+    if (p->done)
+        cudaEventDestroy(p->done);
+    (void)cudaGetLastError();
+    pthread_mutex_destroy(&p->lock);
+    free(p->foreign);
+    free(p->world);
+    free(p);
+}
+
+void colo_peer_retire(struct colo_peer *p, void *memory)
+{
+    pthread_mutex_lock(&p->lock);
+    void **more = realloc(p->retired, ((size_t)p->nretired + 1) * sizeof *more);
+    if (more) { /* else it stays for good */
+        p->retired = more;
+        p->retired[p->nretired++] = memory;
+    }
+    pthread_mutex_unlock(&p->lock);
+}
+
+void colo_peer_drop(struct colo_peer *p)
+{
+    if (p && atomic_fetch_sub(&p->refs, 1) == 1)
+        peer_free(p);
+}
+
+static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer **out)
+{
+    struct colo_peer *p = calloc(1, sizeof *p);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "peer memory: %zu bytes", sizeof *p);
+    pthread_mutex_init(&p->lock, NULL);
+    atomic_init(&p->refs, 1);
+    p->rank = c->rank;
+    p->size = c->size;
+    p->device = device;
+    memcpy(p->name, c->name, sizeof p->name);
+    p->world = malloc(sizeof *p->world * (size_t)c->size);
+    p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
+    const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
+    cudaError_t e = colo_k_direct_load(&p->blocks);
+    if (e == cudaSuccess)
+        e = colo_k_gather_load();
+    if (e == cudaSuccess)
+        e = cudaStreamCreateWithFlags(&p->stream, cudaStreamNonBlocking);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&p->done, cudaEventDisableTiming);
+    if (e == cudaSuccess)
+        e = cudaMalloc((void **)&p->table, bytes);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(p->table, 0, bytes, p->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(p->stream);
+    colo_status_t st = COLO_OK;
+    if (!p->world || !p->foreign)
+        st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
+    else if (e != cudaSuccess)
+        st = colo_cuda_error("peer memory", e);
+    if (st < 0) {
+        peer_free(p);
+        return st;
+    }
+    memcpy(p->world, c->world_rank, sizeof *p->world * (size_t)c->size);
+    *out = p;
+    return COLO_OK;
+}
+
+static colo_status_t gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
+{
+    return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK, mine, all,
+                                  (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
+}
+
+static colo_status_t agree(colo_comm_t *c, colo_status_t mine)
+{
+    return colo_comm_i_agree(colo_comm_i_control(c), "peer memory", 0, mine);
+}
+
+colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine)
+{
+    COLO_TRY(agree(c, mine == COLO_ERR_UNBUILT ? COLO_OK : mine));
+    colo_status_t st = agree(c, mine);
+    char why[8];
+    colo_comm_t *control = colo_comm_i_control(c);
+    return st == COLO_ERR_PEER && control->ops->state(control, why, sizeof why) == COLO_OK
+               ? colo_fail(COLO_ERR_UNBUILT, "%s", colo_last_error())
+               : st; /* PEER of a dead comm: a rank failed or left meanwhile */
+}
+
+static colo_status_t peer_open(colo_comm_t *c)
+{
+    colo_peer_base_t *base = c->impl;
+    struct colo_peer *p = NULL;
+    struct where mine, *all = NULL;
+    int device = -1;
+    if (atomic_load(&base->peer))
+        return COLO_OK;
+    cudaError_t e = cudaGetDevice(&device);
+    colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("peer memory", e);
+    if (st == COLO_OK && base->device >= 0 && device != base->device)
+        st = colo_fail(COLO_ERR_ARG, "peer memory: the current device is %d, comm '%s' is on %d",
+                       device, c->name, (int)base->device);
+    if (st == COLO_OK)
+        st = peer_new(c, device, &p);
+    if (st == COLO_OK)
+        st = where_am_i(device, &mine);
+    if (st == COLO_OK && !(all = calloc((size_t)c->size, sizeof *all)))
+        st = colo_fail(COLO_ERR_NOMEM, "peer memory: %d ranks", (int)c->size);
+    COLO_TRY_GOTO(st, agree(c, st), fail);
+    COLO_TRY_GOTO(st, gather(c, &mine, all, sizeof mine), fail);
+    COLO_TRY_GOTO(st, colo_peer_agree(c, reach_all(c, p, all)), fail);
+    if (p->sharers > 1) /* all of them must fit at once */
+        p->blocks = p->blocks / (p->sharers + 1) > 8 ? 8 : p->blocks / (p->sharers + 1);
+    free(all);
+    atomic_store(&base->peer, p);
+    return COLO_OK;
+fail:
+    free(all);
+    colo_peer_drop(p);
+    return st;
+}
+
+void colo_peer_stop(struct colo_peer *p)
+{
+    if (!p || atomic_exchange(&p->stopped, true))
+        return;
+    pthread_mutex_lock(&p->lock);
+    for (struct colo_direct *d = p->direct; d; d = d->next)
+        colo_direct_stop(d);
+    pthread_mutex_unlock(&p->lock);
+}
+
+colo_status_t colo_peer_look(struct colo_peer *p, char *sentence, size_t cap)
+{
+    colo_status_t st = COLO_OK;
+    if (!p)
+        return COLO_OK;
+    pthread_mutex_lock(&p->lock);
+    for (struct colo_direct *d = p->direct; d && st == COLO_OK; d = d->next)
+        st = colo_direct_look(d, sentence, cap);
+    pthread_mutex_unlock(&p->lock);
+    return st;
+}
+
+/* ---- sharing an allocation ---- */
+
+struct offer {
+    uint64_t base, offset, bytes;
+    cudaIpcMemHandle_t handle;
+    uint64_t taken[COLO_K_MEMORIES / 64];
+};
+
+typedef int (*range_fn)(unsigned long long *base, size_t *size, unsigned long long p);
+
+/* The allocation that @p lies in, from the driver: the runtime does not say. */
+static colo_status_t range_of(void *p, char **base, size_t *size)
+{
+    static range_fn range;
+    void *fn = NULL;
+    enum cudaDriverEntryPointQueryResult found;
+    if (!range) {
+        cudaError_t e = cudaGetDriverEntryPointByVersion("cuMemGetAddressRange", &fn, 12000,
+                                                         cudaEnableDefault, &found);
+        if (e != cudaSuccess || !fn)
+            return colo_cuda_error("peer memory: cuMemGetAddressRange",
+                                   e != cudaSuccess ? e : cudaErrorSymbolNotFound);
+        memcpy(&range, &fn, sizeof range);
+    }
+    unsigned long long at = 0;
+    int r = range(&at, size, (unsigned long long)(uintptr_t)p);
+    *base = (char *)(uintptr_t)at;
+    return r == 0 ? COLO_OK : colo_fail(COLO_ERR_ARG, "register: %p is no device allocation", p);
+}
+
+/* Is it memory of this device, all of it, that can be given away? */
+static colo_status_t check_range(const struct colo_peer *p, void *ptr, size_t bytes, char **base)
+{
+    struct cudaPointerAttributes a;
+    size_t size = 0;
+    cudaIpcMemHandle_t handle;
+    cudaError_t e = cudaPointerGetAttributes(&a, ptr);
+    if (e != cudaSuccess)
+        return colo_cuda_error("register", e);
+    if (a.type != cudaMemoryTypeDevice)
+        return colo_fail(COLO_ERR_ARG, "register: %p is %s memory, expected memory of device %d",
+                         ptr, a.type == cudaMemoryTypeManaged ? "managed" : "host", (int)p->device);
+    if (a.device != p->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "register: %p is memory of device %d, comm '%s' is on device %d", ptr,
+                         a.device, p->name, (int)p->device);
+    COLO_TRY(range_of(ptr, base, &size));
+    if ((size_t)((char *)ptr - *base) + bytes > size)
+        return colo_fail(COLO_ERR_ARG,
+                         "register: %zu bytes from %p end %zu bytes past their allocation", bytes,
+                         ptr, (size_t)((char *)ptr - *base) + bytes - size);
+    e = cudaIpcGetMemHandle(&handle, *base);
+    if (e == cudaSuccess)
+        return COLO_OK;
+    (void)cudaGetLastError();
+    return colo_fail(COLO_ERR_ARG,
+                     "register: %p was not made by cudaMalloc() (%s); take colo_memory_alloc()",
+                     ptr, cudaGetErrorString(e));
+}
+
+static colo_status_t make_offer(struct colo_peer *p, void *mine, size_t bytes, struct offer *o)
+{
+    char *base = NULL;
+    memset(o, 0, sizeof *o);
+    pthread_mutex_lock(&p->lock);
+    for (int32_t i = 0; i < COLO_K_MEMORIES; i++)
+        o->taken[i / 64] |= (uint64_t)(p->memory[i] != NULL) << (i % 64);
+    pthread_mutex_unlock(&p->lock);
+    if (bytes == 0)
+        return COLO_OK;
+    COLO_TRY(check_range(p, mine, bytes, &base));
+    o->base = (uint64_t)(uintptr_t)base;
+    o->offset = (uint64_t)((char *)mine - base);
+    o->bytes = bytes;
+    cudaError_t e = cudaIpcGetMemHandle(&o->handle, base);
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
+}
+
+static colo_status_t free_id(const struct colo_peer *p, const struct offer *all, int32_t *id)
+{
+    for (int32_t i = 0; i < COLO_K_MEMORIES; i++) {
+        bool taken = false;
+        for (int32_t r = 0; r < p->size; r++)
+            taken = taken || (all[r].taken[i / 64] >> (i % 64) & 1);
+        if (!taken) {
+            *id = i;
+            return COLO_OK;
+        }
+    }
+    return colo_fail(COLO_ERR_STATE,
+                     "register: %d memories are registered over comm '%s', no more "
+                     "fit",
+                     COLO_K_MEMORIES, p->name);
+}
+
+/* "Not here", unless there is no memory left or the device itself is in trouble. */
+static colo_status_t cannot_open(const struct colo_peer *p, int32_t r, cudaError_t e)
+{
+    (void)cudaGetLastError();
+    const cudaError_t now = cudaStreamQuery(p->stream);
+    if (now != cudaSuccess && now != cudaErrorNotReady)
+        return colo_cuda_error("peer memory", now);
+    return colo_fail(e == cudaErrorMemoryAllocation ? COLO_ERR_CUDA : COLO_ERR_UNBUILT,
+                     "peer memory: rank %d cannot open rank %d's: %s", (int)p->rank, (int)r,
+                     cudaGetErrorString(e));
+}
+
+static colo_status_t import_all(struct colo_peer *p, const struct offer *all, colo_share_t *s)
+{
+    for (int32_t r = 0; r < p->size; r++) {
+        char *base = (char *)(uintptr_t)all[r].base;
+        if (all[r].bytes == 0)
+            continue;
+        if (p->foreign[r]) {
+            cudaError_t e = cudaIpcOpenMemHandle(&s->imported[r], all[r].handle,
+                                                 cudaIpcMemLazyEnablePeerAccess);
+            if (e != cudaSuccess)
+                return cannot_open(p, r, e);
+            base = s->imported[r];
+        }
+        s->base[r] = base + all[r].offset;
+        s->bytes[r] = all[r].bytes;
+    }
+    return COLO_OK;
+}
+
+void colo_peer_unshare(struct colo_peer *p, colo_share_t *s)
+{
+    for (int32_t r = 0; s->imported && r < p->size; r++)
+        if (s->imported[r] && cudaIpcCloseMemHandle(s->imported[r]) != cudaSuccess)
+            (void)cudaGetLastError();
+    free(s->imported);
+    free(s->bytes);
+    free(s->base);
+    *s = (colo_share_t){0};
+}
+
+colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
+                              int32_t *id, colo_share_t *s)
+{
+    const size_t n = (size_t)c->size;
+    struct offer offer, *all = calloc(n, sizeof *all);
+    *s = (colo_share_t){.base = calloc(n, sizeof *s->base),
+                        .bytes = calloc(n, sizeof *s->bytes),
+                        .imported = calloc(n, sizeof *s->imported)};
+    colo_status_t st = make_offer(p, mine, bytes, &offer);
+    if (!all || !s->base || !s->bytes || !s->imported)
+        st = colo_fail(COLO_ERR_NOMEM, "peer memory: %zu ranks", n);
+    COLO_TRY_GOTO(st, agree(c, st), fail);
+    COLO_TRY_GOTO(st, gather(c, &offer, all, sizeof offer), fail);
+    st = id ? free_id(p, all, id) : COLO_OK; /* the same verdict on all ranks */
+    if (st == COLO_OK)
+        st = import_all(p, all, s);
+    COLO_TRY_GOTO(st, colo_peer_agree(c, st), fail);
+    free(all);
+    return COLO_OK;
+fail:
+    free(all);
+    colo_peer_unshare(p, s);
+    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before anybody frees */
+        char why[900];
+        snprintf(why, sizeof why, "%s", colo_last_error());
+        COLO_TRY(agree(c, COLO_OK));
+        return colo_fail(st, "%s", why);
+    }
+    return st;
+}
+
+/* ---- registered memory ---- */
+
+static colo_status_t write_rows(struct colo_peer *p, int32_t id, char *const *base)
+{
+    COLO_AUTOFREE uint64_t *column = calloc((size_t)p->size, sizeof *column);
+    if (!column)
+        return colo_fail(COLO_ERR_NOMEM, "register: %d ranks", (int)p->size);
+    for (int32_t r = 0; base && r < p->size; r++)
+        column[r] = (uint64_t)(uintptr_t)base[r];
+    cudaError_t e =
+        cudaMemcpy2DAsync(p->table + id, COLO_K_MEMORIES * sizeof *p->table, column, sizeof *column,
+                          sizeof *column, (size_t)p->size, cudaMemcpyHostToDevice, p->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(p->stream);
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error("register", e);
+}
+
+struct shared {
+    struct colo_peer *peer; /* a reference */
+    colo_share_t share;
+};
+
+static void shared_free(struct shared *x)
+{
+    colo_peer_unshare(x->peer, &x->share);
+    colo_peer_drop(x->peer);
+    free(x);
+}
+
+static colo_status_t share_now(colo_comm_t *c, struct colo_peer *p, colo_memory_t *m)
+{
+    struct shared *x = calloc(1, sizeof *x);
+    int now = -1;
+    cudaError_t e = cudaGetDevice(&now);
+    colo_status_t st = COLO_OK;
+    if (!x)
+        st = colo_fail(COLO_ERR_NOMEM, "register: %zu bytes", sizeof *x);
+    else if (e != cudaSuccess || now != p->device)
+        st = colo_fail(COLO_ERR_ARG, "register: the current device is %d, comm '%s' was made on %d",
+                       now, p->name, (int)p->device);
+    else if (m->owned && m->bytes > 0 && (e = cudaMalloc(&m->data, m->bytes)) != cudaSuccess) {
+        (void)cudaGetLastError();
+        st = colo_fail(COLO_ERR_NOMEM, "memory: %zu bytes on device %d: %s", m->bytes, now,
+                       cudaGetErrorString(e));
+    }
+    st = agree(c, st);
+    if (st < 0) {
+        free(x);
+        return st;
+    }
+    st = colo_peer_share(c, p, m->data, m->bytes, &m->id, &x->share);
+    if (st < 0) {
+        free(x);
+        return st;
+    }
+    x->peer = p;
+    atomic_fetch_add(&p->refs, 1);
+    st = agree(c, write_rows(p, m->id, x->share.base));
+    if (st < 0) {
+        shared_free(x);
+        return st;
+    }
+    pthread_mutex_lock(&p->lock);
+    p->memory[m->id] = m;
+    p->memories++;
+    p->registrations++;
+    pthread_mutex_unlock(&p->lock);
+    m->impl = x;
+    return COLO_OK;
+}
+
+static colo_status_t peer_share(colo_comm_t *c, colo_memory_t *m)
+{
+    struct colo_peer *p = colo_peer_of(c);
+    colo_status_t st = share_now(c, p, m);
+    if (st < 0 && m->owned && m->data) {
+        cudaFree(m->data);
+        m->data = NULL;
+    }
+    return st;
+}
+
+static void peer_unshare(colo_memory_t *m)
+{
+    struct shared *x = m->impl;
+    struct colo_peer *p = x->peer;
+    if (p->used) /* a kernel of ours may still reach into what is closed below */
+        (void)cudaEventSynchronize(p->done);
+    pthread_mutex_lock(&p->lock);
+    p->memory[m->id] = NULL;
+    p->memories--;
+    pthread_mutex_unlock(&p->lock);
+    (void)write_rows(p, m->id, NULL);
+    shared_free(x);
+    if (m->owned && cudaFree(m->data) != cudaSuccess)
+        (void)cudaGetLastError();
+}
+
+static bool peer_find(const colo_comm_t *c, const void *ptr, size_t bytes, int32_t *id,
+                      uint64_t *offset)
+{
+    struct colo_peer *p = colo_peer_of(c);
+    const uintptr_t lo = (uintptr_t)ptr, hi = lo + bytes;
+    bool found = false;
+    if (!p)
+        return false;
+    pthread_mutex_lock(&p->lock);
+    for (int32_t i = 0, left = p->memories; left > 0 && !found; i++) {
+        const colo_memory_t *m = p->memory[i];
+        if (!m)
+            continue;
+        left--;
+        const uintptr_t base = (uintptr_t)m->data;
+        found = m->bytes > 0 && lo >= base && hi <= base + m->bytes;
+        *id = i;
+        *offset = lo - base;
+    }
+    pthread_mutex_unlock(&p->lock);
+    return found;
+}
+
+const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id)
+{
+    pthread_mutex_lock(&p->lock);
+    const struct shared *x = p->memory[id] ? p->memory[id]->impl : NULL;
+    pthread_mutex_unlock(&p->lock);
+    return x ? &x->share : NULL;
+}
+
+static uint64_t peer_registrations(const colo_comm_t *c)
+{
+    struct colo_peer *p = colo_peer_of(c);
+    if (!p)
+        return 0;
+    pthread_mutex_lock(&p->lock);
+    const uint64_t n = p->registrations;
+    pthread_mutex_unlock(&p->lock);
+    return n;
+}
+
+const colo_peer_ops_t colo_peer_table = {
+    .open = peer_open,
+    .share = peer_share,
+    .unshare = peer_unshare,
+    .find = peer_find,
+    .registrations = peer_registrations,
+    .create = colo_direct_make,
+    .load = colo_direct_load,
+    .run = colo_direct_run,
+    .destroy = colo_direct_destroy,
+};

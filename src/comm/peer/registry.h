@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * registry.h (private) - what the files of the direct path share inside libcolobridge-nccl.so.
+ *
+ * peer     of one comm: who is reachable, what is registered, the table that kernels look it up in
+ * share    an allocation of each rank, as every rank sees it
+ * direct   the path of one bridge: slots, reports, and two ways
+ */
+#ifndef COLO_COMM_COMM_PEER_H
+#define COLO_COMM_COMM_PEER_H
+
+#include "comm/peer.h"
+
+#include "comm/comm.h"
+#include "direct.h"
+
+#include <cuda_runtime_api.h>
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+struct colo_peer {
+    _Atomic int32_t refs;
+    _Atomic bool stopped; /* the comm has failed or is gone: kernels are to end */
+    int32_t rank, size, device;
+    int64_t *world; /* [size] owned */
+    char name[32];
+    bool *foreign;   /* [size] owned: in another process */
+    int32_t sharers; /* ranks on this device: 1, but in tests */
+    int32_t blocks;
+    cudaStream_t stream; /* for tables and lists, never the caller's */
+    uint64_t *table;     /* device [size][COLO_K_MEMORIES] */
+    cudaEvent_t done;    /* after the last call: the next may be on another stream */
+    cudaStream_t last;
+    bool used;
+    pthread_mutex_t lock; /* what follows */
+    struct colo_direct *direct;
+    colo_memory_t *memory[COLO_K_MEMORIES];
+    int32_t memories;
+    uint64_t registrations; /* so far */
+    void **
+        retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
+    int32_t nretired;
+};
+
+typedef struct colo_share {
+    char **base;     /* [size] owned: the allocation of each rank, reachable here */
+    size_t *bytes;   /* [size] owned: how much of it */
+    void **imported; /* [size] owned: to close, NULL in the same process */
+} colo_share_t;
+
+extern const colo_peer_ops_t colo_peer_table;
+
+/* The context (colo_comm.impl) of every comm whose backend has that table begins with this. */
+typedef struct colo_peer_base {
+    struct colo_peer *_Atomic peer; /* NULL until it is needed */
+    int32_t device;                 /* that the comm was made on; -1: whichever is current first */
+} colo_peer_base_t;
+static inline struct colo_peer *colo_peer_of(const colo_comm_t *c)
+{
+    return atomic_load(&((colo_peer_base_t *)c->impl)->peer);
+}
+
+/* A comm's peer comes into being at open(); these take NULL. */
+void colo_peer_drop(struct colo_peer *p);
+/* Waits of kernels end; any thread. */
+void colo_peer_stop(struct colo_peer *p);
+/* COLO_OK, or what a kernel gave up for, as a sentence; any thread. */
+colo_status_t colo_peer_look(struct colo_peer *p, char *sentence, size_t cap);
+
+/* gpu-services.c */
+colo_status_t colo_cuda_error(const char *what, cudaError_t e);
+uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
+
+/* Errors of one rank are errors on all; COLO_ERR_UNBUILT of one is COLO_ERR_UNBUILT of all. */
+colo_status_t colo_peer_agree(colo_comm_t *c, colo_status_t mine);
+/* Collective: what lies at @mine on every rank. @id: a number free on all ranks, when not NULL.
+ * COLO_ERR_UNBUILT, on all: some rank cannot open what another one offers. */
+colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, size_t bytes,
+                              int32_t *id, colo_share_t *s);
+void colo_peer_unshare(struct colo_peer *p, colo_share_t *s);
+/* Frees device memory when the comm and all that was registered over it are gone. */
+void colo_peer_retire(struct colo_peer *p, void *memory);
+
+/* Memory @id of every rank; a view, as long as it is registered. */
+const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
+
+/* transfer.c */
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2]);
+colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+                              colo_stream_t stream);
+void colo_direct_destroy(colo_direct_t **d);
+colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap);
+void colo_direct_stop(struct colo_direct *d);
+/* Before and after what a call enqueues: behind the last one, whatever stream that was on. */
+cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream);
+cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream);
+
+/* allgather.c */
+struct colo_gather { /* where one gather finds what others bring */
+    int32_t id;      /* registered memory; -1: not this way */
+    uint64_t offset;
+};
+/* Is it for copies? Before colo_run_begin(); the same answer on all ranks. */
+colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
+                               colo_stream_t stream, struct colo_gather *g);
+cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
+                             bool capturing, cudaStream_t stream);
+
+struct colo_direct {
+    struct colo_direct *next; /* in peer->direct */
+    struct colo_peer *peer;   /* a reference */
+    colo_comm_t *comm;        /* borrowed: deadline, number of the operation */
+    char *slots;              /* device: [2][size] slots, then [2] controls */
+    colo_share_t share;
+    colo_k_report_t *report; /* pinned host [2] */
+    struct colo_direct_way {
+        const char *name;
+        colo_k_direct_t k;    /* all but the call */
+        void *lists;          /* device, owned */
+        _Atomic uint64_t seq; /* the comm's number of the last call */
+        _Atomic int64_t deadline_ms;
+    } way[2];
+};
+
+#endif

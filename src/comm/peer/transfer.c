@@ -1,0 +1,394 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transfer.c - the direct path of one bridge: slots for the handshake, lists of boxes on the
+ * device, one launch a call.
+ *
+ * What a kernel needs and does not change from call to call is made here, at create and when a
+ * bridge takes another shape: who the partners are, which boxes go where, cut into tiles. A call
+ * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
+ * on the device is kept with an event where the caller changes streams.
+ *
+ * A kernel that gives up says so in pinned memory, and colo_peer_look() makes a sentence of it.
+ * Slots outlive their bridge, as long as the comm, and those of a path that died the process: a
+ * peer that comes late may write there.
+ *
+ * Left to others: the handshake itself (kernels/direct.cu), what is registered (registry.c).
+ */
+#include "comm/peer/registry.h"
+
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TILE = 32 << 10, SMALL_TILE = COLO_K_THREADS * 16 }; /* bytes */
+
+static size_t slots_bytes(const struct colo_peer *p)
+{
+    return (size_t)p->size * COLO_K_SLOT * 2 + 2 * COLO_K_SLOT;
+}
+
+static uint64_t *slot_of(char *slots, const struct colo_peer *p, int way, int32_t rank)
+{
+    return (uint64_t *)(void *)(slots +
+                                ((size_t)way * (size_t)p->size + (size_t)rank) * COLO_K_SLOT);
+}
+
+/* ---- lists ---- */
+
+/* Index of @rank among the partners, made when it is new; -1: too many. */
+static int32_t partner_of(const struct colo_direct *d, int way, colo_k_direct_t *k, int32_t rank,
+                          int32_t role)
+{
+    const struct colo_peer *p = d->peer;
+    int32_t i = 0;
+    while (i < k->npartners && k->partner[i].rank != rank)
+        i++;
+    if (i == COLO_K_PARTNERS)
+        return -1;
+    if (i == k->npartners)
+        k->partner[k->npartners++] =
+            (colo_k_partner_t){.mine = slot_of(d->slots, p, way, rank),
+                               .remote = slot_of(d->share.base[rank], p, way, p->rank),
+                               .rank = rank};
+    k->partner[i].posts |= role;
+    return i;
+}
+
+static int64_t elements(const colo_step_t *s)
+{
+    return s->extent[0] * s->extent[1] * s->extent[2];
+}
+
+static bool is_remote(const colo_steps_t *w, int64_t i)
+{
+    bool remote = w->step[i].peer >= 0;
+    for (int32_t k = 0; k < w->levels; k++)
+        remote = remote || w->addend[i * w->levels + k].peer >= 0;
+    return remote;
+}
+
+struct order {
+    int64_t step;
+    int32_t queue, turn;
+};
+
+/* Queue 0 first. In it partners by rank XOR own rank: ranks that send to the same ones begin with
+ * different ones, and where they come in powers of two, every turn pairs all of them up. */
+static int by_turn(const void *a, const void *b)
+{
+    const struct order *x = a, *y = b;
+    if (x->queue != y->queue)
+        return x->queue - y->queue;
+    return x->turn != y->turn ? x->turn - y->turn : (x->step > y->step) - (x->step < y->step);
+}
+
+static struct order *order_of(const struct colo_peer *p, const colo_steps_t *w)
+{
+    struct order *o = calloc((size_t)w->nsteps + 1, sizeof *o);
+    for (int64_t i = 0; o && i < w->nsteps; i++) {
+        int32_t peer = w->step[i].peer;
+        o[i] = (struct order){i, !is_remote(w, i), peer < 0 ? 0 : peer ^ p->rank};
+    }
+    if (o)
+        qsort(o, (size_t)w->nsteps, sizeof *o, by_turn);
+    return o;
+}
+
+static colo_status_t too_many(const struct colo_direct *d, const colo_steps_t *w)
+{
+    return colo_fail(COLO_ERR_UNBUILT, "%s: more than %d ranks to exchange with on comm '%s'",
+                     w->name, COLO_K_PARTNERS, d->peer->name);
+}
+
+/* Pieces, then addends, as the kernel wants them, in host memory. */
+static colo_status_t lists_of(const struct colo_direct *d, int way, const colo_steps_t *w,
+                              colo_k_direct_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
+{
+    COLO_AUTOFREE struct order *o = order_of(d->peer, w);
+    if (!o)
+        return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
+    for (int32_t i = 0; i < w->nposts; i++)
+        if (partner_of(d, way, k, w->post[i], 1) < 0)
+            return too_many(d, w);
+    for (int64_t i = 0; i < w->nsteps; i++) {
+        const colo_step_t *s = &w->step[o[i].step];
+        const int q = o[i].queue;
+        int32_t partner = s->peer < 0 ? -1 : partner_of(d, way, k, s->peer, 2);
+        if (s->peer >= 0 && partner < 0)
+            return too_many(d, w);
+        k->tiles[q] += (elements(s) - 1) / k->tile + 1;
+        k->pieces[q]++;
+        piece[i] = (colo_k_piece_t){.tile_end = k->tiles[q], .partner = partner};
+        memcpy(piece[i].extent, s->extent, sizeof s->extent);
+        memcpy(piece[i].here, s->here, sizeof s->here);
+        memcpy(piece[i].there, s->there, sizeof s->there);
+        for (int32_t l = 0; l < w->levels; l++) {
+            const colo_addend_t *a = &w->addend[o[i].step * w->levels + l];
+            colo_k_addend_t *to = &addend[i * w->levels + l];
+            to->partner = a->peer < 0 ? -1 : partner_of(d, way, k, a->peer, 2);
+            if (a->peer >= 0 && to->partner < 0)
+                return too_many(d, w);
+            memcpy(to->at, a->at, sizeof a->at);
+        }
+    }
+    return COLO_OK;
+}
+
+static colo_status_t way_load(struct colo_direct *d, int way, const colo_steps_t *w,
+                              struct colo_direct_way *out)
+{
+    struct colo_peer *p = d->peer;
+    colo_k_direct_t *k = &out->k;
+    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
+    const size_t bytes = n * sizeof(colo_k_piece_t) + sums * sizeof(colo_k_addend_t);
+    int64_t total = 0;
+    memset(k, 0, sizeof *k);
+    out->name = w->name;
+    out->lists = NULL;
+    if (w->nsteps == 0 && w->nposts == 0)
+        return COLO_OK;
+    for (int64_t i = 0; i < w->nsteps; i++)
+        total += elements(&w->step[i]) * (int64_t)w->elem;
+    k->elem = (int32_t)w->elem;
+    k->dtype = w->dtype;
+    k->levels = w->levels;
+    k->blocks = p->blocks;
+    k->tile = (total < 2 * (int64_t)TILE * p->blocks ? SMALL_TILE : TILE) / (int64_t)w->elem;
+    k->control = (colo_k_control_t *)(void *)slot_of(d->slots, p, 2, way);
+    k->table = p->table;
+    k->report = &d->report[way];
+    COLO_AUTOFREE char *host = malloc(bytes + 1);
+    if (!host)
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of lists", w->name, bytes);
+    colo_k_piece_t *piece = (colo_k_piece_t *)(void *)host;
+    COLO_TRY(lists_of(d, way, w, k, piece, (colo_k_addend_t *)(void *)(piece + n)));
+    if (n == 0)
+        return COLO_OK;
+    cudaError_t e = cudaMalloc(&out->lists, bytes);
+    if (e == cudaSuccess)
+        e = cudaMemcpyAsync(out->lists, host, bytes, cudaMemcpyHostToDevice, p->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(p->stream);
+    if (e != cudaSuccess) {
+        cudaFree(out->lists);
+        out->lists = NULL;
+        return colo_cuda_error(w->name, e);
+    }
+    k->piece[0] = out->lists;
+    k->piece[1] = k->piece[0] + k->pieces[0];
+    k->addend = (const colo_k_addend_t *)(const void *)(k->piece[0] + n);
+    return COLO_OK;
+}
+
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2])
+{
+    struct colo_direct_way next[2];
+    memset(next, 0, sizeof next);
+    colo_status_t st = way_load(d, 0, &way[0], &next[0]);
+    if (st == COLO_OK)
+        st = way_load(d, 1, &way[1], &next[1]);
+    for (int i = 0; i < 2; i++) {
+        void *unused = next[i].lists;
+        if (st == COLO_OK) {
+            unused = d->way[i].lists;
+            d->way[i].lists = next[i].lists;
+            d->way[i].name = next[i].name;
+            d->way[i].k = next[i].k;
+        }
+        if (unused && cudaFree(unused) != cudaSuccess)
+            (void)cudaGetLastError();
+    }
+    return st;
+}
+
+/* ---- create ---- */
+
+static bool is_dead(const struct colo_direct *d)
+{
+    char why[900];
+    bool dead =
+        atomic_load(&d->peer->stopped) || d->comm->ops->state(d->comm, why, sizeof why) != COLO_OK;
+    for (int w = 0; w < 2; w++)
+        dead = dead || __atomic_load_n(&d->report[w].code, __ATOMIC_ACQUIRE) != COLO_K_FINE;
+    return dead;
+}
+
+/* A kernel of ours may still reach others' slots: the last call is waited for, which its deadline
+ * bounds, and replays, as far as cudaFree() waits, before these are closed. */
+static void direct_free(struct colo_direct *d)
+{
+    const bool dead = d->report && is_dead(d);
+    if (d->peer->used)
+        (void)cudaEventSynchronize(d->peer->done);
+    for (int w = 0; w < 2; w++)
+        cudaFree(d->way[w].lists);
+    colo_peer_unshare(d->peer, &d->share);
+    if (!dead) {
+        if (d->slots)
+            colo_peer_retire(d->peer, d->slots);
+        cudaFreeHost(d->report);
+    }
+    (void)cudaGetLastError();
+    colo_peer_drop(d->peer);
+    free(d);
+}
+
+static colo_status_t make_room(struct colo_direct *d)
+{
+    const size_t bytes = slots_bytes(d->peer);
+    cudaError_t e = cudaMalloc((void **)&d->slots, bytes);
+    if (e == cudaSuccess)
+        e = cudaMemsetAsync(d->slots, 0, bytes, d->peer->stream);
+    if (e == cudaSuccess)
+        e = cudaStreamSynchronize(d->peer->stream);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&d->report, 2 * sizeof *d->report,
+                          cudaHostAllocMapped | cudaHostAllocPortable);
+    if (e != cudaSuccess)
+        return colo_cuda_error("bridge", e);
+    memset(d->report, 0, 2 * sizeof *d->report);
+    return COLO_OK;
+}
+
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **out)
+{
+    struct colo_peer *p = colo_peer_of(c);
+    struct colo_direct *d = calloc(1, sizeof *d);
+    colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
+    if (d) {
+        d->peer = p;
+        atomic_fetch_add(&p->refs, 1);
+        d->comm = c;
+        st = make_room(d);
+    }
+    st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
+    if (st == COLO_OK)
+        st = colo_peer_share(c, p, d->slots, slots_bytes(p), NULL, &d->share);
+    if (st == COLO_OK)
+        st = colo_peer_agree(c, colo_direct_load(d, way));
+    if (st < 0) {
+        if (d)
+            direct_free(d);
+        return st;
+    }
+    pthread_mutex_lock(&p->lock);
+    d->next = p->direct;
+    p->direct = d;
+    pthread_mutex_unlock(&p->lock);
+    if (atomic_load(&p->stopped))
+        colo_direct_stop(d);
+    *out = d;
+    return COLO_OK;
+}
+
+void colo_direct_destroy(colo_direct_t **direct)
+{
+    if (!direct || !*direct)
+        return;
+    struct colo_direct *d = *direct, **at = &d->peer->direct;
+    *direct = NULL;
+    pthread_mutex_lock(&d->peer->lock);
+    while (*at != d)
+        at = &(*at)->next;
+    *at = d->next;
+    pthread_mutex_unlock(&d->peer->lock);
+    direct_free(d);
+}
+
+/* ---- what became of it ---- */
+
+void colo_direct_stop(struct colo_direct *d)
+{
+    for (int w = 0; w < 2; w++)
+        __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
+}
+
+colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap)
+{
+    const struct colo_peer *p = d->peer;
+    for (int i = 0; i < 2; i++) {
+        const struct colo_direct_way *w = &d->way[i];
+        const colo_k_report_t *r = &d->report[i];
+        const uint64_t code = __atomic_load_n(&r->code, __ATOMIC_ACQUIRE);
+        char which[200];
+        if (code == COLO_K_FINE || code == COLO_K_STOPPED)
+            continue;
+        const int32_t peer = (int32_t)r->peer < p->size ? (int32_t)r->peer : 0;
+        snprintf(which, sizeof which,
+                 "rank %d (world rank %lld) of '%s', call %llu of the pair, exchange #%llu here",
+                 (int)peer, (long long)p->world[peer], p->name, (unsigned long long)r->call,
+                 (unsigned long long)atomic_load(&w->seq));
+        if (code == COLO_K_LATE) {
+            snprintf(sentence, cap,
+                     "%s: waited %lld ms for %s: it did not come, or took the staged path (the "
+                     "tensors of one call are registered on all ranks or on none)",
+                     w->name, (long long)atomic_load(&w->deadline_ms), which);
+            return COLO_ERR_TIMEOUT;
+        }
+        if (code == COLO_K_GAVE_UP) {
+            snprintf(sentence, cap, "%s: gave up after %s did", w->name, which);
+            return COLO_ERR_PEER;
+        }
+        if (code == COLO_K_ELSEWHERE) {
+            snprintf(sentence, cap,
+                     "%s: it goes to another place in registered memory than here (of memory %llu, "
+                     "or at another offset) on %s",
+                     w->name, (unsigned long long)r->memory, which);
+            return COLO_ERR_MISMATCH;
+        }
+        snprintf(sentence, cap, "%s: memory %llu is not known here; from %s", w->name,
+                 (unsigned long long)r->memory, which);
+        return COLO_ERR_STATE;
+    }
+    return COLO_OK;
+}
+
+/* ---- a call ---- */
+
+cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream)
+{
+    return p->used && p->last != stream && !capturing ? cudaStreamWaitEvent(stream, p->done, 0)
+                                                      : cudaSuccess;
+}
+
+cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream)
+{
+    if (capturing)
+        return cudaSuccess;
+    p->last = stream;
+    p->used = true;
+    return cudaEventRecord(p->done, stream);
+}
+
+colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+                              colo_stream_t stream)
+{
+    struct colo_direct_way *w = &d->way[way];
+    struct colo_peer *p = d->peer;
+    colo_k_direct_t k = w->k;
+    if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
+        return COLO_OK;
+    if (call->device != p->device)
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: the current device is %d, comm '%s' was made on device "
+                         "%d",
+                         w->name, (int)call->device, p->name, (int)p->device);
+    k.in = call->in;
+    k.out = call->out;
+    memcpy(k.in_step, call->in_step, sizeof k.in_step);
+    memcpy(k.out_step, call->out_step, sizeof k.out_step);
+    memcpy(k.own_step, k.levels ? call->in_step : call->out_step, sizeof k.own_step);
+    k.memory = (uint32_t)call->id;
+    k.offset = call->offset;
+    k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
+    atomic_store(&w->seq, d->comm->seq);
+    atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
+    cudaError_t e = colo_peer_follow(p, call->capturing, stream);
+    if (e == cudaSuccess)
+        e = colo_k_direct(&k, stream);
+    if (e == cudaSuccess)
+        e = colo_peer_lead(p, call->capturing, stream);
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
+}

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * collectives.c - the collectives of ranks in different processes, each one or two rounds of
+ * round.c.
+ *
+ * Everyone exchanges a head with everyone in each collective, also where no data flows: that is
+ * what finds a rank in another operation, and it makes a collective complete for all or for none of
+ * them. Reductions bring the slices together and combine them in rank order with comm/reduce.c, so
+ * sums are bitwise those of the other backends. Scratch grows to the largest reduction and stays.
+ */
+#include "comm/process/group.h"
+
+#include "comm/reduce.h"
+#include "core/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SMALL_REDUCE = 8 << 10
+}; /* bytes up to which every rank reduces everything: one round less */
+
+static colo_status_t grow_scratch(struct colo_ctx *x, const char *what, size_t bytes)
+{
+    if (bytes <= x->scratch_bytes)
+        return COLO_OK;
+    char *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of scratch", what, bytes);
+    free(x->scratch);
+    x->scratch = p;
+    x->scratch_bytes = bytes;
+    return COLO_OK;
+}
+
+static colo_status_t p2p_barrier(colo_comm_t *c, colo_stream_t stream)
+{
+    colo_round_begin(c, 0);
+    for (int32_t r = 0; r < c->size; r++)
+        if (r != c->rank)
+            colo_round_plain(c, r, NULL, 0, NULL, 0);
+    return colo_round_run(c);
+}
+
+static colo_status_t p2p_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+                                    colo_stream_t stream)
+{
+    if (bytes == 0)
+        return p2p_barrier(c, stream);
+    colo_round_begin(c, 0);
+    for (int32_t r = 0; r < c->size; r++)
+        if (r != c->rank)
+            colo_round_plain(c, r, send, bytes, (char *)recv + (size_t)r * bytes, bytes);
+    COLO_TRY(colo_round_run(c));
+    char *own = (char *)recv + (size_t)c->rank * bytes;
+    if (own != send)
+        memcpy(own, send, bytes);
+    return COLO_OK;
+}
+
+static colo_status_t p2p_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+                                   colo_stream_t stream)
+{
+    if (bytes == 0)
+        return p2p_barrier(c, stream);
+    colo_round_begin(c, 0);
+    for (int32_t r = 0; r < c->size; r++)
+        if (r != c->rank)
+            colo_round_plain(c, r, c->rank == root ? buffer : NULL, bytes,
+                             r == root ? buffer : NULL, bytes);
+    return colo_round_run(c);
+}
+
+/* ---- reductions ---- */
+
+static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
+{
+    return count / n * r + (r < count % n ? r : count % n);
+}
+
+/* Brings this rank's slice of everyone's @send together and reduces it into @dst, which may lie in
+ * @send. Slice r is elements [lo[r], lo[r + 1]) of equal cuts, or all of it for everyone. */
+static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, int64_t count,
+                                   bool whole, colo_dtype_t dtype, colo_redop_t op)
+{
+    struct colo_ctx *x = c->impl;
+    const int64_t elem = (int64_t)colo_dtype_size(dtype);
+    const int64_t lo = whole ? 0 : slice_lo(count, c->size, c->rank);
+    const int64_t n = whole ? count : slice_lo(count, c->size, c->rank + 1) - lo;
+    const size_t mine = (size_t)(n * elem);
+    COLO_TRY(grow_scratch(x, colo_op_name(c->op.kind), mine * (size_t)c->size));
+    colo_round_begin(c, 0);
+    for (int32_t r = 0; r < c->size; r++) {
+        int64_t from = whole ? 0 : slice_lo(count, c->size, r);
+        int64_t to = whole ? count : slice_lo(count, c->size, r + 1);
+        char *slot = x->scratch + (size_t)r * mine;
+        x->src[r] = r == c->rank ? send + lo * elem : slot;
+        if (r != c->rank)
+            colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), slot, mine);
+    }
+    COLO_TRY(colo_round_run(c));
+    if (n > 0)
+        colo_reduce_host(dst, x->src, c->size, 0, n, dtype, op);
+    return COLO_OK;
+}
+
+static colo_status_t p2p_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    const int64_t elem = (int64_t)colo_dtype_size(dtype);
+    if (count == 0)
+        return p2p_barrier(c, stream);
+    if (count <= SMALL_REDUCE / elem)
+        return gather_reduce(c, send, recv, count, true, dtype, op);
+    char *out = recv;
+    const int64_t lo = slice_lo(count, c->size, c->rank);
+    COLO_TRY(gather_reduce(c, send, out + lo * elem, count, false, dtype, op));
+    colo_round_begin(c, 1);
+    for (int32_t r = 0; r < c->size; r++) {
+        int64_t from = slice_lo(count, c->size, r), to = slice_lo(count, c->size, r + 1);
+        if (r != c->rank)
+            colo_round_plain(c, r, out + lo * elem,
+                             (size_t)((slice_lo(count, c->size, c->rank + 1) - lo) * elem),
+                             out + from * elem, (size_t)((to - from) * elem));
+    }
+    return colo_round_run(c);
+}
+
+static colo_status_t p2p_reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    if (count == 0)
+        return p2p_barrier(c, stream);
+    return gather_reduce(c, send, recv, count * c->size, false, dtype, op);
+}
+
+/* ---- exchange ---- */
+
+static colo_status_t p2p_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                  colo_stream_t stream)
+{
+    const size_t elem = colo_dtype_size(dtype);
+    colo_round_begin(c, 0);
+    for (int32_t i = 0; i < nsends; i++)
+        colo_round_lane(c, sends[i].peer, &sends[i], NULL, elem);
+    for (int32_t i = 0; i < nrecvs; i++)
+        colo_round_lane(c, recvs[i].peer, NULL, &recvs[i], elem);
+    return colo_round_run(c);
+}
+
+#define TABLE(backend)                                                                \
+    {                                                                                 \
+        .name = (backend), .abi = COLO_COMM_ABI, .all_gather = p2p_all_gather,        \
+        .all_reduce = p2p_all_reduce, .reduce_scatter = p2p_reduce_scatter,           \
+        .broadcast = p2p_broadcast, .barrier = p2p_barrier, .exchange = p2p_exchange, \
+        .subset = colo_p2p_subset, .fail = colo_p2p_fail, .state = colo_p2p_state,    \
+        .destroy = colo_p2p_destroy,                                                  \
+    }
+
+const colo_comm_ops_t colo_comm_mpi_ops = TABLE("mpi");
+const colo_comm_ops_t colo_comm_sockets_ops = TABLE("sockets");

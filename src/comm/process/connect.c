@@ -1,0 +1,432 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * connect.c - from one all-gather of cards (address.h) to a socket between every two ranks.
+ *
+ * Each rank calls all lower ranks and answers all higher ones, in one poll() loop under one
+ * deadline. A rank that is late does not listen yet, so that a call is refused and made again; a
+ * call that is under way is never given up, because only the deadline says what is late. Where a
+ * rank has several addresses all are called at once, since some may lead elsewhere, and the first
+ * that answers is taken:
+ *
+ *   caller    hello: its rank, and the token of the rank that it calls, which only ranks know
+ *   answerer  its rank
+ *   caller    taken; the other calls to this rank are hung up
+ *
+ * Only then does the answerer count the connection. Ranks of one host must be of one user.
+ */
+#include "comm/process/group.h"
+#include "comm/process/address.h"
+#include "comm/process/transport-unix.h"
+#include "core/env.h"
+#include "core/error.h"
+
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+static const double AGAIN_SECONDS = 0.01; /* between a refused call and the next */
+
+enum { GUESTS = 64, LISTENERS = 1 + COLO_ADDRESSES, WHY = 100 };
+
+struct hello {
+    uint32_t magic;
+    int32_t rank;              /* of the caller */
+    uint8_t token[COLO_TOKEN]; /* of the answerer */
+};
+
+struct call { /* to one address of a lower rank */
+    int fd;   /* -1: to be made */
+    int32_t rank, way;
+    bool asked;   /* connected, hello sent */
+    double again; /* when to call again; 0: now */
+    uint32_t answer[2];
+    size_t got;
+};
+
+struct guest { /* a caller */
+    int fd;
+    bool answered;
+    size_t got;
+    struct hello hello;
+    uint32_t taken;
+};
+#define HELLO_BYTES sizeof(struct hello)
+
+struct meeting {
+    const colo_bootstrap_t *b;
+    double begin;
+    int64_t timeout_ms;
+    colo_card_t *card; /* [size] */
+    colo_doors_t doors;
+    struct call *call; /* [ncalls] */
+    int32_t ncalls;
+    char (*why)[WHY]; /* [size] of the last call to each that failed */
+    struct guest guest[GUESTS];
+    struct pollfd *poll; /* calls, listeners, guests, ranks */
+    int *fd;             /* [size] out */
+    int32_t left;        /* peers without a socket */
+};
+
+static double waited_ms(const struct meeting *m)
+{
+    return (colo_now() - m->begin) * 1e3;
+}
+
+/* A Unix socket to another user's process is none of ours. */
+static bool same_user(int fd)
+{
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    return getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) == 0 && peer.uid == geteuid();
+}
+
+/* A descriptor is wanted and there is none: a stranger's goes, the oldest first. */
+static bool show_a_guest_out(struct meeting *m)
+{
+    for (int i = 0; i < GUESTS; i++)
+        if (m->guest[i].fd >= 0 && !m->guest[i].answered) {
+            colo_socket_close(m->guest[i].fd);
+            m->guest[i].fd = -1;
+            return true;
+        }
+    return false;
+}
+
+/* ---- to lower ranks ---- */
+
+static void hang_up(struct meeting *m, struct call *c, const char *what, int error)
+{
+    snprintf(m->why[c->rank], WHY, "%s%s%s", what, error ? ": " : "", error ? strerror(error) : "");
+    colo_socket_close(c->fd);
+    c->fd = -1;
+    c->again = colo_now() + AGAIN_SECONDS;
+}
+
+static bool calls_already(const struct meeting *m, int32_t rank)
+{
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].rank == rank && m->call[i].fd >= 0)
+            return true;
+    return false;
+}
+
+static colo_status_t dial(struct meeting *m, struct call *c)
+{
+    struct sockaddr_storage a;
+    socklen_t size = colo_card_way(&m->card[m->b->rank], &m->card[c->rank], c->way, &a);
+    if (a.ss_family != AF_UNIX && a.ss_family != AF_INET && a.ss_family != AF_INET6)
+        return COLO_OK;
+    *c = (struct call){.rank = c->rank, .way = c->way};
+    c->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
+    if (c->fd < 0 && (errno == EMFILE || errno == ENFILE) && !calls_already(m, c->rank) &&
+        !show_a_guest_out(m))
+        return colo_card_no_socket(m->b, errno);
+    if (c->fd < 0)
+        hang_up(m, c, "socket", errno);
+    else if (connect(c->fd, (struct sockaddr *)&a, size) != 0 && errno != EINPROGRESS)
+        hang_up(m, c, "connect", errno);
+    else if (a.ss_family == AF_UNIX && !same_user(c->fd))
+        hang_up(m, c, "another user's process answered", 0);
+    return COLO_OK;
+}
+
+static void say_hello(struct meeting *m, struct call *c)
+{
+    struct hello hello = {.magic = COLO_CARD_MAGIC, .rank = m->b->rank};
+    int error = 0;
+    socklen_t size = sizeof error;
+    memcpy(hello.token, m->card[c->rank].token, COLO_TOKEN);
+    getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &size);
+    if (error || send(c->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
+        hang_up(m, c, "connect", error ? error : errno);
+    else
+        c->asked = true;
+}
+
+static void hear_answer(struct meeting *m, struct call *c)
+{
+    const uint32_t taken = COLO_CARD_MAGIC;
+    ssize_t n = recv(c->fd, (char *)c->answer + c->got, sizeof c->answer - c->got, MSG_DONTWAIT);
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return;
+    if (n <= 0) {
+        hang_up(m, c, "it hung up", n < 0 ? errno : 0);
+        return;
+    }
+    c->got += (size_t)n;
+    if (c->got < sizeof c->answer)
+        return;
+    if (c->answer[0] != COLO_CARD_MAGIC || c->answer[1] != (uint32_t)c->rank) {
+        hang_up(m, c, "somebody else answered", 0);
+        return;
+    }
+    if (send(c->fd, &taken, sizeof taken, MSG_NOSIGNAL) != (ssize_t)sizeof taken) {
+        hang_up(m, c, "it hung up", errno);
+        return;
+    }
+    m->fd[c->rank] = c->fd;
+    m->left--;
+    c->fd = -1;
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].rank == c->rank) {
+            colo_socket_close(m->call[i].fd);
+            m->call[i].fd = -1;
+        }
+}
+
+/* ---- from higher ranks ---- */
+
+static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
+{
+    int fd = colo_socket_accept(listener), at = 0;
+    if (fd < 0)
+        return (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(m)
+                   ? colo_card_no_socket(m->b, errno)
+                   : COLO_OK;
+    if (is_unix && !same_user(fd)) {
+        colo_socket_close(fd);
+        return COLO_OK;
+    }
+    while (at < GUESTS && m->guest[at].fd >= 0)
+        at++;
+    if (at == GUESTS) { /* strangers that keep quiet make room; a peer calls again */
+        for (at = 0; at < GUESTS - 1 && m->guest[at].answered; at++)
+            ;
+        colo_socket_close(m->guest[at].fd);
+        memmove(m->guest + at, m->guest + at + 1, (size_t)(GUESTS - 1 - at) * sizeof m->guest[0]);
+        at = GUESTS - 1;
+    }
+    m->guest[at] = (struct guest){.fd = fd};
+    return COLO_OK;
+}
+
+static bool knows_token(const struct meeting *m, const struct hello *hello)
+{
+    return hello->magic == COLO_CARD_MAGIC && hello->rank > m->b->rank &&
+           hello->rank < m->b->size && m->fd[hello->rank] < 0 &&
+           memcmp(hello->token, m->card[m->b->rank].token, COLO_TOKEN) == 0;
+}
+
+/* False: hang up. */
+static bool hear_guest(struct meeting *m, struct guest *g)
+{
+    const size_t end = HELLO_BYTES + (g->answered ? sizeof g->taken : 0);
+    const uint32_t answer[2] = {COLO_CARD_MAGIC, (uint32_t)m->b->rank};
+    char *to =
+        g->answered ? (char *)&g->taken + (g->got - HELLO_BYTES) : (char *)&g->hello + g->got;
+    ssize_t n = recv(g->fd, to, end - g->got, MSG_DONTWAIT); /* and nothing of what follows */
+    if (n < 0 && (errno == EAGAIN || errno == EINTR))
+        return true;
+    if (n <= 0)
+        return false;
+    g->got += (size_t)n;
+    if (g->got < end)
+        return true;
+    if (!g->answered) {
+        g->answered = knows_token(m, &g->hello);
+        return g->answered &&
+               send(g->fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
+    }
+    if (g->taken != COLO_CARD_MAGIC || m->fd[g->hello.rank] >= 0)
+        return false;
+    m->fd[g->hello.rank] = g->fd;
+    m->left--;
+    g->fd = -1;
+    return true;
+}
+
+/* ---- all together ---- */
+
+static colo_status_t too_late(const struct meeting *m)
+{
+    int32_t r = 0;
+    while (r < m->b->size - 1 && (r == m->b->rank || m->fd[r] >= 0))
+        r++;
+    return colo_fail(COLO_ERR_TIMEOUT,
+                     "from_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
+                     "the first is rank %d%s%s",
+                     (int)m->b->rank, (int)m->b->size, (int)m->left, (long long)m->timeout_ms,
+                     (int)r, r < m->b->rank && m->why[r][0] ? ": " : "",
+                     r < m->b->rank ? m->why[r] : ", which did not call");
+}
+
+/* Rank @r was here and has gone. Near the deadline it is the first of those that gave up: what all
+ * of them miss is the better answer. */
+static colo_status_t gone(const struct meeting *m, int32_t r)
+{
+    const double left_ms = (double)m->timeout_ms - waited_ms(m);
+    if (left_ms > 1000)
+        return colo_fail(COLO_ERR_PEER,
+                         "from_bootstrap: rank %d left before all ranks were connected; it has the "
+                         "error",
+                         (int)r);
+    if (left_ms > 0)
+        nanosleep(&(struct timespec){.tv_nsec = (long)(left_ms * 999e3)}, NULL);
+    return too_late(m);
+}
+
+/* The poll() list: calls, listeners, guests, ranks that are connected. */
+static nfds_t list_all(const struct meeting *m)
+{
+    struct pollfd *p = m->poll;
+    for (int32_t i = 0; i < m->ncalls; i++)
+        *p++ = (struct pollfd){.fd = m->call[i].fd, .events = m->call[i].asked ? POLLIN : POLLOUT};
+    *p++ = (struct pollfd){.fd = m->doors.unix_fd, .events = POLLIN};
+    for (int i = 0; i < COLO_ADDRESSES; i++)
+        *p++ = (struct pollfd){.fd = m->doors.tcp[i], .events = POLLIN};
+    for (int i = 0; i < GUESTS; i++)
+        *p++ = (struct pollfd){.fd = m->guest[i].fd, .events = POLLIN};
+    for (int32_t r = 0; r < m->b->size; r++)
+        *p++ = (struct pollfd){.fd = m->fd[r], .events = POLLRDHUP};
+    return (nfds_t)(p - m->poll);
+}
+
+static colo_status_t take_turn(struct meeting *m)
+{
+    for (int32_t i = 0; i < m->ncalls; i++)
+        if (m->call[i].fd < 0 && m->fd[m->call[i].rank] < 0 && colo_now() >= m->call[i].again)
+            COLO_TRY(dial(m, &m->call[i]));
+    poll(m->poll, list_all(m), 10);
+    const struct pollfd *p = m->poll;
+    for (int32_t i = 0; i < m->ncalls; i++, p++)
+        if (p->fd >= 0 && p->revents && m->call[i].fd == p->fd)
+            (m->call[i].asked ? hear_answer : say_hello)(m, &m->call[i]);
+    const struct pollfd *listener = p;
+    p += LISTENERS;
+    for (int i = 0; i < GUESTS; i++, p++)
+        if (p->fd >= 0 && p->revents && !hear_guest(m, &m->guest[i])) {
+            colo_socket_close(m->guest[i].fd);
+            m->guest[i].fd = -1;
+        }
+    for (int32_t r = 0; r < m->b->size; r++, p++)
+        if (p->fd >= 0 && p->revents)
+            return gone(m, r);
+    for (int i = 0; i < LISTENERS; i++) /* last: guests may change their places */
+        if (listener[i].fd >= 0 && listener[i].revents)
+            COLO_TRY(welcome(m, listener[i].fd, i == 0));
+    return COLO_OK;
+}
+
+static colo_status_t meet(struct meeting *m)
+{
+    const int32_t rank = m->b->rank, size = m->b->size;
+    struct call *c = m->call;
+    for (int32_t r = 0; r < rank; r++)
+        for (int way = 0; way < colo_card_ways(&m->card[rank], &m->card[r]); way++)
+            *c++ = (struct call){.fd = -1, .rank = r, .way = way};
+    m->ncalls = (int32_t)(c - m->call);
+    COLO_TRY(colo_card_listen(m->b, m->card, &m->doors));
+    while (m->left > 0) {
+        if (waited_ms(m) > (double)m->timeout_ms)
+            return too_late(m);
+        COLO_TRY(take_turn(m));
+    }
+    for (int32_t r = 0; r < size; r++)
+        if (r != rank) /* refused on Unix sockets, which need it not */
+            setsockopt(m->fd[r], IPPROTO_TCP, TCP_NODELAY, &(int){1}, sizeof(int));
+    return COLO_OK;
+}
+
+static void end_meeting(struct meeting *m)
+{
+    colo_doors_close(&m->doors);
+    for (int i = 0; i < GUESTS; i++)
+        colo_socket_close(m->guest[i].fd);
+    for (int32_t i = 0; m->call && i < m->ncalls; i++)
+        colo_socket_close(m->call[i].fd);
+    free(m->call);
+    free(m->poll);
+    free(m->why);
+    if (m->card)
+        munmap(m->card, (size_t)m->b->size * sizeof *m->card);
+}
+
+static void close_all(const colo_bootstrap_t *b, int *fd)
+{
+    for (int32_t r = 0; fd && r < b->size; r++) {
+        colo_socket_close(fd[r]);
+        fd[r] = -1;
+    }
+}
+
+/* The cards come in pages of their own: a rank without memory must still be able to say so. */
+static colo_status_t gather(const colo_bootstrap_t *b, const colo_card_t *mine, colo_card_t **card)
+{
+    void *p = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for the cards of %d ranks",
+                         (int)b->size);
+    *card = p;
+    (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
+    colo_status_t st = b->all_gather(b->user, mine, p, sizeof *mine);
+    if (st > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "from_bootstrap: the all-gather callback of rank %d returned %d, expected "
+                         "COLO_OK or an error below 0",
+                         (int)b->rank, (int)st);
+    if (st < 0 && !colo_last_error()[0])
+        return colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
+                         (int)b->rank, colo_status_name(st));
+    return st;
+}
+
+colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms, int *fd,
+                                   double *begin)
+{
+    struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd, .left = b->size - 1};
+    colo_card_t mine;
+    colo_status_t st;
+    for (int i = 0; i < GUESTS; i++)
+        m.guest[i].fd = -1;
+    const size_t calls = (size_t)b->rank * (COLO_ADDRESSES - 1) + 1; /* at most */
+    m.call = calloc(calls, sizeof *m.call);
+    m.poll = calloc(calls + LISTENERS + GUESTS + (size_t)b->size, sizeof *m.poll);
+    m.why = calloc((size_t)b->size, sizeof *m.why);
+    colo_card_make(b, m.call && m.poll && m.why, &mine, &m.doors, fd);
+    st = gather(b, &mine, &m.card);
+    m.begin = *begin = colo_now();
+    close_all(b, fd); /* connections take their place */
+    if (st == COLO_OK)
+        st = colo_card_check_all(b, m.card);
+    if (st == COLO_OK)
+        st = meet(&m);
+    end_meeting(&m);
+    if (st < 0)
+        close_all(b, fd);
+    return st;
+}
+
+colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *b, colo_comm_t **comm)
+{
+    if (!b || !comm || !b->all_gather)
+        return colo_fail(COLO_ERR_ARG, "from_bootstrap: %s is NULL",
+                         !b      ? "bootstrap"
+                         : !comm ? "comm"
+                                 : "the all-gather callback");
+    if (b->size < 1 || b->size > 4096 || b->rank < 0 || b->rank >= b->size)
+        return colo_fail(COLO_ERR_ARG,
+                         "from_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
+                         "below it",
+                         (int)b->rank, (int)b->size);
+    COLO_AUTOFREE int *fd = malloc((size_t)b->size * sizeof *fd);
+    void *wire = NULL;
+    colo_comm_t *world = NULL;
+    int64_t timeout_ms;
+    (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
+    double begin;
+    COLO_TRY(colo_sockets_connect(b, timeout_ms, fd, &begin));
+    COLO_TRY(colo_wire_sockets_new(b->rank, b->size, fd, &wire));
+    COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, b->rank, b->size, true,
+                           &world));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap", begin));
+    *comm = world;
+    return COLO_OK;
+}

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * exit.c - a process that ends with communicators aborts them, so that the others hear why.
+ *
+ * exit() and a return from main() get here. After _exit() and a signal the others only see that the
+ * connection ended. A child of fork() has copies of the communicators and leaves them alone.
+ *
+ * Nothing is freed, because other threads may still be at work, and locks are tried for a moment
+ * only: the thread that ends the process may hold them.
+ */
+#include "comm/process/group.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* what follows */
+static struct colo_family *first;
+static bool registered;
+
+static const double FLUSH_SECONDS = 1.0; /* for what the others are told, at most */
+
+static bool try_lock(pthread_mutex_t *m)
+{
+    for (int i = 0; i < 100; i++) {
+        if (pthread_mutex_trylock(m) == 0)
+            return true;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return false;
+}
+
+static void abort_family(struct colo_family *f, const char *why)
+{
+    char sentence[900];
+    snprintf(sentence, sizeof sentence,
+             "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
+             why[0] ? "; its last error: " : "", why);
+    colo_p2p_seal_all(f, COLO_ERR_ABORTED, -1, sentence);
+    colo_p2p_tell(f);
+    const double end = colo_now() + FLUSH_SECONDS;
+    while (!colo_p2p_flushed(f) && colo_now() < end) {
+        colo_p2p_progress(f);
+        f->ops->wait(f->wire, 1e-3);
+    }
+}
+
+static void at_exit(void)
+{
+    char why[700];
+    snprintf(why, sizeof why, "%s", colo_last_error());
+    if (!try_lock(&lock))
+        return;
+    for (struct colo_family *f = first; f; f = f->next) {
+        if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
+            continue;
+        if (colo_p2p_may_talk(f))
+            abort_family(f, why);
+        pthread_mutex_unlock(&f->lock);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void colo_p2p_exit_add(struct colo_family *f)
+{
+    f->process = (int32_t)getpid();
+    pthread_mutex_lock(&lock);
+    if (!registered)
+        registered = atexit(at_exit) == 0;
+    f->next = first;
+    first = f;
+    pthread_mutex_unlock(&lock);
+}
+
+void colo_p2p_exit_remove(struct colo_family *f)
+{
+    pthread_mutex_lock(&lock);
+    struct colo_family **at = &first;
+    while (*at && *at != f)
+        at = &(*at)->next;
+    if (*at)
+        *at = f->next;
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,94 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fork.c - sockets that no other process keeps open.
+ *
+ * A peer sees that this process died when the last copy of its sockets is closed. A child that
+ * fork() makes has copies, and a data loader's worker may outlive its parent; the child closes them
+ * before fork() returns there. Children that exec (posix_spawn, system, vfork) lose theirs because
+ * every socket is opened with CLOEXEC.
+ */
+#include "comm/process/transport-unix.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+enum { FLAGS = SOCK_NONBLOCK | SOCK_CLOEXEC };
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* also: no fork() between open and keep */
+static int *kept;                                        /* [nkept] */
+static size_t nkept, room;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&lock);
+}
+
+static void after_fork(void)
+{
+    pthread_mutex_unlock(&lock);
+}
+
+static void in_child(void)
+{
+    for (size_t i = 0; i < nkept; i++)
+        close(kept[i]);
+    nkept = 0;
+    pthread_mutex_unlock(&lock);
+}
+
+/* With the lock held: @fd, or -1 with errno. */
+static int keep(int fd)
+{
+    static bool registered;
+    if (fd < 0)
+        return fd;
+    if (!registered)
+        registered = pthread_atfork(before_fork, after_fork, in_child) == 0;
+    if (nkept == room) {
+        int *more = realloc(kept, (2 * room + 16) * sizeof *more);
+        if (more) {
+            kept = more;
+            room = 2 * room + 16;
+        }
+    }
+    if (!registered || nkept == room) {
+        close(fd);
+        errno = ENOMEM;
+        return -1;
+    }
+    kept[nkept++] = fd;
+    return fd;
+}
+
+int colo_socket_open(int family, int type)
+{
+    pthread_mutex_lock(&lock);
+    int fd = keep(socket(family, type | FLAGS, 0));
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+int colo_socket_accept(int listener)
+{
+    pthread_mutex_lock(&lock);
+    int fd = keep(accept4(listener, NULL, NULL, FLAGS));
+    pthread_mutex_unlock(&lock);
+    return fd;
+}
+
+void colo_socket_close(int fd)
+{
+    if (fd < 0)
+        return;
+    pthread_mutex_lock(&lock);
+    for (size_t i = nkept; i-- > 0;)
+        if (kept[i] == fd) {
+            kept[i] = kept[--nkept];
+            break;
+        }
+    close(fd);
+    pthread_mutex_unlock(&lock);
+}

@@ -1,0 +1,448 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group.c - families and groups over a wire: making them, failing, leaving.
+ *
+ * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
+ * split and its members, which all members know. A left group stays as a zombie until all its
+ * members have left, so that frames that are still under way find it.
+ *
+ * Each rank keeps its own copy of a group's fate, and from which operation on it holds: ranks that
+ * are in an older one may still end it well. Who seals it by itself tells all members at once. Who
+ * hears of it seals its own; if it has not begun an operation before that one, it never will, and
+ * tells all members from which on it is missing. A fault in an older operation takes the place of
+ * one in a newer: nobody waits for a rank that failed before. Two ranks may find two faults at the
+ * same time and then keep different sentences, never one dead and one alive.
+ *
+ * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
+ * abort from another thread is sealed here at once and told by the owner's next step.
+ *
+ * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
+ * wire), sentences of arguments and the ledger (comm/collectives.c).
+ */
+#include "comm/process/group.h"
+
+#include "core/hash.h"
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const double LINGER_SECONDS = 1.0; /* at most, for the others to leave as well */
+
+/* ---- threads ---- */
+
+static uintptr_t this_thread(void)
+{
+    static _Thread_local char here;
+    return (uintptr_t)&here;
+}
+
+void colo_p2p_own(struct colo_family *f)
+{
+    atomic_store_explicit(&f->owner, this_thread(), memory_order_relaxed);
+}
+
+bool colo_p2p_may_talk(const struct colo_family *f)
+{
+    return f->any_thread || atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
+}
+
+/* ---- telling ---- */
+
+static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
+                       const void *payload)
+{
+    /* who closed waits for one thing more: that we do, too */
+    if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
+        return;
+    unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes);
+    if (!p) {
+        char sentence[200];
+        snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
+                 sizeof *frame + (size_t)frame->bytes, (int)peer);
+        colo_p2p_seal_all(f, COLO_ERR_NOMEM, f->rank, sentence);
+        return;
+    }
+    frame->magic = COLO_FRAME_MAGIC;
+    memcpy(p, frame, sizeof *frame);
+    if (frame->bytes)
+        memcpy(p + sizeof *frame, payload, frame->bytes);
+    f->ops->commit(f->wire);
+}
+
+void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
+{
+    frame->ctx = x->key;
+    frame->from = x->rank;
+    send_frame(x->family, x->world[to], frame, payload);
+}
+
+static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, uint64_t dead_from)
+{
+    *frame = (colo_frame_t){
+        .kind = COLO_FRAME_FAIL,
+        .seq = dead_from,
+        .desc = (uint64_t)(int64_t)atomic_load(&fate->status),
+        .count = (uint64_t)(int64_t)fate->culprit,
+        .bytes = strnlen(fate->sentence, COLO_FAIL_TEXT),
+    };
+}
+
+static void tell_members(struct colo_ctx *x)
+{
+    colo_frame_t frame;
+    fill_fail(&frame, &x->fate, x->dead_from);
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank && !x->peer[r].gone)
+            colo_p2p_frame(x, r, &frame, x->fate.sentence);
+}
+
+static void tell_all(struct colo_family *f)
+{
+    colo_frame_t frame;
+    fill_fail(&frame, &f->fate, 0);
+    frame.from = f->rank;
+    for (int32_t r = 0; r < f->size; r++)
+        send_frame(f, r, &frame, f->fate.sentence);
+}
+
+void colo_p2p_tell(struct colo_family *f)
+{
+    if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
+        atomic_exchange(&f->untold, false))
+        tell_all(f);
+    for (struct colo_ctx *x = f->ctx; x; x = x->next)
+        if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
+            atomic_exchange(&x->untold, false))
+            tell_members(x);
+}
+
+bool colo_p2p_doomed(const struct colo_ctx *x)
+{
+    return (colo_fate_sealed(&x->fate) && x->seq >= x->dead_from) ||
+           colo_fate_sealed(&x->family->fate);
+}
+
+bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
+                         const char *sentence)
+{
+    if (colo_fate_sealed(&x->family->fate) || (colo_fate_sealed(&x->fate) && seq >= x->dead_from))
+        return false;
+    x->dead_from = seq;
+    colo_fate_replace(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
+    return true;
+}
+
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence)
+{
+    if (colo_p2p_take_fault(x, x->seq, status, culprit, sentence))
+        tell_members(x);
+}
+
+void colo_p2p_begin_no_more(struct colo_ctx *x)
+{
+    if (x->seq + 1 >= x->dead_from)
+        return;
+    x->dead_from = x->seq + 1;
+    tell_members(x);
+}
+
+void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                       const char *sentence)
+{
+    if (colo_fate_sealed(&f->fate))
+        return;
+    colo_fate_seal(&f->fate, status, culprit, culprit, sentence);
+    atomic_store(&f->untold, true);
+}
+
+/* ---- groups that all have left ---- */
+
+static bool all_gone(const struct colo_ctx *x)
+{
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank && !x->peer[r].gone && !x->family->closed[x->world[r]])
+            return false;
+    return true;
+}
+
+static void ctx_free(struct colo_ctx *x)
+{
+    colo_fate_fini(&x->fate);
+    free(x->world);
+    free(x->peer);
+    free(x->eager);
+    free(x->lane);
+    free(x->active);
+    free(x->scratch);
+    free(x->src);
+    free(x);
+}
+
+void colo_p2p_reap(struct colo_family *f)
+{
+    for (struct colo_ctx **link = &f->zombie, *x; (x = *link);) {
+        if (all_gone(x)) {
+            *link = x->next;
+            ctx_free(x);
+        } else {
+            link = &x->next;
+        }
+    }
+}
+
+/* ---- making groups ---- */
+
+static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key,
+                             const int32_t *world, struct colo_ctx **out)
+{
+    const size_t n = (size_t)c->size;
+    struct colo_ctx *x = calloc(1, sizeof *x);
+    if (!x)
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
+    colo_fate_init(&x->fate);
+    x->family = f;
+    x->key = key ? key : 1;
+    x->rank = c->rank;
+    x->size = c->size;
+    x->label = c->world_rank;
+    x->world = malloc(n * sizeof *x->world);
+    x->peer = calloc(n, sizeof *x->peer);
+    x->eager = calloc(n, 2 * COLO_FRAME_EAGER);
+    x->lane = calloc(n, sizeof *x->lane);
+    x->active = malloc(n * sizeof *x->active);
+    x->src = calloc(n, sizeof *x->src);
+    if (!x->world || !x->peer || !x->eager || !x->lane || !x->active || !x->src) {
+        ctx_free(x);
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
+    }
+    for (size_t r = 0; r < n; r++) {
+        x->world[r] = world ? world[r] : (int32_t)r;
+        x->peer[r].gone = f->closed[x->world[r]];
+        for (size_t k = 0; k < 2; k++)
+            x->peer[r].early[k].eager = x->eager + (2 * r + k) * COLO_FRAME_EAGER;
+    }
+    snprintf(x->name, sizeof x->name, "%s", c->name);
+    *out = x;
+    return COLO_OK;
+}
+
+static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
+{
+    struct colo_family *f = x->family;
+    pthread_mutex_lock(&f->lock);
+    x->next = f->ctx;
+    f->ctx = x;
+    f->live++;
+    if (colo_comm_i_timeout(c) > f->timeout_ms)
+        f->timeout_ms = colo_comm_i_timeout(c);
+    colo_p2p_unstash(x);
+    pthread_mutex_unlock(&f->lock);
+    c->impl = x;
+}
+
+static uint64_t child_key(const struct colo_ctx *parent, uint64_t tag, const int32_t *members,
+                          int32_t n)
+{
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->key);
+    h = colo_hash_i64(h, (int64_t)tag);
+    for (int32_t i = 0; i < n; i++)
+        h = colo_hash_i64(h, parent->world[members[i]]);
+    return h;
+}
+
+colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                              colo_comm_t *child)
+{
+    struct colo_ctx *at = parent->impl, *x = NULL;
+    COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
+    if (!world)
+        return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    for (int32_t i = 0; i < n; i++)
+        world[i] = at->world[members[i]];
+    COLO_TRY(ctx_new(child, at->family, child_key(at, tag, members, n), world, &x));
+    colo_p2p_own(at->family);
+    ctx_live(child, x);
+    return COLO_OK;
+}
+
+static void family_free(struct colo_family *f, bool clean)
+{
+    colo_p2p_exit_remove(f);
+    f->ops->close(f->wire, clean);
+    for (struct colo_ctx *x = f->zombie, *next; x; x = next) {
+        next = x->next;
+        ctx_free(x);
+    }
+    for (struct colo_stash *s = f->stash, *next; s; s = next) {
+        next = s->next;
+        free(s);
+    }
+    pthread_mutex_destroy(&f->lock);
+    colo_fate_fini(&f->fate);
+    free(f->closed);
+    free(f->stashed);
+    free(f);
+}
+
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
+                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm)
+{
+    struct colo_family *f = calloc(1, sizeof *f);
+    bool *closed = calloc((size_t)size, sizeof *closed);
+    size_t *stashed = calloc((size_t)size, sizeof *stashed);
+    if (!f || !closed || !stashed) {
+        free(f);
+        free(closed);
+        free(stashed);
+        ops->close(wire, false);
+        return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
+    }
+    f->ops = ops;
+    f->wire = wire;
+    f->rank = rank;
+    f->size = size;
+    f->any_thread = any_thread;
+    f->closed = closed;
+    f->stashed = stashed;
+    f->closed[rank] = true;
+    f->nclosed = 1;
+    pthread_mutex_init(&f->lock, NULL);
+    colo_fate_init(&f->fate);
+    colo_p2p_own(f);
+
+    colo_comm_t *c = NULL;
+    struct colo_ctx *x = NULL;
+    colo_status_t st = colo_comm_i_new(&c, table, rank, size, NULL);
+    if (st == COLO_OK) {
+        colo_comm_set_name(c, "world");
+        st = ctx_new(c, f, 1, NULL, &x);
+    }
+    if (st < 0) {
+        colo_comm_destroy(&c);
+        family_free(f, false);
+        return st;
+    }
+    ctx_live(c, x);
+    colo_p2p_exit_add(f);
+    *comm = c;
+    return COLO_OK;
+}
+
+/* ---- failing ---- */
+
+void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct colo_ctx *x = c->impl;
+    struct colo_family *f = x->family;
+    bool news;
+    if (status == COLO_ERR_ABORTED) {
+        news = !colo_fate_sealed(&f->fate);
+        colo_fate_seal(&f->fate, status, -1, -1, sentence);
+        if (news)
+            atomic_store(&f->untold, true);
+    } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
+        pthread_mutex_lock(&f->lock);
+        news = colo_p2p_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status, x->rank,
+                                   sentence);
+        if (news)
+            atomic_store(&x->untold, true);
+        pthread_mutex_unlock(&f->lock);
+    }
+    if (news && colo_p2p_may_talk(f)) {
+        pthread_mutex_lock(&f->lock);
+        colo_p2p_tell(f);
+        pthread_mutex_unlock(&f->lock);
+    }
+}
+
+colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
+{
+    struct colo_ctx *x = c->impl;
+    struct colo_family *f = x->family;
+    if (colo_p2p_may_talk(f)) {
+        pthread_mutex_lock(&f->lock);
+        colo_p2p_progress(f);
+        pthread_mutex_unlock(&f->lock);
+    }
+    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
+    if (st != COLO_OK)
+        return st;
+    return colo_fate_tell(&f->fate, f->rank, sentence, cap);
+}
+
+/* ---- leaving ---- */
+
+/* Whoever hears that this rank left should know why, even when the news of its death is late. */
+static void say_bye(struct colo_ctx *x)
+{
+    if (colo_fate_sealed(&x->family->fate))
+        tell_all(x->family);
+    if (colo_fate_sealed(&x->fate))
+        tell_members(x);
+    colo_frame_t bye = {.kind = COLO_FRAME_BYE,
+                        .seq = x->seq,
+                        .desc = colo_op_pack(&x->op),
+                        .count = (uint64_t)x->op.count};
+    for (int32_t r = 0; r < x->size; r++)
+        if (r != x->rank)
+            colo_p2p_frame(x, r, &bye, NULL);
+}
+
+bool colo_p2p_flushed(const struct colo_family *f)
+{
+    for (int32_t r = 0; r < f->size; r++)
+        if (r != f->rank && !f->ops->flushed(f->wire, r))
+            return false;
+    return true;
+}
+
+/* The last comm of this wire: say so, and give the others a moment to say it, too, so that nothing
+ * is under way when the wire is taken down. */
+static void family_leave(struct colo_family *f)
+{
+    colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
+    for (int32_t r = 0; r < f->size; r++)
+        send_frame(f, r, &close, NULL);
+    double begin = colo_now(), linger = LINGER_SECONDS;
+    if ((double)f->timeout_ms < linger * 1e3)
+        linger = (double)f->timeout_ms / 1e3;
+    bool flushed = colo_p2p_flushed(f);
+    while (!flushed || f->nclosed < f->size) {
+        colo_p2p_progress(f);
+        flushed = colo_p2p_flushed(f);
+        double waited = colo_now() - begin;
+        if (waited > linger)
+            break;
+        f->ops->wait(f->wire, waited < 1e-3 ? 0 : 1e-3);
+    }
+    family_free(f, flushed && f->nclosed == f->size);
+}
+
+void colo_p2p_destroy(colo_comm_t *c)
+{
+    struct colo_ctx *x = c->impl, **link;
+    struct colo_family *f = x->family;
+    c->impl = NULL;
+    pthread_mutex_lock(&f->lock);
+    colo_p2p_own(f);
+    colo_p2p_tell(f);
+    say_bye(x);
+    for (link = &f->ctx; *link != x; link = &(*link)->next)
+        ;
+    *link = x->next;
+    free(x->eager); /* a zombie only counts who left */
+    free(x->lane);
+    free(x->scratch);
+    x->eager = NULL;
+    x->lane = NULL;
+    x->scratch = NULL;
+    x->next = f->zombie;
+    f->zombie = x;
+    colo_p2p_reap(f);
+    bool last = --f->live == 0;
+    pthread_mutex_unlock(&f->lock);
+    if (last)
+        family_leave(f);
+}

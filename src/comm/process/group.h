@@ -1,0 +1,171 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * group.h (private) - communicators of ranks in different processes, over any wire.
+ *
+ * family   all communicators that came from one wire: the wire, the fate shared by all (aborts,
+ *          processes that died), frames that came before their group was made.
+ * ctx      one group: a key that every member computes alike (no agreement is needed to make one),
+ *          a fate, and for each peer at most two heads that came early.
+ * round    one step of an operation: exactly one message, perhaps empty, to and from each peer that
+ *          takes part. Both sides send a head first and compare; nothing is written to a caller's
+ *          memory before all heads are there and agree.
+ *
+ * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
+ * process/collectives.c makes the collectives of them.
+ */
+#ifndef COLO_COMM_P2P_H
+#define COLO_COMM_P2P_H
+
+#include "comm/comm.h"
+#include "comm/error-state.h"
+#include "comm/process/pack.h"
+#include "comm/process/transport.h"
+
+struct colo_early { /* a head that is here, with the first bytes of its message */
+    bool full;
+    colo_frame_t head;
+    unsigned char *eager; /* [COLO_FRAME_EAGER] in ctx->eager */
+};
+
+struct colo_peer {
+    uint64_t seq, desc, count; /* of its last operation that this rank knows of; seq 0: none */
+    bool gone;
+    uint8_t first; /* which of the two came first */
+    struct colo_early early[2];
+};
+
+struct colo_lane { /* what one round does with one peer */
+    bool active, sends, expects;
+    bool met;   /* its head is here and agrees */
+    bool ready; /* it asked for the rest */
+    struct colo_shape_ sent, expected;
+    int64_t out_left, in_left;
+    colo_cursor_t out, in;
+    colo_box_t out_box, in_box; /* of collectives */
+};
+
+struct colo_stash { /* a frame of a group that this rank has not made yet */
+    struct colo_stash *next;
+    int32_t peer;
+    size_t bytes;
+    _Alignas(16) unsigned char frame[];
+};
+
+struct colo_ctx { /* colo_comm.impl */
+    struct colo_ctx *next;
+    struct colo_family *family; /* a reference while live */
+    uint64_t key;
+    int32_t rank, size;
+    char name[32];        /* for the sentences of frames that come between operations */
+    int32_t *world;       /* [size] owned; ranks on the wire */
+    const int64_t *label; /* [size] the comm's names for them; during operations only */
+    colo_fate_t fate;
+    uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
+    _Atomic bool untold; /* sealed by a thread that may not talk */
+
+    struct colo_peer *peer; /* [size] */
+    unsigned char *eager;   /* [size][2][COLO_FRAME_EAGER] */
+
+    /* the last round begun */
+    bool begun;           /* its lanes are being filled: what arrives is judged when it runs */
+    bool running, moving; /* moving: all met */
+    uint64_t seq;
+    uint8_t step;
+    colo_op_desc_t op;
+    double begin;
+    struct colo_lane *lane; /* [size] */
+    int32_t *active;        /* [nactive] peers */
+    int32_t nactive, nmet;
+
+    char *scratch; /* of reductions, grown on demand */
+    size_t scratch_bytes;
+    const void **src; /* [size] */
+};
+
+struct colo_family {
+    struct colo_family *next; /* in exit.c's list */
+    int32_t process;          /* that made it */
+    const colo_wire_ops_t *ops;
+    void *wire;
+    int32_t rank, size;
+    bool any_thread;
+    _Atomic uintptr_t owner;       /* the thread that used a comm last */
+    pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the wire */
+    int32_t live;                  /* contexts that are somebody's comm */
+    struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
+    struct colo_stash *stash, **stash_end;
+    size_t *stashed; /* [size] bytes of the stash that came from each */
+    bool *closed;    /* [size] */
+    int32_t nclosed;
+    int64_t timeout_ms; /* the longest of any comm: for destroy */
+    colo_fate_t fate;
+    _Atomic bool untold;
+};
+
+/* ---- group.c ---- */
+
+/* Takes the wire, also when it fails. */
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
+                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm);
+colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
+                              colo_comm_t *child);
+void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
+colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_p2p_destroy(colo_comm_t *c);
+
+/* May this thread use the wire? */
+bool colo_p2p_may_talk(const struct colo_family *f);
+
+/* ---- exit.c ---- */
+void colo_p2p_exit_add(struct colo_family *f);
+void colo_p2p_exit_remove(struct colo_family *f); /* takes one that was not added */
+
+/* ---- group.c: the rest is called with the family's lock held ---- */
+bool colo_p2p_flushed(const struct colo_family *f); /* nothing waits in this process */
+void colo_p2p_own(struct colo_family *f);  /* this thread uses the family from here on */
+void colo_p2p_tell(struct colo_family *f); /* the others, what they were not told yet */
+void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
+/* Will the operation that runs here not end well? */
+bool colo_p2p_doomed(const struct colo_ctx *x);
+/* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
+void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
+/* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
+ * is known. */
+bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
+                         const char *sentence);
+/* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
+ */
+void colo_p2p_begin_no_more(struct colo_ctx *x);
+void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
+/* Kills all groups of the family, once, and tells everyone; @culprit: rank on the wire, or -1. */
+void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                       const char *sentence);
+enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
+
+/* ---- arrive.c ---- */
+
+/* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
+void colo_p2p_progress(struct colo_family *f);
+/* @x is live from now on: what came before it was made. */
+void colo_p2p_unstash(struct colo_ctx *x);
+
+/* ---- round.c ---- */
+
+/* Begins step @step of the operation in c->op; then a lane for each peer, then run. */
+void colo_round_begin(colo_comm_t *c, uint8_t step);
+void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                     const colo_message_t *recv, size_t elem);
+/* Contiguous: @out NULL or @in NULL when there is no such message. */
+void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+                      size_t in_bytes);
+colo_status_t colo_round_run(colo_comm_t *c);
+/* Called by dispatch, lock held */
+void colo_round_look(struct colo_ctx *x, int32_t peer);
+void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame);
+/* False: a peer that keeps to the protocol does not send this. */
+bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload);
+
+/* ---- process/collectives.c ---- */
+extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;
+
+#endif

@@ -1,0 +1,465 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * round.c - one step of an operation: a message to and from each peer that takes part.
+ *
+ *   1  to every peer a head: which operation, what I send, what I expect, and the first bytes
+ *   2  wait for every peer's head and compare; a difference kills the group on both sides
+ *   3  only now write: first bytes into the caller's boxes, READY to whoever has more for me
+ *   4  the rest in pieces, to whoever is READY, until all is sent and received
+ *
+ * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
+ * past this one or left is found by its head or its goodbye; one that does not come, by the
+ * deadline.
+ *
+ * Waiting is as in threads.c: spin a little, yield for a while, then sleep an eighth of the
+ * time waited so far, 1 ms at most; a wire that can be woken by data wakes earlier.
+ */
+#include "comm/process/group.h"
+
+#include "core/hash.h"
+#include "core/error.h"
+
+#include <sched.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { SPINS = 64 };
+static const double YIELD_SECONDS = 200e-6;
+
+/* ---- sentences ---- */
+
+/* "'cp' (world ranks 0 2 4 6)" */
+static const char *describe_group(char *text, size_t cap, const struct colo_ctx *x)
+{
+    int n = snprintf(text, cap, "'%s' (world ranks", x->name);
+    for (int32_t r = 0; r < x->size && r < 9 && n > 0 && (size_t)n < cap; r++)
+        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)x->label[r])
+                   : snprintf(text + n, cap - (size_t)n, " ...");
+    if (n > 0 && (size_t)n < cap)
+        snprintf(text + n, cap - (size_t)n, ")");
+    return text;
+}
+
+static const char *describe_last(char *text, size_t cap, const struct colo_peer *p)
+{
+    if (p->seq == 0)
+        return "none";
+    return colo_op_describe(text, cap, colo_op_unpack(p->desc, p->count), p->seq);
+}
+
+static void mismatch(struct colo_ctx *x, int32_t peer, const char *found)
+{
+    char mine[96], group[160], sentence[700];
+    snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
+             describe_group(group, sizeof group, x), (int)x->rank,
+             colo_op_describe(mine, sizeof mine, x->op, x->seq), (int)peer, found);
+    colo_p2p_seal(x, COLO_ERR_MISMATCH, -1, sentence);
+}
+
+static void missing(struct colo_ctx *x, int32_t peer, const char *how)
+{
+    char mine[96], last[96], group[160], sentence[700];
+    snprintf(sentence, sizeof sentence,
+             "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
+             "of rank %d is %s, as far as rank %d knows",
+             colo_op_describe(mine, sizeof mine, x->op, x->seq),
+             describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
+             (long long)x->label[peer], how, (int)peer,
+             describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
+    colo_p2p_seal(x, COLO_ERR_TIMEOUT, -1, sentence);
+}
+
+static colo_status_t verdict(const struct colo_ctx *x)
+{
+    char sentence[1000];
+    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, sizeof sentence);
+    if (st == COLO_OK)
+        st = colo_fate_tell(&x->family->fate, x->family->rank, sentence, sizeof sentence);
+    return colo_fail(st, "%s", sentence);
+}
+
+/* ---- beginning ---- */
+
+static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
+{
+    struct colo_shape_ s = {.print = COLO_HASH_INIT, .nboxes = m->nboxes};
+    for (int32_t k = 0; k < m->nboxes; k++) {
+        const int64_t *e = m->boxes[k].extent;
+        for (int i = 0; i < 3; i++) {
+            s.print = colo_hash_i64(s.print, e[i]);
+            s.first[i] = k == 0 ? e[i] : s.first[i];
+        }
+        s.bytes += e[0] * e[1] * e[2];
+    }
+    s.bytes *= (int64_t)elem;
+    return s;
+}
+
+void colo_round_begin(colo_comm_t *c, uint8_t step)
+{
+    struct colo_ctx *x = c->impl;
+    pthread_mutex_lock(&x->family->lock);
+    colo_p2p_own(x->family);
+    if (step == 0) {
+        x->begin = colo_now();
+        snprintf(x->name, sizeof x->name, "%s", c->name);
+    }
+    x->seq = c->seq;
+    x->step = step;
+    x->op = c->op;
+    x->nactive = x->nmet = 0;
+    x->moving = false;
+    x->begun = true;
+    pthread_mutex_unlock(&x->family->lock);
+}
+
+/* Until colo_round_run() nobody but this thread looks at the lanes. */
+void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
+                     const colo_message_t *recv, size_t elem)
+{
+    struct colo_ctx *x = c->impl;
+    struct colo_lane *l = &x->lane[peer];
+    if (!l->active) {
+        memset(l, 0, sizeof *l);
+        l->active = true;
+        x->active[x->nactive++] = peer;
+    }
+    if (send) {
+        l->sends = true;
+        l->sent = shape_of(send, elem);
+        l->out_left = l->sent.bytes;
+        colo_cursor_init(&l->out, send->boxes, send->nboxes, elem);
+    }
+    if (recv) {
+        l->expects = true;
+        l->expected = shape_of(recv, elem);
+        l->in_left = l->expected.bytes;
+        colo_cursor_init(&l->in, recv->boxes, recv->nboxes, elem);
+    }
+}
+
+void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
+                      size_t in_bytes)
+{
+    struct colo_lane *l = &((struct colo_ctx *)c->impl)->lane[peer];
+    colo_round_lane(c, peer, NULL, NULL, 1);
+    l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
+    l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
+    colo_message_t send = {peer, 1, &l->out_box}, recv = {peer, 1, &l->in_box};
+    colo_round_lane(c, peer, out ? &send : NULL, in ? &recv : NULL, 1);
+}
+
+/* Room for a frame of this round; NULL: the group is dead. */
+static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
+{
+    struct colo_family *f = x->family;
+    char *p = f->ops->reserve(f->wire, x->world[peer], bytes);
+    if (!p) {
+        char sentence[120];
+        snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
+                 (int)peer);
+        colo_p2p_seal(x, COLO_ERR_NOMEM, x->rank, sentence);
+    }
+    return p;
+}
+
+static void send_head(struct colo_ctx *x, int32_t peer)
+{
+    struct colo_lane *l = &x->lane[peer];
+    struct colo_family *f = x->family;
+    colo_frame_t head = {
+        .magic = COLO_FRAME_MAGIC,
+        .kind = COLO_FRAME_HEAD,
+        .step = x->step,
+        .flags =
+            (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) | (l->expects ? COLO_FRAME_EXPECTS : 0)),
+        .from = x->rank,
+        .ctx = x->key,
+        .seq = x->seq,
+        .desc = colo_op_pack(&x->op),
+        .count = (uint64_t)x->op.count,
+        .bytes = (uint64_t)l->sent.bytes,
+        .sent = l->sent,
+        .expected = l->expected,
+    };
+    int64_t eager = l->sent.bytes < COLO_FRAME_EAGER ? l->sent.bytes : COLO_FRAME_EAGER;
+    if (f->closed[x->world[peer]])
+        return;
+    char *p = reserve(x, peer, sizeof head + (size_t)eager);
+    if (!p)
+        return;
+    memcpy(p, &head, sizeof head);
+    colo_cursor_move(&l->out, p + sizeof head, NULL, eager);
+    l->out_left -= eager;
+    f->ops->commit(f->wire);
+}
+
+/* ---- meeting ---- */
+
+/* "box 0 of 1x4x3 elements where 1x3x4 are expected"; NULL when they are the same */
+static const char *shapes_differ(char *text, size_t cap, const struct colo_shape_ *sent,
+                                 const struct colo_shape_ *expected)
+{
+    const int64_t *a = sent->first, *b = expected->first;
+    if (sent->nboxes != expected->nboxes)
+        snprintf(text, cap, "%lld boxes where %lld are expected", (long long)sent->nboxes,
+                 (long long)expected->nboxes);
+    else if (memcmp(sent->first, expected->first, sizeof sent->first) != 0)
+        snprintf(text, cap, "box 0 of %lldx%lldx%lld elements where %lldx%lldx%lld are expected",
+                 (long long)a[0], (long long)a[1], (long long)a[2], (long long)b[0],
+                 (long long)b[1], (long long)b[2]);
+    else if (sent->bytes != expected->bytes || sent->print != expected->print)
+        snprintf(text, cap,
+                 "%lld boxes of %lld bytes where as many of %lld bytes and other extents are "
+                 "expected",
+                 (long long)sent->nboxes, (long long)sent->bytes, (long long)expected->bytes);
+    else
+        return NULL;
+    return text;
+}
+
+/* The head of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
+static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
+{
+    const struct colo_lane *l = &x->lane[peer];
+    const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
+    char what[200], found[240];
+    if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
+        colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
+    else if (l->expects && !sends)
+        snprintf(found, sizeof found, "sends it no message where one is expected");
+    else if (sends && !l->expects)
+        snprintf(found, sizeof found, "sends it a message where none is expected");
+    else if (l->sends && !expects)
+        snprintf(found, sizeof found, "expects no message from it where it sends one");
+    else if (expects && !l->sends)
+        snprintf(found, sizeof found, "expects a message from it where it sends none");
+    else if (sends && shapes_differ(what, sizeof what, &h->sent, &l->expected))
+        snprintf(found, sizeof found, "sends it %s", what);
+    else if (expects && shapes_differ(what, sizeof what, &l->sent, &h->expected))
+        snprintf(found, sizeof found, "is sent %s", what);
+    else
+        return true;
+    mismatch(x, peer, found);
+    return false;
+}
+
+/* @peer has a head here: for now, for later, or for something that will not come to pass? */
+void colo_round_look(struct colo_ctx *x, int32_t peer)
+{
+    struct colo_peer *p = &x->peer[peer];
+    struct colo_lane *l = &x->lane[peer];
+    const struct colo_early *e = &p->early[p->first];
+    char what[96], found[200];
+    if (!e->full || x->begun || (x->running && l->active && l->met))
+        return; /* begun: another thread takes in what arrives, the round looks when it runs */
+    const colo_frame_t *h = &e->head;
+    const bool same = h->seq == x->seq && h->step == x->step;
+    const bool before = h->seq < x->seq || (h->seq == x->seq && h->step < x->step);
+    if (same && x->running && l->active) {
+        if (agrees(x, peer, h)) {
+            l->met = true;
+            x->nmet++;
+        }
+    } else if (same && x->running) {
+        if (h->flags & COLO_FRAME_SENDS)
+            snprintf(found, sizeof found,
+                     "sends it one: rank %d expects no message from it where it sends one",
+                     (int)x->rank);
+        else
+            snprintf(found, sizeof found, "expects a message from it where it sends none");
+        if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
+            colo_op_found(found, sizeof found, x->op, colo_op_unpack(h->desc, h->count), h->seq);
+        mismatch(x, peer, found);
+    } else if (same || before) {
+        snprintf(found, sizeof found, "is in %s only now: rank %d went past it without that rank",
+                 colo_op_describe(what, sizeof what, colo_op_unpack(h->desc, h->count), h->seq),
+                 (int)x->rank);
+        mismatch(x, peer, found);
+    } else if (x->running && l->active) {
+        snprintf(found, sizeof found, "went past #%llu without it; its last operation is %s",
+                 (unsigned long long)x->seq, describe_last(what, sizeof what, p));
+        mismatch(x, peer, found);
+    }
+}
+
+/* ---- moving ---- */
+
+/* All agree: take what came with the heads, ask for what did not. */
+static void take_eager(struct colo_ctx *x)
+{
+    colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
+    for (int32_t i = 0; i < x->nactive; i++) {
+        int32_t peer = x->active[i];
+        struct colo_lane *l = &x->lane[peer];
+        struct colo_peer *p = &x->peer[peer];
+        struct colo_early *e = &p->early[p->first];
+        int64_t n = l->expected.bytes < COLO_FRAME_EAGER ? l->expected.bytes : COLO_FRAME_EAGER;
+        colo_cursor_move(&l->in, NULL, (const char *)e->eager, n);
+        l->in_left -= n;
+        e->full = false;
+        p->first ^= 1;
+        if (l->in_left > 0)
+            colo_p2p_frame(x, peer, &ready, NULL);
+    }
+    x->moving = true;
+}
+
+void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame)
+{
+    struct colo_lane *l = &x->lane[frame->from];
+    if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
+        l->ready = true; /* otherwise the group is dead, and this is what was under way */
+}
+
+bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+{
+    struct colo_lane *l = &x->lane[frame->from];
+    if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
+        return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate); /* under way */
+    const int64_t bytes = (int64_t)frame->bytes;
+    if (bytes <= 0 || bytes > l->in_left || bytes % l->in.elem != 0)
+        return false;
+    colo_cursor_move(&l->in, NULL, payload, bytes);
+    l->in_left -= bytes;
+    return true;
+}
+
+static void send_data(struct colo_ctx *x, int32_t peer)
+{
+    struct colo_lane *l = &x->lane[peer];
+    struct colo_family *f = x->family;
+    while (l->out_left > 0) {
+        int64_t n = l->out_left < COLO_FRAME_CHUNK ? l->out_left : COLO_FRAME_CHUNK;
+        colo_frame_t data = {.magic = COLO_FRAME_MAGIC,
+                             .kind = COLO_FRAME_DATA,
+                             .step = x->step,
+                             .from = x->rank,
+                             .ctx = x->key,
+                             .seq = x->seq,
+                             .bytes = (uint64_t)n};
+        if (f->closed[x->world[peer]] || f->ops->full(f->wire, x->world[peer]))
+            return;
+        char *p = reserve(x, peer, sizeof data + (size_t)n);
+        if (!p)
+            return;
+        memcpy(p, &data, sizeof data);
+        colo_cursor_move(&l->out, p + sizeof data, NULL, n);
+        l->out_left -= n;
+        f->ops->commit(f->wire);
+    }
+}
+
+/* Sends what can be sent; -1 (DONE) or a peer that is not done. */
+static int32_t pump(struct colo_ctx *x)
+{
+    int32_t undone = -1;
+    for (int32_t k = 1; k < x->size; k++) {
+        int32_t peer = (x->rank + k) % x->size; /* not everyone to rank 0 first */
+        struct colo_lane *l = &x->lane[peer];
+        if (!l->active)
+            continue;
+        if (l->ready && l->out_left > 0)
+            send_data(x, peer);
+        if (l->out_left > 0 || l->in_left > 0 ||
+            !x->family->ops->flushed(x->family->wire, x->world[peer]))
+            undone = peer;
+    }
+    return undone;
+}
+
+static int32_t unmet(const struct colo_ctx *x)
+{
+    for (int32_t i = 0; i < x->nactive; i++)
+        if (!x->lane[x->active[i]].met)
+            return x->active[i];
+    return -1;
+}
+
+/* Someone who will not come any more, or @peer when time is over: seals the fate. */
+static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeout_ms)
+{
+    for (int32_t i = 0; i < x->nactive; i++) {
+        int32_t r = x->active[i];
+        const struct colo_lane *l = &x->lane[r];
+        if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
+            char what[96], found[200];
+            snprintf(found, sizeof found,
+                     "went past #%llu without it and left; its last "
+                     "operation is %s",
+                     (unsigned long long)x->seq, describe_last(what, sizeof what, &x->peer[r]));
+            mismatch(x, r, found);
+            return;
+        }
+        if (x->peer[r].gone && (!l->met || (x->moving && l->in_left > 0) || l->out_left > 0)) {
+            missing(x, r, "has left the communicator");
+            return;
+        }
+    }
+    if (waited * 1e3 > (double)timeout_ms) {
+        char how[64];
+        snprintf(how, sizeof how, "%s within %lld ms",
+                 x->lane[peer].met ? "did not finish" : "did not arrive", (long long)timeout_ms);
+        missing(x, peer, how);
+    }
+}
+
+enum { DONE = -1, DOOMED = -2 };
+
+/* One turn; DONE, DOOMED, or the peer it waits for. */
+static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock)
+{
+    colo_p2p_progress(x->family);
+    if (!x->moving && x->nmet == x->nactive)
+        take_eager(x);
+    int32_t peer = x->moving ? pump(x) : unmet(x);
+    if (peer >= 0 && colo_p2p_doomed(x)) /* what all agreed on is brought to its end */
+        return DOOMED;
+    if (peer >= 0 && look_at_clock)
+        judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));
+    return peer;
+}
+
+static void rest(const struct colo_ctx *x, uint32_t turns)
+{
+    if (turns < SPINS) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+        return;
+    }
+    double waited = colo_now() - x->begin;
+    if (waited < YIELD_SECONDS)
+        sched_yield();
+    else
+        x->family->ops->wait(x->family->wire, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
+}
+
+colo_status_t colo_round_run(colo_comm_t *c)
+{
+    struct colo_ctx *x = c->impl;
+    pthread_mutex_t *lock = &x->family->lock;
+    pthread_mutex_lock(lock);
+    x->begun = false;
+    x->running = true;
+    for (int32_t k = 1; k < x->size; k++) {
+        int32_t peer = (x->rank + k) % x->size;
+        if (x->lane[peer].active)
+            send_head(x, peer);
+    }
+    for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
+        if (r != x->rank)
+            colo_round_look(x, r);
+    int32_t peer = turn(x, c, false);
+    for (uint32_t turns = 1; peer >= 0; turns++) {
+        pthread_mutex_unlock(lock);
+        rest(x, turns);
+        pthread_mutex_lock(lock);
+        peer = turn(x, c, turns >= SPINS);
+    }
+    x->running = false;
+    for (int32_t i = 0; i < x->nactive; i++)
+        x->lane[x->active[i]].active = false;
+    pthread_mutex_unlock(lock);
+    return peer == DOOMED ? verdict(x) : COLO_OK;
+}

@@ -1,0 +1,332 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport-unix.c - the wire over one stream socket for each peer, Unix or TCP.
+ *
+ * A frame travels behind 8 bytes of its length and is padded to 8, so that frames stay aligned in
+ * the buffers. Output is appended to a buffer for each peer and written when the socket takes it;
+ * frames that must go always fit (the buffer grows), pieces of large messages wait when enough is
+ * queued. Nothing blocks but wait(), which is poll().
+ *
+ * End of stream without a goodbye means that the process died: the one thing MPI cannot tell.
+ */
+#include "comm/process/transport-unix.h"
+
+#include "core/error.h"
+
+#include <errno.h>
+#include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <time.h>
+#include <unistd.h>
+
+enum {
+    OUT_MAX = 512 << 10, /* queued, above which pieces of large messages wait */
+    OUT_ROOM = 8 << 10,  /* at first: an error can be told when there is no memory left */
+};
+#define IN_ROOM (COLO_FRAME_MAX + (64 << 10))
+
+struct sock {
+    unsigned char *out, *in;
+    size_t out_at, out_end, out_room; /* [at, end) is to be written */
+    size_t in_at, in_end;             /* [at, end) has been read */
+    bool starved;                     /* the system had no memory to send: try again */
+    bool ended;                       /* end of stream or error: told when the buffer is empty */
+    int error;
+};
+
+struct wire {
+    int32_t rank, size;
+    struct sock *sock;  /* [size] */
+    struct pollfd *fds; /* [size]; fd -1: none */
+    pthread_mutex_t lock;
+    struct pollfd *seen; /* [size] under the lock: as fds, for wait(), which no other lock covers */
+    struct pollfd *waiting; /* [size] of the thread in wait() */
+    int32_t turn;           /* whom to look at first */
+    int32_t held;           /* the peer whose frame has been handed out, or -1 */
+    int32_t to;             /* of the frame that is reserved */
+    size_t to_bytes;
+    char why[200];
+};
+
+static size_t padded(size_t bytes)
+{
+    return 8 + (bytes + 7) / 8 * 8;
+}
+
+static void set_polled(struct wire *w, int32_t r, int fd, short events)
+{
+    struct pollfd *p = &w->fds[r];
+    if (p->fd == fd && p->events == events)
+        return;
+    p->fd = fd;
+    p->events = events;
+    pthread_mutex_lock(&w->lock);
+    w->seen[r] = *p;
+    pthread_mutex_unlock(&w->lock);
+}
+
+/* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
+ * byte of a frame that began; it is dropped only when the stream is at its end. */
+static void flush_out(struct wire *w, int32_t r)
+{
+    struct sock *s = &w->sock[r];
+    s->starved = false;
+    while (s->out_at < s->out_end) {
+        ssize_t n = send(w->fds[r].fd, s->out + s->out_at, s->out_end - s->out_at,
+                         MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (n > 0) {
+            s->out_at += (size_t)n;
+        } else if (n < 0 && errno == EINTR) {
+            continue;
+        } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            break;
+        } else if (n < 0 && (errno == ENOBUFS || errno == ENOMEM)) {
+            s->starved = true; /* not a matter of this socket: poll() would say that it is ready */
+            break;
+        } else { /* the stream is cut; what the peer said before is still to be read */
+            s->error = errno;
+            s->out_at = s->out_end;
+            shutdown(w->fds[r].fd, SHUT_RDWR);
+        }
+    }
+    if (s->out_at == s->out_end)
+        s->out_at = s->out_end = 0;
+    set_polled(w, r, w->fds[r].fd, (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0)));
+}
+
+static bool sockets_full(void *wire, int32_t peer)
+{
+    const struct sock *s = &((struct wire *)wire)->sock[peer];
+    return s->out_end - s->out_at > OUT_MAX;
+}
+
+static void *sockets_reserve(void *wire, int32_t peer, size_t bytes)
+{
+    struct wire *w = wire;
+    struct sock *s = &w->sock[peer];
+    const size_t need = padded(bytes);
+    if (s->out_at > 0 && s->out_end + need > s->out_room) {
+        memmove(s->out, s->out + s->out_at, s->out_end - s->out_at);
+        s->out_end -= s->out_at;
+        s->out_at = 0;
+    }
+    if (s->out_end + need > s->out_room) {
+        size_t room = 2 * (s->out_end + need);
+        unsigned char *p = realloc(s->out, room);
+        if (!p)
+            return NULL;
+        s->out = p;
+        s->out_room = room;
+    }
+    w->to = peer;
+    w->to_bytes = bytes;
+    return s->out + s->out_end + 8;
+}
+
+static void sockets_commit(void *wire)
+{
+    struct wire *w = wire;
+    struct sock *s = &w->sock[w->to];
+    uint64_t bytes = w->to_bytes;
+    size_t whole = padded(w->to_bytes);
+    memcpy(s->out + s->out_end, &bytes, sizeof bytes);
+    memset(s->out + s->out_end + 8 + bytes, 0, whole - 8 - bytes);
+    s->out_end += whole;
+    if (w->fds[w->to].fd < 0)
+        s->out_at = s->out_end = 0;
+    else
+        flush_out(w, w->to);
+}
+
+/* True when a whole frame is in the buffer. */
+static bool has_frame(struct sock *s, size_t *bytes)
+{
+    uint64_t n;
+    if (s->in_end - s->in_at < 8)
+        return false;
+    memcpy(&n, s->in + s->in_at, sizeof n);
+    if (n > COLO_FRAME_MAX) { /* not ours */
+        s->ended = true;
+        s->error = EPROTO;
+        s->in_at = s->in_end;
+        return false;
+    }
+    *bytes = (size_t)n;
+    return s->in_end - s->in_at >= padded((size_t)n);
+}
+
+static void read_in(struct wire *w, int32_t r)
+{
+    struct sock *s = &w->sock[r];
+    if (s->in_at > 0) {
+        memmove(s->in, s->in + s->in_at, s->in_end - s->in_at);
+        s->in_end -= s->in_at;
+        s->in_at = 0;
+    }
+    ssize_t n = recv(w->fds[r].fd, s->in + s->in_end, IN_ROOM - s->in_end, MSG_DONTWAIT);
+    if (n > 0) {
+        s->in_end += (size_t)n;
+    } else if (n == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR &&
+                          errno != ENOBUFS && errno != ENOMEM)) {
+        s->ended = true;
+        if (n < 0)
+            s->error = errno;
+    }
+}
+
+static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *bytes)
+{
+    for (int32_t k = 0; k < w->size; k++) {
+        int32_t r = (w->turn + k) % w->size;
+        struct sock *s = &w->sock[r];
+        if (w->fds[r].fd < 0)
+            continue;
+        if (has_frame(s, bytes)) {
+            *peer = r;
+            *frame = s->in + s->in_at + 8;
+            w->held = r;
+            w->turn = r;
+            return 1;
+        }
+        if (!s->ended)
+            continue;
+        snprintf(w->why, sizeof w->why, "its connection ended%s%s", s->error ? ": " : "",
+                 s->error ? strerror(s->error) : "");
+        colo_socket_close(w->fds[r].fd);
+        set_polled(w, r, -1, 0);
+        s->out_at = s->out_end = 0;
+        *peer = r;
+        return -1;
+    }
+    return 0;
+}
+
+static int sockets_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
+{
+    struct wire *w = wire;
+    if (w->held >= 0) {
+        struct sock *s = &w->sock[w->held];
+        uint64_t n;
+        memcpy(&n, s->in + s->in_at, sizeof n);
+        s->in_at += padded((size_t)n);
+        w->held = -1;
+    }
+    for (int32_t r = 0; r < w->size; r++)
+        if (w->sock[r].starved && w->fds[r].fd >= 0)
+            flush_out(w, r);
+    int got = hand_out(w, peer, frame, bytes);
+    if (got || poll(w->fds, (nfds_t)w->size, 0) <= 0)
+        return got;
+    for (int32_t r = 0; r < w->size; r++) {
+        if (w->fds[r].fd < 0)
+            continue;
+        if (w->fds[r].revents & POLLOUT)
+            flush_out(w, r);
+        if (w->fds[r].revents & (POLLIN | POLLHUP | POLLERR))
+            read_in(w, r);
+    }
+    w->turn = (w->turn + 1) % w->size;
+    return hand_out(w, peer, frame, bytes);
+}
+
+static const char *sockets_why(void *wire)
+{
+    return ((struct wire *)wire)->why;
+}
+
+static bool sockets_flushed(void *wire, int32_t peer)
+{
+    return ((struct wire *)wire)->sock[peer].out_end == 0;
+}
+
+static void sockets_wait(void *wire, double seconds)
+{
+    struct wire *w = wire;
+    struct timespec t = {.tv_sec = (time_t)seconds};
+    t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
+    pthread_mutex_lock(&w->lock);
+    memcpy(w->waiting, w->seen, (size_t)w->size * sizeof *w->seen);
+    pthread_mutex_unlock(&w->lock);
+    ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
+}
+
+static void sockets_close(void *wire, bool clean)
+{
+    struct wire *w = wire;
+    for (int32_t r = 0; r < w->size; r++) {
+        if (w->fds)
+            colo_socket_close(w->fds[r].fd);
+        if (w->sock) {
+            free(w->sock[r].out);
+            free(w->sock[r].in);
+        }
+    }
+    pthread_mutex_destroy(&w->lock);
+    free(w->sock);
+    free(w->fds);
+    free(w->seen);
+    free(w->waiting);
+    free(w);
+}
+
+colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire)
+{
+    struct wire *w = calloc(1, sizeof *w);
+    struct sock *sock = calloc((size_t)size, sizeof *sock);
+    struct pollfd *fds = calloc((size_t)size, sizeof *fds);
+    struct pollfd *seen = calloc((size_t)size, sizeof *seen);
+    struct pollfd *waiting = calloc((size_t)size, sizeof *waiting);
+    bool room = w && sock && fds && seen && waiting;
+    for (int32_t r = 0; r < size && room; r++) {
+        fds[r] = (struct pollfd){.fd = fd[r], .events = POLLIN};
+        if (fd[r] < 0)
+            continue;
+        sock[r].in = malloc(IN_ROOM);
+        sock[r].out = malloc(OUT_ROOM);
+        sock[r].out_room = OUT_ROOM;
+        room = sock[r].in && sock[r].out;
+    }
+    if (!room) {
+        for (int32_t r = 0; r < size; r++) {
+            colo_socket_close(fd[r]);
+            if (sock) {
+                free(sock[r].in);
+                free(sock[r].out);
+            }
+        }
+        free(w);
+        free(sock);
+        free(fds);
+        free(seen);
+        free(waiting);
+        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d connections", (int)size);
+    }
+    memcpy(seen, fds, (size_t)size * sizeof *fds);
+    *w = (struct wire){.rank = rank,
+                       .size = size,
+                       .sock = sock,
+                       .fds = fds,
+                       .seen = seen,
+                       .waiting = waiting,
+                       .held = -1};
+    pthread_mutex_init(&w->lock, NULL);
+    *wire = w;
+    return COLO_OK;
+}
+
+const colo_wire_ops_t colo_wire_sockets = {
+    .abi = COLO_WIRE_ABI,
+    .name = "sockets",
+    .full = sockets_full,
+    .reserve = sockets_reserve,
+    .commit = sockets_commit,
+    .recv = sockets_recv,
+    .why = sockets_why,
+    .flushed = sockets_flushed,
+    .wait = sockets_wait,
+    .close = sockets_close,
+};

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * transport.h (private) - what a transport between processes must do, and the frames it carries.
+ *
+ * A wire joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole, in
+ * order for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its hands:
+ * the packing goes from the caller's boxes straight into a frame, and a call may return at any
+ * time. A wire never waits except in wait(), open() and close(); it does not know what a frame
+ * means.
+ *
+ * transport-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the sockets of
+ * transport-unix.c are the other. Communicators over a wire: group.h.
+ */
+#ifndef COLO_COMM_WIRE_H
+#define COLO_COMM_WIRE_H
+
+#include <colobridge/status.h>
+
+#define COLO_WIRE_ABI 2u
+
+enum {
+    COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a head */
+    COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
+};
+
+#define COLO_FRAME_MAGIC (0xC01B0000u | COLO_WIRE_ABI)
+
+typedef enum colo_frame_kind {
+    COLO_FRAME_HEAD = 1,  /* "I am in operation seq; this is what I send you and expect of you" */
+    COLO_FRAME_READY = 2, /* "all my peers agree: send the rest" */
+    COLO_FRAME_DATA = 3,  /* a piece of what did not fit into the head */
+    COLO_FRAME_FAIL = 4,  /* "dead from operation seq on"; desc: status, count: culprit */
+    COLO_FRAME_BYE = 5,   /* "I left this group"; seq, desc, count: my last operation */
+    COLO_FRAME_CLOSE = 6, /* "nothing more will come from me" */
+} colo_frame_kind_t;
+
+enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a head */
+
+typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
+    uint32_t magic;
+    uint8_t kind, step, flags, pad;
+    int32_t from; /* sender's rank in the group */
+    uint32_t pad2;
+    uint64_t ctx; /* the group; 0: everybody */
+    uint64_t seq, desc, count;
+    uint64_t bytes;      /* head: of the whole message; else of the payload */
+    struct colo_shape_ { /* head: of the message that is sent, and of the one that is expected */
+        int64_t bytes;
+        uint64_t print;   /* of all extents */
+        int64_t first[3]; /* extents of the first box */
+        int64_t nboxes;
+    } sent, expected;
+} colo_frame_t;
+
+#define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
+
+typedef struct colo_wire_open { /* what open() fills in */
+    void *wire;
+    int32_t rank, size;
+    bool any_thread; /* false: only the thread that uses the communicators may call */
+    char why[600];   /* when it failed */
+} colo_wire_open_t;
+
+typedef struct colo_wire_ops {
+    uint32_t abi;
+    const char *name;
+    /* Collective; NULL where a transport is made otherwise. */
+    colo_status_t (*open)(const void *handle, size_t bytes, int64_t timeout_ms,
+                          colo_wire_open_t *out);
+    /* So much is under way to @peer that pieces of large messages should wait. */
+    bool (*full)(void *wire, int32_t peer);
+    /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */
+    void *(*reserve)(void *wire, int32_t peer, size_t bytes);
+    void (*commit)(void *wire);
+    /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;
+     * -2: the wire is unusable. why() has the sentence. Moves sends on, too. */
+    int (*recv)(void *wire, int32_t *peer, const void **frame, size_t *bytes);
+    const char *(*why)(void *wire);
+    bool (*flushed)(void *wire, int32_t peer); /* nothing to @peer waits in this process */
+    void (*wait)(void *wire, double seconds);  /* until something may have happened */
+    /* Frees. @clean: every peer said CLOSE or is gone, so that nothing is under way to us. */
+    void (*close)(void *wire, bool clean);
+} colo_wire_ops_t;
+
+#endif

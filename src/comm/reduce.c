@@ -1,0 +1,96 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * reduce.c - the one place where ranks' values are combined on the host.
+ *
+ * Rank order per element, always: the first rank's value, then the second's added to it, and so on.
+ * A tile of elements is accumulated in a small array and stored once, so a destination that is one
+ * of the sources is fine, half precision rounds once, and the loops vectorise over elements without
+ * touching the order over ranks. MAX keeps a NaN wherever it meets one.
+ */
+#include "comm/reduce.h"
+
+#include "core/half.h"
+
+enum { TILE = 512 };
+
+bool colo_reduce_takes(colo_dtype_t dtype)
+{
+    return colo_dtype_is_float(dtype) || dtype == COLO_I32 || dtype == COLO_I64;
+}
+
+#define SAME(x) (x)
+#define PLUS(a, b) ((a) + (b))
+/* NaN > a is false, a > NaN too: an incoming NaN is taken, one that is there stays */
+#define MOST(a, b) ((b) > (a) || (b) != (b) ? (b) : (a))
+
+/* T: stored, A: accumulated in (unsigned for integer sums, which wrap) */
+#define REDUCE(name, T, A, LOAD, STORE, OP)                                                \
+    static void name(T *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi) \
+    {                                                                                      \
+        A acc[TILE];                                                                       \
+        for (int64_t at = lo; at < hi; at += TILE) {                                       \
+            int64_t n = hi - at < TILE ? hi - at : TILE;                                   \
+            const T *s = (const T *)src[0] + at;                                           \
+            for (int64_t i = 0; i < n; i++)                                                \
+                acc[i] = (A)LOAD(s[i]);                                                    \
+            for (int32_t r = 1; r < nsrc; r++) {                                           \
+                s = (const T *)src[r] + at;                                                \
+                for (int64_t i = 0; i < n; i++) {                                          \
+                    A v = (A)LOAD(s[i]);                                                   \
+                    acc[i] = OP(acc[i], v);                                                \
+                }                                                                          \
+            }                                                                              \
+            for (int64_t i = 0; i < n; i++)                                                \
+                dst[at - lo + i] = (T)STORE(acc[i]);                                       \
+        }                                                                                  \
+    }
+
+REDUCE(sum_f32, float, float, SAME, SAME, PLUS)
+REDUCE(max_f32, float, float, SAME, SAME, MOST)
+REDUCE(sum_f64, double, double, SAME, SAME, PLUS)
+REDUCE(max_f64, double, double, SAME, SAME, MOST)
+REDUCE(sum_bf16, uint16_t, float, colo_bf16_to_f32, colo_f32_to_bf16, PLUS)
+REDUCE(max_bf16, uint16_t, float, colo_bf16_to_f32, colo_f32_to_bf16, MOST)
+REDUCE(sum_f16, uint16_t, float, colo_f16_to_f32, colo_f32_to_f16, PLUS)
+REDUCE(max_f16, uint16_t, float, colo_f16_to_f32, colo_f32_to_f16, MOST)
+REDUCE(sum_i32, uint32_t, uint32_t, SAME, SAME, PLUS)
+REDUCE(max_i32, int32_t, int32_t, SAME, SAME, MOST)
+REDUCE(sum_i64, uint64_t, uint64_t, SAME, SAME, PLUS)
+REDUCE(max_i64, int64_t, int64_t, SAME, SAME, MOST)
+
+void colo_reduce_host(void *dst, const void *const *src, int32_t nsrc, int64_t lo, int64_t hi,
+                      colo_dtype_t dtype, colo_redop_t op)
+{
+    const bool sum = op == COLO_SUM;
+    switch (dtype) {
+    case COLO_F32:
+        (sum ? sum_f32 : max_f32)(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_F64:
+        (sum ? sum_f64 : max_f64)(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_BF16:
+        (sum ? sum_bf16 : max_bf16)(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_F16:
+        (sum ? sum_f16 : max_f16)(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_I32:
+        if (sum)
+            sum_i32(dst, src, nsrc, lo, hi);
+        else
+            max_i32(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_I64:
+        if (sum)
+            sum_i64(dst, src, nsrc, lo, hi);
+        else
+            max_i64(dst, src, nsrc, lo, hi);
+        break;
+    case COLO_I8:
+    case COLO_U8:
+    case COLO_I16:
+    case COLO_DTYPE_COUNT:
+        break; /* refused by the front */
+    }
+}

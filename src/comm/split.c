@@ -1,0 +1,183 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * split.c - smaller comms out of larger ones.
+ *
+ * Splitting by grid dims needs no communication: every rank computes its group from the grid. What
+ * talks is the agreement that all ranks passed the same grid and dims (COLO_CHECK >= 1). Splitting
+ * by colour gathers (color, key) once. How members then meet is the backend's business (subset).
+ */
+#include "comm/comm.h"
+#include "core/hash.h"
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+/* ---- making the child ---- */
+
+colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                uint64_t tag, const char *name, colo_comm_t **comm)
+{
+    int32_t rank = 0;
+    COLO_AUTOFREE int64_t *world = malloc(sizeof *world * (size_t)n);
+    if (!world)
+        return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    for (int32_t i = 0; i < n; i++) {
+        world[i] = parent->world_rank[members[i]];
+        if (members[i] == parent->rank)
+            rank = i;
+    }
+    colo_comm_t *child = NULL;
+    COLO_TRY(colo_comm_i_new(&child, parent->ops, rank, n, world));
+    child->timeout_ms = colo_comm_i_timeout(parent);
+    child->check = parent->check;
+    child->share_process = parent->share_process;
+    colo_comm_set_name(child, name);
+    colo_status_t st = parent->ops->subset(parent, members, n, tag, child);
+    if (st < 0) {
+        colo_comm_destroy(&child);
+        return st;
+    }
+    *comm = child;
+    return COLO_OK;
+}
+
+/* ---- by grid ---- */
+
+/* Parent ranks of this rank's group; *n = 0 when the grid does not have this rank. */
+static colo_status_t find_members(const colo_comm_t *parent, const colo_grid_t *grid,
+                                  const char *dims, int32_t **members, int32_t *n)
+{
+    const int64_t me = parent->world_rank[parent->rank];
+    colo_group_t group;
+    *n = 0;
+    if (!colo_grid_has_rank(grid, me)) /* the dims must still make sense */
+        return colo_grid_group(grid, dims, grid->offset, &group);
+    COLO_TRY(colo_grid_group(grid, dims, me, &group));
+    if (group.size > parent->size)
+        return colo_fail(COLO_ERR_MISSING,
+                         "split '%s': the group of world rank %lld has %lld members, comm '%s' has "
+                         "%d ranks",
+                         dims, (long long)me, (long long)group.size, parent->name,
+                         (int)parent->size);
+    int32_t *m = malloc(sizeof *m * (size_t)group.size);
+    if (!m)
+        return colo_fail(COLO_ERR_NOMEM, "split '%s': %lld members", dims, (long long)group.size);
+    for (int64_t i = 0; i < group.size; i++) {
+        int64_t world = colo_group_member(&group, i);
+        m[i] = colo_comm_find(parent, world);
+        if (m[i] < 0) {
+            free(m);
+            return colo_fail(
+                COLO_ERR_MISSING,
+                "split '%s': world rank %lld of the group of world rank %lld is not in "
+                "comm '%s' of %d ranks",
+                dims, (long long)world, (long long)me, parent->name, (int)parent->size);
+        }
+    }
+    *members = m;
+    *n = (int32_t)group.size;
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, const char *dims,
+                              colo_comm_t **comm)
+{
+    COLO_TRY(colo_comm_i_alive(parent, "split"));
+    COLO_AUTOFREE int32_t *members = NULL;
+    int32_t n = 0;
+    colo_fields_t fields = {COLO_FIELDS_INIT};
+    colo_status_t st = COLO_OK;
+    if (!grid || !dims || !comm)
+        st = colo_fail(COLO_ERR_ARG, "split: %s is NULL", !grid ? "grid" : !dims ? "dims" : "comm");
+    else
+        st = find_members(parent, grid, dims, &members, &n);
+    if (st == COLO_OK) {
+        char key[COLO_KEY_MAX]; /* the order in which dims are named does not matter */
+        st = colo_grid_key(grid, dims, key);
+        if (st == COLO_OK) {
+            colo_fields_add(&fields, "dims", "%s", key);
+            colo_grid_print(grid, key, sizeof key);
+            colo_fields_add(&fields, "grid", "%s", key);
+            fields.hash = colo_hash_i64(fields.hash, (int64_t)colo_grid_hash(grid));
+        }
+    }
+    if (parent->check >= 1)
+        COLO_TRY(colo_comm_i_agree_fields(parent, "split", &fields, st));
+    else if (st < 0)
+        return colo_comm_i_fail(parent, st);
+
+    colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .owner = COLO_OWNER_USER};
+    uint64_t seq = colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0);
+    uint64_t tag = ++parent->split_tag;
+    colo_comm_t *child = NULL;
+    if (n > 0)
+        st = colo_comm_i_child(parent, members, n, tag, dims, &child);
+    colo_comm_i_end(parent, seq, st);
+    if (st < 0)
+        return colo_comm_i_fail(parent, st);
+    *comm = child;
+    return COLO_OK;
+}
+
+/* ---- by colour ---- */
+
+struct place {
+    int64_t key;
+    int32_t rank;
+};
+
+static int by_key(const void *a, const void *b)
+{
+    const struct place *x = a, *y = b;
+    if (x->key != y->key)
+        return x->key < y->key ? -1 : 1;
+    return x->rank < y->rank ? -1 : 1;
+}
+
+static colo_status_t split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
+                                 int64_t key, uint64_t *all, struct place *place, int32_t *members,
+                                 colo_comm_t **comm)
+{
+    uint64_t pair[2] = {(uint64_t)color, (uint64_t)key};
+    COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, owner, pair, all, 2));
+    uint64_t tag = ++parent->split_tag;
+    *comm = NULL;
+    if (color < 0)
+        return COLO_OK;
+    int32_t n = 0;
+    for (int32_t r = 0; r < parent->size; r++)
+        if ((int64_t)all[2 * r] == color)
+            place[n++] = (struct place){(int64_t)all[2 * r + 1], r};
+    qsort(place, (size_t)n, sizeof *place, by_key);
+    for (int32_t i = 0; i < n; i++)
+        members[i] = place[i].rank;
+    char name[32];
+    snprintf(name, sizeof name, "color %lld", (long long)color);
+    colo_status_t st = colo_comm_i_child(parent, members, n, tag, name, comm);
+    return st < 0 ? colo_comm_i_fail(parent, st) : st;
+}
+
+colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
+                                      int64_t key, colo_comm_t **comm)
+{
+    COLO_TRY(colo_comm_i_alive(parent, "split_color"));
+    if (!comm)
+        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_ARG, "split_color: comm is NULL"));
+    size_t n = (size_t)parent->size;
+    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * n);
+    COLO_AUTOFREE struct place *place = malloc(sizeof *place * n);
+    COLO_AUTOFREE int32_t *members = malloc(sizeof *members * n);
+    if (!all || !place || !members)
+        return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", n));
+    colo_comm_t *child = NULL;
+    COLO_TRY(split_color(parent, owner, color, key, all, place, members, &child));
+    *comm = child;
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
+                                    colo_comm_t **comm)
+{
+    return colo_comm_i_split_color(parent, COLO_OWNER_USER, color, key, comm);
+}

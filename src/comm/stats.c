@@ -1,0 +1,271 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * stats.c - what a comm did: counters for tests, a ring of the last operations for the day
+ * after a fault, both as JSON.
+ *
+ * The comm's thread writes under the lock, twice an operation; dump and ledger read under it, from
+ * any thread, also while an operation hangs. Counters count operations that ended well; the ring
+ * shows the others, too, with their status.
+ */
+#include "comm/comm.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+const char *colo_op_name(colo_op_kind_t kind)
+{
+    switch (kind) {
+    case COLO_OP_ALL_GATHER:
+        return "all_gather";
+    case COLO_OP_ALL_REDUCE:
+        return "all_reduce";
+    case COLO_OP_REDUCE_SCATTER:
+        return "reduce_scatter";
+    case COLO_OP_BROADCAST:
+        return "broadcast";
+    case COLO_OP_BARRIER:
+        return "barrier";
+    case COLO_OP_EXCHANGE:
+        return "exchange";
+    case COLO_OP_SPLIT:
+        return "split";
+    case COLO_OP_COUNT:
+        break;
+    }
+    return "?";
+}
+
+const char *colo_owner_name(colo_owner_t owner)
+{
+    switch (owner) {
+    case COLO_OWNER_USER:
+        return "user";
+    case COLO_OWNER_BRIDGE:
+        return "bridge";
+    case COLO_OWNER_LOSS:
+        return "loss";
+    case COLO_OWNER_HEAD:
+        return "head";
+    case COLO_OWNER_CHECK:
+        return "check";
+    case COLO_OWNER_COUNT:
+        break;
+    }
+    return "?";
+}
+
+const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq)
+{
+    char number[24] = "", detail[64] = "";
+    if (seq)
+        snprintf(number, sizeof number, " #%llu", (unsigned long long)seq);
+    switch (op.kind) {
+    case COLO_OP_ALL_REDUCE:
+    case COLO_OP_REDUCE_SCATTER:
+        snprintf(detail, sizeof detail, " (%s of %lld %s)", op.param == COLO_MAX ? "max" : "sum",
+                 (long long)op.count, colo_dtype_name(op.dtype));
+        break;
+    case COLO_OP_BROADCAST:
+        snprintf(detail, sizeof detail, " (%lld %s from rank %d)", (long long)op.count,
+                 colo_dtype_name(op.dtype), (int)op.param);
+        break;
+    case COLO_OP_ALL_GATHER:
+        snprintf(detail, sizeof detail, " (%lld %s%s)", (long long)op.count,
+                 colo_dtype_name(op.dtype),
+                 op.param ? ", comparing what ranks are about to do" : "");
+        break;
+    case COLO_OP_EXCHANGE:
+        if (op.param)
+            snprintf(detail, sizeof detail, " (bridge %u %s, %s)", (uint32_t)op.param / 2,
+                     op.param & 1 ? "backward" : "forward", colo_dtype_name(op.dtype));
+        else
+            snprintf(detail, sizeof detail, " (%s)", colo_dtype_name(op.dtype));
+        break;
+    case COLO_OP_BARRIER:
+    case COLO_OP_SPLIT:
+    case COLO_OP_COUNT:
+        break;
+    }
+    snprintf(text, cap, "%s%s%s", colo_op_name(op.kind), number, detail);
+    return text;
+}
+
+const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_desc_t theirs,
+                          uint64_t seq)
+{
+    char what[96];
+    const bool plan = mine.kind == COLO_OP_EXCHANGE && colo_op_pack(&mine) == colo_op_pack(&theirs);
+    snprintf(text, cap, "is in %s%s", colo_op_describe(what, sizeof what, theirs, seq),
+             plan ? " with another plan: one of the two took another shape or position table" : "");
+    return text;
+}
+
+uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes,
+                           int64_t recv_bytes, int32_t peers)
+{
+    if (c->size == 1)
+        sent_bytes = recv_bytes = 0;
+    pthread_mutex_lock(c->lock);
+    uint64_t seq = ++c->seq;
+    c->op = op;
+    c->ring[seq % COLO_RING] = (colo_ring_entry_t){
+        .seq = seq,
+        .kind = op.kind,
+        .owner = op.owner,
+        .dtype = op.dtype,
+        .sent_bytes = sent_bytes,
+        .recv_bytes = recv_bytes,
+        .peers = peers,
+        .status = COLO_PENDING,
+        .begin = colo_now(),
+    };
+    pthread_mutex_unlock(c->lock);
+    return seq;
+}
+
+void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
+{
+    pthread_mutex_lock(c->lock);
+    colo_ring_entry_t *e = &c->ring[seq % COLO_RING];
+    e->status = status;
+    e->end = colo_now();
+    if (status == COLO_OK) {
+        c->ledger.ops[e->kind][e->owner]++;
+        c->ledger.sent_bytes[e->kind][e->owner] += (uint64_t)e->sent_bytes;
+        c->ledger.recv_bytes[e->kind][e->owner] += (uint64_t)e->recv_bytes;
+    }
+    pthread_mutex_unlock(c->lock);
+}
+
+void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger)
+{
+    if (!comm || !ledger || !colo_comm_i_own(comm, "comm_ledger"))
+        return;
+    pthread_mutex_lock(comm->lock);
+    *ledger = comm->ledger;
+    pthread_mutex_unlock(comm->lock);
+}
+
+void colo_comm_ledger_reset(colo_comm_t *comm)
+{
+    if (!comm || !colo_comm_i_own(comm, "comm_ledger_reset"))
+        return;
+    pthread_mutex_lock(comm->lock);
+    memset(&comm->ledger, 0, sizeof comm->ledger);
+    pthread_mutex_unlock(comm->lock);
+}
+
+/* ---- JSON ---- */
+
+struct out {
+    char *text;
+    size_t cap, len; /* len: what it would be */
+};
+
+static void put(struct out *o, const char *fmt, ...) COLO_PRINTF(2, 3);
+static void put(struct out *o, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    bool room = o->len < o->cap;
+    int n = vsnprintf(room ? o->text + o->len : NULL, room ? o->cap - o->len : 0, fmt, ap);
+    va_end(ap);
+    if (n > 0)
+        o->len += (size_t)n;
+}
+
+/* Bytes outside ASCII become \u00XX, so that any name gives valid JSON. */
+static void put_string(struct out *o, const char *s)
+{
+    put(o, "\"");
+    for (; *s; s++) {
+        unsigned char ch = (unsigned char)*s;
+        if (ch == '"' || ch == '\\')
+            put(o, "\\%c", ch);
+        else if (ch < 0x20 || ch >= 0x7f)
+            put(o, "\\u%04x", ch);
+        else
+            put(o, "%c", ch);
+    }
+    put(o, "\"");
+}
+
+static void put_counters(struct out *o, const colo_ledger_t *l)
+{
+    const char *sep = "";
+    for (int k = 0; k < COLO_OP_COUNT; k++)
+        for (int w = 0; w < COLO_OWNER_COUNT; w++)
+            if (l->ops[k][w]) {
+                put(o,
+                    "%s{\"op\":\"%s\",\"owner\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
+                    "\"recv_bytes\":%llu}",
+                    sep, colo_op_name((colo_op_kind_t)k), colo_owner_name((colo_owner_t)w),
+                    (unsigned long long)l->ops[k][w], (unsigned long long)l->sent_bytes[k][w],
+                    (unsigned long long)l->recv_bytes[k][w]);
+                sep = ",";
+            }
+}
+
+/* What dump shows of a comm, so that it holds the lock for a copy and not for the text: the comm's
+ * thread needs the lock twice an operation. */
+struct snapshot {
+    char name[sizeof((colo_comm_t *)0)->name];
+    int64_t world_rank;
+    uint64_t seq;
+    colo_ledger_t ledger;
+    colo_ring_entry_t ring[COLO_RING];
+};
+
+static void put_ring(struct out *o, const struct snapshot *c)
+{
+    uint64_t first = c->seq > COLO_RING ? c->seq - COLO_RING + 1 : 1;
+    for (uint64_t seq = first; seq <= c->seq; seq++) {
+        const colo_ring_entry_t *e = &c->ring[seq % COLO_RING];
+        put(o,
+            "%s{\"seq\":%llu,\"op\":\"%s\",\"owner\":\"%s\",\"dtype\":\"%s\",\"sent_bytes\":%lld,"
+            "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%.9f,",
+            seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
+            colo_owner_name(e->owner), colo_dtype_name(e->dtype), (long long)e->sent_bytes,
+            (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status), e->begin);
+        if (e->status == COLO_PENDING)
+            put(o, "\"end\":null}");
+        else
+            put(o, "\"end\":%.9f}", e->end);
+    }
+}
+
+size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
+{
+    struct out o = {.text = text, .cap = text ? cap : 0};
+    if (o.cap)
+        text[0] = '\0';
+    if (!comm || !colo_comm_i_own(comm, "comm_dump")) {
+        put(&o, "null");
+        return o.len;
+    }
+    char sentence[1000] = "";
+    struct snapshot now;
+    colo_status_t state = comm->ops->state(comm, sentence, sizeof sentence);
+    pthread_mutex_lock(comm->lock);
+    memcpy(now.name, comm->name, sizeof now.name);
+    now.world_rank = comm->world_rank[comm->rank];
+    now.seq = comm->seq;
+    now.ledger = comm->ledger;
+    memcpy(now.ring, comm->ring, sizeof now.ring);
+    pthread_mutex_unlock(comm->lock);
+    put(&o, "{\"name\":");
+    put_string(&o, now.name);
+    put(&o, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
+        comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
+        (unsigned long long)now.seq);
+    put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
+    put_string(&o, sentence);
+    put(&o, ",\"now\":%.9f,\"ledger\":[", colo_now());
+    put_counters(&o, &now.ledger);
+    put(&o, "],\"ring\":[");
+    put_ring(&o, &now);
+    put(&o, "]}");
+    return o.len;
+}

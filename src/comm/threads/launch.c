@@ -1,0 +1,304 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * launch.c - the life of in-process groups: starting ranks, meeting in a subset, leaving.
+ *
+ * A run makes a root and a world hub and starts the threads behind a gate, so that no rank function
+ * runs when not all threads could be had. Subsets meet through a registry in the parent's hub,
+ * keyed by tag and members: the first member makes the hub, the last one takes the entry away;
+ * nobody waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so
+ * ranks may destroy in any order, after the run as well.
+ *
+ * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
+ * it did not destroy: nobody waits for it there.
+ *
+ * Threads bind themselves when COLO_BIND asks for it; a rank that cannot be bound runs unbound.
+ */
+#include "comm/threads/threads.h"
+#include "core/env.h"
+#include "core/error.h"
+
+#include <colobridge/place.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+struct colo_child {
+    struct colo_child *next;
+    struct colo_hub *hub; /* a reference */
+    uint64_t tag;
+    int32_t left; /* members that did not ask yet */
+    int32_t n;
+    int32_t members[];
+};
+
+/* ---- roots and hubs ---- */
+
+static void root_release(struct colo_root *root)
+{
+    if (atomic_fetch_sub(&root->refs, 1) != 1)
+        return;
+    colo_fate_fini(&root->fate);
+    free(root);
+}
+
+static struct colo_root *root_new(int32_t ranks)
+{
+    struct colo_root *root = calloc(1, sizeof *root + (size_t)ranks * sizeof root->left[0]);
+    if (!root)
+        return NULL;
+    atomic_init(&root->refs, 1);
+    colo_fate_init(&root->fate);
+    return root;
+}
+
+static struct colo_hub *hub_new(struct colo_root *root, int32_t size)
+{
+    struct colo_hub *hub;
+    size_t bytes = sizeof *hub + (size_t)size * sizeof hub->slot[0];
+    hub = aligned_alloc(_Alignof(struct colo_hub), bytes);
+    if (!hub)
+        return NULL;
+    memset(hub, 0, bytes);
+    atomic_init(&hub->refs, 1);
+    atomic_fetch_add(&root->refs, 1);
+    hub->root = root;
+    hub->size = size;
+    colo_fate_init(&hub->fate);
+    pthread_mutex_init(&hub->lock, NULL);
+    return hub;
+}
+
+void colo_hub_release(struct colo_hub *hub)
+{
+    if (atomic_fetch_sub(&hub->refs, 1) != 1)
+        return;
+    for (struct colo_child *e = hub->children, *next; e; e = next) { /* never met in full */
+        next = e->next;
+        colo_hub_release(e->hub);
+        free(e);
+    }
+    root_release(hub->root);
+    pthread_mutex_destroy(&hub->lock);
+    colo_fate_fini(&hub->fate);
+    free(hub);
+}
+
+/* Takes the reference to @hub, also when it fails. */
+static colo_status_t attach(colo_comm_t *c, struct colo_hub *hub)
+{
+    struct colo_threads *t = calloc(1, sizeof *t);
+    const void **src = calloc((size_t)c->size, sizeof *src);
+    if (!t || !src) {
+        free(t);
+        free(src);
+        colo_hub_release(hub);
+        return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)c->rank,
+                         (int)c->size);
+    }
+    t->hub = hub;
+    t->src = src;
+    c->impl = t;
+    return COLO_OK;
+}
+
+/* ---- subsets ---- */
+
+static struct colo_child *child_new(struct colo_hub *parent, const int32_t *members, int32_t n,
+                                    uint64_t tag)
+{
+    struct colo_child *e = malloc(sizeof *e + (size_t)n * sizeof e->members[0]);
+    struct colo_hub *hub = hub_new(parent->root, n);
+    if (!e || !hub) {
+        free(e);
+        if (hub)
+            colo_hub_release(hub);
+        return NULL;
+    }
+    for (int32_t i = 0; i < n; i++)
+        hub->slot[i].origin = parent->slot[members[i]].origin;
+    *e = (struct colo_child){.next = parent->children, .hub = hub, .tag = tag, .left = n, .n = n};
+    memcpy(e->members, members, (size_t)n * sizeof e->members[0]);
+    parent->children = e;
+    return e;
+}
+
+colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                  uint64_t tag, colo_comm_t *child)
+{
+    struct colo_hub *at = ((struct colo_threads *)parent->impl)->hub, *hub = NULL;
+    pthread_mutex_lock(&at->lock);
+    struct colo_child **link = &at->children;
+    for (; *link; link = &(*link)->next)
+        if ((*link)->tag == tag && (*link)->n == n &&
+            memcmp((*link)->members, members, (size_t)n * sizeof *members) == 0)
+            break;
+    struct colo_child *e = *link;
+    if (!e) {
+        link = &at->children;
+        e = child_new(at, members, n, tag); /* becomes the first */
+    }
+    if (e) {
+        hub = e->hub;
+        if (--e->left == 0) { /* the entry's reference becomes this rank's */
+            *link = e->next;
+            free(e);
+        } else {
+            atomic_fetch_add(&hub->refs, 1);
+        }
+    }
+    pthread_mutex_unlock(&at->lock);
+    if (!hub)
+        return colo_fail(COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
+    return attach(child, hub);
+}
+
+/* ---- a run ---- */
+
+struct run {
+    colo_rank_fn fn;
+    void *arg;
+    struct colo_hub *hub;
+    colo_place_t *place; /* NULL: ranks run where the system puts them */
+    pthread_mutex_t lock;
+    pthread_cond_t opened;
+    int32_t gate; /* 0 closed, 1 run, -1 go home */
+    /* the error to return: the first that a rank made by itself, else the first handed on */
+    colo_status_t status;
+    int32_t rank;
+    char sentence[1024];
+};
+
+struct runner {
+    struct run *run;
+    pthread_t thread;
+    colo_comm_t *comm;
+};
+
+/* Rank @rank came back with an error: note it, and wake everyone who waits for that rank. */
+static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
+{
+    const char *sentence = colo_last_error();
+    if (!sentence[0])
+        sentence = colo_status_string(status);
+    pthread_mutex_lock(&run->lock);
+    if (run->status == COLO_OK || (run->status == COLO_ERR_PEER && status != COLO_ERR_PEER)) {
+        run->status = status;
+        run->rank = rank;
+        snprintf(run->sentence, sizeof run->sentence, "%s", sentence);
+    }
+    pthread_mutex_unlock(&run->lock);
+    colo_fate_seal(&run->hub->root->fate, status, status == COLO_ERR_PEER ? -1 : rank, rank,
+                   sentence);
+}
+
+/* Nothing more comes from this rank, in whatever comm of the run. */
+static void leave(struct runner *me)
+{
+    atomic_store_explicit(&me->run->hub->root->left[me->comm->rank], true, memory_order_release);
+    colo_comm_destroy(&me->comm);
+}
+
+static void thread_ended(void *arg)
+{
+    struct runner *me = arg;
+    const int32_t rank = me->comm->rank;
+    rank_failed(me->run, rank,
+                colo_fail(COLO_ERR_STATE,
+                          "the thread of rank %d ended before its function returned; return from "
+                          "it instead of pthread_exit()",
+                          (int)rank));
+    leave(me);
+}
+
+static colo_status_t call(struct runner *me)
+{
+    colo_status_t st;
+    pthread_cleanup_push(thread_ended, me);
+    st = me->run->fn(me->comm, me->run->arg);
+    pthread_cleanup_pop(0);
+    return st;
+}
+
+static void *rank_main(void *arg)
+{
+    struct runner *me = arg;
+    struct run *run = me->run;
+    pthread_mutex_lock(&run->lock);
+    while (run->gate == 0)
+        pthread_cond_wait(&run->opened, &run->lock);
+    bool go = run->gate > 0;
+    pthread_mutex_unlock(&run->lock);
+    if (go) {
+        if (run->place && colo_place_bind(run->place, me->comm->rank) < 0)
+            colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
+                     colo_last_error());
+        colo_status_t st = call(me);
+        if (st < 0)
+            rank_failed(run, me->comm->rank, st);
+    }
+    leave(me);
+    return NULL;
+}
+
+static colo_status_t start(struct run *run, struct runner *ranks, int32_t n, int32_t *started)
+{
+    for (int32_t r = 0; r < n; r++) {
+        ranks[r].run = run;
+        COLO_TRY(colo_comm_i_new(&ranks[r].comm, &colo_comm_threads_ops, r, n, NULL));
+        colo_comm_set_name(ranks[r].comm, "world");
+        atomic_fetch_add(&run->hub->refs, 1);
+        COLO_TRY(attach(ranks[r].comm, run->hub));
+        int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
+        if (e)
+            return colo_fail(COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r,
+                             (int)n, strerror(e));
+        *started = r + 1;
+    }
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
+{
+    if (nranks < 1 || nranks > 4096)
+        return colo_fail(COLO_ERR_ARG, "threads_run: %d ranks, expected 1..4096", (int)nranks);
+    if (!fn)
+        return colo_fail(COLO_ERR_ARG, "threads_run: the rank function is NULL");
+    COLO_TRY(colo_env_check(NULL));
+    struct run run = {.fn = fn, .arg = arg};
+    struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
+    struct colo_root *root = root_new(nranks);
+    run.hub = root ? hub_new(root, nranks) : NULL;
+    for (int32_t r = 0; run.hub && r < nranks; r++)
+        run.hub->slot[r].origin = r;
+    if (root)
+        root_release(root); /* the hub holds it */
+    if (!ranks || !run.hub) {
+        if (run.hub)
+            colo_hub_release(run.hub);
+        free(ranks);
+        return colo_fail(COLO_ERR_NOMEM, "threads_run: no memory for %d ranks", (int)nranks);
+    }
+    pthread_mutex_init(&run.lock, NULL);
+    pthread_cond_init(&run.opened, NULL);
+
+    colo_place_create_env(&run.place, nranks);
+    int32_t started = 0;
+    colo_status_t st = start(&run, ranks, nranks, &started);
+    pthread_mutex_lock(&run.lock);
+    run.gate = st == COLO_OK ? 1 : -1;
+    pthread_cond_broadcast(&run.opened);
+    pthread_mutex_unlock(&run.lock);
+    for (int32_t r = 0; r < started; r++)
+        pthread_join(ranks[r].thread, NULL);
+    if (started < nranks)
+        colo_comm_destroy(&ranks[started].comm); /* the one whose start failed halfway */
+    if (st == COLO_OK && run.status != COLO_OK)
+        st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.sentence);
+
+    colo_place_destroy(&run.place);
+    pthread_cond_destroy(&run.opened);
+    pthread_mutex_destroy(&run.lock);
+    colo_hub_release(run.hub);
+    free(ranks);
+    return st;
+}

@@ -1,0 +1,593 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * threads.c - ranks are threads of this process; peers read each other's buffers directly.
+ *
+ * A group shares a hub with one slot a rank. An operation publishes the slot, waits for the peers
+ * it needs, checks that they do the same thing, reads their buffers, says so, and waits until those
+ * who read mine are done. Collectives wait for all ranks twice (arrived, finished); an exchange
+ * waits for the peers it names, and for their acknowledgement of what was sent to them.
+ *
+ * Two rules keep memory safe when ranks go wrong:
+ *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
+ *            open for this operation?), and an operation ends, also by failing, by closing the slot
+ *            and waiting until nobody has it pinned. So no one reads a buffer whose call returned.
+ *   fates    the first error seals the hub's fate (or the root's, shared by all hubs of one run);
+ *            every wait looks at both. A slot that is closed early is looked at after the fate.
+ *
+ * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
+ * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
+ * once scratch has grown to the largest one.
+ *
+ * Left to comm.c: arguments, ledger, the COLO_CHECK=2 round, who is dead.
+ */
+#include "comm/comm.h"
+
+#include "comm/reduce.h"
+#include "comm/threads/threads.h"
+#include "core/box.h"
+#include "core/error.h"
+
+#include <sched.h>
+#include <stdlib.h>
+#include <time.h>
+
+enum {
+    SPINS = 64,             /* turns before the first yield */
+    SMALL_REDUCE = 8 << 10, /* bytes up to which every rank reduces everything: one wait less */
+};
+static const double YIELD_SECONDS = 200e-6; /* of yielding before the first sleep */
+
+/* ---- waiting ---- */
+
+struct wait {
+    uint32_t turns;
+    double begin; /* of the operation */
+};
+
+static void seal(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    colo_fate_seal(&hub->fate, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
+                   sentence);
+}
+
+colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap)
+{
+    const struct colo_threads *t = c->impl;
+    colo_status_t st = colo_fate_tell(&t->hub->fate, c->rank, sentence, cap);
+    if (st != COLO_OK)
+        return st;
+    return colo_fate_tell(&t->hub->root->fate, t->hub->slot[c->rank].origin, sentence, cap);
+}
+
+static bool doomed(const struct colo_threads *t)
+{
+    return colo_fate_sealed(&t->hub->fate) || colo_fate_sealed(&t->hub->root->fate);
+}
+
+static colo_status_t verdict(colo_comm_t *c)
+{
+    char sentence[1000];
+    colo_status_t st = colo_threads_state(c, sentence, sizeof sentence);
+    return colo_fail(st, "%s", sentence);
+}
+
+static const char *describe_slot(char *text, size_t cap, const struct colo_slot *s)
+{
+    uint64_t seq = atomic_load_explicit(&s->seq, memory_order_acquire);
+    if (seq == 0)
+        return "none";
+    return colo_op_describe(text, cap,
+                            colo_op_unpack(atomic_load(&s->desc), atomic_load(&s->count)), seq);
+}
+
+/* "'cp' (world ranks 0 2 4 6)" */
+static const char *describe_group(char *text, size_t cap, const colo_comm_t *c)
+{
+    int n = snprintf(text, cap, "'%s' (world ranks", c->name);
+    for (int32_t r = 0; r < c->size && r < 9 && n > 0 && (size_t)n < cap; r++)
+        n += r < 8 ? snprintf(text + n, cap - (size_t)n, " %lld", (long long)c->world_rank[r])
+                   : snprintf(text + n, cap - (size_t)n, " ...");
+    if (n > 0 && (size_t)n < cap)
+        snprintf(text + n, cap - (size_t)n, ")");
+    return text;
+}
+
+static uint64_t slot_seq(const struct colo_slot *s)
+{
+    return atomic_load_explicit(&s->seq, memory_order_acquire);
+}
+
+/* Rank @peer did not come: by the deadline, or it never will because it left. */
+static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    char mine[96], last[96], group[160], sentence[700];
+    snprintf(sentence, sizeof sentence,
+             "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
+             "of rank %d is %s",
+             colo_op_describe(mine, sizeof mine, c->op, c->seq),
+             describe_group(group, sizeof group, c), (int)c->rank, (int)peer,
+             (long long)c->world_rank[peer], how, (int)peer,
+             describe_slot(last, sizeof last, &hub->slot[peer]));
+    seal(c, COLO_ERR_TIMEOUT, -1, sentence);
+    return verdict(c);
+}
+
+/* One turn of waiting for @peer. */
+static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
+{
+    struct colo_threads *t = c->impl;
+    struct colo_slot *s = &t->hub->slot[peer];
+    const bool left =
+        colo_threads_has_left(t->hub, peer); /* looked at first: why it left was sealed before */
+    if (doomed(t))
+        return verdict(c);
+    if (++w->turns < SPINS) {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#endif
+        return COLO_OK;
+    }
+    double waited = colo_now() - w->begin;
+    if (left && slot_seq(s) < c->seq)
+        return missing(c, peer, "has left the communicator");
+    if (waited * 1e3 > (double)colo_comm_i_timeout(c)) {
+        char how[64];
+        snprintf(how, sizeof how, "%s within %lld ms",
+                 slot_seq(s) < c->seq ? "did not arrive" : "did not finish",
+                 (long long)colo_comm_i_timeout(c));
+        return missing(c, peer, how);
+    }
+    if (waited < YIELD_SECONDS) {
+        sched_yield();
+        return COLO_OK;
+    }
+    double nap = waited / 8 < 1e-3 ? waited / 8 : 1e-3;
+    nanosleep(&(struct timespec){.tv_nsec = (long)(nap * 1e9)}, NULL);
+    return COLO_OK;
+}
+
+/* Waits until @word, which rank @peer writes, has reached this operation. */
+static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
+                           const _Atomic uint64_t *word)
+{
+    while (atomic_load_explicit(word, memory_order_acquire) < c->seq) {
+        colo_status_t st = turn(c, w, peer);
+        /* what killed the group may have come after the peer had: then this is not its business */
+        if (st < 0 && atomic_load_explicit(word, memory_order_acquire) < c->seq)
+            return st;
+    }
+    return COLO_OK;
+}
+
+/* ---- slots ---- */
+
+/* Publishes what the caller put into the slot's plain fields; from here on peers may read it. */
+static struct wait open_slot(colo_comm_t *c)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[c->rank];
+    atomic_store_explicit(&s->desc, colo_op_pack(&c->op), memory_order_release);
+    atomic_store_explicit(&s->count, (uint64_t)c->op.count, memory_order_release);
+    atomic_store(&s->open, c->seq);
+    atomic_store_explicit(&s->seq, c->seq, memory_order_release);
+    return (struct wait){.begin = colo_now()};
+}
+
+static colo_status_t close_slot(colo_comm_t *c, colo_status_t st)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[c->rank];
+    atomic_store(&s->open, 0);
+    while (atomic_load(&s->readers) != 0) /* a copy in flight: bounded, no deadline needed */
+        sched_yield();
+    return st;
+}
+
+static void unpin(struct colo_slot *s)
+{
+    atomic_fetch_sub_explicit(&s->readers, 1, memory_order_release);
+}
+
+static bool pin(struct colo_slot *s, uint64_t seq)
+{
+    /* Dekker with close_slot(): either it sees this reader or this sees the slot closed. */
+    atomic_fetch_add(&s->readers, 1);
+    if (atomic_load(&s->open) == seq)
+        return true;
+    unpin(s);
+    return false;
+}
+
+static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
+{
+    if (doomed(c->impl)) /* a slot closed early is the effect, not the cause */
+        return verdict(c);
+    char mine[96], group[160], sentence[700];
+    snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
+             describe_group(group, sizeof group, c), (int)c->rank,
+             colo_op_describe(mine, sizeof mine, c->op, c->seq), (int)peer, found);
+    seal(c, COLO_ERR_MISMATCH, -1, sentence);
+    return verdict(c);
+}
+
+static colo_status_t passed_by(colo_comm_t *c, int32_t peer)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    char found[160], what[96];
+    snprintf(found, sizeof found, "went past #%llu without it; its last operation is %s",
+             (unsigned long long)c->seq, describe_slot(what, sizeof what, s));
+    return mismatch(c, peer, found);
+}
+
+static colo_status_t pin_peer(colo_comm_t *c, int32_t peer)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    return pin(s, c->seq) ? COLO_OK : passed_by(c, peer);
+}
+
+static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uint64_t count)
+{
+    if (desc == colo_op_pack(&c->op) && count == (uint64_t)c->op.count)
+        return COLO_OK;
+    char found[200];
+    return mismatch(c, peer,
+                    colo_op_found(found, sizeof found, c->op, colo_op_unpack(desc, count), c->seq));
+}
+
+/* Rank @peer has arrived: at the same operation? A pin is not needed, the words are atomic and the
+ * slot that is still open afterwards had them for this operation. */
+static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    uint64_t desc = atomic_load_explicit(&s->desc, memory_order_acquire);
+    uint64_t count = atomic_load_explicit(&s->count, memory_order_acquire);
+    if (atomic_load(&s->open) != c->seq)
+        return passed_by(c, peer);
+    return same_words(c, peer, desc, count);
+}
+
+static colo_status_t await_all(colo_comm_t *c, struct wait *w)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    for (int32_t k = 1; k < c->size; k++) {
+        int32_t peer = (c->rank + k) % c->size;
+        COLO_TRY(await(c, w, peer, &hub->slot[peer].seq));
+        COLO_TRY(same_operation(c, peer));
+    }
+    return COLO_OK;
+}
+
+/* I have read all that I need of the others; wait until they have, too. */
+static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    atomic_store_explicit(&hub->slot[c->rank].done, c->seq, memory_order_release);
+    for (int32_t k = 1; k < c->size; k++) {
+        int32_t peer = (c->rank + k) % c->size;
+        COLO_TRY(await(c, w, peer, &hub->slot[peer].done));
+    }
+    return COLO_OK;
+}
+
+static colo_status_t grow_scratch(struct colo_threads *t, size_t bytes)
+{
+    if (bytes <= t->scratch_bytes)
+        return COLO_OK;
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "all_reduce: %zu bytes of scratch", bytes);
+    free(t->scratch);
+    t->scratch = p;
+    t->scratch_bytes = bytes;
+    return COLO_OK;
+}
+
+/* ---- collectives ---- */
+
+static colo_status_t threads_barrier(colo_comm_t *c, colo_stream_t stream)
+{
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    st = finish_all(c, &w);
+out:
+    return close_slot(c, st);
+}
+
+static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+                                        colo_stream_t stream)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    hub->slot[c->rank].send = send;
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    char *own = (char *)recv + (size_t)c->rank * bytes;
+    if (bytes && own != send)
+        memcpy(own, send, bytes);
+    for (int32_t k = 1; bytes && k < c->size; k++) {
+        int32_t peer = (c->rank + k) % c->size;
+        COLO_TRY_GOTO(st, pin_peer(c, peer), out);
+        memcpy((char *)recv + (size_t)peer * bytes, hub->slot[peer].send, bytes);
+        unpin(&hub->slot[peer]);
+    }
+    st = finish_all(c, &w);
+out:
+    return close_slot(c, st);
+}
+
+static colo_status_t threads_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+                                       colo_stream_t stream)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    hub->slot[c->rank].send = buffer;
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    if (bytes && root != c->rank) {
+        COLO_TRY_GOTO(st, pin_peer(c, root), out);
+        memcpy(buffer, hub->slot[root].send, bytes);
+        unpin(&hub->slot[root]);
+    }
+    st = finish_all(c, &w);
+out:
+    return close_slot(c, st);
+}
+
+/* dst = reduction of elements [lo, hi) of what all ranks published */
+static colo_status_t reduce_slices(colo_comm_t *c, void *dst, int64_t lo, int64_t hi)
+{
+    struct colo_threads *t = c->impl;
+    struct colo_slot *slot = t->hub->slot;
+    colo_status_t st = COLO_OK;
+    int32_t pinned = 0;
+    for (; pinned < c->size && st == COLO_OK; pinned++) {
+        if (pinned != c->rank)
+            st = pin_peer(c, pinned);
+        if (st != COLO_OK)
+            break;
+        t->src[pinned] = slot[pinned].send;
+    }
+    if (st == COLO_OK)
+        colo_reduce_host(dst, t->src, c->size, lo, hi, c->op.dtype, (colo_redop_t)c->op.param);
+    while (pinned-- > 0)
+        if (pinned != c->rank)
+            unpin(&slot[pinned]);
+    return st;
+}
+
+static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
+{
+    return count / n * r + (r < count % n ? r : count % n);
+}
+
+/* Everyone reduces everything into its own scratch, which nobody else reads. */
+static colo_status_t all_reduce_small(colo_comm_t *c, void *recv, int64_t count, size_t elem)
+{
+    struct colo_threads *t = c->impl;
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    COLO_TRY_GOTO(st, reduce_slices(c, t->scratch, 0, count), out);
+    COLO_TRY_GOTO(st, finish_all(c, &w), out);
+    memcpy(recv, t->scratch, (size_t)count * elem);
+out:
+    return close_slot(c, st);
+}
+
+static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+{
+    struct colo_threads *t = c->impl;
+    struct colo_slot *slot = t->hub->slot, *me = &slot[c->rank];
+    const size_t elem = colo_dtype_size(dtype);
+    if (count == 0)
+        return threads_barrier(c, stream);
+    const bool small = (size_t)count <= SMALL_REDUCE / elem;
+    const int64_t lo = slice_lo(count, c->size, c->rank),
+                  hi = slice_lo(count, c->size, c->rank + 1);
+    COLO_TRY(grow_scratch(t, (size_t)(small ? count : hi - lo) * elem));
+    me->send = send;
+    me->scratch = t->scratch;
+    if (small)
+        return all_reduce_small(c, recv, count, elem);
+
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    COLO_TRY_GOTO(st, reduce_slices(c, t->scratch, lo, hi), out);
+    atomic_store_explicit(&me->reduced, c->seq, memory_order_release);
+    /* recv may be somebody's send: write it only when everyone has read */
+    for (int32_t k = 1; k < c->size; k++) {
+        int32_t peer = (c->rank + k) % c->size;
+        COLO_TRY_GOTO(st, await(c, &w, peer, &slot[peer].reduced), out);
+    }
+    for (int32_t k = 0; k < c->size; k++) {
+        int32_t peer = (c->rank + k) % c->size;
+        int64_t from = slice_lo(count, c->size, peer), to = slice_lo(count, c->size, peer + 1);
+        if (peer != c->rank)
+            COLO_TRY_GOTO(st, pin_peer(c, peer), out);
+        memcpy((char *)recv + (size_t)from * elem, slot[peer].scratch, (size_t)(to - from) * elem);
+        if (peer != c->rank)
+            unpin(&slot[peer]);
+    }
+    st = finish_all(c, &w);
+out:
+    return close_slot(c, st);
+}
+
+static colo_status_t threads_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
+                                            int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream)
+{
+    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    hub->slot[c->rank].send = send;
+    colo_status_t st;
+    struct wait w = open_slot(c);
+    COLO_TRY_GOTO(st, await_all(c, &w), out);
+    if (count)
+        COLO_TRY_GOTO(st, reduce_slices(c, recv, c->rank * count, (c->rank + 1) * count), out);
+    st = finish_all(c, &w);
+out:
+    return close_slot(c, st);
+}
+
+/* ---- exchange ---- */
+
+static int32_t find_message(const colo_message_t *m, int32_t n, int32_t peer)
+{
+    int32_t lo = 0, hi = n;
+    while (lo < hi) {
+        int32_t mid = lo + (hi - lo) / 2;
+        if (m[mid].peer < peer)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < n && m[lo].peer == peer ? lo : -1;
+}
+
+static colo_status_t same_boxes(colo_comm_t *c, const colo_message_t *recv,
+                                const colo_message_t *send)
+{
+    char found[240];
+    if (send->nboxes != recv->nboxes) {
+        snprintf(found, sizeof found, "sends it %d boxes where %d are expected", (int)send->nboxes,
+                 (int)recv->nboxes);
+        return mismatch(c, recv->peer, found);
+    }
+    for (int32_t k = 0; k < recv->nboxes; k++) {
+        const int64_t *have = send->boxes[k].extent, *want = recv->boxes[k].extent;
+        if (have[0] == want[0] && have[1] == want[1] && have[2] == want[2])
+            continue;
+        snprintf(found, sizeof found,
+                 "sends it box %d of %lldx%lldx%lld elements where %lldx%lldx%lld are expected",
+                 (int)k, (long long)have[0], (long long)have[1], (long long)have[2],
+                 (long long)want[0], (long long)want[1], (long long)want[2]);
+        return mismatch(c, recv->peer, found);
+    }
+    return COLO_OK;
+}
+
+/* Waits for the sender of @recv and checks its message; nothing is copied yet. */
+static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_message_t *recv)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[recv->peer];
+    COLO_TRY(await(c, w, recv->peer, &s->seq));
+    COLO_TRY(same_operation(c, recv->peer));
+    COLO_TRY(pin_peer(c, recv->peer));
+    int32_t i = find_message(s->sends, s->nsends, c->rank);
+    colo_status_t st = i < 0 ? mismatch(c, recv->peer, "sends it no message where one is expected")
+                             : same_boxes(c, recv, &s->sends[i]);
+    unpin(s);
+    return st;
+}
+
+/* Waits for the receiver of send @i, which may already have taken it and gone on. */
+static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer, int32_t i)
+{
+    struct colo_threads *t = c->impl;
+    struct colo_slot *s = &t->hub->slot[peer];
+    COLO_TRY(await(c, w, peer, &s->seq));
+    colo_status_t st = COLO_OK;
+    if (pin(s, c->seq)) {
+        /* it may close its slot meanwhile, having taken the message; the pin keeps the words */
+        st = same_words(c, peer, atomic_load(&s->desc), atomic_load(&s->count));
+        if (st == COLO_OK && find_message(s->recvs, s->nrecvs, c->rank) < 0)
+            st = mismatch(c, peer, "expects no message from it where it sends one");
+        unpin(s);
+    } else if (atomic_load_explicit(&t->ack[i], memory_order_acquire) < c->seq) {
+        st = passed_by(c, peer);
+    }
+    return st;
+}
+
+static colo_status_t take_message(colo_comm_t *c, const colo_message_t *recv, size_t elem)
+{
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[recv->peer];
+    COLO_TRY(pin_peer(c, recv->peer));
+    int32_t i = find_message(s->sends, s->nsends, c->rank);
+    for (int32_t k = 0; k < recv->nboxes; k++)
+        colo_box_copy_host(&recv->boxes[k], &s->sends[i].boxes[k], elem);
+    atomic_store_explicit(&s->ack[i], c->seq, memory_order_release);
+    unpin(s);
+    return COLO_OK;
+}
+
+static colo_status_t grow_acks(struct colo_threads *t, int32_t n)
+{
+    if (n <= t->ack_cap)
+        return COLO_OK;
+    _Atomic uint64_t *ack = calloc((size_t)n, sizeof *ack);
+    if (!ack)
+        return colo_fail(COLO_ERR_NOMEM, "exchange: %d acknowledgements", (int)n);
+    free(t->ack);
+    t->ack = ack;
+    t->ack_cap = n;
+    return COLO_OK;
+}
+
+static colo_status_t threads_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                      const colo_message_t *recvs, int32_t nrecvs,
+                                      colo_dtype_t dtype, colo_stream_t stream)
+{
+    struct colo_threads *t = c->impl;
+    struct colo_slot *me = &t->hub->slot[c->rank];
+    const size_t elem = colo_dtype_size(dtype);
+    COLO_TRY(grow_acks(t, nsends));
+    me->sends = sends;
+    me->nsends = nsends;
+    me->recvs = recvs;
+    me->nrecvs = nrecvs;
+    me->ack = t->ack;
+    colo_status_t st = COLO_OK;
+    struct wait w = open_slot(c);
+    for (int32_t i = 0; i < nrecvs; i++)
+        COLO_TRY_GOTO(st, meet_sender(c, &w, &recvs[i]), out);
+    for (int32_t i = 0; i < nsends; i++)
+        COLO_TRY_GOTO(st, meet_receiver(c, &w, sends[i].peer, i), out);
+    for (int32_t i = 0; i < nrecvs; i++)
+        COLO_TRY_GOTO(st, take_message(c, &recvs[i], elem), out);
+    for (int32_t i = 0; i < nsends; i++)
+        COLO_TRY_GOTO(st, await(c, &w, sends[i].peer, &t->ack[i]), out);
+out:
+    return close_slot(c, st);
+}
+
+/* ---- failing and leaving ---- */
+
+static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+{
+    struct colo_threads *t = c->impl;
+    if (status == COLO_ERR_ABORTED)
+        colo_fate_seal(&t->hub->root->fate, status, -1, -1, sentence);
+    else
+        seal(c, status, c->rank, sentence);
+}
+
+static void threads_destroy(colo_comm_t *c)
+{
+    struct colo_threads *t = c->impl;
+    atomic_store_explicit(&t->hub->slot[c->rank].gone, 1, memory_order_release);
+    colo_hub_release(t->hub);
+    free(t->scratch);
+    free(t->ack);
+    free(t->src);
+    free(t);
+    c->impl = NULL;
+}
+
+const colo_comm_ops_t colo_comm_threads_ops = {
+    .name = "threads",
+    .abi = COLO_COMM_ABI,
+    .all_gather = threads_all_gather,
+    .all_reduce = threads_all_reduce,
+    .reduce_scatter = threads_reduce_scatter,
+    .broadcast = threads_broadcast,
+    .barrier = threads_barrier,
+    .exchange = threads_exchange,
+    .subset = colo_threads_subset,
+    .fail = threads_fail,
+    .state = colo_threads_state,
+    .destroy = threads_destroy,
+};

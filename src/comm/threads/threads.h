@@ -1,0 +1,75 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * threads.h (private) - what the ranks of one in-process group share.
+ *
+ * threads.c runs operations over it, launch.c makes and frees it: hubs, the registry
+ * through which children are met, the run of @fn on many threads.
+ */
+#ifndef COLO_COMM_THREADS_H
+#define COLO_COMM_THREADS_H
+
+#include "comm/comm.h"
+#include "comm/error-state.h"
+
+/* One rank as its peers see it. seq, open, desc, count, reduced, done only grow while the comm
+ * lives (open returns to 0); the plain fields are the owner's to write while closed and the peers'
+ * to read under a pin while open. */
+struct colo_slot {
+    _Alignas(128) _Atomic uint64_t seq; /* last operation arrived at */
+    _Atomic uint64_t open;              /* operation that peers may read; 0: closed */
+    _Atomic uint64_t desc, count;       /* what it is, for comparison and sentences */
+    _Atomic uint64_t reduced;           /* last operation whose slice lies in scratch */
+    _Atomic uint64_t done;              /* last operation in which I read all I need */
+    _Atomic uint32_t gone;              /* destroyed: will not arrive any more */
+    int32_t origin;                     /* rank in the run; never written again */
+    const void *send;
+    const void *scratch;
+    const colo_message_t *sends, *recvs;
+    int32_t nsends, nrecvs;
+    _Atomic uint64_t *ack;                  /* [nsends]: receiver i took it in operation ack[i] */
+    _Alignas(128) _Atomic uint32_t readers; /* pins; on a line of its own, peers write it */
+};
+
+struct colo_root { /* of all comms made in one run */
+    _Atomic int32_t refs;
+    colo_fate_t fate;
+    _Atomic bool left[]; /* by rank of the run: its function has returned */
+};
+
+struct colo_child; /* a subset that some of its members have asked for and others not yet */
+
+struct colo_hub {
+    _Atomic int32_t refs;
+    int32_t size;
+    struct colo_root *root; /* a reference */
+    colo_fate_t fate;
+    pthread_mutex_t lock; /* children */
+    struct colo_child *children;
+    struct colo_slot slot[];
+};
+
+/* Rank @peer destroyed this comm, or returned from the run without. */
+static inline bool colo_threads_has_left(const struct colo_hub *hub, int32_t peer)
+{
+    const struct colo_slot *s = &hub->slot[peer];
+    return atomic_load_explicit(&s->gone, memory_order_acquire) ||
+           atomic_load_explicit(&hub->root->left[s->origin], memory_order_acquire);
+}
+
+struct colo_threads {     /* colo_comm.impl; of one rank */
+    struct colo_hub *hub; /* a reference */
+    void *scratch;        /* owned, grown on demand; peers read it under a pin */
+    size_t scratch_bytes;
+    _Atomic uint64_t *ack; /* owned, [ack_cap] */
+    int32_t ack_cap;
+    const void **src; /* owned, [size]: the sources of a reduction */
+};
+
+extern const colo_comm_ops_t colo_comm_threads_ops;
+
+void colo_hub_release(struct colo_hub *hub);
+colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                  uint64_t tag, colo_comm_t *child);
+colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap);
+
+#endif
