@@ -7,7 +7,7 @@
  * axis by axis, their coordinates by division, so the cost is what meets and not how large the
  * world is.
  */
-#include "bridge/pieces.h"
+#include "bridge/routing.h"
 #include "bridge/ragged.h"
 
 #include "bridge/index.h"

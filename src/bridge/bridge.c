@@ -4,7 +4,7 @@
  * algorithm.
  *
  * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
- * exchange.c (EXACT) or collective.c; promises about data are promise.c. The bridge keeps nothing
+ * exchange.c (EXACT) or collective.c; promises about data are verify.c. The bridge keeps nothing
  * of a forward, so any number of forwards may be outstanding before their backwards.
  */
 #include "bridge/bridge.h"

@@ -155,7 +155,7 @@ colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in
 /* Slab and staging, if they are still to be made. */
 colo_status_t colo_staged_need(colo_shaped_t *s);
 
-/* direct.c: EXACT over registered memory. */
+/* peer.c: EXACT over registered memory. */
 /* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */
 bool colo_bridge_direct_likely(const colo_bridge_t *b);
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
@@ -181,7 +181,7 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_r
 colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 
-/* promise.c: COLO_CHECK=2; waits for the stream. */
+/* verify.c: COLO_CHECK=2; waits for the stream. */
 colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
 /* @mine: of what this rank holds; replicas must bring the same. Collective. */
 colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mine);

@@ -4,10 +4,10 @@
  *
  * Decides which roles the two layouts play (forward: needers are destination ranks, holders source
  * ranks; backward the other way round, and with PARTIAL gradients once for every context level,
- * each an addend), sorts what pieces.c finds into one message a peer, and counts bytes. Who sends a
- * piece is pieces.c's rule; what a rank does with its boxes is exchange.c's business.
+ * each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who sends a
+ * piece is routing.c's rule; what a rank does with its boxes is exchange.c's business.
  */
-#include "bridge/pieces.h"
+#include "bridge/routing.h"
 
 #include "core/hash.h"
 #include "core/error.h"

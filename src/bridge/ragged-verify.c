@@ -2,7 +2,7 @@
 /*
  * ragged-verify.c - COLO_CHECK=2 on a ragged batch: what the caller declared about the data holds.
  *
- * As promise.c for uniform batches: a DISJOINT gradient is zero in rows that other context ranks
+ * As verify.c for uniform batches: a DISJOINT gradient is zero in rows that other context ranks
  * own, and replicas of a block hold the same bits. Of a merged tensor only rows of the batch count:
  * the text between them is the caller's.
  */

@@ -4,7 +4,7 @@
 #define COLO_BRIDGE_RAGGED_H
 
 #include "bridge/bridge.h"
-#include "bridge/pieces.h"
+#include "bridge/routing.h"
 
 #include <colobridge/ragged.h>
 

@@ -17,7 +17,7 @@
  * Both ends of a message know the pieces of a held block, their needers and their holders from
  * coordinates, so both derive the same sender without asking.
  */
-#include "bridge/pieces.h"
+#include "bridge/routing.h"
 
 #include "core/error.h"
 

@@ -12,7 +12,7 @@
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
  * device table where kernels look up where rank r's memory n lies (direct.cu).
  *
- * Left to others: calls and their deadlines (transfer.c), when to use it (bridge/direct.c).
+ * Left to others: calls and their deadlines (transfer.c), when to use it (bridge/peer.c).
  */
 #include "comm/peer/registry.h"
 

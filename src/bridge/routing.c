@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pieces.c - what one rank receives and sends, piece by piece.
+ * routing.c - what one rank receives and sends, piece by piece.
  *
  * A piece is where a needed block meets a held block (blocks.c). A rank receives the pieces of the
  * held blocks that meet its needed block, and may have to send those of its held block; senders.c
@@ -12,7 +12,7 @@
  * blocks that a held block feeds before its own. Each visited block costs its replicas times the
  * logarithm of the holders, whatever the size of the world.
  */
-#include "bridge/pieces.h"
+#include "bridge/routing.h"
 
 #include "core/error.h"
 

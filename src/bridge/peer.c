@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct.c - EXACT between GPUs that reach each other: what the plan says, as steps for the direct
+ * peer.c - EXACT between GPUs that reach each other: what the plan says, as steps for the direct
  * path, and which calls take it.
  *
  * Movement is pushed: the sender knows from coordinates where a box begins in the receiver's part,

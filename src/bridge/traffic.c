@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place-traffic.c - how many of a plan's bytes cross NUMA nodes, packages and hosts.
+ * traffic.c - how many of a plan's bytes cross NUMA nodes, packages and hosts.
  *
  * It stands here and not beside the audit because it reads plans, and grids know nothing of those.
  * Each message is counted where it is sent, so a sum over ranks has every byte once.

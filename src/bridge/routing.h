@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* pieces.h (private) - what plan.c, pieces.c, senders.c and blocks.c share while a plan is made. */
+/* routing.h (private) - what plan.c, routing.c, senders.c and blocks.c share while a plan is made. */
 #ifndef COLO_BRIDGE_PIECES_H
 #define COLO_BRIDGE_PIECES_H
 
@@ -127,7 +127,7 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_way_t way, colo_side_t src
 void colo_plan_count_bytes(colo_plan_t *plan, size_t elem);
 void colo_builder_deinit(colo_builder_t *w);
 
-/* ---- pieces.c ---- */
+/* ---- routing.c ---- */
 
 /* Every piece of @need that this rank receives from @hold, or sends: entries of recvs, own ones
  * with peer == this rank, and of sends. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * promise.c - COLO_CHECK=2: what the caller promised about the data is looked at.
+ * verify.c - COLO_CHECK=2: what the caller promised about the data is looked at.
  *
  * Two promises: a DISJOINT gradient is zero outside the rank's own rows, and replicas of a block
  * hold the same bits. Both are checked before anything moves, and every rank returns the error. The
