@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * distill.cu - cross entropy and KL from a sharded target distribution: distill-host.c on a GPU.
+ * distill.cu - cross entropy and KL from a sharded target distribution: host/distill.c on a GPU.
  *
  * As the loss of one target a token: a block of threads a row, each thread with running maxima and
  * sums of its own, combined once in fp64 in a fixed order. A thread takes groups of N neighbours, N
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
     }
 }
 
-/* ---- merge: merge_row() of distill-host.c ---- */
+/* ---- merge: merge_row() of host/distill.c ---- */
 
 __global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
 {

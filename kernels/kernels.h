@@ -100,7 +100,7 @@ cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream)
 cudaError_t colo_k_logprob_merge(const colo_k_logprob_t *p, cudaStream_t stream);
 cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream_t stream);
 
-/* ---- lm_head path (rows.cu): what src/loss/linear.h says of the functions of these names ---- */
+/* ---- lm_head path (rows.cu): what src/loss/linear/linear.h says of the functions of these names ---- */
 
 typedef struct colo_k_rows {
     int64_t tokens, rows;

@@ -130,7 +130,7 @@ template <typename D> cudaError_t stats_of(const colo_k_logprob_t &p, cudaStream
 
 /* ---- merge ---- */
 
-/* A row over the whole vocabulary, as merge_row() of passes-host.c. */
+/* A row over the whole vocabulary, as merge_row() of host/logprob.c. */
 struct merged {
     double m, log_sum, h, mean, xt;
     int64_t arg;

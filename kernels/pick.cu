@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick.cu - log-probabilities of picked columns: what pick-host.c does, on a GPU, but for the
+ * pick.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
  * search of the k largest in a shard (topk.cu). Small passes: k numbers a token, whatever the
  * vocabulary.
  */
@@ -98,7 +98,7 @@ __device__ int64_t count_before(const colo_k_pick_t &p, int32_t r, int64_t t, do
     return lo;
 }
 
-/* As emit() of pick-host.c. */
+/* As emit() of host/topk.c. */
 __device__ void emit(const colo_k_pick_t &p, int64_t t, int64_t i, int64_t id, double z)
 {
     const bool wide = p.dtype == COLO_F64;

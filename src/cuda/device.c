@@ -131,7 +131,7 @@ static colo_status_t gpu_zero(void *p, size_t bytes, colo_stream_t stream)
 /* ---- a stream of the library's own, and events ----
  * Its priority is the highest: what runs on it is short (statistics, a gather), and what the
  * caller's stream does next waits for it sooner or later. Which stream records and waits, and when,
- * is loss/linear.h. */
+ * is loss/linear/linear.h. */
 
 struct aux_stream {
     cudaStream_t stream;

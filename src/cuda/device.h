@@ -27,7 +27,7 @@ colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dty
             return s_;             \
     } while (0)
 
-extern const struct colo_loss_ops colo_loss_cuda; /* loss/loss-cuda.c */
-extern const struct colo_gemm_ops colo_gemm_cuda; /* loss/product-cuda.c */
+extern const struct colo_loss_ops colo_loss_cuda; /* cuda/loss.c */
+extern const struct colo_gemm_ops colo_gemm_cuda; /* cuda/gemm.c */
 
 #endif

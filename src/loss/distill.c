@@ -13,7 +13,7 @@
 #include "core/hash.h"
 #include "core/error.h"
 #include "loss/loss.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include <inttypes.h>
 #include <math.h>

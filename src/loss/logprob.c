@@ -24,10 +24,10 @@
  * whether they still are what forward saw. In place is legal element by element (an element is read
  * before it is written), and ends the saved state, for the logits are gone.
  *
- * The checks are in logprob-check.c, the formulas in the passes (passes.h, passes-host.c), the
+ * The checks are in validate.c, the formulas in the passes (passes.h, host/logprob.c), the
  * layout of a block in passes.h.
  */
-#include "loss/check.h"
+#include "loss/validate.h"
 #include "loss/loss.h"
 #include "loss/passes.h"
 

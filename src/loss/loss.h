@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * loss.h (private) - the table of what the losses do with elements, one for each kind of memory
- * (loss.c; loss-cuda.c in libcolobridge-cuda.so).
+ * (loss.c; cuda/loss.c in libcolobridge-cuda.so).
  *
  * A pass gets checked arguments; it allocates nothing and does not wait. The oracle of every table
  * is tests/ref/.
@@ -9,7 +9,7 @@
 #ifndef COLO_LOSS_LOSS_H
 #define COLO_LOSS_LOSS_H
 
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 struct colo_pick_pass;     /* pick-pass.h */
 struct colo_distill_pass;  /* distill-pass.h */

@@ -12,7 +12,7 @@
 
 #include "core/error.h"
 #include "loss/loss.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 #include "loss/scalar.h"
 
 colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stream_t stream)

@@ -8,7 +8,7 @@
  * ranks hold the same tokens) is the caller's choice. A value that does not count is not read, so a
  * NaN behind the mask stays there.
  */
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include "comm/comm.h"
 #include "core/device.h"

@@ -15,7 +15,7 @@
 #include "comm/comm.h"
 #include "core/error.h"
 #include "loss/loss.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include <colobridge/partition.h>
 

@@ -11,7 +11,7 @@
 #include "comm/comm.h"
 #include "core/error.h"
 #include "loss/loss.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 #include "loss/scalar.h"
 
 #include <inttypes.h>

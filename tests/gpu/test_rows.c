@@ -6,7 +6,7 @@
  */
 #include "gpu/gpu.h"
 
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 #include "loss/loss_case.h"
 
 #include <math.h>

@@ -4,7 +4,7 @@
  * one rank, and where ranks disagree.
  */
 #include "core/error.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 #include "loss/loss_alone.h"
 #include "loss/loss_case.h"
 

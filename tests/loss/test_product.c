@@ -10,7 +10,7 @@
 #include "harness/harness.h"
 
 #include "core/half.h"
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 #include <dlfcn.h>
 #include <math.h>

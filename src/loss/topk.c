@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick.c - log-probabilities of the k largest or of k given columns a token: checks, order of the
+ * topk.c - log-probabilities of the k largest or of k given columns a token: checks, order of the
  * passes, the one gather.
  *
  * Almost all of it is the logits path's: its stats and merge passes make M and log Sum, its grad
@@ -17,7 +17,7 @@
 #include "core/hash.h"
 #include "core/error.h"
 #include "loss/loss.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include <inttypes.h>
 #include <string.h>

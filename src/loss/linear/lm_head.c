@@ -12,14 +12,14 @@
  * The gather runs on a lane, a stream of the head's own: between start and finish the caller's
  * stream is free. Who calls what when is a state machine of three states; every rank of the group
  * comes through it alike, with or without rows, with or without tokens, because nothing here looks
- * at either. Leaves to linear-run.c which passes need the weight at all.
+ * at either. Leaves to pipeline.c which passes need the weight at all.
  */
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 #include "comm/comm.h"
 #include "core/memory.h"
 #include "core/error.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 #include "loss/loss.h"
 
 #include <inttypes.h>

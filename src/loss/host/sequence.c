@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * sequence-host.c - the passes of sequence-pass.h in plain C. Positions of elements are asked of
+ * sequence.c - the passes of sequence-pass.h in plain C. Positions of elements are asked of
  * partition.h, so that a target lands where the partition puts its embedding.
  */
 #include "loss/sequence-pass.h"

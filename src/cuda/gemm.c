@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * product-cuda.c - the three products of the lm_head path by cuBLASLt.
+ * gemm.c - the three products of the lm_head path by cuBLASLt.
  *
  * cuBLASLt counts columns first, so a matrix of ours with contiguous columns is its transpose
  * there: LOGITS    zT = w hT      m columns, n rows, k hidden D_HIDDEN  hT = wT zT     m hidden, n
@@ -13,10 +13,10 @@
  *
  * A bias that no kernel can add is laid into z before, which then is added to.
  */
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 #include "cuda/device.h"
-#include "loss/cublas.h"
+#include "cuda/cublas.h"
 
 #include "kernels.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * logprob-check.c - what the logits path refuses, each with its numbers.
+ * validate.c - what the logits path refuses, each with its numbers.
  *
  * Three moments: before forward touches anything (this rank's arguments), after the gather (what
  * the ranks brought together: the same config and targets, shards that tile the vocabulary), and
@@ -8,7 +8,7 @@
  * shares nothing with them). Nothing here writes a caller's memory; only colo_loss_i_ready() tells
  * other ranks of it.
  */
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include "comm/comm.h"
 #include "core/error.h"

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* linear-plan.h (private) - the object of the lm_head path, and where a call's memory lies. */
+/* workspace.h (private) - the object of the lm_head path, and where a call's memory lies. */
 #ifndef COLO_LOSS_LINEAR_PLAN_H
 #define COLO_LOSS_LINEAR_PLAN_H
 
@@ -58,7 +58,7 @@ colo_status_t colo_linear_i_room(const colo_linear_logprob_t *l, const struct co
 colo_status_t colo_linear_i_kept(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                                  struct colo_linear_kept *kept);
 
-/* ---- linear-run.c ---- */
+/* ---- pipeline.c ---- */
 
 enum { COLO_LINEAR_EVENTS = 6 };
 
@@ -98,7 +98,7 @@ colo_status_t colo_linear_i_join(const struct colo_linear_call *k);
 /* @out: NULL in backward */
 colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logprob_out_t *out);
 
-/* ---- linear-check.c ---- */
+/* ---- check.c ---- */
 
 colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
                                          const colo_lm_head_t *head, const colo_comm_t *group);

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * product-host.c - the three products of linear.h as one form, and what becomes of the sums: scale,
- * bias, what was there before, one rounding. The sums themselves are product-cblas.c's where there
- * is a CBLAS, else product-loops.c's; which, is decided once an object.
+ * gemm.c - the three products of linear.h as one form, and what becomes of the sums: scale,
+ * bias, what was there before, one rounding. The sums themselves are gemm-cblas.c's where there
+ * is a CBLAS, else gemm-loops.c's; which, is decided once an object.
  */
-#include "loss/product-host.h"
+#include "loss/host/gemm.h"
 
 #include "core/error.h"
 #include "loss/scalar.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick-host.c - the passes of pick-pass.h in plain C.
+ * topk.c - the passes of pick-pass.h in plain C.
  *
  * A shard's k largest are kept sorted while its columns go by in ascending order: a column moves in
  * only where it is larger than what is there, so of equal logits the lower id stays in front. The

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * distill-host.c - the passes of distill-pass.h in plain C, in fp64 whatever the dtypes are.
+ * distill.c - the passes of distill-pass.h in plain C, in fp64 whatever the dtypes are.
  *
  * Two running maxima, of x and of v, both from -inf; when one grows, the sums that hang on it move.
- * As in passes-host.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
+ * As in host/logprob.c every (-inf) - (-inf) and 0 * inf that legal input can make is kept away.
  */
 #include "loss/distill-pass.h"
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cblas-lib.c - which CBLAS: the one that is linked into the process, else OpenBLAS; COLO_GEMM
+ * cblas.c - which CBLAS: the one that is linked into the process, else OpenBLAS; COLO_GEMM
  * names another, or none.
  *
  * Not linked: the library is loaded into processes that have a BLAS of their own, and runs without.
@@ -9,7 +9,7 @@
  *
  * What calls itself CBLAS is tried on three small products of integers before it is believed.
  */
-#include "loss/cblas.h"
+#include "loss/host/cblas.h"
 
 #include "core/env.h"
 #include "core/error.h"

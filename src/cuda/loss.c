@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss-cuda.c - CUDA's table of loss.h: passes become the flat structs of the kernels, after a
+ * loss.c - CUDA's table of loss.h: passes become the flat structs of the kernels, after a
  * check of their pointers. Each call's first pass checks those of all its passes: a wrong output
  * must be known before anything is written.
  */

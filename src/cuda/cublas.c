@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cublas-lib.c - which cuBLASLt: the one in the process already (inside PyTorch, PyTorch's), else
+ * cublas.c - which cuBLASLt: the one in the process already (inside PyTorch, PyTorch's), else
  * libcublasLt.so of the CUDA major version that this was built with.
  *
  * Not linked, for it is hundreds of megabytes that only the lm_head path needs.
  */
 #include "cuda/device.h"
-#include "loss/cublas.h"
+#include "cuda/cublas.h"
 
 #include <dlfcn.h>
 #include <pthread.h>

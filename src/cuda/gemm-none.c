@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* product-none.c - stands in for product-cuda.c where the headers of cuBLASLt are missing. */
+/* gemm-none.c - stands in for cuda/gemm.c where the headers of cuBLASLt are missing. */
 #include "cuda/device.h"
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {

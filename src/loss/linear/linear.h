@@ -3,8 +3,8 @@
  * linear.h (private) - what the lm_head path is made of, beside the passes of passes.h: three
  * matrix products, the packing of tokens that count, and a stream beside the caller's.
  *
- * linear-run.c decides the order; the tables of loss.h and of products do the work for one kind of
- * memory (linear-host.c and product-host.c in plain C; loss-cuda.c and product-cuda.c). The
+ * pipeline.c decides the order; the tables of loss.h and of products do the work for one kind of
+ * memory (linear.c and host/gemm.c in plain C; cuda/loss.c and cuda/gemm.c). The
  * same rules as passes.h: arguments come checked, nothing is allocated after create, nothing waits,
  * the host reads no device memory, everything may be captured in a graph.
  *
@@ -134,7 +134,7 @@ typedef struct colo_gemm_ops {
     colo_status_t (*run)(void *made, const struct colo_linear_gemm *g, colo_stream_t stream);
 } colo_gemm_ops_t;
 
-extern const colo_gemm_ops_t colo_gemm_host; /* product-host.c */
+extern const colo_gemm_ops_t colo_gemm_host; /* host/gemm.c */
 
 /* ---- what colo_loss_ops_t (loss.h) says of the functions of these names ---- */
 
@@ -157,7 +157,7 @@ colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
                                      const struct colo_linear_matrix *from, int64_t rows,
                                      int64_t columns, colo_stream_t stream);
 
-/* ---- lm_head.c's, for linear-run.c ---- */
+/* ---- lm_head.c's, for pipeline.c ---- */
 
 /* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet. */
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * product-cblas.c - products of product-host.h by a CBLAS, in blocks of which it can tell no two
+ * gemm-cblas.c - products of gemm.h by a CBLAS, in blocks of which it can tell no two
  * apart.
  *
  * The bits that a GEMM gives a row depend on how many rows it is called with, on where the row is
@@ -12,10 +12,10 @@
  * edges, columns and hidden, is the head's and the same for every chunk.
  *
  * A chunk that is no multiple of ROWS thus computes some zeros. Blocks of k are added in fp64, as
- * product-loops.c adds them, with the same bound on the error.
+ * gemm-loops.c adds them, with the same bound on the error.
  */
-#include "loss/cblas.h"
-#include "loss/product-host.h"
+#include "loss/host/cblas.h"
+#include "loss/host/gemm.h"
 #include "loss/scalar.h"
 
 #include <string.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-host.c - rows of linear.h in plain C: what the CPU build runs.
+ * linear.c - rows of linear.h in plain C: what the CPU build runs.
  */
-#include "loss/linear.h"
+#include "loss/linear/linear.h"
 
 #include "loss/scalar.h"
 

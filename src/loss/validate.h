@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* check.h (private) - the refusals of the logits path; colo_logprob_config_check() is public. */
+/* validate.h (private) - the refusals of the logits path; colo_logprob_config_check() is public. */
 #ifndef COLO_LOSS_CHECK_H
 #define COLO_LOSS_CHECK_H
 

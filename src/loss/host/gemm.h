@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * product-host.h (private) - products of loss/linear.h in host memory: who makes them and how.
+ * gemm.h (private) - products of loss/linear/linear.h in host memory: who makes them and how.
  *
- * product-host.c turns each of the three into one form and chooses; product-loops.c and
- * product-cblas.c compute it.
+ * host/gemm.c turns each of the three into one form and chooses; gemm-loops.c and
+ * gemm-cblas.c compute it.
  */
 #ifndef COLO_LOSS_PRODUCT_HOST_H
 #define COLO_LOSS_PRODUCT_HOST_H
 
-#include "loss/cblas.h"
-#include "loss/linear.h"
+#include "loss/host/cblas.h"
+#include "loss/linear/linear.h"
 
 /* Lines are rows of A, columns of B. In memory a line is contiguous over k and lines are @stride
  * elements apart; by_k: lines are contiguous, their k-th elements a row of @stride elements. */
@@ -38,11 +38,11 @@ struct colo_host_product {
 void colo_host_product_store(const struct colo_host_product *p, int64_t i0, int64_t m, int64_t j0,
                              int64_t n, double *sum, int64_t pitch);
 
-/* product-loops.c */
+/* gemm-loops.c */
 int64_t colo_host_loops_workspace(void);
 void colo_host_loops_run(const struct colo_host_product *p, void *workspace);
 
-/* product-cblas.c; @columns: of a block, for products of at most @most columns */
+/* gemm-cblas.c; @columns: of a block, for products of at most @most columns */
 int64_t colo_host_cblas_columns(int64_t most);
 int64_t colo_host_cblas_workspace(int64_t columns, bool wide);
 void colo_host_cblas_run(const colo_cblas_t *lib, const struct colo_host_product *p,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* cblas-none.c - stands in for cblas-lib.c where no CBLAS is to be looked for (-Dcblas=disabled).
+/* cblas-none.c - stands in for cblas.c where no CBLAS is to be looked for (-Dcblas=disabled).
  */
-#include "loss/cblas.h"
+#include "loss/host/cblas.h"
 
 #include "core/env.h"
 #include "core/error.h"

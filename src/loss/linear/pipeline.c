@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-run.c - one pass of the lm_head path: in which order products, passes and collectives run.
+ * pipeline.c - one pass of the lm_head path: in which order products, passes and collectives run.
  *
  * Every pass is one pipeline over chunks of rows. On the caller's stream: rows are taken, the
  * product makes logits in one of two buffers; then, a chunk later, the products of the gradients
@@ -12,15 +12,15 @@
  *   backward  the gradient, from the saved statistics
  *   loss      statistics, a gather (several ranks), merge and gradient of the chunk
  *
- * so there is one loop, and work() says which. Rows, chunks and memory are linear-plan.c's,
+ * so there is one loop, and work() says which. Rows, chunks and memory are workspace.c's,
  * formulas the passes' (passes.h), products and packing the table's (linear.h), shards the head's.
  *
  * The head is acquired once before the loop and released after it, whatever the loop does and
  * whether or not this rank has a token: the other ranks of its group are in the same pass. d_W is
  * reduced once after it.
  */
-#include "loss/check.h"
-#include "loss/linear-plan.h"
+#include "loss/validate.h"
+#include "loss/linear/workspace.h"
 
 #include "comm/comm.h"
 #include "core/error.h"

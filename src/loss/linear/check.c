@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-check.c - what the lm_head path refuses, each with its numbers, before anything is
+ * check.c - what the lm_head path refuses, each with its numbers, before anything is
  * written.
  *
  * The config at create, then per call the batch, the outputs, the upstream gradient, the gradients
  * and the memory. What the logits path checks already (config, headers after a gather) is its own.
  * Weight and bias are the head's business.
  */
-#include "loss/linear-plan.h"
+#include "loss/linear/workspace.h"
 
 #include "core/error.h"
-#include "loss/check.h"
+#include "loss/validate.h"
 
 #include <inttypes.h>
 #include <math.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * passes-host.c - the passes of passes.h in plain C: what the CPU build runs.
+ * logprob.c - the passes of passes.h in plain C: what the CPU build runs.
  *
  * A row is read once, in tiles that are decoded to double, so the same loop serves the four dtypes
  * and x = cap tanh(factor z / cap) is made in double whatever the logits are. The running maximum

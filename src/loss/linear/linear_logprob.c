@@ -3,12 +3,12 @@
  * linear_logprob.c - the lm_head path: the object, and what each call checks, runs and tells.
  *
  * A call has three parts. Its arguments are checked, all of them, before anything is written
- * (linear-check.c); the verdict goes to both groups that would otherwise wait, the vocabulary's and
- * the head's; then one pipeline runs (linear-run.c). A rank whose arguments are wrong tells the
+ * (check.c); the verdict goes to both groups that would otherwise wait, the vocabulary's and
+ * the head's; then one pipeline runs (pipeline.c). A rank whose arguments are wrong tells the
  * groups before it returns; one that fails later marks them failed.
  */
-#include "loss/check.h"
-#include "loss/linear-plan.h"
+#include "loss/validate.h"
+#include "loss/linear/workspace.h"
 
 #include "comm/comm.h"
 #include "core/error.h"

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * linear-plan.c - how many tokens a chunk has, and where everything of a call lies in its
+ * workspace.c - how many tokens a chunk has, and where everything of a call lies in its
  * workspace.
  *
  * Decides the chunk from what all ranks of the vocabulary group know alike: tokens, the vocabulary,
@@ -11,7 +11,7 @@
  *
  * The same function lays out the workspace for the query and for the call, so the query is exact.
  */
-#include "loss/linear-plan.h"
+#include "loss/linear/workspace.h"
 
 #include "core/error.h"
 
