@@ -8,8 +8,8 @@
 #include "harness/harness.h"
 #include "harness/ranks.h"
 
-#include "perf-collective.h"
-#include "perf-parts.h"
+#include "perf/collective.h"
+#include "perf/parts.h"
 
 #include <stdlib.h>
 

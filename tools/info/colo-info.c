@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * colo-info.c - which library this is, what this machine looks like, and where a grid would sit.
+ *
+ * This file turns the command line into an info_ask_t. With nothing to place it lists versions,
+ * backends, the topology, and every knob of the library's own table, so a knob that the library
+ * reads is listed without a word here; what this build lacks is listed as lacking rather than left
+ * out. With --grid, --bind or a bridge's options it answers for that only, for this machine or for
+ * one that is not here. Finding is in find.c, printing in info/text.c and info/json.c.
+ */
+#include "info-tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <colobridge/log.h>
+#include <colobridge/version.h>
+
+static const char help[] =
+    "usage: colo-info [--topology T] [--json]\n"
+    "       colo-info --grid SPEC [--bind] [options]\n"
+    "       colo-info --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
+    "\n"
+    "Prints the library's version, its backends, the machine, and each environment knob with its\n"
+    "value, and whether it is allowed; or where the ranks of a grid sit, which of its groups "
+    "cross\n"
+    "NUMA nodes, packages and hosts, and which order of the dims or which binding would cross\n"
+    "less.\n"
+    "\n"
+    "  --topology T         an hwloc XML file (a name with .xml or /), or a description such as\n"
+    "                       \"package:2 numa:2 core:4 pu:1\" (default: this machine)\n"
+    "  --grid SPEC          audits this grid, first dim fastest: tp=2,cp=2,dp=2\n"
+    "  --ranks-per-node N   ranks of a host, each host such a machine; 0: one host (default 0)\n"
+    "  --policy P           none, core, scatter, numa, package (default core)\n"
+    "  --bind               lists the processors of each rank; COLO_BIND=P binds thread ranks so\n"
+    "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
+    "  --output full|sharded (default full), --grad partial|disjoint (default partial)\n"
+    "                       a bridge as colo-plan takes it: its bytes across slow links\n"
+    "  --json               for programs; the keys are in docs/place.md\n"
+    "  --version, --help\n"
+    "\n"
+    "Example: 8 ranks on a machine with two packages of four cores\n"
+    "  colo-info --topology \"package:2 core:4 pu:1\" --grid dp=2,tp=4\n"
+    "\n"
+    "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
+
+enum { /* rows of the table below */
+       OPT_TOPOLOGY,
+       OPT_GRID,
+       OPT_RANKS_PER_NODE,
+       OPT_POLICY,
+       OPT_BIND,
+       OPT_SRC,
+       OPT_DST,
+       OPT_BATCH,
+       OPT_SEQ,
+       OPT_HIDDEN,
+       OPT_DTYPE,
+       OPT_OUTPUT,
+       OPT_GRAD,
+       OPT_JSON,
+       OPT_VERSION,
+       OPT_HELP,
+       OPT_COUNT
+};
+
+static tool_option_t options[OPT_COUNT] = {
+    [OPT_TOPOLOGY] = {.name = "--topology"},
+    [OPT_GRID] = {.name = "--grid"},
+    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
+    [OPT_POLICY] = {.name = "--policy"},
+    [OPT_BIND] = {.name = "--bind", .flag = true},
+    [OPT_SRC] = {.name = "--src"},
+    [OPT_DST] = {.name = "--dst"},
+    [OPT_BATCH] = {.name = "--batch"},
+    [OPT_SEQ] = {.name = "--seq"},
+    [OPT_HIDDEN] = {.name = "--hidden"},
+    [OPT_DTYPE] = {.name = "--dtype"},
+    [OPT_OUTPUT] = {.name = "--output"},
+    [OPT_GRAD] = {.name = "--grad"},
+    [OPT_JSON] = {.name = "--json", .flag = true},
+    [OPT_VERSION] = {.name = "--version", .flag = true},
+    [OPT_HELP] = {.name = "--help", .flag = true},
+};
+
+static int read_grid(const tool_option_t *o, int64_t most, colo_grid_t *grid, int64_t *world)
+{
+    TOOL_TRY(tool_grid(INFO_TOOL, o, most, grid));
+    if (*world < grid->offset + grid->size)
+        *world = grid->offset + grid->size;
+    return TOOL_OK;
+}
+
+static int read_bridge(info_ask_t *ask)
+{
+    static const int required[] = {OPT_SRC, OPT_DST, OPT_BATCH, OPT_SEQ, OPT_HIDDEN};
+    static const int optional[] = {OPT_DTYPE, OPT_OUTPUT, OPT_GRAD};
+    const tool_option_t *given = NULL;
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        if (options[required[i]].given)
+            given = &options[required[i]];
+    for (size_t i = 0; i < sizeof optional / sizeof optional[0]; i++)
+        if (options[optional[i]].given)
+            given = &options[optional[i]];
+    if (!given)
+        return TOOL_OK;
+    for (size_t i = 0; i < sizeof required / sizeof required[0]; i++)
+        if (!options[required[i]].given)
+            return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "%s is missing beside %s; see --help",
+                                 options[required[i]].name, given->name);
+
+    colo_grid_t src, dst;
+    colo_plan_config_t *c = &ask->config;
+    *c =
+        (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &ask->src,        .dst = &ask->dst,
+                             .dtype = COLO_BF16,    .output = COLO_FULL_SEQ, .grad = COLO_PARTIAL};
+    TOOL_TRY(read_grid(&options[OPT_SRC], INFO_PLANS_MAX, &src, &ask->world));
+    TOOL_TRY(read_grid(&options[OPT_DST], INFO_PLANS_MAX, &dst, &ask->world));
+    if (colo_layout_init_src(&ask->src, &src) < 0)
+        return tool_wrong(INFO_TOOL, &options[OPT_SRC]);
+    if (colo_layout_init_dst(&ask->dst, &dst) < 0)
+        return tool_wrong(INFO_TOOL, &options[OPT_DST]);
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0)
+        return tool_wrong(INFO_TOOL, &options[OPT_DTYPE]);
+    TOOL_TRY(tool_output(INFO_TOOL, &options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(INFO_TOOL, &options[OPT_GRAD], &c->grad));
+    ask->bridge = true;
+    return TOOL_OK;
+}
+
+static int read_ask(info_ask_t *ask)
+{
+    ask->json = options[OPT_JSON].given;
+    ask->topology = options[OPT_TOPOLOGY].value;
+    ask->bind = options[OPT_BIND].given;
+    ask->policy = COLO_BIND_CORE;
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
+                      &ask->ranks_per_node));
+    if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
+        return tool_wrong(INFO_TOOL, &options[OPT_POLICY]);
+    if (options[OPT_GRID].given) {
+        TOOL_TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));
+        ask->audit = true;
+    }
+    TOOL_TRY(read_bridge(ask));
+    if (ask->world > INFO_PLANS_MAX && ask->bridge)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--grid: %lld ranks; bridges of worlds up to %lld are counted",
+                             (long long)ask->world, (long long)INFO_PLANS_MAX);
+    ask->config.ranks_per_node = ask->ranks_per_node;
+    if (ask->world == 0)
+        ask->world = ask->ranks_per_node;
+    if (info_is_plain(ask) && (options[OPT_RANKS_PER_NODE].given || options[OPT_POLICY].given))
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "%s: of which ranks? give --grid, --bind or --src and --dst",
+                             options[OPT_POLICY].given ? "--policy" : "--ranks-per-node");
+    if (ask->bind && ask->world == 0)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL,
+                             "--bind: of how many ranks? give --grid or --ranks-per-node");
+    if (ask->bind && ask->world > INFO_RANKS_MAX)
+        return tool_complain(TOOL_WRONG_USE, INFO_TOOL, "--bind: %lld ranks; up to %d are listed",
+                             (long long)ask->world, INFO_RANKS_MAX);
+    return TOOL_OK;
+}
+
+int main(int argc, char **argv)
+{
+    static info_ask_t ask;
+    static info_found_t found;
+    TOOL_TRY(tool_parse(INFO_TOOL, options, OPT_COUNT, argc, argv));
+    if (options[OPT_HELP].given) {
+        fputs(help, stdout);
+        return tool_finish(TOOL_OK, INFO_TOOL);
+    }
+    if (options[OPT_VERSION].given) {
+        printf("%s %s\n", INFO_TOOL, colo_version());
+        return tool_finish(TOOL_OK, INFO_TOOL);
+    }
+    TOOL_TRY(read_ask(&ask));
+    setenv("HWLOC_HIDE_ERRORS", "2", 0); /* what it has to say about a file is our one line */
+    int rc = info_find(&ask, &found);
+    if (rc == TOOL_OK)
+        rc = ask.json ? info_print_json(&ask, &found) : info_print_text(&ask, &found);
+    if (rc == TOOL_OK && info_is_plain(&ask) && colo_env_check(NULL) < 0)
+        rc = tool_complain(TOOL_PROBLEM, INFO_TOOL, "%s", colo_last_error());
+    info_forget(&found);
+    return tool_finish(rc, INFO_TOOL);
+}

@@ -1,0 +1,238 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bridge.c - colo-perf bridge: one pair of layouts, forward and backward, in several ways
+ * beside the limits of the same bytes, all in one run.
+ *
+ *   push        what the plan's messages would take as plain stores into the peers, all at once
+ *   copy        what stays, as one contiguous copy; the faster of cudaMemcpyAsync and a kernel
+ *   exact-nccl  the library's bridge over NCCL;   exact-peer: over the peers' memory
+ *   collective  the library's own COLLECTIVE (sums in rank order)
+ *   reference   the passes that runtimes run today, on NCCL itself
+ *   tuned       as few passes as collectives allow
+ *
+ * Inputs are position codes, outputs begin as 0xff and are compared on the device after the last
+ * launch of each way.
+ */
+#include "work.h"
+
+#include <colobridge/memory.h>
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const names[OPS] = {"push",       "copy",      "exact-nccl", "exact-peer",
+                                       "collective", "reference", "tuned"};
+enum { REPLAY_BELOW = 4 << 20 };
+
+/* ---- running one way ---- */
+
+static int run(void *arg, cudaStream_t stream)
+{
+    static int (*const coll[2][2])(perf_coll_t *) = {
+        {perf_coll_forward, perf_coll_backward},
+        {perf_coll_tuned_forward, perf_coll_tuned_backward}};
+    work_t *w = arg;
+    perf_rank_t *r = w->r;
+    const colo_tensor_t *in = w->way ? &w->d_y : &w->x, *out = w->way ? &w->d_x : &w->y;
+    switch (w->op) {
+    case PUSH:
+        RANK_CUDA(colo_k_probe_push(w->push[w->way], w->pushes[w->way], stream));
+        return TOOL_OK;
+    case COPY:
+        if (w->memcpy)
+            RANK_CUDA(cudaMemcpyAsync(out->data, in->data, (size_t)w->mine[w->way],
+                                      cudaMemcpyDeviceToDevice, stream));
+        else
+            RANK_CUDA(colo_k_probe_copy(out->data, in->data, w->mine[w->way] / 16 * 16, stream));
+        return TOOL_OK;
+    case REFERENCE:
+    case TUNED:
+        return coll[w->op == TUNED][w->way](&w->coll);
+    default:
+        if (w->way)
+            RANK_COLO(colo_bridge_backward(w->bridge[w->op], in, out, stream));
+        else
+            RANK_COLO(colo_bridge_forward(w->bridge[w->op], in, out, stream));
+        return TOOL_OK;
+    }
+}
+
+static int check(work_t *w, int64_t *wrong)
+{
+    perf_rank_t *r = w->r;
+    unsigned long long found = 0;
+    const bool coll = w->op == REFERENCE || w->op == TUNED;
+    const void *out = coll ? w->coll.out : w->way ? w->d_x.data : w->y.data;
+    const colo_k_code_t c = perf_work_code(w, out, !w->way, w->way, false);
+    RANK_CUDA(cudaMemsetAsync(r->count, 0, sizeof found, r->stream));
+    RANK_CUDA(colo_k_probe_decode(&c, r->count, r->stream));
+    TOOL_TRY(perf_rank_wait(r));
+    RANK_CUDA(cudaMemcpy(&found, r->count, sizeof found, cudaMemcpyDeviceToHost));
+    *wrong = (int64_t)found;
+    return perf_rank_sum(r, wrong);
+}
+
+static int poison(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    const colo_tensor_t *out = w->way ? &w->d_x : &w->y;
+    RANK_CUDA(cudaMemsetAsync(out->data, 0xff, perf_tensor_bytes(out), r->stream));
+    for (int i = 0; i < 3 && (w->op == REFERENCE || w->op == TUNED); i++)
+        RANK_CUDA(
+            cudaMemsetAsync(w->coll.stage[i], 0xff, (size_t)perf_coll_stage(&w->coll), r->stream));
+    TOOL_TRY(perf_rank_wait(r));
+    return perf_rank_barrier(r);
+}
+
+static int time_it(work_t *w, bool replayed, double *us, double *best)
+{
+    const int64_t batch = perf_batch(w->bytes);
+    return replayed ? perf_rank_replay(w->r, run, w, batch, us, best)
+                    : perf_rank_time(w->r, run, w, batch, us, best);
+}
+
+/* Does the result lie in the input */
+static bool is_view(const work_t *w)
+{
+    const colo_tensor_t *in = w->way ? &w->d_y : &w->x;
+    const char *at = w->coll.out, *from = in->data;
+    return (w->op == REFERENCE || w->op == TUNED) && at >= from &&
+           at < from + perf_tensor_bytes(in);
+}
+
+/* Measures w->op in w->way and prints it; @limit: launched, replayed. */
+static int measure(work_t *w, double limit[2])
+{
+    perf_rank_t *r = w->r;
+    perf_t *p = r->all->p;
+    for (int replayed = 0; replayed < (w->bytes <= REPLAY_BELOW ? 2 : 1); replayed++) {
+        perf_row_t row = {.pair = w->pair,
+                          .axes = w->axes,
+                          .way = w->way ? "backward" : "forward",
+                          .op = names[w->op],
+                          .shape = w->shape,
+                          .replayed = replayed,
+                          .bytes = w->bytes,
+                          .arrive = w->arrive[w->way],
+                          .local = w->local[w->way]};
+        TOOL_TRY(poison(w));
+        TOOL_TRY(time_it(w, replayed, &row.us, &row.best));
+        if (w->op == COPY) { /* the faster of two */
+            double us, best;
+            w->memcpy = true;
+            TOOL_TRY(time_it(w, replayed, &us, &best));
+            w->memcpy = false;
+            row.us = us < row.us ? us : row.us;
+            row.best = best < row.best ? best : row.best;
+        }
+        int64_t wrong = 0;
+        if (w->op >= EXACT_NCCL)
+            TOOL_TRY(check(w, &wrong));
+        if (w->op < EXACT_NCCL && row.us > limit[replayed])
+            limit[replayed] = row.us;
+        row.limit = w->op < EXACT_NCCL ? row.us : limit[replayed];
+        row.view = is_view(w);
+        row.wrong = wrong;
+        if (r->me == 0)
+            TOOL_TRY(perf_bridge_row(p, &row));
+    }
+    return perf_rank_barrier(r);
+}
+
+/* The same on registered memory: what peers write, and what they read to add gradients up. */
+static int measure_peer(work_t *w, double limit[2])
+{
+    perf_rank_t *r = w->r;
+    const colo_tensor_t *const tensor[2] = {w->way ? &w->d_x : &w->y, w->way ? &w->d_y : NULL};
+    colo_memory_t *memory[2] = {NULL, NULL};
+    for (int i = 0; i < 2 && tensor[i]; i++) {
+        const size_t bytes = perf_tensor_bytes(tensor[i]);
+        RANK_COLO(colo_memory_register(r->gpus, bytes ? tensor[i]->data : NULL, bytes, &memory[i]));
+    }
+    if (colo_memory_is_direct(memory[0]))
+        TOOL_TRY(measure(w, limit));
+    TOOL_TRY(perf_rank_barrier(r));
+    for (int i = 0; i < 2; i++)
+        colo_memory_destroy(&memory[i]);
+    return perf_rank_barrier(r);
+}
+
+/* ---- all of them ---- */
+
+static int one_size(perf_rank_t *r, const perf_pair_t *pair, const char *axes, colo_shape_t shape)
+{
+    work_t *w = calloc(1, sizeof *w);
+    if (!w)
+        return perf_rank_complain(r, "no memory");
+    w->r = r;
+    w->pair = pair;
+    w->axes = axes;
+    w->shape = shape;
+    TOOL_TRY(perf_work_make(w));
+    for (w->way = 0; w->way < 2; w->way++) {
+        double limit[2] = {0, 0};
+        for (int op = PUSH; op < OPS; op++) {
+            w->op = (op_t)op;
+            const bool there = op == PUSH   ? r->all->reach && w->arrive[w->way] > 0
+                               : op == COPY ? w->local[w->way] > 0
+                                            : w->bridge[op >= REFERENCE ? COLLECTIVE : op] != NULL;
+            if (there)
+                TOOL_TRY((op == EXACT_PEER ? measure_peer : measure)(w, limit));
+        }
+    }
+    TOOL_TRY(perf_work_destroy(w));
+    free(w);
+    return TOOL_OK;
+}
+
+/* Rows of which the larger tensor of a rank has @bytes, or the next number that can be cut. */
+static int64_t rows_for(const perf_t *p, const perf_pair_t *pair, int64_t bytes)
+{
+    const int64_t ds = colo_grid_extent(&pair->src, "dp"), dd = colo_grid_extent(&pair->dst, "dp"),
+                  cs = colo_grid_extent(&pair->src, "cp"), cd = colo_grid_extent(&pair->dst, "cp"),
+                  step = (cs > 1 || cd > 1) ? 2 * cs * cd : 1,
+                  in = (p->shape.samples + ds - 1) / ds, out = (p->shape.samples + dd - 1) / dd,
+                  row = p->shape.features * (int64_t)colo_dtype_size(p->dtype);
+    /* bytes of @step rows */
+    const int64_t src = in * row * step / cs,
+                  dst = out * row * step / (p->output == COLO_SHARDED ? cd : 1);
+    const int64_t n = bytes / (src > dst ? src : dst);
+    return step * (n > 0 ? n : 1);
+}
+
+static int on_rank(perf_rank_t *r, void *arg)
+{
+    const perf_t *p = r->all->p;
+    for (int i = 0; i < p->npairs; i++)
+        for (int a = 0; p->axes[a]; a++) {
+            if (r->me == 0)
+                perf_bridge_head(p, &p->pair[i], p->axes[a]);
+            colo_shape_t shape = p->shape;
+            int64_t last = 0;
+            for (int64_t bytes = p->begin; bytes <= p->end; bytes *= p->factor) {
+                if (p->sizes)
+                    shape.rows = rows_for(p, &p->pair[i], bytes);
+                if (shape.rows != last)
+                    TOOL_TRY(one_size(r, &p->pair[i], p->axes[a], shape));
+                last = shape.rows;
+                if (!p->sizes)
+                    break;
+            }
+        }
+    return TOOL_OK;
+}
+
+int perf_bridge(perf_t *p)
+{
+    int64_t ranks = 0;
+    for (int i = 0; i < p->npairs; i++) {
+        const colo_grid_t *const g[] = {&p->pair[i].src, &p->pair[i].dst};
+        for (int k = 0; k < 2; k++)
+            ranks = g[k]->offset + g[k]->size > ranks ? g[k]->offset + g[k]->size : ranks;
+    }
+    if (ranks > p->gpus || ranks > PERF_GPUS_MAX)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%lld ranks, but %lld GPUs",
+                             (long long)ranks, (long long)p->gpus);
+    setenv("COLO_TRANSPORT", "auto", 1); /* both are measured; which, registration decides */
+    return perf_gpus_run(p, (int32_t)ranks, on_rank, NULL);
+}

@@ -1,0 +1,335 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * colo-perf.c - how fast this machine is, and how fast the library is on it, in one run.
+ *
+ * Flags and columns are those of nccl-tests. Every figure stands beside the limit that was measured
+ * a moment before on the same device, and every result is checked in the run: a #wrong that is not
+ * 0 is exit status 1. This file reads the command line. What is measured is in link.c (one
+ * GPU), links.c (between GPUs), perf/bridge.c and perf/logprob.c; plot.c draws.
+ */
+#include "perf.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char help[] =
+    "usage: colo-perf link|bridge|logprob [options]\n"
+    "       colo-perf plot FILE --svg F\n"
+    "\n"
+    "link: memory of one GPU (cudaMemcpyAsync, a copy kernel, the bridge's local copy, a kernel "
+    "that\n"
+    "only reads), then between 2, 4 ... all GPUs stores into a peer's memory, copies, NCCL's\n"
+    "send/receive and all-gather, by size.\n"
+    "\n"
+    "bridge: pairs of layouts, forward and backward, ranks are threads with a GPU each: the "
+    "library's\n"
+    "bridge over NCCL and over peer memory, its COLLECTIVE, the passes that runtimes run today\n"
+    "(reference), as few passes as collectives allow (tuned); beside them what the same bytes "
+    "take\n"
+    "as plain stores into the peers (push) and as one copy of what stays (copy).\n"
+    "\n"
+    "logprob: the loss on logits of one GPU, forward and backward, against the read and copy\n"
+    "bandwidth of the same run.\n"
+    "\n"
+    "plot: draws what --json recorded, on any machine.\n"
+    "\n"
+    "  -b BYTES             link: smallest size (1M). bridge: sizes of the larger tensor of a "
+    "rank,\n"
+    "                       instead of --seq. K, M and G are powers of 1024\n"
+    "  -e BYTES             largest size (1G)\n"
+    "  -f N                 factor from size to size (4)\n"
+    "  -g N                 GPUs (all; logprob: 1)\n"
+    "  -w N                 launches that do not count (5)\n"
+    "  -n N                 rounds that count (20); the median is printed. Between GPUs a round is "
+    "3\n"
+    "                       to 20 launches in a row, more of the smaller; (g): replayed\n"
+    "  --src SPEC           bridge: the encoder's grid, first dim fastest: tp=1,dp=4\n"
+    "  --dst SPEC           bridge: the LLM's grid: tp=1,cp=2,dp=2\n"
+    "  --layouts ENTRY...   bridge: several pairs instead, each SRC->DST in quotes\n"
+    "  --batch B            bridge: samples of the global batch (16)\n"
+    "  --seq N              bridge: rows of a sample (8192); -b and -e choose others\n"
+    "  --hidden H           bridge: features of a row (4096)\n"
+    "  --axes A             bridge: memory order, bsh, sbh, th or both, which is bsh, then sbh "
+    "(bsh)\n"
+    "  --dtype T            bridge: bf16, f16 or f32 (bf16)\n"
+    "  --output O           bridge: sharded: a rank gets its own rows; full: all (sharded)\n"
+    "  --grad G             bridge, full: partial: values to be summed over cp; disjoint: zero\n"
+    "                       outside own rows (partial)\n"
+    "  --tokens N           logprob: rows of the logits (8192)\n"
+    "  --vocab N            logprob: columns of the logits (151936), bf16\n"
+    "  --entropy            logprob: with entropy and its gradient\n"
+    "  --json               for programs; the keys are in docs/perf.md\n"
+    "  --svg F              also draws it: achieved against the limit by size, logarithmic axes, "
+    "as\n"
+    "                       a page in the file F\n"
+    "  --version, --help\n"
+    "\n"
+    "Example: the bridge of a 4-GPU host, a picture beside the table\n"
+    "  colo-perf bridge --src tp=1,dp=4 --dst tp=1,cp=2,dp=2 -b 64K -e 1G -f 8 --svg bridge.svg\n"
+    "\n"
+    "Example: the loss against memory bandwidth\n"
+    "  colo-perf logprob -n 50\n"
+    "\n"
+    "Exit: 0 ok, 1 a wrong result or a failure, 2 wrong use, no GPU among it.\n";
+
+enum {
+    BEGIN,
+    END,
+    FACTOR,
+    GPUS,
+    WARMUP,
+    ITERS,
+    SRC,
+    DST,
+    LAYOUTS,
+    BATCH,
+    SEQ,
+    HIDDEN,
+    AXES,
+    DTYPE,
+    OUTPUT,
+    GRAD,
+    TOKENS,
+    VOCAB,
+    ENTROPY,
+    JSON,
+    SVG,
+    VERSION,
+    HELP,
+    COUNT
+};
+
+static const char *const commands[] = {"link", "bridge", "logprob", "plot", NULL};
+enum { LINK = 1, BRIDGE = 2, LOGPROB = 4, PLOT = 8 };
+static const unsigned char takes[COUNT] = {[BEGIN] = LINK | BRIDGE,
+                                           [END] = LINK | BRIDGE,
+                                           [FACTOR] = LINK | BRIDGE,
+                                           [GPUS] = LINK | BRIDGE | LOGPROB,
+                                           [WARMUP] = LINK | BRIDGE | LOGPROB,
+                                           [ITERS] = LINK | BRIDGE | LOGPROB,
+                                           [SRC] = BRIDGE,
+                                           [DST] = BRIDGE,
+                                           [LAYOUTS] = BRIDGE,
+                                           [BATCH] = BRIDGE,
+                                           [SEQ] = BRIDGE,
+                                           [HIDDEN] = BRIDGE,
+                                           [AXES] = BRIDGE,
+                                           [DTYPE] = BRIDGE,
+                                           [OUTPUT] = BRIDGE,
+                                           [GRAD] = BRIDGE,
+                                           [TOKENS] = LOGPROB,
+                                           [VOCAB] = LOGPROB,
+                                           [ENTROPY] = LOGPROB,
+                                           [JSON] = LINK | BRIDGE | LOGPROB,
+                                           [SVG] = LINK | BRIDGE | LOGPROB | PLOT};
+
+/* "8", "64K", "1M", "2G" */
+static int size_of(const tool_option_t *o, int64_t *bytes)
+{
+    char q[TOOL_QUOTE_MAX], *end;
+    if (!o->given)
+        return TOOL_OK;
+    errno = 0;
+    long long v = strtoll(o->value, &end, 10);
+    static const char units[] = "KMG";
+    const char *unit = *end ? strchr(units, *end) : NULL;
+    const int shift = unit ? 10 * (int)(unit - units + 1) : 0;
+    bool ok = o->value[0] >= '0' && o->value[0] <= '9' && !errno && (!*end || (unit && !end[1]));
+    if (!ok || v < 16 >> (shift < 4 ? shift : 4) || v > INT64_C(1) << 40 >> shift)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
+                             "%s: %s is no size from 16 bytes to 1024G (8M, 64K)", o->name,
+                             tool_quote(q, o->value));
+    *bytes = (int64_t)v << shift;
+    return TOOL_OK;
+}
+
+static int read_pair(perf_t *p, const tool_option_t *src, const tool_option_t *dst)
+{
+    if (p->npairs == PERF_PAIRS_MAX)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: more than %d pairs", src->name,
+                             PERF_PAIRS_MAX);
+    perf_pair_t *pair = &p->pair[p->npairs++];
+    colo_layout_t layout;
+    TOOL_TRY(tool_grid(PERF_TOOL, src, 1024, &pair->src));
+    TOOL_TRY(tool_grid(PERF_TOOL, dst, 1024, &pair->dst));
+    if (colo_layout_init_src(&layout, &pair->src) < 0)
+        return tool_wrong(PERF_TOOL, src);
+    if (colo_layout_init_dst(&layout, &pair->dst) < 0)
+        return tool_wrong(PERF_TOOL, dst);
+    colo_grid_print(&pair->src, pair->src_name, sizeof pair->src_name);
+    colo_grid_print(&pair->dst, pair->dst_name, sizeof pair->dst_name);
+    return TOOL_OK;
+}
+
+static int read_pairs(perf_t *p, const tool_option_t *o)
+{
+    char where[32], q[TOOL_QUOTE_MAX];
+    if (!o[LAYOUTS].given) {
+        for (int i = SRC; i <= DST; i++)
+            if (!o[i].given)
+                return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s is missing; see --help",
+                                     o[i].name);
+        return read_pair(p, &o[SRC], &o[DST]);
+    }
+    if (o[SRC].given || o[DST].given)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with --layouts",
+                             o[SRC].given ? "--src" : "--dst");
+    for (int i = 0; i < o[LAYOUTS].count; i++) {
+        char copy[512];
+        snprintf(where, sizeof where, "--layouts entry %d", i + 1);
+        const int len = snprintf(copy, sizeof copy, "%s", o[LAYOUTS].values[i]);
+        char *arrow = strstr(copy, "->");
+        if (len >= (int)sizeof copy || !arrow)
+            return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: %s is not SRC->DST", where,
+                                 tool_quote(q, o[LAYOUTS].values[i]));
+        *arrow = '\0';
+        const tool_option_t src = {.name = where, .value = copy},
+                            dst = {.name = where, .value = arrow + 2};
+        TOOL_TRY(read_pair(p, &src, &dst));
+    }
+    return TOOL_OK;
+}
+
+static int read_bridge(perf_t *p, const tool_option_t *o)
+{
+    static const char *const axes[] = {"bsh", "sbh", "th", "both", NULL};
+    static const char *const dtypes[] = {"bf16", "f16", "f32", NULL};
+    static const colo_dtype_t dtype[] = {COLO_BF16, COLO_F16, COLO_F32};
+    int axis = 0, type = 0;
+    p->shape = (colo_shape_t){16, 8192, 4096, 0};
+    p->output = COLO_SHARDED;
+    p->grad = COLO_PARTIAL;
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[BATCH], 1, INT64_C(1) << 30, &p->shape.samples));
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[SEQ], 1, INT64_C(1) << 40, &p->shape.rows));
+    TOOL_TRY(tool_i64(PERF_TOOL, &o[HIDDEN], 1, INT64_C(1) << 30, &p->shape.features));
+    TOOL_TRY(tool_word(PERF_TOOL, &o[AXES], axes, &axis));
+    TOOL_TRY(tool_word(PERF_TOOL, &o[DTYPE], dtypes, &type));
+    TOOL_TRY(tool_output(PERF_TOOL, &o[OUTPUT], &p->output));
+    TOOL_TRY(tool_grad(PERF_TOOL, &o[GRAD], &p->grad));
+    p->dtype = dtype[type];
+    p->axes[0] = axis == 3 ? "bsh" : axes[axis];
+    p->axes[1] = axis == 3 ? "sbh" : NULL;
+    if (p->sizes && o[SEQ].given)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "--seq: -b and -e choose it");
+    return read_pairs(p, o);
+}
+
+static int read_options(perf_t *p, tool_option_t *o, unsigned what)
+{
+    const struct {
+        int at;
+        int64_t lo, hi, *value;
+    } numbers[] = {
+        {FACTOR, 2, 1 << 20, &p->factor},          {GPUS, 1, 1024, &p->gpus},
+        {WARMUP, 0, 1000000, &p->warmup},          {ITERS, 1, 1000000, &p->iters},
+        {TOKENS, 1, INT64_C(1) << 30, &p->tokens}, {VOCAB, 2, INT64_C(1) << 30, &p->vocab}};
+    for (int i = 0; i < COUNT; i++)
+        if (o[i].given && !(takes[i] & 1u << what))
+            return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%s: not with %s", o[i].name,
+                                 commands[what]);
+    TOOL_TRY(size_of(&o[BEGIN], &p->begin));
+    TOOL_TRY(size_of(&o[END], &p->end));
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        TOOL_TRY(
+            tool_i64(PERF_TOOL, &o[numbers[i].at], numbers[i].lo, numbers[i].hi, numbers[i].value));
+    p->sizes = o[BEGIN].given || o[END].given;
+    p->entropy = o[ENTROPY].given;
+    p->json = o[JSON].given;
+    p->svg = o[SVG].value;
+    if (p->begin > p->end)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-b %lld is larger than -e %lld",
+                             (long long)p->begin, (long long)p->end);
+    if (1u << what == LOGPROB && p->gpus > 1)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "-g %lld: logprob measures one GPU",
+                             (long long)p->gpus);
+    if (1u << what == PLOT && !p->svg)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "--svg is missing; see --help");
+    return 1u << what == BRIDGE ? read_bridge(p, o) : TOOL_OK;
+}
+
+static int measure(perf_t *p, unsigned what, int argc, char **argv)
+{
+    if (1u << what == PLOT)
+        return perf_plot_file(p);
+    TOOL_TRY(perf_describe(p, argc, argv));
+    int rc = TOOL_OK;
+    switch (1u << what) {
+    case LINK:
+        rc = perf_link(p);
+        rc = rc || p->gpus < 2 ? rc : perf_links(p);
+        break;
+    case BRIDGE:
+        rc = perf_bridge(p);
+        break;
+    default:
+        rc = perf_logprob(p);
+    }
+    rc = rc ? rc : perf_doc_finish(p);
+    json_decref(p->doc);
+    if (rc == TOOL_OK && p->wrong)
+        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "%lld results are wrong", p->wrong);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    tool_option_t o[COUNT] = {
+        [BEGIN] = {.name = "-b"},
+        [END] = {.name = "-e"},
+        [FACTOR] = {.name = "-f"},
+        [GPUS] = {.name = "-g"},
+        [WARMUP] = {.name = "-w"},
+        [ITERS] = {.name = "-n"},
+        [SRC] = {.name = "--src"},
+        [DST] = {.name = "--dst"},
+        [LAYOUTS] = {.name = "--layouts", .list = true},
+        [BATCH] = {.name = "--batch"},
+        [SEQ] = {.name = "--seq"},
+        [HIDDEN] = {.name = "--hidden"},
+        [AXES] = {.name = "--axes"},
+        [DTYPE] = {.name = "--dtype"},
+        [OUTPUT] = {.name = "--output"},
+        [GRAD] = {.name = "--grad"},
+        [TOKENS] = {.name = "--tokens"},
+        [VOCAB] = {.name = "--vocab"},
+        [ENTROPY] = {.name = "--entropy", .flag = true},
+        [JSON] = {.name = "--json", .flag = true},
+        [SVG] = {.name = "--svg"},
+        [VERSION] = {.name = "--version", .flag = true},
+        [HELP] = {.name = "--help", .flag = true},
+    };
+    static perf_t p = {.begin = 1 << 20,
+                       .end = 1 << 30,
+                       .factor = 4,
+                       .warmup = 5,
+                       .iters = 20,
+                       .tokens = 8192,
+                       .vocab = 151936};
+    const char *name = argc > 1 && argv[1][0] != '-' ? argv[1] : NULL;
+    int skip = name ? 1 : 0;
+    unsigned what = 0;
+    char q[TOOL_QUOTE_MAX];
+    while (name && commands[what] && strcmp(commands[what], name) != 0)
+        what++;
+    if (name && commands[what] && 1u << what == PLOT && argc > 2 && argv[2][0] != '-') {
+        p.file = argv[2];
+        skip++;
+    }
+    TOOL_TRY(tool_parse(PERF_TOOL, o, COUNT, argc - skip, argv + skip));
+    if (o[HELP].given || o[VERSION].given) {
+        if (o[HELP].given)
+            fputs(help, stdout);
+        else
+            printf("%s %s\n", PERF_TOOL, colo_version());
+        return tool_finish(TOOL_OK, PERF_TOOL);
+    }
+    if (!name || !commands[what])
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL,
+                             "%s is no subcommand: link, bridge, logprob, plot; see --help",
+                             name ? tool_quote(q, name) : "nothing");
+    if (1u << what == PLOT && !p.file)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: which file? see --help");
+    TOOL_TRY(read_options(&p, o, what));
+    return tool_finish(measure(&p, what, argc, argv), PERF_TOOL);
+}

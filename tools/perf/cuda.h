@@ -1,0 +1,36 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cuda.h - checked CUDA, and timing on one device.
+ *
+ * A time is the median of @iters launches, each between two events, after @warmup that do not
+ * count. One event pair a launch, all enqueued before any is read, so the host is not in the way.
+ */
+#ifndef TOOLS_PERF_CUDA_H
+#define TOOLS_PERF_CUDA_H
+
+#include "perf.h"
+
+#include <cuda_runtime_api.h>
+
+/* Complains once and makes the caller return TOOL_PROBLEM. */
+#define PERF_CUDA(expr)                                                         \
+    do {                                                                        \
+        cudaError_t e_ = (expr);                                                \
+        if (e_ != cudaSuccess)                                                  \
+            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s: %s (%s)", #expr, \
+                                 cudaGetErrorName(e_), cudaGetErrorString(e_)); \
+    } while (0)
+#define PERF_TRY(expr)                                                              \
+    do {                                                                            \
+        if ((expr) < 0)                                                             \
+            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", colo_last_error()); \
+    } while (0)
+
+typedef int (*perf_fn)(void *arg, cudaStream_t stream); /* enqueues one launch; TOOL_OK or not */
+
+/* Median, and the fastest where @best is given, in microseconds. */
+int perf_time(const perf_t *p, perf_fn fn, void *arg, double *median, double *best);
+/* of @n times, sorted in place */
+double perf_median(float *ms, size_t n);
+
+#endif

@@ -1,0 +1,302 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpus.c - see perf/gpus.h.
+ *
+ * Whoever fails complains and returns; the others' barriers end. A rank never waits for its stream
+ * without a deadline: a peer that failed may have left a kernel waiting. Such a stream would keep
+ * exit() waiting, too, so a run that failed leaves the process at once.
+ */
+#include "gpus.h"
+
+#include <colobridge/nccl.h>
+
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+/* ---- NCCL ---- */
+
+static int find_nccl(perf_nccl_t *lib)
+{
+    const struct {
+        const char *name;
+        void *at;
+    } want[] = {
+        {"ncclGetVersion", &lib->get_version},
+        {"ncclGetUniqueId", &lib->get_unique_id},
+        {"ncclCommInitRank", &lib->init_rank},
+        {"ncclGetErrorString", &lib->error_string},
+        {"ncclGroupStart", &lib->group_start},
+        {"ncclGroupEnd", &lib->group_end},
+        {"ncclAllGather", &lib->all_gather},
+        {"ncclAllReduce", &lib->all_reduce},
+        {"ncclSend", &lib->send},
+        {"ncclRecv", &lib->recv},
+    };
+    void *so = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); /* the library's, too */
+    if (!so)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "no NCCL: %s", dlerror());
+    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
+        void *f = dlsym(so, want[i].name);
+        if (!f)
+            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "libnccl.so.2 has no %s", want[i].name);
+        *(void **)want[i].at = f;
+    }
+    return lib->get_version(&lib->version) == ncclSuccess
+               ? TOOL_OK
+               : tool_complain(TOOL_PROBLEM, PERF_TOOL, "ncclGetVersion failed");
+}
+
+int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm)
+{
+    perf_gpus_t *all = r->all;
+    perf_comms_t *c = NULL;
+    TOOL_TRY(perf_rank_barrier(r)); /* nobody changes the list while others look */
+    for (int32_t i = 0; i < all->ncomms && !c; i++)
+        if (memcmp(&all->comms[i].split, split, sizeof *split) == 0)
+            c = &all->comms[i];
+    if (c) {
+        *comm = c->comm[r->me];
+        return TOOL_OK;
+    }
+    if (all->ncomms == PERF_COMMS_MAX)
+        return perf_rank_complain(r, "more than %d ways to group the ranks", PERF_COMMS_MAX);
+    c = &all->comms[all->ncomms];
+    TOOL_TRY(perf_rank_barrier(r));
+    if (r->me == 0) {
+        c->split = *split;
+        for (int32_t k = 0; k < r->n; k++)
+            RANK_NCCL(all->nccl.get_unique_id(&c->id[k]));
+    }
+    TOOL_TRY(perf_rank_barrier(r));
+    int32_t mine = 0, lowest = r->me;
+    for (int32_t i = 0; i < split->size[r->me]; i++) {
+        mine = split->member[r->me][i] == r->me ? i : mine;
+        lowest = split->member[r->me][i] < lowest ? split->member[r->me][i] : lowest;
+    }
+    if (split->size[r->me] > 0)
+        RANK_NCCL(all->nccl.init_rank(&c->comm[r->me], split->size[r->me], c->id[lowest], mine));
+    *comm = c->comm[r->me];
+    TOOL_TRY(perf_rank_barrier(r));
+    if (r->me == 0)
+        all->ncomms++;
+    return perf_rank_barrier(r);
+}
+
+/* ---- ranks ---- */
+
+int perf_rank_complain(perf_rank_t *r, const char *fmt, ...)
+{
+    char text[1024];
+    va_list ap;
+    va_start(ap, fmt);
+    vsnprintf(text, sizeof text, fmt, ap);
+    va_end(ap);
+    if (atomic_fetch_add(&r->all->said, 1) == 0)
+        tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", text);
+    return TOOL_PROBLEM;
+}
+
+int perf_rank_barrier(perf_rank_t *r)
+{
+    if (r->all->said)
+        return TOOL_PROBLEM;
+    RANK_COLO(colo_comm_barrier(r->host, NULL));
+    return TOOL_OK;
+}
+
+int perf_rank_wait(perf_rank_t *r)
+{
+    struct timespec t0, t;
+    clock_gettime(CLOCK_MONOTONIC, &t0);
+    for (;;) {
+        const cudaError_t e = cudaStreamQuery(r->stream);
+        if (e == cudaSuccess)
+            return TOOL_OK;
+        if (e != cudaErrorNotReady)
+            return perf_rank_complain(r, "GPU %d: %s", (int)r->me, cudaGetErrorString(e));
+        clock_gettime(CLOCK_MONOTONIC, &t);
+        if (t.tv_sec - t0.tv_sec > 60 || r->all->said)
+            return perf_rank_complain(r, "GPU %d is not done after a minute", (int)r->me);
+        sched_yield();
+    }
+}
+
+static int combine(perf_rank_t *r, int64_t *value, bool sum)
+{
+    TOOL_TRY(perf_rank_barrier(r));
+    r->all->bytes[r->me][0] = *value;
+    TOOL_TRY(perf_rank_barrier(r));
+    int64_t v = 0;
+    for (int32_t k = 0; k < r->n; k++)
+        v = sum ? v + r->all->bytes[k][0] : r->all->bytes[k][0] > v ? r->all->bytes[k][0] : v;
+    *value = v;
+    return perf_rank_barrier(r);
+}
+
+int perf_rank_most(perf_rank_t *r, int64_t *value)
+{
+    return combine(r, value, false);
+}
+
+int perf_rank_sum(perf_rank_t *r, int64_t *value)
+{
+    return combine(r, value, true);
+}
+
+int64_t perf_batch(int64_t bytes)
+{
+    const int64_t n = (INT64_C(256) << 20) / (bytes > 0 ? bytes : 1);
+    return n < 3 ? 3 : n > 20 ? 20 : n;
+}
+
+static int rounds(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, cudaEvent_t from,
+                  cudaEvent_t to)
+{
+    const perf_t *p = r->all->p;
+    for (int64_t i = 0; i < p->warmup; i++)
+        TOOL_TRY(fn(arg, r->stream));
+    TOOL_TRY(perf_rank_wait(r));
+    for (int64_t i = 0; i < p->iters; i++) {
+        float *ms = &r->all->ms[i * r->n + r->me];
+        TOOL_TRY(perf_rank_barrier(r));
+        RANK_CUDA(cudaEventRecord(from, r->stream));
+        for (int64_t k = 0; k < batch; k++)
+            TOOL_TRY(fn(arg, r->stream));
+        RANK_CUDA(cudaEventRecord(to, r->stream));
+        TOOL_TRY(perf_rank_wait(r));
+        RANK_CUDA(cudaEventElapsedTime(ms, from, to));
+        *ms /= (float)batch;
+    }
+    return perf_rank_barrier(r);
+}
+
+int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
+                   double *best)
+{
+    const int64_t n = r->all->p->iters;
+    cudaEvent_t from, to;
+    RANK_CUDA(cudaEventCreate(&from));
+    RANK_CUDA(cudaEventCreate(&to));
+    TOOL_TRY(rounds(r, fn, arg, batch, from, to));
+    RANK_CUDA(cudaEventDestroy(from));
+    RANK_CUDA(cudaEventDestroy(to));
+    float *worst = calloc((size_t)n, sizeof *worst);
+    if (!worst)
+        return perf_rank_complain(r, "no memory");
+    for (int64_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < r->n; k++)
+            worst[i] = r->all->ms[i * r->n + k] > worst[i] ? r->all->ms[i * r->n + k] : worst[i];
+    *median = 1e3 * perf_median(worst, (size_t)n);
+    *best = 1e3 * worst[0];
+    free(worst);
+    return perf_rank_barrier(r);
+}
+
+static int launch_graph(void *arg, cudaStream_t stream)
+{
+    return cudaGraphLaunch(*(cudaGraphExec_t *)arg, stream) == cudaSuccess ? TOOL_OK : TOOL_PROBLEM;
+}
+
+int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
+                     double *best)
+{
+    enum { CAPTURED = 4 };
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec;
+    int rc = TOOL_OK;
+    TOOL_TRY(fn(arg, r->stream)); /* staging grows here, not in the capture */
+    TOOL_TRY(perf_rank_wait(r));
+    TOOL_TRY(perf_rank_barrier(r));
+    RANK_CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    for (int k = 0; k < CAPTURED && rc == TOOL_OK; k++)
+        rc = fn(arg, r->stream);
+    RANK_CUDA(cudaStreamEndCapture(r->stream, &graph));
+    if (rc != TOOL_OK)
+        return rc;
+    RANK_CUDA(cudaGraphInstantiate(&exec, graph, 0));
+    TOOL_TRY(
+        perf_rank_time(r, launch_graph, &exec, (batch + CAPTURED - 1) / CAPTURED, median, best));
+    *median /= CAPTURED;
+    *best /= CAPTURED;
+    RANK_CUDA(cudaGraphExecDestroy(exec));
+    RANK_CUDA(cudaGraphDestroy(graph));
+    return TOOL_OK;
+}
+
+struct job {
+    perf_gpus_t *all;
+    int (*fn)(perf_rank_t *r, void *arg);
+    void *arg;
+};
+
+static int prepare(perf_rank_t *r)
+{
+    RANK_CUDA(cudaSetDevice(r->me));
+    RANK_CUDA(cudaStreamCreateWithFlags(&r->stream, cudaStreamNonBlocking));
+    RANK_CUDA(cudaMalloc((void **)&r->count, sizeof *r->count));
+    for (int32_t k = 0; k < r->n && r->all->reach; k++) {
+        if (k == r->me)
+            continue;
+        const cudaError_t e = cudaDeviceEnablePeerAccess(k, 0);
+        if (e == cudaErrorPeerAccessAlreadyEnabled)
+            (void)cudaGetLastError();
+        else
+            RANK_CUDA(e);
+    }
+    RANK_COLO(colo_comm_nccl_create(r->host, -1, &r->gpus));
+    return perf_rank_barrier(r);
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    const struct job *j = arg;
+    perf_rank_t r = {
+        .all = j->all, .me = colo_comm_rank(world), .n = colo_comm_size(world), .host = world};
+    int rc = prepare(&r);
+    rc = rc ? rc : j->fn(&r, j->arg);
+    if (rc != TOOL_OK)
+        return COLO_ERR_STATE;
+    colo_comm_destroy(&r.gpus);
+    cudaFree(r.count);
+    cudaStreamDestroy(r.stream);
+    return COLO_OK;
+}
+
+int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), void *arg)
+{
+    perf_gpus_t *all = calloc(1, sizeof *all);
+    if (n > PERF_GPUS_MAX)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "%d GPUs, at most %d", n, PERF_GPUS_MAX);
+    if (!all || !(all->ms = calloc((size_t)(p->iters * n), sizeof *all->ms)) ||
+        !(all->comms = calloc(PERF_COMMS_MAX, sizeof *all->comms)))
+        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    all->p = p;
+    all->n = n;
+    all->reach = true;
+    TOOL_TRY(find_nccl(&all->nccl));
+    for (int32_t i = 0; i < n; i++)
+        for (int32_t k = 0; k < n; k++) {
+            int can = 0;
+            if (i != k && (cudaDeviceCanAccessPeer(&can, i, k) != cudaSuccess || !can))
+                all->reach = false;
+        }
+    if (!all->reach && !p->json)
+        printf("# the GPUs do not reach each other's memory: no push\n");
+    json_object_set_new(p->doc, "nccl", json_integer(all->nccl.version));
+    struct job j = {all, fn, arg};
+    if (colo_comm_threads_run(n, on_rank, &j) < 0) {
+        if (!all->said)
+            tool_complain(TOOL_PROBLEM, PERF_TOOL, "%s", colo_last_error());
+        fflush(NULL);
+        _exit(TOOL_PROBLEM);
+    }
+    free(all->ms);
+    free(all->comms);
+    free(all);
+    return TOOL_OK;
+}

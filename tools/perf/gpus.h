@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * gpus.h - ranks that are threads with a GPU each, for the parts of colo-perf that need
+ * several.
+ *
+ * A round is @batch launches in a row between two events, after a host barrier; a time is that of
+ * the slowest rank, divided by @batch, and the median of @iters rounds. NCCL is used without the
+ * library between, as a baseline; its comms are made once for each way to group the ranks.
+ */
+#ifndef TOOLS_PERF_GPUS_H
+#define TOOLS_PERF_GPUS_H
+
+#include "cuda.h"
+
+#include <nccl.h>
+#include <stdatomic.h>
+
+#define PERF_GPUS_MAX 64
+#define PERF_COMMS_MAX 64
+
+/* The entry points of the NCCL in this process. */
+typedef struct perf_nccl {
+    int version;
+    ncclResult_t (*get_version)(int *);
+    ncclResult_t (*get_unique_id)(ncclUniqueId *);
+    ncclResult_t (*init_rank)(ncclComm_t *, int, ncclUniqueId, int);
+    const char *(*error_string)(ncclResult_t);
+    ncclResult_t (*group_start)(void);
+    ncclResult_t (*group_end)(void);
+    ncclResult_t (*all_gather)(const void *, void *, size_t, ncclDataType_t, ncclComm_t,
+                               cudaStream_t);
+    ncclResult_t (*all_reduce)(const void *, void *, size_t, ncclDataType_t, ncclRedOp_t,
+                               ncclComm_t, cudaStream_t);
+    ncclResult_t (*send)(const void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+    ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
+} perf_nccl_t;
+
+/* Who talks with whom: @member[r] are the ranks of r's comm in its order, none for a rank without.
+ */
+typedef struct perf_split {
+    int32_t n, size[PERF_GPUS_MAX];
+    int32_t member[PERF_GPUS_MAX][PERF_GPUS_MAX];
+} perf_split_t;
+
+typedef struct perf_comms {
+    perf_split_t split;
+    ncclUniqueId id[PERF_GPUS_MAX]; /* by lowest rank of a comm */
+    ncclComm_t comm[PERF_GPUS_MAX];
+} perf_comms_t;
+
+/* What all ranks see. */
+typedef struct perf_gpus {
+    perf_t *p;
+    int32_t n;
+    perf_nccl_t nccl;
+    perf_comms_t *comms; /* [ncomms] */
+    int32_t ncomms;
+    float *ms;  /* [iters][n] */
+    bool reach; /* every GPU reaches every other's memory */
+    void *ptr[PERF_GPUS_MAX];
+    int64_t room[PERF_GPUS_MAX];                 /* bytes at ptr */
+    int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for whoever needs a number a pair */
+    atomic_int said;                             /* somebody has complained */
+} perf_gpus_t;
+
+typedef struct perf_rank {
+    perf_gpus_t *all;
+    int32_t me, n;
+    colo_comm_t *host, *gpus; /* borrowed; gpus through the library's NCCL */
+    cudaStream_t stream;
+    unsigned long long *count; /* device memory */
+} perf_rank_t;
+
+/* Runs @fn on the first @n GPUs. */
+int perf_gpus_run(perf_t *p, int32_t n, int (*fn)(perf_rank_t *r, void *arg), void *arg);
+/* Complains, once for all ranks. */
+int perf_rank_complain(perf_rank_t *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+int perf_rank_barrier(perf_rank_t *r);
+/* Until the stream has done everything; at most a minute. */
+int perf_rank_wait(perf_rank_t *r);
+/* The largest and the sum over ranks. */
+int perf_rank_most(perf_rank_t *r, int64_t *value);
+int perf_rank_sum(perf_rank_t *r, int64_t *value);
+int perf_rank_time(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
+                   double *best);
+/* The same replayed: four launches captured in one graph, so its own launch hardly counts. */
+int perf_rank_replay(perf_rank_t *r, perf_fn fn, void *arg, int64_t batch, double *median,
+                     double *best);
+/* Launches in a round: so many that they move 256 MiB, 3 to 20. */
+int64_t perf_batch(int64_t bytes);
+/* This rank's NCCL comm of a split that all ranks pass alike; NULL for a rank without. */
+int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm);
+
+#define RANK_CUDA(expr)                                                       \
+    do {                                                                      \
+        cudaError_t e_ = (expr);                                              \
+        if (e_ != cudaSuccess)                                                \
+            return perf_rank_complain(r, "GPU %d: %s: %s", (int)r->me, #expr, \
+                                      cudaGetErrorString(e_));                \
+    } while (0)
+#define RANK_NCCL(expr)                                                       \
+    do {                                                                      \
+        ncclResult_t e_ = (expr);                                             \
+        if (e_ != ncclSuccess)                                                \
+            return perf_rank_complain(r, "GPU %d: %s: %s", (int)r->me, #expr, \
+                                      r->all->nccl.error_string(e_));         \
+    } while (0)
+/* A rank that ends because another did has nothing to say. */
+#define RANK_COLO(expr)                                            \
+    do {                                                           \
+        if ((expr) < 0)                                            \
+            return perf_rank_complain(r, "%s", colo_last_error()); \
+    } while (0)
+
+#endif

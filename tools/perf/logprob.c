@@ -1,0 +1,264 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * logprob.c - colo-perf logprob: the loss on [T, V] bf16 logits of one GPU, and its floor.
+ *
+ * Forward must read the logits once, backward read and write them once; so a kernel that only sums
+ * the same bytes, and the faster of cudaMemcpyAsync and a copy kernel over them, are the limits,
+ * measured in the same run. Then rows are fetched and compared with fp64 sums written here from the
+ * definitions: log-probability and entropy to 1e-5 relative, a gradient to its rounding in bf16.
+ */
+#include "cuda.h"
+
+#include "probe.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { ROWS = 12 }; /* checked */
+
+typedef struct loss_args {
+    colo_logprob_config_t config;
+    colo_comm_t *self;
+    colo_tensor_t logits, targets, d_logits;
+    colo_logprob_out_t out;
+    colo_logprob_saved_t saved;
+    colo_logprob_upstream_t upstream;
+    void *stats, *scratch;
+    int64_t bytes, *host_targets;
+    float *host_up;
+    unsigned long long *sum;
+} loss_args_t;
+
+static int run_read(void *arg, cudaStream_t stream)
+{
+    loss_args_t *a = arg;
+    PERF_CUDA(colo_k_probe_read(a->logits.data, a->bytes, a->sum, stream));
+    return TOOL_OK;
+}
+
+static int run_copy(void *arg, cudaStream_t stream)
+{
+    loss_args_t *a = arg;
+    PERF_CUDA(colo_k_probe_copy(a->d_logits.data, a->logits.data, a->bytes, stream));
+    return TOOL_OK;
+}
+
+static int run_memcpy(void *arg, cudaStream_t stream)
+{
+    loss_args_t *a = arg;
+    PERF_CUDA(cudaMemcpyAsync(a->d_logits.data, a->logits.data, (size_t)a->bytes,
+                              cudaMemcpyDeviceToDevice, stream));
+    return TOOL_OK;
+}
+
+static int run_forward(void *arg, cudaStream_t stream)
+{
+    loss_args_t *a = arg;
+    PERF_TRY(colo_logprob_forward(&a->config, &a->logits, &a->targets, a->self, &a->out, &a->saved,
+                                  a->stats, a->scratch, stream));
+    return TOOL_OK;
+}
+
+static int run_backward(void *arg, cudaStream_t stream)
+{
+    loss_args_t *a = arg;
+    PERF_TRY(colo_logprob_backward(&a->saved, &a->upstream, &a->d_logits, stream));
+    return TOOL_OK;
+}
+
+/* ---- inputs ---- */
+
+static int device_copy(void **to, const void *from, size_t bytes)
+{
+    PERF_CUDA(cudaMalloc(to, bytes));
+    if (from) {
+        PERF_CUDA(cudaMemcpy(*to, from, bytes, cudaMemcpyHostToDevice));
+        PERF_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); /* a short one comes back before that */
+    }
+    return TOOL_OK;
+}
+
+static int make(const perf_t *p, loss_args_t *a)
+{
+    const size_t t = (size_t)p->tokens;
+    size_t stat_bytes, scratch_bytes;
+    void *z = NULL, *dz = NULL, *targets, *up, *out[2];
+    int rc = TOOL_OK;
+    a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = p->vocab,
+                                        .want_entropy = p->entropy};
+    a->bytes = p->tokens * p->vocab * 2 / 16 * 16;
+    a->host_targets = malloc(t * sizeof *a->host_targets);
+    a->host_up = malloc(t * sizeof *a->host_up);
+    if (!a->host_targets || !a->host_up)
+        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    for (size_t i = 0; i < t; i++) {
+        a->host_targets[i] = (int64_t)((i * 7919 + 13) % (size_t)p->vocab);
+        a->host_up[i] = 0.25f * (float)(i % 7 + 1);
+    }
+    PERF_TRY(colo_comm_create_self(&a->self));
+    PERF_TRY(colo_logprob_saved_size(&a->config, COLO_BF16, p->tokens, &stat_bytes));
+    PERF_TRY(colo_logprob_scratch_size(&a->config, COLO_BF16, p->tokens, 1, &scratch_bytes));
+    rc = device_copy(&z, NULL, (size_t)a->bytes + 16);
+    rc = rc ? rc : device_copy(&dz, NULL, (size_t)a->bytes + 16);
+    rc = rc ? rc : device_copy(&a->stats, NULL, stat_bytes);
+    rc = rc ? rc : device_copy(&a->scratch, NULL, scratch_bytes);
+    rc = rc ? rc : device_copy(&targets, a->host_targets, t * 8);
+    rc = rc ? rc : device_copy(&up, a->host_up, t * 4);
+    rc = rc ? rc : device_copy(&out[0], NULL, t * 4);
+    rc = rc ? rc : device_copy(&out[1], NULL, t * 4);
+    rc = rc ? rc : device_copy((void **)&a->sum, NULL, 8);
+    if (rc != TOOL_OK)
+        return rc;
+    PERF_CUDA(colo_k_probe_fill(z, a->bytes + 16, 3, 1, NULL));
+    a->logits = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){p->tokens, p->vocab});
+    a->d_logits = a->logits;
+    a->d_logits.data = dz;
+    a->targets = colo_tensor_cuda(targets, COLO_I64, 0, 1, &p->tokens);
+    a->out = (colo_logprob_out_t){.logp = out[0], .entropy = p->entropy ? out[1] : NULL};
+    a->upstream = (colo_logprob_upstream_t){.d_logp = up, .d_entropy = p->entropy ? up : NULL};
+    return TOOL_OK;
+}
+
+/* ---- checking ---- */
+
+static double value(uint16_t bf16)
+{
+    uint32_t bits = (uint32_t)bf16 << 16;
+    float f;
+    memcpy(&f, &bits, sizeof f);
+    return f;
+}
+
+/* How many of the row's results are not what fp64 says; the gradient, too, when @dz is given. */
+static long long check_row(const loss_args_t *a, int64_t v, int64_t t, const uint16_t *z,
+                           const uint16_t *dz, double logp, double entropy)
+{
+    const double g = a->host_up[t], g_h = a->upstream.d_entropy ? g : 0;
+    double top = -INFINITY, sum = 0, mean = 0;
+    long long wrong = 0;
+    for (int64_t j = 0; j < v; j++)
+        top = fmax(top, value(z[j]));
+    for (int64_t j = 0; j < v; j++)
+        sum += exp(value(z[j]) - top);
+    for (int64_t j = 0; j < v; j++)
+        mean += exp(value(z[j]) - top) / sum * (value(z[j]) - top);
+    const double lse = top + log(sum), h = log(sum) - mean,
+                 want = value(z[a->host_targets[t]]) - lse;
+    wrong += !(fabs(logp - want) <= 1e-5 * (1 + fabs(want)));
+    wrong += a->out.entropy && !(fabs(entropy - h) <= 1e-5 * (1 + fabs(h)));
+    for (int64_t j = 0; dz && j < v; j++) {
+        const double lp = value(z[j]) - lse, prob = exp(lp),
+                     e = g * ((j == a->host_targets[t]) - prob) - g_h * prob * (lp + h);
+        wrong += !(fabs(value(dz[j]) - e) <= 0x1p-8 * fabs(e) + 1e-6 * g);
+    }
+    return wrong;
+}
+
+/* @rows: the checked rows of the logits */
+static int check(const perf_t *p, const loss_args_t *a, bool gradient, const uint16_t *rows,
+                 long long *wrong)
+{
+    const size_t v = (size_t)p->vocab;
+    uint16_t *dz = malloc(v * 2);
+    *wrong = dz ? 0 : -1;
+    for (int i = 0; dz && i < ROWS; i++) {
+        const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
+        float logp = 0, entropy = 0;
+        PERF_CUDA(cudaMemcpy(&logp, (float *)a->out.logp + t, 4, cudaMemcpyDeviceToHost));
+        if (a->out.entropy)
+            PERF_CUDA(cudaMemcpy(&entropy, (float *)a->out.entropy + t, 4, cudaMemcpyDeviceToHost));
+        if (gradient)
+            PERF_CUDA(cudaMemcpy(dz, (uint16_t *)a->d_logits.data + t * p->vocab, v * 2,
+                                 cudaMemcpyDeviceToHost));
+        *wrong +=
+            check_row(a, p->vocab, t, rows + (size_t)i * v, gradient ? dz : NULL, logp, entropy);
+    }
+    free(dz);
+    return TOOL_OK;
+}
+
+/* ---- the table ---- */
+
+typedef struct timing {
+    const char *op;
+    perf_fn fn;
+    int passes;
+    const char *of; /* its limit */
+    double us, best, limit;
+    long long wrong;
+} timing_t;
+
+static int print(perf_t *p, const loss_args_t *a, const timing_t *t, size_t n)
+{
+    json_t *rows = json_array();
+    if (!p->json)
+        printf("# logprob: T %lld, V %lld, bf16%s, %lld bytes of logits\n"
+               "#%9s  %14s  %10s  %10s  %8s  %8s  %-6s  %7s\n#%9s  %14s  %10s  %10s  %8s\n",
+               (long long)p->tokens, (long long)p->vocab, p->entropy ? ", entropy" : "",
+               (long long)a->bytes, "op", "moved", "time", "best", "bw", "% of", "", "#wrong", "",
+               "(B)", "(us)", "(us)", "(GB/s)");
+    for (size_t i = 0; i < n; i++) {
+        const double moved = (double)a->bytes * t[i].passes, bw = moved / t[i].us * 1e-3,
+                     percent = t[i].limit > 0 ? 100 * t[i].limit / t[i].us : 100;
+        if (!p->json)
+            printf("%10s  %14.0f  %10.1f  %10.1f  %8.1f  %8.1f  %-6s  %7lld\n", t[i].op, moved,
+                   t[i].us, t[i].best, bw, percent, t[i].of, t[i].wrong);
+        if (json_array_append_new(
+                rows, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f,s:s,s:I}", "op", t[i].op, "bytes", moved,
+                                "time_us", t[i].us, "best_us", t[i].best, "gbs", bw, "percent",
+                                percent, "of", t[i].of, "wrong", (json_int_t)t[i].wrong)) != 0)
+            return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    }
+    if (json_object_set_new(p->doc, "logprob",
+                            json_pack("{s:I,s:I,s:s,s:b,s:o}", "tokens", (json_int_t)p->tokens,
+                                      "vocab", (json_int_t)p->vocab, "dtype", "bf16", "entropy",
+                                      p->entropy, "rows", rows)) != 0)
+        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    return TOOL_OK;
+}
+
+static int measure(perf_t *p, loss_args_t *a, const uint16_t *rows)
+{
+    enum { READ, COPY, MEMCPY, FORWARD, BACKWARD, N };
+    timing_t t[N] = {[READ] = {"read", run_read, 1, "itself", 0, 0, 0, 0},
+                     [COPY] = {"copy", run_copy, 2, "itself", 0, 0, 0, 0},
+                     [MEMCPY] = {"memcpy", run_memcpy, 2, "itself", 0, 0, 0, 0},
+                     [FORWARD] = {"forward", run_forward, 1, "read", 0, 0, 0, 0},
+                     [BACKWARD] = {"backward", run_backward, 2, "copy", 0, 0, 0, 0}};
+    int rc = TOOL_OK;
+    for (int i = 0; rc == TOOL_OK && i < BACKWARD; i++)
+        rc = perf_time(p, t[i].fn, a, &t[i].us, &t[i].best);
+    rc = rc ? rc : check(p, a, false, rows, &t[FORWARD].wrong);
+    if (rc == TOOL_OK)
+        PERF_CUDA(cudaMemset(a->d_logits.data, 0xff, (size_t)a->bytes));
+    if (rc == TOOL_OK) {
+        rc = perf_time(p, run_backward, a, &t[BACKWARD].us, &t[BACKWARD].best);
+        rc = rc ? rc : check(p, a, true, rows, &t[BACKWARD].wrong);
+    }
+    if (rc != TOOL_OK)
+        return rc;
+    t[FORWARD].limit = t[READ].us;
+    t[BACKWARD].limit = t[COPY].us < t[MEMCPY].us ? t[COPY].us : t[MEMCPY].us;
+    p->wrong += t[FORWARD].wrong + t[BACKWARD].wrong;
+    return print(p, a, t, N);
+}
+
+int perf_logprob(perf_t *p)
+{
+    loss_args_t a = {.self = NULL};
+    const size_t v = (size_t)p->vocab;
+    uint16_t *rows = malloc(ROWS * v * 2);
+    int rc = rows ? make(p, &a) : tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    for (int i = 0; rc == TOOL_OK && i < ROWS; i++) {
+        const int64_t t = (p->tokens - 1) * i / (ROWS - 1);
+        PERF_CUDA(cudaMemcpy(rows + (size_t)i * v, (uint16_t *)a.logits.data + t * p->vocab, v * 2,
+                             cudaMemcpyDeviceToHost));
+    }
+    rc = rc ? rc : measure(p, &a, rows);
+    colo_comm_destroy(&a.self);
+    free(a.host_targets);
+    free(a.host_up);
+    free(rows);
+    return rc; /* device memory goes with the process */
+}

@@ -1,0 +1,415 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * plot.c - what was achieved against the limit, by size: one panel for each pair of layouts
+ * and way, or for each group of GPUs. Logarithmic axes, as rooflines have; the limit is the thick
+ * line.
+ *
+ * Drawn from the JSON alone, so that a run can be drawn again elsewhere. y is what must arrive
+ * (what is copied, where nothing arrives) over time; the limit is the same over what push or copy
+ * took, the longer. A panel of one size has bars instead.
+ */
+#include "perf.h"
+
+#include "out-file.h"
+#include "svg.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum {
+    SERIES = 16,
+    POINTS = 64,
+    LEFT = 40,
+    WIDTH = 296,
+    TOP = 44,
+    HEIGHT = 180,
+    LINE = 17,
+    BAR = 150,
+    BAR_LEFT = 104
+};
+
+typedef struct series {
+    char name[24];
+    int hue; /* 0..5; -1: the limit */
+    bool dashed;
+    int n;
+    double x[POINTS], y[POINTS]; /* bytes, GB/s */
+} series_t;
+
+typedef struct chart {
+    char title[512], unit[64];
+    series_t series[SERIES];
+    int n;
+    bool bars;
+} chart_t;
+
+typedef struct charts {
+    chart_t chart[SVG_PANELS_MAX];
+    int n;
+    bool more; /* than there is room for */
+    double lo, hi;
+} charts_t;
+
+static const char *text_of(const json_t *o, const char *key)
+{
+    const char *s = json_string_value(json_object_get(o, key));
+    return s ? s : "?";
+}
+
+static double number_of(const json_t *o, const char *key)
+{
+    return json_number_value(json_object_get(o, key));
+}
+
+/* ---- collecting ---- */
+
+static chart_t *chart_for(charts_t *all, const char *title, const char *unit)
+{
+    for (int i = 0; i < all->n; i++)
+        if (strcmp(all->chart[i].title, title) == 0)
+            return &all->chart[i];
+    if (all->n == SVG_PANELS_MAX)
+        return NULL;
+    chart_t *c = &all->chart[all->n++];
+    snprintf(c->title, sizeof c->title, "%s", title);
+    snprintf(c->unit, sizeof c->unit, "%s", unit);
+    return c;
+}
+
+static void add(chart_t *c, const char *name, bool dashed, double x, double y)
+{
+    static const char *const order[] = {"exact-peer", "exact-nccl", "reference",
+                                        "torch",      "tuned",      "collective"};
+    series_t *s = NULL;
+    if (!(x > 0) || !(y > 0) || !isfinite(x) || !isfinite(y))
+        return;
+    for (int i = 0; i < c->n && !s; i++)
+        if (strcmp(c->series[i].name, name) == 0 && c->series[i].dashed == dashed)
+            s = &c->series[i];
+    if (!s && c->n == SERIES)
+        return;
+    if (!s) {
+        s = &c->series[c->n++];
+        snprintf(s->name, sizeof s->name, "%s", name);
+        s->dashed = dashed;
+        s->hue = strstr(name, "limit") ? -1 : (c->n - 1) % 6;
+        for (int i = 0; i < 6; i++) /* the same colour in every panel */
+            if (strcmp(order[i], name) == 0)
+                s->hue = i;
+    }
+    for (int i = 0; i < s->n; i++)
+        if (s->x[i] == x)
+            return;
+    if (s->n < POINTS) {
+        s->x[s->n] = x;
+        s->y[s->n++] = y;
+    }
+}
+
+static void collect_bridge(charts_t *all, const json_t *rows)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(rows, i, row)
+    {
+        char title[512], name[32];
+        const char *op = text_of(row, "op");
+        const double arrive = number_of(row, "arrive_bytes"), local = number_of(row, "local_bytes"),
+                     moved = arrive > 0 ? arrive : local, bytes = number_of(row, "bytes");
+        const bool limit = strcmp(op, "push") == 0 || strcmp(op, "copy") == 0;
+        snprintf(title, sizeof title, "%s \xe2\x86\x92 %s, %s, %s", text_of(row, "src"),
+                 text_of(row, "dst"), text_of(row, "axes"), text_of(row, "way"));
+
+        snprintf(name, sizeof name, "%s", op);
+        chart_t *c = chart_for(
+            all, title, arrive > 0 ? "GB/s of what must arrive" : "GB/s copied; none arrives");
+        if (!c) {
+            all->more = true;
+            continue;
+        }
+        if (limit || json_is_true(json_object_get(row, "view")))
+            continue;
+        if (!json_is_true(json_object_get(row, "replayed")) && number_of(row, "limit_us") > 0)
+            add(c, "limit", false, bytes, moved / number_of(row, "limit_us") * 1e-3);
+        add(c, name, json_is_true(json_object_get(row, "replayed")), bytes,
+            moved / number_of(row, "time_us") * 1e-3);
+    }
+}
+
+static void collect_link(charts_t *all, const json_t *rows)
+{
+    size_t i;
+    json_t *row;
+    json_array_foreach(rows, i, row)
+    {
+        char title[64];
+        const int gpus = (int)number_of(row, "gpus");
+        snprintf(title, sizeof title, gpus > 1 ? "%d GPUs" : "Memory of one GPU", gpus);
+        chart_t *c = chart_for(all, title, gpus > 1 ? "GB/s, busbw" : "GB/s read and written");
+        const char *op = text_of(row, "op");
+        if (c)
+            add(c, gpus > 1 && strcmp(op, "push") == 0 ? "push, the limit" : op, false,
+                number_of(row, "bytes"), number_of(row, gpus > 1 ? "busbw_gbs" : "membw_gbs"));
+        else
+            all->more = true;
+    }
+}
+
+static void collect_logprob(charts_t *all, const json_t *loss)
+{
+    size_t i;
+    json_t *row;
+    char title[80];
+    snprintf(title, sizeof title, "T %.0f, V %.0f, %s", number_of(loss, "tokens"),
+             number_of(loss, "vocab"), text_of(loss, "dtype"));
+    json_array_foreach(json_object_get(loss, "rows"), i, row)
+    {
+        chart_t *c = chart_for(all, title, "GB/s read and written");
+        if (c)
+            add(c, text_of(row, "op"), false, 1, number_of(row, "gbs"));
+    }
+}
+
+/* ---- drawing ---- */
+
+static const char *short_bytes(double bytes, char text[32])
+{
+    svg_bytes(bytes, text);
+    for (char *blank = strchr(text, ' '); blank && blank[1];) { /* "64 MiB" is "64M" on an axis */
+        blank[0] = blank[1] == 'B' ? '\0' : blank[1];
+        blank[1] = '\0';
+        break;
+    }
+    return text;
+}
+
+static double along(double v, double lo, double hi)
+{
+    return hi > lo ? (log(v) - log(lo)) / (log(hi) - log(lo)) : 0.5;
+}
+
+static void range(const chart_t *c, double x[2], double y[2])
+{
+    x[0] = y[0] = INFINITY;
+    x[1] = y[1] = 0;
+    for (int i = 0; i < c->n; i++)
+        for (int k = 0; k < c->series[i].n; k++) {
+            x[0] = fmin(x[0], c->series[i].x[k]);
+            x[1] = fmax(x[1], c->series[i].x[k]);
+            y[0] = fmin(y[0], c->series[i].y[k]);
+            y[1] = fmax(y[1], c->series[i].y[k]);
+        }
+    y[0] /= 1.15;
+    y[1] *= 1.15;
+}
+
+static void put_axes(FILE *f, const double x[2], const double y[2])
+{
+    static const double steps[] = {1, 2, 5};
+    const double octaves = log2(x[1] / x[0]), every = fmax(1, ceil(octaves / 5));
+    const bool few = y[1] / y[0] < 30; /* then 2 and 5 are labelled, too */
+    char text[32];
+    fprintf(f, "<rect class=\"track\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/>\n", LEFT, TOP,
+            WIDTH, HEIGHT);
+    for (double e = 0; e <= octaves + 0.01; e += every) {
+        const double at = LEFT + WIDTH * e / octaves;
+        fprintf(f,
+                "<path d=\"M%.1f %dv%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
+                "<text x=\"%.1f\" y=\"%d\" text-anchor=\"%s\">%s</text>\n",
+                at, TOP, HEIGHT, at, TOP + HEIGHT + 14, at > LEFT + WIDTH - 16 ? "end" : "middle",
+                short_bytes(x[0] * exp2(e), text));
+    }
+    for (int d = -3; d < 6; d++)
+        for (int s = 0; s < 3; s++) {
+            const double v = steps[s] * pow(10, d), at = TOP + HEIGHT * (1 - along(v, y[0], y[1]));
+            if (v < y[0] || v > y[1] || (s > 0 && !few))
+                continue;
+            fprintf(f,
+                    "<path d=\"M%d %.1fh%d\" style=\"stroke:var(--line);stroke-width:.5\"/>"
+                    "<text x=\"%d\" y=\"%.1f\" text-anchor=\"end\">%g</text>\n",
+                    LEFT, at, WIDTH, LEFT - 4, at + 4, v);
+        }
+}
+
+static void put_line(FILE *f, const series_t *s, const double x[2], const double y[2])
+{
+    fprintf(f, "<g class=\"flow h%d\"><path%s%s d=\"", s->hue < 0 ? 0 : s->hue,
+            s->hue < 0 ? " style=\"stroke:var(--fg);stroke-width:2.6\"" : "",
+            s->dashed ? " stroke-dasharray=\"4 3\"" : "");
+    for (int i = 0; i < s->n; i++)
+        fprintf(f, "%s%.1f %.1f", i ? "L" : "M", LEFT + WIDTH * along(s->x[i], x[0], x[1]),
+                TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1])));
+    fputs("\"/>", f);
+    for (int i = 0; i < s->n && s->hue >= 0; i++)
+        fprintf(f, "<circle class=\"head\" cx=\"%.1f\" cy=\"%.1f\" r=\"2.4\"/>",
+                LEFT + WIDTH * along(s->x[i], x[0], x[1]),
+                TOP + HEIGHT * (1 - along(s->y[i], y[0], y[1])));
+    fputs("</g>\n", f);
+}
+
+static void put_legend(FILE *f, const chart_t *c)
+{
+    for (int i = 0; i < c->n; i++) {
+        const series_t *s = &c->series[i];
+        const int at = i % 2 * 172, y = TOP + HEIGHT + 34 + i / 2 * LINE;
+        double best = 0;
+        for (int k = 0; k < s->n; k++)
+            best = fmax(best, s->y[k]);
+        fprintf(
+            f,
+            "<g class=\"flow h%d\"><path d=\"M%d %dh16\"%s%s/></g><text class=\"strong\" x=\"%d\" "
+            "y=\"%d\">",
+            s->hue < 0 ? 0 : s->hue, at, y - 4,
+            s->hue < 0 ? " style=\"stroke:var(--fg);stroke-width:2.6\"" : "",
+            s->dashed ? " stroke-dasharray=\"4 3\"" : "", at + 22, y);
+        svg_text(f, s->name);
+        fprintf(f, "%s: %.*f</text>\n", s->dashed ? ", graph" : "", best < 10 ? 1 : 0, best);
+    }
+}
+
+static void put_bars(FILE *f, const chart_t *c)
+{
+    double most = 0, limit = 0;
+    for (int i = 0; i < c->n; i++) {
+        most = fmax(most, c->series[i].y[0]);
+        limit = c->series[i].hue < 0 ? c->series[i].y[0] : limit;
+    }
+    for (int i = 0; i < c->n; i++) {
+        const series_t *s = &c->series[i];
+        const int y = TOP + i * (LINE + 4);
+        char percent[32] = "";
+        if (limit > 0 && s->hue >= 0)
+            snprintf(percent, sizeof percent, ", %.0f %%", 100 * s->y[0] / limit);
+        fprintf(f, "<text class=\"strong\" x=\"0\" y=\"%d\">", y + 11);
+        svg_text(f, s->name);
+        fprintf(f,
+                "%s</text><rect class=\"track\" x=\"%d\" y=\"%d\" width=\"%d\" height=\"14\" "
+                "rx=\"3\"/><rect class=\"bar%s\" x=\"%d\" y=\"%d\" width=\"%.1f\" height=\"14\" "
+                "rx=\"3\"/><text class=\"strong\" x=\"%d\" y=\"%d\">%.*f%s</text>\n",
+                s->dashed ? " (g)" : "", BAR_LEFT, y, BAR, s->hue < 0 ? " best" : "", BAR_LEFT, y,
+                BAR * s->y[0] / most, BAR_LEFT + BAR + 6, y + 11, s->y[0] < 10 ? 1 : 0, s->y[0],
+                percent);
+    }
+}
+
+static void draw(FILE *f, const void *what)
+{
+    const chart_t *c = what;
+    double x[2], y[2];
+    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\"%s>",
+            strlen(c->title) > 50 ? " textLength=\"342\" lengthAdjust=\"spacingAndGlyphs\"" : "");
+    svg_text(f, c->title);
+    fputs("</text><text x=\"0\" y=\"32\">", f);
+    svg_text(f, c->unit);
+    if (!c->bars)
+        fputs("; the most of each below", f);
+    fputs("</text>\n", f);
+    if (c->bars) {
+        put_bars(f, c);
+        return;
+    }
+    range(c, x, y);
+    put_axes(f, x, y);
+    for (int i = 0; i < c->n; i++)
+        put_line(f, &c->series[i], x, y);
+    put_legend(f, c);
+}
+
+static bool by_size(const chart_t *c)
+{
+    for (int i = 0; i < c->n; i++)
+        for (int k = 0; k < c->series[i].n; k++)
+            if (c->series[i].x[k] != c->series[0].x[0])
+                return true;
+    return false;
+}
+
+/* Strings of the page; they live as long as it is written. */
+typedef struct words {
+    char title[64], line[4][400];
+} words_t;
+
+static void describe(svg_page_t *page, words_t *w, const json_t *doc, const charts_t *all)
+{
+    static const char *const kinds[] = {"bridge", "link", "logprob"};
+    int n = 0;
+    const char *kind = "";
+    for (int i = 2; i >= 0; i--)
+        kind = json_object_get(doc, kinds[i]) ? kinds[i] : kind;
+    snprintf(w->title, sizeof w->title, "colo-perf %s", kind);
+    snprintf(w->line[n++], sizeof w->line[0],
+             "%.0f \xc3\x97 %.80s, %.20s, colobridge %.20s, CUDA %.20s.",
+             fmax(1, number_of(doc, "gpus")), text_of(doc, "device"), text_of(doc, "date"),
+             text_of(doc, "version"), text_of(doc, "cuda"));
+    snprintf(w->line[n++], sizeof w->line[0], "%.399s", text_of(doc, "command"));
+    const json_t *row = json_array_get(json_object_get(doc, "bridge"), 0);
+    if (row)
+        snprintf(
+            w->line[n++], sizeof w->line[0],
+            "%.0f samples \xc3\x97 %.0f features, %.10s, %.10s output. Sizes: the larger tensor "
+            "of a rank. Limit: stores into peers, or the copy of what stays, the longer.",
+            number_of(row, "batch"), number_of(row, "hidden"), text_of(row, "dtype"),
+            text_of(row, "output"));
+    if (all->more)
+        snprintf(w->line[n++], sizeof w->line[0], "The first %d panels; the rest is not drawn.",
+                 SVG_PANELS_MAX);
+    *page =
+        (svg_page_t){.title = w->title, .label = "measured bandwidth against its limit, by size"};
+    for (int i = 0; i < n; i++)
+        page->text[i] = w->line[i];
+}
+
+int perf_plot(const json_t *doc, const char *path)
+{
+    charts_t *all = calloc(1, sizeof *all);
+    words_t words;
+    svg_page_t page;
+    out_file_t out;
+    if (!all)
+        return tool_complain(TOOL_PROBLEM, PERF_TOOL, "no memory");
+    collect_bridge(all, json_object_get(doc, "bridge"));
+    collect_link(all, json_object_get(doc, "link"));
+    collect_logprob(all, json_object_get(doc, "logprob"));
+    describe(&page, &words, doc, all);
+    for (int i = 0; i < all->n; i++) {
+        chart_t *c = &all->chart[i];
+        if (c->n == 0)
+            continue;
+        c->bars = !by_size(c);
+        page.panel[page.npanels++] = (svg_panel_t){
+            c->bars ? TOP + c->n * (LINE + 4) : TOP + HEIGHT + 34 + (c->n + 1) / 2 * LINE, draw, c};
+    }
+    int rc = TOOL_OK;
+    if (page.npanels == 0) {
+        rc = tool_complain(TOOL_PROBLEM, PERF_TOOL,
+                           "nothing to draw: no rows of bridge, link or "
+                           "logprob");
+    } else {
+        int error = out_file_open(&out, path);
+        if (!error) {
+            svg_page(out.f, &page);
+            error = out_file_commit(&out);
+        }
+        if (error)
+            rc = tool_complain(TOOL_PROBLEM, PERF_TOOL, "--svg: %s: %s", path, strerror(error));
+    }
+    free(all);
+    return rc;
+}
+
+int perf_plot_file(perf_t *p)
+{
+    json_error_t e;
+    char q[TOOL_QUOTE_MAX];
+    json_t *doc = json_load_file(p->file, JSON_REJECT_DUPLICATES, &e);
+    if (!doc)
+        return tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: %s: line %d: %s",
+                             tool_quote(q, p->file), e.line, e.text);
+    int rc = strcmp(text_of(doc, "tool"), PERF_TOOL) == 0
+                 ? perf_plot(doc, p->svg)
+                 : tool_complain(TOOL_WRONG_USE, PERF_TOOL, "plot: %s is not what --json prints",
+                                 tool_quote(q, p->file));
+    json_decref(doc);
+    return rc;
+}

@@ -1,0 +1,305 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * work.c - see perf/work.h.
+ *
+ * Inputs are position codes. The pushes are the plan's messages, byte for byte, but contiguous;
+ * they go into the memory of the outputs, which is made large enough.
+ */
+#include "work.h"
+
+#include "kernels.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SALT_X = 1, SALT_DY = 2 };
+
+/* ---- the engine of the two COLLECTIVE ways ---- */
+
+static int engine_copy(perf_engine_t *e, const colo_box_t *dst, const colo_box_t *src, int64_t n)
+{
+    work_t *w = (work_t *)e;
+    perf_rank_t *r = w->r;
+    RANK_CUDA(colo_k_boxes_copy(dst, src, n, w->coll.elem, r->stream));
+    return TOOL_OK;
+}
+
+static int engine_zero(perf_engine_t *e, void *p, size_t bytes)
+{
+    perf_rank_t *r = ((work_t *)e)->r;
+    RANK_CUDA(cudaMemsetAsync(p, 0, bytes, r->stream));
+    return TOOL_OK;
+}
+
+static int engine_all_gather(perf_engine_t *e, perf_group_t group, const void *send, void *recv,
+                             int64_t count)
+{
+    work_t *w = (work_t *)e;
+    perf_rank_t *r = w->r;
+    RANK_NCCL(
+        r->all->nccl.all_gather(send, recv, (size_t)count, w->type, w->group[group], r->stream));
+    return TOOL_OK;
+}
+
+static int engine_all_reduce(perf_engine_t *e, perf_group_t group, const void *send, void *recv,
+                             int64_t count)
+{
+    work_t *w = (work_t *)e;
+    perf_rank_t *r = w->r;
+    RANK_NCCL(r->all->nccl.all_reduce(send, recv, (size_t)count, w->type, ncclSum, w->group[group],
+                                      r->stream));
+    return TOOL_OK;
+}
+
+colo_k_code_t perf_work_code(const work_t *w, const void *data, bool dst, bool gradient, bool input)
+{
+    const perf_part_t *part = dst ? &w->to : &w->from;
+    const int64_t h = w->shape.features;
+    const bool sbh = strcmp(w->axes, "sbh") == 0;
+    return (colo_k_code_t){.data = (void *)data,
+                           .dtype = w->r->all->p->dtype,
+                           .b = w->list[dst ? 2 : 0],
+                           .s = dst && gradient && w->own ? w->own : w->list[dst ? 3 : 1],
+                           .nb = part->nb,
+                           .ns = part->ns,
+                           .h = h,
+                           .stride_b = sbh ? h : part->ns * h,
+                           .stride_s = sbh ? part->nb * h : h,
+                           .rows = w->shape.rows,
+                           .salt = gradient ? SALT_DY : SALT_X,
+                           .levels = gradient ? (int32_t)w->levels : 0,
+                           .level = input ? (int32_t)w->to.level : -1};
+}
+
+size_t perf_tensor_bytes(const colo_tensor_t *t)
+{
+    return (size_t)colo_tensor_count(t) * colo_dtype_size(t->dtype);
+}
+
+static int list_on_device(perf_rank_t *r, int64_t **to, const int64_t *from, int64_t n)
+{
+    RANK_CUDA(cudaMalloc((void **)to, (size_t)n * 8 + 8));
+    RANK_CUDA(cudaMemcpy(*to, from, (size_t)n * 8, cudaMemcpyHostToDevice));
+    RANK_CUDA(cudaStreamSynchronize(cudaStreamLegacy)); /* a short one comes back before */
+    return TOOL_OK;
+}
+
+/* Which rows of a full-length gradient are not this rank's own: those of DISJOINT are zero. */
+static int make_own(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    perf_t *p = r->all->p;
+    perf_part_t own;
+    if (p->output == COLO_SHARDED || p->grad == COLO_PARTIAL || w->to.ns == 0)
+        return TOOL_OK;
+    int64_t *rows = malloc((size_t)w->to.ns * sizeof *rows);
+    if (!rows || perf_part_make(&own, &w->pair->dst, r->me, true, w->shape.samples, w->shape.rows,
+                                false) < 0)
+        return perf_rank_complain(r, "no memory");
+    for (int64_t i = 0; i < w->to.ns; i++)
+        rows[i] = -1;
+    for (int64_t i = 0; i < own.ns; i++)
+        rows[own.s[i]] = own.s[i];
+    const int rc = list_on_device(r, &w->own, rows, w->to.ns);
+    perf_part_free(&own);
+    free(rows);
+    return rc;
+}
+
+static int make_parts(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    const perf_t *p = r->all->p;
+    const bool full = p->output == COLO_FULL_SEQ;
+    if (perf_part_make(&w->from, &w->pair->src, r->me, false, w->shape.samples, w->shape.rows,
+                       false) < 0 ||
+        perf_part_make(&w->to, &w->pair->dst, r->me, true, w->shape.samples, w->shape.rows, full) <
+            0)
+        return perf_rank_complain(r, "no memory");
+    w->levels = full && p->grad == COLO_PARTIAL ? colo_grid_extent(&w->pair->dst, "cp") : 0;
+    TOOL_TRY(list_on_device(r, &w->list[0], w->from.b, w->from.nb));
+    TOOL_TRY(list_on_device(r, &w->list[1], w->from.s, w->from.ns));
+    TOOL_TRY(list_on_device(r, &w->list[2], w->to.b, w->to.nb));
+    TOOL_TRY(list_on_device(r, &w->list[3], w->to.s, w->to.ns));
+    return make_own(w);
+}
+
+static int64_t room_of(const colo_tensor_t *t, int64_t arrive)
+{
+    const int64_t bytes = (int64_t)perf_tensor_bytes(t);
+    return (bytes > arrive ? bytes : arrive) + 16 * (PERF_GPUS_MAX + 1);
+}
+
+/* @arrive: bytes that are pushed into it, more than it has where PARTIAL gradients are added up;
+ * each push begins at a multiple of 16. @c NULL: an output */
+static int make_tensor(perf_rank_t *r, colo_tensor_t *t, colo_dtype_t dtype, int32_t nd,
+                       const int64_t *shape, int64_t arrive, const colo_k_code_t *c)
+{
+    *t = colo_tensor_cuda(NULL, dtype, r->me, nd, shape);
+    RANK_CUDA(cudaMalloc(&t->data, (size_t)room_of(t, arrive)));
+    if (c) {
+        colo_k_code_t fill = *c;
+        fill.data = t->data;
+        RANK_CUDA(colo_k_probe_code(&fill, r->stream));
+    }
+    return TOOL_OK;
+}
+
+static int make_bridges(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    perf_t *p = r->all->p;
+    colo_bridge_config_t cfg = {COLO_BRIDGE_CONFIG_INIT, .src = &w->src,    .dst = &w->dst,
+                                .shape = w->shape,       .dtype = p->dtype, .axes = w->axes,
+                                .output = p->output,     .grad = p->grad,   .mem = COLO_CUDA};
+    const colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &w->src,    .dst = &w->dst,
+                                     .shape = w->shape,     .dtype = p->dtype, .output = p->output,
+                                     .grad = p->grad};
+    int64_t shape[3];
+    RANK_COLO(colo_bridge_create(&w->bridge[EXACT_NCCL], &cfg, r->gpus));
+    if (r->all->reach)
+        RANK_COLO(colo_bridge_create(&w->bridge[EXACT_PEER], &cfg, r->gpus));
+    if (colo_plan_collective_check(&plan) == COLO_OK) {
+        cfg.algo = COLO_COLLECTIVE;
+        RANK_COLO(colo_bridge_create(&w->bridge[COLLECTIVE], &cfg, r->gpus));
+    }
+    const colo_k_code_t x = perf_work_code(w, NULL, false, false, true),
+                        d_y = perf_work_code(w, NULL, true, true, true);
+    const colo_plan_t *found = colo_bridge_plan(w->bridge[EXACT_NCCL]);
+    const int64_t arrive[2] = {colo_plan_bytes(found, COLO_FORWARD).recv,
+                               colo_plan_bytes(found, COLO_BACKWARD).recv};
+    int32_t nd = colo_bridge_src_shape(w->bridge[EXACT_NCCL], shape);
+    TOOL_TRY(make_tensor(r, &w->x, p->dtype, nd, shape, 0, &x));
+    TOOL_TRY(make_tensor(r, &w->d_x, p->dtype, nd, shape, arrive[1], NULL));
+    nd = colo_bridge_dst_shape(w->bridge[EXACT_NCCL], shape);
+    TOOL_TRY(make_tensor(r, &w->y, p->dtype, nd, shape, arrive[0], NULL));
+    TOOL_TRY(make_tensor(r, &w->d_y, p->dtype, nd, shape, 0, &d_y));
+    w->bytes =
+        (int64_t)(perf_tensor_bytes(&w->x) > perf_tensor_bytes(&w->y) ? perf_tensor_bytes(&w->x)
+                                                                      : perf_tensor_bytes(&w->y));
+    return perf_rank_most(r, &w->bytes);
+}
+
+/* The plan's messages as pushes, to the next rank first, so that no two begin at one receiver. */
+static int make_pushes(work_t *w, int way)
+{
+    perf_rank_t *r = w->r;
+    perf_gpus_t *all = r->all;
+    const colo_plan_t *plan = colo_bridge_plan(w->bridge[EXACT_NCCL]);
+    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)way);
+    const colo_tensor_t *in = way ? &w->d_y : &w->x, *out = way ? &w->d_x : &w->y;
+    const int64_t in_bytes = (int64_t)perf_tensor_bytes(in),
+                  out_bytes = (int64_t)perf_tensor_bytes(out);
+    int32_t n;
+    const colo_plan_message_t *send = colo_plan_sends(plan, (colo_way_t)way, &n);
+    w->arrive[way] = b.recv;
+    w->local[way] = b.local < in_bytes ? b.local : in_bytes;
+    w->local[way] = w->local[way] < out_bytes ? w->local[way] : out_bytes;
+    w->mine[way] = w->local[way];
+    TOOL_TRY(perf_rank_most(r, &w->arrive[way]));
+    TOOL_TRY(perf_rank_most(r, &w->local[way]));
+    memset(all->bytes[r->me], 0, sizeof all->bytes[r->me]);
+    for (int32_t i = 0; i < n; i++)
+        all->bytes[r->me][send[i].peer] = send[i].bytes;
+    all->ptr[r->me] = out->data;
+    all->room[r->me] = room_of(out, b.recv);
+    TOOL_TRY(perf_rank_barrier(r));
+    int64_t from = 0;
+    for (int32_t i = 1; i < r->n && all->reach; i++) {
+        const int32_t to = (r->me + i) % r->n;
+        int64_t bytes = all->bytes[r->me][to], at = 0;
+        for (int32_t k = 0; k < r->me; k++) /* behind what lower ranks give it */
+            at += (all->bytes[k][to] + 15) / 16 * 16;
+        if (bytes == 0)
+            continue;
+        bytes = (bytes + 15) / 16 * 16;
+        if (from + bytes > in_bytes)
+            from = 0;
+        if (at + bytes > all->room[to])
+            return perf_rank_complain(r, "rank %d has no room for what it is given", (int)to);
+        w->push[way][w->pushes[way]++] =
+            (colo_k_push_t){(char *)all->ptr[to] + at, (char *)in->data + from, bytes};
+        from += bytes;
+    }
+    return perf_rank_barrier(r);
+}
+
+static int make_collective(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    const perf_t *p = r->all->p;
+    static _Thread_local perf_split_t split;
+    w->coll = (perf_coll_t){.src = &w->pair->src,
+                            .dst = &w->pair->dst,
+                            .rank = r->me,
+                            .samples = w->shape.samples,
+                            .rows = w->shape.rows,
+                            .features = w->shape.features,
+                            .elem = colo_dtype_size(p->dtype),
+                            .batch_first = strcmp(w->axes, "sbh") != 0,
+                            .sharded = p->output == COLO_SHARDED,
+                            .engine = &w->engine,
+                            .x = w->x.data,
+                            .y = w->y.data,
+                            .d_y = w->d_y.data,
+                            .d_x = w->d_x.data};
+    perf_coll_init(&w->coll);
+    w->type = p->dtype == COLO_BF16 ? ncclBfloat16 : p->dtype == COLO_F16 ? ncclHalf : ncclFloat;
+    for (int g = 0; g < PERF_GROUPS; g++) {
+        int64_t color[PERF_GPUS_MAX], key[PERF_GPUS_MAX];
+        memset(&split, 0, sizeof split);
+        split.n = r->n;
+        for (int32_t k = 0; k < r->n; k++)
+            perf_coll_group(&w->coll, (perf_group_t)g, k, &color[k], &key[k]);
+        for (int32_t k = 0; k < r->n; k++)
+            for (int32_t i = 0; i < r->n && color[k] >= 0; i++) {
+                int32_t at = 0; /* how many of the group come before i */
+                if (color[i] != color[k])
+                    continue;
+                for (int32_t j = 0; j < r->n; j++)
+                    at += color[j] == color[k] && key[j] < key[i];
+                split.member[k][at] = i;
+                split.size[k]++;
+            }
+        int32_t members = 0; /* all ranks know all colors, and make the comms together */
+        for (int32_t k = 0; k < r->n; k++)
+            members += split.size[k];
+        if (members > 0)
+            TOOL_TRY(perf_rank_comm(r, &split, &w->group[g]));
+    }
+    for (int i = 0; i < 3; i++)
+        RANK_CUDA(cudaMalloc(&w->coll.stage[i], (size_t)perf_coll_stage(&w->coll) + 16));
+    return TOOL_OK;
+}
+
+int perf_work_make(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    w->engine = (perf_engine_t){engine_copy, engine_zero, engine_all_gather, engine_all_reduce};
+    RANK_COLO(colo_layout_init_src(&w->src, &w->pair->src));
+    RANK_COLO(colo_layout_init_dst(&w->dst, &w->pair->dst));
+    TOOL_TRY(make_parts(w));
+    TOOL_TRY(make_bridges(w));
+    TOOL_TRY(make_pushes(w, 0));
+    TOOL_TRY(make_pushes(w, 1));
+    if (w->bridge[COLLECTIVE])
+        TOOL_TRY(make_collective(w));
+    TOOL_TRY(perf_rank_wait(r));
+    return perf_rank_barrier(r);
+}
+
+int perf_work_destroy(work_t *w)
+{
+    perf_rank_t *r = w->r;
+    TOOL_TRY(perf_rank_barrier(r)); /* nobody still writes into another's memory */
+    for (int i = 0; i < OPS; i++)
+        colo_bridge_destroy(&w->bridge[i]);
+    void *const memory[] = {w->x.data,        w->y.data,        w->d_y.data,      w->d_x.data,
+                            w->coll.stage[0], w->coll.stage[1], w->coll.stage[2], w->list[0],
+                            w->list[1],       w->list[2],       w->list[3],       w->own};
+    for (size_t i = 0; i < sizeof memory / sizeof memory[0]; i++)
+        RANK_CUDA(cudaFree(memory[i]));
+    perf_part_free(&w->from);
+    perf_part_free(&w->to);
+    return TOOL_OK;
+}

@@ -1,0 +1,440 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * colo-plan.c - what moves where between two layouts, without a GPU and without communication.
+ *
+ * This file turns the command line into a plan_ask_t: the two layouts as a bridge would declare
+ * them and the sizes. It says no as early as it can and names the option; what only the library can
+ * judge (does 2C divide the sequence) is the library's sentence. Counting is in sweep.c,
+ * printing in plan/text.c and plan/json.c. Exit 0: printed; 1: these layouts cannot be planned, or
+ * the output could not be written; 2: wrong use, one line on stderr and nothing on stdout.
+ */
+#include "plan-tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include <colobridge/version.h>
+
+static const char help[] =
+    "usage: colo-plan --src SPEC --dst SPEC [--batch B --seq N --hidden H] [options]\n"
+    "       colo-plan [--src SPEC] --compare ENTRY... [--batch B --seq N --hidden H] [options]\n"
+    "\n"
+    "colo-plan shows what a bridge moves between two layouts of the same ranks, forward and\n"
+    "backward. With --compare it compares several pairs: bytes, messages, memory, estimated time.\n"
+    "It needs no GPU.\n"
+    "\n"
+    "  --src SPEC           the encoder's grid, first dim fastest: tp=2,dp=4 (@8: from rank 8)\n"
+    "  --dst SPEC           the LLM's grid: tp=2,cp=2,dp=2\n"
+    "  --extra NAME         dims of either grid, joined by -, whose ranks hold copies; a dim above "
+    "1\n"
+    "                       that is none of tp, cp, pp, dp, ep is refused unless named here\n"
+    "  --batch B            samples of the global batch (default 16)\n"
+    "  --seq N              rows of a sample that cross the bridge (default 8192)\n"
+    "  --hidden H           features of a row (default 4096)\n"
+    "  --dtype T            f32, f64, bf16, f16, i8, u8, i16, i32, i64 (default bf16)\n"
+    "  --axes A             memory order, bsh, sbh or th (default bsh); changes no byte\n"
+    "  --llm-seq S          positions of the LLM's sequence (default: offset + N)\n"
+    "  --offset P           position of the first row in it (default 0)\n"
+    "  --output O           full: each rank gets all rows of its samples; sharded: only the rows\n"
+    "                       that it owns (default full)\n"
+    "  --grad G             partial: the bridge sums full-length gradients over cp, as the library\n"
+    "                       does by default; disjoint: each rank's gradient is zero outside its\n"
+    "                       own rows, so only those rows travel (default partial)\n"
+    "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
+    "  --src-stage X        pp stage that holds the encoder's output: last, any or a number\n"
+    "                       (default last)\n"
+    "  --dst-stage X        pp stage that consumes it (default 0)\n"
+    "  --sp SIDE            sequence parallel over tp: none, src, dst or both (default none)\n"
+    "  --max-ranks N        lists ranks one by one up to this many (default 64)\n"
+    "  --rank R             prints only this rank, with the boxes that it sends and receives\n"
+    "  --svg F              also draws the messages between ranks, as a page in the file F; with\n"
+    "                       --rank it draws only the ranks that R exchanges with\n"
+    "  --json               for programs; the keys are in docs/plan.md\n"
+    "  --compare ENTRY...   each is DST, with --src, or SRC->DST (in quotes: > is the shell's); "
+    "options\n"
+    "                       of the entry follow after colons: tp=2,cp=2,dp=2:sharded:sp=dst.\n"
+    "                       full, sharded, partial, disjoint, sp=src, sp=dst, sp=both\n"
+    "  --alpha A[,B]        microseconds that a message costs inside a node[, between nodes]\n"
+    "                       (default 8,12); one number stands for both\n"
+    "  --beta A[,B]         GB/s of a link inside a node[, between nodes] (default 285,45)\n"
+    "  --version, --help\n"
+    "\n"
+    "Example: 8 ranks, the encoder TP 2 x DP 4, the LLM TP 2 x CP 2 x DP 2\n"
+    "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2\n"
+    "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 --hidden 4096 \\\n"
+    "            --dtype bf16 --output sharded\n"
+    "\n"
+    "Example: the same encoder, three layouts of the LLM\n"
+    "  colo-plan --src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=4,dp=2 tp=1,cp=4,dp=2:sharded "
+    "\\\n"
+    "            --batch 16 --seq 8192 --hidden 4096 --ranks-per-node 4 --svg compare.svg\n"
+    "\n"
+    "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
+
+enum { /* rows of the table below */
+       OPT_SRC,
+       OPT_DST,
+       OPT_EXTRA,
+       OPT_BATCH, /* the three sizes, in the order of colo_shape_t */
+       OPT_SEQ,
+       OPT_HIDDEN,
+       OPT_DTYPE,
+       OPT_AXES,
+       OPT_LLM_SEQ,
+       OPT_OFFSET,
+       OPT_OUTPUT,
+       OPT_GRAD,
+       OPT_RANKS_PER_NODE,
+       OPT_SRC_STAGE,
+       OPT_DST_STAGE,
+       OPT_SP,
+       OPT_MAX_RANKS,
+       OPT_RANK,
+       OPT_SVG,
+       OPT_COMPARE,
+       OPT_ALPHA,
+       OPT_BETA,
+       OPT_JSON,
+       OPT_VERSION,
+       OPT_HELP,
+       OPT_COUNT
+};
+
+static tool_option_t options[OPT_COUNT] = {
+    [OPT_SRC] = {.name = "--src"},
+    [OPT_DST] = {.name = "--dst"},
+    [OPT_EXTRA] = {.name = "--extra"},
+    [OPT_BATCH] = {.name = "--batch"},
+    [OPT_SEQ] = {.name = "--seq"},
+    [OPT_HIDDEN] = {.name = "--hidden"},
+    [OPT_DTYPE] = {.name = "--dtype"},
+    [OPT_AXES] = {.name = "--axes"},
+    [OPT_LLM_SEQ] = {.name = "--llm-seq"},
+    [OPT_OFFSET] = {.name = "--offset"},
+    [OPT_OUTPUT] = {.name = "--output"},
+    [OPT_GRAD] = {.name = "--grad"},
+    [OPT_RANKS_PER_NODE] = {.name = "--ranks-per-node"},
+    [OPT_SRC_STAGE] = {.name = "--src-stage"},
+    [OPT_DST_STAGE] = {.name = "--dst-stage"},
+    [OPT_SP] = {.name = "--sp"},
+    [OPT_MAX_RANKS] = {.name = "--max-ranks"},
+    [OPT_RANK] = {.name = "--rank"},
+    [OPT_SVG] = {.name = "--svg"},
+    [OPT_COMPARE] = {.name = "--compare", .list = true},
+    [OPT_ALPHA] = {.name = "--alpha"},
+    [OPT_BETA] = {.name = "--beta"},
+    [OPT_JSON] = {.name = "--json", .flag = true},
+    [OPT_VERSION] = {.name = "--version", .flag = true},
+    [OPT_HELP] = {.name = "--help", .flag = true},
+};
+
+/* --src-stage, --dst-stage: last, any or a number below the grid's pp. */
+static int read_stage(const tool_option_t *o, const char *grid_option, colo_layout_t *layout)
+{
+    if (!o->given)
+        return TOOL_OK;
+    int64_t stage = COLO_STAGE_ANY, stages = colo_grid_extent(&layout->grid, "pp");
+    if (strcmp(o->value, "last") == 0)
+        stage = COLO_STAGE_LAST;
+    else if (strcmp(o->value, "any") != 0)
+        TOOL_TRY(tool_i64(PLAN_TOOL, o, 0, INT64_MAX, &stage));
+    if (stage >= stages)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: stage %lld, but %s has %lld (pp)",
+                             o->name, (long long)stage, grid_option, (long long)stages);
+    if (stage != COLO_STAGE_ANY && colo_grid_dim(&layout->grid, "pp") < 0)
+        return TOOL_OK; /* one stage, and every rank is on it */
+    const char *dim = stage == COLO_STAGE_ANY ? NULL : "pp";
+    return colo_layout_stage(layout, dim, stage) < 0 ? tool_wrong(PLAN_TOOL, o) : TOOL_OK;
+}
+
+static int split_tp(const tool_option_t *o, colo_layout_t *layout)
+{
+    if (colo_layout_split(layout, COLO_ROWS, "tp", COLO_BLOCK) < 0)
+        return tool_wrong(PLAN_TOOL, o);
+    return TOOL_OK;
+}
+
+static const char *const sp_sides[] = {"none", "src", "dst", "both", NULL};
+
+/* @src_spec, @dst_spec: --src and --dst, or the halves of an entry; @sp: index in sp_sides */
+static int read_layouts(plan_ask_t *ask, const tool_option_t *src_spec,
+                        const tool_option_t *dst_spec, int sp)
+{
+    colo_grid_t src, dst;
+    TOOL_TRY(tool_grid(PLAN_TOOL, src_spec, PLAN_WORLD_MAX, &src));
+    TOOL_TRY(tool_grid(PLAN_TOOL, dst_spec, PLAN_WORLD_MAX, &dst));
+    if (colo_layout_init_src_extra(&ask->src, &src, options[OPT_EXTRA].value) < 0)
+        return tool_wrong(PLAN_TOOL, src_spec);
+    if (colo_layout_init_dst_extra(&ask->dst, &dst, options[OPT_EXTRA].value) < 0)
+        return tool_wrong(PLAN_TOOL, dst_spec);
+    TOOL_TRY(read_stage(&options[OPT_SRC_STAGE], "--src", &ask->src));
+    TOOL_TRY(read_stage(&options[OPT_DST_STAGE], "--dst", &ask->dst));
+
+    if (sp & 1)
+        TOOL_TRY(split_tp(&options[OPT_SP], &ask->src));
+    if (sp & 2)
+        TOOL_TRY(split_tp(&options[OPT_SP], &ask->dst));
+
+    int64_t src_end = src.offset + src.size, dst_end = dst.offset + dst.size;
+    ask->world = src_end > dst_end ? src_end : dst_end;
+    ask->first = src.offset < dst.offset ? src.offset : dst.offset;
+    return TOOL_OK;
+}
+
+/* A name in --extra that no grid of the @n asks has is a typing error. */
+static int check_extra(const plan_ask_t *const *asks, int n)
+{
+    const char *list = options[OPT_EXTRA].value;
+    char name[COLO_DIM_NAME_MAX], q[TOOL_QUOTE_MAX];
+    for (size_t len = 0; list; list = list[len] ? list + len + 1 : NULL) {
+        bool found = false;
+        len = strcspn(list, "-");
+        snprintf(name, sizeof name, "%.*s", len < sizeof name ? (int)len : 0, list);
+        for (int i = 0; i < n && !found; i++)
+            found = colo_grid_dim(&asks[i]->src.grid, name) >= 0 ||
+                    colo_grid_dim(&asks[i]->dst.grid, name) >= 0;
+        if (!found)
+            return tool_complain(
+                TOOL_WRONG_USE, PLAN_TOOL, "--extra: %s names a dim that no grid has (byte %zu)",
+                tool_quote(q, options[OPT_EXTRA].value), (size_t)(list - options[OPT_EXTRA].value));
+    }
+    return TOOL_OK;
+}
+
+/* The LLM's sequence may be longer than the rows that cross: where do they sit in it? Only the
+ * destination is cut along it; an encoder with cp cuts its own rows. */
+static int read_positions(plan_ask_t *ask)
+{
+    int64_t rows = ask->config.shape.rows, offset = 0, positions;
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_OFFSET], 0, INT64_MAX - rows, &offset));
+    positions = offset + rows;
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_LLM_SEQ], 1, INT64_MAX, &positions));
+    if (positions - rows < offset)
+        return tool_complain(
+            TOOL_WRONG_USE, PLAN_TOOL,
+            "--llm-seq: %lld positions cannot hold --offset %lld and --seq %lld rows",
+            (long long)positions, (long long)offset, (long long)rows);
+    if (options[OPT_OFFSET].given || options[OPT_LLM_SEQ].given)
+        if (colo_layout_map_offset(&ask->dst, offset, positions) < 0)
+            return tool_wrong(PLAN_TOOL, &options[OPT_LLM_SEQ]);
+    return TOOL_OK;
+}
+
+static int read_model(plan_ask_t *ask)
+{
+    double alpha[2] = PLAN_ALPHA_US, beta[2] = PLAN_BETA_GB_S;
+    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_ALPHA], 0, 1e9, alpha));
+    TOOL_TRY(tool_pair(PLAN_TOOL, &options[OPT_BETA], 1e-6, 1e9, beta));
+    for (int i = 0; i < 2; i++) {
+        ask->model.alpha[i] = 1e-6 * alpha[i];
+        ask->model.beta[i] = 1e9 * beta[i];
+    }
+    ask->own_model = options[OPT_ALPHA].given || options[OPT_BETA].given;
+    return TOOL_OK;
+}
+
+/* What does not depend on the layouts. */
+static int read_common(plan_ask_t *ask, int *sp)
+{
+    static const char *const axes[] = {"bsh", "sbh", "th", NULL};
+    int axis = 0;
+    colo_plan_config_t *c = &ask->config;
+    *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16, .output = COLO_FULL_SEQ,
+                              .grad = COLO_PARTIAL, .shape = {PLAN_SIZES}};
+    for (int i = 0; i < 3; i++)
+        ask->assumed[i] = !options[OPT_BATCH + i].given;
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
+    if (options[OPT_DTYPE].given && colo_dtype_parse(options[OPT_DTYPE].value, &c->dtype) < 0) {
+        char q[TOOL_QUOTE_MAX];
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--dtype: %s is no dtype; see --help",
+                             tool_quote(q, options[OPT_DTYPE].value));
+    }
+    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_AXES], axes, &axis));
+    TOOL_TRY(tool_output(PLAN_TOOL, &options[OPT_OUTPUT], &c->output));
+    TOOL_TRY(tool_grad(PLAN_TOOL, &options[OPT_GRAD], &c->grad));
+    TOOL_TRY(tool_word(PLAN_TOOL, &options[OPT_SP], sp_sides, sp));
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_RANKS_PER_NODE], 0, INT64_MAX, &c->ranks_per_node));
+    ask->max_ranks = 64;
+    TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_MAX_RANKS], 0, PLAN_WORLD_MAX, &ask->max_ranks));
+    TOOL_TRY(read_model(ask));
+    ask->rank = -1;
+    ask->axes = axes[axis];
+    ask->json = options[OPT_JSON].given;
+    ask->svg = options[OPT_SVG].value;
+    return TOOL_OK;
+}
+
+static int need(const int *which, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        if (!options[which[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s is missing; see --help",
+                                 options[which[i]].name);
+    return TOOL_OK;
+}
+
+static int read_ask(plan_ask_t *ask)
+{
+    static const int required[] = {OPT_SRC, OPT_DST};
+    int sp = 0;
+    TOOL_TRY(need(required, sizeof required / sizeof required[0]));
+    TOOL_TRY(read_common(ask, &sp));
+    TOOL_TRY(read_layouts(ask, &options[OPT_SRC], &options[OPT_DST], sp));
+    TOOL_TRY(check_extra((const plan_ask_t *const[]){ask}, 1));
+    ask->config.src = &ask->src;
+    ask->config.dst = &ask->dst;
+    TOOL_TRY(read_positions(ask));
+    return tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank);
+}
+
+/* ---- --compare ---- */
+
+/* One word after a colon. */
+static int read_entry_word(const char *where, const char *word, plan_entry_t *e)
+{
+    colo_plan_config_t *c = &e->ask.config;
+    char q[TOOL_QUOTE_MAX];
+    for (int i = 0; i < 4; i++)
+        if (strncmp(word, "sp=", 3) == 0 && strcmp(word + 3, sp_sides[i]) == 0) {
+            e->sp = i;
+            return TOOL_OK;
+        }
+    if (strcmp(word, "full") == 0)
+        c->output = COLO_FULL_SEQ;
+    else if (strcmp(word, "sharded") == 0)
+        c->output = COLO_SHARDED;
+    else if (strcmp(word, "partial") == 0)
+        c->grad = COLO_PARTIAL;
+    else if (strcmp(word, "disjoint") == 0)
+        c->grad = COLO_DISJOINT;
+    else
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s is none of full, sharded, partial, disjoint, sp=SIDE", where,
+                             tool_quote(q, word));
+    return TOOL_OK;
+}
+
+/* [SRC->]DST[:WORD]... */
+static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
+{
+    char *where = e->ask.where, copy[2048], q[TOOL_QUOTE_MAX];
+    snprintf(where, sizeof e->ask.where, "--compare entry %d", i + 1);
+    size_t n = strlen(text);
+    if (n >= sizeof copy)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: %zu bytes, at most %zu", where, n,
+                             sizeof copy - 1);
+    memcpy(copy, text, n + 1);
+    e->sp = sp;
+    for (char *next = strchr(copy, ':'); next;) {
+        char *word = next + 1;
+        *next = '\0';
+        next = strchr(word, ':');
+        if (next)
+            *next = '\0';
+        TOOL_TRY(read_entry_word(where, word, e));
+        if (next)
+            *next = ':';
+    }
+    char *arrow = strstr(copy, "->");
+    tool_option_t src = {.name = where, .value = copy}, dst = src;
+    if (arrow) {
+        *arrow = '\0';
+        dst.value = arrow + 2;
+    } else if (n > 0 && copy[strlen(copy) - 1] == '-') {
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s ends in -; put SRC->DST in quotes, or the shell takes the >",
+                             where, tool_quote(q, copy));
+    } else if (options[OPT_SRC].given) {
+        src = options[OPT_SRC];
+    } else {
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "%s: %s names no source; give --src or SRC->DST", where,
+                             tool_quote(q, text));
+    }
+    TOOL_TRY(read_layouts(&e->ask, &src, &dst, e->sp));
+    e->ask.config.src = &e->ask.src;
+    e->ask.config.dst = &e->ask.dst;
+    return read_positions(&e->ask);
+}
+
+static int compare(void)
+{
+    static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS};
+    static plan_entry_t entries[PLAN_ENTRIES_MAX];
+    const plan_ask_t *asks[PLAN_ENTRIES_MAX];
+    int n = options[OPT_COMPARE].count;
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
+        if (options[other[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --compare",
+                                 options[other[i]].name);
+    if (n > PLAN_ENTRIES_MAX)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--compare: %d entries, at most %d", n,
+                             PLAN_ENTRIES_MAX);
+    for (int i = 0; i < n; i++) {
+        int sp = 0;
+        TOOL_TRY(read_common(&entries[i].ask, &sp));
+        TOOL_TRY(read_entry(i, options[OPT_COMPARE].values[i], &entries[i], sp));
+        asks[i] = &entries[i].ask;
+    }
+    TOOL_TRY(check_extra(asks, n));
+    return plan_compare(entries, n);
+}
+
+/* One rank costs O(peers), whatever the world; only its JSON carries totals, which cost a sweep. */
+static int show_rank(const plan_ask_t *ask)
+{
+    plan_sums_t sums;
+    colo_plan_t *plan = NULL;
+    if (ask->json)
+        TOOL_TRY(plan_sweep(ask, NULL, &sums));
+    colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
+    if (st < 0)
+        return plan_complain(ask, st, colo_last_error());
+    int rc = ask->svg ? plan_draw(ask) : TOOL_OK;
+    if (rc == TOOL_OK)
+        rc = ask->json ? plan_print_json(ask, &plan, 1, &sums) : plan_print_rank(ask, plan);
+    colo_plan_destroy(&plan);
+    return rc;
+}
+
+static int show_all(const plan_ask_t *ask)
+{
+    plan_sums_t sums;
+    colo_plan_t **plans = NULL;
+    int64_t n = ask->world <= ask->max_ranks ? ask->world : 0;
+    if (n > 0 && !(plans = calloc((size_t)n, sizeof(colo_plan_t *))))
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld plans", (long long)n);
+    int rc = plan_sweep(ask, plans, &sums);
+    if (rc == TOOL_OK && ask->svg)
+        rc = plan_draw(ask);
+    if (rc == TOOL_OK)
+        rc = ask->json ? plan_print_json(ask, plans, n, &sums)
+                       : plan_print_text(ask, plans, n, &sums);
+    for (int64_t r = 0; r < n; r++)
+        colo_plan_destroy(&plans[r]);
+    free(plans);
+    return rc;
+}
+
+int main(int argc, char **argv)
+{
+    static plan_ask_t ask;
+    TOOL_TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
+    if (options[OPT_HELP].given) {
+        fputs(help, stdout);
+        return tool_finish(TOOL_OK, PLAN_TOOL);
+    }
+    if (options[OPT_VERSION].given) {
+        printf("%s %s\n", PLAN_TOOL, colo_version());
+        return tool_finish(TOOL_OK, PLAN_TOOL);
+    }
+    if (options[OPT_COMPARE].given)
+        return tool_finish(compare(), PLAN_TOOL);
+    if (options[OPT_ALPHA].given || options[OPT_BETA].given)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
+                             options[OPT_ALPHA].given ? "--alpha" : "--beta");
+    TOOL_TRY(read_ask(&ask));
+    return tool_finish(ask.rank >= 0 ? show_rank(&ask) : show_all(&ask), PLAN_TOOL);
+}

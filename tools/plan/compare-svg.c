@@ -1,0 +1,153 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* compare-svg.c - a comparison as bar charts, one panel a quantity, a bar an entry. */
+#include "plan-tool.h"
+
+#include <errno.h>
+#include <string.h>
+
+#include "out-file.h"
+#include "svg.h"
+
+enum { ROW = 42, TOP = 26, BAR_MAX = 236, TIME_BAR_MAX = 150 /* words follow */ };
+
+typedef enum quantity { TIME, FORWARD, BACKWARD, SLOW, MEMORY, MESSAGES, QUANTITIES } quantity_t;
+
+typedef struct chart {
+    const plan_entry_t *entries;
+    int n, best;
+    bool dst_only;
+    quantity_t what;
+} chart_t;
+
+static const char *const title[QUANTITIES] = {[TIME] = "Estimated time, forward + backward",
+                                              [FORWARD] = "Forward: most bytes into a rank",
+                                              [BACKWARD] = "Backward: most bytes into a rank",
+                                              [SLOW] = "Bytes between nodes, forward + backward",
+                                              [MEMORY] = "Memory per rank: input, output, staging",
+                                              [MESSAGES] =
+                                                  "Messages of all ranks, forward + backward"};
+
+static double value(const plan_entry_t *e, quantity_t what)
+{
+    const plan_sums_t *s = &e->sums;
+    switch (what) {
+    case TIME:
+        return plan_entry_seconds(e);
+    case FORWARD:
+        return (double)s->way[0].recv_max;
+    case BACKWARD:
+        return (double)s->way[1].recv_max;
+    case SLOW:
+        return (double)s->way[0].slow_total + (double)s->way[1].slow_total;
+    case MEMORY:
+        return (double)s->memory_max;
+    default:
+        return (double)s->way[0].messages_total + (double)s->way[1].messages_total;
+    }
+}
+
+static void put_name(FILE *f, const chart_t *c, int i)
+{
+    char name[1300], text[1400];
+    plan_entry_name(name, sizeof name, &c->entries[i], c->dst_only);
+    char *arrow = strstr(name, " -> ");
+    if (arrow)
+        snprintf(text, sizeof text, "%d  %.*s \xe2\x86\x92 %s", i + 1, (int)(arrow - name), name,
+                 arrow + 4);
+    else
+        snprintf(text, sizeof text, "%d  %s", i + 1, name);
+    fprintf(f, "<text class=\"strong\" x=\"0\" y=\"14\"%s>",
+            strlen(text) > 52 ? " textLength=\"340\" lengthAdjust=\"spacingAndGlyphs\"" : "");
+    svg_text(f, text);
+    fputs("</text>", f);
+}
+
+static double largest(const chart_t *c)
+{
+    double most = 0;
+    for (int i = 0; i < c->n; i++)
+        most = value(&c->entries[i], c->what) > most ? value(&c->entries[i], c->what) : most;
+    return most;
+}
+
+static void draw(FILE *f, const void *what)
+{
+    const chart_t *c = what;
+    double most = largest(c);
+    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n", title[c->what]);
+    if (most == 0)
+        fputs("<text x=\"0\" y=\"34\">None in any of them.</text>\n", f);
+    for (int i = 0; i < c->n && most > 0; i++) {
+        int room = c->what == TIME ? TIME_BAR_MAX : BAR_MAX;
+        double v = value(&c->entries[i], c->what), width = room * v / most;
+        bool best = c->what == TIME && i == c->best;
+        char text[32];
+        if (c->what == TIME)
+            plan_time(text, v);
+        else if (c->what == MESSAGES)
+            svg_count((int64_t)v, text);
+        else
+            svg_bytes(v, text);
+        fprintf(f, "<g transform=\"translate(0 %d)\">", TOP + i * ROW);
+        put_name(f, c, i);
+        fprintf(f,
+                "<rect class=\"track\" y=\"20\" width=\"%d\" height=\"14\" rx=\"3\"/>"
+                "<rect class=\"bar%s\" y=\"20\" width=\"%.1f\" height=\"14\" rx=\"3\"/>"
+                "<text class=\"%s\" x=\"%d\" y=\"31\">%s%s</text></g>\n",
+                room, best ? " best" : "", width, best ? "good" : "strong", room + 8, text,
+                best ? " least bridge time" : "");
+    }
+}
+
+int plan_compare_draw(const plan_entry_t *entries, int n, int best)
+{
+    static char line[8][400];
+    const plan_ask_t *ask = &entries[0].ask;
+    const colo_plan_config_t *c = &ask->config;
+    chart_t chart[QUANTITIES];
+    char src[160], say[3][200], count[32], warning[200], rows[200];
+    svg_page_t page = {.title = "Layouts compared",
+                       .label = "bar charts of several pairs of layouts"};
+    out_file_t out;
+    int error = out_file_open(&out, ask->svg), lines = 0;
+    bool same = true, sampled = false;
+    if (error)
+        return plan_svg_failed(ask->svg, error);
+    for (int i = 0; i < n; i++) {
+        same &= colo_grid_equal(&entries[i].ask.src.grid, &ask->src.grid);
+        sampled |= entries[i].parts > 0;
+    }
+    colo_grid_print(&ask->src.grid, src, sizeof src);
+    if (*plan_compare_warning(warning, entries, n))
+        snprintf(line[lines++], sizeof line[0], "%s.", warning);
+    int used = same ? snprintf(line[lines], sizeof line[0], "From %s. ", src) : 0;
+    snprintf(line[lines++] + used, sizeof line[0] - (size_t)used,
+             "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s; %s%s.",
+             (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
+             colo_dtype_name(c->dtype),
+             c->ranks_per_node ? svg_count(c->ranks_per_node, count) : "one",
+             c->ranks_per_node ? " ranks per node" : " node");
+    if (*plan_assumed(rows, ask))
+        snprintf(line[lines++], sizeof line[0], "%s.", rows);
+    if (*plan_positions(rows, ask))
+        snprintf(line[lines++], sizeof line[0], "%s.", rows);
+    if (sampled)
+        snprintf(line[lines++], sizeof line[0],
+                 "Worlds of more than %d ranks are estimated from parts drawn by lot.",
+                 PLAN_EXACT_MAX);
+    plan_model_say(ask, say);
+    for (int i = 0; i < 3; i++)
+        snprintf(line[lines++], sizeof line[0], "%.199s", say[i]);
+    for (int i = 0; i < lines; i++)
+        page.text[i] = line[i];
+    for (int q = 0; q < QUANTITIES; q++) {
+        if (q == SLOW && c->ranks_per_node == 0)
+            continue;
+        chart[q] = (chart_t){entries, n, best, same, (quantity_t)q};
+        page.panel[page.npanels++] =
+            (svg_panel_t){TOP + (largest(&chart[q]) > 0 ? n * ROW : ROW / 2), draw, &chart[q]};
+    }
+    svg_page(out.f, &page);
+    error = out_file_commit(&out);
+    return error ? plan_svg_failed(ask->svg, error) : TOOL_OK;
+}

@@ -1,0 +1,176 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * json.c - the plan for programs. The keys are documented in docs/plan.md and stay.
+ *
+ * Everything is built before the first byte is written, so a failure leaves stdout empty. One rank
+ * a line: a diff of two plans then shows which ranks differ.
+ */
+#include "plan-tool.h"
+
+#include <stdlib.h>
+
+#include <jansson.h>
+
+/* json_object_set_new() takes the value and fails on NULL, so one check at the end is enough. */
+static json_t *range(const int64_t x[2])
+{
+    json_t *a = json_array();
+    if (json_array_append_new(a, json_integer(x[0])) ||
+        json_array_append_new(a, json_integer(x[1]))) {
+        json_decref(a);
+        return NULL;
+    }
+    return a;
+}
+
+/* A region of all features is a (b, s) box; only a cut through the features needs "h". */
+static json_t *box(const colo_region_t *g, int64_t features)
+{
+    json_t *o = json_object();
+    int bad = json_object_set_new(o, "b", range(g->b)) | json_object_set_new(o, "s", range(g->s));
+    if (g->h[0] != 0 || g->h[1] != features)
+        bad |= json_object_set_new(o, "h", range(g->h));
+    if (bad) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *messages(const colo_plan_message_t *m, int32_t count, int64_t features)
+{
+    json_t *list = json_array();
+    int bad = !list;
+    for (int32_t i = 0; i < count && !bad; i++) {
+        json_t *boxes = json_array(), *o = json_object();
+        for (int64_t k = 0; k < m[i].nregions; k++)
+            bad |= json_array_append_new(boxes, box(&m[i].regions[k], features));
+        bad |= json_object_set_new(o, "peer", json_integer(m[i].peer));
+        bad |= json_object_set_new(o, "bytes", json_integer(m[i].bytes));
+        bad |= json_object_set_new(o, "boxes", boxes);
+        bad |= json_array_append_new(list, o);
+    }
+    if (bad) {
+        json_decref(list);
+        return NULL;
+    }
+    return list;
+}
+
+static json_t *way(const colo_plan_t *plan, colo_way_t w, int64_t features)
+{
+    int32_t nrecvs, nsends;
+    const colo_plan_message_t *recvs = colo_plan_recvs(plan, w, &nrecvs);
+    const colo_plan_message_t *sends = colo_plan_sends(plan, w, &nsends);
+    json_t *o = json_object();
+    if (json_object_set_new(o, "recv", messages(recvs, nrecvs, features)) |
+        json_object_set_new(o, "send", messages(sends, nsends, features))) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+/* {dim: coord}; a rank outside the grid has none */
+static json_t *coords(const colo_grid_t *grid, int64_t rank)
+{
+    int64_t c[COLO_MAX_DIMS];
+    json_t *o = json_object();
+    int bad = !o;
+    if (colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK)
+        for (int32_t i = 0; i < grid->ndims; i++)
+            bad |= json_object_set_new(o, grid->name[i], json_integer(c[i]));
+    if (bad) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
+{
+    int64_t features = ask->config.shape.features, rank = colo_plan_rank(plan);
+    json_t *o = json_object();
+    if (json_object_set_new(o, "rank", json_integer(rank)) |
+        json_object_set_new(o, "src", coords(&ask->src.grid, rank)) |
+        json_object_set_new(o, "dst", coords(&ask->dst.grid, rank)) |
+        json_object_set_new(o, "forward", way(plan, COLO_FORWARD, features)) |
+        json_object_set_new(o, "backward", way(plan, COLO_BACKWARD, features))) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *totals(const plan_totals_t *t)
+{
+    json_t *o = json_object();
+    json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
+    if (json_object_set_new(o, "recv_bytes_max", json_integer(t->recv_max)) |
+        json_object_set_new(o, "recv_bytes_total", json_integer(t->recv_total)) |
+        json_object_set_new(o, "send_bytes_max", json_integer(t->send_max)) |
+        json_object_set_new(o, "local_bytes_max", json_integer(t->local_max)) |
+        json_object_set_new(o, "collective_recv_bytes_max", collective)) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+/* Prints and releases. */
+static void put(char *text, const char *after)
+{
+    printf("%s%s", text, after);
+    free(text);
+}
+
+static char *line(json_t *value)
+{
+    char *text = value ? json_dumps(value, JSON_PRESERVE_ORDER | JSON_ENCODE_ANY) : NULL;
+    json_decref(value);
+    return text;
+}
+
+int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+                    const plan_sums_t *sums)
+{
+    int64_t used = 0;
+    char assumed[200]; /* printable ASCII without quotes */
+    char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
+    char *way_line[2] = {line(totals(&sums->way[0])), line(totals(&sums->way[1]))};
+    bool ok = ranks != NULL && way_line[0] && way_line[1];
+    while (used < nplans && ok) {
+        ranks[used] = line(rank_entry(ask, plans[used]));
+        ok = ranks[used++] != NULL;
+    }
+    if (!ok) {
+        for (int64_t i = 0; i < used; i++)
+            free(ranks[i]);
+        free(ranks);
+        free(way_line[0]);
+        free(way_line[1]);
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
+                             (long long)nplans);
+    }
+    printf("{\n");
+    if (*plan_assumed(assumed, ask))
+        printf("\"assumed\": \"%s\",\n", assumed);
+    printf("\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
+           colo_direction_name(sums->direction));
+    if (sums->scale > 0)
+        printf("\"scale\": %lld,\n", (long long)sums->scale);
+    else
+        printf("\"scale\": null,\n");
+    printf("\"output\": \"%s\",\n\"ranks\": [",
+           ask->config.output == COLO_SHARDED ? "sharded" : "full");
+    for (int64_t i = 0; i < used; i++) {
+        printf("\n");
+        put(ranks[i], i + 1 < used ? "," : "\n");
+    }
+    printf("],\n\"forward\": ");
+    put(way_line[0], ",\n");
+    printf("\"backward\": ");
+    put(way_line[1], "\n}\n");
+    free(ranks);
+    return TOOL_OK;
+}

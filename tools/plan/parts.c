@@ -1,0 +1,121 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts.c - which ranks exchange with each other, directly or not: the parts of a world.
+ *
+ * Parts are what a bridge's create talks within, and in a regular pair of layouts they are all
+ * alike, so that one of them shows what a million ranks do. A part is found by following peers from
+ * one rank. Worlds up to PLAN_EXACT_MAX are walked whole; of larger ones PLAN_SAMPLE ranks are
+ * drawn by a fixed hash (never by a stride, which would meet the same coordinate again and again),
+ * and each brings its part. A mean over drawn ranks of "one over the size of my part" estimates the
+ * number of parts without bias; where all parts drawn are alike it is world / size.
+ */
+#include "plan-tool.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Open addressing; -1 is free. */
+typedef struct set {
+    int64_t *slot;
+    size_t mask;
+} set_t;
+
+static uint64_t scatter(uint64_t x)
+{
+    x += 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    return x ^ (x >> 31);
+}
+
+static bool set_add(set_t *s, int64_t rank) /* false: it is there */
+{
+    size_t i = (size_t)scatter((uint64_t)rank) & s->mask;
+    while (s->slot[i] != -1 && s->slot[i] != rank)
+        i = (i + 1) & s->mask;
+    if (s->slot[i] == rank)
+        return false;
+    s->slot[i] = rank;
+    return true;
+}
+
+static int by_rank(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return x < y ? -1 : x > y;
+}
+
+static void follow(const colo_plan_message_t *m, int32_t count, set_t *seen, plan_part_t *part)
+{
+    for (int32_t i = 0; i < count; i++) {
+        if (part->n == PLAN_PART_MAX)
+            part->cut = true;
+        else if (set_add(seen, m[i].peer))
+            part->rank[part->n++] = m[i].peer;
+    }
+}
+
+void plan_part_free(plan_part_t *part)
+{
+    free(part->rank);
+    *part = (plan_part_t){.n = 0};
+}
+
+int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
+{
+    set_t seen = {.slot = malloc(4 * PLAN_PART_MAX * sizeof *seen.slot),
+                  .mask = 4 * PLAN_PART_MAX - 1};
+    colo_status_t st = COLO_OK;
+    *part = (plan_part_t){.rank = malloc(PLAN_PART_MAX * sizeof *part->rank)};
+    plan_sums_init(&part->sums);
+    if (!seen.slot || !part->rank) {
+        free(seen.slot);
+        plan_part_free(part);
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the peers of rank %lld",
+                             (long long)seed);
+    }
+    memset(seen.slot, 0xff, 4 * PLAN_PART_MAX * sizeof *seen.slot);
+    part->rank[part->n++] = seed;
+    set_add(&seen, seed);
+    for (int64_t i = 0; i < part->n && st >= 0; i++) {
+        colo_plan_t *plan = NULL;
+        int32_t count;
+        st = colo_plan_create(&plan, &ask->config, part->rank[i]);
+        if (st < 0)
+            break;
+        for (int w = 0; w < 2; w++) {
+            const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_way_t)w, &count);
+            follow(m, count, &seen, part);
+            m = colo_plan_sends(plan, (colo_way_t)w, &count);
+            follow(m, count, &seen, part);
+        }
+        plan_sums_add(&part->sums, ask, plan);
+        colo_plan_destroy(&plan);
+    }
+    free(seen.slot);
+    if (st < 0) {
+        plan_part_free(part);
+        return plan_complain(ask, st, colo_last_error());
+    }
+    qsort(part->rank, (size_t)part->n, sizeof *part->rank, by_rank);
+    return TOOL_OK;
+}
+
+bool plan_part_alike(const plan_part_t *a, const plan_part_t *b)
+{
+    for (int w = 0; w < 2; w++) {
+        const plan_totals_t *x = &a->sums.way[w], *y = &b->sums.way[w];
+        if (x->recv_max != y->recv_max || x->recv_total != y->recv_total ||
+            x->send_max != y->send_max || x->local_max != y->local_max ||
+            x->messages_total != y->messages_total || x->slow_total != y->slow_total)
+            return false;
+    }
+    return a->n == b->n && a->cut == b->cut;
+}
+
+/* The @k-th rank drawn from @first .. @world - 1. */
+int64_t plan_sample_rank(const plan_ask_t *ask, int64_t k)
+{
+    return ask->first +
+           (int64_t)(scatter((uint64_t)k * 2 + 1) % (uint64_t)(ask->world - ask->first));
+}

@@ -1,0 +1,292 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * picture.c - the plan as an SVG page: one panel forward, one backward.
+ *
+ * A world of up to 64 ranks is drawn whole. Of a larger one a part is drawn, the one that moves
+ * most among those looked at, and the page says of how many and how many were looked at. What has
+ * more than 64 ranks, or more than 400 arrows one way, is folded to one row per role. If there are
+ * more than 64 roles, too, the first 64 rows are drawn and the page says how many messages are not.
+ */
+#include "plan-tool.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "out-file.h"
+#include "picture.h"
+
+typedef struct drawing {
+    const plan_ask_t *ask;
+    pic_t pic;
+    int64_t ranks;     /* behind the rows */
+    char line[9][400]; /* text above the panels */
+    int nlines;
+} drawing_t;
+
+/* ---- which ranks ---- */
+
+typedef struct kinds {
+    int64_t seeds, alike; /* parts looked at, and how many are like the one shown */
+    double parts;         /* how many there are */
+    bool exact;
+    bool all_alike;
+} kinds_t;
+
+static int64_t moved(const plan_part_t *p)
+{
+    return p->sums.way[0].recv_total + p->sums.way[1].recv_total;
+}
+
+/* Takes @part or drops it: the one that moves most is shown, the first of equals. */
+static void consider(plan_part_t *shown, plan_part_t *part, kinds_t *k, double weight)
+{
+    k->seeds++;
+    k->parts += weight;
+    if (shown->n && plan_part_alike(shown, part)) {
+        k->alike++;
+        plan_part_free(part);
+    } else if (!shown->n || moved(part) > moved(shown)) {
+        k->all_alike = !shown->n;
+        k->alike = 1;
+        plan_part_free(shown);
+        *shown = *part;
+    } else {
+        k->all_alike = false;
+        plan_part_free(part);
+    }
+}
+
+static int walk(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+{
+    bool *seen = calloc((size_t)ask->world, sizeof *seen);
+    int rc = seen ? TOOL_OK
+                  : tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
+                                  (long long)ask->world);
+    k->exact = true;
+    for (int64_t r = ask->first; rc == TOOL_OK && r < ask->world; r++) {
+        plan_part_t part;
+        if (seen[r])
+            continue;
+        rc = plan_part_find(ask, r, &part);
+        if (rc != TOOL_OK)
+            break;
+        for (int64_t i = 0; i < part.n; i++)
+            seen[part.rank[i]] = true;
+        k->exact &= !part.cut; /* its other end may look like a part of its own */
+        consider(shown, &part, k, 1);
+    }
+    free(seen);
+    return rc;
+}
+
+static int draw_lots(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+{
+    int rc = TOOL_OK;
+    for (int64_t i = 0; rc == TOOL_OK && i < PLAN_SAMPLE; i++) {
+        plan_part_t part;
+        rc = plan_part_find(ask, plan_sample_rank(ask, i), &part);
+        if (rc == TOOL_OK)
+            consider(shown, &part, k,
+                     (double)(ask->world - ask->first) / PLAN_SAMPLE / (double)part.n);
+    }
+    if (rc == TOOL_OK && k->all_alike)
+        k->parts = (double)((ask->world - ask->first) / shown->n);
+    return rc;
+}
+
+static int choose(const plan_ask_t *ask, plan_part_t *shown, kinds_t *k)
+{
+    if (ask->rank >= 0)
+        return plan_part_find(ask, ask->rank, shown);
+    return ask->world - ask->first <= PLAN_EXACT_MAX ? walk(ask, shown, k)
+                                                     : draw_lots(ask, shown, k);
+}
+
+/* ---- words ---- */
+
+static char *next_line(drawing_t *d)
+{
+    return d->line[d->nlines++];
+}
+
+static void say_ask(drawing_t *d)
+{
+    const colo_plan_config_t *c = &d->ask->config;
+    char b[24] = "more than 2^63 bytes", n[32], more[200];
+    int64_t bytes = 0;
+    if (*plan_size_warning(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+    if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
+        !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
+        !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
+        tool_bytes(b, bytes);
+    snprintf(
+        next_line(d), sizeof d->line[0],
+        "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s ranks.",
+        (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
+        colo_dtype_name(c->dtype), b, c->output == COLO_SHARDED ? "sharded" : "full",
+        c->output == COLO_SHARDED ? ""
+        : c->grad == COLO_PARTIAL ? ", gradients partial"
+                                  : ", gradients disjoint",
+        svg_count(d->ask->world - d->ask->first, n));
+    if (*plan_assumed(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+    if (*plan_positions(more, d->ask))
+        snprintf(next_line(d), sizeof d->line[0], "%s.", more);
+}
+
+static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
+{
+    char n[32], m[32], *line;
+    const plan_ask_t *ask = d->ask;
+    const char *cut = part->cut ? "at least " : "";
+    if (ask->rank >= 0)
+        snprintf(next_line(d), sizeof d->line[0],
+                 "Shown: the %s%s ranks that rank %lld exchanges with, directly or not.", cut,
+                 svg_count(part->n, n), (long long)ask->rank);
+    else if (k->parts > 1.5 || !k->exact)
+        snprintf(
+            next_line(d), sizeof d->line[0],
+            "Shown: one of %s%s parts that exchange nothing with each other; it has %s%s ranks.",
+            k->exact || k->all_alike ? "" : "about ", svg_count((int64_t)(k->parts + 0.5), n), cut,
+            svg_count(part->n, m));
+    if (ask->rank < 0 && k->seeds > 1) {
+        line = next_line(d);
+        if (k->all_alike)
+            snprintf(line, sizeof d->line[0], "%s %s looked at; they are alike.",
+                     svg_count(k->seeds, n), k->exact ? "were" : "of them, drawn by lot, were");
+        else
+            snprintf(line, sizeof d->line[0],
+                     "%s parts looked at, %s like this one; it moves the most.",
+                     svg_count(k->seeds, n), svg_count(k->alike, m));
+    }
+}
+
+static void say_rows(drawing_t *d)
+{
+    char n[32], m[32];
+    bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
+    if (d->pic.outside)
+        snprintf(next_line(d), sizeof d->line[0],
+                 "%d of %s ranks are drawn; %s messages from or to others are not.", d->pic.nrows,
+                 svg_count(d->ranks, m), svg_count(d->pic.outside, n));
+    snprintf(next_line(d), sizeof d->line[0],
+             "A row is %s: its place in the source grid and in the destination grid. Arrows are "
+             "messages%s, dashed lines stay on the rank.",
+             folded ? "a rank that stands for all that do the same" : "a rank",
+             d->ask->config.ranks_per_node ? ", thick ones cross nodes" : "");
+    if (d->ask->config.ranks_per_node)
+        snprintf(next_line(d), sizeof d->line[0], "%s ranks per node.",
+                 svg_count(d->ask->config.ranks_per_node, n));
+}
+
+/* ---- panels ---- */
+
+typedef struct panel {
+    const drawing_t *d;
+    colo_way_t way;
+} panel_t;
+
+enum { CAPTION = 62 };
+
+static void draw_panel(FILE *f, const void *what)
+{
+    const panel_t *p = what;
+    const pic_flows_t *s = &p->d->pic.way[p->way];
+    char a[32], b[32], c[32], text[200];
+    fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n",
+            p->way == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
+    if (s->messages == 0)
+        snprintf(text, sizeof text, "No messages: every rank already has its part.");
+    else
+        snprintf(text, sizeof text, "%s %s, %s in all; at most %s into a rank.",
+                 svg_count(s->messages, a), s->messages == 1 ? "message" : "messages",
+                 svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
+    if (s->collective > 0)
+        snprintf(text + strlen(text), sizeof text - strlen(text), " The %s way: %s in all.",
+                 p->way == COLO_FORWARD ? "all-gather" : "all-reduce",
+                 svg_bytes((double)s->collective, a));
+    svg_lines(f, text, "text", SVG_COLUMNS, 15);
+    fprintf(f, "<g transform=\"translate(0 %d)\">\n", CAPTION);
+    pic_draw(f, &p->d->pic, p->way);
+    fputs("</g>\n", f);
+}
+
+static int prepare(drawing_t *d)
+{
+    const plan_ask_t *ask = d->ask;
+    plan_part_t part = {.n = 0};
+    kinds_t kinds = {.seeds = 0};
+    int64_t n = ask->world - ask->first;
+    bool all = n <= PIC_ROWS_MAX && ask->rank < 0;
+    if (all) {
+        part.rank = calloc((size_t)n + 1, sizeof *part.rank);
+        for (; part.rank && part.n < n; part.n++)
+            part.rank[part.n] = ask->first + part.n;
+        if (!part.rank)
+            return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks", (long long)n);
+    } else {
+        int rc = choose(ask, &part, &kinds);
+        if (rc != TOOL_OK) {
+            plan_part_free(&part);
+            return rc;
+        }
+    }
+    d->ranks = part.n;
+    say_ask(d);
+    if (!all)
+        say_part(d, &part, &kinds);
+    colo_status_t st = pic_collect(&d->pic, &ask->config, part.rank, (int32_t)part.n);
+    plan_part_free(&part);
+    if (st < 0)
+        return plan_complain(ask, st, colo_last_error());
+    bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.way[0].n > PIC_FLOWS_MAX ||
+                d->pic.way[1].n > PIC_FLOWS_MAX;
+    if (many && d->pic.outside == 0 && !pic_fold(&d->pic))
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
+                             (long long)d->ranks);
+    pic_cut(&d->pic, PIC_ROWS_MAX);
+    say_rows(d);
+    return TOOL_OK;
+}
+
+int plan_svg_failed(const char *path, int error)
+{
+    char q[TOOL_QUOTE_MAX];
+    return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "--svg: %s: %s", tool_quote(q, path),
+                         strerror(error));
+}
+
+int plan_draw(const plan_ask_t *ask)
+{
+    static drawing_t d;
+    char src[600], dst[600], title[1300];
+    out_file_t out;
+    int error = out_file_open(&out, ask->svg), rc;
+    if (error)
+        return plan_svg_failed(ask->svg, error);
+    d = (drawing_t){.ask = ask};
+    rc = prepare(&d);
+    if (rc != TOOL_OK) {
+        pic_free(&d.pic);
+        out_file_drop(&out);
+        return rc;
+    }
+    colo_grid_print(&ask->src.grid, src, sizeof src);
+    colo_grid_print(&ask->dst.grid, dst, sizeof dst);
+    snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
+    panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
+    svg_page_t page = {.title = title,
+                       .npanels = 2,
+                       .label = "who sends what to whom between two layouts, forward and backward"};
+    for (int i = 0; i < d.nlines; i++)
+        page.text[i] = d.line[i];
+    for (int w = 0; w < 2; w++)
+        page.panel[w] =
+            (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_way_t)w), draw_panel, &panel[w]};
+    svg_page(out.f, &page);
+    pic_free(&d.pic);
+    error = out_file_commit(&out);
+    return error ? plan_svg_failed(ask->svg, error) : TOOL_OK;
+}

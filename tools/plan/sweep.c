@@ -1,0 +1,150 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * sweep.c - the totals of a plan, by planning every rank.
+ *
+ * A plan is local to a rank and costs O(peers), so the only exact way to a maximum over ranks is to
+ * ask each of them. One thread counts a small world, a few count a large one, taking chunks from a
+ * counter (plans are immutable and share nothing). Sums and maxima do not depend on the order, so
+ * the result does not either. When it takes longer than two seconds, stderr says how far it is.
+ */
+#include "plan-tool.h"
+
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#define CHUNK 64
+#define THREADS_MAX 16
+#define PROGRESS_AFTER_S 2.0
+
+typedef struct sweep {
+    const plan_ask_t *ask;
+    colo_plan_t **plans;
+    pthread_mutex_t lock;
+    pthread_cond_t finished;
+    int64_t next, done; /* first rank that nobody took; ranks counted */
+    int running;
+    colo_status_t status; /* first failure */
+    char sentence[512];
+    plan_sums_t sums;
+} sweep_t;
+
+static void *worker(void *arg)
+{
+    sweep_t *s = arg;
+    plan_sums_t mine;
+    bool any = false;
+    plan_sums_init(&mine);
+    pthread_mutex_lock(&s->lock);
+    while (s->next < s->ask->world && s->status == COLO_OK) {
+        int64_t lo = s->next, hi = lo + CHUNK < s->ask->world ? lo + CHUNK : s->ask->world;
+        s->next = hi;
+        pthread_mutex_unlock(&s->lock);
+        colo_status_t st = COLO_OK;
+        for (int64_t r = lo; r < hi && st == COLO_OK; r++) {
+            colo_plan_t *plan = NULL;
+            st = colo_plan_create(&plan, &s->ask->config, r);
+            if (st < 0)
+                break;
+            plan_sums_add(&mine, s->ask, plan);
+            any = true;
+            if (s->plans)
+                s->plans[r] = plan;
+            else
+                colo_plan_destroy(&plan);
+        }
+        pthread_mutex_lock(&s->lock);
+        s->done += hi - lo;
+        if (st < 0 && s->status == COLO_OK) {
+            s->status = st;
+            snprintf(s->sentence, sizeof s->sentence, "%s", colo_last_error());
+        }
+    }
+    if (any)
+        plan_sums_merge(&s->sums, &mine);
+    s->running--;
+    pthread_cond_signal(&s->finished);
+    pthread_mutex_unlock(&s->lock);
+    return NULL;
+}
+
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_REALTIME, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Called with the lock held; returns with it held and no worker running. On a terminal one line is
+ * rewritten every second, in a file a line is added every ten. */
+static void watch(sweep_t *s)
+{
+    bool tty = isatty(fileno(stderr)), shown = false;
+    double begin = now(), wake = begin + PROGRESS_AFTER_S;
+    while (s->running > 0) {
+        struct timespec at = {(time_t)wake, (long)((wake - (double)(time_t)wake) * 1e9)};
+        pthread_cond_timedwait(&s->finished, &s->lock, &at);
+        double t = now();
+        if (s->running == 0 || t < wake)
+            continue;
+        int64_t total = s->ask->world - s->ask->first;
+        fprintf(stderr, "%s%s: planned %lld of %lld ranks (%lld %%), %.0f s%s", tty ? "\r" : "",
+                PLAN_TOOL, (long long)s->done, (long long)total,
+                (long long)(total ? s->done * 100 / total : 100), t - begin, tty ? "" : "\n");
+        fflush(stderr);
+        shown = true;
+        wake = t + (tty ? 1.0 : 10.0);
+    }
+    if (shown && tty)
+        fputs("\r\033[K", stderr);
+}
+
+int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence)
+{
+    return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL,
+                         "%s%s%s", ask->where, *ask->where ? ": " : "",
+                         *sentence ? sentence : colo_status_string(status));
+}
+
+int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
+{
+    sweep_t s = {.ask = ask, .plans = plans, .next = plans ? 0 : ask->first};
+    pthread_t thread[THREADS_MAX];
+    int started = 0;
+    long cores = sysconf(_SC_NPROCESSORS_ONLN);
+    int64_t want = (ask->world - s.next) / (16 * CHUNK); /* below that a thread is not worth it */
+    want = want < cores ? want : cores;
+    want = want < 1 ? 1 : want < THREADS_MAX ? want : THREADS_MAX;
+
+    plan_sums_init(&s.sums);
+    pthread_mutex_init(&s.lock, NULL);
+    pthread_cond_init(&s.finished, NULL);
+    pthread_mutex_lock(&s.lock);
+    for (int64_t i = 0; i < want; i++)
+        if (pthread_create(&thread[started], NULL, worker, &s) == 0)
+            started++;
+    s.running = started ? started : 1;
+    if (started)
+        watch(&s);
+    pthread_mutex_unlock(&s.lock);
+    if (!started)
+        worker(&s); /* no thread to be had: count here, without progress */
+    for (int i = 0; i < started; i++)
+        pthread_join(thread[i], NULL);
+    pthread_cond_destroy(&s.finished);
+    pthread_mutex_destroy(&s.lock);
+
+    if (s.status < 0)
+        return plan_complain(ask, s.status, s.sentence);
+    if (s.sums.overflow)
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "the bytes of %lld ranks do not fit in 63 bits",
+                             (long long)ask->world);
+    if (colo_plan_collective_check(&ask->config) < 0) {
+        snprintf(s.sums.rejects, sizeof s.sums.rejects, "%s", colo_last_error());
+        s.sums.way[0].collective_max = s.sums.way[1].collective_max = -1;
+    }
+    *sums = s.sums;
+    return TOOL_OK;
+}

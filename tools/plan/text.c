@@ -1,0 +1,390 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * text.c - the plan for people: what was asked, one row a rank, what it means.
+ *
+ * Cells are made first and measured, then printed, so that columns are as wide as their widest
+ * entry and no wider. ASCII only; colour (bold titles, dim idle ranks) only on a terminal. Programs
+ * read plan/json.c's output; this one may change.
+ */
+#include "plan-tool.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define CELL 40
+#define COLUMNS_MAX (1 + 2 * COLO_MAX_DIMS + 8)
+
+typedef struct table {
+    int ncols;
+    struct {
+        const char *group; /* title over this and the next columns, NULL: same group */
+        const char *name;
+        bool left;
+        int width;
+    } col[COLUMNS_MAX];
+    char (*cell)[CELL]; /* [rows][ncols] */
+} table_t;
+
+static const char *bold = "", *dim = "", *plain = "";
+
+static void want_colour(void)
+{
+    if (tool_colour(stdout)) {
+        bold = "\033[1m";
+        dim = "\033[2m";
+        plain = "\033[0m";
+    }
+}
+
+static void add_column(table_t *t, const char *group, const char *name, bool left)
+{
+    t->col[t->ncols].group = group;
+    t->col[t->ncols].name = name;
+    t->col[t->ncols].left = left;
+    t->col[t->ncols++].width = (int)strlen(name);
+}
+
+static void add_grid(table_t *t, const char *group, const colo_grid_t *grid)
+{
+    for (int32_t i = 0; i < grid->ndims; i++)
+        add_column(t, i ? NULL : group, grid->name[i], false);
+}
+
+static void add_way(table_t *t, const char *group)
+{
+    add_column(t, group, "receives", false);
+    add_column(t, NULL, "from", true);
+    add_column(t, NULL, "sends", false);
+    add_column(t, NULL, "to", true);
+}
+
+/* "1-3,5", or as many as fit and the count: "0,2,4,... (64)" */
+static void peers(char *out, const colo_plan_message_t *m, int32_t count)
+{
+    char part[44];
+    size_t n = 0, room = 24;
+    snprintf(out, CELL, "%s", count ? "" : "-");
+    for (int32_t i = 0, j; i < count; i = j) {
+        for (j = i + 1; j < count && m[j].peer == m[j - 1].peer + 1; j++)
+            ;
+        if (j - i < 3)
+            j = i + 1;
+        if (j - i == 1)
+            snprintf(part, sizeof part, "%s%" PRId64, n ? "," : "", m[i].peer);
+        else
+            snprintf(part, sizeof part, "%s%" PRId64 "-%" PRId64, n ? "," : "", m[i].peer,
+                     m[j - 1].peer);
+        if (n + strlen(part) > room) {
+            snprintf(out + n, CELL - n, "%s... (%d)", n ? "," : "", count);
+            return;
+        }
+        n += (size_t)snprintf(out + n, CELL - n, "%s", part);
+    }
+}
+
+static void bytes_cell(char *out, int64_t bytes)
+{
+    char text[24];
+    snprintf(out, CELL, "%s", bytes ? tool_bytes(text, bytes) : "-");
+}
+
+static int coord_cells(char (*cell)[CELL], const colo_grid_t *grid, int64_t rank)
+{
+    int64_t c[COLO_MAX_DIMS];
+    bool in = colo_grid_has_rank(grid, rank) && colo_grid_coords(grid, rank, c) == COLO_OK;
+    for (int32_t i = 0; i < grid->ndims; i++) {
+        if (in)
+            snprintf(cell[i], CELL, "%" PRId64, c[i]);
+        else
+            snprintf(cell[i], CELL, "-");
+    }
+    return grid->ndims;
+}
+
+static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell)[CELL])
+{
+    int64_t rank = colo_plan_rank(plan);
+    int k = 0;
+    snprintf(cell[k++], CELL, "%" PRId64, rank);
+    k += coord_cells(cell + k, &ask->src.grid, rank);
+    k += coord_cells(cell + k, &ask->dst.grid, rank);
+    for (int w = 0; w < 2; w++) {
+        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)w);
+        int32_t n;
+        const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_way_t)w, &n);
+        bytes_cell(cell[k++], b.recv);
+        peers(cell[k++], m, n);
+        m = colo_plan_sends(plan, (colo_way_t)w, &n);
+        bytes_cell(cell[k++], b.send);
+        peers(cell[k++], m, n);
+    }
+}
+
+static const char *gap(const table_t *t, int c)
+{
+    return c == 0 ? "" : t->col[c].group ? "    " : "  ";
+}
+
+/* One line of cells without blanks at its end: a left-bound last cell is not padded. */
+static void print_line(const table_t *t, const char *const *text)
+{
+    for (int c = 0; c < t->ncols; c++) {
+        int width = t->col[c].left && c + 1 == t->ncols ? 0 : t->col[c].width;
+        printf("%s%*s", gap(t, c), t->col[c].left ? -width : width, text[c]);
+    }
+    printf("%s\n", plain);
+}
+
+static void print_groups(const table_t *t)
+{
+    int owed = 0; /* blanks to print before the next title */
+    for (int c = 0; c < t->ncols; c++) {
+        int width = (int)strlen(gap(t, c)) + t->col[c].width;
+        if (t->col[c].group) {
+            owed += (int)strlen(gap(t, c));
+            printf("%*s%s", owed, "", t->col[c].group);
+            owed = t->col[c].width - (int)strlen(t->col[c].group);
+        } else {
+            owed += width;
+        }
+    }
+    printf("%s\n", plain);
+}
+
+static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t rows)
+{
+    table_t t = {.ncols = 0};
+    add_column(&t, "", "rank", false);
+    add_grid(&t, "src", &ask->src.grid);
+    add_grid(&t, "dst", &ask->dst.grid);
+    add_way(&t, "forward");
+    add_way(&t, "backward");
+    int n = t.ncols;
+    t.cell = calloc((size_t)(rows * n), sizeof *t.cell);
+    if (!t.cell)
+        return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for a table of %lld ranks",
+                             (long long)rows);
+    for (int64_t r = 0; r < rows; r++)
+        fill_row(ask, plans[r], t.cell + r * n);
+    for (int64_t r = 0; r < rows; r++)
+        for (int c = 0; c < n; c++) {
+            int len = (int)strlen(t.cell[r * n + c]);
+            t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
+        }
+    for (int c = 0; c < n; c++) /* a single column under "src" or "dst" is as wide as its title */
+        if (t.col[c].group && (c + 1 == n || t.col[c + 1].group)) {
+            int len = (int)strlen(t.col[c].group);
+            t.col[c].width = len > t.col[c].width ? len : t.col[c].width;
+        }
+
+    const char *text[COLUMNS_MAX];
+    printf("\n%s", bold);
+    print_groups(&t);
+    for (int c = 0; c < n; c++)
+        text[c] = t.col[c].name;
+    printf("%s", bold);
+    print_line(&t, text);
+    for (int64_t r = 0; r < rows; r++) {
+        bool idle = true;
+        for (int c = 0; c < n; c++) {
+            text[c] = t.cell[r * n + c];
+            idle &= c < n - 8 || strcmp(text[c], "-") == 0;
+        }
+        printf("%s", idle ? dim : "");
+        print_line(&t, text);
+    }
+    free(t.cell);
+    return TOOL_OK;
+}
+
+const char *plan_size_warning(char out[200], const plan_ask_t *ask)
+{
+    long long src = ask->src.grid.size, dst = ask->dst.grid.size;
+    out[0] = '\0';
+    if (src != dst)
+        snprintf(out, 200,
+                 "warning: --src has %lld ranks, --dst %lld: the larger grid has ranks that "
+                 "take part on one side only",
+                 src, dst);
+    return out;
+}
+
+const char *plan_positions(char out[200], const plan_ask_t *ask)
+{
+    out[0] = '\0';
+    if (ask->dst.map == COLO_MAP_OFFSET)
+        snprintf(out, 200, "row 0 of a sample is position %lld of the LLM's %lld",
+                 (long long)ask->dst.offset, (long long)ask->dst.positions);
+    return out;
+}
+
+const char *plan_assumed(char out[200], const plan_ask_t *ask)
+{
+    static const char *const name[] = {"--batch", "--seq", "--hidden"};
+    const colo_shape_t *shape = &ask->config.shape;
+    const int64_t size[] = {shape->samples, shape->rows, shape->features};
+    size_t n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < 3; i++)
+        if (ask->assumed[i])
+            n += (size_t)snprintf(out + n, 200 - n, "%s%s %" PRId64,
+                                  n ? ", " : "colo-plan assumed ", name[i], size[i]);
+    if (n)
+        snprintf(out + n, 200 - n, ", because the command line does not say");
+    return out;
+}
+
+static void print_ask(const plan_ask_t *ask)
+{
+    char line[200];
+    const colo_plan_config_t *c = &ask->config;
+    char src[COLO_KEY_MAX * 2], dst[COLO_KEY_MAX * 2], b[24];
+    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
+    bool fits = !__builtin_mul_overflow(bytes, c->shape.samples, &bytes) &&
+                !__builtin_mul_overflow(bytes, c->shape.rows, &bytes) &&
+                !__builtin_mul_overflow(bytes, c->shape.features, &bytes);
+    colo_grid_print(&ask->src.grid, src, sizeof src);
+    colo_grid_print(&ask->dst.grid, dst, sizeof dst);
+    if (*plan_size_warning(line, ask))
+        printf("%s\n", line);
+    printf("%s%s -> %s%s\n", bold, src, dst, plain);
+    printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n", (long long)c->shape.samples,
+           (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype),
+           ask->axes, fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
+    if (*plan_assumed(line, ask))
+        printf("%s\n", line);
+    if (*plan_positions(line, ask))
+        printf("%s\n", line);
+    if (c->output == COLO_SHARDED)
+        printf("output sharded: each rank gets the rows that it owns and returns their gradient\n");
+    else
+        printf("output full: each rank gets all rows of its samples\n%s\n",
+               c->grad == COLO_PARTIAL
+                   ? "gradients partial: each rank returns all rows, the bridge sums them over cp"
+                   : "gradients disjoint: each rank's gradient is zero outside the rows it owns");
+}
+
+/* One line of the footer: what arrives, and what @collective would bring. */
+static void print_meaning(const char *way, const char *collective, const plan_totals_t *t)
+{
+    char most[24], all[24], other[24];
+    printf("  %-9s ", way);
+    if (t->recv_max == 0)
+        printf("No rank receives anything.");
+    else
+        printf("The busiest rank receives %s, all ranks together %s.", tool_bytes(most, t->recv_max),
+               tool_bytes(all, t->recv_total));
+    if (t->collective_max == 0) {
+        printf("\n%*s%s would move nothing%s.", 12, "", collective, t->recv_max ? "" : ", too");
+    } else if (t->collective_max > 0) {
+        printf("\n%*s%s would bring %s to the busiest rank", 12, "", collective,
+               tool_bytes(other, t->collective_max));
+        double times = (double)t->collective_max / (double)t->recv_max;
+        if (t->recv_max == 0)
+            printf(".");
+        else if (t->collective_max == t->recv_max)
+            printf(", as much.");
+        else
+            printf(", %.*f times as much.", times < 1 ? 2 : 1, times);
+    }
+    printf("\n");
+}
+
+int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
+                    const plan_sums_t *sums)
+{
+    char scale[32] = "no integer scale";
+    want_colour();
+    if (sums->scale > 0)
+        snprintf(scale, sizeof scale, "scale %lld", (long long)sums->scale);
+    print_ask(ask);
+    printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale,
+           (long long)ask->world);
+    if (nplans > 0) {
+        int rc = print_table(ask, plans, nplans);
+        if (rc != TOOL_OK)
+            return rc;
+    } else {
+        printf("The table is left out, because %lld ranks are more than --max-ranks %lld.\n", (long long)ask->world,
+               (long long)ask->max_ranks);
+    }
+    printf("\n%sWhat this means%s\n", bold, plain);
+    print_meaning("forward", "An all-gather", &sums->way[COLO_FORWARD]);
+    print_meaning("backward", "An all-reduce", &sums->way[COLO_BACKWARD]);
+    if (sums->rejects[0])
+        printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
+    return TOOL_OK;
+}
+
+static void print_messages(const char *verb, const char *to, const colo_plan_message_t *m,
+                           int32_t count, int64_t features)
+{
+    char b[24];
+    for (int32_t i = 0; i < count; i++) {
+        printf("  %s %s %s rank %lld:", verb, tool_bytes(b, m[i].bytes), to, (long long)m[i].peer);
+        for (int64_t k = 0; k < m[i].nregions; k++) {
+            const colo_region_t *g = &m[i].regions[k];
+            printf("%s samples %lld..%lld rows %lld..%lld", k ? "," : "", (long long)g->b[0],
+                   (long long)g->b[1] - 1, (long long)g->s[0], (long long)g->s[1] - 1);
+            if (g->h[0] != 0 || g->h[1] != features)
+                printf(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
+        }
+        printf("\n");
+    }
+}
+
+static void print_owned(const char *side, const colo_layout_t *layout, const plan_ask_t *ask,
+                        bool full_rows)
+{
+    const colo_shape_t *n = &ask->config.shape;
+    colo_owned_t o = {0};
+    int64_t rank = ask->rank;
+    if (!colo_grid_has_rank(&layout->grid, rank)) {
+        printf("%s: this grid does not have the rank\n", side);
+        return;
+    }
+    int64_t c[COLO_MAX_DIMS];
+    printf("%s:", side);
+    if (colo_grid_coords(&layout->grid, rank, c) == COLO_OK)
+        for (int32_t i = 0; i < layout->grid.ndims; i++)
+            printf(" %s %lld", layout->grid.name[i], (long long)c[i]);
+    if (colo_layout_owned(layout, rank, n->samples, n->rows, n->features, full_rows, &o, NULL, 0,
+                          NULL) != COLO_OK ||
+        (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) == 0) {
+        printf(", the rank holds nothing\n");
+        return;
+    }
+    long long b = o.b1 - o.b0, s = o.rows, h = o.h1 - o.h0;
+    printf(", samples %lld..%lld, tensor %s [", (long long)o.b0, (long long)o.b1 - 1, ask->axes);
+    if (strcmp(ask->axes, "th") == 0)
+        printf("%lld, %lld]\n", b * s, h);
+    else if (strcmp(ask->axes, "sbh") == 0)
+        printf("%lld, %lld, %lld]\n", s, b, h);
+    else
+        printf("%lld, %lld, %lld]\n", b, s, h);
+}
+
+int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
+{
+    static const char *const name[] = {"forward", "backward"};
+    int64_t features = ask->config.shape.features;
+    want_colour();
+    print_ask(ask);
+    printf("\n%srank %lld%s\n", bold, (long long)ask->rank, plain);
+    print_owned("src", &ask->src, ask, false);
+    print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ);
+    for (int w = 0; w < 2; w++) {
+        char local[24];
+        int32_t nrecvs, nsends;
+        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_way_t)w, &nrecvs);
+        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_way_t)w, &nsends);
+        printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
+               tool_bytes(local, colo_plan_bytes(plan, (colo_way_t)w).local));
+        print_messages("receives", "from", recvs, nrecvs, features);
+        print_messages("sends", "to", sends, nsends, features);
+        if (nrecvs == 0 && nsends == 0)
+            printf("  it exchanges nothing\n");
+    }
+    return TOOL_OK;
+}
