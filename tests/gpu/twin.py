@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a GPU test on a backend with a planted bug (tests/mutants/README.md).
+"""Runs a GPU test on a backend with a planted bug (tests/mutation/README.md).
 
 usage: twin.py MODULE NAME BACKENDS PROGRAM
 MODULE takes the place of libcolobridge-NAME.so among the BACKENDS of the build.

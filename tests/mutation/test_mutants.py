@@ -21,7 +21,7 @@ def expect(what, got, want):
 def plant(folder, old, new, **more):
     mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'red': ['p']}, **more)
     path = folder / 'list.json'
-    path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutants/sample.c']}},
+    path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutation/sample.c']}},
                                 'mutants': [mutant]}))
     done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), '--plant', 'm',
                            str(folder / 'out.c')], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
