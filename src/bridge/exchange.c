@@ -52,7 +52,7 @@ static void fill(const colo_shaped_t *s, colo_box_t *boxes, const colo_routes_t 
         for (int32_t k = 0; k < n; k++)
             boxes[i * n + k] =
                 box_at(&t[k], input ? t[k].in : t[k].out, own, &routes->region[i],
-                       src_side ? routes->place[i].src_row : routes->place[i].dst_row, s->bytes);
+                       src_side ? routes->offset[i].src_row : routes->offset[i].dst_row, s->bytes);
 }
 
 /* ---- lanes: allocated once, filled by each call ---- */
@@ -307,7 +307,7 @@ static colo_view_t slab_view(const colo_shaped_t *s, const colo_carried_t *t, in
 
 /* d_x[region] = sum over levels, in level order; own level from d_y where it is held here. */
 static colo_status_t sum_region(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
-                                const colo_region_t *r, const colo_place_t *at, bool own_is_local,
+                                const colo_region_t *r, const colo_offset_t *at, bool own_is_local,
                                 colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
@@ -328,10 +328,10 @@ static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const 
     /* own level: held here or received; the two lists together cover each element once */
     int64_t own = p->own_level >= 0 ? p->own_level : 0;
     for (int64_t i = 0; i < local->nregions; i++)
-        COLO_TRY(sum_region(b, s, t, &local->region[i], &local->place[i], true, stream));
+        COLO_TRY(sum_region(b, s, t, &local->region[i], &local->offset[i], true, stream));
     for (int64_t i = 0; i < recv->nregions; i++)
         if (recv->region[i].level == own)
-            COLO_TRY(sum_region(b, s, t, &recv->region[i], &recv->place[i], false, stream));
+            COLO_TRY(sum_region(b, s, t, &recv->region[i], &recv->offset[i], false, stream));
     return COLO_OK;
 }
 
@@ -353,7 +353,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
         for (int32_t k = 0; k < n; k++)
             l->recv_box[i * n + k] =
                 box_at(&t[k], slab_view(s, &t[k], recv->region[i].level), &p->own_src,
-                       &recv->region[i], recv->place[i].src_row, s->bytes);
+                       &recv->region[i], recv->offset[i].src_row, s->bytes);
     COLO_TRY(exchange(b, s, op, way, stream));
     for (int32_t k = 0; k < n; k++)
         COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, way, &t[k], stream));

@@ -94,7 +94,7 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
         s.peer = colo_comm_find(b->comm, send->message[m].peer);
         for (int64_t k = 0; k < send->message[m].nregions; k++) {
             const colo_region_t *r = &send->message[m].regions[k];
-            const colo_place_t *at = &send->place[r - send->region];
+            const colo_offset_t *at = &send->offset[r - send->region];
             extents(r, s.extent);
             begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
             begins(&theirs, r, fwd ? at->dst_row : at->src_row, s.there);
@@ -104,7 +104,7 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
     s.peer = -1;
     for (int64_t i = 0; i < local->nregions; i++) {
         const colo_region_t *r = &local->region[i];
-        const colo_place_t *at = &local->place[i];
+        const colo_offset_t *at = &local->offset[i];
         extents(r, s.extent);
         begins(in, r, fwd ? at->src_row : at->dst_row, s.here);
         begins(out, r, fwd ? at->dst_row : at->src_row, s.there);
@@ -118,7 +118,7 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
 /* One region of some level and where its values are. */
 typedef struct held {
     const colo_region_t *region;
-    colo_place_t place;
+    colo_offset_t offset;
     int32_t peer, level;
     int64_t at[3]; /* where it begins in that rank's part of dst */
 } held_t;
@@ -127,8 +127,8 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
 {
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
     for (int64_t i = 0; i < local->nregions; i++, h++) {
-        *h = (held_t){&local->region[i], local->place[i], -1, local->region[i].level, {0}};
-        begins(&p->own_dst, h->region, h->place.dst_row, h->at);
+        *h = (held_t){&local->region[i], local->offset[i], -1, local->region[i].level, {0}};
+        begins(&p->own_dst, h->region, h->offset.dst_row, h->at);
     }
     for (int32_t m = 0; m < recv->nmessages; m++) {
         colo_owned_t theirs;
@@ -136,11 +136,11 @@ static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, held
         for (int64_t k = 0; k < recv->message[m].nregions; k++, h++) {
             const colo_region_t *r = &recv->message[m].regions[k];
             *h = (held_t){r,
-                          recv->place[r - recv->region],
+                          recv->offset[r - recv->region],
                           colo_comm_find(b->comm, recv->message[m].peer),
                           r->level,
                           {0}};
-            begins(&theirs, r, h->place.dst_row, h->at);
+            begins(&theirs, r, h->offset.dst_row, h->at);
         }
     }
     return COLO_OK;
@@ -178,7 +178,7 @@ static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t
             !cut(part.h, h[i].region->h))
             continue;
         from[level] = &h[i];
-        int64_t row = level == 0 ? h[i].place.src_row + part.s[0] - h[i].region->s[0]
+        int64_t row = level == 0 ? h[i].offset.src_row + part.s[0] - h[i].region->s[0]
                                  : src_row + part.s[0] - box.s[0];
         COLO_TRY(cut_by_level(p, h, n, level + 1, part, row, from, g));
     }

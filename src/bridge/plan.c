@@ -32,13 +32,13 @@ static colo_status_t store(colo_builder_t *w, const colo_entry_t *e, int64_t n, 
     if (n == 0)
         return COLO_OK;
     out->region = calloc((size_t)n, sizeof *out->region);
-    out->place = calloc((size_t)n, sizeof *out->place);
+    out->offset = calloc((size_t)n, sizeof *out->offset);
     out->message = calloc((size_t)n, sizeof *out->message); /* at most one a region */
-    if (!out->region || !out->place || !out->message)
+    if (!out->region || !out->offset || !out->message)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
     for (int64_t i = 0; i < n; i++) {
         out->region[i] = e[i].region;
-        out->place[i] = e[i].place;
+        out->offset[i] = e[i].offset;
         if (i == 0 || e[i].peer != e[i - 1].peer)
             out->message[out->nmessages++] =
                 (colo_plan_message_t){.peer = e[i].peer, .regions = &out->region[i]};
@@ -54,7 +54,7 @@ static void routes_deinit(colo_routes_t *r)
 {
     free(r->message);
     free(r->region);
-    free(r->place);
+    free(r->offset);
     memset(r, 0, sizeof *r);
 }
 

@@ -9,14 +9,14 @@
 
 /* Where a region sits in this rank's own tensors: local row of its first row; -1 on a side that the
  * rank does not touch. Samples and features subtract own->b0 and own->h0. */
-typedef struct colo_place {
+typedef struct colo_offset {
     int64_t src_row, dst_row;
-} colo_place_t;
+} colo_offset_t;
 
 typedef struct colo_entry {
     int64_t peer;
     colo_region_t region;
-    colo_place_t place;
+    colo_offset_t offset;
 } colo_entry_t;
 
 /* One list of regions, sorted by (peer, level, b, s, h); messages point into region. */
@@ -25,7 +25,7 @@ typedef struct colo_routes {
     colo_plan_message_t *message;
     int64_t nregions;
     colo_region_t *region;
-    colo_place_t *place; /* [nregions] */
+    colo_offset_t *offset; /* [nregions] */
 } colo_routes_t;
 
 struct colo_plan {

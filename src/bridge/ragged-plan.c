@@ -109,7 +109,7 @@ void colo_ragged_places_deinit(colo_ragged_places_t *places)
 static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
     for (int64_t i = 0; i < routes->nregions; i++) {
-        const int64_t at = routes->place[i].dst_row;
+        const int64_t at = routes->offset[i].dst_row;
         int64_t a = 0, z = n; /* stored[a].first <= at < stored[z].first */
         while (z - a > 1) {
             const int64_t mid = a + (z - a) / 2;
@@ -118,7 +118,7 @@ static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
             else
                 z = mid;
         }
-        routes->place[i].dst_row = stored[a].row + (at - stored[a].first);
+        routes->offset[i].dst_row = stored[a].row + (at - stored[a].first);
     }
 }
 

@@ -59,7 +59,7 @@ static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_run
             if (!p)
                 return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->pieces.n);
             *p = (colo_entry_t){.region = {.s = {lo, hi}, .level = level},
-                                .place = {.src_row = a, .dst_row = z}};
+                                .offset = {.src_row = a, .dst_row = z}};
         }
         last_src = a + (hi - lo);
         last_dst = z + (hi - lo);

@@ -220,8 +220,8 @@ static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t 
                 continue;
             e.region.s[1] = e.region.s[0] + b;
             e.region.s[0] += a;
-            e.place.src_row += a;
-            e.place.dst_row += a;
+            e.offset.src_row += a;
+            e.offset.dst_row += a;
         } else {
             int64_t *range = axis == COLO_SAMPLES ? e.region.b : e.region.h;
             range[1] = range[0] + hi;
