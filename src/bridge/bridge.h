@@ -12,13 +12,13 @@
 #include <colobridge/bridge.h>
 
 /* One way, ready to run: messages with their boxes, whose data and strides each call fills in. */
-typedef struct colo_lane {
+typedef struct colo_pass_messages {
     int32_t nsends, nrecvs;
     colo_message_t *send, *recv;
     colo_box_t *send_box, *recv_box;   /* [nregions] of the plan's routes */
     colo_box_t *local_from, *local_to; /* [nlocals]: what stays on the rank */
     int32_t tensors; /* of a call: each region has so many boxes in send_box and recv_box */
-} colo_lane_t;
+} colo_pass_messages_t;
 
 /* The reference's algorithm: groups made once, staging for the passes. */
 typedef struct colo_collective {
@@ -34,7 +34,7 @@ typedef struct colo_collective {
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
 typedef struct colo_shaped {
     colo_plan_t *plan;
-    colo_lane_t lane[2];
+    colo_pass_messages_t lane[2];
     colo_mem_t mem; /* of the slab */
     void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
     size_t slab_size, scratch;
@@ -112,7 +112,7 @@ typedef struct colo_carried {
 
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way);
-void colo_lane_deinit(colo_lane_t *lane);
+void colo_lane_deinit(colo_pass_messages_t *lane);
 /* Boxes for @n tensors a call from now on. */
 colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n);
 /* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */

@@ -77,7 +77,7 @@ static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_bo
 
 colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n)
 {
-    colo_lane_t *l = &s->lane[way];
+    colo_pass_messages_t *l = &s->lane[way];
     const int64_t nsend = s->plan->send[way].nregions, nrecv = s->plan->recv[way].nregions;
     if (n == l->tensors)
         return COLO_OK;
@@ -129,7 +129,7 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
 
 colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way)
 {
-    colo_lane_t *l = &s->lane[way];
+    colo_pass_messages_t *l = &s->lane[way];
     const size_t nlocals = (size_t)s->plan->local[way].nregions;
     l->tensors = 1;
     COLO_TRY(make(b, &s->plan->send[way], &l->send, &l->send_box, &l->nsends));
@@ -140,7 +140,7 @@ colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t wa
     return make(b, &s->plan->recv[way], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
-void colo_lane_deinit(colo_lane_t *l)
+void colo_lane_deinit(colo_pass_messages_t *l)
 {
     free(l->send);
     free(l->recv);
@@ -148,7 +148,7 @@ void colo_lane_deinit(colo_lane_t *l)
     free(l->recv_box);
     free(l->local_from);
     free(l->local_to);
-    *l = (colo_lane_t){0};
+    *l = (colo_pass_messages_t){0};
 }
 
 static size_t part_bytes(const colo_owned_t *o, size_t elem)
@@ -222,7 +222,7 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
         return COLO_OK;
     COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
     for (int way = 0; way < 2; way++) {
-        colo_lane_t *l = &s->lane[way];
+        colo_pass_messages_t *l = &s->lane[way];
         const colo_routes_t *out = &s->plan->send[way], *in = &s->plan->recv[way];
         /* extents are all that counts; each call fills in the rest */
         const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
@@ -264,7 +264,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *s, colo_stream_
 static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_desc_t op,
                               colo_way_t way, colo_stream_t stream)
 {
-    const colo_lane_t *l = &s->lane[way];
+    const colo_pass_messages_t *l = &s->lane[way];
     return colo_comm_i_route_exchange(b->comm, op, s->route, s->stage, s->stage_size, l->send,
                                       l->nsends, l->recv, l->nrecvs, stream);
 }
@@ -273,7 +273,7 @@ static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way
                               const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_routes_t *local = &s->plan->local[way];
-    colo_lane_t *l = &s->lane[way];
+    colo_pass_messages_t *l = &s->lane[way];
     const bool fwd = way == COLO_FORWARD;
     fill(s, l->local_from, local, t, 1, true, fwd);
     fill(s, l->local_to, local, t, 1, false, !fwd);
@@ -342,7 +342,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
                                 colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    colo_lane_t *l = &s->lane[way];
+    colo_pass_messages_t *l = &s->lane[way];
     const colo_routes_t *recv = &p->recv[way];
     const bool fwd = way == COLO_FORWARD, summed = !fwd && p->levels > 1;
     COLO_TRY(make_ready(b, s, stream));

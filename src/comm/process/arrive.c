@@ -107,7 +107,7 @@ static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_fram
 
 static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
 {
-    struct colo_peer *p = &x->peer[frame->from];
+    struct colo_remote *p = &x->peer[frame->from];
     p->seq = frame->seq;
     p->desc = frame->desc;
     p->count = frame->count;
@@ -155,7 +155,7 @@ static void take_close(struct colo_family *f, int32_t peer)
     colo_p2p_reap(f);
 }
 
-static void take_bye(struct colo_peer *p, const colo_frame_t *frame)
+static void take_bye(struct colo_remote *p, const colo_frame_t *frame)
 {
     p->gone = true;
     p->seq = frame->seq;

@@ -27,14 +27,14 @@ struct colo_early { /* a head that is here, with the first bytes of its message 
     unsigned char *eager; /* [COLO_FRAME_EAGER] in ctx->eager */
 };
 
-struct colo_peer {
+struct colo_remote {
     uint64_t seq, desc, count; /* of its last operation that this rank knows of; seq 0: none */
     bool gone;
     uint8_t first; /* which of the two came first */
     struct colo_early early[2];
 };
 
-struct colo_lane { /* what one round does with one peer */
+struct colo_peer_step { /* what one round does with one peer */
     bool active, sends, expects;
     bool met;   /* its head is here and agrees */
     bool ready; /* it asked for the rest */
@@ -63,8 +63,8 @@ struct colo_ctx { /* colo_comm.impl */
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
     _Atomic bool untold; /* sealed by a thread that may not talk */
 
-    struct colo_peer *peer; /* [size] */
-    unsigned char *eager;   /* [size][2][COLO_FRAME_EAGER] */
+    struct colo_remote *peer; /* [size] */
+    unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
 
     /* the last round begun */
     bool begun;           /* its lanes are being filled: what arrives is judged when it runs */
@@ -73,8 +73,8 @@ struct colo_ctx { /* colo_comm.impl */
     uint8_t step;
     colo_op_desc_t op;
     double begin;
-    struct colo_lane *lane; /* [size] */
-    int32_t *active;        /* [nactive] peers */
+    struct colo_peer_step *lane; /* [size] */
+    int32_t *active;             /* [nactive] peers */
     int32_t nactive, nmet;
 
     char *scratch; /* of reductions, grown on demand */
@@ -122,8 +122,8 @@ void colo_p2p_exit_remove(struct colo_family *f); /* takes one that was not adde
 
 /* ---- group.c: the rest is called with the family's lock held ---- */
 bool colo_p2p_flushed(const struct colo_family *f); /* nothing waits in this process */
-void colo_p2p_own(struct colo_family *f);  /* this thread uses the family from here on */
-void colo_p2p_tell(struct colo_family *f); /* the others, what they were not told yet */
+void colo_p2p_own(struct colo_family *f);           /* this thread uses the family from here on */
+void colo_p2p_tell(struct colo_family *f);          /* the others, what they were not told yet */
 void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
 bool colo_p2p_doomed(const struct colo_ctx *x);

@@ -40,7 +40,7 @@ static const char *describe_group(char *text, size_t cap, const struct colo_ctx 
     return text;
 }
 
-static const char *describe_last(char *text, size_t cap, const struct colo_peer *p)
+static const char *describe_last(char *text, size_t cap, const struct colo_remote *p)
 {
     if (p->seq == 0)
         return "none";
@@ -118,7 +118,7 @@ void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
                      const colo_message_t *recv, size_t elem)
 {
     struct colo_ctx *x = c->impl;
-    struct colo_lane *l = &x->lane[peer];
+    struct colo_peer_step *l = &x->lane[peer];
     if (!l->active) {
         memset(l, 0, sizeof *l);
         l->active = true;
@@ -141,7 +141,7 @@ void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
 void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
                       size_t in_bytes)
 {
-    struct colo_lane *l = &((struct colo_ctx *)c->impl)->lane[peer];
+    struct colo_peer_step *l = &((struct colo_ctx *)c->impl)->lane[peer];
     colo_round_lane(c, peer, NULL, NULL, 1);
     l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
     l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
@@ -165,7 +165,7 @@ static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
 
 static void send_head(struct colo_ctx *x, int32_t peer)
 {
-    struct colo_lane *l = &x->lane[peer];
+    struct colo_peer_step *l = &x->lane[peer];
     struct colo_family *f = x->family;
     colo_frame_t head = {
         .magic = COLO_FRAME_MAGIC,
@@ -221,7 +221,7 @@ static const char *shapes_differ(char *text, size_t cap, const struct colo_shape
 /* The head of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
 static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
 {
-    const struct colo_lane *l = &x->lane[peer];
+    const struct colo_peer_step *l = &x->lane[peer];
     const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
     char what[200], found[240];
     if (h->desc != colo_op_pack(&x->op) || h->count != (uint64_t)x->op.count)
@@ -247,8 +247,8 @@ static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
 /* @peer has a head here: for now, for later, or for something that will not come to pass? */
 void colo_round_look(struct colo_ctx *x, int32_t peer)
 {
-    struct colo_peer *p = &x->peer[peer];
-    struct colo_lane *l = &x->lane[peer];
+    struct colo_remote *p = &x->peer[peer];
+    struct colo_peer_step *l = &x->lane[peer];
     const struct colo_early *e = &p->early[p->first];
     char what[96], found[200];
     if (!e->full || x->begun || (x->running && l->active && l->met))
@@ -291,8 +291,8 @@ static void take_eager(struct colo_ctx *x)
     colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t peer = x->active[i];
-        struct colo_lane *l = &x->lane[peer];
-        struct colo_peer *p = &x->peer[peer];
+        struct colo_peer_step *l = &x->lane[peer];
+        struct colo_remote *p = &x->peer[peer];
         struct colo_early *e = &p->early[p->first];
         int64_t n = l->expected.bytes < COLO_FRAME_EAGER ? l->expected.bytes : COLO_FRAME_EAGER;
         colo_cursor_move(&l->in, NULL, (const char *)e->eager, n);
@@ -307,14 +307,14 @@ static void take_eager(struct colo_ctx *x)
 
 void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame)
 {
-    struct colo_lane *l = &x->lane[frame->from];
+    struct colo_peer_step *l = &x->lane[frame->from];
     if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
         l->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
 bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
 {
-    struct colo_lane *l = &x->lane[frame->from];
+    struct colo_peer_step *l = &x->lane[frame->from];
     if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
         return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate); /* under way */
     const int64_t bytes = (int64_t)frame->bytes;
@@ -327,7 +327,7 @@ bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *
 
 static void send_data(struct colo_ctx *x, int32_t peer)
 {
-    struct colo_lane *l = &x->lane[peer];
+    struct colo_peer_step *l = &x->lane[peer];
     struct colo_family *f = x->family;
     while (l->out_left > 0) {
         int64_t n = l->out_left < COLO_FRAME_CHUNK ? l->out_left : COLO_FRAME_CHUNK;
@@ -356,7 +356,7 @@ static int32_t pump(struct colo_ctx *x)
     int32_t undone = -1;
     for (int32_t k = 1; k < x->size; k++) {
         int32_t peer = (x->rank + k) % x->size; /* not everyone to rank 0 first */
-        struct colo_lane *l = &x->lane[peer];
+        struct colo_peer_step *l = &x->lane[peer];
         if (!l->active)
             continue;
         if (l->ready && l->out_left > 0)
@@ -381,7 +381,7 @@ static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeo
 {
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t r = x->active[i];
-        const struct colo_lane *l = &x->lane[r];
+        const struct colo_peer_step *l = &x->lane[r];
         if (x->peer[r].gone && !l->met && x->peer[r].seq >= x->seq) {
             char what[96], found[200];
             snprintf(found, sizeof found,

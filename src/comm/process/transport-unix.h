@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-unix.h (private) - the wire over connected stream sockets, and how they get connected. */
+/* transport-unix.h (private) - the wire over connected stream sockets, and how they get connected.
+ */
 #ifndef COLO_COMM_WIRE_SOCKETS_H
 #define COLO_COMM_WIRE_SOCKETS_H
 

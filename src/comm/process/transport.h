@@ -8,8 +8,8 @@
  * time. A wire never waits except in wait(), open() and close(); it does not know what a frame
  * means.
  *
- * transport-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the sockets of
- * transport-unix.c are the other. Communicators over a wire: group.h.
+ * transport-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the
+ * sockets of transport-unix.c are the other. Communicators over a wire: group.h.
  */
 #ifndef COLO_COMM_WIRE_H
 #define COLO_COMM_WIRE_H
