@@ -15,7 +15,6 @@
  */
 #include "comm/nccl/comm.h"
 
-
 #include "core/error.h"
 #include "combine.h"
 #include "kernels.h"

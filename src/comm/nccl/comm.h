@@ -96,7 +96,7 @@ enum {
     COLO_WORDS
 };
 
-struct colo_part { /* of an exchange: one message in one round */
+struct colo_packet { /* of an exchange: one message in one round */
     void *data;
     size_t bytes; /* 0: nothing in this round */
 };
@@ -133,7 +133,7 @@ struct colo_nfamily {
     void *old[48];
     int32_t nold;
     colo_box_t *from, *to; /* host lists of an exchange, [boxes] each */
-    struct colo_part *part;
+    struct colo_packet *part;
     int64_t boxes;
 };
 
@@ -206,7 +206,7 @@ colo_status_t colo_run_end(struct colo_run *r, colo_status_t st);
 colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e); /* named status */
 colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e);
 #define COLO_NCCL(expr) COLO_TRY(colo_run_nccl(r, (expr)))
-#define COLO_CUDA_TRY(expr) COLO_TRY(colo_run_cuda(r, (expr)))
+#define COLO_RUN_CUDA(expr) COLO_TRY(colo_run_cuda(r, (expr)))
 /* Memory of the comm's device? Host memory in a kernel is a fault that nobody survives. */
 colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p);
 /* At least so much in f->stage; COLO_ERR_STATE in a capture that has less. */

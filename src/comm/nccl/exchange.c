@@ -157,7 +157,7 @@ static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
         return COLO_OK;
     colo_box_t *from = malloc((size_t)boxes * sizeof *from);
     colo_box_t *to = malloc((size_t)boxes * sizeof *to);
-    struct colo_part *part = malloc((size_t)boxes * sizeof *part);
+    struct colo_packet *part = malloc((size_t)boxes * sizeof *part);
     if (!from || !to || !part) {
         free(from);
         free(to);
@@ -202,11 +202,11 @@ static size_t lay_out(struct colo_nfamily *f, const struct exchange *x, int k, c
 {
     size_t at = 0;
     int64_t pairs = 0, bytes;
-    struct colo_part *part = f->part;
+    struct colo_packet *part = f->part;
     for (int side = 0; side < 2; side++) {
         for (int32_t i = 0; i < x->n[side]; i++, part++) {
             const int32_t n = cut(&x->m[side][i], k, x->halves, x->elem, f->from + pairs, &bytes);
-            *part = (struct colo_part){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
+            *part = (struct colo_packet){in_place(f->from + pairs, n, x->elem), (size_t)bytes};
             if (part->data || bytes == 0)
                 continue;
             part->data = stage + at;
@@ -243,7 +243,7 @@ static int32_t link_rank(const colo_route_t *route, int32_t peer)
 
 static colo_status_t group(struct colo_run *r, const struct exchange *x, const colo_route_t *route)
 {
-    const struct colo_part *part = r->f->part;
+    const struct colo_packet *part = r->f->part;
     ncclComm_t nccl = r->link->nccl;
     ncclResult_t e = ncclSuccess;
     COLO_NCCL(r->lib->group_start());
@@ -265,7 +265,7 @@ static colo_status_t run_round(struct colo_run *r, const struct exchange *x,
     struct colo_nfamily *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, stage, packs);
-    COLO_CUDA_TRY(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
+    COLO_RUN_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
     COLO_TRY(group(r, x, route));
     return colo_run_cuda(
         r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));

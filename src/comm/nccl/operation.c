@@ -52,17 +52,17 @@ static colo_status_t check_place(struct colo_run *r)
 {
     char what[96];
     int now = -1;
-    COLO_CUDA_TRY(cudaGetDevice(&now));
+    COLO_RUN_CUDA(cudaGetDevice(&now));
     if (now != r->f->device)
         return colo_fail(COLO_ERR_ARG,
                          "%s: the current device is %d, comm '%s' was made on device %d",
                          colo_run_text(r, what, sizeof what), now, r->c->name, (int)r->f->device);
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    COLO_CUDA_TRY(cudaStreamIsCapturing(r->stream, &capture));
+    COLO_RUN_CUDA(cudaStreamIsCapturing(r->stream, &capture));
     r->capturing = capture != cudaStreamCaptureStatusNone;
 #if CUDART_VERSION >= 12080
     if (r->stream && !r->capturing) { /* the default stream is the current device's */
-        COLO_CUDA_TRY(cudaStreamGetDevice(r->stream, &now));
+        COLO_RUN_CUDA(cudaStreamGetDevice(r->stream, &now));
         if (now != r->f->device)
             return colo_fail(
                 COLO_ERR_ARG, "%s: the stream is of device %d, comm '%s' was made on device %d",
@@ -132,7 +132,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_rout
         COLO_TRY(own_link(r));
     COLO_TRY(meet(r, COLO_OK));
     if (f->used && f->last != stream && !r->capturing)
-        COLO_CUDA_TRY(cudaStreamWaitEvent(stream, f->done, 0));
+        COLO_RUN_CUDA(cudaStreamWaitEvent(stream, f->done, 0));
     pthread_mutex_lock(&r->link->busy);
     colo_status_t st = COLO_OK;
     if (atomic_load(&r->link->phase) != COLO_LINK_OK) {
@@ -171,7 +171,7 @@ colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, con
 {
     struct cudaPointerAttributes a;
     char what[96];
-    COLO_CUDA_TRY(cudaPointerGetAttributes(&a, p));
+    COLO_RUN_CUDA(cudaPointerGetAttributes(&a, p));
     if (a.type != cudaMemoryTypeDevice && a.type != cudaMemoryTypeManaged)
         return colo_fail(COLO_ERR_ARG,
                          "%s: %s is host memory; comm '%s' moves memory of CUDA device %d",
