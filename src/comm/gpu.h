@@ -3,7 +3,7 @@
  * gpu.h (private) - the seam between the library and libcolobridge-nccl.so.
  *
  * The backend library cannot see private symbols, so it is handed a table of what it needs;
- * gpu-services.c in it gives them their names back.
+ * services.c in it gives them their names back.
  */
 #ifndef COLO_COMM_GPU_H
 #define COLO_COMM_GPU_H
@@ -30,7 +30,7 @@ typedef struct colo_services {
     size_t (*dtype_size)(colo_dtype_t dtype);
 } colo_services_t;
 
-/* In a backend library (gpu-services.c): its colo_backend_t.bind. */
+/* In a backend library (services.c): its colo_backend_t.bind. */
 void colo_gpu_bind(const colo_services_t *services);
 
 /* Loads the backend library of that name, whose table has a create. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gpu-services.c - in a backend library: private functions of libcolobridge.so under their names,
+ * services.c - in a backend library: private functions of libcolobridge.so under their names,
  * and what its files share about CUDA and the host.
  *
  * They come as a table when the library is loaded, so the backend needs no symbol of it and works
