@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reads what src/, kernels/ and tools/ include, and what they define, and fails on
+
+- an include that runs back up: core <- grid <- comm <- bridge, loss <- cuda, nccl, peer <- tools,
+- a circle among files,
+- a struct tag or a COLO_ macro that two files define with a different meaning.
+
+usage: includes.py ROOT
+A struct tag of a .c or .cu file is that file's own; tags that begin with colo_ are the library's.
+"""
+import re
+import sys
+import tempfile
+from pathlib import Path
+
+LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels': 2, 'bridge': 3, 'loss': 3,
+         'mpi': 3, 'nccl': 3, 'peer': 3, 'cuda': 4, 'tools': 5}
+# Known ones, each with the reason why it is still there. Nothing may be added.
+ALLOWED = {
+    ('src/core/backend.h', 'src/comm/comm.h'): 'the loader compares the version of the table of a communicator',
+    ('src/grid/hypergrid.c', 'src/comm/comm.h'): 'a HyperCommGrid tells the world when it has no memory',
+    ('kernels/beside-launch.h', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/beside-launch.h', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
+}
+
+
+def folder(path):
+    """The part that a file belongs to: src/comm/nccl/x.c is nccl's, src/loss/host/x.c loss's."""
+    parts = path.split('/')
+    if parts[0] != 'src':
+        return parts[0]
+    return parts[2] if len(parts) > 3 and parts[2] in LEVEL else parts[1]
+
+
+def included(text):
+    return re.findall(r'^#include "([^"]+)"', text, re.M)
+
+
+def mistakes(root):
+    files = {str(p.relative_to(root)): p.read_text() for top in ('src', 'kernels', 'tools')
+             for p in (root / top).rglob('*') if p.suffix in ('.c', '.h', '.cu', '.cuh')}
+    edges, found = {}, []
+    for path, text in files.items():
+        edges[path] = []
+        for name in included(text):
+            near = [str(Path(path).parent / name), 'src/' + name, 'kernels/' + name, 'tools/' + name,
+                    'tools/perf/' + name]
+            edges[path] += [p for p in near if p in files][:1]
+    for path, to in edges.items():
+        for other in to:
+            if LEVEL[folder(other)] > LEVEL[folder(path)] and (path, other) not in ALLOWED:
+                found.append('%s includes %s, which is above it' % (path, other))
+    state = {}
+
+    def visit(path, trail):
+        state[path] = 'open'
+        for other in edges[path]:
+            if state.get(other) == 'open':
+                found.append('a circle: ' + ' -> '.join(trail[trail.index(other):] + [other]))
+            elif other not in state:
+                visit(other, trail + [other])
+        state[path] = 'done'
+
+    for path in edges:
+        if path not in state:
+            visit(path, [path])
+    for what, pattern in (('struct', r'^(?:typedef )?struct (colo_\w+) \{(.*?)^\}'),
+                          ('macro', r'^#define (COLO_\w+)\b((?:.*\\\n)*.*)')):
+        meanings = {}
+        for path, text in files.items():
+            for name, body in re.findall(pattern, text, re.M | re.S if what == 'struct' else re.M):
+                meanings.setdefault(name, {}).setdefault(' '.join(body.split()), path)
+        found += ['%s %s has %d meanings: %s' % (what, name, len(bodies), ', '.join(bodies.values()))
+                  for name, bodies in meanings.items() if len(bodies) > 1]
+    return found
+
+
+def finds_what_is_planted():
+    """A tree with one mistake of each kind: a check that finds nothing there is none."""
+    with tempfile.TemporaryDirectory() as folder_:
+        root = Path(folder_)
+        for path, text in {
+                'src/core/a.h': '#include "bridge/b.h"\n',
+                'src/bridge/b.h': '#include "bridge/c.h"\nstruct colo_x {\n    int a;\n};\n',
+                'src/bridge/c.h': '#include "bridge/b.h"\n#define COLO_Y 1\n',
+                'tools/d.c': '#define COLO_Y 2\nstruct colo_x {\n    int b;\n};\n'}.items():
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            (root / path).write_text(text)
+        found = mistakes(root)
+    wanted = ['src/core/a.h includes src/bridge/b.h', 'a circle: src/bridge/', 'struct colo_x has 2', 'macro COLO_Y has 2']
+    return [w for w in wanted if not any(f.startswith(w) for f in found)]
+
+
+def main(root):
+    missed = finds_what_is_planted()
+    found = ['this check does not find: ' + m for m in missed] + mistakes(Path(root))
+    print('\n'.join(found) or 'includes run one way')
+    return 1 if found else 0
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1]))
