@@ -3,7 +3,7 @@
  * device.h (private) - a device: its memory, streams and events, checks of pointers, and what touches
  * elements.
  *
- * One table per kind of memory (ops-host.c; ops-cuda.c in libcolobridge-cuda.so). What touches
+ * One table per kind of memory (device-host.c; cuda/device.c in libcolobridge-cuda.so). What touches
  * elements gets checked arguments; it allocates nothing and does not wait. The oracle of every
  * table is tests/ref/.
  */

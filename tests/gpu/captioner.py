@@ -14,7 +14,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 spec = importlib.util.spec_from_file_location(
-    'must_fail', HERE.parent / 'mutants' / 'must-fail.py')
+    'must_fail', HERE.parent / 'mutation' / 'must-fail.py')
 judge = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(judge)
 
