@@ -37,7 +37,8 @@ static const char help[] =
     "  --offset P           position of the first row in it (default 0)\n"
     "  --output O           full: each rank gets all rows of its samples; sharded: only the rows\n"
     "                       that it owns (default full)\n"
-    "  --grad G             partial: the bridge sums full-length gradients over cp, as the library\n"
+    "  --grad G             partial: the bridge sums full-length gradients over cp, as the "
+    "library\n"
     "                       does by default; disjoint: each rank's gradient is zero outside its\n"
     "                       own rows, so only those rows travel (default partial)\n"
     "  --ranks-per-node N   0: one node (default 0); peers on the node are preferred\n"
@@ -240,7 +241,7 @@ static int read_common(plan_ask_t *ask, int *sp)
     int axis = 0;
     colo_plan_config_t *c = &ask->config;
     *c = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .dtype = COLO_BF16, .output = COLO_FULL_SEQ,
-                              .grad = COLO_PARTIAL, .shape = {PLAN_SIZES}};
+                              .grad = COLO_PARTIAL, .shape = {PLAN_SIZES, 0}};
     for (int i = 0; i < 3; i++)
         ask->assumed[i] = !options[OPT_BATCH + i].given;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
