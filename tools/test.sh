@@ -6,7 +6,7 @@
 # a case is not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
-#   tools/test.sh --quick          the release build only
+#   tools/test.sh --quick          the release build only, without the suites mutants and slow
 #   tools/test.sh --suite NAME     one suite (repeat for more), in release, clang's and sanitizers'
 #   tools/test.sh --list           names of the suites
 set -euo pipefail
@@ -72,13 +72,18 @@ no_warnings() {
     ! grep -q 'warning:' "$1/build.log"
 }
 
-# shellcheck disable=SC2046 # a list of names
-build build all $(programs_of_tests build)
+programs=$(programs_of_tests build)
+here=()
+if [ "$quick" = yes ] && [ ${#suites[@]} = 0 ]; then
+    here=(--no-suite mutants --no-suite slow)
+    programs=$(grep -v '^tests/mutation/' <<<"$programs")
+fi
+# shellcheck disable=SC2086 # a list of names
+build build all $programs
 judge "it builds without a warning" no_warnings build || true
 say "running the tests of the release build"
-here=()
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
-    here=(--no-suite planted)
+    here+=(--no-suite planted)
     cases+=(--case "planted bugs turn tests on GPUs red=skipped")
 fi
 run_tests build "${here[@]}" "${suites[@]}"
