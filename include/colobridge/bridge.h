@@ -119,9 +119,14 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
-/** colo_bridge_src_shape(), _dst_shape() - extents of this rank's tensors in the order of axes;
- *  returns ndim (3, or 2 for "th"; 0 when an argument is NULL) */
+/**
+ * colo_bridge_src_shape() - the extents of this rank's source tensor (x and d_x); local
+ * @shape:  out [3], or [2] if axes is "th": extents in the order of axes, written by the call
+ * Returns  the number of extents: 3, or 2 for "th"; 0 if an argument is NULL
+ */
 COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *shape);
+/** colo_bridge_dst_shape() - the extents of this rank's destination tensor (y and d_y); arguments
+ *  and result as in colo_bridge_src_shape() */
 COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
 /** colo_bridge_plan() - the plan in force; a view. NULL has none */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);

@@ -29,7 +29,7 @@ typedef struct colo_comm colo_comm_t;
 
 typedef enum colo_redop { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
 
-/** How tensors of GPUs travel. COLO_TRANSPORT, where it is not auto, goes before what a program says */
+/** How tensors of GPUs travel. If COLO_TRANSPORT is not "auto", it overrides the program's choice. */
 typedef enum colo_transport {
     COLO_TRANSPORT_AUTO = 0, /* as the memory of each call says (memory.h) */
     COLO_TRANSPORT_NCCL = 1, /* staged */
@@ -135,16 +135,19 @@ COLO_API void colo_comm_destroy(colo_comm_t **comm);
 
 /* ---- getters ---- */
 
+/** colo_comm_rank() - this rank's number in the comm, 0 .. size - 1; -1 if @comm is NULL. Local */
 COLO_API int32_t colo_comm_rank(const colo_comm_t *comm);
+/** colo_comm_size() - the number of ranks in the comm; 0 if @comm is NULL. Local */
 COLO_API int32_t colo_comm_size(const colo_comm_t *comm);
 /** colo_comm_world_rank() - world rank of comm rank @rank, -1 when out of range */
 COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
 /** colo_comm_find() - comm rank of a world rank, -1 when it is no member */
 COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
 /**
- * colo_comm_set_world_ranks() - which world ranks the members are, for a comm of some of them; local
+ * colo_comm_set_world_ranks() - which world ranks the members of this comm are; local
  * @world_ranks:  [size], distinct, >= 0, the same on all ranks. Comms made from it later keep them,
- *                those made before do not change. Without it a comm that was not split counts 0, 1 ..
+ *                those made before do not change. If it is not called, the world
+ *                ranks of a comm that was not split are 0, 1, 2 ...
  * Errors:        COLO_ERR_ARG (negative, twice)
  */
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
@@ -152,11 +155,14 @@ COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
 /** colo_comm_set_name() - at most 31 bytes, for sentences and dumps ("cp") */
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
+/** colo_comm_name() - the name set by colo_comm_set_name(), else "". The comm owns the string */
 COLO_API const char *colo_comm_name(const colo_comm_t *comm);
 /** colo_comm_set_timeout() - milliseconds, > 0; children made later inherit it */
 COLO_API colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms);
 /** colo_comm_set_check() - COLO_CHECK level 0..2 for this comm; children made later inherit it */
 COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
+/** colo_comm_check_level() - the COLO_CHECK level in force for this comm, 0..2; 0 if @comm is NULL
+ */
 COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
 
 /*
@@ -188,6 +194,11 @@ COLO_API colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *s
 /** colo_comm_broadcast() - @buffer of rank @root to everyone */
 COLO_API colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
                                            colo_dtype_t dtype, int32_t root, colo_stream_t stream);
+/**
+ * colo_comm_barrier() - no rank's barrier completes before every rank has begun it
+ * @stream:  NULL on the host: every rank has entered the call when it returns. On a comm of GPUs
+ *           the call enqueues the barrier on @stream, and later work on @stream waits for it
+ */
 COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream);
 /**
  * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
@@ -200,8 +211,7 @@ COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream
  */
 COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                           int32_t nsends, const colo_message_t *recvs,
-                                          int32_t nrecvs, colo_dtype_t dtype,
-                                          colo_stream_t stream);
+                                          int32_t nrecvs, colo_dtype_t dtype, colo_stream_t stream);
 
 /* ---- failure ---- */
 
@@ -215,9 +225,17 @@ COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
 /* ---- ledger ---- */
 
+/**
+ * colo_comm_ledger() - copy the counters of this rank; local, any thread
+ * @ledger:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
+ */
 COLO_API void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger);
+/** colo_comm_ledger_reset() - set all counters of this rank to 0; local, any thread */
 COLO_API void colo_comm_ledger_reset(colo_comm_t *comm);
+/** colo_op_name() - "all_gather", "exchange" and so on; "?" for another value. Static storage */
 COLO_API const char *colo_op_name(colo_op_kind_t kind);
+/** colo_owner_name() - "user", "bridge", "loss", "head", "check"; "?" for another value. Static
+ *  storage */
 COLO_API const char *colo_owner_name(colo_owner_t owner);
 /**
  * colo_comm_dump() - counters and the last 256 operations as one JSON object; any thread

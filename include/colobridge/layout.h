@@ -82,13 +82,15 @@ COLO_API colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_gr
 /** colo_layout_init_dst() - the LLM's: the same, on "pp" stage 0 */
 COLO_API colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid);
 /**
- * colo_layout_init_src_extra(), _dst_extra() - the same for a grid with dims of other names
+ * colo_layout_init_src_extra() - colo_layout_init_src() for a grid with dims of other names
  * @extra:  names of dims joined by "-": the caller declares that the ranks along them hold copies.
  *          A name that the grid lacks has no effect, so one list serves both grids. NULL: none
  * Errors:  also COLO_ERR_ARG: @extra names "cp", "pp" or "dp", and the grid has that dim
  */
 COLO_API colo_status_t colo_layout_init_src_extra(colo_layout_t *layout, const colo_grid_t *grid,
                                                   const char *extra);
+/** colo_layout_init_dst_extra() - colo_layout_init_dst() for a grid with dims of other names;
+ * @extra and errors as in colo_layout_init_src_extra() */
 COLO_API colo_status_t colo_layout_init_dst_extra(colo_layout_t *layout, const colo_grid_t *grid,
                                                   const char *extra);
 /** colo_layout_init() - no splits, no stage filter, identity map: everything replicated */
@@ -104,6 +106,11 @@ COLO_API colo_status_t colo_layout_init(colo_layout_t *layout, const colo_grid_t
  */
 COLO_API colo_status_t colo_layout_split(colo_layout_t *layout, colo_axis_t axis, const char *dim,
                                          colo_split_kind_t kind);
+/**
+ * colo_layout_split_context() - append a split of rows over @dim that is context parallelism
+ * PARTIAL gradients are summed over the ranks of @dim, whatever @kind is.
+ * Errors:  as colo_layout_split()
+ */
 COLO_API colo_status_t colo_layout_split_context(colo_layout_t *layout, const char *dim,
                                                  colo_split_kind_t kind);
 /** colo_layout_clear() - forget the splits of one axis */
@@ -114,8 +121,8 @@ COLO_API colo_status_t colo_layout_map_offset(colo_layout_t *layout, int64_t off
 /** colo_layout_map_table() - row i at position table[i]; distinct, in [0, positions). Borrowed. */
 COLO_API colo_status_t colo_layout_map_table(colo_layout_t *layout, const int64_t *table,
                                              int64_t rows, int64_t positions);
-/** colo_layout_stage() - only ranks with coordinate @stage of @dim hold the tensor (COLO_STAGE_LAST,
- *  COLO_STAGE_ANY: no filter; then @dim may be NULL) */
+/** colo_layout_stage() - only ranks with coordinate @stage of @dim hold the tensor
+ * (COLO_STAGE_LAST, COLO_STAGE_ANY: no filter; then @dim may be NULL) */
 COLO_API colo_status_t colo_layout_stage(colo_layout_t *layout, const char *dim, int64_t stage);
 
 /**

@@ -63,9 +63,11 @@ COLO_API colo_status_t colo_lm_head_create(colo_lm_head_t **head,
 /** colo_lm_head_destroy() - takes NULL, leaves *head NULL; a gather in flight is finished first */
 COLO_API void colo_lm_head_destroy(colo_lm_head_t **head);
 
+/** colo_lm_head_config() - the config given to create; a view, NULL if @head is NULL */
 COLO_API const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *head);
 /** colo_lm_head_group() - NULL when resident */
 COLO_API colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head);
+/** colo_lm_head_state() - the state now, as the host knows it; NOT_AVAILABLE if @head is NULL */
 COLO_API colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
 /** colo_lm_head_rows() - rows [*first, *first + *count) of Vl that this rank holds */
 COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
@@ -94,8 +96,9 @@ COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor
 /**
  * colo_lm_head_start() - begin the gather; collective over the group; no-op when resident
  * Parameters as of @stream's work so far. On GPUs the gather runs on a stream of the head, beside
- * what the caller puts on @stream next; on the host it is done on return. Where memory is registered
- * over the group the first one, and the next after more was registered, waits for all ranks.
+ * what the caller enqueues on @stream next; on the host it is done on return. If memory is
+ * registered over the group, the first gather, and the next one after more memory was registered,
+ * waits for all ranks.
  * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), the group's
  */
 COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);

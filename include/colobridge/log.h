@@ -3,7 +3,8 @@
  * log.h - what the library says by itself (nothing, unless asked) and its environment knobs.
  *
  * Errors are returned, not logged. Levels: error, warn (went on differently than asked), info (one
- * line a bridge created, why bridges between GPUs are staged), debug. COLO_LOG=error|warn|info|debug turns on stderr.
+ * line a bridge created, why bridges between GPUs are staged), debug.
+ * COLO_LOG=error|warn|info|debug turns on stderr.
  */
 #ifndef COLOBRIDGE_LOG_H
 #define COLOBRIDGE_LOG_H
@@ -40,8 +41,9 @@ typedef struct colo_env_knob {
     const char *help;     /* one sentence */
 } colo_env_knob_t;
 
-/** colo_env_count() - how many knobs there are; colo_env_knob(i) - the i-th, NULL past the end */
+/** colo_env_count() - the number of environment knobs that the library reads */
 COLO_API int colo_env_count(void);
+/** colo_env_knob() - knob @i of colo_env_count(); NULL if @i is out of range. Static storage */
 COLO_API const colo_env_knob_t *colo_env_knob(int i);
 
 /**

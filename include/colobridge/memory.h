@@ -67,8 +67,9 @@ COLO_API colo_status_t colo_memory_alloc(colo_comm_t *comm, size_t bytes, colo_m
  */
 COLO_API void colo_memory_destroy(colo_memory_t **memory);
 
-/** colo_memory_data(), _bytes() - this rank's part; a view */
+/** colo_memory_data() - the address of this rank's part; the memory object or its caller owns it */
 COLO_API void *colo_memory_data(const colo_memory_t *memory);
+/** colo_memory_bytes() - the size of this rank's part */
 COLO_API size_t colo_memory_bytes(const colo_memory_t *memory);
 /** colo_memory_is_direct() - do peers reach it, the same on all ranks; else calls are staged */
 COLO_API bool colo_memory_is_direct(const colo_memory_t *memory);

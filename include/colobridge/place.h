@@ -74,9 +74,13 @@ typedef struct colo_place_machine {
     char source[64]; /* "this machine", the file's name, or the description, cut to fit */
     int32_t packages, numa_nodes, cores, pus, devices;
 } colo_place_machine_t;
-/** Objects are numbered from 0 in topology order; a topology that names no packages, NUMA nodes
- *  or cores has one package, one NUMA node, or a core a processor. NUMA nodes without processors
- *  are not counted. */
+/**
+ * colo_place_machine() - what the machine consists of; local
+ * @machine:  out, written by the call; all 0 if @place is NULL
+ * Objects are numbered from 0 in topology order. If the topology names no packages, NUMA nodes or
+ * cores, the machine has one package, one NUMA node, or one core per processor. NUMA nodes without
+ * processors are not counted.
+ */
 COLO_API void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine);
 
 typedef enum colo_device_kind { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;

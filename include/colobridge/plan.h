@@ -18,7 +18,8 @@ typedef enum colo_output { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
 /** What a destination rank's gradient holds (semantics of context parallelism). */
 typedef enum colo_grad {
     COLO_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling, to be summed over cp */
-    COLO_DISJOINT = 1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
+    COLO_DISJOINT =
+        1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
 } colo_grad_t;
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_way { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_way_t;
@@ -36,9 +37,9 @@ typedef struct colo_plan_config {
     colo_shape_t shape;
     colo_dtype_t dtype;
     colo_output_t output;
-    colo_grad_t grad;        /* ignored for SHARDED */
-    bool no_grad;            /* the source side is frozen: no backward plan */
-    int64_t ranks_per_node;  /* 0: one node */
+    colo_grad_t grad;       /* ignored for SHARDED */
+    bool no_grad;           /* the source side is frozen: no backward plan */
+    int64_t ranks_per_node; /* 0: one node */
 } colo_plan_config_t;
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 
@@ -60,7 +61,8 @@ typedef struct colo_plan_bytes {
     int64_t recv, send;
     int64_t local;   /* copied from own input to own output */
     int64_t minimum; /* what must arrive: needed and not held here */
-    int64_t collective_recv; /* the all-gather / all-reduce way (ring); -1 where it rejects the pair */
+    int64_t
+        collective_recv; /* the all-gather / all-reduce way (ring); -1 where it rejects the pair */
 } colo_plan_bytes_t;
 
 typedef struct colo_plan colo_plan_t;
@@ -72,30 +74,40 @@ typedef struct colo_plan colo_plan_t;
  */
 COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config,
                                         int64_t rank);
+/** colo_plan_destroy() - local; takes NULL, leaves *plan NULL. Its messages and regions end with it
+ */
 COLO_API void colo_plan_destroy(colo_plan_t **plan);
 
 /* Getters take NULL, and any @way: no messages, 0 bytes, rank -1, config NULL. */
 
+/** colo_plan_rank() - the world rank that the plan is for */
 COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
-/** colo_plan_sends(), _recvs() - messages, peers ascending; views into the plan. @count may be NULL */
+/** colo_plan_sends() - the messages that this rank sends, peers ascending; the plan owns them
+ *  @count:  out, their number; may be NULL */
 COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way,
                                                     int32_t *count);
+/** colo_plan_recvs() - the messages that this rank receives; otherwise as colo_plan_sends() */
 COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way,
                                                     int32_t *count);
 /** colo_plan_locals() - regions copied (backward PARTIAL: added, by level) from own input */
 COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way,
                                                int64_t *count);
+/** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
 COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way);
 /** colo_plan_levels() - addends of each backward element: 1, or the context ranks when PARTIAL */
 COLO_API int64_t colo_plan_levels(const colo_plan_t *plan);
+/** colo_plan_direction() - do more ranks split the samples of the source (FAN_IN), or of the
+ * destination (FAN_OUT)? EQUAL if @plan is NULL */
 COLO_API colo_direction_t colo_plan_direction(const colo_plan_t *plan);
 /** colo_plan_scale() - max(Ds,Dd)/min(Ds,Dd), 0 when it is not an integer */
 COLO_API int64_t colo_plan_scale(const colo_plan_t *plan);
-/** colo_plan_hash() - 64-bit over grids, layouts, shape, dtype, options, library version: the same on
- *  every rank that plans the same bridge */
+/** colo_plan_hash() - 64-bit over grids, layouts, shape, dtype, options, library version: the same
+ * on every rank that plans the same bridge */
 COLO_API uint64_t colo_plan_hash(const colo_plan_t *plan);
+/** colo_plan_config() - the config given to create; the plan owns it */
 COLO_API const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan);
-COLO_API const char *colo_direction_name(colo_direction_t direction); /* "fan_in" ... */
+/** colo_direction_name() - "equal", "fan_in", "fan_out"; "?" for another value. Static storage */
+COLO_API const char *colo_direction_name(colo_direction_t direction);
 
 /**
  * colo_plan_collective_check() - would the COLLECTIVE algorithm take this pair

@@ -36,6 +36,11 @@ typedef int32_t colo_value_t; /* >= 0; COLO_NO_VALUE where an input needs no gra
 typedef colo_status_t (*colo_backward_fn)(const colo_tensor_t *d_out, int32_t nout,
                                           const colo_tensor_t *d_in, int32_t nin, void *state);
 
+/**
+ * colo_tape_create() - an empty tape; local
+ * @tape:   out, owned by the caller; free it with colo_tape_destroy()
+ * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
+ */
 COLO_API colo_status_t colo_tape_create(colo_tape_t **tape);
 /** colo_tape_destroy() - frees nodes (calling their free functions once) and gradients; takes NULL */
 COLO_API void colo_tape_destroy(colo_tape_t **tape);
