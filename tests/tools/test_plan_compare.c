@@ -369,16 +369,6 @@ static void entries_stay_in_order_and_the_first_of_equals_is_best(void **state)
     json_decref(doc);
 }
 
-static void assert_refused(const char *const *args, int exit, const char *text)
-{
-    said_t s = tool_run(args);
-    if (s.exit != exit || s.out_size != 0 || s.err_size > 201 ||
-        strchr(s.err, '\n') != s.err + s.err_size - 1 || !strstr(s.err, text))
-        fail_msg("exit %d (expected %d), %zu bytes on stdout, stderr lacks \"%s\": %s", s.exit,
-                 exit, s.out_size, text, s.err);
-    said_free(&s);
-}
-
 static void wrong_use_is_named_in_one_line(void **state)
 {
     char spec[5000];
@@ -440,7 +430,7 @@ static void wrong_use_is_named_in_one_line(void **state)
          "--compare: 17 entries, at most 16"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        assert_refused(cases[i].args, cases[i].exit, cases[i].text);
+        tool_refuses("colo-plan", cases[i].args, cases[i].exit, cases[i].text);
 }
 
 int main(int argc, char **argv)

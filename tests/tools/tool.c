@@ -5,6 +5,8 @@
  * The child gets a plain environment: no NO_COLOR, TERM=xterm. A terminal is a pseudo-terminal
  * whose other end is read after the child has ended (what it writes here is small).
  */
+#include "harness/harness.h"
+
 #include "tool.h"
 
 #include <fcntl.h>
@@ -123,4 +125,21 @@ void said_free(said_t *s)
     free(s->out);
     free(s->err);
     *s = (said_t){.exit = -1};
+}
+
+void tool_refuses(const char *name, const char *const *args, int exit, const char *text)
+{
+    said_t s = tool_run(args);
+    char *newline = strchr(s.err, '\n');
+    if (s.exit != exit || s.out_size != 0 || !newline || newline[1] || s.err_size > 201)
+        fail_msg("%s %s ...: exit %d (expected %d), %zu bytes on stdout, stderr (%zu bytes): %s",
+                 args[0] ? args[0] : "", args[0] && args[1] ? args[1] : "", s.exit, exit,
+                 s.out_size, s.err_size, s.err);
+    for (char *c = s.err; c < newline; c++)
+        if (*c < 0x20 || *c > 0x7e)
+            fail_msg("byte 0x%02x on stderr: %s", (unsigned char)*c, s.err);
+    if (strncmp(s.err, name, strlen(name)) != 0 || strncmp(s.err + strlen(name), ": ", 2) != 0 ||
+        !strstr(s.err, text))
+        fail_msg("\"%s\" lacks \"%s\"", s.err, text);
+    said_free(&s);
 }

@@ -25,4 +25,8 @@ said_t tool_run_tty(const char *const *args, bool no_color);
 said_t tool_run_closed(const char *const *args);
 void said_free(said_t *s);
 
+/* Fails the test case unless the tool ends with @exit, writes nothing to stdout, and to stderr one
+ * line that begins with its name and contains @text. */
+void tool_refuses(const char *name, const char *const *args, int exit, const char *text);
+
 #endif
