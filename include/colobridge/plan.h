@@ -82,6 +82,9 @@ COLO_API void colo_plan_destroy(colo_plan_t **plan);
 
 /** colo_plan_rank() - the world rank that the plan is for */
 COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
+/** colo_plan_rows() - rows that the rank has of the source, and rows that arrive or stay on it, its
+ *  samples times its rows of each. @src_rows and @dst_rows may be NULL */
+COLO_API void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_rows);
 /** colo_plan_sends() - the messages that this rank sends, peers ascending; the plan owns them
  *  @count:  out, their number; may be NULL */
 COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way,

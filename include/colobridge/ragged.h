@@ -76,6 +76,17 @@ COLO_API colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tenso
 /** colo_batch_plan() - what this rank sends and receives, with the bytes of one tensor of the
  *  bridge's features and dtype; a view. Rows of regions are numbered along the source replicas */
 COLO_API const colo_plan_t *colo_batch_plan(const colo_batch_t *batch);
+/**
+ * colo_plan_create_ragged() - the plan of world rank @rank for a ragged batch; local, no bridge
+ * It is the plan of a batch that a bridge with these layouts and options makes on that rank.
+ * @config:    of its shape only features count, the rest is 0
+ * @segments:  borrowed for the call
+ * @plan:      out: owned by the caller; destroy with colo_plan_destroy(). Rows of regions are
+ *             numbered along the source replicas
+ * Errors:     those of colo_plan_create() and colo_segments_check()
+ */
+COLO_API colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
+                                               const colo_segments_t *segments, int64_t rank);
 /** colo_batch_destroy() - local; takes NULL */
 COLO_API void colo_batch_destroy(colo_batch_t **batch);
 

@@ -210,7 +210,7 @@ static uint64_t hash_config(const colo_plan_t *p)
     return colo_hash_i64(h, c->ranks_per_node);
 }
 
-static colo_status_t check_config(const colo_plan_config_t *c)
+colo_status_t colo_plan_check_config(const colo_plan_config_t *c)
 {
     if (!c || !c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "plan: %s is NULL",
@@ -327,7 +327,7 @@ colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *con
         return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
     if (rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
-    COLO_TRY(check_config(config));
+    COLO_TRY(colo_plan_check_config(config));
     COLO_TRY(colo_plan_new(&p, config, rank));
     colo_status_t st = build(p);
     if (st < 0) {
@@ -362,6 +362,19 @@ static bool known(const colo_plan_t *plan, colo_way_t way)
 int64_t colo_plan_rank(const colo_plan_t *plan)
 {
     return plan ? plan->rank : -1;
+}
+
+static int64_t rows_of(const colo_owned_t *own)
+{
+    return own->h1 > own->h0 ? (own->b1 - own->b0) * own->rows : 0;
+}
+
+void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_rows)
+{
+    if (src_rows)
+        *src_rows = plan ? rows_of(&plan->own_src) : 0;
+    if (dst_rows)
+        *dst_rows = plan ? rows_of(&plan->own_dst) : 0;
 }
 
 const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way, int32_t *count)

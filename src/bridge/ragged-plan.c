@@ -209,6 +209,13 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     const int64_t a = colo_layout_parts(c.src, COLO_FEATURES);
     const int64_t b = colo_layout_parts(c.dst, COLO_FEATURES), units = a / colo_gcd(a, b) * b;
     const size_t unit = (size_t)(c.shape.features / units) * colo_dtype_size(c.dtype);
+    int64_t bytes;
+    if (!colo_mul_ok(r->rows, c.shape.features, &bytes) ||
+        !colo_mul_ok(bytes, (int64_t)colo_dtype_size(c.dtype), &bytes) ||
+        !colo_mul_ok(bytes, r->dst.cp, &bytes)) /* addends */
+        return colo_fail(COLO_ERR_ARG,
+                         "segments: %lld rows of %lld %s features overflow 63 bits of bytes",
+                         (long long)r->rows, (long long)c.shape.features, colo_dtype_name(c.dtype));
     c.shape = (colo_shape_t){.samples = 1, .rows = r->rows, .features = units};
     COLO_TRY(colo_plan_new(&p, &c, rank));
     colo_status_t st = build(p, r, unit, merged, places);
@@ -219,4 +226,24 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
     p->hash = hash;
     *plan = p;
     return COLO_OK;
+}
+
+colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
+                                      const colo_segments_t *segments, int64_t rank)
+{
+    colo_ragged_t r = {0};
+    colo_ragged_places_t places = {0};
+    if (!plan || rank < 0)
+        return colo_fail(COLO_ERR_ARG, "plan: %s, expected %s", plan ? "rank < 0" : "plan is NULL",
+                         plan ? "a world rank" : "where to put it");
+    COLO_TRY(colo_plan_check_config(config));
+    colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape);
+    if (st < 0)
+        return colo_fail_prefix(st, "plan");
+    st = colo_ragged_load(&r, segments);
+    if (st == COLO_OK)
+        st = colo_ragged_plan(plan, config, rank, &r, false, colo_segments_hash(segments), &places);
+    colo_ragged_deinit(&r);
+    colo_ragged_places_deinit(&places);
+    return st;
 }

@@ -47,6 +47,30 @@ static void set_part(const colo_layout_t *l, colo_axis_t axis, int context, int6
 
 /* ---- the batch ---- */
 
+colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
+                               const colo_shape_t *s)
+{
+    int64_t units = 1;
+    if (s->samples || s->rows || s->positions)
+        return colo_fail(COLO_ERR_ARG,
+                         "ragged batches with a shape of %lld samples, %lld rows, %lld positions, "
+                         "expected 0 of each; these are in the tables",
+                         (long long)s->samples, (long long)s->rows, (long long)s->positions);
+    COLO_TRY(colo_layout_check_fields(src));
+    COLO_TRY(colo_layout_check_fields(dst));
+    COLO_TRY(colo_ragged_axes(&r->src, src, true));
+    COLO_TRY(colo_ragged_axes(&r->dst, dst, false));
+    for (int side = 0; side < 2; side++) {
+        const int64_t parts = colo_layout_parts(side ? dst : src, COLO_FEATURES);
+        units = units / colo_gcd(units, parts) * parts;
+    }
+    if (s->features % units)
+        return colo_fail(COLO_ERR_LAYOUT,
+                         "%lld features in %lld blocks, expected a multiple for ragged batches",
+                         (long long)s->features, (long long)units);
+    return COLO_OK;
+}
+
 static bool grow(void *list, int64_t *cap, int64_t n)
 {
     int64_t **at = list;

@@ -24,8 +24,6 @@
 
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c)
 {
-    const colo_shape_t *s = &c->shape;
-    int64_t units = 1;
     if (c->algo != COLO_EXACT)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with COLLECTIVE, expected EXACT");
     if (c->mem != COLO_HOST)
@@ -39,11 +37,6 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
     if (b->axis[1] >= 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
                          b->axes);
-    if (s->samples || s->rows || s->positions)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: ragged batches with a shape of %lld samples, %lld rows, %lld "
-                         "positions, expected 0 of each; these are in the tables",
-                         (long long)s->samples, (long long)s->rows, (long long)s->positions);
     if ((unsigned)c->placement > COLO_MERGED || c->max_rows < 0)
         return colo_fail(COLO_ERR_ARG,
                          "bridge: placement %d, max_rows %lld; expected 0 (PACKED) or 1 (MERGED), "
@@ -54,20 +47,8 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *r);
     r->merged = c->placement == COLO_MERGED;
     r->max_rows = c->max_rows;
-    COLO_TRY(colo_layout_check_fields(c->src));
-    COLO_TRY(colo_layout_check_fields(c->dst));
-    COLO_TRY(colo_ragged_axes(&r->axes.src, c->src, true));
-    COLO_TRY(colo_ragged_axes(&r->axes.dst, c->dst, false));
-    for (int side = 0; side < 2; side++) {
-        const int64_t parts = colo_layout_parts(side ? c->dst : c->src, COLO_FEATURES);
-        units = units / colo_gcd(units, parts) * parts;
-    }
-    if (s->features % units)
-        return colo_fail(COLO_ERR_LAYOUT,
-                         "bridge: %lld features in %lld blocks, expected a multiple for ragged "
-                         "batches",
-                         (long long)s->features, (long long)units);
-    return COLO_OK;
+    const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape);
+    return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
 }
 
 /* Addends of @bytes. */

@@ -56,6 +56,9 @@ typedef struct colo_ragged {
     int64_t cap[6];
 } colo_ragged_t;
 
+/* Takes layouts and shape, as ragged batches must have them. */
+colo_status_t colo_ragged_init(colo_ragged_t *r, const colo_layout_t *src, const colo_layout_t *dst,
+                               const colo_shape_t *shape);
 /* Checks tables and lays them out. */
 colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *segments);
 void colo_ragged_deinit(colo_ragged_t *r);

@@ -1,0 +1,206 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_ragged_plan.c - plans of ragged batches without a bridge, for every rank of random cases:
+ * rows and bytes are the oracle's, and both ends of a message have the same list.
+ */
+#include "harness/harness.h"
+
+#include "harness/bridge_case.h"
+#include "harness/ragged_run.h"
+
+#define CASES 600
+#define MOST 16
+
+typedef struct plans {
+    colo_layout_t src, dst;
+    colo_plan_t *of[MOST];
+} plans_t;
+
+static colo_status_t plan_all(plans_t *p, const t_ragged_t *t)
+{
+    colo_dtype_t dtype = COLO_DTYPE_COUNT;
+    const colo_segments_t s = t_ragged_segments(t);
+    assert_ok(t_layout(&p->src, &t->c.src));
+    assert_ok(t_layout(&p->dst, &t->c.dst));
+    p->src.positions = p->dst.positions = 0;
+    p->dst.map = COLO_MAP_IDENTITY;
+    p->dst.offset = 0;
+    assert_ok(colo_dtype_parse(t->dtype, &dtype));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,
+                                  .src = &p->src,
+                                  .dst = &p->dst,
+                                  .shape = {.features = t->c.h},
+                                  .dtype = dtype,
+                                  .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
+                                  .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT};
+    colo_status_t st = COLO_OK;
+    for (int32_t r = 0; r < t->world && st == COLO_OK; r++)
+        st = colo_plan_create_ragged(&p->of[r], &c, &s, r);
+    return st;
+}
+
+static void free_plans(plans_t *p)
+{
+    for (int i = 0; i < MOST; i++)
+        colo_plan_destroy(&p->of[i]);
+}
+
+/* Rows of a rank that holds features; the others have none. */
+static int64_t oracle_rows(const t_ragged_t *t, int64_t rank, bool src)
+{
+    ref_rows_t part;
+    if (src)
+        ref_ragged_src(&part, &t->c, rank);
+    else
+        ref_ragged_dst(&part, &t->c, rank, t->c.full);
+    const int64_t n = part.holds && part.nh > 0 ? part.n : 0;
+    ref_rows_free(&part);
+    return n;
+}
+
+static bool same_message(const colo_plan_message_t *a, const colo_plan_message_t *b)
+{
+    return a->bytes == b->bytes && a->nregions == b->nregions &&
+           memcmp(a->regions, b->regions, (size_t)a->nregions * sizeof *a->regions) == 0;
+}
+
+/* What @p says that it sends to @peer is what the peer says that it receives. */
+static bool ends_agree(const plans_t *p, int32_t rank, colo_way_t way)
+{
+    int32_t sends, recvs;
+    const colo_plan_message_t *out = colo_plan_sends(p->of[rank], way, &sends);
+    for (int32_t i = 0; i < sends; i++) {
+        const colo_plan_message_t *in = colo_plan_recvs(p->of[out[i].peer], way, &recvs);
+        bool found = false;
+        for (int32_t k = 0; k < recvs && !found; k++)
+            found = in[k].peer == rank && same_message(&in[k], &out[i]);
+        if (!found)
+            return false;
+    }
+    return true;
+}
+
+static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
+{
+    int64_t src, dst, sent = 0, received = 0;
+    colo_plan_rows(p->of[rank], &src, &dst);
+    if (src != oracle_rows(t, rank, true) || dst != oracle_rows(t, rank, false))
+        fail_msg("rank %d: %lld and %lld rows, expected %lld and %lld: %s", (int)rank,
+                 (long long)src, (long long)dst, (long long)oracle_rows(t, rank, true),
+                 (long long)oracle_rows(t, rank, false), t_ragged_text(t));
+    for (int w = 0; w < 2; w++) {
+        const int64_t want = ref_ragged_receives(&t->c, rank, w == COLO_BACKWARD) *
+                             (int64_t)ref_dtype_size(t->dtype);
+        const colo_plan_bytes_t b = colo_plan_bytes(p->of[rank], (colo_way_t)w);
+        if (b.recv != want || b.minimum != want)
+            fail_msg("rank %d, way %d: %lld bytes, minimum %lld, expected %lld: %s", (int)rank, w,
+                     (long long)b.recv, (long long)b.minimum, (long long)want, t_ragged_text(t));
+        if (!ends_agree(p, rank, (colo_way_t)w))
+            fail_msg("rank %d, way %d: a peer does not expect its message: %s", (int)rank, w,
+                     t_ragged_text(t));
+    }
+    for (int32_t r = 0; r < t->world; r++) {
+        sent += colo_plan_bytes(p->of[r], COLO_FORWARD).send;
+        received += colo_plan_bytes(p->of[r], COLO_FORWARD).recv;
+    }
+    assert_int_equal(sent, received);
+}
+
+static void plans_without_a_bridge_have_the_oracles_rows_and_bytes(void **state)
+{
+    const uint64_t seed = t_seed();
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(CASES); i++) {
+        t_ragged_t t;
+        plans_t p = {0};
+        t_ragged_random(&t, seed + (uint64_t)i, MOST - 1);
+        if (plan_all(&p, &t) < 0)
+            fail_msg("%s: %s", colo_last_error(), t_ragged_text(&t));
+        for (int32_t r = 0; r < t.world; r++)
+            check_rank(&t, &p, r);
+        free_plans(&p);
+        t_ragged_free(&t);
+    }
+}
+
+/* 8 samples of 6 rows: dp=4 has 2 samples each, dp=2 has 4. Rank 4 is in no grid. */
+static void rows_of_a_uniform_plan_are_those_of_all_its_samples(void **state)
+{
+    colo_grid_t grid[2];
+    colo_layout_t src, dst;
+    (void)state;
+    assert_ok(colo_grid_parse(&grid[0], "dp=4", 0));
+    assert_ok(colo_grid_parse(&grid[1], "tp=2,dp=2", 0));
+    assert_ok(colo_layout_init_src(&src, &grid[0]));
+    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                  .shape = {.samples = 8, .rows = 6, .features = 1},
+                                  .dtype = COLO_F32};
+    for (int64_t rank = 0; rank < 5; rank++) {
+        colo_plan_t *plan = NULL;
+        int64_t a, b;
+        assert_ok(colo_plan_create(&plan, &c, rank));
+        colo_plan_rows(plan, &a, &b);
+        assert_int_equal(a, rank < 4 ? 12 : 0);
+        assert_int_equal(b, rank < 4 ? 24 : 0);
+        colo_plan_destroy(&plan);
+    }
+}
+
+/* ---- refusals ---- */
+
+static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t rows)
+{
+    const int64_t zero = 0;
+    const colo_segments_t s = {.struct_size = sizeof s,
+                               .count = 1,
+                               .rows = &rows,
+                               .src_dp = &zero,
+                               .seq = &zero,
+                               .pos = &zero,
+                               .nseqs = 1,
+                               .seq_len = &rows,
+                               .seq_dp = &zero};
+    colo_grid_t grid;
+    colo_layout_t src, dst;
+    assert_ok(colo_grid_parse(&grid, "dp=2", 0));
+    assert_ok(colo_layout_init_src(&src, &grid));
+    assert_ok(colo_layout_init_dst(&dst, &grid));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = shape,
+                                  .dtype = COLO_F32};
+    return colo_plan_create_ragged(plan, &c, &s, 0);
+}
+
+static void what_a_plan_cannot_have_is_refused_with_the_numbers(void **state)
+{
+    const struct {
+        colo_shape_t shape;
+        int64_t rows;
+        const char *text;
+    } cases[] = {
+        {{.samples = 4, .features = 2}, 1, "plan: ragged batches with a shape of 4 samples"},
+        {{.features = 1024}, INT64_MAX / 2048, "1024 f32 features overflow 63 bits of bytes"},
+        {{.features = -1}, 1, "-1 features"},
+        {{.features = 1}, -1, "has -1 positions"},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        colo_plan_t *plan = NULL;
+        assert_int_equal(plan_one(&plan, cases[i].shape, cases[i].rows), COLO_ERR_ARG);
+        assert_null(plan);
+        if (!strstr(colo_last_error(), cases[i].text))
+            fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), cases[i].text);
+    }
+    assert_int_equal(plan_one(NULL, (colo_shape_t){.features = 1}, 1), COLO_ERR_ARG);
+    colo_plan_rows(NULL, NULL, NULL);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(plans_without_a_bridge_have_the_oracles_rows_and_bytes),
+        cmocka_unit_test(rows_of_a_uniform_plan_are_those_of_all_its_samples),
+        cmocka_unit_test(what_a_plan_cannot_have_is_refused_with_the_numbers),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
