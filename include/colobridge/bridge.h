@@ -24,6 +24,7 @@ typedef enum colo_placement {
     COLO_MERGED = 1  /* at their positions in the caller's buffer of the whole sequence axis */
 } colo_placement_t;
 
+/** Members from axes on have defaults: NULL, 0, false. */
 typedef struct colo_bridge_config {
     size_t struct_size;
     const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */

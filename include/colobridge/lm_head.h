@@ -33,6 +33,7 @@ typedef enum colo_lm_head_state {
     COLO_LM_HEAD_AVAILABLE = 2
 } colo_lm_head_state_t;
 
+/** Members from mem on have defaults: COLO_HOST, device -1, no bias. */
 typedef struct colo_lm_head_config {
     size_t struct_size;
     int64_t rows;       /* Vl; the same on all ranks of the group; may be 0 */

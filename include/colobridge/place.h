@@ -40,6 +40,7 @@ COLO_API const char *colo_bind_name(colo_bind_t bind);
 /** colo_bind_parse() - from the name above. Errors: COLO_ERR_ARG */
 COLO_API colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind);
 
+/** Members from ranks_per_node on have defaults: 0. */
 typedef struct colo_place_config {
     size_t struct_size;
     /* NULL: this machine, as far as the calling thread may use it. A text that ends in ".xml" or

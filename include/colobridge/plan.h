@@ -31,6 +31,7 @@ typedef struct colo_shape {
     int64_t positions; /* S of the destination's map; 0: what the layout says */
 } colo_shape_t;
 
+/** Members from output on have defaults: 0. */
 typedef struct colo_plan_config {
     size_t struct_size;
     const colo_layout_t *src, *dst; /* borrowed for the call; copied (tables stay borrowed) */

@@ -20,6 +20,11 @@
  * numbers that a call returns by pointer, are untouched. On a stream a call may return COLO_OK and
  * fail later; its outputs are then as after a failure in flight. Other ranks may still write into
  * registered memory until they have noticed (memory.h).
+ *
+ * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT, which sets it to
+ * the size that the caller's header knows. The library serves a shorter struct, as an older header has
+ * it, and gives the members that it lacks their defaults. Members that have no default must be
+ * there. It refuses a longer struct with COLO_ERR_ARG, because it cannot know what the members ask for.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H

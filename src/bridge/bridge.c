@@ -15,6 +15,7 @@
 #include "core/device.h"
 #include "core/overlap.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -157,13 +158,6 @@ fail:
 
 static colo_status_t check_config(const colo_bridge_config_t *c)
 {
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "bridge: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "bridge: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_BRIDGE_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
     if (!c->src || !c->dst)
         return colo_fail(COLO_ERR_ARG, "bridge: config.%s is NULL", c->src ? "dst" : "src");
     if ((unsigned)c->algo > COLO_COLLECTIVE)
@@ -179,8 +173,11 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
     return COLO_OK;
 }
 
-static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *c)
+static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *config)
 {
+    colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
+    const colo_bridge_config_t *c = &own;
+    COLO_TRY(COLO_SIZED_READ(&own, config, axes, "bridge: config", "COLO_BRIDGE_CONFIG_INIT"));
     COLO_TRY(check_config(c));
     COLO_TRY(parse_axes(b, c->ragged && !c->axes ? "th" : c->axes));
     if (c->ragged) /* the plan of the bridge itself has no rows; those of batches have */

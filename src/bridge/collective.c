@@ -9,6 +9,7 @@
  * collective; where the reference would be silently wrong it refuses, too.
  */
 #include "bridge/bridge.h"
+#include "bridge/routing.h"
 
 #include "comm/comm.h"
 #include "core/error.h"
@@ -111,10 +112,11 @@ static colo_status_t aligned(const colo_grid_t *fine, const colo_grid_t *coarse,
                      (long long)rank, rule, (long long)x, (long long)k, (long long)y);
 }
 
-colo_status_t colo_plan_collective_check(const colo_plan_config_t *c)
+colo_status_t colo_plan_collective_check(const colo_plan_config_t *config)
 {
-    if (!c || !c->src || !c->dst)
-        return colo_fail(COLO_ERR_ARG, "collective: config or a layout is NULL");
+    colo_plan_config_t own;
+    COLO_TRY(colo_plan_read_config(config, &own));
+    const colo_plan_config_t *c = &own;
     const colo_grid_t *s = &c->src->grid, *d = &c->dst->grid;
     COLO_TRY(colo_layout_check_fields(c->src));
     COLO_TRY(colo_layout_check_fields(c->dst));

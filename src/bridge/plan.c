@@ -4,13 +4,14 @@
  *
  * Decides which roles the two layouts play (forward: needers are destination ranks, holders source
  * ranks; backward the other way round, and with PARTIAL gradients once for every context level,
- * each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who sends a
- * piece is routing.c's rule; what a rank does with its boxes is exchange.c's business.
+ * each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who sends
+ * a piece is routing.c's rule; what a rank does with its boxes is exchange.c's business.
  */
 #include "bridge/routing.h"
 
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include "bridge/index.h"
 
@@ -210,18 +211,17 @@ static uint64_t hash_config(const colo_plan_t *p)
     return colo_hash_i64(h, c->ranks_per_node);
 }
 
-colo_status_t colo_plan_check_config(const colo_plan_config_t *c)
+colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own)
 {
-    if (!c || !c->src || !c->dst)
-        return colo_fail(COLO_ERR_ARG, "plan: %s is NULL",
-                         !c        ? "config"
-                         : !c->src ? "config.src"
-                                   : "config.dst");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "plan: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_PLAN_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
+    *own = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT};
+    COLO_TRY(COLO_SIZED_READ(own, given, output, "plan: config", "COLO_PLAN_CONFIG_INIT"));
+    if (!own->src || !own->dst)
+        return colo_fail(COLO_ERR_ARG, "plan: config.%s is NULL", own->src ? "dst" : "src");
+    return COLO_OK;
+}
+
+static colo_status_t check_config(const colo_plan_config_t *c)
+{
     const colo_shape_t *s = &c->shape;
     if (s->samples < 0 || s->rows < 0 || s->features < 0 || s->positions < 0)
         return colo_fail(COLO_ERR_ARG,
@@ -251,6 +251,12 @@ colo_status_t colo_plan_check_config(const colo_plan_config_t *c)
                          (long long)s->samples, (long long)s->rows, (long long)s->features,
                          colo_dtype_name(c->dtype));
     return COLO_OK;
+}
+
+colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own)
+{
+    COLO_TRY(colo_plan_read_config(given, own));
+    return check_config(own);
 }
 
 static colo_status_t build(colo_plan_t *p)
@@ -322,13 +328,14 @@ colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config
 
 colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank)
 {
+    colo_plan_config_t own;
     colo_plan_t *p;
     if (!plan)
         return colo_fail(COLO_ERR_ARG, "plan: plan is NULL");
     if (rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: rank %lld, expected >= 0", (long long)rank);
-    COLO_TRY(colo_plan_check_config(config));
-    COLO_TRY(colo_plan_new(&p, config, rank));
+    COLO_TRY(colo_plan_check_config(config, &own));
+    COLO_TRY(colo_plan_new(&p, &own, rank));
     colo_status_t st = build(p);
     if (st < 0) {
         colo_plan_destroy(&p);

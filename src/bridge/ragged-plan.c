@@ -231,12 +231,14 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
 colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
                                       const colo_segments_t *segments, int64_t rank)
 {
+    colo_plan_config_t own;
     colo_ragged_t r = {0};
     colo_ragged_places_t places = {0};
     if (!plan || rank < 0)
         return colo_fail(COLO_ERR_ARG, "plan: %s, expected %s", plan ? "rank < 0" : "plan is NULL",
                          plan ? "a world rank" : "where to put it");
-    COLO_TRY(colo_plan_check_config(config));
+    COLO_TRY(colo_plan_check_config(config, &own));
+    config = &own;
     colo_status_t st = colo_ragged_init(&r, config->src, config->dst, &config->shape);
     if (st < 0)
         return colo_fail_prefix(st, "plan");

@@ -120,7 +120,10 @@ colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const
 
 /* ---- plan.c ---- */
 
-colo_status_t colo_plan_check_config(const colo_plan_config_t *config);
+/* The caller's config, its missing members filled in; src and dst are there. */
+colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own);
+/* The same, all its values checked. */
+colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
 /* A plan without lists; @config is checked. Its levels, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
 /* The lists of one way between two sides, of which full, level_fixed and fixed are set here. */

@@ -9,6 +9,7 @@
 
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <stdlib.h>
 
@@ -46,11 +47,9 @@ colo_status_t colo_segments_present(const colo_segments_t *s)
 {
     if (!s)
         return colo_fail(COLO_ERR_ARG, "segments: segments is NULL");
-    if (s->struct_size != sizeof *s)
-        return colo_fail(COLO_ERR_ARG,
-                         "segments: struct_size is %zu, expected %zu; start from "
-                         "COLO_SEGMENTS_INIT",
-                         s->struct_size, sizeof *s);
+    /* no table has a default, so there is no shorter struct */
+    COLO_TRY(
+        colo_sized_check(s->struct_size, sizeof *s, sizeof *s, "segments", "COLO_SEGMENTS_INIT"));
     if (s->count < 0 || s->nseqs < 0)
         return colo_fail(COLO_ERR_ARG, "segments: %lld segments in %lld sequences, expected >= 0",
                          (long long)s->count, (long long)s->nseqs);

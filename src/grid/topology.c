@@ -15,6 +15,7 @@
 
 #include "core/env.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "grid/dims.h"
 
 #include <stdatomic.h>
@@ -226,9 +227,6 @@ colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo
 
 static colo_status_t check_config(const colo_place_config_t *c)
 {
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG, "place: struct_size %zu, expected %zu", c->struct_size,
-                         sizeof *c);
     if (c->world < 1 || c->world > COLO_PLACE_WORLD_MAX)
         return colo_fail(COLO_ERR_ARG, "place: a world of %lld ranks, expected 1..%lld",
                          (long long)c->world, (long long)COLO_PLACE_WORLD_MAX);
@@ -283,10 +281,13 @@ static colo_status_t create(colo_place_t **place, const colo_place_config_t *con
 
 colo_status_t colo_place_create(colo_place_t **place, const colo_place_config_t *config)
 {
-    if (!place || !config)
-        return colo_fail(COLO_ERR_ARG, "place: %s is NULL", place ? "config" : "the output");
-    COLO_TRY(check_config(config));
-    return create(place, config, true);
+    colo_place_config_t own = {COLO_PLACE_CONFIG_INIT};
+    if (!place)
+        return colo_fail(COLO_ERR_ARG, "place: the output is NULL");
+    COLO_TRY(
+        COLO_SIZED_READ(&own, config, ranks_per_node, "place: config", "COLO_PLACE_CONFIG_INIT"));
+    COLO_TRY(check_config(&own));
+    return create(place, &own, true);
 }
 
 void colo_place_destroy(colo_place_t **place)

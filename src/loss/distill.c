@@ -12,6 +12,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 
@@ -30,15 +31,17 @@ static colo_logprob_config_t base_config(const colo_distill_config_t *c)
     };
 }
 
-colo_status_t colo_distill_config_check(const colo_distill_config_t *c)
+static colo_status_t read_config(const colo_distill_config_t *given, colo_distill_config_t *own)
 {
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "distill: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_DISTILL_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
+    *own = (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT};
+    return COLO_SIZED_READ(own, given, targets, "distill: config", "COLO_DISTILL_CONFIG_INIT");
+}
+
+colo_status_t colo_distill_config_check(const colo_distill_config_t *config)
+{
+    colo_distill_config_t own;
+    const colo_distill_config_t *c = &own;
+    COLO_TRY(read_config(config, &own));
     const colo_logprob_config_t base = base_config(c);
     colo_status_t st = colo_logprob_config_check(&base);
     if (st < 0)
@@ -197,8 +200,11 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
                                        "of one rank");
     const colo_loss_ops_t *loss;
     struct colo_distill_pass room;
-    colo_status_t st =
-        check_forward(config, logits, targets, mask, group, out, saved, stats, scratch);
+    colo_distill_config_t own;
+    colo_status_t st = read_config(config, &own);
+    config = &own;
+    if (st == COLO_OK)
+        st = check_forward(config, logits, targets, mask, group, out, saved, stats, scratch);
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)

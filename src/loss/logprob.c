@@ -86,10 +86,11 @@ bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dt
            colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
 }
 
-static colo_status_t size_args(const colo_logprob_config_t *config, colo_dtype_t dtype,
-                               int64_t tokens, const size_t *bytes)
+static colo_status_t size_args(const colo_logprob_config_t *config, colo_logprob_config_t *own,
+                               colo_dtype_t dtype, int64_t tokens, const size_t *bytes)
 {
-    COLO_TRY(colo_logprob_config_check(config));
+    COLO_TRY(colo_logprob_i_read(config, own));
+    COLO_TRY(colo_logprob_config_check(own));
     if (!colo_dtype_is_float(dtype))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: logits of dtype %s, expected f32, f64, bf16 or f16",
@@ -104,8 +105,9 @@ static colo_status_t size_args(const colo_logprob_config_t *config, colo_dtype_t
 colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                       int64_t tokens, size_t *bytes)
 {
+    colo_logprob_config_t own;
     int64_t n;
-    COLO_TRY(size_args(config, dtype, tokens, bytes));
+    COLO_TRY(size_args(config, &own, dtype, tokens, bytes));
     if (!colo_mul_ok(tokens, 3 * (int64_t)sizeof(double), &n))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
@@ -117,12 +119,13 @@ colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_
 colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                         int64_t tokens, int32_t ranks, size_t *bytes)
 {
+    colo_logprob_config_t own;
     colo_logprob_block_t b;
     int64_t n = 0;
-    COLO_TRY(size_args(config, dtype, tokens, bytes));
+    COLO_TRY(size_args(config, &own, dtype, tokens, bytes));
     if (ranks < 1)
         return colo_fail(COLO_ERR_ARG, "logprob: ranks is %d, expected >= 1", (int)ranks);
-    if (!colo_logprob_i_block_layout(config, dtype, ranks == 1 ? chunk_of(config, tokens) : tokens,
+    if (!colo_logprob_i_block_layout(&own, dtype, ranks == 1 ? chunk_of(&own, tokens) : tokens,
                                      &b) ||
         !colo_mul_ok(b.bytes, ranks, &n))
         return colo_fail(COLO_ERR_ARG,
@@ -269,8 +272,12 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
         return colo_fail(COLO_ERR_ARG,
                          "logprob: group is NULL; colo_comm_create_self() makes one of "
                          "one rank");
-    colo_status_t st =
-        colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats, scratch);
+    colo_logprob_config_t own;
+    colo_status_t st = colo_logprob_i_read(config, &own);
+    config = &own;
+    if (st == COLO_OK)
+        st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats,
+                                          scratch);
     const colo_loss_ops_t *loss;
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);

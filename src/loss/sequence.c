@@ -14,6 +14,7 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 
@@ -61,16 +62,17 @@ static colo_partition_t partition_of(const colo_sequence_t *s)
     };
 }
 
-colo_status_t colo_sequence_check(const colo_sequence_t *s)
+static colo_status_t read_sequence(const colo_sequence_t *given, colo_sequence_t *own)
+{
+    *own = (colo_sequence_t){COLO_SEQUENCE_INIT};
+    return COLO_SIZED_READ(own, given, padded, "sequence: seq", "COLO_SEQUENCE_INIT");
+}
+
+/* The caller's struct, its missing members filled in, with values that fit together. */
+static colo_status_t open_sequence(const colo_sequence_t *given, colo_sequence_t *s)
 {
     int64_t n;
-    if (!s)
-        return colo_fail(COLO_ERR_ARG, "sequence: NULL");
-    if (s->struct_size != sizeof *s)
-        return colo_fail(
-            COLO_ERR_ARG,
-            "sequence: struct_size is %zu, expected %zu; start from COLO_SEQUENCE_INIT",
-            s->struct_size, sizeof *s);
+    COLO_TRY(read_sequence(given, s));
     if (s->batch < 0 || s->positions < 1)
         return colo_fail(COLO_ERR_ARG,
                          "sequence: %" PRId64 " rows of %" PRId64
@@ -105,23 +107,32 @@ colo_status_t colo_sequence_check(const colo_sequence_t *s)
     return COLO_OK;
 }
 
-int64_t colo_sequence_count(const colo_sequence_t *s)
+colo_status_t colo_sequence_check(const colo_sequence_t *seq)
 {
-    if (!s || s->cp < 1)
-        return 0;
-    const colo_partition_t part = partition_of(s);
-    return (s->cu_padded ? 1 : s->batch) * (part.positions / s->cp);
+    colo_sequence_t own;
+    return open_sequence(seq, &own);
+}
+
+static int64_t count_of(const colo_sequence_t *s)
+{
+    return (s->cu_padded ? 1 : s->batch) * (partition_of(s).positions / s->cp);
+}
+
+int64_t colo_sequence_count(const colo_sequence_t *seq)
+{
+    colo_sequence_t own;
+    return seq && read_sequence(seq, &own) == COLO_OK && own.cp >= 1 ? count_of(&own) : 0;
 }
 
 static colo_status_t check_elements(const colo_sequence_t *s, const colo_tensor_t *t,
                                     const char *what)
 {
     COLO_TRY(colo_tensor_check(t, what));
-    if (colo_tensor_count(t) != colo_sequence_count(s) || !colo_tensor_is_contiguous(t))
+    if (colo_tensor_count(t) != count_of(s) || !colo_tensor_is_contiguous(t))
         return colo_fail(
             COLO_ERR_SHAPE, "%s: %" PRId64 " elements%s, expected %" PRId64 " contiguous ones",
             what, colo_tensor_count(t),
-            colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", colo_sequence_count(s));
+            colo_tensor_is_contiguous(t) ? "" : " that are not contiguous", count_of(s));
     return COLO_OK;
 }
 
@@ -180,7 +191,7 @@ static struct colo_sequence_pass pass_of(const colo_sequence_t *s, colo_mem_t me
         .cp = s->cp,
         .cp_rank = s->cp_rank,
         .row = partition_of(s).positions,
-        .count = colo_sequence_count(s),
+        .count = count_of(s),
         .lengths = gpu ? s->device_lengths : s->lengths,
         .cu_padded = gpu ? s->device_cu_padded : s->cu_padded,
         .left_padded = s->left_padded,
@@ -194,7 +205,9 @@ colo_status_t colo_sequence_targets(const colo_sequence_t *seq, const colo_tenso
                                     colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
-    COLO_TRY(colo_sequence_check(seq));
+    colo_sequence_t own;
+    COLO_TRY(open_sequence(seq, &own));
+    seq = &own;
     COLO_TRY(colo_tensor_check(tokens, "tokens"));
     COLO_TRY(check_dtype(tokens, COLO_I64, "tokens"));
     const bool stream_of = tokens->ndim == 1 && seq->cu_padded;
@@ -226,7 +239,9 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
                                  const colo_tensor_t *mask, colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
-    COLO_TRY(colo_sequence_check(seq));
+    colo_sequence_t own;
+    COLO_TRY(open_sequence(seq, &own));
+    seq = &own;
     if (what != COLO_SEQUENCE_TOKENS && what != COLO_SEQUENCE_TARGETS)
         return colo_fail(COLO_ERR_ARG, "sequence: mask %d, expected tokens (0) or targets (1)",
                          (int)what);
@@ -245,14 +260,16 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
 colo_status_t colo_sequence_scratch_size(const colo_sequence_t *seq, colo_dtype_t dtype,
                                          size_t *bytes)
 {
+    colo_sequence_t own;
     int64_t n;
-    COLO_TRY(colo_sequence_check(seq));
+    COLO_TRY(open_sequence(seq, &own));
+    seq = &own;
     if (dtype != COLO_F32 && dtype != COLO_F64)
         return colo_fail(COLO_ERR_ARG, "sequence: values of dtype %s, expected f32 or f64",
                          colo_dtype_name(dtype));
     if (!bytes)
         return colo_fail(COLO_ERR_ARG, "sequence: bytes is NULL");
-    if (!colo_mul_ok(colo_sequence_count(seq), seq->cp, &n) ||
+    if (!colo_mul_ok(count_of(seq), seq->cp, &n) ||
         !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n))
         return colo_fail(COLO_ERR_ARG, "sequence: scratch exceeds 2^63 bytes");
     *bytes = (size_t)n;
@@ -267,7 +284,7 @@ static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *
                          "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64
                          " of %" PRId64,
                          (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
-    if (s->cp > 1 && !scratch && colo_sequence_count(s) > 0)
+    if (s->cp > 1 && !scratch && count_of(s) > 0)
         return colo_fail(COLO_ERR_ARG, "sequence: scratch is NULL; colo_sequence_scratch_size() "
                                        "tells how many bytes it needs");
     COLO_TRY(colo_loss_i_check_aligned(scratch, "scratch"));
@@ -278,7 +295,6 @@ static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_
                                   const colo_tensor_t *out, const colo_comm_t *group,
                                   const void *scratch, const colo_loss_ops_t **loss)
 {
-    COLO_TRY(colo_sequence_check(seq));
     COLO_TRY(check_values(seq, local, "local"));
     COLO_TRY(check_table(seq, out, local, "out"));
     COLO_TRY(check_group(seq, local, group, scratch));
@@ -294,7 +310,11 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     if (!group)
         return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group; "
                                        "colo_comm_create_self() makes one of one rank");
-    colo_status_t st = check_gather(seq, local, out, group, scratch, &loss);
+    colo_sequence_t own;
+    colo_status_t st = open_sequence(seq, &own);
+    seq = &own;
+    if (st == COLO_OK)
+        st = check_gather(seq, local, out, group, scratch, &loss);
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     struct colo_sequence_pass p = pass_of(seq, local->mem);
     p.dtype = local->dtype;
@@ -322,7 +342,9 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
                          (int)adjoint);
     if (sum && !group)
         return colo_fail(COLO_ERR_ARG, "sequence: group is NULL, expected the cp group");
-    colo_status_t st = colo_sequence_check(seq);
+    colo_sequence_t own;
+    colo_status_t st = open_sequence(seq, &own);
+    seq = &own;
     if (st == COLO_OK)
         st = check_values(seq, d_local, "d_local");
     if (st == COLO_OK)

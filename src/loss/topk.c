@@ -16,6 +16,7 @@
 #include "comm/comm.h"
 #include "core/hash.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "loss/loss.h"
 #include "loss/validate.h"
 
@@ -36,15 +37,17 @@ static colo_logprob_config_t base_config(const colo_pick_config_t *c)
     };
 }
 
-colo_status_t colo_pick_config_check(const colo_pick_config_t *c)
+static colo_status_t read_config(const colo_pick_config_t *given, colo_pick_config_t *own)
 {
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "pick: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "pick: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_PICK_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
+    *own = (colo_pick_config_t){COLO_PICK_CONFIG_INIT};
+    return COLO_SIZED_READ(own, given, topk, "pick: config", "COLO_PICK_CONFIG_INIT");
+}
+
+colo_status_t colo_pick_config_check(const colo_pick_config_t *config)
+{
+    colo_pick_config_t own;
+    const colo_pick_config_t *c = &own;
+    COLO_TRY(read_config(config, &own));
     colo_logprob_config_t base = base_config(c);
     colo_status_t st = colo_logprob_config_check(&base);
     if (st < 0)
@@ -64,13 +67,15 @@ colo_status_t colo_pick_config_check(const colo_pick_config_t *c)
 
 colo_status_t colo_pick_saved_size(const colo_pick_config_t *config, int64_t tokens, size_t *bytes)
 {
+    colo_pick_config_t own;
     int64_t n;
-    COLO_TRY(colo_pick_config_check(config));
+    COLO_TRY(read_config(config, &own));
+    COLO_TRY(colo_pick_config_check(&own));
     if (tokens < 0)
         return colo_fail(COLO_ERR_ARG, "pick: tokens is %" PRId64 ", expected >= 0", tokens);
     if (!bytes)
         return colo_fail(COLO_ERR_ARG, "pick: bytes is NULL");
-    if (!colo_mul_ok(tokens, 40 + 16 * config->k, &n))
+    if (!colo_mul_ok(tokens, 40 + 16 * own.k, &n))
         return colo_fail(COLO_ERR_ARG,
                          "pick: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
     *bytes = (size_t)n;
@@ -93,15 +98,17 @@ colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, colo_dtyp
                                      int64_t tokens, int32_t ranks, size_t *bytes)
 {
     struct colo_pick_pass p;
+    colo_pick_config_t own;
     size_t saved;
     int64_t n;
-    COLO_TRY(colo_pick_saved_size(config, tokens, bytes ? &saved : NULL));
+    COLO_TRY(read_config(config, &own));
+    COLO_TRY(colo_pick_saved_size(&own, tokens, bytes ? &saved : NULL));
     if (!colo_dtype_is_float(dtype))
         return colo_fail(COLO_ERR_ARG, "pick: logits of dtype %s, expected f32, f64, bf16 or f16",
                          colo_dtype_name(dtype));
     if (ranks < 1)
         return colo_fail(COLO_ERR_ARG, "pick: ranks is %d, expected >= 1", (int)ranks);
-    if (!block_of(config, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
+    if (!block_of(&own, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
         !colo_add_ok(n, (int64_t)saved, &n))
         return colo_fail(COLO_ERR_ARG,
                          "pick: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
@@ -229,7 +236,11 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
                                        "one rank");
     const colo_loss_ops_t *loss;
     struct colo_pick_pass room;
-    colo_status_t st = check_forward(config, logits, ids, mask, group, out, saved, stats, scratch);
+    colo_pick_config_t own;
+    colo_status_t st = read_config(config, &own);
+    config = &own;
+    if (st == COLO_OK)
+        st = check_forward(config, logits, ids, mask, group, out, saved, stats, scratch);
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)

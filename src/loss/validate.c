@@ -12,20 +12,23 @@
 
 #include "comm/comm.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
 
-colo_status_t colo_logprob_config_check(const colo_logprob_config_t *c)
+colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
 {
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "logprob: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_LOGPROB_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
+    *own = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT};
+    return COLO_SIZED_READ(own, given, temperature, "logprob: config", "COLO_LOGPROB_CONFIG_INIT");
+}
+
+colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
+{
+    colo_logprob_config_t own;
+    const colo_logprob_config_t *c = &own;
+    COLO_TRY(colo_logprob_i_read(config, &own));
     if (c->vocab <= 0)
         return colo_fail(COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0", c->vocab);
     if (c->vocab_start < 0)

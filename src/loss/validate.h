@@ -5,6 +5,9 @@
 
 #include "loss/passes.h"
 
+/* The caller's config, its missing members filled in; values are not checked. */
+colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own);
+
 /* All arguments of forward but the group, which is not NULL. */
 colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *logits,

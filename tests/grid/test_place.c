@@ -384,7 +384,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
         {{COLO_PLACE_CONFIG_INIT, ONE, COLO_PLACE_WORLD_MAX + 1, 1, 0}, "expected 1..16777216"},
         {{COLO_PLACE_CONFIG_INIT, ONE, 1, -1, 0}, "-1 ranks per node"},
         {{COLO_PLACE_CONFIG_INIT, ONE, 1, 0, COLO_BIND_COUNT}, "binding 5"},
-        {{1, ONE, 1, 0, 0}, "struct_size 1"},
+        {{1, ONE, 1, 0, 0}, "struct_size is 1"},
     };
     colo_place_t *p = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)

@@ -329,7 +329,7 @@ static void batches_that_cannot_be_are_refused_by_row(void **state)
         change;                                               \
         assert_fails(colo_sequence_check(&s), status, words); \
     } while (0)
-    assert_fails(colo_sequence_check(NULL), COLO_ERR_ARG, "sequence: NULL");
+    assert_fails(colo_sequence_check(NULL), COLO_ERR_ARG, "sequence: seq is NULL");
     REFUSE(s.struct_size = 1, COLO_ERR_ARG, "struct_size is 1");
     REFUSE(s.batch = -1, COLO_ERR_ARG, "-1 rows");
     REFUSE(s.positions = 0, COLO_ERR_ARG, "3 rows of 0 columns");

@@ -283,10 +283,11 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_
 {
     const colo_mpi_handle_t *h = handle;
     int initialized = 0, finalized = 0, inter = 0;
-    if (!h || bytes < sizeof *h || h->struct_size < sizeof *h)
+    /* no member has a default; a longer handle asks for something that is not known here */
+    if (!h || bytes != sizeof *h || h->struct_size != sizeof *h)
         REFUSE(out, COLO_ERR_ARG,
-               "from_mpi: the handle has %zu bytes, expected %zu; call "
-               "colo_comm_from_mpi() of <colobridge/mpi.h>",
+               "from_mpi: the handle has %zu bytes, expected %zu; call colo_comm_from_mpi() of the "
+               "<colobridge/mpi.h> that belongs to this libcolobridge-mpi.so",
                bytes, sizeof *h);
     if (!h->flavor || strcmp(h->flavor, COLO_MPI_FLAVOR) != 0 || h->comm_size != sizeof *comm)
         REFUSE(out, COLO_ERR_UNBUILT,

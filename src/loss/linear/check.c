@@ -10,10 +10,12 @@
 #include "loss/linear/workspace.h"
 
 #include "core/error.h"
+#include "core/sized.h"
 #include "loss/validate.h"
 
 #include <inttypes.h>
 #include <math.h>
+#include <string.h>
 
 static colo_status_t check_shard(const colo_logprob_config_t *c, const colo_lm_head_config_t *h,
                                  const colo_comm_t *group)
@@ -23,16 +25,34 @@ static colo_status_t check_shard(const colo_logprob_config_t *c, const colo_lm_h
     return colo_loss_i_check_place(&like, group, "linear");
 }
 
-colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *c,
-                                         const colo_lm_head_t *head, const colo_comm_t *group)
+/* A header with a shorter colo_logprob_config_t has all members behind it nearer to the front. */
+static colo_status_t read_config(const colo_linear_logprob_config_t *given,
+                                 colo_linear_logprob_config_t *own)
 {
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "linear: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "linear: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_LINEAR_LOGPROB_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
+    enum { BEHIND = offsetof(colo_linear_logprob_config_t, mode) };
+    const size_t inner = sizeof own->logprob,
+                 head = offsetof(colo_linear_logprob_config_t, logprob);
+    const char *what = "linear: config", *init = "COLO_LINEAR_LOGPROB_CONFIG_INIT";
+    *own = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
+    if (!given)
+        return colo_fail(COLO_ERR_ARG, "%s is NULL; start from %s", what, init);
+    COLO_TRY(colo_sized_check(given->struct_size, sizeof *own, head + sizeof(size_t), what, init));
+    colo_status_t st = colo_logprob_i_read(&given->logprob, &own->logprob);
+    if (st < 0)
+        return colo_fail_prefix(st, "%s", what);
+    const size_t found = given->logprob.struct_size;
+    COLO_TRY(colo_sized_check(given->struct_size, sizeof *own - inner + found, head + found, what,
+                              init));
+    memcpy((char *)own + BEHIND, (const char *)&given->logprob + found,
+           given->struct_size - head - found);
+    return COLO_OK;
+}
+
+colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
+                                         const colo_lm_head_t *head, const colo_comm_t *group,
+                                         colo_linear_logprob_config_t *c)
+{
+    COLO_TRY(read_config(config, c));
     COLO_TRY(colo_logprob_config_check(&c->logprob));
     if (!head)
         return colo_fail(COLO_ERR_ARG, "linear: head is NULL; colo_lm_head_create() makes one");

@@ -23,18 +23,19 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
                                          colo_lm_head_t *head, colo_comm_t *group)
 {
     colo_status_t st;
+    colo_linear_logprob_config_t own;
     if (!linear)
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     if (!group)
         return colo_fail(COLO_ERR_ARG, "linear: group is NULL; colo_comm_create_self() makes one "
                                        "of one rank");
-    COLO_TRY(colo_linear_i_check_config(config, head, group));
+    COLO_TRY(colo_linear_i_check_config(config, head, group, &own));
     const colo_lm_head_config_t *h = colo_lm_head_config(head);
     colo_linear_logprob_t *l = calloc(1, sizeof *l);
     if (!l)
         return colo_fail(COLO_ERR_NOMEM, "linear: %zu bytes", sizeof *l);
     *l = (colo_linear_logprob_t){
-        .config = *config,
+        .config = own,
         .head = head,
         .group = group,
         .dtype = h->dtype,
@@ -46,7 +47,7 @@ colo_status_t colo_linear_logprob_create(colo_linear_logprob_t **linear,
     const struct colo_linear_shape shape = {
         .device = h->device,
         .dtype = h->dtype,
-        .logits_dtype = config->logits_dtype,
+        .logits_dtype = own.logits_dtype,
         .sum_dtype = h->dtype == COLO_F64 ? COLO_F64 : COLO_F32,
         .columns = h->rows,
         .hidden = h->hidden,

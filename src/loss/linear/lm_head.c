@@ -19,6 +19,7 @@
 #include "comm/comm.h"
 #include "core/memory.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "loss/validate.h"
 #include "loss/loss.h"
 
@@ -85,13 +86,6 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grad
 static colo_status_t check_config(const colo_lm_head_config_t *c)
 {
     int64_t bytes;
-    if (!c)
-        return colo_fail(COLO_ERR_ARG, "lm_head: config is NULL");
-    if (c->struct_size != sizeof *c)
-        return colo_fail(COLO_ERR_ARG,
-                         "lm_head: config.struct_size is %zu, expected %zu; start from "
-                         "COLO_LM_HEAD_CONFIG_INIT",
-                         c->struct_size, sizeof *c);
     if (!colo_dtype_is_float(c->dtype))
         return colo_fail(COLO_ERR_ARG, "lm_head: dtype %s, expected f32, f64, bf16 or f16",
                          colo_dtype_name(c->dtype));
@@ -118,9 +112,10 @@ static void add_fields(colo_fields_t *f, const colo_lm_head_config_t *c)
     colo_fields_add(f, "has_bias", "%d", c->has_bias);
 }
 
-static colo_status_t open_ops(const colo_lm_head_config_t *c, const colo_ops_t **ops,
-                              const colo_loss_ops_t **loss)
+static colo_status_t open_ops(const colo_lm_head_config_t *given, colo_lm_head_config_t *c,
+                              const colo_ops_t **ops, const colo_loss_ops_t **loss)
 {
+    COLO_TRY(COLO_SIZED_READ(c, given, mem, "lm_head: config", "COLO_LM_HEAD_CONFIG_INIT"));
     COLO_TRY(check_config(c));
     COLO_TRY(colo_ops_for(c->mem, ops));
     return colo_loss_ops_for(c->mem, loss);
@@ -138,8 +133,10 @@ colo_status_t colo_lm_head_create(colo_lm_head_t **head, const colo_lm_head_conf
     const colo_ops_t *ops = NULL;
     const colo_loss_ops_t *loss = NULL;
     colo_lm_head_t *h = NULL;
-    colo_status_t st =
-        head ? open_ops(config, &ops, &loss) : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    colo_lm_head_config_t own = {COLO_LM_HEAD_CONFIG_INIT};
+    colo_status_t st = head ? open_ops(config, &own, &ops, &loss)
+                            : colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
+    config = &own;
     if (st == COLO_OK)
         st = check_group(config, group);
     if (st == COLO_OK) {

@@ -101,7 +101,8 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
 /* ---- check.c ---- */
 
 colo_status_t colo_linear_i_check_config(const colo_linear_logprob_config_t *config,
-                                         const colo_lm_head_t *head, const colo_comm_t *group);
+                                         const colo_lm_head_t *head, const colo_comm_t *group,
+                                         colo_linear_logprob_config_t *own);
 colo_status_t colo_linear_i_check_batch(const colo_linear_logprob_t *l,
                                         const colo_linear_batch_t *batch);
 colo_status_t colo_linear_i_check_out(const colo_linear_logprob_t *l,

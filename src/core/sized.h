@@ -1,0 +1,25 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* sized.h (private) - reading a public struct whose first member is struct_size. */
+#ifndef COLO_CORE_SIZED_H
+#define COLO_CORE_SIZED_H
+
+#include <colobridge/status.h>
+
+/* Copies the caller's struct @given into *@own, which holds the defaults and the library's own
+ * struct_size. A shorter struct is one of an older header: it is served, and the members that it
+ * lacks keep their defaults. @optional is the first member that may be missing. A longer struct is
+ * one of a newer header and is refused, because the library cannot know what its members ask for.
+ * So a new member goes to the end of its struct, at or behind the sizeof that the struct had.
+ * @what: "plan: config"; @init: the name of the macro to start from. */
+#define COLO_SIZED_READ(own, given, optional, what, init)                                          \
+    colo_sized_read((own), sizeof *(own), (given), offsetof(__typeof__(*(own)), optional), (what), \
+                    (init))
+
+/* @whole: sizeof of the library's struct; @least: bytes that the caller must bring. */
+colo_status_t colo_sized_read(void *own, size_t whole, const void *given, size_t least,
+                              const char *what, const char *init);
+/* Only the check: is @found from @least to @whole? */
+colo_status_t colo_sized_check(size_t found, size_t whole, size_t least, const char *what,
+                               const char *init);
+
+#endif

@@ -1,0 +1,328 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_sized.c - structs of programs that were compiled with another version of the headers. A
+ * shorter struct is served and its missing members take their defaults; a longer one is refused.
+ *
+ * Each struct is given with every size from 0 to some more than its own. Bytes behind the size are
+ * 0xff, which no call would take for a default.
+ */
+#include "harness/harness.h"
+
+enum { MORE = 24, LARGEST = 512 };
+
+static colo_comm_t *alone;
+
+/* ---- what a call makes of a struct: a status, and a number that depends on its members ---- */
+
+static void layouts(colo_layout_t *src, colo_layout_t *dst)
+{
+    colo_grid_t grid;
+    assert_ok(colo_grid_parse(&grid, "dp=1", 0));
+    assert_ok(colo_layout_init_src(src, &grid));
+    assert_ok(colo_layout_init_dst(dst, &grid));
+}
+
+static colo_layout_t src, dst;
+
+static colo_status_t use_plan(const void *config, int64_t *result)
+{
+    colo_plan_t *plan = NULL;
+    colo_status_t st = colo_plan_create(&plan, config, 0);
+    *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
+    colo_plan_destroy(&plan);
+    return st;
+}
+
+static colo_status_t use_collective(const void *config, int64_t *result)
+{
+    *result = 0;
+    return colo_plan_collective_check(config);
+}
+
+static colo_status_t use_ragged(const void *config, int64_t *result)
+{
+    const colo_segments_t none = COLO_SEGMENTS_INIT;
+    colo_plan_t *plan = NULL;
+    colo_status_t st = colo_plan_create_ragged(&plan, config, &none, 0);
+    *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
+    colo_plan_destroy(&plan);
+    return st;
+}
+
+static colo_status_t use_bridge(const void *config, int64_t *result)
+{
+    colo_bridge_t *bridge = NULL;
+    colo_status_t st = colo_bridge_create(&bridge, config, alone);
+    *result = st == COLO_OK ? (int64_t)colo_plan_hash(colo_bridge_plan(bridge)) : 0;
+    colo_bridge_destroy(&bridge);
+    return st;
+}
+
+static colo_status_t use_place(const void *config, int64_t *result)
+{
+    colo_place_t *place = NULL;
+    colo_spot_t spot = {0};
+    colo_status_t st = colo_place_create(&place, config);
+    if (st == COLO_OK)
+        assert_ok(colo_place_spot(place, 3, &spot));
+    *result = spot.host * 100 + spot.core;
+    colo_place_destroy(&place);
+    return st;
+}
+
+static colo_status_t use_lm_head(const void *config, int64_t *result)
+{
+    colo_lm_head_t *head = NULL;
+    colo_status_t st = colo_lm_head_create(&head, config, NULL);
+    const colo_lm_head_config_t *c = colo_lm_head_config(head);
+    *result = c ? (int64_t)c->struct_size + c->mem * 1000 + c->device * 10000 + c->has_bias : 0;
+    colo_lm_head_destroy(&head);
+    return st;
+}
+
+static colo_status_t use_logprob(const void *config, int64_t *result)
+{
+    size_t bytes = 0;
+    colo_status_t st = colo_logprob_config_check(config);
+    if (st == COLO_OK)
+        st = colo_logprob_scratch_size(config, COLO_F32, 1000, 2, &bytes);
+    *result = (int64_t)bytes;
+    return st;
+}
+
+static colo_status_t use_logprob_forward(const void *config, int64_t *result)
+{
+    float z[4] = {1, 2, 3, 4}, logp = 0;
+    int64_t target = 2;
+    double stats[64], scratch[64];
+    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
+                        targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
+    colo_logprob_saved_t saved = {0};
+    colo_status_t st =
+        colo_logprob_forward(config, &logits, &targets, alone, &(colo_logprob_out_t){.logp = &logp},
+                             &saved, stats, scratch, NULL);
+    *result = (int64_t)(logp * 1e6f) + saved.config.want_loss;
+    return st;
+}
+
+static colo_status_t use_pick(const void *config, int64_t *result)
+{
+    size_t saved = 0, bytes = 0;
+    colo_status_t st = colo_pick_config_check(config);
+    if (st == COLO_OK)
+        st = colo_pick_saved_size(config, 1000, &saved);
+    if (st == COLO_OK)
+        st = colo_pick_scratch_size(config, COLO_F32, 1000, 2, &bytes);
+    *result = (int64_t)(saved * 1000000 + bytes);
+    return st;
+}
+
+static colo_status_t use_distill(const void *config, int64_t *result)
+{
+    float z[4] = {1, 2, 3, 4}, w[4] = {0, 1, 0, 1}, kl = 0;
+    double stats[64], scratch[64];
+    const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
+                        targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
+    colo_distill_saved_t saved = {0};
+    colo_status_t st =
+        colo_distill_forward(config, &logits, &targets, NULL, alone,
+                             &(colo_distill_out_t){.kl = &kl}, &saved, stats, scratch, NULL);
+    *result = (int64_t)(kl * 1e6f);
+    return st;
+}
+
+static colo_status_t use_linear(const void *config, int64_t *result)
+{
+    const colo_lm_head_config_t shape = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
+                                         .dtype = COLO_F32};
+    colo_lm_head_t *head = NULL;
+    colo_linear_logprob_t *linear = NULL;
+    assert_ok(colo_lm_head_create(&head, &shape, NULL));
+    colo_status_t st = colo_linear_logprob_create(&linear, config, head, alone);
+    *result = st == COLO_OK ? colo_linear_logprob_chunk(linear, 100000) * 10 +
+                                  (int64_t)colo_linear_logprob_mode(linear, 100000)
+                            : 0;
+    colo_linear_logprob_destroy(&linear);
+    colo_lm_head_destroy(&head);
+    return st;
+}
+
+static colo_status_t use_sequence(const void *seq, int64_t *result)
+{
+    *result = colo_sequence_count(seq);
+    return colo_sequence_check(seq);
+}
+
+static colo_status_t use_segments(const void *segments, int64_t *result)
+{
+    *result = 0;
+    return colo_segments_check(segments, &src, &dst);
+}
+
+/* ---- the structs ---- */
+
+#define SHAPE                                  \
+    {                                          \
+        .samples = 2, .rows = 4, .features = 8 \
+    }
+
+static const colo_plan_config_t plan = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                        .shape = SHAPE, .dtype = COLO_F32};
+static const colo_plan_config_t ragged = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                          .shape.features = 8, .dtype = COLO_F32};
+static const colo_bridge_config_t bridge = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
+                                            .shape = SHAPE, .dtype = COLO_F32};
+static const colo_place_config_t place = {COLO_PLACE_CONFIG_INIT, .topology = "core:4 pu:1",
+                                          .world = 4};
+static const colo_lm_head_config_t lm_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
+                                              .dtype = COLO_F32};
+static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
+static const colo_pick_config_t pick = {COLO_PICK_CONFIG_INIT, .vocab = 4, .k = 2};
+static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
+static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
+                                                    .logprob.vocab = 4};
+static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
+static const colo_segments_t segments = COLO_SEGMENTS_INIT;
+
+#define SIZED(struct_, least, use)                 \
+    {                                              \
+#use, &struct_, sizeof struct_, least, use \
+    }
+#define UP_TO(struct_, member) offsetof(__typeof__(struct_), member)
+
+static const struct sized {
+    const char *name;
+    const void *given; /* every member that may be missing has its default */
+    size_t whole, least;
+    colo_status_t (*use)(const void *given, int64_t *result);
+} table[] = {
+    SIZED(plan, UP_TO(plan, output), use_plan),
+    SIZED(plan, UP_TO(plan, output), use_collective),
+    SIZED(ragged, UP_TO(ragged, output), use_ragged),
+    SIZED(bridge, UP_TO(bridge, axes), use_bridge),
+    SIZED(place, UP_TO(place, ranks_per_node), use_place),
+    SIZED(lm_head, UP_TO(lm_head, mem), use_lm_head),
+    SIZED(logprob, UP_TO(logprob, temperature), use_logprob),
+    SIZED(logprob, UP_TO(logprob, temperature), use_logprob_forward),
+    SIZED(pick, UP_TO(pick, topk), use_pick),
+    SIZED(distill, UP_TO(distill, targets), use_distill),
+    SIZED(linear, UP_TO(linear, mode), use_linear),
+    SIZED(sequence, UP_TO(sequence, padded), use_sequence),
+    SIZED(segments, sizeof segments, use_segments),
+};
+enum { STRUCTS = sizeof table / sizeof table[0] };
+
+/* What the call makes of the first @size bytes. */
+static colo_status_t give(const struct sized *s, size_t size, int64_t *result)
+{
+    _Alignas(16) unsigned char bytes[LARGEST];
+    memset(bytes, 0xff, sizeof bytes);
+    memcpy(bytes, s->given, size < s->whole ? size : s->whole);
+    memcpy(bytes, &size, sizeof size);
+    return s->use(bytes, result);
+}
+
+static bool is_built(const struct sized *s)
+{
+    int64_t result;
+    return give(s, s->whole, &result) != COLO_ERR_UNBUILT; /* a place needs hwloc */
+}
+
+static void struct_that_is_shorter_is_served_with_defaults(void **state)
+{
+    for (int i = 0; i < STRUCTS; i++) {
+        const struct sized *s = &table[i];
+        int64_t whole, shorter;
+        if (!is_built(s))
+            continue;
+        print_message("%s: %zu to %zu bytes\n", s->name, s->least, s->whole);
+        const colo_status_t st = give(s, s->whole, &whole);
+        for (size_t size = (s->least + 7) / 8 * 8; size < s->whole; size += 8) {
+            const colo_status_t found = give(s, size, &shorter);
+            if (found != st)
+                fail_msg("%s of %zu bytes: %s", s->name, size, colo_last_error());
+            assert_int_equal(shorter, whole);
+        }
+    }
+}
+
+static void struct_that_lacks_required_members_is_refused(void **state)
+{
+    for (int i = 0; i < STRUCTS; i++)
+        for (size_t size = 0; size < table[i].whole; size++) {
+            const struct sized *s = &table[i];
+            int64_t result;
+            char text[96];
+            if (!is_built(s) || (size >= s->least && size % 8 == 0))
+                continue;
+            snprintf(text, sizeof text, "struct_size is %zu, expected a multiple of 8 from ", size);
+            assert_fails(give(s, size, &result), COLO_ERR_ARG, text);
+            assert_non_null(strstr(colo_last_error(), "start from COLO_"));
+        }
+}
+
+static void struct_that_is_longer_is_refused_with_both_sizes(void **state)
+{
+    for (int i = 0; i < STRUCTS; i++)
+        for (size_t size = table[i].whole + 1; size < table[i].whole + MORE; size++) {
+            const struct sized *s = &table[i];
+            int64_t result;
+            char text[96];
+            if (!is_built(s))
+                continue;
+            snprintf(text, sizeof text, "struct_size is %zu, expected at most %zu, ", size,
+                     s->whole);
+            assert_fails(give(s, size, &result), COLO_ERR_ARG, text);
+            assert_non_null(strstr(colo_last_error(), colo_version()));
+            assert_non_null(strstr(colo_last_error(), "compiled with a newer header"));
+        }
+}
+
+/* As a header with the first members of colo_logprob_config_t only would lay them out. */
+static void struct_within_a_struct_that_is_shorter_moves_what_follows(void **state)
+{
+    const size_t head = offsetof(colo_linear_logprob_config_t, logprob),
+                 mode = offsetof(colo_linear_logprob_config_t, mode);
+    for (size_t inner = UP_TO(logprob, temperature); inner <= sizeof logprob; inner += 8) {
+        colo_linear_logprob_config_t config = linear;
+        _Alignas(16) unsigned char bytes[LARGEST];
+        const size_t size = sizeof config - sizeof logprob + inner;
+        int64_t result;
+        config.mode = COLO_LINEAR_KEEP;
+        config.logprob.struct_size = inner;
+        config.struct_size = size;
+        memset(bytes, 0xff, sizeof bytes);
+        memcpy(bytes, &config, head + inner);
+        memcpy(bytes + head + inner, (const unsigned char *)&config + mode, sizeof config - mode);
+        assert_ok(use_linear(bytes, &result));
+        assert_int_equal(result % 10, COLO_LINEAR_KEEP);
+        config.struct_size = size + 8;
+        memcpy(bytes, &config, sizeof(size_t));
+        assert_fails(use_linear(bytes, &result), COLO_ERR_ARG, "linear: config.struct_size is ");
+    }
+}
+
+static int setup(void **state)
+{
+    layouts(&src, &dst);
+    assert_ok(colo_comm_create_self(&alone));
+    assert_ok(colo_comm_set_check(alone, 1)); /* a refusal leaves the comm alive */
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    colo_comm_destroy(&alone);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(struct_that_is_shorter_is_served_with_defaults),
+        cmocka_unit_test(struct_that_lacks_required_members_is_refused),
+        cmocka_unit_test(struct_that_is_longer_is_refused_with_both_sizes),
+        cmocka_unit_test(struct_within_a_struct_that_is_shorter_moves_what_follows),
+    };
+    return cmocka_run_group_tests(tests, setup, teardown);
+}
