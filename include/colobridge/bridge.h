@@ -50,7 +50,11 @@ typedef struct colo_bridge_config {
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank; memory is allocated now. 0: as needed */
 } colo_bridge_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_BRIDGE_CONFIG_INIT sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr, COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, COLO_PACKED, 0
+#else
 #define COLO_BRIDGE_CONFIG_INIT .struct_size = sizeof(colo_bridge_config_t)
+#endif
 
 typedef struct colo_bridge colo_bridge_t;
 

@@ -39,9 +39,13 @@ typedef struct colo_distill_config {
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
 } colo_distill_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), 0, 0, 1.0, 1.0, 0.0, COLO_DISTILL_LOGITS, 1.0, 1.0
+#else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_distill_config_t), .temperature = 1.0, .scale = 1.0,       \
     .target_temperature = 1.0, .target_scale = 1.0
+#endif
 
 /** Per-token outputs, [T] each, f32 (f64 when the logits are f64); NULL members are not computed.
  *  Written only on success. */

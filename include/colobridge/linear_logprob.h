@@ -73,9 +73,13 @@ typedef struct colo_linear_logprob_config {
     bool keep_in_place; /* keep: backward writes d_logits over the kept logits, which ends saved;
                            needs logits_dtype = the head's */
 } colo_linear_logprob_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LINEAR_LOGPROB_CONFIG_INIT sizeof(colo_linear_logprob_config_t), {COLO_LOGPROB_CONFIG_INIT}, COLO_LINEAR_AUTO, COLO_F32, 0, COLO_D_HIDDEN_PARTIAL, false, false, COLO_F32, true, false
+#else
 #define COLO_LINEAR_LOGPROB_CONFIG_INIT                                                         \
     .struct_size = sizeof(colo_linear_logprob_config_t), .logprob = {COLO_LOGPROB_CONFIG_INIT}, \
     .d_weight_add = true
+#endif
 
 /** One call's tokens. */
 typedef struct colo_linear_batch {

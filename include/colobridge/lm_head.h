@@ -43,7 +43,11 @@ typedef struct colo_lm_head_config {
     int32_t device; /* CUDA ordinal; not looked at for host memory */
     bool has_bias;
 } colo_lm_head_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LM_HEAD_CONFIG_INIT sizeof(colo_lm_head_config_t), 0, 0, COLO_F32, COLO_HOST, -1, false
+#else
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
+#endif
 
 /** Where gradients go. A resident head's are [Vl, H] and [Vl], a sharded one's this rank's rows. */
 typedef struct colo_lm_head_grads {

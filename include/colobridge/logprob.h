@@ -45,9 +45,13 @@ typedef struct colo_logprob_config {
      * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
     bool local_smoothing;
 } colo_logprob_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), 0, 0, 1.0, 1.0, 0.0, 0.0, false, 0.0, -100, 0, false, false, false, false, false
+#else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
     .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \
     .ignore_index = -100
+#endif
 
 /** Per-token outputs: addresses of arrays of T numbers, not of tensors. NULL members are not computed.
  * Written only on success. */

@@ -31,9 +31,13 @@ typedef struct colo_pick_config {
     bool topk;            /* the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
 } colo_pick_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PICK_CONFIG_INIT sizeof(colo_pick_config_t), 0, 0, 1.0, 1.0, 0.0, 0, false, -100
+#else
 #define COLO_PICK_CONFIG_INIT                                                             \
     .struct_size = sizeof(colo_pick_config_t), .temperature = 1.0, .scale = 1.0,          \
     .ignore_index = -100
+#endif
 
 /** Outputs; NULL members are not computed. Written only on success. */
 typedef struct colo_pick_out {

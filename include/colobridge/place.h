@@ -51,7 +51,11 @@ typedef struct colo_place_config {
     int64_t ranks_per_node; /* ranks of a host; 0: all of them on one */
     colo_bind_t bind;
 } colo_place_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PLACE_CONFIG_INIT sizeof(colo_place_config_t), nullptr, 0, 0, COLO_BIND_NONE
+#else
 #define COLO_PLACE_CONFIG_INIT .struct_size = sizeof(colo_place_config_t)
+#endif
 
 /**
  * colo_place_create() - read the topology, map the ranks; owned by the caller

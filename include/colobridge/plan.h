@@ -42,7 +42,11 @@ typedef struct colo_plan_config {
     bool no_grad;           /* the source side is frozen: no backward plan */
     int64_t ranks_per_node; /* 0: one node */
 } colo_plan_config_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0
+#else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
+#endif
 
 /** A box in global indices, half-open. */
 typedef struct colo_region {

@@ -28,10 +28,11 @@ typedef struct colo_segments {
     const int64_t *seq_len; /* [nseqs] positions, padding included, >= 0 */
     const int64_t *seq_dp;  /* [nseqs] the destination replica that holds it */
 } colo_segments_t;
-#define COLO_SEGMENTS_INIT                                                      \
-    {                                                                           \
-        sizeof(colo_segments_t), 0, NULL, NULL, NULL, NULL, NULL, 0, NULL, NULL \
-    }
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_SEGMENTS_INIT sizeof(colo_segments_t), 0, nullptr, nullptr, nullptr, nullptr, nullptr, 0, nullptr, nullptr
+#else
+#define COLO_SEGMENTS_INIT .struct_size = sizeof(colo_segments_t)
+#endif
 
 /**
  * colo_segments_check() - do the tables fit a bridge from @src to @dst; local

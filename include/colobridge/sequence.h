@@ -38,7 +38,11 @@ typedef struct colo_sequence {
     const int64_t *device_lengths;
     const int64_t *device_cu_padded;
 } colo_sequence_t;
+#ifdef __cplusplus /* C++17 has no designated initializers */
+#define COLO_SEQUENCE_INIT sizeof(colo_sequence_t), 0, 0, 0, nullptr, nullptr, false, 1, 0, nullptr, nullptr
+#else
 #define COLO_SEQUENCE_INIT .struct_size = sizeof(colo_sequence_t), .cp = 1
+#endif
 
 /** What an element is asked for. */
 typedef enum colo_sequence_mask {

@@ -21,10 +21,11 @@
  * fail later; its outputs are then as after a failure in flight. Other ranks may still write into
  * registered memory until they have noticed (memory.h).
  *
- * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT, which sets it to
- * the size that the caller's header knows. The library serves a shorter struct, as an older header has
- * it, and gives the members that it lacks their defaults. Members that have no default must be
- * there. It refuses a longer struct with COLO_ERR_ARG, because it cannot know what the members ask for.
+ * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in braces, in
+ * C and in C++17. It sets all defaults, and struct_size to the size that the caller's header knows.
+ * The library serves a shorter struct, as an older header has it, and gives the members that it lacks
+ * their defaults. Members that have no default must be there. It refuses a longer struct with
+ * COLO_ERR_ARG, because it cannot know what the members ask for.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H

@@ -158,7 +158,7 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
         rank_check(after.recv_bytes[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE] ==
                    before.recv_bytes[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE]);
         colo_batch_destroy(&batch);
-        s = (colo_segments_t)COLO_SEGMENTS_INIT;
+        s = (colo_segments_t){COLO_SEGMENTS_INIT};
     }
     colo_bridge_destroy(&b);
     return COLO_OK;

@@ -57,7 +57,7 @@ static void the_worked_example_is_accepted(void **state)
     t.s.row_pos = t.row_pos;
     t.s.pos = NULL;
     assert_ok(check(&t));
-    t.s = (colo_segments_t)COLO_SEGMENTS_INIT;
+    t.s = (colo_segments_t){COLO_SEGMENTS_INIT};
     assert_ok(check(&t));
 }
 

@@ -111,7 +111,7 @@ static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
     job_t *j = arg;
     const int rank = colo_comm_rank(comm);
     const int64_t rows[1] = {rank == j->odd ? -5 : 5}, zero[1] = {0}, length[1] = {8};
-    colo_segments_t s = COLO_SEGMENTS_INIT, *got = NULL;
+    colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = s.nseqs = 1;
     s.rows = rows;
     s.src_dp = s.seq = s.pos = s.seq_dp = zero;
@@ -138,7 +138,7 @@ static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
     static const int64_t zero[MOST], one[1] = {8};
     job_t *j = arg;
     colo_ledger_t before, after;
-    colo_segments_t s = COLO_SEGMENTS_INIT, *got = NULL;
+    colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = j->most;
     s.nseqs = 1;
     s.rows = s.src_dp = s.seq = s.pos = s.seq_dp = zero;

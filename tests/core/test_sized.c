@@ -41,7 +41,7 @@ static colo_status_t use_collective(const void *config, int64_t *result)
 
 static colo_status_t use_ragged(const void *config, int64_t *result)
 {
-    const colo_segments_t none = COLO_SEGMENTS_INIT;
+    const colo_segments_t none = {COLO_SEGMENTS_INIT};
     colo_plan_t *plan = NULL;
     colo_status_t st = colo_plan_create_ragged(&plan, config, &none, 0);
     *result = st == COLO_OK ? (int64_t)colo_plan_hash(plan) : 0;
@@ -182,7 +182,7 @@ static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .vocab =
 static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
                                                     .logprob.vocab = 4};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
-static const colo_segments_t segments = COLO_SEGMENTS_INIT;
+static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
 
 #define SIZED(struct_, least, use)                 \
     {                                              \

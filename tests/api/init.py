@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every COLO_..._INIT of the public headers is valid C++17, and sets in C++ what it sets in C.
+
+usage: init.py COMPILER... -- COMPILER...     the C compiler and the C++ compiler of the build
+The headers are compiled with every warning as an error, by these and by gcc and clang where they are
+installed. What C and C++ set is compared byte by byte, in static objects, whose padding is zero.
+"""
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from api import INCLUDE
+
+WARNINGS = ['-Wall', '-Wextra', '-pedantic-errors', '-Werror']
+
+
+def macros():
+    """(macro, struct) of every initialiser."""
+    found = {}
+    for path in sorted(INCLUDE.rglob('*.h')):
+        text = path.read_text().replace('\\\n', ' ')
+        for name, struct in re.findall(r'^#define (COLO_\w+_INIT) [^\n]*?sizeof\((\w+)\)', text, re.M):
+            found[name] = struct
+        for name in re.findall(r'^#define (COLO_\w+_INIT)\b', text, re.M):
+            if name not in found:
+                sys.exit('%s: %s does not set struct_size = sizeof(its struct)' % (path.name, name))
+    return sorted(found.items())
+
+
+def objects(names, prefix):
+    lines = ['#include <colobridge.h>']
+    for name, struct in names:
+        lines += ['extern %s %s_%s;' % (struct, prefix, name), '%s %s_%s = {%s};' % (struct, prefix, name, name)]
+    return '\n'.join(lines) + '\n'
+
+
+def compiles(compiler, standard, text, out, extra=()):
+    """What the compiler says, "" when it says nothing and succeeds."""
+    language = 'c++' if '++' in standard else 'c'
+    done = subprocess.run(compiler + ['-x', language, '-std=' + standard, '-I', str(INCLUDE), '-c', '-o', str(out)]
+                          + WARNINGS + list(extra) + ['-'], input=text, text=True,
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    return done.stdout or ('' if done.returncode == 0 else 'exit status %d' % done.returncode)
+
+
+def difference(names, c, cpp, folder, change=lambda text: text):
+    """Compiles both and compares them; what is wrong."""
+    main = ['#include <cstdio>', '#include <cstring>', '#include <colobridge.h>', 'extern "C" {']
+    main += ['extern %s in_c_%s, in_cpp_%s;' % (struct, name, name) for name, struct in names]
+    main += ['}', 'int main() { int bad = 0;']
+    main += ['if (std::memcmp(&in_c_%s, &in_cpp_%s, sizeof in_c_%s)) { std::puts("%s differs in C and C++"); bad = 1; }'
+             % (name, name, name, name) for name, _ in names]
+    main += ['return bad; }']
+    said = compiles(c, 'c11', objects(names, 'in_c'), folder / 'c.o')
+    text = change('extern "C" {\n' + objects(names, 'in_cpp') + '}\n')
+    said += compiles(cpp, 'c++17', text, folder / 'cpp.o')
+    said += compiles(cpp, 'c++17', '\n'.join(main) + '\n', folder / 'main.o')
+    if said:
+        return said
+    subprocess.run(cpp + ['-o', str(folder / 'run')] + [str(folder / n) for n in ('main.o', 'c.o', 'cpp.o')], check=True)
+    return subprocess.run([str(folder / 'run')], text=True, stdout=subprocess.PIPE).stdout
+
+
+def main(args):
+    split = args.index('--')
+    pairs = {' '.join(args[:split]): (args[:split], args[split + 1:])}
+    for c, cpp in (('gcc', 'g++'), ('clang', 'clang++')):
+        if shutil.which(c) and shutil.which(cpp):
+            pairs[c] = ([c], [cpp])
+    names, wrong = macros(), []
+    with tempfile.TemporaryDirectory() as at:
+        folder = Path(at)
+        for name, (c, cpp) in pairs.items():
+            said = difference(names, c, cpp, folder)
+            wrong += ['%s:\n%s' % (name, said)] if said else []
+        c, cpp = pairs[' '.join(args[:split])]
+        name = names[0][0]
+        for what, old, new in (('a designated initialiser', '{%s}' % name, '{.struct_size = 1}'),
+                               ('another value', '};\n}\n', '};\nsize_t other = in_cpp_%s.struct_size++;\n}\n' % name)):
+            if not difference(names, c, cpp, folder, lambda text: text.replace(old, new)):
+                wrong.append('this check does not see %s' % what)
+    print('\n'.join(wrong) or '%d initialisers, %d pairs of compilers' % (len(names), len(pairs)))
+    return 1 if wrong or not names else 0
+
+
+sys.exit(main(sys.argv[1:]))
