@@ -36,7 +36,7 @@ static struct {
     void *stats, *scratch, *line[2], *picked, *up, *chosen;
     unsigned long long *sum;
     colo_comm_t *self;
-    colo_pick_saved_t picks;
+    colo_topk_saved_t picks;
     colo_distill_saved_t soft;
 } b;
 
@@ -58,18 +58,18 @@ static void copy_once(void)
     CUDA(colo_k_probe_copy(b.dz.data, b.z.data, b.tokens * b.vocab * 2 / 16 * 16, NULL));
 }
 
-static void pick_forward(void)
+static void topk_forward(void)
 {
-    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = b.vocab, .k = b.k,
+    const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = b.vocab, .k = b.k,
                                     .topk = b.topk};
-    const colo_pick_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
-    OK(colo_pick_forward(&cfg, &b.z, b.topk ? NULL : &b.ids, NULL, b.self, &out, &b.picks, b.stats,
+    const colo_topk_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
+    OK(colo_topk_forward(&cfg, &b.z, b.topk ? NULL : &b.ids, NULL, b.self, &out, &b.picks, b.stats,
                          b.scratch, NULL));
 }
 
-static void pick_backward(void)
+static void topk_backward(void)
 {
-    OK(colo_pick_backward(&b.picks, b.up, &b.dz, NULL));
+    OK(colo_topk_backward(&b.picks, b.up, &b.dz, NULL));
 }
 
 static void soft_forward(void)
@@ -136,7 +136,7 @@ int main(int argc, char **argv)
     const size_t bytes = (size_t)(b.tokens * b.vocab) * 2;
     const int64_t ks[] = {1, 20, 64, 256};
     const int64_t shape[2] = {b.tokens, b.vocab};
-    const size_t most = (size_t)b.tokens * COLO_PICK_MAX * 8;
+    const size_t most = (size_t)b.tokens * COLO_TOPK_MAX * 8;
     OK(colo_comm_create_self(&b.self));
     b.z = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
     b.w = colo_tensor_cuda(room(bytes), COLO_BF16, 0, 2, shape);
@@ -162,9 +162,9 @@ int main(int argc, char **argv)
             b.topk = topk;
             b.ids = colo_tensor_cuda(room(most), COLO_I64, 0, 2, (int64_t[]){b.tokens, b.k});
             snprintf(name, sizeof name, "%s %d, forward", topk ? "largest" : "given", (int)b.k);
-            measure(name, pick_forward, 1);
+            measure(name, topk_forward, 1);
             snprintf(name, sizeof name, "%s %d, backward", topk ? "largest" : "given", (int)b.k);
-            measure(name, pick_backward, 2);
+            measure(name, topk_backward, 2);
             CUDA(cudaFree(b.ids.data));
         }
     measure("distill from logits, forward", soft_forward, 2);
@@ -177,7 +177,7 @@ int main(int argc, char **argv)
             b.k = ks[i];
             b.topk = true;
             snprintf(name, sizeof name, "largest %d, %s rows", (int)b.k, kinds[kind]);
-            measure(name, pick_forward, 1);
+            measure(name, topk_forward, 1);
         }
     return 0;
 }

@@ -20,7 +20,7 @@
 #include <colobridge/ragged.h>
 #include <colobridge/partition.h>
 #include <colobridge/logprob.h>
-#include <colobridge/pick.h>
+#include <colobridge/topk.h>
 #include <colobridge/distill.h>
 #include <colobridge/lm_head.h>
 #include <colobridge/linear_logprob.h>

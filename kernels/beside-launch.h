@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
- * (pick.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums (sequence.cu).
- * The rules are those of kernels.h; structs that are declared here are
- * src/loss/{pick-pass,distill-pass}.h, flattened.
+ * (topk-loss.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums
+ * (sequence.cu). The rules are those of kernels.h; structs that are declared here are
+ * src/loss/{topk-pass,distill-pass}.h, flattened.
  */
 #ifndef COLO_KERNELS_BESIDE_LAUNCH_H
 #define COLO_KERNELS_BESIDE_LAUNCH_H
@@ -16,10 +16,10 @@
 extern "C" {
 #endif
 
-#define COLO_K_PICK_SKIP INT64_MIN
-#define COLO_K_PICK_MAX 256 /* ids a token */
+#define COLO_K_TOPK_SKIP INT64_MIN
+#define COLO_K_TOPK_MAX 256 /* ids a token */
 
-typedef struct colo_k_pick {
+typedef struct colo_k_topk {
     colo_dtype_t dtype;
     double factor, softcap;
     int64_t vocab, vocab_start, ignore_index, tokens, k;
@@ -44,17 +44,17 @@ typedef struct colo_k_pick {
     const void *d_logp;
     void *d_logits;
     int64_t d_row_stride;
-} colo_k_pick_t;
+} colo_k_topk_t;
 
-cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_topk_rows(const colo_k_topk_t *p, cudaStream_t stream);
 /* the candidates: those given; or the k largest, and in the same read what colo_k_logprob_stats()
  * makes of @stats, whose shard and blocks are p's (topk.cu) */
-cudaError_t colo_k_pick_given(const colo_k_pick_t *p, cudaStream_t stream);
-cudaError_t colo_k_pick_topk(const colo_k_logprob_t *stats, const colo_k_pick_t *p,
-                             cudaStream_t stream);
-cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t stream);
-cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stream);
-cudaError_t colo_k_pick_fix(const colo_k_pick_t *p, cudaStream_t stream);
+cudaError_t colo_k_topk_given(const colo_k_topk_t *p, cudaStream_t stream);
+cudaError_t colo_k_topk_largest(const colo_k_logprob_t *stats, const colo_k_topk_t *p,
+                                cudaStream_t stream);
+cudaError_t colo_k_topk_merge(const colo_k_topk_t *p, cudaStream_t stream);
+cudaError_t colo_k_topk_sum(const colo_k_topk_t *p, cudaStream_t stream);
+cudaError_t colo_k_topk_fix(const colo_k_topk_t *p, cudaStream_t stream);
 
 typedef struct colo_k_distill {
     colo_dtype_t dtype, target_dtype; /* the latter is the former or f32 */

@@ -25,7 +25,7 @@
  * first) is a total one, so the result depends on no schedule. Logits become integers of the same
  * order and of no more bits than the dtype has values for.
  *
- * A row with NaN has no picks (pick_merge sees to that); here it only must not do harm.
+ * A row with NaN has no picks (topk_merge sees to that); here it only must not do harm.
  */
 #include "logprob-sums.cuh"
 
@@ -39,15 +39,15 @@ namespace
 constexpr int STEP = BATCH * THREADS; /* slots */
 constexpr int BLOCKS = 10;            /* on a multiprocessor, where 48 registers do */
 constexpr int ROOM = 2048;            /* candidates */
-constexpr int PER = COLO_K_PICK_MAX / THREADS;
+constexpr int PER = COLO_K_TOPK_MAX / THREADS;
 
 /* Candidates that a block may have when it goes on; a selection leaves k. */
 __device__ int mark_of(int k)
 {
     return max(512, 4 * k);
 }
-static_assert(4 * COLO_K_PICK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
-static_assert(COLO_K_PICK_MAX * 8 <= ROOM, "all elements of k slots fit");
+static_assert(4 * COLO_K_TOPK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
+static_assert(COLO_K_TOPK_MAX * 8 <= ROOM, "all elements of k slots fit");
 
 /* ---- logits as integers ---- */
 
@@ -342,7 +342,7 @@ __device__ void open_slots(room<typename code<D>::type> &h, const colo_k_logprob
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, bool PLAIN>
 __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
-    topk_kernel(const __grid_constant__ colo_k_logprob_t s, const __grid_constant__ colo_k_pick_t p)
+    topk_kernel(const __grid_constant__ colo_k_logprob_t s, const __grid_constant__ colo_k_topk_t p)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
@@ -387,7 +387,7 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
 }
 
 template <typename D, bool PLAIN>
-cudaError_t run(const colo_k_logprob_t &s, const colo_k_pick_t &p, cudaStream_t stream)
+cudaError_t run(const colo_k_logprob_t &s, const colo_k_topk_t &p, cudaStream_t stream)
 {
     const int64_t rows = std::max<int64_t>(p.tokens, 1); /* the header, too */
     topk_kernel<D, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(s, p);
@@ -395,15 +395,15 @@ cudaError_t run(const colo_k_logprob_t &s, const colo_k_pick_t &p, cudaStream_t 
 }
 
 template <typename D>
-cudaError_t either(const colo_k_logprob_t &s, const colo_k_pick_t &p, cudaStream_t stream)
+cudaError_t either(const colo_k_logprob_t &s, const colo_k_topk_t &p, cudaStream_t stream)
 {
     return is_plain(s) ? run<D, true>(s, p, stream) : run<D, false>(s, p, stream);
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_pick_topk(const colo_k_logprob_t *s, const colo_k_pick_t *p,
-                                        cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_largest(const colo_k_logprob_t *s, const colo_k_topk_t *p,
+                                           cudaStream_t stream)
 {
     if (s->true_columns >= UINT32_MAX)
         return cudaErrorInvalidValue;

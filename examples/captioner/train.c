@@ -71,7 +71,7 @@ static bool is_mistake(const cap_sample_t *s)
 
 /* At most a third are searched for as mistakes, the rest is spread evenly over the held-out images.
  * Mistakes come first. */
-static int64_t pick_samples(const cap_config_t *cfg, const int32_t *text, cap_sample_t *samples)
+static int64_t topk_samples(const cap_config_t *cfg, const int32_t *text, cap_sample_t *samples)
 {
     const cap_data_t *data = cfg->data;
     int64_t n = 0;
@@ -168,7 +168,7 @@ static void report(cap_rank_t *r, struct history *h)
     int64_t planned =
         cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward : -1;
     double rate = h->seconds > 0 ? (double)(cfg->steps * cfg->batch * CAP_LENGTH) / h->seconds : 0;
-    int64_t nsamples = pick_samples(cfg, h->text, h->samples), wrong = 0;
+    int64_t nsamples = topk_samples(cfg, h->text, h->samples), wrong = 0;
     cap_report_t page = {.command = cfg->command,
                          .model = cfg->model,
                          .parameters = all_params(r),

@@ -7,7 +7,7 @@
 #include "cuda/device.h"
 #include "loss/distill-pass.h"
 #include "loss/loss.h"
-#include "loss/pick-pass.h"
+#include "loss/topk-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
@@ -20,7 +20,7 @@
 
 _Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
                "a header travels as eight words");
-_Static_assert(COLO_K_PICK_MAX == COLO_PICK_MAX && COLO_K_PICK_SKIP == COLO_PICK_SKIP,
+_Static_assert(COLO_K_TOPK_MAX == COLO_TOPK_MAX && COLO_K_TOPK_SKIP == COLO_TOPK_SKIP,
                "the kernels take what the passes promise");
 _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t) == 32,
                "the kernels have the same structs");
@@ -246,9 +246,9 @@ static colo_status_t rows_convert(const struct colo_linear_matrix *to,
 
 /* ---- picks ---- */
 
-static colo_k_pick_t flat_pick(const struct colo_pick_pass *p)
+static colo_k_topk_t flat_topk(const struct colo_topk_pass *p)
 {
-    return (colo_k_pick_t){
+    return (colo_k_topk_t){
         .dtype = p->base.dtype,
         .factor = p->base.factor,
         .softcap = p->base.config->softcap,
@@ -288,7 +288,7 @@ static colo_k_pick_t flat_pick(const struct colo_pick_pass *p)
     };
 }
 
-static colo_status_t pick_rows(const struct colo_pick_pass *p, colo_stream_t stream)
+static colo_status_t topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     if (!p->count) { /* the first of the call */
@@ -302,27 +302,27 @@ static colo_status_t pick_rows(const struct colo_pick_pass *p, colo_stream_t str
         TRY(colo_cuda_typed(&q, p->out.ids, COLO_I64, "out.ids"));
         TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
     }
-    const colo_k_pick_t k = flat_pick(p);
-    return colo_cuda_report(colo_k_pick_rows(&k, stream), "pick forward");
+    const colo_k_topk_t k = flat_topk(p);
+    return colo_cuda_report(colo_k_topk_rows(&k, stream), "topk forward");
 }
 
-static colo_status_t pick_local(const struct colo_pick_pass *p, colo_stream_t stream)
+static colo_status_t topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     const colo_k_logprob_t s = flat_logprob(&p->base);
-    const colo_k_pick_t k = flat_pick(p);
+    const colo_k_topk_t k = flat_topk(p);
     if (p->topk)
-        return colo_cuda_report(colo_k_pick_topk(&s, &k, stream), "pick forward, the largest");
-    TRY(colo_cuda_report(colo_k_logprob_stats(&s, stream), "pick forward, statistics"));
-    return colo_cuda_report(colo_k_pick_given(&k, stream), "pick forward, given columns");
+        return colo_cuda_report(colo_k_topk_largest(&s, &k, stream), "topk forward, the largest");
+    TRY(colo_cuda_report(colo_k_logprob_stats(&s, stream), "topk forward, statistics"));
+    return colo_cuda_report(colo_k_topk_given(&k, stream), "topk forward, given columns");
 }
 
-static colo_status_t pick_merge(const struct colo_pick_pass *p, colo_stream_t stream)
+static colo_status_t topk_merge(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const colo_k_pick_t k = flat_pick(p);
-    return colo_cuda_report(colo_k_pick_merge(&k, stream), "pick forward, merging");
+    const colo_k_topk_t k = flat_topk(p);
+    return colo_cuda_report(colo_k_topk_merge(&k, stream), "topk forward, merging");
 }
 
-static colo_status_t pick_sum(const struct colo_pick_pass *p, colo_stream_t stream)
+static colo_status_t topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     if (p->base.tokens > 0) {
@@ -331,14 +331,14 @@ static colo_status_t pick_sum(const struct colo_pick_pass *p, colo_stream_t stre
         if (p->base.columns > 0)
             TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
     }
-    const colo_k_pick_t k = flat_pick(p);
-    return colo_cuda_report(colo_k_pick_sum(&k, stream), "pick backward");
+    const colo_k_topk_t k = flat_topk(p);
+    return colo_cuda_report(colo_k_topk_sum(&k, stream), "topk backward");
 }
 
-static colo_status_t pick_fix(const struct colo_pick_pass *p, colo_stream_t stream)
+static colo_status_t topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const colo_k_pick_t k = flat_pick(p);
-    return colo_cuda_report(colo_k_pick_fix(&k, stream), "pick backward, picked columns");
+    const colo_k_topk_t k = flat_topk(p);
+    return colo_cuda_report(colo_k_topk_fix(&k, stream), "topk backward, picked columns");
 }
 
 /* ---- target distributions ---- */
@@ -512,11 +512,11 @@ const colo_loss_ops_t colo_loss_cuda = {
     .rows_clear = rows_clear,
     .rows_sum = rows_sum,
     .rows_convert = rows_convert,
-    .pick_rows = pick_rows,
-    .pick_local = pick_local,
-    .pick_merge = pick_merge,
-    .pick_sum = pick_sum,
-    .pick_fix = pick_fix,
+    .topk_rows = topk_rows,
+    .topk_local = topk_local,
+    .topk_merge = topk_merge,
+    .topk_sum = topk_sum,
+    .topk_fix = topk_fix,
     .distill_stats = distill_stats,
     .distill_merge = distill_merge,
     .distill_grad = distill_grad,

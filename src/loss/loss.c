@@ -5,7 +5,7 @@
 #include "core/backend.h"
 #include "core/error.h"
 #include "loss/distill-pass.h"
-#include "loss/pick-pass.h"
+#include "loss/topk-pass.h"
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
@@ -22,11 +22,11 @@ const colo_loss_ops_t colo_loss_host = {
     .rows_clear = colo_host_rows_clear,
     .rows_sum = colo_host_rows_sum,
     .rows_convert = colo_host_rows_convert,
-    .pick_rows = colo_host_pick_rows,
-    .pick_local = colo_host_pick_local,
-    .pick_merge = colo_host_pick_merge,
-    .pick_sum = colo_host_pick_sum,
-    .pick_fix = colo_host_pick_fix,
+    .topk_rows = colo_host_topk_rows,
+    .topk_local = colo_host_topk_local,
+    .topk_merge = colo_host_topk_merge,
+    .topk_sum = colo_host_topk_sum,
+    .topk_fix = colo_host_topk_fix,
     .distill_stats = colo_host_distill_stats,
     .distill_merge = colo_host_distill_merge,
     .distill_grad = colo_host_distill_grad,

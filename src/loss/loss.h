@@ -11,7 +11,7 @@
 
 #include "loss/linear/linear.h"
 
-struct colo_pick_pass;     /* pick-pass.h */
+struct colo_topk_pass;     /* topk-pass.h */
 struct colo_distill_pass;  /* distill-pass.h */
 struct colo_sequence_pass; /* sequence-pass.h */
 struct colo_weighted_pass; /* weighted.h */
@@ -55,11 +55,11 @@ typedef struct colo_loss_ops {
 
     /* ---- the other losses ---- */
 
-    colo_status_t (*pick_rows)(const struct colo_pick_pass *p, colo_stream_t stream);
-    colo_status_t (*pick_local)(const struct colo_pick_pass *p, colo_stream_t stream);
-    colo_status_t (*pick_merge)(const struct colo_pick_pass *p, colo_stream_t stream);
-    colo_status_t (*pick_sum)(const struct colo_pick_pass *p, colo_stream_t stream);
-    colo_status_t (*pick_fix)(const struct colo_pick_pass *p, colo_stream_t stream);
+    colo_status_t (*topk_rows)(const struct colo_topk_pass *p, colo_stream_t stream);
+    colo_status_t (*topk_local)(const struct colo_topk_pass *p, colo_stream_t stream);
+    colo_status_t (*topk_merge)(const struct colo_topk_pass *p, colo_stream_t stream);
+    colo_status_t (*topk_sum)(const struct colo_topk_pass *p, colo_stream_t stream);
+    colo_status_t (*topk_fix)(const struct colo_topk_pass *p, colo_stream_t stream);
     colo_status_t (*distill_stats)(const struct colo_distill_pass *p, colo_stream_t stream);
     colo_status_t (*distill_merge)(const struct colo_distill_pass *p, colo_stream_t stream);
     colo_status_t (*distill_grad)(const struct colo_distill_pass *p, colo_stream_t stream);

@@ -6,12 +6,12 @@
  * Almost all of it is the logits path's: its stats and merge passes make M and log Sum, its grad
  * pass writes -p_j times the sum of a row's gradients. What is added rides along: candidates behind
  * the statistics in the same block, so that there is one gather; and the picked columns, written
- * after the grad pass. pick-pass.h has the order of the passes and what travels.
+ * after the grad pass. topk-pass.h has the order of the passes and what travels.
  *
  * To the logits path a token's target is some id that was picked. That column's gradient comes out
  * of it with all of the row's upstream in it, and is among those that are written anew.
  */
-#include "loss/pick-pass.h"
+#include "loss/topk-pass.h"
 
 #include "comm/comm.h"
 #include "core/hash.h"
@@ -24,7 +24,7 @@
 #include <string.h>
 
 /* The same as the logits path has it; no row is ignored by the caller's index, but by its mask. */
-static colo_logprob_config_t base_config(const colo_pick_config_t *c)
+static colo_logprob_config_t base_config(const colo_topk_config_t *c)
 {
     return (colo_logprob_config_t){
         .struct_size = sizeof(colo_logprob_config_t),
@@ -33,31 +33,31 @@ static colo_logprob_config_t base_config(const colo_pick_config_t *c)
         .temperature = c->temperature,
         .scale = c->scale,
         .softcap = c->softcap,
-        .ignore_index = COLO_PICK_SKIP,
+        .ignore_index = COLO_TOPK_SKIP,
     };
 }
 
-static colo_status_t read_config(const colo_pick_config_t *given, colo_pick_config_t *own)
+static colo_status_t read_config(const colo_topk_config_t *given, colo_topk_config_t *own)
 {
-    *own = (colo_pick_config_t){COLO_PICK_CONFIG_INIT};
-    return COLO_SIZED_READ(own, given, topk, "pick: config", "COLO_PICK_CONFIG_INIT");
+    *own = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT};
+    return COLO_SIZED_READ(own, given, topk, "topk: config", "COLO_TOPK_CONFIG_INIT");
 }
 
-colo_status_t colo_pick_config_check(const colo_pick_config_t *config)
+colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
 {
-    colo_pick_config_t own;
-    const colo_pick_config_t *c = &own;
+    colo_topk_config_t own;
+    const colo_topk_config_t *c = &own;
     COLO_TRY(read_config(config, &own));
     colo_logprob_config_t base = base_config(c);
     colo_status_t st = colo_logprob_config_check(&base);
     if (st < 0)
-        return colo_fail_prefix(st, "pick");
-    if (c->k < 1 || c->k > COLO_PICK_MAX)
-        return colo_fail(COLO_ERR_ARG, "pick: k is %" PRId64 ", expected 1..%d", c->k,
-                         COLO_PICK_MAX);
+        return colo_fail_prefix(st, "topk");
+    if (c->k < 1 || c->k > COLO_TOPK_MAX)
+        return colo_fail(COLO_ERR_ARG, "topk: k is %" PRId64 ", expected 1..%d", c->k,
+                         COLO_TOPK_MAX);
     if (c->topk && c->k > c->vocab)
         return colo_fail(COLO_ERR_ARG,
-                         "pick: the %" PRId64 " largest of a vocabulary of %" PRId64
+                         "topk: the %" PRId64 " largest of a vocabulary of %" PRId64
                          " were asked for",
                          c->k, c->vocab);
     return COLO_OK;
@@ -65,25 +65,25 @@ colo_status_t colo_pick_config_check(const colo_pick_config_t *config)
 
 /* ---- sizes ---- */
 
-colo_status_t colo_pick_saved_size(const colo_pick_config_t *config, int64_t tokens, size_t *bytes)
+colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
 {
-    colo_pick_config_t own;
+    colo_topk_config_t own;
     int64_t n;
     COLO_TRY(read_config(config, &own));
-    COLO_TRY(colo_pick_config_check(&own));
+    COLO_TRY(colo_topk_config_check(&own));
     if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "pick: tokens is %" PRId64 ", expected >= 0", tokens);
+        return colo_fail(COLO_ERR_ARG, "topk: tokens is %" PRId64 ", expected >= 0", tokens);
     if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "pick: bytes is NULL");
+        return colo_fail(COLO_ERR_ARG, "topk: bytes is NULL");
     if (!colo_mul_ok(tokens, 40 + 16 * own.k, &n))
         return colo_fail(COLO_ERR_ARG,
-                         "pick: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
+                         "topk: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
     *bytes = (size_t)n;
     return COLO_OK;
 }
 
-static bool block_of(const colo_pick_config_t *c, colo_dtype_t dtype, int64_t tokens,
-                     struct colo_pick_pass *p)
+static bool block_of(const colo_topk_config_t *c, colo_dtype_t dtype, int64_t tokens,
+                     struct colo_topk_pass *p)
 {
     const colo_logprob_config_t base = base_config(c);
     const int64_t elem = (int64_t)colo_dtype_size(colo_logprob_stat_dtype(dtype));
@@ -94,24 +94,24 @@ static bool block_of(const colo_pick_config_t *c, colo_dtype_t dtype, int64_t to
            colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->topk, &p->pid);
 }
 
-colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, colo_dtype_t dtype,
+colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, colo_dtype_t dtype,
                                      int64_t tokens, int32_t ranks, size_t *bytes)
 {
-    struct colo_pick_pass p;
-    colo_pick_config_t own;
+    struct colo_topk_pass p;
+    colo_topk_config_t own;
     size_t saved;
     int64_t n;
     COLO_TRY(read_config(config, &own));
-    COLO_TRY(colo_pick_saved_size(&own, tokens, bytes ? &saved : NULL));
+    COLO_TRY(colo_topk_saved_size(&own, tokens, bytes ? &saved : NULL));
     if (!colo_dtype_is_float(dtype))
-        return colo_fail(COLO_ERR_ARG, "pick: logits of dtype %s, expected f32, f64, bf16 or f16",
+        return colo_fail(COLO_ERR_ARG, "topk: logits of dtype %s, expected f32, f64, bf16 or f16",
                          colo_dtype_name(dtype));
     if (ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "pick: ranks is %d, expected >= 1", (int)ranks);
+        return colo_fail(COLO_ERR_ARG, "topk: ranks is %d, expected >= 1", (int)ranks);
     if (!block_of(&own, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
         !colo_add_ok(n, (int64_t)saved, &n))
         return colo_fail(COLO_ERR_ARG,
-                         "pick: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         "topk: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);
     *bytes = (size_t)n; /* without saved, its buffer is here, too */
     return COLO_OK;
@@ -119,11 +119,11 @@ colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, colo_dtyp
 
 /* ---- checks ---- */
 
-static colo_status_t check_ids(const colo_pick_config_t *c, const colo_tensor_t *logits,
+static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t *logits,
                                const colo_tensor_t *ids)
 {
     if (c->topk && ids)
-        return colo_fail(COLO_ERR_ARG, "pick: ids are given, config.topk chooses them");
+        return colo_fail(COLO_ERR_ARG, "topk: ids are given, config.topk chooses them");
     if (c->topk)
         return COLO_OK;
     COLO_TRY(colo_tensor_check(ids, "ids"));
@@ -140,35 +140,35 @@ static colo_status_t check_ids(const colo_pick_config_t *c, const colo_tensor_t 
     return colo_loss_i_check_beside(ids, logits, "ids");
 }
 
-static colo_status_t check_forward(const colo_pick_config_t *config, const colo_tensor_t *logits,
+static colo_status_t check_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *ids, const colo_tensor_t *mask,
-                                   const colo_comm_t *group, const colo_pick_out_t *out,
-                                   const colo_pick_saved_t *saved, const void *stats,
+                                   const colo_comm_t *group, const colo_topk_out_t *out,
+                                   const colo_topk_saved_t *saved, const void *stats,
                                    const void *scratch)
 {
-    COLO_TRY(colo_pick_config_check(config));
+    COLO_TRY(colo_topk_config_check(config));
     const colo_logprob_config_t base = base_config(config);
     COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
     COLO_TRY(check_ids(config, logits, ids));
     COLO_TRY(colo_loss_i_check_mask(mask, logits));
     COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
     if (!out)
-        return colo_fail(COLO_ERR_ARG, "pick: out is NULL");
+        return colo_fail(COLO_ERR_ARG, "topk: out is NULL");
     if (out->ids && !config->topk)
-        return colo_fail(COLO_ERR_ARG, "pick: out.ids is given, config.topk is false");
-    return colo_loss_i_check_buffers("pick", saved != NULL, stats,
+        return colo_fail(COLO_ERR_ARG, "topk: out.ids is given, config.topk is false");
+    return colo_loss_i_check_buffers("topk", saved != NULL, stats,
                                      logits->shape[0] * (40 + 16 * config->k), scratch);
 }
 
 /* ---- forward ---- */
 
 /* @base: where the derived config lives */
-static struct colo_pick_pass pass_of(const colo_pick_config_t *c, const colo_tensor_t *logits,
+static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_tensor_t *logits,
                                      const colo_logprob_config_t *base, void *stats)
 {
     const int64_t tokens = logits->shape[0];
     double *room = stats;
-    struct colo_pick_pass p = {
+    struct colo_topk_pass p = {
         .base = colo_logprob_i_pass(base, logits, NULL),
         .k = c->k,
         .topk = c->topk,
@@ -186,7 +186,7 @@ static struct colo_pick_pass pass_of(const colo_pick_config_t *c, const colo_ten
     return p;
 }
 
-static uint64_t hash_inputs(const struct colo_pick_pass *p)
+static uint64_t hash_inputs(const struct colo_topk_pass *p)
 {
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, p->mask != NULL);
     for (int64_t t = 0; t < p->base.tokens; t++) {
@@ -197,7 +197,7 @@ static uint64_t hash_inputs(const struct colo_pick_pass *p)
     return h;
 }
 
-static uint64_t hash_config(const struct colo_pick_pass *p)
+static uint64_t hash_config(const struct colo_topk_pass *p)
 {
     uint64_t h = colo_logprob_i_hash_config(p->base.config, p->base.dtype);
     h = colo_hash_i64(h, p->k);
@@ -205,7 +205,7 @@ static uint64_t hash_config(const struct colo_pick_pass *p)
     return colo_hash_i64(h, p->ignore_index);
 }
 
-static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows,
+static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
                              const colo_loss_ops_t *loss, bool on_host, colo_comm_t *group,
                              colo_stream_t stream)
 {
@@ -214,29 +214,29 @@ static colo_status_t forward(struct colo_pick_pass *p, int64_t *early_rows,
     int64_t *rows = p->rows; /* in the caller's stats, which a mismatch leaves alone */
     p->rows = early_rows;
     p->base.targets = early_rows;
-    COLO_TRY(colo_loss_i_step(group, loss->pick_rows(p, stream)));
-    COLO_TRY(colo_loss_i_step(group, loss->pick_local(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->topk_rows(p, stream)));
+    COLO_TRY(colo_loss_i_step(group, loss->topk_local(p, stream)));
     COLO_TRY(colo_loss_i_gather(&p->base, on_host, group, stream));
     p->rows = rows;
     p->base.targets = rows;
     p->count = true;
-    COLO_TRY(loss->pick_rows(p, stream));
+    COLO_TRY(loss->topk_rows(p, stream));
     COLO_TRY(loss->logprob_merge(&p->base, stream));
-    return loss->pick_merge(p, stream);
+    return loss->topk_merge(p, stream);
 }
 
-colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_tensor_t *logits,
+colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
                                 const colo_tensor_t *ids, const colo_tensor_t *mask,
-                                colo_comm_t *group, const colo_pick_out_t *out,
-                                colo_pick_saved_t *saved, void *stats, void *scratch,
+                                colo_comm_t *group, const colo_topk_out_t *out,
+                                colo_topk_saved_t *saved, void *stats, void *scratch,
                                 colo_stream_t stream)
 {
     if (!group)
-        return colo_fail(COLO_ERR_ARG, "pick: group is NULL; colo_comm_create_self() makes one of "
+        return colo_fail(COLO_ERR_ARG, "topk: group is NULL; colo_comm_create_self() makes one of "
                                        "one rank");
     const colo_loss_ops_t *loss;
-    struct colo_pick_pass room;
-    colo_pick_config_t own;
+    struct colo_topk_pass room;
+    colo_topk_config_t own;
     colo_status_t st = read_config(config, &own);
     config = &own;
     if (st == COLO_OK)
@@ -244,16 +244,16 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
-        st = colo_loss_i_check_place(logits, group, "pick");
+        st = colo_loss_i_check_place(logits, group, "topk");
     if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
-        st = colo_fail(COLO_ERR_ARG, "pick: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
+        st = colo_fail(COLO_ERR_ARG, "topk: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
-    COLO_TRY(colo_loss_i_ready(group, "pick forward", st));
+    COLO_TRY(colo_loss_i_ready(group, "topk forward", st));
     const uint64_t version = logits->version ? *logits->version : 0;
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
         (unsigned char *)scratch + colo_comm_size(group) * room.base.block.bytes;
-    struct colo_pick_pass p = pass_of(config, logits, &base, saved ? stats : behind);
+    struct colo_topk_pass p = pass_of(config, logits, &base, saved ? stats : behind);
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
     p.base.blocks = scratch;
@@ -268,7 +268,7 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
     COLO_TRY(forward(&p, (int64_t *)(behind + 24 * p.base.tokens), loss, logits->mem == COLO_HOST,
                      group, stream));
     if (saved)
-        *saved = (colo_pick_saved_t){
+        *saved = (colo_topk_saved_t){
             .config = *config,
             .logits = *logits,
             .logits_version = version,
@@ -280,31 +280,31 @@ colo_status_t colo_pick_forward(const colo_pick_config_t *config, const colo_ten
 
 /* ---- backward ---- */
 
-colo_status_t colo_pick_backward(colo_pick_saved_t *saved, const void *d_logp,
+colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
     if (!saved)
-        return colo_fail(COLO_ERR_ARG, "pick: saved is NULL");
+        return colo_fail(COLO_ERR_ARG, "topk: saved is NULL");
     if (!saved->valid)
         return colo_fail(COLO_ERR_STATE,
-                         "pick: the saved state is not valid: no forward filled it, "
+                         "topk: the saved state is not valid: no forward filled it, "
                          "or a backward in place ended it");
     if (!d_logp && saved->logits.shape[0] > 0)
-        return colo_fail(COLO_ERR_ARG, "pick: d_logp is NULL");
+        return colo_fail(COLO_ERR_ARG, "topk: d_logp is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&saved->config);
-    struct colo_pick_pass p = pass_of(&saved->config, &saved->logits, &base, saved->stats);
+    struct colo_topk_pass p = pass_of(&saved->config, &saved->logits, &base, saved->stats);
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
     p.base.upstream.d_logp = p.sum;
     p.d_logp = d_logp;
-    COLO_TRY(loss->pick_sum(&p, stream));
+    COLO_TRY(loss->topk_sum(&p, stream));
     COLO_TRY(loss->logprob_grad(&p.base, stream));
-    COLO_TRY(loss->pick_fix(&p, stream));
+    COLO_TRY(loss->topk_fix(&p, stream));
     if (in_place)
         saved->valid = false;
     return COLO_OK;

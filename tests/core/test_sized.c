@@ -105,14 +105,14 @@ static colo_status_t use_logprob_forward(const void *config, int64_t *result)
     return st;
 }
 
-static colo_status_t use_pick(const void *config, int64_t *result)
+static colo_status_t use_topk(const void *config, int64_t *result)
 {
     size_t saved = 0, bytes = 0;
-    colo_status_t st = colo_pick_config_check(config);
+    colo_status_t st = colo_topk_config_check(config);
     if (st == COLO_OK)
-        st = colo_pick_saved_size(config, 1000, &saved);
+        st = colo_topk_saved_size(config, 1000, &saved);
     if (st == COLO_OK)
-        st = colo_pick_scratch_size(config, COLO_F32, 1000, 2, &bytes);
+        st = colo_topk_scratch_size(config, COLO_F32, 1000, 2, &bytes);
     *result = (int64_t)(saved * 1000000 + bytes);
     return st;
 }
@@ -177,7 +177,7 @@ static const colo_place_config_t place = {COLO_PLACE_CONFIG_INIT, .topology = "c
 static const colo_lm_head_config_t lm_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
                                               .dtype = COLO_F32};
 static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
-static const colo_pick_config_t pick = {COLO_PICK_CONFIG_INIT, .vocab = 4, .k = 2};
+static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .vocab = 4, .k = 2};
 static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
 static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
                                                     .logprob.vocab = 4};
@@ -204,7 +204,7 @@ static const struct sized {
     SIZED(lm_head, UP_TO(lm_head, mem), use_lm_head),
     SIZED(logprob, UP_TO(logprob, temperature), use_logprob),
     SIZED(logprob, UP_TO(logprob, temperature), use_logprob_forward),
-    SIZED(pick, UP_TO(pick, topk), use_pick),
+    SIZED(pick, UP_TO(pick, topk), use_topk),
     SIZED(distill, UP_TO(distill, targets), use_distill),
     SIZED(linear, UP_TO(linear, mode), use_linear),
     SIZED(sequence, UP_TO(sequence, padded), use_sequence),

@@ -7,7 +7,7 @@
 #include "gpu/loss_gpu.h"
 
 #include "perf/probe.h"
-#include "ref/ref_pick.h"
+#include "ref/ref_topk.h"
 
 #include <math.h>
 
@@ -21,21 +21,21 @@ typedef struct picks {
     void *z, *dz; /* dz NULL: forward only */
     colo_comm_t *self;
     void *stats, *scratch, *logp, *ids, *up;
-    colo_pick_saved_t saved;
-} picks_t;
+    colo_topk_saved_t saved;
+} topks_t;
 
-static void pick_run(picks_t *m, int64_t tokens, int64_t vocab, int64_t k)
+static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
 {
     size_t stat_bytes, scratch_bytes;
-    colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
+    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
     const size_t wide = m->dtype == COLO_F64 ? 8 : 4;
     float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
     for (int64_t i = 0; i < tokens * k; i++)
         ones[i] = (float)(i % k + 1) / 64;
     cfg.scale = m->scale;
     assert_ok(colo_comm_create_self(&m->self));
-    assert_ok(colo_pick_saved_size(&cfg, tokens, &stat_bytes));
-    assert_ok(colo_pick_scratch_size(&cfg, m->dtype, tokens, 1, &scratch_bytes));
+    assert_ok(colo_topk_saved_size(&cfg, tokens, &stat_bytes));
+    assert_ok(colo_topk_scratch_size(&cfg, m->dtype, tokens, 1, &scratch_bytes));
     m->stats = gpu_put(NULL, stat_bytes);
     m->scratch = gpu_put(NULL, scratch_bytes);
     m->logp = gpu_put(NULL, (size_t)(tokens * k) * wide);
@@ -43,15 +43,15 @@ static void pick_run(picks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     m->up = gpu_put(ones, (size_t)(tokens * k) * 4);
     colo_tensor_t zt = colo_tensor_cuda(m->z, m->dtype, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m->dz;
-    const colo_pick_out_t out = {.logp = m->logp, .ids = m->ids};
-    assert_ok(colo_pick_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
+    const colo_topk_out_t out = {.logp = m->logp, .ids = m->ids};
+    assert_ok(colo_topk_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
                                 m->scratch, NULL));
     if (m->dz)
-        assert_ok(colo_pick_backward(&m->saved, m->up, &dt, NULL));
+        assert_ok(colo_topk_backward(&m->saved, m->up, &dt, NULL));
     free(ones);
 }
 
-static void pick_done(picks_t *m)
+static void topk_done(topks_t *m)
 {
     colo_comm_destroy(&m->self);
     void *all[] = {m->stats, m->scratch, m->logp, m->ids, m->up};
@@ -71,17 +71,17 @@ static double *fetch_row(const void *base, int64_t t, int64_t vocab)
 }
 
 /* logp within what loss_gpu.c derives for V columns; the gradient with bf16's rounding. */
-static void pick_check(const picks_t *m, int64_t t, int64_t vocab, int64_t k)
+static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
 {
     const ref_logprob_opts_t o = {.temperature = 1, .scale = 1, .ignore_index = INT64_MIN};
     double *z = fetch_row(m->z, t, vocab), *dz = fetch_row(m->dz, t, vocab);
-    double *one = malloc((size_t)vocab * sizeof *one), g[COLO_PICK_MAX], sum = 0;
-    int64_t got[COLO_PICK_MAX], want[COLO_PICK_MAX];
-    float logp[COLO_PICK_MAX];
+    double *one = malloc((size_t)vocab * sizeof *one), g[COLO_TOPK_MAX], sum = 0;
+    int64_t got[COLO_TOPK_MAX], want[COLO_TOPK_MAX];
+    float logp[COLO_TOPK_MAX];
     ref_logprob_row_t row;
     gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
     gpu_get(logp, (float *)m->logp + t * k, (size_t)k * 4);
-    ref_pick_largest(&o, z, vocab, k, want);
+    ref_topk_largest(&o, z, vocab, k, want);
     ref_logprob(&o, z, vocab, want[0], &row);
     const double u = 0x1p-24, l = 1 + log((double)vocab),
                  tol = ((double)vocab / 256 + 64 + 4 * l) * u + 8 * u * row.range;
@@ -113,20 +113,20 @@ static void pick_check(const picks_t *m, int64_t t, int64_t vocab, int64_t k)
 /* bf16 normals tie all the time; odd widths put rows at every place of a 16-byte word */
 static void the_largest_of_a_long_vocabulary_are_exact(void **state)
 {
-    static const int64_t widths[] = {151936, 200003, 65537, 257, 256}, ks[] = {1, K, COLO_PICK_MAX};
+    static const int64_t widths[] = {151936, 200003, 65537, 257, 256}, ks[] = {1, K, COLO_TOPK_MAX};
     (void)state;
     for (int w = 0; w < 5; w++)
         for (int i = 0; i < 3; i++) {
             const int64_t tokens = 6, vocab = widths[w];
             const size_t bytes = (size_t)(tokens * vocab * 2 + 15) / 16 * 16;
-            picks_t m = {.dtype = COLO_BF16, .scale = 1};
+            topks_t m = {.dtype = COLO_BF16, .scale = 1};
             m.z = gpu_put(NULL, bytes);
             m.dz = gpu_put(NULL, bytes);
             assert_cuda(colo_k_probe_fill(m.z, (int64_t)bytes, 3, t_rand(&rng), NULL));
-            pick_run(&m, tokens, vocab, ks[i]);
+            topk_run(&m, tokens, vocab, ks[i]);
             for (int64_t t = 0; t < tokens; t += 5)
-                pick_check(&m, t, vocab, ks[i]);
-            pick_done(&m);
+                topk_check(&m, t, vocab, ks[i]);
+            topk_done(&m);
             gpu_free(m.z);
             gpu_free(m.dz);
         }
@@ -143,12 +143,12 @@ static void ascending_and_equal_rows_are_exact(void **state)
         loss_store(COLO_BF16, raw, VOCAB + j, loss_round(COLO_BF16, -j * 1e-3));
         loss_store(COLO_BF16, raw, 2 * VOCAB + j, 1);
     }
-    picks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(raw, 3 * VOCAB * 2)};
+    topks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(raw, 3 * VOCAB * 2)};
     m.dz = gpu_put(NULL, 3 * VOCAB * 2);
-    pick_run(&m, 3, VOCAB, COLO_PICK_MAX);
+    topk_run(&m, 3, VOCAB, COLO_TOPK_MAX);
     for (int64_t t = 0; t < 3; t++)
-        pick_check(&m, t, VOCAB, COLO_PICK_MAX);
-    pick_done(&m);
+        topk_check(&m, t, VOCAB, COLO_TOPK_MAX);
+    topk_done(&m);
     gpu_free(m.z);
     gpu_free(m.dz);
     free(raw);
@@ -177,16 +177,16 @@ static double value_of(int order, int64_t j)
 }
 
 /* ids exactly; logp within what loss_gpu.c derives; in f64 it is the serial sum here that errs */
-static void order_check(const picks_t *m, const double *z, int64_t t, int64_t k, const char *label)
+static void order_check(const topks_t *m, const double *z, int64_t t, int64_t k, const char *label)
 {
     const ref_logprob_opts_t o = {.temperature = 1, .scale = m->scale, .ignore_index = INT64_MIN};
     const colo_dtype_t stat = m->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const size_t wide = colo_dtype_size(stat);
-    int64_t got[COLO_PICK_MAX], want[COLO_PICK_MAX];
-    double logp[COLO_PICK_MAX], top = -INFINITY, low = INFINITY, sum = 0;
+    int64_t got[COLO_TOPK_MAX], want[COLO_TOPK_MAX];
+    double logp[COLO_TOPK_MAX], top = -INFINITY, low = INFINITY, sum = 0;
     gpu_get(got, (int64_t *)m->ids + t * k, (size_t)k * 8);
     gpu_get(logp, (char *)m->logp + (size_t)(t * k) * wide, (size_t)k * wide);
-    ref_pick_largest(&o, z, LONG, k, want);
+    ref_topk_largest(&o, z, LONG, k, want);
     for (int64_t j = 0; j < LONG; j++) {
         const double x = m->scale * z[j];
         top = x > top ? x : top;
@@ -213,7 +213,7 @@ static void rows_in_any_order_have_exact_picks(void **state)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const double scales[] = {1, -0.5};
-    static const int64_t ks[] = {1, K, COLO_PICK_MAX};
+    static const int64_t ks[] = {1, K, COLO_TOPK_MAX};
     double *z = malloc(ORDERS * LONG * sizeof *z);
     void *raw = malloc(ORDERS * LONG * 8);
     (void)state;
@@ -227,14 +227,14 @@ static void rows_in_any_order_have_exact_picks(void **state)
                     z[n] = loss_round(dtypes[d], value_of((int)(n / LONG), n % LONG));
                     loss_store(dtypes[d], raw, n, z[n]);
                 }
-                picks_t m = {.dtype = dtypes[d], .scale = scales[s]};
+                topks_t m = {.dtype = dtypes[d], .scale = scales[s]};
                 m.z = gpu_put(raw, (size_t)(rows * LONG) * colo_dtype_size(dtypes[d]));
-                pick_run(&m, rows, LONG, ks[i]);
+                topk_run(&m, rows, LONG, ks[i]);
                 snprintf(label, sizeof label, "%s, scale %g, k %d", colo_dtype_name(dtypes[d]),
                          scales[s], (int)ks[i]);
                 for (int64_t t = 0; t < rows; t++)
                     order_check(&m, z + t * LONG, t, ks[i], label);
-                pick_done(&m);
+                topk_done(&m);
                 gpu_free(m.z);
             }
     free(z);
@@ -244,16 +244,16 @@ static void rows_in_any_order_have_exact_picks(void **state)
 static void the_same_logits_give_the_same_bits(void **state)
 {
     enum { TOKENS = 64, VOCAB = 40000 };
-    picks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(NULL, TOKENS * VOCAB * 2)};
+    topks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(NULL, TOKENS * VOCAB * 2)};
     float logp[2][TOKENS * K];
     int64_t ids[2][TOKENS * K];
     (void)state;
     assert_cuda(colo_k_probe_fill(m.z, TOKENS * VOCAB * 2, 0.1f, t_rand(&rng), NULL));
     for (int run = 0; run < t_scaled(20) + 1; run++) {
-        pick_run(&m, TOKENS, VOCAB, K);
+        topk_run(&m, TOKENS, VOCAB, K);
         gpu_get(logp[run > 0], m.logp, sizeof logp[0]);
         gpu_get(ids[run > 0], m.ids, sizeof ids[0]);
-        pick_done(&m);
+        topk_done(&m);
         if (run > 0) {
             assert_memory_equal(logp[0], logp[1], sizeof logp[0]);
             assert_memory_equal(ids[0], ids[1], sizeof ids[0]);
@@ -304,16 +304,16 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
     static const int64_t look[] = {0, 16383, 16384, 16999};
     const int64_t tokens = 17000, vocab = 131072;
     const size_t bytes = (size_t)(tokens * vocab) * 2;
-    picks_t m = {.dtype = COLO_BF16, .scale = 1};
+    topks_t m = {.dtype = COLO_BF16, .scale = 1};
     (void)state;
     if (t_scaled(100) < 100)
         skip();
     assert_cuda(cudaMalloc(&m.z, bytes));
     assert_cuda(cudaMalloc(&m.dz, bytes));
     assert_cuda(colo_k_probe_fill(m.z, (int64_t)bytes, 3, t_rand(&rng), NULL));
-    pick_run(&m, tokens, vocab, 8);
+    topk_run(&m, tokens, vocab, 8);
     for (int i = 0; i < 4; i++)
-        pick_check(&m, look[i], vocab, 8);
+        topk_check(&m, look[i], vocab, 8);
 
     colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocab};
     colo_distill_saved_t saved;
@@ -337,7 +337,7 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
     void *all[] = {stats, scratch, up, ce, kl};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
-    pick_done(&m);
+    topk_done(&m);
     cudaFree(m.z);
     cudaFree(m.dz);
     free(ones);
@@ -348,7 +348,7 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
 static void pointers_that_no_kernel_can_use_are_refused(void **state)
 {
     float host[8] = {0};
-    const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = 4, .k = 1, .topk = true};
+    const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = 4, .k = 1, .topk = true};
     const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
     const int64_t lengths[1] = {3};
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4, .lengths = lengths};
@@ -359,10 +359,10 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     (void)state;
     bad.data = host;
     assert_ok(colo_comm_create_self(&self));
-    assert_fails(colo_pick_forward(&cfg, &bad, NULL, NULL, self, &(colo_pick_out_t){.logp = logp},
+    assert_fails(colo_topk_forward(&cfg, &bad, NULL, NULL, self, &(colo_topk_out_t){.logp = logp},
                                    NULL, NULL, scratch, NULL),
                  COLO_ERR_ARG, "logits: ");
-    assert_fails(colo_pick_forward(&cfg, &zt, NULL, NULL, self, &(colo_pick_out_t){.logp = host},
+    assert_fails(colo_topk_forward(&cfg, &zt, NULL, NULL, self, &(colo_topk_out_t){.logp = host},
                                    NULL, NULL, scratch, NULL),
                  COLO_ERR_ARG, "out.logp: ");
     assert_fails(colo_distill_forward(&dcfg, &zt, &bad, NULL, self,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk.c - the passes of pick-pass.h in plain C.
+ * topk.c - the passes of topk-pass.h in plain C.
  *
  * A shard's k largest are kept sorted while its columns go by in ascending order: a column moves in
  * only where it is larger than what is there, so of equal logits the lower id stays in front. The
@@ -11,25 +11,25 @@
  * the logits are gone by then. Of an id that occurs twice in a row the first writes the sum of
  * both.
  */
-#include "loss/pick-pass.h"
+#include "loss/topk-pass.h"
 
 #include "loss/scalar.h"
 
 #include <math.h>
 
-static bool is_legal(const struct colo_pick_pass *p, int64_t id)
+static bool is_legal(const struct colo_topk_pass *p, int64_t id)
 {
     return id >= 0 && id < p->base.config->vocab;
 }
 
-colo_status_t colo_host_pick_rows(const struct colo_pick_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     int64_t invalid = 0;
     (void)stream;
     for (int64_t t = 0; t < p->base.tokens; t++) {
-        int64_t row = p->topk ? 0 : COLO_PICK_SKIP;
+        int64_t row = p->topk ? 0 : COLO_TOPK_SKIP;
         if (p->mask && !p->mask[t * p->mask_stride])
-            row = COLO_PICK_SKIP;
+            row = COLO_TOPK_SKIP;
         else
             for (int64_t i = 0; i < p->k && !p->topk; i++) {
                 int64_t id = p->ids[t * p->id_stride + i];
@@ -38,7 +38,7 @@ colo_status_t colo_host_pick_rows(const struct colo_pick_pass *p, colo_stream_t 
                 invalid += !is_legal(p, id);
                 if (!is_legal(p, id))
                     row = -1;
-                else if (row == COLO_PICK_SKIP)
+                else if (row == COLO_TOPK_SKIP)
                     row = id;
             }
         p->rows[t] = row;
@@ -49,20 +49,20 @@ colo_status_t colo_host_pick_rows(const struct colo_pick_pass *p, colo_stream_t 
 }
 
 /* What is compared: rises with x. */
-static double key_of(const struct colo_pick_pass *p, double z)
+static double key_of(const struct colo_topk_pass *p, double z)
 {
     return p->base.factor > 0 ? z : p->base.factor < 0 ? -z : 0;
 }
 
-static double logit(const struct colo_pick_pass *p, int64_t t, int64_t j)
+static double logit(const struct colo_topk_pass *p, int64_t t, int64_t j)
 {
     return colo_scalar_get(p->base.dtype, p->base.logits, t * p->base.row_stride + j);
 }
 
-static void shard_topk(const struct colo_pick_pass *p, int64_t t, void *pz, int64_t *pid)
+static void shard_topk(const struct colo_topk_pass *p, int64_t t, void *pz, int64_t *pid)
 {
-    double key[COLO_PICK_MAX];
-    int64_t column[COLO_PICK_MAX], n = 0;
+    double key[COLO_TOPK_MAX];
+    int64_t column[COLO_TOPK_MAX], n = 0;
     for (int64_t j = 0; j < p->base.true_columns; j++) {
         double v = key_of(p, logit(p, t, j));
         if (n == p->k && !(v > key[n - 1]))
@@ -81,7 +81,7 @@ static void shard_topk(const struct colo_pick_pass *p, int64_t t, void *pz, int6
     }
 }
 
-colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     const int64_t start = p->base.config->vocab_start;
     unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
@@ -89,7 +89,7 @@ colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t
     if (st < 0)
         return st;
     for (int64_t t = 0; t < p->base.tokens; t++) {
-        const bool skip = p->rows[t] == COLO_PICK_SKIP;
+        const bool skip = p->rows[t] == COLO_TOPK_SKIP;
         if (p->topk && !skip) {
             shard_topk(p, t, block + p->pz, (int64_t *)(block + p->pid));
             continue;
@@ -106,18 +106,18 @@ colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t
     return COLO_OK;
 }
 
-static const unsigned char *block_of(const struct colo_pick_pass *p, int32_t r)
+static const unsigned char *block_of(const struct colo_topk_pass *p, int32_t r)
 {
     return p->base.blocks + r * p->base.block.bytes;
 }
 
-static double candidate(const struct colo_pick_pass *p, int32_t r, int64_t at)
+static double candidate(const struct colo_topk_pass *p, int32_t r, int64_t at)
 {
     return colo_scalar_get(p->base.stat_dtype, block_of(p, r) + p->pz, at);
 }
 
 /* The rank whose block owns a legal @id. */
-static int32_t owner_of(const struct colo_pick_pass *p, int64_t id)
+static int32_t owner_of(const struct colo_topk_pass *p, int64_t id)
 {
     for (int32_t r = 0; r < p->base.ranks; r++) {
         const colo_logprob_header_t *h = (const colo_logprob_header_t *)block_of(p, r);
@@ -128,7 +128,7 @@ static int32_t owner_of(const struct colo_pick_pass *p, int64_t id)
 }
 
 /* How many candidates of rank @r come before (@key, @id). */
-static int64_t count_before(const struct colo_pick_pass *p, int32_t r, int64_t t, double key,
+static int64_t count_before(const struct colo_topk_pass *p, int32_t r, int64_t t, double key,
                             int64_t id)
 {
     const int64_t *ids = (const int64_t *)(block_of(p, r) + p->pid) + t * p->k;
@@ -144,11 +144,11 @@ static int64_t count_before(const struct colo_pick_pass *p, int32_t r, int64_t t
     return lo;
 }
 
-/* @id -1: no such column, NaN; COLO_PICK_SKIP: nothing was asked for, 0 */
-static void emit(const struct colo_pick_pass *p, int64_t t, int64_t i, int64_t id, double z)
+/* @id -1: no such column, NaN; COLO_TOPK_SKIP: nothing was asked for, 0 */
+static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t id, double z)
 {
     const int64_t at = t * p->k + i;
-    double down = 0, logp = id == COLO_PICK_SKIP ? 0 : NAN;
+    double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
         down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config->softcap) -
                p->base.saved[t];
@@ -164,7 +164,7 @@ static void emit(const struct colo_pick_pass *p, int64_t t, int64_t i, int64_t i
         p->rows[t] = id;
 }
 
-static void merge_topk(const struct colo_pick_pass *p, int64_t t)
+static void merge_topk(const struct colo_topk_pass *p, int64_t t)
 {
     for (int32_t r = 0; r < p->base.ranks; r++) {
         const int64_t *ids = (const int64_t *)(block_of(p, r) + p->pid) + t * p->k;
@@ -180,11 +180,11 @@ static void merge_topk(const struct colo_pick_pass *p, int64_t t)
     }
 }
 
-colo_status_t colo_host_pick_merge(const struct colo_pick_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     (void)stream;
     for (int64_t t = 0; t < p->base.tokens; t++) {
-        const bool skip = p->rows[t] == COLO_PICK_SKIP;
+        const bool skip = p->rows[t] == COLO_TOPK_SKIP;
         if (p->topk && !skip && !isnan(p->base.saved[t])) {
             merge_topk(p, t);
             continue;
@@ -192,7 +192,7 @@ colo_status_t colo_host_pick_merge(const struct colo_pick_pass *p, colo_stream_t
         for (int64_t i = 0; i < p->k; i++) {
             int64_t id = skip || p->topk ? -1 : p->ids[t * p->id_stride + i];
             if (skip || (!p->topk && id == p->ignore_index))
-                emit(p, t, i, COLO_PICK_SKIP, 0);
+                emit(p, t, i, COLO_TOPK_SKIP, 0);
             else if (is_legal(p, id))
                 emit(p, t, i, id, candidate(p, owner_of(p, id), t * p->k + i));
             else
@@ -203,12 +203,12 @@ colo_status_t colo_host_pick_merge(const struct colo_pick_pass *p, colo_stream_t
 }
 
 /* 0 where a pick has none */
-static double upstream(const struct colo_pick_pass *p, int64_t at)
+static double upstream(const struct colo_topk_pass *p, int64_t at)
 {
     return p->kept[at] < 0 ? 0 : colo_scalar_get(p->base.stat_dtype, p->d_logp, at);
 }
 
-colo_status_t colo_host_pick_sum(const struct colo_pick_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     (void)stream;
     for (int64_t t = 0; t < p->base.tokens; t++) {
@@ -220,7 +220,7 @@ colo_status_t colo_host_pick_sum(const struct colo_pick_pass *p, colo_stream_t s
     return COLO_OK;
 }
 
-colo_status_t colo_host_pick_fix(const struct colo_pick_pass *p, colo_stream_t stream)
+colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     const int64_t rows = p->base.tokens, start = p->base.config->vocab_start;
     const double cap = p->base.config->softcap;

@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* ref_pick.h - the k largest columns of a whole row, and what k log-probabilities give back. */
-#ifndef TESTS_REF_PICK_H
-#define TESTS_REF_PICK_H
+/* ref_topk.h - the k largest columns of a whole row, and what k log-probabilities give back. */
+#ifndef TESTS_REF_TOPK_H
+#define TESTS_REF_TOPK_H
 
 #include "ref/ref_logprob.h"
 
 /* ids [k]: by scale * z descending, equal ones by column ascending */
-void ref_pick_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
+void ref_topk_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
                       int64_t *ids);
 /* dz [V] = sum over i of g[i] times the derivative of log p of column ids[i]; ids < 0 add nothing
  */
-void ref_pick_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
+void ref_topk_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
                    const double *g, int64_t k, double *dz);
 
 #endif

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick-pass.h (private) - the passes of pick.h, around the merge and grad passes of logprob
+ * topk-pass.h (private) - the passes of topk.h, around the merge and grad passes of logprob
  * (passes.h).
  *
  *   rows    ids, mask -> rows: what logprob's passes take for targets
@@ -20,20 +20,20 @@
  * Raw logits travel, not x: their order is exact and the same on host and GPU, and x - M is made
  * from them in fp64.
  *
- * A row is COLO_PICK_SKIP where nothing is to be read, -1 where an id is invalid and the gradient
+ * A row is COLO_TOPK_SKIP where nothing is to be read, -1 where an id is invalid and the gradient
  * is NaN, else some picked id.
  */
-#ifndef COLO_LOSS_PICK_PASS_H
-#define COLO_LOSS_PICK_PASS_H
+#ifndef COLO_LOSS_TOPK_PASS_H
+#define COLO_LOSS_TOPK_PASS_H
 
 #include "loss/passes.h"
 
-#include <colobridge/pick.h>
+#include <colobridge/topk.h>
 
-#define COLO_PICK_SKIP INT64_MIN
+#define COLO_TOPK_SKIP INT64_MIN
 
-struct colo_pick_pass {
-    struct colo_logprob_pass base; /* targets are the rows, ignore_index is COLO_PICK_SKIP */
+struct colo_topk_pass {
+    struct colo_logprob_pass base; /* targets are the rows, ignore_index is COLO_TOPK_SKIP */
     int64_t k;
     bool topk;
     int64_t ignore_index;
@@ -42,7 +42,7 @@ struct colo_pick_pass {
     int64_t id_stride; /* of a row */
     const uint8_t *mask;
     int64_t mask_stride;
-    colo_pick_out_t out;
+    colo_topk_out_t out;
     bool count; /* does rows write out.n_invalid? */
 
     /* in the saved buffer, behind base.saved [3, T] */
@@ -54,10 +54,10 @@ struct colo_pick_pass {
     const void *d_logp; /* [T, k] stat dtype */
 };
 
-colo_status_t colo_host_pick_rows(const struct colo_pick_pass *p, colo_stream_t stream);
-colo_status_t colo_host_pick_local(const struct colo_pick_pass *p, colo_stream_t stream);
-colo_status_t colo_host_pick_merge(const struct colo_pick_pass *p, colo_stream_t stream);
-colo_status_t colo_host_pick_sum(const struct colo_pick_pass *p, colo_stream_t stream);
-colo_status_t colo_host_pick_fix(const struct colo_pick_pass *p, colo_stream_t stream);
+colo_status_t colo_host_topk_rows(const struct colo_topk_pass *p, colo_stream_t stream);
+colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream);
+colo_status_t colo_host_topk_merge(const struct colo_topk_pass *p, colo_stream_t stream);
+colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t stream);
+colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t stream);
 
 #endif

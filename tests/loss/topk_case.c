@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick_case.c - see pick_case.h.
+ * topk_case.c - see topk_case.h.
  *
  * Tolerances: those of loss_case.c, whose logp this is, with |g| = sum of a token's |g_i|; the sum
  * itself is rounded once to the stat dtype (u |g| p, within the same 4 u D |g|).
  */
-#include "loss/pick_case.h"
+#include "loss/topk_case.h"
 
 #include "loss/where.h"
 
 #include <math.h>
 
-void pick_case_init(pick_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
+void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng)
 {
     memset(c, 0, sizeof *c);
@@ -20,7 +20,7 @@ void pick_case_init(pick_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     c->shape = (loss_case_t){
         .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
     loss_case_shard(&c->shape, SHARD_EVEN);
-    c->config = (colo_pick_config_t){COLO_PICK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = topk};
+    c->config = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = topk};
     for (int64_t i = 0; i < tokens * vocab; i++) {
         double s = -6;
         for (int n = 0; n < 12; n++)
@@ -34,7 +34,7 @@ void pick_case_init(pick_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     memset(c->mask, 1, sizeof c->mask);
 }
 
-ref_logprob_opts_t pick_case_opts(const pick_case_t *c)
+ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
 {
     return (ref_logprob_opts_t){.temperature = c->config.temperature,
                                 .scale = c->config.scale,
@@ -45,12 +45,12 @@ ref_logprob_opts_t pick_case_opts(const pick_case_t *c)
 typedef struct room {
     void *logits, *grad, *stats, *scratch, *ids, *mask, *logp, *up, *chosen, *n_invalid;
     void *host; /* bytes of a shard */
-    double wide[PICK_TOKENS * PICK_K];
+    double wide[TOPK_TOKENS * TOPK_K];
     colo_comm_t *group;
 } room_t;
 
 /* This rank's columns of z, or nothing but padding. */
-static void *shard_of(const pick_case_t *c, int32_t r, room_t *m, bool real_ones)
+static void *shard_of(const topk_case_t *c, int32_t r, room_t *m, bool real_ones)
 {
     const loss_case_t *s = &c->shape;
     const int64_t stride = s->columns[r] + s->row_gap;
@@ -63,7 +63,7 @@ static void *shard_of(const pick_case_t *c, int32_t r, room_t *m, bool real_ones
     return where.put(m->host, (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype));
 }
 
-static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
+static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
 {
     const loss_case_t *s = &c->shape;
     const int32_t r = colo_comm_rank(world);
@@ -71,12 +71,12 @@ static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
     const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const size_t bytes = (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype),
                  stat_size = (size_t)n * colo_dtype_size(stat);
-    colo_pick_config_t cfg = c->config;
+    colo_topk_config_t cfg = c->config;
     size_t stat_bytes, scratch_bytes;
     cfg.vocab_start = s->start[r];
     rank_try(where.group(world, &m->group));
-    rank_try(colo_pick_saved_size(&cfg, c->tokens, &stat_bytes));
-    rank_try(colo_pick_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
+    rank_try(colo_topk_saved_size(&cfg, c->tokens, &stat_bytes));
+    rank_try(colo_topk_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
     m->host = malloc(bytes + 1);
     m->logits = shard_of(c, r, m, true);
     m->grad = shard_of(c, r, m, false);
@@ -96,11 +96,11 @@ static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
     z.stride[0] = stride;
     colo_tensor_t dz = z;
     dz.data = s->in_place ? m->logits : m->grad;
-    colo_pick_out_t out = {
+    colo_topk_out_t out = {
         .logp = m->logp, .n_invalid = m->n_invalid, .ids = cfg.topk ? m->chosen : NULL};
-    colo_pick_saved_t saved = {.valid = false};
+    colo_topk_saved_t saved = {.valid = false};
     colo_comm_ledger_reset(m->group);
-    rank_try(colo_pick_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
+    rank_try(colo_topk_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
                                &out, c->forward_only ? NULL : &saved,
                                c->forward_only ? NULL : m->stats, m->scratch, NULL));
     colo_comm_ledger(m->group, &c->after_forward[r]);
@@ -114,7 +114,7 @@ static colo_status_t run_with(pick_case_t *c, colo_comm_t *world, room_t *m)
     where.drop(m->scratch); /* free after the call */
     m->scratch = NULL;
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
-        rank_try(colo_pick_backward(&saved, m->up, &dz, NULL));
+        rank_try(colo_topk_backward(&saved, m->up, &dz, NULL));
     colo_comm_ledger(m->group, &c->after_backward[r]);
     where.get(m->host, dz.data, bytes);
     c->pad_worst[r] = 0;
@@ -143,7 +143,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-colo_status_t pick_case_run(pick_case_t *c)
+colo_status_t topk_case_run(topk_case_t *c)
 {
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
@@ -162,18 +162,18 @@ static bool near(double got, double want, double tol)
     return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
 }
 
-static void compare_row(const pick_case_t *c, const char *label, int64_t t)
+static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 {
-    const ref_logprob_opts_t o = pick_case_opts(c);
+    const ref_logprob_opts_t o = topk_case_opts(c);
     const double *z = c->z + t * c->vocab, f = fabs(o.scale / o.temperature);
     const int64_t k = c->config.k, v = c->vocab;
     const bool skip = c->masked && !c->mask[t];
     const colo_dtype_t dtype = c->shape.dtype;
-    int64_t ids[PICK_K];
-    double dz[PICK_VOCAB], g[PICK_K], size = 0, u = where.slack * 0x1p-24, d = 0;
+    int64_t ids[TOPK_K];
+    double dz[TOPK_VOCAB], g[TOPK_K], size = 0, u = where.slack * 0x1p-24, d = 0;
     bool lost = false;
     ref_logprob_row_t row;
-    ref_pick_largest(&o, z, v, c->config.topk ? k : 0, ids);
+    ref_topk_largest(&o, z, v, c->config.topk ? k : 0, ids);
     ref_logprob(&o, z, v, 0, &row);
     d = 1 + log((double)v) + row.range;
     if (dtype == COLO_F64) {
@@ -207,7 +207,7 @@ static void compare_row(const pick_case_t *c, const char *label, int64_t t)
     }
     if (c->forward_only)
         return;
-    ref_pick_grad(&o, z, v, ids, g, k, dz);
+    ref_topk_grad(&o, z, v, ids, g, k, dz);
     for (int64_t j = 0; j < v; j++) {
         double want = lost ? NAN : dz[j], tol = 4 * u * size * d * f;
         tol += dtype == COLO_F32    ? u * fabs(want)
@@ -220,7 +220,7 @@ static void compare_row(const pick_case_t *c, const char *label, int64_t t)
     }
 }
 
-void pick_case_compare(const pick_case_t *c, const char *label)
+void topk_case_compare(const topk_case_t *c, const char *label)
 {
     int64_t invalid = 0;
     for (int64_t t = 0; t < c->tokens; t++) {

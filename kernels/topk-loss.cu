@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
+ * topk-loss.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
  * search of the k largest in a shard (topk.cu). Small passes: k numbers a token, whatever the
  * vocabulary.
  */
@@ -18,20 +18,20 @@ unsigned blocks_of(int64_t n, int64_t each)
     return (unsigned)std::min<int64_t>((n - 1) / each + 1, 1 << 30);
 }
 
-__device__ bool is_legal(const colo_k_pick_t &p, int64_t id)
+__device__ bool is_legal(const colo_k_topk_t &p, int64_t id)
 {
     return id >= 0 && id < p.vocab;
 }
 
 /* ---- rows ---- */
 
-__global__ void rows_kernel(const __grid_constant__ colo_k_pick_t p)
+__global__ void rows_kernel(const __grid_constant__ colo_k_topk_t p)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
     for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += step) {
-        int64_t row = p.topk ? 0 : COLO_K_PICK_SKIP, invalid = 0;
+        int64_t row = p.topk ? 0 : COLO_K_TOPK_SKIP, invalid = 0;
         if (p.mask && !p.mask[t * p.mask_stride])
-            row = COLO_K_PICK_SKIP;
+            row = COLO_K_TOPK_SKIP;
         else
             for (int64_t i = 0; i < p.k && !p.topk; i++) {
                 const int64_t id = p.ids[t * p.id_stride + i];
@@ -40,7 +40,7 @@ __global__ void rows_kernel(const __grid_constant__ colo_k_pick_t p)
                 invalid += !is_legal(p, id);
                 if (!is_legal(p, id))
                     row = -1;
-                else if (row == COLO_K_PICK_SKIP)
+                else if (row == COLO_K_TOPK_SKIP)
                     row = id;
             }
         p.rows[t] = row;
@@ -51,14 +51,14 @@ __global__ void rows_kernel(const __grid_constant__ colo_k_pick_t p)
 
 /* ---- given columns of this rank ---- */
 
-template <typename D> __global__ void given_kernel(const __grid_constant__ colo_k_pick_t p)
+template <typename D> __global__ void given_kernel(const __grid_constant__ colo_k_topk_t p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     unsigned char *block = p.blocks + p.rank * p.block_bytes;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
         const int64_t t = at / p.k;
-        int64_t j = p.rows[t] == COLO_K_PICK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
+        int64_t j = p.rows[t] == COLO_K_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
         j = j >= p.vocab_start && j - p.vocab_start < p.true_columns ? j - p.vocab_start : -1;
         put(block + p.pz, WIDE, at,
             j < 0 ? 0 : (double)D::one(((const typename D::elem *)p.logits)[t * p.row_stride + j]));
@@ -72,17 +72,17 @@ template <typename R> __device__ R key_of(R z, double factor)
 
 /* ---- merge ---- */
 
-__device__ const unsigned char *block_of(const colo_k_pick_t &p, int32_t r)
+__device__ const unsigned char *block_of(const colo_k_topk_t &p, int32_t r)
 {
     return p.blocks + r * p.block_bytes;
 }
 
-__device__ double candidate(const colo_k_pick_t &p, int32_t r, int64_t at)
+__device__ double candidate(const colo_k_topk_t &p, int32_t r, int64_t at)
 {
     return get(block_of(p, r) + p.pz, p.dtype == COLO_F64, at);
 }
 
-__device__ int64_t count_before(const colo_k_pick_t &p, int32_t r, int64_t t, double key,
+__device__ int64_t count_before(const colo_k_topk_t &p, int32_t r, int64_t t, double key,
                                 int64_t id)
 {
     const int64_t *ids = (const int64_t *)(block_of(p, r) + p.pid) + t * p.k;
@@ -99,11 +99,11 @@ __device__ int64_t count_before(const colo_k_pick_t &p, int32_t r, int64_t t, do
 }
 
 /* As emit() of host/topk.c. */
-__device__ void emit(const colo_k_pick_t &p, int64_t t, int64_t i, int64_t id, double z)
+__device__ void emit(const colo_k_topk_t &p, int64_t t, int64_t i, int64_t id, double z)
 {
     const bool wide = p.dtype == COLO_F64;
     const int64_t at = t * p.k + i;
-    double down = 0, logp = id == COLO_K_PICK_SKIP ? 0 : CUDART_NAN;
+    double down = 0, logp = id == COLO_K_TOPK_SKIP ? 0 : CUDART_NAN;
     if (id >= 0) {
         double x = x_of(z, p.factor, p.softcap);
         if (!wide && isinf((float)x))
@@ -121,10 +121,10 @@ __device__ void emit(const colo_k_pick_t &p, int64_t t, int64_t i, int64_t id, d
         p.rows[t] = id;
 }
 
-__global__ void merge_kernel(const __grid_constant__ colo_k_pick_t p)
+__global__ void merge_kernel(const __grid_constant__ colo_k_topk_t p)
 {
     for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const bool skip = p.rows[t] == COLO_K_PICK_SKIP, lost = isnan(p.saved[t]);
+        const bool skip = p.rows[t] == COLO_K_TOPK_SKIP, lost = isnan(p.saved[t]);
         __syncthreads(); /* emit writes rows */
         if (p.topk && !skip && !lost) {
             for (int64_t n = threadIdx.x; n < p.ranks * p.k; n += blockDim.x) {
@@ -145,7 +145,7 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_pick_t p)
         for (int64_t i = threadIdx.x; i < p.k; i += blockDim.x) {
             const int64_t id = skip || p.topk ? -1 : p.ids[t * p.id_stride + i];
             if (skip || (!p.topk && id == p.ignore_index)) {
-                emit(p, t, i, COLO_K_PICK_SKIP, 0);
+                emit(p, t, i, COLO_K_TOPK_SKIP, 0);
             } else if (is_legal(p, id)) {
                 double z = CUDART_NAN; /* on no rank: the shards do not tile the vocabulary */
                 for (int32_t r = 0; r < p.ranks; r++) {
@@ -164,13 +164,13 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_pick_t p)
 
 /* ---- backward ---- */
 
-__device__ double upstream(const colo_k_pick_t &p, int64_t at)
+__device__ double upstream(const colo_k_topk_t &p, int64_t at)
 {
     return p.kept[at] < 0 ? 0 : get(p.d_logp, p.dtype == COLO_F64, at);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
-__global__ void sum_kernel(const __grid_constant__ colo_k_pick_t p)
+__global__ void sum_kernel(const __grid_constant__ colo_k_topk_t p)
 {
     const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
     for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.tokens;
@@ -185,7 +185,7 @@ __global__ void sum_kernel(const __grid_constant__ colo_k_pick_t p)
     }
 }
 
-template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_pick_t p)
+template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_topk_t p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
@@ -215,13 +215,13 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_
     }
 }
 
-template <typename D> cudaError_t given(const colo_k_pick_t &p, cudaStream_t stream)
+template <typename D> cudaError_t given(const colo_k_topk_t &p, cudaStream_t stream)
 {
     given_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t fix(const colo_k_pick_t &p, cudaStream_t stream)
+template <typename D> cudaError_t fix(const colo_k_topk_t &p, cudaStream_t stream)
 {
     fix_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
@@ -229,7 +229,7 @@ template <typename D> cudaError_t fix(const colo_k_pick_t &p, cudaStream_t strea
 
 } // namespace
 
-extern "C" cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_rows(const colo_k_topk_t *p, cudaStream_t stream)
 {
     if (p->count && p->n_invalid) {
         cudaError_t e = cudaMemsetAsync(p->n_invalid, 0, sizeof *p->n_invalid, stream);
@@ -242,7 +242,7 @@ extern "C" cudaError_t colo_k_pick_rows(const colo_k_pick_t *p, cudaStream_t str
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_pick_given(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_given(const colo_k_topk_t *p, cudaStream_t stream)
 {
     if (p->tokens == 0)
         return cudaSuccess;
@@ -260,7 +260,7 @@ extern "C" cudaError_t colo_k_pick_given(const colo_k_pick_t *p, cudaStream_t st
     }
 }
 
-extern "C" cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_merge(const colo_k_topk_t *p, cudaStream_t stream)
 {
     if (p->tokens == 0)
         return cudaSuccess;
@@ -268,7 +268,7 @@ extern "C" cudaError_t colo_k_pick_merge(const colo_k_pick_t *p, cudaStream_t st
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_sum(const colo_k_topk_t *p, cudaStream_t stream)
 {
     if (p->tokens == 0)
         return cudaSuccess;
@@ -276,7 +276,7 @@ extern "C" cudaError_t colo_k_pick_sum(const colo_k_pick_t *p, cudaStream_t stre
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_pick_fix(const colo_k_pick_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_fix(const colo_k_topk_t *p, cudaStream_t stream)
 {
     if (p->tokens == 0)
         return cudaSuccess;

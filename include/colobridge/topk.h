@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick.h - log-probabilities of k columns a token under vocabulary-parallel logits: the k largest,
+ * topk.h - log-probabilities of k columns a token under vocabulary-parallel logits: the k largest,
  * or those at ids that the caller gives. Differentiable; the choice of the k largest is not.
  *
  * Letters and formulas are logprob.h's: x of a logit, M = max x, Sum = sum_j exp(x_j - M) over the
- * whole vocabulary; logp_i = (x_i - M) - log Sum for each picked id i, never above 0. Upstream gradients g_i give
- *   dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i
- * Forward does one all-gather; backward no collective. Tokens are not chunked.
+ * whole vocabulary; logp_i = (x_i - M) - log Sum for each picked id i, never above 0. Upstream
+ * gradients g_i give dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i Forward does one all-gather;
+ * backward no collective. Tokens are not chunked.
  */
-#ifndef COLOBRIDGE_PICK_H
-#define COLOBRIDGE_PICK_H
+#ifndef COLOBRIDGE_TOPK_H
+#define COLOBRIDGE_TOPK_H
 
 #include <colobridge/comm.h>
 #include <colobridge/tensor.h>
@@ -18,56 +18,56 @@
 extern "C" {
 #endif
 
-#define COLO_PICK_MAX 256 /* ids a token */
+#define COLO_TOPK_MAX 256 /* ids a token */
 
-typedef struct colo_pick_config {
+typedef struct colo_topk_config {
     size_t struct_size;
     int64_t vocab;       /* V, true vocabulary; columns >= V are padding and are never picked */
     int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
     double temperature;  /* as in logprob.h: y = scale z / temperature, x = cap tanh(y / cap) */
     double scale;
     double softcap;
-    int64_t k;            /* 1..COLO_PICK_MAX; at most V with topk */
+    int64_t k;            /* 1..COLO_TOPK_MAX; at most V with topk */
     bool topk;            /* the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
-} colo_pick_config_t;
+} colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PICK_CONFIG_INIT sizeof(colo_pick_config_t), 0, 0, 1.0, 1.0, 0.0, 0, false, -100
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), 0, 0, 1.0, 1.0, 0.0, 0, false, -100
 #else
-#define COLO_PICK_CONFIG_INIT                                                             \
-    .struct_size = sizeof(colo_pick_config_t), .temperature = 1.0, .scale = 1.0,          \
+#define COLO_TOPK_CONFIG_INIT                                                    \
+    .struct_size = sizeof(colo_topk_config_t), .temperature = 1.0, .scale = 1.0, \
     .ignore_index = -100
 #endif
 
 /** Outputs; NULL members are not computed. Written only on success. */
-typedef struct colo_pick_out {
+typedef struct colo_topk_out {
     void *logp;         /* [T, k] f32 (f64 when the logits are f64) */
     int64_t *ids;       /* [T, k] global ids, with topk only: logits descending, of equal logits the
                          * lowest id first. -1 in a masked row and in one that is NaN */
     int64_t *n_invalid; /* [1] ids outside [0, V) that are not ignore_index: their logp is NaN */
-} colo_pick_out_t;
+} colo_topk_out_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
-typedef struct colo_pick_saved {
-    colo_pick_config_t config;
+typedef struct colo_topk_saved {
+    colo_topk_config_t config;
     colo_tensor_t logits; /* borrowed view */
     uint64_t logits_version;
-    void *stats; /* borrowed: the caller's buffer of colo_pick_saved_size() bytes */
+    void *stats; /* borrowed: the caller's buffer of colo_topk_saved_size() bytes */
     bool valid;
-} colo_pick_saved_t;
+} colo_topk_saved_t;
 
-/** colo_pick_config_check() - COLO_ERR_ARG naming the member, its value and its range */
-COLO_API colo_status_t colo_pick_config_check(const colo_pick_config_t *config);
-/** colo_pick_saved_size() - bytes of the saved statistics: 40 a token and 16 a picked id */
-COLO_API colo_status_t colo_pick_saved_size(const colo_pick_config_t *config, int64_t tokens,
+/** colo_topk_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
+/** colo_topk_saved_size() - bytes of the saved statistics: 40 a token and 16 a picked id */
+COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
                                             size_t *bytes);
-/** colo_pick_scratch_size() - bytes of scratch that forward needs on a group of @ranks; no multiple
+/** colo_topk_scratch_size() - bytes of scratch that forward needs on a group of @ranks; no multiple
  *  of the vocabulary */
-COLO_API colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, colo_dtype_t dtype,
+COLO_API colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, colo_dtype_t dtype,
                                               int64_t tokens, int32_t ranks, size_t *bytes);
 
 /**
- * colo_pick_forward() - one all-gather over @group (none on a group of one)
+ * colo_topk_forward() - one all-gather over @group (none on a group of one)
  * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
  *                until backward
  * @ids:      in  i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id may
@@ -75,33 +75,34 @@ COLO_API colo_status_t colo_pick_scratch_size(const colo_pick_config_t *config, 
  * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read; its logp are 0
  * @group:    the vocabulary (tp) group; NULL is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_pick_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is NULL
- * @scratch:  colo_pick_scratch_size() bytes, 8-aligned, free after the call
+ * @stats:    colo_topk_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
+ * NULL
+ * @scratch:  colo_topk_scratch_size() bytes, 8-aligned, free after the call
  *
  * Order:     by scale * z, of which x is an ascending function; equal logits by lowest id. With
  *            scale 0 all are equal. The same ids on every rank, for every cut of the vocabulary
  * Special values: a row with NaN or +inf on any rank, or with nothing but -inf: logp NaN, ids -1,
  *            gradient NaN. -inf among finite logits: may be picked, after all others, with logp
- *            -inf. An invalid id: its logp and the row's gradient NaN, the row's other logp as usual
- * Memory:    host, or all of it CUDA; on CUDA the shards are not compared across ranks
+ *            -inf. An invalid id: its logp and the row's gradient NaN, the row's other logp as
+ * usual Memory:    host, or all of it CUDA; on CUDA the shards are not compared across ranks
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
- *            all ranks (other config, ids, mask or tokens, shards that do not tile [0, V)); those of
- *            colo_comm_all_gather()
+ *            all ranks (other config, ids, mask or tokens, shards that do not tile [0, V)); those
+ * of colo_comm_all_gather()
  */
-COLO_API colo_status_t colo_pick_forward(const colo_pick_config_t *config,
+COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_tensor_t *logits, const colo_tensor_t *ids,
                                          const colo_tensor_t *mask, colo_comm_t *group,
-                                         const colo_pick_out_t *out, colo_pick_saved_t *saved,
+                                         const colo_topk_out_t *out, colo_topk_saved_t *saved,
                                          void *stats, void *scratch, colo_stream_t stream);
 /**
- * colo_pick_backward() - gradient of the raw logits; local, one read and one write
+ * colo_topk_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again (gives the same)
  * @d_logp:    in  [T, k] contiguous, in the dtype of the output logp
  * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
  *             in place is wanted, which ends @saved; any other overlap is an error
  * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
  */
-COLO_API colo_status_t colo_pick_backward(colo_pick_saved_t *saved, const void *d_logp,
+COLO_API colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
                                           const colo_tensor_t *d_logits, colo_stream_t stream);
 
 #ifdef __cplusplus

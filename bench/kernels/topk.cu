@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * pick_topk.cu - the ladder of the k largest of a row, with the row's statistics: per token of [T,
- * V] bf16 logits the k largest columns in order, of equal ones the first, and what logprob's
+ * topk_largest.cu - the ladder of the k largest of a row, with the row's statistics: per token of
+ * [T, V] bf16 logits the k largest columns in order, of equal ones the first, and what logprob's
  * forward needs. The logits must be read once; the limit is a kernel that only sums their bits.
  *
  *   1  elements, sorted            every logit against the k-th best so far; what passes is sorted
  *                                  1024 at a time. After another read for the statistics
  *   2  words, sorted               the same with the maximum of eight logits; the k words are
  * opened at the end 3  words, counted              the k first of the candidates by bisection, by
- * one warp library: colo_k_pick_topk      3 with the statistics in the same read, a look at the
+ * one warp library: colo_k_topk_largest      3 with the statistics in the same read, a look at the
  * room every second step, any dtype, alignment, shard
  *
- *   ladder-pick-topk [T V [ITERATIONS]]
+ *   ladder-topk [T V [ITERATIONS]]
  */
 #include "ladder.h"
 
@@ -265,7 +265,7 @@ int main(int argc, char **argv)
     s.dtype = s.d_dtype = COLO_BF16;
     s.factor = 1;
     s.vocab = s.columns = s.true_columns = s.row_stride = V;
-    s.ignore_index = COLO_K_PICK_SKIP;
+    s.ignore_index = COLO_K_TOPK_SKIP;
     s.hi = s.tokens = T;
     s.logits = l.z;
     s.targets = rows;
@@ -276,7 +276,7 @@ int main(int argc, char **argv)
     s.xt = 64 + 2 * stats;
     s.u = s.d = s.arg = -1;
     s.ranks = 1;
-    colo_k_pick_t p = {};
+    colo_k_topk_t p = {};
     p.dtype = COLO_BF16;
     p.factor = 1;
     p.vocab = V;
@@ -324,7 +324,7 @@ int main(int argc, char **argv)
             },
             ids);
         line(
-            "library, one read", [&] { CUDA(colo_k_pick_topk(&s, &p, 0)); },
+            "library, one read", [&] { CUDA(colo_k_topk_largest(&s, &p, 0)); },
             (const int64_t *)(block + p.pid));
     }
     printf("\nT %lld, V %lld, bf16; reading alone %.1f us; medians of %d\n", (long long)T,

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ref_pick.c - by looking for the largest k times; and one whole textbook gradient a pick, added
+ * ref_topk.c - by looking for the largest k times; and one whole textbook gradient a pick, added
  * up.
  */
-#include "ref/ref_pick.h"
+#include "ref/ref_topk.h"
 
 #include <stdlib.h>
 
-void ref_pick_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
+void ref_topk_largest(const ref_logprob_opts_t *o, const double *z, int64_t vocab, int64_t k,
                       int64_t *ids)
 {
     bool *gone = calloc((size_t)vocab, sizeof *gone);
@@ -23,7 +23,7 @@ void ref_pick_largest(const ref_logprob_opts_t *o, const double *z, int64_t voca
     free(gone);
 }
 
-void ref_pick_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
+void ref_topk_grad(const ref_logprob_opts_t *o, const double *z, int64_t vocab, const int64_t *ids,
                    const double *g, int64_t k, double *dz)
 {
     double *one = malloc((size_t)vocab * sizeof *one);

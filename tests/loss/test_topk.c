@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_pick.c - the k largest and k given columns against the fp64 oracle, over worlds, shards,
+ * test_topk.c - the k largest and k given columns against the fp64 oracle, over worlds, shards,
  * dtypes and options; ties; special values; central differences; what is refused.
  */
-#include "loss/pick_case.h"
+#include "loss/topk_case.h"
 #include "loss/where.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@ static const int32_t worlds[] = {1, 2, 4, 8};
 static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
 static const int64_t ks[] = {1, 2, 5, 20};
 
-static pick_case_t c; /* large */
+static topk_case_t c; /* large */
 
 static void draw_options(uint64_t *rng)
 {
@@ -40,7 +40,7 @@ static void every_option_agrees_with_the_oracle(void **state)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
                     for (int i = 0; i < 8; i++) {
                         bool topk = i % 2;
-                        pick_case_init(&c, worlds[w], 6, 23 + 8 * round, ks[i / 2], topk, dtypes[d],
+                        topk_case_init(&c, worlds[w], 6, 23 + 8 * round, ks[i / 2], topk, dtypes[d],
                                        3, &rng);
                         loss_case_shard(&c.shape, kind);
                         draw_options(&rng);
@@ -49,8 +49,8 @@ static void every_option_agrees_with_the_oracle(void **state)
                         snprintf(label, sizeof label, "W %d, %s, shard %d, k %d, %s", worlds[w],
                                  colo_dtype_name(dtypes[d]), (int)kind, (int)c.config.k,
                                  topk ? "largest" : "given");
-                        assert_ok(pick_case_run(&c));
-                        pick_case_compare(&c, label);
+                        assert_ok(topk_case_run(&c));
+                        topk_case_compare(&c, label);
                     }
 }
 
@@ -64,13 +64,13 @@ static void of_equal_logits_the_lowest_id_is_first_on_any_cut(void **state)
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int backwards = 0; backwards < 2; backwards++) {
-                pick_case_init(&c, worlds[w], 8, 40, 13, true, dtypes[d], 1, &rng);
+                topk_case_init(&c, worlds[w], 8, 40, 13, true, dtypes[d], 1, &rng);
                 for (int i = 0; i < 8 * 40; i++)
                     c.z[i] = (double)t_below(&rng, 3) - 1;
                 for (int32_t r = 0; r < worlds[w] && backwards; r++)
                     c.shape.start[r] = (worlds[w] - 1 - r) * c.shape.columns[r];
-                assert_ok(pick_case_run(&c));
-                pick_case_compare(&c, "ties");
+                assert_ok(topk_case_run(&c));
+                topk_case_compare(&c, "ties");
             }
 }
 
@@ -80,10 +80,10 @@ static void all_columns_can_be_asked_for(void **state)
     (void)state;
     for (int w = 0; w < 4; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
-            pick_case_init(&c, worlds[w], 3, 30, 30, true, COLO_F32, 2, &rng);
+            topk_case_init(&c, worlds[w], 3, 30, 30, true, COLO_F32, 2, &rng);
             loss_case_shard(&c.shape, kind);
-            assert_ok(pick_case_run(&c));
-            pick_case_compare(&c, "all columns");
+            assert_ok(topk_case_run(&c));
+            topk_case_compare(&c, "all columns");
         }
 }
 
@@ -91,10 +91,10 @@ static void a_scale_of_zero_makes_all_equal(void **state)
 {
     uint64_t rng = t_seed() + 3;
     (void)state;
-    pick_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
+    topk_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
     c.config.scale = 0;
-    assert_ok(pick_case_run(&c));
-    pick_case_compare(&c, "scale 0");
+    assert_ok(topk_case_run(&c));
+    topk_case_compare(&c, "scale 0");
     assert_int_equal(c.got[3][4], 4);
 }
 
@@ -108,13 +108,13 @@ static void log_probabilities_are_never_above_0(void **state)
         const int64_t vocab = i % 2 ? 1 : 2;
         const colo_dtype_t dtype =
             (colo_dtype_t[]){COLO_F32, COLO_F64, COLO_BF16, COLO_F16}[i / 2 % 4];
-        pick_case_init(&c, i / 8 % 3 ? 2 : 1, PICK_TOKENS, vocab, vocab, i / 24 % 2, dtype, 40,
+        topk_case_init(&c, i / 8 % 3 ? 2 : 1, TOPK_TOKENS, vocab, vocab, i / 24 % 2, dtype, 40,
                        &rng);
         c.config.temperature = i / 48 ? 1.3 : 0.7;
-        for (int64_t t = 0; t < PICK_TOKENS * vocab; t++)
+        for (int64_t t = 0; t < TOPK_TOKENS * vocab; t++)
             c.z[t] = loss_round(dtype, c.z[t] + 3000);
-        assert_ok(pick_case_run(&c));
-        for (int64_t t = 0; t < PICK_TOKENS * vocab; t++)
+        assert_ok(topk_case_run(&c));
+        for (int64_t t = 0; t < TOPK_TOKENS * vocab; t++)
             if (!(c.logp[0][t] <= 0))
                 fail_msg("case %d: logp is %.9g", i, c.logp[0][t]);
     }
@@ -123,17 +123,17 @@ static void log_probabilities_are_never_above_0(void **state)
 static void an_offset_of_5000_costs_no_digit(void **state)
 {
     uint64_t rng = t_seed() + 4;
-    static double first[PICK_TOKENS * PICK_K];
+    static double first[TOPK_TOKENS * TOPK_K];
     (void)state;
     for (int w = 0; w < 4; w++) {
-        pick_case_init(&c, worlds[w], 5, 32, 6, true, COLO_F32, 3, &rng);
+        topk_case_init(&c, worlds[w], 5, 32, 6, true, COLO_F32, 3, &rng);
         for (int i = 0; i < 5 * 32; i++)
             c.z[i] = floor(c.z[i] * 2048) / 2048;
-        assert_ok(pick_case_run(&c));
+        assert_ok(topk_case_run(&c));
         memcpy(first, c.logp[0], sizeof first);
         for (int i = 0; i < 5 * 32; i++)
             c.z[i] += 5000;
-        assert_ok(pick_case_run(&c));
+        assert_ok(topk_case_run(&c));
         for (int i = 0; i < 5 * 6; i++)
             assert_true(c.logp[0][i] == first[i]);
     }
@@ -152,7 +152,7 @@ static void special_rows_are_as_documented(void **state)
             for (int topk = 0; topk < 2; topk++)
                 for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
                     enum { V = 16, K = 6 };
-                    pick_case_init(&c, worlds[w], ROWS, V, K, topk, dtypes[d], 2, &rng);
+                    topk_case_init(&c, worlds[w], ROWS, V, K, topk, dtypes[d], 2, &rng);
                     loss_case_shard(&c.shape, kind);
                     c.shape.pad = NAN;
                     c.z[NAN_ROW * V + 11] = NAN;
@@ -168,7 +168,7 @@ static void special_rows_are_as_documented(void **state)
                     for (int i = 0; i < K; i++)
                         c.ids[SOME_MINUS * K + i] = (int64_t[]){2, 9, 0, 1, 2, 15}[i];
                     c.shape.pad = 1000; /* gaps and padding are compared with == */
-                    assert_ok(pick_case_run(&c));
+                    assert_ok(topk_case_run(&c));
                     for (int r = 0; r < worlds[w]; r++)
                         for (int i = 0; i < K; i++) {
                             for (int t = NAN_ROW; t <= MINUS_ROW; t++) {
@@ -211,7 +211,7 @@ static void an_invalid_id_is_counted_and_spoils_its_row_only(void **state)
     uint64_t rng = t_seed() + 6;
     (void)state;
     for (int w = 0; w < 4; w++) {
-        pick_case_init(&c, worlds[w], 5, 20, 3, false, COLO_F32, 2, &rng);
+        topk_case_init(&c, worlds[w], 5, 20, 3, false, COLO_F32, 2, &rng);
         c.ids[1 * 3 + 2] = 20;
         c.ids[2 * 3 + 0] = -1;
         c.ids[2 * 3 + 1] = INT64_MIN; /* what rows use themselves */
@@ -219,12 +219,12 @@ static void an_invalid_id_is_counted_and_spoils_its_row_only(void **state)
         c.ids[4 * 3 + 0] = c.ids[4 * 3 + 1] = c.ids[4 * 3 + 2] = -100; /* nothing is asked for */
         for (int j = 0; j < 20; j++)
             c.z[4 * 20 + j] = NAN;
-        assert_ok(pick_case_run(&c));
+        assert_ok(topk_case_run(&c));
         assert_int_equal(c.n_invalid[0], 3);
         for (int j = 0; j < 20; j++)
             assert_true(c.dz[4 * 20 + j] == 0);
         c.tokens = 4; /* the last row is not for the oracle */
-        pick_case_compare(&c, "invalid");
+        topk_case_compare(&c, "invalid");
     }
 }
 
@@ -233,9 +233,9 @@ static void an_id_that_occurs_twice_counts_twice(void **state)
     uint64_t rng = t_seed() + 7;
     (void)state;
     for (int w = 0; w < 4; w++) {
-        pick_case_init(&c, worlds[w], 4, 10, 20, false, COLO_F64, 2, &rng); /* 20 of 10: many do */
-        assert_ok(pick_case_run(&c));
-        pick_case_compare(&c, "twice");
+        topk_case_init(&c, worlds[w], 4, 10, 20, false, COLO_F64, 2, &rng); /* 20 of 10: many do */
+        assert_ok(topk_case_run(&c));
+        topk_case_compare(&c, "twice");
     }
 }
 
@@ -244,9 +244,9 @@ static void no_tokens_still_join_the_gather(void **state)
     uint64_t rng = t_seed() + 8;
     (void)state;
     for (int w = 0; w < 4; w++) {
-        pick_case_init(&c, worlds[w], 0, 10, 2, true, COLO_F32, 2, &rng);
-        assert_ok(pick_case_run(&c));
-        pick_case_compare(&c, "no tokens");
+        topk_case_init(&c, worlds[w], 0, 10, 2, true, COLO_F32, 2, &rng);
+        assert_ok(topk_case_run(&c));
+        topk_case_compare(&c, "no tokens");
     }
 }
 
@@ -260,11 +260,11 @@ static void the_gradient_is_the_central_difference(void **state)
     double dz[T * V], z[T * V], up[T] = {0};
     (void)state;
     for (int topk = 0; topk < 2; topk++) {
-        pick_case_init(&c, 2, T, V, K, topk, COLO_F64, 2, &rng);
+        topk_case_init(&c, 2, T, V, K, topk, COLO_F64, 2, &rng);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
         c.config.softcap = 3;
         c.config.temperature = 0.7;
-        assert_ok(pick_case_run(&c));
+        assert_ok(topk_case_run(&c));
         memcpy(dz, c.dz, sizeof dz);
         memcpy(z, c.z, sizeof z);
         c.forward_only = true;
@@ -273,7 +273,7 @@ static void the_gradient_is_the_central_difference(void **state)
                 memcpy(c.z, z, sizeof z);
                 for (int t = 0; t < T; t++)
                     c.z[t * V + j] += sign * 1e-4;
-                assert_ok(pick_case_run(&c));
+                assert_ok(topk_case_run(&c));
                 for (int t = 0; t < T; t++) {
                     double f = 0;
                     for (int i = 0; i < K; i++)
@@ -294,7 +294,7 @@ enum { AT = 3, AV = 6, AK = 2, CANARY = 0x5a };
 
 typedef struct alone {
     colo_comm_t *self;
-    colo_pick_config_t cfg;
+    colo_topk_config_t cfg;
     float z[AT * AV], dz[AT * AV], logp[AT * AK], up[AT * AK];
     int64_t ids[AT * AK], chosen[AT * AK], n_invalid;
     uint8_t mask[AT];
@@ -303,8 +303,8 @@ typedef struct alone {
     uint64_t version;
     colo_tensor_t logits, given, masked, d_logits;
     const colo_tensor_t *id_arg;
-    colo_pick_out_t out;
-    colo_pick_saved_t saved;
+    colo_topk_out_t out;
+    colo_topk_saved_t saved;
 } alone_t;
 
 static void alone_init(alone_t *a, bool topk)
@@ -312,7 +312,7 @@ static void alone_init(alone_t *a, bool topk)
     uint64_t rng = 5;
     memset(a, CANARY, sizeof *a);
     assert_ok(colo_comm_create_self(&a->self));
-    a->cfg = (colo_pick_config_t){COLO_PICK_CONFIG_INIT, .vocab = AV, .k = AK, .topk = topk};
+    a->cfg = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .vocab = AV, .k = AK, .topk = topk};
     for (int i = 0; i < AT * AV; i++)
         a->z[i] = (float)t_uniform(&rng);
     for (int i = 0; i < AT * AK; i++) {
@@ -326,13 +326,13 @@ static void alone_init(alone_t *a, bool topk)
     a->masked = colo_tensor_host(a->mask, COLO_U8, 1, (int64_t[]){AT});
     a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){AT, AV});
     a->id_arg = topk ? NULL : &a->given;
-    a->out = (colo_pick_out_t){a->logp, topk ? a->chosen : NULL, &a->n_invalid};
-    a->saved = (colo_pick_saved_t){.valid = false};
+    a->out = (colo_topk_out_t){a->logp, topk ? a->chosen : NULL, &a->n_invalid};
+    a->saved = (colo_topk_saved_t){.valid = false};
 }
 
 static colo_status_t forward(alone_t *a)
 {
-    return colo_pick_forward(&a->cfg, &a->logits, a->id_arg, &a->masked, a->self, &a->out,
+    return colo_topk_forward(&a->cfg, &a->logits, a->id_arg, &a->masked, a->self, &a->out,
                              &a->saved, a->stats, a->scratch, NULL);
 }
 
@@ -366,7 +366,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(true, a.cfg.k = 0, COLO_ERR_ARG, "k is 0, expected 1..256");
     REJECT(true, a.cfg.k = 257, COLO_ERR_ARG, "k is 257, expected 1..256");
     REJECT(true, a.cfg.k = 7, COLO_ERR_ARG, "the 7 largest of a vocabulary of 6");
-    REJECT(true, a.cfg.temperature = 0, COLO_ERR_ARG, "pick: logprob: temperature is 0");
+    REJECT(true, a.cfg.temperature = 0, COLO_ERR_ARG, "topk: logprob: temperature is 0");
     REJECT(true, a.cfg.vocab = 0, COLO_ERR_ARG, "vocab is 0");
     REJECT(true, a.id_arg = &a.given, COLO_ERR_ARG, "ids are given, config.topk chooses them");
     REJECT(false, a.id_arg = NULL, COLO_ERR_ARG, "ids: tensor is NULL");
@@ -381,26 +381,26 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(true, (a.logits.shape[1] = 5, a.logits.stride[0] = 6), COLO_ERR_SHAPE,
            "columns [0, 5) on a group of one rank");
     alone_init(&b, true);
-    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, NULL, &b.out, &b.saved, b.stats,
+    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, NULL, &b.out, &b.saved, b.stats,
                                    b.scratch, NULL),
                  COLO_ERR_ARG, "group is NULL");
-    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, NULL, &b.saved, b.stats,
+    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, NULL, &b.saved, b.stats,
                                    b.scratch, NULL),
                  COLO_ERR_ARG, "out is NULL");
-    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
+    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
                                    b.scratch, NULL),
                  COLO_ERR_ARG, "stats is NULL; it needs 216 bytes");
-    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
+    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
                                    b.scratch, NULL),
                  COLO_ERR_ARG, "stats is given, saved is NULL");
-    assert_fails(colo_pick_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
+    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
                                    NULL, NULL),
                  COLO_ERR_ARG, "scratch is NULL");
-    assert_fails(colo_pick_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
-    assert_fails(colo_pick_saved_size(&b.cfg, INT64_MAX / 4, &n), COLO_ERR_ARG, "exceed 2^63");
-    assert_fails(colo_pick_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 100, 8, &n), COLO_ERR_ARG,
+    assert_fails(colo_topk_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
+    assert_fails(colo_topk_saved_size(&b.cfg, INT64_MAX / 4, &n), COLO_ERR_ARG, "exceed 2^63");
+    assert_fails(colo_topk_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 100, 8, &n), COLO_ERR_ARG,
                  "exceeds 2^63");
-    assert_fails(colo_pick_scratch_size(&b.cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
+    assert_fails(colo_topk_scratch_size(&b.cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
     assert_int_equal(n, 77);
     colo_comm_destroy(&b.self);
 }
@@ -410,24 +410,24 @@ static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
     alone_t a;
     (void)state;
     alone_init(&a, true);
-    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
                  "no forward filled it");
-    assert_fails(colo_pick_backward(NULL, a.up, &a.d_logits, NULL), COLO_ERR_ARG, "saved is NULL");
+    assert_fails(colo_topk_backward(NULL, a.up, &a.d_logits, NULL), COLO_ERR_ARG, "saved is NULL");
     assert_ok(forward(&a));
-    assert_fails(colo_pick_backward(&a.saved, NULL, &a.d_logits, NULL), COLO_ERR_ARG,
+    assert_fails(colo_topk_backward(&a.saved, NULL, &a.d_logits, NULL), COLO_ERR_ARG,
                  "d_logp is NULL");
     a.version = 2;
-    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_MODIFIED,
+    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_MODIFIED,
                  "logits were written after they were saved: version 2, saved at 1");
     a.version = 1;
     a.d_logits.data = a.z + 1;
     a.d_logits.shape[0] = AT;
-    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_ARG,
+    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_ARG,
                  "overlaps the logits without being them");
     assert_true(painted(a.dz, sizeof a.dz));
     a.d_logits = a.logits;
-    assert_ok(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL));
-    assert_fails(colo_pick_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+    assert_ok(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL));
+    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
                  "in place ended it");
     colo_comm_destroy(&a.self);
 }
@@ -440,13 +440,13 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
         alone_t a;
         size_t stat_bytes, scratch_bytes;
         alone_init(&a, topk);
-        assert_ok(colo_pick_saved_size(&a.cfg, AT, &stat_bytes));
-        assert_ok(colo_pick_scratch_size(&a.cfg, COLO_F32, AT, 1, &scratch_bytes));
+        assert_ok(colo_topk_saved_size(&a.cfg, AT, &stat_bytes));
+        assert_ok(colo_topk_scratch_size(&a.cfg, COLO_F32, AT, 1, &scratch_bytes));
         unsigned char *s = malloc(stat_bytes + 2 * MARGIN), *x = malloc(scratch_bytes + 2 * MARGIN);
         for (int saved = 0; saved < 2; saved++) {
             memset(s, CANARY, stat_bytes + 2 * MARGIN);
             memset(x, CANARY, scratch_bytes + 2 * MARGIN);
-            assert_ok(colo_pick_forward(&a.cfg, &a.logits, a.id_arg, NULL, a.self, &a.out,
+            assert_ok(colo_topk_forward(&a.cfg, &a.logits, a.id_arg, NULL, a.self, &a.out,
                                         saved ? &a.saved : NULL, saved ? s + MARGIN : NULL,
                                         x + MARGIN, NULL));
             assert_true(painted(s, MARGIN) && painted(x, MARGIN));
@@ -467,12 +467,12 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
     (void)state;
     for (int topk = 0; topk < 2; topk++)
         for (int i = 0; i < 3; i++) {
-            const colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = vocabs[i], .k = 64,
+            const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocabs[i], .k = 64,
                                             .topk = topk};
             const size_t tokens = 65536, own = 40 + 16 * 64, block = 12 + 64 * (topk ? 12 : 4);
             size_t stats, scratch;
-            assert_ok(colo_pick_saved_size(&cfg, (int64_t)tokens, &stats));
-            assert_ok(colo_pick_scratch_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &scratch));
+            assert_ok(colo_topk_saved_size(&cfg, (int64_t)tokens, &stats));
+            assert_ok(colo_topk_scratch_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &scratch));
             assert_int_equal(stats, tokens * own);
             assert_int_equal(scratch, tokens * own + 8 * (64 + tokens * block));
         }
@@ -492,7 +492,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     disagreement_t *d = arg;
     const int r = colo_comm_rank(world);
     const bool other = r == 1;
-    colo_pick_config_t cfg = {COLO_PICK_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r, .k = 2};
+    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r, .k = 2};
     float z[2 * 4] = {0}, logp[4];
     int64_t ids[4] = {1, 2, 3, 4};
     uint8_t mask[2] = {1, 1};
@@ -513,8 +513,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4});
     colo_tensor_t it = colo_tensor_host(ids, COLO_I64, 2, (int64_t[]){2, 2});
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
-    colo_pick_saved_t saved = {.valid = false};
-    d->status[r] = colo_pick_forward(&cfg, &zt, &it, &mt, world, &(colo_pick_out_t){.logp = logp},
+    colo_topk_saved_t saved = {.valid = false};
+    d->status[r] = colo_topk_forward(&cfg, &zt, &it, &mt, world, &(colo_topk_out_t){.logp = logp},
                                      &saved, stats, scratch, NULL);
     snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
     d->untouched[r] = painted(logp, sizeof logp) && painted(stats, sizeof stats) && !saved.valid;
@@ -564,5 +564,5 @@ int main(void)
         cmocka_unit_test(no_buffer_grows_with_the_vocabulary),
         cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
     };
-    return cmocka_run_group_tests_name("loss/pick", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("loss/topk", tests, NULL, NULL);
 }

@@ -1,0 +1,40 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * topk_case.h - k picks a token on W ranks: whole logits go in, every rank's outputs and the
+ * gradient put together from the shards come out. Fixed sizes: a case is one piece of memory.
+ */
+#ifndef TESTS_LOSS_TOPK_CASE_H
+#define TESTS_LOSS_TOPK_CASE_H
+
+#include "loss/loss_case.h"
+#include "ref/ref_topk.h"
+
+enum { TOPK_TOKENS = 9, TOPK_VOCAB = 70, TOPK_K = 70 };
+
+typedef struct topk_case {
+    loss_case_t shape; /* ranks, dtype, start, columns, pad, row_gap, in_place; no memory of it */
+    int64_t tokens, vocab;
+    colo_topk_config_t config;
+    bool masked, forward_only;
+    double z[TOPK_TOKENS * TOPK_VOCAB];
+    int64_t ids[TOPK_TOKENS * TOPK_K]; /* [T, k] */
+    uint8_t mask[TOPK_TOKENS];
+    double up[TOPK_TOKENS * TOPK_K];
+
+    double logp[LOSS_RANKS][TOPK_TOKENS * TOPK_K];
+    int64_t got[LOSS_RANKS][TOPK_TOKENS * TOPK_K];
+    int64_t n_invalid[LOSS_RANKS];
+    double dz[TOPK_TOKENS * TOPK_VOCAB];
+    double pad_worst[LOSS_RANKS]; /* of padding columns; written gaps count as inf */
+    colo_ledger_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
+} topk_case_t;
+
+/* Draws logits of standard deviation @spread, ids (a row may repeat one) and upstream gradients. */
+void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
+                    bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
+colo_status_t topk_case_run(topk_case_t *c);
+ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
+/* Rows whose logits are finite, against the oracle; the ledger: one gather, none backward. */
+void topk_case_compare(const topk_case_t *c, const char *label);
+
+#endif
