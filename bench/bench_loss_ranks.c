@@ -350,7 +350,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     (void)arg;
     CUDA(cudaSetDevice(r.me));
     CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    COLO(colo_comm_nccl_create(world, r.me, &r.gpus));
+    COLO(colo_comm_create_nccl(world, r.me, &r.gpus));
     COLO(colo_comm_create_self(&r.self));
     r.columns = V / ranks;
     r.config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = V,

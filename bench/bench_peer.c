@@ -329,7 +329,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     CUDA(cudaSetDevice(r.me));
     CUDA(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     CUDA(cudaMalloc((void **)&r.sum, sizeof *r.sum));
-    TRY(colo_comm_nccl_create(world, -1, &r.gpus));
+    TRY(colo_comm_create_nccl(world, -1, &r.gpus));
     TRY(colo_comm_set_timeout(r.gpus, 20000));
     TRY(colo_memory_alloc(r.gpus, 3 * v + (64u << 20), &r.memory));
     job.arena[r.me] = colo_memory_data(r.memory);

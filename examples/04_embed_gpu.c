@@ -7,7 +7,7 @@
  * peers reach any tensor that it hands out (where GPUs reach each other; else NCCL moves them).
  * Work is enqueued on rt's stream between rt's own copies; only rt waits, at the end. Ranks are
  * threads here, as the host communicator that carries what is no data; processes have
- * colo_comm_from_bootstrap() for it.
+ * colo_comm_create_bootstrap() for it.
  *
  * With fewer than two GPUs it says so and exits with 77.
  */
@@ -95,7 +95,7 @@ static colo_status_t embed(struct rt *rt, const struct job *job, colo_comm_t *wo
         COLO_BRIDGE_CONFIG_INIT, .src = &job->src,
         .dst = &job->dst,        .shape = {job->ranks, ROWS, FEATURES, 0},
         .dtype = COLO_F32,       .mem = COLO_CUDA};
-    colo_status_t st = colo_comm_from_nccl(rt->nccl, world, &rt->comm);
+    colo_status_t st = colo_comm_create_nccl_borrowed(rt->nccl, world, &rt->comm);
     if (st == COLO_OK)
         st = colo_memory_register(rt->comm, rt->arena, ARENA, &rt->memory);
     if (st == COLO_OK)

@@ -5,7 +5,7 @@
  * "launcher" stands for yours: it forks four workers and can do one thing for them, an all-gather
  * of a few bytes, here over pipes through the parent. That callback is all the library needs: it
  * swaps addresses through it once and then talks over sockets. With MPI there is
- * colo_comm_from_mpi() in <colobridge/mpi.h> instead; the rest is the same.
+ * colo_comm_create_mpi() in <colobridge/mpi.h> instead; the rest is the same.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -119,7 +119,7 @@ static int worker_main(int rank, struct worker *w)
 {
     colo_bootstrap_t bootstrap = {rank, RANKS, over_pipes, &w[rank]};
     colo_comm_t *world = NULL;
-    colo_status_t st = colo_comm_from_bootstrap(&bootstrap, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&bootstrap, &world);
 
     if (st == COLO_OK)
         st = work(world);

@@ -353,7 +353,7 @@ static colo_status_t gpu_rank_main(colo_comm_t *host, void *cfg)
         fprintf(stderr, "colo-captioner: rank %d: %s\n", colo_comm_rank(host), why);
         return COLO_ERR_CUDA;
     }
-    colo_status_t st = colo_comm_nccl_create(host, device, &gpus);
+    colo_status_t st = colo_comm_create_nccl(host, device, &gpus);
     if (st >= 0)
         st = model_main(cfg, &ops, gpus, host);
     else

@@ -26,7 +26,7 @@ typedef struct colo_bootstrap {
 } colo_bootstrap_t;
 
 /**
- * colo_comm_from_bootstrap() - a world comm of processes that talk over sockets; collective
+ * colo_comm_create_bootstrap() - a world comm of processes that talk over sockets; collective
  * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets,
  *          others TCP to whichever of the peer's addresses answers. One all-gather; the deadline
  *          (COLO_TIMEOUT_MS) counts from its end, and a rank may be late by anything below it.
@@ -36,8 +36,8 @@ typedef struct colo_bootstrap {
  *          (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM, COLO_ERR_PEER
  *          (another rank failed), and what the callback returned
  */
-COLO_API colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *bootstrap,
-                                                colo_comm_t **comm);
+COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootstrap,
+                                                  colo_comm_t **comm);
 
 /**
  * colo_bootstrap_from_comm() - any communicator as a bootstrap: threads, MPI, sockets
@@ -46,12 +46,12 @@ COLO_API colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *bootstra
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);
 
 /**
- * colo_comm_open() - a world comm of a backend library, from that backend's own handle; collective
- * Use the typed calls of the opt-in headers: <colobridge/mpi.h> for "mpi".
- * Errors:  COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and what the backend says
+ * colo_comm_create_backend() - a world comm of a backend library, from that backend's own handle;
+ * collective Use the typed calls of the opt-in headers: <colobridge/mpi.h> for "mpi". Errors:
+ * COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and what the backend says
  */
-COLO_API colo_status_t colo_comm_open(const char *backend, const void *handle, size_t bytes,
-                                      colo_comm_t **comm);
+COLO_API colo_status_t colo_comm_create_backend(const char *backend, const void *handle,
+                                                size_t bytes, colo_comm_t **comm);
 
 #ifdef __cplusplus
 }

@@ -27,7 +27,7 @@ extern "C" {
 #define COLO_MPI_FLAVOR "another MPI"
 #endif
 
-/* What colo_comm_open("mpi", ...) wants: an MPI_Comm, and which MPI's. */
+/* What colo_comm_create_backend("mpi", ...) wants: an MPI_Comm, and which MPI's. */
 typedef struct colo_mpi_handle {
     size_t struct_size;
     const char *flavor; /* COLO_MPI_FLAVOR */
@@ -36,7 +36,7 @@ typedef struct colo_mpi_handle {
 } colo_mpi_handle_t;
 
 /**
- * colo_comm_from_mpi() - the world comm of the ranks of @mpi; collective over them
+ * colo_comm_create_mpi() - the world comm of the ranks of @mpi; collective over them
  * @mpi:    borrowed for the call; duplicated once, so traffic of the program cannot meet ours
  * @comm:   out, owned by the caller; destroy it before MPI_Finalize()
  * Ranks:   comm rank and world rank are the rank in @mpi; smaller groups by colo_comm_split()
@@ -44,14 +44,14 @@ typedef struct colo_mpi_handle {
  *          inter-communicator), COLO_ERR_UNBUILT (no libcolobridge-mpi.so, or of another MPI),
  *          COLO_ERR_TIMEOUT (not all ranks came within COLO_TIMEOUT_MS), COLO_ERR_MPI, _NOMEM
  */
-static inline colo_status_t colo_comm_from_mpi(MPI_Comm mpi, colo_comm_t **comm)
+static inline colo_status_t colo_comm_create_mpi(MPI_Comm mpi, colo_comm_t **comm)
 {
     colo_mpi_handle_t handle;
     handle.struct_size = sizeof handle;
     handle.flavor = COLO_MPI_FLAVOR;
     handle.comm_size = sizeof mpi;
     handle.comm = &mpi;
-    return colo_comm_open("mpi", &handle, sizeof handle, comm);
+    return colo_comm_create_backend("mpi", &handle, sizeof handle, comm);
 }
 
 #ifdef __cplusplus

@@ -4,7 +4,7 @@
  *
  * A host communicator of the same ranks (threads, sockets, MPI) carries all that is not data:
  * the unique id, agreement, COLO_CHECK, who failed. So checks never touch a GPU, and whoever has a
- * bootstrap has GPUs: colo_comm_from_bootstrap() or colo_comm_from_mpi(), then this.
+ * bootstrap has GPUs: colo_comm_create_bootstrap() or colo_comm_create_mpi(), then this.
  *
  * NCCL is the one already in the process (inside PyTorch, PyTorch's); else libnccl.so.2 is loaded.
  * 2.28 or later. libcolobridge.so links neither NCCL nor CUDA: libcolobridge-nccl.so beside it does
@@ -39,7 +39,8 @@
  * order of the calls. On a device each operation waits for the one before it, on whatever stream.
  * Operations in CUDA graphs are not part of that: order graphs by streams and events.
  * Staging of collectives grows at the first operation of a size, and not in a capture: run once,
- * then capture. Bridges have theirs from create. Sums combine in rank order, bitwise as on the host.
+ * then capture. Bridges have theirs from create. Sums combine in rank order, bitwise as on the
+ * host.
  */
 #ifndef COLOBRIDGE_NCCL_H
 #define COLOBRIDGE_NCCL_H
@@ -53,26 +54,27 @@ extern "C" {
 struct ncclComm; /* ncclComm_t is a pointer to it */
 
 /**
- * colo_comm_nccl_create() - a comm of GPUs with the ranks of @parent; collective over @parent
+ * colo_comm_create_nccl() - a comm of GPUs with the ranks of @parent; collective over @parent
  * @parent:  borrowed for the call; a group of it with the same ranks is kept for control. When that
  *           dies (a rank left, failed, aborted), the new comm dies
- * @device:  CUDA ordinal of this rank, one rank a device (see above); -1: the thread's current device
+ * @device:  CUDA ordinal of this rank, one rank a device (see above); -1: the thread's current
+ * device
  * @comm:    out, owned by the caller; smaller groups by colo_comm_split()
  * Waits:    for all ranks, at most the parent's deadline
  * Errors:   COLO_ERR_UNBUILT (no backend library, no NCCL, an old one), COLO_ERR_ARG,
  *           COLO_ERR_MISMATCH (two ranks on one device, different NCCL versions), COLO_ERR_CUDA,
  *           COLO_ERR_NCCL, COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_comm_nccl_create(colo_comm_t *parent, int32_t device,
+COLO_API colo_status_t colo_comm_create_nccl(colo_comm_t *parent, int32_t device,
                                              colo_comm_t **comm);
 
 /**
- * colo_comm_from_nccl() - the same on an ncclComm_t that exists; collective over @parent
+ * colo_comm_create_nccl_borrowed() - the same on an ncclComm_t that exists; collective over @parent
  * @nccl:    borrowed until @comm is destroyed; its ranks must be those of @parent. It is never
  *           destroyed nor aborted here, and must not be used elsewhere while an operation runs
  */
-COLO_API colo_status_t colo_comm_from_nccl(struct ncclComm *nccl, colo_comm_t *parent,
-                                           colo_comm_t **comm);
+COLO_API colo_status_t colo_comm_create_nccl_borrowed(struct ncclComm *nccl, colo_comm_t *parent,
+                                                      colo_comm_t **comm);
 
 #ifdef __cplusplus
 }

@@ -72,7 +72,7 @@ class Comm:
 
         handle = c.c_void_p()
         boot = s.Bootstrap(rank, size, s.AllGatherFn(gather), None)
-        status = lib().colo_comm_from_bootstrap(boot, c.byref(handle))
+        status = lib().colo_comm_create_bootstrap(boot, c.byref(handle))
         if raised:
             lib().colo_comm_destroy(c.byref(handle))
             raise raised[0]
@@ -82,7 +82,7 @@ class Comm:
     def nccl(self, device: int = -1) -> 'Comm':
         """GPUs, one a rank of this communicator, which is kept for control; collective."""
         handle = c.c_void_p()
-        call('colo_comm_nccl_create', self.handle, device, c.byref(handle))
+        call('colo_comm_create_nccl', self.handle, device, c.byref(handle))
         return Comm(handle)
 
     def split(self, grid: Grid | str, dims: Any) -> 'Comm | None':

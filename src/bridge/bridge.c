@@ -111,7 +111,7 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
             colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
     return colo_fail(COLO_ERR_UNBUILT,
                      "bridge: CUDA memory, and rank %lld has %d messages; comm '%s' of backend %s "
-                     "moves host memory, colo_comm_nccl_create() makes one of GPUs",
+                     "moves host memory, colo_comm_create_nccl() makes one of GPUs",
                      (long long)s->plan->rank, messages, colo_comm_name(b->comm),
                      colo_comm_backend(b->comm));
 }

@@ -78,12 +78,13 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     return COLO_OK;
 }
 
-colo_status_t colo_comm_nccl_create(colo_comm_t *parent, int32_t device, colo_comm_t **comm)
+colo_status_t colo_comm_create_nccl(colo_comm_t *parent, int32_t device, colo_comm_t **comm)
 {
     return open_on(parent, NULL, device, comm, COLO_OK);
 }
 
-colo_status_t colo_comm_from_nccl(struct ncclComm *nccl, colo_comm_t *parent, colo_comm_t **comm)
+colo_status_t colo_comm_create_nccl_borrowed(struct ncclComm *nccl, colo_comm_t *parent,
+                                             colo_comm_t **comm)
 {
     return open_on(parent, nccl, -1, comm,
                    nccl ? COLO_OK : colo_fail(COLO_ERR_ARG, "from_nccl: nccl is NULL"));

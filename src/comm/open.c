@@ -14,8 +14,8 @@
 
 #include <string.h>
 
-colo_status_t colo_comm_open(const char *backend, const void *handle, size_t bytes,
-                             colo_comm_t **comm)
+colo_status_t colo_comm_create_backend(const char *backend, const void *handle, size_t bytes,
+                                       colo_comm_t **comm)
 {
     if (!comm)
         return colo_fail(COLO_ERR_ARG, "comm_open: comm is NULL");

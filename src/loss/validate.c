@@ -112,7 +112,7 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
     if (logits->mem == COLO_CUDA)
         return colo_fail(COLO_ERR_UNBUILT,
                          "%s: logits on CUDA device %d and a group of %d ranks of backend '%s', "
-                         "which moves host memory; colo_comm_nccl_create() makes one of GPUs",
+                         "which moves host memory; colo_comm_create_nccl() makes one of GPUs",
                          what, (int)logits->device, (int)colo_comm_size(group),
                          colo_comm_backend(group));
     return colo_fail(COLO_ERR_ARG, "%s: logits in host memory and a group of %d GPUs", what,

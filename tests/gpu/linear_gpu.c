@@ -106,7 +106,7 @@ static colo_status_t comm(colo_comm_t *world, colo_comm_t **gpus)
     rank_try(sit(colo_comm_rank(world)));
     rank_try(colo_comm_barrier(world, NULL));
     /* the threads' own would sum on the host, while the device writes */
-    return colo_comm_size(world) > 1 ? colo_comm_nccl_create(world, -1, gpus)
+    return colo_comm_size(world) > 1 ? colo_comm_create_nccl(world, -1, gpus)
                                      : colo_comm_create_self(gpus);
 }
 

@@ -70,7 +70,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.device = r.rank % devices;
     rank_cuda(cudaSetDevice(r.device));
     rank_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
-    colo_status_t st = j->bare ? COLO_OK : colo_comm_nccl_create(world, -1, &r.gpus);
+    colo_status_t st = j->bare ? COLO_OK : colo_comm_create_nccl(world, -1, &r.gpus);
     if (st == COLO_OK)
         st = j->fn(&r, j->arg);
     if (st == COLO_OK) /* the world may have failed: that is what some tests are about */

@@ -180,15 +180,15 @@ static colo_status_t borrow(t_gpu_rank_t *r, void *arg)
         rank_check(unique_id(&id) == ncclSuccess);
     rank_try(colo_comm_broadcast(r->host, &id, sizeof id, COLO_U8, 0, NULL));
     rank_check(init(&theirs, r->size, id, r->rank) == ncclSuccess);
-    rank_try(colo_comm_from_nccl(theirs, r->host, &r->gpus));
+    rank_try(colo_comm_create_nccl_borrowed(theirs, r->host, &r->gpus));
     rank_try(one_op(r, REDUCE, 1000, COLO_BF16, COLO_SUM, true));
     colo_comm_destroy(&r->gpus);
-    rank_try(colo_comm_from_nccl(theirs, r->host, &r->gpus)); /* it is still whole */
+    rank_try(colo_comm_create_nccl_borrowed(theirs, r->host, &r->gpus)); /* it is still whole */
     rank_try(one_op(r, GATHER, 1000, COLO_F32, COLO_SUM, false));
     colo_comm_t *alone = NULL; /* the parent has other ranks than the ncclComm_t */
     rank_try(colo_comm_create_self(&alone));
     colo_comm_t *none = NULL;
-    colo_status_t st = colo_comm_from_nccl(theirs, alone, &none);
+    colo_status_t st = colo_comm_create_nccl_borrowed(theirs, alone, &none);
     rank_check(st == COLO_ERR_ARG && !none && strstr(colo_last_error(), "the parent is rank"));
     colo_comm_destroy(&alone);
     colo_comm_destroy(&r->gpus);

@@ -32,7 +32,7 @@ static colo_status_t late(t_gpu_rank_t *r, void *arg)
     struct verdicts *v = arg;
     rank_try(colo_comm_set_timeout(r->host, 700));
     if (r->rank < r->size - 1) {
-        note(v, r->rank, colo_comm_nccl_create(r->host, -1, &r->gpus));
+        note(v, r->rank, colo_comm_create_nccl(r->host, -1, &r->gpus));
         v->done++;
     }
     for (int i = 0; i < 2000 && v->done < r->size - 1; i++)
@@ -52,7 +52,7 @@ static void a_rank_that_is_missing_at_create_is_a_timeout(void **state)
 
 static colo_status_t same_device(t_gpu_rank_t *r, void *arg)
 {
-    note(arg, r->rank, colo_comm_nccl_create(r->host, 0, &r->gpus));
+    note(arg, r->rank, colo_comm_create_nccl(r->host, 0, &r->gpus));
     return COLO_OK;
 }
 
@@ -87,9 +87,9 @@ static void two_ranks_on_one_device_are_refused_on_all(void **state)
 
 static colo_status_t no_such_device(t_gpu_rank_t *r, void *arg)
 {
-    note(arg, r->rank, colo_comm_nccl_create(r->host, r->rank == 1 ? 99 : -1, &r->gpus));
+    note(arg, r->rank, colo_comm_create_nccl(r->host, r->rank == 1 ? 99 : -1, &r->gpus));
     rank_check(colo_comm_check(r->host) == COLO_OK);
-    return colo_comm_nccl_create(r->host, -1, &r->gpus); /* the parent lives: try again */
+    return colo_comm_create_nccl(r->host, -1, &r->gpus); /* the parent lives: try again */
 }
 
 static void a_wrong_device_on_one_rank_is_told_to_all(void **state)

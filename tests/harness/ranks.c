@@ -213,7 +213,7 @@ static void run_mpi(int32_t n, colo_rank_fn fn, void *arg, const unsigned char *
     const void *handle = mpi->handle((int)n, &bytes);
     if (handle) {
         colo_comm_t *world = NULL;
-        colo_status_t st = colo_comm_open("mpi", handle, bytes, &world);
+        colo_status_t st = colo_comm_create_backend("mpi", handle, bytes, &world);
         run_one(st, world, fn, arg, (struct report *)(void *)mine);
         save_changes(before, mine + sizeof(struct report));
     }
@@ -257,7 +257,7 @@ static void child_main(int32_t rank, struct board *board, colo_rank_fn fn, void 
     colo_bootstrap_t b = {rank, board->size, over_board, &seat};
     colo_comm_t *world = NULL;
     prctl(PR_SET_PDEATHSIG, SIGKILL);
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     run_one(st, world, fn, arg, (struct report *)(void *)slot);
     save_changes(before, slot + sizeof(struct report));
     fflush(NULL);

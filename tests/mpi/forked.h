@@ -65,7 +65,7 @@ static void t_live(t_forked_t *me)
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;
     float x = 1;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_all_reduce(world, &x, &x, 1, COLO_F32, COLO_SUM, NULL);
     if (st == COLO_OK && x != (float)b.size)

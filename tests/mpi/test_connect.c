@@ -157,7 +157,7 @@ static void look_again(t_forked_t *me)
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;
     me->after = me->rank == 1 ? look_at_doors : NULL;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     for (int32_t r = 0; r < 2 && st == COLO_OK; r++)
         if (open_doors((colo_card_t *)(void *)me->page->card[r]) != 0)
             st = colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);

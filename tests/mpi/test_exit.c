@@ -29,7 +29,7 @@ static void one_ends(struct last *last, int32_t me)
     struct seat seat = {last, me};
     colo_bootstrap_t b = {me, 4, over_memory, &seat};
     colo_comm_t *world = NULL, *pair = NULL;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_set_timeout(world, 60000);
     if (st == COLO_OK)

@@ -21,7 +21,7 @@ static void a_world_has_the_ranks_of_its_communicator(void **state)
     colo_comm_t *c = NULL;
     MPI_Comm reversed;
     MPI_Comm_split(MPI_COMM_WORLD, 0, n - me, &reversed);
-    assert_ok(colo_comm_from_mpi(reversed, &c));
+    assert_ok(colo_comm_create_mpi(reversed, &c));
     MPI_Comm_free(&reversed); /* borrowed for the call only */
     assert_int_equal(colo_comm_rank(c), n - 1 - me);
     assert_int_equal(colo_comm_size(c), n);
@@ -38,22 +38,23 @@ static void what_is_no_communicator_of_ours_is_refused(void **state)
 {
     colo_comm_t *c = NULL;
     MPI_Comm half, inter;
-    assert_fails(colo_comm_from_mpi(MPI_COMM_NULL, &c), COLO_ERR_ARG, "MPI_COMM_NULL");
+    assert_fails(colo_comm_create_mpi(MPI_COMM_NULL, &c), COLO_ERR_ARG, "MPI_COMM_NULL");
     MPI_Comm_split(MPI_COMM_WORLD, me % 2, 0, &half);
     MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, me % 2 ? 0 : 1, 7, &inter);
-    assert_fails(colo_comm_from_mpi(inter, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
+    assert_fails(colo_comm_create_mpi(inter, &c), COLO_ERR_ARG, "MPI_Intercomm_merge");
     MPI_Comm_free(&inter);
     MPI_Comm_free(&half);
     MPI_Comm world = MPI_COMM_WORLD;
     colo_mpi_handle_t h = {sizeof h, "Another MPI", sizeof world, &world};
-    assert_fails(colo_comm_open("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
+    assert_fails(colo_comm_create_backend("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
                  "compiled with Another MPI");
     h.flavor = COLO_MPI_FLAVOR;
     h.comm_size = 3;
-    assert_fails(colo_comm_open("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT, "MPI_Comm of 3 bytes");
-    assert_fails(colo_comm_open("mpi", &h, 8, &c), COLO_ERR_ARG, "8 bytes");
-    assert_fails(colo_comm_open("mpi", NULL, 0, &c), COLO_ERR_ARG, "0 bytes");
-    assert_fails(colo_comm_from_mpi(MPI_COMM_WORLD, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_create_backend("mpi", &h, sizeof h, &c), COLO_ERR_UNBUILT,
+                 "MPI_Comm of 3 bytes");
+    assert_fails(colo_comm_create_backend("mpi", &h, 8, &c), COLO_ERR_ARG, "8 bytes");
+    assert_fails(colo_comm_create_backend("mpi", NULL, 0, &c), COLO_ERR_ARG, "0 bytes");
+    assert_fails(colo_comm_create_mpi(MPI_COMM_WORLD, NULL), COLO_ERR_ARG, "comm is NULL");
     assert_null(c);
 }
 
@@ -62,7 +63,7 @@ static void messages_of_the_program_stay_its_own(void **state)
     colo_comm_t *c = NULL;
     int got = -1, token = 1000 + me, right = (me + 1) % n, left = (me + n - 1) % n;
     MPI_Request any, mine;
-    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
     MPI_Irecv(&got, 1, MPI_INT, MPI_ANY_SOURCE, MPI_ANY_TAG, MPI_COMM_WORLD, &any);
     int64_t x = me, sum = 0;
     for (int i = 0; i < 20; i++) {
@@ -86,7 +87,7 @@ static void large_messages_go_in_pieces(void **state)
     uint64_t *x = malloc(COUNT * sizeof *x), *all = malloc((size_t)n * COUNT * sizeof *all);
     for (int64_t i = 0; i < COUNT; i++)
         x[i] = (uint64_t)me << 32 | (uint64_t)i;
-    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
     assert_ok(colo_comm_all_gather(c, x, all, COUNT, COLO_I64, NULL));
     for (int r = 0; r < n; r++)
         for (int64_t i = 0; i < COUNT; i++)
@@ -103,8 +104,8 @@ static void worlds_come_and_go_beside_each_other(void **state)
     colo_comm_t *a = NULL, *b = NULL, *child = NULL;
     for (int i = 0; i < 20; i++) {
         int32_t x = me + i, all[64];
-        assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &a));
-        assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &b));
+        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &a));
+        assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &b));
         assert_ok(colo_comm_split_color(a, me % 2, me, &child));
         colo_comm_destroy(&a); /* a child outlives its parent */
         assert_ok(colo_comm_all_gather(b, &x, all, 1, COLO_I32, NULL));
@@ -124,7 +125,7 @@ static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
     colo_comm_t *c = NULL;
     if (me == 1)
         setenv("COLO_TIMEOUT_MS", "abc", 1);
-    colo_status_t st = colo_comm_from_mpi(MPI_COMM_WORLD, &c);
+    colo_status_t st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
     unsetenv("COLO_TIMEOUT_MS");
     assert_int_equal(st, me == 1 ? COLO_ERR_ARG : COLO_ERR_PEER);
     assert_non_null(
@@ -140,7 +141,7 @@ static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm co
     if (me == 0)
         usleep((useconds_t)late_ms * 1000);
     setenv("COLO_TIMEOUT_MS", deadline_ms, 1);
-    colo_status_t st = colo_comm_from_mpi(comm, c);
+    colo_status_t st = colo_comm_create_mpi(comm, c);
     unsetenv("COLO_TIMEOUT_MS");
     return st;
 }
@@ -172,7 +173,7 @@ static void a_rank_that_does_not_call_is_a_timeout(void **state)
     if (me == 1)
         return;
     setenv("COLO_TIMEOUT_MS", "300", 1);
-    colo_status_t st = colo_comm_from_mpi(copy, &c);
+    colo_status_t st = colo_comm_create_mpi(copy, &c);
     unsetenv("COLO_TIMEOUT_MS");
     assert_int_equal(st, COLO_ERR_TIMEOUT);
     assert_non_null(strstr(colo_last_error(), "made the same call within 300 ms"));
@@ -189,7 +190,7 @@ static void an_abort_from_another_thread_is_told_by_the_one_that_may_talk(void *
 {
     colo_comm_t *c = NULL;
     pthread_t thread;
-    assert_ok(colo_comm_from_mpi(MPI_COMM_WORLD, &c));
+    assert_ok(colo_comm_create_mpi(MPI_COMM_WORLD, &c));
     assert_ok(colo_comm_set_timeout(c, 30000));
     assert_ok(colo_comm_barrier(c, NULL));
     if (me == 0) {
@@ -207,7 +208,7 @@ static void an_abort_from_another_thread_is_told_by_the_one_that_may_talk(void *
 static int before_init(void)
 {
     colo_comm_t *c = NULL;
-    if (colo_comm_from_mpi(MPI_COMM_WORLD, &c) == COLO_ERR_STATE && !c &&
+    if (colo_comm_create_mpi(MPI_COMM_WORLD, &c) == COLO_ERR_STATE && !c &&
         strstr(colo_last_error(), "MPI is not initialised; call MPI_Init()"))
         return 0;
     fprintf(stderr, "before MPI_Init: %s\n", colo_last_error());
@@ -225,7 +226,7 @@ static int after_finalize(void)
         wrong++;
     }
     colo_comm_destroy(&kept);
-    st = colo_comm_from_mpi(MPI_COMM_WORLD, &c);
+    st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
     if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
         fprintf(stderr, "from_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
                 colo_last_error());
@@ -255,7 +256,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_rank_that_does_not_call_is_a_timeout),
     };
     wrong += cmocka_run_group_tests_name("mpi/mpi", tests, NULL, NULL);
-    if (colo_comm_from_mpi(MPI_COMM_WORLD, &kept) < 0)
+    if (colo_comm_create_mpi(MPI_COMM_WORLD, &kept) < 0)
         wrong++;
     MPI_Finalize();
     return wrong + after_finalize();

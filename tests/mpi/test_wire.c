@@ -39,7 +39,7 @@ static colo_status_t with_sockets(colo_comm_t *threads, void *arg)
     colo_comm_t *world = NULL;
     rank_try(colo_bootstrap_from_comm(threads, &b));
     rank_check(b.rank == colo_comm_rank(threads) && b.size == colo_comm_size(threads));
-    rank_try(colo_comm_from_bootstrap(&b, &world));
+    rank_try(colo_comm_create_bootstrap(&b, &world));
     rank_check(strcmp(colo_comm_backend(world), "sockets") == 0);
     rank_check(colo_comm_rank(world) == b.rank && colo_comm_size(world) == b.size);
     colo_status_t st = job->fn(world, job->arg);
@@ -198,7 +198,7 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     int32_t me = colo_comm_rank(c);
     colo_bootstrap_t b = {me, colo_comm_size(c), gather_wrong, &w};
     colo_comm_t *world = (colo_comm_t *)&w;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     rank_check(world == (colo_comm_t *)&w);
     if (w.which == 0) {
         rank_check(st == COLO_ERR_MISMATCH);
@@ -243,10 +243,10 @@ static void callback_that_fails_silently_is_named(void **state)
     colo_bootstrap_t b = {1, 2, gather_nothing, &says};
     colo_comm_t *c = NULL;
     assert_fails(colo_comm_split_color(NULL, 0, 0, &c), COLO_ERR_ARG, "comm is NULL"); /* before */
-    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_IO,
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO,
                  "from_bootstrap: the all-gather callback of rank 1 returned COLO_ERR_IO");
     says = (colo_status_t)1;
-    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG,
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG,
                  "callback of rank 1 returned 1, expected COLO_OK or an error below 0");
     assert_null(c);
 }
@@ -256,16 +256,16 @@ static void senseless_bootstraps_are_refused(void **state)
     struct wrong w = {NULL, 0};
     colo_bootstrap_t b = {0, 0, gather_wrong, &w};
     colo_comm_t *c = NULL;
-    assert_fails(colo_comm_from_bootstrap(NULL, &c), COLO_ERR_ARG, "bootstrap is NULL");
-    assert_fails(colo_comm_from_bootstrap(&b, NULL), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "rank 0 of 0");
+    assert_fails(colo_comm_create_bootstrap(NULL, &c), COLO_ERR_ARG, "bootstrap is NULL");
+    assert_fails(colo_comm_create_bootstrap(&b, NULL), COLO_ERR_ARG, "comm is NULL");
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG, "rank 0 of 0");
     b.size = 2;
     b.rank = 2;
-    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "rank 2 of 2");
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG, "rank 2 of 2");
     b.all_gather = NULL;
-    assert_fails(colo_comm_from_bootstrap(&b, &c), COLO_ERR_ARG, "callback is NULL");
+    assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG, "callback is NULL");
     assert_fails(colo_bootstrap_from_comm(NULL, &b), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_open("nobody", NULL, 0, &c), COLO_ERR_UNBUILT, "nobody");
+    assert_fails(colo_comm_create_backend("nobody", NULL, 0, &c), COLO_ERR_UNBUILT, "nobody");
     assert_null(c);
 }
 
@@ -295,7 +295,7 @@ static void mortal(struct last *last, int32_t me)
     struct seat seat = {last, me};
     colo_bootstrap_t b = {me, 4, over_memory, &seat};
     colo_comm_t *world = NULL, *pair = NULL;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_set_timeout(world, 15000);
     if (st == COLO_OK)
@@ -355,7 +355,7 @@ static void inherited(struct last *last, int32_t me)
     struct seat seat = {last, me};
     colo_bootstrap_t b = {me, 4, over_memory, &seat};
     colo_comm_t *world = NULL;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK && me == 2 && fork() == 0) {
         int mine[4][2];
         char byte;
@@ -399,7 +399,7 @@ static void mistyped(struct last *last, int32_t me)
     colo_comm_t *world = NULL;
     if (me == 1)
         setenv(typo[typed][0], typo[typed][1], 1);
-    last->status[me] = colo_comm_from_bootstrap(&b, &world);
+    last->status[me] = colo_comm_create_bootstrap(&b, &world);
     snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
     _exit(world != NULL);
 }
@@ -435,7 +435,7 @@ static colo_status_t at_home(colo_comm_t *threads, void *arg)
     colo_bootstrap_t b = {seat.rank, 4, over_memory, &seat};
     colo_comm_t *world = NULL;
     bool shared = !h->shared;
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = colo_comm_i_find_shared_process(world, &shared);
     if (st == COLO_OK && shared != h->shared)
@@ -522,7 +522,7 @@ static int one_rank(const char *dir, int32_t rank, int32_t size)
                   .shape = {2 * size, 4096, 33},
                   .dtype = COLO_F32,
                   .rounds = 2};
-    colo_status_t st = colo_comm_from_bootstrap(&b, &world);
+    colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     if (st == COLO_OK)
         st = big_rank(world, NULL);
     if (st == COLO_OK)

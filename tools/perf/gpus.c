@@ -248,7 +248,7 @@ static int prepare(perf_rank_t *r)
         else
             RANK_CUDA(e);
     }
-    RANK_COLO(colo_comm_nccl_create(r->host, -1, &r->gpus));
+    RANK_COLO(colo_comm_create_nccl(r->host, -1, &r->gpus));
     return perf_rank_barrier(r);
 }
 

@@ -285,10 +285,11 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_
     int initialized = 0, finalized = 0, inter = 0;
     /* no member has a default; a longer handle asks for something that is not known here */
     if (!h || bytes != sizeof *h || h->struct_size != sizeof *h)
-        REFUSE(out, COLO_ERR_ARG,
-               "from_mpi: the handle has %zu bytes, expected %zu; call colo_comm_from_mpi() of the "
-               "<colobridge/mpi.h> that belongs to this libcolobridge-mpi.so",
-               bytes, sizeof *h);
+        REFUSE(
+            out, COLO_ERR_ARG,
+            "from_mpi: the handle has %zu bytes, expected %zu; call colo_comm_create_mpi() of the "
+            "<colobridge/mpi.h> that belongs to this libcolobridge-mpi.so",
+            bytes, sizeof *h);
     if (!h->flavor || strcmp(h->flavor, COLO_MPI_FLAVOR) != 0 || h->comm_size != sizeof *comm)
         REFUSE(out, COLO_ERR_UNBUILT,
                "from_mpi: the program was compiled with %.40s (MPI_Comm of %zu bytes), "

@@ -2,7 +2,7 @@
 /*
  * comm.h (private) - what the files of libcolobridge-nccl.so share.
  *
- * family   all comms that one rank made from one colo_comm_nccl_create(): the device, staging, the
+ * family   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
  *          links, a guard thread that tears links down when a comm of theirs has failed or an
  *          operation is late.
  * link     an ncclComm_t and the ranks that it joins, counted. Unused ones are kept, a few.

@@ -404,7 +404,7 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
     return st;
 }
 
-colo_status_t colo_comm_from_bootstrap(const colo_bootstrap_t *b, colo_comm_t **comm)
+colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t **comm)
 {
     if (!b || !comm || !b->all_gather)
         return colo_fail(COLO_ERR_ARG, "from_bootstrap: %s is NULL",
