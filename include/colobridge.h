@@ -14,7 +14,7 @@
 #include <colobridge/hypergrid.h>
 #include <colobridge/layout.h>
 #include <colobridge/plan.h>
-#include <colobridge/place.h>
+#include <colobridge/topology.h>
 #include <colobridge/segments.h>
 #include <colobridge/bridge.h>
 #include <colobridge/ragged.h>

@@ -10,15 +10,15 @@
 #include "core/error.h"
 #include "grid/topology.h"
 
-colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *plan,
-                                 colo_place_traffic_t *traffic)
+colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_plan_t *plan,
+                                    colo_topology_traffic_t *traffic)
 {
     if (!place || !plan || !traffic)
         return colo_fail(COLO_ERR_ARG, "traffic: %s is NULL",
                          !place  ? "the place"
                          : !plan ? "the plan"
                                  : "the output");
-    colo_place_traffic_t sum[2] = {traffic[0], traffic[1]};
+    colo_topology_traffic_t sum[2] = {traffic[0], traffic[1]};
     int64_t rank = colo_plan_rank(plan);
     for (int w = 0; w < 2; w++) {
         int32_t n = 0;
@@ -29,7 +29,7 @@ colo_status_t colo_place_traffic(const colo_place_t *place, const colo_plan_t *p
                 return colo_fail(COLO_ERR_ARG,
                                  "traffic: rank %lld is outside the place's [0, %lld)",
                                  (long long)most, (long long)place->world);
-            int c = colo_place_i_cross(place->spot, place->per_host, rank, m[i].peer);
+            int c = colo_topology_i_cross(place->spot, place->per_host, rank, m[i].peer);
             if (!colo_add_ok(sum[w].total, m[i].bytes, &sum[w].total))
                 return colo_fail(COLO_ERR_ARG, "traffic: more than 2^63 bytes at rank %lld",
                                  (long long)rank);

@@ -20,18 +20,19 @@
 #include <stdlib.h>
 #include <string.h>
 
-static colo_status_t check_grid(const colo_place_t *place, const colo_grid_t *grid)
+static colo_status_t check_grid(const colo_topology_t *topology, const colo_grid_t *grid)
 {
-    if (!place)
+    if (!topology)
         return colo_fail(COLO_ERR_ARG, "audit: the place is NULL");
     COLO_TRY(colo_grid_i_check(grid));
-    if (grid->size > place->world - grid->offset)
+    if (grid->size > topology->world - grid->offset)
         return colo_fail(COLO_ERR_ARG, "audit: the grid has ranks up to %lld, the place up to %lld",
-                         (long long)(grid->offset + grid->size - 1), (long long)(place->world - 1));
+                         (long long)(grid->offset + grid->size - 1),
+                         (long long)(topology->world - 1));
     return COLO_OK;
 }
 
-static void add(colo_place_cut_t *cut, int crosses, int64_t groups)
+static void add(colo_topology_cut_t *cut, int crosses, int64_t groups)
 {
     cut->numa += crosses & CROSS_NUMA ? groups : 0;
     cut->package += crosses & CROSS_PACKAGE ? groups : 0;
@@ -46,19 +47,19 @@ typedef struct ground {
 } ground_t;
 
 /* The groups of one row that begins at world rank @base; its members differ by multiples of s. */
-static void cut_row(const ground_t *g, int64_t base, int64_t e, int64_t s, colo_place_cut_t *cut)
+static void cut_row(const ground_t *g, int64_t base, int64_t e, int64_t s, colo_topology_cut_t *cut)
 {
     for (int64_t first = base; first < base + s; first++) {
         int crosses = 0;
         for (int64_t i = 1; i < e; i++)
-            crosses |= colo_place_i_cross(g->spot, g->per_host, first, first + i * s);
+            crosses |= colo_topology_i_cross(g->spot, g->per_host, first, first + i * s);
         add(cut, crosses, 1);
     }
 }
 
-static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
+static colo_topology_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
 {
-    colo_place_cut_t cut = {.size = e, .groups = g->size / e}, period = {0}, rest = {0};
+    colo_topology_cut_t cut = {.size = e, .groups = g->size / e}, period = {0}, rest = {0};
     if (e == 1)
         return cut;
     if (s * (e - 1) >= g->per_host) {
@@ -68,9 +69,9 @@ static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
     int64_t row = s * e, rows = g->size / row, every = g->per_host / colo_gcd(row, g->per_host);
     int64_t times = rows / every, left = rows % every;
     for (int64_t k = 0; k < every && k < rows; k++) {
-        colo_place_cut_t one = {0};
+        colo_topology_cut_t one = {0};
         cut_row(g, g->offset + k * row, e, s, &one);
-        colo_place_cut_t *sum[2] = {&period, k < left ? &rest : NULL};
+        colo_topology_cut_t *sum[2] = {&period, k < left ? &rest : NULL};
         for (int i = 0; i < 2 && sum[i]; i++) {
             sum[i]->numa += one.numa;
             sum[i]->package += one.package;
@@ -85,34 +86,34 @@ static colo_place_cut_t cut_dim(const ground_t *g, int64_t e, int64_t s)
 
 /* ---- any dims ---- */
 
-static int cross_group(const colo_place_t *place, const colo_group_t *group)
+static int cross_group(const colo_topology_t *topology, const colo_group_t *group)
 {
     int crosses = 0;
     for (int64_t i = 1; i < group->size && !(crosses & CROSS_HOST); i++)
-        crosses |= colo_place_i_cross(place->spot, place->per_host, group->base,
-                                      colo_group_member(group, i));
+        crosses |= colo_topology_i_cross(topology->spot, topology->per_host, group->base,
+                                         colo_group_member(group, i));
     return crosses;
 }
 
-colo_status_t colo_place_cut(const colo_place_t *place, const colo_grid_t *grid, const char *dims,
-                             colo_place_cut_t *cut)
+colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid_t *grid,
+                                const char *dims, colo_topology_cut_t *cut)
 {
     colo_dims_t set;
     colo_group_t group;
-    COLO_TRY(check_grid(place, grid));
+    COLO_TRY(check_grid(topology, grid));
     if (!cut)
         return colo_fail(COLO_ERR_ARG, "audit: the output is NULL");
     COLO_TRY(colo_grid_i_dims(grid, "the grid", dims, &set));
     if (set.n == 1) {
-        ground_t g = {place->spot, place->per_host, grid->offset, grid->size};
+        ground_t g = {topology->spot, topology->per_host, grid->offset, grid->size};
         *cut = cut_dim(&g, grid->extent[set.given[0]], grid->stride[set.given[0]]);
         return COLO_OK;
     }
     COLO_TRY(colo_grid_group_at(grid, dims, 0, &group));
-    colo_place_cut_t sum = {.size = group.size, .groups = group.count};
+    colo_topology_cut_t sum = {.size = group.size, .groups = group.count};
     for (int64_t i = 0; i < group.count; i++) {
         COLO_TRY(colo_grid_group_at(grid, dims, i, &group));
-        add(&sum, cross_group(place, &group), 1);
+        add(&sum, cross_group(topology, &group), 1);
     }
     *cut = sum;
     return COLO_OK;
@@ -152,7 +153,7 @@ static void rank_dims(const colo_grid_t *grid, int32_t *at)
             at[colo_grid_dim(grid, quiet[i])] = n++;
 }
 
-static void put(score_t *score, int32_t at, const colo_place_cut_t *cut)
+static void put(score_t *score, int32_t at, const colo_topology_cut_t *cut)
 {
     score->n[at][0] = cut->host;
     score->n[at][1] = cut->package;
@@ -168,13 +169,13 @@ typedef struct search {
     int8_t *first;                 /* [2^n] which of them is the fastest; -1: none are left */
     struct memo {
         int64_t e, s;
-        colo_place_cut_t cut;
+        colo_topology_cut_t cut;
     } * memo;
     int64_t nmemo, memo_cap;
 } search_t;
 
 /* The cost of extent @e at stride @s; the same pair comes up in many sets. */
-static colo_status_t cost(search_t *q, int64_t e, int64_t s, colo_place_cut_t *cut)
+static colo_status_t cost(search_t *q, int64_t e, int64_t s, colo_topology_cut_t *cut)
 {
     bool far = s * (e - 1) >= q->ground.per_host; /* nothing to remember */
     for (int64_t i = 0; i < q->nmemo && !far; i++)
@@ -206,7 +207,7 @@ static colo_status_t solve(search_t *q, uint32_t set)
     q->first[set] = -1;
     memset(&q->best[set], 0, sizeof q->best[set]);
     for (int8_t i = 0; i < q->n; i++) {
-        colo_place_cut_t cut;
+        colo_topology_cut_t cut;
         if (set >> i & 1)
             continue;
         COLO_TRY(cost(q, q->grid->extent[q->dim[i]], stride, &cut));
@@ -246,7 +247,7 @@ static void score_given(const search_t *q, const colo_spot_t *spot, score_t *sco
     memset(score, 0, sizeof *score);
     for (int32_t i = 0; i < q->n; i++) {
         int32_t d = q->dim[i];
-        colo_place_cut_t cut = cut_dim(&ground, q->grid->extent[d], q->grid->stride[d]);
+        colo_topology_cut_t cut = cut_dim(&ground, q->grid->extent[d], q->grid->stride[d]);
         put(score, q->at[d], &cut);
     }
 }
@@ -268,17 +269,18 @@ static colo_status_t best_order(search_t *q, colo_grid_t *order)
     return COLO_OK;
 }
 
-static colo_status_t best_bind(const search_t *q, const colo_place_t *place, colo_bind_t *bind)
+static colo_status_t best_bind(const search_t *q, const colo_topology_t *topology,
+                               colo_bind_t *bind)
 {
     score_t best;
-    score_given(q, place->spot, &best);
-    *bind = place->bind;
+    score_given(q, topology->spot, &best);
+    *bind = topology->bind;
     for (int b = COLO_BIND_CORE; b < COLO_BIND_COUNT; b++) {
         colo_share_t share;
         int32_t *unit;
         colo_spot_t *spot;
         score_t score;
-        COLO_TRY(colo_place_i_map(place, (colo_bind_t)b, &share, &unit, &spot));
+        COLO_TRY(colo_topology_i_map(topology, (colo_bind_t)b, &share, &unit, &spot));
         score_given(q, spot, &score);
         free(unit);
         free(spot);
@@ -290,22 +292,23 @@ static colo_status_t best_bind(const search_t *q, const colo_place_t *place, col
     return COLO_OK;
 }
 
-colo_status_t colo_place_advise(const colo_place_t *place, const colo_grid_t *grid,
-                                colo_grid_t *order, colo_bind_t *bind)
+colo_status_t colo_topology_advise(const colo_topology_t *topology, const colo_grid_t *grid,
+                                   colo_grid_t *order, colo_bind_t *bind)
 {
-    COLO_TRY(check_grid(place, grid));
+    COLO_TRY(check_grid(topology, grid));
     if (!order || !bind)
         return colo_fail(COLO_ERR_ARG, "advise: the output is NULL");
-    search_t q = {.ground = {place->spot, place->per_host, grid->offset, grid->size}, .grid = grid};
+    search_t q = {.ground = {topology->spot, topology->per_host, grid->offset, grid->size},
+                  .grid = grid};
     colo_grid_t best;
-    colo_bind_t policy = place->bind;
+    colo_bind_t policy = topology->bind;
     for (int32_t d = 0; d < grid->ndims; d++)
         if (grid->extent[d] > 1)
             q.dim[q.n++] = d;
     rank_dims(grid, q.at);
     colo_status_t st = best_order(&q, &best);
     if (st == COLO_OK)
-        st = best_bind(&q, place, &policy);
+        st = best_bind(&q, topology, &policy);
     free(q.best);
     free(q.first);
     free(q.memo);

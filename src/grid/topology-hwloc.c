@@ -44,9 +44,9 @@ static colo_status_t read_fd(int fd, const char *q, char **text, size_t *size)
         return colo_fail(COLO_ERR_IO, "topology '%s': %s", q, strerror(errno));
     if (!S_ISREG(st.st_mode))
         return colo_fail(COLO_ERR_IO, "topology '%s': not a regular file", q);
-    if (st.st_size > COLO_PLACE_XML_MAX)
+    if (st.st_size > COLO_TOPOLOGY_XML_MAX)
         return colo_fail(COLO_ERR_IO, "topology '%s': %lld bytes, at most %d are read", q,
-                         (long long)st.st_size, COLO_PLACE_XML_MAX);
+                         (long long)st.st_size, COLO_TOPOLOGY_XML_MAX);
     size_t cap = (size_t)st.st_size, n = 0;
     char *buf = malloc(cap + 1);
     if (!buf)
@@ -99,12 +99,12 @@ static colo_status_t check_synthetic(const char *text)
         if (depth > 0 || !colo_is_digit(text[i]) || (before != ' ' && before != ':'))
             continue;
         int64_t n = 0;
-        for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_PLACE_PU_MAX; k++)
+        for (size_t k = i; colo_is_digit(text[k]) && n <= COLO_TOPOLOGY_PU_MAX; k++)
             n = 10 * n + (text[k] - '0');
         pus *= n;
-        if (pus > COLO_PLACE_PU_MAX)
+        if (pus > COLO_TOPOLOGY_PU_MAX)
             return colo_fail(COLO_ERR_ARG, "topology '%s': more than %d processors at byte %zu", q,
-                             COLO_PLACE_PU_MAX, i);
+                             COLO_TOPOLOGY_PU_MAX, i);
     }
     return COLO_OK;
 }
@@ -156,7 +156,7 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
     COLO_AUTOFREE char *text = NULL;
     size_t size = 0;
     COLO_TRY(read_file(topology, &text, &size));
-    COLO_TRY(colo_place_xml_check(q, text, size));
+    COLO_TRY(colo_topology_xml_check(q, text, size));
     if (hwloc_topology_set_xmlbuffer(t, text, (int)size + 1) != 0 || hwloc_topology_load(t) != 0)
         return colo_fail(COLO_ERR_IO, "topology '%s': %zu bytes that are no hwloc topology", q,
                          size);
@@ -240,7 +240,7 @@ static int32_t common(const colo_machine_t *m, hwloc_const_cpuset_t local, bool 
 }
 
 static void fill_device(hwloc_topology_t t, const colo_machine_t *m, hwloc_obj_t pci,
-                        colo_place_device_t *d)
+                        colo_topology_device_t *d)
 {
     const struct hwloc_pcidev_attr_s *a = &pci->attr->pcidev;
     hwloc_obj_t at = hwloc_get_non_io_ancestor_obj(t, pci);
@@ -271,7 +271,7 @@ static colo_status_t fill_devices(hwloc_topology_t t, colo_machine_t *m)
     if (!m->device)
         return colo_fail(COLO_ERR_NOMEM, "topology: no memory for %d devices", n);
     while (m->ndevices < n && (pci = hwloc_get_next_obj_by_type(t, HWLOC_OBJ_PCI_DEVICE, pci))) {
-        colo_place_device_t *d = &m->device[m->ndevices];
+        colo_topology_device_t *d = &m->device[m->ndevices];
         if (!pci->attr || !kind_of(pci, &d->kind))
             continue;
         fill_device(t, m, pci, d);
@@ -285,9 +285,9 @@ static colo_status_t fill(hwloc_topology_t t, colo_machine_t *m)
     int pus = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PU);
     int nodes = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_NUMANODE);
     int packages = hwloc_get_nbobjs_by_type(t, HWLOC_OBJ_PACKAGE);
-    if (pus < 1 || pus > COLO_PLACE_PU_MAX)
+    if (pus < 1 || pus > COLO_TOPOLOGY_PU_MAX)
         return colo_fail(COLO_ERR_ARG, "topology: %d processors, expected 1..%d", pus,
-                         COLO_PLACE_PU_MAX);
+                         COLO_TOPOLOGY_PU_MAX);
     nodes = nodes > 0 ? nodes : 1;
     packages = packages > 0 ? packages : 1;
     COLO_AUTOFREE int32_t *of = malloc(((size_t)nodes + (size_t)packages) * sizeof *of);
@@ -378,7 +378,7 @@ static void find_version(void)
     hwloc_topology_destroy(t);
 }
 
-const char *colo_place_version(void)
+const char *colo_topology_version(void)
 {
     static pthread_once_t once = PTHREAD_ONCE_INIT;
     pthread_once(&once, find_version);

@@ -29,7 +29,7 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
     return unbuilt();
 }
 
-const char *colo_place_version(void)
+const char *colo_topology_version(void)
 {
     return NULL;
 }

@@ -200,7 +200,7 @@ static colo_status_t read_tags(reader_t *r)
     return COLO_OK;
 }
 
-colo_status_t colo_place_xml_check(const char *q, const char *text, size_t size)
+colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t size)
 {
     COLO_AUTOFREE reader_t *r = calloc(1, sizeof *r);
     if (!r)

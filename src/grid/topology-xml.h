@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* topology-xml.h (private) - what must hold of a topology file before hwloc is given it. */
-#ifndef COLO_GRID_PLACE_XML_H
-#define COLO_GRID_PLACE_XML_H
+#ifndef COLO_GRID_TOPOLOGY_XML_H
+#define COLO_GRID_TOPOLOGY_XML_H
 
 #include <colobridge/status.h>
 
 /* @text: [size] and a NUL after it; @q: the file's name, quoted, for the sentence */
-colo_status_t colo_place_xml_check(const char *q, const char *text, size_t size);
+colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t size);
 
 #endif

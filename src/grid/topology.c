@@ -8,7 +8,7 @@
  * give away whole nodes deal by processors: rank l of n gets the node of processor floor(l P / n),
  * so neighbours share, and nodes of different sizes are filled alike.
  *
- * What the machine looks like is the seam's business (place.h), what a placement costs a grid is
+ * What the machine looks like is the seam's business (topology.h), what a placement costs a grid is
  * locality.c's.
  */
 #include "grid/topology.h"
@@ -195,17 +195,17 @@ static colo_status_t deal(const colo_machine_t *m, colo_bind_t bind, int64_t n, 
     return COLO_OK;
 }
 
-colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo_share_t *share,
-                               int32_t **unit, colo_spot_t **spot)
+colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t bind,
+                                  colo_share_t *share, int32_t **unit, colo_spot_t **spot)
 {
-    const colo_machine_t *m = &place->machine;
-    size_t n = (size_t)place->per_host;
+    const colo_machine_t *m = &topology->machine;
+    size_t n = (size_t)topology->per_host;
     int32_t *u = malloc(n * sizeof *u);
     colo_spot_t *s = malloc(n * sizeof *s);
     COLO_AUTOFREE colo_spot_t *units = malloc((size_t)m->npus * sizeof *units);
     colo_status_t st = COLO_ERR_NOMEM;
     if (u && s && units)
-        st = deal(m, bind, place->per_host, share, u);
+        st = deal(m, bind, topology->per_host, share, u);
     else
         colo_fail(st, "place: no memory for %zu ranks on %d processors", n, (int)m->npus);
     if (st < 0) {
@@ -216,7 +216,7 @@ colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo
     spots_of_units(m, *share, units);
     for (size_t l = 0; l < n; l++) {
         s[l] = units[u[l]];
-        s[l].gpu = l < (size_t)place->ngpus ? place->gpus[l] : -1;
+        s[l].gpu = l < (size_t)topology->ngpus ? topology->gpus[l] : -1;
     }
     *unit = u;
     *spot = s;
@@ -225,11 +225,11 @@ colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo
 
 /* ---- making one ---- */
 
-static colo_status_t check_config(const colo_place_config_t *c)
+static colo_status_t check_config(const colo_topology_config_t *c)
 {
-    if (c->world < 1 || c->world > COLO_PLACE_WORLD_MAX)
+    if (c->world < 1 || c->world > COLO_TOPOLOGY_WORLD_MAX)
         return colo_fail(COLO_ERR_ARG, "place: a world of %lld ranks, expected 1..%lld",
-                         (long long)c->world, (long long)COLO_PLACE_WORLD_MAX);
+                         (long long)c->world, (long long)COLO_TOPOLOGY_WORLD_MAX);
     if (c->ranks_per_node < 0)
         return colo_fail(COLO_ERR_ARG, "place: %lld ranks per node", (long long)c->ranks_per_node);
     if ((int)c->bind < 0 || c->bind >= COLO_BIND_COUNT)
@@ -238,7 +238,7 @@ static colo_status_t check_config(const colo_place_config_t *c)
     return COLO_OK;
 }
 
-static colo_status_t find_gpus(colo_place_t *p)
+static colo_status_t find_gpus(colo_topology_t *p)
 {
     const colo_machine_t *m = &p->machine;
     p->gpus = calloc((size_t)m->ndevices + 1, sizeof *p->gpus);
@@ -250,7 +250,7 @@ static colo_status_t find_gpus(colo_place_t *p)
     return COLO_OK;
 }
 
-static colo_status_t build(colo_place_t *p, const colo_place_config_t *c, bool devices)
+static colo_status_t build(colo_topology_t *p, const colo_topology_config_t *c, bool devices)
 {
     COLO_TRY(colo_machine_i_load(c->topology, devices, &p->machine));
     p->world = c->world;
@@ -263,128 +263,130 @@ static colo_status_t build(colo_place_t *p, const colo_place_config_t *c, bool d
                          (long long)p->per_host, (int)p->machine.npus,
                          c->ranks_per_node ? "" : "; how many share a host? (ranks per node)");
     COLO_TRY(find_gpus(p));
-    return colo_place_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
+    return colo_topology_i_map(p, p->bind, &p->share, &p->unit, &p->spot);
 }
 
-static colo_status_t create(colo_place_t **place, const colo_place_config_t *config, bool devices)
+static colo_status_t create(colo_topology_t **topology, const colo_topology_config_t *config,
+                            bool devices)
 {
-    colo_place_t *p = calloc(1, sizeof *p);
+    colo_topology_t *p = calloc(1, sizeof *p);
     if (!p)
         return colo_fail(COLO_ERR_NOMEM, "place: %zu bytes", sizeof *p);
     colo_status_t st = build(p, config, devices);
     if (st < 0)
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
     else
-        *place = p;
+        *topology = p;
     return st;
 }
 
-colo_status_t colo_place_create(colo_place_t **place, const colo_place_config_t *config)
+colo_status_t colo_topology_create(colo_topology_t **topology, const colo_topology_config_t *config)
 {
-    colo_place_config_t own = {COLO_PLACE_CONFIG_INIT};
-    if (!place)
+    colo_topology_config_t own = {COLO_TOPOLOGY_CONFIG_INIT};
+    if (!topology)
         return colo_fail(COLO_ERR_ARG, "place: the output is NULL");
-    COLO_TRY(
-        COLO_SIZED_READ(&own, config, ranks_per_node, "place: config", "COLO_PLACE_CONFIG_INIT"));
+    COLO_TRY(COLO_SIZED_READ(&own, config, ranks_per_node, "place: config",
+                             "COLO_TOPOLOGY_CONFIG_INIT"));
     COLO_TRY(check_config(&own));
-    return create(place, &own, true);
+    return create(topology, &own, true);
 }
 
-void colo_place_destroy(colo_place_t **place)
+void colo_topology_destroy(colo_topology_t **topology)
 {
-    if (!place || !*place)
+    if (!topology || !*topology)
         return;
-    colo_machine_i_free(&(*place)->machine);
-    free((*place)->gpus);
-    free((*place)->unit);
-    free((*place)->spot);
-    free(*place);
-    *place = NULL;
+    colo_machine_i_free(&(*topology)->machine);
+    free((*topology)->gpus);
+    free((*topology)->unit);
+    free((*topology)->spot);
+    free(*topology);
+    *topology = NULL;
 }
 
-colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind)
+colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind)
 {
     colo_share_t share;
     int32_t *unit;
     colo_spot_t *spot;
-    if (!place)
+    if (!topology)
         return colo_fail(COLO_ERR_ARG, "rebind: the place is NULL");
     if ((int)bind < 0 || bind >= COLO_BIND_COUNT)
         return colo_fail(COLO_ERR_ARG, "rebind: binding %d is outside 0..%d", (int)bind,
                          COLO_BIND_COUNT - 1);
-    COLO_TRY(colo_place_i_map(place, bind, &share, &unit, &spot));
-    free(place->unit);
-    free(place->spot);
-    place->bind = bind;
-    place->share = share;
-    place->unit = unit;
-    place->spot = spot;
+    COLO_TRY(colo_topology_i_map(topology, bind, &share, &unit, &spot));
+    free(topology->unit);
+    free(topology->spot);
+    topology->bind = bind;
+    topology->share = share;
+    topology->unit = unit;
+    topology->spot = spot;
     return COLO_OK;
 }
 
 /* ---- asking it ---- */
 
-void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine)
+void colo_topology_machine(const colo_topology_t *topology, colo_topology_machine_t *machine)
 {
     if (!machine)
         return;
-    if (!place) {
-        *machine = (colo_place_machine_t){0};
+    if (!topology) {
+        *machine = (colo_topology_machine_t){0};
         return;
     }
-    const colo_machine_t *m = &place->machine;
-    *machine = (colo_place_machine_t){.packages = m->npackages,
-                                      .numa_nodes = m->nnuma,
-                                      .cores = m->ncores,
-                                      .pus = m->npus,
-                                      .devices = m->ndevices};
-    memcpy(machine->source, place->source, sizeof machine->source);
+    const colo_machine_t *m = &topology->machine;
+    *machine = (colo_topology_machine_t){.packages = m->npackages,
+                                         .numa_nodes = m->nnuma,
+                                         .cores = m->ncores,
+                                         .pus = m->npus,
+                                         .devices = m->ndevices};
+    memcpy(machine->source, topology->source, sizeof machine->source);
 }
 
-const colo_place_device_t *colo_place_device(const colo_place_t *place, int32_t i)
+const colo_topology_device_t *colo_topology_device(const colo_topology_t *topology, int32_t i)
 {
-    return place && i >= 0 && i < place->machine.ndevices ? &place->machine.device[i] : NULL;
+    return topology && i >= 0 && i < topology->machine.ndevices ? &topology->machine.device[i]
+                                                                : NULL;
 }
 
-static colo_status_t check_rank(const colo_place_t *place, int64_t rank)
+static colo_status_t check_rank(const colo_topology_t *topology, int64_t rank)
 {
-    if (!place)
+    if (!topology)
         return colo_fail(COLO_ERR_ARG, "the place is NULL");
-    if (rank < 0 || rank >= place->world)
+    if (rank < 0 || rank >= topology->world)
         return colo_fail(COLO_ERR_ARG, "rank %lld is outside the place's [0, %lld)",
-                         (long long)rank, (long long)place->world);
+                         (long long)rank, (long long)topology->world);
     return COLO_OK;
 }
 
-colo_status_t colo_place_spot(const colo_place_t *place, int64_t rank, colo_spot_t *spot)
+colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank, colo_spot_t *spot)
 {
-    COLO_TRY(check_rank(place, rank));
+    COLO_TRY(check_rank(topology, rank));
     if (!spot)
         return colo_fail(COLO_ERR_ARG, "spot: the output is NULL");
-    *spot = place->spot[rank % place->per_host];
-    spot->host = rank / place->per_host;
+    *spot = topology->spot[rank % topology->per_host];
+    spot->host = rank / topology->per_host;
     return COLO_OK;
 }
 
-int64_t colo_place_gpu_rank(const colo_place_t *place, int64_t host, int32_t device)
+int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host, int32_t device)
 {
-    if (!place || host < 0 || host > (place->world - 1) / place->per_host)
+    if (!topology || host < 0 || host > (topology->world - 1) / topology->per_host)
         return -1;
-    for (int32_t l = 0; l < place->ngpus && l < place->per_host; l++)
-        if (place->gpus[l] == device) {
-            int64_t rank = host * place->per_host + l;
-            return rank < place->world ? rank : -1;
+    for (int32_t l = 0; l < topology->ngpus && l < topology->per_host; l++)
+        if (topology->gpus[l] == device) {
+            int64_t rank = host * topology->per_host + l;
+            return rank < topology->world ? rank : -1;
         }
     return -1;
 }
 
 /* The system's numbers of the rank's processors, ascending; @os: [npus] */
-static int32_t cpus_of(const colo_place_t *place, int64_t rank, int32_t *os)
+static int32_t cpus_of(const colo_topology_t *topology, int64_t rank, int32_t *os)
 {
-    const colo_machine_t *m = &place->machine;
-    int32_t unit = place->unit[rank % place->per_host], n = 0;
+    const colo_machine_t *m = &topology->machine;
+    int32_t unit = topology->unit[rank % topology->per_host], n = 0;
     for (int32_t i = 0; i < m->npus; i++) {
-        if (unit_of(m, i, place->share) != unit)
+        if (unit_of(m, i, topology->share) != unit)
             continue;
         int32_t k = n++;
         for (; k > 0 && os[k - 1] > m->pu[i].os; k--) /* they nearly ascend already */
@@ -394,16 +396,17 @@ static int32_t cpus_of(const colo_place_t *place, int64_t rank, int32_t *os)
     return n;
 }
 
-size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size_t cap)
+size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *text, size_t cap)
 {
     size_t len = 0;
     COLO_AUTOFREE int32_t *os = NULL;
     cap = text ? cap : 0;
     if (cap > 0)
         text[0] = '\0';
-    if (check_rank(place, rank) < 0 || !(os = malloc((size_t)place->machine.npus * sizeof *os)))
+    if (check_rank(topology, rank) < 0 ||
+        !(os = malloc((size_t)topology->machine.npus * sizeof *os)))
         return 0;
-    int32_t n = cpus_of(place, rank, os);
+    int32_t n = cpus_of(topology, rank, os);
     for (int32_t i = 0, k; i < n; i = k) {
         for (k = i + 1; k < n && os[k] == os[k - 1] + 1; k++)
             ;
@@ -417,30 +420,30 @@ size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size
     return len;
 }
 
-colo_status_t colo_place_bind(const colo_place_t *place, int64_t rank)
+colo_status_t colo_topology_bind(const colo_topology_t *topology, int64_t rank)
 {
-    COLO_TRY(check_rank(place, rank));
-    COLO_AUTOFREE int32_t *os = malloc((size_t)place->machine.npus * sizeof *os);
+    COLO_TRY(check_rank(topology, rank));
+    COLO_AUTOFREE int32_t *os = malloc((size_t)topology->machine.npus * sizeof *os);
     if (!os)
         return colo_fail(COLO_ERR_NOMEM, "bind: no memory for %d processors",
-                         (int)place->machine.npus);
-    return colo_machine_i_bind(&place->machine, os, cpus_of(place, rank, os));
+                         (int)topology->machine.npus);
+    return colo_machine_i_bind(&topology->machine, os, cpus_of(topology, rank, os));
 }
 
 /* ---- COLO_BIND ---- */
 
-void colo_place_create_env(colo_place_t **place, int64_t ranks)
+void colo_topology_create_env(colo_topology_t **topology, int64_t ranks)
 {
     static atomic_flag warned = ATOMIC_FLAG_INIT;
     const char *text = colo_env_value("COLO_BIND", NULL);
-    colo_place_config_t config = {COLO_PLACE_CONFIG_INIT, .world = ranks};
-    if (!place)
+    colo_topology_config_t config = {COLO_TOPOLOGY_CONFIG_INIT, .world = ranks};
+    if (!topology)
         return;
-    *place = NULL;
+    *topology = NULL;
     if (colo_bind_parse(text, &config.bind) == COLO_OK && config.bind == COLO_BIND_NONE)
         return;
     if (config.bind == COLO_BIND_NONE || check_config(&config) < 0 ||
-        create(place, &config, false) < 0)
+        create(topology, &config, false) < 0)
         if (!atomic_flag_test_and_set(&warned))
             colo_log(COLO_LOG_WARN, "COLO_BIND=%.40s: ranks are not bound: %s", text,
                      colo_last_error());

@@ -6,10 +6,10 @@
  * a plain table of processors and devices; everything that is decided from it is in topology.c (where
  * ranks sit) and locality.c (what that costs a grid), which know nothing of hwloc.
  */
-#ifndef COLO_GRID_PLACE_H
-#define COLO_GRID_PLACE_H
+#ifndef COLO_GRID_TOPOLOGY_H
+#define COLO_GRID_TOPOLOGY_H
 
-#include <colobridge/place.h>
+#include <colobridge/topology.h>
 
 /* A processor: its number for the system, and which core, NUMA node and package it belongs to. */
 typedef struct colo_pu {
@@ -19,11 +19,11 @@ typedef struct colo_pu {
 typedef struct colo_machine {
     int32_t npus, ncores, nnuma, npackages, ndevices;
     colo_pu_t *pu; /* in topology order: the processors of a core are neighbours */
-    colo_place_device_t *device;
+    colo_topology_device_t *device;
     void *here; /* for binding; NULL when this is another machine's topology */
 } colo_machine_t;
 
-/* @topology as in colo_place_config_t; @devices: look for them, which takes a while. @machine is
+/* @topology as in colo_topology_config_t; @devices: look for them, which takes a while. @machine is
  * owned by the caller, untouched on error. */
 colo_status_t colo_machine_i_load(const char *topology, bool devices, colo_machine_t *machine);
 void colo_machine_i_free(colo_machine_t *machine);
@@ -33,7 +33,7 @@ colo_status_t colo_machine_i_bind(const colo_machine_t *machine, const int32_t *
 /* What ranks of one policy share: a processor, a core, a NUMA node, a package, all. */
 typedef enum colo_share { SHARE_PU, SHARE_CORE, SHARE_NUMA, SHARE_PACKAGE, SHARE_ALL } colo_share_t;
 
-struct colo_place {
+struct colo_topology {
     colo_machine_t machine;
     char source[64];
     int64_t world, per_host;
@@ -46,13 +46,14 @@ struct colo_place {
 };
 
 /* unit and spot of a policy, for free(); the place is not changed */
-colo_status_t colo_place_i_map(const colo_place_t *place, colo_bind_t bind, colo_share_t *share,
-                               int32_t **unit, colo_spot_t **spot);
+colo_status_t colo_topology_i_map(const colo_topology_t *topology, colo_bind_t bind,
+                                  colo_share_t *share, int32_t **unit, colo_spot_t **spot);
 
-/* Two ranks by their world numbers; @spots as in colo_place_t. Bits, host includes the others. */
+/* Two ranks by their world numbers; @spots as in colo_topology_t. Bits, host includes the others.
+ */
 enum { CROSS_NUMA = 1, CROSS_PACKAGE = 2, CROSS_HOST = 4 };
-static inline int colo_place_i_cross(const colo_spot_t *spots, int64_t per_host, int64_t a,
-                                     int64_t b)
+static inline int colo_topology_i_cross(const colo_spot_t *spots, int64_t per_host, int64_t a,
+                                        int64_t b)
 {
     if (a / per_host != b / per_host)
         return CROSS_NUMA | CROSS_PACKAGE | CROSS_HOST;

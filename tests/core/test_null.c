@@ -95,19 +95,19 @@ static void a_way_that_is_none_has_no_messages(void **state)
     colo_plan_destroy(&plan);
 }
 
-static void getters_of_a_place(void **state)
+static void getters_of_a_topology(void **state)
 {
-    colo_place_machine_t machine;
+    colo_topology_machine_t machine;
     char text[4] = "abc";
-    colo_place_machine(NULL, &machine);
+    colo_topology_machine(NULL, &machine);
     assert_int_equal(machine.pus, 0);
-    colo_place_machine(NULL, NULL);
-    assert_null(colo_place_device(NULL, 0));
-    assert_int_equal(colo_place_gpu_rank(NULL, 0, 0), -1);
-    assert_int_equal(colo_place_cpus(NULL, 0, text, sizeof text), 0);
+    colo_topology_machine(NULL, NULL);
+    assert_null(colo_topology_device(NULL, 0));
+    assert_int_equal(colo_topology_gpu_rank(NULL, 0, 0), -1);
+    assert_int_equal(colo_topology_cpus(NULL, 0, text, sizeof text), 0);
     assert_string_equal(text, "");
-    assert_int_equal(colo_place_cpus(NULL, 0, NULL, 9), 0);
-    colo_place_create_env(NULL, 1);
+    assert_int_equal(colo_topology_cpus(NULL, 0, NULL, 9), 0);
+    colo_topology_create_env(NULL, 1);
 }
 
 static void getters_of_tensors_and_knobs(void **state)
@@ -164,7 +164,7 @@ static void destructors_take_null(void **state)
     colo_comm_t *comm = NULL;
     colo_bridge_t *bridge = NULL;
     colo_plan_t *plan = NULL;
-    colo_place_t *place = NULL;
+    colo_topology_t *place = NULL;
     colo_hypergrid_t *hyper = NULL;
     colo_tape_t *tape = NULL;
     colo_lm_head_t *head = NULL;
@@ -173,7 +173,7 @@ static void destructors_take_null(void **state)
     colo_comm_destroy(&comm);
     colo_bridge_destroy(&bridge);
     colo_plan_destroy(&plan);
-    colo_place_destroy(&place);
+    colo_topology_destroy(&place);
     colo_hypergrid_destroy(&hyper);
     colo_tape_destroy(&tape);
     colo_lm_head_destroy(&head);
@@ -182,7 +182,7 @@ static void destructors_take_null(void **state)
     colo_comm_destroy(NULL);
     colo_bridge_destroy(NULL);
     colo_plan_destroy(NULL);
-    colo_place_destroy(NULL);
+    colo_topology_destroy(NULL);
     colo_hypergrid_destroy(NULL);
     colo_tape_destroy(NULL);
     colo_lm_head_destroy(NULL);
@@ -198,7 +198,7 @@ int main(void)
         cmocka_unit_test(getters_of_a_grid),
         cmocka_unit_test(getters_of_layouts_plans_and_bridges),
         cmocka_unit_test(a_way_that_is_none_has_no_messages),
-        cmocka_unit_test(getters_of_a_place),
+        cmocka_unit_test(getters_of_a_topology),
         cmocka_unit_test(getters_of_tensors_and_knobs),
         cmocka_unit_test(getters_of_losses_and_memory),
         cmocka_unit_test(names_of_what_is_unknown),

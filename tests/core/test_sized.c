@@ -60,13 +60,13 @@ static colo_status_t use_bridge(const void *config, int64_t *result)
 
 static colo_status_t use_place(const void *config, int64_t *result)
 {
-    colo_place_t *place = NULL;
+    colo_topology_t *place = NULL;
     colo_spot_t spot = {0};
-    colo_status_t st = colo_place_create(&place, config);
+    colo_status_t st = colo_topology_create(&place, config);
     if (st == COLO_OK)
-        assert_ok(colo_place_spot(place, 3, &spot));
+        assert_ok(colo_topology_spot(place, 3, &spot));
     *result = spot.host * 100 + spot.core;
-    colo_place_destroy(&place);
+    colo_topology_destroy(&place);
     return st;
 }
 
@@ -172,8 +172,8 @@ static const colo_plan_config_t ragged = {COLO_PLAN_CONFIG_INIT, .src = &src, .d
                                           .shape.features = 8, .dtype = COLO_F32};
 static const colo_bridge_config_t bridge = {COLO_BRIDGE_CONFIG_INIT, .src = &src, .dst = &dst,
                                             .shape = SHAPE, .dtype = COLO_F32};
-static const colo_place_config_t place = {COLO_PLACE_CONFIG_INIT, .topology = "core:4 pu:1",
-                                          .world = 4};
+static const colo_topology_config_t place = {COLO_TOPOLOGY_CONFIG_INIT, .topology = "core:4 pu:1",
+                                             .world = 4};
 static const colo_lm_head_config_t lm_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
                                               .dtype = COLO_F32};
 static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};

@@ -87,8 +87,8 @@ colo_status_t t_peer_run(int32_t n, bool bare, t_peer_fn fn, void *arg, size_t b
 
 /* ---- tensors ---- */
 
-colo_status_t t_place(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt, bool fill,
-                      t_placed_t *p)
+colo_status_t t_topology(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+                         bool fill, t_placed_t *p)
 {
     memset(p, 0, sizeof *p);
     rank_try(t_case_tensor(c, role, r->rank, salt, fill, &p->host));
@@ -132,8 +132,8 @@ colo_status_t t_peer_way(t_peer_rank_t *r, colo_bridge_t *bridge, const t_case_t
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
     t_placed_t in = {0}, out = {0};
     colo_status_t st;
-    COLO_TRY_GOTO(st, t_place(r, c, in_role, salt, true, &in), done);
-    COLO_TRY_GOTO(st, t_place(r, c, out_role, salt, false, &out), done);
+    COLO_TRY_GOTO(st, t_topology(r, c, in_role, salt, true, &in), done);
+    COLO_TRY_GOTO(st, t_topology(r, c, out_role, salt, false, &out), done);
     st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
                   : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
     COLO_TRY_GOTO(st, st, done);

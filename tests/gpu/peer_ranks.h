@@ -44,8 +44,8 @@ typedef struct t_placed {
     char *at;
     colo_tensor_t t;
 } t_placed_t;
-colo_status_t t_place(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt, bool fill,
-                      t_placed_t *p);
+colo_status_t t_topology(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+                         bool fill, t_placed_t *p);
 /* Copies the host's bytes there, or back, on the rank's stream; waits for it when back. */
 colo_status_t t_upload(t_peer_rank_t *r, t_placed_t *p);
 colo_status_t t_download(t_peer_rank_t *r, t_placed_t *p);

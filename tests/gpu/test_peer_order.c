@@ -61,10 +61,10 @@ static colo_status_t replay(t_peer_rank_t *r, void *arg)
         cudaGraphExec_t exec;
         r->used = 0;
         rank_try(t_peer_bridge(r, &c, &bridge));
-        rank_try(t_place(r, &c, T_X, 0, true, &x));
-        rank_try(t_place(r, &c, T_Y, 0, false, &y));
-        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
-        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        rank_try(t_topology(r, &c, T_X, 0, true, &x));
+        rank_try(t_topology(r, &c, T_Y, 0, false, &y));
+        rank_try(t_topology(r, &c, T_DY, 0, true, &dy));
+        rank_try(t_topology(r, &c, T_DX, 0, false, &dx));
         peer_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL));
         peer_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
@@ -125,12 +125,12 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
         rank_try(t_peer_bridge(r, &c, &bridge));
         for (int way = 0; way < 2; way++) {
             const t_role_t reads = way ? T_DY : T_X, writes = way ? T_DX : T_Y;
-            rank_try(t_place(r, &c, reads, 0, true, &in));
+            rank_try(t_topology(r, &c, reads, 0, true, &in));
             for (int i = 0; i < 2; i++)
-                rank_try(t_place(r, &c, writes, 0, false, &out[i]));
+                rank_try(t_topology(r, &c, writes, 0, false, &out[i]));
             for (int i = 0; i < DEEP; i++) {
-                rank_try(t_place(r, &c, writes, 0, false, &kept[i]));
-                rank_try(t_place(r, &c, reads, i, true, &from[i]));
+                rank_try(t_topology(r, &c, writes, 0, false, &kept[i]));
+                rank_try(t_topology(r, &c, reads, i, true, &from[i]));
             }
             for (int64_t round = 0; round < rounds; round++) {
                 for (int i = 0; i < DEEP; i++) {
@@ -185,8 +185,8 @@ static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
     t_placed_t x, y;
     rank_try(colo_comm_set_timeout(r->gpus, 400));
     rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_topology(r, &c, T_X, 0, true, &x));
+    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
     for (int i = 0; i < 2; i++) {
         struct timespec a, b;
         clock_gettime(CLOCK_MONOTONIC, &a);
@@ -242,8 +242,8 @@ static colo_status_t aborted(t_peer_rank_t *r, void *arg)
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_topology(r, &c, T_X, 0, true, &x));
+    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
     rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream)); /* the host waits in the first */
     peer_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
@@ -362,8 +362,8 @@ static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
     (void)arg;
     peer_cuda(cudaMalloc(&other, 1 << 16));
     rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_topology(r, &c, T_X, 0, true, &x));
+    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
     rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
     rank_try(t_download(r, &y));
     rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
@@ -408,8 +408,8 @@ static colo_status_t mixed(t_peer_rank_t *r, void *arg)
     peer_cuda(cudaMalloc(&other, 1 << 16));
     c.check = 2;
     rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_place(r, &c, T_X, 0, true, &x));
-    rank_try(t_place(r, &c, T_Y, 0, false, &y));
+    rank_try(t_topology(r, &c, T_X, 0, true, &x));
+    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
     colo_tensor_t away = y.t;
     away.data = other;
     colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);

@@ -108,7 +108,7 @@ static void the_machine_is_in_the_plain_page(void **state)
     assert_true(json_is_true(json_object_get(json_object_get(doc, "backends"), "hwloc")));
     assert_string_equal(
         json_string_value(json_object_get(json_object_get(doc, "libraries"), "hwloc")),
-        colo_place_version());
+        colo_topology_version());
     json_decref(doc);
     said_free(&s);
 }
@@ -242,7 +242,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(what_cannot_be_is_one_line_and_exit_2),
         cmocka_unit_test(a_stdout_that_is_full_is_a_problem),
     };
-    int rc = colo_place_version()
+    int rc = colo_topology_version()
                  ? cmocka_run_group_tests_name("tools/info_grid", tests, enter, leave)
                  : cmocka_run_group_tests_name("tools/info_grid", without, NULL, NULL);
     free(absolute[1]);

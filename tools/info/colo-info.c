@@ -36,7 +36,7 @@ static const char help[] =
     "  --src, --dst SPEC, --batch B, --seq N, --hidden H, --dtype T (default bf16),\n"
     "  --output full|sharded (default full), --grad partial|disjoint (default partial)\n"
     "                       a bridge as colo-plan takes it: its bytes across slow links\n"
-    "  --json               for programs; the keys are in docs/place.md\n"
+    "  --json               for programs; the keys are in docs/topology.md\n"
     "  --version, --help\n"
     "\n"
     "Example: 8 ranks on a machine with two packages of four cores\n"
@@ -137,12 +137,12 @@ static int read_ask(info_ask_t *ask)
     ask->topology = options[OPT_TOPOLOGY].value;
     ask->bind = options[OPT_BIND].given;
     ask->policy = COLO_BIND_CORE;
-    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_PLACE_PU_MAX,
+    TOOL_TRY(tool_i64(INFO_TOOL, &options[OPT_RANKS_PER_NODE], 0, COLO_TOPOLOGY_PU_MAX,
                       &ask->ranks_per_node));
     if (options[OPT_POLICY].given && colo_bind_parse(options[OPT_POLICY].value, &ask->policy) < 0)
         return tool_wrong(INFO_TOOL, &options[OPT_POLICY]);
     if (options[OPT_GRID].given) {
-        TOOL_TRY(read_grid(&options[OPT_GRID], COLO_PLACE_WORLD_MAX, &ask->grid, &ask->world));
+        TOOL_TRY(read_grid(&options[OPT_GRID], COLO_TOPOLOGY_WORLD_MAX, &ask->grid, &ask->world));
         ask->audit = true;
     }
     TOOL_TRY(read_bridge(ask));

@@ -22,7 +22,7 @@ const info_backend_t *info_backends(void)
         {"cuda", INFO_CUDA, "tensors in GPU memory"},
         {"hwloc", false, "placement and binding"},
     };
-    list[5].built = colo_place_version() != NULL;
+    list[5].built = colo_topology_version() != NULL;
     return list;
 }
 
@@ -47,12 +47,12 @@ static int fail(colo_status_t st)
     return tool_complain(use ? TOOL_WRONG_USE : TOOL_PROBLEM, INFO_TOOL, "%s", colo_last_error());
 }
 
-static int add_row(const colo_place_t *place, info_table_t *t, int32_t a, int32_t b)
+static int add_row(const colo_topology_t *topology, info_table_t *t, int32_t a, int32_t b)
 {
     info_row_t *row = &t->row[t->n];
     const char *second = b < 0 ? "" : t->grid.name[b];
     snprintf(row->dims, sizeof row->dims, "%s%s%s", t->grid.name[a], b < 0 ? "" : "-", second);
-    colo_status_t st = colo_place_cut(place, &t->grid, row->dims, &row->cut);
+    colo_status_t st = colo_topology_cut(topology, &t->grid, row->dims, &row->cut);
     if (st < 0)
         return fail(st);
     t->n++;
@@ -60,8 +60,8 @@ static int add_row(const colo_place_t *place, info_table_t *t, int32_t a, int32_
 }
 
 /* Rows in the order of @named's dims, so that two tables can be compared line by line. */
-static int fill_table(const colo_place_t *place, const colo_grid_t *named, const colo_grid_t *grid,
-                      colo_bind_t bind, info_table_t *t)
+static int fill_table(const colo_topology_t *topology, const colo_grid_t *named,
+                      const colo_grid_t *grid, colo_bind_t bind, info_table_t *t)
 {
     int32_t dim[COLO_MAX_DIMS], n = 0;
     t->grid = *grid;
@@ -73,13 +73,13 @@ static int fill_table(const colo_place_t *place, const colo_grid_t *named, const
     if (!t->row)
         return tool_complain(TOOL_PROBLEM, INFO_TOOL, "no memory for %d dims", (int)n);
     for (int32_t i = 0; i < n; i++) {
-        int rc = add_row(place, t, dim[i], -1);
+        int rc = add_row(topology, t, dim[i], -1);
         if (rc != TOOL_OK)
             return rc;
     }
     for (int32_t i = 0; i < n && n > 2; i++)
         for (int32_t k = i + 1; k < n; k++) {
-            int rc = add_row(place, t, dim[i], dim[k]);
+            int rc = add_row(topology, t, dim[i], dim[k]);
             if (rc != TOOL_OK)
                 return rc;
         }
@@ -90,19 +90,19 @@ static int audit(const info_ask_t *ask, info_found_t *f)
 {
     colo_grid_t order;
     colo_bind_t bind;
-    colo_status_t st = colo_place_advise(f->place, &ask->grid, &order, &bind);
+    colo_status_t st = colo_topology_advise(f->topology, &ask->grid, &order, &bind);
     if (st < 0)
         return fail(st);
     f->better_order = !colo_grid_equal(&order, &ask->grid);
     f->better_binding = bind != ask->policy;
-    int rc = fill_table(f->place, &ask->grid, &ask->grid, ask->policy, &f->given);
+    int rc = fill_table(f->topology, &ask->grid, &ask->grid, ask->policy, &f->given);
     if (rc == TOOL_OK && f->better_order)
-        rc = fill_table(f->place, &ask->grid, &order, ask->policy, &f->order);
+        rc = fill_table(f->topology, &ask->grid, &order, ask->policy, &f->order);
     if (rc == TOOL_OK && f->better_binding) {
-        if ((st = colo_place_rebind(f->place, bind)) < 0)
+        if ((st = colo_topology_rebind(f->topology, bind)) < 0)
             return fail(st);
-        rc = fill_table(f->place, &ask->grid, &ask->grid, bind, &f->binding);
-        if ((st = colo_place_rebind(f->place, ask->policy)) < 0)
+        rc = fill_table(f->topology, &ask->grid, &ask->grid, bind, &f->binding);
+        if ((st = colo_topology_rebind(f->topology, ask->policy)) < 0)
             return fail(st);
     }
     return rc;
@@ -114,7 +114,7 @@ static int count_bridge(const info_ask_t *ask, info_found_t *f)
         colo_plan_t *plan = NULL;
         colo_status_t st = colo_plan_create(&plan, &ask->config, r);
         if (st == COLO_OK)
-            st = colo_place_traffic(f->place, plan, f->traffic);
+            st = colo_topology_traffic(f->topology, plan, f->traffic);
         colo_plan_destroy(&plan);
         if (st < 0)
             return fail(st);
@@ -124,14 +124,14 @@ static int count_bridge(const info_ask_t *ask, info_found_t *f)
 
 int info_find(const info_ask_t *ask, info_found_t *f)
 {
-    colo_place_config_t config = {COLO_PLACE_CONFIG_INIT, .topology = ask->topology,
-                                  .world = ask->world, .ranks_per_node = ask->ranks_per_node,
-                                  .bind = ask->policy};
+    colo_topology_config_t config = {COLO_TOPOLOGY_CONFIG_INIT, .topology = ask->topology,
+                                     .world = ask->world, .ranks_per_node = ask->ranks_per_node,
+                                     .bind = ask->policy};
     if (info_is_plain(ask)) { /* the machine only */
         config.world = 1;
         config.ranks_per_node = 1;
     }
-    colo_status_t st = colo_place_create(&f->place, &config);
+    colo_status_t st = colo_topology_create(&f->topology, &config);
     if (st < 0 && info_is_plain(ask) && !ask->topology) {
         snprintf(f->lacks, sizeof f->lacks, "%s", colo_last_error());
         return TOOL_OK;
@@ -146,7 +146,7 @@ int info_find(const info_ask_t *ask, info_found_t *f)
 
 void info_forget(info_found_t *f)
 {
-    colo_place_destroy(&f->place);
+    colo_topology_destroy(&f->topology);
     free(f->given.row);
     free(f->order.row);
     free(f->binding.row);

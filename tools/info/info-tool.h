@@ -3,7 +3,7 @@
 #ifndef TOOLS_INFO_TOOL_H
 #define TOOLS_INFO_TOOL_H
 
-#include <colobridge/place.h>
+#include <colobridge/topology.h>
 #include <colobridge/plan.h>
 
 #include "options.h"
@@ -15,7 +15,7 @@
 /* Which dims cross what, under one order and one binding. */
 typedef struct info_row {
     char dims[2 * COLO_DIM_NAME_MAX];
-    colo_place_cut_t cut;
+    colo_topology_cut_t cut;
 } info_row_t;
 typedef struct info_table {
     colo_grid_t grid;
@@ -38,11 +38,11 @@ typedef struct info_ask {
 } info_ask_t;
 
 typedef struct info_found {
-    colo_place_t *place; /* NULL: why not is in lacks */
+    colo_topology_t *topology; /* NULL: why not is in lacks */
     char lacks[256];
     info_table_t given, order, binding; /* n is 0 where nothing is better */
     bool better_order, better_binding;
-    colo_place_traffic_t traffic[2];
+    colo_topology_traffic_t traffic[2];
 } info_found_t;
 
 /* Everything that was asked for; complains and returns the exit code when it cannot be had. */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * json.c - colo-info for programs. The keys are promised in docs/place.md; a key whose subject
+ * json.c - colo-info for programs. The keys are promised in docs/topology.md; a key whose subject
  * was not asked for is left out, one whose answer does not exist is null.
  */
 #include "info-tool.h"
@@ -33,17 +33,17 @@ static json_t *spec_of(const colo_grid_t *grid)
 
 /* ---- the machine ---- */
 
-static json_t *machine_of(const colo_place_t *place)
+static json_t *machine_of(const colo_topology_t *topology)
 {
     json_t *devices = json_array();
-    const colo_place_device_t *d;
-    colo_place_machine_t m;
-    if (!place) {
+    const colo_topology_device_t *d;
+    colo_topology_machine_t m;
+    if (!topology) {
         json_decref(devices);
         return json_null();
     }
-    colo_place_machine(place, &m);
-    for (int32_t i = 0; (d = colo_place_device(place, i)); i++)
+    colo_topology_machine(topology, &m);
+    for (int32_t i = 0; (d = colo_topology_device(topology, i)); i++)
         json_array_append_new(devices,
                               json_pack("{s:s,s:s,s:s,s:o,s:o}", "kind",
                                         d->kind == COLO_DEVICE_GPU ? "gpu" : "network", "name",
@@ -72,9 +72,9 @@ static json_t *basics(const info_found_t *f)
     }
     return json_pack("{s:s,s:s,s:{s:s?},s:o,s:{s:[],s:s},s:o,s:s?,s:o}", "version", colo_version(),
                      "header_version", info_header_version(), "libraries", "hwloc",
-                     colo_place_version(), "backends", built, "cuda", "devices", "why", info_cuda(),
-                     "topology", machine_of(f->place), "topology_error", f->place ? NULL : f->lacks,
-                     "knobs", knobs);
+                     colo_topology_version(), "backends", built, "cuda", "devices", "why",
+                     info_cuda(), "topology", machine_of(f->topology), "topology_error",
+                     f->topology ? NULL : f->lacks, "knobs", knobs);
 }
 
 /* ---- what was asked ---- */
@@ -83,7 +83,7 @@ static json_t *rows_of(const info_table_t *t)
 {
     json_t *rows = json_array();
     for (int i = 0; i < t->n; i++) {
-        const colo_place_cut_t *c = &t->row[i].cut;
+        const colo_topology_cut_t *c = &t->row[i].cut;
         json_array_append_new(rows,
                               json_pack("{s:s,s:I,s:I,s:I,s:I,s:I}", "dims", t->row[i].dims, "size",
                                         (json_int_t)c->size, "groups", (json_int_t)c->groups,
@@ -111,7 +111,7 @@ static json_t *audit_of(const info_ask_t *ask, const info_found_t *f)
         "better_binding", table_of(&f->binding, f->better_binding));
 }
 
-static json_t *way_of(const colo_place_traffic_t *t)
+static json_t *way_of(const colo_topology_traffic_t *t)
 {
     return json_pack("{s:I,s:I,s:I,s:I}", "bytes", (json_int_t)t->total, "cross_numa",
                      (json_int_t)t->numa, "cross_package", (json_int_t)t->package, "cross_host",
@@ -125,17 +125,17 @@ static json_t *bridge_of(const info_ask_t *ask, const info_found_t *f)
                      "backward", way_of(&f->traffic[COLO_BACKWARD]));
 }
 
-static json_t *rank_of(const colo_place_t *place, int64_t rank)
+static json_t *rank_of(const colo_topology_t *topology, int64_t rank)
 {
     colo_spot_t s;
-    if (colo_place_spot(place, rank, &s) < 0)
+    if (colo_topology_spot(topology, rank, &s) < 0)
         return NULL;
-    size_t cap = colo_place_cpus(place, rank, NULL, 0) + 1;
+    size_t cap = colo_topology_cpus(topology, rank, NULL, 0) + 1;
     char *cpus = malloc(cap);
     if (!cpus)
         return NULL;
-    colo_place_cpus(place, rank, cpus, cap);
-    const colo_place_device_t *d = colo_place_device(place, s.gpu);
+    colo_topology_cpus(topology, rank, cpus, cap);
+    const colo_topology_device_t *d = colo_topology_device(topology, s.gpu);
     bool known = d && d->numa >= 0 && s.numa >= 0;
     json_t *o =
         json_pack("{s:I,s:I,s:o,s:o,s:o,s:s,s:s?,s:o}", "rank", (json_int_t)rank, "host",
@@ -150,7 +150,7 @@ static json_t *ranks_of(const info_ask_t *ask, const info_found_t *f)
 {
     json_t *ranks = json_array();
     for (int64_t r = 0; r < ask->world; r++)
-        if (json_array_append_new(ranks, rank_of(f->place, r)) != 0) {
+        if (json_array_append_new(ranks, rank_of(f->topology, r)) != 0) {
             json_decref(ranks);
             return NULL;
         }
@@ -164,7 +164,7 @@ int info_print_json(const info_ask_t *ask, const info_found_t *f)
     if (info_is_plain(ask)) {
         doc = basics(f);
     } else {
-        doc = json_pack("{s:o,s:s}", "topology", machine_of(f->place), "binding",
+        doc = json_pack("{s:o,s:s}", "topology", machine_of(f->topology), "binding",
                         colo_bind_name(ask->policy));
         if (ask->audit)
             bad |= json_object_set_new(doc, "grid", audit_of(ask, f));

@@ -18,7 +18,7 @@ static const char *many(int64_t n)
 
 /* ---- the machine ---- */
 
-static void print_device(const colo_place_device_t *d)
+static void print_device(const colo_topology_device_t *d)
 {
     char numa[32] = "", package[32] = "";
     if (d->numa >= 0)
@@ -29,17 +29,17 @@ static void print_device(const colo_place_device_t *d)
            numa, package);
 }
 
-static void print_machine(const colo_place_t *place)
+static void print_machine(const colo_topology_t *topology)
 {
     char quoted[TOOL_QUOTE_MAX];
-    const colo_place_device_t *d;
-    colo_place_machine_t m;
-    colo_place_machine(place, &m);
+    const colo_topology_device_t *d;
+    colo_topology_machine_t m;
+    colo_topology_machine(topology, &m);
     printf("%stopology%s %s\n", on, off, tool_quote(quoted, m.source));
     printf("  %d package%s, %d NUMA node%s, %d core%s, %d processor%s\n", (int)m.packages,
            many(m.packages), (int)m.numa_nodes, many(m.numa_nodes), (int)m.cores, many(m.cores),
            (int)m.pus, many(m.pus));
-    for (int32_t i = 0; (d = colo_place_device(place, i)); i++)
+    for (int32_t i = 0; (d = colo_topology_device(topology, i)); i++)
         print_device(d);
 }
 
@@ -47,15 +47,15 @@ static void print_basics(const info_found_t *f)
 {
     char quoted[TOOL_QUOTE_MAX];
     const info_backend_t *b = info_backends();
-    const char *hwloc = colo_place_version();
+    const char *hwloc = colo_topology_version();
     bool set;
     printf("%scolobridge %s%s (headers %s, hwloc %s)\n\n%sbackends%s\n", on, colo_version(), off,
            info_header_version(), hwloc ? hwloc : "none", on, off);
     for (int i = 0; i < INFO_BACKENDS; i++)
         printf("  %-8s %-4s %s\n", b[i].name, b[i].built ? "yes" : "no", b[i].what);
     printf("\n%sdevices%s\n  %s\n\n", on, off, info_cuda());
-    if (f->place)
-        print_machine(f->place);
+    if (f->topology)
+        print_machine(f->topology);
     else
         printf("%stopology%s unknown\n  %s\n", on, off, f->lacks);
     printf("\n%sknobs%s\n", on, off);
@@ -81,7 +81,7 @@ static void print_table(const info_table_t *t)
     printf("  %-*s  %8s  %8s  %12s  %8s  %8s\n", width, "dims", "size", "groups", "across NUMA",
            "package", "host");
     for (int i = 0; i < t->n; i++) {
-        const colo_place_cut_t *c = &t->row[i].cut;
+        const colo_topology_cut_t *c = &t->row[i].cut;
         printf("  %-*s  %8lld  %8lld  %12lld  %8lld  %8lld\n", width, t->row[i].dims,
                (long long)c->size, (long long)c->groups, (long long)c->numa, (long long)c->package,
                (long long)c->host);
@@ -121,7 +121,7 @@ static void print_bridge(const info_ask_t *ask, const info_found_t *f)
     printf("\n%sbridge %s -> %s%s\n  %-8s  %12s  %12s  %12s  %12s\n", on, src, dst, off, "", "sent",
            "across NUMA", "package", "host");
     for (int w = 0; w < 2; w++) {
-        const colo_place_traffic_t *t = &f->traffic[w];
+        const colo_topology_traffic_t *t = &f->traffic[w];
         char sent[24], numa[24], package[24], host[24];
         printf("  %-8s  %12s  %12s  %12s  %12s\n", w == COLO_FORWARD ? "forward" : "backward",
                tool_bytes(sent, t->total), tool_bytes(numa, t->numa),
@@ -140,7 +140,7 @@ static const char *number(char text[16], int32_t n)
 }
 
 /* Is the GPU on the rank's NUMA node? Where either is on several, nobody can tell. */
-static const char *distance(const colo_place_device_t *d, const colo_spot_t *s)
+static const char *distance(const colo_topology_device_t *d, const colo_spot_t *s)
 {
     if (!d)
         return "";
@@ -149,14 +149,14 @@ static const char *distance(const colo_place_device_t *d, const colo_spot_t *s)
     return d->numa == s->numa ? "near" : "far";
 }
 
-static void print_rank(const colo_place_t *place, int64_t rank, bool gpus)
+static void print_rank(const colo_topology_t *topology, int64_t rank, bool gpus)
 {
     char cpus[4096], package[16], numa[16], core[16], gpu[64] = "";
     colo_spot_t s;
-    if (colo_place_spot(place, rank, &s) < 0)
+    if (colo_topology_spot(topology, rank, &s) < 0)
         return;
-    size_t len = colo_place_cpus(place, rank, cpus, sizeof cpus);
-    const colo_place_device_t *d = colo_place_device(place, s.gpu);
+    size_t len = colo_topology_cpus(topology, rank, cpus, sizeof cpus);
+    const colo_topology_device_t *d = colo_topology_device(topology, s.gpu);
     if (gpus)
         snprintf(gpu, sizeof gpu, "  %-12s %-4s", d ? d->bus : "none", distance(d, &s));
     printf("  %6lld  %6lld  %7s  %4s  %5s%s  %s%s\n", (long long)rank, (long long)s.host,
@@ -166,15 +166,15 @@ static void print_rank(const colo_place_t *place, int64_t rank, bool gpus)
 
 static void print_ranks(const info_ask_t *ask, const info_found_t *f)
 {
-    const colo_place_device_t *d;
+    const colo_topology_device_t *d;
     bool gpus = false;
-    for (int32_t i = 0; (d = colo_place_device(f->place, i)); i++)
+    for (int32_t i = 0; (d = colo_topology_device(f->topology, i)); i++)
         gpus |= d->kind == COLO_DEVICE_GPU;
     printf("\n%sranks%s, binding %s\n  %6s  %6s  %7s  %4s  %5s%s  %s\n", on, off,
            colo_bind_name(ask->policy), "rank", "host", "package", "NUMA", "core",
            gpus ? "  GPU              " : "", "processors");
     for (int64_t r = 0; r < ask->world; r++)
-        print_rank(f->place, r, gpus);
+        print_rank(f->topology, r, gpus);
 }
 
 int info_print_text(const info_ask_t *ask, const info_found_t *f)
@@ -187,7 +187,7 @@ int info_print_text(const info_ask_t *ask, const info_found_t *f)
         print_basics(f);
         return TOOL_OK;
     }
-    print_machine(f->place);
+    print_machine(f->topology);
     if (ask->audit)
         print_audit(ask, f);
     if (ask->bridge)

@@ -18,16 +18,17 @@ static void bind_rank(void)
 {
     MPI_Comm host;
     int rank, size;
-    colo_place_t *place = NULL;
+    colo_topology_t *topology = NULL;
 
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, 0, MPI_INFO_NULL, &host);
     MPI_Comm_rank(host, &rank);
     MPI_Comm_size(host, &size);
     MPI_Comm_free(&host);
-    colo_place_create_env(&place, size); /* what cannot be done is a warning of the library's */
-    if (place)
-        (void)colo_place_bind(place, rank);
-    colo_place_destroy(&place);
+    colo_topology_create_env(&topology,
+                             size); /* what cannot be done is a warning of the library's */
+    if (topology)
+        (void)colo_topology_bind(topology, rank);
+    colo_topology_destroy(&topology);
 }
 
 colo_status_t cap_mpi_run(colo_rank_fn fn, void *arg)

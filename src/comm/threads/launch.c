@@ -17,7 +17,7 @@
 #include "core/env.h"
 #include "core/error.h"
 
-#include <colobridge/place.h>
+#include <colobridge/topology.h>
 
 #include <stdlib.h>
 #include <string.h>
@@ -158,7 +158,7 @@ struct run {
     colo_rank_fn fn;
     void *arg;
     struct colo_hub *hub;
-    colo_place_t *place; /* NULL: ranks run where the system puts them */
+    colo_topology_t *place; /* NULL: ranks run where the system puts them */
     pthread_mutex_t lock;
     pthread_cond_t opened;
     int32_t gate; /* 0 closed, 1 run, -1 go home */
@@ -229,7 +229,7 @@ static void *rank_main(void *arg)
     bool go = run->gate > 0;
     pthread_mutex_unlock(&run->lock);
     if (go) {
-        if (run->place && colo_place_bind(run->place, me->comm->rank) < 0)
+        if (run->place && colo_topology_bind(run->place, me->comm->rank) < 0)
             colo_log(COLO_LOG_WARN, "rank %d is not bound: %s", (int)me->comm->rank,
                      colo_last_error());
         colo_status_t st = call(me);
@@ -281,7 +281,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     pthread_mutex_init(&run.lock, NULL);
     pthread_cond_init(&run.opened, NULL);
 
-    colo_place_create_env(&run.place, nranks);
+    colo_topology_create_env(&run.place, nranks);
     int32_t started = 0;
     colo_status_t st = start(&run, ranks, nranks, &started);
     pthread_mutex_lock(&run.lock);
@@ -295,7 +295,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     if (st == COLO_OK && run.status != COLO_OK)
         st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.sentence);
 
-    colo_place_destroy(&run.place);
+    colo_topology_destroy(&run.place);
     pthread_cond_destroy(&run.opened);
     pthread_mutex_destroy(&run.lock);
     colo_hub_release(run.hub);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * place.h - where ranks sit on machines: NUMA nodes, packages, devices, and what that costs a grid.
+ * topology.h - where ranks sit on machines: NUMA nodes, packages, devices, and what that costs a
+ * grid.
  *
  * A place is a machine's topology (this one's, a file's, or a synthetic one) and a map of ranks to
  * its processors: ranks_per_node consecutive world ranks share a host, every host is such a
@@ -9,8 +10,8 @@
  *
  * A place is used by one thread at a time while it is made or rebound, then shared freely.
  */
-#ifndef COLOBRIDGE_PLACE_H
-#define COLOBRIDGE_PLACE_H
+#ifndef COLOBRIDGE_TOPOLOGY_H
+#define COLOBRIDGE_TOPOLOGY_H
 
 #include <colobridge/grid.h>
 
@@ -18,11 +19,11 @@
 extern "C" {
 #endif
 
-#define COLO_PLACE_XML_MAX (16 << 20) /* bytes of a topology file */
-#define COLO_PLACE_PU_MAX 16384       /* processors of a machine */
-#define COLO_PLACE_WORLD_MAX ((int64_t)1 << 24)
+#define COLO_TOPOLOGY_XML_MAX (16 << 20) /* bytes of a topology file */
+#define COLO_TOPOLOGY_PU_MAX 16384       /* processors of a machine */
+#define COLO_TOPOLOGY_WORLD_MAX ((int64_t)1 << 24)
 
-typedef struct colo_place colo_place_t;
+typedef struct colo_topology colo_topology_t;
 struct colo_plan; /* plan.h */
 
 /** Which processors the ranks of a host get; l is a rank's number on its host, n ranks a host. */
@@ -41,64 +42,67 @@ COLO_API const char *colo_bind_name(colo_bind_t bind);
 COLO_API colo_status_t colo_bind_parse(const char *text, colo_bind_t *bind);
 
 /** Members from ranks_per_node on have defaults: 0. */
-typedef struct colo_place_config {
+typedef struct colo_topology_config {
     size_t struct_size;
     /* NULL: this machine, as far as the calling thread may use it. A text that ends in ".xml" or
-     * has a '/': an hwloc XML file, at most COLO_PLACE_XML_MAX bytes. Else a synthetic
+     * has a '/': an hwloc XML file, at most COLO_TOPOLOGY_XML_MAX bytes. Else a synthetic
      * description as hwloc's lstopo takes it: "package:2 numa:2 core:4 pu:1". Borrowed. */
     const char *topology;
     int64_t world;          /* ranks 0 .. world - 1 */
     int64_t ranks_per_node; /* ranks of a host; 0: all of them on one */
     colo_bind_t bind;
-} colo_place_config_t;
+} colo_topology_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLACE_CONFIG_INIT sizeof(colo_place_config_t), nullptr, 0, 0, COLO_BIND_NONE
+#define COLO_TOPOLOGY_CONFIG_INIT sizeof(colo_topology_config_t), nullptr, 0, 0, COLO_BIND_NONE
 #else
-#define COLO_PLACE_CONFIG_INIT .struct_size = sizeof(colo_place_config_t)
+#define COLO_TOPOLOGY_CONFIG_INIT .struct_size = sizeof(colo_topology_config_t)
 #endif
 
 /**
- * colo_place_create() - read the topology, map the ranks; owned by the caller
+ * colo_topology_create() - read the topology, map the ranks; owned by the caller
  * Errors:  COLO_ERR_UNBUILT (no hwloc in this build), COLO_ERR_IO (the file cannot be read, is too
  *          large, or holds no topology), COLO_ERR_ARG (not understood as synthetic; world outside
- *          1..COLO_PLACE_WORLD_MAX; more ranks on a host than it has processors), COLO_ERR_NOMEM
+ *          1..COLO_TOPOLOGY_WORLD_MAX; more ranks on a host than it has processors), COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_place_create(colo_place_t **place, const colo_place_config_t *config);
-/** colo_place_destroy() - takes NULL */
-COLO_API void colo_place_destroy(colo_place_t **place);
-/** colo_place_rebind() - another policy on the same machine. Errors: COLO_ERR_ARG, COLO_ERR_NOMEM
+COLO_API colo_status_t colo_topology_create(colo_topology_t **place,
+                                            const colo_topology_config_t *config);
+/** colo_topology_destroy() - takes NULL */
+COLO_API void colo_topology_destroy(colo_topology_t **place);
+/** colo_topology_rebind() - another policy on the same machine. Errors: COLO_ERR_ARG,
+ * COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_place_rebind(colo_place_t *place, colo_bind_t bind);
+COLO_API colo_status_t colo_topology_rebind(colo_topology_t *place, colo_bind_t bind);
 
-/** colo_place_version() - of the hwloc that is loaded ("2.9.0"), NULL when there is none */
-COLO_API const char *colo_place_version(void);
+/** colo_topology_version() - of the hwloc that is loaded ("2.9.0"), NULL when there is none */
+COLO_API const char *colo_topology_version(void);
 
 /* ---- the machine ---- */
 
-typedef struct colo_place_machine {
+typedef struct colo_topology_machine {
     char source[64]; /* "this machine", the file's name, or the description, cut to fit */
     int32_t packages, numa_nodes, cores, pus, devices;
-} colo_place_machine_t;
+} colo_topology_machine_t;
 /**
- * colo_place_machine() - what the machine consists of; local
+ * colo_topology_machine() - what the machine consists of; local
  * @machine:  out, written by the call; all 0 if @place is NULL
  * Objects are numbered from 0 in topology order. If the topology names no packages, NUMA nodes or
  * cores, the machine has one package, one NUMA node, or one core per processor. NUMA nodes without
  * processors are not counted.
  */
-COLO_API void colo_place_machine(const colo_place_t *place, colo_place_machine_t *machine);
+COLO_API void colo_topology_machine(const colo_topology_t *place, colo_topology_machine_t *machine);
 
 typedef enum colo_device_kind { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
 
 /** A PCI device of a host. Where it is near processors of several, numa or package is -1. */
-typedef struct colo_place_device {
+typedef struct colo_topology_device {
     colo_device_kind_t kind;
     char name[32]; /* what the system calls it ("cuda0", "eth0"), "" when unknown */
     char bus[16];  /* "0000:3b:00.0" */
     int32_t numa, package;
-} colo_place_device_t;
-/** colo_place_device() - the i-th, in bus order; NULL past the end. A view */
-COLO_API const colo_place_device_t *colo_place_device(const colo_place_t *place, int32_t i);
+} colo_topology_device_t;
+/** colo_topology_device() - the i-th, in bus order; NULL past the end. A view */
+COLO_API const colo_topology_device_t *colo_topology_device(const colo_topology_t *place,
+                                                            int32_t i);
 
 /* ---- the ranks ---- */
 
@@ -110,48 +114,50 @@ typedef struct colo_spot {
     int32_t gpu; /* device number of its GPU: the l-th GPU goes to rank l of a host; -1: none */
 } colo_spot_t;
 
-/** colo_place_spot() - Errors: COLO_ERR_ARG (rank outside the world) */
-COLO_API colo_status_t colo_place_spot(const colo_place_t *place, int64_t rank, colo_spot_t *spot);
-/** colo_place_gpu_rank() - the rank on @host that uses device @device, -1 when nobody does */
-COLO_API int64_t colo_place_gpu_rank(const colo_place_t *place, int64_t host, int32_t device);
-/** colo_place_cpus() - the system's numbers of the processors of @rank, "0-3,8"; returns the length
- *  it needs without NUL, writes at most @cap bytes; 0 for a rank outside the world */
-COLO_API size_t colo_place_cpus(const colo_place_t *place, int64_t rank, char *text, size_t cap);
+/** colo_topology_spot() - Errors: COLO_ERR_ARG (rank outside the world) */
+COLO_API colo_status_t colo_topology_spot(const colo_topology_t *place, int64_t rank,
+                                          colo_spot_t *spot);
+/** colo_topology_gpu_rank() - the rank on @host that uses device @device, -1 when nobody does */
+COLO_API int64_t colo_topology_gpu_rank(const colo_topology_t *place, int64_t host, int32_t device);
+/** colo_topology_cpus() - the system's numbers of the processors of @rank, "0-3,8"; returns the
+ * length it needs without NUL, writes at most @cap bytes; 0 for a rank outside the world */
+COLO_API size_t colo_topology_cpus(const colo_topology_t *place, int64_t rank, char *text,
+                                   size_t cap);
 /**
- * colo_place_bind() - the calling thread runs on the processors of @rank from now on
+ * colo_topology_bind() - the calling thread runs on the processors of @rank from now on
  * Errors:  COLO_ERR_ARG (rank outside the world), COLO_ERR_STATE (the topology is not this
  *          machine's), COLO_ERR_IO (the system refused), COLO_ERR_UNBUILT
  */
-COLO_API colo_status_t colo_place_bind(const colo_place_t *place, int64_t rank);
+COLO_API colo_status_t colo_topology_bind(const colo_topology_t *place, int64_t rank);
 /**
- * colo_place_create_env() - a place of one host for what COLO_BIND asks, for launchers
+ * colo_topology_create_env() - a place of one host for what COLO_BIND asks, for launchers
  * @ranks:  of this host
  * @place:  out; NULL when nothing is asked, and, with one warning a process, when it cannot be done
  *          (no hwloc, fewer processors than ranks, no such policy). Launchers then go on unbound.
  */
-COLO_API void colo_place_create_env(colo_place_t **place, int64_t ranks);
+COLO_API void colo_topology_create_env(colo_topology_t **place, int64_t ranks);
 
 /* ---- what a grid pays ---- */
 
 /** Groups of a dim set, and how many have members on different ones. A group across hosts crosses
  *  the other two as well; a rank that is free to run on several NUMA nodes (packages) makes its
  *  group one that crosses. */
-typedef struct colo_place_cut {
+typedef struct colo_topology_cut {
     int64_t size, groups; /* members of a group; groups */
     int64_t numa, package, host;
-} colo_place_cut_t;
+} colo_topology_cut_t;
 
 /**
- * colo_place_cut() - which groups of @dims cross
+ * colo_topology_cut() - which groups of @dims cross
  * @grid:   inside the place's world
  * @dims:   names joined by "-", as colo_grid_group()
  * Cost:    O(ranks of a few hosts) for one dim, O(ranks of the grid) for several
  * Errors:  COLO_ERR_ARG
  */
-COLO_API colo_status_t colo_place_cut(const colo_place_t *place, const colo_grid_t *grid,
-                                      const char *dims, colo_place_cut_t *cut);
+COLO_API colo_status_t colo_topology_cut(const colo_topology_t *place, const colo_grid_t *grid,
+                                         const char *dims, colo_topology_cut_t *cut);
 /**
- * colo_place_advise() - what would cross less
+ * colo_topology_advise() - what would cross less
  * @order:  out  the dims of @grid in the best order of all under the place's binding
  * @bind:   out  the best binding under the given order; never COLO_BIND_NONE unless in force
  * Both are what is in force when nothing is better. Better: dims in the order of how much their
@@ -160,22 +166,23 @@ COLO_API colo_status_t colo_place_cut(const colo_place_t *place, const colo_grid
  * given one (compared dim by dim), the first binding.
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_place_advise(const colo_place_t *place, const colo_grid_t *grid,
-                                         colo_grid_t *order, colo_bind_t *bind);
+COLO_API colo_status_t colo_topology_advise(const colo_topology_t *place, const colo_grid_t *grid,
+                                            colo_grid_t *order, colo_bind_t *bind);
 
 /** Bytes that ranks send, and those of them that cross; counted as groups above. */
-typedef struct colo_place_traffic {
+typedef struct colo_topology_traffic {
     int64_t total, numa, package, host;
-} colo_place_traffic_t;
+} colo_topology_traffic_t;
 
 /**
- * colo_place_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's
+ * colo_topology_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's
  * bytes
  * @traffic:  in/out [2], by colo_way_t; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */
-COLO_API colo_status_t colo_place_traffic(const colo_place_t *place, const struct colo_plan *plan,
-                                          colo_place_traffic_t *traffic);
+COLO_API colo_status_t colo_topology_traffic(const colo_topology_t *place,
+                                             const struct colo_plan *plan,
+                                             colo_topology_traffic_t *traffic);
 
 #ifdef __cplusplus
 }

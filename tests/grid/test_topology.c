@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_place.c - which processors each rank gets, on machines drawn by hand: three synthetic ones
- * and the file two-packages-four-gpus.xml (2 packages, a NUMA node each, 4 cores of 2 processors
- * each; core c of the machine has processors c and c + 8; GPUs 1b, 1c near package 0, 9b, 9c near
- * package 1), and two-packages-four-nodes.xml (2 packages of 2 NUMA nodes of 2 cores; a GPU at
- * nodes 1 and 3 and one at the second package). Expectations are read off these drawings. And what
- * is refused, and COLO_BIND.
+ * test_topology.c - which processors each rank gets, on machines drawn by hand: three synthetic
+ * ones and the file two-packages-four-gpus.xml (2 packages, a NUMA node each, 4 cores of 2
+ * processors each; core c of the machine has processors c and c + 8; GPUs 1b, 1c near package 0,
+ * 9b, 9c near package 1), and two-packages-four-nodes.xml (2 packages of 2 NUMA nodes of 2 cores; a
+ * GPU at nodes 1 and 3 and one at the second package). Expectations are read off these drawings.
+ * And what is refused, and COLO_BIND.
  */
 #include "harness/harness.h"
 
@@ -20,29 +20,29 @@
 #define FOUR "package:2 numa:2 core:4 pu:1" /* 2 packages of 2 NUMA nodes of 4 cores */
 #define GPUS TOPOLOGIES "/two-packages-four-gpus.xml"
 
-static colo_place_t *place_of(const char *topology, int64_t world, int64_t per_host,
-                              colo_bind_t bind)
+static colo_topology_t *place_of(const char *topology, int64_t world, int64_t per_host,
+                                 colo_bind_t bind)
 {
-    colo_place_t *p = NULL;
-    assert_ok(colo_place_create(
-        &p, &(colo_place_config_t){COLO_PLACE_CONFIG_INIT, .topology = topology, .world = world,
-                                   .ranks_per_node = per_host, .bind = bind}));
+    colo_topology_t *p = NULL;
+    assert_ok(colo_topology_create(
+        &p, &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT, .topology = topology,
+                                      .world = world, .ranks_per_node = per_host, .bind = bind}));
     return p;
 }
 
-static const char *cpus(const colo_place_t *p, int64_t rank)
+static const char *cpus(const colo_topology_t *p, int64_t rank)
 {
     static char text[256];
-    size_t n = colo_place_cpus(p, rank, text, sizeof text);
+    size_t n = colo_topology_cpus(p, rank, text, sizeof text);
     assert_int_equal(n, strlen(text));
     return text;
 }
 
-static void assert_spot(const colo_place_t *p, int64_t rank, int64_t host, int package, int numa,
+static void assert_spot(const colo_topology_t *p, int64_t rank, int64_t host, int package, int numa,
                         int core, int gpu)
 {
     colo_spot_t s;
-    assert_ok(colo_place_spot(p, rank, &s));
+    assert_ok(colo_topology_spot(p, rank, &s));
     if (s.host != host || s.package != package || s.numa != numa || s.core != core || s.gpu != gpu)
         fail_msg("rank %d: host %d package %d NUMA %d core %d GPU %d, drawn %d %d %d %d %d",
                  (int)rank, (int)s.host, s.package, s.numa, s.core, s.gpu, (int)host, package, numa,
@@ -62,18 +62,18 @@ static void a_machine_is_counted(void **state)
                 {GPUS, 2, 2, 8, 16, 6},
                 {"numa:2 pu:4", 1, 2, 8, 8, 0}}; /* names neither packages nor cores */
     for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        colo_place_machine_t m;
-        colo_place_t *p = place_of(want[i].topology, 1, 0, COLO_BIND_CORE);
-        colo_place_machine(p, &m);
+        colo_topology_machine_t m;
+        colo_topology_t *p = place_of(want[i].topology, 1, 0, COLO_BIND_CORE);
+        colo_topology_machine(p, &m);
         assert_int_equal(m.packages, want[i].packages);
         assert_int_equal(m.numa_nodes, want[i].numa);
         assert_int_equal(m.cores, want[i].cores);
         assert_int_equal(m.pus, want[i].pus);
         assert_int_equal(m.devices, want[i].devices);
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
         assert_null(p);
     }
-    colo_place_destroy(NULL);
+    colo_topology_destroy(NULL);
 }
 
 static void devices_are_near_their_package(void **state)
@@ -88,37 +88,37 @@ static void devices_are_near_their_package(void **state)
                 {COLO_DEVICE_GPU, "cuda2", "0000:9b:00.0", 1},
                 {COLO_DEVICE_GPU, "cuda3", "0000:9c:00.0", 1},
                 {COLO_DEVICE_NETWORK, "ib1", "0000:a0:00.0", 1}};
-    colo_place_t *p = place_of(GPUS, 8, 4, COLO_BIND_NUMA);
+    colo_topology_t *p = place_of(GPUS, 8, 4, COLO_BIND_NUMA);
     for (int i = 0; i < 6; i++) { /* the management display and the disk are not among them */
-        const colo_place_device_t *d = colo_place_device(p, i);
+        const colo_topology_device_t *d = colo_topology_device(p, i);
         assert_int_equal(d->kind, want[i].kind);
         assert_string_equal(d->name, want[i].name);
         assert_string_equal(d->bus, want[i].bus);
         assert_int_equal(d->numa, want[i].at);
         assert_int_equal(d->package, want[i].at);
     }
-    assert_null(colo_place_device(p, 6));
-    assert_null(colo_place_device(p, -1));
+    assert_null(colo_topology_device(p, 6));
+    assert_null(colo_topology_device(p, -1));
 
     /* the l-th GPU is rank l's on its host; by NUMA node each is near its rank */
     static const int gpu[] = {0, 1, 3, 4};
     for (int r = 0; r < 8; r++) {
         assert_spot(p, r, r / 4, r % 4 / 2, r % 4 / 2, -1, gpu[r % 4]);
-        assert_int_equal(colo_place_gpu_rank(p, r / 4, gpu[r % 4]), r);
+        assert_int_equal(colo_topology_gpu_rank(p, r / 4, gpu[r % 4]), r);
     }
-    assert_int_equal(colo_place_gpu_rank(p, 0, 2), -1); /* a network card */
-    assert_int_equal(colo_place_gpu_rank(p, 2, 0), -1); /* no such host */
-    assert_int_equal(colo_place_gpu_rank(p, -1, 0), -1);
-    colo_place_destroy(&p);
+    assert_int_equal(colo_topology_gpu_rank(p, 0, 2), -1); /* a network card */
+    assert_int_equal(colo_topology_gpu_rank(p, 2, 0), -1); /* no such host */
+    assert_int_equal(colo_topology_gpu_rank(p, -1, 0), -1);
+    colo_topology_destroy(&p);
 
     p = place_of(GPUS, 6, 6, COLO_BIND_CORE); /* more ranks than GPUs */
     assert_spot(p, 3, 0, 0, 0, 3, 4);
     assert_spot(p, 4, 0, 1, 1, 4, -1);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
     p = place_of(GPUS, 3, 2, COLO_BIND_CORE); /* the last host is not full */
-    assert_int_equal(colo_place_gpu_rank(p, 1, 0), 2);
-    assert_int_equal(colo_place_gpu_rank(p, 1, 1), -1);
-    colo_place_destroy(&p);
+    assert_int_equal(colo_topology_gpu_rank(p, 1, 0), 2);
+    assert_int_equal(colo_topology_gpu_rank(p, 1, 1), -1);
+    colo_topology_destroy(&p);
 }
 
 /* ---- policies ---- */
@@ -127,29 +127,29 @@ static void devices_are_near_their_package(void **state)
 static void a_device_is_near_its_numa_node_or_its_package_only(void **state)
 {
     static const int numa[] = {1, 3, -1}, package[] = {0, 1, 1};
-    colo_place_t *p = place_of(TOPOLOGIES "/two-packages-four-nodes.xml", 8, 8, COLO_BIND_CORE);
+    colo_topology_t *p = place_of(TOPOLOGIES "/two-packages-four-nodes.xml", 8, 8, COLO_BIND_CORE);
     for (int i = 0; i < 3; i++) {
-        const colo_place_device_t *d = colo_place_device(p, i);
+        const colo_topology_device_t *d = colo_topology_device(p, i);
         assert_non_null(d);
         assert_int_equal(d->numa, numa[i]);
         assert_int_equal(d->package, package[i]);
     }
-    assert_null(colo_place_device(p, 3));
-    colo_place_destroy(&p);
+    assert_null(colo_topology_device(p, 3));
+    colo_topology_destroy(&p);
 }
 
 static void core_binding_is_compact(void **state)
 {
-    colo_place_t *p = place_of(FOUR, 16, 0, COLO_BIND_CORE);
+    colo_topology_t *p = place_of(FOUR, 16, 0, COLO_BIND_CORE);
     for (int r = 0; r < 16; r++)
         assert_spot(p, r, 0, r / 8, r / 4, r, -1);
     assert_string_equal(cpus(p, 11), "11");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 
     p = place_of(GPUS, 8, 0, COLO_BIND_CORE); /* all processors of a core */
     assert_string_equal(cpus(p, 0), "0,8");
     assert_string_equal(cpus(p, 7), "7,15");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 
     p = place_of(GPUS, 9, 0, COLO_BIND_CORE); /* more ranks than cores: a processor each */
     static const char *const one[] = {"0", "8", "1", "9", "2", "10", "3", "11", "4"};
@@ -158,67 +158,67 @@ static void core_binding_is_compact(void **state)
         assert_string_equal(cpus(p, r), one[r]);
         assert_spot(p, r, 0, r / 8, r / 8, r / 2, r < 4 ? gpu[r] : -1);
     }
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 static void scatter_takes_packages_then_numa_nodes_in_turn(void **state)
 {
     static const int core[] = {0, 8, 4, 12, 1, 9, 5, 13, 2, 10, 6, 14, 3, 11, 7, 15};
-    colo_place_t *p = place_of(FOUR, 16, 0, COLO_BIND_SCATTER);
+    colo_topology_t *p = place_of(FOUR, 16, 0, COLO_BIND_SCATTER);
     for (int r = 0; r < 16; r++)
         assert_spot(p, r, 0, core[r] / 8, core[r] / 4, core[r], -1);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 
     /* with more ranks than cores: every core's first processor before any second */
     static const char *const pu[] = {"0", "4", "1", "5", "2", "6", "3", "7", "8", "12", "9"};
     p = place_of(GPUS, 11, 0, COLO_BIND_SCATTER);
     for (int r = 0; r < 11; r++)
         assert_string_equal(cpus(p, r), pu[r]);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 static void whole_nodes_and_packages_are_shared_in_even_blocks(void **state)
 {
     static const int numa[] = {0, 0, 1, 2, 2, 3}; /* 6 ranks on 4 nodes of 4: floor(16 r / 6) / 4 */
     static const char *const of[] = {"0-3", "4-7", "8-11", "12-15"};
-    colo_place_t *p = place_of(FOUR, 6, 0, COLO_BIND_NUMA);
+    colo_topology_t *p = place_of(FOUR, 6, 0, COLO_BIND_NUMA);
     for (int r = 0; r < 6; r++) {
         assert_spot(p, r, 0, numa[r] / 2, numa[r], -1, -1);
         assert_string_equal(cpus(p, r), of[numa[r]]);
     }
-    assert_ok(colo_place_rebind(p, COLO_BIND_PACKAGE));
+    assert_ok(colo_topology_rebind(p, COLO_BIND_PACKAGE));
     for (int r = 0; r < 6; r++) {
         assert_spot(p, r, 0, r / 3, -1, -1, -1); /* free to run on either of two NUMA nodes */
         assert_string_equal(cpus(p, r), r < 3 ? "0-7" : "8-15");
     }
-    assert_ok(colo_place_rebind(p, COLO_BIND_NONE));
+    assert_ok(colo_topology_rebind(p, COLO_BIND_NONE));
     assert_spot(p, 5, 0, -1, -1, -1, -1);
     assert_string_equal(cpus(p, 5), "0-15");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 
     p = place_of(GPUS, 4, 0, COLO_BIND_PACKAGE); /* two runs of processors a package */
     assert_string_equal(cpus(p, 1), "0-3,8-11");
     assert_string_equal(cpus(p, 2), "4-7,12-15");
     char little[4] = "???";
-    assert_int_equal(colo_place_cpus(p, 1, little, sizeof little), 8);
+    assert_int_equal(colo_topology_cpus(p, 1, little, sizeof little), 8);
     assert_string_equal(little, "0-3");
-    assert_int_equal(colo_place_cpus(p, 1, NULL, 0), 8);
-    assert_int_equal(colo_place_cpus(p, 4, little, sizeof little), 0);
+    assert_int_equal(colo_topology_cpus(p, 1, NULL, 0), 8);
+    assert_int_equal(colo_topology_cpus(p, 4, little, sizeof little), 0);
     assert_string_equal(little, "");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 
     p = place_of(ONE, 3, 0, COLO_BIND_NONE); /* where there is one of a kind, everybody is on it */
     assert_spot(p, 2, 0, 0, 0, -1, -1);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 static void hosts_are_alike(void **state)
 {
-    colo_place_t *p = place_of(TWO, 1 << 20, 16, COLO_BIND_CORE);
+    colo_topology_t *p = place_of(TWO, 1 << 20, 16, COLO_BIND_CORE);
     assert_spot(p, 16, 1, 0, 0, 0, -1);
     assert_spot(p, (1 << 20) - 1, 65535, 1, 0, 15, -1);
     assert_string_equal(cpus(p, 16 * 1000 + 9), "9");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 static void names_and_policies_are_each_other(void **state)
@@ -240,7 +240,7 @@ static void names_and_policies_are_each_other(void **state)
 
 /* ---- refused ---- */
 
-static char file[] = "/tmp/colo-test-place-XXXXXX.xml";
+static char file[] = "/tmp/colo-test-topology-XXXXXX.xml";
 
 static void write_file(const void *bytes, size_t size)
 {
@@ -251,10 +251,11 @@ static void write_file(const void *bytes, size_t size)
 
 static void refuse(const char *topology, colo_status_t want, const char *sentence)
 {
-    colo_place_t *untouched = (colo_place_t *)file, *p = untouched;
-    assert_fails(colo_place_create(&p, &(colo_place_config_t){COLO_PLACE_CONFIG_INIT,
-                                                              .topology = topology, .world = 2}),
-                 want, sentence);
+    colo_topology_t *untouched = (colo_topology_t *)file, *p = untouched;
+    assert_fails(
+        colo_topology_create(&p, &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT,
+                                                           .topology = topology, .world = 2}),
+        want, sentence);
     assert_ptr_equal(p, untouched);
 }
 
@@ -281,7 +282,7 @@ static void a_topology_that_is_none_is_refused(void **state)
 static void what_is_too_large_is_refused_by_its_size(void **state)
 {
     char text[2000];
-    assert_int_equal(truncate(file, COLO_PLACE_XML_MAX + 1), 0);
+    assert_int_equal(truncate(file, COLO_TOPOLOGY_XML_MAX + 1), 0);
     refuse(file, COLO_ERR_IO, "16777217 bytes, at most 16777216");
     assert_int_equal(truncate(file, 0), 0);
     refuse("package:1000 core:1000 pu:1000", COLO_ERR_ARG, "more than 16384 processors at byte 18");
@@ -331,15 +332,15 @@ static void a_damaged_file_is_a_status(void **state)
             }
         }
         write_file(bad, n);
-        colo_place_t *p = NULL;
-        colo_status_t st = colo_place_create(
-            &p, &(colo_place_config_t){COLO_PLACE_CONFIG_INIT, .topology = file, .world = 2});
+        colo_topology_t *p = NULL;
+        colo_status_t st = colo_topology_create(
+            &p, &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT, .topology = file, .world = 2});
         if (st != COLO_OK && st != COLO_ERR_IO && st != COLO_ERR_ARG)
             fail_msg("case %d: %s: %s", (int)i, colo_status_name(st), colo_last_error());
         if (i % 4 == 0 && st == COLO_OK)
             fail_msg("case %d: %zu of %zu bytes were taken", (int)i, n, size);
         refused += st != COLO_OK;
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
     }
     assert_true(refused >= count / 4);
 }
@@ -375,34 +376,36 @@ static void an_inconsistent_file_is_refused_with_its_line(void **state)
 static void numbers_that_do_not_fit_are_refused(void **state)
 {
     static const struct {
-        colo_place_config_t c;
+        colo_topology_config_t c;
         const char *sentence;
     } bad[] = {
-        {{COLO_PLACE_CONFIG_INIT, ONE, 9, 0, 0}, "9 ranks on a host, the topology has 8"},
-        {{COLO_PLACE_CONFIG_INIT, ONE, 32, 16, 0}, "16 ranks on a host, the topology has 8"},
-        {{COLO_PLACE_CONFIG_INIT, ONE, 0, 0, 0}, "a world of 0 ranks"},
-        {{COLO_PLACE_CONFIG_INIT, ONE, COLO_PLACE_WORLD_MAX + 1, 1, 0}, "expected 1..16777216"},
-        {{COLO_PLACE_CONFIG_INIT, ONE, 1, -1, 0}, "-1 ranks per node"},
-        {{COLO_PLACE_CONFIG_INIT, ONE, 1, 0, COLO_BIND_COUNT}, "binding 5"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 9, 0, 0}, "9 ranks on a host, the topology has 8"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 32, 16, 0}, "16 ranks on a host, the topology has 8"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 0, 0, 0}, "a world of 0 ranks"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, COLO_TOPOLOGY_WORLD_MAX + 1, 1, 0},
+         "expected 1..16777216"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 1, -1, 0}, "-1 ranks per node"},
+        {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 1, 0, COLO_BIND_COUNT}, "binding 5"},
         {{1, ONE, 1, 0, 0}, "struct_size is 1"},
     };
-    colo_place_t *p = NULL;
+    colo_topology_t *p = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_fails(colo_place_create(&p, &bad[i].c), COLO_ERR_ARG, bad[i].sentence);
-    assert_fails(colo_place_create(&p, NULL), COLO_ERR_ARG, "config is NULL");
-    assert_fails(colo_place_create(NULL, &bad[0].c), COLO_ERR_ARG, "the output is NULL");
+        assert_fails(colo_topology_create(&p, &bad[i].c), COLO_ERR_ARG, bad[i].sentence);
+    assert_fails(colo_topology_create(&p, NULL), COLO_ERR_ARG, "config is NULL");
+    assert_fails(colo_topology_create(NULL, &bad[0].c), COLO_ERR_ARG, "the output is NULL");
     assert_null(p);
 
     p = place_of(ONE, 8, 0, COLO_BIND_CORE);
     colo_spot_t s = {.host = 77};
-    assert_fails(colo_place_spot(p, 8, &s), COLO_ERR_ARG, "rank 8 is outside the place's [0, 8)");
-    assert_fails(colo_place_spot(p, -1, &s), COLO_ERR_ARG, "rank -1");
-    assert_fails(colo_place_spot(p, 0, NULL), COLO_ERR_ARG, "NULL");
-    assert_fails(colo_place_bind(p, 8), COLO_ERR_ARG, "rank 8");
-    assert_fails(colo_place_bind(p, 0), COLO_ERR_STATE, "not this machine's");
-    assert_fails(colo_place_rebind(p, COLO_BIND_COUNT), COLO_ERR_ARG, "binding 5");
+    assert_fails(colo_topology_spot(p, 8, &s), COLO_ERR_ARG,
+                 "rank 8 is outside the place's [0, 8)");
+    assert_fails(colo_topology_spot(p, -1, &s), COLO_ERR_ARG, "rank -1");
+    assert_fails(colo_topology_spot(p, 0, NULL), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_topology_bind(p, 8), COLO_ERR_ARG, "rank 8");
+    assert_fails(colo_topology_bind(p, 0), COLO_ERR_STATE, "not this machine's");
+    assert_fails(colo_topology_rebind(p, COLO_BIND_COUNT), COLO_ERR_ARG, "binding 5");
     assert_int_equal(s.host, 77);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 /* ---- this machine ---- */
@@ -424,10 +427,10 @@ static void thread_ranks_are_bound_when_asked(void **state)
     cpu_set_t all, both;
     struct ran ran;
     assert_int_equal(sched_getaffinity(0, sizeof all, &all), 0);
-    colo_place_t *p = place_of(NULL, 1, 0, COLO_BIND_CORE);
-    colo_place_machine_t m;
-    colo_place_machine(p, &m);
-    colo_place_destroy(&p);
+    colo_topology_t *p = place_of(NULL, 1, 0, COLO_BIND_CORE);
+    colo_topology_machine_t m;
+    colo_topology_machine(p, &m);
+    colo_topology_destroy(&p);
     int n = m.cores < 2 ? 1 : 2;
 
     unsetenv("COLO_BIND");
@@ -471,16 +474,16 @@ static colo_status_t nothing(colo_comm_t *world, void *arg)
 /* Runs without placement as well: last, since a process warns once. @state: what is said */
 static void ranks_run_unbound_with_one_warning(void **state)
 {
-    bool built = colo_place_version() != NULL;
+    bool built = colo_topology_version() != NULL;
     struct lines l = {0};
     atomic_int ran = 0;
     colo_log_set(collect, &l, COLO_LOG_WARN);
     setenv("COLO_BIND", "core", 1);
     if (built) { /* a launcher that goes on in spite of what every communicator refuses */
-        colo_place_t *place = NULL;
+        colo_topology_t *topology = NULL;
         setenv("COLO_BIND", "cores", 1);
-        colo_place_create_env(&place, 3);
-        assert_null(place);
+        colo_topology_create_env(&topology, 3);
+        assert_null(topology);
         assert_fails(colo_comm_threads_run(3, nothing, &ran), COLO_ERR_ARG,
                      "COLO_BIND is 'cores', expected none, core, scatter, numa or package");
         setenv("COLO_BIND", "none", 1);
@@ -540,8 +543,9 @@ int main(void)
     if (fd < 0)
         return 1;
     close(fd);
-    int rc = colo_place_version() ? cmocka_run_group_tests_name("grid/place", tests, NULL, NULL)
-                                  : cmocka_run_group_tests_name("grid/place", without, NULL, NULL);
+    int rc = colo_topology_version()
+                 ? cmocka_run_group_tests_name("grid/topology", tests, NULL, NULL)
+                 : cmocka_run_group_tests_name("grid/topology", without, NULL, NULL);
     unlink(file);
     return rc;
 }

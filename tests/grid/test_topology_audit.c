@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_place_audit.c - which groups cross, against counting: groups come from ref_grid, where each
- * rank of a host sits comes from the drawing of the machine, and a group crosses when two members
- * sit on different ones. The best order is compared with all orders tried one by one.
+ * test_topology_audit.c - which groups cross, against counting: groups come from ref_grid, where
+ * each rank of a host sits comes from the drawing of the machine, and a group crosses when two
+ * members sit on different ones. The best order is compared with all orders tried one by one.
  */
 #include "harness/harness.h"
 #include "ref/ref_grid.h"
@@ -35,12 +35,13 @@ static const drawn machines[] = {
 };
 #define MACHINES ((int64_t)(sizeof machines / sizeof machines[0]))
 
-static colo_place_t *place_of(const drawn *m, int64_t world)
+static colo_topology_t *place_of(const drawn *m, int64_t world)
 {
-    colo_place_t *p = NULL;
-    assert_ok(colo_place_create(
-        &p, &(colo_place_config_t){COLO_PLACE_CONFIG_INIT, .topology = m->topology, .world = world,
-                                   .ranks_per_node = m->per_host, .bind = m->bind}));
+    colo_topology_t *p = NULL;
+    assert_ok(colo_topology_create(
+        &p,
+        &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT, .topology = m->topology,
+                                  .world = world, .ranks_per_node = m->per_host, .bind = m->bind}));
     return p;
 }
 
@@ -52,11 +53,11 @@ static bool differ(const int *at, int64_t a, int64_t b, int per_host)
 
 /* Groups of the dims with in[d] that cross, counted pair by pair with the group's first member.
  * Sitting on the same one is transitive, and -1 differs from everything. */
-static colo_place_cut_t count(const drawn *m, const ref_grid *g, int64_t offset, const bool *in)
+static colo_topology_cut_t count(const drawn *m, const ref_grid *g, int64_t offset, const bool *in)
 {
     ref_groups groups;
     assert_true(ref_groups_make(&groups, g, in));
-    colo_place_cut_t cut = {.size = groups.each, .groups = groups.count};
+    colo_topology_cut_t cut = {.size = groups.each, .groups = groups.count};
     for (int64_t k = 0; k < groups.count; k++) {
         bool numa = false, package = false, host = false;
         for (int64_t i = 1; i < groups.each; i++) {
@@ -102,20 +103,20 @@ static colo_grid_t grid_of(int n, const int *name, const int64_t *extent, int64_
     return g;
 }
 
-static void assert_cut(const colo_place_t *p, const drawn *m, const colo_grid_t *g,
+static void assert_cut(const colo_topology_t *p, const drawn *m, const colo_grid_t *g,
                        const ref_grid *ref, int set)
 {
     char list[64] = "", spec[128];
     bool in[REF_DIMS] = {false};
-    colo_place_cut_t got;
+    colo_topology_cut_t got;
     for (int d = 0; d < g->ndims; d++)
         if (set >> d & 1) {
             in[d] = true;
             strcat(list, *list ? "-" : "");
             strcat(list, g->name[d]);
         }
-    colo_place_cut_t want = count(m, ref, g->offset, in);
-    assert_ok(colo_place_cut(p, g, list, &got));
+    colo_topology_cut_t want = count(m, ref, g->offset, in);
+    assert_ok(colo_topology_cut(p, g, list, &got));
     colo_grid_print(g, spec, sizeof spec);
     if (memcmp(&got, &want, sizeof got) != 0)
         fail_msg("%s on %s by %s, %d a host, '%s': %lld groups of %lld, crossing %lld %lld %lld; "
@@ -136,13 +137,13 @@ static void every_dim_set_crosses_as_counted(void **state)
         int n = draw(&seed, 4, name, extent);
         const drawn *m = &machines[t_below(&seed, MACHINES)];
         colo_grid_t g = grid_of(n, name, extent, offset);
-        colo_place_t *p = place_of(m, offset + g.size + t_below(&seed, 5));
+        colo_topology_t *p = place_of(m, offset + g.size + t_below(&seed, 5));
         ref_grid ref;
         assert_true(ref_grid_make(&ref, n, extent));
         for (int set = 1; set < 1 << n; set++)
             assert_cut(p, m, &g, &ref, set);
         ref_grid_free(&ref);
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
     }
 }
 
@@ -154,13 +155,13 @@ static void many_hosts_cross_as_counted(void **state)
         for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
             static const int name[] = {1, 3, 0};
             colo_grid_t g = grid_of(3, name, shapes[s], 3);
-            colo_place_t *p = place_of(&machines[m], 3 + g.size);
+            colo_topology_t *p = place_of(&machines[m], 3 + g.size);
             ref_grid ref;
             assert_true(ref_grid_make(&ref, 3, shapes[s]));
             for (int set = 1; set <= 4; set *= 2)
                 assert_cut(p, &machines[m], &g, &ref, set);
             ref_grid_free(&ref);
-            colo_place_destroy(&p);
+            colo_topology_destroy(&p);
         }
 }
 
@@ -169,28 +170,28 @@ static void a_million_ranks_are_a_few_hosts(void **state)
     /* 2^20 ranks, 16 a host, tp = 16: a group a host, half of it on either package; cp and dp
      * reach over hosts */
     static const drawn m = {TWO, COLO_BIND_CORE, 16, {0}, EIGHTHS};
-    colo_place_t *p = place_of(&m, 1 << 20);
+    colo_topology_t *p = place_of(&m, 1 << 20);
     colo_grid_t g, best;
     colo_bind_t bind;
-    colo_place_cut_t c;
+    colo_topology_cut_t c;
     assert_ok(colo_grid_parse(&g, "tp=16,cp=64,dp=1024", 1 << 20));
-    assert_ok(colo_place_cut(p, &g, "tp", &c));
+    assert_ok(colo_topology_cut(p, &g, "tp", &c));
     assert_true(c.groups == 65536 && c.numa == 0 && c.package == 65536 && c.host == 0);
-    assert_ok(colo_place_cut(p, &g, "cp", &c));
+    assert_ok(colo_topology_cut(p, &g, "cp", &c));
     assert_true(c.groups == 16384 && c.numa == 16384 && c.host == 16384);
-    assert_ok(colo_place_advise(p, &g, &best, &bind));
+    assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_true(colo_grid_equal(&best, &g)); /* no order keeps 16 ranks on 8 cores */
     assert_int_equal(bind, COLO_BIND_CORE);
 
     /* 16 dims of 2: all 16! orders; tp first is the only thing to mend */
     assert_ok(colo_grid_parse(
         &g, "a=2,b=2,c=2,d=2,e=2,f=2,g=2,h=2,i=2,j=2,k=2,l=2,m=2,n=2,pp=2,tp=2", 0));
-    assert_ok(colo_place_advise(p, &g, &best, &bind));
+    assert_ok(colo_topology_advise(p, &g, &best, &bind));
     char spec[256];
     colo_grid_print(&best, spec, sizeof spec);
     /* tp 1 apart, then a, b on a package, c on a host, the others across hosts in any order */
     assert_string_equal(spec, "a=2,b=2,tp=2,c=2,d=2,e=2,f=2,g=2,h=2,i=2,j=2,k=2,l=2,m=2,n=2,pp=2");
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 /* ---- the best order ---- */
@@ -205,7 +206,7 @@ static void score(const drawn *m, int n, const int *name, const int64_t *extent,
     for (int d = 0; d < n; d++) {
         bool in[REF_DIMS] = {false};
         in[d] = true;
-        colo_place_cut_t c = count(m, &ref, offset, in);
+        colo_topology_cut_t c = count(m, &ref, offset, in);
         int64_t *at = &out[3 * loudness[name[d]]];
         at[0] = c.host;
         at[1] = c.package;
@@ -270,9 +271,9 @@ static void the_best_order_is_the_best_of_all(void **state)
         try_from(&t, 0);
         colo_grid_t g = grid_of(t.n, t.name, t.extent, t.offset), got;
         colo_grid_t want = grid_of(t.n, t.best_name, t.best_extent, t.offset);
-        colo_place_t *p = place_of(t.m, t.offset + g.size);
+        colo_topology_t *p = place_of(t.m, t.offset + g.size);
         colo_bind_t bind;
-        assert_ok(colo_place_advise(p, &g, &got, &bind));
+        assert_ok(colo_topology_advise(p, &g, &got, &bind));
         if (!colo_grid_equal(&got, &want) || memcmp(got.stride, want.stride, sizeof want.stride)) {
             char a[128], b[128], c[128];
             colo_grid_print(&g, a, sizeof a);
@@ -282,7 +283,7 @@ static void the_best_order_is_the_best_of_all(void **state)
                      colo_bind_name(t.m->bind), t.m->per_host, b, c);
         }
         moved += !colo_grid_equal(&got, &g);
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
     }
     assert_true(moved > count_of / 10); /* the advice is not always "as it is" */
 }
@@ -290,25 +291,25 @@ static void the_best_order_is_the_best_of_all(void **state)
 static void another_order_keeps_tp_inside_a_package(void **state)
 {
     colo_grid_t g, best;
-    colo_place_cut_t c;
+    colo_topology_cut_t c;
     colo_bind_t bind;
-    colo_place_t *p = place_of(&machines[6], 16); /* two packages of 8, compact */
+    colo_topology_t *p = place_of(&machines[6], 16); /* two packages of 8, compact */
     assert_ok(colo_grid_parse(&g, "dp=4,tp=4", 16));
-    assert_ok(colo_place_cut(p, &g, "tp", &c)); /* 0 4 8 12 and its like */
+    assert_ok(colo_topology_cut(p, &g, "tp", &c)); /* 0 4 8 12 and its like */
     assert_true(c.groups == 4 && c.package == 4 && c.host == 0);
-    assert_ok(colo_place_cut(p, &g, "dp", &c));
+    assert_ok(colo_topology_cut(p, &g, "dp", &c));
     assert_true(c.groups == 4 && c.package == 0);
-    assert_ok(colo_place_advise(p, &g, &best, &bind));
+    assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_string_equal(best.name[0], "tp");
     assert_string_equal(best.name[1], "dp");
     /* or every other rank on the other package: 0 4 8 12 are all even */
     assert_int_equal(bind, COLO_BIND_SCATTER);
-    assert_ok(colo_place_cut(p, &best, "tp", &c));
+    assert_ok(colo_topology_cut(p, &best, "tp", &c));
     assert_int_equal(c.package, 0);
-    assert_ok(colo_place_rebind(p, COLO_BIND_SCATTER));
-    assert_ok(colo_place_cut(p, &g, "tp", &c));
+    assert_ok(colo_topology_rebind(p, COLO_BIND_SCATTER));
+    assert_ok(colo_topology_cut(p, &g, "tp", &c));
     assert_int_equal(c.package, 0);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 static void a_wide_binding_is_advised_against_where_nodes_matter(void **state)
@@ -316,15 +317,15 @@ static void a_wide_binding_is_advised_against_where_nodes_matter(void **state)
     colo_grid_t g, best;
     colo_bind_t bind;
     static const drawn wide = {FOUR, COLO_BIND_PACKAGE, 16, {0}, {0}};
-    colo_place_t *p = place_of(&wide, 16);
+    colo_topology_t *p = place_of(&wide, 16);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=4", 16));
-    assert_ok(colo_place_advise(p, &g, &best, &bind));
+    assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_true(colo_grid_equal(&best, &g));
     assert_int_equal(bind, COLO_BIND_CORE); /* numa is as good; core comes first */
-    assert_ok(colo_place_rebind(p, COLO_BIND_NUMA));
-    assert_ok(colo_place_advise(p, &g, &best, &bind));
+    assert_ok(colo_topology_rebind(p, COLO_BIND_NUMA));
+    assert_ok(colo_topology_advise(p, &g, &best, &bind));
     assert_int_equal(bind, COLO_BIND_NUMA); /* nothing is better than it */
-    colo_place_destroy(&p);
+    colo_topology_destroy(&p);
 }
 
 /* ---- a bridge's bytes ---- */
@@ -360,12 +361,12 @@ static void a_bridge_pays_for_the_links_it_crosses(void **state)
         colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT,  .src = &src,        .dst = &dst,
                                 .shape = {16, 8, 4, 0}, .dtype = COLO_BF16, .output = COLO_SHARDED};
         drawn m = {want[i].topology, want[i].bind, (int)want[i].per_host, {0}, {0}};
-        colo_place_t *p = place_of(&m, 8);
-        colo_place_traffic_t sum[2] = {{0}, {0}};
+        colo_topology_t *p = place_of(&m, 8);
+        colo_topology_traffic_t sum[2] = {{0}, {0}};
         for (int64_t r = 0; r < 8; r++) {
             colo_plan_t *plan = NULL;
             assert_ok(colo_plan_create(&plan, &c, r));
-            assert_ok(colo_place_traffic(p, plan, sum));
+            assert_ok(colo_topology_traffic(p, plan, sum));
             colo_plan_destroy(&plan);
         }
         for (int w = 0; w < 2; w++)
@@ -374,7 +375,7 @@ static void a_bridge_pays_for_the_links_it_crosses(void **state)
                 fail_msg("case %zu way %d: %lld bytes, %lld %lld %lld across", i, w,
                          (long long)sum[w].total, (long long)sum[w].numa, (long long)sum[w].package,
                          (long long)sum[w].host);
-        colo_place_destroy(&p);
+        colo_topology_destroy(&p);
     }
 }
 
@@ -384,18 +385,18 @@ static void what_does_not_fit_the_place_is_refused(void **state)
 {
     colo_grid_t g, best = {0};
     colo_bind_t bind = COLO_BIND_COUNT;
-    colo_place_cut_t cut = {.size = 77};
-    colo_place_t *p = place_of(&machines[0], 8);
+    colo_topology_cut_t cut = {.size = 77};
+    colo_topology_t *p = place_of(&machines[0], 8);
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2@1", 0));
-    assert_fails(colo_place_cut(p, &g, "tp", &cut), COLO_ERR_ARG,
+    assert_fails(colo_topology_cut(p, &g, "tp", &cut), COLO_ERR_ARG,
                  "the grid has ranks up to 8, the place up to 7");
-    assert_fails(colo_place_advise(p, &g, &best, &bind), COLO_ERR_ARG, "ranks up to 8");
+    assert_fails(colo_topology_advise(p, &g, &best, &bind), COLO_ERR_ARG, "ranks up to 8");
     assert_ok(colo_grid_parse(&g, "tp=4,dp=2", 0));
-    assert_fails(colo_place_cut(p, &g, "cp", &cut), COLO_ERR_ARG, "cp");
-    assert_fails(colo_place_cut(p, &g, "", &cut), COLO_ERR_ARG, "");
-    assert_fails(colo_place_cut(p, &g, "tp", NULL), COLO_ERR_ARG, "NULL");
-    assert_fails(colo_place_cut(NULL, &g, "tp", &cut), COLO_ERR_ARG, "NULL");
-    assert_fails(colo_place_advise(p, &g, NULL, &bind), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_topology_cut(p, &g, "cp", &cut), COLO_ERR_ARG, "cp");
+    assert_fails(colo_topology_cut(p, &g, "", &cut), COLO_ERR_ARG, "");
+    assert_fails(colo_topology_cut(p, &g, "tp", NULL), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_topology_cut(NULL, &g, "tp", &cut), COLO_ERR_ARG, "NULL");
+    assert_fails(colo_topology_advise(p, &g, NULL, &bind), COLO_ERR_ARG, "NULL");
     assert_int_equal(cut.size, 77);
     assert_int_equal(bind, COLO_BIND_COUNT);
 
@@ -408,19 +409,19 @@ static void what_does_not_fit_the_place_is_refused(void **state)
     assert_ok(colo_layout_init_dst(&dst, &wide));
     colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst, .shape = {16, 8, 4, 0},
                             .dtype = COLO_BF16};
-    colo_place_traffic_t sum[2] = {{7, 7, 7, 7}, {8, 8, 8, 8}}, was[2];
+    colo_topology_traffic_t sum[2] = {{7, 7, 7, 7}, {8, 8, 8, 8}}, was[2];
     memcpy(was, sum, sizeof sum);
     assert_ok(colo_plan_create(&plan, &c, 15));
-    assert_fails(colo_place_traffic(p, plan, sum), COLO_ERR_ARG, "outside the place's [0, 8)");
-    assert_fails(colo_place_traffic(p, NULL, sum), COLO_ERR_ARG, "the plan is NULL");
+    assert_fails(colo_topology_traffic(p, plan, sum), COLO_ERR_ARG, "outside the place's [0, 8)");
+    assert_fails(colo_topology_traffic(p, NULL, sum), COLO_ERR_ARG, "the plan is NULL");
     assert_memory_equal(sum, was, sizeof sum);
     sum[0].total = sum[1].total = was[0].total = was[1].total = INT64_MAX;
-    colo_place_t *all = place_of(&machines[0], 16);
-    assert_fails(colo_place_traffic(all, plan, sum), COLO_ERR_ARG, "more than 2^63 bytes");
+    colo_topology_t *all = place_of(&machines[0], 16);
+    assert_fails(colo_topology_traffic(all, plan, sum), COLO_ERR_ARG, "more than 2^63 bytes");
     assert_memory_equal(sum, was, sizeof sum);
     colo_plan_destroy(&plan);
-    colo_place_destroy(&all);
-    colo_place_destroy(&p);
+    colo_topology_destroy(&all);
+    colo_topology_destroy(&p);
 }
 
 int main(void)
@@ -435,7 +436,7 @@ int main(void)
         cmocka_unit_test(a_bridge_pays_for_the_links_it_crosses),
         cmocka_unit_test(what_does_not_fit_the_place_is_refused),
     };
-    if (!colo_place_version()) /* without hwloc there are no places to audit */
+    if (!colo_topology_version()) /* without hwloc there are no places to audit */
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("grid/place_audit", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("grid/topology_audit", tests, NULL, NULL);
 }
