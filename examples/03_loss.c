@@ -68,9 +68,9 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
         st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = up}, &d_logits,
                                    NULL);
     if (st >= 0) {
-        colo_ledger_t ledger;
-        colo_comm_ledger(tp, &ledger);
-        job->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+        colo_comm_stats_t stats;
+        colo_comm_stats(tp, &stats);
+        job->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
         for (int64_t t = 0; t < TOKENS; t++) {
             job->logp[r][t] = logp[t];
             for (int64_t v = v0; v < v1; v++)

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gather.c - what all ranks hold together: whole parameters, agreement of replicas, ledgers.
+ * gather.c - what all ranks hold together: whole parameters, agreement of replicas, statistics.
  *
  * Decides: everything goes by sums over the host's world comm, which every rank joins in the same
  * order. One replica of each shard puts its values into zeros, so the sum is exact. No rank looks
- * into another's memory. The ledgers are those of the comms that carry the model's tensors.
+ * into another's memory. The statistics are those of the comms that carry the model's tensors.
  */
 #include <string.h>
 
@@ -79,12 +79,12 @@ colo_status_t cap_replicas(cap_rank_t *r, bool *same)
     return COLO_OK;
 }
 
-/* ---- ledgers ---- */
+/* ---- statistics ---- */
 
 const char *const cap_comm_names[CAP_COMMS] = {"world",  "src.tp", "src.cp", "src.pp",  "src.mean",
                                                "dst.tp", "dst.cp", "dst.pp", "dst.mean"};
 
-void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now)
+void cap_stats_now(const cap_rank_t *r, cap_stats_t *now)
 {
     const colo_comm_t *comm[CAP_COMMS] = {r->world,       r->src.tp_comm,   r->src.cp_comm,
                                           r->src.pp_comm, r->src.mean_comm, r->dst.tp_comm,
@@ -93,16 +93,16 @@ void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now)
     memset(now, 0, sizeof *now);
     for (int i = 0; i < CAP_COMMS; i++)
         if (comm[i])
-            colo_comm_ledger(comm[i], &now->of[i]);
+            colo_comm_stats(comm[i], &now->of[i]);
 }
 
-void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before, const cap_ledgers_t *after)
+void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stats_t *after)
 {
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)
             for (int o = 0; o < COLO_OWNER_COUNT; o++) {
-                colo_ledger_t *t = &total->of[i];
-                const colo_ledger_t *a = &after->of[i], *b = &before->of[i];
+                colo_comm_stats_t *t = &total->of[i];
+                const colo_comm_stats_t *a = &after->of[i], *b = &before->of[i];
 
                 t->ops[k][o] += a->ops[k][o] - b->ops[k][o];
                 t->sent_bytes[k][o] += a->sent_bytes[k][o] - b->sent_bytes[k][o];
@@ -110,17 +110,17 @@ void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before, const ca
             }
 }
 
-/* A ledger is nothing but 64-bit counters, all far below the sign bit. */
-_Static_assert(sizeof(colo_ledger_t) == 3 * COLO_OP_COUNT * COLO_OWNER_COUNT * sizeof(int64_t),
-               "a ledger holds counters only");
+/* A statistics is nothing but 64-bit counters, all far below the sign bit. */
+_Static_assert(sizeof(colo_comm_stats_t) == 3 * COLO_OP_COUNT * COLO_OWNER_COUNT * sizeof(int64_t),
+               "statistics holds counters only");
 
-colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total)
+colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)
 {
     return colo_comm_all_reduce(r->host, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
                                 COLO_I64, COLO_SUM, NULL);
 }
 
-uint64_t cap_bridge_bytes(const cap_ledgers_t *total)
+uint64_t cap_bridge_bytes(const cap_stats_t *total)
 {
     uint64_t bytes = 0;
 

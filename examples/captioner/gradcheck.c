@@ -31,7 +31,7 @@ struct check {
     double error[MOMENTS][CAP_MAX_PARAMS];
     double loss[MOMENTS], loss_want[MOMENTS];
     bool same[MOMENTS];
-    cap_ledgers_t ledgers; /* of the two checked passes */
+    cap_stats_t stats; /* of the two checked passes */
 };
 
 static colo_status_t take(cap_rank_t *r, struct check *k)
@@ -109,12 +109,12 @@ static colo_status_t compare_with_logits(cap_rank_t *r, struct check *k, int mom
 static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_t step)
 {
     const cap_config_t *cfg = r->cfg;
-    cap_ledgers_t before, after;
+    cap_stats_t before, after;
 
-    cap_ledgers_now(r, &before);
+    cap_stats_now(r, &before);
     CAP_TRY(cap_step(r, step, 0, &k->loss[moment]));
-    cap_ledgers_now(r, &after);
-    cap_ledgers_add(&k->ledgers, &before, &after);
+    cap_stats_now(r, &after);
+    cap_stats_add(&k->stats, &before, &after);
     CAP_TRY(cap_gather(r, r->w, k->w));
     CAP_TRY(cap_gather(r, r->g, k->g));
     CAP_TRY(cap_replicas(r, &k->same[moment]));
@@ -158,7 +158,7 @@ static void verdict(cap_rank_t *r, struct check *k)
     const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
     int64_t forward = cap_report_plan_bytes(plan, cfg->world, COLO_FORWARD);
     int64_t backward = cap_report_plan_bytes(plan, cfg->world, COLO_BACKWARD);
-    uint64_t moved = cap_bridge_bytes(&k->ledgers) / MOMENTS;
+    uint64_t moved = cap_bridge_bytes(&k->stats) / MOMENTS;
     bool ok = true, replicas = true, finite = true;
     double worst = -1;
     int worst_at = 0;
@@ -199,7 +199,7 @@ static void verdict(cap_rank_t *r, struct check *k)
         uint64_t ops = 0;
         for (int i = 0; i < CAP_COMMS; i++)
             for (int w = 0; w < COLO_OWNER_COUNT; w++)
-                ops += k->ledgers.of[i].ops[o][w];
+                ops += k->stats.of[i].ops[o][w];
         printf("%s\"%s\":%llu", o ? "," : "", colo_op_name((colo_op_kind_t)o),
                (unsigned long long)ops / MOMENTS);
     }
@@ -222,7 +222,7 @@ colo_status_t cap_check_gradients(cap_rank_t *r)
     for (int64_t step = 0; step < CAP_CHECK_STEPS; step++)
         CAP_TRY(cap_step(r, step, r->cfg->lr, &loss));
     CAP_TRY(check_at(r, k, 1, CAP_CHECK_STEPS));
-    CAP_TRY(cap_ledgers_sum(r, &k->ledgers));
+    CAP_TRY(cap_stats_sum(r, &k->stats));
     if (colo_comm_rank(r->world) == 0)
         verdict(r, k);
     return COLO_OK;

@@ -254,17 +254,17 @@ colo_status_t cap_replicas(cap_rank_t *r, bool *same);
 
 enum { CAP_COMMS = 9 };
 /** What a rank's comms did between two moments, or all ranks' together. */
-typedef struct cap_ledgers {
-    colo_ledger_t of[CAP_COMMS];
-} cap_ledgers_t;
+typedef struct cap_stats {
+    colo_comm_stats_t of[CAP_COMMS];
+} cap_stats_t;
 extern const char *const cap_comm_names[CAP_COMMS];
-void cap_ledgers_now(const cap_rank_t *r, cap_ledgers_t *now);
+void cap_stats_now(const cap_rank_t *r, cap_stats_t *now);
 /* total += after - before */
-void cap_ledgers_add(cap_ledgers_t *total, const cap_ledgers_t *before, const cap_ledgers_t *after);
+void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stats_t *after);
 /* Sums over the world, in place */
-colo_status_t cap_ledgers_sum(cap_rank_t *r, cap_ledgers_t *total);
-/* Received bytes of operations that the bridge did, by the ledger */
-uint64_t cap_bridge_bytes(const cap_ledgers_t *total);
+colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total);
+/* Received bytes of operations that the bridge did, by the statistics */
+uint64_t cap_bridge_bytes(const cap_stats_t *total);
 
 /* ---- train.c ---- */
 

@@ -198,10 +198,11 @@ static void put_samples(FILE *f, const cap_report_t *r)
 
 /* ---- collectives ---- */
 
-/* Exact: what the ledger counted in all steps is the plan's bytes of one step times the steps. */
-static bool as_planned(const cap_report_t *r, const cap_ledger_row_t *w)
+/* Exact: what the statistics counted in all steps is the plan's bytes of one step times the steps.
+ */
+static bool as_planned(const cap_report_t *r, const cap_stats_row_t *w)
 {
-    return w->bytes == (uint64_t)w->plan_bytes * (uint64_t)r->ledger_steps;
+    return w->bytes == (uint64_t)w->plan_bytes * (uint64_t)r->stats_steps;
 }
 
 static void put_number(FILE *f, const char *name, double v)
@@ -213,9 +214,9 @@ static void put_number(FILE *f, const char *name, double v)
         fprintf(f, "<td class=\"num\" data-name=\"%s\">%.2f</td>", name, v);
 }
 
-static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_t *w)
+static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t *w)
 {
-    double steps = (double)r->ledger_steps;
+    double steps = (double)r->stats_steps;
 
     fputs("<tr><td data-name=\"where\">", f);
     svg_text(f, w->where);
@@ -237,28 +238,28 @@ static void put_ledger_row(FILE *f, const cap_report_t *r, const cap_ledger_row_
         fprintf(f,
                 "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
                 "</span></td></tr>\n",
-                (long long)(w->bytes - (uint64_t)w->plan_bytes * (uint64_t)r->ledger_steps));
+                (long long)(w->bytes - (uint64_t)w->plan_bytes * (uint64_t)r->stats_steps));
 }
 
-static void put_ledger(FILE *f, const cap_report_t *r)
+static void put_stats(FILE *f, const cap_report_t *r)
 {
     int64_t planned = 0, equal = 0;
     char a[32];
 
-    for (int64_t i = 0; i < r->nledger; i++)
-        if (r->ledger[i].plan_bytes >= 0) {
+    for (int64_t i = 0; i < r->nstats; i++)
+        if (r->stats[i].plan_bytes >= 0) {
             planned++;
-            equal += as_planned(r, &r->ledger[i]);
+            equal += as_planned(r, &r->stats[i]);
         }
     fputs("<section id=\"collectives\">\n<h2>Collectives</h2>\n", f);
-    if (!r->nledger) {
+    if (!r->nstats) {
         fputs("<p>No operations were recorded.</p>\n</section>\n", f);
         return;
     }
     fprintf(f,
-            "<p>From the ledgers of all ranks over %s %s: calls and bytes received, per step, "
+            "<p>From the statistics of all ranks over %s %s: calls and bytes received, per step, "
             "beside the bytes that the plan says. ",
-            svg_count(r->ledger_steps, a), r->ledger_steps == 1 ? "step" : "steps");
+            svg_count(r->stats_steps, a), r->stats_steps == 1 ? "step" : "steps");
     if (!planned)
         fputs("No row has a plan.</p>\n", f);
     else if (equal == planned)
@@ -274,8 +275,8 @@ static void put_ledger(FILE *f, const cap_report_t *r)
           "<th class=\"num\">calls a step</th><th class=\"num\">bytes a step</th>"
           "<th class=\"num\">plan</th><th>equal</th></tr></thead>\n<tbody>\n",
           f);
-    for (int64_t i = 0; i < r->nledger; i++)
-        put_ledger_row(f, r, &r->ledger[i]);
+    for (int64_t i = 0; i < r->nstats; i++)
+        put_stats_row(f, r, &r->stats[i]);
     fputs("</tbody>\n</table>\n</section>\n", f);
 }
 
@@ -291,7 +292,7 @@ static const char *put_page(FILE *f, const cap_report_t *r)
         return refuse("report: no memory for the plans of %d ranks", r->world);
     if (st < 0)
         return refuse("report: %s", colo_last_error());
-    put_ledger(f, r);
+    put_stats(f, r);
     fprintf(f, "<footer>colobridge %s</footer>\n</body>\n</html>\n", colo_version());
     return NULL;
 }
@@ -302,9 +303,9 @@ const char *cap_report_write(const cap_report_t *report, const char *path)
 
     if (!report->plan.src || !report->plan.dst || report->world < 1)
         return refuse("report: needs both layouts and at least one rank (has %d)", report->world);
-    if (report->nledger > 0 && report->ledger_steps < 1)
-        return refuse("report: %lld rows of the ledger over %lld steps", (long long)report->nledger,
-                      (long long)report->ledger_steps);
+    if (report->nstats > 0 && report->stats_steps < 1)
+        return refuse("report: %lld rows of the statistics over %lld steps",
+                      (long long)report->nstats, (long long)report->stats_steps);
     int error = out_file_open(&out, path);
     if (error)
         return refuse("report: %s: %s", path, error == EISDIR ? "is a directory" : strerror(error));

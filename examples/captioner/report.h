@@ -4,7 +4,7 @@
  *
  * The caller fills a cap_report_t with what it saw; nothing here measures anything. Pictures of the
  * layout come from the plans of all ranks, made here from @plan with colo_plan_create(), so that
- * the page shows what the library planned and the ledger table what it then did.
+ * the page shows what the library planned and the statistics table what it then did.
  */
 #ifndef CAPTIONER_REPORT_H
 #define CAPTIONER_REPORT_H
@@ -28,14 +28,14 @@ typedef struct cap_sample {
 } cap_sample_t;
 
 /** One line of the table of collectives: one comm, kind and owner, added over ranks and steps. */
-typedef struct cap_ledger_row {
+typedef struct cap_stats_row {
     char where[32]; /* comm name: "world", "dst.tp" ... */
     colo_op_kind_t op;
     colo_owner_t owner;
-    uint64_t ops;       /* calls, summed over ranks and over cap_report_t.ledger_steps steps */
+    uint64_t ops;       /* calls, summed over ranks and over cap_report_t.stats_steps steps */
     uint64_t bytes;     /* received, summed the same way */
     int64_t plan_bytes; /* what the plan says for *one* step, summed over ranks; -1: no plan says */
-} cap_ledger_row_t;
+} cap_stats_row_t;
 
 /** Everything is borrowed for the call. @samples: mistakes first. Counts may be 0, then the part
  * says that it is empty. */
@@ -58,9 +58,9 @@ typedef struct cap_report {
     const cap_sample_t *samples;
     int64_t nsamples;
     int64_t held, mistakes; /* held-out images, and those of them with a wrong caption */
-    const cap_ledger_row_t *ledger;
-    int64_t nledger;
-    int64_t ledger_steps; /* steps that @ledger covers, >= 1 when nledger > 0 */
+    const cap_stats_row_t *stats;
+    int64_t nstats;
+    int64_t stats_steps; /* steps that @statistics covers, >= 1 when nstats > 0 */
 } cap_report_t;
 
 /**

@@ -5,8 +5,8 @@
  * Decides the schedule: a short warmup, then half a cosine down to a twentieth; weights decay
  * beside the gradient (1,498 images are few), so the checked gradients stay those of the loss.
  * Replicas of a shard see the same gradient bits (sums combine in rank order) and so stay the same
- * without ever being broadcast. Ledgers are read around each step, decoding excluded, so that the
- * report can put the bridge's bytes beside the plan's.
+ * without ever being broadcast. Statistics are read around each step, decoding excluded, so that
+ * the report can put the bridge's bytes beside the plan's.
  */
 #include <math.h>
 #include <stdio.h>
@@ -107,8 +107,8 @@ static int64_t topk_samples(const cap_config_t *cfg, const int32_t *text, cap_sa
     return n;
 }
 
-static int64_t ledger_rows(const cap_rank_t *r, const cap_ledgers_t *total, int64_t plan_bytes,
-                           cap_ledger_row_t *rows)
+static int64_t stats_rows(const cap_rank_t *r, const cap_stats_t *total, int64_t plan_bytes,
+                          cap_stats_row_t *rows)
 {
     int64_t n = 0;
 
@@ -118,11 +118,11 @@ static int64_t ledger_rows(const cap_rank_t *r, const cap_ledgers_t *total, int6
                 bool bridge = k == COLO_OP_EXCHANGE && o == COLO_OWNER_BRIDGE;
                 if (!total->of[i].ops[k][o])
                     continue;
-                rows[n] = (cap_ledger_row_t){.op = (colo_op_kind_t)k,
-                                             .owner = (colo_owner_t)o,
-                                             .ops = total->of[i].ops[k][o],
-                                             .bytes = total->of[i].recv_bytes[k][o],
-                                             .plan_bytes = bridge ? plan_bytes : -1};
+                rows[n] = (cap_stats_row_t){.op = (colo_op_kind_t)k,
+                                            .owner = (colo_owner_t)o,
+                                            .ops = total->of[i].ops[k][o],
+                                            .bytes = total->of[i].recv_bytes[k][o],
+                                            .plan_bytes = bridge ? plan_bytes : -1};
                 snprintf(rows[n].where, sizeof rows[n].where, "%s", cap_comm_names[i]);
                 n++;
             }
@@ -136,9 +136,9 @@ struct history {
     double seconds; /* of training steps */
     int32_t *text;
     int64_t exact;
-    cap_ledgers_t ledgers;
+    cap_stats_t stats;
     cap_sample_t samples[CAP_SAMPLES];
-    cap_ledger_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_OWNER_COUNT];
+    cap_stats_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_OWNER_COUNT];
 };
 
 static void print_json(const cap_config_t *cfg, const struct history *h, bool reported,
@@ -189,10 +189,10 @@ static void report(cap_rank_t *r, struct history *h)
                          .nsamples = nsamples,
                          .held = cfg->data->nheld,
                          .mistakes = cfg->data->nheld - h->exact,
-                         .ledger = h->rows,
-                         .nledger = ledger_rows(r, &h->ledgers, planned, h->rows),
-                         .ledger_steps = cfg->steps};
-    double bridged = cfg->steps ? (double)cap_bridge_bytes(&h->ledgers) / (double)cfg->steps : 0;
+                         .stats = h->rows,
+                         .nstats = stats_rows(r, &h->stats, planned, h->rows),
+                         .stats_steps = cfg->steps};
+    double bridged = cfg->steps ? (double)cap_bridge_bytes(&h->stats) / (double)cfg->steps : 0;
     double accuracy = (double)h->exact / (double)cfg->data->nheld;
     FILE *out = cfg->json ? stderr : stdout;
 
@@ -244,7 +244,7 @@ colo_status_t cap_train(cap_rank_t *r)
     bool speaks = colo_comm_rank(r->world) == 0;
     struct history *h = cap_take(&r->arena, 1, sizeof *h);
     cap_progress_t progress;
-    cap_ledgers_t before, after;
+    cap_stats_t before, after;
 
     if (!h)
         return COLO_ERR_NOMEM;
@@ -258,10 +258,10 @@ colo_status_t cap_train(cap_rank_t *r)
         double begin = cap_seconds(), loss;
         bool last = step + 1 == cfg->steps, eval = last || (step + 1) % cfg->eval_every == 0;
 
-        cap_ledgers_now(r, &before);
+        cap_stats_now(r, &before);
         CAP_TRY(cap_step(r, step, cap_rate(cfg, step), &loss));
-        cap_ledgers_now(r, &after);
-        cap_ledgers_add(&h->ledgers, &before, &after);
+        cap_stats_now(r, &after);
+        cap_stats_add(&h->stats, &before, &after);
         h->seconds += cap_seconds() - begin;
         h->loss[h->nloss++] = (cap_point_t){step + 1, loss};
         if (eval)
@@ -271,7 +271,7 @@ colo_status_t cap_train(cap_rank_t *r)
     }
     if (!cfg->steps)
         CAP_TRY(evaluate(r, h, 0, &progress));
-    CAP_TRY(cap_ledgers_sum(r, &h->ledgers));
+    CAP_TRY(cap_stats_sum(r, &h->stats));
     if (speaks)
         report(r, h);
     return COLO_OK;

@@ -36,7 +36,7 @@ typedef enum colo_transport {
     COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
 } colo_transport_t;
 
-/** Who an operation is counted for in the ledger. */
+/** Who an operation is counted for in the statistics. */
 typedef enum colo_owner {
     COLO_OWNER_USER = 0,
     COLO_OWNER_BRIDGE = 1,
@@ -69,11 +69,11 @@ typedef enum colo_op_kind {
  * COLO_OWNER_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
  * A comm of one rank counts operations with 0 bytes.
  */
-typedef struct colo_ledger {
+typedef struct colo_comm_stats {
     uint64_t ops[COLO_OP_COUNT][COLO_OWNER_COUNT];
     uint64_t sent_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
     uint64_t recv_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
-} colo_ledger_t;
+} colo_comm_stats_t;
 
 /** A strided box of up to 3 axes in caller memory, outermost first; strides in elements, >= 0. */
 typedef struct colo_box {
@@ -223,15 +223,15 @@ COLO_API void colo_comm_abort(colo_comm_t *comm, const char *why);
 /** colo_comm_check() - COLO_OK, or the error that killed the comm; any thread */
 COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
-/* ---- ledger ---- */
+/* ---- statistics ---- */
 
 /**
- * colo_comm_ledger() - copy the counters of this rank; local, any thread
- * @ledger:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
+ * colo_comm_stats() - copy the counters of this rank; local, any thread
+ * @statistics:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
  */
-COLO_API void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger);
-/** colo_comm_ledger_reset() - set all counters of this rank to 0; local, any thread */
-COLO_API void colo_comm_ledger_reset(colo_comm_t *comm);
+COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
+/** colo_comm_stats_reset() - set all counters of this rank to 0; local, any thread */
+COLO_API void colo_comm_stats_reset(colo_comm_t *comm);
 /** colo_op_name() - "all_gather", "exchange" and so on; "?" for another value. Static storage */
 COLO_API const char *colo_op_name(colo_op_kind_t kind);
 /** colo_owner_name() - "user", "bridge", "loss", "head", "check"; "?" for another value. Static

@@ -128,8 +128,8 @@ class Bootstrap(c.Structure):
     _fields_ = [('rank', i32), ('size', i32), ('all_gather', AllGatherFn), ('user', c.c_void_p)]
 
 
-class Ledger(c.Structure):
-    """colo_ledger_t"""
+class Stats(c.Structure):
+    """colo_comm_stats_t"""
     _fields_ = [('ops', (u64 * len(OWNERS)) * len(OPS)),
                 ('sent_bytes', (u64 * len(OWNERS)) * len(OPS)),
                 ('recv_bytes', (u64 * len(OWNERS)) * len(OPS))]
@@ -226,7 +226,7 @@ C_NAMES = {
     'colo_split_t': Split, 'colo_layout_t': Layout, 'colo_run_t': Run, 'colo_owned_t': Owned,
     'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
     'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
-    'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_ledger_t': Ledger,
+    'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
     'colo_partition_t': Partition, 'colo_logprob_config_t': LogprobConfig,
     'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
     'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,

@@ -220,7 +220,7 @@ class Comm:
              s.DTYPE['u8'], None)
         return [recv.raw[i * n:(i + 1) * n] for i in range(self.size)]
 
-    # ---- failure, ledger ----
+    # ---- failure, statistics ----
 
     def abort(self, why: str) -> None:
         """From any thread: every wait on this communicator and its relatives ends."""
@@ -230,10 +230,10 @@ class Comm:
         """Raises the error that killed the communicator, if one did."""
         call('colo_comm_check', self.handle)
 
-    def ledger(self) -> dict[str, dict[str, dict[str, int]]]:
+    def stats(self) -> dict[str, dict[str, dict[str, int]]]:
         """{owner: {operation: {"ops", "sent", "recv"}}} of what happened so far; zeros left out."""
-        raw = s.Ledger()
-        lib().colo_comm_ledger(self.handle, raw)
+        raw = s.Stats()
+        lib().colo_comm_stats(self.handle, raw)
         out: dict[str, dict[str, dict[str, int]]] = {}
         for k, op in enumerate(s.OPS):
             for o, owner in enumerate(s.OWNERS):
@@ -243,8 +243,8 @@ class Comm:
                         'recv': raw.recv_bytes[k][o]}
         return out
 
-    def ledger_reset(self) -> None:
-        lib().colo_comm_ledger_reset(self.handle)
+    def stats_reset(self) -> None:
+        lib().colo_comm_stats_reset(self.handle)
 
     def dump(self) -> dict[str, Any]:
         """Counters and the last 256 operations; keys as in docs/comm.md."""

@@ -193,7 +193,7 @@ def test_bridge_moves_values_and_gradients_on_threads():
         d_x = array.array('f', [-1.0]) * len(x)
         bridge.backward(shaped(y, shapes[1]), shaped(d_x, shapes[0]))
         assert d_x == x
-        assert world.ledger()['bridge']['exchange']['ops'] == 2
+        assert world.stats()['bridge']['exchange']['ops'] == 2
         assert world.dump()['size'] == 8
         bridge.reshape((4, 16, 4))
         assert bridge.src_shape == (1, 16, 4)

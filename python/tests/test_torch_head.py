@@ -36,22 +36,22 @@ def sharded(rank, rows, tp, mode):
     comm = ct.comm_of(group, w.device)
     for chunk in (None, 1):
         x = [leaf(sides[d][0]), leaf(w[lo:hi][first:last]), leaf(b[lo:hi][first:last])]
-        comm.ledger_reset()
+        comm.stats_reset()
         out = ct.linear_logprob(*x, mode=mode, chunk_size=chunk, entropy=True, **args)
         near(out[0], mine[0], torch.float64, 'logp')
-        ahead = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
-        comm.ledger_reset()
+        ahead = {k: v['ops'] for k, v in comm.stats()['head'].items()}
+        comm.stats_reset()
         (out[0] * sides[d][4][0] + out[1] * sides[d][4][1]).sum().backward()
-        back = {k: v['ops'] for k, v in comm.ledger()['head'].items()}
+        back = {k: v['ops'] for k, v in comm.stats()['head'].items()}
         assert (ahead, back) == ({'all_gather': 1}, {'all_gather': 1, 'reduce_scatter': 1})
         near(x[0].grad, mine[2], torch.float64, 'd_hidden')
         near(x[1].grad, want_w[lo:hi][first:last], torch.float64, 'd_weight')
         near(x[2].grad, want_b[lo:hi][first:last], torch.float64, 'd_bias')
-        comm.ledger_reset()
+        comm.stats_reset()
         y = leaf(w[lo:hi][first:last])
         y.main_grad = torch.ones(last - first, H).double()
         ct.linear_nll(leaf(sides[d][0]), y, chunk_size=chunk, main_grad=True, **args).loss.backward()
-        assert {k: v['ops'] for k, v in comm.ledger()['head'].items()} == \
+        assert {k: v['ops'] for k, v in comm.stats()['head'].items()} == \
             {'all_gather': 1, 'reduce_scatter': 1}
     return last - first
 

@@ -235,13 +235,13 @@ def counted(rank):
     for mode, chunk in itertools.product(('logprob', 'keep', 'loss'), (None, 1)):
         for turn in range(2):  # the first makes objects
             x, y = leaf(h), leaf(w[lo:hi])
-            comm.ledger_reset()
+            comm.stats_reset()
             out = (ct.linear_nll(x, y, mode='loss', chunk_size=chunk, **args).loss if mode == 'loss'
                    else ct.linear_logprob(x, y, mode=mode, chunk_size=chunk, **args))
-            ahead = {k: v['ops'] for k, v in comm.ledger()['loss'].items()}
-            comm.ledger_reset()
+            ahead = {k: v['ops'] for k, v in comm.stats()['loss'].items()}
+            comm.stats_reset()
             out.sum().backward()
-            back = {k: v['ops'] for k, v in comm.ledger().get('loss', {}).items()}
+            back = {k: v['ops'] for k, v in comm.stats().get('loss', {}).items()}
         seen[mode, chunk] = ahead, back
     return seen
 

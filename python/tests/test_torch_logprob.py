@@ -104,14 +104,14 @@ def counted(rank):
     ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi)
     comm = ct.comm_of(dist.group.WORLD, mine.device)
     for chunk in (None, 1, 7):
-        comm.ledger_reset()
+        comm.stats_reset()
         out = ct.logprob(mine, t, tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi, entropy=True,
                          chunk_size=chunk)
-        assert comm.ledger()['loss'] == {'all_gather': dict(comm.ledger()['loss']['all_gather'], ops=1)}
-        assert set(comm.ledger()) <= {'loss', 'check'}
-        comm.ledger_reset()
+        assert comm.stats()['loss'] == {'all_gather': dict(comm.stats()['loss']['all_gather'], ops=1)}
+        assert set(comm.stats()) <= {'loss', 'check'}
+        comm.stats_reset()
         sum(o.sum() for o in out).backward()
-        assert comm.ledger() == {}
+        assert comm.stats() == {}
 
 
 def test_one_gather_forward_and_none_backward(world):

@@ -3,7 +3,7 @@
  * collectives.c - the front of every operation: what is checked before a backend may move a byte.
  *
  * In this order: is there a comm, does it live, are this rank's arguments right, do the ranks agree
- * (COLO_CHECK=2 only), then the ledger entry and the backend. A rank whose arguments are wrong
+ * (COLO_CHECK=2 only), then the statistics entry and the backend. A rank whose arguments are wrong
  * while its peers are on their way into the operation must not leave them waiting: at level 2 the
  * round tells them and the comm lives on, below that the comm is marked failed and they get
  * COLO_ERR_PEER. A backend that fails halfway has either told its peers already or is helped to do

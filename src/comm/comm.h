@@ -2,9 +2,9 @@
 /*
  * comm.h (private) - the seam between the comm front (comm.c) and its backends.
  *
- * comm.c checks arguments, the dead flag and the deadline's length, keeps the ledger, runs the
+ * comm.c checks arguments, the dead flag and the deadline's length, keeps the statistics, runs the
  * COLO_CHECK=2 fingerprint, and calls the backend. A backend moves bytes, waits with the deadline,
- * and reports failure. Backends never print, never touch the ledger.
+ * and reports failure. Backends never print, never touch the statistics.
  */
 #ifndef COLO_COMM_COMM_H
 #define COLO_COMM_COMM_H
@@ -126,8 +126,8 @@ struct colo_comm {
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
-    void *lock;         /* pthread_mutex_t *: ledger, ring, seq and name against dump */
-    colo_ledger_t ledger;
+    void *lock;         /* pthread_mutex_t *: statistics, ring, seq and name against dump */
+    colo_comm_stats_t stats;
     colo_ring_entry_t ring[COLO_RING];
 };
 

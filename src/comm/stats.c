@@ -3,9 +3,9 @@
  * stats.c - what a comm did: counters for tests, a ring of the last operations for the day
  * after a fault, both as JSON.
  *
- * The comm's thread writes under the lock, twice an operation; dump and ledger read under it, from
- * any thread, also while an operation hangs. Counters count operations that ended well; the ring
- * shows the others, too, with their status.
+ * The comm's thread writes under the lock, twice an operation; dump and statistics read under it,
+ * from any thread, also while an operation hangs. Counters count operations that ended well; the
+ * ring shows the others, too, with their status.
  */
 #include "comm/comm.h"
 
@@ -132,28 +132,28 @@ void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
     e->status = status;
     e->end = colo_now();
     if (status == COLO_OK) {
-        c->ledger.ops[e->kind][e->owner]++;
-        c->ledger.sent_bytes[e->kind][e->owner] += (uint64_t)e->sent_bytes;
-        c->ledger.recv_bytes[e->kind][e->owner] += (uint64_t)e->recv_bytes;
+        c->stats.ops[e->kind][e->owner]++;
+        c->stats.sent_bytes[e->kind][e->owner] += (uint64_t)e->sent_bytes;
+        c->stats.recv_bytes[e->kind][e->owner] += (uint64_t)e->recv_bytes;
     }
     pthread_mutex_unlock(c->lock);
 }
 
-void colo_comm_ledger(const colo_comm_t *comm, colo_ledger_t *ledger)
+void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 {
-    if (!comm || !ledger || !colo_comm_i_own(comm, "comm_ledger"))
+    if (!comm || !stats || !colo_comm_i_own(comm, "comm_stats"))
         return;
     pthread_mutex_lock(comm->lock);
-    *ledger = comm->ledger;
+    *stats = comm->stats;
     pthread_mutex_unlock(comm->lock);
 }
 
-void colo_comm_ledger_reset(colo_comm_t *comm)
+void colo_comm_stats_reset(colo_comm_t *comm)
 {
-    if (!comm || !colo_comm_i_own(comm, "comm_ledger_reset"))
+    if (!comm || !colo_comm_i_own(comm, "comm_stats_reset"))
         return;
     pthread_mutex_lock(comm->lock);
-    memset(&comm->ledger, 0, sizeof comm->ledger);
+    memset(&comm->stats, 0, sizeof comm->stats);
     pthread_mutex_unlock(comm->lock);
 }
 
@@ -192,7 +192,7 @@ static void put_string(struct out *o, const char *s)
     put(o, "\"");
 }
 
-static void put_counters(struct out *o, const colo_ledger_t *l)
+static void put_counters(struct out *o, const colo_comm_stats_t *l)
 {
     const char *sep = "";
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -214,7 +214,7 @@ struct snapshot {
     char name[sizeof((colo_comm_t *)0)->name];
     int64_t world_rank;
     uint64_t seq;
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     colo_ring_entry_t ring[COLO_RING];
 };
 
@@ -252,7 +252,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
     now.seq = comm->seq;
-    now.ledger = comm->ledger;
+    now.stats = comm->stats;
     memcpy(now.ring, comm->ring, sizeof now.ring);
     pthread_mutex_unlock(comm->lock);
     put(&o, "{\"name\":");
@@ -262,8 +262,8 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
     put_string(&o, sentence);
-    put(&o, ",\"now\":%.9f,\"ledger\":[", colo_now());
-    put_counters(&o, &now.ledger);
+    put(&o, ",\"now\":%.9f,\"stats\":[", colo_now());
+    put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
     put_ring(&o, &now);
     put(&o, "]}");

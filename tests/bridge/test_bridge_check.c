@@ -2,7 +2,7 @@
 /*
  * test_bridge_check.c - what happens when ranks pass nonsense in a call or stay away: who gets
  * which status, what the sentence names, that nothing was written, and whether the bridge lives on.
- * And the ledger: one exchange a direction, of exactly the plan's bytes.
+ * And the statistics: one exchange a direction, of exactly the plan's bytes.
  */
 #include "harness/harness.h"
 
@@ -349,7 +349,7 @@ static void a_peer_outside_the_comm_is_missing(void **state)
     assert_ok(t_run_ranks(4, lacking_rank, &c, sizeof c));
 }
 
-/* ---- the ledger ---- */
+/* ---- the statistics ---- */
 
 typedef struct counted {
     t_case_t c;
@@ -357,7 +357,7 @@ typedef struct counted {
 } counted_t;
 
 /* all operations of all owners but the checks, less one kind */
-static uint64_t others(const colo_ledger_t *l)
+static uint64_t others(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
@@ -375,13 +375,13 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
     colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
     t_buffer_t t[4];
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     const int X = COLO_OP_EXCHANGE, B = COLO_OWNER_BRIDGE, C = COLO_OWNER_CHECK;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, a->check));
     rank_try(t_case_config(c, &src, &dst, &config));
     rank_try(colo_bridge_create(&bridge, &config, world));
-    colo_comm_ledger(world, &l);
+    colo_comm_stats(world, &l);
     rank_check(l.ops[X][B] == 0 && others(&l) == 0);
     uint64_t checks = 0;
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
@@ -392,10 +392,10 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
     const colo_plan_t *plan = colo_bridge_plan(bridge);
     for (int i = 0; i < 6; i++) {
         int way = i % 2;
-        colo_comm_ledger_reset(world);
+        colo_comm_stats_reset(world);
         rank_try(way ? colo_bridge_backward(bridge, &t[T_DY].t, &t[T_DX].t, NULL)
                      : colo_bridge_forward(bridge, &t[T_X].t, &t[T_Y].t, NULL));
-        colo_comm_ledger(world, &l);
+        colo_comm_stats(world, &l);
         colo_plan_bytes_t bytes = colo_plan_bytes(plan, (colo_way_t)way);
         rank_check(l.ops[X][B] == 1 && others(&l) == 0);
         rank_check((int64_t)l.sent_bytes[X][B] == bytes.send);

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <time.h>
 
-#include "bridge/bridge.h" /* private: the groups and their ledgers */
+#include "bridge/bridge.h" /* private: the groups and their statistics */
 #include "harness/bridge_case.h"
 
 typedef struct kind {
@@ -162,7 +162,7 @@ static void collective_and_exact_give_the_same_bits(void **state)
         }
 }
 
-/* ---- groups and the ledger ---- */
+/* ---- groups and the statistics ---- */
 
 typedef struct expect {
     t_case_t c;
@@ -173,10 +173,10 @@ typedef struct expect {
 
 static uint64_t ops_of(const colo_comm_t *c, colo_op_kind_t kind)
 {
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     if (!c)
         return 0;
-    colo_comm_ledger(c, &l);
+    colo_comm_stats(c, &l);
     return l.ops[kind][COLO_OWNER_BRIDGE];
 }
 
@@ -199,7 +199,7 @@ static int count_reduces(const colo_bridge_t *b)
                  ops_of(b->coll.cp, COLO_OP_ALL_REDUCE) + ops_of(b->comm, COLO_OP_ALL_REDUCE));
 }
 
-static colo_status_t ledger_rank(colo_comm_t *world, void *arg)
+static colo_status_t stats_rank(colo_comm_t *world, void *arg)
 {
     const expect_t *e = arg;
     const t_case_t *c = &e->c;
@@ -252,7 +252,7 @@ static void the_groups_and_collectives_are_those_of_the_worked_maps(void **state
         for (size_t k = 0; k < 3; k++) {
             e[i].c.output = kinds[k].output;
             e[i].c.grad = kinds[k].grad;
-            colo_status_t st = t_run_ranks(t_case_world(&e[i].c), ledger_rank, &e[i], sizeof e[i]);
+            colo_status_t st = t_run_ranks(t_case_world(&e[i].c), stats_rank, &e[i], sizeof e[i]);
             if (st < 0)
                 fail_msg("%s: %s", t_case_text(&e[i].c), colo_last_error());
         }

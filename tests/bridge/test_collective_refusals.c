@@ -23,12 +23,12 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
     colo_layout_t src, dst;
     colo_bridge_config_t config;
     colo_bridge_t *mark = (colo_bridge_t *)(uintptr_t)0x40, *bridge = mark;
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     rank_try(t_case_config(c, &src, &dst, &config));
     colo_status_t st = colo_bridge_create(&bridge, &config, world);
     rank_check(st == COLO_ERR_LAYOUT || st == COLO_ERR_SHAPE);
     rank_check(bridge == mark);
-    colo_comm_ledger(world, &l);
+    colo_comm_stats(world, &l);
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
         rank_check(l.ops[kind][COLO_OWNER_BRIDGE] == 0 && l.ops[kind][COLO_OWNER_USER] == 0);
     rank_check(colo_comm_check(world) == COLO_OK);

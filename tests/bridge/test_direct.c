@@ -112,7 +112,7 @@ static colo_status_t y_alone(colo_comm_t *comm, void *arg)
 {
     const t_case_t c = lopsided(*(const int32_t *)arg);
     struct stand s;
-    colo_ledger_t after;
+    colo_comm_stats_t after;
     uint64_t checks[3];
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     for (int64_t salt = 0; salt < 3; salt++) {
@@ -121,7 +121,7 @@ static colo_status_t y_alone(colo_comm_t *comm, void *arg)
         s.told->registrations = 1;
         rank_try(expect(&s, COLO_FORWARD, salt, true));
         rank_try(expect(&s, COLO_BACKWARD, salt, false));
-        colo_comm_ledger(s.control, &after);
+        colo_comm_stats(s.control, &after);
         checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
     }
     if (c.check == 1) /* agreed on once, at the first backward */
@@ -234,17 +234,17 @@ static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
                   .grad = COLO_DISJOINT,
                   .world = RANKS};
     const colo_shape_t one = {1, 8, 2, 0};
-    colo_ledger_t before, after;
+    colo_comm_stats_t before, after;
     struct stand s;
     (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     s.told->registrations = 1;
-    colo_comm_ledger(s.control, &before);
+    colo_comm_stats(s.control, &before);
     rank_try(tensors(&s, 0));
     s.told->registered[0] = s.t[T_Y].t.data;
     rank_try(expect(&s, COLO_FORWARD, 0, true));
     rank_try(expect(&s, COLO_BACKWARD, 0, false));
-    colo_comm_ledger(s.control, &after);
+    colo_comm_stats(s.control, &after);
     rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK] ==
                before.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK]);
     rank_try(colo_bridge_reshape(s.b, &one));

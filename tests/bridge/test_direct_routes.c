@@ -61,8 +61,8 @@ static colo_status_t over_route(colo_comm_t *c, colo_route_t *route, void *stage
 
 static uint64_t checks_of(const colo_comm_t *comm)
 {
-    colo_ledger_t l;
-    colo_comm_ledger(comm, &l);
+    colo_comm_stats_t l;
+    colo_comm_stats(comm, &l);
     return l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
 }
 

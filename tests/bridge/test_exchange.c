@@ -350,10 +350,10 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     rank_try(t_case_round(bridge, rank, &c, 0));
     for (int i = 0; i < a->n; i++) {
         colo_shape_t s = {a->shape[i].b, a->shape[i].n, a->shape[i].h, a->positions[i]};
-        colo_ledger_t before, after;
-        colo_comm_ledger(world, &before);
+        colo_comm_stats_t before, after;
+        colo_comm_stats(world, &before);
         rank_try(colo_bridge_reshape(bridge, &s));
-        colo_comm_ledger(world, &after);
+        colo_comm_stats(world, &after);
         rank_check(memcmp(&before, &after, sizeof before) == 0); /* local: no communication */
         c.shape = a->shape[i];
         c.dst.positions = a->positions[i];

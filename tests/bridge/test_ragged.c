@@ -141,17 +141,17 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
     tables_t t = worked;
     memset(t.rows, 0, sizeof t.rows);
     colo_segments_t s = segments_of(&t);
-    colo_ledger_t before, after;
+    colo_comm_stats_t before, after;
     int64_t src;
     rank_try(make(&b, &o, comm));
     for (int i = 0; i < 2; i++) { /* segments without rows; no segments */
         rank_try(colo_bridge_set_segments(b, &s, &batch));
         colo_bridge_rows(b, &src, NULL);
         rank_check(src == 0);
-        colo_comm_ledger(comm, &before);
+        colo_comm_stats(comm, &before);
         rank_try(colo_batch_forward(batch, NULL, NULL, 1, NULL));
         rank_try(colo_batch_backward(batch, NULL, NULL, 1, NULL));
-        colo_comm_ledger(comm, &after);
+        colo_comm_stats(comm, &after);
         for (int kind = 0; kind < COLO_OP_COUNT; kind++)
             rank_check(kind == COLO_OP_EXCHANGE ||
                        after.ops[kind][COLO_OWNER_BRIDGE] == before.ops[kind][COLO_OWNER_BRIDGE]);

@@ -137,15 +137,15 @@ static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
 {
     static const int64_t zero[MOST], one[1] = {8};
     job_t *j = arg;
-    colo_ledger_t before, after;
+    colo_comm_stats_t before, after;
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = j->most;
     s.nseqs = 1;
     s.rows = s.src_dp = s.seq = s.pos = s.seq_dp = zero;
     s.seq_len = one;
-    colo_comm_ledger(comm, &before);
+    colo_comm_stats(comm, &before);
     rank_try(colo_segments_gather(&got, colo_comm_rank(comm) == 1 ? &s : NULL, comm));
-    colo_comm_ledger(comm, &after);
+    colo_comm_stats(comm, &after);
     rank_check(got->count == j->most);
     colo_segments_free(&got);
     const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_BRIDGE] -

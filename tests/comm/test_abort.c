@@ -207,9 +207,9 @@ static colo_status_t dead_rank(colo_comm_t *c, void *arg)
     rank_check(y[0] == 0 && x[0] == 1);
     rank_check(colo_comm_size(child) == 2 && colo_comm_rank(child) == 1 - me);
     rank_check(colo_comm_world_rank(child, 0) == 1);
-    colo_ledger_t ledger;
-    colo_comm_ledger(child, &ledger);
-    rank_check(ledger.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 0);
+    colo_comm_stats_t stats;
+    colo_comm_stats(child, &stats);
+    rank_check(stats.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 0);
     char dump[2048];
     rank_check(colo_comm_dump(child, dump, sizeof dump) < sizeof dump);
     rank_check(strstr(dump, "COLO_ERR_ABORTED") && strstr(dump, "no reason given"));

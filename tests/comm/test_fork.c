@@ -21,7 +21,7 @@ static int use_all(colo_comm_t *c)
     colo_bootstrap_t b;
     float x[2] = {1, 2}, all[2 * RANKS];
     char dump[16] = "";
-    colo_ledger_t ledger = {.ops = {{77}}};
+    colo_comm_stats_t stats = {.ops = {{77}}};
 #define REFUSED(number, call)                                         \
     if ((call) != COLO_ERR_STATE || !strstr(colo_last_error(), text)) \
     return number
@@ -42,13 +42,13 @@ static int use_all(colo_comm_t *c)
     REFUSED(13, b.all_gather(b.user, x, all, sizeof x));
     REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells nobody */
 #undef REFUSED
-    colo_comm_ledger(c, &ledger);
-    colo_comm_ledger_reset(c);
+    colo_comm_stats(c, &stats);
+    colo_comm_stats_reset(c);
     colo_comm_set_name(c, "child");
     colo_comm_abort(c, "the child is done");
     if (colo_comm_dump(c, dump, sizeof dump) != 4 || strcmp(dump, "null") != 0)
         return 15;
-    return made || ledger.ops[0][0] != 77 || x[1] != 2 ? 16 : 0;
+    return made || stats.ops[0][0] != 77 || x[1] != 2 ? 16 : 0;
 }
 
 static colo_status_t fork_and_sum(colo_comm_t *c, void *arg)

@@ -9,7 +9,7 @@
 
 static void getters_of_a_comm(void **state)
 {
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     char text[8];
     assert_int_equal(colo_comm_rank(NULL), -1);
     assert_int_equal(colo_comm_size(NULL), 0);
@@ -23,8 +23,8 @@ static void getters_of_a_comm(void **state)
     assert_int_equal(colo_comm_dump(NULL, NULL, 9), 4);
     colo_comm_set_name(NULL, "x");
     colo_comm_abort(NULL, NULL);
-    colo_comm_ledger(NULL, &ledger);
-    colo_comm_ledger_reset(NULL);
+    colo_comm_stats(NULL, &stats);
+    colo_comm_stats_reset(NULL);
 }
 
 static void getters_of_a_grid(void **state)

@@ -24,7 +24,7 @@ struct run {
     cap_point_t loss[301], accuracy[7];
     uint8_t pixels[3][CAP_PIXELS];
     cap_sample_t samples[3];
-    cap_ledger_row_t ledger[4];
+    cap_stats_row_t stats[4];
     cap_report_t report;
     char dir[64], path[96];
 };
@@ -49,24 +49,24 @@ static void invent(struct run *r, const char *src, const char *dst)
     }
     strcpy(r->samples[0].caption, "five");
     strcpy(r->samples[1].caption, "<b>&\x07");
-    r->ledger[0] = (cap_ledger_row_t){.where = "world",
-                                      .op = COLO_OP_EXCHANGE,
-                                      .owner = COLO_OWNER_BRIDGE,
-                                      .ops = 8 * 2 * 300,
-                                      .bytes = 300 * 589824,
-                                      .plan_bytes = 589824};
-    r->ledger[1] = (cap_ledger_row_t){.where = "dst.tp",
-                                      .op = COLO_OP_ALL_GATHER,
-                                      .owner = COLO_OWNER_LOSS,
-                                      .ops = 8 * 300,
-                                      .bytes = 300 * 12345 + 150,
-                                      .plan_bytes = -1};
-    r->ledger[2] = (cap_ledger_row_t){.where = "dst.<tp>",
-                                      .op = COLO_OP_ALL_REDUCE,
-                                      .owner = COLO_OWNER_USER,
-                                      .ops = 8 * 8 * 300,
-                                      .bytes = 300 * 1000 + 1,
-                                      .plan_bytes = 1000};
+    r->stats[0] = (cap_stats_row_t){.where = "world",
+                                    .op = COLO_OP_EXCHANGE,
+                                    .owner = COLO_OWNER_BRIDGE,
+                                    .ops = 8 * 2 * 300,
+                                    .bytes = 300 * 589824,
+                                    .plan_bytes = 589824};
+    r->stats[1] = (cap_stats_row_t){.where = "dst.tp",
+                                    .op = COLO_OP_ALL_GATHER,
+                                    .owner = COLO_OWNER_LOSS,
+                                    .ops = 8 * 300,
+                                    .bytes = 300 * 12345 + 150,
+                                    .plan_bytes = -1};
+    r->stats[2] = (cap_stats_row_t){.where = "dst.<tp>",
+                                    .op = COLO_OP_ALL_REDUCE,
+                                    .owner = COLO_OWNER_USER,
+                                    .ops = 8 * 8 * 300,
+                                    .bytes = 300 * 1000 + 1,
+                                    .plan_bytes = 1000};
     r->report = (cap_report_t){.command = hostile,
                                .model = CAP_MODEL_DEFAULT,
                                .parameters = 298656,
@@ -88,9 +88,9 @@ static void invent(struct run *r, const char *src, const char *dst)
                                .nsamples = 3,
                                .held = 359,
                                .mistakes = 5,
-                               .ledger = r->ledger,
-                               .nledger = 3,
-                               .ledger_steps = 300};
+                               .stats = r->stats,
+                               .nstats = 3,
+                               .stats_steps = 300};
     strcpy(r->dir, "/tmp/colo-report-XXXXXX");
     assert_non_null(mkdtemp(r->dir));
     snprintf(r->path, sizeof r->path, "%s/report.html", r->dir);
@@ -313,7 +313,7 @@ static void a_way_without_messages_says_so(void **state)
     discard(&r);
 }
 
-static void the_ledger_stands_beside_the_plan(void **state)
+static void the_stats_stands_beside_the_plan(void **state)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -328,7 +328,7 @@ static void the_ledger_stands_beside_the_plan(void **state)
     assert_has(text, "\xe2\x9c\x97 no, +1 in all"); /* one byte in 300 steps too many */
     assert_has(text, "1 of 2 planned rows moved something else");
     free(text);
-    r.ledger[2].bytes--;
+    r.stats[2].bytes--;
     text = page(&r);
     assert_int_equal(count(text, "\xe2\x9c\x93 yes"), 2);
     assert_has(text, "Every planned row moved exactly what was planned");
@@ -340,7 +340,7 @@ static void empty_and_broken_runs_still_make_a_page(void **state)
 {
     struct run r;
     invent(&r, "dp=1", "tp=1");
-    r.report.nloss = r.report.naccuracy = r.report.nsamples = r.report.nledger = 0;
+    r.report.nloss = r.report.naccuracy = r.report.nsamples = r.report.nstats = 0;
     r.report.plan.no_grad = true;
     char *text = page(&r);
     assert_balanced(text);
@@ -486,7 +486,7 @@ static void a_plan_that_cannot_be_made_keeps_the_old_page(void **state)
     r.report.world = 0;
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "has 0"));
     r.report.world = 8;
-    r.report.ledger_steps = 0;
+    r.report.stats_steps = 0;
     assert_non_null(strstr(cap_report_write(&r.report, r.path), "over 0 steps"));
     discard(&r);
 }
@@ -499,7 +499,7 @@ int main(void)
         cmocka_unit_test(foreign_text_is_escaped),
         cmocka_unit_test(the_layout_pictures_show_every_message_with_its_bytes),
         cmocka_unit_test(a_way_without_messages_says_so),
-        cmocka_unit_test(the_ledger_stands_beside_the_plan),
+        cmocka_unit_test(the_stats_stands_beside_the_plan),
         cmocka_unit_test(empty_and_broken_runs_still_make_a_page),
         cmocka_unit_test(large_and_staged_worlds_are_handled),
         cmocka_unit_test(a_page_that_cannot_be_written_leaves_nothing),

@@ -347,8 +347,8 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
         cudaFree(values);
         cudaFree(dmask);
     }
-    colo_ledger_t l;
-    colo_comm_ledger(r->gpus, &l);
+    colo_comm_stats_t l;
+    colo_comm_stats(r->gpus, &l);
     rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] == 4);
     rank_try(colo_comm_set_check(r->gpus, 2)); /* host memory on one rank: told to all */
     float *d, host[4] = {0};

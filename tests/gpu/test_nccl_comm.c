@@ -93,8 +93,8 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     rank_try(t_gpu_quiet(r)); /* all have freed */
     rank_try(colo_comm_barrier(r->gpus, r->stream));
     rank_cuda(cudaStreamSynchronize(r->stream));
-    colo_ledger_t l;
-    colo_comm_ledger(r->gpus, &l);
+    colo_comm_stats_t l;
+    colo_comm_stats(r->gpus, &l);
     rank_check(l.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 1);
     rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_USER] == 36);
     return COLO_OK;

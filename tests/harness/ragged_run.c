@@ -115,11 +115,11 @@ static bool same(const block_t *got, const block_t *want, bool sums)
 }
 
 /* Bytes that came since @before, in one exchange. */
-static bool came(colo_comm_t *comm, const colo_ledger_t *before, int64_t bytes)
+static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t bytes)
 {
     const int kind = COLO_OP_EXCHANGE, owner = COLO_OWNER_BRIDGE;
-    colo_ledger_t now;
-    colo_comm_ledger(comm, &now);
+    colo_comm_stats_t now;
+    colo_comm_stats(comm, &now);
     return now.ops[kind][owner] == before->ops[kind][owner] + 1 &&
            now.recv_bytes[kind][owner] - before->recv_bytes[kind][owner] == (uint64_t)bytes;
 }
@@ -145,8 +145,8 @@ colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_rag
         to[n] = out[n].t;
         which[n++] = i;
     }
-    colo_ledger_t before;
-    colo_comm_ledger(comm, &before);
+    colo_comm_stats_t before;
+    colo_comm_stats(comm, &before);
     /* ranks without rows pass nothing at all, every other time */
     const bool none = (t->seed + (uint64_t)rank) % 2;
     const colo_tensor_t *pi = none && colo_tensor_count(ti) == 0 ? NULL : ti;

@@ -120,11 +120,11 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     dz.data = s->in_place ? m->logits : m->grad;
     colo_distill_out_t out = {.ce = m->out[0], .kl = m->out[1]};
     colo_distill_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(m->group);
+    colo_comm_stats_reset(m->group);
     rank_try(colo_distill_forward(&cfg, &z, &w, c->masked ? &mask : NULL, m->group, &out,
                                   c->forward_only ? NULL : &saved,
                                   c->forward_only ? NULL : m->stats, m->scratch, NULL));
-    colo_comm_ledger(m->group, &c->after_forward[r]);
+    colo_comm_stats(m->group, &c->after_forward[r]);
     for (int k = 0; k < 2; k++) {
         where.get(m->wide, m->out[k], line);
         for (int64_t t = 0; t < c->tokens; t++)
@@ -138,7 +138,7 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
                                   .d_kl = c->no_kl ? NULL : m->up[1]};
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_distill_backward(&saved, &up, &dz, NULL));
-    colo_comm_ledger(m->group, &c->after_backward[r]);
+    colo_comm_stats(m->group, &c->after_backward[r]);
     where.get(m->host, dz.data, (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype));
     c->pad_worst[r] = 0;
     for (int64_t t = 0; t < c->tokens; t++)
@@ -171,7 +171,7 @@ colo_status_t distill_case_run(distill_case_t *c)
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
 
-static uint64_t total_ops(const colo_ledger_t *l)
+static uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -228,7 +228,7 @@ void distill_case_compare(const distill_case_t *c, const char *label)
     for (int64_t t = 0; t < c->tokens; t++)
         compare_row(c, label, t);
     for (int r = 0; r < c->shape.ranks; r++) {
-        const colo_ledger_t *f = &c->after_forward[r], *b = &c->after_backward[r];
+        const colo_comm_stats_t *f = &c->after_forward[r], *b = &c->after_backward[r];
         if (c->pad_worst[r] != 0)
             fail_msg("%s: rank %d wrote padding", label, r);
         if (f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] != (c->shape.ranks > 1) ||

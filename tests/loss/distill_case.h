@@ -24,7 +24,7 @@ typedef struct distill_case {
     double out[LOSS_RANKS][2][DISTILL_TOKENS]; /* ce, kl */
     double dz[DISTILL_TOKENS * DISTILL_VOCAB];
     double pad_worst[LOSS_RANKS];
-    colo_ledger_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
+    colo_comm_stats_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
 } distill_case_t;
 
 /* Draws logits of standard deviation @spread and targets that are near them. */
@@ -32,7 +32,7 @@ void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t
                        colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng);
 colo_status_t distill_case_run(distill_case_t *c);
 ref_distill_opts_t distill_case_opts(const distill_case_t *c);
-/* Against the oracle, all values finite; the ledger: one gather, none backward. */
+/* Against the oracle, all values finite; the statistics: one gather, none backward. */
 void distill_case_compare(const distill_case_t *c, const char *label);
 
 #endif

@@ -401,8 +401,8 @@ static colo_status_t run_passes(rank_t *k)
         .n_invalid = counts + 1,
     };
     colo_linear_logprob_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(k->tp);
-    colo_comm_ledger_reset(k->dp);
+    colo_comm_stats_reset(k->tp);
+    colo_comm_stats_reset(k->dp);
     if (c->start_early)
         rank_try(colo_lm_head_start(k->head, stream()));
     if (c->loss_mode) {
@@ -422,15 +422,15 @@ static colo_status_t run_passes(rank_t *k)
                                                  room_at(&k->kept), room_at(&k->work), stream()));
         }
     }
-    colo_comm_ledger(k->tp, &c->tp_forward[k->world]);
-    colo_comm_ledger(k->dp, &c->head_forward[k->world]);
+    colo_comm_stats(k->tp, &c->tp_forward[k->world]);
+    colo_comm_stats(k->dp, &c->head_forward[k->world]);
     settle();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
     room_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
         rank_try(run_backward(k, &saved, &grads));
-    colo_comm_ledger(k->tp, &c->tp_all[k->world]);
-    colo_comm_ledger(k->dp, &c->head_all[k->world]);
+    colo_comm_stats(k->tp, &c->tp_all[k->world]);
+    colo_comm_stats(k->dp, &c->head_all[k->world]);
     if (c->head == HEAD_RESIDENT && c->replicas > 1 && !frozen_w) {
         void *sum_w = room_at(&k->d_w), *sum_b = room_at(&k->d_b);
         rank_try(colo_comm_all_reduce(k->dp, sum_w, sum_w, k->rows * H, dw, COLO_SUM, stream()));

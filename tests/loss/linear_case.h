@@ -71,8 +71,8 @@ typedef struct linear_case {
     double *d_w, *d_b;       /* [V, H], [V]: the sum over replicas, and the prefill */
     bool spilled[LOSS_RANKS], kept_changed[LOSS_RANKS], second_differs[LOSS_RANKS];
     int64_t chunks[LOSS_RANKS]; /* of the pass, by the object's own arithmetic */
-    colo_ledger_t tp_forward[LOSS_RANKS], tp_all[LOSS_RANKS];
-    colo_ledger_t head_forward[LOSS_RANKS], head_all[LOSS_RANKS];
+    colo_comm_stats_t tp_forward[LOSS_RANKS], tp_all[LOSS_RANKS];
+    colo_comm_stats_t head_forward[LOSS_RANKS], head_all[LOSS_RANKS];
 } linear_case_t;
 
 /* Allocates; draws everything; upstream: arrays on logp, entropy and loss where they are wanted. */

@@ -312,10 +312,10 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
         .n_invalid = &c->n_invalid[r],
     };
     colo_logprob_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(world);
+    colo_comm_stats_reset(world);
     rank_try(colo_logprob_forward(&cfg, &z, &tg, world, &out, c->forward_only ? NULL : &saved,
                                   c->forward_only ? NULL : m->stats, m->scratch, NULL));
-    colo_comm_ledger(world, &c->after_forward[r]);
+    colo_comm_stats(world, &c->after_forward[r]);
     memset(m->scratch, 0xff, scratch_bytes); /* scratch is free after the call */
     for (int64_t t = 0; t < tokens; t++)
         for (int k = 0; k < 3; k++)
@@ -328,7 +328,7 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
         .d_loss = cfg.want_loss && !c->no_up[2] ? m->up[2] : NULL,
     };
     rank_try(colo_logprob_backward(&saved, &up, &dz, NULL));
-    colo_comm_ledger(world, &c->after_backward[r]);
+    colo_comm_stats(world, &c->after_backward[r]);
     rank_try(
         colo_comm_barrier(world, NULL)); /* collect() shares pad_worst: one rank after another */
     for (int32_t turn = 0; turn < c->ranks; turn++) {

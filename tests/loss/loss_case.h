@@ -34,7 +34,7 @@ typedef struct loss_case {
     int64_t n_valid[LOSS_RANKS], n_invalid[LOSS_RANKS];
     double *dz;       /* [T, V] */
     double pad_worst; /* largest |gradient| or NaN of a padding column; written gaps count as inf */
-    colo_ledger_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
+    colo_comm_stats_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
 } loss_case_t;
 
 /* Allocates; draws logits of standard deviation @spread, legal targets and upstream gradients. */

@@ -36,7 +36,7 @@ static void guard_case(linear_case_t *c, int32_t ranks, int32_t replicas, run_mo
             c->targets[d][(t * 7) % T] = -100; /* 7 and 256 share no factor: all different */
 }
 
-static uint64_t total(const colo_ledger_t *l)
+static uint64_t total(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -58,7 +58,7 @@ static void statistics_are_gathered_once_or_once_a_chunk(void **state)
                 assert_ok(linear_case_run(&c));
                 for (int r = 0; r < w; r++) {
                     uint64_t want = w == 1 ? 0 : mode == LOSS ? (uint64_t)c.chunks[r] : 1;
-                    const colo_ledger_t *f = &c.tp_forward[r], *all = &c.tp_all[r];
+                    const colo_comm_stats_t *f = &c.tp_forward[r], *all = &c.tp_all[r];
                     uint64_t got = f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
                     assert_int_equal(c.chunks[r], chunk_counts[k]);
                     if (got != want || total(f) != want || total(all) != want)
@@ -79,7 +79,7 @@ static void check_head(const linear_case_t *c, run_mode_t mode, const char *how)
     const uint64_t forward = 1 + (c->checkpoint && mode != LOSS);
     const uint64_t all = forward + (mode != LOSS);
     for (int r = 0; r < c->ranks * c->replicas; r++) {
-        const colo_ledger_t *f = &c->head_forward[r], *a = &c->head_all[r];
+        const colo_comm_stats_t *f = &c->head_forward[r], *a = &c->head_all[r];
         uint64_t got_f = f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD];
         uint64_t got_a = a->ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD];
         uint64_t scattered = a->ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD];
@@ -144,7 +144,7 @@ static void d_hidden_is_summed_once_and_to_the_right_value(void **state)
             c.config.d_hidden = (colo_d_hidden_t)how;
             assert_ok(linear_case_run(&c));
             for (int r = 0; r < 2; r++) {
-                const colo_ledger_t *l = &c.tp_all[r];
+                const colo_comm_stats_t *l = &c.tp_all[r];
                 assert_int_equal(l->ops[COLO_OP_ALL_REDUCE][COLO_OWNER_LOSS] +
                                      l->ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS],
                                  1);

@@ -15,7 +15,7 @@ typedef struct world {
     colo_dtype_t grad_dtype;
     int64_t first[MOST], count[MOST];
     bool gathered[MOST], reduced[MOST], states[MOST];
-    colo_ledger_t ledger[MOST];
+    colo_comm_stats_t stats[MOST];
 } world_t;
 
 static float value(int64_t row, int64_t column)
@@ -110,7 +110,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     size_t bytes = colo_lm_head_gathered_size(head);
     unsigned char *gathered = aligned_alloc(256, (bytes + 511) / 256 * 256);
     rank_try(colo_lm_head_bind(head, &tw, w->bias ? &tb : NULL, gathered));
-    colo_comm_ledger_reset(world);
+    colo_comm_stats_reset(world);
 
     bool ok = colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE, right = true;
     for (int turn = 0; turn < 3; turn++) { /* start and finish; acquire; acquire what is there */
@@ -132,7 +132,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
     w->gathered[me] = right;
     w->states[me] = ok;
     rank_try(gradients(w, head, me, ranks));
-    colo_comm_ledger(world, &w->ledger[me]);
+    colo_comm_stats(world, &w->stats[me]);
     free(weight);
     free(bias);
     free(gathered);
@@ -213,8 +213,8 @@ static void shards_of_any_size_gather_and_reduce(void **state)
                                  ranks, (int)rows, bits, r, w.gathered[r], w.reduced[r],
                                  w.states[r]);
                     /* weight and bias together; the third acquire found it there */
-                    assert_int_equal(w.ledger[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD], 2);
-                    assert_int_equal(w.ledger[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD], 1);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD], 2);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD], 1);
                 }
                 assert_int_equal(at, rows);
             }

@@ -12,7 +12,7 @@
 
 /* ---- collectives ---- */
 
-static uint64_t total_ops(const colo_ledger_t *l)
+static uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -34,7 +34,7 @@ static void forward_gathers_once_and_backward_never(void **state)
             c.config.chunk_size = chunks[k];
             assert_ok(loss_case_run(&c));
             for (int r = 0; r < w; r++) {
-                const colo_ledger_t *f = &c.after_forward[r], *b = &c.after_backward[r];
+                const colo_comm_stats_t *f = &c.after_forward[r], *b = &c.after_backward[r];
                 assert_int_equal(f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS], w > 1);
                 assert_int_equal(total_ops(f), w > 1);
                 assert_memory_equal(f, b, sizeof *f);

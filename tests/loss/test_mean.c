@@ -36,7 +36,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     const size_t elem = wide ? sizeof(double) : sizeof(float), line = TOKENS * elem;
     colo_grid_t grid;
     colo_comm_t *group = NULL, *mover = NULL;
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     double f64[TOKENS], d_value64 = 3;
     float f32[TOKENS], d_value32 = 3;
     const double d_num = 0.25;
@@ -55,7 +55,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     const colo_tensor_t x = where_tensor(losses, w->dtype, 1, (int64_t[]){TOKENS});
     const colo_tensor_t dx = where_tensor(d, w->dtype, 1, (int64_t[]){TOKENS});
     const colo_loss_mean_t out = {value, numbers, numbers + 1, numbers + 2};
-    colo_comm_ledger_reset(mover);
+    colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_mean_forward(&x, n_valid, w->divide, mover, &out, scratch, NULL);
     if (st == COLO_OK)
         st = colo_loss_mean_backward(out.factor, w->no_value ? NULL : d_value,
@@ -69,11 +69,11 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     where.get(wide ? (void *)f64 : f32, d, line);
     for (int i = 0; i < TOKENS; i++)
         w->d[r][i] = wide ? f64[i] : (double)f32[i];
-    colo_comm_ledger(mover, &ledger);
-    w->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    colo_comm_stats(mover, &stats);
+    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_OWNER_COUNT; o++)
-            w->total[r] += ledger.ops[k][o];
+            w->total[r] += stats.ops[k][o];
     void *all[] = {losses, d, n_valid, value, d_value, d_of_num, numbers, scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);

@@ -52,7 +52,7 @@ static colo_status_t reduce_on_rank(colo_comm_t *world, void *arg)
     double f64[TOKENS];
     float f32[TOKENS];
     uint8_t mask[TOKENS];
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2", 8));
     rank_try(colo_comm_split(world, &grid, w->group, &group));
     for (int i = 0; i < TOKENS; i++) {
@@ -62,8 +62,8 @@ static colo_status_t reduce_on_rank(colo_comm_t *world, void *arg)
     }
     colo_status_t st = colo_loss_reduce(w->dtype == COLO_F64 ? (void *)f64 : (void *)f32, w->dtype,
                                         mask, TOKENS, group, &w->got[r], NULL);
-    colo_comm_ledger(group, &ledger);
-    w->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    colo_comm_stats(group, &stats);
+    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
     colo_comm_destroy(&group);
     return st;
 }

@@ -94,9 +94,9 @@ static double d_out_of(int64_t r, int64_t row, int64_t column)
 
 static uint64_t total_ops(colo_comm_t *world)
 {
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     uint64_t n = 0;
-    colo_comm_ledger(world, &l);
+    colo_comm_stats(world, &l);
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_OWNER_COUNT; o++)
             n += l.ops[k][o];
@@ -120,7 +120,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
     const int64_t n = colo_sequence_count(&seq), cols = seq.positions - 1, stride = cols + 3,
                   table = seq.batch * stride;
     size_t bytes;
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     rank_check(n == g->n);
     rank_try(where.group(world, &m->group));
     m->lengths = where.put(g->lengths, sizeof g->lengths);
@@ -163,18 +163,18 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
     ot.stride[0] = dot.stride[0] = stride;
     dlt.data = m->d_local;
     dot.data = m->d_out;
-    colo_comm_ledger_reset(m->group);
+    colo_comm_stats_reset(m->group);
     rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->scratch, NULL));
-    colo_comm_ledger(m->group, &ledger);
-    g->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    colo_comm_stats(m->group, &stats);
+    g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
     g->total[r][0] = total_ops(m->group);
     for (int adjoint = 0; adjoint < 2; adjoint++) {
-        colo_comm_ledger_reset(m->group);
+        colo_comm_stats_reset(m->group);
         rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
                                                adjoint ? m->group : NULL,
                                                adjoint ? m->scratch : NULL, NULL));
-        colo_comm_ledger(m->group, &ledger);
-        g->scatters[r] = ledger.ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS];
+        colo_comm_stats(m->group, &stats);
+        g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS];
         g->total[r][1 + adjoint] = total_ops(m->group);
         where.get(g->d_local[r][adjoint], m->d_local, (size_t)n * 8);
     }

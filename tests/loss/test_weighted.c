@@ -43,7 +43,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     double f64[3][TOKENS];
     float f32[3][TOKENS];
     uint8_t mask[TOKENS];
-    colo_ledger_t ledger;
+    colo_comm_stats_t stats;
     rank_try(colo_grid_parse(&grid, "tp=2,cp=2,dp=2", 8));
     rank_try(colo_comm_split(world, &grid, w->group, &group));
     for (int i = 0; i < TOKENS; i++) {
@@ -64,18 +64,18 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     colo_tensor_t v = where_tensor(values, w->dtype, 1, (int64_t[]){TOKENS}), u = v;
     colo_tensor_t m = where_tensor(masked, COLO_U8, 1, (int64_t[]){TOKENS});
     u.data = weights;
-    colo_comm_ledger_reset(mover);
+    colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_weighted_sum(&v, w->weighted ? &u : NULL, w->masked ? &m : NULL,
                                               mover, out, d, scratch, NULL);
     where.get(wide ? (void *)f64[2] : f32[2], d, line);
     where.get(&w->got[r], out, sizeof w->got[r]);
     for (int i = 0; i < TOKENS; i++)
         w->d_values[r][i] = wide ? f64[2][i] : (double)f32[2][i];
-    colo_comm_ledger(mover, &ledger);
-    w->gathers[r] = ledger.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    colo_comm_stats(mover, &stats);
+    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_OWNER_COUNT; o++)
-            w->total[r] += ledger.ops[k][o];
+            w->total[r] += stats.ops[k][o];
     void *all[] = {values, weights, d, masked, out, scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);

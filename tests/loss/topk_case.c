@@ -99,11 +99,11 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
     colo_topk_out_t out = {
         .logp = m->logp, .n_invalid = m->n_invalid, .ids = cfg.topk ? m->chosen : NULL};
     colo_topk_saved_t saved = {.valid = false};
-    colo_comm_ledger_reset(m->group);
+    colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
                                &out, c->forward_only ? NULL : &saved,
                                c->forward_only ? NULL : m->stats, m->scratch, NULL));
-    colo_comm_ledger(m->group, &c->after_forward[r]);
+    colo_comm_stats(m->group, &c->after_forward[r]);
     where.get(m->wide, m->logp, stat_size);
     for (int64_t i = 0; i < n; i++)
         c->logp[r][i] = loss_load(stat, m->wide, i);
@@ -115,7 +115,7 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
     m->scratch = NULL;
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_topk_backward(&saved, m->up, &dz, NULL));
-    colo_comm_ledger(m->group, &c->after_backward[r]);
+    colo_comm_stats(m->group, &c->after_backward[r]);
     where.get(m->host, dz.data, bytes);
     c->pad_worst[r] = 0;
     for (int64_t t = 0; t < c->tokens; t++)
@@ -148,7 +148,7 @@ colo_status_t topk_case_run(topk_case_t *c)
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
 
-static uint64_t total_ops(const colo_ledger_t *l)
+static uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -232,7 +232,7 @@ void topk_case_compare(const topk_case_t *c, const char *label)
         }
     }
     for (int r = 0; r < c->shape.ranks; r++) {
-        const colo_ledger_t *f = &c->after_forward[r], *b = &c->after_backward[r];
+        const colo_comm_stats_t *f = &c->after_forward[r], *b = &c->after_backward[r];
         if (c->n_invalid[r] != invalid)
             fail_msg("%s: rank %d counts %d invalid ids, expected %d", label, r,
                      (int)c->n_invalid[r], (int)invalid);

@@ -26,7 +26,7 @@ typedef struct topk_case {
     int64_t n_invalid[LOSS_RANKS];
     double dz[TOPK_TOKENS * TOPK_VOCAB];
     double pad_worst[LOSS_RANKS]; /* of padding columns; written gaps count as inf */
-    colo_ledger_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
+    colo_comm_stats_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
 } topk_case_t;
 
 /* Draws logits of standard deviation @spread, ids (a row may repeat one) and upstream gradients. */
@@ -34,7 +34,7 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
 colo_status_t topk_case_run(topk_case_t *c);
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
-/* Rows whose logits are finite, against the oracle; the ledger: one gather, none backward. */
+/* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);
 
 #endif

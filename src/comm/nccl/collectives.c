@@ -10,8 +10,8 @@
  * Nothing is allocated once staging has grown to the largest operation, and nothing at all in a
  * capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
  *
- * Left to others: arguments and ledger (comm/collectives.c), messages (nccl/exchange.c), what all
- * operations do first and last (operation.c), links and failure (connection.c, watchdog.c).
+ * Left to others: arguments and statistics (comm/collectives.c), messages (nccl/exchange.c), what
+ * all operations do first and last (operation.c), links and failure (connection.c, watchdog.c).
  */
 #include "comm/nccl/comm.h"
 

@@ -17,7 +17,7 @@
  * abort from another thread is sealed here at once and told by the owner's next step.
  *
  * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
- * wire), sentences of arguments and the ledger (comm/collectives.c).
+ * wire), sentences of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"
 

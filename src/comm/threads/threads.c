@@ -18,7 +18,7 @@
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
  * once scratch has grown to the largest one.
  *
- * Left to comm.c: arguments, ledger, the COLO_CHECK=2 round, who is dead.
+ * Left to comm.c: arguments, statistics, the COLO_CHECK=2 round, who is dead.
  */
 #include "comm/comm.h"
 

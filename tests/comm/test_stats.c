@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_ledger.c - counters by kind and owner with bytes derived here, the ring of 256, and the dump
+ * test_stats.c - counters by kind and owner with bytes derived here, the ring of 256, and the dump
  * as JSON that another program can read, also while the comm is at work.
  */
 #include "harness/harness.h"
@@ -19,7 +19,8 @@ struct tally {
     uint64_t ops, sent, recv;
 };
 
-static bool has(const colo_ledger_t *l, colo_op_kind_t kind, colo_owner_t owner, struct tally want)
+static bool has(const colo_comm_stats_t *l, colo_op_kind_t kind, colo_owner_t owner,
+                struct tally want)
 {
     bool ok = l->ops[kind][owner] == want.ops && l->sent_bytes[kind][owner] == want.sent &&
               l->recv_bytes[kind][owner] == want.recv;
@@ -32,7 +33,7 @@ static bool has(const colo_ledger_t *l, colo_op_kind_t kind, colo_owner_t owner,
     return ok;
 }
 
-static uint64_t total(const colo_ledger_t *l, int owner)
+static uint64_t total(const colo_comm_stats_t *l, int owner)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
@@ -45,7 +46,7 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
 {
     int32_t n = colo_comm_size(c), me = colo_comm_rank(c), check = *(int32_t *)arg;
     float x[64] = {0}, y[64 * 8];
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     rank_try(colo_comm_set_check(c, check));
     rank_try(colo_comm_all_gather(c, x, y, 10, COLO_F32, NULL));
     rank_try(colo_comm_all_gather(c, x, y, 3, COLO_I8, NULL));
@@ -67,7 +68,7 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(child != NULL);
     colo_comm_destroy(&child);
 
-    colo_comm_ledger(c, &l);
+    colo_comm_stats(c, &l);
     uint64_t p = (uint64_t)n - 1, ring = 28 * 2 * p / (uint64_t)n, ring2 = 16 * 2 * p / (uint64_t)n;
     rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_OWNER_USER, (struct tally){2, 43, 43 * p}));
     rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_OWNER_USER, (struct tally){1, ring, ring}));
@@ -85,8 +86,8 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     rank_check(total(&l, COLO_OWNER_CHECK) == (check == 2 ? 13u : 0u));
     rank_check(total(&l, -1) - total(&l, COLO_OWNER_CHECK) == 12);
 
-    colo_comm_ledger_reset(c);
-    colo_comm_ledger(c, &l);
+    colo_comm_stats_reset(c);
+    colo_comm_stats(c, &l);
     rank_check(total(&l, -1) == 0);
     return COLO_OK;
 }
@@ -100,17 +101,17 @@ static void counters_are_exactly_what_was_called(void **state)
 
 static colo_status_t split_counts(colo_comm_t *c, void *arg)
 {
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     colo_grid_t grid;
     rank_try(colo_grid_parse(&grid, "tp=2,dp=2", 4));
     for (int32_t check = 0; check <= 2; check++) {
         rank_try(colo_comm_set_check(c, check));
         rank_try(colo_comm_barrier(c, NULL));
-        colo_comm_ledger_reset(c);
+        colo_comm_stats_reset(c);
         colo_comm_t *child = NULL;
         rank_try(colo_comm_split(c, &grid, "tp", &child));
         colo_comm_destroy(&child);
-        colo_comm_ledger(c, &l);
+        colo_comm_stats(c, &l);
         rank_check(has(&l, COLO_OP_SPLIT, COLO_OWNER_USER, (struct tally){1, 0, 0}));
         rank_check(total(&l, COLO_OWNER_CHECK) == (check > 0));
         rank_check(total(&l, -1) == 1u + (check > 0));
@@ -126,17 +127,17 @@ static void a_split_by_dims_moves_nothing_but_its_agreement(void **state)
 static void a_comm_of_one_counts_operations_without_bytes(void **state)
 {
     colo_comm_t *c = NULL;
-    colo_ledger_t l;
+    colo_comm_stats_t l;
     float x[4] = {0};
     assert_ok(colo_comm_create_self(&c));
     assert_ok(colo_comm_all_gather(c, x, x, 4, COLO_F32, NULL));
     assert_ok(colo_comm_broadcast(c, x, 4, COLO_F32, 0, NULL));
-    colo_comm_ledger(c, &l);
+    colo_comm_stats(c, &l);
     assert_true(has(&l, COLO_OP_ALL_GATHER, COLO_OWNER_USER, (struct tally){1, 0, 0}));
     assert_true(has(&l, COLO_OP_BROADCAST, COLO_OWNER_USER, (struct tally){1, 0, 0}));
     colo_comm_destroy(&c);
-    colo_comm_ledger(NULL, &l);
-    colo_comm_ledger_reset(NULL);
+    colo_comm_stats(NULL, &l);
+    colo_comm_stats_reset(NULL);
 }
 
 static void names_are_known_and_foreign_numbers_are_not(void **state)
@@ -256,9 +257,9 @@ static void the_dump_of_a_dead_comm_tells_the_story(void **state)
         assert_int_equal(integer(j, "size"), 3);
         assert_int_equal(integer(j, "world_rank"), me);
         assert_int_equal(integer(j, "seq"), me == 1 ? 1 : 2);
-        json_t *ledger = json_object_get(j, "ledger"), *ring = json_object_get(j, "ring");
-        assert_int_equal(json_array_size(ledger), 1); /* what failed is not counted */
-        json_t *row = json_array_get(ledger, 0);
+        json_t *stats = json_object_get(j, "stats"), *ring = json_object_get(j, "ring");
+        assert_int_equal(json_array_size(stats), 1); /* what failed is not counted */
+        json_t *row = json_array_get(stats, 0);
         assert_string_equal(string(row, "op"), "all_gather");
         assert_string_equal(string(row, "owner"), "user");
         assert_int_equal(integer(row, "ops"), 1);
@@ -316,13 +317,13 @@ static void *watcher(void *arg)
     struct watch *w = arg;
     char text[80000];
     while (!atomic_load(&w->stop)) {
-        colo_ledger_t l;
+        colo_comm_stats_t l;
         size_t need = colo_comm_dump(w->comm, text, sizeof text);
         json_error_t error;
         json_t *j = json_loads(text, 0, &error);
         w->bad += need >= sizeof text || !j;
         json_decref(j);
-        colo_comm_ledger(w->comm, &l);
+        colo_comm_stats(w->comm, &l);
         w->dumps++;
         usleep(200);
     }
@@ -405,5 +406,5 @@ int main(void)
         cmocka_unit_test(other_threads_may_dump_at_any_time),
         cmocka_unit_test(an_operation_that_hangs_is_in_the_dump_as_pending),
     };
-    return cmocka_run_group_tests_name("comm/ledger", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("comm/stats", tests, NULL, NULL);
 }
