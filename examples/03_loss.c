@@ -70,7 +70,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     if (st >= 0) {
         colo_comm_stats_t stats;
         colo_comm_stats(tp, &stats);
-        job->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+        job->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
         for (int64_t t = 0; t < TOKENS; t++) {
             job->logp[r][t] = logp[t];
             for (int64_t v = v0; v < v1; v++)

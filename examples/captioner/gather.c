@@ -100,7 +100,7 @@ void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stat
 {
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)
-            for (int o = 0; o < COLO_OWNER_COUNT; o++) {
+            for (int o = 0; o < COLO_CATEGORY_COUNT; o++) {
                 colo_comm_stats_t *t = &total->of[i];
                 const colo_comm_stats_t *a = &after->of[i], *b = &before->of[i];
 
@@ -111,7 +111,8 @@ void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stat
 }
 
 /* A statistics is nothing but 64-bit counters, all far below the sign bit. */
-_Static_assert(sizeof(colo_comm_stats_t) == 3 * COLO_OP_COUNT * COLO_OWNER_COUNT * sizeof(int64_t),
+_Static_assert(sizeof(colo_comm_stats_t) ==
+                   3 * COLO_OP_COUNT * COLO_CATEGORY_COUNT * sizeof(int64_t),
                "statistics holds counters only");
 
 colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)
@@ -126,6 +127,6 @@ uint64_t cap_bridge_bytes(const cap_stats_t *total)
 
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)
-            bytes += total->of[i].recv_bytes[k][COLO_OWNER_BRIDGE];
+            bytes += total->of[i].recv_bytes[k][COLO_CATEGORY_BRIDGE];
     return bytes;
 }

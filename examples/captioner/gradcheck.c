@@ -198,7 +198,7 @@ static void verdict(cap_rank_t *r, struct check *k)
     for (int o = 0; o < COLO_OP_COUNT; o++) {
         uint64_t ops = 0;
         for (int i = 0; i < CAP_COMMS; i++)
-            for (int w = 0; w < COLO_OWNER_COUNT; w++)
+            for (int w = 0; w < COLO_CATEGORY_COUNT; w++)
                 ops += k->stats.of[i].ops[o][w];
         printf("%s\"%s\":%llu", o ? "," : "", colo_op_name((colo_op_kind_t)o),
                (unsigned long long)ops / MOMENTS);

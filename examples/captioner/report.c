@@ -221,7 +221,7 @@ static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t 
     fputs("<tr><td data-name=\"where\">", f);
     svg_text(f, w->where);
     fprintf(f, "</td><td data-name=\"operation\">%s</td><td data-name=\"for\">%s</td>",
-            colo_op_name(w->op), colo_owner_name(w->owner));
+            colo_op_name(w->op), colo_category_name(w->category));
     put_number(f, "calls a step", (double)w->ops / steps);
     put_number(f, "bytes a step", (double)w->bytes / steps);
     if (w->plan_bytes < 0) {

@@ -31,7 +31,7 @@ typedef struct cap_sample {
 typedef struct cap_stats_row {
     char where[32]; /* comm name: "world", "dst.tp" ... */
     colo_op_kind_t op;
-    colo_owner_t owner;
+    colo_category_t category;
     uint64_t ops;       /* calls, summed over ranks and over cap_report_t.stats_steps steps */
     uint64_t bytes;     /* received, summed the same way */
     int64_t plan_bytes; /* what the plan says for *one* step, summed over ranks; -1: no plan says */

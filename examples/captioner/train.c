@@ -114,12 +114,12 @@ static int64_t stats_rows(const cap_rank_t *r, const cap_stats_t *total, int64_t
 
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)
-            for (int o = 0; o < COLO_OWNER_COUNT; o++) {
-                bool bridge = k == COLO_OP_EXCHANGE && o == COLO_OWNER_BRIDGE;
+            for (int o = 0; o < COLO_CATEGORY_COUNT; o++) {
+                bool bridge = k == COLO_OP_EXCHANGE && o == COLO_CATEGORY_BRIDGE;
                 if (!total->of[i].ops[k][o])
                     continue;
                 rows[n] = (cap_stats_row_t){.op = (colo_op_kind_t)k,
-                                            .owner = (colo_owner_t)o,
+                                            .category = (colo_category_t)o,
                                             .ops = total->of[i].ops[k][o],
                                             .bytes = total->of[i].recv_bytes[k][o],
                                             .plan_bytes = bridge ? plan_bytes : -1};
@@ -138,7 +138,7 @@ struct history {
     int64_t exact;
     cap_stats_t stats;
     cap_sample_t samples[CAP_SAMPLES];
-    cap_stats_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_OWNER_COUNT];
+    cap_stats_row_t rows[CAP_COMMS * COLO_OP_COUNT * COLO_CATEGORY_COUNT];
 };
 
 static void print_json(const cap_config_t *cfg, const struct history *h, bool reported,

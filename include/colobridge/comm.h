@@ -37,14 +37,14 @@ typedef enum colo_transport {
 } colo_transport_t;
 
 /** Who an operation is counted for in the statistics. */
-typedef enum colo_owner {
-    COLO_OWNER_USER = 0,
-    COLO_OWNER_BRIDGE = 1,
-    COLO_OWNER_LOSS = 2,
-    COLO_OWNER_HEAD = 3,
-    COLO_OWNER_CHECK = 4, /* agreement at create and fingerprints of COLO_CHECK=2 */
-    COLO_OWNER_COUNT = 5
-} colo_owner_t;
+typedef enum colo_category {
+    COLO_CATEGORY_USER = 0,
+    COLO_CATEGORY_BRIDGE = 1,
+    COLO_CATEGORY_LOSS = 2,
+    COLO_CATEGORY_HEAD = 3,
+    COLO_CATEGORY_CHECK = 4, /* agreement at create and fingerprints of COLO_CHECK=2 */
+    COLO_CATEGORY_COUNT = 5
+} colo_category_t;
 
 typedef enum colo_op_kind {
     COLO_OP_ALL_GATHER = 0,
@@ -66,13 +66,13 @@ typedef enum colo_op_kind {
  *   broadcast        the root sends the bytes, the others receive them
  *   exchange         sums over messages;   barrier, split by dims: 0
  *   split by colour  as an all_gather of 16 bytes
- * COLO_OWNER_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
+ * COLO_CATEGORY_CHECK holds all that COLO_CHECK adds; nothing of it is in the others' counters.
  * A comm of one rank counts operations with 0 bytes.
  */
 typedef struct colo_comm_stats {
-    uint64_t ops[COLO_OP_COUNT][COLO_OWNER_COUNT];
-    uint64_t sent_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
-    uint64_t recv_bytes[COLO_OP_COUNT][COLO_OWNER_COUNT];
+    uint64_t ops[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
+    uint64_t sent_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
+    uint64_t recv_bytes[COLO_OP_COUNT][COLO_CATEGORY_COUNT];
 } colo_comm_stats_t;
 
 /** A strided box of up to 3 axes in caller memory, outermost first; strides in elements, >= 0. */
@@ -234,9 +234,9 @@ COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats)
 COLO_API void colo_comm_stats_reset(colo_comm_t *comm);
 /** colo_op_name() - "all_gather", "exchange" and so on; "?" for another value. Static storage */
 COLO_API const char *colo_op_name(colo_op_kind_t kind);
-/** colo_owner_name() - "user", "bridge", "loss", "head", "check"; "?" for another value. Static
+/** colo_category_name() - "user", "bridge", "loss", "head", "check"; "?" for another value. Static
  *  storage */
-COLO_API const char *colo_owner_name(colo_owner_t owner);
+COLO_API const char *colo_category_name(colo_category_t category);
 /**
  * colo_comm_dump() - counters and the last 256 operations as one JSON object; any thread
  * @text:   NUL-terminated when cap > 0, cut at @cap; keys are those of docs/comm.md

@@ -220,7 +220,7 @@ colo_status_t colo_collective_create(colo_bridge_t *b)
                    : (sdp * colo_grid_extent(d, "tp") + dtp) * colo_grid_extent(d, "cp") + cp;
     }
     if (c->direction != COLO_EQUAL) {
-        COLO_TRY(colo_comm_i_split_color(b->comm, COLO_OWNER_BRIDGE, color, key, &c->gather));
+        COLO_TRY(colo_comm_i_split_color(b->comm, COLO_CATEGORY_BRIDGE, color, key, &c->gather));
         if (c->gather)
             colo_comm_set_name(c->gather, "bridge-gather");
     }
@@ -375,7 +375,7 @@ static colo_status_t gather_samples(colo_bridge_t *b, colo_view_t from, int64_t 
     colo_view_t joined = contiguous(b, NULL, nb * c->k, s->rows, s->features);
     /* samples outermost and no gaps: the gathered parts are the concatenation already */
     bool direct = (b->axis[1] < 0 || b->axis[0] == 0) && same_strides(to, joined, all);
-    COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_OWNER_BRIDGE, from.data,
+    COLO_TRY(colo_comm_i_all_gather(c->gather, COLO_CATEGORY_BRIDGE, from.data,
                                     direct ? (void *)to.data : parts, count, p->config.dtype,
                                     stream));
     for (int64_t i = 0; !direct && i < c->k; i++) {
@@ -434,7 +434,7 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
         g = d_y;
     }
     if (c->cp)
-        COLO_TRY(colo_comm_i_all_reduce(c->cp, COLO_OWNER_BRIDGE, g.data, g.data,
+        COLO_TRY(colo_comm_i_all_reduce(c->cp, COLO_CATEGORY_BRIDGE, g.data, g.data,
                                         nd * s->rows * s->features, p->config.dtype, COLO_SUM,
                                         stream));
     if (c->direction == COLO_FAN_OUT)

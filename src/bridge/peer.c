@@ -389,8 +389,8 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_r
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
         return colo_comm_i_fail(b->comm, colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)size));
-    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER, COLO_OWNER_CHECK,
-                                &mine, all, 1));
+    COLO_TRY(colo_comm_i_gather(colo_comm_i_control(b->comm), COLO_OP_ALL_GATHER,
+                                COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t k = 0; k < size; k++) {
         votes[all[k]]++;
         first = all[k] == STAGED && first < 0 ? k : first;

@@ -154,7 +154,7 @@ static colo_status_t gather(colo_comm_t *c, const int64_t *head, const colo_segm
             c, colo_fail(COLO_ERR_NOMEM, "segments: tables of %d ranks", (int)c->size));
     }
     write_message(mine, head, message_words(head) <= words ? s : NULL);
-    colo_status_t st = colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_BRIDGE,
+    colo_status_t st = colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_BRIDGE,
                                           (uint64_t *)mine, (uint64_t *)*all, words);
     free(mine);
     return st;

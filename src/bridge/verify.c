@@ -85,7 +85,7 @@ colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mi
     if (!all)
         return colo_comm_i_fail(b->comm,
                                 colo_fail(COLO_ERR_NOMEM, "bridge: %d fingerprints", (int)n));
-    COLO_TRY(colo_comm_i_gather(b->comm, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    COLO_TRY(colo_comm_i_gather(b->comm, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (int32_t i = 0; i < n; i++) {
         int64_t rank = colo_comm_world_rank(b->comm, i);
         int64_t first = first_replica(fwd ? &p->src : &p->dst, fwd || !partial, true, rank);

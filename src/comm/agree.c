@@ -6,7 +6,7 @@
  * (COLO_CHECK = 2) the operation itself and, for an exchange, every pair's boxes. All ranks reach
  * the same verdict from the same gathered words, so all return an error or none does, nothing has
  * moved and the comm stays usable. If hashes differ, two ranks' fields follow as text. Everything
- * here is counted for COLO_OWNER_CHECK.
+ * here is counted for COLO_CATEGORY_CHECK.
  */
 #include "comm/comm.h"
 #include "core/env.h"
@@ -21,21 +21,22 @@
 #include <sys/random.h>
 #include <unistd.h>
 
-colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
+colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
                                  const uint64_t *mine, uint64_t *all, int64_t n)
 {
     const int64_t bytes = n * (int64_t)sizeof *mine;
     colo_op_desc_t op = {.kind = kind,
                          .dtype = COLO_I64,
-                         .param = kind == COLO_OP_ALL_GATHER && owner == COLO_OWNER_CHECK,
+                         .param = kind == COLO_OP_ALL_GATHER && category == COLO_CATEGORY_CHECK,
                          .count = n,
-                         .owner = owner};
+                         .category = category};
     if (!colo_comm_i_own(c, colo_op_name(kind)))
         return COLO_ERR_STATE;
     uint64_t seq = colo_comm_i_begin(c, op, bytes, (c->size - 1) * bytes, c->size - 1);
-    colo_status_t st = c->control ? colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK,
-                                                           mine, all, n, COLO_I64, NULL)
-                                  : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
+    colo_status_t st = c->control
+                           ? colo_comm_i_all_gather(colo_comm_i_control(c), COLO_CATEGORY_CHECK,
+                                                    mine, all, n, COLO_I64, NULL)
+                           : c->ops->all_gather(c, mine, all, (size_t)bytes, NULL);
     colo_comm_i_end(c, seq, st);
     return st < 0 ? colo_comm_i_fail(c, st) : st;
 }
@@ -43,7 +44,7 @@ colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner
 /* @text of rank @from to all. */
 static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int32_t from)
 {
-    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_OWNER_CHECK};
+    colo_op_desc_t op = {COLO_OP_BROADCAST, COLO_U8, from, bytes, COLO_CATEGORY_CHECK};
     const bool sends = c->rank == from;
     uint64_t seq = colo_comm_i_begin(c, op, sends ? bytes : 0, sends ? 0 : bytes, c->size - 1);
     colo_status_t st =
@@ -147,7 +148,7 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
             c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
     colo_fields_add(f, "call", "%s", what); /* two kinds of agreement may meet */
     uint64_t pair[2] = {f->hash, (uint64_t)(int64_t)mine};
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, pair, all, 2));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, pair, all, 2));
     for (int32_t r = 0; r < c->size; r++)
         if ((int64_t)all[2 * r + 1] < 0)
             return spread_error(c, what, r, mine);
@@ -208,7 +209,7 @@ colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared)
     COLO_AUTOFREE uint64_t *all = malloc(n * sizeof *all);
     if (!all)
         return colo_comm_i_fail(c, colo_fail(COLO_ERR_NOMEM, "processes of %zu ranks", n));
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, &mine, all, 1));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, all, 1));
     for (size_t x = 0; x < n; x++)
         for (size_t y = x + 1; y < n; y++)
             *shared = *shared || all[x] == all[y];
@@ -236,7 +237,7 @@ colo_status_t colo_comm_i_round(colo_comm_t *c, colo_op_desc_t op, colo_status_t
     if (mine < 0) /* its numbers may be nonsense; the verdict is the error anyway */
         op.count = 0;
     uint64_t words[3] = {colo_op_pack(&op), (uint64_t)op.count, (uint64_t)(int64_t)mine};
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, words, all, 3));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, words, all, 3));
     for (int32_t r = 0; r < c->size; r++)
         if ((int64_t)all[3 * r + 2] < 0)
             return spread_error(c, what, r, mine);
@@ -279,8 +280,8 @@ colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *s
         mine[sends[i].peer] = message_print(&sends[i]);
     for (int32_t i = 0; i < nrecvs; i++)
         mine[n + (size_t)recvs[i].peer] = message_print(&recvs[i]);
-    COLO_TRY(
-        colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_OWNER_CHECK, mine, all, (int64_t)(2 * n)));
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, mine, all,
+                                (int64_t)(2 * n)));
     for (size_t from = 0; from < n; from++)
         for (size_t to = 0; to < n; to++) {
             uint64_t sent = all[from * 2 * n + to], wanted = all[to * 2 * n + n + from];

@@ -79,14 +79,14 @@ static colo_status_t buffers(const char *what, const void *send, const void *rec
 
 /* ---- collectives ---- */
 
-colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream)
 {
     static const char what[] = "all_gather";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, owner};
+    colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
@@ -95,14 +95,14 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const v
     return finish(c, seq, c->ops->all_gather(c, send, recv, (size_t)bytes, stream));
 }
 
-colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "all_reduce";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, owner};
+    colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
     colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -114,14 +114,14 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const v
     return finish(c, seq, c->ops->all_reduce(c, send, recv, count, dtype, redop, stream));
 }
 
-colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category, const void *send,
                                          void *recv, int64_t count, colo_dtype_t dtype,
                                          colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "reduce_scatter";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, owner};
+    colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -139,7 +139,7 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
     static const char what[] = "broadcast";
     COLO_TRY(colo_comm_i_alive(c, what));
     int64_t bytes = 0;
-    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_OWNER_USER};
+    colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
     colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
     if (st == COLO_OK && (root < 0 || root >= c->size))
         st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
@@ -155,7 +155,7 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
 colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
 {
     COLO_TRY(colo_comm_i_alive(c, "barrier"));
-    colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .owner = COLO_OWNER_USER};
+    colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
     COLO_TRY(guard(c, op, COLO_OK));
     uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
     return finish(c, seq, c->ops->barrier(c, stream));
@@ -248,11 +248,12 @@ colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo
     return finish(c, seq, st);
 }
 
-colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
-                                   int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
-                                   colo_dtype_t dtype, colo_stream_t stream)
+colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
+                                   const colo_message_t *sends, int32_t nsends,
+                                   const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                   colo_stream_t stream)
 {
-    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, owner};
+    const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, category};
     return colo_comm_i_route_exchange(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
 }
 
@@ -261,25 +262,27 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const col
 colo_status_t colo_comm_all_gather(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_stream_t stream)
 {
-    return colo_comm_i_all_gather(comm, COLO_OWNER_USER, send, recv, count, dtype, stream);
+    return colo_comm_i_all_gather(comm, COLO_CATEGORY_USER, send, recv, count, dtype, stream);
 }
 
 colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send, void *recv, int64_t count,
                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
-    return colo_comm_i_all_reduce(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
+    return colo_comm_i_all_reduce(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op, stream);
 }
 
 colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
                                        int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                        colo_stream_t stream)
 {
-    return colo_comm_i_reduce_scatter(comm, COLO_OWNER_USER, send, recv, count, dtype, op, stream);
+    return colo_comm_i_reduce_scatter(comm, COLO_CATEGORY_USER, send, recv, count, dtype, op,
+                                      stream);
 }
 
 colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends, int32_t nsends,
                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                  colo_stream_t stream)
 {
-    return colo_comm_i_exchange(comm, COLO_OWNER_USER, sends, nsends, recvs, nrecvs, dtype, stream);
+    return colo_comm_i_exchange(comm, COLO_CATEGORY_USER, sends, nsends, recvs, nrecvs, dtype,
+                                stream);
 }

@@ -71,7 +71,7 @@ typedef struct colo_op_desc {
     int32_t param;      /* the redop of a reduction, the root of a broadcast, which bridge, 1 for an
                          * all_gather of a check, else 0 */
     int64_t count;      /* elements as in the call; a bridge's plan; else 0 */
-    colo_owner_t owner; /* for which part of the library; ranks do not compare it */
+    colo_category_t category; /* for which part of the library; ranks do not compare it */
 } colo_op_desc_t;
 
 /* The exchange of bridge @number of its comm, of @way, by the plan of that hash: two bridges of one
@@ -80,7 +80,7 @@ static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t numb
                                                uint64_t plan)
 {
     return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | way,
-                            (int64_t)plan, COLO_OWNER_BRIDGE};
+                            (int64_t)plan, COLO_CATEGORY_BRIDGE};
 }
 
 static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count and owner */
@@ -90,7 +90,7 @@ static inline uint64_t colo_op_pack(const colo_op_desc_t *op) /* all but count a
 static inline colo_op_desc_t colo_op_unpack(uint64_t word, uint64_t count)
 {
     return (colo_op_desc_t){(colo_op_kind_t)(word >> 56), (colo_dtype_t)(word >> 48 & 0xff),
-                            (int32_t)(uint32_t)word, (int64_t)count, COLO_OWNER_USER};
+                            (int32_t)(uint32_t)word, (int64_t)count, COLO_CATEGORY_USER};
 }
 /* "all_reduce #5 (sum of 1024 f32)"; no number when @seq is 0. Returns @text. */
 const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
@@ -101,7 +101,7 @@ const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_d
 typedef struct colo_ring_entry {
     uint64_t seq;
     colo_op_kind_t kind;
-    colo_owner_t owner;
+    colo_category_t category;
     colo_dtype_t dtype;
     int64_t sent_bytes, recv_bytes;
     int32_t peers;
@@ -151,18 +151,19 @@ bool colo_comm_i_own(const colo_comm_t *c, const char *what);
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
-colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream);
-colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                      colo_stream_t stream);
-colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t category, const void *send,
                                          void *recv, int64_t count, colo_dtype_t dtype,
                                          colo_redop_t op, colo_stream_t stream);
-colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_owner_t owner, const colo_message_t *sends,
-                                   int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
-                                   colo_dtype_t dtype, colo_stream_t stream);
+colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
+                                   const colo_message_t *sends, int32_t nsends,
+                                   const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
+                                   colo_stream_t stream);
 /* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
  * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
 colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
@@ -170,7 +171,7 @@ colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo
                                          const colo_message_t *sends, int32_t nsends,
                                          const colo_message_t *recvs, int32_t nrecvs,
                                          colo_stream_t stream);
-colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
+colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                       int64_t key, colo_comm_t **comm);
 
 /*
@@ -213,7 +214,7 @@ colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);
 
 /* ---- agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */
-colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_owner_t owner,
+colo_status_t colo_comm_i_gather(colo_comm_t *c, colo_op_kind_t kind, colo_category_t category,
                                  const uint64_t *mine, uint64_t *all, int64_t n);
 /* The COLO_CHECK=2 round: all ranks come with the operation they are about to run and the status of
  * their own arguments. Differences are COLO_ERR_MISMATCH on all, a bad rank gets its own status

@@ -61,7 +61,7 @@ static colo_status_t open_on(colo_comm_t *parent, struct ncclComm *borrowed, int
     colo_fields_add(&fields, "ncclComm_t", "%s", borrowed ? "given" : "none");
     COLO_TRY(colo_comm_i_agree_fields(parent, "nccl create", &fields, mine));
     colo_comm_t *host = parent->control ? parent->control : parent, *control = NULL;
-    COLO_TRY(colo_comm_i_split_color(host, COLO_OWNER_USER, 0, host->rank, &control));
+    COLO_TRY(colo_comm_i_split_color(host, COLO_CATEGORY_USER, 0, host->rank, &control));
     colo_comm_set_name(control, "control");
     control->check = 0; /* what it carries is the check */
     control->timeout_ms = colo_comm_i_timeout(parent);

@@ -19,7 +19,7 @@ typedef struct colo_services {
                                 uint64_t tag, const char *name, colo_comm_t **comm);
     colo_status_t (*comm_agree)(colo_comm_t *c, const char *what, uint64_t fingerprint,
                                 colo_status_t mine);
-    colo_status_t (*comm_all_gather)(colo_comm_t *c, colo_owner_t owner, const void *send,
+    colo_status_t (*comm_all_gather)(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream);
     colo_status_t (*comm_broadcast)(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,

@@ -107,7 +107,7 @@ colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid, cons
     else if (st < 0)
         return colo_comm_i_fail(parent, st);
 
-    colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .owner = COLO_OWNER_USER};
+    colo_op_desc_t op = {.kind = COLO_OP_SPLIT, .category = COLO_CATEGORY_USER};
     uint64_t seq = colo_comm_i_begin(parent, op, 0, 0, n > 0 ? n - 1 : 0);
     uint64_t tag = ++parent->split_tag;
     colo_comm_t *child = NULL;
@@ -135,12 +135,12 @@ static int by_key(const void *a, const void *b)
     return x->rank < y->rank ? -1 : 1;
 }
 
-static colo_status_t split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
+static colo_status_t split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                  int64_t key, uint64_t *all, struct place *place, int32_t *members,
                                  colo_comm_t **comm)
 {
     uint64_t pair[2] = {(uint64_t)color, (uint64_t)key};
-    COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, owner, pair, all, 2));
+    COLO_TRY(colo_comm_i_gather(parent, COLO_OP_SPLIT, category, pair, all, 2));
     uint64_t tag = ++parent->split_tag;
     *comm = NULL;
     if (color < 0)
@@ -158,7 +158,7 @@ static colo_status_t split_color(colo_comm_t *parent, colo_owner_t owner, int64_
     return st < 0 ? colo_comm_i_fail(parent, st) : st;
 }
 
-colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, int64_t color,
+colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                       int64_t key, colo_comm_t **comm)
 {
     COLO_TRY(colo_comm_i_alive(parent, "split_color"));
@@ -171,7 +171,7 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
     if (!all || !place || !members)
         return colo_comm_i_fail(parent, colo_fail(COLO_ERR_NOMEM, "split_color: %zu ranks", n));
     colo_comm_t *child = NULL;
-    COLO_TRY(split_color(parent, owner, color, key, all, place, members, &child));
+    COLO_TRY(split_color(parent, category, color, key, all, place, members, &child));
     *comm = child;
     return COLO_OK;
 }
@@ -179,5 +179,5 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_owner_t owner, i
 colo_status_t colo_comm_split_color(colo_comm_t *parent, int64_t color, int64_t key,
                                     colo_comm_t **comm)
 {
-    return colo_comm_i_split_color(parent, COLO_OWNER_USER, color, key, comm);
+    return colo_comm_i_split_color(parent, COLO_CATEGORY_USER, color, key, comm);
 }

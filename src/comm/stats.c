@@ -37,20 +37,20 @@ const char *colo_op_name(colo_op_kind_t kind)
     return "?";
 }
 
-const char *colo_owner_name(colo_owner_t owner)
+const char *colo_category_name(colo_category_t category)
 {
-    switch (owner) {
-    case COLO_OWNER_USER:
+    switch (category) {
+    case COLO_CATEGORY_USER:
         return "user";
-    case COLO_OWNER_BRIDGE:
+    case COLO_CATEGORY_BRIDGE:
         return "bridge";
-    case COLO_OWNER_LOSS:
+    case COLO_CATEGORY_LOSS:
         return "loss";
-    case COLO_OWNER_HEAD:
+    case COLO_CATEGORY_HEAD:
         return "head";
-    case COLO_OWNER_CHECK:
+    case COLO_CATEGORY_CHECK:
         return "check";
-    case COLO_OWNER_COUNT:
+    case COLO_CATEGORY_COUNT:
         break;
     }
     return "?";
@@ -113,7 +113,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
     c->ring[seq % COLO_RING] = (colo_ring_entry_t){
         .seq = seq,
         .kind = op.kind,
-        .owner = op.owner,
+        .category = op.category,
         .dtype = op.dtype,
         .sent_bytes = sent_bytes,
         .recv_bytes = recv_bytes,
@@ -132,9 +132,9 @@ void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
     e->status = status;
     e->end = colo_now();
     if (status == COLO_OK) {
-        c->stats.ops[e->kind][e->owner]++;
-        c->stats.sent_bytes[e->kind][e->owner] += (uint64_t)e->sent_bytes;
-        c->stats.recv_bytes[e->kind][e->owner] += (uint64_t)e->recv_bytes;
+        c->stats.ops[e->kind][e->category]++;
+        c->stats.sent_bytes[e->kind][e->category] += (uint64_t)e->sent_bytes;
+        c->stats.recv_bytes[e->kind][e->category] += (uint64_t)e->recv_bytes;
     }
     pthread_mutex_unlock(c->lock);
 }
@@ -196,12 +196,12 @@ static void put_counters(struct out *o, const colo_comm_stats_t *l)
 {
     const char *sep = "";
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int w = 0; w < COLO_OWNER_COUNT; w++)
+        for (int w = 0; w < COLO_CATEGORY_COUNT; w++)
             if (l->ops[k][w]) {
                 put(o,
-                    "%s{\"op\":\"%s\",\"owner\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
+                    "%s{\"op\":\"%s\",\"category\":\"%s\",\"ops\":%llu,\"sent_bytes\":%llu,"
                     "\"recv_bytes\":%llu}",
-                    sep, colo_op_name((colo_op_kind_t)k), colo_owner_name((colo_owner_t)w),
+                    sep, colo_op_name((colo_op_kind_t)k), colo_category_name((colo_category_t)w),
                     (unsigned long long)l->ops[k][w], (unsigned long long)l->sent_bytes[k][w],
                     (unsigned long long)l->recv_bytes[k][w]);
                 sep = ",";
@@ -224,10 +224,11 @@ static void put_ring(struct out *o, const struct snapshot *c)
     for (uint64_t seq = first; seq <= c->seq; seq++) {
         const colo_ring_entry_t *e = &c->ring[seq % COLO_RING];
         put(o,
-            "%s{\"seq\":%llu,\"op\":\"%s\",\"owner\":\"%s\",\"dtype\":\"%s\",\"sent_bytes\":%lld,"
+            "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"sent_bytes\":%"
+            "lld,"
             "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%.9f,",
             seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
-            colo_owner_name(e->owner), colo_dtype_name(e->dtype), (long long)e->sent_bytes,
+            colo_category_name(e->category), colo_dtype_name(e->dtype), (long long)e->sent_bytes,
             (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status), e->begin);
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");

@@ -212,7 +212,7 @@ colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host
 {
     if (p->ranks == 1)
         return COLO_OK;
-    COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->blocks + p->rank * p->block.bytes,
+    COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->blocks + p->rank * p->block.bytes,
                                     p->blocks, p->block.bytes, COLO_U8, stream));
     return on_host ? colo_logprob_i_check_headers(p) : COLO_OK;
 }

@@ -72,10 +72,10 @@ colo_status_t colo_loss_reduce(const void *values, colo_dtype_t dtype, const uin
     if (on_gpu) { /* over the host comm of the same ranks */
         uint64_t words[2];
         memcpy(words, &mine, sizeof words);
-        COLO_TRY(colo_comm_i_gather(group, COLO_OP_ALL_GATHER, COLO_OWNER_LOSS, words,
+        COLO_TRY(colo_comm_i_gather(group, COLO_OP_ALL_GATHER, COLO_CATEGORY_LOSS, words,
                                     (uint64_t *)all, 2));
     } else {
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, &mine, all, sizeof mine, COLO_U8,
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, &mine, all, sizeof mine, COLO_U8,
                                         stream));
     }
     for (int32_t r = 0; r < ranks; r++) {

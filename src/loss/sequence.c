@@ -323,7 +323,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     p.table_stride = out->stride[0];
     if (seq->cp > 1) {
         p.elements = scratch;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, local->data, scratch, p.count,
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, scratch, p.count,
                                         local->dtype, stream));
     }
     return seq->batch > 0 && seq->positions > 1 ? loss->sequence_spread(&p, stream) : COLO_OK;
@@ -372,7 +372,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     p.to = seq->cp;
     if (p.count > 0)
         COLO_TRY(colo_loss_i_step(group, loss->sequence_collect(&p, stream)));
-    return colo_comm_i_reduce_scatter(group, COLO_OWNER_LOSS, scratch, d_local->data, p.count,
+    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, scratch, d_local->data, p.count,
                                       p.dtype, COLO_SUM, stream);
 }
 

@@ -152,7 +152,7 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, 
     p->ranks = colo_comm_size(group);
     COLO_TRY(colo_loss_i_step(group, loss->weighted_local(p, stream)));
     if (p->ranks > 1)
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_OWNER_LOSS, p->parts + p->rank, p->parts,
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, p->parts + p->rank, p->parts,
                                         (int64_t)sizeof *p->parts, COLO_U8, stream));
     if (mem == COLO_HOST)
         COLO_TRY(check_parts(p, what));

@@ -111,7 +111,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     rank_try(colo_comm_set_check(comm, c->check ? c->check : 1));
     rank_try(t_case_config(c, &src, &dst, &config));
     rank_try(colo_bridge_create(&s->b, &config, comm));
-    rank_try(colo_comm_i_split_color(comm, COLO_OWNER_USER, 0, comm->rank, &s->control));
+    rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &s->control));
     s->ops = *comm->ops;
     s->ops.peer = &peers;
     comm->ops = &s->ops;

@@ -361,10 +361,10 @@ static uint64_t others(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
-        for (int owner = 0; owner < COLO_OWNER_COUNT; owner++)
-            if (owner != COLO_OWNER_CHECK)
+        for (int owner = 0; owner < COLO_CATEGORY_COUNT; owner++)
+            if (owner != COLO_CATEGORY_CHECK)
                 n += l->ops[kind][owner];
-    return n - l->ops[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE];
+    return n - l->ops[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE];
 }
 
 static colo_status_t counted_rank(colo_comm_t *world, void *arg)
@@ -376,7 +376,7 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
     colo_bridge_t *bridge = NULL;
     t_buffer_t t[4];
     colo_comm_stats_t l;
-    const int X = COLO_OP_EXCHANGE, B = COLO_OWNER_BRIDGE, C = COLO_OWNER_CHECK;
+    const int X = COLO_OP_EXCHANGE, B = COLO_CATEGORY_BRIDGE, C = COLO_CATEGORY_CHECK;
     int64_t rank = colo_comm_rank(world);
     rank_try(colo_comm_set_check(world, a->check));
     rank_try(t_case_config(c, &src, &dst, &config));

@@ -30,7 +30,7 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
     rank_check(bridge == mark);
     colo_comm_stats(world, &l);
     for (int kind = 0; kind < COLO_OP_COUNT; kind++)
-        rank_check(l.ops[kind][COLO_OWNER_BRIDGE] == 0 && l.ops[kind][COLO_OWNER_USER] == 0);
+        rank_check(l.ops[kind][COLO_CATEGORY_BRIDGE] == 0 && l.ops[kind][COLO_CATEGORY_USER] == 0);
     rank_check(colo_comm_check(world) == COLO_OK);
     t_case_t exact = *c; /* the comm lives, and EXACT has no such limits */
     exact.algo = COLO_EXACT;

@@ -122,7 +122,7 @@ static colo_status_t y_alone(colo_comm_t *comm, void *arg)
         rank_try(expect(&s, COLO_FORWARD, salt, true));
         rank_try(expect(&s, COLO_BACKWARD, salt, false));
         colo_comm_stats(s.control, &after);
-        checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
+        checks[salt] = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
     }
     if (c.check == 1) /* agreed on once, at the first backward */
         rank_check(checks[1] == checks[0] && checks[2] == checks[0]);
@@ -245,8 +245,8 @@ static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
     rank_try(expect(&s, COLO_FORWARD, 0, true));
     rank_try(expect(&s, COLO_BACKWARD, 0, false));
     colo_comm_stats(s.control, &after);
-    rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK] ==
-               before.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK]);
+    rank_check(after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK] ==
+               before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK]);
     rank_try(colo_bridge_reshape(s.b, &one));
     c.shape.b = 1;
     rank_try(tensors(&s, 0));

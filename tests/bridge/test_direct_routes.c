@@ -63,7 +63,7 @@ static uint64_t checks_of(const colo_comm_t *comm)
 {
     colo_comm_stats_t l;
     colo_comm_stats(comm, &l);
-    return l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_CHECK];
+    return l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_CHECK];
 }
 
 /* Rank 1 runs backward, the others forward, as the first call of a shape; then all do the same. */

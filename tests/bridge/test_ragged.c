@@ -153,10 +153,10 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
         rank_try(colo_batch_backward(batch, NULL, NULL, 1, NULL));
         colo_comm_stats(comm, &after);
         for (int kind = 0; kind < COLO_OP_COUNT; kind++)
-            rank_check(kind == COLO_OP_EXCHANGE ||
-                       after.ops[kind][COLO_OWNER_BRIDGE] == before.ops[kind][COLO_OWNER_BRIDGE]);
-        rank_check(after.recv_bytes[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE] ==
-                   before.recv_bytes[COLO_OP_EXCHANGE][COLO_OWNER_BRIDGE]);
+            rank_check(kind == COLO_OP_EXCHANGE || after.ops[kind][COLO_CATEGORY_BRIDGE] ==
+                                                       before.ops[kind][COLO_CATEGORY_BRIDGE]);
+        rank_check(after.recv_bytes[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE] ==
+                   before.recv_bytes[COLO_OP_EXCHANGE][COLO_CATEGORY_BRIDGE]);
         colo_batch_destroy(&batch);
         s = (colo_segments_t){COLO_SEGMENTS_INIT};
     }

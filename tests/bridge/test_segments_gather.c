@@ -148,8 +148,8 @@ static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
     colo_comm_stats(comm, &after);
     rank_check(got->count == j->most);
     colo_segments_free(&got);
-    const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_OWNER_BRIDGE] -
-                       before.ops[COLO_OP_ALL_GATHER][COLO_OWNER_BRIDGE];
+    const uint64_t n = after.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_BRIDGE] -
+                       before.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_BRIDGE];
     rank_check(n == (j->most > 120 ? 2 : 1));
     return COLO_OK;
 }

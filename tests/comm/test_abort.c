@@ -209,7 +209,7 @@ static colo_status_t dead_rank(colo_comm_t *c, void *arg)
     rank_check(colo_comm_world_rank(child, 0) == 1);
     colo_comm_stats_t stats;
     colo_comm_stats(child, &stats);
-    rank_check(stats.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 0);
+    rank_check(stats.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER] == 0);
     char dump[2048];
     rank_check(colo_comm_dump(child, dump, sizeof dump) < sizeof dump);
     rank_check(strstr(dump, "COLO_ERR_ABORTED") && strstr(dump, "no reason given"));

@@ -19,26 +19,27 @@ struct tally {
     uint64_t ops, sent, recv;
 };
 
-static bool has(const colo_comm_stats_t *l, colo_op_kind_t kind, colo_owner_t owner,
+static bool has(const colo_comm_stats_t *l, colo_op_kind_t kind, colo_category_t category,
                 struct tally want)
 {
-    bool ok = l->ops[kind][owner] == want.ops && l->sent_bytes[kind][owner] == want.sent &&
-              l->recv_bytes[kind][owner] == want.recv;
+    bool ok = l->ops[kind][category] == want.ops && l->sent_bytes[kind][category] == want.sent &&
+              l->recv_bytes[kind][category] == want.recv;
     if (!ok)
         printf("%s/%s: %llu ops, %llu sent, %llu received; expected %llu, %llu, %llu\n",
-               colo_op_name(kind), colo_owner_name(owner), (unsigned long long)l->ops[kind][owner],
-               (unsigned long long)l->sent_bytes[kind][owner],
-               (unsigned long long)l->recv_bytes[kind][owner], (unsigned long long)want.ops,
+               colo_op_name(kind), colo_category_name(category),
+               (unsigned long long)l->ops[kind][category],
+               (unsigned long long)l->sent_bytes[kind][category],
+               (unsigned long long)l->recv_bytes[kind][category], (unsigned long long)want.ops,
                (unsigned long long)want.sent, (unsigned long long)want.recv);
     return ok;
 }
 
-static uint64_t total(const colo_comm_stats_t *l, int owner)
+static uint64_t total(const colo_comm_stats_t *l, int category)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int w = 0; w < COLO_OWNER_COUNT; w++)
-            n += owner < 0 || w == owner ? l->ops[k][w] : 0;
+        for (int w = 0; w < COLO_CATEGORY_COUNT; w++)
+            n += category < 0 || w == category ? l->ops[k][w] : 0;
     return n;
 }
 
@@ -60,31 +61,32 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     colo_box_t in[2] = {{y, {1, 2, 2}, {0, 2, 1}}, {y + 8, {1, 1, 2}, {0, 0, 1}}};
     colo_message_t send = {(me + 1) % n, 2, out}, recv = {(me + n - 1) % n, 2, in};
     rank_try(colo_comm_exchange(c, &send, 1, &recv, 1, COLO_F32, NULL));
-    rank_try(colo_comm_i_all_gather(c, COLO_OWNER_LOSS, x, y, 4, COLO_F32, NULL));
-    rank_try(colo_comm_i_all_reduce(c, COLO_OWNER_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
-    rank_try(colo_comm_i_exchange(c, COLO_OWNER_BRIDGE, NULL, 0, NULL, 0, COLO_BF16, NULL));
+    rank_try(colo_comm_i_all_gather(c, COLO_CATEGORY_LOSS, x, y, 4, COLO_F32, NULL));
+    rank_try(colo_comm_i_all_reduce(c, COLO_CATEGORY_HEAD, x, y, 4, COLO_F32, COLO_MAX, NULL));
+    rank_try(colo_comm_i_exchange(c, COLO_CATEGORY_BRIDGE, NULL, 0, NULL, 0, COLO_BF16, NULL));
     colo_comm_t *child = NULL;
-    rank_try(colo_comm_i_split_color(c, COLO_OWNER_BRIDGE, me, 0, &child));
+    rank_try(colo_comm_i_split_color(c, COLO_CATEGORY_BRIDGE, me, 0, &child));
     rank_check(child != NULL);
     colo_comm_destroy(&child);
 
     colo_comm_stats(c, &l);
     uint64_t p = (uint64_t)n - 1, ring = 28 * 2 * p / (uint64_t)n, ring2 = 16 * 2 * p / (uint64_t)n;
-    rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_OWNER_USER, (struct tally){2, 43, 43 * p}));
-    rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_OWNER_USER, (struct tally){1, ring, ring}));
-    rank_check(has(&l, COLO_OP_REDUCE_SCATTER, COLO_OWNER_USER, (struct tally){1, 40 * p, 40 * p}));
-    rank_check(has(&l, COLO_OP_BROADCAST, COLO_OWNER_USER,
+    rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_CATEGORY_USER, (struct tally){2, 43, 43 * p}));
+    rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_CATEGORY_USER, (struct tally){1, ring, ring}));
+    rank_check(
+        has(&l, COLO_OP_REDUCE_SCATTER, COLO_CATEGORY_USER, (struct tally){1, 40 * p, 40 * p}));
+    rank_check(has(&l, COLO_OP_BROADCAST, COLO_CATEGORY_USER,
                    me == 1 ? (struct tally){1, 18, 0} : (struct tally){1, 0, 18}));
-    rank_check(has(&l, COLO_OP_BARRIER, COLO_OWNER_USER, (struct tally){2, 0, 0}));
-    rank_check(has(&l, COLO_OP_EXCHANGE, COLO_OWNER_USER, (struct tally){1, 24, 24}));
-    rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_OWNER_LOSS, (struct tally){1, 16, 16 * p}));
-    rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_OWNER_HEAD, (struct tally){1, ring2, ring2}));
-    rank_check(has(&l, COLO_OP_EXCHANGE, COLO_OWNER_BRIDGE, (struct tally){1, 0, 0}));
-    rank_check(has(&l, COLO_OP_SPLIT, COLO_OWNER_BRIDGE, (struct tally){1, 16, 16 * p}));
+    rank_check(has(&l, COLO_OP_BARRIER, COLO_CATEGORY_USER, (struct tally){2, 0, 0}));
+    rank_check(has(&l, COLO_OP_EXCHANGE, COLO_CATEGORY_USER, (struct tally){1, 24, 24}));
+    rank_check(has(&l, COLO_OP_ALL_GATHER, COLO_CATEGORY_LOSS, (struct tally){1, 16, 16 * p}));
+    rank_check(has(&l, COLO_OP_ALL_REDUCE, COLO_CATEGORY_HEAD, (struct tally){1, ring2, ring2}));
+    rank_check(has(&l, COLO_OP_EXCHANGE, COLO_CATEGORY_BRIDGE, (struct tally){1, 0, 0}));
+    rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_BRIDGE, (struct tally){1, 16, 16 * p}));
     /* fingerprints of level 2: one gather an operation (11 without the split), two for an exchange
      */
-    rank_check(total(&l, COLO_OWNER_CHECK) == (check == 2 ? 13u : 0u));
-    rank_check(total(&l, -1) - total(&l, COLO_OWNER_CHECK) == 12);
+    rank_check(total(&l, COLO_CATEGORY_CHECK) == (check == 2 ? 13u : 0u));
+    rank_check(total(&l, -1) - total(&l, COLO_CATEGORY_CHECK) == 12);
 
     colo_comm_stats_reset(c);
     colo_comm_stats(c, &l);
@@ -112,8 +114,8 @@ static colo_status_t split_counts(colo_comm_t *c, void *arg)
         rank_try(colo_comm_split(c, &grid, "tp", &child));
         colo_comm_destroy(&child);
         colo_comm_stats(c, &l);
-        rank_check(has(&l, COLO_OP_SPLIT, COLO_OWNER_USER, (struct tally){1, 0, 0}));
-        rank_check(total(&l, COLO_OWNER_CHECK) == (check > 0));
+        rank_check(has(&l, COLO_OP_SPLIT, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
+        rank_check(total(&l, COLO_CATEGORY_CHECK) == (check > 0));
         rank_check(total(&l, -1) == 1u + (check > 0));
     }
     return COLO_OK;
@@ -133,8 +135,8 @@ static void a_comm_of_one_counts_operations_without_bytes(void **state)
     assert_ok(colo_comm_all_gather(c, x, x, 4, COLO_F32, NULL));
     assert_ok(colo_comm_broadcast(c, x, 4, COLO_F32, 0, NULL));
     colo_comm_stats(c, &l);
-    assert_true(has(&l, COLO_OP_ALL_GATHER, COLO_OWNER_USER, (struct tally){1, 0, 0}));
-    assert_true(has(&l, COLO_OP_BROADCAST, COLO_OWNER_USER, (struct tally){1, 0, 0}));
+    assert_true(has(&l, COLO_OP_ALL_GATHER, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
+    assert_true(has(&l, COLO_OP_BROADCAST, COLO_CATEGORY_USER, (struct tally){1, 0, 0}));
     colo_comm_destroy(&c);
     colo_comm_stats(NULL, &l);
     colo_comm_stats_reset(NULL);
@@ -144,13 +146,13 @@ static void names_are_known_and_foreign_numbers_are_not(void **state)
 {
     static const char *const ops[] = {"all_gather", "all_reduce", "reduce_scatter", "broadcast",
                                       "barrier",    "exchange",   "split"};
-    static const char *const owners[] = {"user", "bridge", "loss", "head", "check"};
+    static const char *const categories[] = {"user", "bridge", "loss", "head", "check"};
     for (int i = 0; i < COLO_OP_COUNT; i++)
         assert_string_equal(colo_op_name((colo_op_kind_t)i), ops[i]);
-    for (int i = 0; i < COLO_OWNER_COUNT; i++)
-        assert_string_equal(colo_owner_name((colo_owner_t)i), owners[i]);
+    for (int i = 0; i < COLO_CATEGORY_COUNT; i++)
+        assert_string_equal(colo_category_name((colo_category_t)i), categories[i]);
     assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
-    assert_string_equal(colo_owner_name((colo_owner_t)-1), "?");
+    assert_string_equal(colo_category_name((colo_category_t)-1), "?");
 }
 
 /* ---- the dump ---- */
@@ -200,7 +202,7 @@ static void the_ring_holds_the_last_256_operations(void **state)
             int seq = turns[t] - kept + 1 + k;
             assert_int_equal(integer(e, "seq"), seq);
             assert_string_equal(string(e, "op"), seq % 3 ? "all_gather" : "barrier");
-            assert_string_equal(string(e, "owner"), "user");
+            assert_string_equal(string(e, "category"), "user");
             assert_string_equal(string(e, "status"), "COLO_OK");
             if (seq % 3)
                 assert_string_equal(string(e, "dtype"), "u8");
@@ -261,7 +263,7 @@ static void the_dump_of_a_dead_comm_tells_the_story(void **state)
         assert_int_equal(json_array_size(stats), 1); /* what failed is not counted */
         json_t *row = json_array_get(stats, 0);
         assert_string_equal(string(row, "op"), "all_gather");
-        assert_string_equal(string(row, "owner"), "user");
+        assert_string_equal(string(row, "category"), "user");
         assert_int_equal(integer(row, "ops"), 1);
         assert_int_equal(integer(row, "sent_bytes"), 48);
         assert_int_equal(integer(row, "recv_bytes"), 96);

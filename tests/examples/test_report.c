@@ -51,19 +51,19 @@ static void invent(struct run *r, const char *src, const char *dst)
     strcpy(r->samples[1].caption, "<b>&\x07");
     r->stats[0] = (cap_stats_row_t){.where = "world",
                                     .op = COLO_OP_EXCHANGE,
-                                    .owner = COLO_OWNER_BRIDGE,
+                                    .category = COLO_CATEGORY_BRIDGE,
                                     .ops = 8 * 2 * 300,
                                     .bytes = 300 * 589824,
                                     .plan_bytes = 589824};
     r->stats[1] = (cap_stats_row_t){.where = "dst.tp",
                                     .op = COLO_OP_ALL_GATHER,
-                                    .owner = COLO_OWNER_LOSS,
+                                    .category = COLO_CATEGORY_LOSS,
                                     .ops = 8 * 300,
                                     .bytes = 300 * 12345 + 150,
                                     .plan_bytes = -1};
     r->stats[2] = (cap_stats_row_t){.where = "dst.<tp>",
                                     .op = COLO_OP_ALL_REDUCE,
-                                    .owner = COLO_OWNER_USER,
+                                    .category = COLO_CATEGORY_USER,
                                     .ops = 8 * 8 * 300,
                                     .bytes = 300 * 1000 + 1,
                                     .plan_bytes = 1000};

@@ -56,7 +56,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     peer_cuda(cudaSetDevice(r.device));
     peer_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
     rank_try(colo_gpu_load("peeronly", &ops));
-    rank_try(colo_comm_i_split_color(world, COLO_OWNER_USER, 0, r.rank, &control));
+    rank_try(colo_comm_i_split_color(world, COLO_CATEGORY_USER, 0, r.rank, &control));
     rank_try(ops->create(control, NULL, -1, &r.gpus));
     if (!getenv("COLO_TIMEOUT_MS"))
         colo_comm_set_timeout(r.gpus, 20000);

@@ -349,7 +349,7 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
     }
     colo_comm_stats_t l;
     colo_comm_stats(r->gpus, &l);
-    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] == 4);
+    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] == 4);
     rank_try(colo_comm_set_check(r->gpus, 2)); /* host memory on one rank: told to all */
     float *d, host[4] = {0};
     rank_cuda(cudaMalloc((void **)&d, 16));

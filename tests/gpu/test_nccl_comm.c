@@ -95,8 +95,8 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaStreamSynchronize(r->stream));
     colo_comm_stats_t l;
     colo_comm_stats(r->gpus, &l);
-    rank_check(l.ops[COLO_OP_BARRIER][COLO_OWNER_USER] == 1);
-    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_OWNER_USER] == 36);
+    rank_check(l.ops[COLO_OP_BARRIER][COLO_CATEGORY_USER] == 1);
+    rank_check(l.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_USER] == 36);
     return COLO_OK;
 }
 

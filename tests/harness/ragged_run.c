@@ -117,7 +117,7 @@ static bool same(const block_t *got, const block_t *want, bool sums)
 /* Bytes that came since @before, in one exchange. */
 static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t bytes)
 {
-    const int kind = COLO_OP_EXCHANGE, owner = COLO_OWNER_BRIDGE;
+    const int kind = COLO_OP_EXCHANGE, owner = COLO_CATEGORY_BRIDGE;
     colo_comm_stats_t now;
     colo_comm_stats(comm, &now);
     return now.ops[kind][owner] == before->ops[kind][owner] + 1 &&

@@ -143,7 +143,7 @@ static void d_hidden_is_summed_as_asked(void **state)
                         assert_int_equal(
                             c.tp_all[r].ops[how == COLO_D_HIDDEN_ALL_REDUCE
                                                 ? COLO_OP_ALL_REDUCE
-                                                : COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS],
+                                                : COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS],
                             how != COLO_D_HIDDEN_PARTIAL);
                     linear_case_free(&c);
                 }
@@ -166,7 +166,7 @@ static void what_is_frozen_gets_no_gradient(void **state)
                 c.config.d_hidden = COLO_D_HIDDEN_ALL_REDUCE;
                 run_and_compare(&c, "frozen");
                 for (int r = 0; r < 4; r++)
-                    assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD],
+                    assert_int_equal(c.head_all[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD],
                                      sharded && !(bits & 2));
                 linear_case_free(&c);
             }
@@ -343,8 +343,8 @@ static void replicas_that_keep_and_that_do_not_gather_alike(void **state)
             c.targets[0][t] = -100;
         c.most_valid[0] = 3; /* keeps; the other one has 9 tokens and does not */
         run_and_compare(&c, frozen ? "frozen hidden" : "both gradients");
-        assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD],
-                         c.head_all[1].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD]);
+        assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD],
+                         c.head_all[1].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD]);
         linear_case_free(&c);
     }
 }

@@ -40,7 +40,7 @@ static uint64_t total(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             n += l->ops[k][o];
     return n;
 }
@@ -59,7 +59,7 @@ static void statistics_are_gathered_once_or_once_a_chunk(void **state)
                 for (int r = 0; r < w; r++) {
                     uint64_t want = w == 1 ? 0 : mode == LOSS ? (uint64_t)c.chunks[r] : 1;
                     const colo_comm_stats_t *f = &c.tp_forward[r], *all = &c.tp_all[r];
-                    uint64_t got = f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+                    uint64_t got = f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
                     assert_int_equal(c.chunks[r], chunk_counts[k]);
                     if (got != want || total(f) != want || total(all) != want)
                         fail_msg("%s, %d ranks, %d chunks: rank %d gathers statistics %d times "
@@ -80,9 +80,9 @@ static void check_head(const linear_case_t *c, run_mode_t mode, const char *how)
     const uint64_t all = forward + (mode != LOSS);
     for (int r = 0; r < c->ranks * c->replicas; r++) {
         const colo_comm_stats_t *f = &c->head_forward[r], *a = &c->head_all[r];
-        uint64_t got_f = f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD];
-        uint64_t got_a = a->ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD];
-        uint64_t scattered = a->ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD];
+        uint64_t got_f = f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD];
+        uint64_t got_a = a->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD];
+        uint64_t scattered = a->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD];
         if (got_f != forward || got_a != all || scattered != 1 || total(a) != all + 1)
             fail_msg("%s, %s, %d chunks: rank %d gathers the head %d times, %d with backward, and "
                      "scatters %d times of %d operations, expected %d, %d, 1 of %d",
@@ -126,7 +126,7 @@ static void a_pass_that_does_not_multiply_by_the_weight_gathers_nothing(void **s
         c.head = HEAD_SHARDED;
         c.config.frozen_hidden = true;
         assert_ok(linear_case_run(&c));
-        assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD],
+        assert_int_equal(c.head_all[0].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD],
                          mode == KEEP ? 1 : 2);
         linear_case_free(&c);
     }
@@ -145,8 +145,8 @@ static void d_hidden_is_summed_once_and_to_the_right_value(void **state)
             assert_ok(linear_case_run(&c));
             for (int r = 0; r < 2; r++) {
                 const colo_comm_stats_t *l = &c.tp_all[r];
-                assert_int_equal(l->ops[COLO_OP_ALL_REDUCE][COLO_OWNER_LOSS] +
-                                     l->ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS],
+                assert_int_equal(l->ops[COLO_OP_ALL_REDUCE][COLO_CATEGORY_LOSS] +
+                                     l->ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS],
                                  1);
                 most = c.chunks[r] > most ? c.chunks[r] : most;
             }

@@ -213,8 +213,8 @@ static void shards_of_any_size_gather_and_reduce(void **state)
                                  ranks, (int)rows, bits, r, w.gathered[r], w.reduced[r],
                                  w.states[r]);
                     /* weight and bias together; the third acquire found it there */
-                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_HEAD], 2);
-                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_HEAD], 1);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_HEAD], 2);
+                    assert_int_equal(w.stats[r].ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_HEAD], 1);
                 }
                 assert_int_equal(at, rows);
             }

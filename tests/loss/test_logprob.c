@@ -217,7 +217,7 @@ static void nothing_valid_and_nothing_at_all_still_join_the_gather(void **state)
         set_options(&c, 255);
         run_and_compare(&c, "n_valid = 0");
         for (int r = 0; r < 4; r++)
-            assert_int_equal(c.after_forward[r].ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS], 1);
+            assert_int_equal(c.after_forward[r].ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], 1);
         loss_case_free(&c);
     }
 }

@@ -16,7 +16,7 @@ static uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             n += l->ops[k][o];
     return n;
 }
@@ -35,7 +35,7 @@ static void forward_gathers_once_and_backward_never(void **state)
             assert_ok(loss_case_run(&c));
             for (int r = 0; r < w; r++) {
                 const colo_comm_stats_t *f = &c.after_forward[r], *b = &c.after_backward[r];
-                assert_int_equal(f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS], w > 1);
+                assert_int_equal(f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS], w > 1);
                 assert_int_equal(total_ops(f), w > 1);
                 assert_memory_equal(f, b, sizeof *f);
             }
@@ -51,10 +51,11 @@ static void the_gather_carries_a_few_numbers_a_token(void **state)
     (void)state;
     loss_case_init(&c, 4, 10, 4000, COLO_F32, 2, &rng);
     assert_ok(loss_case_run(&c));
-    assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS], 64 + 120);
+    assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
+                     64 + 120);
     c.config.want_entropy = c.config.want_correct = true;
     assert_ok(loss_case_run(&c));
-    assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS],
+    assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
                      64 + 160 + 80);
     loss_case_free(&c);
 }

@@ -63,7 +63,7 @@ static colo_status_t reduce_on_rank(colo_comm_t *world, void *arg)
     colo_status_t st = colo_loss_reduce(w->dtype == COLO_F64 ? (void *)f64 : (void *)f32, w->dtype,
                                         mask, TOKENS, group, &w->got[r], NULL);
     colo_comm_stats(group, &stats);
-    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     colo_comm_destroy(&group);
     return st;
 }

@@ -98,7 +98,7 @@ static uint64_t total_ops(colo_comm_t *world)
     uint64_t n = 0;
     colo_comm_stats(world, &l);
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             n += l.ops[k][o];
     return n;
 }
@@ -166,7 +166,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
     colo_comm_stats_reset(m->group);
     rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->scratch, NULL));
     colo_comm_stats(m->group, &stats);
-    g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     g->total[r][0] = total_ops(m->group);
     for (int adjoint = 0; adjoint < 2; adjoint++) {
         colo_comm_stats_reset(m->group);
@@ -174,7 +174,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
                                                adjoint ? m->group : NULL,
                                                adjoint ? m->scratch : NULL, NULL));
         colo_comm_stats(m->group, &stats);
-        g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_OWNER_LOSS];
+        g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS];
         g->total[r][1 + adjoint] = total_ops(m->group);
         where.get(g->d_local[r][adjoint], m->d_local, (size_t)n * 8);
     }

@@ -72,9 +72,9 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     for (int i = 0; i < TOKENS; i++)
         w->d_values[r][i] = wide ? f64[2][i] : (double)f32[2][i];
     colo_comm_stats(mover, &stats);
-    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS];
+    w->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             w->total[r] += stats.ops[k][o];
     void *all[] = {values, weights, d, masked, out, scratch};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)

@@ -152,7 +152,7 @@ static uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
     for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_OWNER_COUNT; o++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             n += l->ops[k][o];
     return n;
 }
@@ -238,7 +238,7 @@ void topk_case_compare(const topk_case_t *c, const char *label)
                      (int)c->n_invalid[r], (int)invalid);
         if (c->pad_worst[r] != 0)
             fail_msg("%s: rank %d wrote padding", label, r);
-        if (f->ops[COLO_OP_ALL_GATHER][COLO_OWNER_LOSS] != (c->shape.ranks > 1) ||
+        if (f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] != (c->shape.ranks > 1) ||
             total_ops(f) != (c->shape.ranks > 1))
             fail_msg("%s: rank %d: %d operations forward, expected one gather", label, r,
                      (int)total_ops(f));

@@ -152,7 +152,7 @@ colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
     mine.device = hash_text(bus);
     st = colo_comm_i_agree(control, "nccl create", (uint64_t)f->lib->version, st);
     if (st == COLO_OK)
-        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
+        st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &mine, all, SEAT_WORDS, COLO_I64,
                                     NULL);
     for (int32_t x = 0; st == COLO_OK && x < control->size; x++)
         for (int32_t y = x + 1; st == COLO_OK && y < control->size; y++)
@@ -308,7 +308,7 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     colo_status_t st =
         all ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "nccl create: %d ranks", (int)control->size);
     if (st == COLO_OK)
-        st = colo_comm_i_all_gather(control, COLO_OWNER_CHECK, &word, all, 1, COLO_I64, NULL);
+        st = colo_comm_i_all_gather(control, COLO_CATEGORY_CHECK, &word, all, 1, COLO_I64, NULL);
     *all_of_them = true;
     for (int32_t r = 0; st == COLO_OK && r < control->size; r++)
         *all_of_them = *all_of_them && all[r];

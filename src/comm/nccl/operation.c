@@ -106,8 +106,8 @@ static colo_status_t mark(struct colo_run *r, bool begin)
 
 static colo_status_t meet(const struct colo_run *r, colo_status_t st)
 {
-    const colo_owner_t owner = r->c->op.owner;
-    if ((owner != COLO_OWNER_LOSS && owner != COLO_OWNER_HEAD) || !r->link->nccl ||
+    const colo_category_t category = r->c->op.category;
+    if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) || !r->link->nccl ||
         !r->c->share_process)
         return st;
     char why[900]; /* a dead control would have its own */

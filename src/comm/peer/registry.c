@@ -171,7 +171,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
 
 static colo_status_t gather(colo_comm_t *c, const void *mine, void *all, size_t bytes)
 {
-    return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_OWNER_CHECK, mine, all,
+    return colo_comm_i_all_gather(colo_comm_i_control(c), COLO_CATEGORY_CHECK, mine, all,
                                   (int64_t)(bytes / sizeof(uint64_t)), COLO_I64, NULL);
 }
 

@@ -60,11 +60,11 @@ colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t finge
     return bound->comm_agree(c, what, fingerprint, mine);
 }
 
-colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_owner_t owner, const void *send,
+colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype,
                                      colo_stream_t stream)
 {
-    return bound->comm_all_gather(c, owner, send, recv, count, dtype, stream);
+    return bound->comm_all_gather(c, category, send, recv, count, dtype, stream);
 }
 
 colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, colo_dtype_t dtype,

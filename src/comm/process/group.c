@@ -40,12 +40,13 @@ static uintptr_t this_thread(void)
 
 void colo_p2p_own(struct colo_family *f)
 {
-    atomic_store_explicit(&f->owner, this_thread(), memory_order_relaxed);
+    atomic_store_explicit(&f->category, this_thread(), memory_order_relaxed);
 }
 
 bool colo_p2p_may_talk(const struct colo_family *f)
 {
-    return f->any_thread || atomic_load_explicit(&f->owner, memory_order_relaxed) == this_thread();
+    return f->any_thread ||
+           atomic_load_explicit(&f->category, memory_order_relaxed) == this_thread();
 }
 
 /* ---- telling ---- */

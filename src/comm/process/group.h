@@ -89,7 +89,7 @@ struct colo_family {
     void *wire;
     int32_t rank, size;
     bool any_thread;
-    _Atomic uintptr_t owner;       /* the thread that used a comm last */
+    _Atomic uintptr_t category;    /* the thread that used a comm last */
     pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the wire */
     int32_t live;                  /* contexts that are somebody's comm */
     struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */

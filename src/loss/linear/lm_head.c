@@ -355,7 +355,8 @@ static colo_status_t gather(colo_lm_head_t *h, colo_stream_t stream)
                    from = box_of(h->bias.data, h->count, 1, 1);
         COLO_TRY(h->ops->box_copy(&to, &from, elem, stream));
     }
-    return colo_comm_i_all_gather(h->group, COLO_OWNER_HEAD, own, h->gathered, slab, dtype, stream);
+    return colo_comm_i_all_gather(h->group, COLO_CATEGORY_HEAD, own, h->gathered, slab, dtype,
+                                  stream);
 }
 
 colo_status_t colo_lm_head_start(colo_lm_head_t *h, colo_stream_t stream)
@@ -585,7 +586,7 @@ colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t 
     if (h->group) {
         COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
         own = element(scratch, sum_dtype(h), colo_comm_rank(h->group) * slab);
-        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_OWNER_HEAD, scratch, own, slab,
+        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, scratch, own, slab,
                                             sum_dtype(h), COLO_SUM, stream));
     }
     COLO_TRY(deliver(h, grads->d_weight, own, h->config.hidden, grads->add, stream));

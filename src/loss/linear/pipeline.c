@@ -231,7 +231,7 @@ static colo_status_t make_logits(struct colo_linear_call *k, int64_t c)
 static colo_status_t gather_blocks(struct colo_linear_call *k, bool look)
 {
     struct colo_logprob_pass *p = &k->pass;
-    COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_OWNER_LOSS,
+    COLO_TRY(colo_comm_i_all_gather(k->l->group, COLO_CATEGORY_LOSS,
                                     p->blocks + p->rank * p->block.bytes, p->blocks, p->block.bytes,
                                     COLO_U8, k->lane));
     return look && colo_lm_head_config(k->l->head)->mem == COLO_HOST
@@ -269,9 +269,9 @@ static colo_status_t sum_d_hidden(struct colo_linear_call *k)
     COLO_TRY(record(k, MAIN, k->main));
     COLO_TRY(wait_for(k, MAIN, k->lane));
     if (l->config.d_hidden == COLO_D_HIDDEN_ALL_REDUCE)
-        return colo_comm_i_all_reduce(l->group, COLO_OWNER_LOSS, k->d_hidden.data, k->d_hidden.data,
-                                      count, l->dtype, COLO_SUM, k->lane);
-    return colo_comm_i_reduce_scatter(l->group, COLO_OWNER_LOSS, k->d_hidden.data,
+        return colo_comm_i_all_reduce(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
+                                      k->d_hidden.data, count, l->dtype, COLO_SUM, k->lane);
+    return colo_comm_i_reduce_scatter(l->group, COLO_CATEGORY_LOSS, k->d_hidden.data,
                                       k->d_hidden_out->data, count / k->pass.ranks, l->dtype,
                                       COLO_SUM, k->lane);
 }
