@@ -103,7 +103,7 @@ static void bare_three(void)
 
 /* ---- the library ---- */
 
-typedef struct way {
+typedef struct pass {
     colo_comm_t *self;
     colo_lm_head_t *head;
     colo_linear_logprob_t *linear;

@@ -271,18 +271,18 @@ static void tail(rank_t *r) /* products as an encoder's last layers have them */
 /* Three ways: by NCCL, into registered memory, and there with this rank's rows in their place. */
 enum { WAYS = 3 };
 
-static void alone(rank_t *r, int way)
+static void alone(rank_t *r, int pass)
 {
-    COLO(colo_lm_head_acquire(r->sharded[way], r->stream, NULL, NULL));
-    COLO(colo_lm_head_release(r->sharded[way], r->stream));
+    COLO(colo_lm_head_acquire(r->sharded[pass], r->stream, NULL, NULL));
+    COLO(colo_lm_head_release(r->sharded[pass], r->stream));
 }
 
-static void beside(rank_t *r, int way)
+static void beside(rank_t *r, int pass)
 {
-    COLO(colo_lm_head_start(r->sharded[way], r->stream));
+    COLO(colo_lm_head_start(r->sharded[pass], r->stream));
     tail(r);
-    COLO(colo_lm_head_finish(r->sharded[way], r->stream, NULL, NULL));
-    COLO(colo_lm_head_release(r->sharded[way], r->stream));
+    COLO(colo_lm_head_finish(r->sharded[pass], r->stream, NULL, NULL));
+    COLO(colo_lm_head_release(r->sharded[pass], r->stream));
 }
 
 #define OF_WAY(k)                     \
@@ -309,38 +309,38 @@ static void sharded_head(rank_t *r)
     double ms[1 + 2 * WAYS];
     char text[100];
     hc.device = r->me;
-    for (int way = 0; way < WAYS; way++) {
+    for (int pass = 0; pass < WAYS; pass++) {
         int64_t first, rows;
-        COLO(colo_lm_head_create(&r->sharded[way], &hc, r->gpus));
-        colo_lm_head_rows(r->sharded[way], &first, &rows);
-        const size_t bytes = colo_lm_head_gathered_size(r->sharded[way]);
-        if (way > 0)
-            COLO(colo_memory_alloc(r->gpus, bytes, &memory[way]));
-        char *gathered = way > 0 ? colo_memory_data(memory[way]) : device(bytes);
-        colo_tensor_t w = colo_tensor_cuda(way == 2 ? gathered + first * H * 2 : r->w, COLO_BF16,
+        COLO(colo_lm_head_create(&r->sharded[pass], &hc, r->gpus));
+        colo_lm_head_rows(r->sharded[pass], &first, &rows);
+        const size_t bytes = colo_lm_head_gathered_size(r->sharded[pass]);
+        if (pass > 0)
+            COLO(colo_memory_alloc(r->gpus, bytes, &memory[pass]));
+        char *gathered = pass > 0 ? colo_memory_data(memory[pass]) : device(bytes);
+        colo_tensor_t w = colo_tensor_cuda(pass == 2 ? gathered + first * H * 2 : r->w, COLO_BF16,
                                            r->me, 2, (int64_t[]){rows, H});
-        COLO(colo_lm_head_bind(r->sharded[way], &w, NULL, gathered));
+        COLO(colo_lm_head_bind(r->sharded[pass], &w, NULL, gathered));
     }
     measure_in_turns(r, 1 + 2 * WAYS, turns, ms);
     say(r, "encoder's tail, alone", ms[0], 0);
-    for (int way = 0; way < WAYS; way++) {
-        snprintf(text, sizeof text, "%s, alone", names[way]);
-        say(r, text, ms[1 + way], 0);
+    for (int pass = 0; pass < WAYS; pass++) {
+        snprintf(text, sizeof text, "%s, alone", names[pass]);
+        say(r, text, ms[1 + pass], 0);
     }
-    for (int way = 0; way < WAYS; way++) {
-        snprintf(text, sizeof text, "%s, beside the tail", names[way]);
-        say(r, text, ms[1 + WAYS + way], ms[0]);
+    for (int pass = 0; pass < WAYS; pass++) {
+        snprintf(text, sizeof text, "%s, beside the tail", names[pass]);
+        say(r, text, ms[1 + WAYS + pass], ms[0]);
     }
-    for (int way = 0; r->me == 0 && way < WAYS; way++)
+    for (int pass = 0; r->me == 0 && pass < WAYS; pass++)
         printf("%s%s: %.3f ms visible, %.1f %% of its own time; %.0f GB/s received\n",
-               way ? "" : "\n", names[way], ms[1 + WAYS + way] - ms[0],
-               100 * (ms[1 + WAYS + way] - ms[0]) / ms[1 + way],
-               (double)(V * H * 2) * (ranks - 1) / ranks / ms[1 + way] * 1e-6);
+               pass ? "" : "\n", names[pass], ms[1 + WAYS + pass] - ms[0],
+               100 * (ms[1 + WAYS + pass] - ms[0]) / ms[1 + pass],
+               (double)(V * H * 2) * (ranks - 1) / ranks / ms[1 + pass] * 1e-6);
     if (r->me == 0 && !colo_memory_is_direct(memory[1]))
         printf("no GPU reaches another one's memory here: all three are NCCL\n");
-    for (int way = 0; way < WAYS; way++) {
-        colo_lm_head_destroy(&r->sharded[way]);
-        colo_memory_destroy(&memory[way]);
+    for (int pass = 0; pass < WAYS; pass++) {
+        colo_lm_head_destroy(&r->sharded[pass]);
+        colo_memory_destroy(&memory[pass]);
     }
 }
 

@@ -87,13 +87,13 @@ static int64_t most(const int64_t *v)
     return m;
 }
 
-static colo_status_t run(struct rank *r, int way)
+static colo_status_t run(struct rank *r, int pass)
 {
-    if (way < PUSH_FWD)
-        return way % 2 ? colo_bridge_backward(r->bridge[way / 2], &r->y, &r->x, r->stream)
-                       : colo_bridge_forward(r->bridge[way / 2], &r->x, &r->y, r->stream);
-    const bool push = way < COPY_FWD;
-    const int64_t bytes = push ? r->recv[way % 2] : r->local[way % 2];
+    if (pass < PUSH_FWD)
+        return pass % 2 ? colo_bridge_backward(r->bridge[pass / 2], &r->y, &r->x, r->stream)
+                        : colo_bridge_forward(r->bridge[pass / 2], &r->x, &r->y, r->stream);
+    const bool push = pass < COPY_FWD;
+    const int64_t bytes = push ? r->recv[pass % 2] : r->local[pass % 2];
     char *to = push ? job.arena[(r->me + 1) % RANKS] : job.arena[r->me];
     to += colo_memory_bytes(r->memory) / 512 * 256;
     CUDA(colo_k_probe_copy(to, job.arena[r->me], bytes, r->stream));
@@ -106,14 +106,14 @@ static colo_status_t measure(struct rank *r)
     CUDA(cudaEventCreate(&a));
     CUDA(cudaEventCreate(&b));
     for (int i = -WARM; i < ITERATIONS; i++)
-        for (int way = 0; way < WAYS; way++) {
+        for (int pass = 0; pass < WAYS; pass++) {
             TRY(colo_comm_barrier(r->host, NULL));
             CUDA(cudaEventRecord(a, r->stream));
-            TRY(run(r, way));
+            TRY(run(r, pass));
             CUDA(cudaEventRecord(b, r->stream));
             CUDA(cudaEventSynchronize(b));
             if (i >= 0)
-                CUDA(cudaEventElapsedTime(&job.ms[way][i][r->me], a, b));
+                CUDA(cudaEventElapsedTime(&job.ms[pass][i][r->me], a, b));
         }
     CUDA(cudaEventDestroy(a));
     CUDA(cudaEventDestroy(b));
@@ -123,16 +123,16 @@ static colo_status_t measure(struct rank *r)
 /* Checksums of y and of x after each path, from the same inputs. */
 static colo_status_t check(struct rank *r)
 {
-    for (int way = 0; way < 4; way++) {
-        colo_tensor_t *in = way % 2 ? &r->y : &r->x, *out = way % 2 ? &r->x : &r->y;
+    for (int pass = 0; pass < 4; pass++) {
+        colo_tensor_t *in = pass % 2 ? &r->y : &r->x, *out = pass % 2 ? &r->x : &r->y;
         const int64_t nin = 2 * colo_tensor_count(in), nout = 2 * colo_tensor_count(out);
-        CUDA(colo_k_probe_fill(in->data, nin, 1, 17 * (uint64_t)r->me + (uint64_t)way % 2,
+        CUDA(colo_k_probe_fill(in->data, nin, 1, 17 * (uint64_t)r->me + (uint64_t)pass % 2,
                                r->stream));
         CUDA(cudaMemsetAsync(out->data, 0xff, (size_t)nout, r->stream));
         CUDA(cudaMemsetAsync(r->sum, 0, sizeof *r->sum, r->stream));
-        TRY(run(r, way));
+        TRY(run(r, pass));
         CUDA(colo_k_probe_read(out->data, nout, r->sum, r->stream));
-        CUDA(cudaMemcpyAsync(&job.sum[way][r->me], r->sum, sizeof *r->sum, cudaMemcpyDeviceToHost,
+        CUDA(cudaMemcpyAsync(&job.sum[pass][r->me], r->sum, sizeof *r->sum, cudaMemcpyDeviceToHost,
                              r->stream));
         CUDA(cudaStreamSynchronize(r->stream));
     }
@@ -163,10 +163,10 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l, const c
         TRY(set_transport(r, transport[k]));
         TRY(colo_bridge_create(&r->bridge[k], &cfg, r->gpus));
     }
-    for (int way = 0; way < 2; way++) {
-        colo_plan_bytes_t p = colo_plan_bytes(colo_bridge_plan(r->bridge[0]), (colo_way_t)way);
-        job.recv[way][r->me] = p.recv;
-        job.local[way][r->me] = p.local;
+    for (int pass = 0; pass < 2; pass++) {
+        colo_plan_bytes_t p = colo_plan_bytes(colo_bridge_plan(r->bridge[0]), (colo_pass_t)pass);
+        job.recv[pass][r->me] = p.recv;
+        job.local[pass][r->me] = p.local;
     }
     int64_t s[3];
     char *at = colo_memory_data(r->memory);
@@ -177,9 +177,9 @@ static colo_status_t open_layout(struct rank *r, const struct layout *l, const c
     r->y = colo_tensor_cuda(at + (job.in[r->me] + 4095) / 4096 * 4096, COLO_BF16, r->me, nd, s);
     job.out[r->me] = 2 * colo_tensor_count(&r->y);
     TRY(colo_comm_barrier(r->host, NULL));
-    for (int way = 0; way < 2; way++) {
-        r->recv[way] = most(job.recv[way]);
-        r->local[way] = most(job.local[way]);
+    for (int pass = 0; pass < 2; pass++) {
+        r->recv[pass] = most(job.recv[pass]);
+        r->local[pass] = most(job.local[pass]);
     }
     return COLO_OK;
 }
@@ -199,13 +199,13 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static double median_us(int way)
+static double median_us(int pass)
 {
     float worst[ITERATIONS];
     for (int i = 0; i < ITERATIONS; i++) {
         worst[i] = 0;
         for (int32_t k = 0; k < RANKS; k++)
-            worst[i] = job.ms[way][i][k] > worst[i] ? job.ms[way][i][k] : worst[i];
+            worst[i] = job.ms[pass][i][k] > worst[i] ? job.ms[pass][i][k] : worst[i];
     }
     qsort(worst, ITERATIONS, sizeof worst[0], by_value);
     return worst[ITERATIONS / 2] * 1e3;
@@ -217,12 +217,12 @@ static void report(const struct layout *l)
     double t[WAYS], share[2];
     bool same = memcmp(job.sum[0], job.sum[2], sizeof job.sum[0]) == 0 &&
                 memcmp(job.sum[1], job.sum[3], sizeof job.sum[1]) == 0;
-    for (int way = 0; way < WAYS; way++)
-        t[way] = median_us(way);
-    for (int way = 0; way < 2; way++) {
-        double push = most(job.recv[way]) ? t[PUSH_FWD + way] : 0;
-        double copy = most(job.local[way]) ? t[COPY_FWD + way] : 0;
-        share[way] = 100 * (push + copy) / t[way];
+    for (int pass = 0; pass < WAYS; pass++)
+        t[pass] = median_us(pass);
+    for (int pass = 0; pass < 2; pass++) {
+        double push = most(job.recv[pass]) ? t[PUSH_FWD + pass] : 0;
+        double copy = most(job.local[pass]) ? t[COPY_FWD + pass] : 0;
+        share[pass] = 100 * (push + copy) / t[pass];
     }
     printf("| %s → %s %s%s | %.0f → %.0f | %.0f + %.0f | %.0f + %.0f | %.0f / %.0f | %.0f / %.0f | "
            "%.0f / %.0f | %.0f / %.0f | %.0f / %.0f | %s |\n",
@@ -236,7 +236,7 @@ static void report(const struct layout *l)
 
 /* ---- small ---- */
 
-static colo_status_t in_a_row(struct rank *r, int way, bool graph, double *us)
+static colo_status_t in_a_row(struct rank *r, int pass, bool graph, double *us)
 {
     cudaEvent_t a, b;
     cudaGraph_t g = NULL;
@@ -247,7 +247,7 @@ static colo_status_t in_a_row(struct rank *r, int way, bool graph, double *us)
     if (graph) {
         CUDA(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
         for (int i = 0; i < ROW; i++)
-            TRY(run(r, way));
+            TRY(run(r, pass));
         CUDA(cudaStreamEndCapture(r->stream, &g));
         CUDA(cudaGraphInstantiate(&exec, g, 0));
         CUDA(cudaGraphUpload(exec, r->stream));
@@ -261,10 +261,10 @@ static colo_status_t in_a_row(struct rank *r, int way, bool graph, double *us)
             CUDA(cudaGraphLaunch(exec, r->stream));
         } else {
             for (int i = 0; i < 5; i++) /* past the barrier's skew */
-                TRY(run(r, way));
+                TRY(run(r, pass));
             CUDA(cudaEventRecord(a, r->stream));
             for (int i = 0; i < ROW; i++)
-                TRY(run(r, way));
+                TRY(run(r, pass));
         }
         CUDA(cudaEventRecord(b, r->stream));
         CUDA(cudaEventSynchronize(b));
@@ -303,12 +303,12 @@ static colo_status_t small(struct rank *r)
             colo_shape_t shape = {8, rows[i], 256, 0};
             TRY(open_layout(r, &layouts[l], &shape));
             TRY(check(r));
-            for (int way = 0; way < 2; way++) {
-                TRY(in_a_row(r, way, true, &job.row_us[way][r->me]));
-                TRY(in_a_row(r, way, false, &job.row_us[2 + way][r->me]));
-                TRY(run(r, NCCL_FWD + way));
+            for (int pass = 0; pass < 2; pass++) {
+                TRY(in_a_row(r, pass, true, &job.row_us[pass][r->me]));
+                TRY(in_a_row(r, pass, false, &job.row_us[2 + pass][r->me]));
+                TRY(run(r, NCCL_FWD + pass));
                 CUDA(cudaStreamSynchronize(r->stream));
-                TRY(in_a_row(r, NCCL_FWD + way, false, &job.row_us[4 + way][r->me]));
+                TRY(in_a_row(r, NCCL_FWD + pass, false, &job.row_us[4 + pass][r->me]));
             }
             TRY(colo_comm_barrier(r->host, NULL));
             if (r->me == 0)

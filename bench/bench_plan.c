@@ -80,8 +80,9 @@ static int64_t peers_of(const colo_plan_t *plan, int64_t *messages)
         for (int w = 0; w < 2; w++)
             for (int sends = 0; sends < 2; sends++) {
                 int32_t count;
-                const colo_plan_message_t *m = sends ? colo_plan_sends(plan, (colo_way_t)w, &count)
-                                                     : colo_plan_recvs(plan, (colo_way_t)w, &count);
+                const colo_plan_message_t *m = sends
+                                                   ? colo_plan_sends(plan, (colo_pass_t)w, &count)
+                                                   : colo_plan_recvs(plan, (colo_pass_t)w, &count);
                 for (int32_t i = 0; i < count; i++, n++)
                     if (n < cap)
                         peer[n] = m[i].peer;

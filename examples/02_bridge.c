@@ -42,14 +42,14 @@ static int64_t visit(const colo_layout_t *layout, int64_t rank, float *data, boo
     return wrong;
 }
 
-static int tell(char *text, int used, const colo_plan_t *plan, colo_way_t way)
+static int tell(char *text, int used, const colo_plan_t *plan, colo_pass_t pass)
 {
     int32_t n;
-    const colo_plan_message_t *m = colo_plan_recvs(plan, way, &n);
+    const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &n);
 
     for (int32_t i = 0; i < n; i++) {
         used += snprintf(text + used, TEXT - (size_t)used, "  %s from rank %lld, %lld bytes:",
-                         way == COLO_FORWARD ? "activation" : "gradient", (long long)m[i].peer,
+                         pass == COLO_FORWARD ? "activation" : "gradient", (long long)m[i].peer,
                          (long long)m[i].bytes);
         for (int64_t k = 0; k < m[i].nregions; k++) {
             const colo_region_t *g = &m[i].regions[k];

@@ -76,8 +76,8 @@ static bool order(pic_t *pic)
     for (int32_t i = 0; i < n && ok; i++)
         up[i] = i;
     for (int w = 0; w < 2 && ok; w++)
-        for (int64_t i = 0; i < pic->way[w].n; i++) {
-            int32_t a = root(up, pic->way[w].flow[i].from), b = root(up, pic->way[w].flow[i].to);
+        for (int64_t i = 0; i < pic->pass[w].n; i++) {
+            int32_t a = root(up, pic->pass[w].flow[i].from), b = root(up, pic->pass[w].flow[i].to);
             if (a < b)
                 up[b] = a;
             else
@@ -98,7 +98,7 @@ static bool order(pic_t *pic)
             up[at - old] = i;
         }
         for (int w = 0; w < 2; w++) {
-            pic_flows_t *s = &pic->way[w];
+            pic_flows_t *s = &pic->pass[w];
             for (int64_t i = 0; i < s->n; i++) {
                 s->flow[i].from = up[s->flow[i].from];
                 s->flow[i].to = up[s->flow[i].to];
@@ -114,13 +114,13 @@ static bool order(pic_t *pic)
 
 /* ---- collect ---- */
 
-static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_way_t way, const int64_t *ranks,
+static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, const int64_t *ranks,
                      int32_t n, int32_t me)
 {
-    pic_flows_t *s = &pic->way[way];
+    pic_flows_t *s = &pic->pass[pass];
     int32_t count = 0;
-    const colo_plan_message_t *m = colo_plan_recvs(plan, way, &count);
-    colo_plan_bytes_t b = colo_plan_bytes(plan, way);
+    const colo_plan_message_t *m = colo_plan_recvs(plan, pass, &count);
+    colo_plan_bytes_t b = colo_plan_bytes(plan, pass);
     int64_t node = colo_plan_config(plan)->ranks_per_node, rank = colo_plan_rank(plan);
 
     if (b.local > 0 &&
@@ -163,7 +163,7 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const in
             break;
         for (int w = 0; w < 2; w++)
             if (!(w == COLO_BACKWARD && config->no_grad) &&
-                !add_plan(pic, plan, (colo_way_t)w, ranks, n, i))
+                !add_plan(pic, plan, (colo_pass_t)w, ranks, n, i))
                 st = COLO_ERR_NOMEM;
         colo_plan_destroy(&plan);
     }
@@ -177,8 +177,8 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const in
 void pic_free(pic_t *pic)
 {
     free(pic->row);
-    free(pic->way[0].flow);
-    free(pic->way[1].flow);
+    free(pic->pass[0].flow);
+    free(pic->pass[1].flow);
     *pic = (pic_t){.nrows = 0};
 }
 
@@ -201,8 +201,8 @@ static void refine(const pic_t *pic, const uint64_t *colour, uint64_t *next)
                                      (uint64_t)colo_layout_holds(pic->dst, row->rank));
     }
     for (int w = 0; w < 2; w++)
-        for (int64_t i = 0; i < pic->way[w].n; i++) {
-            const pic_flow_t *f = &pic->way[w].flow[i];
+        for (int64_t i = 0; i < pic->pass[w].n; i++) {
+            const pic_flow_t *f = &pic->pass[w].flow[i];
             uint64_t what = mix((uint64_t)f->bytes, (uint64_t)w + 2 * f->own + 4 * f->far);
             next[f->to] += mix(what, colour[f->from]);
             next[f->from] += mix(what + 1, mix(colour[f->to], 7));
@@ -281,8 +281,8 @@ bool pic_fold(pic_t *pic)
         free(pic->row);
         pic->row = rows;
         pic->nrows = k;
-        merge(&pic->way[0], class_of);
-        merge(&pic->way[1], class_of);
+        merge(&pic->pass[0], class_of);
+        merge(&pic->pass[1], class_of);
         ok = order(pic);
     } else {
         free(rows);
@@ -302,7 +302,7 @@ void pic_cut(pic_t *pic, int32_t rows)
         return;
     pic->nrows = rows;
     for (int w = 0; w < 2; w++) {
-        pic_flows_t *s = &pic->way[w];
+        pic_flows_t *s = &pic->pass[w];
         int64_t n = 0;
         for (int64_t i = 0; i < s->n; i++)
             if (s->flow[i].from < rows && s->flow[i].to < rows)

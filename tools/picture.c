@@ -99,7 +99,8 @@ static void label(char text[64], int64_t times, int64_t least, int64_t most, int
         snprintf(text, 64, "%s: %s", svg_count(times, n), svg_bytes((double)sum, b));
 }
 
-static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *place, colo_way_t way)
+static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *place,
+                     colo_pass_t pass)
 {
     place_t *a = &place[w->from], *b = &place[w->to];
     bool own = w->own, thin = b->ins > MANY && !own;
@@ -107,9 +108,9 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
     int step_a = a->height / (a->outs + 1), y1 = a->y + step_a * ++a->out;
     int y2 =
         b->y + (b->ins > MANY ? 2 * PORT + THIN * b->in : b->height / (b->ins + 1) * (b->in + 1));
-    int x1 = way == COLO_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
+    int x1 = pass == COLO_FORWARD ? CELL : SVG_PANEL - CELL, x2 = SVG_PANEL - x1,
         mid = SVG_PANEL / 2;
-    int dir = way == COLO_FORWARD ? 1 : -1;
+    int dir = pass == COLO_FORWARD ? 1 : -1;
     long long from = (long long)pic->row[w->from].rank, to = (long long)pic->row[w->to].rank;
     char text[64];
 
@@ -134,15 +135,15 @@ static void put_flow(FILE *f, const pic_t *pic, const pic_flow_t *w, place_t *pl
 }
 
 /* One label for a row of thin arrows, above the first. */
-static void put_sum(FILE *f, const place_t *p, colo_way_t way)
+static void put_sum(FILE *f, const place_t *p, colo_pass_t pass)
 {
     char text[64];
-    int dir = way == COLO_FORWARD ? 1 : -1;
+    int dir = pass == COLO_FORWARD ? 1 : -1;
     if (p->ins <= MANY || p->times == 0)
         return;
     label(text, p->times, p->least, p->most, p->sum);
     fputs("<g class=\"flow\">", f);
-    put_label(f, way == COLO_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
+    put_label(f, pass == COLO_FORWARD ? SVG_PANEL - CELL : CELL, p->y + PORT, dir, text);
     fputs("</text></g>\n", f);
 }
 
@@ -154,9 +155,9 @@ static int ports_height(int ins, int outs)
 }
 
 /* What the arrows of the other way need: the two pictures stand side by side, row beside row. */
-static void leave_room(const pic_t *pic, colo_way_t other, place_t *place)
+static void leave_room(const pic_t *pic, colo_pass_t other, place_t *place)
 {
-    const pic_flows_t *s = &pic->way[other];
+    const pic_flows_t *s = &pic->pass[other];
     for (int64_t i = 0; i < s->n; i++) {
         place[s->flow[i].from].outs++;
         place[s->flow[i].to].ins++;
@@ -168,13 +169,13 @@ static void leave_room(const pic_t *pic, colo_way_t other, place_t *place)
 }
 
 /* Rows from top to bottom; returns the height. */
-static int arrange(const pic_t *pic, colo_way_t way, place_t *place)
+static int arrange(const pic_t *pic, colo_pass_t pass, place_t *place)
 {
-    const pic_flows_t *s = &pic->way[way];
+    const pic_flows_t *s = &pic->pass[pass];
     int y = HEAD;
 
     memset(place, 0, (size_t)pic->nrows * sizeof *place);
-    leave_room(pic, way == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
+    leave_room(pic, pass == COLO_FORWARD ? COLO_BACKWARD : COLO_FORWARD, place);
     for (int64_t i = 0; i < s->n; i++) {
         const pic_flow_t *w = &s->flow[i];
         place_t *p = &place[w->to];
@@ -204,24 +205,24 @@ static int arrange(const pic_t *pic, colo_way_t way, place_t *place)
     return y + 2;
 }
 
-int pic_height(const pic_t *pic, colo_way_t way)
+int pic_height(const pic_t *pic, colo_pass_t pass)
 {
     place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
-    int height = place ? arrange(pic, way, place) : HEAD;
+    int height = place ? arrange(pic, pass, place) : HEAD;
     free(place);
     return height;
 }
 
-void pic_draw(FILE *f, const pic_t *pic, colo_way_t way)
+void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass)
 {
-    const pic_flows_t *s = &pic->way[way];
+    const pic_flows_t *s = &pic->pass[pass];
     place_t *place = calloc((size_t)pic->nrows + 1, sizeof *place);
 
     fprintf(f, "<g class=\"side\"><text x=\"%d\" y=\"13\">source</text>", CELL / 2);
     fprintf(f, "<text x=\"%d\" y=\"13\">destination</text></g>\n", SVG_PANEL - CELL / 2);
     if (!place)
         return;
-    arrange(pic, way, place);
+    arrange(pic, pass, place);
     for (int32_t r = 0; r < pic->nrows; r++) {
         const place_t *p = &place[r];
         if (r > 0 && p->y - p[-1].y - p[-1].height == PART_GAP)
@@ -230,8 +231,8 @@ void pic_draw(FILE *f, const pic_t *pic, colo_way_t way)
         put_cell(f, pic->dst, &pic->row[r], SVG_PANEL - CELL, p->y, p->height);
     }
     for (int64_t i = 0; i < s->n; i++)
-        put_flow(f, pic, &s->flow[i], place, way);
+        put_flow(f, pic, &s->flow[i], place, pass);
     for (int32_t r = 0; r < pic->nrows; r++)
-        put_sum(f, &place[r], way);
+        put_sum(f, &place[r], pass);
     free(place);
 }

@@ -41,7 +41,7 @@ typedef struct pic {
     pic_row_t *row;
     int32_t nrows;
     int32_t nparts;
-    pic_flows_t way[2]; /* by colo_way_t */
+    pic_flows_t pass[2]; /* by colo_pass_t */
     int64_t outside;    /* messages with an end that is not drawn */
 } pic_t;
 
@@ -56,7 +56,7 @@ void pic_cut(pic_t *pic, int32_t rows);
 void pic_free(pic_t *pic);
 
 /* The picture of one way, SVG_PANEL wide, its corner at 0, 0; pic_height() is its height. */
-int pic_height(const pic_t *pic, colo_way_t way);
-void pic_draw(FILE *f, const pic_t *pic, colo_way_t way);
+int pic_height(const pic_t *pic, colo_pass_t pass);
+void pic_draw(FILE *f, const pic_t *pic, colo_pass_t pass);
 
 #endif

@@ -13,14 +13,14 @@
 
 /* ---- a picture ---- */
 
-static void put_way(FILE *f, const cap_report_t *r, const pic_t *pic, colo_way_t way)
+static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass_t pass)
 {
-    const pic_flows_t *s = &pic->way[way];
+    const pic_flows_t *s = &pic->pass[pass];
     char a[32], b[32], c[32];
 
     fprintf(f, "<figure class=\"layout\">\n<figcaption><b>%s</b> ",
-            way == COLO_FORWARD ? "Forward, activations" : "Backward, gradients");
-    if (way == COLO_BACKWARD && r->plan.no_grad) {
+            pass == COLO_FORWARD ? "Forward, activations" : "Backward, gradients");
+    if (pass == COLO_BACKWARD && r->plan.no_grad) {
         fputs("none: the source side is frozen</figcaption>\n</figure>\n", f);
         return;
     }
@@ -36,14 +36,14 @@ static void put_way(FILE *f, const cap_report_t *r, const pic_t *pic, colo_way_t
             fprintf(f, ". The receivers lack %s", svg_bytes((double)s->minimum, a));
     }
     if (s->collective >= 0)
-        fprintf(f, ". An all-%s would bring %s in all", way == COLO_FORWARD ? "gather" : "reduce",
+        fprintf(f, ". An all-%s would bring %s in all", pass == COLO_FORWARD ? "gather" : "reduce",
                 svg_bytes((double)s->collective, b));
     fputs(".</figcaption>\n", f);
     if (r->world <= PIC_ROWS_MAX) {
-        fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" ", SVG_PANEL, pic_height(pic, way));
+        fprintf(f, "<svg viewBox=\"0 0 %d %d\" role=\"img\" ", SVG_PANEL, pic_height(pic, pass));
         fprintf(f, "aria-label=\"%s messages between ranks\">\n",
-                way == COLO_FORWARD ? "forward" : "backward");
-        pic_draw(f, pic, way);
+                pass == COLO_FORWARD ? "forward" : "backward");
+        pic_draw(f, pic, pass);
         fputs("</svg>\n", f);
     }
     fputs("</figure>\n", f);
@@ -130,8 +130,8 @@ colo_status_t cap_put_layout(FILE *f, const cap_report_t *r)
         return st;
     put_intro(f, r);
     fputs("<div class=\"pair\">\n", f);
-    put_way(f, r, &pic, COLO_FORWARD);
-    put_way(f, r, &pic, COLO_BACKWARD);
+    put_pass(f, r, &pic, COLO_FORWARD);
+    put_pass(f, r, &pic, COLO_BACKWARD);
     fputs("</div>\n", f);
     put_holdings(f, r);
     fputs("</section>\n", f);

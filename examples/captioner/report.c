@@ -318,7 +318,7 @@ const char *cap_report_write(const cap_report_t *report, const char *path)
     return error ? refuse("report: %s: %s", path, strerror(error)) : NULL;
 }
 
-int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_way_t way)
+int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_pass_t pass)
 {
     int64_t total = 0;
 
@@ -326,7 +326,7 @@ int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, col
         colo_plan_t *p = NULL;
         if (colo_plan_create(&p, plan, rank) < 0)
             return -1;
-        total += colo_plan_bytes(p, way).recv;
+        total += colo_plan_bytes(p, pass).recv;
         colo_plan_destroy(&p);
     }
     return total;

@@ -75,6 +75,6 @@ const char *cap_report_write(const cap_report_t *report, const char *path);
  * cap_report_plan_bytes() - bytes that all ranks 0..world-1 receive in one way, added
  * Returns -1 when a plan cannot be made (colo_last_error() says why)
  */
-int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_way_t way);
+int64_t cap_report_plan_bytes(const colo_plan_config_t *plan, int32_t world, colo_pass_t pass);
 
 #endif

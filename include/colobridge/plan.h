@@ -22,7 +22,7 @@ typedef enum colo_grad {
         1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
 } colo_grad_t;
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
-typedef enum colo_way { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_way_t;
+typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
 typedef struct colo_shape {
     int64_t samples;   /* B, global batch */
@@ -92,16 +92,16 @@ COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
 COLO_API void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_rows);
 /** colo_plan_sends() - the messages that this rank sends, peers ascending; the plan owns them
  *  @count:  out, their number; may be NULL */
-COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way,
+COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
 /** colo_plan_recvs() - the messages that this rank receives; otherwise as colo_plan_sends() */
-COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way,
+COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
 /** colo_plan_locals() - regions copied (backward PARTIAL: added, by level) from own input */
-COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way,
+COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass,
                                                int64_t *count);
 /** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
-COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way);
+COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
 /** colo_plan_levels() - addends of each backward element: 1, or the context ranks when PARTIAL */
 COLO_API int64_t colo_plan_levels(const colo_plan_t *plan);
 /** colo_plan_direction() - do more ranks split the samples of the source (FAN_IN), or of the

@@ -177,7 +177,7 @@ typedef struct colo_topology_traffic {
 /**
  * colo_topology_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's
  * bytes
- * @traffic:  in/out [2], by colo_way_t; untouched on error
+ * @traffic:  in/out [2], by colo_pass_t; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */
 COLO_API colo_status_t colo_topology_traffic(const colo_topology_t *place,

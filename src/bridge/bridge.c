@@ -97,8 +97,8 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
 {
     const bool gpu = b->comm->ops->peer != NULL;
     int messages = 0;
-    for (int way = 0; way < 2; way++)
-        messages += s->lane[way].nsends + s->lane[way].nrecvs;
+    for (int pass = 0; pass < 2; pass++)
+        messages += s->lane[pass].nsends + s->lane[pass].nrecvs;
     const bool talks = messages > 0 || s->scratch > 0 || s->late_slab > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
@@ -387,12 +387,12 @@ static colo_status_t check_places(const colo_bridge_t *b, const colo_tensor_t *i
     return st < 0 ? colo_fail_prefix(st, "rank %lld", (long long)b->now.plan->rank) : COLO_OK;
 }
 
-static colo_status_t check_call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
+static colo_status_t check_call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
                                 const colo_tensor_t *out, colo_stream_t stream, colo_queries_t *q,
                                 bool *capturing)
 {
     const colo_plan_t *p = b->now.plan;
-    bool fwd = way == COLO_FORWARD;
+    bool fwd = pass == COLO_FORWARD;
     const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
     if (!fwd && p->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
@@ -414,10 +414,10 @@ static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
     return colo_comm_i_fail(b->comm, st);
 }
 
-static colo_status_t run_staged(colo_bridge_t *b, colo_way_t way, colo_view_t from, colo_view_t to,
-                                colo_stream_t stream)
+static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
+                                colo_view_t to, colo_stream_t stream)
 {
-    const bool fwd = way == COLO_FORWARD;
+    const bool fwd = pass == COLO_FORWARD;
     if (b->algo == COLO_EXACT)
         return fwd ? colo_exchange_forward(b, from, to, stream)
                    : colo_exchange_backward(b, from, to, stream);
@@ -429,7 +429,7 @@ static colo_status_t run_staged(colo_bridge_t *b, colo_way_t way, colo_view_t fr
 /* Slabs, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
  * comm knows nothing: a call on another stream waits for it. In captures the caller sees to that.
  */
-static colo_status_t run_in_order(colo_bridge_t *b, colo_way_t way, colo_view_t from,
+static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
                                   colo_view_t to, colo_stream_t stream)
 {
     colo_status_t st = COLO_OK;
@@ -437,14 +437,14 @@ static colo_status_t run_in_order(colo_bridge_t *b, colo_way_t way, colo_view_t 
         st = b->ops->event_wait(b->order, 0, stream);
     if (st < 0)
         return fail_all(b, st);
-    COLO_TRY(run_staged(b, way, from, to, stream));
+    COLO_TRY(run_staged(b, pass, from, to, stream));
     b->ran = true;
     b->last = stream;
     st = b->ops->event_record(b->order, 0, stream);
     return st < 0 ? fail_all(b, st) : st;
 }
 
-static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t *in,
+static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,
                           const colo_tensor_t *out, colo_stream_t stream)
 {
     if (!b)
@@ -454,16 +454,16 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
         return colo_fail(COLO_ERR_STATE,
                          "bridge: created for ragged batches; call "
                          "colo_bridge_set_segments() and colo_batch_%s()",
-                         way == COLO_FORWARD ? "forward" : "backward");
+                         pass == COLO_FORWARD ? "forward" : "backward");
     const colo_plan_t *p = b->now.plan;
-    bool fwd = way == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
+    bool fwd = pass == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
     colo_queries_t q = {0};
     bool capturing = false;
-    colo_status_t st = check_call(b, way, in, out, stream, &q, &capturing);
+    colo_status_t st = check_call(b, pass, in, out, stream, &q, &capturing);
     colo_view_t from = {0}, to = {0};
     colo_reached_t reached = {.direct = false};
     if (st == COLO_OK)
-        st = colo_bridge_direct_find(b, way, in, out, &reached);
+        st = colo_bridge_direct_find(b, pass, in, out, &reached);
     if (st == COLO_OK) {
         from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
         to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
@@ -476,26 +476,26 @@ static colo_status_t call(colo_bridge_t *b, colo_way_t way, const colo_tensor_t 
             st = colo_promise_zeros(b, from, stream);
         /* registered on all ranks or on none */
         const bool direct = reached.direct && !reached.unsettled;
-        COLO_TRY(colo_bridge_agree_call(b, way, direct, capturing, st));
+        COLO_TRY(colo_bridge_agree_call(b, pass, direct, capturing, st));
         if (!capturing)
-            COLO_TRY(colo_promise_replicas(b, way, from, stream));
+            COLO_TRY(colo_promise_replicas(b, pass, from, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: nobody waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
-    } else if (!b->compared[way] && colo_comm_check_level(b->comm) == 1) {
-        COLO_TRY(colo_bridge_agree_call(b, way, false, false, COLO_OK));
+    } else if (!b->compared[pass] && colo_comm_check_level(b->comm) == 1) {
+        COLO_TRY(colo_bridge_agree_call(b, pass, false, false, COLO_OK));
     }
-    b->compared[way] = true;
-    b->compared[!way] = b->compared[!way] || exchanges_compare(b);
+    b->compared[pass] = true;
+    b->compared[!pass] = b->compared[!pass] || exchanges_compare(b);
     if (reached.unsettled)
-        COLO_TRY(colo_bridge_direct_settle(b, way, &reached));
+        COLO_TRY(colo_bridge_direct_settle(b, pass, &reached));
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
     if (reached.direct)
-        return colo_bridge_direct_run(b, way, &reached, from, to, stream);
-    return b->order && !capturing ? run_in_order(b, way, from, to, stream)
-                                  : run_staged(b, way, from, to, stream);
+        return colo_bridge_direct_run(b, pass, &reached, from, to, stream);
+    return b->order && !capturing ? run_in_order(b, pass, from, to, stream)
+                                  : run_staged(b, pass, from, to, stream);
 }
 
 colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,

@@ -95,9 +95,9 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 /* fields.c: what all ranks must have alike. */
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
 /* The same about a call. @mine: this rank's verdict on its own arguments. Collective. */
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_way_t way, bool direct,
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool direct,
                                      bool capturing, colo_status_t mine);
-colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_way_t way);
+colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass);
 
 /* The whole of a rank's part as one box. */
 colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own);
@@ -111,13 +111,13 @@ typedef struct colo_carried {
 } colo_carried_t;
 
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way);
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass);
 void colo_lane_deinit(colo_pass_messages_t *lane);
 /* Boxes for @n tensors a call from now on. */
-colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n);
+colo_status_t colo_lane_widen(colo_shaped_t *s, colo_pass_t pass, int32_t n);
 /* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
-                                colo_way_t way, const colo_carried_t *t, int32_t n,
+                                colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream);
 colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s);
 /* The members of the route and staging for its messages; local. */
@@ -150,7 +150,7 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
                                        colo_stream_t stream);
 
 /* What stays on the rank, where nothing is added up. */
-colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
+colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream);
 /* Slab and staging, if they are still to be made. */
 colo_status_t colo_staged_need(colo_shaped_t *s);
@@ -173,19 +173,19 @@ typedef struct colo_reached {
     bool capturing;
 } colo_reached_t;
 /* Does this call go direct? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
-colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
+colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
                                       const colo_tensor_t *in, const colo_tensor_t *out,
                                       colo_reached_t *r);
 /* Where that is unsettled; collective. */
-colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_reached_t *r);
-colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
+colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
+colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 
 /* verify.c: COLO_CHECK=2; waits for the stream. */
 colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
 /* @mine: of what this rank holds; replicas must bring the same. Collective. */
-colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mine);
-colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
+colo_status_t colo_promise_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine);
+colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
                                     colo_stream_t stream);
 
 #endif

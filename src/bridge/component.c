@@ -17,9 +17,9 @@
 static colo_status_t add_peers(const colo_comm_t *comm, const colo_plan_t *p, bool *in,
                                int32_t *queue, int32_t *n)
 {
-    for (int way = 0; way < 2; way++)
+    for (int pass = 0; pass < 2; pass++)
         for (int side = 0; side < 2; side++) {
-            const colo_routes_t *r = side ? &p->recv[way] : &p->send[way];
+            const colo_routes_t *r = side ? &p->recv[pass] : &p->send[pass];
             for (int32_t i = 0; i < r->nmessages; i++) {
                 int32_t k = colo_comm_find(comm, r->message[i].peer);
                 if (k < 0)

@@ -75,10 +75,10 @@ static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_bo
     *boxes = next;
 }
 
-colo_status_t colo_lane_widen(colo_shaped_t *s, colo_way_t way, int32_t n)
+colo_status_t colo_lane_widen(colo_shaped_t *s, colo_pass_t pass, int32_t n)
 {
-    colo_pass_messages_t *l = &s->lane[way];
-    const int64_t nsend = s->plan->send[way].nregions, nrecv = s->plan->recv[way].nregions;
+    colo_pass_messages_t *l = &s->lane[pass];
+    const int64_t nsend = s->plan->send[pass].nregions, nrecv = s->plan->recv[pass].nregions;
     if (n == l->tensors)
         return COLO_OK;
     if (nsend > INT32_MAX / n || nrecv > INT32_MAX / n)
@@ -127,17 +127,17 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
     return COLO_OK;
 }
 
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way)
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass)
 {
-    colo_pass_messages_t *l = &s->lane[way];
-    const size_t nlocals = (size_t)s->plan->local[way].nregions;
+    colo_pass_messages_t *l = &s->lane[pass];
+    const size_t nlocals = (size_t)s->plan->local[pass].nregions;
     l->tensors = 1;
-    COLO_TRY(make(b, &s->plan->send[way], &l->send, &l->send_box, &l->nsends));
+    COLO_TRY(make(b, &s->plan->send[pass], &l->send, &l->send_box, &l->nsends));
     l->local_from = calloc(nlocals + 1, sizeof *l->local_from);
     l->local_to = calloc(nlocals + 1, sizeof *l->local_to);
     if (!l->local_from || !l->local_to)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %zu boxes that stay", nlocals);
-    return make(b, &s->plan->recv[way], &l->recv, &l->recv_box, &l->nrecvs);
+    return make(b, &s->plan->recv[pass], &l->recv, &l->recv_box, &l->nrecvs);
 }
 
 void colo_lane_deinit(colo_pass_messages_t *l)
@@ -221,13 +221,13 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
     if (!ops->route_create || b->mem != COLO_CUDA)
         return COLO_OK;
     COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
-    for (int way = 0; way < 2; way++) {
-        colo_pass_messages_t *l = &s->lane[way];
-        const colo_routes_t *out = &s->plan->send[way], *in = &s->plan->recv[way];
+    for (int pass = 0; pass < 2; pass++) {
+        colo_pass_messages_t *l = &s->lane[pass];
+        const colo_routes_t *out = &s->plan->send[pass], *in = &s->plan->recv[pass];
         /* extents are all that counts; each call fills in the rest */
         const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
-        fill(s, l->send_box, out, &none, 1, true, !way);
-        fill(s, l->recv_box, in, &none, 1, false, way);
+        fill(s, l->send_box, out, &none, 1, true, !pass);
+        fill(s, l->recv_box, in, &none, 1, false, pass);
         size_t n = ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
         s->late_stage = n > s->late_stage ? n : s->late_stage;
     }
@@ -262,19 +262,19 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *s, colo_stream_
 }
 
 static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_desc_t op,
-                              colo_way_t way, colo_stream_t stream)
+                              colo_pass_t pass, colo_stream_t stream)
 {
-    const colo_pass_messages_t *l = &s->lane[way];
+    const colo_pass_messages_t *l = &s->lane[pass];
     return colo_comm_i_route_exchange(b->comm, op, s->route, s->stage, s->stage_size, l->send,
                                       l->nsends, l->recv, l->nrecvs, stream);
 }
 
-static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_way_t way,
+static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass,
                               const colo_carried_t *t, colo_stream_t stream)
 {
-    const colo_routes_t *local = &s->plan->local[way];
-    colo_pass_messages_t *l = &s->lane[way];
-    const bool fwd = way == COLO_FORWARD;
+    const colo_routes_t *local = &s->plan->local[pass];
+    colo_pass_messages_t *l = &s->lane[pass];
+    const bool fwd = pass == COLO_FORWARD;
     fill(s, l->local_from, local, t, 1, true, fwd);
     fill(s, l->local_to, local, t, 1, false, !fwd);
     return b->ops->box_list(l->local_to, l->local_from, local->nregions,
@@ -286,11 +286,11 @@ static colo_carried_t one_tensor(const colo_bridge_t *b, colo_view_t in, colo_vi
     return (colo_carried_t){.in = in, .out = out, .per = 1, .dtype = b->now.plan->config.dtype};
 }
 
-colo_status_t colo_exchange_own(colo_bridge_t *b, colo_way_t way, colo_view_t in, colo_view_t out,
+colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream)
 {
     const colo_carried_t t = one_tensor(b, in, out);
-    return keep_own(b, &b->now, way, &t, stream);
+    return keep_own(b, &b->now, pass, &t, stream);
 }
 
 /* ---- sums of PARTIAL gradients ---- */
@@ -338,15 +338,15 @@ static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const 
 /* ---- forward and backward ---- */
 
 colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
-                                colo_way_t way, const colo_carried_t *t, int32_t n,
+                                colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
-    colo_pass_messages_t *l = &s->lane[way];
-    const colo_routes_t *recv = &p->recv[way];
-    const bool fwd = way == COLO_FORWARD, summed = !fwd && p->levels > 1;
+    colo_pass_messages_t *l = &s->lane[pass];
+    const colo_routes_t *recv = &p->recv[pass];
+    const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->levels > 1;
     COLO_TRY(make_ready(b, s, stream));
-    fill(s, l->send_box, &p->send[way], t, n, true, fwd);
+    fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);
     for (int64_t i = 0; summed && i < recv->nregions; i++)
@@ -354,9 +354,9 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
             l->recv_box[i * n + k] =
                 box_at(&t[k], slab_view(s, &t[k], recv->region[i].level), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
-    COLO_TRY(exchange(b, s, op, way, stream));
+    COLO_TRY(exchange(b, s, op, pass, stream));
     for (int32_t k = 0; k < n; k++)
-        COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, way, &t[k], stream));
+        COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));
     return COLO_OK;
 }
 

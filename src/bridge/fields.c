@@ -101,18 +101,18 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
     f->hash = colo_hash_i64(f->hash, (int64_t)colo_plan_hash(p)); /* also what a value cuts off */
 }
 
-colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_way_t way)
+colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
 {
     const colo_plan_t *p = b->now.plan;
-    return colo_op_of_bridge(p->config.dtype, b->number, way, p->hash);
+    return colo_op_of_bridge(p->config.dtype, b->number, pass, p->hash);
 }
 
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_way_t way, bool direct,
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool direct,
                                      bool capturing, colo_status_t mine)
 {
     colo_fields_t f = {COLO_FIELDS_INIT};
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
-                    way == COLO_FORWARD ? "forward" : "backward");
+                    pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->calls);
     colo_fields_add(&f, "in registered memory", "%s", direct ? "yes" : "no");
     colo_fields_add(&f, "captured", "%s", capturing ? "yes" : "no");

@@ -80,11 +80,11 @@ static colo_status_t owned_by(const colo_plan_t *p, bool src, int64_t rank, colo
 
 /* ---- movement ---- */
 
-static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_way_t way,
+static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
                                      growing_t *g)
 {
-    const bool fwd = way == COLO_FORWARD;
-    const colo_routes_t *send = &p->send[way], *local = &p->local[way];
+    const bool fwd = pass == COLO_FORWARD;
+    const colo_routes_t *send = &p->send[pass], *local = &p->local[pass];
     const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
     const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
     colo_step_t s;
@@ -203,7 +203,7 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
 struct both {
     growing_t g[2];
     int32_t *post[2];
-    colo_steps_t way[2];
+    colo_steps_t pass[2];
 };
 
 static void both_free(struct both *w)
@@ -236,26 +236,26 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shaped_t *s, s
         w->g[i].levels = sums ? (int32_t)p->levels : 0;
         COLO_TRY(posts_of(b, posts, &w->post[i]));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
-                      : steps_that_move(b, p, (colo_way_t)i, &w->g[i]));
-        w->way[i] = (colo_steps_t){.name = names[i],
-                                   .dtype = p->config.dtype,
-                                   .elem = colo_dtype_size(p->config.dtype),
-                                   .nsteps = w->g[i].n,
-                                   .step = w->g[i].step,
-                                   .levels = w->g[i].levels,
-                                   .addend = w->g[i].addend,
-                                   .nposts = posts->nmessages,
-                                   .post = w->post[i]};
+                      : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
+        w->pass[i] = (colo_steps_t){.name = names[i],
+                                    .dtype = p->config.dtype,
+                                    .elem = colo_dtype_size(p->config.dtype),
+                                    .nsteps = w->g[i].n,
+                                    .step = w->g[i].step,
+                                    .levels = w->g[i].levels,
+                                    .addend = w->g[i].addend,
+                                    .nposts = posts->nmessages,
+                                    .post = w->post[i]};
     }
     if (p->config.no_grad)
-        w->way[1].name = names[1];
+        w->pass[1].name = names[1];
     return COLO_OK;
 }
 
 /* Is it the destination's tensor that peers reach? */
-static bool reaches_dst(const colo_plan_t *p, colo_way_t way)
+static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
 {
-    return way == COLO_FORWARD || p->levels > 1;
+    return pass == COLO_FORWARD || p->levels > 1;
 }
 
 /* Of which ways does some rank of the comm have nothing that peers could reach? The same verdict on
@@ -270,8 +270,8 @@ static colo_status_t find_lopsided(const colo_bridge_t *b, colo_shaped_t *s)
             COLO_TRY(owned_by(p, side == 0, colo_comm_world_rank(b->comm, r), &o));
             none[side] = o.b1 == o.b0 || o.rows == 0 || o.h1 == o.h0;
         }
-    for (int way = 0; way < 2; way++)
-        s->lopsided[way] = none[reaches_dst(p, (colo_way_t)way)];
+    for (int pass = 0; pass < 2; pass++)
+        s->lopsided[pass] = none[reaches_dst(p, (colo_pass_t)pass)];
     return COLO_OK;
 }
 
@@ -300,7 +300,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
     if (st == COLO_OK)
-        st = peer->create(b->comm, w.way, &b->direct);
+        st = peer->create(b->comm, w.pass, &b->direct);
     both_free(&w);
     if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
@@ -320,7 +320,7 @@ colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next)
     if (st == COLO_OK)
         st = both_make(b, next, &w);
     if (st == COLO_OK)
-        st = b->comm->ops->peer->load(b->direct, w.way);
+        st = b->comm->ops->peer->load(b->direct, w.pass);
     both_free(&w);
     return st;
 }
@@ -341,22 +341,22 @@ static size_t reach_of(const colo_tensor_t *t)
     return (size_t)reach * colo_dtype_size(t->dtype);
 }
 
-colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
+colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
                                       const colo_tensor_t *in, const colo_tensor_t *out,
                                       colo_reached_t *r)
 {
-    const bool dst = reaches_dst(b->now.plan, way);
-    const colo_tensor_t *t = (way == COLO_FORWARD) == dst ? out : in;
-    const char *name = way == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
+    const bool dst = reaches_dst(b->now.plan, pass);
+    const colo_tensor_t *t = (pass == COLO_FORWARD) == dst ? out : in;
+    const char *name = pass == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
     *r = (colo_reached_t){.id = -1};
     if (!b->direct)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
-    const bool lopsided = b->now.lopsided[way] && b->transport == COLO_TRANSPORT_AUTO;
-    const struct colo_settled *settled = &b->settled[way];
+    const bool lopsided = b->now.lopsided[pass] && b->transport == COLO_TRANSPORT_AUTO;
+    const struct colo_settled *settled = &b->settled[pass];
     const colo_plan_t *p = b->now.plan;
-    const bool peers = b->transport == COLO_TRANSPORT_PEER, adds = way == COLO_BACKWARD && dst;
-    const int32_t reach = adds ? p->send[way].nmessages : p->recv[way].nmessages;
+    const bool peers = b->transport == COLO_TRANSPORT_PEER, adds = pass == COLO_BACKWARD && dst;
+    const int32_t reach = adds ? p->send[pass].nmessages : p->recv[pass].nmessages;
     bool must = peers && reach > 0; /* else others do not look at it */
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
     r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
@@ -379,11 +379,11 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_way_t way,
                               : "transport peer (COLO_TRANSPORT, or the bridge's)");
 }
 
-colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_reached_t *r)
+colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
 {
     enum { STAGED, DIRECT, NOTHING };
     const int32_t size = b->comm->size;
-    struct colo_settled *settled = &b->settled[way];
+    struct colo_settled *settled = &b->settled[pass];
     const uint64_t mine = r->nothing ? NOTHING : r->direct ? DIRECT : STAGED;
     int32_t votes[NOTHING + 1] = {0}, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
@@ -407,7 +407,7 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_way_t way, colo_r
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const colo_reached_t *r,
+colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.plan;
@@ -422,12 +422,12 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_way_t way, const col
         call.in_step[i] = in.stride[i] * elem;
         call.out_step[i] = out.stride[i] * elem;
     }
-    const int32_t ns = p->send[way].nmessages, nr = p->recv[way].nmessages;
-    uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, way), p->bytes[way].send,
-                                     p->bytes[way].recv, ns > nr ? ns : nr);
+    const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
+    uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, pass), p->bytes[pass].send,
+                                     p->bytes[pass].recv, ns > nr ? ns : nr);
     colo_status_t st = ns == 0 && nr == 0 /* nobody to wait for: the plain copy is faster */
-                           ? colo_exchange_own(b, way, in, out, stream)
-                           : b->comm->ops->peer->run(b->direct, way, &call, stream);
+                           ? colo_exchange_own(b, pass, in, out, stream)
+                           : b->comm->ops->peer->run(b->direct, pass, &call, stream);
     colo_comm_i_end(b->comm, seq, st);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
 }

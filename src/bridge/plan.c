@@ -103,17 +103,17 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
 }
 
 /* All pieces of one way; backward PARTIAL: once a level, with the context dims pinned. */
-colo_status_t colo_plan_route(colo_builder_t *w, colo_way_t way, colo_side_t src, colo_side_t dst)
+colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;
     colo_plan_t *plan = w->plan;
     bool partial =
-        way == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
-    bool full = partial || (way == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
+        pass == COLO_BACKWARD && cfg->output == COLO_FULL_SEQ && cfg->grad == COLO_PARTIAL;
+    bool full = partial || (pass == COLO_FORWARD && cfg->output == COLO_FULL_SEQ);
     dst.full = full;
     dst.level_fixed = partial;
-    colo_side_t *need = way == COLO_FORWARD ? &dst : &src,
-                *hold = way == COLO_FORWARD ? &src : &dst;
+    colo_side_t *need = pass == COLO_FORWARD ? &dst : &src,
+                *hold = pass == COLO_FORWARD ? &src : &dst;
     int32_t dims[COLO_MAX_SPLITS];
     int ndims = context_dims(&plan->dst, dims);
     for (int64_t level = 0; level < (partial ? plan->levels : 1); level++) {
@@ -124,11 +124,11 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_way_t way, colo_side_t src
             dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
             left /= plan->dst.grid.extent[dims[i]];
         }
-        COLO_TRY(colo_pieces_find(w, need, hold, (int32_t)level, way == COLO_BACKWARD));
+        COLO_TRY(colo_pieces_find(w, need, hold, (int32_t)level, pass == COLO_BACKWARD));
     }
-    COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[way], &plan->local[way]));
+    COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
     colo_routes_t none = {0}; /* a holder never sends to itself: meet() keeps that as a local */
-    COLO_TRY(store_sorted(w, &w->sends, &plan->send[way], &none));
+    COLO_TRY(store_sorted(w, &w->sends, &plan->send[pass], &none));
     return COLO_OK;
 }
 
@@ -148,14 +148,14 @@ static int64_t owned_bytes(const colo_owned_t *o, size_t elem)
 }
 
 /* Ring all-gather over k siblings, ring all-reduce over C: what the reference's way receives. */
-static int64_t collective_recv(const colo_plan_t *p, colo_way_t way, size_t elem)
+static int64_t collective_recv(const colo_plan_t *p, colo_pass_t pass, size_t elem)
 {
     const colo_shape_t *s = &p->config.shape;
     int64_t ds = colo_layout_parts(&p->src, COLO_SAMPLES);
     int64_t dd = colo_layout_parts(&p->dst, COLO_SAMPLES);
     int64_t c = colo_grid_extent(&p->dst.grid, "cp");
     int64_t v = s->samples * s->rows * s->features * (int64_t)elem / dd, k = colo_plan_scale(p);
-    if (way == COLO_FORWARD)
+    if (pass == COLO_FORWARD)
         return ds > dd ? v / k * (k - 1) : 0;
     int64_t reduce = (int64_t)((colo_i128_t)v * 2 * (c - 1) / c);
     return reduce + (dd > ds ? v * (k - 1) : 0);
@@ -168,18 +168,18 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
     bool collective = colo_plan_collective_check(&p->config) == COLO_OK;
     (void)colo_fail(COLO_OK, "%s", kept);
     bool in_grid = colo_grid_has_rank(&p->src.grid, p->rank);
-    for (int way = 0; way < 2; way++) {
-        colo_plan_bytes_t *b = &p->bytes[way];
-        int64_t need = owned_bytes(way == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
-        b->recv = routes_bytes(&p->recv[way]);
-        b->send = routes_bytes(&p->send[way]);
-        b->local = routes_bytes(&p->local[way]);
-        if (way == COLO_BACKWARD)
+    for (int pass = 0; pass < 2; pass++) {
+        colo_plan_bytes_t *b = &p->bytes[pass];
+        int64_t need = owned_bytes(pass == COLO_FORWARD ? &p->own_dst : &p->own_src, elem);
+        b->recv = routes_bytes(&p->recv[pass]);
+        b->send = routes_bytes(&p->send[pass]);
+        b->local = routes_bytes(&p->local[pass]);
+        if (pass == COLO_BACKWARD)
             need = p->config.no_grad ? 0 : need * p->levels;
         b->minimum = need - b->local;
         b->collective_recv = !collective ? -1
-                             : in_grid && !(way == COLO_BACKWARD && p->config.no_grad)
-                                 ? collective_recv(p, way, elem)
+                             : in_grid && !(pass == COLO_BACKWARD && p->config.no_grad)
+                                 ? collective_recv(p, pass, elem)
                                  : 0;
     }
 }
@@ -350,10 +350,10 @@ void colo_plan_destroy(colo_plan_t **plan)
 {
     if (!plan || !*plan)
         return;
-    for (int way = 0; way < 2; way++) {
-        routes_deinit(&(*plan)->send[way]);
-        routes_deinit(&(*plan)->recv[way]);
-        routes_deinit(&(*plan)->local[way]);
+    for (int pass = 0; pass < 2; pass++) {
+        routes_deinit(&(*plan)->send[pass]);
+        routes_deinit(&(*plan)->recv[pass]);
+        routes_deinit(&(*plan)->local[pass]);
     }
     free(*plan);
     *plan = NULL;
@@ -361,9 +361,9 @@ void colo_plan_destroy(colo_plan_t **plan)
 
 /* ---- getters: they have no status, so they take NULL ---- */
 
-static bool known(const colo_plan_t *plan, colo_way_t way)
+static bool known(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return plan && (way == COLO_FORWARD || way == COLO_BACKWARD);
+    return plan && (pass == COLO_FORWARD || pass == COLO_BACKWARD);
 }
 
 int64_t colo_plan_rank(const colo_plan_t *plan)
@@ -384,33 +384,35 @@ void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_row
         *dst_rows = plan ? rows_of(&plan->own_dst) : 0;
 }
 
-const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_way_t way, int32_t *count)
+const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
+                                           int32_t *count)
 {
-    const colo_routes_t *r = known(plan, way) ? &plan->send[way] : NULL;
+    const colo_routes_t *r = known(plan, pass) ? &plan->send[pass] : NULL;
     if (count)
         *count = r ? r->nmessages : 0;
     return r ? r->message : NULL;
 }
 
-const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_way_t way, int32_t *count)
+const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
+                                           int32_t *count)
 {
-    const colo_routes_t *r = known(plan, way) ? &plan->recv[way] : NULL;
+    const colo_routes_t *r = known(plan, pass) ? &plan->recv[pass] : NULL;
     if (count)
         *count = r ? r->nmessages : 0;
     return r ? r->message : NULL;
 }
 
-const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_way_t way, int64_t *count)
+const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass, int64_t *count)
 {
-    const colo_routes_t *r = known(plan, way) ? &plan->local[way] : NULL;
+    const colo_routes_t *r = known(plan, pass) ? &plan->local[pass] : NULL;
     if (count)
         *count = r ? r->nregions : 0;
     return r ? r->region : NULL;
 }
 
-colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_way_t way)
+colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
 {
-    return known(plan, way) ? plan->bytes[way] : (colo_plan_bytes_t){0};
+    return known(plan, pass) ? plan->bytes[pass] : (colo_plan_bytes_t){0};
 }
 
 int64_t colo_plan_levels(const colo_plan_t *plan)

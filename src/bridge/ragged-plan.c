@@ -187,8 +187,8 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
         arriving += places->stored[i].count; /* of a merged tensor, too */
     p->bytes[COLO_FORWARD].minimum =
         arriving * (p->own_dst.h1 - p->own_dst.h0) * (int64_t)unit - p->bytes[COLO_FORWARD].local;
-    for (int way = 0; way < 2; way++)
-        p->bytes[way].collective_recv = -1;
+    for (int pass = 0; pass < 2; pass++)
+        p->bytes[pass].collective_recv = -1;
     place(&p->recv[COLO_FORWARD], places->stored, places->n);
     place(&p->local[COLO_FORWARD], places->stored, places->n);
     place(&p->send[COLO_BACKWARD], places->stored, places->n);

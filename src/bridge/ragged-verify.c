@@ -55,7 +55,7 @@ static colo_status_t add_rows(const colo_batch_t *batch, const colo_carried_t *t
     return COLO_OK;
 }
 
-colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_way_t way,
+colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_pass_t pass,
                                           const colo_carried_t *t, int32_t n, colo_stream_t stream)
 {
     const colo_plan_t *p = batch->s.plan;
@@ -65,13 +65,13 @@ colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_way_t 
     for (int32_t k = 0; k < n; k++) {
         if (!t[k].in.data)
             continue;
-        if (way == COLO_FORWARD)
+        if (pass == COLO_FORWARD)
             st = add_rows(batch, &t[k], &p->own_src, 0, p->own_src.rows, &hash, stream);
-        for (int64_t i = 0; st == COLO_OK && way == COLO_BACKWARD && i < places->n; i++)
+        for (int64_t i = 0; st == COLO_OK && pass == COLO_BACKWARD && i < places->n; i++)
             st = add_rows(batch, &t[k], &p->own_dst, places->stored[i].row, places->stored[i].count,
                           &hash, stream);
         if (st < 0)
             return colo_comm_i_fail(batch->bridge->comm, st);
     }
-    return colo_promise_compare(batch->bridge, way, hash);
+    return colo_promise_compare(batch->bridge, pass, hash);
 }

@@ -214,7 +214,7 @@ void colo_batch_destroy(colo_batch_t **batch)
 
 typedef struct call {
     colo_batch_t *batch;
-    colo_way_t way;
+    colo_pass_t pass;
     const colo_tensor_t *in, *out; /* [n] or NULL */
     int32_t n;
     colo_carried_t *carried; /* [n] */
@@ -297,7 +297,7 @@ static colo_status_t check_apart(const call_t *c, const colo_tensor_t *out, int3
 static colo_status_t check_pair(call_t *c, int32_t i)
 {
     const colo_plan_t *p = c->batch->s.plan;
-    const bool fwd = c->way == COLO_FORWARD;
+    const bool fwd = c->pass == COLO_FORWARD;
     const char *in_name = fwd ? "x" : "d_y", *out_name = fwd ? "y" : "d_x";
     const colo_tensor_t *in = c->in ? &c->in[i] : NULL, *out = c->out ? &c->out[i] : NULL;
     colo_carried_t *t = &c->carried[i];
@@ -347,8 +347,8 @@ static colo_status_t prepare(call_t *c)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
     for (int32_t i = 0; i < c->n; i++)
         COLO_TRY(check_pair(c, i));
-    COLO_TRY(colo_lane_widen(s, c->way, c->n));
-    if (c->way == COLO_BACKWARD)
+    COLO_TRY(colo_lane_widen(s, c->pass, c->n));
+    if (c->pass == COLO_BACKWARD)
         COLO_TRY(need_slab(b, c->slab_size * (size_t)s->nslabs));
     s->slab = b->ragged->slab;
     s->slab_size = c->slab_size;
@@ -363,7 +363,7 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
     const colo_bridge_t *b = c->batch->bridge;
     colo_fields_t f = c->batch->fields;
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
-                    c->way == COLO_FORWARD ? "forward" : "backward");
+                    c->pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "tensors", "%d", (int)c->n);
     return colo_comm_i_agree_fields(b->comm, "ragged batch", &f, mine);
 }
@@ -372,7 +372,7 @@ static colo_op_desc_t operation(const call_t *c)
 {
     const colo_bridge_t *b = c->batch->bridge;
     uint64_t h = colo_hash_i64(b->now.plan->hash, (int64_t)c->batch->s.plan->hash);
-    return colo_op_of_bridge(COLO_U8, b->number, c->way, colo_hash_i64(h, c->n));
+    return colo_op_of_bridge(COLO_U8, b->number, c->pass, colo_hash_i64(h, c->n));
 }
 
 static colo_status_t run(call_t *c, colo_stream_t stream)
@@ -380,29 +380,29 @@ static colo_status_t run(call_t *c, colo_stream_t stream)
     colo_bridge_t *b = c->batch->bridge;
     const int32_t level = colo_comm_check_level(b->comm);
     COLO_TRY(colo_comm_check(b->comm));
-    if (c->way == COLO_BACKWARD && b->now.plan->config.no_grad)
+    if (c->pass == COLO_BACKWARD && b->now.plan->config.no_grad)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          (long long)b->now.plan->rank);
     colo_status_t st = prepare(c);
-    if (st == COLO_OK && level >= 2 && c->way == COLO_BACKWARD)
+    if (st == COLO_OK && level >= 2 && c->pass == COLO_BACKWARD)
         st = colo_ragged_verify_zeros(c->batch, c->carried, c->n, stream);
     if (level >= 2 || (level == 1 && !c->batch->compared))
         COLO_TRY(agree(c, st));
     else if (st < 0)
         return colo_comm_i_fail(b->comm, st);
     if (level >= 2)
-        COLO_TRY(colo_ragged_verify_replicas(c->batch, c->way, c->carried, c->n, stream));
+        COLO_TRY(colo_ragged_verify_replicas(c->batch, c->pass, c->carried, c->n, stream));
     c->batch->compared = true;
     b->calls++;
-    return colo_exchange_run(b, &c->batch->s, operation(c), c->way, c->carried, c->n, stream);
+    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, stream);
 }
 
-static colo_status_t call(colo_batch_t *batch, colo_way_t way, const colo_tensor_t *in,
+static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
                           const colo_tensor_t *out, int32_t n, colo_stream_t stream)
 {
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
-    call_t c = {.batch = batch, .way = way, .in = in, .out = out, .n = n};
+    call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n};
     colo_status_t st = run(&c, stream);
     free(c.carried);
     return st;

@@ -128,7 +128,7 @@ struct colo_batch {
 colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,
                                        int32_t n, colo_stream_t stream);
 /* Collective. */
-colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_way_t way,
+colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_pass_t pass,
                                           const colo_carried_t *t, int32_t n, colo_stream_t stream);
 
 #endif

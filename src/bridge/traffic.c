@@ -22,7 +22,7 @@ colo_status_t colo_topology_traffic(const colo_topology_t *place, const colo_pla
     int64_t rank = colo_plan_rank(plan);
     for (int w = 0; w < 2; w++) {
         int32_t n = 0;
-        const colo_plan_message_t *m = colo_plan_sends(plan, (colo_way_t)w, &n);
+        const colo_plan_message_t *m = colo_plan_sends(plan, (colo_pass_t)w, &n);
         for (int32_t i = 0; i < n; i++) {
             int64_t most = rank > m[i].peer ? rank : m[i].peer;
             if (most >= place->world)

@@ -75,10 +75,10 @@ static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool contex
     return first;
 }
 
-colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mine)
+colo_status_t colo_promise_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine)
 {
     const colo_plan_t *p = b->now.plan;
-    bool fwd = way == COLO_FORWARD;
+    bool fwd = pass == COLO_FORWARD;
     bool partial = p->config.output == COLO_FULL_SEQ && p->config.grad == COLO_PARTIAL;
     int32_t n = colo_comm_size(b->comm);
     COLO_AUTOFREE uint64_t *all = calloc((size_t)n, sizeof *all);
@@ -99,16 +99,16 @@ colo_status_t colo_promise_compare(colo_bridge_t *b, colo_way_t way, uint64_t mi
     return COLO_OK;
 }
 
-colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_way_t way, colo_view_t in,
+colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
                                     colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.plan;
-    const colo_box_t box = colo_bridge_box(in, way == COLO_FORWARD ? &p->own_src : &p->own_dst);
+    const colo_box_t box = colo_bridge_box(in, pass == COLO_FORWARD ? &p->own_src : &p->own_dst);
     uint64_t mine = 0;
     colo_status_t st = COLO_OK;
     if (colo_box_count(&box) > 0) /* a view of nothing may have a pointer, or none */
         st = b->ops->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
-    return colo_promise_compare(b, way, mine);
+    return colo_promise_compare(b, pass, mine);
 }

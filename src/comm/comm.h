@@ -76,10 +76,10 @@ typedef struct colo_op_desc {
 
 /* The exchange of bridge @number of its comm, of @way, by the plan of that hash: two bridges of one
  * shape move the same boxes, and so may the two ways of one. */
-static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t number, int way,
+static inline colo_op_desc_t colo_op_of_bridge(colo_dtype_t dtype, uint64_t number, int pass,
                                                uint64_t plan)
 {
-    return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | way,
+    return (colo_op_desc_t){COLO_OP_EXCHANGE, dtype, (int32_t)(uint32_t)(2 * number) | pass,
                             (int64_t)plan, COLO_CATEGORY_BRIDGE};
 }
 

@@ -79,10 +79,10 @@ struct colo_peer_ops {
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
     /* A way without steps and posts does nothing. Collective. */
-    colo_status_t (*create)(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
+    colo_status_t (*create)(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
-    colo_status_t (*load)(colo_direct_t *d, const colo_steps_t way[2]);
-    colo_status_t (*run)(colo_direct_t *d, int way /* 0 forward, 1 backward */,
+    colo_status_t (*load)(colo_direct_t *d, const colo_steps_t pass[2]);
+    colo_status_t (*run)(colo_direct_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_direct_call_t *call, colo_stream_t stream);
     void (*destroy)(colo_direct_t **d);
 };

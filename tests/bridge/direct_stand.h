@@ -34,10 +34,10 @@ static colo_status_t say_open(colo_comm_t *c)
     return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
 }
 
-static colo_status_t say_create(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d)
+static colo_status_t say_create(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d)
 {
     const colo_status_t st = told[c->rank].create;
-    (void)way;
+    (void)pass;
     if (st < 0)
         return colo_fail(st, "create says so to rank %d", (int)c->rank);
     *d = malloc(sizeof **d);
@@ -45,19 +45,19 @@ static colo_status_t say_create(colo_comm_t *c, const colo_steps_t way[2], colo_
     return COLO_OK;
 }
 
-static colo_status_t load(colo_direct_t *d, const colo_steps_t way[2])
+static colo_status_t load(colo_direct_t *d, const colo_steps_t pass[2])
 {
     (void)d;
-    (void)way;
+    (void)pass;
     return COLO_OK;
 }
 
-static colo_status_t run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+static colo_status_t run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
                          colo_stream_t stream)
 {
     (void)call;
     (void)stream;
-    told[d->rank].runs[way]++;
+    told[d->rank].runs[pass]++;
     return COLO_OK;
 }
 
@@ -144,21 +144,21 @@ static colo_status_t tensors(struct stand *s, int64_t salt)
     return COLO_OK;
 }
 
-static colo_status_t go(struct stand *s, colo_way_t way)
+static colo_status_t go(struct stand *s, colo_pass_t pass)
 {
-    return way == COLO_FORWARD ? colo_bridge_forward(s->b, &s->t[T_X].t, &s->t[T_Y].t, NULL)
-                               : colo_bridge_backward(s->b, &s->t[T_DY].t, &s->t[T_DX].t, NULL);
+    return pass == COLO_FORWARD ? colo_bridge_forward(s->b, &s->t[T_X].t, &s->t[T_Y].t, NULL)
+                                : colo_bridge_backward(s->b, &s->t[T_DY].t, &s->t[T_DX].t, NULL);
 }
 
 /* A call is to be direct, or staged: then its bytes are compared. */
-static colo_status_t expect(struct stand *s, colo_way_t way, int64_t salt, bool direct)
+static colo_status_t expect(struct stand *s, colo_pass_t pass, int64_t salt, bool direct)
 {
-    const int before = s->told->runs[way];
-    rank_try(go(s, way));
-    rank_check(s->told->runs[way] - before == direct);
+    const int before = s->told->runs[pass];
+    rank_try(go(s, pass));
+    rank_check(s->told->runs[pass] - before == direct);
     if (direct)
         return COLO_OK;
-    const t_role_t out = way == COLO_FORWARD ? T_Y : T_DX;
+    const t_role_t out = pass == COLO_FORWARD ? T_Y : T_DX;
     s->t[out].t.mem = COLO_HOST;
     colo_status_t st = t_case_compare(s->c, out, s->comm->rank, salt, &s->t[out]);
     s->t[out].t.mem = COLO_CUDA;

@@ -391,12 +391,12 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
         rank_try(t_case_tensor(c, (t_role_t)role, rank, 0, role == T_X || role == T_DY, &t[role]));
     const colo_plan_t *plan = colo_bridge_plan(bridge);
     for (int i = 0; i < 6; i++) {
-        int way = i % 2;
+        int pass = i % 2;
         colo_comm_stats_reset(world);
-        rank_try(way ? colo_bridge_backward(bridge, &t[T_DY].t, &t[T_DX].t, NULL)
-                     : colo_bridge_forward(bridge, &t[T_X].t, &t[T_Y].t, NULL));
+        rank_try(pass ? colo_bridge_backward(bridge, &t[T_DY].t, &t[T_DX].t, NULL)
+                      : colo_bridge_forward(bridge, &t[T_X].t, &t[T_Y].t, NULL));
         colo_comm_stats(world, &l);
-        colo_plan_bytes_t bytes = colo_plan_bytes(plan, (colo_way_t)way);
+        colo_plan_bytes_t bytes = colo_plan_bytes(plan, (colo_pass_t)pass);
         rank_check(l.ops[X][B] == 1 && others(&l) == 0);
         rank_check((int64_t)l.sent_bytes[X][B] == bytes.send);
         rank_check((int64_t)l.recv_bytes[X][B] == bytes.recv);

@@ -62,9 +62,9 @@ static void pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
     for (int32_t r = 0; r < n; r++) {
         colo_plan_t *plan = NULL;
         count[r] = members_of(&c, r, (int32_t)n, list[r], &plan);
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             int32_t sends;
-            const colo_plan_message_t *m = colo_plan_sends(plan, (colo_way_t)way, &sends);
+            const colo_plan_message_t *m = colo_plan_sends(plan, (colo_pass_t)pass, &sends);
             for (int32_t i = 0; i < sends; i++)
                 up[root_of(up, r)] = root_of(up, (int32_t)m[i].peer);
         }

@@ -77,9 +77,9 @@ static colo_status_t call_in_turn(struct stand *s)
     rank_check(strstr(colo_last_error(), "operation: rank 1 of 'world' has bridge 1 backward, rank "
                                          "0 bridge 1 forward"));
     for (int turn = 0; turn < 2; turn++)
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             const uint64_t before = checks_of(s->comm);
-            rank_try(expect(s, (colo_way_t)way, 0, false));
+            rank_try(expect(s, (colo_pass_t)pass, 0, false));
             rank_check(checks_of(s->comm) - before == (turn == 0));
         }
     return COLO_OK;
@@ -117,8 +117,8 @@ static colo_status_t reshape_in_turn(struct stand *s, t_case_t *c)
         c->shape.b = samples[i];
         rank_try(colo_bridge_reshape(s->b, &shape));
         rank_try(tensors(s, (int64_t)i));
-        for (int way = 0; way < 2; way++)
-            rank_try(expect(s, (colo_way_t)way, (int64_t)i, false));
+        for (int pass = 0; pass < 2; pass++)
+            rank_try(expect(s, (colo_pass_t)pass, (int64_t)i, false));
         rank_check(connected[rank] == times[i]);
         rank_check(disconnected[rank] == times[i] - 1);
     }

@@ -218,10 +218,10 @@ static void host_memory_called_a_gpu_s_is_refused(void **state)
     memset(g, 0xa5, sizeof g);
     memset(l, 0xa5, sizeof l);
     memset(mark, 0xa5, sizeof mark);
-    for (int way = 0; way < 3; way++) {
-        colo_status_t st = way == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
-                           : way == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
-                                      : colo_partition_next_token(&p, &tg, -1, &tg, NULL);
+    for (int pass = 0; pass < 3; pass++) {
+        colo_status_t st = pass == 0   ? colo_partition_shard(&p, &tg, 0, &tl, NULL)
+                           : pass == 1 ? colo_partition_unshard(&p, &tl, 0, &tg, NULL)
+                                       : colo_partition_next_token(&p, &tg, -1, &tg, NULL);
         assert_true(st == (where.mem == COLO_CUDA ? COLO_ERR_ARG : COLO_ERR_UNBUILT) ||
                     st == COLO_ERR_ARG);
         assert_non_null(strstr(colo_last_error(), "partition: "));

@@ -178,8 +178,8 @@ static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg
             c.shape.h = 64;
             c.shape.b = t_lcm(s[2], d[2]); /* equal parts: a larger one has but one holder */
             bool ok = t_plans_make(&w, &c);
-            for (int way = 0; ok && way < 2; way++)
-                ok = t_plans_balanced(&w, (colo_way_t)way);
+            for (int pass = 0; ok && pass < 2; pass++)
+                ok = t_plans_balanced(&w, (colo_pass_t)pass);
             t_plans_free(&w);
             if (!ok)
                 fail_msg("%s: %s", t_case_text(&c), w.why);
@@ -221,14 +221,14 @@ typedef struct totals {
     int64_t cases, fan_in, fan_out, equal, collective;
 } totals_t;
 
-static void expect_bytes(const t_case_t *c, const t_plans_t *w, int32_t r, colo_way_t way,
+static void expect_bytes(const t_case_t *c, const t_plans_t *w, int32_t r, colo_pass_t pass,
                          int64_t num, int64_t den, int64_t vd)
 {
-    int64_t got = colo_plan_bytes(w->plan[r], way).recv;
+    int64_t got = colo_plan_bytes(w->plan[r], pass).recv;
     assert_int_equal(num * vd % den, 0);
     if (got != num * vd / den)
         fail_msg("%s: rank %d receives %lld bytes %s, closed form %lld/%lld of %lld",
-                 t_case_text(c), r, (long long)got, way ? "backward" : "forward", (long long)num,
+                 t_case_text(c), r, (long long)got, pass ? "backward" : "forward", (long long)num,
                  (long long)den, (long long)vd);
 }
 
@@ -292,8 +292,8 @@ static void the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide(v
     assert_int_equal(colo_plan_scale(w.plan[0]), 0);
     assert_int_equal(colo_plan_direction(w.plan[0]), COLO_FAN_IN);
     for (int32_t r = 0; r < 6; r++)
-        for (int way = 0; way < 2; way++)
-            assert_int_equal(colo_plan_bytes(w.plan[r], (colo_way_t)way).collective_recv, -1);
+        for (int pass = 0; pass < 2; pass++)
+            assert_int_equal(colo_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
     t_plans_free(&w);
     assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
     assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
@@ -302,7 +302,7 @@ static void the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide(v
 
 /* ---- worked examples: [from][to] bytes in units of V / @unit; the rest is zero ---- */
 
-static void expect_matrix(const t_case_t *c, colo_way_t way, int64_t unit, const int64_t *want)
+static void expect_matrix(const t_case_t *c, colo_pass_t pass, int64_t unit, const int64_t *want)
 {
     t_plans_t w;
     if (!t_plans_make(&w, c))
@@ -310,11 +310,11 @@ static void expect_matrix(const t_case_t *c, colo_way_t way, int64_t unit, const
     int64_t v = c->shape.b * c->shape.n * c->shape.h * (int64_t)colo_dtype_size(c->dtype);
     for (int32_t from = 0; from < w.n; from++)
         for (int32_t to = 0; to < w.n; to++) {
-            int64_t got = t_plans_bytes(&w, way, from, to),
+            int64_t got = t_plans_bytes(&w, pass, from, to),
                     expected = want[from * w.n + to] * v / unit;
             if (got != expected)
                 fail_msg("%s: %s %d -> %d is %lld bytes, expected %lld", t_case_text(c),
-                         way ? "backward" : "forward", from, to, (long long)got,
+                         pass ? "backward" : "forward", from, to, (long long)got,
                          (long long)expected);
         }
     t_plans_free(&w);
@@ -364,7 +364,7 @@ static void worked_example_without_a_divisor(void **state)
     int64_t v = 6 * 4 * 4 * 4;
     assert_true(t_plans_make(&w, &c));
     static const struct {
-        colo_way_t way;
+        colo_pass_t pass;
         int from, to;
         int64_t sixths;
     } moves[] = {{COLO_FORWARD, 2, 0, 1},  {COLO_FORWARD, 3, 1, 1}, {COLO_FORWARD, 3, 4, 1},
@@ -372,13 +372,13 @@ static void worked_example_without_a_divisor(void **state)
                  {COLO_BACKWARD, 3, 2, 1}, {COLO_BACKWARD, 1, 3, 1}};
     int64_t all[2] = {0}, told[2] = {0};
     for (size_t i = 0; i < sizeof moves / sizeof moves[0]; i++) {
-        assert_int_equal(t_plans_bytes(&w, moves[i].way, moves[i].from, moves[i].to),
+        assert_int_equal(t_plans_bytes(&w, moves[i].pass, moves[i].from, moves[i].to),
                          moves[i].sixths * v / 6);
-        told[moves[i].way] += moves[i].sixths * v / 6;
+        told[moves[i].pass] += moves[i].sixths * v / 6;
     }
     for (int32_t q = 0; q < 6; q++)
-        for (int way = 0; way < 2; way++)
-            all[way] += colo_plan_bytes(w.plan[q], (colo_way_t)way).recv;
+        for (int pass = 0; pass < 2; pass++)
+            all[pass] += colo_plan_bytes(w.plan[q], (colo_pass_t)pass).recv;
     assert_int_equal(all[COLO_FORWARD], told[COLO_FORWARD]);
     assert_int_equal(all[COLO_BACKWARD], told[COLO_BACKWARD]);
     t_plans_free(&w);

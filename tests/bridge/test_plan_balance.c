@@ -31,7 +31,7 @@ typedef struct set {
 typedef struct scene {
     const t_case_t *c;
     t_plans_t plans;
-    colo_way_t way;
+    colo_pass_t pass;
     int32_t nhold, nneed;
     set_t hold[MOST], need[MOST];
     int64_t recv[MOST], send[MOST];
@@ -153,7 +153,7 @@ static bool look_at(scene_t *s, turns_t *t, int32_t needer, int64_t bytes, const
         s->cut += cut;
     }
     for (int32_t i = 0; i < t->n; i++) {
-        int64_t got = t_plans_bytes(&s->plans, s->way, t->cand[i], needer);
+        int64_t got = t_plans_bytes(&s->plans, s->pass, t->cand[i], needer);
         total += got;
         if (!cut && got != 0 && got != bytes)
             return WRONG(s, "rank %d gets %lld of %lld bytes from %d, expected all or nothing",
@@ -243,10 +243,10 @@ static bool held_set(scene_t *s, const set_t *hold)
 }
 
 /* @equal: parts of equal sizes, for which the bound is the largest receive alone. */
-static bool judge_way(scene_t *s, bool one_grid, bool equal)
+static bool judge_pass(scene_t *s, bool one_grid, bool equal)
 {
     const t_case_t *c = s->c;
-    bool full = c->output == COLO_FULL_SEQ, back = s->way == COLO_BACKWARD;
+    bool full = c->output == COLO_FULL_SEQ, back = s->pass == COLO_BACKWARD;
     bool partial = back && full && c->grad == COLO_PARTIAL;
     s->nhold = s->nneed = 0;
     s->share = s->unit = 0;
@@ -261,7 +261,7 @@ static bool judge_way(scene_t *s, bool one_grid, bool equal)
         ok = held_set(s, &s->hold[i]);
     int64_t largest = 0, most = 0;
     for (int32_t r = 0; ok && r < s->plans.n; r++) {
-        colo_plan_bytes_t y = colo_plan_bytes(s->plans.plan[r], s->way);
+        colo_plan_bytes_t y = colo_plan_bytes(s->plans.plan[r], s->pass);
         largest = s->recv[r] > largest ? s->recv[r] : largest;
         most = y.send > most ? y.send : most;
         ok = y.recv == s->recv[r] || WRONG(s, "rank %d receives %lld bytes, the lists say %lld", r,
@@ -286,9 +286,9 @@ static void judge(const t_case_t *c, bool one_grid, bool equal, int64_t *whole, 
     memset(&s, 0, sizeof s);
     s.c = c;
     bool ok = t_plans_make(&s.plans, c);
-    for (int way = 0; ok && way < 2; way++) {
-        s.way = (colo_way_t)way;
-        ok = judge_way(&s, one_grid, equal);
+    for (int pass = 0; ok && pass < 2; pass++) {
+        s.pass = (colo_pass_t)pass;
+        ok = judge_pass(&s, one_grid, equal);
     }
     t_plans_free(&s.plans);
     *whole += s.whole;

@@ -40,16 +40,16 @@ static void a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers(void **s
         assert_int_equal(colo_plan_rank(p), ranks[i]);
         assert_int_equal(colo_plan_bytes(p, COLO_FORWARD).recv, (k - 1) * vd / (k * c));
         assert_int_equal(colo_plan_bytes(p, COLO_BACKWARD).recv, (c - 1) * vd / (k * c));
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             int32_t n;
-            const colo_plan_message_t *recv = colo_plan_recvs(p, (colo_way_t)way, &n);
+            const colo_plan_message_t *recv = colo_plan_recvs(p, (colo_pass_t)pass, &n);
             assert_in_range(n, 1, 64);
             for (int32_t j = 0; j < n; j++) {
                 colo_plan_t *q = NULL;
                 int32_t m;
                 assert_int_equal(recv[j].peer / 32, ranks[i] / 32); /* the same destination batch */
                 assert_ok(colo_plan_create(&q, &pc, recv[j].peer));
-                const colo_plan_message_t *send = colo_plan_sends(q, (colo_way_t)way, &m);
+                const colo_plan_message_t *send = colo_plan_sends(q, (colo_pass_t)pass, &m);
                 assert_int_equal(message_bytes(send, m, ranks[i]), recv[j].bytes);
                 assert_true(colo_plan_hash(p) == colo_plan_hash(q));
                 colo_plan_destroy(&q);
@@ -183,14 +183,14 @@ static void a_rank_outside_both_grids_gets_an_empty_plan(void **state)
     t_plans_t w;
     assert_true(t_plans_make(&w, &c));
     for (int32_t r = 4; r < 6; r++)
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             int32_t n = -1;
             int64_t m = -1;
-            colo_plan_sends(w.plan[r], (colo_way_t)way, &n);
+            colo_plan_sends(w.plan[r], (colo_pass_t)pass, &n);
             assert_int_equal(n, 0);
-            colo_plan_recvs(w.plan[r], (colo_way_t)way, &n);
+            colo_plan_recvs(w.plan[r], (colo_pass_t)pass, &n);
             assert_int_equal(n, 0);
-            colo_plan_locals(w.plan[r], (colo_way_t)way, &m);
+            colo_plan_locals(w.plan[r], (colo_pass_t)pass, &m);
             assert_int_equal(m, 0);
         }
     t_plans_free(&w);

@@ -65,12 +65,12 @@ static bool same_message(const colo_plan_message_t *a, const colo_plan_message_t
 }
 
 /* What @p says that it sends to @peer is what the peer says that it receives. */
-static bool ends_agree(const plans_t *p, int32_t rank, colo_way_t way)
+static bool ends_agree(const plans_t *p, int32_t rank, colo_pass_t pass)
 {
     int32_t sends, recvs;
-    const colo_plan_message_t *out = colo_plan_sends(p->of[rank], way, &sends);
+    const colo_plan_message_t *out = colo_plan_sends(p->of[rank], pass, &sends);
     for (int32_t i = 0; i < sends; i++) {
-        const colo_plan_message_t *in = colo_plan_recvs(p->of[out[i].peer], way, &recvs);
+        const colo_plan_message_t *in = colo_plan_recvs(p->of[out[i].peer], pass, &recvs);
         bool found = false;
         for (int32_t k = 0; k < recvs && !found; k++)
             found = in[k].peer == rank && same_message(&in[k], &out[i]);
@@ -91,11 +91,11 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
     for (int w = 0; w < 2; w++) {
         const int64_t want = ref_ragged_receives(&t->c, rank, w == COLO_BACKWARD) *
                              (int64_t)ref_dtype_size(t->dtype);
-        const colo_plan_bytes_t b = colo_plan_bytes(p->of[rank], (colo_way_t)w);
+        const colo_plan_bytes_t b = colo_plan_bytes(p->of[rank], (colo_pass_t)w);
         if (b.recv != want || b.minimum != want)
             fail_msg("rank %d, way %d: %lld bytes, minimum %lld, expected %lld: %s", (int)rank, w,
                      (long long)b.recv, (long long)b.minimum, (long long)want, t_ragged_text(t));
-        if (!ends_agree(p, rank, (colo_way_t)w))
+        if (!ends_agree(p, rank, (colo_pass_t)w))
             fail_msg("rank %d, way %d: a peer does not expect its message: %s", (int)rank, w,
                      t_ragged_text(t));
     }

@@ -21,11 +21,11 @@ typedef struct job {
 
 static colo_status_t bytes_of(const colo_plan_t *a, const colo_plan_t *b, int64_t rank, job_t *j)
 {
-    for (int way = 0; way < 2; way++) {
-        const colo_plan_bytes_t x = colo_plan_bytes(a, (colo_way_t)way);
-        const colo_plan_bytes_t y = colo_plan_bytes(b, (colo_way_t)way);
+    for (int pass = 0; pass < 2; pass++) {
+        const colo_plan_bytes_t x = colo_plan_bytes(a, (colo_pass_t)pass);
+        const colo_plan_bytes_t y = colo_plan_bytes(b, (colo_pass_t)pass);
         rank_check(x.recv == y.recv && x.local == y.local && x.minimum == y.minimum);
-        j->sent[way][rank] = x.send - y.send;
+        j->sent[pass][rank] = x.send - y.send;
     }
     rank_check(colo_plan_levels(a) == colo_plan_levels(b));
     return COLO_OK;
@@ -109,10 +109,10 @@ static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         colo_status_t st = t_run_ranks((int32_t)n, on_rank, &j, sizeof j);
         if (st < 0)
             fail_msg("%s: %s: %s", t_case_text(&j.c), colo_status_name(st), colo_last_error());
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             int64_t all = 0;
             for (int64_t r = 0; r < n; r++)
-                all += j.sent[way][r];
+                all += j.sent[pass][r];
             assert_int_equal(all, 0);
         }
         t_ragged_free(&j.t);

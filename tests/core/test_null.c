@@ -89,9 +89,9 @@ static void a_way_that_is_none_has_no_messages(void **state)
     assert_non_null(colo_plan_sends(plan, COLO_FORWARD, NULL));
     assert_non_null(colo_plan_recvs(plan, COLO_FORWARD, NULL));
     assert_non_null(colo_plan_locals(plan, COLO_FORWARD, NULL));
-    assert_null(colo_plan_sends(plan, (colo_way_t)2, &n));
+    assert_null(colo_plan_sends(plan, (colo_pass_t)2, &n));
     assert_int_equal(n, 0);
-    assert_int_equal(colo_plan_bytes(plan, (colo_way_t)2).recv, 0);
+    assert_int_equal(colo_plan_bytes(plan, (colo_pass_t)2).recv, 0);
     colo_plan_destroy(&plan);
 }
 

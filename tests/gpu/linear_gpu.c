@@ -57,9 +57,9 @@ static void wait_all(void)
     cudaStreamSynchronize(mine->stream); /* a call that failed says so itself */
 }
 
-static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind way)
+static void copy(void *to, const void *from, size_t bytes, enum cudaMemcpyKind pass)
 {
-    must(cudaMemcpyAsync(to, from, bytes, way, mine->stream), "copying");
+    must(cudaMemcpyAsync(to, from, bytes, pass, mine->stream), "copying");
     must(cudaStreamSynchronize(mine->stream), "copying");
 }
 

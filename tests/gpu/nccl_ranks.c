@@ -108,8 +108,8 @@ static colo_status_t mirror(const t_buffer_t *b, void **dev, colo_tensor_t *t, i
     return COLO_OK;
 }
 
-colo_status_t t_gpu_way(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
-                        bool backward)
+colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
+                         bool backward)
 {
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
     t_buffer_t in = {0}, out = {0};
@@ -150,9 +150,9 @@ colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c)
     config.mem = COLO_CUDA;
     COLO_TRY_GOTO(st, colo_bridge_create(&bridge, &config, r->gpus), done);
     for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++) {
-        COLO_TRY_GOTO(st, t_gpu_way(r, bridge, c, i, false), done);
+        COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, false), done);
         if (!c->no_grad)
-            COLO_TRY_GOTO(st, t_gpu_way(r, bridge, c, i, true), done);
+            COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, true), done);
     }
 done:
     colo_bridge_destroy(&bridge);

@@ -47,7 +47,7 @@ colo_status_t t_cuda(cudaError_t e, const char *what);
 
 /* One case on r->gpus: create, forward, backward, compare, destroy. */
 colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c);
-colo_status_t t_gpu_way(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
-                        bool backward);
+colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
+                         bool backward);
 
 #endif

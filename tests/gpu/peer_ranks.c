@@ -126,8 +126,8 @@ void t_placed_free(t_placed_t *p)
 
 /* ---- cases ---- */
 
-colo_status_t t_peer_way(t_peer_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
-                         bool backward)
+colo_status_t t_peer_pass(t_peer_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
+                          bool backward)
 {
     t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
     t_placed_t in = {0}, out = {0};
@@ -178,9 +178,9 @@ colo_status_t t_peer_case(t_peer_rank_t *r, const t_case_t *c)
         goto done;
     }
     for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++) {
-        COLO_TRY_GOTO(st, t_peer_way(r, bridge, c, i, false), done);
+        COLO_TRY_GOTO(st, t_peer_pass(r, bridge, c, i, false), done);
         if (!c->no_grad)
-            COLO_TRY_GOTO(st, t_peer_way(r, bridge, c, i, true), done);
+            COLO_TRY_GOTO(st, t_peer_pass(r, bridge, c, i, true), done);
     }
 done:
     r->used = used;

@@ -53,8 +53,8 @@ void t_placed_free(t_placed_t *p);
 
 /* One case on r->gpus: create, forward, backward, compare, destroy. */
 colo_status_t t_peer_case(t_peer_rank_t *r, const t_case_t *c);
-colo_status_t t_peer_way(t_peer_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
-                         bool backward);
+colo_status_t t_peer_pass(t_peer_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
+                          bool backward);
 /* Destroys a bridge when no rank's kernel runs any more: freeing waits for the device with the
  * context locked, and ranks of one device would not get to launch what others wait for. */
 colo_status_t t_peer_end(t_peer_rank_t *r, colo_bridge_t **bridge);

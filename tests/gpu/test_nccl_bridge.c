@@ -207,8 +207,8 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
         c.shape.b = samples[i];
         colo_shape_t shape = {samples[i], 8, 3, 0};
         rank_try(colo_bridge_reshape(bridge, &shape));
-        rank_try(t_gpu_way(r, bridge, &c, (int64_t)i, false));
-        rank_try(t_gpu_way(r, bridge, &c, (int64_t)i, true));
+        rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, false));
+        rank_try(t_gpu_pass(r, bridge, &c, (int64_t)i, true));
     }
     colo_bridge_destroy(&bridge);
     return COLO_OK;

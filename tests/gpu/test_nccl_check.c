@@ -263,11 +263,11 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
     config.mem = COLO_CUDA;
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
     for (size_t shift = 0; shift <= 14; shift += 2)
-        for (int way = 0; way < 2; way++) {
+        for (int pass = 0; pass < 2; pass++) {
             struct dev in, out;
             void *moved[2];
-            rank_try(dev_make(&in, &c, way ? T_DY : T_X, r, true));
-            rank_try(dev_make(&out, &c, way ? T_DX : T_Y, r, false));
+            rank_try(dev_make(&in, &c, pass ? T_DY : T_X, r, true));
+            rank_try(dev_make(&out, &c, pass ? T_DX : T_Y, r, false));
             rank_cuda(cudaMalloc(&moved[0], in.b.bytes + 16));
             rank_cuda(cudaMalloc(&moved[1], out.b.bytes + 16));
             rank_cuda(t_to_device((char *)moved[0] + shift, in.b.raw, in.b.bytes));
@@ -276,12 +276,12 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
             a.data = (char *)moved[0] + shift + ((char *)in.t.data - (char *)in.raw);
             b.data = (char *)moved[1] + 14 - shift + ((char *)out.t.data - (char *)out.raw);
             rank_try(t_gpu_quiet(r));
-            rank_try(way ? colo_bridge_backward(bridge, &a, &b, r->stream)
-                         : colo_bridge_forward(bridge, &a, &b, r->stream));
+            rank_try(pass ? colo_bridge_backward(bridge, &a, &b, r->stream)
+                          : colo_bridge_forward(bridge, &a, &b, r->stream));
             rank_try(t_gpu_quiet(r));
             rank_cuda(cudaMemcpy(out.b.raw, (char *)moved[1] + 14 - shift, out.b.bytes,
                                  cudaMemcpyDeviceToHost));
-            rank_try(t_case_compare(&c, way ? T_DX : T_Y, r->rank, 0, &out.b));
+            rank_try(t_case_compare(&c, pass ? T_DX : T_Y, r->rank, 0, &out.b));
             cudaFree(moved[0]);
             cudaFree(moved[1]);
             dev_free(&in);

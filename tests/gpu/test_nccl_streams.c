@@ -328,7 +328,7 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
         rank_check(st == COLO_ERR_STATE && strstr(colo_last_error(), "cannot be captured"));
     else
         rank_try(st);
-    rank_try(t_gpu_way(r, bridge, &c, 0, false));
+    rank_try(t_gpu_pass(r, bridge, &c, 0, false));
     rank_try(t_gpu_quiet(r));
     dev_free(&x);
     dev_free(&y);

@@ -217,8 +217,8 @@ static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
             rank_try(colo_comm_barrier(r->host, NULL)); /* allocates: on one GPU nobody may wait */
             rank_try(colo_bridge_reshape(bridge, &shape));
             rank_try(colo_comm_barrier(r->host, NULL));
-            rank_try(t_peer_way(r, bridge, &c, i, false));
-            rank_try(t_peer_way(r, bridge, &c, i, true));
+            rank_try(t_peer_pass(r, bridge, &c, i, false));
+            rank_try(t_peer_pass(r, bridge, &c, i, true));
         }
         rank_try(t_peer_end(r, &bridge));
     }

@@ -123,8 +123,8 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
         colo_bridge_t *bridge = NULL;
         r->used = 0;
         rank_try(t_peer_bridge(r, &c, &bridge));
-        for (int way = 0; way < 2; way++) {
-            const t_role_t reads = way ? T_DY : T_X, writes = way ? T_DX : T_Y;
+        for (int pass = 0; pass < 2; pass++) {
+            const t_role_t reads = pass ? T_DY : T_X, writes = pass ? T_DX : T_Y;
             rank_try(t_topology(r, &c, reads, 0, true, &in));
             for (int i = 0; i < 2; i++)
                 rank_try(t_topology(r, &c, writes, 0, false, &out[i]));
@@ -138,8 +138,8 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
                     peer_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                     rank_try(be_late(r, &s));
-                    rank_try(way ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
-                                 : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
+                    rank_try(pass ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
+                                  : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
                     if (t_below(&s, 2))
                         rank_try(be_late(r, &s));
                     peer_cuda(cudaMemcpyAsync(kept[i].at, o->at, o->host.bytes,

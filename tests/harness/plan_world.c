@@ -19,7 +19,7 @@ typedef struct member {
 
 typedef struct court {
     t_plans_t *w;
-    colo_way_t way;
+    colo_pass_t pass;
     int64_t nb, ns, nc, levels;
     int64_t *edge; /* [nc + 1] boundaries of the cells */
     member_t *has; /* what each rank can give */
@@ -97,11 +97,11 @@ static void find_cells(court_t *k)
     }
     for (int32_t r = 0; r < k->w->n; r++) {
         int32_t n;
-        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->way, &n);
+        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->pass, &n);
         for (int32_t i = 0; i < n; i++)
             add_region_edges(k, &cap, m[i].regions, m[i].nregions);
         int64_t nl;
-        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->way, &nl);
+        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->pass, &nl);
         add_region_edges(k, &cap, l, nl);
     }
     qsort(k->edge, (size_t)k->nc, sizeof *k->edge, by_value);
@@ -139,27 +139,27 @@ static void make_member(court_t *k, member_t *m, const ref_side_t *side, int64_t
     ref_part_free(&part);
 }
 
-static void court_open(court_t *k, t_plans_t *w, colo_way_t way)
+static void court_open(court_t *k, t_plans_t *w, colo_pass_t pass)
 {
     const t_case_t *c = w->c;
     bool partial = c->output == COLO_FULL_SEQ && c->grad == COLO_PARTIAL;
     memset(k, 0, sizeof *k);
     k->w = w;
-    k->way = way;
+    k->pass = pass;
     k->nb = c->shape.b;
     k->ns = c->shape.n;
-    k->levels = way == COLO_BACKWARD && partial ? ref_side_levels(&c->dst) : 1;
+    k->levels = pass == COLO_BACKWARD && partial ? ref_side_levels(&c->dst) : 1;
     find_cells(k);
     k->has = calloc((size_t)w->n, sizeof *k->has);
     k->wants = calloc((size_t)w->n, sizeof *k->wants);
     if (!k->has || !k->wants)
         abort();
     for (int32_t r = 0; r < w->n; r++) {
-        member_t *s = way == COLO_FORWARD ? &k->has[r] : &k->wants[r];
-        member_t *d = way == COLO_FORWARD ? &k->wants[r] : &k->has[r];
+        member_t *s = pass == COLO_FORWARD ? &k->has[r] : &k->wants[r];
+        member_t *d = pass == COLO_FORWARD ? &k->wants[r] : &k->has[r];
         make_member(k, s, &c->src, r, false);
         make_member(k, d, &c->dst, r,
-                    c->output == COLO_FULL_SEQ && (way == COLO_FORWARD || partial));
+                    c->output == COLO_FULL_SEQ && (pass == COLO_FORWARD || partial));
         if (k->levels == 1)
             s->level = d->level = 0;
     }
@@ -265,7 +265,7 @@ static const colo_plan_message_t *find_message(const colo_plan_message_t *m, int
 static bool mirrored(court_t *k, int32_t rank, const colo_plan_message_t *recv)
 {
     int32_t n;
-    const colo_plan_message_t *sends = colo_plan_sends(k->w->plan[recv->peer], k->way, &n);
+    const colo_plan_message_t *sends = colo_plan_sends(k->w->plan[recv->peer], k->pass, &n);
     const colo_plan_message_t *m = find_message(sends, n, rank);
     bool same = m && m->bytes == recv->bytes && m->nregions == recv->nregions;
     for (int64_t i = 0; same && i < m->nregions; i++) {
@@ -306,9 +306,9 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
     const colo_plan_t *p = w->plan[rank];
     int64_t es = (int64_t)colo_dtype_size(w->c->dtype), sent, received, local = 0, nlocals;
     int32_t nrecvs, nsends;
-    const colo_plan_message_t *recvs = colo_plan_recvs(p, k->way, &nrecvs);
-    const colo_plan_message_t *sends = colo_plan_sends(p, k->way, &nsends);
-    const colo_region_t *locals = colo_plan_locals(p, k->way, &nlocals);
+    const colo_plan_message_t *recvs = colo_plan_recvs(p, k->pass, &nrecvs);
+    const colo_plan_message_t *sends = colo_plan_sends(p, k->pass, &nsends);
+    const colo_region_t *locals = colo_plan_locals(p, k->pass, &nlocals);
     if (!well_formed(k, rank, "receives from", recvs, nrecvs, &received) ||
         !well_formed(k, rank, "sends to", sends, nsends, &sent))
         return false;
@@ -342,7 +342,7 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
                             w, "rank %d never gets level %lld sample %lld row %lld feature %lld",
                             rank, (long long)l, (long long)b, (long long)s, (long long)k->edge[h]);
                 }
-    colo_plan_bytes_t y = colo_plan_bytes(p, k->way);
+    colo_plan_bytes_t y = colo_plan_bytes(p, k->pass);
     if (y.recv != received || y.send != sent || y.local != local || local != here ||
         y.minimum != need - here)
         return WRONG(
@@ -355,11 +355,11 @@ static bool judge_rank(court_t *k, int32_t rank, uint8_t *got, int64_t *messages
     return true;
 }
 
-bool t_plans_judge(t_plans_t *w, colo_way_t way)
+bool t_plans_judge(t_plans_t *w, colo_pass_t pass)
 {
     court_t k;
     int64_t surplus = 0;
-    court_open(&k, w, way);
+    court_open(&k, w, pass);
     uint8_t *got = malloc((size_t)(k.levels * k.nb * k.ns * k.nc + 1));
     if (!got)
         abort();
@@ -373,24 +373,24 @@ bool t_plans_judge(t_plans_t *w, colo_way_t way)
     return ok;
 }
 
-bool t_plans_balanced(t_plans_t *w, colo_way_t way)
+bool t_plans_balanced(t_plans_t *w, colo_pass_t pass)
 {
     int64_t largest = 0;
     for (int32_t r = 0; r < w->n; r++) {
-        int64_t v = colo_plan_bytes(w->plan[r], way).recv;
+        int64_t v = colo_plan_bytes(w->plan[r], pass).recv;
         largest = v > largest ? v : largest;
     }
     for (int32_t r = 0; r < w->n; r++)
-        if (colo_plan_bytes(w->plan[r], way).send > largest)
+        if (colo_plan_bytes(w->plan[r], pass).send > largest)
             return WRONG(w, "rank %d sends %lld bytes, the largest receive is %lld", r,
-                         (long long)colo_plan_bytes(w->plan[r], way).send, (long long)largest);
+                         (long long)colo_plan_bytes(w->plan[r], pass).send, (long long)largest);
     return true;
 }
 
-int64_t t_plans_bytes(const t_plans_t *w, colo_way_t way, int32_t from, int32_t to)
+int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_t to)
 {
     int32_t n;
-    const colo_plan_message_t *m = colo_plan_recvs(w->plan[to], way, &n);
+    const colo_plan_message_t *m = colo_plan_recvs(w->plan[to], pass, &n);
     const colo_plan_message_t *f = find_message(m, n, from);
     return f ? f->bytes : 0;
 }
@@ -413,8 +413,8 @@ static int64_t pairing(court_t *k, bool backward)
     for (int32_t r = 0; r < k->w->n; r++) {
         int32_t n;
         int64_t nl;
-        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->way, &n);
-        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->way, &nl);
+        const colo_plan_message_t *m = colo_plan_recvs(k->w->plan[r], k->pass, &n);
+        const colo_region_t *l = colo_plan_locals(k->w->plan[r], k->pass, &nl);
         memset(out, 0, cells * sizeof *out);
         for (int32_t i = -1; i < n; i++) {
             const colo_region_t *g = i < 0 ? l : m[i].regions;

@@ -26,12 +26,12 @@ void t_plans_free(t_plans_t *w);
  * ascending and never self, nothing empty, nothing that the needer holds; sends mirror receives;
  * byte totals; with ranks_per_node, the nearest tier that has a holder.
  */
-bool t_plans_judge(t_plans_t *w, colo_way_t way);
+bool t_plans_judge(t_plans_t *w, colo_pass_t pass);
 /* No rank sends more than the largest receive. */
-bool t_plans_balanced(t_plans_t *w, colo_way_t way);
+bool t_plans_balanced(t_plans_t *w, colo_pass_t pass);
 /* <R x, y> == <x, R^T y> on the logical tensor, replicas counted once, in integers. */
 bool t_plans_adjoint(t_plans_t *w);
 /* bytes that travel from one rank to another; 0 when nothing does */
-int64_t t_plans_bytes(const t_plans_t *w, colo_way_t way, int32_t from, int32_t to);
+int64_t t_plans_bytes(const t_plans_t *w, colo_pass_t pass, int32_t from, int32_t to);
 
 #endif

@@ -124,10 +124,10 @@ static bool came(colo_comm_t *comm, const colo_comm_stats_t *before, int64_t byt
            now.recv_bytes[kind][owner] - before->recv_bytes[kind][owner] == (uint64_t)bytes;
 }
 
-colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
-                           colo_comm_t *comm, colo_way_t way)
+colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                            colo_comm_t *comm, colo_pass_t pass)
 {
-    const bool fwd = way == COLO_FORWARD, sums = !fwd && t->c.full && t->c.partial;
+    const bool fwd = pass == COLO_FORWARD, sums = !fwd && t->c.full && t->c.partial;
     const int64_t rank = colo_comm_world_rank(comm, colo_comm_rank(comm));
     block_t in[T_RAGGED_TENSORS], out[T_RAGGED_TENSORS], want;
     colo_tensor_t ti[T_RAGGED_TENSORS], to[T_RAGGED_TENSORS];
@@ -185,13 +185,13 @@ colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo
     ref_ragged_tensor(&t->c, REF_X, rank, t->dtype, 0, NULL, &want[0], &nh);
     ref_ragged_tensor(&t->c, REF_Y, rank, t->dtype, 0, NULL, &want[1], &nh);
     rank_check(rows[0] == want[0] && rows[1] == want[1]);
-    for (int way = 0; way < 2; way++) {
-        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), (colo_way_t)way);
-        rank_check(b.recv == ref_ragged_receives(&t->c, rank, way) * elem);
+    for (int pass = 0; pass < 2; pass++) {
+        const colo_plan_bytes_t b = colo_plan_bytes(colo_batch_plan(batch), (colo_pass_t)pass);
+        rank_check(b.recv == ref_ragged_receives(&t->c, rank, pass) * elem);
         rank_check(b.recv == b.minimum);
     }
-    rank_try(t_ragged_way(batch, t, o, comm, COLO_FORWARD));
-    rank_try(t_ragged_way(batch, t, o, comm, COLO_BACKWARD));
+    rank_try(t_ragged_pass(batch, t, o, comm, COLO_FORWARD));
+    rank_try(t_ragged_pass(batch, t, o, comm, COLO_BACKWARD));
     colo_batch_destroy(&batch);
     colo_bridge_destroy(&bridge);
     return COLO_OK;

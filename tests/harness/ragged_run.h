@@ -25,8 +25,8 @@ colo_segments_t t_ragged_segments(const t_ragged_t *t);
 colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
                               const t_ragged_options_t *o, colo_comm_t *comm);
 /* One way of a batch that was set: tensors in, call, compare. */
-colo_status_t t_ragged_way(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
-                           colo_comm_t *comm, colo_way_t way);
+colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ragged_options_t *o,
+                            colo_comm_t *comm, colo_pass_t pass);
 /* One rank's whole job: create, set, forward, backward, bytes, destroy. */
 colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo_comm_t *comm);
 

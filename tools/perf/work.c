@@ -186,12 +186,12 @@ static int make_pushes(work_t *w, int way)
     perf_rank_t *r = w->r;
     perf_gpus_t *all = r->all;
     const colo_plan_t *plan = colo_bridge_plan(w->bridge[EXACT_NCCL]);
-    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)way);
+    const colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)way);
     const colo_tensor_t *in = way ? &w->d_y : &w->x, *out = way ? &w->d_x : &w->y;
     const int64_t in_bytes = (int64_t)perf_tensor_bytes(in),
                   out_bytes = (int64_t)perf_tensor_bytes(out);
     int32_t n;
-    const colo_plan_message_t *send = colo_plan_sends(plan, (colo_way_t)way, &n);
+    const colo_plan_message_t *send = colo_plan_sends(plan, (colo_pass_t)way, &n);
     w->arrive[way] = b.recv;
     w->local[way] = b.local < in_bytes ? b.local : in_bytes;
     w->local[way] = w->local[way] < out_bytes ? w->local[way] : out_bytes;

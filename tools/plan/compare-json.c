@@ -9,7 +9,7 @@
 
 #include <jansson.h>
 
-static json_t *way(const plan_totals_t *t)
+static json_t *pass(const plan_totals_t *t)
 {
     json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
     return json_pack(
@@ -31,16 +31,17 @@ static json_t *one(const plan_entry_t *e, bool best)
     json_t *sampled = e->parts ? json_pack("{s:I,s:I,s:b}", "ranks", (json_int_t)e->ranks, "parts",
                                            (json_int_t)e->parts, "alike", e->alike)
                                : json_null();
-    return json_pack(
-        "{s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:s,s:o,s:o,s:o,s:{s:I,s:I,s:I,s:I},s:f,s:b}", "src", src,
-        "dst", dst, "output", c->output == COLO_SHARDED ? "sharded" : "full", "grad",
-        c->output == COLO_SHARDED || c->grad == COLO_DISJOINT ? "disjoint" : "partial", "sp",
-        sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled, "direction",
-        colo_direction_name(s->direction), "scale",
-        s->scale > 0 ? json_integer(s->scale) : json_null(), "forward", way(&s->way[0]), "backward",
-        way(&s->way[1]), "memory", "input_bytes_max", (json_int_t)s->input_max, "output_bytes_max",
-        (json_int_t)s->output_max, "staging_bytes_max", (json_int_t)s->staging_max, "bytes_max",
-        (json_int_t)s->memory_max, "seconds", plan_entry_seconds(e), "best", best);
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:I,s:o,s:s,s:o,s:o,s:o,s:{s:I,s:I,s:I,s:I},s:f,s:b}",
+                     "src", src, "dst", dst, "output",
+                     c->output == COLO_SHARDED ? "sharded" : "full", "grad",
+                     c->output == COLO_SHARDED || c->grad == COLO_DISJOINT ? "disjoint" : "partial",
+                     "sp", sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled,
+                     "direction", colo_direction_name(s->direction), "scale",
+                     s->scale > 0 ? json_integer(s->scale) : json_null(), "forward",
+                     pass(&s->pass[0]), "backward", pass(&s->pass[1]), "memory", "input_bytes_max",
+                     (json_int_t)s->input_max, "output_bytes_max", (json_int_t)s->output_max,
+                     "staging_bytes_max", (json_int_t)s->staging_max, "bytes_max",
+                     (json_int_t)s->memory_max, "seconds", plan_entry_seconds(e), "best", best);
 }
 
 int plan_compare_json(const plan_entry_t *entries, int n, int best)

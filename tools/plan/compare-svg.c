@@ -34,15 +34,15 @@ static double value(const plan_entry_t *e, quantity_t what)
     case TIME:
         return plan_entry_seconds(e);
     case FORWARD:
-        return (double)s->way[0].recv_max;
+        return (double)s->pass[0].recv_max;
     case BACKWARD:
-        return (double)s->way[1].recv_max;
+        return (double)s->pass[1].recv_max;
     case SLOW:
-        return (double)s->way[0].slow_total + (double)s->way[1].slow_total;
+        return (double)s->pass[0].slow_total + (double)s->pass[1].slow_total;
     case MEMORY:
         return (double)s->memory_max;
     default:
-        return (double)s->way[0].messages_total + (double)s->way[1].messages_total;
+        return (double)s->pass[0].messages_total + (double)s->pass[1].messages_total;
     }
 }
 

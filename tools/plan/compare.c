@@ -21,7 +21,7 @@ enum { COUNT_MAX = 131072, BAR = 40 };
 
 static int64_t *total(plan_sums_t *s, int i)
 {
-    plan_totals_t *t = &s->way[i / 3];
+    plan_totals_t *t = &s->pass[i / 3];
     return i % 3 == 0 ? &t->recv_total : i % 3 == 1 ? &t->messages_total : &t->slow_total;
 }
 
@@ -69,7 +69,7 @@ static int count_sample(plan_entry_t *e)
         rc = tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                            "the bytes of %lld ranks do not fit in 63 bits", (long long)ask->world);
     if (colo_plan_collective_check(&ask->config) < 0)
-        e->sums.way[0].collective_max = e->sums.way[1].collective_max = -1;
+        e->sums.pass[0].collective_max = e->sums.pass[1].collective_max = -1;
     return rc;
 }
 
@@ -103,12 +103,12 @@ const char *plan_compare_warning(char out[200], const plan_entry_t *entries, int
 
 double plan_entry_seconds(const plan_entry_t *e)
 {
-    return e->sums.way[0].seconds + e->sums.way[1].seconds;
+    return e->sums.pass[0].seconds + e->sums.pass[1].seconds;
 }
 
 static double in_all(const plan_entry_t *e)
 {
-    return (double)e->sums.way[0].recv_total + (double)e->sums.way[1].recv_total;
+    return (double)e->sums.pass[0].recv_total + (double)e->sums.pass[1].recv_total;
 }
 
 static bool better(const plan_entry_t *a, const plan_entry_t *b)
@@ -181,15 +181,15 @@ static void fill(char (*cell)[CELL], const plan_entry_t *e)
     char b[24];
     int k = 0;
     for (int w = 0; w < 2; w++) {
-        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->way[w].recv_max));
-        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->way[w].recv_total));
+        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[w].recv_max));
+        snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[w].recv_total));
     }
-    int64_t most = s->way[0].messages_max > s->way[1].messages_max ? s->way[0].messages_max
-                                                                   : s->way[1].messages_max;
+    int64_t most = s->pass[0].messages_max > s->pass[1].messages_max ? s->pass[0].messages_max
+                                                                     : s->pass[1].messages_max;
     snprintf(cell[k++], CELL, "%lld", (long long)most);
     snprintf(cell[k++], CELL, "%lld",
-             (long long)(s->way[0].messages_total + s->way[1].messages_total));
-    snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->way[0].slow_total + s->way[1].slow_total));
+             (long long)(s->pass[0].messages_total + s->pass[1].messages_total));
+    snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->pass[0].slow_total + s->pass[1].slow_total));
     snprintf(cell[k++], CELL, "%s", tool_bytes(b, s->memory_max));
     snprintf(cell[k++], CELL, "%s", plan_time(b, plan_entry_seconds(e)));
 }
@@ -233,9 +233,9 @@ static double bar_value(const plan_entry_t *e, int what)
     case 0:
         return plan_entry_seconds(e);
     case 1:
-        return (double)s->way[0].recv_max + (double)s->way[1].recv_max;
+        return (double)s->pass[0].recv_max + (double)s->pass[1].recv_max;
     case 2:
-        return (double)s->way[0].slow_total + (double)s->way[1].slow_total;
+        return (double)s->pass[0].slow_total + (double)s->pass[1].slow_total;
     default:
         return (double)s->memory_max;
     }

@@ -57,7 +57,7 @@ static json_t *messages(const colo_plan_message_t *m, int32_t count, int64_t fea
     return list;
 }
 
-static json_t *way(const colo_plan_t *plan, colo_way_t w, int64_t features)
+static json_t *pass(const colo_plan_t *plan, colo_pass_t w, int64_t features)
 {
     int32_t nrecvs, nsends;
     const colo_plan_message_t *recvs = colo_plan_recvs(plan, w, &nrecvs);
@@ -94,8 +94,8 @@ static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
     if (json_object_set_new(o, "rank", json_integer(rank)) |
         json_object_set_new(o, "src", coords(&ask->src.grid, rank)) |
         json_object_set_new(o, "dst", coords(&ask->dst.grid, rank)) |
-        json_object_set_new(o, "forward", way(plan, COLO_FORWARD, features)) |
-        json_object_set_new(o, "backward", way(plan, COLO_BACKWARD, features))) {
+        json_object_set_new(o, "forward", pass(plan, COLO_FORWARD, features)) |
+        json_object_set_new(o, "backward", pass(plan, COLO_BACKWARD, features))) {
         json_decref(o);
         return NULL;
     }
@@ -137,8 +137,8 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     int64_t used = 0;
     char assumed[200]; /* printable ASCII without quotes */
     char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
-    char *way_line[2] = {line(totals(&sums->way[0])), line(totals(&sums->way[1]))};
-    bool ok = ranks != NULL && way_line[0] && way_line[1];
+    char *pass_line[2] = {line(totals(&sums->pass[0])), line(totals(&sums->pass[1]))};
+    bool ok = ranks != NULL && pass_line[0] && pass_line[1];
     while (used < nplans && ok) {
         ranks[used] = line(rank_entry(ask, plans[used]));
         ok = ranks[used++] != NULL;
@@ -147,8 +147,8 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         for (int64_t i = 0; i < used; i++)
             free(ranks[i]);
         free(ranks);
-        free(way_line[0]);
-        free(way_line[1]);
+        free(pass_line[0]);
+        free(pass_line[1]);
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
                              (long long)nplans);
     }
@@ -168,9 +168,9 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         put(ranks[i], i + 1 < used ? "," : "\n");
     }
     printf("],\n\"forward\": ");
-    put(way_line[0], ",\n");
+    put(pass_line[0], ",\n");
     printf("\"backward\": ");
-    put(way_line[1], "\n}\n");
+    put(pass_line[1], "\n}\n");
     free(ranks);
     return TOOL_OK;
 }

@@ -84,9 +84,9 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
         if (st < 0)
             break;
         for (int w = 0; w < 2; w++) {
-            const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_way_t)w, &count);
+            const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_pass_t)w, &count);
             follow(m, count, &seen, part);
-            m = colo_plan_sends(plan, (colo_way_t)w, &count);
+            m = colo_plan_sends(plan, (colo_pass_t)w, &count);
             follow(m, count, &seen, part);
         }
         plan_sums_add(&part->sums, ask, plan);
@@ -104,7 +104,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
 bool plan_part_alike(const plan_part_t *a, const plan_part_t *b)
 {
     for (int w = 0; w < 2; w++) {
-        const plan_totals_t *x = &a->sums.way[w], *y = &b->sums.way[w];
+        const plan_totals_t *x = &a->sums.pass[w], *y = &b->sums.pass[w];
         if (x->recv_max != y->recv_max || x->recv_total != y->recv_total ||
             x->send_max != y->send_max || x->local_max != y->local_max ||
             x->messages_total != y->messages_total || x->slow_total != y->slow_total)

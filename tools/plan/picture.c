@@ -35,7 +35,7 @@ typedef struct kinds {
 
 static int64_t moved(const plan_part_t *p)
 {
-    return p->sums.way[0].recv_total + p->sums.way[1].recv_total;
+    return p->sums.pass[0].recv_total + p->sums.pass[1].recv_total;
 }
 
 /* Takes @part or drops it: the one that moves most is shown, the first of equals. */
@@ -185,7 +185,7 @@ static void say_rows(drawing_t *d)
 
 typedef struct panel {
     const drawing_t *d;
-    colo_way_t way;
+    colo_pass_t pass;
 } panel_t;
 
 enum { CAPTION = 62 };
@@ -193,10 +193,10 @@ enum { CAPTION = 62 };
 static void draw_panel(FILE *f, const void *what)
 {
     const panel_t *p = what;
-    const pic_flows_t *s = &p->d->pic.way[p->way];
+    const pic_flows_t *s = &p->d->pic.pass[p->pass];
     char a[32], b[32], c[32], text[200];
     fprintf(f, "<text class=\"head2\" x=\"0\" y=\"14\">%s</text>\n",
-            p->way == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
+            p->pass == COLO_FORWARD ? "Forward: activations" : "Backward: gradients");
     if (s->messages == 0)
         snprintf(text, sizeof text, "No messages: every rank already has its part.");
     else
@@ -205,11 +205,11 @@ static void draw_panel(FILE *f, const void *what)
                  svg_bytes((double)s->total, b), svg_bytes((double)s->most, c));
     if (s->collective > 0)
         snprintf(text + strlen(text), sizeof text - strlen(text), " The %s way: %s in all.",
-                 p->way == COLO_FORWARD ? "all-gather" : "all-reduce",
+                 p->pass == COLO_FORWARD ? "all-gather" : "all-reduce",
                  svg_bytes((double)s->collective, a));
     svg_lines(f, text, "text", SVG_COLUMNS, 15);
     fprintf(f, "<g transform=\"translate(0 %d)\">\n", CAPTION);
-    pic_draw(f, &p->d->pic, p->way);
+    pic_draw(f, &p->d->pic, p->pass);
     fputs("</g>\n", f);
 }
 
@@ -241,8 +241,8 @@ static int prepare(drawing_t *d)
     plan_part_free(&part);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
-    bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.way[0].n > PIC_FLOWS_MAX ||
-                d->pic.way[1].n > PIC_FLOWS_MAX;
+    bool many = d->pic.nrows > PIC_ROWS_MAX || d->pic.pass[0].n > PIC_FLOWS_MAX ||
+                d->pic.pass[1].n > PIC_FLOWS_MAX;
     if (many && d->pic.outside == 0 && !pic_fold(&d->pic))
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
                              (long long)d->ranks);
@@ -284,7 +284,7 @@ int plan_draw(const plan_ask_t *ask)
         page.text[i] = d.line[i];
     for (int w = 0; w < 2; w++)
         page.panel[w] =
-            (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_way_t)w), draw_panel, &panel[w]};
+            (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_pass_t)w), draw_panel, &panel[w]};
     svg_page(out.f, &page);
     pic_free(&d.pic);
     error = out_file_commit(&out);

@@ -48,7 +48,7 @@ typedef struct plan_totals {
 } plan_totals_t;
 
 typedef struct plan_sums {
-    plan_totals_t way[2]; /* by colo_way_t */
+    plan_totals_t pass[2]; /* by colo_pass_t */
     colo_direction_t direction;
     int64_t scale;      /* 0: no integer */
     int64_t memory_max; /* input + output + staging of the rank that has most of them */

@@ -30,10 +30,10 @@ static void plus(int64_t *sum, int64_t more, bool *overflow)
 void plan_sums_init(plan_sums_t *s)
 {
     memset(s, 0, sizeof *s);
-    s->way[0].collective_max = s->way[1].collective_max = -1;
+    s->pass[0].collective_max = s->pass[1].collective_max = -1;
 }
 
-static void merge_way(plan_totals_t *t, const plan_totals_t *more, bool *overflow)
+static void merge_pass(plan_totals_t *t, const plan_totals_t *more, bool *overflow)
 {
     t->recv_max = max64(t->recv_max, more->recv_max);
     t->send_max = max64(t->send_max, more->send_max);
@@ -49,7 +49,7 @@ static void merge_way(plan_totals_t *t, const plan_totals_t *more, bool *overflo
 void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
 {
     for (int w = 0; w < 2; w++)
-        merge_way(&s->way[w], &more->way[w], &s->overflow);
+        merge_pass(&s->pass[w], &more->pass[w], &s->overflow);
     s->direction = more->direction;
     s->scale = more->scale;
     s->memory_max = max64(s->memory_max, more->memory_max);
@@ -112,12 +112,12 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
     int64_t rank = colo_plan_rank(plan);
     plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (int w = 0; w < 2; w++) {
-        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)w);
+        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
         int32_t nrecvs, nsends;
         int64_t ignored = 0;
-        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_way_t)w, &nrecvs);
-        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_way_t)w, &nsends);
-        plan_totals_t *t = &one.way[w];
+        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
+        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
+        plan_totals_t *t = &one.pass[w];
         *t = (plan_totals_t){.recv_max = b.recv,
                              .recv_total = b.recv,
                              .send_max = b.send,

@@ -143,7 +143,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
                              (long long)ask->world);
     if (colo_plan_collective_check(&ask->config) < 0) {
         snprintf(s.sums.rejects, sizeof s.sums.rejects, "%s", colo_last_error());
-        s.sums.way[0].collective_max = s.sums.way[1].collective_max = -1;
+        s.sums.pass[0].collective_max = s.sums.pass[1].collective_max = -1;
     }
     *sums = s.sums;
     return TOOL_OK;

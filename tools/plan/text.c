@@ -51,7 +51,7 @@ static void add_grid(table_t *t, const char *group, const colo_grid_t *grid)
         add_column(t, i ? NULL : group, grid->name[i], false);
 }
 
-static void add_way(table_t *t, const char *group)
+static void add_pass(table_t *t, const char *group)
 {
     add_column(t, group, "receives", false);
     add_column(t, NULL, "from", true);
@@ -110,12 +110,12 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
     k += coord_cells(cell + k, &ask->src.grid, rank);
     k += coord_cells(cell + k, &ask->dst.grid, rank);
     for (int w = 0; w < 2; w++) {
-        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_way_t)w);
+        colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
         int32_t n;
-        const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_way_t)w, &n);
+        const colo_plan_message_t *m = colo_plan_recvs(plan, (colo_pass_t)w, &n);
         bytes_cell(cell[k++], b.recv);
         peers(cell[k++], m, n);
-        m = colo_plan_sends(plan, (colo_way_t)w, &n);
+        m = colo_plan_sends(plan, (colo_pass_t)w, &n);
         bytes_cell(cell[k++], b.send);
         peers(cell[k++], m, n);
     }
@@ -158,8 +158,8 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     add_column(&t, "", "rank", false);
     add_grid(&t, "src", &ask->src.grid);
     add_grid(&t, "dst", &ask->dst.grid);
-    add_way(&t, "forward");
-    add_way(&t, "backward");
+    add_pass(&t, "forward");
+    add_pass(&t, "backward");
     int n = t.ncols;
     t.cell = calloc((size_t)(rows * n), sizeof *t.cell);
     if (!t.cell)
@@ -266,10 +266,10 @@ static void print_ask(const plan_ask_t *ask)
 }
 
 /* One line of the footer: what arrives, and what @collective would bring. */
-static void print_meaning(const char *way, const char *collective, const plan_totals_t *t)
+static void print_meaning(const char *pass, const char *collective, const plan_totals_t *t)
 {
     char most[24], all[24], other[24];
-    printf("  %-9s ", way);
+    printf("  %-9s ", pass);
     if (t->recv_max == 0)
         printf("No rank receives anything.");
     else
@@ -310,8 +310,8 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                (long long)ask->max_ranks);
     }
     printf("\n%sWhat this means%s\n", bold, plain);
-    print_meaning("forward", "An all-gather", &sums->way[COLO_FORWARD]);
-    print_meaning("backward", "An all-reduce", &sums->way[COLO_BACKWARD]);
+    print_meaning("forward", "An all-gather", &sums->pass[COLO_FORWARD]);
+    print_meaning("backward", "An all-reduce", &sums->pass[COLO_BACKWARD]);
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
     return TOOL_OK;
@@ -377,10 +377,10 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
     for (int w = 0; w < 2; w++) {
         char local[24];
         int32_t nrecvs, nsends;
-        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_way_t)w, &nrecvs);
-        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_way_t)w, &nsends);
+        const colo_plan_message_t *recvs = colo_plan_recvs(plan, (colo_pass_t)w, &nrecvs);
+        const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
         printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
-               tool_bytes(local, colo_plan_bytes(plan, (colo_way_t)w).local));
+               tool_bytes(local, colo_plan_bytes(plan, (colo_pass_t)w).local));
         print_messages("receives", "from", recvs, nrecvs, features);
         print_messages("sends", "to", sends, nsends, features);
         if (nrecvs == 0 && nsends == 0)

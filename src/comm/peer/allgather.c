@@ -28,13 +28,13 @@ static colo_status_t make(colo_comm_t *c, struct colo_direct **out)
         return colo_fail(COLO_ERR_NOMEM, "all_gather: %d ranks", (int)c->size);
     for (int32_t k = 1; k < c->size; k++)
         others[k - 1] = (c->rank + k) % c->size;
-    const colo_steps_t way[2] = {{.name = "all_gather of a head",
-                                  .dtype = COLO_U8,
-                                  .elem = 1,
-                                  .nposts = c->size - 1,
-                                  .post = others},
-                                 {.name = "nothing"}};
-    return colo_direct_make(c, way, out);
+    const colo_steps_t pass[2] = {{.name = "all_gather of a head",
+                                   .dtype = COLO_U8,
+                                   .elem = 1,
+                                   .nposts = c->size - 1,
+                                   .post = others},
+                                  {.name = "nothing"}};
+    return colo_direct_make(c, pass, out);
 }
 
 /* Does the gather fit what every rank has registered? */
@@ -97,7 +97,7 @@ cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *
 {
     struct colo_direct *d = ((struct colo_nctx *)c->impl)->gather;
     struct colo_peer *p = d->peer;
-    struct colo_direct_way *w = &d->way[0];
+    struct colo_direct_pass *w = &d->pass[0];
     const colo_share_t *from = colo_peer_memory(p, g->id);
     colo_k_direct_t k = w->k;
     k.memory = (uint32_t)g->id;

@@ -86,9 +86,9 @@ void colo_peer_retire(struct colo_peer *p, void *memory);
 const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
 
 /* transfer.c */
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **d);
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2]);
-colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d);
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t pass[2]);
+colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
                               colo_stream_t stream);
 void colo_direct_destroy(colo_direct_t **d);
 colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap);
@@ -115,13 +115,13 @@ struct colo_direct {
     char *slots;              /* device: [2][size] slots, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
-    struct colo_direct_way {
+    struct colo_direct_pass {
         const char *name;
         colo_k_direct_t k;    /* all but the call */
         void *lists;          /* device, owned */
         _Atomic uint64_t seq; /* the comm's number of the last call */
         _Atomic int64_t deadline_ms;
-    } way[2];
+    } pass[2];
 };
 
 #endif

@@ -29,16 +29,16 @@ static size_t slots_bytes(const struct colo_peer *p)
     return (size_t)p->size * COLO_K_SLOT * 2 + 2 * COLO_K_SLOT;
 }
 
-static uint64_t *slot_of(char *slots, const struct colo_peer *p, int way, int32_t rank)
+static uint64_t *slot_of(char *slots, const struct colo_peer *p, int pass, int32_t rank)
 {
     return (uint64_t *)(void *)(slots +
-                                ((size_t)way * (size_t)p->size + (size_t)rank) * COLO_K_SLOT);
+                                ((size_t)pass * (size_t)p->size + (size_t)rank) * COLO_K_SLOT);
 }
 
 /* ---- lists ---- */
 
 /* Index of @rank among the partners, made when it is new; -1: too many. */
-static int32_t partner_of(const struct colo_direct *d, int way, colo_k_direct_t *k, int32_t rank,
+static int32_t partner_of(const struct colo_direct *d, int pass, colo_k_direct_t *k, int32_t rank,
                           int32_t role)
 {
     const struct colo_peer *p = d->peer;
@@ -49,8 +49,8 @@ static int32_t partner_of(const struct colo_direct *d, int way, colo_k_direct_t 
         return -1;
     if (i == k->npartners)
         k->partner[k->npartners++] =
-            (colo_k_partner_t){.mine = slot_of(d->slots, p, way, rank),
-                               .remote = slot_of(d->share.base[rank], p, way, p->rank),
+            (colo_k_partner_t){.mine = slot_of(d->slots, p, pass, rank),
+                               .remote = slot_of(d->share.base[rank], p, pass, p->rank),
                                .rank = rank};
     k->partner[i].posts |= role;
     return i;
@@ -103,19 +103,19 @@ static colo_status_t too_many(const struct colo_direct *d, const colo_steps_t *w
 }
 
 /* Pieces, then addends, as the kernel wants them, in host memory. */
-static colo_status_t lists_of(const struct colo_direct *d, int way, const colo_steps_t *w,
+static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_steps_t *w,
                               colo_k_direct_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
 {
     COLO_AUTOFREE struct order *o = order_of(d->peer, w);
     if (!o)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nposts; i++)
-        if (partner_of(d, way, k, w->post[i], 1) < 0)
+        if (partner_of(d, pass, k, w->post[i], 1) < 0)
             return too_many(d, w);
     for (int64_t i = 0; i < w->nsteps; i++) {
         const colo_step_t *s = &w->step[o[i].step];
         const int q = o[i].queue;
-        int32_t partner = s->peer < 0 ? -1 : partner_of(d, way, k, s->peer, 2);
+        int32_t partner = s->peer < 0 ? -1 : partner_of(d, pass, k, s->peer, 2);
         if (s->peer >= 0 && partner < 0)
             return too_many(d, w);
         k->tiles[q] += (elements(s) - 1) / k->tile + 1;
@@ -127,7 +127,7 @@ static colo_status_t lists_of(const struct colo_direct *d, int way, const colo_s
         for (int32_t l = 0; l < w->levels; l++) {
             const colo_addend_t *a = &w->addend[o[i].step * w->levels + l];
             colo_k_addend_t *to = &addend[i * w->levels + l];
-            to->partner = a->peer < 0 ? -1 : partner_of(d, way, k, a->peer, 2);
+            to->partner = a->peer < 0 ? -1 : partner_of(d, pass, k, a->peer, 2);
             if (a->peer >= 0 && to->partner < 0)
                 return too_many(d, w);
             memcpy(to->at, a->at, sizeof a->at);
@@ -136,8 +136,8 @@ static colo_status_t lists_of(const struct colo_direct *d, int way, const colo_s
     return COLO_OK;
 }
 
-static colo_status_t way_load(struct colo_direct *d, int way, const colo_steps_t *w,
-                              struct colo_direct_way *out)
+static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_steps_t *w,
+                               struct colo_direct_pass *out)
 {
     struct colo_peer *p = d->peer;
     colo_k_direct_t *k = &out->k;
@@ -156,14 +156,14 @@ static colo_status_t way_load(struct colo_direct *d, int way, const colo_steps_t
     k->levels = w->levels;
     k->blocks = p->blocks;
     k->tile = (total < 2 * (int64_t)TILE * p->blocks ? SMALL_TILE : TILE) / (int64_t)w->elem;
-    k->control = (colo_k_control_t *)(void *)slot_of(d->slots, p, 2, way);
+    k->control = (colo_k_control_t *)(void *)slot_of(d->slots, p, 2, pass);
     k->table = p->table;
-    k->report = &d->report[way];
+    k->report = &d->report[pass];
     COLO_AUTOFREE char *host = malloc(bytes + 1);
     if (!host)
         return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of lists", w->name, bytes);
     colo_k_piece_t *piece = (colo_k_piece_t *)(void *)host;
-    COLO_TRY(lists_of(d, way, w, k, piece, (colo_k_addend_t *)(void *)(piece + n)));
+    COLO_TRY(lists_of(d, pass, w, k, piece, (colo_k_addend_t *)(void *)(piece + n)));
     if (n == 0)
         return COLO_OK;
     cudaError_t e = cudaMalloc(&out->lists, bytes);
@@ -182,20 +182,20 @@ static colo_status_t way_load(struct colo_direct *d, int way, const colo_steps_t
     return COLO_OK;
 }
 
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t way[2])
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t pass[2])
 {
-    struct colo_direct_way next[2];
+    struct colo_direct_pass next[2];
     memset(next, 0, sizeof next);
-    colo_status_t st = way_load(d, 0, &way[0], &next[0]);
+    colo_status_t st = pass_load(d, 0, &pass[0], &next[0]);
     if (st == COLO_OK)
-        st = way_load(d, 1, &way[1], &next[1]);
+        st = pass_load(d, 1, &pass[1], &next[1]);
     for (int i = 0; i < 2; i++) {
         void *unused = next[i].lists;
         if (st == COLO_OK) {
-            unused = d->way[i].lists;
-            d->way[i].lists = next[i].lists;
-            d->way[i].name = next[i].name;
-            d->way[i].k = next[i].k;
+            unused = d->pass[i].lists;
+            d->pass[i].lists = next[i].lists;
+            d->pass[i].name = next[i].name;
+            d->pass[i].k = next[i].k;
         }
         if (unused && cudaFree(unused) != cudaSuccess)
             (void)cudaGetLastError();
@@ -223,7 +223,7 @@ static void direct_free(struct colo_direct *d)
     if (d->peer->used)
         (void)cudaEventSynchronize(d->peer->done);
     for (int w = 0; w < 2; w++)
-        cudaFree(d->way[w].lists);
+        cudaFree(d->pass[w].lists);
     colo_peer_unshare(d->peer, &d->share);
     if (!dead) {
         if (d->slots)
@@ -252,7 +252,7 @@ static colo_status_t make_room(struct colo_direct *d)
     return COLO_OK;
 }
 
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_direct_t **out)
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **out)
 {
     struct colo_peer *p = colo_peer_of(c);
     struct colo_direct *d = calloc(1, sizeof *d);
@@ -267,7 +267,7 @@ colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t way[2], colo_d
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->slots, slots_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
-        st = colo_peer_agree(c, colo_direct_load(d, way));
+        st = colo_peer_agree(c, colo_direct_load(d, pass));
     if (st < 0) {
         if (d)
             direct_free(d);
@@ -309,7 +309,7 @@ colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size
 {
     const struct colo_peer *p = d->peer;
     for (int i = 0; i < 2; i++) {
-        const struct colo_direct_way *w = &d->way[i];
+        const struct colo_direct_pass *w = &d->pass[i];
         const colo_k_report_t *r = &d->report[i];
         const uint64_t code = __atomic_load_n(&r->code, __ATOMIC_ACQUIRE);
         char which[200];
@@ -362,10 +362,10 @@ cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t str
     return cudaEventRecord(p->done, stream);
 }
 
-colo_status_t colo_direct_run(colo_direct_t *d, int way, const colo_direct_call_t *call,
+colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
                               colo_stream_t stream)
 {
-    struct colo_direct_way *w = &d->way[way];
+    struct colo_direct_pass *w = &d->pass[pass];
     struct colo_peer *p = d->peer;
     colo_k_direct_t k = w->k;
     if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
