@@ -82,25 +82,25 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL (or zero-size) on ranks that own nothing of the source
  * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
- *                (SHARDED); shares no element with @x: other memory, other columns of the same rows,
- *                or rows in between; no two of its own share an address. Every element is written
- * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on return)
+ *                (SHARDED); shares no element with @x: other memory, other columns of the same
+ * rows, or rows in between; no two of its own share an address. Every element is written
+ * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on
+ * return)
  *
  * Order:    all ranks of the comm call forward and backward of all its bridges in the same order;
  *           several forwards may be outstanding before their backwards (the bridge keeps nothing of
- *           a forward). Ranks that exchange messages on the host compare bridge, way and plan before
- *           anything moves: COLO_ERR_MISMATCH, and the comm is marked failed. NCCL compares nothing,
+ *           a forward). Ranks that exchange messages on the host compare bridge, way and plan
+ * before anything moves: COLO_ERR_MISMATCH, and the comm is marked failed. NCCL compares nothing,
  *           so on GPUs, and with COLLECTIVE, COLO_CHECK >= 1 compares the first call of each way
  *           after create or reshape between all ranks, for which the host waits; COLO_CHECK=2
- *           compares every call. These return COLO_ERR_MISMATCH on all ranks, and the comm lives on.
- *           Over registered memory every bridge and way has its own mailboxes: a call in another
- *           order is COLO_ERR_TIMEOUT at the deadline, never wrong data
- * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (no memory is written; the comm is marked failed at COLO_CHECK
- *           0 and 1, since peers wait; at 2 every rank returns an error and the comm lives on),
- *           COLO_ERR_PROMISE, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a
- *           capture of a first staged call, memory.h; the bridge is ragged), COLO_ERR_CUDA,
- *           COLO_ERR_NCCL. After one that
- *           killed the comm in flight, the output may be partly written (status.h)
+ *           compares every call. These return COLO_ERR_MISMATCH on all ranks, and the comm lives
+ * on. Over registered memory every bridge and way has its own mailboxes: a call in another order is
+ * COLO_ERR_TIMEOUT at the deadline, never wrong data Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (no
+ * memory is written; the comm is marked failed at COLO_CHECK 0 and 1, since peers wait; at 2 every
+ * rank returns an error and the comm lives on), COLO_ERR_CONTRACT, COLO_ERR_MISMATCH,
+ * COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a capture of a first staged call, memory.h; the
+ * bridge is ragged), COLO_ERR_CUDA, COLO_ERR_NCCL. After one that killed the comm in flight, the
+ * output may be partly written (status.h)
  */
 COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                            const colo_tensor_t *y, colo_stream_t stream);

@@ -3,12 +3,13 @@
  * status.h - what every call returns, and the one sentence that explains it.
  *
  * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
- * What returns no status (getters, destructors) takes NULL for its object and answers 0, false, NULL,
+ * What returns no status (getters, destructors) takes NULL for its object and answers 0, false,
+ * NULL,
  * "", or -1 where 0 is a rank.
  *
  * What an error leaves behind:
  *   before   An error that is found before anything moves leaves all memory untouched. These are
- *            this rank's own arguments and states (ARG, SHAPE, LAYOUT, MODIFIED, UNBUILT, PROMISE,
+ *            this rank's own arguments and states (ARG, SHAPE, LAYOUT, MODIFIED, UNBUILT, CONTRACT,
  *            EXISTS, MISSING), calls on a communicator that was dead before, all that COLO_CHECK=2
  *            finds, and every other error after which the communicator lives (colo_comm_check()).
  *   in flight   Any other error kills the communicator: TIMEOUT, PEER, ABORTED, MISMATCH, NOMEM,
@@ -21,11 +22,11 @@
  * fail later; its outputs are then as after a failure in flight. Other ranks may still write into
  * registered memory until they have noticed (memory.h).
  *
- * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in braces, in
- * C and in C++17. It sets all defaults, and struct_size to the size that the caller's header knows.
- * The library serves a shorter struct, as an older header has it, and gives the members that it lacks
- * their defaults. Members that have no default must be there. It refuses a longer struct with
- * COLO_ERR_ARG, because it cannot know what the members ask for.
+ * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in braces,
+ * in C and in C++17. It sets all defaults, and struct_size to the size that the caller's header
+ * knows. The library serves a shorter struct, as an older header has it, and gives the members that
+ * it lacks their defaults. Members that have no default must be there. It refuses a longer struct
+ * with COLO_ERR_ARG, because it cannot know what the members ask for.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H
@@ -46,26 +47,26 @@ extern "C" {
 #define COLO_PRINTF(fmt, args)
 #endif
 
-#define COLO_STATUS_MAP(X)                                                              \
-    X(OK, 0, "ok")                                                                      \
-    X(PENDING, 1, "work is enqueued; ask again")                                        \
-    X(ERR_ARG, -1, "an argument is outside its stated range")                           \
-    X(ERR_SHAPE, -2, "a tensor's shape, dtype or strides do not match the plan")        \
-    X(ERR_LAYOUT, -3, "these grids or layouts cannot be combined")                      \
-    X(ERR_NOMEM, -4, "memory could not be allocated")                                   \
-    X(ERR_TIMEOUT, -5, "another rank did not arrive before the deadline")               \
-    X(ERR_PEER, -6, "another rank reported an error")                                   \
-    X(ERR_MISMATCH, -7, "ranks disagree about what they are doing together")            \
-    X(ERR_MODIFIED, -8, "a saved tensor was written after it was saved")                \
-    X(ERR_STATE, -9, "the object is not in a state that allows this call")              \
-    X(ERR_UNBUILT, -10, "this build or this machine lacks the backend")                 \
-    X(ERR_PROMISE, -11, "a promise about the data (replicated, zero) does not hold")    \
-    X(ERR_EXISTS, -12, "the name is already taken")                                     \
-    X(ERR_MISSING, -13, "no object of that name exists")                                \
-    X(ERR_IO, -14, "a file could not be read or written")                               \
-    X(ERR_ABORTED, -15, "the communicator was aborted")                                 \
-    X(ERR_CUDA, -16, "CUDA reported an error")                                          \
-    X(ERR_NCCL, -17, "NCCL reported an error")                                          \
+#define COLO_STATUS_MAP(X)                                                            \
+    X(OK, 0, "ok")                                                                    \
+    X(PENDING, 1, "work is enqueued; ask again")                                      \
+    X(ERR_ARG, -1, "an argument is outside its stated range")                         \
+    X(ERR_SHAPE, -2, "a tensor's shape, dtype or strides do not match the plan")      \
+    X(ERR_LAYOUT, -3, "these grids or layouts cannot be combined")                    \
+    X(ERR_NOMEM, -4, "memory could not be allocated")                                 \
+    X(ERR_TIMEOUT, -5, "another rank did not arrive before the deadline")             \
+    X(ERR_PEER, -6, "another rank reported an error")                                 \
+    X(ERR_MISMATCH, -7, "ranks disagree about what they are doing together")          \
+    X(ERR_MODIFIED, -8, "a saved tensor was written after it was saved")              \
+    X(ERR_STATE, -9, "the object is not in a state that allows this call")            \
+    X(ERR_UNBUILT, -10, "this build or this machine lacks the backend")               \
+    X(ERR_CONTRACT, -11, "a promise about the data (replicated, zero) does not hold") \
+    X(ERR_EXISTS, -12, "the name is already taken")                                   \
+    X(ERR_MISSING, -13, "no object of that name exists")                              \
+    X(ERR_IO, -14, "a file could not be read or written")                             \
+    X(ERR_ABORTED, -15, "the communicator was aborted")                               \
+    X(ERR_CUDA, -16, "CUDA reported an error")                                        \
+    X(ERR_NCCL, -17, "NCCL reported an error")                                        \
     X(ERR_MPI, -18, "MPI reported an error")
 
 typedef enum colo_status {

@@ -12,7 +12,7 @@ PENDING = 1
 STATUS = {
     'ERR_ARG': -1, 'ERR_SHAPE': -2, 'ERR_LAYOUT': -3, 'ERR_NOMEM': -4, 'ERR_TIMEOUT': -5,
     'ERR_PEER': -6, 'ERR_MISMATCH': -7, 'ERR_MODIFIED': -8, 'ERR_STATE': -9, 'ERR_UNBUILT': -10,
-    'ERR_PROMISE': -11, 'ERR_EXISTS': -12, 'ERR_MISSING': -13, 'ERR_IO': -14, 'ERR_ABORTED': -15,
+    'ERR_CONTRACT': -11, 'ERR_EXISTS': -12, 'ERR_MISSING': -13, 'ERR_IO': -14, 'ERR_ABORTED': -15,
     'ERR_CUDA': -16, 'ERR_NCCL': -17, 'ERR_MPI': -18,
 }
 NAMES = {value: name for name, value in STATUS.items()}
@@ -56,7 +56,7 @@ class MismatchError(Error, RuntimeError):
 
 _KINDS = {
     'ERR_ARG': ArgumentError, 'ERR_SHAPE': ArgumentError, 'ERR_LAYOUT': ArgumentError,
-    'ERR_PROMISE': ArgumentError, 'ERR_EXISTS': NamingError, 'ERR_MISSING': NamingError,
+    'ERR_CONTRACT': ArgumentError, 'ERR_EXISTS': NamingError, 'ERR_MISSING': NamingError,
     'ERR_TIMEOUT': DeadlineError, 'ERR_MISMATCH': MismatchError,
 }
 

@@ -473,12 +473,12 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
             colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, "
                                     "what tensors hold is not verified");
         if (st == COLO_OK && !fwd && !capturing)
-            st = colo_promise_zeros(b, from, stream);
+            st = colo_contract_zeros(b, from, stream);
         /* registered on all ranks or on none */
         const bool direct = reached.direct && !reached.unsettled;
         COLO_TRY(colo_bridge_agree_call(b, pass, direct, capturing, st));
         if (!capturing)
-            COLO_TRY(colo_promise_replicas(b, pass, from, stream));
+            COLO_TRY(colo_contract_replicas(b, pass, from, stream));
     } else if (st < 0) {
         /* no_grad is the same on every rank: nobody waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);

@@ -182,10 +182,10 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const c
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 
 /* verify.c: COLO_CHECK=2; waits for the stream. */
-colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
+colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);
 /* @mine: of what this rank holds; replicas must bring the same. Collective. */
-colo_status_t colo_promise_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine);
-colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
-                                    colo_stream_t stream);
+colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine);
+colo_status_t colo_contract_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
+                                     colo_stream_t stream);
 
 #endif

@@ -33,7 +33,7 @@ colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_car
             int64_t at;
             COLO_TRY(batch->bridge->ops->box_nonzero(&box, t[k].dtype, &at, stream));
             if (at >= 0)
-                return colo_fail(COLO_ERR_PROMISE,
+                return colo_fail(COLO_ERR_CONTRACT,
                                  "rank %lld: d_y[%d] was declared DISJOINT, but row %lld is not "
                                  "zero and belongs to another context rank; use PARTIAL",
                                  (long long)p->rank, (int)k,
@@ -73,5 +73,5 @@ colo_status_t colo_ragged_verify_replicas(const colo_batch_t *batch, colo_pass_t
         if (st < 0)
             return colo_comm_i_fail(batch->bridge->comm, st);
     }
-    return colo_promise_compare(batch->bridge, pass, hash);
+    return colo_contract_compare(batch->bridge, pass, hash);
 }

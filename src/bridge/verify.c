@@ -16,7 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream)
+colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.plan;
     const colo_owned_t *o = &p->own_dst;
@@ -46,7 +46,7 @@ colo_status_t colo_promise_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_s
                           .stride = {d_y.stride[0], d_y.stride[1], d_y.stride[2]}};
         COLO_TRY(b->ops->box_nonzero(&box, p->config.dtype, &at, stream));
         if (at >= 0)
-            return colo_fail(COLO_ERR_PROMISE,
+            return colo_fail(COLO_ERR_CONTRACT,
                              "rank %lld: d_y was promised DISJOINT, but row %lld of sample %lld is "
                              "not zero and belongs to another context rank; use PARTIAL",
                              (long long)p->rank, (long long)(row + at / nh % rows),
@@ -75,7 +75,7 @@ static int64_t first_replica(const colo_layout_t *l, bool rows_role, bool contex
     return first;
 }
 
-colo_status_t colo_promise_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine)
+colo_status_t colo_contract_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t mine)
 {
     const colo_plan_t *p = b->now.plan;
     bool fwd = pass == COLO_FORWARD;
@@ -92,15 +92,15 @@ colo_status_t colo_promise_compare(colo_bridge_t *b, colo_pass_t pass, uint64_t 
         int32_t j = colo_comm_find(b->comm, first);
         if (first != rank && j >= 0 && all[i] != all[j])
             return colo_fail(
-                COLO_ERR_PROMISE,
+                COLO_ERR_CONTRACT,
                 "ranks %lld and %lld hold the same block of %s, but their values differ",
                 (long long)first, (long long)rank, fwd ? "x" : "d_y");
     }
     return COLO_OK;
 }
 
-colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
-                                    colo_stream_t stream)
+colo_status_t colo_contract_replicas(colo_bridge_t *b, colo_pass_t pass, colo_view_t in,
+                                     colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.plan;
     const colo_box_t box = colo_bridge_box(in, pass == COLO_FORWARD ? &p->own_src : &p->own_dst);
@@ -110,5 +110,5 @@ colo_status_t colo_promise_replicas(colo_bridge_t *b, colo_pass_t pass, colo_vie
         st = b->ops->box_hash(&box, colo_dtype_size(p->config.dtype), &mine, stream);
     if (st < 0)
         return colo_comm_i_fail(b->comm, st);
-    return colo_promise_compare(b, pass, mine);
+    return colo_contract_compare(b, pass, mine);
 }

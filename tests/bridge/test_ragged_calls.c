@@ -199,7 +199,7 @@ static void a_disjoint_gradient_is_verified_in_rows_of_other_ranks(void **state)
     for (int i = 0; i < 2; i++) {
         declared_t d = {.foreign = i};
         assert_ok(t_run_ranks(2, run_disjoint, &d, sizeof d));
-        assert_int_equal(d.status[0], i ? COLO_ERR_PROMISE : COLO_OK);
+        assert_int_equal(d.status[0], i ? COLO_ERR_CONTRACT : COLO_OK);
         assert_int_equal(d.status[1], i ? COLO_ERR_PEER : COLO_OK);
         assert_true(d.named[0] == i && d.named[1] == i);
     }
@@ -248,7 +248,7 @@ static void replicas_that_differ_in_rows_of_the_batch_are_refused(void **state)
         declared_t d = {.foreign = i};
         assert_ok(t_run_ranks(2, run_replicas, &d, sizeof d));
         for (int rank = 0; rank < 2; rank++) {
-            assert_int_equal(d.status[rank], COLO_ERR_PROMISE);
+            assert_int_equal(d.status[rank], COLO_ERR_CONTRACT);
             assert_true(d.named[rank]);
         }
     }

@@ -25,7 +25,7 @@ static void every_status_has_a_name_and_a_description(void **state)
         {COLO_ERR_MODIFIED, -8, "COLO_ERR_MODIFIED"},
         {COLO_ERR_STATE, -9, "COLO_ERR_STATE"},
         {COLO_ERR_UNBUILT, -10, "COLO_ERR_UNBUILT"},
-        {COLO_ERR_PROMISE, -11, "COLO_ERR_PROMISE"},
+        {COLO_ERR_CONTRACT, -11, "COLO_ERR_CONTRACT"},
         {COLO_ERR_EXISTS, -12, "COLO_ERR_EXISTS"},
         {COLO_ERR_MISSING, -13, "COLO_ERR_MISSING"},
         {COLO_ERR_IO, -14, "COLO_ERR_IO"},

@@ -57,17 +57,17 @@ static bool untouched(const t_buffer_t *b)
 
 /* ---- promises ---- */
 
-typedef struct promise {
+typedef struct contract {
     t_case_t c;
     bool backward;
     int64_t rank, ib, is, ih; /* the element that breaks it */
-    const char *words[3];     /* in the sentence of the rank that says PROMISE */
-    bool on_all;              /* every rank says PROMISE; else the others say PEER */
-} promise_t;
+    const char *words[3];     /* in the sentence of the rank that says CONTRACT */
+    bool on_all;              /* every rank says CONTRACT; else the others say PEER */
+} contract_t;
 
-static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
+static colo_status_t contract_rank(t_gpu_rank_t *r, void *arg)
 {
-    const promise_t *p = arg;
+    const contract_t *p = arg;
     const t_case_t *c = &p->c;
     colo_layout_t src, dst;
     colo_bridge_config_t config;
@@ -100,7 +100,7 @@ static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
             rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, r->rank, 0, &out.b));
         } else {
             bool here = p->on_all || r->rank == p->rank;
-            if (st != (here ? COLO_ERR_PROMISE : COLO_ERR_PEER))
+            if (st != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
                 return t_rank_fail(__FILE__, __LINE__, said);
             for (int i = 0; here && i < 3; i++)
                 if (p->words[i] && !strstr(said, p->words[i]))
@@ -116,10 +116,10 @@ static colo_status_t promise_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void run_promise(const promise_t *p)
+static void run_contract(const contract_t *p)
 {
-    promise_t copy = *p;
-    colo_status_t st = t_gpus_run(gpus, false, promise_rank, &copy);
+    contract_t copy = *p;
+    colo_status_t st = t_gpus_run(gpus, false, contract_rank, &copy);
     if (st < 0)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
@@ -129,16 +129,16 @@ static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int
     return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
 }
 
-static void replicas_that_differ_break_a_promise_that_names_them(void **state)
+static void replicas_that_differ_break_a_contract_that_names_them(void **state)
 {
     (void)state;
     t_case_t c = make("tp=2,dp=1", "dp=2", 4, 8, 3); /* ranks 0 and 1 hold the same x */
-    run_promise(&(promise_t){c, false, 1, 1, 3, 2, {"0", "1", "x"}, true});
+    run_contract(&(contract_t){c, false, 1, 1, 3, 2, {"0", "1", "x"}, true});
     c.stride = T_SPREAD;
     c.axes = "sbh";
-    run_promise(&(promise_t){c, false, 0, 3, 7, 0, {"0", "1", "x"}, true});
+    run_contract(&(contract_t){c, false, 0, 3, 7, 0, {"0", "1", "x"}, true});
     c = make("dp=2", "tp=2,dp=1", 4, 8, 3); /* and the same d_y */
-    run_promise(&(promise_t){c, true, 1, 0, 5, 1, {"0", "1", "d_y"}, true});
+    run_contract(&(contract_t){c, true, 1, 0, 5, 1, {"0", "1", "d_y"}, true});
 }
 
 static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
@@ -147,16 +147,16 @@ static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state
     t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
-    run_promise(
-        &(promise_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"}, false});
+    run_contract(
+        &(contract_t){c, true, 0, 1, 3, 2, {"rank 0", "row 3 of sample 1", "DISJOINT"}, false});
     c.axes = "sbh";
     c.stride = T_REVERSED;
-    run_promise(
-        &(promise_t){c, true, 1, 3, 6, 0, {"rank 1", "row 6 of sample 3", "DISJOINT"}, false});
+    run_contract(
+        &(contract_t){c, true, 1, 3, 6, 0, {"rank 1", "row 6 of sample 3", "DISJOINT"}, false});
     c.axes = "th";
     c.stride = T_PADDED;
-    run_promise(
-        &(promise_t){c, true, 1, 0, 0, 0, {"rank 1", "row 0 of sample 0", "DISJOINT"}, false});
+    run_contract(
+        &(contract_t){c, true, 1, 0, 0, 0, {"rank 1", "row 0 of sample 0", "DISJOINT"}, false});
 }
 
 /* ---- memory and streams of elsewhere ---- */
@@ -369,7 +369,7 @@ static void the_mean_over_ranks_of_values_on_devices_is_the_serial_one(void **st
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
+        cmocka_unit_test(replicas_that_differ_break_a_contract_that_names_them),
         cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
         cmocka_unit_test(memory_and_streams_of_elsewhere_are_refused_on_all_ranks),
         cmocka_unit_test(below_level_2_the_comm_is_dead_and_nobody_waits),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_promise.c - COLO_CHECK=2 looks at what was promised about the data: replicas hold the same
+ * test_contract.c - COLO_CHECK=2 looks at what was promised about the data: replicas hold the same
  * values, a DISJOINT gradient is zero outside the rank's own rows. A broken promise is an error on
  * every rank before anything moves, names the ranks and the row, and leaves the bridge usable.
  */
@@ -31,17 +31,17 @@ static bool says(const char *word)
     return strstr(colo_last_error(), word) != NULL;
 }
 
-typedef struct promise {
+typedef struct contract {
     t_case_t c;
     bool backward;
     int64_t rank, ib, is, ih; /* the element that breaks it */
-    const char *words[3];     /* in the sentence of the rank that says PROMISE */
-    bool on_all;              /* every rank says PROMISE; else the others say PEER */
-} promise_t;
+    const char *words[3];     /* in the sentence of the rank that says CONTRACT */
+    bool on_all;              /* every rank says CONTRACT; else the others say PEER */
+} contract_t;
 
-static colo_status_t promise_rank(colo_comm_t *world, void *arg)
+static colo_status_t contract_rank(colo_comm_t *world, void *arg)
 {
-    const promise_t *p = arg;
+    const contract_t *p = arg;
     const t_case_t *c = &p->c;
     colo_layout_t src, dst;
     colo_bridge_config_t config;
@@ -68,7 +68,7 @@ static colo_status_t promise_rank(colo_comm_t *world, void *arg)
             rank_try(t_case_compare(c, p->backward ? T_DX : T_Y, rank, 0, &out));
         } else {
             bool here = p->on_all || rank == p->rank;
-            if (st != (here ? COLO_ERR_PROMISE : COLO_ERR_PEER))
+            if (st != (here ? COLO_ERR_CONTRACT : COLO_ERR_PEER))
                 return t_rank_fail(__FILE__, __LINE__, colo_last_error());
             for (int i = 0; here && i < 3; i++)
                 if (p->words[i] && !says(p->words[i]))
@@ -84,30 +84,30 @@ static colo_status_t promise_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void run_promise(const promise_t *p)
+static void run_contract(const contract_t *p)
 {
-    promise_t copy = *p;
-    colo_status_t st = colo_comm_threads_run(8, promise_rank, &copy);
+    contract_t copy = *p;
+    colo_status_t st = colo_comm_threads_run(8, contract_rank, &copy);
     if (st < 0)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
 
-static void replicas_that_differ_break_a_promise_that_names_them(void **state)
+static void replicas_that_differ_break_a_contract_that_names_them(void **state)
 {
     (void)state;
     /* source tp: ranks 4 and 5 hold the same x */
-    run_promise(&(promise_t){usual(), false, 5, 1, 3, 2, {"4", "5", "x"}, true});
-    run_promise(&(promise_t){usual(), false, 4, 0, 0, 0, {"4", "5", "x"}, true});
+    run_contract(&(contract_t){usual(), false, 5, 1, 3, 2, {"4", "5", "x"}, true});
+    run_contract(&(contract_t){usual(), false, 4, 0, 0, 0, {"4", "5", "x"}, true});
     /* destination tp: ranks 6 and 7 hold the same d_y (tp fastest, then cp, then dp) */
     t_case_t c = usual();
-    run_promise(&(promise_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
+    run_contract(&(contract_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
     c.output = COLO_SHARDED;
-    run_promise(&(promise_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
+    run_contract(&(contract_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
     /* with strides and gaps: what lies between the elements is nobody's business */
     c = usual();
     c.stride = T_SPREAD;
     c.axes = "sbh";
-    run_promise(&(promise_t){c, false, 3, 1, 7, 2, {"2", "3", "x"}, true});
+    run_contract(&(contract_t){c, false, 3, 1, 7, 2, {"2", "3", "x"}, true});
 }
 
 static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
@@ -116,17 +116,17 @@ static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state
     t_case_t c = usual();
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: cp 0 owns 0 1 6 7, cp 1 owns 2 3 4 5; rank 4: dp 1, cp 0, tp 0 */
-    run_promise(&(promise_t){c, true, 4, 1, 3, 2, {"rank 4", "row 3", "DISJOINT"}, false});
-    run_promise(&(promise_t){c, true, 7, 0, 6, 0, {"rank 7", "row 6", "DISJOINT"}, false});
+    run_contract(&(contract_t){c, true, 4, 1, 3, 2, {"rank 4", "row 3", "DISJOINT"}, false});
+    run_contract(&(contract_t){c, true, 7, 0, 6, 0, {"rank 7", "row 6", "DISJOINT"}, false});
     c.axes = "sbh";
     c.stride = T_REVERSED;
-    run_promise(&(promise_t){c, true, 0, 3, 5, 2, {"rank 0", "row 5", "DISJOINT"}, false});
+    run_contract(&(contract_t){c, true, 0, 3, 5, 2, {"rank 0", "row 5", "DISJOINT"}, false});
     c.axes = "th";
     c.stride = T_PADDED;
     c.dst.map = REF_OFFSET; /* rows at positions 2..9 of 16: 2 3 belong to cp 0, 4..9 to cp 1 */
     c.dst.map_offset = 2;
     c.dst.positions = 16;
-    run_promise(&(promise_t){c, true, 0, 0, 2, 0, {"rank 0", "row 2", "DISJOINT"}, false});
+    run_contract(&(contract_t){c, true, 0, 0, 2, 0, {"rank 0", "row 2", "DISJOINT"}, false});
 }
 
 static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
@@ -202,7 +202,7 @@ static void replicas_that_own_nothing_agree_whatever_they_pass(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_that_differ_break_a_promise_that_names_them),
+        cmocka_unit_test(replicas_that_differ_break_a_contract_that_names_them),
         cmocka_unit_test(replicas_that_own_nothing_agree_whatever_they_pass),
         cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
         cmocka_unit_test(without_the_check_only_owned_rows_of_a_disjoint_gradient_move),
