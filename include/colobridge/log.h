@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * log.h - what the library says by itself (nothing, unless asked) and its environment knobs.
+ * log.h - what the library says by itself (nothing, unless asked) and its environment environment
+ * variables.
  *
  * Errors are returned, not logged. Levels: error, warn (went on differently than asked), info (one
  * line a bridge created, why bridges between GPUs are staged), debug.
@@ -34,32 +35,35 @@ typedef void (*colo_log_fn)(colo_log_level_t level, const char *line, void *user
  */
 COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
 
-/** One environment knob: where a setting comes from and what it is. Strings are static. */
-typedef struct colo_env_knob {
+/** One environment environment variable: where a setting comes from and what it is. Strings are
+ * static. */
+typedef struct colo_env_variable {
     const char *name;     /* "COLO_TIMEOUT_MS" */
     const char *fallback; /* what holds when it is not set */
     const char *help;     /* one sentence */
-} colo_env_knob_t;
+} colo_env_variable_t;
 
-/** colo_env_count() - the number of environment knobs that the library reads */
+/** colo_env_count() - the number of environment environment variables that the library reads */
 COLO_API int colo_env_count(void);
-/** colo_env_knob() - knob @i of colo_env_count(); NULL if @i is out of range. Static storage */
-COLO_API const colo_env_knob_t *colo_env_knob(int i);
+/** colo_env_variable() - environment variable @i of colo_env_count(); NULL if @i is out of range.
+ * Static storage */
+COLO_API const colo_env_variable_t *colo_env_variable(int i);
 
 /**
- * colo_env_value() - the knob's value as text: from the environment, else the fallback
- * A program with more rights than its user (set-user-ID, capabilities) reads no knob from the
- * environment.
+ * colo_env_value() - the environment variable's value as text: from the environment, else the
+ * fallback A program with more rights than its user (set-user-ID, capabilities) reads no
+ * environment variable from the environment.
  * @from_env:  out, may be NULL: true when the environment sets it
  * Returns NULL for an unknown name.
  */
 COLO_API const char *colo_env_value(const char *name, bool *from_env);
 
 /**
- * colo_env_check() - is the value of knob @name allowed? NULL: are those of all knobs?
- * Whatever uses a knob asks this, and so do all calls that make a first communicator, for all
- * knobs: a value that is not allowed on one rank is an error on all of them.
- * Errors:  COLO_ERR_ARG, with the value and what is allowed; COLO_ERR_MISSING (no such knob)
+ * colo_env_check() - is the value of environment variable @name allowed? NULL: are those of all
+ * environment variables? Whatever uses an environment variable asks this, and so do all calls that
+ * make a first communicator, for all environment variables: a value that is not allowed on one rank
+ * is an error on all of them. Errors:  COLO_ERR_ARG, with the value and what is allowed;
+ * COLO_ERR_MISSING (no such environment variable)
  */
 COLO_API colo_status_t colo_env_check(const char *name);
 

@@ -21,40 +21,45 @@
 enum { WORDS = 5, TEXT_MAX = 4000, SHOWN = 40 };
 
 static const struct row {
-    colo_env_knob_t knob;
+    colo_env_variable_t variable;
     const char *words[WORDS]; /* allowed, none when it is a number */
     const char *open;         /* allowed besides: what it is, and what it then contains */
     const char *part;
     int64_t lo, hi; /* of a number */
 } rows[] = {
-    {.knob = {"COLO_LOG", "off", "what the library says on stderr: off, error, warn, info, debug"},
+    {.variable = {"COLO_LOG", "off",
+                  "what the library says on stderr: off, error, warn, info, debug"},
      .words = {"off", "error", "warn", "info", "debug"}},
-    {.knob = {"COLO_TIMEOUT_MS", "600000",
-              "deadline of every wait for another rank, in milliseconds"},
+    {.variable = {"COLO_TIMEOUT_MS", "600000",
+                  "deadline of every wait for another rank, in milliseconds"},
      .lo = 1,
      .hi = COLO_TIMEOUT_MAX},
-    {.knob = {"COLO_CHECK", "1",
-              "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every "
-              "operation and the verification of promises"},
+    {.variable =
+         {"COLO_CHECK", "1",
+          "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every "
+          "operation and the verification of promises"},
      .lo = 0,
      .hi = 2},
-    {.knob = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
+    {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},
      .words = {"none", "core", "scatter", "numa", "package"}},
-    {.knob = {"COLO_BACKEND_DIR", "",
-              "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
+    {.variable = {"COLO_BACKEND_DIR", "",
+                  "folder of libcolobridge-*.so; empty: beside libcolobridge.so"},
      .open = "a folder",
      .part = ""},
-    {.knob = {"COLO_SOCKETS", "auto",
-              "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
-              "tcp always"},
+    {.variable =
+         {"COLO_SOCKETS", "auto",
+          "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
+          "tcp always"},
      .words = {"auto", "tcp"}},
-    {.knob = {"COLO_TRANSPORT", "auto",
-              "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
-              "else NCCL; nccl and peer insist"},
+    {.variable =
+         {"COLO_TRANSPORT", "auto",
+          "bridges between GPUs: auto is peers' memory where it is registered and reachable, "
+          "else NCCL; nccl and peer insist"},
      .words = {"auto", "nccl", "peer"}},
-    {.knob = {"COLO_GEMM", "auto",
-              "products of the lm_head in host memory: auto is a CBLAS where one is found, else "
-              "loops; cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
+    {.variable =
+         {"COLO_GEMM", "auto",
+          "products of the lm_head in host memory: auto is a CBLAS where one is found, else "
+          "loops; cblas insists; loops; or a CBLAS by the name of its library, libmkl_rt.so.2"},
      .words = {"auto", "cblas", "loops"},
      .open = "the name of a library (libmkl_rt.so.2)",
      .part = ".so"},
@@ -65,15 +70,15 @@ int colo_env_count(void)
     return (int)(sizeof rows / sizeof rows[0]);
 }
 
-const colo_env_knob_t *colo_env_knob(int i)
+const colo_env_variable_t *colo_env_variable(int i)
 {
-    return i >= 0 && i < colo_env_count() ? &rows[i].knob : NULL;
+    return i >= 0 && i < colo_env_count() ? &rows[i].variable : NULL;
 }
 
 static const struct row *find(const char *name)
 {
     for (int i = 0; i < colo_env_count() && name; i++)
-        if (strcmp(rows[i].knob.name, name) == 0)
+        if (strcmp(rows[i].variable.name, name) == 0)
             return &rows[i];
     return NULL;
 }
@@ -83,10 +88,10 @@ const char *colo_env_value(const char *name, bool *from_env)
     const struct row *row = find(name);
     if (!row)
         return NULL;
-    const char *set = secure_getenv(row->knob.name);
+    const char *set = secure_getenv(row->variable.name);
     if (from_env)
         *from_env = set != NULL;
-    return set ? set : row->knob.fallback;
+    return set ? set : row->variable.fallback;
 }
 
 /* ---- what is allowed ---- */
@@ -144,17 +149,17 @@ static colo_status_t refuse(const struct row *row, const char *text)
     const size_t bytes = strlen(text);
     char allowed[160], value[SHOWN + 4];
     if (bytes > TEXT_MAX)
-        return colo_fail(COLO_ERR_ARG, "%s has %zu bytes, expected at most %d", row->knob.name,
+        return colo_fail(COLO_ERR_ARG, "%s has %zu bytes, expected at most %d", row->variable.name,
                          bytes, TEXT_MAX);
     describe_allowed(row, allowed, sizeof allowed);
     snprintf(value, sizeof value, "%.*s%s", SHOWN, text, bytes > SHOWN ? "..." : "");
-    return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->knob.name, value, allowed);
+    return colo_fail(COLO_ERR_ARG, "%s is '%s', expected %s", row->variable.name, value, allowed);
 }
 
 static colo_status_t look_up(const struct row *row, const char **text)
 {
-    *text = row->knob.fallback;
-    const char *set = secure_getenv(row->knob.name);
+    *text = row->variable.fallback;
+    const char *set = secure_getenv(row->variable.name);
     if (!set)
         return COLO_OK;
     if (!is_allowed(row, set))

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_env_log.c - knobs with their fallbacks, and that the library is silent unless asked. */
+/* test_env_log.c - environment variables with their fallbacks, and that the library is silent
+ * unless asked. */
 #include "harness/harness.h"
 
 #include "core/env.h"
@@ -20,7 +21,7 @@ static int clean(void **state)
     return 0;
 }
 
-/* ---- knobs ---- */
+/* ---- environment variables ---- */
 
 static void knobs_are_listed_with_fallback_and_help(void **state)
 {
@@ -30,7 +31,7 @@ static void knobs_are_listed_with_fallback_and_help(void **state)
                                               {"COLO_BACKEND_DIR", ""}};
     int found = 0;
     for (int i = 0; i < colo_env_count(); i++) {
-        const colo_env_knob_t *k = colo_env_knob(i);
+        const colo_env_variable_t *k = colo_env_variable(i);
         assert_true(strncmp(k->name, "COLO_", 5) == 0 && k->help[0]);
         for (int e = 0; e < 4; e++)
             if (strcmp(k->name, expected[e][0]) == 0) {
@@ -39,8 +40,8 @@ static void knobs_are_listed_with_fallback_and_help(void **state)
             }
     }
     assert_int_equal(found, 4);
-    assert_null(colo_env_knob(-1));
-    assert_null(colo_env_knob(colo_env_count()));
+    assert_null(colo_env_variable(-1));
+    assert_null(colo_env_variable(colo_env_count()));
 }
 
 static void a_value_says_where_it_comes_from(void **state)
@@ -52,7 +53,7 @@ static void a_value_says_where_it_comes_from(void **state)
     assert_string_equal(colo_env_value("COLO_CHECK", &from_env), "2");
     assert_true(from_env);
     assert_string_equal(colo_env_value("COLO_CHECK", NULL), "2");
-    assert_null(colo_env_value("COLO_NO_SUCH_KNOB", &from_env));
+    assert_null(colo_env_value("COLO_NO_SUCH_VARIABLE", &from_env));
     assert_null(colo_env_value("PATH", NULL)); /* not ours */
 }
 
@@ -118,14 +119,14 @@ static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
     assert_fails(colo_env_check("PATH"), COLO_ERR_MISSING, "'PATH'");
 }
 
-static void every_knob_but_the_folder_refuses_something(void **state)
+static void every_variable_but_the_folder_refuses_something(void **state)
 {
     for (int i = 0; i < colo_env_count(); i++) {
-        bool found = strcmp(colo_env_knob(i)->name, "COLO_BACKEND_DIR") == 0;
+        bool found = strcmp(colo_env_variable(i)->name, "COLO_BACKEND_DIR") == 0;
         for (size_t k = 0; k < sizeof nonsense / sizeof nonsense[0]; k++)
-            found = found || strcmp(colo_env_knob(i)->name, nonsense[k].name) == 0;
+            found = found || strcmp(colo_env_variable(i)->name, nonsense[k].name) == 0;
         if (!found)
-            fail_msg("%s has no row above", colo_env_knob(i)->name);
+            fail_msg("%s has no row above", colo_env_variable(i)->name);
     }
 }
 
@@ -136,10 +137,10 @@ static void long_value_is_refused_and_not_cut(void **state)
     text[sizeof text - 1] = '\0';
     memcpy(text + 4990, ".so", 3);
     for (int i = 0; i < colo_env_count(); i++) {
-        setenv(colo_env_knob(i)->name, text, 1);
-        assert_fails(colo_env_check(colo_env_knob(i)->name), COLO_ERR_ARG,
+        setenv(colo_env_variable(i)->name, text, 1);
+        assert_fails(colo_env_check(colo_env_variable(i)->name), COLO_ERR_ARG,
                      "has 5000 bytes, expected at most 4000");
-        unsetenv(colo_env_knob(i)->name);
+        unsetenv(colo_env_variable(i)->name);
     }
     text[60] = '\0';
     setenv("COLO_CHECK", text, 1);
@@ -179,7 +180,7 @@ char *secure_getenv(const char *name)
     return more_rights ? NULL : getenv(name);
 }
 
-static void program_with_more_rights_reads_no_knob(void **state)
+static void program_with_more_rights_reads_no_variable(void **state)
 {
     bool from_env = true;
     const char *text = NULL;
@@ -201,7 +202,7 @@ static void program_with_more_rights_reads_no_knob(void **state)
     unsetenv("COLO_GEMM");
 }
 
-static void a_comm_takes_its_settings_from_the_knobs(void **state)
+static void a_comm_takes_its_settings_from_the_variables(void **state)
 {
     colo_comm_t *c = NULL;
     setenv("COLO_CHECK", "0", 1);
@@ -354,11 +355,12 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_value_says_where_it_comes_from, clean, clean),
         cmocka_unit_test_setup_teardown(value_that_is_not_allowed_is_refused_by_every_create, clean,
                                         clean),
-        cmocka_unit_test_setup_teardown(every_knob_but_the_folder_refuses_something, clean, clean),
+        cmocka_unit_test_setup_teardown(every_variable_but_the_folder_refuses_something, clean,
+                                        clean),
         cmocka_unit_test_setup_teardown(long_value_is_refused_and_not_cut, clean, clean),
         cmocka_unit_test_setup_teardown(value_that_is_allowed_counts, clean, clean),
-        cmocka_unit_test_setup_teardown(program_with_more_rights_reads_no_knob, clean, clean),
-        cmocka_unit_test_setup_teardown(a_comm_takes_its_settings_from_the_knobs, clean, clean),
+        cmocka_unit_test_setup_teardown(program_with_more_rights_reads_no_variable, clean, clean),
+        cmocka_unit_test_setup_teardown(a_comm_takes_its_settings_from_the_variables, clean, clean),
         cmocka_unit_test_setup_teardown(lines_above_the_level_are_dropped, clean, clean),
         cmocka_unit_test_setup_teardown(stderr_is_silent_unless_the_environment_asks, clean, clean),
         cmocka_unit_test_setup_teardown(the_sink_is_never_called_concurrently, clean, clean),

@@ -110,7 +110,7 @@ static void getters_of_a_topology(void **state)
     colo_topology_create_env(NULL, 1);
 }
 
-static void getters_of_tensors_and_knobs(void **state)
+static void getters_of_tensors_and_variables(void **state)
 {
     float x = 0;
     bool from_env = true;
@@ -119,7 +119,7 @@ static void getters_of_tensors_and_knobs(void **state)
     assert_null(colo_tensor_host(&x, COLO_F32, 1, NULL).data);
     assert_null(colo_tensor_cuda(&x, COLO_F32, 0, 1, NULL).data);
     assert_null(colo_env_value(NULL, &from_env));
-    assert_null(colo_env_knob(-1));
+    assert_null(colo_env_variable(-1));
 }
 
 static void getters_of_losses_and_memory(void **state)
@@ -199,7 +199,7 @@ int main(void)
         cmocka_unit_test(getters_of_layouts_plans_and_bridges),
         cmocka_unit_test(a_way_that_is_none_has_no_messages),
         cmocka_unit_test(getters_of_a_topology),
-        cmocka_unit_test(getters_of_tensors_and_knobs),
+        cmocka_unit_test(getters_of_tensors_and_variables),
         cmocka_unit_test(getters_of_losses_and_memory),
         cmocka_unit_test(names_of_what_is_unknown),
         cmocka_unit_test(destructors_take_null),

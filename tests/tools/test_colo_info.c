@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_colo_info.c - colo-info lists the version and every knob, wherever its value comes from. */
+/* test_colo_info.c - colo-info lists the version and every environment variable, wherever its value
+ * comes from. */
 #include "harness/harness.h"
 
 #include "tool.h"
@@ -23,38 +24,38 @@ static json_t *info(void)
     return info_exit(0);
 }
 
-static const char *of_knob(json_t *doc, const char *name, const char *key)
+static const char *of_variable(json_t *doc, const char *name, const char *key)
 {
     size_t i;
     json_t *k;
-    json_array_foreach(json_object_get(doc, "knobs"), i,
+    json_array_foreach(json_object_get(doc, "environment variables"), i,
                        k) if (strcmp(json_string_value(json_object_get(k, "name")), name) ==
                               0) return json_string_value(json_object_get(k, key));
-    fail_msg("no knob %s", name);
+    fail_msg("no environment variable %s", name);
     return NULL;
 }
 
-static void a_knob_shows_its_value_and_where_it_comes_from(void **state)
+static void a_variable_shows_its_value_and_where_it_comes_from(void **state)
 {
     unsetenv("COLO_CHECK");
     json_t *doc = info();
     assert_string_equal(json_string_value(json_object_get(doc, "version")), "0.1.0");
     assert_string_equal(json_string_value(json_object_get(doc, "header_version")), "0.1.0");
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "1");
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "source"), "default");
-    assert_string_equal(of_knob(doc, "COLO_TIMEOUT_MS", "default"), "600000");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "value"), "1");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "source"), "default");
+    assert_string_equal(of_variable(doc, "COLO_TIMEOUT_MS", "default"), "600000");
     json_decref(doc);
 
     setenv("COLO_CHECK", "2", 1);
     doc = info();
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "2");
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "source"), "environment");
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "default"), "1");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "value"), "2");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "source"), "environment");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "default"), "1");
     json_decref(doc);
 
     setenv("COLO_CHECK", "\xff", 1); /* no UTF-8: still one JSON document */
     doc = info_exit(1);
-    assert_string_equal(of_knob(doc, "COLO_CHECK", "value"), "\"\\xff\"");
+    assert_string_equal(of_variable(doc, "COLO_CHECK", "value"), "\"\\xff\"");
     json_decref(doc);
     unsetenv("COLO_CHECK");
 }
@@ -93,15 +94,15 @@ static void value_that_is_not_allowed_is_found_and_exit_1(void **state)
     unsetenv("COLO_CHECK");
 }
 
-static void the_text_has_a_line_for_every_knob(void **state)
+static void the_text_has_a_line_for_every_variable(void **state)
 {
     const char *args[] = {NULL};
     json_t *doc = info(), *k;
     said_t s = tool_run(args);
     size_t i;
     assert_int_equal(s.exit, 0);
-    assert_true(json_array_size(json_object_get(doc, "knobs")) >= 4);
-    json_array_foreach(json_object_get(doc, "knobs"), i, k)
+    assert_true(json_array_size(json_object_get(doc, "environment variables")) >= 4);
+    json_array_foreach(json_object_get(doc, "environment variables"), i, k)
         assert_non_null(strstr(s.out, json_string_value(json_object_get(k, "name"))));
     json_decref(doc);
     said_free(&s);
@@ -125,10 +126,10 @@ int main(int argc, char **argv)
     if (!tool_path(argc, argv, "COLO_INFO"))
         return T_EXIT_SKIP;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_knob_shows_its_value_and_where_it_comes_from),
+        cmocka_unit_test(a_variable_shows_its_value_and_where_it_comes_from),
         cmocka_unit_test(value_that_is_not_allowed_is_found_and_exit_1),
         cmocka_unit_test(every_backend_is_listed),
-        cmocka_unit_test(the_text_has_a_line_for_every_knob),
+        cmocka_unit_test(the_text_has_a_line_for_every_variable),
         cmocka_unit_test(wrong_use_is_one_line_and_exit_2),
     };
     return cmocka_run_group_tests_name("tools/colo_info", tests, NULL, NULL);

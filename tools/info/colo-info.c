@@ -3,10 +3,11 @@
  * colo-info.c - which library this is, what this machine looks like, and where a grid would sit.
  *
  * This file turns the command line into an info_ask_t. With nothing to place it lists versions,
- * backends, the topology, and every knob of the library's own table, so a knob that the library
- * reads is listed without a word here; what this build lacks is listed as lacking rather than left
- * out. With --grid, --bind or a bridge's options it answers for that only, for this machine or for
- * one that is not here. Finding is in find.c, printing in info/text.c and info/json.c.
+ * backends, the topology, and every environment variable of the library's own table, so an
+ * environment variable that the library reads is listed without a word here; what this build lacks
+ * is listed as lacking rather than left out. With --grid, --bind or a bridge's options it answers
+ * for that only, for this machine or for one that is not here. Finding is in find.c, printing in
+ * info/text.c and info/json.c.
  */
 #include "info-tool.h"
 
@@ -21,7 +22,8 @@ static const char help[] =
     "       colo-info --grid SPEC [--bind] [options]\n"
     "       colo-info --src SPEC --dst SPEC --batch B --seq N --hidden H [options]\n"
     "\n"
-    "Prints the library's version, its backends, the machine, and each environment knob with its\n"
+    "Prints the library's version, its backends, the machine, and each environment environment "
+    "variable with its\n"
     "value, and whether it is allowed; or where the ranks of a grid sit, which of its groups "
     "cross\n"
     "NUMA nodes, packages and hosts, and which order of the dims or which binding would cross\n"

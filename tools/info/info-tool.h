@@ -49,7 +49,8 @@ typedef struct info_found {
 int info_find(const info_ask_t *ask, info_found_t *found);
 void info_forget(info_found_t *found);
 
-/* A plain run: versions, backends, topology, knobs. Else: what --grid, --bind and --src asked. */
+/* A plain run: versions, backends, topology, environment variables. Else: what --grid, --bind and
+ * --src asked. */
 int info_print_text(const info_ask_t *ask, const info_found_t *found);
 int info_print_json(const info_ask_t *ask, const info_found_t *found);
 

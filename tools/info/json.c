@@ -57,14 +57,14 @@ static json_t *machine_of(const colo_topology_t *topology)
 static json_t *basics(const info_found_t *f)
 {
     const info_backend_t *b = info_backends();
-    json_t *built = json_object(), *knobs = json_array();
+    json_t *built = json_object(), *variables = json_array();
     bool set;
     for (int i = 0; i < INFO_BACKENDS; i++)
         json_object_set_new(built, b[i].name, json_boolean(b[i].built));
     for (int i = 0; i < colo_env_count(); i++) {
-        const colo_env_knob_t *k = colo_env_knob(i);
+        const colo_env_variable_t *k = colo_env_variable(i);
         const char *value = colo_env_value(k->name, &set);
-        json_array_append_new(knobs,
+        json_array_append_new(variables,
                               json_pack("{s:s,s:o,s:s,s:b,s:s,s:s}", "name", k->name, "value",
                                         text_of(value), "source", set ? "environment" : "default",
                                         "allowed", colo_env_check(k->name) == COLO_OK, "default",
@@ -74,7 +74,7 @@ static json_t *basics(const info_found_t *f)
                      "header_version", info_header_version(), "libraries", "hwloc",
                      colo_topology_version(), "backends", built, "cuda", "devices", "why",
                      info_cuda(), "topology", machine_of(f->topology), "topology_error",
-                     f->topology ? NULL : f->lacks, "knobs", knobs);
+                     f->topology ? NULL : f->lacks, "environment variables", variables);
 }
 
 /* ---- what was asked ---- */
