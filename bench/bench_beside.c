@@ -33,7 +33,7 @@ static struct {
     int64_t tokens, vocab, k;
     bool topk;
     colo_tensor_t z, w, dz, ids;
-    void *stats, *scratch, *line[2], *picked, *up, *chosen;
+    void *stats, *workspace, *line[2], *picked, *up, *chosen;
     unsigned long long *sum;
     colo_comm_t *self;
     colo_topk_saved_t picks;
@@ -64,7 +64,7 @@ static void topk_forward(void)
                                     .topk = b.topk};
     const colo_topk_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
     OK(colo_topk_forward(&cfg, &b.z, b.topk ? NULL : &b.ids, NULL, b.self, &out, &b.picks, b.stats,
-                         b.scratch, NULL));
+                         b.workspace, NULL));
 }
 
 static void topk_backward(void)
@@ -77,7 +77,7 @@ static void soft_forward(void)
     const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = b.vocab};
     OK(colo_distill_forward(&cfg, &b.z, &b.w, NULL, b.self,
                             &(colo_distill_out_t){b.line[0], b.line[1]}, &b.soft, b.stats,
-                            b.scratch, NULL));
+                            b.workspace, NULL));
 }
 
 static void soft_backward(void)
@@ -144,7 +144,7 @@ int main(int argc, char **argv)
     CUDA(colo_k_probe_fill(b.z.data, (int64_t)(bytes / 16 * 16), 3, 1, NULL));
     CUDA(colo_k_probe_fill(b.w.data, (int64_t)(bytes / 16 * 16), 3, 2, NULL));
     b.stats = room(3 * most);
-    b.scratch = room(6 * most);
+    b.workspace = room(6 * most);
     b.line[0] = room(most);
     b.line[1] = room(most);
     b.picked = room(most);

@@ -69,7 +69,7 @@ static colo_status_t rank_main(colo_comm_t *c, void *arg)
     float *x = calloc(most, sizeof *x), *y = calloc(most, sizeof *y);
     colo_status_t st = COLO_OK;
     for (int k = 0; x && y && k < COLUMNS && st == COLO_OK; k++) {
-        double best = loop(c, k, 20, x, y); /* scratch grows here */
+        double best = loop(c, k, 20, x, y); /* workspace grows here */
         int64_t times = best > 0 ? (int64_t)(job->seconds / LOOPS / best * 1e6) : 1;
         times = times < 5 ? 5 : times;
         st = colo_comm_broadcast(c, &times, 1, COLO_I64, 0, NULL);

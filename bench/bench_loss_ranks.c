@@ -40,7 +40,7 @@ typedef struct rank {
     cudaStream_t stream;
     int64_t columns; /* V / W */
     int64_t d_rows;  /* of d_hidden: T, or T / W where it is scattered */
-    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *scratch, *work, *buffer;
+    void *z, *dz, *h, *w, *d_h, *d_w, *targets, *logp, *up, *stats, *workspace, *work, *buffer;
     unsigned long long *sum;
     colo_logprob_config_t config;
     colo_logprob_saved_t saved;
@@ -127,8 +127,8 @@ static void logits_forward(rank_t *r)
     colo_tensor_t z = logits_of(r, r->z),
                   ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
     colo_logprob_out_t out = {.logp = r->logp};
-    COLO(colo_logprob_forward(&r->config, &z, &ids, r->gpus, &out, &r->saved, r->stats, r->scratch,
-                              r->stream));
+    COLO(colo_logprob_forward(&r->config, &z, &ids, r->gpus, &out, &r->saved, r->stats,
+                              r->workspace, r->stream));
 }
 
 static void logits_backward(rank_t *r)
@@ -155,15 +155,15 @@ static void logits_path(rank_t *r)
     CUDA(colo_k_probe_fill(r->z, (int64_t)tv, 3, 1 + (uint64_t)r->me, NULL));
     COLO(colo_logprob_saved_size(&r->config, COLO_BF16, T, &bytes));
     r->stats = device(bytes);
-    COLO(colo_logprob_scratch_size(&r->config, COLO_BF16, T, ranks, &bytes));
-    r->scratch = device(bytes);
+    COLO(colo_logprob_workspace_size(&r->config, COLO_BF16, T, ranks, &bytes));
+    r->workspace = device(bytes);
     const double one = measure(r, read_logits), two = measure(r, copy_logits);
     say(r, "logits forward, floor: read", measure(r, logits_forward), one);
     say(r, "logits backward, floor: copy", measure(r, logits_backward), two);
     CUDA(cudaFree(r->z));
     CUDA(cudaFree(r->dz));
     CUDA(cudaFree(r->stats));
-    CUDA(cudaFree(r->scratch));
+    CUDA(cudaFree(r->workspace));
 }
 
 /* ---- lm_head path ---- */

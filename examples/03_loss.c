@@ -44,7 +44,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     int64_t v0 = r * VOCAB / RANKS, v1 = (r + 1) * VOCAB / RANKS, local = v1 - v0;
     double z[TOKENS * VOCAB], dz[TOKENS * VOCAB], up[TOKENS] = {-1.0, -1.0, -1.0}, logp[TOKENS];
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = VOCAB, .vocab_start = v0};
-    size_t saved_size, scratch_size;
+    size_t saved_size, workspace_size;
 
     for (int64_t t = 0; t < TOKENS; t++)
         for (int64_t v = v0; v < v1; v++)
@@ -53,17 +53,17 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     colo_status_t st = colo_logprob_saved_size(&config, COLO_F64, TOKENS, &saved_size);
     if (st < 0)
         return st;
-    st = colo_logprob_scratch_size(&config, COLO_F64, TOKENS, RANKS, &scratch_size);
+    st = colo_logprob_workspace_size(&config, COLO_F64, TOKENS, RANKS, &workspace_size);
     if (st < 0)
         return st;
-    void *stats = malloc(saved_size), *scratch = malloc(scratch_size + 1);
+    void *stats = malloc(saved_size), *workspace = malloc(workspace_size + 1);
     colo_tensor_t logits = colo_tensor_host(z, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t d_logits = colo_tensor_host(dz, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t targets = colo_tensor_host((void *)target, COLO_I64, 1, (int64_t[]){TOKENS});
     colo_logprob_saved_t saved;
 
     st = colo_logprob_forward(&config, &logits, &targets, tp, &(colo_logprob_out_t){.logp = logp},
-                              &saved, stats, scratch, NULL);
+                              &saved, stats, workspace, NULL);
     if (st >= 0)
         st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = up}, &d_logits,
                                    NULL);
@@ -78,7 +78,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
         }
     }
     free(stats);
-    free(scratch);
+    free(workspace);
     return st;
 }
 

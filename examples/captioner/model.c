@@ -229,8 +229,8 @@ static colo_status_t take_head(cap_rank_t *r)
     r->best_all = cap_take(a, r->dst.tp * 2 * r->dst.b, size);
     CAP_TRY(colo_logprob_saved_size(&r->logprob, COLO_F32, T, &bytes));
     r->stats = take_there(r, (int64_t)bytes, 1);
-    CAP_TRY(colo_logprob_scratch_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
-    r->scratch = take_there(r, (int64_t)bytes, 1);
+    CAP_TRY(colo_logprob_workspace_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
+    r->workspace = take_there(r, (int64_t)bytes, 1);
     return cap_head_take(r);
 }
 

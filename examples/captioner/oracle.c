@@ -59,12 +59,12 @@ struct saved {
 };
 
 /* Everything that lives for one call; one block of doubles, cut up by take(). */
-struct scratch {
+struct workspace {
     double *base;
     size_t used;
 };
 
-static double *take(struct scratch *s, int64_t n)
+static double *take(struct workspace *s, int64_t n)
 {
     double *p = s->base ? s->base + s->used : NULL; /* first pass: only count */
     s->used += (size_t)n;
@@ -352,19 +352,19 @@ static void sample_backward(const struct sizes *s, const struct net *w, const st
 /* ---- the batch ---- */
 
 /* Points every member of @net at element 0 of its parameter, in the order of captioner.h: from
- * @have, or cut out of @scratch with the sizes written to @count. Returns how many there are. */
+ * @have, or cut out of @workspace with the sizes written to @count. Returns how many there are. */
 static int net_map(const struct sizes *s, struct net *net, double *const *have,
-                   struct scratch *scratch, int64_t *count)
+                   struct workspace *workspace, int64_t *count)
 {
     int64_t D = s->D, F = s->F, E = s->E;
     int n = 0;
 
-#define MAP(member, size)                                     \
-    do {                                                      \
-        if (count)                                            \
-            count[n] = (size);                                \
-        net->member = have ? have[n] : take(scratch, (size)); \
-        n++;                                                  \
+#define MAP(member, size)                                       \
+    do {                                                        \
+        if (count)                                              \
+            count[n] = (size);                                  \
+        net->member = have ? have[n] : take(workspace, (size)); \
+        n++;                                                    \
     } while (0)
 
     MAP(w1, E * CAP_PATCH);
@@ -398,13 +398,13 @@ static int net_map(const struct sizes *s, struct net *net, double *const *have,
     return n;
 }
 
-static void norm_map(struct norm_saved *n, struct scratch *c, int64_t D)
+static void norm_map(struct norm_saved *n, struct workspace *c, int64_t D)
 {
     n->xhat = take(c, MAX_T * D);
     n->rstd = take(c, MAX_T);
 }
 
-static void work_map(const struct sizes *s, struct saved *v, struct work *k, struct scratch *c)
+static void work_map(const struct sizes *s, struct saved *v, struct work *k, struct workspace *c)
 {
     int64_t D = s->D, F = s->F, E = s->E, wide = F > E ? F : E;
 
@@ -445,7 +445,7 @@ double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_
                       .H = model->heads,
                       .L = model->layers,
                       .V = CAP_VOCAB};
-    struct scratch c = {0};
+    struct workspace c = {0};
     struct net w, d;
     struct saved v;
     struct work k;

@@ -138,7 +138,7 @@ typedef struct cap_rank {
     float *logits_host, *d_logp_host, *nll, *loss; /* host */
     colo_logprob_config_t logprob;
     colo_logprob_saved_t saved;
-    void *stats, *scratch;
+    void *stats, *workspace;
     colo_lm_head_t *head;
     colo_memory_t *head_memory;    /* what it is gathered into; NULL when resident */
     int64_t head_first, head_rows; /* rows here, of those of this tp rank */

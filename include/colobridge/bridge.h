@@ -135,11 +135,12 @@ COLO_API int32_t colo_bridge_src_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *shape);
 /** colo_bridge_plan() - the plan in force; a view. NULL has none */
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
-/** colo_bridge_scratch_size() - bytes of memory like the tensors' that the bridge owns, all allocated
- *  by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the staging of
- *  messages (half of what is sent and received, by message of 1 MiB or more; smaller ones whole).
- *  Over registered memory (memory.h) 0, until a call is staged after all, which then allocates */
-COLO_API size_t colo_bridge_scratch_size(const colo_bridge_t *bridge);
+/** colo_bridge_workspace_size() - bytes of memory like the tensors' that the bridge owns, all
+ * allocated by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the
+ * staging of messages (half of what is sent and received, by message of 1 MiB or more; smaller ones
+ * whole). Over registered memory (memory.h) 0, until a call is staged after all, which then
+ * allocates */
+COLO_API size_t colo_bridge_workspace_size(const colo_bridge_t *bridge);
 
 #ifdef __cplusplus
 }

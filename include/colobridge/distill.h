@@ -74,20 +74,21 @@ COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *co
 /** colo_distill_saved_size() - bytes of the saved statistics: 40 a token */
 COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                                size_t *bytes);
-/** colo_distill_scratch_size() - bytes of scratch that forward needs on a group of @ranks */
-COLO_API colo_status_t colo_distill_scratch_size(const colo_distill_config_t *config,
-                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
-                                                 size_t *bytes);
+/** colo_distill_workspace_size() - bytes of workspace that forward needs on a group of @ranks */
+COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config,
+                                                   colo_dtype_t dtype, int64_t tokens,
+                                                   int32_t ranks, size_t *bytes);
 
 /**
  * colo_distill_forward() - one read of both shards, one all-gather over @group (none when alone)
  * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
- * @targets:  in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until backward
+ * @targets:  in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until
+ * backward
  * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read, ce = kl = 0, gradient 0
  * @group:    the vocabulary (tp) group; NULL is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
  * @stats:    colo_distill_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
- * @scratch:  colo_distill_scratch_size() bytes, 8-aligned, free after the call
+ * @workspace:  colo_distill_workspace_size() bytes, 8-aligned, free after the call
  *
  * Special values: NaN or +inf in a row of either, nothing but -inf in one of them, a probability
  *            that is negative, NaN or infinite: the row's ce, kl and gradient are NaN on all ranks.
@@ -99,11 +100,10 @@ COLO_API colo_status_t colo_distill_scratch_size(const colo_distill_config_t *co
  */
 COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             const colo_tensor_t *logits,
-                                            const colo_tensor_t *targets,
-                                            const colo_tensor_t *mask, colo_comm_t *group,
-                                            const colo_distill_out_t *out,
-                                            colo_distill_saved_t *saved, void *stats, void *scratch,
-                                            colo_stream_t stream);
+                                            const colo_tensor_t *targets, const colo_tensor_t *mask,
+                                            colo_comm_t *group, const colo_distill_out_t *out,
+                                            colo_distill_saved_t *saved, void *stats,
+                                            void *workspace, colo_stream_t stream);
 /**
  * colo_distill_backward() - gradient of the raw logits; local, reads both once and writes one
  * @saved:     from forward; may be used again (gives the same)

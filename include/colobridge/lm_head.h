@@ -78,7 +78,7 @@ COLO_API colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
 COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
 /** colo_lm_head_gathered_size() - bytes that start fills; 0 when resident */
 COLO_API size_t colo_lm_head_gathered_size(const colo_lm_head_t *head);
-/** colo_lm_head_reduce_size() - bytes of scratch from gradient to reduce; 0 when gradients go to
+/** colo_lm_head_reduce_size() - bytes of workspace from gradient to reduce; 0 when gradients go to
  *  the caller's memory at once */
 COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
                                          const colo_lm_head_grads_t *grads);
@@ -119,28 +119,28 @@ COLO_API colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t s
  */
 COLO_API colo_status_t colo_lm_head_acquire(colo_lm_head_t *head, colo_stream_t stream,
                                             colo_tensor_t *weight, colo_tensor_t *bias);
-/** colo_lm_head_release() - the views end; the scratch is the caller's again after @stream's work
+/** colo_lm_head_release() - the views end; the workspace is the caller's again after @stream's work
  * so far. COLO_ERR_STATE unless AVAILABLE; no-op when resident */
 COLO_API colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream);
 
 /**
  * colo_lm_head_gradient() - where a pass puts the gradient of the whole head
  * @grads:    where the result is to go
- * @scratch:  colo_lm_head_reduce_size() bytes, 256-aligned, until reduce
+ * @workspace:  colo_lm_head_reduce_size() bytes, 256-aligned, until reduce
  * @d_weight: out: view [Vl, H] of f32 (f64 of an f64 head); the pass adds to what is there
  * @d_bias:   out: view [Vl], some stride; data NULL when there is none
  * Enqueues what makes the views ready: zeros, or nothing when they are @grads->d_weight itself.
  */
 COLO_API colo_status_t colo_lm_head_gradient(colo_lm_head_t *head,
-                                             const colo_lm_head_grads_t *grads, void *scratch,
+                                             const colo_lm_head_grads_t *grads, void *workspace,
                                              colo_stream_t stream, colo_tensor_t *d_weight,
                                              colo_tensor_t *d_bias);
 /**
  * colo_lm_head_reduce() - one reduce-scatter over the group, then into @grads; collective
- * Resident: no collective. @grads and @scratch as given to colo_lm_head_gradient().
+ * Resident: no collective. @grads and @workspace as given to colo_lm_head_gradient().
  */
 COLO_API colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                           void *scratch, colo_stream_t stream);
+                                           void *workspace, colo_stream_t stream);
 
 #ifdef __cplusplus
 }

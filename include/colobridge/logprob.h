@@ -34,7 +34,7 @@ typedef struct colo_logprob_config {
     bool megatron_smoothing; /* e' = e V / (V - 1) */
     double z_loss;        /* lambda, >= 0 */
     int64_t ignore_index; /* -100 */
-    int64_t chunk_size;   /* tokens per pass, bounds scratch only; 0 = chosen, < 0 = error */
+    int64_t chunk_size;   /* tokens per pass, bounds workspace only; 0 = chosen, < 0 = error */
     bool want_entropy;    /* entropy_out is written and may have a gradient */
     bool want_loss;
     bool want_correct;    /* 1 where the argmax (lowest index on ties) is the target */
@@ -86,10 +86,10 @@ COLO_API colo_status_t colo_logprob_config_check(const colo_logprob_config_t *co
 /** colo_logprob_saved_size() - bytes of the saved statistics for @tokens of @dtype logits */
 COLO_API colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config,
                                                colo_dtype_t dtype, int64_t tokens, size_t *bytes);
-/** colo_logprob_scratch_size() - bytes of scratch that forward needs on a group of @ranks */
-COLO_API colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config,
-                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
-                                                 size_t *bytes);
+/** colo_logprob_workspace_size() - bytes of workspace that forward needs on a group of @ranks */
+COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config,
+                                                   colo_dtype_t dtype, int64_t tokens,
+                                                   int32_t ranks, size_t *bytes);
 
 /**
  * colo_logprob_forward() - one read of the logits, one all-gather over @group
@@ -100,7 +100,7 @@ COLO_API colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *co
  * @out:      out what the config wants; a member without its want_ is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
  * @stats:    colo_logprob_saved_size() bytes, borrowed until backward; NULL iff saved is NULL
- * @scratch:  colo_logprob_scratch_size() bytes, free after the call; as @stats, 8-aligned
+ * @workspace:  colo_logprob_workspace_size() bytes, free after the call; as @stats, 8-aligned
  *
  * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
  *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
@@ -115,8 +115,8 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_tensor_t *logits,
                                             const colo_tensor_t *targets, colo_comm_t *group,
                                             const colo_logprob_out_t *out,
-                                            colo_logprob_saved_t *saved, void *stats, void *scratch,
-                                            colo_stream_t stream);
+                                            colo_logprob_saved_t *saved, void *stats,
+                                            void *workspace, colo_stream_t stream);
 /**
  * colo_logprob_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again (gives the same)
@@ -159,8 +159,8 @@ typedef struct colo_weighted {
     double value;  /* num / den, 0 when den is 0 */
 } colo_weighted_t;
 
-/** colo_loss_weighted_scratch_size() - bytes of scratch on a group of @ranks */
-COLO_API size_t colo_loss_weighted_scratch_size(int32_t ranks);
+/** colo_loss_weighted_workspace_size() - bytes of workspace on a group of @ranks */
+COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 /**
  * colo_loss_weighted_sum() - sum_t w_t v_t / den, e.g. advantages times log-probabilities, and its
  * gradient
@@ -172,7 +172,7 @@ COLO_API size_t colo_loss_weighted_scratch_size(int32_t ranks);
  * @out:      out, in the memory of @values
  * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready
  * to be the upstream gradient d_logp or d_loss
- * @scratch:  colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @values
+ * @workspace:  colo_loss_weighted_workspace_size() bytes, 8-aligned, in the memory of @values
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
  *            all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
@@ -180,7 +180,7 @@ COLO_API size_t colo_loss_weighted_scratch_size(int32_t ranks);
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
                                               const colo_tensor_t *mask, colo_comm_t *group,
-                                              colo_weighted_t *out, void *d_values, void *scratch,
+                                              colo_weighted_t *out, void *d_values, void *workspace,
                                               colo_stream_t stream);
 
 /** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
@@ -200,13 +200,13 @@ typedef struct colo_loss_mean {
  * @group:   the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
  *           every rank joins, also with T = 0
  * @out:     out, every member
- * @scratch: colo_loss_weighted_scratch_size() bytes, 8-aligned, in the memory of @losses
+ * @workspace: colo_loss_weighted_workspace_size() bytes, 8-aligned, in the memory of @losses
  * Order and bits as colo_loss_weighted_sum(). A NaN is not hidden, also when no token counts.
  * Errors:   as colo_loss_weighted_sum()
  */
 COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                               bool divide, colo_comm_t *group,
-                                              const colo_loss_mean_t *out, void *scratch,
+                                              const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
 /**
  * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all; local

@@ -88,33 +88,32 @@ COLO_API colo_status_t colo_sequence_targets(const colo_sequence_t *seq,
 COLO_API colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_t what,
                                           const colo_tensor_t *mask, colo_stream_t stream);
 
-/** colo_sequence_scratch_size() - bytes that gathering and its adjoint need: cp * count elements */
-COLO_API colo_status_t colo_sequence_scratch_size(const colo_sequence_t *seq, colo_dtype_t dtype,
-                                                  size_t *bytes);
+/** colo_sequence_workspace_size() - bytes that gathering and its adjoint need: cp * count elements
+ */
+COLO_API colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtype_t dtype,
+                                                    size_t *bytes);
 /**
  * colo_sequence_gather() - values of all ranks' elements, at their places in the batch
  * @local:   in  f32 or f64 with colo_sequence_count() elements, contiguous
  * @out:     out [B, S - 1], dtype of @local, columns contiguous; 0 where there is no target
  * @group:   the cp group, ranked by cp_rank; NULL is an error (colo_comm_create_self() for cp = 1)
- * @scratch: colo_sequence_scratch_size() bytes, free after the call; 8-aligned
+ * @workspace: colo_sequence_workspace_size() bytes, free after the call; 8-aligned
  * One all-gather; none when cp is 1.
  */
 COLO_API colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                             const colo_tensor_t *out, colo_comm_t *group,
-                                            void *scratch, colo_stream_t stream);
+                                            void *workspace, colo_stream_t stream);
 /**
- * colo_sequence_gather_backward() - from the gradient of the gathered output to that of the elements
+ * colo_sequence_gather_backward() - from the gradient of the gathered output to that of the
+ * elements
  * @d_out:   in  [B, S - 1] as @out was
  * @d_local: out as @local was; 0 for elements without a target
  * @group:   as in forward; not used, and may be NULL, with COLO_SEQUENCE_SLICE
- * @scratch: as in forward; not used, and may be NULL, with COLO_SEQUENCE_SLICE
+ * @workspace: as in forward; not used, and may be NULL, with COLO_SEQUENCE_SLICE
  */
-COLO_API colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
-                                                     colo_sequence_adjoint_t adjoint,
-                                                     const colo_tensor_t *d_out,
-                                                     const colo_tensor_t *d_local,
-                                                     colo_comm_t *group, void *scratch,
-                                                     colo_stream_t stream);
+COLO_API colo_status_t colo_sequence_gather_backward(
+    const colo_sequence_t *seq, colo_sequence_adjoint_t adjoint, const colo_tensor_t *d_out,
+    const colo_tensor_t *d_local, colo_comm_t *group, void *workspace, colo_stream_t stream);
 /**
  * colo_sequence_pack() - cu_padded of rows of @lengths, each padded by colo_partition_padded()
  * @cu_padded: out [batch + 1]. A row of 0 tokens stays empty. Untouched on error

@@ -13,14 +13,13 @@
  *            EXISTS, MISSING), calls on a communicator that was dead before, all that COLO_CHECK=2
  *            finds, and every other error after which the communicator lives (colo_comm_check()).
  *   in flight   Any other error kills the communicator: TIMEOUT, PEER, ABORTED, MISMATCH, NOMEM,
- *            STATE, IO, CUDA, NCCL or MPI. The outputs, the scratch and the saved state of the call
- *            may then hold old bytes, new ones or a mix of both, although the same call may have
- *            returned COLO_OK on another rank. Inputs, and memory that was not given to the call,
- *            are not written; what is input and output at once is an output.
- * Objects are made whole or not at all: on every error the pointer that would receive one, and
- * numbers that a call returns by pointer, are untouched. On a stream a call may return COLO_OK and
- * fail later; its outputs are then as after a failure in flight. Other ranks may still write into
- * registered memory until they have noticed (memory.h).
+ *            STATE, IO, CUDA, NCCL or MPI. The outputs, the workspace and the saved state of the
+ * call may then hold old bytes, new ones or a mix of both, although the same call may have returned
+ * COLO_OK on another rank. Inputs, and memory that was not given to the call, are not written; what
+ * is input and output at once is an output. Objects are made whole or not at all: on every error
+ * the pointer that would receive one, and numbers that a call returns by pointer, are untouched. On
+ * a stream a call may return COLO_OK and fail later; its outputs are then as after a failure in
+ * flight. Other ranks may still write into registered memory until they have noticed (memory.h).
  *
  * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in braces,
  * in C and in C++17. It sets all defaults, and struct_size to the size that the caller's header

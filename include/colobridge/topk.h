@@ -61,10 +61,11 @@ COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
 /** colo_topk_saved_size() - bytes of the saved statistics: 40 a token and 16 a picked id */
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
                                             size_t *bytes);
-/** colo_topk_scratch_size() - bytes of scratch that forward needs on a group of @ranks; no multiple
- *  of the vocabulary */
-COLO_API colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, colo_dtype_t dtype,
-                                              int64_t tokens, int32_t ranks, size_t *bytes);
+/** colo_topk_workspace_size() - bytes of workspace that forward needs on a group of @ranks; no
+ * multiple of the vocabulary */
+COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config,
+                                                colo_dtype_t dtype, int64_t tokens, int32_t ranks,
+                                                size_t *bytes);
 
 /**
  * colo_topk_forward() - one all-gather over @group (none on a group of one)
@@ -77,7 +78,7 @@ COLO_API colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, 
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
  * @stats:    colo_topk_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
  * NULL
- * @scratch:  colo_topk_scratch_size() bytes, 8-aligned, free after the call
+ * @workspace:  colo_topk_workspace_size() bytes, 8-aligned, free after the call
  *
  * Order:     by scale * z, of which x is an ascending function; equal logits by lowest id. With
  *            scale 0 all are equal. The same ids on every rank, for every cut of the vocabulary
@@ -93,7 +94,7 @@ COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_tensor_t *logits, const colo_tensor_t *ids,
                                          const colo_tensor_t *mask, colo_comm_t *group,
                                          const colo_topk_out_t *out, colo_topk_saved_t *saved,
-                                         void *stats, void *scratch, colo_stream_t stream);
+                                         void *stats, void *workspace, colo_stream_t stream);
 /**
  * colo_topk_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again (gives the same)

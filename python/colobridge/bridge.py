@@ -15,7 +15,7 @@ from .tensor import view
 
 
 class Bridge:
-    """Plan, communicator, scratch. Collective over @comm, whose world ranks are the grids' ranks.
+    """Plan, communicator, workspace. Collective over @comm, whose world ranks are the grids' ranks.
 
     shape: (samples, rows, features[, positions of the LLM]), global. axes: "bsh", "sbh", any
     permutation, or "th" (samples and rows flattened). output: "full" or "sharded". grad: "partial"
@@ -83,7 +83,7 @@ class Bridge:
         shape = (s.i64 * 3)()
         return tuple(shape[:getattr(lib(), name)(self.handle, shape)])
 
-    scratch_size = property(lambda self: lib().colo_bridge_scratch_size(self.handle))
+    workspace_size = property(lambda self: lib().colo_bridge_workspace_size(self.handle))
 
 
 def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:

@@ -73,7 +73,7 @@ class DistributedLogprob:
 
 
 class ChunkedDistributedLogprob:
-    """The same with chunk_size tokens at a time: bounds scratch, changes no bit. One all-gather,
+    """The same with chunk_size tokens at a time: bounds workspace, changes no bit. One all-gather,
     however many chunks."""
 
     @staticmethod

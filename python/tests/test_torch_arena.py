@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Memory that peers write into, and tensors in it. Here it is host memory that is said to be reached: blocks,
-scratch, lifetimes and order are all as on GPUs, which python/tests/gpu/cases_bridge.py looks at."""
+workspace, lifetimes and order are all as on GPUs, which python/tests/gpu/cases_bridge.py looks at."""
 import contextlib
 import gc
 import itertools
@@ -51,7 +51,7 @@ def carries_reached(rank, src, dst, axes, output, grad, buffers):
         plan = cb.Plan(carry.src, carry.dst, (4, 8, 3), rank, output=output, grad=grad)
         y = carry(x, shape=(4, 8, 3))
         y.backward(torch.ones_like(y))
-        # What others do not reach needs no scratch; sums are read from a copy of d_y.
+        # What others do not reach needs no workspace; sums are read from a copy of d_y.
         ways = [plan.reached(way) for way in ('forward', 'backward')]
         saved = [ways[0] and buffers > 0, ways[1] and buffers > 0 and plan.levels == 1]
         assert carry.direct and carry.copied == sum(ways) - sum(saved), (ways, saved, carry.copied)
@@ -305,7 +305,7 @@ def made(sums=False, buffers=2):
 def test_blocks_lie_apart_and_within():
     for sums, buffers in itertools.product((False, True), (0, 1, 3)):
         at = made(sums, buffers)
-        parts = [s for s in at.scratch[:1] if s is not None]
+        parts = [s for s in at.workspace[:1] if s is not None]
         for side in (0, 1):
             while (t := at.lend(side, Stream)) is not None:
                 parts.append(t)
@@ -324,11 +324,11 @@ def test_another_stream_waits_for_the_one_that_had_the_block():
     at, a, b = made(), Stream(), Stream()
     own = torch.zeros(2, 2, 3)
     for stream, waits in ((a, []), (a, []), (b, [a]), (a, [b])):
-        assert at.instead(0, own, stream) is at.scratch[0] and stream.waited == waits
+        assert at.instead(0, own, stream) is at.workspace[0] and stream.waited == waits
     assert at.copied == 4
 
 
-def test_captured_calls_take_the_scratch():
+def test_captured_calls_take_the_workspace():
     at, a, b = made(), Stream(), Stream()
     at.instead(0, torch.zeros(2, 2, 3), a)
     at._capturing = lambda: True

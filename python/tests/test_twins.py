@@ -208,14 +208,14 @@ TWINS = {
     'a block is used again before the stream that had it is done': (
         'torch/arena.py', 'stream.wait_stream(block.stream)', 'pass', 'test_torch_arena.py',
         'test_another_stream_waits'),
-    'the scratch is used again before the stream that had it is done': (
+    'the workspace is used again before the stream that had it is done': (
         'torch/arena.py', 'stream.wait_stream(self._last)', 'pass', 'test_torch_arena.py',
         'test_another_stream_waits'),
     'a graph has a block that others get': (
         'torch/arena.py', 'if not free or self._capturing():', 'if not free:', 'test_torch_arena.py',
         'test_captured_calls'),
-    'sums are read from a scratch that has something else': (
-        'torch/arena.py', 'scratch.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
+    'sums are read from a workspace that has something else': (
+        'torch/arena.py', 'workspace.copy_(own)', 'pass', 'test_torch_arena.py', 'test_checkpointing'),
     'memory is asked for again of ranks that are elsewhere': (
         'torch/arena.py', "why.status in (STATUS['ERR_PEER'], STATUS['ERR_ARG'])", 'False',
         'test_torch_arena.py', 'test_without_memory'),

@@ -41,7 +41,7 @@ void colo_block_clear(colo_block_t *b)
 }
 
 /* Appends every block coordinate choice of @axis that meets local indices [lo, hi) of the whole
- * axis, from split @i on. @b is a scratch of the choices made so far. */
+ * axis, from split @i on. @b is a workspace of the choices made so far. */
 static colo_status_t visit(colo_list_t *out, const colo_layout_t *l, colo_axis_t axis, int i,
                            int64_t length, int64_t lo, int64_t hi, colo_block_t *b)
 {

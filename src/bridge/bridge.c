@@ -99,7 +99,7 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
     int messages = 0;
     for (int pass = 0; pass < 2; pass++)
         messages += s->lane[pass].nsends + s->lane[pass].nrecvs;
-    const bool talks = messages > 0 || s->scratch > 0 || s->late_slab > 0 ||
+    const bool talks = messages > 0 || s->workspace > 0 || s->late_slab > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -565,10 +565,10 @@ const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge)
     return bridge ? bridge->now.plan : NULL;
 }
 
-size_t colo_bridge_scratch_size(const colo_bridge_t *bridge)
+size_t colo_bridge_workspace_size(const colo_bridge_t *bridge)
 {
     if (!bridge)
         return 0;
-    return bridge->now.scratch + colo_ragged_scratch(bridge) + bridge->now.stage_size +
+    return bridge->now.workspace + colo_ragged_workspace(bridge) + bridge->now.stage_size +
            bridge->coll.stage_size[0] + bridge->coll.stage_size[1];
 }

@@ -37,7 +37,7 @@ typedef struct colo_shaped {
     colo_pass_messages_t lane[2];
     colo_mem_t mem; /* of the slab */
     void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
-    size_t slab_size, scratch;
+    size_t slab_size, workspace;
     int32_t nslabs;
     int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of

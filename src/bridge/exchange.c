@@ -163,7 +163,7 @@ colo_status_t colo_staged_need(colo_shaped_t *s)
         st = colo_mem_alloc(s->mem, s->late_slab, &s->slab);
         if (st < 0)
             return colo_fail_prefix(st, "bridge: addends of %d levels", (int)s->nslabs);
-        s->scratch = s->late_slab;
+        s->workspace = s->late_slab;
         s->late_slab = 0;
     }
     if (s->late_stage) {

@@ -97,7 +97,7 @@ void colo_ragged_destroy(colo_bridge_t *b)
     free(b->ragged);
 }
 
-size_t colo_ragged_scratch(const colo_bridge_t *b)
+size_t colo_ragged_workspace(const colo_bridge_t *b)
 {
     return b->ragged ? b->ragged->slab_size : 0;
 }

@@ -112,7 +112,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 /* Addends of max_rows; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 void colo_ragged_destroy(colo_bridge_t *b);
-size_t colo_ragged_scratch(const colo_bridge_t *b);
+size_t colo_ragged_workspace(const colo_bridge_t *b);
 
 /* ---- batches ---- */
 

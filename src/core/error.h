@@ -26,7 +26,7 @@ colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_
             goto label;                \
     } while (0)
 
-/* Host scratch inside one function only. */
+/* Host workspace inside one function only. */
 void colo_autofree_(void *p);
 #define COLO_AUTOFREE __attribute__((cleanup(colo_autofree_)))
 

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * memory.c - scratch of objects, from the table of the memory's kind.
+ * memory.c - workspace of objects, from the table of the memory's kind.
  *
- * How much an object needs, and when, is the object's business. If the build or the machine lacks the
- * backend, the status is COLO_ERR_UNBUILT.
+ * How much an object needs, and when, is the object's business. If the build or the machine lacks
+ * the backend, the status is COLO_ERR_UNBUILT.
  */
 #include "core/memory.h"
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* memory.h (private) - scratch that the library owns, where the caller's tensors are. */
+/* memory.h (private) - workspace that the library owns, where the caller's tensors are. */
 #ifndef COLO_CORE_MEMORY_H
 #define COLO_CORE_MEMORY_H
 

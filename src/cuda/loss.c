@@ -90,7 +90,7 @@ static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_strea
             TRY(colo_cuda_typed(&q, p->logits, p->dtype, "logits"));
         if (p->tokens > 0)
             TRY(colo_cuda_typed(&q, p->targets, COLO_I64, "targets"));
-        TRY(colo_cuda_pointer(&q, p->blocks, "scratch"));
+        TRY(colo_cuda_pointer(&q, p->blocks, "workspace"));
         /* merge's, too: a wrong output must be known before anything is written */
         TRY(colo_cuda_typed(&q, p->out.logp, p->stat_dtype, "out.logp"));
         TRY(colo_cuda_typed(&q, p->out.entropy, p->stat_dtype, "out.entropy"));
@@ -296,7 +296,7 @@ static colo_status_t topk_rows(const struct colo_topk_pass *p, colo_stream_t str
             TRY(colo_cuda_typed(&q, p->base.logits, p->base.dtype, "logits"));
         TRY(colo_cuda_typed(&q, p->ids, COLO_I64, "ids"));
         TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-        TRY(colo_cuda_pointer(&q, p->base.blocks, "scratch"));
+        TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
         TRY(colo_cuda_pointer(&q, p->base.saved, "stats"));
         TRY(colo_cuda_typed(&q, p->out.logp, p->base.stat_dtype, "out.logp"));
         TRY(colo_cuda_typed(&q, p->out.ids, COLO_I64, "out.ids"));
@@ -397,7 +397,7 @@ static colo_status_t distill_stats(const struct colo_distill_pass *p, colo_strea
     colo_queries_t q = {0};
     TRY(distill_inputs(&q, p));
     TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    TRY(colo_cuda_pointer(&q, p->base.blocks, "scratch"));
+    TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
     TRY(colo_cuda_typed(&q, p->out.ce, p->base.stat_dtype, "out.ce"));
     TRY(colo_cuda_typed(&q, p->out.kl, p->base.stat_dtype, "out.kl"));
     const colo_k_distill_t k = flat_distill(p);
@@ -473,7 +473,7 @@ static colo_status_t weighted_local(const struct colo_weighted_pass *p, colo_str
     TRY(colo_cuda_typed(&q, p->values, p->dtype, "values"));
     TRY(colo_cuda_typed(&q, p->weights, p->dtype, "weights"));
     TRY(colo_cuda_pointer(&q, p->mask, "mask"));
-    TRY(colo_cuda_pointer(&q, p->parts, "scratch"));
+    TRY(colo_cuda_pointer(&q, p->parts, "workspace"));
     TRY(colo_cuda_typed(&q, p->out, COLO_I64, "out"));
     TRY(colo_cuda_typed(&q, p->d_values, p->dtype, "d_values"));
     TRY(colo_cuda_typed(&q, p->counted, COLO_I64, "n_valid"));

@@ -90,8 +90,8 @@ static bool block_of(colo_dtype_t dtype, int64_t n, struct colo_distill_pass *p)
     return true;
 }
 
-colo_status_t colo_distill_scratch_size(const colo_distill_config_t *config, colo_dtype_t dtype,
-                                        int64_t tokens, int32_t ranks, size_t *bytes)
+colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config, colo_dtype_t dtype,
+                                          int64_t tokens, int32_t ranks, size_t *bytes)
 {
     struct colo_distill_pass p;
     size_t saved;
@@ -105,7 +105,7 @@ colo_status_t colo_distill_scratch_size(const colo_distill_config_t *config, col
         return colo_fail(COLO_ERR_ARG, "distill: ranks is %d, expected >= 1", (int)ranks);
     if (!block_of(dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n))
         return colo_fail(COLO_ERR_ARG,
-                         "distill: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         "distill: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);
     *bytes = (size_t)n;
     return COLO_OK;
@@ -131,7 +131,7 @@ static colo_status_t check_forward(const colo_distill_config_t *config, const co
                                    const colo_tensor_t *targets, const colo_tensor_t *mask,
                                    const colo_comm_t *group, const colo_distill_out_t *out,
                                    const colo_distill_saved_t *saved, const void *stats,
-                                   const void *scratch)
+                                   const void *workspace)
 {
     COLO_TRY(colo_distill_config_check(config));
     const colo_logprob_config_t base = base_config(config);
@@ -142,7 +142,7 @@ static colo_status_t check_forward(const colo_distill_config_t *config, const co
     if (!out)
         return colo_fail(COLO_ERR_ARG, "distill: out is NULL");
     return colo_loss_i_check_buffers("distill", saved != NULL, stats,
-                                     logits->shape[0] * 5 * (int64_t)sizeof(double), scratch);
+                                     logits->shape[0] * 5 * (int64_t)sizeof(double), workspace);
 }
 
 /* ---- forward ---- */
@@ -192,7 +192,7 @@ static colo_status_t forward(struct colo_distill_pass *p, const colo_loss_ops_t 
 colo_status_t colo_distill_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *targets, const colo_tensor_t *mask,
                                    colo_comm_t *group, const colo_distill_out_t *out,
-                                   colo_distill_saved_t *saved, void *stats, void *scratch,
+                                   colo_distill_saved_t *saved, void *stats, void *workspace,
                                    colo_stream_t stream)
 {
     if (!group)
@@ -204,13 +204,13 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     colo_status_t st = read_config(config, &own);
     config = &own;
     if (st == COLO_OK)
-        st = check_forward(config, logits, targets, mask, group, out, saved, stats, scratch);
+        st = check_forward(config, logits, targets, mask, group, out, saved, stats, workspace);
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(logits, group, "distill");
     if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
-        st = colo_fail(COLO_ERR_ARG, "distill: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
+        st = colo_fail(COLO_ERR_ARG, "distill: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_ready(group, "distill forward", st));
     const uint64_t logits_version = logits->version ? *logits->version : 0;
@@ -219,7 +219,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     struct colo_distill_pass p = pass_of(config, logits, targets, &base);
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
-    p.base.blocks = scratch;
+    p.base.blocks = workspace;
     p.base.block = room.base.block;
     p.mx = room.mx;
     p.sx = room.sx;

@@ -6,8 +6,8 @@
  * tokens, chunk by chunk, fills this rank's block; one all-gather brings all blocks to all ranks;
  * the merge pass, the same on every rank, writes outputs and saved statistics. On a group of one
  * there is nothing to gather, and stats and merge alternate over a block of one chunk: that is
- * where chunk_size bounds the scratch. With more ranks the scratch is one block of T tokens a rank,
- * because there is one gather for all tokens, however they are chunked.
+ * where chunk_size bounds the workspace. With more ranks the workspace is one block of T tokens a
+ * rank, because there is one gather for all tokens, however they are chunked.
  *
  * The block's header costs nothing on the wire and tells ranks apart that were configured
  * differently: other targets, another temperature, shards that leave a hole in the vocabulary.
@@ -116,8 +116,8 @@ colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_
     return COLO_OK;
 }
 
-colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
-                                        int64_t tokens, int32_t ranks, size_t *bytes)
+colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
+                                          int64_t tokens, int32_t ranks, size_t *bytes)
 {
     colo_logprob_config_t own;
     colo_logprob_block_t b;
@@ -129,7 +129,7 @@ colo_status_t colo_logprob_scratch_size(const colo_logprob_config_t *config, col
                                      &b) ||
         !colo_mul_ok(b.bytes, ranks, &n))
         return colo_fail(COLO_ERR_ARG,
-                         "logprob: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         "logprob: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);
     *bytes = (size_t)n;
     return COLO_OK;
@@ -252,8 +252,8 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
     const int64_t chunk = chunk_of(p->config, p->tokens);
     if (!colo_logprob_i_block_layout(p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens,
                                      &p->block))
-        return colo_fail(COLO_ERR_ARG, "logprob: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
-                         p->tokens);
+        return colo_fail(COLO_ERR_ARG,
+                         "logprob: workspace of %" PRId64 " tokens exceeds 2^63 bytes", p->tokens);
     colo_logprob_i_set_header(p, colo_logprob_i_hash_config(p->config, p->dtype),
                               on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0);
     if (p->ranks == 1)
@@ -266,7 +266,7 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *targets, colo_comm_t *group,
                                    const colo_logprob_out_t *out, colo_logprob_saved_t *saved,
-                                   void *stats, void *scratch, colo_stream_t stream)
+                                   void *stats, void *workspace, colo_stream_t stream)
 {
     if (!group)
         return colo_fail(COLO_ERR_ARG,
@@ -277,7 +277,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     config = &own;
     if (st == COLO_OK)
         st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats,
-                                          scratch);
+                                          workspace);
     const colo_loss_ops_t *loss;
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
@@ -290,7 +290,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     struct colo_logprob_pass p = colo_logprob_i_pass(config, logits, targets);
     p.rank = colo_comm_rank(group);
     p.ranks = colo_comm_size(group);
-    p.blocks = scratch;
+    p.blocks = workspace;
     p.out = *out;
     p.saved = saved ? stats : NULL;
     COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
@@ -323,7 +323,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     p.upstream = *upstream;
     p.d_logits = d_logits->data;
     p.d_row_stride = d_logits->stride[0];
-    p.hi = p.tokens; /* no scratch, so nothing for chunk_size to bound */
+    p.hi = p.tokens; /* no workspace, so nothing for chunk_size to bound */
     COLO_TRY(loss->logprob_grad(&p, stream));
     if (in_place)
         saved->valid = false;

@@ -27,7 +27,7 @@ colo_status_t colo_host_mean_grad(const struct colo_mean_grad_pass *p, colo_stre
 }
 
 static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
-                           const colo_loss_mean_t *out, const void *scratch)
+                           const colo_loss_mean_t *out, const void *workspace)
 {
     COLO_TRY(colo_weighted_i_check_values(losses, "losses"));
     if (!n_valid)
@@ -36,20 +36,20 @@ static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
         return colo_fail(COLO_ERR_ARG,
                          "loss mean: out or a member of it is NULL, expected room for "
                          "value, num, den and factor");
-    if (!scratch)
-        return colo_fail(COLO_ERR_ARG, "loss mean: scratch is NULL; "
-                                       "colo_loss_weighted_scratch_size() tells how many bytes");
-    return colo_loss_i_check_aligned(scratch, "scratch");
+    if (!workspace)
+        return colo_fail(COLO_ERR_ARG, "loss mean: workspace is NULL; "
+                                       "colo_loss_weighted_workspace_size() tells how many bytes");
+    return colo_loss_i_check_aligned(workspace, "workspace");
 }
 
 colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                      bool divide, colo_comm_t *group, const colo_loss_mean_t *out,
-                                     void *scratch, colo_stream_t stream)
+                                     void *workspace, colo_stream_t stream)
 {
     struct colo_weighted_pass p = {0};
     if (!group)
         return colo_fail(COLO_ERR_ARG, "loss mean: group is NULL, expected the dp x cp group");
-    colo_status_t st = check(losses, n_valid, out, scratch);
+    colo_status_t st = check(losses, n_valid, out, workspace);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(losses, group, "loss mean");
     if (st == COLO_OK)
@@ -58,7 +58,7 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
             .count = losses->shape[0],
             .values = losses->data,
             .counted = n_valid,
-            .parts = scratch,
+            .parts = workspace,
             .mean = *out,
             .divide = divide,
         };

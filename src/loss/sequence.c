@@ -257,8 +257,8 @@ colo_status_t colo_sequence_mask(const colo_sequence_t *seq, colo_sequence_mask_
 
 /* ---- gathering ---- */
 
-colo_status_t colo_sequence_scratch_size(const colo_sequence_t *seq, colo_dtype_t dtype,
-                                         size_t *bytes)
+colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtype_t dtype,
+                                           size_t *bytes)
 {
     colo_sequence_t own;
     int64_t n;
@@ -271,39 +271,40 @@ colo_status_t colo_sequence_scratch_size(const colo_sequence_t *seq, colo_dtype_
         return colo_fail(COLO_ERR_ARG, "sequence: bytes is NULL");
     if (!colo_mul_ok(count_of(seq), seq->cp, &n) ||
         !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n))
-        return colo_fail(COLO_ERR_ARG, "sequence: scratch exceeds 2^63 bytes");
+        return colo_fail(COLO_ERR_ARG, "sequence: workspace exceeds 2^63 bytes");
     *bytes = (size_t)n;
     return COLO_OK;
 }
 
 static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *local,
-                                 const colo_comm_t *group, const void *scratch)
+                                 const colo_comm_t *group, const void *workspace)
 {
     if (colo_comm_size(group) != s->cp || colo_comm_rank(group) != s->cp_rank)
         return colo_fail(COLO_ERR_ARG,
                          "sequence: rank %d of a group of %d, expected the cp group: rank %" PRId64
                          " of %" PRId64,
                          (int)colo_comm_rank(group), (int)colo_comm_size(group), s->cp_rank, s->cp);
-    if (s->cp > 1 && !scratch && count_of(s) > 0)
-        return colo_fail(COLO_ERR_ARG, "sequence: scratch is NULL; colo_sequence_scratch_size() "
-                                       "tells how many bytes it needs");
-    COLO_TRY(colo_loss_i_check_aligned(scratch, "scratch"));
+    if (s->cp > 1 && !workspace && count_of(s) > 0)
+        return colo_fail(COLO_ERR_ARG,
+                         "sequence: workspace is NULL; colo_sequence_workspace_size() "
+                         "tells how many bytes it needs");
+    COLO_TRY(colo_loss_i_check_aligned(workspace, "workspace"));
     return colo_loss_i_check_place(local, group, "sequence");
 }
 
 static colo_status_t check_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
                                   const colo_tensor_t *out, const colo_comm_t *group,
-                                  const void *scratch, const colo_loss_ops_t **loss)
+                                  const void *workspace, const colo_loss_ops_t **loss)
 {
     COLO_TRY(check_values(seq, local, "local"));
     COLO_TRY(check_table(seq, out, local, "out"));
-    COLO_TRY(check_group(seq, local, group, scratch));
+    COLO_TRY(check_group(seq, local, group, workspace));
     COLO_TRY(check_device(seq, local->mem));
     return colo_loss_ops_for(local->mem, loss);
 }
 
 colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,
-                                   const colo_tensor_t *out, colo_comm_t *group, void *scratch,
+                                   const colo_tensor_t *out, colo_comm_t *group, void *workspace,
                                    colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
@@ -314,7 +315,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     colo_status_t st = open_sequence(seq, &own);
     seq = &own;
     if (st == COLO_OK)
-        st = check_gather(seq, local, out, group, scratch, &loss);
+        st = check_gather(seq, local, out, group, workspace, &loss);
     COLO_TRY(colo_loss_i_ready(group, "sequence gather", st));
     struct colo_sequence_pass p = pass_of(seq, local->mem);
     p.dtype = local->dtype;
@@ -322,8 +323,8 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
     p.table = out->data;
     p.table_stride = out->stride[0];
     if (seq->cp > 1) {
-        p.elements = scratch;
-        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, scratch, p.count,
+        p.elements = workspace;
+        COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace, p.count,
                                         local->dtype, stream));
     }
     return seq->batch > 0 && seq->positions > 1 ? loss->sequence_spread(&p, stream) : COLO_OK;
@@ -333,7 +334,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
                                             colo_sequence_adjoint_t adjoint,
                                             const colo_tensor_t *d_out,
                                             const colo_tensor_t *d_local, colo_comm_t *group,
-                                            void *scratch, colo_stream_t stream)
+                                            void *workspace, colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
     const bool sum = adjoint == COLO_SEQUENCE_SUM;
@@ -350,7 +351,7 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     if (st == COLO_OK)
         st = check_table(seq, d_out, d_local, "d_out");
     if (st == COLO_OK && sum)
-        st = check_group(seq, d_local, group, scratch);
+        st = check_group(seq, d_local, group, workspace);
     if (st == COLO_OK)
         st = check_device(seq, d_local->mem);
     if (st == COLO_OK)
@@ -367,12 +368,12 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     p.to = p.from + 1;
     if (!sum || seq->cp == 1)
         return p.count > 0 ? loss->sequence_collect(&p, stream) : COLO_OK;
-    p.elements = scratch;
+    p.elements = workspace;
     p.from = 0;
     p.to = seq->cp;
     if (p.count > 0)
         COLO_TRY(colo_loss_i_step(group, loss->sequence_collect(&p, stream)));
-    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, scratch, d_local->data, p.count,
+    return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data, p.count,
                                       p.dtype, COLO_SUM, stream);
 }
 

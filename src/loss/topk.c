@@ -94,8 +94,8 @@ static bool block_of(const colo_topk_config_t *c, colo_dtype_t dtype, int64_t to
            colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->topk, &p->pid);
 }
 
-colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, colo_dtype_t dtype,
-                                     int64_t tokens, int32_t ranks, size_t *bytes)
+colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dtype_t dtype,
+                                       int64_t tokens, int32_t ranks, size_t *bytes)
 {
     struct colo_topk_pass p;
     colo_topk_config_t own;
@@ -111,7 +111,7 @@ colo_status_t colo_topk_scratch_size(const colo_topk_config_t *config, colo_dtyp
     if (!block_of(&own, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
         !colo_add_ok(n, (int64_t)saved, &n))
         return colo_fail(COLO_ERR_ARG,
-                         "topk: scratch of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
+                         "topk: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);
     *bytes = (size_t)n; /* without saved, its buffer is here, too */
     return COLO_OK;
@@ -144,7 +144,7 @@ static colo_status_t check_forward(const colo_topk_config_t *config, const colo_
                                    const colo_tensor_t *ids, const colo_tensor_t *mask,
                                    const colo_comm_t *group, const colo_topk_out_t *out,
                                    const colo_topk_saved_t *saved, const void *stats,
-                                   const void *scratch)
+                                   const void *workspace)
 {
     COLO_TRY(colo_topk_config_check(config));
     const colo_logprob_config_t base = base_config(config);
@@ -157,7 +157,7 @@ static colo_status_t check_forward(const colo_topk_config_t *config, const colo_
     if (out->ids && !config->topk)
         return colo_fail(COLO_ERR_ARG, "topk: out.ids is given, config.topk is false");
     return colo_loss_i_check_buffers("topk", saved != NULL, stats,
-                                     logits->shape[0] * (40 + 16 * config->k), scratch);
+                                     logits->shape[0] * (40 + 16 * config->k), workspace);
 }
 
 /* ---- forward ---- */
@@ -228,7 +228,7 @@ static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
 colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
                                 const colo_tensor_t *ids, const colo_tensor_t *mask,
                                 colo_comm_t *group, const colo_topk_out_t *out,
-                                colo_topk_saved_t *saved, void *stats, void *scratch,
+                                colo_topk_saved_t *saved, void *stats, void *workspace,
                                 colo_stream_t stream)
 {
     if (!group)
@@ -240,23 +240,23 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
     colo_status_t st = read_config(config, &own);
     config = &own;
     if (st == COLO_OK)
-        st = check_forward(config, logits, ids, mask, group, out, saved, stats, scratch);
+        st = check_forward(config, logits, ids, mask, group, out, saved, stats, workspace);
     if (st == COLO_OK)
         st = colo_loss_ops_for(logits->mem, &loss);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(logits, group, "topk");
     if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
-        st = colo_fail(COLO_ERR_ARG, "topk: scratch of %" PRId64 " tokens exceeds 2^63 bytes",
+        st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
     COLO_TRY(colo_loss_i_ready(group, "topk forward", st));
     const uint64_t version = logits->version ? *logits->version : 0;
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
-        (unsigned char *)scratch + colo_comm_size(group) * room.base.block.bytes;
+        (unsigned char *)workspace + colo_comm_size(group) * room.base.block.bytes;
     struct colo_topk_pass p = pass_of(config, logits, &base, saved ? stats : behind);
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
-    p.base.blocks = scratch;
+    p.base.blocks = workspace;
     p.base.block = room.base.block;
     p.pz = room.pz;
     p.pid = room.pid;

@@ -156,7 +156,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
                                            const colo_logprob_out_t *out,
                                            const colo_logprob_saved_t *saved, const void *stats,
-                                           const void *scratch)
+                                           const void *workspace)
 {
     COLO_TRY(colo_logprob_config_check(config));
     COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
@@ -187,11 +187,11 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
         return colo_fail(COLO_ERR_ARG,
                          "logprob: out.correct is given, config.want_correct is false");
     return colo_loss_i_check_buffers("logprob", saved != NULL, stats,
-                                     logits->shape[0] * 3 * (int64_t)sizeof(double), scratch);
+                                     logits->shape[0] * 3 * (int64_t)sizeof(double), workspace);
 }
 
 colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
-                                        int64_t bytes, const void *scratch)
+                                        int64_t bytes, const void *workspace)
 {
     if (!saved && stats)
         return colo_fail(COLO_ERR_ARG, "%s: stats is given, saved is NULL", what);
@@ -199,13 +199,13 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
         return colo_fail(COLO_ERR_ARG,
                          "%s: saved is given, stats is NULL; it needs %" PRId64 " bytes", what,
                          bytes);
-    if (!scratch)
+    if (!workspace)
         return colo_fail(
             COLO_ERR_ARG,
-            "%s: scratch is NULL; colo_%s_scratch_size() tells how many bytes it needs", what,
+            "%s: workspace is NULL; colo_%s_workspace_size() tells how many bytes it needs", what,
             what);
     COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
-    return colo_loss_i_check_aligned(scratch, "scratch");
+    return colo_loss_i_check_aligned(workspace, "workspace");
 }
 
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)

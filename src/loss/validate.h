@@ -14,7 +14,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
                                            const colo_logprob_out_t *out,
                                            const colo_logprob_saved_t *saved, const void *stats,
-                                           const void *scratch);
+                                           const void *workspace);
 
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
 colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
@@ -25,9 +25,9 @@ colo_status_t colo_loss_i_check_beside(const colo_tensor_t *t, const colo_tensor
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
 /* A multiple of 8; NULL is one. */
 colo_status_t colo_loss_i_check_aligned(const void *p, const char *what);
-/* What a forward fills and uses: @stats, of @bytes, iff there is a @saved, and @scratch. */
+/* What a forward fills and uses: @stats, of @bytes, iff there is a @saved, and @workspace. */
 colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
-                                        int64_t bytes, const void *scratch);
+                                        int64_t bytes, const void *workspace);
 /* Columns end below 2^63, and are the whole vocabulary on a group of one. */
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group);

@@ -85,7 +85,7 @@ colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo
 
 /* ---- the call ---- */
 
-size_t colo_loss_weighted_scratch_size(int32_t ranks)
+size_t colo_loss_weighted_workspace_size(int32_t ranks)
 {
     return (size_t)(ranks > 1 ? ranks : 1) * sizeof(struct colo_weighted_part);
 }
@@ -118,7 +118,7 @@ colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const ch
 
 static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *weights,
                            const colo_tensor_t *mask, const colo_weighted_t *out,
-                           const void *scratch)
+                           const void *workspace)
 {
     COLO_TRY(colo_weighted_i_check_values(values, "values"));
     if (weights) {
@@ -135,10 +135,10 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
     }
     if (!out)
         return colo_fail(COLO_ERR_ARG, "weighted sum: out is NULL");
-    if (!scratch)
-        return colo_fail(COLO_ERR_ARG, "weighted sum: scratch is NULL; "
-                                       "colo_loss_weighted_scratch_size() tells how many bytes");
-    return colo_loss_i_check_aligned(scratch, "scratch");
+    if (!workspace)
+        return colo_fail(COLO_ERR_ARG, "weighted sum: workspace is NULL; "
+                                       "colo_loss_weighted_workspace_size() tells how many bytes");
+    return colo_loss_i_check_aligned(workspace, "workspace");
 }
 
 colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, colo_comm_t *group,
@@ -161,13 +161,13 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, 
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
                                      const colo_tensor_t *mask, colo_comm_t *group,
-                                     colo_weighted_t *out, void *d_values, void *scratch,
+                                     colo_weighted_t *out, void *d_values, void *workspace,
                                      colo_stream_t stream)
 {
     struct colo_weighted_pass p = {0};
     if (!group)
         return colo_fail(COLO_ERR_ARG, "weighted sum: group is NULL, expected the dp x cp group");
-    colo_status_t st = check(values, weights, mask, out, scratch);
+    colo_status_t st = check(values, weights, mask, out, workspace);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(values, group, "weighted sum");
     if (st == COLO_OK)
@@ -177,7 +177,7 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
             .values = values->data,
             .weights = weights ? weights->data : NULL,
             .mask = mask ? mask->data : NULL,
-            .parts = scratch,
+            .parts = workspace,
             .out = out,
             .d_values = d_values,
         };

@@ -430,7 +430,7 @@ static void each_direction_is_one_exchange_of_the_plans_bytes(void **state)
             }
 }
 
-static colo_status_t scratch_rank(colo_comm_t *world, void *arg)
+static colo_status_t workspace_rank(colo_comm_t *world, void *arg)
 {
     t_case_t c = usual();
     colo_layout_t src, dst;
@@ -441,16 +441,16 @@ static colo_status_t scratch_rank(colo_comm_t *world, void *arg)
         c.grad = kind == 1 ? COLO_PARTIAL : COLO_DISJOINT;
         rank_try(t_case_config(&c, &src, &dst, &config));
         rank_try(colo_bridge_create(&bridge, &config, world));
-        rank_check((colo_bridge_scratch_size(bridge) > 0) == (kind == 1));
+        rank_check((colo_bridge_workspace_size(bridge) > 0) == (kind == 1));
         colo_bridge_destroy(&bridge);
     }
     return COLO_OK;
 }
 
-static void only_partial_sums_need_scratch(void **state)
+static void only_partial_sums_need_workspace(void **state)
 {
     (void)state;
-    assert_ok(t_run_ranks(8, scratch_rank, NULL, 0));
+    assert_ok(t_run_ranks(8, workspace_rank, NULL, 0));
 }
 
 int main(void)
@@ -463,7 +463,7 @@ int main(void)
         cmocka_unit_test(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order),
         cmocka_unit_test(a_peer_outside_the_comm_is_missing),
         cmocka_unit_test(each_direction_is_one_exchange_of_the_plans_bytes),
-        cmocka_unit_test(only_partial_sums_need_scratch),
+        cmocka_unit_test(only_partial_sums_need_workspace),
     };
     return cmocka_run_group_tests_name("bridge/check", tests, NULL, NULL);
 }

@@ -182,7 +182,7 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     const options_t o = {.output = COLO_FULL_SEQ, .max_rows = max_rows};
     size_t first, last = 0;
     rank_try(make(&b, &o, comm));
-    first = colo_bridge_scratch_size(b);
+    first = colo_bridge_workspace_size(b);
     rank_check((first > 0) == (max_rows > 0));
     for (int64_t n = 1; n <= 5; n++) {
         tables_t t = worked;
@@ -195,8 +195,8 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
         fill_x(x, rank);
         rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
         rank_try(colo_batch_backward(batch, &ty, &tdx, 1, NULL));
-        rank_check(colo_bridge_scratch_size(b) >= last);
-        last = colo_bridge_scratch_size(b);
+        rank_check(colo_bridge_workspace_size(b) >= last);
+        last = colo_bridge_workspace_size(b);
         colo_batch_destroy(&batch);
     }
     rank_check(max_rows ? last == first : last > 0);
@@ -204,7 +204,7 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void scratch_grows_to_the_largest_batch_or_is_there_from_create(void **state)
+static void workspace_grows_to_the_largest_batch_or_is_there_from_create(void **state)
 {
     (void)state;
     for (int64_t most = 0; most <= 5; most += 5)
@@ -219,7 +219,7 @@ int main(void)
         cmocka_unit_test(full_rows_arrive_on_both_ranks),
         cmocka_unit_test(batches_with_other_tables_may_be_outstanding_together),
         cmocka_unit_test(no_rows_anywhere_need_no_tensors_and_no_collective),
-        cmocka_unit_test(scratch_grows_to_the_largest_batch_or_is_there_from_create),
+        cmocka_unit_test(workspace_grows_to_the_largest_batch_or_is_there_from_create),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -115,7 +115,7 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
     enum { T = 3, V = 4 };
     float z[T * V], d_z[T * V], logp[T], ones[T] = {1, 1, 1};
     int64_t target[T] = {0, 3, 2};
-    size_t saved_bytes, scratch_bytes;
+    size_t saved_bytes, workspace_bytes;
     colo_comm_t *self = NULL;
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = V};
     colo_logprob_saved_t saved;
@@ -126,12 +126,12 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
                         d_logits = on_device(d_z, COLO_F32, 2, (int64_t[]){T, V});
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_logprob_saved_size(&config, COLO_F32, T, &saved_bytes));
-    assert_ok(colo_logprob_scratch_size(&config, COLO_F32, T, 1, &scratch_bytes));
-    void *stats = NULL, *scratch = NULL;
+    assert_ok(colo_logprob_workspace_size(&config, COLO_F32, T, 1, &workspace_bytes));
+    void *stats = NULL, *workspace = NULL;
     assert_ok(colo_mem_alloc(COLO_CUDA, saved_bytes, &stats));
-    assert_ok(colo_mem_alloc(COLO_CUDA, scratch_bytes, &scratch));
+    assert_ok(colo_mem_alloc(COLO_CUDA, workspace_bytes, &workspace));
     assert_ok(colo_logprob_forward(&config, &logits, &targets, self,
-                                   &(colo_logprob_out_t){.logp = logp}, &saved, stats, scratch,
+                                   &(colo_logprob_out_t){.logp = logp}, &saved, stats, workspace,
                                    NULL));
     assert_ok(
         colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = ones}, &d_logits, NULL));
@@ -141,7 +141,7 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
             assert_float_equal(d_z[t * V + j], (j == target[t]) - 0.25f, 1e-6f);
     }
     colo_mem_free(COLO_CUDA, stats);
-    colo_mem_free(COLO_CUDA, scratch);
+    colo_mem_free(COLO_CUDA, workspace);
     colo_comm_destroy(&self);
 }
 

@@ -67,7 +67,7 @@ static void getters_of_layouts_plans_and_bridges(void **state)
     assert_int_equal(colo_bridge_dst_shape(NULL, shape), 0);
     assert_int_equal(shape[0], 7);
     assert_null(colo_bridge_plan(NULL));
-    assert_int_equal(colo_bridge_scratch_size(NULL), 0);
+    assert_int_equal(colo_bridge_workspace_size(NULL), 0);
     assert_int_equal(colo_partition_count(NULL), 0);
     assert_int_equal(colo_partition_index(NULL, 0), -1);
 }
@@ -140,7 +140,7 @@ static void getters_of_losses_and_memory(void **state)
     assert_int_equal(colo_linear_logprob_chunk(NULL, 1), 0);
     assert_int_equal(colo_sequence_count(NULL), 0);
     assert_int_equal(colo_sequence_count(&unset), 0); /* cp is 0 */
-    assert_int_equal(colo_loss_weighted_scratch_size(-1), colo_loss_weighted_scratch_size(1));
+    assert_int_equal(colo_loss_weighted_workspace_size(-1), colo_loss_weighted_workspace_size(1));
     assert_null(colo_memory_data(NULL));
     assert_int_equal(colo_memory_bytes(NULL), 0);
     assert_false(colo_memory_is_direct(NULL));

@@ -41,14 +41,14 @@ static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, con
     return t;
 }
 
-/* Ten pointers: logits, targets, scratch, stats, and six outputs. Backward: logits, their gradient,
- * targets, stats, and three gradients of outputs. */
+/* Ten pointers: logits, targets, workspace, stats, and six outputs. Backward: logits, their
+ * gradient, targets, stats, and three gradients of outputs. */
 static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
 {
     static float z[T * V], d_z[T * V], logp[T], entropy[T], loss[T], up[3][T];
     static int64_t target[T], n_valid, n_invalid;
     static uint8_t correct[T];
-    static double stats[1024], scratch[1024];
+    static double stats[1024], workspace[1024];
     colo_comm_t *self = NULL;
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = V, .want_loss = true,
                                     .want_entropy = true, .want_correct = true};
@@ -66,11 +66,11 @@ static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
     size_t bytes;
     assert_ok(colo_logprob_saved_size(&config, COLO_F32, T, &bytes));
     assert_true(bytes <= sizeof stats);
-    assert_ok(colo_logprob_scratch_size(&config, COLO_F32, T, 1, &bytes));
-    assert_true(bytes <= sizeof scratch);
+    assert_ok(colo_logprob_workspace_size(&config, COLO_F32, T, 1, &bytes));
+    assert_true(bytes <= sizeof workspace);
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(
-        colo_logprob_forward(&config, &logits, &targets, self, &out, &saved, stats, scratch, NULL));
+    assert_ok(colo_logprob_forward(&config, &logits, &targets, self, &out, &saved, stats, workspace,
+                                   NULL));
     expect(1, 0, 10);
     assert_ok(colo_logprob_backward(&saved, &d, &d_logits, NULL));
     expect(1, 0, 7);

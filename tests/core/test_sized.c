@@ -85,7 +85,7 @@ static colo_status_t use_logprob(const void *config, int64_t *result)
     size_t bytes = 0;
     colo_status_t st = colo_logprob_config_check(config);
     if (st == COLO_OK)
-        st = colo_logprob_scratch_size(config, COLO_F32, 1000, 2, &bytes);
+        st = colo_logprob_workspace_size(config, COLO_F32, 1000, 2, &bytes);
     *result = (int64_t)bytes;
     return st;
 }
@@ -94,13 +94,13 @@ static colo_status_t use_logprob_forward(const void *config, int64_t *result)
 {
     float z[4] = {1, 2, 3, 4}, logp = 0;
     int64_t target = 2;
-    double stats[64], scratch[64];
+    double stats[64], workspace[64];
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
     colo_logprob_saved_t saved = {0};
     colo_status_t st =
         colo_logprob_forward(config, &logits, &targets, alone, &(colo_logprob_out_t){.logp = &logp},
-                             &saved, stats, scratch, NULL);
+                             &saved, stats, workspace, NULL);
     *result = (int64_t)(logp * 1e6f) + saved.config.want_loss;
     return st;
 }
@@ -112,7 +112,7 @@ static colo_status_t use_topk(const void *config, int64_t *result)
     if (st == COLO_OK)
         st = colo_topk_saved_size(config, 1000, &saved);
     if (st == COLO_OK)
-        st = colo_topk_scratch_size(config, COLO_F32, 1000, 2, &bytes);
+        st = colo_topk_workspace_size(config, COLO_F32, 1000, 2, &bytes);
     *result = (int64_t)(saved * 1000000 + bytes);
     return st;
 }
@@ -120,13 +120,13 @@ static colo_status_t use_topk(const void *config, int64_t *result)
 static colo_status_t use_distill(const void *config, int64_t *result)
 {
     float z[4] = {1, 2, 3, 4}, w[4] = {0, 1, 0, 1}, kl = 0;
-    double stats[64], scratch[64];
+    double stats[64], workspace[64];
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
     colo_distill_saved_t saved = {0};
     colo_status_t st =
         colo_distill_forward(config, &logits, &targets, NULL, alone,
-                             &(colo_distill_out_t){.kl = &kl}, &saved, stats, scratch, NULL);
+                             &(colo_distill_out_t){.kl = &kl}, &saved, stats, workspace, NULL);
     *result = (int64_t)(kl * 1e6f);
     return st;
 }

@@ -231,7 +231,7 @@ static colo_logprob_out_t outputs(const loss_case_t *c, const buffers_t *b)
 void gpu_case_run(loss_case_t *c, const int64_t *shift)
 {
     static const int64_t none[2] = {0, 0};
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     colo_comm_t *self = NULL;
     buffers_t b;
     c->pad_worst = 0;
@@ -239,8 +239,8 @@ void gpu_case_run(loss_case_t *c, const int64_t *shift)
     upload_rest(c, &b);
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_logprob_saved_size(&c->config, c->dtype, c->tokens, &stat_bytes));
-    assert_ok(colo_logprob_scratch_size(&c->config, c->dtype, c->tokens, 1, &scratch_bytes));
-    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes);
+    assert_ok(colo_logprob_workspace_size(&c->config, c->dtype, c->tokens, 1, &workspace_bytes));
+    void *stats = gpu_put(NULL, stat_bytes), *workspace = gpu_put(NULL, workspace_bytes);
     colo_tensor_t z = colo_tensor_cuda(b.z, c->dtype, 0, 2, (int64_t[]){c->tokens, c->columns[0]});
     colo_tensor_t target = colo_tensor_cuda(b.targets, COLO_I64, 0, 1, &c->tokens);
     z.stride[0] = c->columns[0] + c->row_gap;
@@ -250,8 +250,8 @@ void gpu_case_run(loss_case_t *c, const int64_t *shift)
     colo_logprob_saved_t saved = {.valid = false};
     assert_ok(colo_logprob_forward(&c->config, &z, &target, self, &out,
                                    c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats,
-                                   scratch, NULL));
-    assert_cuda(cudaMemset(scratch, 0xff, scratch_bytes)); /* free after the call */
+                                   workspace, NULL));
+    assert_cuda(cudaMemset(workspace, 0xff, workspace_bytes)); /* free after the call */
     fetch_rest(c, &b);
     if (!c->forward_only) {
         colo_logprob_upstream_t up = upstream(c, &b);
@@ -260,7 +260,7 @@ void gpu_case_run(loss_case_t *c, const int64_t *shift)
     }
     colo_comm_destroy(&self);
     gpu_free(stats);
-    gpu_free(scratch);
+    gpu_free(workspace);
     release(&b);
 }
 

@@ -172,9 +172,9 @@ colo_status_t t_peer_case(t_peer_rank_t *r, const t_case_t *c)
     colo_status_t st;
     const size_t used = r->used;
     COLO_TRY_GOTO(st, t_peer_bridge(r, c, &bridge), done);
-    if (colo_bridge_scratch_size(bridge) != 0) {
-        st = colo_fail(COLO_ERR_STATE, "%zu bytes of scratch, expected none",
-                       colo_bridge_scratch_size(bridge));
+    if (colo_bridge_workspace_size(bridge) != 0) {
+        st = colo_fail(COLO_ERR_STATE, "%zu bytes of workspace, expected none",
+                       colo_bridge_workspace_size(bridge));
         goto done;
     }
     for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++) {

@@ -20,13 +20,13 @@ typedef struct picks {
     double scale;
     void *z, *dz; /* dz NULL: forward only */
     colo_comm_t *self;
-    void *stats, *scratch, *logp, *ids, *up;
+    void *stats, *workspace, *logp, *ids, *up;
     colo_topk_saved_t saved;
 } topks_t;
 
 static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
 {
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
     const size_t wide = m->dtype == COLO_F64 ? 8 : 4;
     float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
@@ -35,9 +35,9 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     cfg.scale = m->scale;
     assert_ok(colo_comm_create_self(&m->self));
     assert_ok(colo_topk_saved_size(&cfg, tokens, &stat_bytes));
-    assert_ok(colo_topk_scratch_size(&cfg, m->dtype, tokens, 1, &scratch_bytes));
+    assert_ok(colo_topk_workspace_size(&cfg, m->dtype, tokens, 1, &workspace_bytes));
     m->stats = gpu_put(NULL, stat_bytes);
-    m->scratch = gpu_put(NULL, scratch_bytes);
+    m->workspace = gpu_put(NULL, workspace_bytes);
     m->logp = gpu_put(NULL, (size_t)(tokens * k) * wide);
     m->ids = gpu_put(NULL, (size_t)(tokens * k) * 8);
     m->up = gpu_put(ones, (size_t)(tokens * k) * 4);
@@ -45,7 +45,7 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     dt.data = m->dz;
     const colo_topk_out_t out = {.logp = m->logp, .ids = m->ids};
     assert_ok(colo_topk_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
-                                m->scratch, NULL));
+                                m->workspace, NULL));
     if (m->dz)
         assert_ok(colo_topk_backward(&m->saved, m->up, &dt, NULL));
     free(ones);
@@ -54,7 +54,7 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
 static void topk_done(topks_t *m)
 {
     colo_comm_destroy(&m->self);
-    void *all[] = {m->stats, m->scratch, m->logp, m->ids, m->up};
+    void *all[] = {m->stats, m->workspace, m->logp, m->ids, m->up};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
 }
@@ -317,24 +317,24 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
 
     colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocab};
     colo_distill_saved_t saved;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     float *ones = malloc((size_t)tokens * sizeof *ones);
     for (int64_t t = 0; t < tokens; t++)
         ones[t] = 1;
     cfg.temperature = 2;
     assert_ok(colo_distill_saved_size(&cfg, tokens, &stat_bytes));
-    assert_ok(colo_distill_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
-    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes),
+    assert_ok(colo_distill_workspace_size(&cfg, COLO_BF16, tokens, 1, &workspace_bytes));
+    void *stats = gpu_put(NULL, stat_bytes), *workspace = gpu_put(NULL, workspace_bytes),
          *up = gpu_put(ones, (size_t)tokens * 4);
     float *ce = gpu_put(NULL, (size_t)tokens * 4), *kl = gpu_put(NULL, (size_t)tokens * 4);
     colo_tensor_t zt = colo_tensor_cuda(m.z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m.dz;
     assert_ok(colo_distill_forward(&cfg, &zt, &zt, NULL, m.self, &(colo_distill_out_t){ce, kl},
-                                   &saved, stats, scratch, NULL));
+                                   &saved, stats, workspace, NULL));
     assert_ok(colo_distill_backward(&saved, &(colo_distill_upstream_t){.d_kl = up}, &dt, NULL));
     for (int i = 0; i < 4; i++)
         distill_check(m.z, m.dz, ce, kl, look[i], vocab);
-    void *all[] = {stats, scratch, up, ce, kl};
+    void *all[] = {stats, workspace, up, ce, kl};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
     topk_done(&m);
@@ -352,21 +352,22 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
     const int64_t lengths[1] = {3};
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4, .lengths = lengths};
-    void *z = gpu_put(host, 32), *scratch = gpu_put(NULL, 4096), *logp = gpu_put(NULL, 8);
+    void *z = gpu_put(host, 32), *workspace = gpu_put(NULL, 4096), *logp = gpu_put(NULL, 8);
     colo_comm_t *self = NULL;
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4}), bad = zt;
-    colo_tensor_t mask = colo_tensor_cuda(scratch, COLO_U8, 0, 1, (int64_t[]){4});
+    colo_tensor_t mask = colo_tensor_cuda(workspace, COLO_U8, 0, 1, (int64_t[]){4});
     (void)state;
     bad.data = host;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_topk_forward(&cfg, &bad, NULL, NULL, self, &(colo_topk_out_t){.logp = logp},
-                                   NULL, NULL, scratch, NULL),
+                                   NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "logits: ");
     assert_fails(colo_topk_forward(&cfg, &zt, NULL, NULL, self, &(colo_topk_out_t){.logp = host},
-                                   NULL, NULL, scratch, NULL),
+                                   NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "out.logp: ");
     assert_fails(colo_distill_forward(&dcfg, &zt, &bad, NULL, self,
-                                      &(colo_distill_out_t){.ce = logp}, NULL, NULL, scratch, NULL),
+                                      &(colo_distill_out_t){.ce = logp}, NULL, NULL, workspace,
+                                      NULL),
                  COLO_ERR_ARG, "targets: ");
     assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
                  "tensors on a GPU need device_lengths");
@@ -375,7 +376,7 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
                  "device_lengths: ");
     colo_comm_destroy(&self);
     gpu_free(z);
-    gpu_free(scratch);
+    gpu_free(workspace);
     gpu_free(logp);
 }
 

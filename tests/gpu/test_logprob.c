@@ -387,7 +387,7 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     int64_t *targets = malloc((size_t)tokens * 8);
     float *ones = malloc((size_t)tokens * 4);
     colo_comm_t *self = NULL;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     void *z = NULL, *dz = NULL;
     for (int64_t t = 0; t < tokens; t++) {
         targets[t] = t_below(&rng, vocab);
@@ -398,8 +398,8 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     assert_cuda(cudaMalloc(&dz, bytes + 16));
     assert_cuda(colo_k_probe_fill(z, (int64_t)bytes + 16, 3, t_rand(&rng), NULL));
     assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, tokens, &stat_bytes));
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_BF16, tokens, 1, &scratch_bytes));
-    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes);
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_BF16, tokens, 1, &workspace_bytes));
+    void *stats = gpu_put(NULL, stat_bytes), *workspace = gpu_put(NULL, workspace_bytes);
     void *tg = gpu_put(targets, (size_t)tokens * 8), *up = gpu_put(ones, (size_t)tokens * 4);
     float *logp = gpu_put(NULL, (size_t)tokens * 4);
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
@@ -409,14 +409,14 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     colo_logprob_out_t out = {.logp = logp};
     colo_logprob_upstream_t upstream = {.d_logp = up};
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, NULL));
+    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, NULL));
     assert_ok(colo_logprob_backward(&saved, &upstream, &dt, NULL));
     for (int i = 0; i < n; i++)
         check_big_row((unsigned char *)z + look[i] * vocab * 2,
                       (unsigned char *)dz + look[i] * vocab * 2, logp, look[i], vocab,
                       targets[look[i]]);
     colo_comm_destroy(&self);
-    void *all[] = {z, dz, stats, scratch, tg, up, logp};
+    void *all[] = {z, dz, stats, workspace, tg, up, logp};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
     free(targets);
@@ -459,7 +459,7 @@ static void a_captured_step_follows_its_inputs(void **state)
     const int64_t tokens = TOKENS;
     const size_t bytes = (size_t)TOKENS * VOCAB * 2;
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = VOCAB, .want_entropy = true};
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     colo_comm_t *self = NULL;
     cudaStream_t stream;
     cudaGraph_t graph;
@@ -473,9 +473,9 @@ static void a_captured_step_follows_its_inputs(void **state)
         ones[t] = 1;
     }
     assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, TOKENS, &stat_bytes));
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_BF16, TOKENS, 1, &scratch_bytes));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_BF16, TOKENS, 1, &workspace_bytes));
     void *z = gpu_put(NULL, bytes), *dz = gpu_put(NULL, bytes), *other = gpu_put(NULL, bytes);
-    void *stats = gpu_put(NULL, stat_bytes), *scratch = gpu_put(NULL, scratch_bytes);
+    void *stats = gpu_put(NULL, stat_bytes), *workspace = gpu_put(NULL, workspace_bytes);
     void *tg = gpu_put(targets, sizeof targets), *up = gpu_put(ones, sizeof ones);
     void *counts = gpu_put(NULL, 16);
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_BF16, 0, 2, (int64_t[]){TOKENS, VOCAB}), dt = zt;
@@ -487,7 +487,7 @@ static void a_captured_step_follows_its_inputs(void **state)
     assert_ok(colo_comm_create_self(&self));
     assert_cuda(cudaStreamCreate(&stream));
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, stream));
+    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, stream));
     assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
@@ -499,7 +499,8 @@ static void a_captured_step_follows_its_inputs(void **state)
         gpu_get(&n, counts, 8);
         assert_int_equal(n, TOKENS);
         dt.data = other;
-        assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, stream));
+        assert_ok(
+            colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, stream));
         assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
         gpu_get(want, other, bytes);
         assert_memory_equal(got, want, bytes);
@@ -508,7 +509,7 @@ static void a_captured_step_follows_its_inputs(void **state)
     assert_cuda(cudaGraphDestroy(graph));
     assert_cuda(cudaStreamDestroy(stream));
     colo_comm_destroy(&self);
-    void *all[] = {z, dz, other, stats, scratch, tg, up, counts};
+    void *all[] = {z, dz, other, stats, workspace, tg, up, counts};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         gpu_free(all[i]);
     free(got);
@@ -522,7 +523,7 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     float host[8] = {0};
     int64_t two = 2, targets[2] = {0, 1};
     unsigned char *z = gpu_put(host, 64);
-    void *tg = gpu_put(targets, 16), *scratch = gpu_put(NULL, 4096), *stats = gpu_put(NULL, 64);
+    void *tg = gpu_put(targets, 16), *workspace = gpu_put(NULL, 4096), *stats = gpu_put(NULL, 64);
     float *logp = gpu_put(NULL, 8), before[2], after[2];
     colo_comm_t *self = NULL;
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
@@ -534,7 +535,7 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     (void)state;
     gpu_get(before, logp, 8);
     assert_ok(colo_comm_create_self(&self));
-#define FORWARD() colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, scratch, NULL)
+#define FORWARD() colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, NULL)
     zt.data = host;
     assert_fails(FORWARD(), COLO_ERR_ARG, "logits: ");
     assert_fails(FORWARD(), COLO_ERR_ARG, "is host memory that CUDA does not know");
@@ -555,7 +556,7 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     colo_comm_destroy(&self);
     gpu_free(z);
     gpu_free(tg);
-    gpu_free(scratch);
+    gpu_free(workspace);
     gpu_free(stats);
     gpu_free(logp);
 }

@@ -211,24 +211,24 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     const int64_t cols = c->columns[k], T = c->tokens;
     const size_t elem = colo_dtype_size(c->dtype), n = (size_t)(T * cols) + 1;
     colo_logprob_config_t cfg = c->config;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     cfg.vocab_start = c->start[k];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, T, &stat_bytes));
-    rank_try(colo_logprob_scratch_size(&cfg, c->dtype, T, r->size, &scratch_bytes));
+    rank_try(colo_logprob_workspace_size(&cfg, c->dtype, T, r->size, &workspace_bytes));
     char *h = malloc(n * elem);
     float *vec = malloc((size_t)T * sizeof *vec);
     for (int64_t i = 0; i < T * cols; i++) {
         int64_t col = c->start[k] + i % cols;
         loss_store(c->dtype, h, i, col < c->vocab ? c->z[i / cols * c->vocab + col] : c->pad);
     }
-    char *z, *dz, *scratch;
+    char *z, *dz, *workspace;
     float *out[3], *up[3];
     int64_t *targets, *counts;
     uint8_t *correct;
     void *stats;
     rank_cuda(cudaMalloc((void **)&z, n * elem));
     rank_cuda(cudaMalloc((void **)&dz, n * elem));
-    rank_cuda(cudaMalloc((void **)&scratch, scratch_bytes));
+    rank_cuda(cudaMalloc((void **)&workspace, workspace_bytes));
     rank_cuda(cudaMalloc(&stats, stat_bytes));
     rank_cuda(cudaMalloc((void **)&targets, (size_t)T * 8));
     rank_cuda(cudaMalloc((void **)&counts, 16));
@@ -254,7 +254,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
                             .n_invalid = counts + 1};
     colo_logprob_saved_t saved = {.valid = false};
     rank_try(t_gpu_quiet(r));
-    rank_try(colo_logprob_forward(&cfg, &tz, &tg, r->gpus, &o, &saved, stats, scratch, r->stream));
+    rank_try(
+        colo_logprob_forward(&cfg, &tz, &tg, r->gpus, &o, &saved, stats, workspace, r->stream));
     colo_logprob_upstream_t u = {.d_logp = up[0],
                                  .d_entropy = cfg.want_entropy ? up[1] : NULL,
                                  .d_loss = cfg.want_loss ? up[2] : NULL};
@@ -273,8 +274,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     for (int64_t i = 0; i < T * cols; i++) /* ranks write different columns */
         if (c->start[k] + i % cols < c->vocab)
             c->dz[i / cols * c->vocab + c->start[k] + i % cols] = loss_load(c->dtype, h, i);
-    void *all[] = {z,      dz,     scratch, stats, targets, counts, correct,
-                   out[0], out[1], out[2],  up[0], up[1],   up[2]};
+    void *all[] = {z,      dz,     workspace, stats, targets, counts, correct,
+                   out[0], out[1], out[2],    up[0], up[1],   up[2]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         cudaFree(all[i]);
     free(h);

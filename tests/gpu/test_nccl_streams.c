@@ -249,18 +249,18 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     rank_try(free_bytes(r, &free0));
     rank_try(colo_bridge_create(&bridge, &config, r->gpus));
     rank_try(free_bytes(r, &free1));
-    const size_t scratch = colo_bridge_scratch_size(bridge);
+    const size_t workspace = colo_bridge_workspace_size(bridge);
     const int64_t missing = colo_plan_bytes(colo_bridge_plan(bridge), COLO_FORWARD).recv;
     if (free0 > free1 && /* the driver takes 2 MiB at a time */
-        free0 - free1 > sharers * (scratch + (4u << 20)))
+        free0 - free1 > sharers * (workspace + (4u << 20)))
         return colo_fail(COLO_ERR_STATE,
-                         "create took %zu bytes for %zu ranks, scratch_size says %zu",
-                         free0 - free1, sharers, scratch);
+                         "create took %zu bytes for %zu ranks, workspace_size says %zu",
+                         free0 - free1, sharers, workspace);
     /* this layout sends what it receives: two halves of both are no more than what must arrive,
      * but for a line of each message and 256 bytes */
-    if (scratch > (size_t)missing + 2 * (size_t)gpus * 65536)
-        return colo_fail(COLO_ERR_STATE, "%zu bytes of staging for %lld that must arrive", scratch,
-                         (long long)missing);
+    if (workspace > (size_t)missing + 2 * (size_t)gpus * 65536)
+        return colo_fail(COLO_ERR_STATE, "%zu bytes of staging for %lld that must arrive",
+                         workspace, (long long)missing);
     for (int role = T_X; role <= T_DX; role++)
         rank_try(dev_make(&d[role], &c, (t_role_t)role, r));
     rank_try(dev_fill(&d[T_X], &c, T_X, r, 1)); /* the driver takes something at a first copy */
@@ -268,8 +268,8 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     rank_cuda(cudaMemcpyAsync(d[T_Y].host, d[T_Y].raw, d[T_Y].b.bytes, cudaMemcpyDeviceToHost,
                               r->stream));
     const size_t at_first = t_ranks_are_threads() ? 0 : FIRST_CALL_PER_RANK * (size_t)gpus;
-    if (scratch <= at_first)
-        return colo_fail(COLO_ERR_STATE, "%zu bytes of staging are too few to be seen", scratch);
+    if (workspace <= at_first)
+        return colo_fail(COLO_ERR_STATE, "%zu bytes of staging are too few to be seen", workspace);
     for (int turn = 0; turn < 3; turn++) {
         rank_try(free_bytes(r, &free1));
         rank_try(colo_bridge_forward(bridge, &d[T_X].t, &d[T_Y].t, r->stream));

@@ -66,7 +66,7 @@ ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 }
 
 typedef struct room {
-    void *logits, *targets, *grad, *stats, *scratch, *mask, *out[2], *up[2];
+    void *logits, *targets, *grad, *stats, *workspace, *mask, *out[2], *up[2];
     void *host; /* bytes of a shard */
     double wide[DISTILL_TOKENS];
     colo_comm_t *group;
@@ -94,17 +94,17 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const size_t line = (size_t)c->tokens * colo_dtype_size(stat);
     colo_distill_config_t cfg = c->config;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     cfg.vocab_start = s->start[r];
     rank_try(where.group(world, &m->group));
     rank_try(colo_distill_saved_size(&cfg, c->tokens, &stat_bytes));
-    rank_try(colo_distill_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
+    rank_try(colo_distill_workspace_size(&cfg, s->dtype, c->tokens, s->ranks, &workspace_bytes));
     m->host = malloc((size_t)(c->tokens * stride + 1) * sizeof(double));
     m->logits = shard_of(c, r, m, s->dtype, c->z);
     m->targets = shard_of(c, r, m, c->target_dtype, c->w);
     m->grad = shard_of(c, r, m, s->dtype, NULL);
     m->stats = where.put(NULL, stat_bytes);
-    m->scratch = where.put(NULL, scratch_bytes);
+    m->workspace = where.put(NULL, workspace_bytes);
     m->mask = where.put(c->mask, (size_t)c->tokens);
     for (int k = 0; k < 2; k++) {
         for (int64_t t = 0; t < c->tokens; t++)
@@ -123,7 +123,7 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     colo_comm_stats_reset(m->group);
     rank_try(colo_distill_forward(&cfg, &z, &w, c->masked ? &mask : NULL, m->group, &out,
                                   c->forward_only ? NULL : &saved,
-                                  c->forward_only ? NULL : m->stats, m->scratch, NULL));
+                                  c->forward_only ? NULL : m->stats, m->workspace, NULL));
     colo_comm_stats(m->group, &c->after_forward[r]);
     for (int k = 0; k < 2; k++) {
         where.get(m->wide, m->out[k], line);
@@ -132,8 +132,8 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     }
     if (c->forward_only)
         return COLO_OK;
-    where.drop(m->scratch); /* free after the call */
-    m->scratch = NULL;
+    where.drop(m->workspace); /* free after the call */
+    m->workspace = NULL;
     colo_distill_upstream_t up = {.d_ce = c->no_ce ? NULL : m->up[0],
                                   .d_kl = c->no_kl ? NULL : m->up[1]};
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
@@ -156,7 +156,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     room_t *m = calloc(1, sizeof *m);
     colo_status_t st = run_with(arg, world, m);
-    void *all[] = {m->logits, m->targets, m->grad,   m->stats, m->scratch,
+    void *all[] = {m->logits, m->targets, m->grad,   m->stats, m->workspace,
                    m->mask,   m->out[0],  m->out[1], m->up[0], m->up[1]};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);

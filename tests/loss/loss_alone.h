@@ -17,7 +17,7 @@ typedef struct alone {
     uint8_t correct[T];
     int64_t targets[T], n_valid, n_invalid;
     double stats[3 * T];
-    unsigned char scratch[1024];
+    unsigned char workspace[1024];
     uint64_t version, targets_version;
     colo_tensor_t logits, target, d_logits;
     colo_logprob_out_t out;
@@ -54,7 +54,7 @@ static inline void alone_init(alone_t *a)
 static inline colo_status_t alone_forward(alone_t *a)
 {
     return colo_logprob_forward(&a->cfg, &a->logits, &a->target, a->self, &a->out, &a->saved,
-                                a->stats, a->scratch, NULL);
+                                a->stats, a->workspace, NULL);
 }
 
 static inline colo_status_t alone_backward(alone_t *a)

@@ -239,7 +239,7 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
 /* ---- running ---- */
 
 typedef struct rank_memory {
-    void *logits, *grad, *out[3], *up[3], *stats, *scratch;
+    void *logits, *grad, *out[3], *up[3], *stats, *workspace;
 } rank_memory_t;
 
 static void release(rank_memory_t *m)
@@ -247,7 +247,7 @@ static void release(rank_memory_t *m)
     free(m->logits);
     free(m->grad);
     free(m->stats);
-    free(m->scratch);
+    free(m->workspace);
     for (int k = 0; k < 3; k++) {
         free(m->out[k]);
         free(m->up[k]);
@@ -276,14 +276,14 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     const colo_dtype_t stat = c->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     const size_t n = (size_t)(tokens * stride) + 1, elem = colo_dtype_size(c->dtype);
     colo_logprob_config_t cfg = c->config;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     cfg.vocab_start = c->start[r];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
-    rank_try(colo_logprob_scratch_size(&cfg, c->dtype, tokens, c->ranks, &scratch_bytes));
+    rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
     m->logits = malloc(n * elem);
     m->grad = malloc(n * elem);
     m->stats = malloc(stat_bytes + 1);
-    m->scratch = malloc(scratch_bytes);
+    m->workspace = malloc(workspace_bytes);
     for (int k = 0; k < 3; k++) {
         m->out[k] = malloc((size_t)(tokens + 1) * sizeof(double));
         m->up[k] = malloc((size_t)(tokens + 1) * sizeof(double));
@@ -314,9 +314,9 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     colo_logprob_saved_t saved = {.valid = false};
     colo_comm_stats_reset(world);
     rank_try(colo_logprob_forward(&cfg, &z, &tg, world, &out, c->forward_only ? NULL : &saved,
-                                  c->forward_only ? NULL : m->stats, m->scratch, NULL));
+                                  c->forward_only ? NULL : m->stats, m->workspace, NULL));
     colo_comm_stats(world, &c->after_forward[r]);
-    memset(m->scratch, 0xff, scratch_bytes); /* scratch is free after the call */
+    memset(m->workspace, 0xff, workspace_bytes); /* workspace is free after the call */
     for (int64_t t = 0; t < tokens; t++)
         for (int k = 0; k < 3; k++)
             c->out[r][k][t] = loss_load(stat, m->out[k], t);

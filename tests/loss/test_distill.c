@@ -313,7 +313,7 @@ typedef struct alone {
     float z[AT * AV], w[AT * AV], dz[AT * AV], ce[AT], kl[AT], up[AT];
     uint8_t mask[AT];
     double stats[AT * 5];
-    unsigned char scratch[512];
+    unsigned char workspace[512];
     uint64_t version, targets_version;
     colo_tensor_t logits, targets, masked, d_logits;
     colo_distill_out_t out;
@@ -348,7 +348,7 @@ static void alone_init(alone_t *a)
 static colo_status_t forward(alone_t *a)
 {
     return colo_distill_forward(&a->cfg, &a->logits, &a->targets, &a->masked, a->self, &a->out,
-                                &a->saved, a->stats, a->scratch, NULL);
+                                &a->saved, a->stats, a->workspace, NULL);
 }
 
 static colo_status_t backward(alone_t *a)
@@ -365,16 +365,16 @@ static bool painted(const void *p, size_t n)
     return true;
 }
 
-#define REJECT(change, status, sentence)                                          \
-    do {                                                                          \
-        alone_t a;                                                                \
-        alone_init(&a);                                                           \
-        change;                                                                   \
-        assert_fails(forward(&a), status, sentence);                              \
-        assert_true(painted(a.ce, sizeof a.ce) && painted(a.kl, sizeof a.kl));    \
-        assert_true(painted(a.stats, sizeof a.stats) && painted(a.scratch, 512)); \
-        assert_true(!a.saved.valid);                                              \
-        colo_comm_destroy(&a.self);                                               \
+#define REJECT(change, status, sentence)                                            \
+    do {                                                                            \
+        alone_t a;                                                                  \
+        alone_init(&a);                                                             \
+        change;                                                                     \
+        assert_fails(forward(&a), status, sentence);                                \
+        assert_true(painted(a.ce, sizeof a.ce) && painted(a.kl, sizeof a.kl));      \
+        assert_true(painted(a.stats, sizeof a.stats) && painted(a.workspace, 512)); \
+        assert_true(!a.saved.valid);                                                \
+        colo_comm_destroy(&a.self);                                                 \
     } while (0)
 
 static void bad_arguments_are_refused_and_nothing_is_written(void **state)
@@ -400,19 +400,19 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(a.cfg.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
     alone_init(&b);
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, NULL, &b.out, NULL, NULL,
-                                      b.scratch, NULL),
+                                      b.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL");
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, NULL, NULL, NULL,
-                                      b.scratch, NULL),
+                                      b.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, &b.saved,
-                                      NULL, b.scratch, NULL),
+                                      NULL, b.workspace, NULL),
                  COLO_ERR_ARG, "stats is NULL; it needs 120 bytes");
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, NULL,
                                       NULL, NULL, NULL),
-                 COLO_ERR_ARG, "scratch is NULL");
+                 COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_distill_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
-    assert_fails(colo_distill_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 64, 8, &n), COLO_ERR_ARG,
+    assert_fails(colo_distill_workspace_size(&b.cfg, COLO_F32, INT64_MAX / 64, 8, &n), COLO_ERR_ARG,
                  "exceeds 2^63");
     assert_int_equal(n, 77);
     colo_comm_destroy(&b.self);
@@ -424,11 +424,11 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
     (void)state;
     for (int i = 0; i < 3; i++) {
         const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocabs[i]};
-        size_t stats, scratch;
+        size_t stats, workspace;
         assert_ok(colo_distill_saved_size(&cfg, 65536, &stats));
-        assert_ok(colo_distill_scratch_size(&cfg, COLO_BF16, 65536, 8, &scratch));
+        assert_ok(colo_distill_workspace_size(&cfg, COLO_BF16, 65536, 8, &workspace));
         assert_int_equal(stats, 65536 * 40);
-        assert_int_equal(scratch, 8 * (64 + 65536 * 24));
+        assert_int_equal(workspace, 8 * (64 + 65536 * 24));
     }
 }
 
@@ -474,7 +474,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     float z[2 * 4] = {0}, w[2 * 4] = {0}, ce[2];
     uint8_t mask[2] = {1, 1};
     double stats[10];
-    _Alignas(8) unsigned char scratch[512];
+    _Alignas(8) unsigned char workspace[512];
     memset(ce, CANARY, sizeof ce);
     memset(stats, CANARY, sizeof stats);
     if (other && d->kind == 0)
@@ -490,7 +490,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     wt.data = w;
     colo_distill_saved_t saved = {.valid = false};
     d->status[r] = colo_distill_forward(&cfg, &zt, &wt, &mt, world, &(colo_distill_out_t){.ce = ce},
-                                        &saved, stats, scratch, NULL);
+                                        &saved, stats, workspace, NULL);
     snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
     d->untouched[r] = painted(ce, sizeof ce) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;

@@ -63,16 +63,16 @@ static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ran
     colo_tensor_t d_b = colo_tensor_host(db, COLO_F32, 1, &n);
     colo_lm_head_grads_t grads = {&d_w, w->bias ? &d_b : NULL, w->add};
     size_t bytes = colo_lm_head_reduce_size(head, &grads);
-    unsigned char *scratch = aligned_alloc(256, (bytes + 255) / 256 * 256);
+    unsigned char *workspace = aligned_alloc(256, (bytes + 255) / 256 * 256);
     colo_tensor_t fw, fb;
-    rank_try(colo_lm_head_gradient(head, &grads, scratch, NULL, &fw, &fb));
+    rank_try(colo_lm_head_gradient(head, &grads, workspace, NULL, &fw, &fb));
     for (int64_t i = 0; i < w->rows; i++) {
         for (int64_t j = 0; j < H; j++)
             ((float *)fw.data)[i * fw.stride[0] + j] += part(me, i, j);
         if (w->bias)
             ((float *)fb.data)[i * fb.stride[0]] += part(me, i, 900);
     }
-    rank_try(colo_lm_head_reduce(head, &grads, scratch, NULL));
+    rank_try(colo_lm_head_reduce(head, &grads, workspace, NULL));
     bool ok = true;
     const float before = w->add ? 0.5f : 0;
     for (int64_t i = 0; i < n; i++) {
@@ -83,7 +83,7 @@ static colo_status_t gradients(world_t *w, colo_lm_head_t *head, int me, int ran
     w->reduced[me] = ok;
     free(dw);
     free(db);
-    free(scratch);
+    free(workspace);
     return COLO_OK;
 }
 
@@ -264,19 +264,19 @@ static void half_gradients_are_summed_in_f32(void **state)
     colo_tensor_t weight = colo_tensor_host(w, COLO_BF16, 2, (int64_t[]){1, 2}), dv, db;
     colo_tensor_t d_weight = colo_tensor_host(d, COLO_BF16, 2, (int64_t[]){1, 2});
     colo_lm_head_grads_t grads = {&d_weight, NULL, true};
-    static _Alignas(256) unsigned char scratch[256];
+    static _Alignas(256) unsigned char workspace[256];
     (void)state;
     assert_ok(colo_lm_head_create(&head, &config, NULL));
     assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
-    assert_fails(colo_lm_head_gradient(head, &grads, scratch, NULL, &dv, &db), COLO_ERR_ARG,
+    assert_fails(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db), COLO_ERR_ARG,
                  "cannot be added to without losing digits, expected f32");
     grads.add = false;
     assert_int_equal(colo_lm_head_reduce_size(head, &grads), 2 * sizeof(float));
-    assert_ok(colo_lm_head_gradient(head, &grads, scratch, NULL, &dv, &db));
+    assert_ok(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db));
     assert_int_equal(dv.dtype, COLO_F32);
     for (int i = 0; i < 256; i++) /* in bf16 1 + 256 * 2^-9 would stay 1 */
         ((float *)dv.data)[1] += i ? 0x1p-9f : 1;
-    assert_ok(colo_lm_head_reduce(head, &grads, scratch, NULL));
+    assert_ok(colo_lm_head_reduce(head, &grads, workspace, NULL));
     assert_int_equal(d[0], 0);
     assert_int_equal(d[1], 0x3fc0); /* 1.498 rounds to 1.5 */
     colo_lm_head_destroy(&head);

@@ -103,28 +103,28 @@ static void chunking_changes_no_bit(void **state)
         }
 }
 
-static void scratch_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void **state)
+static void workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void **state)
 {
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 131072};
     size_t one, many, chosen, eight, wide;
     (void)state;
     cfg.chunk_size = 1;
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F32, 1000000, 1, &one));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 1, &one));
     cfg.chunk_size = 100;
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F32, 1000000, 1, &many));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 1, &many));
     cfg.chunk_size = 0;
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F32, 1000000, 1, &chosen));
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F32, 1000000, 8, &eight));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 1, &chosen));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 8, &eight));
     assert_int_equal(one, 64 + 3 * 8);
     assert_int_equal(many, 64 + 3 * 400);
     assert_true(chosen < 1 << 20);
     assert_int_equal(eight, 8 * (64 + 3 * 4000000));
     cfg.vocab = 7;
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F32, 1000000, 8, &wide));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 8, &wide));
     assert_int_equal(eight, wide);
     cfg.want_entropy = cfg.want_loss = cfg.want_correct = true;
     cfg.label_smoothing = 0.1;
-    assert_ok(colo_logprob_scratch_size(&cfg, COLO_F64, 5, 3, &wide));
+    assert_ok(colo_logprob_workspace_size(&cfg, COLO_F64, 5, 3, &wide));
     assert_int_equal(wide, 3 * (64 + 6 * 40));
     assert_ok(colo_logprob_saved_size(&cfg, COLO_BF16, 5, &wide));
     assert_int_equal(wide, 5 * 24);
@@ -229,7 +229,7 @@ static void any_other_overlap_with_the_logits_is_refused(void **state)
     colo_comm_destroy(&a.self);
 }
 
-/* stats and scratch of exactly the queried size between canaries, all chunk sizes and dtypes */
+/* stats and workspace of exactly the queried size between canaries, all chunk sizes and dtypes */
 static void nothing_is_written_past_the_queried_sizes(void **state)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
@@ -239,7 +239,7 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
             for (unsigned wants = 0; wants < 8; wants++) {
                 alone_t a;
                 double z[T * V] = {0}, dz[T * V], out[3][T];
-                size_t stat_bytes, scratch_bytes;
+                size_t stat_bytes, workspace_bytes;
                 alone_init(&a);
                 a.cfg.chunk_size = chunk;
                 a.cfg.want_entropy = wants & 1;
@@ -253,21 +253,21 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
                 a.out.loss = wants & 2 ? out[2] : NULL;
                 a.out.correct = wants & 4 ? a.correct : NULL;
                 assert_ok(colo_logprob_saved_size(&a.cfg, dtypes[d], T, &stat_bytes));
-                assert_ok(colo_logprob_scratch_size(&a.cfg, dtypes[d], T, 1, &scratch_bytes));
+                assert_ok(colo_logprob_workspace_size(&a.cfg, dtypes[d], T, 1, &workspace_bytes));
                 unsigned char *stats = malloc(stat_bytes + 2 * MARGIN);
-                unsigned char *scratch = malloc(scratch_bytes + 2 * MARGIN);
+                unsigned char *workspace = malloc(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);
-                memset(scratch, CANARY, scratch_bytes + 2 * MARGIN);
+                memset(workspace, CANARY, workspace_bytes + 2 * MARGIN);
                 assert_ok(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out,
-                                               &a.saved, stats + MARGIN, scratch + MARGIN, NULL));
-                assert_true(painted(stats, MARGIN) && painted(scratch, MARGIN));
+                                               &a.saved, stats + MARGIN, workspace + MARGIN, NULL));
+                assert_true(painted(stats, MARGIN) && painted(workspace, MARGIN));
                 assert_true(painted(stats + MARGIN + stat_bytes, MARGIN));
-                assert_true(painted(scratch + MARGIN + scratch_bytes, MARGIN));
+                assert_true(painted(workspace + MARGIN + workspace_bytes, MARGIN));
                 /* exact: the last number of both is used */
                 assert_false(painted(stats + MARGIN + stat_bytes - 8, 8));
-                assert_false(painted(scratch + MARGIN + scratch_bytes - 8, 8));
+                assert_false(painted(workspace + MARGIN + workspace_bytes - 8, 8));
                 free(stats);
-                free(scratch);
+                free(workspace);
                 colo_comm_destroy(&a.self);
             }
 }
@@ -291,14 +291,14 @@ static void ignored_rows_are_not_read(void **state)
     for (int64_t t = 0; t <= dark; t++)
         targets[t] = -100;
     a.cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = V};
-    assert_ok(colo_logprob_scratch_size(&a.cfg, COLO_F32, tokens, 1, &bytes));
-    void *scratch = malloc(bytes);
+    assert_ok(colo_logprob_workspace_size(&a.cfg, COLO_F32, tokens, 1, &bytes));
+    void *workspace = malloc(bytes);
     a.logits = colo_tensor_host(memory, COLO_F32, 2, (int64_t[]){tokens, V});
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     a.d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){tokens, V});
     a.out = (colo_logprob_out_t){.logp = logp};
     assert_ok(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, stats,
-                                   scratch, NULL));
+                                   workspace, NULL));
     a.upstream = (colo_logprob_upstream_t){.d_logp = up};
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
@@ -308,7 +308,7 @@ static void ignored_rows_are_not_read(void **state)
     free(up);
     free(dz);
     free(stats);
-    free(scratch);
+    free(workspace);
     colo_comm_destroy(&a.self);
 }
 
@@ -320,7 +320,7 @@ static void forward_without_saved_needs_no_stats(void **state)
     alone_init(&b);
     assert_ok(alone_forward(&a));
     assert_ok(colo_logprob_forward(&b.cfg, &b.logits, &b.target, b.self, &b.out, NULL, NULL,
-                                   b.scratch, NULL));
+                                   b.workspace, NULL));
     assert_memory_equal(a.logp, b.logp, sizeof a.logp);
     assert_true(painted(b.stats, sizeof b.stats));
     colo_comm_destroy(&a.self);
@@ -348,7 +348,7 @@ int main(void)
         cmocka_unit_test(forward_gathers_once_and_backward_never),
         cmocka_unit_test(the_gather_carries_a_few_numbers_a_token),
         cmocka_unit_test(chunking_changes_no_bit),
-        cmocka_unit_test(scratch_is_bounded_by_the_chunk_and_never_by_the_vocabulary),
+        cmocka_unit_test(workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary),
         cmocka_unit_test(backward_twice_gives_the_same_bits),
         cmocka_unit_test(logits_written_after_they_were_saved_are_refused),
         cmocka_unit_test(in_place_ends_the_saved_state),

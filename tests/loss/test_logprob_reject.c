@@ -15,7 +15,7 @@ static void assert_forward_wrote_nothing(const alone_t *a)
 {
     assert_true(painted(a->logp, sizeof a->logp) && painted(a->entropy, sizeof a->entropy));
     assert_true(painted(a->loss, sizeof a->loss) && painted(a->correct, sizeof a->correct));
-    assert_true(painted(a->stats, sizeof a->stats) && painted(a->scratch, sizeof a->scratch));
+    assert_true(painted(a->stats, sizeof a->stats) && painted(a->workspace, sizeof a->workspace));
     assert_true(painted(&a->n_valid, 8) && painted(&a->n_invalid, 8));
     assert_false(a->saved.valid);
 }
@@ -89,35 +89,36 @@ static void every_bad_pointer_is_refused(void **state)
     (void)state;
     alone_init(&a);
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, NULL, &a.out, &a.saved, a.stats,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL; colo_comm_create_self()");
     assert_fails(colo_logprob_forward(&a.cfg, NULL, &a.target, a.self, &a.out, &a.saved, a.stats,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "logits: tensor is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, NULL, a.self, &a.out, &a.saved, a.stats,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "targets: tensor is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, NULL, &a.saved, a.stats,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, NULL,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "stats is NULL; it needs 96 bytes");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, NULL, a.stats,
-                                      a.scratch, NULL),
+                                      a.workspace, NULL),
                  COLO_ERR_ARG, "stats is given, saved is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
                                       a.stats, NULL, NULL),
-                 COLO_ERR_ARG, "scratch is NULL");
+                 COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
-                                      a.stats, a.scratch + 3, NULL),
-                 COLO_ERR_ARG, "scratch: its address is");
+                                      a.stats, a.workspace + 3, NULL),
+                 COLO_ERR_ARG, "workspace: its address is");
     assert_forward_wrote_nothing(&a);
-    assert_fails(colo_logprob_scratch_size(&a.cfg, COLO_I8, 4, 1, &n), COLO_ERR_ARG, "dtype i8");
-    assert_fails(colo_logprob_scratch_size(&a.cfg, COLO_F32, -1, 1, &n), COLO_ERR_ARG,
+    assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_I8, 4, 1, &n), COLO_ERR_ARG, "dtype i8");
+    assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_F32, -1, 1, &n), COLO_ERR_ARG,
                  "tokens is -1");
-    assert_fails(colo_logprob_scratch_size(&a.cfg, COLO_F32, 4, 0, &n), COLO_ERR_ARG, "ranks is 0");
-    assert_fails(colo_logprob_scratch_size(&a.cfg, COLO_F32, INT64_MAX / 8, 2, &n), COLO_ERR_ARG,
+    assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_F32, 4, 0, &n), COLO_ERR_ARG,
+                 "ranks is 0");
+    assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_F32, INT64_MAX / 8, 2, &n), COLO_ERR_ARG,
                  "exceeds 2^63 bytes");
     assert_fails(colo_logprob_saved_size(&a.cfg, COLO_F32, INT64_MAX / 8, &n), COLO_ERR_ARG,
                  "exceed 2^63 bytes");
@@ -184,7 +185,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     float z[2 * 4] = {0}, logp[2];
     int64_t targets[2] = {1, 2};
     double stats[6];
-    unsigned char scratch[512];
+    unsigned char workspace[512];
     rank_try(colo_comm_set_timeout(world, 3000));
     rank_try(colo_comm_set_check(world, d->check));
     memset(logp, CANARY, sizeof logp);
@@ -211,7 +212,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
         d->status[r] = colo_loss_i_step(world, colo_fail(COLO_ERR_ARG, "logits: not of a device"));
     else
         d->status[r] =
-            colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, scratch, NULL);
+            colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, workspace, NULL);
     snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
     if (!painted(logp, sizeof logp) || !painted(stats, sizeof stats) || saved.valid)
         return t_rank_fail(__FILE__, __LINE__, "nothing was written");

@@ -51,12 +51,12 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     void *d_value = where.put(wide ? (void *)&d_value64 : &d_value32, elem);
     void *d_of_num = where.put(&d_num, sizeof d_num);
     double *numbers = where.put(NULL, 3 * sizeof *numbers), got[3];
-    void *scratch = where.put(NULL, colo_loss_weighted_scratch_size(colo_comm_size(group)));
+    void *workspace = where.put(NULL, colo_loss_weighted_workspace_size(colo_comm_size(group)));
     const colo_tensor_t x = where_tensor(losses, w->dtype, 1, (int64_t[]){TOKENS});
     const colo_tensor_t dx = where_tensor(d, w->dtype, 1, (int64_t[]){TOKENS});
     const colo_loss_mean_t out = {value, numbers, numbers + 1, numbers + 2};
     colo_comm_stats_reset(mover);
-    colo_status_t st = colo_loss_mean_forward(&x, n_valid, w->divide, mover, &out, scratch, NULL);
+    colo_status_t st = colo_loss_mean_forward(&x, n_valid, w->divide, mover, &out, workspace, NULL);
     if (st == COLO_OK)
         st = colo_loss_mean_backward(out.factor, w->no_value ? NULL : d_value,
                                      w->no_num ? NULL : d_of_num, &dx, NULL);
@@ -74,7 +74,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             w->total[r] += stats.ops[k][o];
-    void *all[] = {losses, d, n_valid, value, d_value, d_of_num, numbers, scratch};
+    void *all[] = {losses, d, n_valid, value, d_value, d_of_num, numbers, workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);
     where.leave(&mover);
@@ -116,7 +116,7 @@ static void the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient(v
 static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
 {
     colo_comm_t *self = NULL;
-    double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5, scratch[4];
+    double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5, workspace[4];
     int64_t none = 0, one = 1;
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
@@ -124,16 +124,16 @@ static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
     (void)state;
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, scratch, NULL));
+    assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, workspace, NULL));
     assert_true(value == 0 && n[0] == 0 && n[1] == 0 && n[2] == 1);
-    assert_ok(colo_loss_mean_forward(&empty, &none, true, self, &out, scratch, NULL));
+    assert_ok(colo_loss_mean_forward(&empty, &none, true, self, &out, workspace, NULL));
     assert_true(value == 0 && n[0] == 0 && n[1] == 0);
     assert_ok(colo_loss_mean_backward(out.factor, &up, NULL, &empty, NULL));
     x[1] = NAN; /* an invalid target's, the only one */
-    assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, scratch, NULL));
+    assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, workspace, NULL));
     assert_true(isnan(value) && n[1] == 0);
     x[1] = 6;
-    assert_ok(colo_loss_mean_forward(&xt, &one, true, self, &out, scratch, NULL));
+    assert_ok(colo_loss_mean_forward(&xt, &one, true, self, &out, workspace, NULL));
     assert_ok(colo_loss_mean_backward(out.factor, &up, NULL, &dt, NULL));
     assert_true(value == 6 && n[1] == 1 && d[0] == 5 && d[1] == 5);
     colo_comm_destroy(&self);
@@ -142,38 +142,38 @@ static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
 static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 {
     colo_comm_t *self = NULL;
-    double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, scratch[4];
+    double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, workspace[4];
     int64_t two = 2;
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
     colo_tensor_t t;
     (void)state;
     assert_ok(colo_comm_create_self(&self));
-    assert_fails(colo_loss_mean_forward(&xt, &two, true, NULL, &out, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_forward(&xt, &two, true, NULL, &out, workspace, NULL), COLO_ERR_ARG,
                  "group is NULL, expected the dp x cp group");
-    assert_fails(colo_loss_mean_forward(&xt, NULL, true, self, &out, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_forward(&xt, NULL, true, self, &out, workspace, NULL), COLO_ERR_ARG,
                  "n_valid is NULL");
-    assert_fails(colo_loss_mean_forward(NULL, &two, true, self, &out, scratch, NULL), COLO_ERR_ARG,
-                 "losses");
+    assert_fails(colo_loss_mean_forward(NULL, &two, true, self, &out, workspace, NULL),
+                 COLO_ERR_ARG, "losses");
     t = colo_tensor_host(x, COLO_BF16, 1, (int64_t[]){2});
-    assert_fails(colo_loss_mean_forward(&t, &two, true, self, &out, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_forward(&t, &two, true, self, &out, workspace, NULL), COLO_ERR_ARG,
                  "losses: dtype bf16, expected f32 or f64");
     t = colo_tensor_host(x, COLO_F64, 2, (int64_t[]){1, 2});
-    assert_fails(colo_loss_mean_forward(&t, &two, true, self, &out, scratch, NULL), COLO_ERR_SHAPE,
-                 "losses: 2 axes, expected [T]");
+    assert_fails(colo_loss_mean_forward(&t, &two, true, self, &out, workspace, NULL),
+                 COLO_ERR_SHAPE, "losses: 2 axes, expected [T]");
     for (int member = 0; member < 4; member++) {
         colo_loss_mean_t less = out;
         *(void **[]){&less.value, (void **)&less.num, (void **)&less.den,
                      (void **)&less.factor}[member] = NULL;
-        assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &less, scratch, NULL),
+        assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &less, workspace, NULL),
                      COLO_ERR_ARG, "out or a member of it is NULL");
     }
-    assert_fails(colo_loss_mean_forward(&xt, &two, true, self, NULL, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_forward(&xt, &two, true, self, NULL, workspace, NULL), COLO_ERR_ARG,
                  "out or a member of it is NULL");
     assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &out, NULL, NULL), COLO_ERR_ARG,
-                 "scratch is NULL");
-    assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &out, (char *)scratch + 4, NULL),
-                 COLO_ERR_ARG, "scratch");
+                 "workspace is NULL");
+    assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &out, (char *)workspace + 4, NULL),
+                 COLO_ERR_ARG, "workspace");
     t = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
     assert_fails(colo_loss_mean_backward(NULL, &value, NULL, &t, NULL), COLO_ERR_ARG,
                  "factor is NULL");
@@ -186,14 +186,14 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 
 static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
 {
-    double x = 1, value = 7, n[3], scratch[16];
+    double x = 1, value = 7, n[3], workspace[16];
     int64_t one = 1;
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, (int64_t[]){1});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
     const int r = colo_comm_rank(world);
     (void)arg;
     colo_status_t st =
-        colo_loss_mean_forward(&xt, r == 1 ? NULL : &one, true, world, &out, scratch, NULL);
+        colo_loss_mean_forward(&xt, r == 1 ? NULL : &one, true, world, &out, workspace, NULL);
     rank_check(st == (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "n_valid is NULL") && value == 7);
     return COLO_OK;

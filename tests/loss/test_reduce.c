@@ -194,14 +194,14 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
     static const char said[] =
         "found a weighted sum on rank 2 and a mean or sum by count on rank 0";
     const int64_t count = 2;
-    double v[2] = {1, 2}, value, num, den, factor, scratch[16], again = 0;
+    double v[2] = {1, 2}, value, num, den, factor, workspace[16], again = 0;
     colo_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(v, COLO_F64, 1, &count);
     const colo_loss_mean_t mean = {&value, &num, &den, &factor};
     colo_status_t st =
         colo_comm_rank(world) == 2
-            ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, scratch, NULL)
-            : colo_loss_mean_forward(&values, &count, true, world, &mean, scratch, NULL);
+            ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, workspace, NULL)
+            : colo_loss_mean_forward(&values, &count, true, world, &mean, workspace, NULL);
     (void)arg;
     rank_check(st == COLO_ERR_MISMATCH);
     rank_check(strstr(colo_last_error(), said) != NULL);

@@ -105,7 +105,7 @@ static uint64_t total_ops(colo_comm_t *world)
 
 /* Everything a rank needs, where its memory is. */
 typedef struct room {
-    void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *scratch, *lengths, *cu;
+    void *tokens, *targets, *mask, *local, *d_local, *out, *d_out, *workspace, *lengths, *cu;
     double *host;
     colo_comm_t *group;
 } room_t;
@@ -156,15 +156,15 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
     for (int64_t i = 0; i < table; i++)
         m->host[i] = d_out_of(r, i / stride, i % stride);
     m->d_out = where.put(m->host, (size_t)table * 8);
-    rank_try(colo_sequence_scratch_size(&seq, COLO_F64, &bytes));
-    m->scratch = where.put(NULL, bytes);
+    rank_try(colo_sequence_workspace_size(&seq, COLO_F64, &bytes));
+    m->workspace = where.put(NULL, bytes);
     colo_tensor_t lt = where_tensor(m->local, COLO_F64, 1, &n), dlt = lt;
     colo_tensor_t ot = where_tensor(m->out, COLO_F64, 2, (int64_t[]){seq.batch, cols}), dot = ot;
     ot.stride[0] = dot.stride[0] = stride;
     dlt.data = m->d_local;
     dot.data = m->d_out;
     colo_comm_stats_reset(m->group);
-    rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->scratch, NULL));
+    rank_try(colo_sequence_gather(&seq, &lt, &ot, m->group, m->workspace, NULL));
     colo_comm_stats(m->group, &stats);
     g->gathers[r] = stats.ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS];
     g->total[r][0] = total_ops(m->group);
@@ -172,7 +172,7 @@ static colo_status_t run_with(batch_t *g, colo_comm_t *world, room_t *m)
         colo_comm_stats_reset(m->group);
         rank_try(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)adjoint, &dot, &dlt,
                                                adjoint ? m->group : NULL,
-                                               adjoint ? m->scratch : NULL, NULL));
+                                               adjoint ? m->workspace : NULL, NULL));
         colo_comm_stats(m->group, &stats);
         g->scatters[r] = stats.ops[COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS];
         g->total[r][1 + adjoint] = total_ops(m->group);
@@ -191,8 +191,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     room_t m = {0};
     colo_status_t st = run_with(arg, world, &m);
-    void *all[] = {m.tokens, m.targets, m.mask,    m.local,   m.d_local,
-                   m.out,    m.d_out,   m.scratch, m.lengths, m.cu};
+    void *all[] = {m.tokens, m.targets, m.mask,      m.local,   m.d_local,
+                   m.out,    m.d_out,   m.workspace, m.lengths, m.cu};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);
     free(m.host);
@@ -359,7 +359,7 @@ static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **st
 {
     int64_t tokens[8] = {0}, targets[8];
     uint8_t mask[8];
-    double local[8] = {0}, out[6], scratch[8], mark[8];
+    double local[8] = {0}, out[6], workspace[8], mark[8];
     size_t n = 77;
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
     colo_comm_t *self = NULL;
@@ -390,29 +390,29 @@ static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **st
                  "mask: dtype i8, expected u8");
     assert_fails(colo_sequence_mask(&seq, (colo_sequence_mask_t)2, &mk, NULL), COLO_ERR_ARG,
                  "mask 2, expected");
-    assert_fails(colo_sequence_gather(&seq, &lc, &ot, NULL, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_sequence_gather(&seq, &lc, &ot, NULL, workspace, NULL), COLO_ERR_ARG,
                  "group is NULL, expected the cp group");
     t = colo_tensor_host(local, COLO_BF16, 1, (int64_t[]){8});
-    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, workspace, NULL), COLO_ERR_ARG,
                  "local: dtype bf16, expected f32 or f64");
     t = colo_tensor_host(out, COLO_F32, 2, (int64_t[]){2, 3});
-    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, workspace, NULL), COLO_ERR_ARG,
                  "out: dtype f32, expected f64");
     t = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 2});
-    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, scratch, NULL), COLO_ERR_SHAPE,
+    assert_fails(colo_sequence_gather(&seq, &lc, &t, self, workspace, NULL), COLO_ERR_SHAPE,
                  "out: 2 axes, 4 elements, expected [2, 3]");
     seq.cp = 2;
     t = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){4});
-    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, scratch, NULL), COLO_ERR_ARG,
+    assert_fails(colo_sequence_gather(&seq, &t, &ot, self, workspace, NULL), COLO_ERR_ARG,
                  "rank 0 of a group of 1, expected the cp group: rank 0 of 2");
     seq.cp = 1;
     assert_fails(colo_sequence_gather_backward(&seq, (colo_sequence_adjoint_t)2, &ot, &lc, self,
-                                               scratch, NULL),
+                                               workspace, NULL),
                  COLO_ERR_ARG, "adjoint 2, expected slice (0) or sum (1)");
     assert_fails(
-        colo_sequence_gather_backward(&seq, COLO_SEQUENCE_SUM, &ot, &lc, NULL, scratch, NULL),
+        colo_sequence_gather_backward(&seq, COLO_SEQUENCE_SUM, &ot, &lc, NULL, workspace, NULL),
         COLO_ERR_ARG, "group is NULL");
-    assert_fails(colo_sequence_scratch_size(&seq, COLO_I64, &n), COLO_ERR_ARG, "dtype i64");
+    assert_fails(colo_sequence_workspace_size(&seq, COLO_I64, &n), COLO_ERR_ARG, "dtype i64");
     assert_int_equal(n, 77);
     assert_memory_equal(targets, mark, sizeof targets);
     assert_memory_equal(mask, mark, sizeof mask);
@@ -424,7 +424,7 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
 {
     colo_status_t *st = arg;
     const int r = colo_comm_rank(world);
-    double local[2] = {0}, out[3] = {7, 7, 7}, scratch[4];
+    double local[2] = {0}, out[3] = {7, 7, 7}, workspace[4];
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4};
     seq.cp = 2;
     seq.cp_rank = r;
@@ -432,7 +432,7 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
     rank_try(colo_comm_set_check(world, 2));
     colo_tensor_t lt = colo_tensor_host(local, COLO_F64, 1, (int64_t[]){r ? 1 : 2});
     colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){1, 3});
-    st[r] = colo_sequence_gather(&seq, &lt, &ot, world, scratch, NULL);
+    st[r] = colo_sequence_gather(&seq, &lt, &ot, world, workspace, NULL);
     rank_check(out[0] == 7 && out[2] == 7);
     return COLO_OK;
 }

@@ -299,7 +299,7 @@ typedef struct alone {
     int64_t ids[AT * AK], chosen[AT * AK], n_invalid;
     uint8_t mask[AT];
     double stats[AT * (5 + 2 * AK)];
-    unsigned char scratch[1024];
+    unsigned char workspace[1024];
     uint64_t version;
     colo_tensor_t logits, given, masked, d_logits;
     const colo_tensor_t *id_arg;
@@ -333,7 +333,7 @@ static void alone_init(alone_t *a, bool topk)
 static colo_status_t forward(alone_t *a)
 {
     return colo_topk_forward(&a->cfg, &a->logits, a->id_arg, &a->masked, a->self, &a->out,
-                             &a->saved, a->stats, a->scratch, NULL);
+                             &a->saved, a->stats, a->workspace, NULL);
 }
 
 static bool painted(const void *p, size_t n)
@@ -352,7 +352,7 @@ static bool painted(const void *p, size_t n)
         change;                                                                            \
         assert_fails(forward(&a), status, sentence);                                       \
         assert_true(painted(a.logp, sizeof a.logp) && painted(a.chosen, sizeof a.chosen)); \
-        assert_true(painted(a.stats, sizeof a.stats) && painted(a.scratch, 1024));         \
+        assert_true(painted(a.stats, sizeof a.stats) && painted(a.workspace, 1024));       \
         assert_true(painted(&a.n_invalid, 8) && !a.saved.valid);                           \
         colo_comm_destroy(&a.self);                                                        \
     } while (0)
@@ -382,25 +382,25 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
            "columns [0, 5) on a group of one rank");
     alone_init(&b, true);
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, NULL, &b.out, &b.saved, b.stats,
-                                   b.scratch, NULL),
+                                   b.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, NULL, &b.saved, b.stats,
-                                   b.scratch, NULL),
+                                   b.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
-                                   b.scratch, NULL),
+                                   b.workspace, NULL),
                  COLO_ERR_ARG, "stats is NULL; it needs 216 bytes");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
-                                   b.scratch, NULL),
+                                   b.workspace, NULL),
                  COLO_ERR_ARG, "stats is given, saved is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
                                    NULL, NULL),
-                 COLO_ERR_ARG, "scratch is NULL");
+                 COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_topk_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
     assert_fails(colo_topk_saved_size(&b.cfg, INT64_MAX / 4, &n), COLO_ERR_ARG, "exceed 2^63");
-    assert_fails(colo_topk_scratch_size(&b.cfg, COLO_F32, INT64_MAX / 100, 8, &n), COLO_ERR_ARG,
+    assert_fails(colo_topk_workspace_size(&b.cfg, COLO_F32, INT64_MAX / 100, 8, &n), COLO_ERR_ARG,
                  "exceeds 2^63");
-    assert_fails(colo_topk_scratch_size(&b.cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
+    assert_fails(colo_topk_workspace_size(&b.cfg, COLO_I8, 1, 1, &n), COLO_ERR_ARG, "dtype i8");
     assert_int_equal(n, 77);
     colo_comm_destroy(&b.self);
 }
@@ -438,20 +438,21 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
     for (int topk = 0; topk < 2; topk++) {
         enum { MARGIN = 64 };
         alone_t a;
-        size_t stat_bytes, scratch_bytes;
+        size_t stat_bytes, workspace_bytes;
         alone_init(&a, topk);
         assert_ok(colo_topk_saved_size(&a.cfg, AT, &stat_bytes));
-        assert_ok(colo_topk_scratch_size(&a.cfg, COLO_F32, AT, 1, &scratch_bytes));
-        unsigned char *s = malloc(stat_bytes + 2 * MARGIN), *x = malloc(scratch_bytes + 2 * MARGIN);
+        assert_ok(colo_topk_workspace_size(&a.cfg, COLO_F32, AT, 1, &workspace_bytes));
+        unsigned char *s = malloc(stat_bytes + 2 * MARGIN),
+                      *x = malloc(workspace_bytes + 2 * MARGIN);
         for (int saved = 0; saved < 2; saved++) {
             memset(s, CANARY, stat_bytes + 2 * MARGIN);
-            memset(x, CANARY, scratch_bytes + 2 * MARGIN);
+            memset(x, CANARY, workspace_bytes + 2 * MARGIN);
             assert_ok(colo_topk_forward(&a.cfg, &a.logits, a.id_arg, NULL, a.self, &a.out,
                                         saved ? &a.saved : NULL, saved ? s + MARGIN : NULL,
                                         x + MARGIN, NULL));
             assert_true(painted(s, MARGIN) && painted(x, MARGIN));
             assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
-            assert_true(painted(x + MARGIN + scratch_bytes, MARGIN));
+            assert_true(painted(x + MARGIN + workspace_bytes, MARGIN));
             assert_true(painted(s + MARGIN, stat_bytes) == !saved);
         }
         free(s);
@@ -470,11 +471,11 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
             const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocabs[i], .k = 64,
                                             .topk = topk};
             const size_t tokens = 65536, own = 40 + 16 * 64, block = 12 + 64 * (topk ? 12 : 4);
-            size_t stats, scratch;
+            size_t stats, workspace;
             assert_ok(colo_topk_saved_size(&cfg, (int64_t)tokens, &stats));
-            assert_ok(colo_topk_scratch_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &scratch));
+            assert_ok(colo_topk_workspace_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &workspace));
             assert_int_equal(stats, tokens * own);
-            assert_int_equal(scratch, tokens * own + 8 * (64 + tokens * block));
+            assert_int_equal(workspace, tokens * own + 8 * (64 + tokens * block));
         }
 }
 
@@ -497,7 +498,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     int64_t ids[4] = {1, 2, 3, 4};
     uint8_t mask[2] = {1, 1};
     double stats[18];
-    _Alignas(8) unsigned char scratch[1024];
+    _Alignas(8) unsigned char workspace[1024];
     memset(logp, CANARY, sizeof logp);
     memset(stats, CANARY, sizeof stats);
     if (other && d->kind == 0)
@@ -515,7 +516,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
     colo_topk_saved_t saved = {.valid = false};
     d->status[r] = colo_topk_forward(&cfg, &zt, &it, &mt, world, &(colo_topk_out_t){.logp = logp},
-                                     &saved, stats, scratch, NULL);
+                                     &saved, stats, workspace, NULL);
     snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
     d->untouched[r] = painted(logp, sizeof logp) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;

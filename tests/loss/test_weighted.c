@@ -60,13 +60,13 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     void *values = where.put(wide ? (void *)f64[0] : f32[0], line),
          *weights = where.put(wide ? (void *)f64[1] : f32[1], line), *d = where.put(NULL, line),
          *masked = where.put(mask, sizeof mask), *out = where.put(NULL, sizeof w->got[r]),
-         *scratch = where.put(NULL, colo_loss_weighted_scratch_size(colo_comm_size(group)));
+         *workspace = where.put(NULL, colo_loss_weighted_workspace_size(colo_comm_size(group)));
     colo_tensor_t v = where_tensor(values, w->dtype, 1, (int64_t[]){TOKENS}), u = v;
     colo_tensor_t m = where_tensor(masked, COLO_U8, 1, (int64_t[]){TOKENS});
     u.data = weights;
     colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_weighted_sum(&v, w->weighted ? &u : NULL, w->masked ? &m : NULL,
-                                              mover, out, d, scratch, NULL);
+                                              mover, out, d, workspace, NULL);
     where.get(wide ? (void *)f64[2] : f32[2], d, line);
     where.get(&w->got[r], out, sizeof w->got[r]);
     for (int i = 0; i < TOKENS; i++)
@@ -76,7 +76,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     for (int k = 0; k < COLO_OP_COUNT; k++)
         for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
             w->total[r] += stats.ops[k][o];
-    void *all[] = {values, weights, d, masked, out, scratch};
+    void *all[] = {values, weights, d, masked, out, workspace};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);
     where.leave(&mover);
@@ -136,7 +136,7 @@ static void the_sum_over_dp_only_is_another_value(void **state)
 static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
 {
     colo_comm_t *self = NULL;
-    double v[2] = {NAN, 1}, d[2] = {7, 7}, scratch[4];
+    double v[2] = {NAN, 1}, d[2] = {7, 7}, workspace[4];
     uint8_t none[2] = {0, 0};
     colo_weighted_t got;
     colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
@@ -144,11 +144,11 @@ static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
     colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
     (void)state;
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, d, scratch, NULL));
+    assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, d, workspace, NULL));
     assert_true(got.num == 0 && got.den == 0 && got.value == 0 && d[0] == 0 && d[1] == 0);
-    assert_ok(colo_loss_weighted_sum(&empty, NULL, NULL, self, &got, NULL, scratch, NULL));
+    assert_ok(colo_loss_weighted_sum(&empty, NULL, NULL, self, &got, NULL, workspace, NULL));
     assert_true(got.num == 0 && got.den == 0);
-    assert_ok(colo_loss_weighted_sum(&vt, NULL, NULL, self, &got, NULL, scratch, NULL));
+    assert_ok(colo_loss_weighted_sum(&vt, NULL, NULL, self, &got, NULL, workspace, NULL));
     assert_true(isnan(got.value) && got.den == 2);
     colo_comm_destroy(&self);
 }
@@ -156,37 +156,37 @@ static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
 static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 {
     colo_comm_t *self = NULL;
-    double v[2] = {1, 2}, scratch[4];
+    double v[2] = {1, 2}, workspace[4];
     uint8_t m[2] = {1, 1};
     colo_weighted_t got = {.num = 7};
     const colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
     colo_tensor_t t;
     (void)state;
     assert_ok(colo_comm_create_self(&self));
-    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, NULL, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, NULL, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "group is NULL, expected the dp x cp group");
     t = colo_tensor_host(v, COLO_BF16, 1, (int64_t[]){2});
-    assert_fails(colo_loss_weighted_sum(&t, NULL, NULL, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&t, NULL, NULL, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "values: dtype bf16, expected f32 or f64");
     t = colo_tensor_host(v, COLO_F64, 2, (int64_t[]){1, 2});
-    assert_fails(colo_loss_weighted_sum(&t, NULL, NULL, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&t, NULL, NULL, self, &got, NULL, workspace, NULL),
                  COLO_ERR_SHAPE, "values: 2 axes, expected [T]");
     t = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){1});
-    assert_fails(colo_loss_weighted_sum(&vt, &t, NULL, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, &t, NULL, self, &got, NULL, workspace, NULL),
                  COLO_ERR_SHAPE, "weights: 1 axes, 1 elements, expected [2]");
     t = colo_tensor_host(v, COLO_F32, 1, (int64_t[]){2});
-    assert_fails(colo_loss_weighted_sum(&vt, &t, NULL, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, &t, NULL, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "weights: dtype f32, the values are f64");
     t = colo_tensor_host(m, COLO_I8, 1, (int64_t[]){2});
-    assert_fails(colo_loss_weighted_sum(&vt, NULL, &t, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, &t, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "mask: dtype i8, expected u8");
     t = colo_tensor_cuda(m, COLO_U8, 0, 1, (int64_t[]){2});
-    assert_fails(colo_loss_weighted_sum(&vt, NULL, &t, self, &got, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, &t, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "mask: memory kind 1");
-    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, self, NULL, NULL, scratch, NULL),
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, self, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, self, &got, NULL, NULL, NULL),
-                 COLO_ERR_ARG, "scratch is NULL");
+                 COLO_ERR_ARG, "workspace is NULL");
     assert_true(got.num == 7);
     colo_comm_destroy(&self);
 }

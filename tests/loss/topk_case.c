@@ -43,7 +43,7 @@ ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
 }
 
 typedef struct room {
-    void *logits, *grad, *stats, *scratch, *ids, *mask, *logp, *up, *chosen, *n_invalid;
+    void *logits, *grad, *stats, *workspace, *ids, *mask, *logp, *up, *chosen, *n_invalid;
     void *host; /* bytes of a shard */
     double wide[TOPK_TOKENS * TOPK_K];
     colo_comm_t *group;
@@ -72,16 +72,16 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
     const size_t bytes = (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype),
                  stat_size = (size_t)n * colo_dtype_size(stat);
     colo_topk_config_t cfg = c->config;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     cfg.vocab_start = s->start[r];
     rank_try(where.group(world, &m->group));
     rank_try(colo_topk_saved_size(&cfg, c->tokens, &stat_bytes));
-    rank_try(colo_topk_scratch_size(&cfg, s->dtype, c->tokens, s->ranks, &scratch_bytes));
+    rank_try(colo_topk_workspace_size(&cfg, s->dtype, c->tokens, s->ranks, &workspace_bytes));
     m->host = malloc(bytes + 1);
     m->logits = shard_of(c, r, m, true);
     m->grad = shard_of(c, r, m, false);
     m->stats = where.put(NULL, stat_bytes);
-    m->scratch = where.put(NULL, scratch_bytes);
+    m->workspace = where.put(NULL, workspace_bytes);
     m->ids = where.put(c->ids, (size_t)n * 8);
     m->mask = where.put(c->mask, (size_t)c->tokens);
     m->logp = where.put(NULL, stat_size);
@@ -102,7 +102,7 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
                                &out, c->forward_only ? NULL : &saved,
-                               c->forward_only ? NULL : m->stats, m->scratch, NULL));
+                               c->forward_only ? NULL : m->stats, m->workspace, NULL));
     colo_comm_stats(m->group, &c->after_forward[r]);
     where.get(m->wide, m->logp, stat_size);
     for (int64_t i = 0; i < n; i++)
@@ -111,8 +111,8 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
     where.get(&c->n_invalid[r], m->n_invalid, 8);
     if (c->forward_only)
         return COLO_OK;
-    where.drop(m->scratch); /* free after the call */
-    m->scratch = NULL;
+    where.drop(m->workspace); /* free after the call */
+    m->workspace = NULL;
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
         rank_try(colo_topk_backward(&saved, m->up, &dz, NULL));
     colo_comm_stats(m->group, &c->after_backward[r]);
@@ -133,8 +133,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
 {
     room_t *m = calloc(1, sizeof *m);
     colo_status_t st = run_with(arg, world, m);
-    void *all[] = {m->logits, m->grad, m->stats, m->scratch, m->ids,
-                   m->mask,   m->logp, m->up,    m->chosen,  m->n_invalid};
+    void *all[] = {m->logits, m->grad, m->stats, m->workspace, m->ids,
+                   m->mask,   m->logp, m->up,    m->chosen,    m->n_invalid};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
         where.drop(all[i]);
     free(m->host);

@@ -24,7 +24,7 @@ typedef struct loss_args {
     colo_logprob_out_t out;
     colo_logprob_saved_t saved;
     colo_logprob_upstream_t upstream;
-    void *stats, *scratch;
+    void *stats, *workspace;
     int64_t bytes, *host_targets;
     float *host_up;
     unsigned long long *sum;
@@ -56,7 +56,7 @@ static int run_forward(void *arg, cudaStream_t stream)
 {
     loss_args_t *a = arg;
     PERF_TRY(colo_logprob_forward(&a->config, &a->logits, &a->targets, a->self, &a->out, &a->saved,
-                                  a->stats, a->scratch, stream));
+                                  a->stats, a->workspace, stream));
     return TOOL_OK;
 }
 
@@ -82,7 +82,7 @@ static int device_copy(void **to, const void *from, size_t bytes)
 static int make(const perf_t *p, loss_args_t *a)
 {
     const size_t t = (size_t)p->tokens;
-    size_t stat_bytes, scratch_bytes;
+    size_t stat_bytes, workspace_bytes;
     void *z = NULL, *dz = NULL, *targets, *up, *out[2];
     int rc = TOOL_OK;
     a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = p->vocab,
@@ -98,11 +98,11 @@ static int make(const perf_t *p, loss_args_t *a)
     }
     PERF_TRY(colo_comm_create_self(&a->self));
     PERF_TRY(colo_logprob_saved_size(&a->config, COLO_BF16, p->tokens, &stat_bytes));
-    PERF_TRY(colo_logprob_scratch_size(&a->config, COLO_BF16, p->tokens, 1, &scratch_bytes));
+    PERF_TRY(colo_logprob_workspace_size(&a->config, COLO_BF16, p->tokens, 1, &workspace_bytes));
     rc = device_copy(&z, NULL, (size_t)a->bytes + 16);
     rc = rc ? rc : device_copy(&dz, NULL, (size_t)a->bytes + 16);
     rc = rc ? rc : device_copy(&a->stats, NULL, stat_bytes);
-    rc = rc ? rc : device_copy(&a->scratch, NULL, scratch_bytes);
+    rc = rc ? rc : device_copy(&a->workspace, NULL, workspace_bytes);
     rc = rc ? rc : device_copy(&targets, a->host_targets, t * 8);
     rc = rc ? rc : device_copy(&up, a->host_up, t * 4);
     rc = rc ? rc : device_copy(&out[0], NULL, t * 4);

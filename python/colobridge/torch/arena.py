@@ -2,14 +2,14 @@
 """Memory of one bridge that peers write into, and the tensors in it.
 
 Peers reach registered memory only, and PyTorch's allocator has none. So a bridge of a shape has an arena:
-a scratch tensor, out of which a call's output is copied into an ordinary one, and, when it is asked for, a
+a workspace tensor, out of which a call's output is copied into an ordinary one, and, when it is asked for, a
 few blocks that are handed out as outputs themselves and come back when nobody has the storage any more.
 Where an output lies is a rank's own business: its word to the others carries the address. So ranks need
 not agree on it, a rank that has no block left copies, and nobody waits for anybody's garbage collector.
 
 Order is that of streams. What peers write, they write after this rank's earlier work on the call's stream.
-A block that comes back is used again on its stream, or on another one that waits for it; so is the scratch.
-A captured call takes the scratch: its graph may be replayed when a block has long been somebody else's.
+A block that comes back is used again on its stream, or on another one that waits for it; so is the workspace.
+A captured call takes the workspace: its graph may be replayed when a block has long been somebody else's.
 
 Left to others: which tensors are reached, and when memory is made (bridge.py).
 """
@@ -106,7 +106,7 @@ class Arena:
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
         self._dtype, self._shapes, self._last = s.DTYPES[dtype], shapes, None
         sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
-        self.scratch: list[Any] = [
+        self.workspace: list[Any] = [
             from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
             for way in (0, 1)]
         at = max((sizes[self.side[way]] for way in (0, 1) if reached[way]), default=0)
@@ -144,15 +144,15 @@ class Arena:
         return self._take(block.give(self._returned))
 
     def instead(self, way: int, own: Any, stream: Any) -> Any:
-        """The scratch, for a tensor that peers do not reach. What a call reads is copied here, what it
+        """The workspace, for a tensor that peers do not reach. What a call reads is copied here, what it
         writes is copied by the caller."""
-        scratch = self.scratch[way]
+        workspace = self.workspace[way]
         # In captures the order is that of whoever replays them, as it is for bridges.
         if stream is not None and stream != self._last and not self._capturing():
             if self._last is not None:
                 stream.wait_stream(self._last)
             self._last = stream
         if way and self.sums:
-            scratch.copy_(own)
+            workspace.copy_(own)
         self.copied += 1
-        return scratch
+        return workspace

@@ -21,7 +21,7 @@ from . import arena as arenas
 from . import ranks as groups
 from .tensors import checked, eager, once
 
-_KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the scratch of its shape
+_KEPT = 8  # bridges of other shapes, dtypes or devices; each holds the workspace of its shape
 
 
 def component(src: Grid, dst: Grid, rank: int) -> tuple[int, ...]:
@@ -136,12 +136,12 @@ class Bridge:
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 
     transport: CUDA tensors of ranks that reach each other's memory (one host, NVLink) go straight into
-    the other rank's, through a scratch tensor of the size of y or x that the bridge keeps for each of the
+    the other rank's, through a workspace tensor of the size of y or x that the bridge keeps for each of the
     last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
     where ranks do not reach each other, on the host and with algo="collective", too. The same on all
     ranks; COLO_TRANSPORT goes before it.
     buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
-    out of the scratch. They are ordinary tensors, but record_stream() does nothing for them: before
+    out of the workspace. They are ordinary tensors, but record_stream() does nothing for them: before
     the last of one goes, its stream has to wait for the others that use it. A call that finds all of
     them taken copies, and so does a captured one. Not where d_y is summed over cp: it is copied in.
 
@@ -291,7 +291,7 @@ class Bridge:
 
     @property
     def copied(self) -> int:
-        """Calls of the last shape that copied between the scratch and a tensor. See buffers."""
+        """Calls of the last shape that copied between the workspace and a tensor. See buffers."""
         arena = None if self._last is None else self._last[1].arena
         return 0 if arena is None else arena.copied
 
@@ -303,7 +303,7 @@ class Bridge:
         return _call(self, x, samples, shape, like)
 
     def destroy(self) -> None:
-        """Frees scratch; the communicator is kept for others. The second time does nothing."""
+        """Frees workspace; the communicator is kept for others. The second time does nothing."""
         for ready in self._kept.values():
             ready.bridge.destroy()
         self._kept.clear()

@@ -333,7 +333,7 @@ def linear_logprob(hidden: Any, weight: Any, bias: Any = None, *, target: Any, t
 
     mode: "logprob" makes logits again in backward, "keep" keeps them, "auto" keeps them when they fit
     into budget bytes (0: 1 GiB). chunk_size: tokens a chunk, 0 or None: from budget. max_valid: an upper
-    bound of the tokens that are not ignored, which saves products. logits_dtype: of the scratch, float32
+    bound of the tokens that are not ignored, which saves products. logits_dtype: of the workspace, float32
     or hidden's. d_hidden: over tp_group the gradient of hidden is "all_reduce": the sum, on every rank;
     "partial": this rank's part, which the caller sums; "reduce_scatter": hidden is this rank's slice of
     the first axis (sequence parallel), gathered here, and its gradient is the sum's slice.

@@ -320,9 +320,9 @@ class _Ready:
         return grads
 
     def place(self, out: list[Any], group: Comm) -> Any:
-        """What holds the losses' number, scratch of their mean, and the losses where they are unseen."""
+        """What holds the losses' number, workspace of their mean, and the losses where they are unseen."""
         mean, holds = self.plan.mean, None
-        parts = mean.scratch(group)
+        parts = mean.workspace(group)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         if self.plan.cuda or size > SMALL:
             holds = self.plan.empty(size // 8, dtype=self.plan.f64, device=self.plan.device)

@@ -116,7 +116,7 @@ class LogprobPlan:
     """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
     without a copy, and of their targets [shape]."""
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
-                 'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'scratch', 'calls',
+                 'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
                  'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward beside the library's
 
@@ -137,10 +137,10 @@ class LogprobPlan:
         self.out = outputs_of(rows, names, self.real, self.device)
         self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
-        scratch, saved = _SIZE(), _SIZE()
-        call('colo_logprob_scratch_size', config, dtype, rows.count, ranks, c.byref(scratch))
+        workspace, saved = _SIZE(), _SIZE()
+        call('colo_logprob_workspace_size', config, dtype, rows.count, ranks, c.byref(workspace))
         call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
-        self.scratch, self.saved = scratch.value, saved.value // 8
+        self.workspace, self.saved = workspace.value, saved.value // 8
         kept = self.saved + self.EXTRA
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * kept
         self.calls: list[_Call] = []
@@ -148,18 +148,18 @@ class LogprobPlan:
         self.run_forward = entry('colo_logprob_forward')
         self.run_backward = entry('colo_logprob_backward')
 
-    def memory(self, now: _Call, keeps: bool, scratch: int) -> tuple[Any, Any, Any, int]:
-        """(what is kept for backward, its address; what holds scratch, its address). On the host what is
+    def memory(self, now: _Call, keeps: bool, workspace: int) -> tuple[Any, Any, Any, int]:
+        """(what is kept for backward, its address; what holds workspace, its address). On the host what is
         small is no tensor, which would cost more."""
         kept = at = apart = None
         size, words = self.saved + self.EXTRA if keeps else 0, 0
-        if scratch > SMALL:
-            apart = self.empty((scratch + 7) // 8, dtype=self.f64, device=self.device)
+        if workspace > SMALL:
+            apart = self.empty((workspace + 7) // 8, dtype=self.f64, device=self.device)
             room = apart.data_ptr()
         elif self.cuda:
-            room, words = 0, (scratch + 7) // 8
+            room, words = 0, (workspace + 7) // 8
         else:
-            room = now.room.of(scratch)
+            room = now.room.of(workspace)
         if keeps and self.small is not None:
             kept = self.small()
             at = c.addressof(kept)
@@ -184,7 +184,7 @@ class LogprobPlan:
                 t = self.empty_like(kind)
                 setattr(now.out, name, t.data_ptr())
                 out.append(t)
-            stats, at, apart, room = self.memory(now, keeps, self.scratch)
+            stats, at, apart, room = self.memory(now, keeps, self.workspace)
             self.logits.point(now.logits, logits)
             self.targets.point(now.targets, target)
             status = self.run_forward(
@@ -385,7 +385,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     have any strides; they are copied only where columns are not contiguous or rows overlap.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never
     smoothed: label_smoothing and z_loss are for the loss. A target of ignore_index gives 0, one outside
-    of [0, V) NaN. chunk_size bounds scratch and changes no bit. inplace_backward: the gradient is
+    of [0, V) NaN. chunk_size bounds workspace and changes no bit. inplace_backward: the gradient is
     written over the logits; a later backward of another function that saved them is a RuntimeError.
 
     Raises ValueError (shapes, dtypes, devices, options), MismatchError (ranks that differ in targets,

@@ -39,8 +39,8 @@ def across(reduce_group: Any, device: Any, what: str, *of: Any) -> Comm:
 
 @functools.lru_cache(maxsize=None)
 def _parts(ranks: int) -> int:
-    """Bytes of scratch of a mean over so many ranks."""
-    return lib().colo_loss_weighted_scratch_size(ranks)
+    """Bytes of workspace of a mean over so many ranks."""
+    return lib().colo_loss_weighted_workspace_size(ranks)
 
 
 class MeanCall:
@@ -70,10 +70,10 @@ class Mean:
                                                entry('colo_loss_mean_backward'))
         self.run_weighted = entry('colo_loss_weighted_sum')
 
-    def scratch(self, comm: Comm) -> int:
+    def workspace(self, comm: Comm) -> int:
         return _parts(comm.size)
 
-    def forward(self, now: MeanCall, losses: int, n_valid: int, factor: int, scratch: int, mean: bool,
+    def forward(self, now: MeanCall, losses: int, n_valid: int, factor: int, workspace: int, mean: bool,
                 comm: Comm) -> tuple[Any, Any, Any]:
         """(value, num, den), over the ranks in rank order"""
         try:
@@ -81,7 +81,7 @@ class Mean:
             value, num, den = new(self.value), new(self.wide), new(self.wide)
             now.losses.data, out.factor = losses, factor
             out.value, out.num, out.den = value.data_ptr(), num.data_ptr(), den.data_ptr()
-            status = self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, scratch,
+            status = self.run_forward(now.at_losses, n_valid, mean, comm.handle, now.at_out, workspace,
                                       stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -97,7 +97,7 @@ class Mean:
         try:
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
-            room = torch.empty(4 + self.scratch(comm) // 8, dtype=torch.float64, device=self.device)
+            room = torch.empty(4 + self.workspace(comm) // 8, dtype=torch.float64, device=self.device)
             status = self.run_weighted(
                 c.addressof(values), c.addressof(weigh), None, comm.handle, room.data_ptr(), None,
                 room.data_ptr() + 32, stream_of(self.device) if self.cuda else None)
@@ -139,11 +139,11 @@ class NllPlan(LogprobPlan):
         except IndexError:
             now = _Call(self)
             now.mean = MeanCall(self.mean)
-        # Scratch: parts of the mean, its factor, n_valid, losses, and the loss's own. What is kept: the
+        # Workspace: parts of the mean, its factor, n_valid, losses, and the loss's own. What is kept: the
         # loss's own, and the factor.
         try:
             parts = _parts(group.size)
-            stats, at, apart, room = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.scratch)
+            stats, at, apart, room = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
             n_valid, out = room + parts + 8, now.out
             if now.of != n_valid:
                 now.of = out.n_valid = n_valid

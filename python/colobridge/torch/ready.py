@@ -4,7 +4,7 @@ devices and options is made once and kept with the communicator; a call looks it
 in addresses, and passes addresses.
 
 A C struct of a call under way belongs to that call: it is taken from a list and put back, so threads
-that run backward at once never share one. Outputs and what is kept for backward are torch's; scratch
+that run backward at once never share one. Outputs and what is kept for backward are torch's; workspace
 that no one sees is a buffer of the call's own where it is small and on the host, for there the call is
 over when it returns.
 """
@@ -21,7 +21,7 @@ from ..errors import ArgumentError, exception
 from .tensors import checked
 
 KEPT = 64  # sets of shapes and options, for a communicator
-SMALL = 1 << 16  # bytes of scratch that are kept, or lie in one allocation with what is kept
+SMALL = 1 << 16  # bytes of workspace that are kept, or lie in one allocation with what is kept
 
 
 @functools.lru_cache(maxsize=None)
@@ -113,7 +113,7 @@ class View:
 
 
 class Room:
-    """Scratch of calls on the host, at a multiple of 256; grows."""
+    """Workspace of calls on the host, at a multiple of 256; grows."""
     __slots__ = ('memory', 'size', 'at')
 
     def __init__(self) -> None:

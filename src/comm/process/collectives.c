@@ -6,7 +6,7 @@
  * Everyone exchanges a head with everyone in each collective, also where no data flows: that is
  * what finds a rank in another operation, and it makes a collective complete for all or for none of
  * them. Reductions bring the slices together and combine them in rank order with comm/reduce.c, so
- * sums are bitwise those of the other backends. Scratch grows to the largest reduction and stays.
+ * sums are bitwise those of the other backends. Workspace grows to the largest reduction and stays.
  */
 #include "comm/process/group.h"
 
@@ -20,16 +20,16 @@ enum {
     SMALL_REDUCE = 8 << 10
 }; /* bytes up to which every rank reduces everything: one round less */
 
-static colo_status_t grow_scratch(struct colo_ctx *x, const char *what, size_t bytes)
+static colo_status_t grow_workspace(struct colo_ctx *x, const char *what, size_t bytes)
 {
-    if (bytes <= x->scratch_bytes)
+    if (bytes <= x->workspace_bytes)
         return COLO_OK;
     char *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of scratch", what, bytes);
-    free(x->scratch);
-    x->scratch = p;
-    x->scratch_bytes = bytes;
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of workspace", what, bytes);
+    free(x->workspace);
+    x->workspace = p;
+    x->workspace_bytes = bytes;
     return COLO_OK;
 }
 
@@ -88,12 +88,12 @@ static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, 
     const int64_t lo = whole ? 0 : slice_lo(count, c->size, c->rank);
     const int64_t n = whole ? count : slice_lo(count, c->size, c->rank + 1) - lo;
     const size_t mine = (size_t)(n * elem);
-    COLO_TRY(grow_scratch(x, colo_op_name(c->op.kind), mine * (size_t)c->size));
+    COLO_TRY(grow_workspace(x, colo_op_name(c->op.kind), mine * (size_t)c->size));
     colo_round_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++) {
         int64_t from = whole ? 0 : slice_lo(count, c->size, r);
         int64_t to = whole ? count : slice_lo(count, c->size, r + 1);
-        char *slot = x->scratch + (size_t)r * mine;
+        char *slot = x->workspace + (size_t)r * mine;
         x->src[r] = r == c->rank ? send + lo * elem : slot;
         if (r != c->rank)
             colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), slot, mine);

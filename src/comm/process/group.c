@@ -176,7 +176,7 @@ static void ctx_free(struct colo_ctx *x)
     free(x->eager);
     free(x->lane);
     free(x->active);
-    free(x->scratch);
+    free(x->workspace);
     free(x->src);
     free(x);
 }
@@ -435,10 +435,10 @@ void colo_p2p_destroy(colo_comm_t *c)
     *link = x->next;
     free(x->eager); /* a zombie only counts who left */
     free(x->lane);
-    free(x->scratch);
+    free(x->workspace);
     x->eager = NULL;
     x->lane = NULL;
-    x->scratch = NULL;
+    x->workspace = NULL;
     x->next = f->zombie;
     f->zombie = x;
     colo_p2p_reap(f);

@@ -77,8 +77,8 @@ struct colo_ctx { /* colo_comm.impl */
     int32_t *active;             /* [nactive] peers */
     int32_t nactive, nmet;
 
-    char *scratch; /* of reductions, grown on demand */
-    size_t scratch_bytes;
+    char *workspace; /* of reductions, grown on demand */
+    size_t workspace_bytes;
     const void **src; /* [size] */
 };
 

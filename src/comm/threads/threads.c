@@ -16,7 +16,7 @@
  *
  * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
- * once scratch has grown to the largest one.
+ * once workspace has grown to the largest one.
  *
  * Left to comm.c: arguments, statistics, the COLO_CHECK=2 round, who is dead.
  */
@@ -269,16 +269,16 @@ static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
     return COLO_OK;
 }
 
-static colo_status_t grow_scratch(struct colo_threads *t, size_t bytes)
+static colo_status_t grow_workspace(struct colo_threads *t, size_t bytes)
 {
-    if (bytes <= t->scratch_bytes)
+    if (bytes <= t->workspace_bytes)
         return COLO_OK;
     void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
     if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "all_reduce: %zu bytes of scratch", bytes);
-    free(t->scratch);
-    t->scratch = p;
-    t->scratch_bytes = bytes;
+        return colo_fail(COLO_ERR_NOMEM, "all_reduce: %zu bytes of workspace", bytes);
+    free(t->workspace);
+    t->workspace = p;
+    t->workspace_bytes = bytes;
     return COLO_OK;
 }
 
@@ -361,16 +361,16 @@ static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
     return count / n * r + (r < count % n ? r : count % n);
 }
 
-/* Everyone reduces everything into its own scratch, which nobody else reads. */
+/* Everyone reduces everything into its own workspace, which nobody else reads. */
 static colo_status_t all_reduce_small(colo_comm_t *c, void *recv, int64_t count, size_t elem)
 {
     struct colo_threads *t = c->impl;
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
-    COLO_TRY_GOTO(st, reduce_slices(c, t->scratch, 0, count), out);
+    COLO_TRY_GOTO(st, reduce_slices(c, t->workspace, 0, count), out);
     COLO_TRY_GOTO(st, finish_all(c, &w), out);
-    memcpy(recv, t->scratch, (size_t)count * elem);
+    memcpy(recv, t->workspace, (size_t)count * elem);
 out:
     return close_slot(c, st);
 }
@@ -386,16 +386,16 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
     const bool small = (size_t)count <= SMALL_REDUCE / elem;
     const int64_t lo = slice_lo(count, c->size, c->rank),
                   hi = slice_lo(count, c->size, c->rank + 1);
-    COLO_TRY(grow_scratch(t, (size_t)(small ? count : hi - lo) * elem));
+    COLO_TRY(grow_workspace(t, (size_t)(small ? count : hi - lo) * elem));
     me->send = send;
-    me->scratch = t->scratch;
+    me->workspace = t->workspace;
     if (small)
         return all_reduce_small(c, recv, count, elem);
 
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
-    COLO_TRY_GOTO(st, reduce_slices(c, t->scratch, lo, hi), out);
+    COLO_TRY_GOTO(st, reduce_slices(c, t->workspace, lo, hi), out);
     atomic_store_explicit(&me->reduced, c->seq, memory_order_release);
     /* recv may be somebody's send: write it only when everyone has read */
     for (int32_t k = 1; k < c->size; k++) {
@@ -407,7 +407,8 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
         int64_t from = slice_lo(count, c->size, peer), to = slice_lo(count, c->size, peer + 1);
         if (peer != c->rank)
             COLO_TRY_GOTO(st, pin_peer(c, peer), out);
-        memcpy((char *)recv + (size_t)from * elem, slot[peer].scratch, (size_t)(to - from) * elem);
+        memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
+               (size_t)(to - from) * elem);
         if (peer != c->rank)
             unpin(&slot[peer]);
     }
@@ -570,7 +571,7 @@ static void threads_destroy(colo_comm_t *c)
     struct colo_threads *t = c->impl;
     atomic_store_explicit(&t->hub->slot[c->rank].gone, 1, memory_order_release);
     colo_hub_release(t->hub);
-    free(t->scratch);
+    free(t->workspace);
     free(t->ack);
     free(t->src);
     free(t);

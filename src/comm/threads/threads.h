@@ -18,12 +18,12 @@ struct colo_slot {
     _Alignas(128) _Atomic uint64_t seq; /* last operation arrived at */
     _Atomic uint64_t open;              /* operation that peers may read; 0: closed */
     _Atomic uint64_t desc, count;       /* what it is, for comparison and sentences */
-    _Atomic uint64_t reduced;           /* last operation whose slice lies in scratch */
+    _Atomic uint64_t reduced;           /* last operation whose slice lies in workspace */
     _Atomic uint64_t done;              /* last operation in which I read all I need */
     _Atomic uint32_t gone;              /* destroyed: will not arrive any more */
     int32_t origin;                     /* rank in the run; never written again */
     const void *send;
-    const void *scratch;
+    const void *workspace;
     const colo_message_t *sends, *recvs;
     int32_t nsends, nrecvs;
     _Atomic uint64_t *ack;                  /* [nsends]: receiver i took it in operation ack[i] */
@@ -58,8 +58,8 @@ static inline bool colo_threads_has_left(const struct colo_hub *hub, int32_t pee
 
 struct colo_threads {     /* colo_comm.impl; of one rank */
     struct colo_hub *hub; /* a reference */
-    void *scratch;        /* owned, grown on demand; peers read it under a pin */
-    size_t scratch_bytes;
+    void *workspace;      /* owned, grown on demand; peers read it under a pin */
+    size_t workspace_bytes;
     _Atomic uint64_t *ack; /* owned, [ack_cap] */
     int32_t ack_cap;
     const void **src; /* owned, [size]: the sources of a reduction */

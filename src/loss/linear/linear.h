@@ -161,8 +161,8 @@ colo_status_t colo_host_rows_convert(const struct colo_linear_matrix *to,
 
 /* As colo_lm_head_gradient(), without the zeros: *fresh says that nothing is in the views yet. */
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
-                                      void *scratch, colo_tensor_t *d_weight, colo_tensor_t *d_bias,
-                                      bool *fresh);
+                                      void *workspace, colo_tensor_t *d_weight,
+                                      colo_tensor_t *d_bias, bool *fresh);
 /* COLO_ERR_STATE unless bound; the version counters of what is bound, summed */
 colo_status_t colo_lm_head_i_bound(const colo_lm_head_t *head, uint64_t *version);
 

@@ -456,7 +456,7 @@ colo_status_t colo_lm_head_release(colo_lm_head_t *h, colo_stream_t stream)
 /* ---- gradients ---- */
 
 static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_grads_t *g,
-                                 const void *scratch)
+                                 const void *workspace)
 {
     if (!g || !g->d_weight)
         return colo_fail(COLO_ERR_ARG, "lm_head: d_weight is NULL");
@@ -477,12 +477,12 @@ static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_gra
                          "d_weight: dtype %s cannot be added to without losing digits, expected %s",
                          colo_dtype_name(dtype), colo_dtype_name(sum_dtype(h)));
     size_t bytes = colo_lm_head_reduce_size(h, g);
-    if (bytes > 0 && !scratch)
-        return colo_fail(COLO_ERR_ARG, "lm_head: scratch is NULL, expected %zu bytes", bytes);
-    if ((uintptr_t)scratch % 256)
+    if (bytes > 0 && !workspace)
+        return colo_fail(COLO_ERR_ARG, "lm_head: workspace is NULL, expected %zu bytes", bytes);
+    if ((uintptr_t)workspace % 256)
         return colo_fail(COLO_ERR_ARG,
-                         "lm_head: scratch is %d past a multiple of 256 bytes, expected 0",
-                         (int)((uintptr_t)scratch % 256));
+                         "lm_head: workspace is %d past a multiple of 256 bytes, expected 0",
+                         (int)((uintptr_t)workspace % 256));
     return COLO_OK;
 }
 
@@ -499,12 +499,12 @@ static colo_tensor_t view_of(const colo_lm_head_t *h, void *data, int32_t axes, 
 }
 
 colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                      void *scratch, colo_tensor_t *d_weight, colo_tensor_t *d_bias,
-                                      bool *fresh)
+                                      void *workspace, colo_tensor_t *d_weight,
+                                      colo_tensor_t *d_bias, bool *fresh)
 {
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    COLO_TRY(check_grads(h, grads, scratch));
+    COLO_TRY(check_grads(h, grads, workspace));
     if (direct(h, grads)) {
         *fresh = !grads->add;
         *d_weight = *grads->d_weight;
@@ -512,11 +512,11 @@ colo_status_t colo_lm_head_i_gradient(colo_lm_head_t *h, const colo_lm_head_grad
         return COLO_OK;
     }
     *fresh = true;
-    *d_weight = view_of(h, scratch, 2, pitch(h, sum_dtype(h)));
+    *d_weight = view_of(h, workspace, 2, pitch(h, sum_dtype(h)));
     *d_bias = (colo_tensor_t){.data = NULL};
     if (h->config.has_bias)
-        *d_bias =
-            view_of(h, element(scratch, sum_dtype(h), h->config.hidden), 1, pitch(h, sum_dtype(h)));
+        *d_bias = view_of(h, element(workspace, sum_dtype(h), h->config.hidden), 1,
+                          pitch(h, sum_dtype(h)));
     return COLO_OK;
 }
 
@@ -534,14 +534,15 @@ static colo_status_t clear(const colo_lm_head_t *h, const colo_tensor_t *d, colo
 }
 
 colo_status_t colo_lm_head_gradient(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                    void *scratch, colo_stream_t stream, colo_tensor_t *d_weight,
+                                    void *workspace, colo_stream_t stream, colo_tensor_t *d_weight,
                                     colo_tensor_t *d_bias)
 {
     colo_tensor_t w, b;
     bool fresh = false;
-    COLO_TRY(colo_lm_head_i_gradient(h, grads, scratch, &w, &b, &fresh));
+    COLO_TRY(colo_lm_head_i_gradient(h, grads, workspace, &w, &b, &fresh));
     if (fresh && !direct(h, grads)) {
-        COLO_TRY(colo_mem_zero(h->config.mem, scratch, colo_lm_head_reduce_size(h, grads), stream));
+        COLO_TRY(
+            colo_mem_zero(h->config.mem, workspace, colo_lm_head_reduce_size(h, grads), stream));
     } else if (fresh) {
         COLO_TRY(clear(h, &w, stream));
         COLO_TRY(clear(h, &b, stream));
@@ -571,22 +572,22 @@ static colo_status_t deliver(const colo_lm_head_t *h, const colo_tensor_t *to, v
 }
 
 colo_status_t colo_lm_head_reduce(colo_lm_head_t *h, const colo_lm_head_grads_t *grads,
-                                  void *scratch, colo_stream_t stream)
+                                  void *workspace, colo_stream_t stream)
 {
     if (!h)
         return colo_fail(COLO_ERR_ARG, "lm_head: head is NULL");
-    colo_status_t st = check_grads(h, grads, scratch);
+    colo_status_t st = check_grads(h, grads, workspace);
     if (!h->group) {
         COLO_TRY(st);
         if (direct(h, grads))
             return COLO_OK;
     }
     const int64_t slab = h->each * pitch(h, sum_dtype(h));
-    void *own = scratch;
+    void *own = workspace;
     if (h->group) {
         COLO_TRY(colo_loss_i_ready(h->group, "lm_head reduce", st));
-        own = element(scratch, sum_dtype(h), colo_comm_rank(h->group) * slab);
-        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, scratch, own, slab,
+        own = element(workspace, sum_dtype(h), colo_comm_rank(h->group) * slab);
+        COLO_TRY(colo_comm_i_reduce_scatter(h->group, COLO_CATEGORY_HEAD, workspace, own, slab,
                                             sum_dtype(h), COLO_SUM, stream));
     }
     COLO_TRY(deliver(h, grads->d_weight, own, h->config.hidden, grads->add, stream));

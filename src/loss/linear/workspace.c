@@ -119,7 +119,7 @@ static int64_t put(int64_t *bytes, bool *fits, bool wanted, int64_t a, int64_t b
     return at;
 }
 
-/* Scratch of the head's gradient, as colo_lm_head_reduce_size() of such gradients. */
+/* Workspace of the head's gradient, as colo_lm_head_reduce_size() of such gradients. */
 static int64_t reduce_bytes(const colo_linear_logprob_t *l)
 {
     colo_tensor_t like = {.dtype = l->config.d_weight_dtype};
