@@ -336,7 +336,7 @@ static void sharded_head(rank_t *r)
                pass ? "" : "\n", names[pass], ms[1 + WAYS + pass] - ms[0],
                100 * (ms[1 + WAYS + pass] - ms[0]) / ms[1 + pass],
                (double)(V * H * 2) * (ranks - 1) / ranks / ms[1 + pass] * 1e-6);
-    if (r->me == 0 && !colo_memory_is_direct(memory[1]))
+    if (r->me == 0 && !colo_memory_is_p2p(memory[1]))
         printf("no GPU reaches another one's memory here: all three are NCCL\n");
     for (int pass = 0; pass < WAYS; pass++) {
         colo_lm_head_destroy(&r->sharded[pass]);

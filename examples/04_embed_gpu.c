@@ -151,7 +151,7 @@ static colo_status_t step(struct rt *rt, int rank)
     if (st == COLO_OK && rank == 0)
         printf("%d GPUs over %s, memory %s: y[1] of sample 1 is %g, its gradient %g\n",
                (int)colo_comm_size(rt->comm), colo_comm_backend(rt->comm),
-               colo_memory_is_direct(rt->memory) ? "reached" : "staged",
+               colo_memory_is_p2p(rt->memory) ? "reached" : "staged",
                (double)y[ROWS * FEATURES + 1], (double)d_x[1]);
     return st;
 }

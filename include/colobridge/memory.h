@@ -19,7 +19,7 @@
  * ranks. A bridge may say either for itself (colo_bridge_config_t.transport).
  *
  * Where peers cannot reach (host memory, several hosts, a rank that cannot open what another one
- * offers) registering succeeds and does nothing, on all ranks: colo_memory_is_direct() tells.
+ * offers) registering succeeds and does nothing, on all ranks: colo_memory_is_p2p() tells.
  */
 #ifndef COLOBRIDGE_MEMORY_H
 #define COLOBRIDGE_MEMORY_H
@@ -71,8 +71,8 @@ COLO_API void colo_memory_destroy(colo_memory_t **memory);
 COLO_API void *colo_memory_data(const colo_memory_t *memory);
 /** colo_memory_bytes() - the size of this rank's part */
 COLO_API size_t colo_memory_bytes(const colo_memory_t *memory);
-/** colo_memory_is_direct() - do peers reach it, the same on all ranks; else calls are staged */
-COLO_API bool colo_memory_is_direct(const colo_memory_t *memory);
+/** colo_memory_is_p2p() - do peers reach it, the same on all ranks; else calls are staged */
+COLO_API bool colo_memory_is_p2p(const colo_memory_t *memory);
 /** colo_memory_find() - does [ptr, ptr + bytes) lie in memory registered over @comm; local */
 COLO_API bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes);
 

@@ -117,7 +117,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_memory_destroy': (None, [_p(P)]),
     'colo_memory_data': (P, [P]),
     'colo_memory_bytes': (SIZE, [P]),
-    'colo_memory_is_direct': (BOOL, [P]),
+    'colo_memory_is_p2p': (BOOL, [P]),
     'colo_memory_find': (BOOL, [P, P, SIZE]),
     'colo_partition_check': (STATUS, [_p(s.Partition)]),
     'colo_partition_count': (I64, [_p(s.Partition)]),

@@ -80,7 +80,7 @@ class Memory:
     @property
     def is_direct(self) -> bool:
         """Do peers reach it, the same on all ranks; else bridges are staged, as without it."""
-        return lib().colo_memory_is_direct(self.handle)
+        return lib().colo_memory_is_p2p(self.handle)
 
     def array(self, dtype: str, shape: tuple[int, ...], offset: int = 0, *, device: int = -1,
               owner: Any = None) -> Array:

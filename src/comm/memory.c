@@ -127,7 +127,7 @@ size_t colo_memory_bytes(const colo_memory_t *memory)
     return memory ? memory->bytes : 0;
 }
 
-bool colo_memory_is_direct(const colo_memory_t *memory)
+bool colo_memory_is_p2p(const colo_memory_t *memory)
 {
     return memory && memory->direct;
 }

@@ -61,7 +61,7 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
     t->status[me] = colo_memory_register(c, block, sizeof block, &memory);
     snprintf(t->sentence[me], sizeof t->sentence[me], "%.199s", colo_last_error());
     t->made[me] = memory != NULL;
-    t->direct[me] = colo_memory_is_direct(memory);
+    t->direct[me] = colo_memory_is_p2p(memory);
     colo_memory_destroy(&memory);
     c->ops = was;
     return COLO_OK;
@@ -159,7 +159,7 @@ static colo_status_t made_here(colo_comm_t *c, void *arg)
         colo_memory_t *m = NULL;
         rank_try(colo_memory_alloc(c, c->rank ? sizes[i] : 0, &m));
         const size_t bytes = colo_memory_bytes(m);
-        rank_check(!colo_memory_is_direct(m) && bytes % 256 == 0);
+        rank_check(!colo_memory_is_p2p(m) && bytes % 256 == 0);
         rank_check(c->rank ? bytes >= sizes[i] && bytes < sizes[i] + 256 : bytes == 0);
         rank_check((uintptr_t)colo_memory_data(m) % 256 == 0);
         if (bytes)

@@ -143,7 +143,7 @@ static void getters_of_losses_and_memory(void **state)
     assert_int_equal(colo_loss_weighted_workspace_size(-1), colo_loss_weighted_workspace_size(1));
     assert_null(colo_memory_data(NULL));
     assert_int_equal(colo_memory_bytes(NULL), 0);
-    assert_false(colo_memory_is_direct(NULL));
+    assert_false(colo_memory_is_p2p(NULL));
     assert_false(colo_memory_find(NULL, &first, 1));
 }
 

@@ -53,7 +53,7 @@ static colo_status_t stand_up(t_gpu_rank_t *r, bool registered, struct stand *s)
     s->bytes = colo_lm_head_gathered_size(s->head);
     if (registered) {
         rank_try(colo_memory_alloc(r->gpus, AT + s->bytes + 256, &s->memory));
-        rank_check(colo_memory_is_direct(s->memory));
+        rank_check(colo_memory_is_p2p(s->memory));
     }
     const size_t shard = (size_t)(s->rows + 1) * (HIDDEN + 1) * sizeof(uint32_t);
     rank_cuda(cudaMalloc((void **)&s->own, shard));

@@ -254,7 +254,7 @@ static colo_status_t any_order(t_peer_rank_t *r, void *arg)
                 }
             }
             rank_try(colo_memory_alloc(r->gpus, T_ARENA, &m[i]));
-            rank_check(colo_memory_is_direct(m[i]));
+            rank_check(colo_memory_is_p2p(m[i]));
             r->arena = colo_memory_data(m[i]);
             r->used = 0;
             rank_try(t_peer_case(r, &c));

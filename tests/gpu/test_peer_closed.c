@@ -27,10 +27,10 @@ static colo_status_t closed(t_peer_rank_t *r, void *arg)
     (void)arg;
     peer_cuda(cudaMalloc((void **)&block, 4096));
     rank_try(colo_memory_register(r->gpus, block, 4096, &a));
-    rank_check(!colo_memory_is_direct(a) && colo_memory_data(a) == block);
+    rank_check(!colo_memory_is_p2p(a) && colo_memory_data(a) == block);
     rank_check(!colo_memory_find(r->gpus, block, 4096));
     rank_try(colo_memory_alloc(r->gpus, 1000, &b));
-    rank_check(!colo_memory_is_direct(b) && colo_memory_bytes(b) == 1024);
+    rank_check(!colo_memory_is_p2p(b) && colo_memory_bytes(b) == 1024);
     peer_cuda(cudaMemset(colo_memory_data(b), 1, 1024));
     rank_try(t_peer_bridge(r, &c, &bridge)); /* it stages, which this comm cannot */
     colo_bridge_destroy(&bridge);

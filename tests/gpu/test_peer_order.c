@@ -286,7 +286,7 @@ static colo_status_t registering(t_peer_rank_t *r, void *arg)
     (void)arg;
     peer_cuda(cudaMalloc((void **)&block, 1 << 20));
     rank_try(colo_memory_register(r->gpus, block + 512, 4096, &a)); /* a part of a block */
-    rank_check(colo_memory_is_direct(a) && colo_memory_data(a) == block + 512);
+    rank_check(colo_memory_is_p2p(a) && colo_memory_data(a) == block + 512);
     rank_check(colo_memory_bytes(a) == 4096);
     rank_check(colo_memory_find(r->gpus, block + 512, 4096));
     rank_check(colo_memory_find(r->gpus, block + 4000, 608));

@@ -149,7 +149,7 @@ static int measure_peer(work_t *w, double limit[2])
         const size_t bytes = perf_tensor_bytes(tensor[i]);
         RANK_COLO(colo_memory_register(r->gpus, bytes ? tensor[i]->data : NULL, bytes, &memory[i]));
     }
-    if (colo_memory_is_direct(memory[0]))
+    if (colo_memory_is_p2p(memory[0]))
         TOOL_TRY(measure(w, limit));
     TOOL_TRY(perf_rank_barrier(r));
     for (int i = 0; i < 2; i++)
