@@ -102,8 +102,8 @@ COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pas
                                                int64_t *count);
 /** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
 COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
-/** colo_plan_levels() - addends of each backward element: 1, or the context ranks when PARTIAL */
-COLO_API int64_t colo_plan_levels(const colo_plan_t *plan);
+/** colo_plan_addends() - addends of each backward element: 1, or the context ranks when PARTIAL */
+COLO_API int64_t colo_plan_addends(const colo_plan_t *plan);
 /** colo_plan_direction() - do more ranks split the samples of the source (FAN_IN), or of the
  * destination (FAN_OUT)? EQUAL if @plan is NULL */
 COLO_API colo_direction_t colo_plan_direction(const colo_plan_t *plan);

@@ -98,7 +98,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_plan_recvs': (_p(s.PlanMessage), [P, c.c_int, _p(I32)]),
     'colo_plan_locals': (_p(s.Region), [P, c.c_int, _p(I64)]),
     'colo_plan_bytes': (s.PlanBytes, [P, c.c_int]),
-    'colo_plan_levels': (I64, [P]),
+    'colo_plan_addends': (I64, [P]),
     'colo_plan_direction': (c.c_int, [P]),
     'colo_plan_scale': (I64, [P]),
     'colo_plan_hash': (c.c_uint64, [P]),

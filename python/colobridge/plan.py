@@ -85,7 +85,7 @@ class Plan:
             lib().colo_plan_destroy(c.byref(self._handle))
 
     rank = property(lambda self: lib().colo_plan_rank(self._handle))
-    levels = property(lambda self: lib().colo_plan_levels(self._handle))
+    levels = property(lambda self: lib().colo_plan_addends(self._handle))
     hash = property(lambda self: lib().colo_plan_hash(self._handle))
 
     @property

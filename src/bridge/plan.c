@@ -415,7 +415,7 @@ colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass)
     return known(plan, pass) ? plan->bytes[pass] : (colo_plan_bytes_t){0};
 }
 
-int64_t colo_plan_levels(const colo_plan_t *plan)
+int64_t colo_plan_addends(const colo_plan_t *plan)
 {
     return plan ? plan->levels : 0;
 }

@@ -395,14 +395,14 @@ static void partial_gradients_move_every_level_but_the_own_one(void **state)
     assert_true(t_plans_make(&w, &c));
     int64_t v = 4 * 4 * 2 * 4;
     for (int32_t r = 0; r < 4; r++) {
-        assert_int_equal(colo_plan_levels(w.plan[r]), 2);
+        assert_int_equal(colo_plan_addends(w.plan[r]), 2);
         assert_int_equal(colo_plan_bytes(w.plan[r], COLO_BACKWARD).recv, v / 2);
         assert_int_equal(t_plans_bytes(&w, COLO_BACKWARD, r ^ 1, r), v / 2);
     }
     t_plans_free(&w);
     c.grad = COLO_DISJOINT;
     assert_true(t_plans_make(&w, &c));
-    assert_int_equal(colo_plan_levels(w.plan[0]), 1);
+    assert_int_equal(colo_plan_addends(w.plan[0]), 1);
     t_plans_free(&w);
     c.grad = COLO_PARTIAL;
     c.no_grad = true;

@@ -27,7 +27,7 @@ static colo_status_t bytes_of(const colo_plan_t *a, const colo_plan_t *b, int64_
         rank_check(x.recv == y.recv && x.local == y.local && x.minimum == y.minimum);
         j->sent[pass][rank] = x.send - y.send;
     }
-    rank_check(colo_plan_levels(a) == colo_plan_levels(b));
+    rank_check(colo_plan_addends(a) == colo_plan_addends(b));
     return COLO_OK;
 }
 

@@ -58,7 +58,7 @@ static void getters_of_layouts_plans_and_bridges(void **state)
     assert_null(colo_plan_locals(NULL, COLO_FORWARD, &nregions));
     assert_int_equal(nregions, 0);
     assert_int_equal(colo_plan_bytes(NULL, COLO_FORWARD).recv, 0);
-    assert_int_equal(colo_plan_levels(NULL), 0);
+    assert_int_equal(colo_plan_addends(NULL), 0);
     assert_int_equal(colo_plan_direction(NULL), COLO_EQUAL);
     assert_int_equal(colo_plan_scale(NULL), 0);
     assert_int_equal(colo_plan_hash(NULL), 0);

@@ -96,7 +96,7 @@ static int64_t levels_that_arrive(const colo_plan_t *plan)
 {
     int32_t count;
     const colo_plan_message_t *m = colo_plan_recvs(plan, COLO_BACKWARD, &count);
-    int64_t levels = colo_plan_levels(plan), n = 0;
+    int64_t levels = colo_plan_addends(plan), n = 0;
     for (int64_t level = 0; level < levels && levels > 1; level++) {
         bool found = false;
         for (int32_t i = 0; i < count && !found; i++)
