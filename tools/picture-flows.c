@@ -13,6 +13,8 @@
  */
 #include "picture.h"
 
+#include <colobridge/ragged.h>
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -149,8 +151,8 @@ static bool add_plan(pic_t *pic, const colo_plan_t *plan, colo_pass_t pass, cons
     return true;
 }
 
-colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const int64_t *ranks,
-                          int32_t n)
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
+                          const colo_segments_t *segments, const int64_t *ranks, int32_t n)
 {
     *pic = (pic_t){.src = config->src, .dst = config->dst, .nrows = n};
     pic->row = calloc((size_t)n + 1, sizeof *pic->row);
@@ -158,7 +160,8 @@ colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const in
     for (int32_t i = 0; i < n && st >= 0; i++) {
         colo_plan_t *plan = NULL;
         pic->row[i].rank = ranks[i];
-        st = colo_plan_create(&plan, config, ranks[i]);
+        st = segments ? colo_plan_create_ragged(&plan, config, segments, ranks[i])
+                      : colo_plan_create(&plan, config, ranks[i]);
         if (st < 0)
             break;
         for (int w = 0; w < 2; w++)

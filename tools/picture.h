@@ -9,6 +9,7 @@
 #define TOOLS_PICTURE_H
 
 #include <colobridge/plan.h>
+#include <colobridge/segments.h>
 
 #include "svg.h"
 
@@ -45,9 +46,10 @@ typedef struct pic {
     int64_t outside;    /* messages with an end that is not drawn */
 } pic_t;
 
-/* The plans of @ranks ([n], ascending), a row each, ordered by part. On failure nothing is kept. */
-colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config, const int64_t *ranks,
-                          int32_t n);
+/* The plans of @ranks ([n], ascending), a row each, ordered by part. @segments: of a ragged batch,
+ * or NULL. On failure nothing is kept. */
+colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
+                          const colo_segments_t *segments, const int64_t *ranks, int32_t n);
 /* Ranks that play the same role become one row. What the ranks' own bytes and coordinates are makes
  * no difference, only who they exchange how much with. False: no memory, nothing changed. */
 bool pic_fold(pic_t *pic);

@@ -211,7 +211,7 @@ void svg_page(FILE *f, const svg_page_t *p)
     svg_text(f, p->label);
     fprintf(f, "\">\n<title>");
     svg_text(f, p->title);
-    fprintf(f, "</title>\n<style>\n%s%s", page_style, svg_layout_style);
+    fprintf(f, "</title>\n<style>\n%s%s%s", page_style, svg_layout_style, p->style ? p->style : "");
     fprintf(f, "@media(min-width:%dpx){:root{width:%dpx;height:%dpx}\n", both, both, wide);
     for (int i = 0; i < p->npanels; i++)
         fprintf(f, "#p%d{transform:translate(%dpx,%dpx)}", i, i % 2 ? SVG_PANEL + ACROSS : 0,

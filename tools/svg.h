@@ -34,6 +34,7 @@ typedef struct svg_panel {
 typedef struct svg_page {
     const char *title;    /* one line, bold */
     const char *label;    /* for those who cannot see it */
+    const char *style;    /* rules of this page only, or NULL */
     const char *text[12]; /* lines below the title; broken after SVG_COLUMNS; NULL ends */
     svg_panel_t panel[SVG_PANELS_MAX];
     int npanels;

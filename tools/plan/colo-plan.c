@@ -17,6 +17,7 @@
 
 static const char help[] =
     "usage: colo-plan --src SPEC --dst SPEC [--batch B --seq N --hidden H] [options]\n"
+    "       colo-plan --src SPEC --dst SPEC --segments F [--hidden H] [options]\n"
     "       colo-plan [--src SPEC] --compare ENTRY... [--batch B --seq N --hidden H] [options]\n"
     "\n"
     "colo-plan shows what a bridge moves between two layouts of the same ranks, forward and\n"
@@ -55,11 +56,17 @@ static const char help[] =
     "options\n"
     "                       of the entry follow after colons: tp=2,cp=2,dp=2:sharded:sp=dst.\n"
     "                       full, sharded, partial, disjoint, sp=src, sp=dst, sp=both\n"
+    "  --segments F         plans the ragged batch in file F in place of --batch, --seq: one JSON\n"
+    "                       object of lists of integers, see the example; shows rows per rank and\n"
+    "                       the load of each source replica, as it is and after colo_balance()\n"
+    "  --segment E          with --segments and --svg: also draws the way of segment E\n"
     "  --alpha A[,B]        microseconds that a message costs inside a node[, between nodes]\n"
     "                       (default 8,12); one number stands for both\n"
     "  --beta A[,B]         GB/s of a link inside a node[, between nodes] (default 285,45)\n"
     "  --version, --help\n"
-    "\n"
+    "\n";
+
+static const char examples[] =
     "Example: 8 ranks, the encoder TP 2 x DP 4, the LLM TP 2 x CP 2 x DP 2\n"
     "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2\n"
     "  colo-plan --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 16 --seq 8192 --hidden 4096 \\\n"
@@ -69,6 +76,15 @@ static const char help[] =
     "  colo-plan --src tp=2,dp=4 --compare tp=2,cp=2,dp=2:sharded tp=4,dp=2 tp=1,cp=4,dp=2:sharded "
     "\\\n"
     "            --batch 16 --seq 8192 --hidden 4096 --ranks-per-node 4 --svg compare.svg\n"
+    "\n"
+    "Example: a ragged batch of 3 images, the second without rows, in 2 packed sequences. Row r "
+    "of\n"
+    "image e is made by encoder replica src_dp[e], and is at position pos[e] + r of sequence "
+    "seq[e]\n"
+    "  echo '{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], \"pos\": [2, 9, 1],\n"
+    "         \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}' >batch.json\n"
+    "  colo-plan --src dp=2 --dst cp=2,dp=1 --segments batch.json --hidden 4 --output sharded \\\n"
+    "            --svg batch.svg --segment 2\n"
     "\n"
     "Colour only on a terminal, never with NO_COLOR. Exit: 0 ok, 1 found a problem, 2 wrong use.\n";
 
@@ -93,6 +109,8 @@ enum { /* rows of the table below */
        OPT_RANK,
        OPT_SVG,
        OPT_COMPARE,
+       OPT_SEGMENTS,
+       OPT_SEGMENT,
        OPT_ALPHA,
        OPT_BETA,
        OPT_JSON,
@@ -122,6 +140,8 @@ static tool_option_t options[OPT_COUNT] = {
     [OPT_RANK] = {.name = "--rank"},
     [OPT_SVG] = {.name = "--svg"},
     [OPT_COMPARE] = {.name = "--compare", .list = true},
+    [OPT_SEGMENTS] = {.name = "--segments"},
+    [OPT_SEGMENT] = {.name = "--segment"},
     [OPT_ALPHA] = {.name = "--alpha"},
     [OPT_BETA] = {.name = "--beta"},
     [OPT_JSON] = {.name = "--json", .flag = true},
@@ -244,6 +264,7 @@ static int read_common(plan_ask_t *ask, int *sp)
                               .grad = COLO_PARTIAL, .shape = {PLAN_SIZES, 0}};
     for (int i = 0; i < 3; i++)
         ask->assumed[i] = !options[OPT_BATCH + i].given;
+    ask->segment = -1;
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_BATCH], 1, INT64_MAX, &c->shape.samples));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_SEQ], 1, INT64_MAX, &c->shape.rows));
     TOOL_TRY(tool_i64(PLAN_TOOL, &options[OPT_HIDDEN], 1, INT64_MAX, &c->shape.features));
@@ -276,7 +297,28 @@ static int need(const int *which, size_t n)
     return TOOL_OK;
 }
 
-static int read_ask(plan_ask_t *ask)
+/* The tables are the batch. */
+static int read_batch(plan_ask_t *ask, plan_segments_t *batch)
+{
+    static const int other[] = {OPT_BATCH, OPT_SEQ, OPT_AXES, OPT_LLM_SEQ, OPT_OFFSET};
+    if (options[OPT_SEGMENT].given && !(options[OPT_SEGMENTS].given && options[OPT_SVG].given))
+        return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
+                             "--segment: only with --segments and --svg");
+    if (!options[OPT_SEGMENTS].given)
+        return read_positions(ask);
+    for (size_t i = 0; i < sizeof other / sizeof other[0]; i++)
+        if (options[other[i]].given)
+            return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: not with --segments",
+                                 options[other[i]].name);
+    ask->config.shape = (colo_shape_t){.features = ask->config.shape.features};
+    ask->assumed[0] = ask->assumed[1] = false;
+    TOOL_TRY(plan_segments_read(batch, options[OPT_SEGMENTS].value));
+    ask->batch = batch;
+    TOOL_TRY(plan_segments_place(batch, &ask->src, &ask->dst));
+    return tool_i64(PLAN_TOOL, &options[OPT_SEGMENT], 0, batch->tables.count - 1, &ask->segment);
+}
+
+static int read_ask(plan_ask_t *ask, plan_segments_t *batch)
 {
     static const int required[] = {OPT_SRC, OPT_DST};
     int sp = 0;
@@ -286,7 +328,7 @@ static int read_ask(plan_ask_t *ask)
     TOOL_TRY(check_extra((const plan_ask_t *const[]){ask}, 1));
     ask->config.src = &ask->src;
     ask->config.dst = &ask->dst;
-    TOOL_TRY(read_positions(ask));
+    TOOL_TRY(read_batch(ask, batch));
     return tool_i64(PLAN_TOOL, &options[OPT_RANK], 0, ask->world - 1, &ask->rank);
 }
 
@@ -362,7 +404,7 @@ static int read_entry(int i, const char *text, plan_entry_t *e, int sp)
 
 static int compare(void)
 {
-    static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS};
+    static const int other[] = {OPT_DST, OPT_RANK, OPT_MAX_RANKS, OPT_SEGMENTS, OPT_SEGMENT};
     static plan_entry_t entries[PLAN_ENTRIES_MAX];
     const plan_ask_t *asks[PLAN_ENTRIES_MAX];
     int n = options[OPT_COMPARE].count;
@@ -390,7 +432,7 @@ static int show_rank(const plan_ask_t *ask)
     colo_plan_t *plan = NULL;
     if (ask->json)
         TOOL_TRY(plan_sweep(ask, NULL, &sums));
-    colo_status_t st = colo_plan_create(&plan, &ask->config, ask->rank);
+    colo_status_t st = plan_make(&plan, ask, ask->rank);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
     int rc = ask->svg ? plan_draw(ask) : TOOL_OK;
@@ -422,9 +464,10 @@ static int show_all(const plan_ask_t *ask)
 int main(int argc, char **argv)
 {
     static plan_ask_t ask;
+    static plan_segments_t batch;
     TOOL_TRY(tool_parse(PLAN_TOOL, options, OPT_COUNT, argc, argv));
     if (options[OPT_HELP].given) {
-        fputs(help, stdout);
+        printf("%s%s", help, examples);
         return tool_finish(TOOL_OK, PLAN_TOOL);
     }
     if (options[OPT_VERSION].given) {
@@ -436,6 +479,9 @@ int main(int argc, char **argv)
     if (options[OPT_ALPHA].given || options[OPT_BETA].given)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL, "%s: only with --compare",
                              options[OPT_ALPHA].given ? "--alpha" : "--beta");
-    TOOL_TRY(read_ask(&ask));
-    return tool_finish(ask.rank >= 0 ? show_rank(&ask) : show_all(&ask), PLAN_TOOL);
+    int rc = read_ask(&ask, &batch);
+    if (rc == TOOL_OK)
+        rc = ask.rank >= 0 ? show_rank(&ask) : show_all(&ask);
+    plan_segments_free(&batch);
+    return tool_finish(rc, PLAN_TOOL);
 }

@@ -37,17 +37,34 @@ static json_t *box(const colo_region_t *g, int64_t features)
     return o;
 }
 
-static json_t *messages(const colo_plan_message_t *m, int32_t count, int64_t features)
+/* The rows of a region by segment; adds to @list. */
+static int add_segments(json_t *list, const plan_segments_t *batch, const colo_region_t *g)
+{
+    int bad = 0;
+    for (int64_t at = g->s[0]; at < g->s[1] && !bad;) {
+        const plan_rows_t part = plan_segments_next(batch, &at, g->s[1]);
+        const int64_t rows[2] = {part.lo, part.hi};
+        json_t *o = json_object();
+        bad = json_object_set_new(o, "segment", json_integer(part.segment)) |
+              json_object_set_new(o, "rows", range(rows)) | json_array_append(list, o);
+        json_decref(o);
+    }
+    return bad;
+}
+
+static json_t *messages(const colo_plan_message_t *m, int32_t count, const plan_ask_t *ask)
 {
     json_t *list = json_array();
     int bad = !list;
     for (int32_t i = 0; i < count && !bad; i++) {
         json_t *boxes = json_array(), *o = json_object();
         for (int64_t k = 0; k < m[i].nregions; k++)
-            bad |= json_array_append_new(boxes, box(&m[i].regions[k], features));
+            bad |= ask->batch ? add_segments(boxes, ask->batch, &m[i].regions[k])
+                              : json_array_append_new(
+                                    boxes, box(&m[i].regions[k], ask->config.shape.features));
         bad |= json_object_set_new(o, "peer", json_integer(m[i].peer));
         bad |= json_object_set_new(o, "bytes", json_integer(m[i].bytes));
-        bad |= json_object_set_new(o, "boxes", boxes);
+        bad |= json_object_set_new(o, ask->batch ? "segments" : "boxes", boxes);
         bad |= json_array_append_new(list, o);
     }
     if (bad) {
@@ -57,14 +74,14 @@ static json_t *messages(const colo_plan_message_t *m, int32_t count, int64_t fea
     return list;
 }
 
-static json_t *pass(const colo_plan_t *plan, colo_pass_t w, int64_t features)
+static json_t *pass(const colo_plan_t *plan, colo_pass_t w, const plan_ask_t *ask)
 {
     int32_t nrecvs, nsends;
     const colo_plan_message_t *recvs = colo_plan_recvs(plan, w, &nrecvs);
     const colo_plan_message_t *sends = colo_plan_sends(plan, w, &nsends);
     json_t *o = json_object();
-    if (json_object_set_new(o, "recv", messages(recvs, nrecvs, features)) |
-        json_object_set_new(o, "send", messages(sends, nsends, features))) {
+    if (json_object_set_new(o, "recv", messages(recvs, nrecvs, ask)) |
+        json_object_set_new(o, "send", messages(sends, nsends, ask))) {
         json_decref(o);
         return NULL;
     }
@@ -89,28 +106,80 @@ static json_t *coords(const colo_grid_t *grid, int64_t rank)
 
 static json_t *rank_entry(const plan_ask_t *ask, const colo_plan_t *plan)
 {
-    int64_t features = ask->config.shape.features, rank = colo_plan_rank(plan);
+    int64_t rank = colo_plan_rank(plan), src_rows, dst_rows;
     json_t *o = json_object();
-    if (json_object_set_new(o, "rank", json_integer(rank)) |
-        json_object_set_new(o, "src", coords(&ask->src.grid, rank)) |
+    int bad = json_object_set_new(o, "rank", json_integer(rank));
+    colo_plan_rows(plan, &src_rows, &dst_rows);
+    if (ask->batch)
+        bad |= json_object_set_new(o, "src_rows", json_integer(src_rows)) |
+               json_object_set_new(o, "dst_rows", json_integer(dst_rows));
+    if (bad | json_object_set_new(o, "src", coords(&ask->src.grid, rank)) |
         json_object_set_new(o, "dst", coords(&ask->dst.grid, rank)) |
-        json_object_set_new(o, "forward", pass(plan, COLO_FORWARD, features)) |
-        json_object_set_new(o, "backward", pass(plan, COLO_BACKWARD, features))) {
+        json_object_set_new(o, "forward", pass(plan, COLO_FORWARD, ask)) |
+        json_object_set_new(o, "backward", pass(plan, COLO_BACKWARD, ask))) {
         json_decref(o);
         return NULL;
     }
     return o;
 }
 
-static json_t *totals(const plan_totals_t *t)
+static json_t *totals(const plan_ask_t *ask, const plan_totals_t *t)
 {
     json_t *o = json_object();
+    int bad = 0;
     json_t *collective = t->collective_max < 0 ? json_null() : json_integer(t->collective_max);
-    if (json_object_set_new(o, "recv_bytes_max", json_integer(t->recv_max)) |
+    if (ask->batch)
+        bad = json_object_set_new(o, "minimum_bytes_total", json_integer(t->minimum_total)) |
+              json_object_set_new(o, "messages_total", json_integer(t->messages_total));
+    if (bad | json_object_set_new(o, "recv_bytes_max", json_integer(t->recv_max)) |
         json_object_set_new(o, "recv_bytes_total", json_integer(t->recv_total)) |
         json_object_set_new(o, "send_bytes_max", json_integer(t->send_max)) |
         json_object_set_new(o, "local_bytes_max", json_integer(t->local_max)) |
         json_object_set_new(o, "collective_recv_bytes_max", collective)) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *list(const int64_t *v, int64_t n)
+{
+    json_t *a = json_array();
+    int bad = !a;
+    for (int64_t i = 0; i < n && !bad; i++)
+        bad = json_array_append_new(a, json_integer(v[i]));
+    if (bad) {
+        json_decref(a);
+        return NULL;
+    }
+    return a;
+}
+
+static json_t *loads(const plan_segments_t *b, int which)
+{
+    const plan_loads_t *l = &b->loads;
+    json_t *o = json_object();
+    const double over = l->mean > 0 ? (double)l->most[which] / l->mean : 1;
+    if (json_object_set_new(o, "src_dp",
+                            list(which ? b->assign : b->tables.src_dp, b->tables.count)) |
+        json_object_set_new(o, "rows", list(l->load[which], b->replicas)) |
+        json_object_set_new(o, "rows_max", json_integer(l->most[which])) |
+        json_object_set_new(o, "max_over_mean", json_real(over))) {
+        json_decref(o);
+        return NULL;
+    }
+    return o;
+}
+
+static json_t *batch(const plan_segments_t *b)
+{
+    json_t *o = json_object();
+    if (json_object_set_new(o, "segments", json_integer(b->tables.count)) |
+        json_object_set_new(o, "sequences", json_integer(b->tables.nseqs)) |
+        json_object_set_new(o, "rows", json_integer(b->rows)) |
+        json_object_set_new(o, "positions", json_integer(b->positions)) |
+        json_object_set_new(o, "load", loads(b, 0)) |
+        json_object_set_new(o, "balanced", loads(b, 1))) {
         json_decref(o);
         return NULL;
     }
@@ -137,8 +206,9 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     int64_t used = 0;
     char assumed[200]; /* printable ASCII without quotes */
     char **ranks = calloc((size_t)nplans + 1, sizeof *ranks);
-    char *pass_line[2] = {line(totals(&sums->pass[0])), line(totals(&sums->pass[1]))};
-    bool ok = ranks != NULL && pass_line[0] && pass_line[1];
+    char *pass_line[2] = {line(totals(ask, &sums->pass[0])), line(totals(ask, &sums->pass[1]))};
+    char *batch_line = ask->batch ? line(batch(ask->batch)) : NULL;
+    bool ok = ranks != NULL && pass_line[0] && pass_line[1] && (batch_line || !ask->batch);
     while (used < nplans && ok) {
         ranks[used] = line(rank_entry(ask, plans[used]));
         ok = ranks[used++] != NULL;
@@ -149,6 +219,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         free(ranks);
         free(pass_line[0]);
         free(pass_line[1]);
+        free(batch_line);
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for the JSON of %lld ranks",
                              (long long)nplans);
     }
@@ -157,6 +228,10 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
         printf("\"assumed\": \"%s\",\n", assumed);
     printf("\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
            colo_direction_name(sums->direction));
+    if (ask->batch) {
+        printf("\"batch\": ");
+        put(batch_line, ",\n");
+    }
     if (sums->scale > 0)
         printf("\"scale\": %lld,\n", (long long)sums->scale);
     else

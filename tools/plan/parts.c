@@ -80,7 +80,7 @@ int plan_part_find(const plan_ask_t *ask, int64_t seed, plan_part_t *part)
     for (int64_t i = 0; i < part->n && st >= 0; i++) {
         colo_plan_t *plan = NULL;
         int32_t count;
-        st = colo_plan_create(&plan, &ask->config, part->rank[i]);
+        st = plan_make(&plan, ask, part->rank[i]);
         if (st < 0)
             break;
         for (int w = 0; w < 2; w++) {

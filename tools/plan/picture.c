@@ -115,21 +115,31 @@ static void say_ask(drawing_t *d)
     const colo_plan_config_t *c = &d->ask->config;
     char b[24] = "more than 2^63 bytes", n[32], more[200];
     int64_t bytes = 0;
+    const bool full = c->output == COLO_FULL_SEQ;
+    const char *output = full ? "full" : "sharded";
+    const char *grad = !full ? "" : c->grad ? ", gradients disjoint" : ", gradients partial";
     if (*plan_size_warning(more, d->ask))
         snprintf(next_line(d), sizeof d->line[0], "%s.", more);
     if (!__builtin_mul_overflow(c->shape.samples, c->shape.rows, &bytes) &&
         !__builtin_mul_overflow(bytes, c->shape.features, &bytes) &&
         !__builtin_mul_overflow(bytes, (int64_t)colo_dtype_size(c->dtype), &bytes))
         tool_bytes(b, bytes);
-    snprintf(
-        next_line(d), sizeof d->line[0],
-        "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s ranks.",
-        (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
-        colo_dtype_name(c->dtype), b, c->output == COLO_SHARDED ? "sharded" : "full",
-        c->output == COLO_SHARDED ? ""
-        : c->grad == COLO_PARTIAL ? ", gradients partial"
-                                  : ", gradients disjoint",
-        svg_count(d->ask->world - d->ask->first, n));
+    if (d->ask->batch) {
+        snprintf(next_line(d), sizeof d->line[0],
+                 "%lld segments of %lld rows in %lld sequences of %lld positions; %lld features, "
+                 "%s. Output %s%s. %s ranks.",
+                 (long long)d->ask->batch->tables.count, (long long)d->ask->batch->rows,
+                 (long long)d->ask->batch->tables.nseqs, (long long)d->ask->batch->positions,
+                 (long long)c->shape.features, colo_dtype_name(c->dtype), output, grad,
+                 svg_count(d->ask->world - d->ask->first, n));
+    } else {
+        snprintf(next_line(d), sizeof d->line[0],
+                 "%lld samples \xc3\x97 %lld rows \xc3\x97 %lld features, %s: %s. Output %s%s. %s "
+                 "ranks.",
+                 (long long)c->shape.samples, (long long)c->shape.rows,
+                 (long long)c->shape.features, colo_dtype_name(c->dtype), b, output, grad,
+                 svg_count(d->ask->world - d->ask->first, n));
+    }
     if (*plan_assumed(more, d->ask))
         snprintf(next_line(d), sizeof d->line[0], "%s.", more);
     if (*plan_positions(more, d->ask))
@@ -237,7 +247,8 @@ static int prepare(drawing_t *d)
     say_ask(d);
     if (!all)
         say_part(d, &part, &kinds);
-    colo_status_t st = pic_collect(&d->pic, &ask->config, part.rank, (int32_t)part.n);
+    colo_status_t st = pic_collect(&d->pic, &ask->config, ask->batch ? &ask->batch->tables : NULL,
+                                   part.rank, (int32_t)part.n);
     plan_part_free(&part);
     if (st < 0)
         return plan_complain(ask, st, colo_last_error());
@@ -278,12 +289,17 @@ int plan_draw(const plan_ask_t *ask)
     snprintf(title, sizeof title, "%s \xe2\x86\x92 %s", src, dst);
     panel_t panel[2] = {{&d, COLO_FORWARD}, {&d, COLO_BACKWARD}};
     svg_page_t page = {.title = title,
-                       .npanels = 2,
-                       .label = "who sends what to whom between two layouts, forward and backward"};
+                       .style = ask->batch ? plan_segments_style : NULL,
+                       .label = ask->batch ? "the rows of a ragged batch, its packed sequences, "
+                                             "and the messages forward and backward"
+                                           : "who sends what to whom between two layouts, forward "
+                                             "and backward"};
     for (int i = 0; i < d.nlines; i++)
         page.text[i] = d.line[i];
+    if (ask->batch)
+        page.npanels = plan_segments_panels(page.panel, ask);
     for (int w = 0; w < 2; w++)
-        page.panel[w] =
+        page.panel[page.npanels++] =
             (svg_panel_t){CAPTION + pic_height(&d.pic, (colo_pass_t)w), draw_panel, &panel[w]};
     svg_page(out.f, &page);
     pic_free(&d.pic);

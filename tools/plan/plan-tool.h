@@ -6,6 +6,8 @@
 #include <colobridge/plan.h>
 
 #include "options.h"
+#include "segments.h"
+#include "svg.h"
 
 #define PLAN_TOOL "colo-plan"
 #define PLAN_WORLD_MAX ((int64_t)1 << 24) /* ranks that a run counts one by one */
@@ -25,6 +27,8 @@ typedef struct plan_model {
 typedef struct plan_ask {
     colo_layout_t src, dst;
     colo_plan_config_t config;
+    const plan_segments_t *batch; /* --segments; NULL: a uniform batch */
+    int64_t segment;              /* the one whose way is drawn, or -1 */
     const char *axes;  /* "bsh" */
     int64_t world;     /* ranks 0 .. world - 1 */
     int64_t first;     /* below it no grid has a rank */
@@ -41,6 +45,7 @@ typedef struct plan_ask {
 /* Over all ranks, one way. */
 typedef struct plan_totals {
     int64_t recv_max, recv_total, send_max, local_max;
+    int64_t minimum_total;                /* what must arrive */
     int64_t collective_max;               /* -1 where that way rejects the pair */
     int64_t messages_total, messages_max; /* max: the most that one rank receives or sends */
     int64_t slow_total;                   /* bytes of messages between nodes */
@@ -124,6 +129,9 @@ void plan_model_say(const plan_ask_t *ask, char line[3][200]);
  * where @plans is given ([world], NULL entries). On failure: complains, returns the exit code. */
 int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums);
 
+/* The plan of world rank @rank. */
+colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank);
+
 /* A rejected plan in words: COLO_ERR_ARG is wrong use, the rest a problem found. */
 int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence);
 
@@ -132,6 +140,14 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                     const plan_sums_t *sums);
 int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,
                     const plan_sums_t *sums);
+/* segments-text.c: the lines about a ragged batch */
+void plan_segments_say_sizes(const plan_ask_t *ask);
+void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g);
+void plan_segments_say_minimum(const plan_totals_t *t);
+int plan_segments_say_balance(const plan_ask_t *ask, const char *bold, const char *plain);
+/* segments-svg.c: the panels of a ragged batch, [4] at most; returns how many */
+int plan_segments_panels(svg_panel_t *panel, const plan_ask_t *ask);
+extern const char plan_segments_style[];
 /* ask->svg: all ranks, or the part of ask->rank */
 int plan_draw(const plan_ask_t *ask);
 /* complains about a path that cannot be written */

@@ -44,6 +44,7 @@ static void merge_pass(plan_totals_t *t, const plan_totals_t *more, bool *overfl
     plus(&t->recv_total, more->recv_total, overflow);
     plus(&t->messages_total, more->messages_total, overflow);
     plus(&t->slow_total, more->slow_total, overflow);
+    plus(&t->minimum_total, more->minimum_total, overflow);
 }
 
 void plan_sums_merge(plan_sums_t *s, const plan_sums_t *more)
@@ -79,15 +80,10 @@ static double list_time(const plan_ask_t *ask, int64_t rank, const colo_plan_mes
     return t;
 }
 
-static int64_t owned_bytes(const plan_ask_t *ask, const colo_layout_t *layout, int64_t rank,
-                           bool full)
+/* Bytes of @rows whole rows: no layout of this tool splits features. */
+static int64_t bytes_of(const plan_ask_t *ask, int64_t rows)
 {
-    const colo_shape_t *n = &ask->config.shape;
-    colo_owned_t o = {0};
-    if (colo_layout_owned(layout, rank, n->samples, n->rows, n->features, full, &o, NULL, 0, NULL) <
-        0)
-        return 0; /* the plan would not have been made */
-    return (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) * (int64_t)colo_dtype_size(ask->config.dtype);
+    return rows * ask->config.shape.features * (int64_t)colo_dtype_size(ask->config.dtype);
 }
 
 /* Backward with PARTIAL gradients: one slab, as large as the input, for every context level from
@@ -109,7 +105,7 @@ static int64_t levels_that_arrive(const colo_plan_t *plan)
 
 void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *plan)
 {
-    int64_t rank = colo_plan_rank(plan);
+    int64_t rank = colo_plan_rank(plan), src_rows, dst_rows;
     plan_sums_t one = {.direction = colo_plan_direction(plan), .scale = colo_plan_scale(plan)};
     for (int w = 0; w < 2; w++) {
         colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
@@ -122,14 +118,16 @@ void plan_sums_add(plan_sums_t *s, const plan_ask_t *ask, const colo_plan_t *pla
                              .recv_total = b.recv,
                              .send_max = b.send,
                              .local_max = b.local,
+                             .minimum_total = b.minimum,
                              .collective_max = b.collective_recv,
                              .messages_total = nrecvs,
                              .messages_max = max64(nrecvs, nsends)};
         double in = list_time(ask, rank, recvs, nrecvs, &t->slow_total);
         t->seconds = maxd(in, list_time(ask, rank, sends, nsends, &ignored));
     }
-    one.input_max = owned_bytes(ask, &ask->src, rank, false);
-    one.output_max = owned_bytes(ask, &ask->dst, rank, ask->config.output == COLO_FULL_SEQ);
+    colo_plan_rows(plan, &src_rows, &dst_rows);
+    one.input_max = bytes_of(ask, src_rows);
+    one.output_max = bytes_of(ask, dst_rows);
     if (__builtin_mul_overflow(levels_that_arrive(plan), one.input_max, &one.staging_max))
         one.overflow = true;
     plus(&one.memory_max, one.input_max, &one.overflow);

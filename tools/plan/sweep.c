@@ -9,6 +9,8 @@
  */
 #include "plan-tool.h"
 
+#include <colobridge/ragged.h>
+
 #include <pthread.h>
 #include <string.h>
 #include <time.h>
@@ -30,6 +32,12 @@ typedef struct sweep {
     plan_sums_t sums;
 } sweep_t;
 
+colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank)
+{
+    return ask->batch ? colo_plan_create_ragged(plan, &ask->config, &ask->batch->tables, rank)
+                      : colo_plan_create(plan, &ask->config, rank);
+}
+
 static void *worker(void *arg)
 {
     sweep_t *s = arg;
@@ -44,7 +52,7 @@ static void *worker(void *arg)
         colo_status_t st = COLO_OK;
         for (int64_t r = lo; r < hi && st == COLO_OK; r++) {
             colo_plan_t *plan = NULL;
-            st = colo_plan_create(&plan, &s->ask->config, r);
+            st = plan_make(&plan, s->ask, r);
             if (st < 0)
                 break;
             plan_sums_add(&mine, s->ask, plan);
@@ -141,7 +149,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                              "the bytes of %lld ranks do not fit in 63 bits",
                              (long long)ask->world);
-    if (colo_plan_collective_check(&ask->config) < 0) {
+    if (!ask->batch && colo_plan_collective_check(&ask->config) < 0) {
         snprintf(s.sums.rejects, sizeof s.sums.rejects, "%s", colo_last_error());
         s.sums.pass[0].collective_max = s.sums.pass[1].collective_max = -1;
     }

@@ -13,7 +13,7 @@
 #include <string.h>
 
 #define CELL 40
-#define COLUMNS_MAX (1 + 2 * COLO_MAX_DIMS + 8)
+#define COLUMNS_MAX (1 + 2 * COLO_MAX_DIMS + 2 + 8)
 
 typedef struct table {
     int ncols;
@@ -109,6 +109,12 @@ static void fill_row(const plan_ask_t *ask, const colo_plan_t *plan, char (*cell
     snprintf(cell[k++], CELL, "%" PRId64, rank);
     k += coord_cells(cell + k, &ask->src.grid, rank);
     k += coord_cells(cell + k, &ask->dst.grid, rank);
+    if (ask->batch) {
+        int64_t rows[2];
+        colo_plan_rows(plan, &rows[0], &rows[1]);
+        for (int i = 0; i < 2; i++)
+            snprintf(cell[k++], CELL, "%" PRId64, rows[i]);
+    }
     for (int w = 0; w < 2; w++) {
         colo_plan_bytes_t b = colo_plan_bytes(plan, (colo_pass_t)w);
         int32_t n;
@@ -158,6 +164,10 @@ static int print_table(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t
     add_column(&t, "", "rank", false);
     add_grid(&t, "src", &ask->src.grid);
     add_grid(&t, "dst", &ask->dst.grid);
+    if (ask->batch) {
+        add_column(&t, "rows", "src", false);
+        add_column(&t, NULL, "dst", false);
+    }
     add_pass(&t, "forward");
     add_pass(&t, "backward");
     int n = t.ncols;
@@ -249,9 +259,13 @@ static void print_ask(const plan_ask_t *ask)
     if (*plan_size_warning(line, ask))
         printf("%s\n", line);
     printf("%s%s -> %s%s\n", bold, src, dst, plain);
-    printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n", (long long)c->shape.samples,
-           (long long)c->shape.rows, (long long)c->shape.features, colo_dtype_name(c->dtype),
-           ask->axes, fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
+    if (ask->batch)
+        plan_segments_say_sizes(ask);
+    else
+        printf("%lld samples x %lld rows x %lld features, %s, %s: %s\n",
+               (long long)c->shape.samples, (long long)c->shape.rows, (long long)c->shape.features,
+               colo_dtype_name(c->dtype), ask->axes,
+               fits ? tool_bytes(b, bytes) : "more than 2^63 bytes");
     if (*plan_assumed(line, ask))
         printf("%s\n", line);
     if (*plan_positions(line, ask))
@@ -310,32 +324,45 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
                (long long)ask->max_ranks);
     }
     printf("\n%sWhat this means%s\n", bold, plain);
-    print_meaning("forward", "An all-gather", &sums->pass[COLO_FORWARD]);
-    print_meaning("backward", "An all-reduce", &sums->pass[COLO_BACKWARD]);
+    for (int w = 0; w < 2; w++) {
+        print_meaning(w ? "backward" : "forward", w ? "An all-reduce" : "An all-gather",
+                      &sums->pass[w]);
+        if (ask->batch)
+            plan_segments_say_minimum(&sums->pass[w]);
+    }
     if (sums->rejects[0])
         printf("  Collectives cannot carry this pair: %s\n", sums->rejects);
-    return TOOL_OK;
+    return ask->batch ? plan_segments_say_balance(ask, bold, plain) : TOOL_OK;
+}
+
+static void print_box(const colo_region_t *g, int64_t features)
+{
+    printf(" samples %lld..%lld rows %lld..%lld", (long long)g->b[0], (long long)g->b[1] - 1,
+           (long long)g->s[0], (long long)g->s[1] - 1);
+    if (g->h[0] != 0 || g->h[1] != features)
+        printf(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
 }
 
 static void print_messages(const char *verb, const char *to, const colo_plan_message_t *m,
-                           int32_t count, int64_t features)
+                           int32_t count, const plan_ask_t *ask)
 {
     char b[24];
     for (int32_t i = 0; i < count; i++) {
         printf("  %s %s %s rank %lld:", verb, tool_bytes(b, m[i].bytes), to, (long long)m[i].peer);
         for (int64_t k = 0; k < m[i].nregions; k++) {
             const colo_region_t *g = &m[i].regions[k];
-            printf("%s samples %lld..%lld rows %lld..%lld", k ? "," : "", (long long)g->b[0],
-                   (long long)g->b[1] - 1, (long long)g->s[0], (long long)g->s[1] - 1);
-            if (g->h[0] != 0 || g->h[1] != features)
-                printf(" features %lld..%lld", (long long)g->h[0], (long long)g->h[1] - 1);
+            printf("%s", k ? "," : "");
+            if (ask->batch)
+                plan_segments_say_rows(ask, g);
+            else
+                print_box(g, ask->config.shape.features);
         }
         printf("\n");
     }
 }
 
 static void print_owned(const char *side, const colo_layout_t *layout, const plan_ask_t *ask,
-                        bool full_rows)
+                        bool full_rows, int64_t ragged_rows)
 {
     const colo_shape_t *n = &ask->config.shape;
     colo_owned_t o = {0};
@@ -349,6 +376,10 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
     if (colo_grid_coords(&layout->grid, rank, c) == COLO_OK)
         for (int32_t i = 0; i < layout->grid.ndims; i++)
             printf(" %s %lld", layout->grid.name[i], (long long)c[i]);
+    if (ask->batch) {
+        printf(", %lld rows\n", (long long)ragged_rows);
+        return;
+    }
     if (colo_layout_owned(layout, rank, n->samples, n->rows, n->features, full_rows, &o, NULL, 0,
                           NULL) != COLO_OK ||
         (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) == 0) {
@@ -368,12 +399,13 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
 int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
 {
     static const char *const name[] = {"forward", "backward"};
-    int64_t features = ask->config.shape.features;
+    int64_t rows[2];
     want_colour();
     print_ask(ask);
     printf("\n%srank %lld%s\n", bold, (long long)ask->rank, plain);
-    print_owned("src", &ask->src, ask, false);
-    print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ);
+    colo_plan_rows(plan, &rows[0], &rows[1]);
+    print_owned("src", &ask->src, ask, false, rows[0]);
+    print_owned("dst", &ask->dst, ask, ask->config.output == COLO_FULL_SEQ, rows[1]);
     for (int w = 0; w < 2; w++) {
         char local[24];
         int32_t nrecvs, nsends;
@@ -381,8 +413,8 @@ int plan_print_rank(const plan_ask_t *ask, const colo_plan_t *plan)
         const colo_plan_message_t *sends = colo_plan_sends(plan, (colo_pass_t)w, &nsends);
         printf("\n%s%s%s: the rank keeps %s of its own\n", bold, name[w], plain,
                tool_bytes(local, colo_plan_bytes(plan, (colo_pass_t)w).local));
-        print_messages("receives", "from", recvs, nrecvs, features);
-        print_messages("sends", "to", sends, nsends, features);
+        print_messages("receives", "from", recvs, nrecvs, ask);
+        print_messages("sends", "to", sends, nsends, ask);
         if (nrecvs == 0 && nsends == 0)
             printf("  it exchanges nothing\n");
     }

@@ -1,0 +1,388 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_plan_segments.c - colo-plan --segments: the worked example of docs/ragged.md as a whole JSON
+ * document, a whole table and a picture, written down by hand from that page; and every file that
+ * is no table of segments.
+ */
+#include "harness/harness.h"
+
+#include "markup.h"
+#include "tool.h"
+
+#include <jansson.h>
+#include <unistd.h>
+
+/* P = 2, D = 1, C = 2, zigzag: docs/ragged.md. Rank 0 owns e0 row 0 and e2 row 0. */
+#define WORKED                                                          \
+    "{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], " \
+    "\"pos\": [2, 9, 1], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}"
+#define GRIDS "--src", "dp=2", "--dst", "cp=2,dp=1", "--hidden", "4", "--dtype", "f32"
+
+static char folder[64], file[96], picture[96];
+
+static int make_folder(void **state)
+{
+    strcpy(folder, "/tmp/colo-segments-XXXXXX");
+    if (!mkdtemp(folder))
+        return -1;
+    snprintf(file, sizeof file, "%s/batch.json", folder);
+    snprintf(picture, sizeof picture, "%s/batch.svg", folder);
+    return 0;
+}
+
+static int remove_folder(void **state)
+{
+    unlink(file);
+    unlink(picture);
+    return rmdir(folder);
+}
+
+static void write_file(const char *text)
+{
+    FILE *f = fopen(file, "w");
+    assert_non_null(f);
+    fputs(text, f);
+    assert_int_equal(fclose(f), 0);
+}
+
+static json_t *planned(const char *text, const char *const *args)
+{
+    const char *all[40] = {"--segments", file, "--json"};
+    int n = 3;
+    write_file(text);
+    while ((all[n++] = *args++))
+        ;
+    said_t s = tool_run(all);
+    assert_string_equal(s.err, "");
+    assert_int_equal(s.exit, 0);
+    json_t *doc = json_loads(s.out, JSON_REJECT_DUPLICATES, NULL);
+    assert_non_null(doc);
+    said_free(&s);
+    return doc;
+}
+
+/* 16 bytes a row. To rank 0: e2 row 0 from rank 1. To rank 1: e0 rows 1 and 2 from rank 0. */
+static const char worked_json[] =
+    "{'world': 2, 'direction': 'fan_in', 'scale': 2, 'output': 'sharded',"
+    " 'batch': {'segments': 3, 'sequences': 2, 'rows': 8, 'positions': 20,"
+    "  'load': {'src_dp': [0, 1, 1], 'rows': [3, 5], 'rows_max': 5, 'max_over_mean': 1.25},"
+    "  'balanced': {'src_dp': [1, 1, 0], 'rows': [5, 3], 'rows_max': 5, 'max_over_mean': 1.25}},"
+    " 'ranks': ["
+    "  {'rank': 0, 'src': {'dp': 0}, 'dst': {'cp': 0, 'dp': 0}, 'src_rows': 3, 'dst_rows': 2,"
+    "   'forward': {'recv': [{'peer': 1, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
+    "1]}]}],"
+    "               'send': [{'peer': 1, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
+    "3]}]}]},"
+    "   'backward': {'send': [{'peer': 1, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
+    "1]}]}],"
+    "                'recv': [{'peer': 1, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
+    "3]}]}]}},"
+    "  {'rank': 1, 'src': {'dp': 1}, 'dst': {'cp': 1, 'dp': 0}, 'src_rows': 5, 'dst_rows': 6,"
+    "   'forward': {'send': [{'peer': 0, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
+    "1]}]}],"
+    "               'recv': [{'peer': 0, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
+    "3]}]}]},"
+    "   'backward': {'recv': [{'peer': 0, 'bytes': 16, 'segments': [{'segment': 2, 'rows': [0, "
+    "1]}]}],"
+    "                'send': [{'peer': 0, 'bytes': 32, 'segments': [{'segment': 0, 'rows': [1, "
+    "3]}]}]}}],"
+    " 'forward': {'recv_bytes_max': 32, 'recv_bytes_total': 48, 'minimum_bytes_total': 48,"
+    "  'messages_total': 2, 'send_bytes_max': 32, 'local_bytes_max': 64,"
+    "  'collective_recv_bytes_max': null},"
+    " 'backward': {'recv_bytes_max': 32, 'recv_bytes_total': 48, 'minimum_bytes_total': 48,"
+    "  'messages_total': 2, 'send_bytes_max': 32, 'local_bytes_max': 64,"
+    "  'collective_recv_bytes_max': null}}";
+
+static void assert_json(json_t *found, const char *expected)
+{
+    char *text = strdup(expected);
+    for (char *c = text; *c; c++)
+        *c = *c == '\'' ? '"' : *c;
+    json_t *want = json_loads(text, 0, NULL);
+    assert_non_null(want);
+    char *a = json_dumps(want, JSON_COMPACT | JSON_SORT_KEYS);
+    char *b = json_dumps(found, JSON_COMPACT | JSON_SORT_KEYS);
+    assert_string_equal(b, a);
+    free(a);
+    free(b);
+    free(text);
+    json_decref(want);
+}
+
+static void the_worked_example_is_planned_as_written_down(void **state)
+{
+    const char *args[] = {GRIDS, "--output", "sharded", NULL};
+    json_t *doc = planned(WORKED, args);
+    assert_json(doc, worked_json);
+    json_decref(doc);
+}
+
+static void positions_of_each_row_give_the_same_plan(void **state)
+{
+    const char *args[] = {GRIDS, "--output", "sharded", NULL};
+    json_t *doc =
+        planned("{\"rows\": [3, 0, 5], \"src_dp\": [0, 1, 1], \"seq\": [0, 0, 1], \"row_pos\": "
+                "[2, 3, 4, 1, 2, 3, 4, 5], \"seq_len\": [12, 8], \"seq_dp\": [0, 0]}",
+                args);
+    assert_json(doc, worked_json);
+    json_decref(doc);
+}
+
+/* A message with rows of two segments and a hole: replica 0 has e1, then e2; rank 1 owns, of its
+ * chunks 1 and 2 (positions 2..5), e1's row 1 and e2's row 0. */
+static void a_message_names_its_rows_by_segment(void **state)
+{
+    const char *args[] = {GRIDS, "--output", "sharded", "--rank", "1", NULL};
+    json_t *doc =
+        planned("{\"rows\": [2, 2, 3], \"src_dp\": [1, 0, 0], \"seq\": [0, 1, 1], \"pos\": "
+                "[0, 1, 5], \"seq_len\": [8, 8], \"seq_dp\": [0, 0]}",
+                args);
+    json_t *rank = json_array_get(json_object_get(doc, "ranks"), 0);
+    assert_json(json_object_get(json_object_get(rank, "forward"), "recv"),
+                "[{'peer': 0, 'bytes': 32, 'segments': [{'segment': 1, 'rows': [1, 2]},"
+                " {'segment': 2, 'rows': [0, 1]}]}]");
+    json_decref(doc);
+}
+
+static void no_segments_at_all_are_a_plan_without_messages(void **state)
+{
+    const char *args[] = {GRIDS, NULL};
+    json_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
+                          "\"seq_len\": [], \"seq_dp\": []}",
+                          args);
+    json_t *forward = json_object_get(doc, "forward");
+    assert_int_equal(json_integer_value(json_object_get(forward, "messages_total")), 0);
+    json_decref(doc);
+}
+
+static const char worked_text[] =
+    "dp=2 -> cp=2,dp=1\n"
+    "3 segments of 8 rows in 2 sequences of 20 positions, 4 features, f32: 128 B\n"
+    "output sharded: each rank gets the rows that it owns and returns their gradient\n"
+    "fan_in, scale 2, 2 ranks\n"
+    "\n"
+    "        src    dst       rows        forward                      backward\n"
+    "rank     dp    cp  dp    src  dst    receives  from  sends  to    receives  from  sends  to\n"
+    "   0      0     0   0      3    2        16 B  1      32 B  1         32 B  1      16 B  1\n"
+    "   1      1     1   0      5    6        32 B  0      16 B  0         16 B  0      32 B  0\n"
+    "\n"
+    "What this means\n"
+    "  forward   The busiest rank receives 32 B, all ranks together 48 B.\n"
+    "            2 messages; 48 B must move.\n"
+    "  backward  The busiest rank receives 32 B, all ranks together 48 B.\n"
+    "            2 messages; 48 B must move.\n"
+    "\n"
+    "Rows of each source replica\n"
+    "  replica  as it is  after colo_balance()\n"
+    "        0         3                     5\n"
+    "        1         5                     3\n"
+    "  The busiest replica has 1.25 times the mean, 1.25 after colo_balance(), which moves 2 of 3 "
+    "segments.\n";
+
+static void the_worked_example_reads_as_written_down(void **state)
+{
+    const char *all[] = {GRIDS, "--output", "sharded", "--segments", file, NULL};
+    const char *one[] = {GRIDS, "--output", "sharded", "--segments", file, "--rank", "0", NULL};
+    write_file(WORKED);
+    said_t a = tool_run(all), o = tool_run(one);
+    assert_string_equal(a.err, "");
+    assert_string_equal(a.out, worked_text);
+    assert_non_null(strstr(o.out, "src: dp 0, 3 rows\ndst: cp 0 dp 0, 2 rows\n"));
+    assert_non_null(strstr(o.out, "forward: the rank keeps 16 B of its own\n"
+                                  "  receives 16 B from rank 1: segment 2 rows 0..0\n"
+                                  "  sends 32 B to rank 1: segment 0 rows 1..2\n"));
+    said_free(&a);
+    said_free(&o);
+}
+
+/* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
+static void balance_lowers_the_load_of_the_busiest_replica(void **state)
+{
+    const char *args[] = {"--src", "dp=3", "--dst", "dp=3", "--hidden", "1", NULL};
+    json_t *doc =
+        planned("{\"rows\": [5, 4, 1, 2], \"src_dp\": [0, 0, 1, 2], \"seq\": [0, 0, 0, 0], "
+                "\"pos\": [0, 5, 9, 10], \"seq_len\": [12], \"seq_dp\": [2]}",
+                args);
+    json_t *batch = json_object_get(doc, "batch");
+    assert_json(json_object_get(batch, "load"), "{'src_dp': [0, 0, 1, 2], 'rows': [9, 1, 2],"
+                                                " 'rows_max': 9, 'max_over_mean': 2.25}");
+    assert_json(json_object_get(batch, "balanced"), "{'src_dp': [0, 1, 2, 2], 'rows': [5, 4, 3],"
+                                                    " 'rows_max': 5, 'max_over_mean': 1.25}");
+    json_decref(doc);
+}
+
+/* ---- pictures ---- */
+
+static char *drawn(const char *text, const char *const *args)
+{
+    const char *all[40] = {"--segments", file, "--svg", picture};
+    int n = 4;
+    write_file(text);
+    while ((all[n++] = *args++))
+        ;
+    said_t s = tool_run(all);
+    assert_string_equal(s.err, "");
+    assert_int_equal(s.exit, 0);
+    said_free(&s);
+    FILE *f = fopen(picture, "r");
+    assert_non_null(f);
+    char *svg = calloc(1, 1 << 22);
+    assert_true(fread(svg, 1, (1 << 22) - 1, f) < (1 << 22) - 1);
+    fclose(f);
+    const char *wrong = markup_check(svg);
+    if (wrong)
+        fail_msg("%s", wrong);
+    return svg;
+}
+
+static void assert_in_order(const char *svg, const char *const *texts)
+{
+    for (; *texts; texts++) {
+        const char *found = strstr(svg, *texts);
+        if (!found)
+            fail_msg("the picture lacks \"%s\"", *texts);
+        svg = found + strlen(*texts);
+    }
+}
+
+static void a_picture_shows_the_way_of_one_segment(void **state)
+{
+    const char *args[] = {GRIDS, "--output", "sharded", "--segment", "2", NULL};
+    static const char *const texts[] = {"replica 0: 3 rows; after colo_balance() 5",
+                                        "replica 1: 5 rows; after colo_balance() 3",
+                                        "sequence 0: 12 positions, on LLM replica 0",
+                                        "sequence 1: 8 positions, on LLM replica 0",
+                                        "The way of segment 2",
+                                        "encoder replica 1: its 5 rows",
+                                        "sequence 1: 8 positions",
+                                        "rank 0: its axis of 10 positions",
+                                        "rank 1: its axis of 10 positions",
+                                        "row 0: position 1, chunk 0, rank 0, index 7",
+                                        "rows 1..2: position 2, chunk 1, rank 1, index 6",
+                                        "rows 3..4: position 4, chunk 2, rank 1, index 8",
+                                        "Forward: activations",
+                                        "Backward: gradients",
+                                        NULL};
+    char *svg = drawn(WORKED, args);
+    assert_in_order(svg, texts);
+    free(svg);
+}
+
+/* The chunks of one sequence over cp=4: 0, 1, 2, 3, 3, 2, 1, 0. Its 344 units are 16 positions; e0
+ * begins at position 6. */
+static void a_picture_names_the_owner_of_each_chunk(void **state)
+{
+    const char *args[] = {"--src", "dp=4", "--dst", "cp=4", NULL};
+    static const char *const texts[] = {">0</text>", ">1</text>", ">2</text>",
+                                        ">3</text>", ">3</text>", ">2</text>",
+                                        ">1</text>", ">0</text>", NULL};
+    char *svg = drawn("{\"rows\": [4], \"src_dp\": [1], \"seq\": [0], \"pos\": [6], "
+                      "\"seq_len\": [16], \"seq_dp\": [0]}",
+                      args);
+    char *sequences = strstr(svg, "LLM: packed sequences");
+    assert_non_null(sequences);
+    const char *first = strstr(sequences, "class=\"owner\"");
+    assert_in_order(first, texts);
+    assert_non_null(strstr(sequences, "<rect class=\"seg h1\" x=\"129.0\""));
+    free(svg);
+}
+
+static void a_picture_of_a_full_output_ends_on_the_replicas_axis(void **state)
+{
+    const char *args[] = {GRIDS, "--segment", "2", NULL};
+    static const char *const texts[] = {"each rank of LLM replica 0: its axis of 20 positions",
+                                        "row 0: from position 1, index 13", NULL};
+    char *svg = drawn(WORKED, args);
+    assert_in_order(svg, texts);
+    free(svg);
+}
+
+/* ---- refusals ---- */
+
+#define SEGMENTS_OF(rows, pos) \
+    "{\"rows\":" rows ",\"src_dp\":[0,1],\"seq\":[0,0]," pos ",\"seq_len\":[8],\"seq_dp\":[0]}"
+#define POS "\"pos\":[0,4]"
+
+static void a_file_that_is_no_batch_is_refused_with_key_and_index(void **state)
+{
+    static const struct {
+        const char *file;
+        int exit;
+        const char *text;
+    } cases[] = {
+        {"", 2, "line 1, column 0: "},
+        {"{\"rows\": [1,}", 2, "line 1, column 13: "},
+        {SEGMENTS_OF("[1,2]", POS) "x", 2, "line 1, column "},
+        {"[1]", 2, "found a list, expected an object with rows, src_dp"},
+        {"{}", 2, "key rows is missing"},
+        {"{\"rows\": [1], \"rows\": [1]}", 2, "duplicate object key"},
+        {SEGMENTS_OF("[1,2]", POS ",\"colour\":[1]"), 2, "unknown key \"colour\", expected rows,"},
+        {SEGMENTS_OF("3", POS), 2, "rows: found an integer, expected a list of integers"},
+        {SEGMENTS_OF("[1,2.5]", POS), 2, "rows[1]: found a number with a fraction"},
+        {SEGMENTS_OF("[\"1\",2]", POS), 2, "rows[0]: found a string, expected an integer"},
+        {SEGMENTS_OF("[true,2]", POS), 2, "rows[0]: found a truth value"},
+        {SEGMENTS_OF("[null,2]", POS), 2, "rows[0]: found null"},
+        {SEGMENTS_OF("[1,9223372036854775808]", POS), 2, "too big integer"},
+        {SEGMENTS_OF("[1,2,3]", POS), 2, "src_dp: found 2 entries, expected 3, as many as in rows"},
+        {SEGMENTS_OF("[1,2]", "\"pos\":[1]"), 2, "pos: found 1 entries, expected 2"},
+        {SEGMENTS_OF("[1,2]", POS ",\"row_pos\":[1,2,3]"), 2, "found both pos and row_pos"},
+        {SEGMENTS_OF("[1,2]", "\"row_pos\":[1,2]"), 2,
+         "row_pos: found 2 entries, expected 3, the sum of rows"},
+        {SEGMENTS_OF("[-1,2]", POS), 2, "rows[0]: found -1, expected at least 0"},
+        {SEGMENTS_OF("[1,2]", "\"pos\":[0,7]"), 2,
+         "--segments: segments: segment 1: row 1 of 2 is at position 8"},
+        {SEGMENTS_OF("[5,2]", POS), 2, "segments 0 and 1 both have a row at position 4"},
+        {"{\"rows\":[1],\"src_dp\":[2],\"seq\":[0],\"pos\":[0],\"seq_len\":[8],\"seq_dp\":[0]}", 2,
+         "segment 0: src_dp is 2, expected 0..1"},
+        {"{\"rows\":[1],\"src_dp\":[0],\"seq\":[0],\"pos\":[0],\"seq_len\":[6],\"seq_dp\":[0]}", 1,
+         "sequence 0 has 6 positions, expected a multiple of 2 * cp=2 = 4"},
+    };
+    const char *args[] = {GRIDS, "--segments", file, NULL};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        write_file(cases[i].file);
+        tool_refuses("colo-plan", args, cases[i].exit, cases[i].text);
+    }
+}
+
+static void options_that_do_not_go_with_segments_are_refused(void **state)
+{
+    static const struct {
+        const char *args[20];
+        const char *text;
+    } cases[] = {
+        {{GRIDS, "--segments", "/no/such/file"}, "--segments: \"/no/such/file\": No such file"},
+        {{GRIDS, "--segments", "/tmp"}, "--segments: \"/tmp\": Is a directory"},
+        {{GRIDS, "--segments", file, "--batch", "4"}, "--batch: not with --segments"},
+        {{GRIDS, "--segments", file, "--seq", "4"}, "--seq: not with --segments"},
+        {{GRIDS, "--segments", file, "--axes", "th"}, "--axes: not with --segments"},
+        {{GRIDS, "--segments", file, "--offset", "4"}, "--offset: not with --segments"},
+        {{GRIDS, "--segments", file, "--segment", "1"},
+         "--segment: only with --segments and --svg"},
+        {{GRIDS, "--svg", picture, "--segment", "1"}, "--segment: only with --segments and --svg"},
+        {{GRIDS, "--segments", file, "--svg", picture, "--segment", "3"}, "\"3\" is outside 0..2"},
+        {{"--compare", "dp=2->dp=1", "--segments", file}, "--segments: not with --compare"},
+    };
+    write_file(WORKED);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        tool_refuses("colo-plan", cases[i].args, 2, cases[i].text);
+}
+
+int main(int argc, char **argv)
+{
+    if (!tool_path(argc, argv, "COLO_PLAN"))
+        return T_EXIT_SKIP;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_worked_example_is_planned_as_written_down),
+        cmocka_unit_test(positions_of_each_row_give_the_same_plan),
+        cmocka_unit_test(a_message_names_its_rows_by_segment),
+        cmocka_unit_test(no_segments_at_all_are_a_plan_without_messages),
+        cmocka_unit_test(the_worked_example_reads_as_written_down),
+        cmocka_unit_test(balance_lowers_the_load_of_the_busiest_replica),
+        cmocka_unit_test(a_picture_shows_the_way_of_one_segment),
+        cmocka_unit_test(a_picture_names_the_owner_of_each_chunk),
+        cmocka_unit_test(a_picture_of_a_full_output_ends_on_the_replicas_axis),
+        cmocka_unit_test(a_file_that_is_no_batch_is_refused_with_key_and_index),
+        cmocka_unit_test(options_that_do_not_go_with_segments_are_refused),
+    };
+    return cmocka_run_group_tests_name("tools/plan_segments", tests, make_folder, remove_folder);
+}

@@ -1,0 +1,59 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * segments-text.c - the lines that text.c prints for a ragged batch only: its sizes, which rows of
+ * which segment a message has, and the load of each source replica.
+ */
+#include "plan-tool.h"
+
+void plan_segments_say_sizes(const plan_ask_t *ask)
+{
+    const plan_segments_t *b = ask->batch;
+    const colo_plan_config_t *c = &ask->config;
+    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
+    char text[24];
+    const bool fits = !__builtin_mul_overflow(bytes, b->rows, &bytes) &&
+                      !__builtin_mul_overflow(bytes, c->shape.features, &bytes);
+    printf("%lld segments of %lld rows in %lld sequences of %lld positions, %lld features, %s: "
+           "%s\n",
+           (long long)b->tables.count, (long long)b->rows, (long long)b->tables.nseqs,
+           (long long)b->positions, (long long)c->shape.features, colo_dtype_name(c->dtype),
+           fits ? tool_bytes(text, bytes) : "more than 2^63 bytes");
+}
+
+void plan_segments_say_rows(const plan_ask_t *ask, const colo_region_t *g)
+{
+    for (int64_t at = g->s[0]; at < g->s[1];) {
+        const bool more = at > g->s[0];
+        const plan_rows_t part = plan_segments_next(ask->batch, &at, g->s[1]);
+        printf("%s segment %lld rows %lld..%lld", more ? "," : "", (long long)part.segment,
+               (long long)part.lo, (long long)part.hi - 1);
+    }
+}
+
+void plan_segments_say_minimum(const plan_totals_t *t)
+{
+    char bytes[24];
+    if (t->recv_total > 0)
+        printf("            %lld %s; %s must move.\n", (long long)t->messages_total,
+               t->messages_total == 1 ? "message" : "messages",
+               tool_bytes(bytes, t->minimum_total));
+}
+
+int plan_segments_say_balance(const plan_ask_t *ask, const char *bold, const char *plain)
+{
+    const plan_segments_t *b = ask->batch;
+    const plan_loads_t *l = &b->loads;
+    printf("\n%sRows of each source replica%s\n", bold, plain);
+    if (b->replicas <= ask->max_ranks) {
+        printf("  replica  as it is  after colo_balance()\n");
+        for (int64_t d = 0; d < b->replicas; d++)
+            printf("  %7lld  %8lld  %20lld\n", (long long)d, (long long)l->load[0][d],
+                   (long long)l->load[1][d]);
+    }
+    if (b->rows > 0)
+        printf("  The busiest replica has %.2f times the mean, %.2f after colo_balance(), which "
+               "moves %lld of %lld segments.\n",
+               (double)l->most[0] / l->mean, (double)l->most[1] / l->mean, (long long)l->moved,
+               (long long)b->tables.count);
+    return TOOL_OK;
+}
