@@ -87,6 +87,11 @@ COLO_API const colo_plan_t *colo_batch_plan(const colo_batch_t *batch);
  */
 COLO_API colo_status_t colo_plan_create_ragged(colo_plan_t **plan, const colo_plan_config_t *config,
                                                const colo_segments_t *segments, int64_t rank);
+/** colo_batch_runs() - which rows of y forward writes; with COLO_MERGED the other rows are the text
+ * @runs:    out [@cap], may be NULL: rows local .. local + count - 1 of y are at positions row ..
+ *           row + count - 1 of the replica's axis. Ascending by row
+ * Returns:  how many runs there are, which may exceed @cap; 0 for NULL */
+COLO_API int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap);
 /** colo_batch_destroy() - local; takes NULL */
 COLO_API void colo_batch_destroy(colo_batch_t **batch);
 

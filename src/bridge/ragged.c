@@ -199,6 +199,16 @@ const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
     return batch ? batch->s.plan : NULL;
 }
 
+int64_t colo_batch_runs(const colo_batch_t *batch, colo_run_t *runs, int64_t cap)
+{
+    const colo_ragged_places_t *places = batch ? &batch->places : NULL;
+    for (int64_t i = 0; runs && places && i < places->n && i < cap; i++) {
+        const colo_stored_t *s = &places->stored[i];
+        runs[i] = (colo_run_t){.row = s->first, .count = s->count, .local = s->row};
+    }
+    return places ? places->n : 0;
+}
+
 void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)

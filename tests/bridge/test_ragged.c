@@ -11,6 +11,28 @@ typedef struct example {
     arrival_t a[2][8];
 } example_t;
 
+/* The batch names the rows that arrive and no others, by position, and writes no more than @cap. */
+static bool runs_are(const colo_batch_t *batch, const arrival_t *a, int64_t n)
+{
+    colo_run_t run[9];
+    const colo_run_t nothing = {-1, -1, -1};
+    const int64_t runs = colo_batch_runs(batch, NULL, 0);
+    int64_t next = 0;
+    for (int64_t i = 0; i < 9; i++)
+        run[i] = nothing;
+    if (runs < 1 || runs > 8 || colo_batch_runs(batch, run, runs - 1) != runs ||
+        memcmp(&run[runs - 1], &nothing, sizeof nothing) != 0 ||
+        colo_batch_runs(batch, run, 9) != runs || memcmp(&run[runs], &nothing, sizeof nothing) != 0)
+        return false;
+    for (int64_t i = 0; i < runs; i++)
+        for (int64_t k = 0; k < run[i].count; k++, next++)
+            if (next >= n || a[next].at != run[i].local + k ||
+                worked.pos[a[next].e] + a[next].r + (a[next].e == 2 ? worked.len[0] : 0) !=
+                    run[i].row + k)
+                return false;
+    return next == n;
+}
+
 static colo_status_t run_example(colo_comm_t *comm, void *arg)
 {
     const example_t *ex = arg;
@@ -26,6 +48,7 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     rank_try(colo_bridge_set_segments(b, &s, &batch));
     colo_bridge_rows(b, &src, &dst);
     rank_check(src == fill_x(x, rank) && dst == ex->rows[rank]);
+    rank_check(runs_are(batch, ex->a[rank], ex->n[rank]));
     blank(y, 20);
     const colo_tensor_t tx = tensor(x, src), ty = tensor(y, dst), tdx = tensor(dx, src);
     rank_try(colo_batch_forward(batch, &tx, &ty, 1, NULL));
