@@ -10,7 +10,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 PAGE = HERE.parent / 'docs' / 'python-api.md'
-MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'memory', 'partition',
+MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments', 'memory', 'partition',
                            'dlpack', 'errors']),
            ('colobridge.torch', ['torch/bridge', 'torch/logprob', 'torch/nll', 'torch/linear',
                                  'torch/partition', 'torch/ranks']),
@@ -18,7 +18,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'memory',
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
-          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception'}
+          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'bytes_of', 'part_lengths'}
 
 
 def head(node, name):

@@ -8,7 +8,7 @@ docs/python.md says what to change in a program that has those.
 """
 from ._lib import version as library_version
 from ._version import VERSION as __version__
-from .bridge import Bridge
+from .bridge import Batch, Bridge
 from .comm import Comm, run_threads
 from .errors import (ArgumentError, DeadlineError, Error, FailedError, MismatchError, NamingError)
 from .grid import Grid, Group
@@ -16,7 +16,8 @@ from .layout import Layout, Owned
 from .memory import Memory
 from .partition import Partition, padded
 from .plan import Plan, collective_check
+from .segments import Segments, balance
 
-__all__ = ['ArgumentError', 'Bridge', 'Comm', 'DeadlineError', 'Error', 'FailedError', 'Grid', 'Group',
-           'Layout', 'Memory', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', '__version__',
-           'collective_check', 'library_version', 'padded', 'run_threads']
+__all__ = ['ArgumentError', 'Batch', 'Bridge', 'Comm', 'DeadlineError', 'Error', 'FailedError', 'Grid', 'Group',
+           'Layout', 'Memory', 'MismatchError', 'NamingError', 'Owned', 'Partition', 'Plan', 'Segments',
+           '__version__', 'balance', 'collective_check', 'library_version', 'padded', 'run_threads']

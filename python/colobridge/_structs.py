@@ -19,6 +19,7 @@ FULL_SEQ, SHARDED = 0, 1
 PARTIAL, DISJOINT = 0, 1
 EXACT, COLLECTIVE = 0, 1
 AUTO, NCCL, PEER = 0, 1, 2
+PACKED, MERGED = 0, 1
 EQUAL, FAN_IN, FAN_OUT = 0, 1, 2
 FORWARD, BACKWARD = 0, 1
 SAMPLES, ROWS, FEATURES = 0, 1, 2
@@ -115,6 +116,14 @@ class BridgeConfig(c.Structure):
                 ('grad', c.c_int), ('algo', c.c_int), ('no_grad', c.c_bool),
                 ('ranks_per_node', i64), ('mem', c.c_int), ('transport', c.c_int), ('ragged', c.c_bool),
                 ('placement', c.c_int), ('max_rows', i64)]
+
+
+class Segments(c.Structure):
+    """colo_segments_t"""
+    _fields_ = [('struct_size', size_t), ('count', i64), ('rows', c.POINTER(i64)),
+                ('src_dp', c.POINTER(i64)), ('seq', c.POINTER(i64)), ('pos', c.POINTER(i64)),
+                ('row_pos', c.POINTER(i64)), ('nseqs', i64), ('seq_len', c.POINTER(i64)),
+                ('seq_dp', c.POINTER(i64))]
 
 
 # colo_status_t (*)(void *user, const void *send, void *recv, size_t bytes)
@@ -233,5 +242,5 @@ C_NAMES = {
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,
     'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
-    'colo_loss_mean_t': LossMean,
+    'colo_loss_mean_t': LossMean, 'colo_segments_t': Segments,
 }

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import ctypes as c
+import weakref
+from collections.abc import Sequence
 from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib, text
 from .comm import Comm
-from .errors import STATUS, FailedError
+from .errors import STATUS, ArgumentError, FailedError
 from .layout import Layout
-from .plan import ALGOS, TRANSPORTS, choice, config
+from .plan import ALGOS, PLACEMENTS, TRANSPORTS, Bytes, choice, config
+from .plan import bytes_of as plan_bytes
+from .segments import Segments
 from .tensor import view
 
 
@@ -22,6 +26,11 @@ class Bridge:
     (summed over cp) or "disjoint". algo: "exact" or "collective". device: "cpu" or "cuda". transport,
     between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what
     other ranks reach must be a Memory's); COLO_TRANSPORT goes before it.
+
+    ragged: batches of Segments, set by set_segments(), instead of forward() and backward(). shape is
+    (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to
+    their positions in the caller's buffer ("merged"). max_rows: most rows of a source rank, for which memory
+    is allocated at once.
     Raises ValueError, KeyError (a peer is not in @comm), MismatchError (on all ranks), RuntimeError,
     TimeoutError.
     """
@@ -29,9 +38,14 @@ class Bridge:
     def __init__(self, comm: Comm, src: Layout, dst: Layout, shape: tuple[int, ...], *,
                  dtype: str = 'f32', axes: str = 'bsh', output: str = 'full',
                  grad: str = 'partial', algo: str = 'exact', no_grad: bool = False,
-                 ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto'):
+                 ranks_per_node: int = 0, device: str = 'cpu', transport: str = 'auto',
+                 ragged: bool = False, placement: str = 'packed', max_rows: int = 0):
         self._src, self._dst, self.comm = src, dst, comm
+        if ragged and len(shape) == 1:
+            shape, axes = (0, 0, *shape), 'th' if axes == 'bsh' else axes
         raw = config(s.BridgeConfig, src, dst, shape, dtype, output, grad, no_grad, ranks_per_node)
+        raw.ragged, raw.max_rows = ragged, max_rows
+        raw.placement = choice('placement', placement, PLACEMENTS)
         self._tables = src._table, dst._table  # borrowed; a layout may get another one
         raw.axes = text(axes)
         raw.algo = choice('algo', algo, ALGOS)
@@ -40,9 +54,12 @@ class Bridge:
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')
+        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
 
     def destroy(self) -> None:
-        """Local; the second time does nothing."""
+        """Local; the second time does nothing. Batches are destroyed with it."""
+        for batch in list(self._batches):
+            batch.destroy()
         if self._handle:
             self.comm.ends(self._handle, 'colo_bridge_destroy')
 
@@ -64,6 +81,13 @@ class Bridge:
     def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
         """d_x = the gradient of x from the gradient of y, which is not written."""
         call('colo_bridge_backward', self.handle, _arg(d_y, 'd_y'), _arg(d_x, 'd_x', True), stream)
+
+    def set_segments(self, segments: Segments) -> 'Batch':
+        """A batch with these tables; local, nothing waits. Its first forward or backward compares the tables
+        between all ranks. Batches set before stay valid. ValueError: names the segment or the sequence."""
+        if not isinstance(segments, Segments):
+            raise ArgumentError("bridge: segments is a %s, expected Segments" % type(segments).__name__)
+        return Batch(self, segments)
 
     def reshape(self, shape: tuple[int, ...]) -> None:
         """Another batch, length or width from now on; local, all ranks must do the same."""
@@ -88,3 +112,83 @@ class Bridge:
 
 def _arg(t: Any, what: str, writes: bool = False) -> s.Tensor | None:
     return None if t is None else view(t, what, writes=writes)
+
+
+class Batch:
+    """A ragged batch of a bridge, made by Bridge.set_segments(). Several may be outstanding. rows: those of
+    this rank's x and y."""
+
+    def __init__(self, bridge: Bridge, segments: Segments):
+        self._bridge, self._comm = bridge, bridge.comm
+        self._handle = c.c_void_p()
+        call('colo_bridge_set_segments', bridge.handle, segments._raw, c.byref(self._handle))
+        self._comm.serves(self._handle, 'colo_batch_destroy')
+        bridge._batches.add(self)
+        src, dst = s.i64(), s.i64()
+        lib().colo_bridge_rows(bridge.handle, c.byref(src), c.byref(dst))
+        self.rows = src.value, dst.value
+
+    def destroy(self) -> None:
+        """Local; the second time does nothing."""
+        if self._handle:
+            self._comm.ends(self._handle, 'colo_batch_destroy')
+
+    def __del__(self) -> None:
+        if getattr(self, '_handle', None):
+            self.destroy()
+
+    @property
+    def handle(self) -> c.c_void_p:
+        """The colo_batch_t pointer. RuntimeError after destroy(), its own, its bridge's or communicator's."""
+        if not self._handle:
+            raise FailedError('this batch was destroyed, or its bridge or communicator', STATUS['ERR_STATE'])
+        return self._handle
+
+    def forward(self, x: Any, y: Any, stream: int | None = None) -> None:
+        """y = x where the destination's layout wants it. x, y: a [rows, features] tensor each, or a list of
+        several that go in the same messages; None on a rank without such rows."""
+        self._run('colo_batch_forward', x, 'x', y, 'y', stream)
+
+    def backward(self, d_y: Any, d_x: Any, stream: int | None = None) -> None:
+        """d_x = the gradient of x from that of y. Tensors that have no gradient stay away."""
+        self._run('colo_batch_backward', d_y, 'd_y', d_x, 'd_x', stream)
+
+    def _run(self, name: str, given: Any, given_name: str, out: Any, out_name: str, stream: int | None) -> None:
+        n, (a, b) = 1, (given, out)
+        if isinstance(given, (list, tuple)) or isinstance(out, (list, tuple)):
+            sizes = {len(t) for t in (given, out) if isinstance(t, (list, tuple))}
+            if len(sizes) > 1 or not all(t is None or isinstance(t, (list, tuple)) for t in (given, out)):
+                raise ArgumentError("bridge: %s and %s have different numbers of tensors" % (given_name, out_name))
+            n = sizes.pop()
+        else:
+            a, b = None if given is None else [given], None if out is None else [out]
+        self._carry(name, n, _args(a, given_name), _args(b, out_name, True), stream)
+
+    def _carry(self, name: str, n: int, given: Any, out: Any, stream: int | None) -> None:
+        """forward() or backward() by its C name, on arrays of views."""
+        call(name, self.handle, given, out, n, stream)
+
+    def runs(self) -> list[tuple[int, int]]:
+        """(first, count) of rows of y that forward writes, in the order of positions."""
+        n = lib().colo_batch_runs(self.handle, None, 0)
+        raw = (s.Run * max(n, 1))()
+        lib().colo_batch_runs(self.handle, raw, n)
+        return [(run.local, run.count) for run in raw[:n]]
+
+    def bytes(self, way: str) -> Bytes:
+        """Bytes of this rank for a tensor of the bridge's features and dtype, "forward" or "backward"."""
+        return plan_bytes(lib().colo_batch_plan(self.handle), way)
+
+
+def views(tensors: Sequence[s.Tensor | None] | None) -> Any:
+    """An array for a call; an empty tensor stands for one that this rank lacks."""
+    if tensors is None:
+        return None
+    out = (s.Tensor * max(len(tensors), 1))(*(s.Tensor() if t is None else t for t in tensors))
+    out.held = list(tensors)  # which hold memory
+    return out
+
+
+def _args(tensors: Any, what: str, writes: bool = False) -> Any:
+    return None if tensors is None else views(
+        [None if t is None else view(t, '%s[%d]' % (what, i), writes=writes) for i, t in enumerate(tensors)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes as c
 from dataclasses import dataclass
+from typing import Any
 
 from . import _structs as s
 from ._lib import call, lib
@@ -13,6 +14,7 @@ OUTPUTS = {'full': s.FULL_SEQ, 'sharded': s.SHARDED}
 GRADS = {'partial': s.PARTIAL, 'disjoint': s.DISJOINT}
 ALGOS = {'exact': s.EXACT, 'collective': s.COLLECTIVE}
 TRANSPORTS = {'auto': s.AUTO, 'nccl': s.NCCL, 'peer': s.PEER}
+PLACEMENTS = {'packed': s.PACKED, 'merged': s.MERGED}
 DIRECTIONS = {s.EQUAL: 'equal', s.FAN_IN: 'fan_in', s.FAN_OUT: 'fan_out'}
 _WAYS = {'forward': s.FORWARD, 'backward': s.BACKWARD}
 
@@ -100,9 +102,7 @@ class Plan:
 
     def bytes(self, way: str) -> Bytes:
         """Bytes of this rank, "forward" or "backward"."""
-        raw = lib().colo_plan_bytes(self._handle, choice('way', way, _WAYS))
-        return Bytes(raw.recv, raw.send, raw.local, raw.minimum,
-                     None if raw.collective_recv < 0 else raw.collective_recv)
+        return bytes_of(self._handle, way)
 
     def sends(self, way: str) -> list[Message]:
         """Messages, peers ascending."""
@@ -132,6 +132,13 @@ class Plan:
         count = s.i64()
         raw = lib().colo_plan_locals(self._handle, choice('way', way, _WAYS), c.byref(count))
         return [_region(raw[i]) for i in range(count.value)]
+
+
+def bytes_of(handle: Any, way: str) -> Bytes:
+    """Bytes of a colo_plan_t pointer in a way."""
+    raw = lib().colo_plan_bytes(handle, choice('way', way, _WAYS))
+    return Bytes(raw.recv, raw.send, raw.local, raw.minimum,
+                 None if raw.collective_recv < 0 else raw.collective_recv)
 
 
 def _region(raw: s.Region) -> Region:

@@ -16,8 +16,10 @@ from ..errors import ArgumentError, Error, MismatchError
 from ..grid import Grid
 from ..layout import Layout
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
+from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
 from . import arena as arenas
+from . import ragged as ragged_batches
 from . import ranks as groups
 from .tensors import checked, eager, once
 
@@ -62,6 +64,12 @@ def _plain(layout: Layout) -> bool:
     names = layout.grid.names
     return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
         names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
+
+
+def _parts_of(layout: Layout, axis: int) -> int:
+    """Into how many parts a layout cuts an axis."""
+    raw, shape = layout._raw, layout.grid.shape
+    return math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
 
 
 def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
@@ -150,6 +158,11 @@ class Bridge:
     backward through their y, also when it is empty. Values move bitwise; dtypes stay as they are
     (autocast does not matter). x is not saved.
 
+    ragged: batches of images that have any number of rows, and samples any number of images. A call has
+    tables then, bridge(x, segments), and x is [rows, features]; axes, algo and buffers stay at their
+    defaults. Without into=, y has the rows of the batch in the order of their positions. With it, they are
+    written to their positions in the embeddings of the text, and nothing else is.
+
     Raises ValueError (shape, dtype, device, layouts that do not fit), RuntimeError (a destroyed group,
     another rank failed), TimeoutError, MismatchError (ranks disagree).
     """
@@ -157,7 +170,7 @@ class Bridge:
     def __init__(self, src: Layout | str, dst: Layout | str, *, group: Any, axes: str = 'bsh',
                  output: str = 'full', grad: str = 'partial', algo: str = 'exact',
                  frozen: bool = False, ranks_per_node: int = 0, transport: str = 'auto',
-                 buffers: int = 0, extra: str | Sequence[str] = ()):
+                 buffers: int = 0, extra: str | Sequence[str] = (), ragged: bool = False):
         if group is None:
             raise ArgumentError("bridge: group is None; pass torch.distributed.group.WORLD, another "
                                 "process group with all ranks of the grids, or a colobridge.Comm")
@@ -173,11 +186,17 @@ class Bridge:
                                 "that peers reach, 0 or more" % (buffers,))
         if sorted(axes) not in (sorted('bsh'), sorted('th')) or (len(axes) == 2 and axes != 'th'):
             raise ArgumentError("bridge: axes '%s', expected a permutation of 'bsh', or 'th'" % axes)
-        self.group, self.axes = group, axes
+        if ragged and (axes not in ('bsh', 'th') or algo != 'exact' or buffers):
+            raise ArgumentError("bridge: ragged with axes '%s', algo '%s' and buffers %d; expected the defaults"
+                                % (axes, algo, buffers))
+        self.group, self.axes, self.ragged = group, axes, ragged
         self._options: dict[str, Any] = {'axes': axes, 'output': output, 'grad': grad, 'algo': algo,
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
         self._parts = self._split_sizes()
+        self._dst_features = _parts_of(self.dst, s.FEATURES)
+        self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
+        self._checked: Segments | None = None  # tables that fit the layouts
         self._ranks: tuple[int, ...] | None = None
         self._kept: collections.OrderedDict[Any, _Ready] = collections.OrderedDict()
         self._comm: Comm | None = None
@@ -193,16 +212,13 @@ class Bridge:
             if missing:
                 raise ArgumentError("bridge: ranks %s of the %s grid %s are not in the group of %d ranks"
                                     % (missing, name, layout.grid, len(inside)))
-        if _plain(self.src) and _plain(self.dst):
+        if not self.ragged and _plain(self.src) and _plain(self.dst):
             return component(self.src.grid, self.dst.grid, dist.get_rank())
         return inside
 
     def _split_sizes(self) -> tuple[int, int, int]:
         """Into how many parts the source layout cuts samples (over dp), rows and features."""
-        raw, shape = self.src._raw, self.src.grid.shape
-        parts = [math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
-                 for axis in (s.ROWS, s.FEATURES)]
-        return self.src.grid.extent('dp'), parts[0], parts[1]
+        return self.src.grid.extent('dp'), _parts_of(self.src, s.ROWS), _parts_of(self.src, s.FEATURES)
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
@@ -295,18 +311,57 @@ class Bridge:
         arena = None if self._last is None else self._last[1].arena
         return 0 if arena is None else arena.copied
 
-    def __call__(self, x: Any, *, samples: int | None = None, shape: tuple[int, ...] | None = None,
-                 like: Any = None) -> Any:
+    def _ragged_of(self, device: Any) -> ragged_batches.Ragged:
+        comm, made = self.comm(device), self._ragged.get(device)
+        if made is None or made.comm is not comm:  # the first, or an error killed the communicator
+            made = self._ragged[device] = ragged_batches.Ragged(self, comm, device)
+        return made
+
+    def _ragged_bridge(self, comm: Comm, device: Any, merged: bool) -> core.Bridge:
+        # Tensors of any number of features go through it: any multiple of what the layouts divide.
+        units = math.lcm(self._parts[2], self._dst_features)
+        options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
+        return core.Bridge(comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
+                           placement='merged' if merged else 'packed', device=device.type,
+                           transport='nccl' if self.transport == 'auto' else self.transport, **options)
+
+    def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
+        """Ragged: rows of this rank's x, and of its y without into=. Collective the first time, unless x was
+        carried on @device before."""
+        import torch
+        self._need_ragged(True)
+        ragged = self._ragged_of(torch.device(device))
+        with groups.telling(ragged.comm):
+            return ragged.batch(segments, False).batch.rows
+
+    def _need_ragged(self, asked: bool) -> None:
+        if asked != self.ragged:
+            raise ArgumentError("bridge: segments are %s, and the bridge was made with ragged=%s"
+                                % ('given' if asked else 'missing', self.ragged))
+
+    def __call__(self, x: Any, segments: Segments | None = None, *, into: Any = None,
+                 samples: int | None = None, shape: tuple[int, ...] | None = None, like: Any = None) -> Any:
         """y under the destination's layout. samples: the global batch where dp does not divide it;
         shape: (samples, rows, features[, positions]) where x does not say it; like: a tensor whose
-        dtype and device are meant where x is None (then shape is needed)."""
+        dtype and device are meant where x is None (then shape is needed).
+
+        Ragged: segments are the tables of the batch, the same on all ranks. x: the rows of this rank's
+        segments, in the order of the tables, or a nested tensor of them; [0, features], or None and like=,
+        without any. into: embeddings [.., positions, features] of this rank's sequences, or of its part
+        with output="sharded"; they are written in place and returned, no leaf that requires grad. x may be a
+        tuple of tensors with one routing, of any dtype and number of features, and into, too."""
+        self._need_ragged(segments is not None or into is not None)
+        if self.ragged:
+            return ragged_batches.carry(self, x, segments, into, like)
         return _call(self, x, samples, shape, like)
 
     def destroy(self) -> None:
         """Frees workspace; the communicator is kept for others. The second time does nothing."""
         for ready in self._kept.values():
             ready.bridge.destroy()
-        self._kept.clear()
+        for ragged in self._ragged.values():
+            ragged.destroy()
+        self._kept.clear(), self._ragged.clear()
         self._comm = self._last = None
 
 

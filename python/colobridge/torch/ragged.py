@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged batches as an autograd function: what Bridge(..., ragged=True) does with a call."""
+from __future__ import annotations
+
+import collections
+import functools
+from typing import Any
+
+from .. import bridge as core
+from ..errors import ArgumentError
+from ..segments import Segments
+from ..tensor import torch_dtype
+from . import ranks as groups
+from .tensors import checked, eager, once, stream_of
+
+_KEPT = 8  # batches of other tables
+
+
+class _Batch:
+    """A batch of the library, and the rows that its forward writes."""
+
+    def __init__(self, batch: core.Batch):
+        self.batch = batch
+        self._written: Any = None
+
+    def written(self, device: Any) -> Any:
+        """Indices of rows of y, on @device."""
+        import torch
+        if self._written is None:
+            runs = torch.tensor(self.batch.runs(), dtype=torch.int64).reshape(-1, 2)
+            first, count = runs[:, 0], runs[:, 1]
+            skipped = torch.repeat_interleave(first - (count.cumsum(0) - count), count)
+            self._written = (torch.arange(len(skipped)) + skipped).to(device)
+        return self._written
+
+
+class Ragged:
+    """The library's bridges of one Bridge, on one device: packed, and merged into the caller's buffers. Each
+    is made when it is first asked for, by all ranks together."""
+
+    def __init__(self, owner: Any, comm: Any, device: Any):
+        self.owner, self.comm, self.device = owner, comm, device
+        self._bridges: dict[bool, core.Bridge] = {}
+        self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
+
+    def batch(self, segments: Segments, merged: bool) -> _Batch:
+        """The batch of these tables. Ranks find or make it alike, because content decides: a batch compares
+        its tables between the ranks in its first call, to which all of them have to come."""
+        key = merged, segments
+        made = self._batches.get(key)
+        if made is None:
+            if merged not in self._bridges:
+                self._bridges[merged] = self.owner._ragged_bridge(self.comm, self.device, merged)
+            made = self._batches[key] = _Batch(self._bridges[merged].set_segments(segments))
+            if len(self._batches) > _KEPT:
+                self._batches.popitem(last=False)
+        self._batches.move_to_end(key)
+        return made
+
+    def forget(self) -> None:
+        """Batches, after an error, when ranks may know different ones."""
+        self._batches.clear()
+
+    def destroy(self) -> None:
+        self.forget()
+        for bridge in self._bridges.values():
+            bridge.destroy()
+
+
+class _Call:
+    """A forward and its backward."""
+
+    def __init__(self, ragged: Ragged, batch: _Batch, xs: list[Any], widths: list[int], frozen: bool):
+        self.ragged, self.held, self.frozen = ragged, batch, frozen
+        self.n, self.shapes, self.widths = len(xs), [x.shape for x in xs], widths
+        self.floating = [i for i, x in enumerate(xs) if x.dtype.is_floating_point]
+
+    def run(self, name: str, given: tuple[str, list[Any]], out: tuple[str, list[Any]]) -> None:
+        """One call of the library on tensors [rows, features]."""
+        try:
+            arrays = [core.views([checked(t, '%s[%d]' % (what, i)) for i, t in enumerate(tensors)])
+                      for what, tensors in (given, out)]
+            self.held.batch._carry(name, len(given[1]), *arrays, stream_of(self.ragged.device))
+        except BaseException as why:
+            self.ragged.forget()
+            groups.heard(self.ragged.comm, why)
+            raise
+
+
+@functools.lru_cache(maxsize=None)
+def _function() -> Any:
+    import torch
+
+    class CarryRagged(torch.autograd.Function):
+        """ys from xs, or xs into the buffers that are given. Rows of a buffer that are written lose the
+        gradient of what was there."""
+
+        @staticmethod
+        def forward(ctx: Any, call: _Call, _anchor: Any, *tensors: Any) -> Any:
+            xs, ys = tensors[:call.n], tensors[call.n:]
+            ctx.call, ctx.merged = call, bool(ys)
+            if ys:
+                ctx.mark_dirty(*ys)
+                flat = [y.view(-1, width) for y, width in zip(ys, call.widths)]
+            else:
+                rows = call.held.batch.rows[1]
+                flat = ys = tuple(x.new_empty((rows, width)) for x, width in zip(xs, call.widths))
+            call.run('colo_batch_forward', ('x', xs), ('y', flat))
+            ctx.mark_non_differentiable(*(y for y in ys if not y.dtype.is_floating_point or (
+                call.frozen and not ctx.merged)))
+            if ctx.merged and any(ctx.needs_input_grad[2 + call.n:]):
+                call.held.written(ys[0].device)  # before a CUDA graph is captured, not in it
+            return ys
+
+        @staticmethod
+        @once
+        def backward(ctx: Any, *d_ys: Any) -> Any:
+            call = ctx.call
+            flat = {i: d_ys[i].reshape(-1, call.widths[i]) for i in call.floating}
+            d_xs: list[Any] = [None] * call.n
+            if not call.frozen:
+                for i in call.floating:
+                    d_xs[i] = d_ys[i].new_empty(call.shapes[i])
+                call.run('colo_batch_backward', ('d_y', list(flat.values())),
+                         ('d_x', [d_xs[i] for i in call.floating]))
+            d_intos: list[Any] = [None] * call.n if ctx.merged else []
+            for i in range(len(d_intos)):
+                if ctx.needs_input_grad[2 + call.n + i]:
+                    d_intos[i] = flat[i].index_fill(0, call.held.written(flat[i].device), 0).view(d_ys[i].shape)
+            return (None, None, *d_xs, *d_intos)
+
+    return CarryRagged
+
+
+def _rows_of(x: Any) -> Any:
+    """A nested tensor's rows, one after the other."""
+    import torch
+    if not getattr(x, 'is_nested', False):
+        return x
+    if x.layout is getattr(torch, 'jagged', ()):
+        if x.lengths() is not None:
+            raise ArgumentError("bridge: x is a jagged tensor with holes; call contiguous() on it first")
+        return x.values()
+    return torch.cat(x.unbind())
+
+
+def _list(t: Any) -> list[Any]:
+    return list(t) if isinstance(t, (list, tuple)) else [t]
+
+
+def _told(x: Any, into: Any, like: Any) -> Any:
+    """The first tensor of the arguments."""
+    import torch
+    return next((t for t in _list(x) + _list(into) + [like] if isinstance(t, torch.Tensor)), None)
+
+
+def _check_x(x: Any, what: str, like: Any, device: Any) -> Any:
+    """x as [rows, features]; without rows if the rank holds none of the source."""
+    import torch
+    if x is None and isinstance(like, torch.Tensor):
+        return like.detach().new_empty((0, like.shape[-1] if like.dim() else 0))
+    if not isinstance(x, torch.Tensor):
+        raise ArgumentError("bridge: %s is a %s, expected a torch.Tensor%s" % (
+            what, type(x).__name__, ', or like= a tensor of its dtype, device and features' if x is None else ''))
+    x = _rows_of(x)
+    if x.dim() != 2:
+        raise ArgumentError("bridge: %s is %s, expected [rows, features]" % (what, list(x.shape)))
+    if x.device != device:
+        raise ArgumentError("bridge: %s is on %s, expected %s, as the first tensor" % (what, x.device, device))
+    torch_dtype(x.dtype, 'bridge: ' + what)
+    return x
+
+
+def _check_into(into: Any, what: str, x: Any, width: int) -> None:
+    """Can the rows of x be written into it."""
+    import torch
+    if not isinstance(into, torch.Tensor) or into.layout is not torch.strided or into.dim() < 2:
+        raise ArgumentError("bridge: %s is %s, expected a torch.Tensor of [.., positions, features]" % (
+            what, list(into.shape) if isinstance(into, torch.Tensor) else 'a ' + type(into).__name__))
+    for name, found, expected in (('of dtype', into.dtype, x.dtype), ('on', into.device, x.device),
+                                  ('of features:', into.shape[-1], width)):
+        if found != expected:
+            raise ArgumentError("bridge: %s is %s %s, expected %s, as x gives it" % (what, name, found, expected))
+    for t, words in ((into, ''), (into._base, 'a view of ')):
+        if t is not None and t.is_leaf and t.requires_grad:
+            raise ArgumentError("bridge: %s is %sa leaf that requires grad, which forward would write over; pass "
+                                "what an embedding layer returned, or clone() it" % (what, words))
+    try:
+        into.detach().view(-1, width)
+    except RuntimeError:
+        raise ArgumentError("bridge: %s has shape %s and strides %s, expected positions that lie one behind the "
+                            "other; transpose it first" % (what, list(into.shape), into.stride())) from None
+
+
+def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any) -> Any:
+    """(xs, intos, features of each y); all that this rank can know by itself is refused here."""
+    if not isinstance(segments, Segments):
+        raise ArgumentError("bridge: segments is a %s, expected colobridge.Segments" % type(segments).__name__)
+    if told is None:
+        raise ArgumentError("bridge: x is a %s, expected a torch.Tensor, or like= one" % type(x).__name__)
+    intos = [] if into is None else _list(into)
+    xs = [None] * max(len(intos), 1) if x is None else _list(x)
+    if into is not None and len(xs) != len(intos) or not xs:
+        raise ArgumentError("bridge: %d tensors and %d buffers to write them into; expected as many of both"
+                            % (len(xs), len(intos)))
+    names = ['[%d]' % i if len(xs) > 1 else '' for i in range(len(xs))]
+    parts = self._parts[2], self._dst_features
+    if intos and x is None:
+        xs = [like if like is not None else None if t is None else
+              t.detach().new_empty((0, t.shape[-1] * parts[1] // parts[0])) for t in intos]
+        like = None
+    xs = [_check_x(t, 'x' + name, like, told.device) for t, name in zip(xs, names)]
+    widths = [t.shape[1] * parts[0] // parts[1] for t in xs]
+    for t, name, x, width in zip(intos, names, xs, widths):
+        _check_into(t, 'into' + name, x, width)
+    if self._checked is not segments:
+        segments.check(self.src, self.dst)
+        self._checked = segments
+    return xs, intos, widths
+
+
+@eager
+def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
+    """Bridge.__call__() of a ragged bridge."""
+    import torch
+    told = _told(given, into, like)
+    device = torch.device('cpu') if told is None else told.device
+    try:
+        xs, intos, widths = _prepared(self, given, segments, into, like, told)
+    except Exception as why:
+        raise groups.told(why, device, self.group)
+    ragged = self._ragged_of(device)
+    with groups.telling(ragged.comm):
+        batch = ragged.batch(segments, bool(intos))
+    call = _Call(ragged, batch, xs, widths, self.frozen)
+    grad = torch.is_grad_enabled() and not self.frozen and call.floating
+    if self.frozen:
+        xs = [x.detach() for x in xs]
+    # y has a gradient on every rank, or on none: also on those whose x is without rows
+    anchor = torch.empty(0, device=device, requires_grad=True) if grad else None
+    ys = _function().apply(call, anchor, *xs, *intos)
+    if intos:  # of a buffer without a gradient autograd returns an alias
+        ys = tuple(y if i in call.floating else into for i, (y, into) in enumerate(zip(ys, intos)))
+    return ys if isinstance(given, (list, tuple)) or isinstance(into, (list, tuple)) else ys[0]

@@ -1,0 +1,413 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ragged batches as an autograd function, against an oracle on all rows (ragged_case.py): processes over gloo,
+ranks that are threads, checkpointing, autocast, nested tensors, bad input."""
+import os
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from ragged_case import Case  # noqa: E402
+from world import World, meet  # noqa: E402
+
+SEED = int(os.environ.get('T_SEED', '1'))
+TEXT = -1234.0
+
+
+@pytest.fixture(scope='module')
+def pair():
+    two = World(2)
+    yield two
+    two.close()
+
+
+def bridge_of(case, group, **options):
+    dst = cb.Layout.dst(case.dst)
+    if case.sp:
+        dst.split('rows', 'tp')
+    return ct.Bridge(case.src, dst, group=group, ragged=True, output=case.output, grad=case.grad, **options)
+
+
+def carries(rank, seeds, size, group=None):
+    """Each case, packed and merged, two tensors and one: bits and gradients are the oracle's."""
+    for seed in seeds:
+        case = Case(seed, size)
+        try:
+            carry = bridge_of(case, group or dist.group.WORLD)
+            segments = cb.Segments(**case.tables())
+            for merged in (False, True):
+                one_case(rank, case, carry, segments, merged)
+            carry.destroy()
+        except Exception as why:
+            why.args = ('T_SEED=%d: %s' % (seed, why),)
+            raise
+
+
+def one_case(rank, case, carry, segments, merged):
+    mine = case.source(rank)
+    G, marks = case.values(4), case.values(1, 5, torch.int64)
+    x = G.index_select(0, mine).requires_grad_()
+    embedded = torch.full((case.axis(rank), 4), TEXT, dtype=torch.float64, requires_grad=True)
+    masks = torch.full((case.axis(rank), 1), -7, dtype=torch.int64)
+    into = (embedded * 1, masks.clone()) if merged else None
+    y, marked = carry((x, marks.index_select(0, mine)), segments, into=into)
+    assert not merged or (y is into[0] and marked is into[1])
+    want = case.y(rank, G, embedded.detach() if merged else None)
+    assert torch.equal(y, want), (y, want)
+    assert torch.equal(marked, case.y(rank, marks, masks if merged else None)) and not marked.requires_grad
+    d_y = case.d_y(rank, want, merged)
+    kept = d_y.clone()
+    y.backward(d_y)
+    assert torch.equal(d_y, kept)
+    d_G = case.d_G(merged, 4)
+    assert torch.equal(x.grad, d_G.index_select(0, mine)), (x.grad, d_G.index_select(0, mine))
+    if merged:  # what index_copy gives the text
+        text = embedded.detach().clone().requires_grad_()
+        case.y(rank, G, text).backward(d_y)
+        assert torch.equal(embedded.grad, text.grad), (embedded.grad, text.grad)
+    else:
+        assert carry.rows(segments) == (len(mine), len(want))
+    with torch.no_grad():
+        alone = carry(x, segments, into=(embedded * 1 if merged else None))
+    assert torch.equal(alone, want) and not alone.requires_grad
+
+
+def test_random_batches_on_processes_are_those_of_the_oracle(world):
+    world.run(carries, range(SEED, SEED + 25), 4)
+
+
+def test_random_batches_on_two_processes_are_those_of_the_oracle(pair):
+    pair.run(carries, range(SEED + 1000, SEED + 1015), 2)
+
+
+@pytest.mark.parametrize('size', [2, 4])
+def test_random_batches_on_threads_are_those_of_the_oracle(size):
+    for seed in range(SEED + 2000, SEED + 2040):
+        cb.run_threads(size, lambda world: carries(world.rank, [seed], size, group=world))
+
+
+WORKED = dict(rows=[3, 0, 5], src=[0, 1, 1], seq=[0, 0, 1], pos=[2, 9, 1], seq_len=[12, 8], seq_dp=[0, 0])
+MINE = [[1., 2., 3.], [21., 22., 23., 24., 25.]]  # row r of segment e: 10 e + r + 1
+
+
+def worked(**change):
+    return cb.Segments(**dict(WORKED, **change))
+
+
+def column(values, **kind):
+    return torch.tensor(values, **kind).reshape(-1, 1)
+
+
+def sharded(group=None, **options):
+    return ct.Bridge('dp=2', 'cp=2,dp=1', group=group or dist.group.WORLD, ragged=True, output='sharded', **options)
+
+
+def worked_example(rank):
+    carry = sharded()
+    x = column(MINE[rank]).requires_grad_()
+    assert carry.rows(worked()) == (len(x), [2, 6][rank])
+    y = carry(x, worked())
+    assert y.flatten().tolist() == [[1, 21], [2, 3, 22, 23, 24, 25]][rank]
+    text = torch.full((2, 5, 1), -1.)  # positions may be in several axes
+    z = carry(x, worked(), into=text)
+    e = -1
+    assert z is text and z.flatten().tolist() == [[e, e, 1, e, e, e, e, 21, e, e],
+                                                  [2, 3, e, e, e, e, 22, 23, 24, 25]][rank]
+    (y.sum() + (10 * z).sum()).backward()
+    assert x.grad.flatten().tolist() == [11.] * len(x)
+
+
+def test_worked_example_arrives_row_by_row(pair):
+    pair.run(worked_example)
+
+
+def outstanding(rank, steps):
+    """More tables than are kept; backward in another order than forward; tables that change afterwards."""
+    carry, made = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True), []
+    for k in range(steps):
+        tables = {name: torch.tensor(values) for name, values in WORKED.items()}
+        at = k % 4, (k // 4) % 4
+        tables['pos'][0], tables['pos'][2] = at
+        both = [column(values, dtype=torch.float64) + 100 * k for values in MINE]
+        want = torch.zeros(20, 1, dtype=torch.float64)
+        want[at[0]:at[0] + 3], want[12 + at[1]:12 + at[1] + 5] = both
+        x = both[rank].requires_grad_()
+        y = carry(x, cb.Segments(**tables), into=torch.zeros_like(want))
+        assert torch.equal(y, want)
+        for table in tables.values():
+            table.fill_(-5)
+        del tables
+        made.append((x, y))
+    for k in range(steps):
+        x, y = made[k * 5 % steps]
+        y.backward(y.detach())
+        assert torch.equal(x.grad, 2 * x.detach()), (k, x.grad)
+
+
+def test_forwards_of_many_tables_may_be_outstanding(pair):
+    pair.run(outstanding, 16)
+
+
+def nothing(rank):
+    """No segment; segments without rows; rows on one rank only. Gradients flow on every rank."""
+    carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, ragged=True)
+    x = torch.ones(0, 3, requires_grad=True)
+    for tables in (dict(rows=[], src=[], seq=[], pos=[], seq_len=[], seq_dp=[]),
+                   dict(rows=[0, 0], src=[1, 2], seq=[0, 0], pos=[1, 3], seq_len=[4], seq_dp=[1])):
+        for into in (None, torch.full((sum(tables['seq_len']) if rank // 2 else 0, 3), TEXT) * 1):
+            y = carry(x, cb.Segments(**tables), into=into)
+            assert y.requires_grad and torch.equal(y, torch.full_like(y, TEXT))
+            y.sum().backward()
+    before = carry.comm(x.device).stats()
+    one = cb.Segments([2], src=[3], seq=[0], pos=[1], seq_len=[4], seq_dp=[0])
+    for k in range(3):
+        mine = torch.full((2 if rank == 3 else 0, 3), 5., requires_grad=rank == 3)  # a leaf on one rank only
+        y = carry(mine if rank != 2 else None, one, like=torch.zeros(1, 3))
+        assert y.requires_grad and torch.equal(y, torch.full((0 if rank // 2 else 2, 3), 5.))
+        y.sum().backward()
+        assert rank != 3 or torch.equal(mine.grad, torch.full((2, 3), 2.))
+    ops = {op: n['ops'] - before['bridge'].get(op, {}).get('ops', 0)
+           for op, n in carry.comm(x.device).stats()['bridge'].items()}
+    assert set(ops) <= {'exchange'} or all(n == 0 for op, n in ops.items() if op != 'exchange'), ops
+
+
+def test_ranks_without_rows_take_part_and_cost_no_collective(world):
+    world.run(nothing)
+
+
+class Model(torch.nn.Module):
+    """An encoder, the bridge into the embeddings of the text, a decoder."""
+
+    def __init__(self, carry, segments, dtype=torch.float64):
+        super().__init__()
+        torch.manual_seed(1)
+        self.encoder, self.decoder = torch.nn.Linear(3, 4), torch.nn.Linear(4, 2)
+        self.words = torch.nn.Embedding(5, 4)
+        self.to(dtype)
+        self.carry, self.segments = carry, segments
+
+    def forward(self, pixels, text):
+        images = torch.tanh(self.encoder(pixels))
+        embedded = self.words(text)
+        return self.decoder(self.carry(images.to(embedded.dtype), self.segments, into=embedded)).tanh()
+
+
+def drawn(rank, dtype=torch.float64):
+    rng = torch.Generator().manual_seed(rank)
+    return torch.randn(len(MINE[rank]), 3, generator=rng, dtype=dtype), torch.arange(10) % 5
+
+
+def checkpointed(rank, how):
+    model = Model(sharded(), worked())
+    pixels, text = drawn(rank)
+    pixels.requires_grad_()  # which the reentrant kind wants of an input
+    if how == 'compiled':
+        ways = [lambda: model(pixels, text), lambda: torch.compile(model, backend='eager')(pixels, text)]
+    else:
+        ways = [lambda: model(pixels, text), lambda: checkpoint(model, pixels, text, use_reentrant=False),
+                lambda: checkpoint(model, pixels, text, use_reentrant=True)]
+    grads = []
+    for way in ways:
+        model.zero_grad(), setattr(pixels, 'grad', None)
+        way().square().sum().backward()
+        grads.append([p.grad.clone() for p in [pixels, *model.parameters()]])
+    assert all(torch.equal(a, b) for other in grads[1:] for a, b in zip(grads[0], other))
+    return [g.sum().item() for g in grads[0]]
+
+
+def test_checkpointing_of_both_kinds_runs_forward_again(pair):
+    pair.run(checkpointed, 'checkpointed')
+
+
+def test_compiled_code_breaks_the_graph_there(pair):
+    if not hasattr(torch, 'compile') or not hasattr(torch, 'compiler'):
+        pytest.skip('this torch has no torch.compile')
+    assert pair.run(checkpointed, 'compiled') == pair.run(checkpointed, 'checkpointed')
+
+
+def autocast(rank):
+    model = Model(sharded(), worked(), torch.float32)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        x = model.encoder(drawn(rank, torch.float32)[0])
+        assert x.dtype == torch.bfloat16
+        assert model.carry(x, worked()).dtype == torch.bfloat16  # nothing is cast
+        y = model(*drawn(rank, torch.float32))
+    y.float().sum().backward()
+    assert all(p.grad is not None and p.grad.dtype == torch.float32 for p in model.parameters())
+
+
+def test_autocast_casts_nothing(pair):
+    pair.run(autocast)
+
+
+def nested(rank):
+    carry = sharded()
+    parts = [[MINE[0]], [[], MINE[1]]][rank]
+    kinds = [{}] + ([{'layout': torch.jagged}] if hasattr(torch, 'jagged') else [])
+    for kind in kinds:
+        leaf = column(MINE[rank]).requires_grad_()
+        lengths = [len(p) for p in parts]
+        x = torch.nested.as_nested_tensor(list(leaf.split(lengths)), **kind)
+        y = carry(x, worked())
+        assert torch.equal(y, carry(leaf.detach(), worked()))
+        y.backward(y.detach())
+        if leaf.grad is not None:  # torch 1.13 does not differentiate the making of one
+            assert torch.equal(leaf.grad, leaf.detach())
+
+
+def test_nested_tensors_are_their_rows(pair):
+    pair.run(nested)
+
+
+def frozen(rank):
+    carry = sharded(frozen=True)
+    x = column(MINE[rank]).requires_grad_()
+    assert not carry(x, worked()).requires_grad
+    text = torch.ones(10, 1, requires_grad=True)
+    carry(x, worked(), into=text * 1).sum().backward()  # no rank waits for another
+    assert x.grad is None
+    assert text.grad.flatten().tolist() == [[1, 1, 0, 1, 1, 1, 1, 0, 1, 1], [0, 0, 1, 1, 1, 1, 0, 0, 0, 0]][rank]
+
+
+def test_a_frozen_encoder_leaves_the_text_its_gradient(pair):
+    pair.run(frozen)
+
+
+def gathers(rank):
+    """Each rank knows its own samples, the ranks of a group make the tables from them."""
+    local = cb.Segments(WORKED['rows'][:1] if rank == 0 else WORKED['rows'][2:], src=[rank], seq=[0],
+                        pos=[[2], [1]][rank], seq_len=[[12], [8]][rank], seq_dp=[0])
+    made = cb.Segments.gather(local, dist.group.WORLD)
+    assert (made.rows, made.seq, made.seq_len) == ([3, 5], [0, 1], [12, 8])
+    y = sharded()(column(MINE[rank]), made)
+    assert y.flatten().tolist() == [[1, 21], [2, 3, 22, 23, 24, 25]][rank]
+
+
+def test_tables_are_gathered_over_a_process_group(pair):
+    pair.run(gathers)
+
+
+# ---- bad input ----
+
+def refused(rank, name):
+    """What is wrong on rank 1 is an error on both, nothing is written, and the next call works."""
+    wrong, words = BAD[name]
+    carry = sharded()
+    x, text = column(MINE[rank]), torch.full((10, 1), -1.)
+    call = dict(x=x, segments=worked(), into=text)
+    for first in (True, False):  # and after calls that were right
+        if rank == 1:
+            call.update(wrong(x, text))
+        meet()
+        with pytest.raises((ValueError, RuntimeError)) as caught:
+            carry(call['x'], call['segments'], into=call['into'])
+        assert words in str(caught.value), caught.value
+        assert rank != 1 or isinstance(caught.value, ValueError), caught.value
+        assert torch.equal(text, torch.full_like(text, -1.))
+        call = dict(x=x, segments=worked(), into=text)
+        meet()
+        assert carry(x.clone(), worked(), into=text.clone()).flatten().tolist() == [
+            [-1, -1, 1, -1, -1, -1, -1, 21, -1, -1], [2, 3, -1, -1, -1, -1, 22, 23, 24, 25]][rank]
+
+
+def leaf(t):
+    return t.clone().requires_grad_()
+
+
+def shared(x, t):
+    whole = torch.zeros(13, 1)
+    return {'x': whole[:5], 'into': whole[3:]}
+
+
+BAD = {
+    'a leaf that requires grad': (lambda x, t: {'into': leaf(t)}, 'into is a leaf that requires grad'),
+    'a view of one': (lambda x, t: {'into': leaf(t)[:]}, 'into is a view of a leaf that requires grad'),
+    'another dtype': (lambda x, t: {'into': t.double()}, 'into is of dtype torch.float64, expected torch.float32'),
+    'another device': (lambda x, t: {'into': t.to('meta')}, 'into is on meta, expected cpu'),
+    'other features': (lambda x, t: {'into': t.expand(10, 2).clone()}, 'into is of features: 2, expected 1'),
+    'too short': (lambda x, t: {'into': t[:9].clone()}, 'rank 1: y[0] has 2 axes and 9 rows of 1 features, '
+                                                        'expected 2 and 10 rows'),
+    'too long': (lambda x, t: {'into': torch.cat((t, t))}, 'rank 1: y[0] has 2 axes and 20 rows'),
+    'positions that are apart': (lambda x, t: {'into': torch.full((3, 10, 1), -1.)[:2].transpose(0, 1)},
+                                 'expected positions that lie one behind the other'),
+    'rows on top of each other': (lambda x, t: {'into': t[:1].expand(10, 1)}, 'by which elements share an address'),
+    'x with a row too few': (lambda x, t: {'x': x[1:]}, 'rank 1: x[0] has 2 axes and 4 rows'),
+    'x with three axes': (lambda x, t: {'x': x[None]}, 'x is [1, 5, 1], expected [rows, features]'),
+    'x that is none': (lambda x, t: {'x': [1, 2]}, 'expected'),
+    'two tensors into one buffer': (lambda x, t: {'x': (x, x)}, '2 tensors and 1 buffers'),
+    'the same memory': (shared, 'rank 1: x[0] and y[0] overlap in memory'),
+    'tables that are none': (lambda x, t: {'segments': WORKED}, 'segments is a dict, expected colobridge.Segments'),
+    'tables that do not fit': (lambda x, t: {'segments': worked(src=[0, 1, 2])}, 'segment 2: src_dp is 2'),
+}
+
+
+@pytest.mark.parametrize('name', list(BAD))
+def test_bad_input_of_one_rank_is_every_ranks_error(pair, name):
+    pair.run(refused, name)
+
+
+def different(rank, change, table):
+    carry, x = sharded(), column(MINE[rank])
+    theirs = worked(**(change if rank else {}))
+    for merged in (False, True):
+        text = torch.full((sum(theirs.seq_len) // 2, 1), -1.)
+        with pytest.raises(cb.MismatchError) as caught:
+            carry(x, theirs, into=text if merged else None)
+        assert '%s: rank 1 of' % table in str(caught.value), caught.value
+        assert torch.equal(text, torch.full_like(text, -1.))
+        y = carry(x, worked(), into=torch.zeros(10, 1) if merged else None)  # the communicator lives on
+        assert y.sum() == [22, 99][rank]
+
+
+@pytest.mark.parametrize('change, table', [(dict(pos=[2, 9, 2]), 'pos'), (dict(seq_len=[16, 8]), 'seq_len'),
+                                           (dict(src=[0, 0, 1]), 'src_dp'), (dict(seq=[0, 1, 1]), 'seq')])
+def test_tables_that_differ_on_one_rank_are_named_on_all(pair, change, table):
+    pair.run(different, change, table)
+
+
+def same_tables_refused(rank):
+    carry = sharded()
+    for _ in range(2):
+        with pytest.raises(ValueError, match='segment 2: seq is 7, expected 0..1'):
+            carry(column(MINE[rank]), worked(seq=[0, 0, 7]))
+        assert len(carry(column(MINE[rank]), worked())) == [2, 6][rank]
+
+
+def test_tables_that_no_rank_takes_are_the_same_error_on_all(pair):
+    pair.run(same_tables_refused)
+
+
+def destroyed(rank):
+    carry = sharded()
+    x = column(MINE[rank]).requires_grad_()
+    y = carry(x, worked())
+    carry.destroy()
+    with pytest.raises(RuntimeError, match='this batch was destroyed, or its bridge or communicator'):
+        y.sum().backward()
+    meet()
+    carry(x, worked()).sum().backward()  # made anew
+    assert x.grad.flatten().tolist() == [1.] * len(x)
+
+
+def test_a_bridge_destroyed_before_backward_is_told(pair):
+    pair.run(destroyed)
+
+
+def mixed_up(rank):
+    uniform = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD)
+    with pytest.raises(ValueError, match='segments are given, and the bridge was made with ragged=False'):
+        uniform(torch.ones(1, 4, 1), worked())
+    with pytest.raises(ValueError, match='segments are missing, and the bridge was made with ragged=True'):
+        sharded()(column(MINE[rank]))
+    for options in (dict(axes='sbh'), dict(algo='collective'), dict(buffers=1)):
+        with pytest.raises(ValueError, match='expected the defaults'):
+            sharded(**options)
+
+
+def test_uniform_and_ragged_calls_are_not_mixed_up(pair):
+    pair.run(mixed_up)
