@@ -9,6 +9,7 @@
 #ifndef COLO_COMM_COMM_H
 #define COLO_COMM_COMM_H
 
+#include "core/error.h"
 #include "core/hash.h"
 
 #include <colobridge/comm.h>
@@ -93,7 +94,8 @@ static inline colo_op_desc_t colo_op_unpack(uint64_t word, uint64_t count)
                             (int32_t)(uint32_t)word, (int64_t)count, COLO_CATEGORY_USER};
 }
 /* "all_reduce #5 (sum of 1024 f32)"; no number when @seq is 0. Returns @text. */
-const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op, uint64_t seq);
+COLO_FOR_MODULES const char *colo_op_describe(char *text, size_t cap, colo_op_desc_t op,
+                                              uint64_t seq);
 /* "is in all_reduce #5 (sum of 1024 f32)": what a rank finds a peer in instead of @mine. */
 const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_desc_t theirs,
                           uint64_t seq);
@@ -151,9 +153,9 @@ bool colo_comm_i_own(const colo_comm_t *c, const char *what);
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
-colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, const void *send,
-                                     void *recv, int64_t count, colo_dtype_t dtype,
-                                     colo_stream_t stream);
+COLO_FOR_MODULES colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,
+                                                      const void *send, void *recv, int64_t count,
+                                                      colo_dtype_t dtype, colo_stream_t stream);
 colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, const void *send,
                                      void *recv, int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                      colo_stream_t stream);
@@ -180,8 +182,8 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
  * each rank's own status: when one brings an error, it returns its own, the others COLO_ERR_PEER
  * with its sentence. The comm stays alive in both cases.
  */
-colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what, uint64_t fingerprint,
-                                colo_status_t mine);
+COLO_FOR_MODULES colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what,
+                                                 uint64_t fingerprint, colo_status_t mine);
 /*
  * What a rank brings to an agreement, field by field, so that a mismatch names the field and both
  * values. The text is sent only if hashes differ; what no longer fits into it is hashed all the
@@ -204,7 +206,7 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
  * world's operations count from 1. */
 colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin);
 /* Two of this process are the same number, two of different ones are not. */
-uint64_t colo_comm_i_process(void);
+COLO_FOR_MODULES uint64_t colo_comm_i_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */
 colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
 /* Ranks of a comm of GPUs whose family has ranks that share a process wait for each other on the
@@ -230,14 +232,16 @@ colo_status_t colo_comm_i_round_messages(colo_comm_t *c, const colo_message_t *s
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 
 /* A comm with everything but impl; frees with colo_comm_destroy(). */
-colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, int32_t rank,
-                              int32_t size, const int64_t *world_rank /* NULL: 0..size-1 */);
+COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops,
+                                               int32_t rank, int32_t size,
+                                               const int64_t *world_rank /* NULL: 0..size-1 */);
 
 /* ---- split.c ----
  * The group of these parent ranks, in the order of the new comm, this rank among them; every member
  * calls with the same list and @tag. */
-colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int32_t n,
-                                uint64_t tag, const char *name, colo_comm_t **comm);
+COLO_FOR_MODULES colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members,
+                                                 int32_t n, uint64_t tag, const char *name,
+                                                 colo_comm_t **comm);
 
 /* The table of self.c; children of a comm of one rank use it, too. */
 extern const colo_comm_ops_t colo_comm_self_ops;
@@ -254,6 +258,6 @@ static inline colo_comm_t *colo_comm_i_control(const colo_comm_t *c)
     return c->control;
 }
 
-double colo_now(void); /* seconds, monotonic */
+COLO_FOR_MODULES double colo_now(void); /* seconds, monotonic */
 
 #endif

@@ -14,33 +14,13 @@
 #include "core/env.h"
 #include "core/error.h"
 
-static colo_status_t say(colo_status_t status, const char *sentence)
-{
-    return colo_fail(status, "%s", sentence);
-}
-
-static const colo_services_t services = {
-    .fail = say,
-    .last_error = colo_last_error,
-    .comm_new = colo_comm_i_new,
-    .comm_child = colo_comm_i_child,
-    .comm_agree = colo_comm_i_agree,
-    .comm_all_gather = colo_comm_i_all_gather,
-    .comm_broadcast = colo_comm_broadcast,
-    .comm_destroy = colo_comm_destroy,
-    .process = colo_comm_i_process,
-    .op_describe = colo_op_describe,
-    .dtype_size = colo_dtype_size,
-};
-
 colo_status_t colo_gpu_load(const char *name, const colo_comm_ops_t **ops)
 {
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(name, &b));
-    if (!b->bind || !b->comm || !b->comm->create)
+    if (!b->comm || !b->comm->create)
         return colo_fail(COLO_ERR_UNBUILT, "backend '%s' offers no communicator between GPUs",
                          name);
-    b->bind(&services);
     *ops = b->comm;
     return COLO_OK;
 }

@@ -10,8 +10,6 @@
  */
 #include "core/backend.h"
 
-#include <colobridge/version.h>
-
 #include "core/env.h"
 #include "core/error.h"
 
@@ -20,6 +18,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 enum { SLOTS = 8, NAME_MAX_ = 16 };
@@ -81,16 +80,39 @@ static colo_status_t vet(const char *name, const char *path, const colo_backend_
                          "backend '%s': %s has communicator interface %u, this library has %u; "
                          "install both from the same build",
                          name, path, (unsigned)b->comm->abi, COLO_COMM_ABI);
+    if (b->fail != colo_fail) {
+        Dl_info its, ours;
+        const bool known = dladdr((const void *)(uintptr_t)b->fail, &its) && its.dli_fname;
+        const bool here = dladdr(loaded, &ours) && ours.dli_fname;
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "backend '%s': %s calls the copy of this library in %s, expected the one "
+                         "in %s; load one copy of libcolobridge per process",
+                         name, path, known ? its.dli_fname : "an unknown file",
+                         here ? ours.dli_fname : "this program");
+    }
     return COLO_OK;
+}
+
+/* Did the dynamic linker miss a function of this library? Then the file is of another version. */
+static bool is_other_version(const char *why)
+{
+    return strstr(why, "undefined symbol: colo_") || strstr(why, "version `COLOBRIDGE_");
 }
 
 static colo_status_t open_backend(const char *name, const colo_backend_t **backend)
 {
     char path[PATH_MAX];
     COLO_TRY(find_path(name, path, sizeof path));
-    void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    /* A link to a backend finds libcolobridge.so beside the file, not beside the link. */
+    COLO_AUTOFREE char *file = realpath(path, NULL);
+    void *so = dlopen(file ? file : path, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         const char *why = dlerror();
+        if (why && is_other_version(why))
+            return colo_fail(COLO_ERR_UNBUILT,
+                             "backend '%s': %s was built for another version than this library %s "
+                             "(%.400s); install both from the same build",
+                             name, path, colo_version(), why);
         return colo_fail(
             COLO_ERR_UNBUILT,
             "backend '%s' could not be loaded (%.400s); build it with -D%s=enabled, or "
@@ -108,9 +130,6 @@ static colo_status_t open_backend(const char *name, const colo_backend_t **backe
         dlclose(so);
         return st;
     }
-    colo_fail_fn *fail = dlsym(so, COLO_BACKEND_FAIL_SYMBOL);
-    if (fail)
-        *fail = colo_fail;
     *backend = b;
     return COLO_OK;
 }

@@ -3,25 +3,25 @@
  * backend.h (private) - libcolobridge-<name>.so: what it exports and how it is found.
  *
  * A backend library defines one data symbol, `colo_backend` of type colo_backend_t. Everything else
- * it offers hangs from there. libcolobridge.so itself links none of CUDA, NCCL or MPI.
+ * it offers hangs from there. It links libcolobridge.so, public functions and those that are
+ * COLO_FOR_MODULES (error.h); libcolobridge.so itself links none of CUDA, NCCL or MPI. A program
+ * that links the library statically must export these functions (colo_static_dep in
+ * src/meson.build), so that the backend finds the program's copy and not libcolobridge.so's.
  */
 #ifndef COLO_CORE_BACKEND_H
 #define COLO_CORE_BACKEND_H
 
 #include "comm/comm.h"
 #include "core/device.h"
+#include "core/error.h"
+
+#include <colobridge/version.h>
 
 struct colo_loss_ops; /* loss/loss.h */
 struct colo_wire_ops; /* comm/process/transport.h */
-struct colo_services; /* comm/gpu.h */
 
-#define COLO_BACKEND_ABI 12u
+#define COLO_BACKEND_ABI 13u
 #define COLO_BACKEND_SYMBOL "colo_backend"
-
-/* A backend links nothing of the library. One whose calls explain themselves by colo_last_error()
- * also exports a variable of this name and type; the loader points it at colo_fail() (error.h). */
-#define COLO_BACKEND_FAIL_SYMBOL "colo_backend_fail"
-typedef colo_status_t (*colo_fail_fn)(colo_status_t status, const char *fmt, ...);
 
 typedef struct colo_backend {
     uint32_t abi;                     /* first for ever: COLO_BACKEND_ABI it was compiled with */
@@ -31,14 +31,22 @@ typedef struct colo_backend {
     const colo_ops_t *ops;            /* NULL: no element passes */
     const struct colo_loss_ops *loss; /* NULL: no losses */
     const struct colo_wire_ops *wire; /* NULL: no transport between processes */
-    /* NULL: needs nothing of the library. Else called before anything of comm, which then may. */
-    void (*bind)(const struct colo_services *services);
+    /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy
+     * of the library in the process, whose errors and communicators the first knows nothing of */
+    colo_status_t (*fail)(colo_status_t status, const char *fmt, ...);
 } colo_backend_t;
+
+/* What every table begins with. */
+#define COLO_BACKEND_INIT(name_)                                                        \
+    .abi = COLO_BACKEND_ABI,                                                            \
+    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH, \
+    .name = name_, .fail = colo_fail
 
 /*
  * The backend of that name, loaded on first use from COLO_BACKEND_DIR, else from beside the
  * library; stays loaded. Any thread. A failure is not remembered: the next call tries again.
- * COLO_ERR_UNBUILT with what to do: no such file, no symbol, other abi, other version, other name.
+ * COLO_ERR_UNBUILT with what to do: no such file, no symbol, other abi, other version, other name,
+ * other copy of the library.
  * COLO_ERR_ARG: @name is not 1..16 of [a-z0-9].
  */
 colo_status_t colo_backend_load(const char *name, const colo_backend_t **backend);

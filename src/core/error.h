@@ -5,9 +5,14 @@
 
 #include <colobridge/status.h>
 
+/* A function of libcolobridge.so that modules call, too: exported as COLOBRIDGE_PRIVATE_0
+ * (src/colobridge.map), in no public header. */
+#define COLO_FOR_MODULES COLO_API
+
 /* Sets colo_last_error() of this thread and returns @status. The sentence carries the numbers:
  * which rank, which argument, expected, found. */
-colo_status_t colo_fail(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
+COLO_FOR_MODULES colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
+    COLO_PRINTF(2, 3);
 
 /* The same, keeping the sentence that is there and putting "fmt: " in front of it. */
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
@@ -27,7 +32,7 @@ colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_
     } while (0)
 
 /* Host workspace inside one function only. */
-void colo_autofree_(void *p);
+COLO_FOR_MODULES void colo_autofree_(void *p);
 #define COLO_AUTOFREE __attribute__((cleanup(colo_autofree_)))
 
 /* a * b and a + b of non-negative int64, false on overflow */

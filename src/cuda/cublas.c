@@ -53,19 +53,18 @@ static colo_status_t find(colo_cublas_t *lib)
         so = so ? so : dlopen(name, RTLD_NOW | RTLD_LOCAL);
         if (!so) {
             const char *why = dlerror();
-            return colo_backend_fail(COLO_ERR_UNBUILT,
-                                     "lm_head: %s cannot be loaded (%.300s); it comes with CUDA, "
-                                     "put its folder into LD_LIBRARY_PATH",
-                                     name, why ? why : "no reason given");
+            return colo_fail(COLO_ERR_UNBUILT,
+                             "lm_head: %s cannot be loaded (%.300s); it comes with CUDA, "
+                             "put its folder into LD_LIBRARY_PATH",
+                             name, why ? why : "no reason given");
         }
     }
     const char *missing = look_up(so, lib);
     if (missing)
-        return colo_backend_fail(
-            COLO_ERR_UNBUILT,
-            "lm_head: the cuBLASLt in this process has no %s, expected version "
-            "%d",
-            missing, CUBLAS_VER_MAJOR);
+        return colo_fail(COLO_ERR_UNBUILT,
+                         "lm_head: the cuBLASLt in this process has no %s, expected version "
+                         "%d",
+                         missing, CUBLAS_VER_MAJOR);
     return COLO_OK;
 }
 

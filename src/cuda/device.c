@@ -12,8 +12,6 @@
  */
 #include "cuda/device.h"
 
-#include <colobridge/version.h>
-
 #include "kernels.h"
 
 #include <inttypes.h>
@@ -21,10 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static const uint8_t dtype_size[COLO_DTYPE_COUNT] = {4, 8, 2, 2, 1, 1, 2, 4, 8};
-
-colo_fail_fn colo_backend_fail; /* set by the loader before anything here is called */
 
 _Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table promises");
 
@@ -54,8 +48,8 @@ colo_status_t colo_cuda_report(cudaError_t e, const char *what)
         return COLO_OK;
     cudaGetDevice(&device);
     cudaGetLastError(); /* the caller's next check is about the caller's next call */
-    return colo_backend_fail(status_of(e), "%s: CUDA says %s (%s) on device %d", what,
-                             cudaGetErrorName(e), cudaGetErrorString(e), device);
+    return colo_fail(status_of(e), "%s: CUDA says %s (%s) on device %d", what, cudaGetErrorName(e),
+                     cudaGetErrorString(e), device);
 }
 
 /* ---- pointers ---- */
@@ -85,14 +79,13 @@ colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *wh
     if (e != cudaSuccess)
         return colo_cuda_report(e, what);
     if (a.type == cudaMemoryTypeUnregistered)
-        return colo_backend_fail(COLO_ERR_ARG,
-                                 "%s: %p is host memory that CUDA does not know, expected memory "
-                                 "of device %d",
-                                 what, p, (int)q->device);
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: %p is host memory that CUDA does not know, expected memory "
+                         "of device %d",
+                         what, p, (int)q->device);
     if (a.type == cudaMemoryTypeDevice && a.device != q->device)
-        return colo_backend_fail(COLO_ERR_ARG,
-                                 "%s: %p is memory of device %d, the current device is %d", what, p,
-                                 a.device, (int)q->device);
+        return colo_fail(COLO_ERR_ARG, "%s: %p is memory of device %d, the current device is %d",
+                         what, p, a.device, (int)q->device);
     if (q->n < MOST)
         q->seen[q->n++] = p;
     return COLO_OK;
@@ -101,9 +94,10 @@ colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *wh
 colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,
                               const char *what)
 {
-    if ((uintptr_t)p % dtype_size[dtype])
-        return colo_backend_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element",
-                                 what, p, (int)dtype_size[dtype]);
+    const size_t size = colo_dtype_size(dtype);
+    if ((uintptr_t)p % size)
+        return colo_fail(COLO_ERR_ARG, "%s: %p is no multiple of %d bytes, an element", what, p,
+                         (int)size);
     return colo_cuda_pointer(q, p, what);
 }
 
@@ -160,7 +154,7 @@ static colo_status_t stream_create(int32_t events, void **s)
     int least = 0, greatest = 0;
     struct aux_stream *l = calloc(1, sizeof *l + (size_t)events * sizeof *l->event);
     if (!l)
-        return colo_backend_fail(COLO_ERR_NOMEM, "stream: %d events", (int)events);
+        return colo_fail(COLO_ERR_NOMEM, "stream: %d events", (int)events);
     l->events = events;
     cudaError_t e = cudaDeviceGetStreamPriorityRange(&least, &greatest);
     if (e == cudaSuccess)
@@ -201,9 +195,8 @@ static colo_status_t pointer_check(colo_queries_t *q, const void *p, int32_t dev
         if (e != cudaSuccess)
             return colo_cuda_report(e, what);
         if (device != q->device)
-            return colo_backend_fail(COLO_ERR_ARG,
-                                     "%s: a tensor of device %d, the current device is %d", what,
-                                     (int)device, (int)q->device);
+            return colo_fail(COLO_ERR_ARG, "%s: a tensor of device %d, the current device is %d",
+                             what, (int)device, (int)q->device);
     }
     return colo_cuda_pointer(q, p, what);
 }
@@ -221,9 +214,8 @@ static colo_status_t stream_check(colo_queries_t *q, colo_stream_t stream, bool 
         e = cudaStreamGetDevice(stream, &device);
 #endif
     if (e == cudaSuccess && device >= 0 && device != q->device)
-        return colo_backend_fail(COLO_ERR_ARG,
-                                 "the stream is one of device %d, the current device is %d", device,
-                                 (int)q->device);
+        return colo_fail(COLO_ERR_ARG, "the stream is one of device %d, the current device is %d",
+                         device, (int)q->device);
     return colo_cuda_report(e, "stream");
 }
 
@@ -265,7 +257,7 @@ static colo_status_t box_hash(const colo_box_t *box, size_t elem_size, uint64_t 
     *hash = 0;
     if (is_empty(box))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(&q, box->data, "hash"));
+    COLO_TRY(colo_cuda_pointer(&q, box->data, "hash"));
     cudaError_t e = answer_new(&p, got, stream);
     if (e == cudaSuccess)
         e = colo_k_box_hash(box, elem_size, p, stream);
@@ -283,10 +275,10 @@ static colo_status_t box_nonzero(const colo_box_t *box, colo_dtype_t dtype, int6
     *first = -1;
     if (is_empty(box))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(&q, box->data, "search for zeros"));
+    COLO_TRY(colo_cuda_pointer(&q, box->data, "search for zeros"));
     cudaError_t e = answer_new(&p, got, stream);
     if (e == cudaSuccess)
-        e = colo_k_box_nonzero(box, dtype_size[dtype], dtype <= COLO_F16, p, stream);
+        e = colo_k_box_nonzero(box, (int)colo_dtype_size(dtype), dtype <= COLO_F16, p, stream);
     e = answer_take(p, got, e, stream);
     *first = (int64_t)got[0]; /* all ones: none */
     return colo_cuda_report(e, "search for zeros");
@@ -302,13 +294,12 @@ static colo_status_t masked_sum(const void *values, colo_dtype_t dtype, const ui
     } got = {0, 0};
     void *p = NULL;
     bool capturing = false;
-    COLO_CUDA_TRY(stream_check(&q, stream, &capturing));
+    COLO_TRY(stream_check(&q, stream, &capturing));
     if (capturing)
-        return colo_backend_fail(COLO_ERR_STATE,
-                                 "reduce: waits for the stream and cannot be captured");
+        return colo_fail(COLO_ERR_STATE, "reduce: waits for the stream and cannot be captured");
     if (count > 0) {
-        COLO_CUDA_TRY(colo_cuda_typed(&q, values, dtype, "values"));
-        COLO_CUDA_TRY(colo_cuda_pointer(&q, mask, "mask"));
+        COLO_TRY(colo_cuda_typed(&q, values, dtype, "values"));
+        COLO_TRY(colo_cuda_pointer(&q, mask, "mask"));
     }
     cudaError_t e = answer_new(&p, &got, stream);
     if (e == cudaSuccess)
@@ -335,8 +326,8 @@ static colo_status_t box_list(const colo_box_t *dst, const colo_box_t *src, int6
                               size_t elem_size, colo_stream_t stream)
 {
     colo_queries_t q = {0};
-    COLO_CUDA_TRY(colo_cuda_pointer(&q, first_of(dst, dst, n), "copy: destination"));
-    COLO_CUDA_TRY(colo_cuda_pointer(&q, first_of(src, dst, n), "copy: source"));
+    COLO_TRY(colo_cuda_pointer(&q, first_of(dst, dst, n), "copy: destination"));
+    COLO_TRY(colo_cuda_pointer(&q, first_of(src, dst, n), "copy: source"));
     return colo_cuda_report(colo_k_boxes_copy(dst, src, n, elem_size, stream), "copy");
 }
 
@@ -350,8 +341,8 @@ static colo_status_t box_shift(const colo_box_t *dst, const colo_box_t *src, int
                                int64_t last, colo_stream_t stream)
 {
     colo_queries_t q = {0};
-    COLO_CUDA_TRY(colo_cuda_typed(&q, first_of(dst, dst, n), COLO_I64, "shift: destination"));
-    COLO_CUDA_TRY(colo_cuda_typed(&q, first_of(src, dst, n), COLO_I64, "shift: source"));
+    COLO_TRY(colo_cuda_typed(&q, first_of(dst, dst, n), COLO_I64, "shift: destination"));
+    COLO_TRY(colo_cuda_typed(&q, first_of(src, dst, n), COLO_I64, "shift: source"));
     return colo_cuda_report(colo_k_boxes_shift(dst, src, n, last, stream), "shift");
 }
 
@@ -360,14 +351,14 @@ static colo_status_t box_sum(const colo_box_t *dst, const colo_box_t *src, int32
 {
     colo_queries_t q = {0};
     if (n < 1 || n > COLO_MAX_ADDENDS || (unsigned)dtype > COLO_F16)
-        return colo_backend_fail(COLO_ERR_ARG,
-                                 "sum: %d addends of dtype %d, expected 1..%d of a float dtype",
-                                 (int)n, (int)dtype, COLO_MAX_ADDENDS);
+        return colo_fail(COLO_ERR_ARG,
+                         "sum: %d addends of dtype %d, expected 1..%d of a float dtype", (int)n,
+                         (int)dtype, COLO_MAX_ADDENDS);
     if (is_empty(dst))
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_pointer(&q, dst->data, "sum: destination"));
+    COLO_TRY(colo_cuda_pointer(&q, dst->data, "sum: destination"));
     for (int32_t k = 0; k < n; k++)
-        COLO_CUDA_TRY(colo_cuda_pointer(&q, src[k].data, "sum: addend"));
+        COLO_TRY(colo_cuda_pointer(&q, src[k].data, "sum: addend"));
     return colo_cuda_report(colo_k_box_sum(dst, src, n, dtype, stream), "sum");
 }
 
@@ -376,15 +367,15 @@ static colo_status_t half_sum(void *to, colo_dtype_t to_dtype, const float *wide
 {
     colo_queries_t q = {0};
     if ((dtype != COLO_BF16 && dtype != COLO_F16) || (to_dtype != COLO_F32 && to_dtype != dtype))
-        return colo_backend_fail(COLO_ERR_ARG,
-                                 "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
-                                 "into it or f32",
-                                 (int)dtype, (int)to_dtype);
+        return colo_fail(COLO_ERR_ARG,
+                         "sum of fp32 and dtype %d into dtype %d: expected bf16 or f16, "
+                         "into it or f32",
+                         (int)dtype, (int)to_dtype);
     if (n == 0)
         return COLO_OK;
-    COLO_CUDA_TRY(colo_cuda_typed(&q, to, to_dtype, "sum: destination"));
-    COLO_CUDA_TRY(colo_cuda_typed(&q, wide, COLO_F32, "sum: fp32 addend"));
-    COLO_CUDA_TRY(colo_cuda_typed(&q, half, dtype, "sum: addend"));
+    COLO_TRY(colo_cuda_typed(&q, to, to_dtype, "sum: destination"));
+    COLO_TRY(colo_cuda_typed(&q, wide, COLO_F32, "sum: fp32 addend"));
+    COLO_TRY(colo_cuda_typed(&q, half, dtype, "sum: addend"));
     return colo_cuda_report(colo_k_half_sum(to, to_dtype == COLO_F32, wide, half, dtype, n, stream),
                             "sum");
 }
@@ -413,9 +404,7 @@ static const colo_ops_t colo_ops_cuda = {
 
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
-    .abi = COLO_BACKEND_ABI,
-    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
-    .name = "cuda",
+    COLO_BACKEND_INIT("cuda"),
     .ops = &colo_ops_cuda,
     .loss = &colo_loss_cuda,
 };

@@ -11,21 +11,12 @@
 
 #include <cuda_runtime_api.h>
 
-extern COLO_API colo_fail_fn colo_backend_fail; /* set by the loader */
-
 colo_status_t colo_cuda_report(cudaError_t e, const char *what);
 /* COLO_ERR_ARG: pageable host memory, or another device's. NULL is nobody's. */
 colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *what);
 /* and a multiple of the element */
 colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,
                               const char *what);
-
-#define COLO_CUDA_TRY(expr)        \
-    do {                           \
-        colo_status_t s_ = (expr); \
-        if (s_ < 0)                \
-            return s_;             \
-    } while (0)
 
 extern const struct colo_loss_ops colo_loss_cuda; /* cuda/loss.c */
 extern const struct colo_gemm_ops colo_gemm_cuda; /* cuda/gemm.c */

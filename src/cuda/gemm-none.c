@@ -5,9 +5,9 @@
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
-    return colo_backend_fail(
-        COLO_ERR_UNBUILT, "lm_head: built without cublasLt.h; install cuBLAS's headers and build "
-                          "again");
+    return colo_fail(COLO_ERR_UNBUILT,
+                     "lm_head: built without cublasLt.h; install cuBLAS's headers and build "
+                     "again");
 }
 
 static void destroy(void *made)

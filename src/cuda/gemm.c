@@ -44,14 +44,14 @@ typedef struct colo_product {
 
 static colo_status_t failed(const colo_product_t *p, const char *what, cublasStatus_t s)
 {
-    return colo_backend_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, p->lib->name(s));
+    return colo_fail(COLO_ERR_CUDA, "lm_head: %s: cuBLASLt says %s", what, p->lib->name(s));
 }
 
 static colo_status_t create(const struct colo_linear_shape *shape, void **made)
 {
     colo_product_t *p = calloc(1, sizeof *p);
     if (!p)
-        return colo_backend_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *p);
+        return colo_fail(COLO_ERR_NOMEM, "lm_head: %zu bytes", sizeof *p);
     colo_status_t st = colo_cublas_find(&p->lib);
     if (st == COLO_OK) {
         cublasStatus_t s = p->lib->create(&p->handle);
@@ -310,10 +310,9 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stre
     if (!r && none && c.bias) {
         c.bias = false;
         c.beta = 1;
-        COLO_CUDA_TRY(
-            colo_cuda_report(colo_k_rows_convert(c.d->data, c.d->stride, c.d->dtype, bias, 0,
-                                                 c.a->dtype, g->rows, g->columns, stream),
-                             name));
+        COLO_TRY(colo_cuda_report(colo_k_rows_convert(c.d->data, c.d->stride, c.d->dtype, bias, 0,
+                                                      c.a->dtype, g->rows, g->columns, stream),
+                                  name));
         r = choose(p, g, &c, NULL, &algo, &none);
     }
     struct descs s;
@@ -326,11 +325,10 @@ static colo_status_t run(void *made, const struct colo_linear_gemm *g, colo_stre
     if (!r && none) {
         r = ask(p, &c, bias, g->product == COLO_LINEAR_D_WEIGHT, &algo, &none);
         if (!r && none)
-            return colo_backend_fail(COLO_ERR_CUDA,
-                                     "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "
-                                     "columns, hidden %lld at these strides and alignments",
-                                     name, (long long)g->rows, (long long)g->columns,
-                                     (long long)g->hidden);
+            return colo_fail(COLO_ERR_CUDA,
+                             "lm_head: cuBLASLt has no kernel for %s of %lld rows, %lld "
+                             "columns, hidden %lld at these strides and alignments",
+                             name, (long long)g->rows, (long long)g->columns, (long long)g->hidden);
     }
     if (!r) {
         const float one_f = 1, beta_f = (float)c.beta;

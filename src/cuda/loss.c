@@ -16,7 +16,7 @@
 #include <stddef.h>
 #include <string.h>
 
-#define TRY COLO_CUDA_TRY
+#define TRY COLO_TRY
 
 _Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
                "a header travels as eight words");

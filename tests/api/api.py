@@ -35,17 +35,26 @@ def foreign(header):
 
 
 def declared():
-    """Names of all functions that the headers declare with COLO_API."""
+    """Names of all functions that the public headers declare with COLO_API."""
+    return marked('COLO_API', [INCLUDE / header for header in headers()])
+
+
+def for_modules():
+    """Names of all functions that private headers declare with COLO_FOR_MODULES."""
+    return marked('COLO_FOR_MODULES', (ROOT / 'src').rglob('*.h'))
+
+
+def marked(mark, paths):
     names = set()
-    for header in headers():
-        text = (INCLUDE / header).read_text()
+    for path in paths:
+        text = path.read_text()
         text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
         text = re.sub(r'^\s*#(?:[^\n\\]|\\.|\\\n)*', '', text, flags=re.M | re.S)
-        for statement in re.findall(r'\bCOLO_API\b([^;]*);', text):
+        for statement in re.findall(r'\b%s\b([^;]*);' % mark, text):
             # The first name before a parenthesis that is not an attribute's.
             found = re.search(r'\b(colo_\w+)\s*\(', statement)
             if not found:
-                sys.exit('%s: no function in "COLO_API%s"' % (header, statement))
+                sys.exit('%s: no function in "%s%s"' % (path, mark, statement))
             names.add(found.group(1))
     return sorted(names)
 

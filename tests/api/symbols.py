@@ -7,22 +7,29 @@ usage: symbols.py LIBRARY SONAME     compare
 import re
 import sys
 
-from api import MAP, declared, run
+from api import MAP, declared, for_modules, run
 
 # hwloc where the build has it; nothing of CUDA, NCCL, MPI or BLAS.
 NEEDS = re.compile(r'^(libc|libhwloc|libm|libpthread|libdl|librt|ld-linux[\w-]*)\.so\.\d+$')
 
 
-def mapped():
-    body = re.search(r'global:(.*?)local:\s*\*;', MAP.read_text(), re.S)
+# Each version of the map, and what declares its functions: programs call the first, modules both.
+NODES = {'COLOBRIDGE_0': declared, 'COLOBRIDGE_PRIVATE_0': for_modules}
+
+
+def mapped(node):
+    body = re.search(r'^%s \{\n  global:(.*?)^(?:  local: \*;\n)?\};' % node, MAP.read_text(), re.S | re.M)
     return sorted(re.findall(r'([\w*]+);', body.group(1))) if body else []
 
 
 def write():
-    names = ''.join('    %s;\n' % name for name in declared())
-    MAP.write_text('/* Every exported function, one by one: tests/api/symbols.py compares this list '
-                   'with the\n * headers and the library, and --write makes it anew. */\n'
-                   'COLOBRIDGE_0 {\n  global:\n%s  local: *;\n};\n' % names)
+    text = ('/* Every exported function, one by one: tests/api/symbols.py compares this list with the\n'
+            ' * headers and the library, and --write makes it anew. Functions of COLOBRIDGE_PRIVATE_0 are\n'
+            ' * COLO_FOR_MODULES in private headers: for modules of the same build alone. */\n')
+    for node, names in NODES.items():
+        text += '%s {\n  global:\n%s%s};\n' % (node, ''.join('    %s;\n' % n for n in names()),
+                                               '  local: *;\n' if names is declared else '')
+    MAP.write_text(text)
 
 
 def compare(what, left, right):
@@ -36,10 +43,14 @@ def compare(what, left, right):
 def main(library, soname):
     table = [line.split() for line in run('nm', '-D', '--defined-only', library).splitlines()]
     # "0000 T colo_version@@COLOBRIDGE_0"; the version itself is an absolute symbol
-    exported = [(f[-1].split('@')[0], f[-2]) for f in table if f[-2] != 'A']
-    ok = compare(('the headers', 'the map'), declared(), mapped())
-    ok &= compare(('the headers', 'the library'), declared(), [name for name, _ in exported])
-    for name, kind in exported:
+    exported = [(*f[-1].split('@@'), f[-2]) for f in table if f[-2] != 'A']
+    ok = True
+    for node, names in NODES.items():
+        there = [name for name, version, _ in exported if version == node]
+        ok &= bool(there)
+        ok &= compare(('the headers', 'the map, in ' + node), names(), mapped(node))
+        ok &= compare(('the headers', 'the library, in ' + node), names(), there)
+    for name, _, kind in exported:
         if kind not in 'T':
             print('%s: exported as %s, only functions should be' % (name, kind))
             ok = False
@@ -52,8 +63,8 @@ def main(library, soname):
         if not NEEDS.match(need):
             print('the library needs %s; it should run with libc and hwloc alone' % need)
             ok = False
-    print('%d declared, %d mapped, %d exported' % (len(declared()), len(mapped()), len(exported)))
-    return 0 if ok and exported else 1
+    print('%d declared, %d for modules, %d exported' % (len(declared()), len(for_modules()), len(exported)))
+    return 0 if ok else 1
 
 
 if sys.argv[1:] == ['--write']:

@@ -14,17 +14,27 @@
 #ifndef COMM_ABI
 #define COMM_ABI COLO_COMM_ABI
 #endif
+#ifndef FAIL
+#define FAIL colo_fail
+#endif
 #ifndef SYMBOL
 #define SYMBOL colo_backend
 #endif
-
-#include <colobridge/version.h>
 
 static colo_status_t box_copy(const colo_box_t *dst, const colo_box_t *src, size_t elem_size,
                               colo_stream_t stream)
 {
     return COLO_PENDING; /* something that no real table answers */
 }
+
+/* what a module calls that is bound to another copy of the library */
+__attribute__((unused)) static colo_status_t other_copy(colo_status_t status, const char *fmt, ...)
+{
+    return status;
+}
+
+/* in no version of the library */
+colo_status_t colo_comm_i_gone(colo_status_t status, const char *fmt, ...);
 
 static const colo_ops_t ops = {.name = NAME, .box_copy = box_copy};
 static const colo_comm_ops_t comm = {.name = NAME, .abi = COMM_ABI};
@@ -36,4 +46,5 @@ const colo_backend_t SYMBOL = {
     .name = NAME,
     .comm = &comm,
     .ops = &ops,
+    .fail = FAIL,
 };

@@ -75,6 +75,10 @@ static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
          "install both from the same build"},
         {"testcomm", "has communicator interface 55, this library has ", "install both"},
         {"testname", "says it is 'somebodyelse'", "install it again"},
+        {"testcopy", "calls the copy of this library in " BACKEND_DIR "/libcolobridge-testcopy.so",
+         "load one copy of libcolobridge per process"},
+        {"testgone", "was built for another version than this library ",
+         "install both from the same build"},
         {"testsymbol", "has no symbol 'colo_backend'", "not a backend of this library"},
     };
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {

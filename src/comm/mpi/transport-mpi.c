@@ -20,8 +20,6 @@
 #include "core/backend.h"
 #include "comm/process/transport.h"
 
-#include <colobridge/version.h>
-
 #include <mpi.h>
 #include <sched.h>
 #include <stdio.h>
@@ -68,13 +66,6 @@ static bool usable(struct wire *w)
                  "MPI has been finalized while communicators made from it are in use; destroy them "
                  "before MPI_Finalize()");
     return !finalized;
-}
-
-static double seconds_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
 }
 
 static void mpi_text(int error, char *text)
@@ -251,8 +242,8 @@ static void mpi_close(void *wire, bool clean)
         int done = !in->frame || in->request == MPI_REQUEST_NULL;
         if (!done && alive) {
             MPI_Cancel(&in->request);
-            double begin = seconds_now();
-            while (!done && seconds_now() - begin < 1.0)
+            double begin = colo_now();
+            while (!done && colo_now() - begin < 1.0)
                 if (MPI_Test(&in->request, &done, MPI_STATUS_IGNORE) != MPI_SUCCESS)
                     break;
         }
@@ -323,7 +314,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
 {
     MPI_Request request;
     char text[MPI_MAX_ERROR_STRING];
-    double begin = seconds_now();
+    double begin = colo_now();
     int done = 0, e;
     MPI_Comm *there = malloc(sizeof *there); /* MPI writes it whenever it completes */
     if (!there)
@@ -332,7 +323,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
     while (e == MPI_SUCCESS && !done) {
         for (int k = 0; k < 8 && e == MPI_SUCCESS && !done; k++) /* it takes many steps */
             e = MPI_Test(&request, &done, MPI_STATUS_IGNORE);
-        double waited = seconds_now() - begin;
+        double waited = colo_now() - begin;
         if (done || e != MPI_SUCCESS)
             break;
         if (waited * 1e3 > (double)timeout_ms)
@@ -427,8 +418,6 @@ static const colo_wire_ops_t mpi_wire = {
 
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
-    .abi = COLO_BACKEND_ABI,
-    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
-    .name = "mpi",
+    COLO_BACKEND_INIT("mpi"),
     .wire = &mpi_wire,
 };

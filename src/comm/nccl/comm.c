@@ -15,8 +15,6 @@
 #include "core/backend.h"
 #include "core/error.h"
 
-#include <colobridge/version.h>
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -312,11 +310,8 @@ fail:
     return st;
 }
 
-__attribute__((visibility("default"))) extern const colo_backend_t colo_backend;
+extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
-    .abi = COLO_BACKEND_ABI,
-    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
-    .name = "nccl",
+    COLO_BACKEND_INIT("nccl"),
     .comm = &colo_comm_nccl_ops,
-    .bind = colo_gpu_bind,
 };

@@ -17,10 +17,34 @@
 #include "comm/peer/registry.h"
 
 #include "core/error.h"
+#include "core/hash.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+/* ---- CUDA and the host ---- */
+
+colo_status_t colo_cuda_error(const char *what, cudaError_t e)
+{
+    (void)cudaGetLastError(); /* or the next launch reports it again */
+    return colo_fail(COLO_ERR_CUDA, "%s: CUDA says: %s", what, cudaGetErrorString(e));
+}
+
+uint64_t colo_host_hash(void)
+{
+    char text[128] = "";
+    FILE *file = fopen("/proc/sys/kernel/random/boot_id", "r"); /* containers share names */
+    if (file) {
+        if (!fgets(text, sizeof text, file))
+            text[0] = '\0';
+        fclose(file);
+    }
+    if (!text[0])
+        gethostname(text, sizeof text - 1);
+    return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
+}
 
 /* ---- who is where ---- */
 

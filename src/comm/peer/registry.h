@@ -68,7 +68,6 @@ void colo_peer_stop(struct colo_peer *p);
 /* COLO_OK, or what a kernel gave up for, as a sentence; any thread. */
 colo_status_t colo_peer_look(struct colo_peer *p, char *sentence, size_t cap);
 
-/* services.c */
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
 

@@ -11,11 +11,8 @@
 #include "comm/peer/registry.h"
 
 #include "comm/error-state.h"
-#include "comm/gpu.h"
 #include "core/backend.h"
 #include "core/error.h"
-
-#include <colobridge/version.h>
 
 #include <stdlib.h>
 
@@ -152,9 +149,6 @@ static const colo_comm_ops_t peer_only_ops = {
 
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
-    .abi = COLO_BACKEND_ABI,
-    .version = COLO_VERSION_MAJOR << 16 | COLO_VERSION_MINOR << 8 | COLO_VERSION_PATCH,
-    .name = "peeronly",
+    COLO_BACKEND_INIT("peeronly"),
     .comm = &peer_only_ops,
-    .bind = colo_gpu_bind,
 };
