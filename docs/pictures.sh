@@ -31,6 +31,8 @@ size=(--batch 16 --seq 8192 --hidden 4096)
     --svg "$out/part.svg" >/dev/null
 "$plan" --src tp=2,dp=4 --dst tp=2,cp=2,dp=2 --batch 48 --seq 16 --hidden 96 --dtype f32 \
     --llm-seq 24 --output sharded --svg "$out/captioner.svg" >/dev/null
+"$plan" --src dp=4 --dst cp=2,dp=2 --segments "$here/ragged-batch.json" --hidden 4096 \
+    --output sharded --segment 2 --svg "$out/ragged.svg" >/dev/null
 
 if [ -n "$check" ]; then
     diff -r "$here/img" "$out" && echo "docs/img is up to date"

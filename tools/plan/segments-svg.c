@@ -353,7 +353,7 @@ static int64_t listed(const way_t *w)
 
 static int way_height(const way_t *w)
 {
-    return (int)(190 + w->nranks * 60 + (listed(w) + (w->more + w->n > listed(w))) * SVG_LINE);
+    return (int)(168 + w->nranks * 60 + (listed(w) + (w->more + w->n > listed(w))) * SVG_LINE);
 }
 
 static void ribbon(FILE *f, int hue, double x0, double w0, double y0, double x1, double w1,
