@@ -45,7 +45,7 @@ typedef struct colo_bridge_config {
      * that way has to be registered: where nothing arrives from other ranks, it may be any. */
     colo_transport_t transport;
     /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest of
-     * shape is 0. EXACT, host memory, and axes NULL or "th". */
+     * shape is 0. EXACT, and axes NULL or "th". */
     bool ragged;
     colo_placement_t placement;
     int64_t max_rows; /* ragged: most rows of a source rank; memory is allocated now. 0: as needed */

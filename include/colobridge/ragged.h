@@ -50,7 +50,7 @@ COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, i
  *                its x. NULL on ranks on which nothing arrives. Overlaps no x and no other y. With
  *                COLO_MERGED only the rows of the batch are written
  * @n:       at least 1, the same on all ranks. Tensors may differ in dtype and features
- * @stream:  NULL
+ * @stream:  NULL on the host; on a GPU the work is enqueued here, and the host does not wait
  *
  * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the way and n between
  *           all ranks of the comm: an error on any rank is an error on all, nothing is written, and
@@ -58,7 +58,8 @@ COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, i
  *           call compares
  * Errors:   COLO_ERR_MISMATCH (tables differ; the sentence names the table), COLO_ERR_ARG,
  *           COLO_ERR_SHAPE (nothing is written; where ranks are not compared, the comm is marked
- *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM
+ *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM,
+ *           COLO_ERR_STATE (a capture needs memory that is not there), COLO_ERR_CUDA, COLO_ERR_NCCL
  */
 COLO_API colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
                                           const colo_tensor_t *y, int32_t n, colo_stream_t stream);

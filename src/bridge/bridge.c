@@ -255,6 +255,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     if (!b->direct || !b->late) {
         b->late = false;
         st = colo_staged_need(&b->now);
+        if (st == COLO_OK && b->ragged)
+            st = colo_ragged_reserve(b);
         if (st == COLO_OK)
             st = colo_lane_connect(b, &b->now);
     }
@@ -429,19 +431,28 @@ static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
 /* Slabs, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
  * comm knows nothing: a call on another stream waits for it. In captures the caller sees to that.
  */
-static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
-                                  colo_view_t to, colo_stream_t stream)
+colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
 {
     colo_status_t st = COLO_OK;
     if (b->ran && b->last != stream)
         st = b->ops->event_wait(b->order, 0, stream);
-    if (st < 0)
-        return fail_all(b, st);
-    COLO_TRY(run_staged(b, pass, from, to, stream));
+    return st < 0 ? fail_all(b, st) : st;
+}
+
+colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream)
+{
     b->ran = true;
     b->last = stream;
-    st = b->ops->event_record(b->order, 0, stream);
+    colo_status_t st = b->ops->event_record(b->order, 0, stream);
     return st < 0 ? fail_all(b, st) : st;
+}
+
+static colo_status_t run_in_order(colo_bridge_t *b, colo_pass_t pass, colo_view_t from,
+                                  colo_view_t to, colo_stream_t stream)
+{
+    COLO_TRY(colo_bridge_follow(b, stream));
+    COLO_TRY(run_staged(b, pass, from, to, stream));
+    return colo_bridge_lead(b, stream);
 }
 
 static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_t *in,

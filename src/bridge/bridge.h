@@ -90,6 +90,9 @@ typedef struct colo_view {
 /* For any other plan than the one of the bridge: lanes, and which slabs it has. Local. */
 colo_status_t colo_shaped_load(colo_bridge_t *b, colo_shaped_t *s);
 void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s);
+/* Before and after a call that leaves memory of the bridge in use: behind the last such call. */
+colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
+colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream);
 colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int64_t rows);
 
 /* fields.c: what all ranks must have alike. */

@@ -10,6 +10,7 @@
  * travel, the comm's.
  */
 #include "bridge/bridge.h"
+#include "bridge/ragged.h"
 
 #include "core/hash.h"
 #include "core/device.h"
@@ -176,6 +177,13 @@ colo_status_t colo_staged_need(colo_shaped_t *s)
     return COLO_OK;
 }
 
+/* A ragged batch has many regions, and a sum on a device is a launch: what stays on the rank is
+ * copied to the others' addends, in few launches, and one sum is over all rows. */
+static bool sums_whole(const colo_bridge_t *b, const colo_shaped_t *s)
+{
+    return s->bytes && b->mem == COLO_CUDA;
+}
+
 colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_plan_t *p = s->plan;
@@ -204,6 +212,8 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
         int32_t *slot = &s->slab_of[recv->region[i].level];
         *slot = *slot < 0 ? n++ : *slot;
     }
+    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->slab_of[p->own_level] < 0)
+        s->slab_of[p->own_level] = n++;
     s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
     s->nslabs = n;
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
@@ -214,12 +224,26 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
 
 /* ---- routes ---- */
 
+static colo_status_t all_members(const colo_bridge_t *b, colo_shaped_t *s)
+{
+    const int32_t n = colo_comm_size(b->comm);
+    s->members = malloc((size_t)n * sizeof *s->members);
+    if (!s->members)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
+    for (int32_t k = 0; k < n; k++)
+        s->members[k] = k;
+    s->nmembers = n;
+    return COLO_OK;
+}
+
 colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_comm_ops_t *ops = b->comm->ops;
     const size_t elem = colo_dtype_size(s->plan->config.dtype);
     if (!ops->route_create || b->mem != COLO_CUDA)
         return COLO_OK;
+    if (b->ragged) /* tables may tie any ranks; staging is theirs, too */
+        return all_members(b, s);
     COLO_TRY(colo_component_find(s->plan, b->comm, &s->members, &s->nmembers));
     for (int pass = 0; pass < 2; pass++) {
         colo_pass_messages_t *l = &s->lane[pass];
@@ -242,22 +266,27 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
                                       colo_hash_i64(b->tag, (int64_t)b->reshapes), &s->route);
 }
 
-/* What create or reshape left for the first call that is staged; nothing of it can be captured. */
-static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *s, colo_stream_t stream)
+/* What create or reshape left for the first call that is staged, and what a ragged batch of
+ * another size needs; nothing of it can be captured. The boxes of messages are filled in. */
+static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *batch, colo_pass_t pass,
+                                colo_stream_t stream)
 {
-    const bool connects = s->nmembers && !s->route;
+    colo_shaped_t *s = &b->now; /* the route is the bridge's */
+    const bool connects = s->nmembers && !s->route, late = s->late_slab || s->late_stage;
     colo_queries_t q = {0};
     bool capturing = false;
-    if (!connects && !s->late_slab && !s->late_stage)
+    if (!connects && !late && !batch->bytes)
         return COLO_OK;
     COLO_TRY(b->ops->stream_check(&q, stream, &capturing));
-    if (capturing) /* on all ranks or on none: nobody waits, the comm lives */
+    if (capturing && (connects || late)) /* on all ranks or on none: nobody waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");
     colo_status_t st = colo_staged_need(s);
     if (st == COLO_OK && connects)
         st = colo_lane_connect(b, s);
+    if (st == COLO_OK && batch->bytes)
+        st = colo_ragged_stage(b, batch, pass, capturing);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
@@ -265,7 +294,7 @@ static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_
                               colo_pass_t pass, colo_stream_t stream)
 {
     const colo_pass_messages_t *l = &s->lane[pass];
-    return colo_comm_i_route_exchange(b->comm, op, s->route, s->stage, s->stage_size, l->send,
+    return colo_comm_i_route_exchange(b->comm, op, b->now.route, s->stage, s->stage_size, l->send,
                                       l->nsends, l->recv, l->nrecvs, stream);
 }
 
@@ -320,11 +349,37 @@ static colo_status_t sum_region(colo_bridge_t *b, const colo_shaped_t *s, const 
     return b->ops->box_sum(&to, addend, (int32_t)p->levels, t->dtype, stream);
 }
 
+static colo_status_t sum_whole(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
+                               colo_stream_t stream)
+{
+    const colo_plan_t *p = s->plan;
+    const colo_routes_t *local = &p->local[COLO_BACKWARD];
+    const colo_pass_messages_t *l = &s->lane[COLO_BACKWARD];
+    const colo_owned_t *own = &p->own_src;
+    const colo_region_t all = {
+        .b = {own->b0, own->b1}, .s = {0, own->rows}, .h = {own->h0, own->h1}};
+    if (own->rows == 0 || t->per == 0)
+        return COLO_OK;
+    for (int64_t i = 0; i < local->nregions; i++) {
+        const colo_region_t *r = &local->region[i];
+        l->local_from[i] = box_at(t, t->in, &p->own_dst, r, local->offset[i].dst_row, true);
+        l->local_to[i] =
+            box_at(t, slab_view(s, t, p->own_level), own, r, local->offset[i].src_row, true);
+    }
+    COLO_TRY(b->ops->box_list(l->local_to, l->local_from, local->nregions, 1, stream));
+    colo_box_t term[COLO_MAX_ADDENDS] = {{0}}, sum = box_at(t, t->out, own, &all, 0, false);
+    for (int64_t level = 0; level < p->levels; level++)
+        term[level] = box_at(t, slab_view(s, t, level), own, &all, 0, false);
+    return b->ops->box_sum(&sum, term, (int32_t)p->levels, t->dtype, stream);
+}
+
 static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
                                 colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
+    if (sums_whole(b, s))
+        return sum_whole(b, s, t, stream);
     /* own level: held here or received; the two lists together cover each element once */
     int64_t own = p->own_level >= 0 ? p->own_level : 0;
     for (int64_t i = 0; i < local->nregions; i++)
@@ -345,7 +400,6 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
     colo_pass_messages_t *l = &s->lane[pass];
     const colo_routes_t *recv = &p->recv[pass];
     const bool fwd = pass == COLO_FORWARD, summed = !fwd && p->levels > 1;
-    COLO_TRY(make_ready(b, s, stream));
     fill(s, l->send_box, &p->send[pass], t, n, true, fwd);
     if (!summed)
         fill(s, l->recv_box, recv, t, n, false, !fwd);
@@ -354,6 +408,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
             l->recv_box[i * n + k] =
                 box_at(&t[k], slab_view(s, &t[k], recv->region[i].level), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
+    COLO_TRY(make_ready(b, s, pass, stream));
     COLO_TRY(exchange(b, s, op, pass, stream));
     for (int32_t k = 0; k < n; k++)
         COLO_TRY(summed ? sum_levels(b, s, &t[k], stream) : keep_own(b, s, pass, &t[k], stream));

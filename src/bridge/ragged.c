@@ -26,14 +26,16 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 {
     if (c->algo != COLO_EXACT)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with COLLECTIVE, expected EXACT");
-    if (c->mem != COLO_HOST)
-        return colo_fail(COLO_ERR_UNBUILT, "bridge: ragged batches in CUDA memory, expected host "
-                                           "memory; this version carries them on the host only");
-    if (b->comm->ops->peer && colo_comm_size(b->comm) > 1)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "bridge: ragged batches on comm '%s' of %d GPUs, expected a host "
-                         "communicator; this version carries them on the host only",
-                         colo_comm_name(b->comm), (int)colo_comm_size(b->comm));
+    const bool gpus = b->comm->ops->peer != NULL;
+    if (colo_comm_size(b->comm) > 1 && gpus != (c->mem == COLO_CUDA))
+        return colo_fail(
+            COLO_ERR_UNBUILT,
+            "bridge: ragged batches in %s memory on comm '%s' of backend %s, which moves %s "
+            "memory; %s",
+            gpus ? "host" : "CUDA", colo_comm_name(b->comm), colo_comm_backend(b->comm),
+            gpus ? "CUDA" : "host",
+            gpus ? "set mem to COLO_CUDA, or use a host communicator"
+                 : "colo_comm_create_nccl() makes a communicator of GPUs");
     if (b->axis[1] >= 0)
         return colo_fail(COLO_ERR_ARG, "bridge: ragged batches with axes '%s', expected 'th'",
                          b->axes);
@@ -49,57 +51,6 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
     r->max_rows = c->max_rows;
     const colo_status_t st = colo_ragged_init(&r->axes, c->src, c->dst, &c->shape);
     return st < 0 ? colo_fail_prefix(st, "bridge") : COLO_OK;
-}
-
-/* Addends of @bytes. */
-static colo_status_t need_slab(colo_bridge_t *b, size_t bytes)
-{
-    colo_ragged_bridge_t *r = b->ragged;
-    void *next;
-    if (bytes <= r->slab_size)
-        return COLO_OK;
-    colo_status_t st = colo_mem_alloc(b->mem, bytes, &next);
-    if (st < 0)
-        return colo_fail_prefix(st, "bridge: addends of PARTIAL gradients");
-    colo_mem_free(b->mem, r->slab);
-    r->slab = next;
-    r->slab_size = bytes;
-    return COLO_OK;
-}
-
-static size_t align_up(size_t n)
-{
-    return (n + 255) / 256 * 256;
-}
-
-colo_status_t colo_ragged_reserve(colo_bridge_t *b)
-{
-    const colo_plan_config_t *c = &b->now.plan->config;
-    int64_t bytes = (int64_t)colo_dtype_size(c->dtype);
-    if (b->now.plan->levels == 1 || c->no_grad || !colo_layout_holds(&b->src, b->now.plan->rank))
-        return COLO_OK;
-    if (!colo_mul_ok(bytes, b->ragged->max_rows, &bytes) ||
-        !colo_mul_ok(bytes, c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
-                     &bytes) ||
-        !colo_add_ok(bytes, 255, &bytes) ||
-        !colo_mul_ok(bytes / 256 * 256, b->now.plan->levels, &bytes))
-        return colo_fail(COLO_ERR_ARG, "bridge: addends of max_rows=%lld rows exceed 63 bits",
-                         (long long)b->ragged->max_rows);
-    return need_slab(b, (size_t)bytes);
-}
-
-void colo_ragged_destroy(colo_bridge_t *b)
-{
-    if (!b->ragged)
-        return;
-    colo_ragged_deinit(&b->ragged->axes);
-    colo_mem_free(b->mem, b->ragged->slab);
-    free(b->ragged);
-}
-
-size_t colo_ragged_workspace(const colo_bridge_t *b)
-{
-    return b->ragged ? b->ragged->slab_size : 0;
 }
 
 void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows)
@@ -213,7 +164,7 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    (*batch)->s.slab = NULL; /* the bridge's */
+    (*batch)->s.slab = (*batch)->s.stage = NULL; /* the bridge's */
     colo_ragged_places_deinit(&(*batch)->places);
     colo_shaped_deinit((*batch)->bridge->comm, &(*batch)->s);
     free(*batch);
@@ -227,6 +178,9 @@ typedef struct call {
     colo_pass_t pass;
     const colo_tensor_t *in, *out; /* [n] or NULL */
     int32_t n;
+    colo_stream_t stream;
+    colo_queries_t queries;
+    bool capturing;
     colo_carried_t *carried; /* [n] */
     size_t slab_size;
 } call_t;
@@ -241,8 +195,8 @@ static bool must_have(const call_t *c, bool src_side)
 }
 
 /* A tensor [rows, k * cols] of this rank; @per: out, k of it, -1 if there is none. */
-static colo_status_t check_tensor(const call_t *c, const colo_tensor_t *t, const char *what,
-                                  int32_t i, bool src_side, bool output, int64_t *per)
+static colo_status_t check_tensor(call_t *c, const colo_tensor_t *t, const char *what, int32_t i,
+                                  bool src_side, bool output, int64_t *per)
 {
     const colo_plan_t *p = c->batch->s.plan;
     const colo_owned_t *own = src_side ? &p->own_src : &p->own_dst;
@@ -271,16 +225,19 @@ static colo_status_t check_tensor(const call_t *c, const colo_tensor_t *t, const
                          t->ndim > 1 ? (long long)t->shape[1] : 0, (long long)own->rows,
                          (long long)units);
     if (t->mem != c->batch->bridge->mem)
-        return colo_fail(COLO_ERR_ARG,
-                         "rank %lld: %s lives in cuda memory, the bridge was made for host", rank,
-                         name);
+        return colo_fail(
+            COLO_ERR_ARG, "rank %lld: %s lives in %s memory, the bridge was made for %s", rank,
+            name, t->mem == COLO_HOST ? "host" : "cuda", t->mem == COLO_HOST ? "cuda" : "host");
     if (output && colo_tensor_overlaps(t))
         return colo_fail(COLO_ERR_SHAPE,
                          "rank %lld: %s has strides [%lld, %lld], by which elements share an "
                          "address, expected an output without overlap",
                          rank, name, (long long)t->stride[0], (long long)t->stride[1]);
     *per = t->shape[1] / units;
-    return COLO_OK;
+    if (colo_tensor_count(t) == 0)
+        return COLO_OK;
+    colo_status_t st = c->batch->bridge->ops->pointer_check(&c->queries, t->data, t->device, name);
+    return st < 0 ? colo_fail_prefix(st, "rank %lld", rank) : COLO_OK;
 }
 
 static colo_view_t view_of(const colo_tensor_t *t)
@@ -341,7 +298,7 @@ static colo_status_t check_pair(call_t *c, int32_t i)
     t->slab = c->slab_size;
     bytes = p->own_src.rows * (p->own_src.h1 - p->own_src.h0) * t->per *
             (int64_t)colo_dtype_size(t->dtype); /* as large as d_x */
-    c->slab_size += align_up((size_t)bytes);
+    c->slab_size += colo_ragged_padded((size_t)bytes);
     return COLO_OK;
 }
 
@@ -355,12 +312,15 @@ static colo_status_t prepare(call_t *c)
     c->carried = calloc((size_t)c->n, sizeof *c->carried);
     if (!c->carried)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
+    colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);
+    if (st < 0)
+        return colo_fail_prefix(st, "rank %lld", (long long)s->plan->rank);
     for (int32_t i = 0; i < c->n; i++)
         COLO_TRY(check_pair(c, i));
     COLO_TRY(colo_lane_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
-        COLO_TRY(need_slab(b, c->slab_size * (size_t)s->nslabs));
-    s->slab = b->ragged->slab;
+        COLO_TRY(colo_ragged_slab(b, c->slab_size * (size_t)s->nslabs, c->capturing));
+    s->slab = b->ragged->slab.at;
     s->slab_size = c->slab_size;
     return COLO_OK;
 }
@@ -385,8 +345,16 @@ static colo_op_desc_t operation(const call_t *c)
     return colo_op_of_bridge(COLO_U8, b->number, c->pass, colo_hash_i64(h, c->n));
 }
 
-static colo_status_t run(call_t *c, colo_stream_t stream)
+static colo_status_t run_staged(call_t *c)
 {
+    colo_bridge_t *b = c->batch->bridge;
+    const colo_stream_t stream = c->stream;
+    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, stream);
+}
+
+static colo_status_t run(call_t *c)
+{
+    const colo_stream_t stream = c->stream;
     colo_bridge_t *b = c->batch->bridge;
     const int32_t level = colo_comm_check_level(b->comm);
     COLO_TRY(colo_comm_check(b->comm));
@@ -394,17 +362,25 @@ static colo_status_t run(call_t *c, colo_stream_t stream)
         return colo_fail(COLO_ERR_STATE, "rank %lld: backward on a bridge created with no_grad",
                          (long long)b->now.plan->rank);
     colo_status_t st = prepare(c);
-    if (st == COLO_OK && level >= 2 && c->pass == COLO_BACKWARD)
+    const bool verifies = level >= 2 && !c->capturing;
+    if (level >= 2 && c->capturing)
+        colo_log(COLO_LOG_WARN, "bridge: a capture at COLO_CHECK=2 is compared between ranks, what "
+                                "tensors hold is not verified");
+    if (st == COLO_OK && verifies && c->pass == COLO_BACKWARD)
         st = colo_ragged_verify_zeros(c->batch, c->carried, c->n, stream);
     if (level >= 2 || (level == 1 && !c->batch->compared))
         COLO_TRY(agree(c, st));
     else if (st < 0)
         return colo_comm_i_fail(b->comm, st);
-    if (level >= 2)
+    if (verifies)
         COLO_TRY(colo_ragged_verify_replicas(c->batch, c->pass, c->carried, c->n, stream));
     c->batch->compared = true;
     b->calls++;
-    return colo_exchange_run(b, &c->batch->s, operation(c), c->pass, c->carried, c->n, stream);
+    const bool ordered = b->order && !c->capturing;
+    if (ordered)
+        COLO_TRY(colo_bridge_follow(b, stream));
+    COLO_TRY(run_staged(c));
+    return ordered ? colo_bridge_lead(b, stream) : COLO_OK;
 }
 
 static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tensor_t *in,
@@ -412,8 +388,8 @@ static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tens
 {
     if (!batch)
         return colo_fail(COLO_ERR_ARG, "bridge: batch is NULL");
-    call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n};
-    colo_status_t st = run(&c, stream);
+    call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n, .stream = stream};
+    colo_status_t st = run(&c);
     free(c.carried);
     return st;
 }

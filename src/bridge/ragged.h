@@ -96,23 +96,41 @@ colo_status_t colo_ragged_plan(colo_plan_t **plan, const colo_plan_config_t *con
                                const colo_ragged_t *r, bool merged, uint64_t hash,
                                colo_ragged_places_t *places);
 
-/* ---- ragged.c: what a bridge keeps for its batches ---- */
+/* ---- what a bridge keeps for its batches ---- */
+
+/* Memory that grows. Streams may still use what it was on a device, which stays until the end; it
+ * grows by half at least, so that all of that together is at most twice what there is. */
+typedef struct colo_arena {
+    void *at;
+    size_t size;
+    void *old[64];
+    int32_t nold;
+} colo_arena_t;
 
 typedef struct colo_ragged_bridge {
     colo_ragged_t axes; /* of the last tables */
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
-    void *slab;                 /* addends of one call; grows */
-    size_t slab_size;
+    colo_arena_t slab, stage;   /* of one call: addends; staging of its messages */
 } colo_ragged_bridge_t;
 
-/* Local. COLO_ERR_UNBUILT: not on this memory yet. */
+/* Local. COLO_ERR_UNBUILT: the comm moves memory of the other kind. */
 colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *config);
-/* Addends of max_rows; the bridge has its plan. */
+
+/* ragged-memory.c */
+/* All that one tensor of max_rows takes; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
+/* Addends of one call, @bytes. COLO_ERR_STATE: a capture needs more than there is. */
+colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing);
+/* Staging for the messages of a call, whose boxes are filled in: s->stage. Likewise. */
+colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass, bool capturing);
 void colo_ragged_destroy(colo_bridge_t *b);
 size_t colo_ragged_workspace(const colo_bridge_t *b);
+static inline size_t colo_ragged_padded(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
 
 /* ---- batches ---- */
 

@@ -52,6 +52,7 @@ colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
                                          .dst = &dst,
                                          .shape = {.features = t->c.h},
                                          .dtype = dtype_of(t->dtype),
+                                         .mem = o->where ? COLO_CUDA : COLO_HOST,
                                          .output = t->c.full ? COLO_FULL_SEQ : COLO_SHARDED,
                                          .grad = t->c.partial ? COLO_PARTIAL : COLO_DISJOINT,
                                          .ranks_per_node = o->ranks_per_node,
@@ -66,7 +67,8 @@ colo_status_t t_ragged_bridge(colo_bridge_t **bridge, const t_ragged_t *t,
 typedef struct block {
     unsigned char *raw;
     size_t bytes;
-    colo_tensor_t t;
+    colo_tensor_t t; /* in raw */
+    void *there;     /* the same bytes where the call finds them */
 } block_t;
 
 /* What @role holds on @rank, with gaps; @blank: before the call has written it. */
@@ -93,6 +95,27 @@ static colo_status_t make(block_t *b, const ref_ragged_t *c, ref_role_t role, in
     b->t = colo_tensor_host(b->raw, dtype_of(dtype), 2, (int64_t[]){rows, nh});
     b->t.stride[0] = row;
     b->t.stride[1] = step;
+    return COLO_OK;
+}
+
+static colo_status_t put(const t_ragged_where_t *w, block_t *b, colo_tensor_t *t)
+{
+    *t = b->t;
+    if (!w)
+        return COLO_OK;
+    rank_try(w->put(w->arg, b->raw, b->bytes + 1, &b->there));
+    t->mem = COLO_CUDA;
+    t->device = w->device;
+    t->data = b->there;
+    return COLO_OK;
+}
+
+static colo_status_t get(const t_ragged_where_t *w, block_t *b)
+{
+    if (!w)
+        return COLO_OK;
+    rank_try(w->get(w->arg, b->raw, b->there, b->bytes + 1));
+    w->drop(w->arg, b->there);
     return COLO_OK;
 }
 
@@ -141,8 +164,8 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
         rank_try(make(&in[n], &c, fwd ? REF_X : REF_DY, rank, dtype, i, o->gap, false));
         rank_try(make(&out[n], &c, fwd ? REF_Y : REF_DX, rank, dtype, i, o->gap, true));
         bytes += ref_ragged_receives(&c, rank, !fwd) * (int64_t)ref_dtype_size(dtype);
-        ti[n] = in[n].t;
-        to[n] = out[n].t;
+        rank_try(put(o->where, &in[n], &ti[n]));
+        rank_try(put(o->where, &out[n], &to[n]));
         which[n++] = i;
     }
     colo_comm_stats_t before;
@@ -151,9 +174,18 @@ colo_status_t t_ragged_pass(colo_batch_t *batch, const t_ragged_t *t, const t_ra
     const bool none = (t->seed + (uint64_t)rank) % 2;
     const colo_tensor_t *pi = none && colo_tensor_count(ti) == 0 ? NULL : ti;
     const colo_tensor_t *po = none && colo_tensor_count(to) == 0 ? NULL : to;
-    rank_try(fwd ? colo_batch_forward(batch, pi, po, n, NULL)
-                 : colo_batch_backward(batch, pi, po, n, NULL));
+    const colo_stream_t stream = o->where ? o->where->stream : NULL;
+    if (o->where)
+        rank_try(o->where->quiet(o->where->arg));
+    rank_try(fwd ? colo_batch_forward(batch, pi, po, n, stream)
+                 : colo_batch_backward(batch, pi, po, n, stream));
     rank_check(came(comm, &before, bytes));
+    if (o->where)
+        rank_try(o->where->quiet(o->where->arg));
+    for (int32_t k = 0; k < n; k++) {
+        rank_try(get(o->where, &in[k]));
+        rank_try(get(o->where, &out[k]));
+    }
     for (int32_t k = 0; k < n; k++) {
         const char *dtype = tensor_of(t, which[k], &c);
         rank_try(make(&want, &c, fwd ? REF_Y : REF_DX, rank, dtype, which[k], o->gap, false));
@@ -190,6 +222,8 @@ colo_status_t t_ragged_on(const t_ragged_t *t, const t_ragged_options_t *o, colo
         rank_check(b.recv == ref_ragged_receives(&t->c, rank, pass) * elem);
         rank_check(b.recv == b.minimum);
     }
+    if (o->where)
+        rank_try(o->where->quiet(o->where->arg));
     rank_try(t_ragged_pass(batch, t, o, comm, COLO_FORWARD));
     rank_try(t_ragged_pass(batch, t, o, comm, COLO_BACKWARD));
     colo_batch_destroy(&batch);

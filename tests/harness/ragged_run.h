@@ -14,10 +14,24 @@
 
 #define T_RAGGED_TENSORS 3
 
+/* Where the tensors of calls are, if not in host memory. */
+typedef struct t_ragged_where {
+    void *arg;
+    int32_t device;
+    colo_stream_t stream;
+    /* Memory there with the bytes of @from; back again into @to, when the call has ended. */
+    colo_status_t (*put)(void *arg, const void *from, size_t bytes, void **at);
+    colo_status_t (*get)(void *arg, void *to, const void *at, size_t bytes);
+    void (*drop)(void *arg, void *at);
+    /* No call of any rank runs any more: what waits for a device may follow. */
+    colo_status_t (*quiet)(void *arg);
+} t_ragged_where_t;
+
 typedef struct t_ragged_options {
     int32_t tensors; /* of a call, 1..T_RAGGED_TENSORS: other dtypes and features than the first */
     int64_t ranks_per_node, max_rows;
-    int64_t gap; /* elements between rows and between the features of a row */
+    int64_t gap;                   /* elements between rows and between the features of a row */
+    const t_ragged_where_t *where; /* NULL: host memory */
 } t_ragged_options_t;
 
 colo_segments_t t_ragged_segments(const t_ragged_t *t);

@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged-memory.c - memory that batches of a bridge share: addends of PARTIAL gradients, and
+ * staging of messages between GPUs.
+ *
+ * It grows to the largest call. With max_rows it is there from create on: then no tables can make a
+ * tensor of the bridge's features and dtype need more.
+ */
+#include "bridge/ragged.h"
+
+#include "core/error.h"
+
+#include <stdlib.h>
+
+/* ---- growing ---- */
+
+static colo_status_t grow(const colo_bridge_t *b, colo_arena_t *a, size_t bytes, bool capturing,
+                          const char *what)
+{
+    enum { MOST = sizeof a->old / sizeof a->old[0] };
+    const bool keeps = b->mem == COLO_CUDA;
+    const size_t half = a->size + a->size / 2;
+    void *next = NULL;
+    if (bytes <= a->size)
+        return COLO_OK;
+    if (capturing)
+        return colo_fail(COLO_ERR_STATE,
+                         "bridge: %s: found %zu bytes, expected %zu; a capture allocates nothing, "
+                         "so run a call of this size before it, or create the bridge with max_rows",
+                         what, a->size, bytes);
+    bytes = keeps && bytes < half ? half : bytes;
+    colo_status_t st = a->nold == MOST ? colo_fail(COLO_ERR_NOMEM, "grown %d times", MOST)
+                                       : colo_mem_alloc(b->mem, bytes, &next);
+    if (st < 0)
+        return colo_fail_prefix(st, "bridge: %s", what);
+    if (keeps && a->at)
+        a->old[a->nold++] = a->at;
+    else
+        colo_mem_free(b->mem, a->at);
+    a->at = next;
+    a->size = bytes;
+    return COLO_OK;
+}
+
+static void arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
+{
+    colo_mem_free(b->mem, a->at);
+    for (int32_t i = 0; i < a->nold; i++)
+        colo_mem_free(b->mem, a->old[i]);
+}
+
+colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing)
+{
+    return grow(b, &b->ragged->slab, bytes, capturing, "addends of PARTIAL gradients");
+}
+
+colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass, bool capturing)
+{
+    const colo_pass_messages_t *l = &s->lane[pass];
+    colo_arena_t *stage = &b->ragged->stage;
+    if (b->now.nmembers == 0)
+        return COLO_OK;
+    COLO_TRY(grow(b, stage, b->comm->ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
+                  capturing, "staging of messages"));
+    s->stage = stage->at;
+    s->stage_size = stage->size;
+    return COLO_OK;
+}
+
+void colo_ragged_destroy(colo_bridge_t *b)
+{
+    if (!b->ragged)
+        return;
+    colo_ragged_deinit(&b->ragged->axes);
+    arena_deinit(b, &b->ragged->slab);
+    arena_deinit(b, &b->ragged->stage);
+    free(b->ragged);
+}
+
+size_t colo_ragged_workspace(const colo_bridge_t *b)
+{
+    return b->ragged ? b->ragged->slab.size + b->ragged->stage.size : 0;
+}
+
+/* ---- max_rows ---- */
+
+/* a * b * c, or -1: more than 63 bits. */
+static int64_t product(int64_t a, int64_t b, int64_t c)
+{
+    int64_t n = a;
+    return a >= 0 && colo_mul_ok(n, b, &n) && colo_mul_ok(n, c, &n) ? n : -1;
+}
+
+static colo_status_t too_many(const colo_bridge_t *b, const char *what)
+{
+    return colo_fail(COLO_ERR_ARG, "bridge: %s of max_rows=%lld rows exceed 63 bits", what,
+                     (long long)b->ragged->max_rows);
+}
+
+static int64_t holders(const colo_bridge_t *b, const colo_layout_t *l)
+{
+    int64_t n = 0;
+    for (int32_t r = 0; r < colo_comm_size(b->comm); r++)
+        n += colo_layout_holds(l, colo_comm_world_rank(b->comm, r));
+    return n;
+}
+
+/* Messages of at least 1 MiB take staging for one half at a time, others for all of it. */
+static int64_t staging(int64_t send, int64_t recv, int64_t peers)
+{
+    enum { SMALL = 1 << 20 };
+    int64_t n, more = product(peers, 2, SMALL);
+    if (send < 0 || recv < 0 || more < 0 || !colo_add_ok(send, recv, &n))
+        return -1;
+    n = n / 2 < more ? n : n / 2 + more;
+    return colo_add_ok(n, product(peers, 2, 512), &n) ? n : -1;
+}
+
+/* The most that a call can stage: every row of a rank goes to each rank of one destination replica,
+ * or comes from it; all rows of all source ranks may go to one rank. */
+static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_row)
+{
+    const colo_ragged_bridge_t *r = b->ragged;
+    const colo_plan_t *p = b->now.plan;
+    const int64_t shards = r->axes.src.replicas * r->axes.src.cp * r->axes.src.sp;
+    const int64_t sources = holders(b, &b->src), destinations = holders(b, &b->dst);
+    const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
+    const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
+    const int64_t out = destinations / r->axes.dst.replicas, back = sources / shards;
+    const int64_t forward = staging(src ? product(r->max_rows, out, src_row) : 0,
+                                    dst ? product(all, 1, dst_row) : 0, peers);
+    const int64_t backward =
+        p->config.no_grad ? 0
+                          : staging(dst ? product(all, back, dst_row) : 0,
+                                    src ? product(r->max_rows, p->levels, src_row) : 0, peers);
+    return forward < 0 || backward < 0 ? -1 : forward > backward ? forward : backward;
+}
+
+colo_status_t colo_ragged_reserve(colo_bridge_t *b)
+{
+    const colo_plan_config_t *c = &b->now.plan->config;
+    const int64_t elem = (int64_t)colo_dtype_size(c->dtype), rows = b->ragged->max_rows;
+    const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
+                          c->shape.features / colo_layout_parts(&b->dst, COLO_FEATURES)};
+    if (rows == 0 || b->late) /* for staged calls, if there will be any */
+        return COLO_OK;
+    if (b->now.plan->levels > 1 && !c->no_grad && colo_layout_holds(&b->src, b->now.plan->rank)) {
+        int64_t bytes = product(rows, h[0], elem);
+        bytes = bytes < 0 || !colo_add_ok(bytes, 255, &bytes) ? -1 : bytes / 256 * 256;
+        bytes = product(bytes, b->now.plan->levels, 1);
+        if (bytes < 0)
+            return too_many(b, "addends");
+        COLO_TRY(colo_ragged_slab(b, (size_t)bytes, false));
+    }
+    if (b->now.nmembers == 0)
+        return COLO_OK;
+    const int64_t bytes = most_staged(b, h[0] * elem, h[1] * elem);
+    return bytes < 0 ? too_many(b, "messages")
+                     : grow(b, &b->ragged->stage, (size_t)bytes, false, "staging of messages");
+}

@@ -1,0 +1,141 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged_uniform.h - tables of a uniform batch against the uniform bridge, on GPUs: the same bits.
+ * Included by one source of a program.
+ */
+#ifndef TESTS_GPU_RAGGED_UNIFORM_H
+#define TESTS_GPU_RAGGED_UNIFORM_H
+
+#include "harness/harness.h"
+
+#include "core/error.h"
+#include "harness/bridge_case.h"
+#include "harness/ragged_run.h"
+
+typedef struct t_pair {
+    const char *src, *dst;
+} t_pair_t;
+
+enum { T_X2, T_Y2, T_DY2, T_DX2, T_FOUR };
+
+/* [rows, h] of f32 somewhere, of random bits, so that a sum in another order is another number. */
+static colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int64_t h,
+                                   uint64_t seed, colo_tensor_t *t)
+{
+    const size_t bytes = (size_t)(rows * h) * sizeof(float);
+    float *v = malloc(bytes + 1);
+    void *at = NULL;
+    rank_check(v);
+    for (int64_t i = 0; i < rows * h; i++)
+        v[i] = (float)(t_uniform(&seed) - 0.5);
+    colo_status_t st = w->put(w->arg, v, bytes + 1, &at);
+    free(v);
+    *t = colo_tensor_cuda(at, COLO_F32, w->device, 2, (int64_t[]){rows, h});
+    return st;
+}
+
+static colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_tensor_t *a,
+                                 const colo_tensor_t *b)
+{
+    const size_t bytes = (size_t)colo_tensor_count(a) * sizeof(float);
+    char *v = malloc(2 * bytes + 2);
+    rank_check(v);
+    rank_try(w->get(w->arg, v, a->data, bytes));
+    rank_try(w->get(w->arg, v + bytes, b->data, bytes));
+    const bool same = memcmp(v, v + bytes, bytes) == 0;
+    free(v);
+    rank_check(same);
+    return COLO_OK;
+}
+
+static colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w, const t_case_t *c,
+                                   t_ragged_t *t)
+{
+    const t_ragged_options_t o = {.tensors = 1, .where = w};
+    const int64_t rank = colo_comm_rank(comm);
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *uniform = NULL, *ragged = NULL;
+    colo_batch_t *batch = NULL;
+    colo_tensor_t u[T_FOUR], r[T_FOUR];
+    int64_t rows[2], shape[2][3] = {{0}};
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    rank_try(colo_bridge_create(&uniform, &config, comm));
+    rank_try(t_ragged_bridge(&ragged, t, &o, comm));
+    const colo_segments_t s = t_ragged_segments(t);
+    rank_try(colo_bridge_set_segments(ragged, &s, &batch));
+    colo_bridge_rows(ragged, &rows[0], &rows[1]);
+    (void)colo_bridge_src_shape(uniform, shape[0]);
+    (void)colo_bridge_dst_shape(uniform, shape[1]);
+    rank_check(rows[0] == shape[0][0] && rows[1] == shape[1][0]);
+    /* replicated over tp, other bits on other replicas and context ranks */
+    const uint64_t sx = 1 + (uint64_t)ref_side_coord(&c->src, rank, "dp"),
+                   sy = 100 * (1 + (uint64_t)ref_side_coord(&c->dst, rank, "dp")) +
+                        (uint64_t)ref_side_coord(&c->dst, rank, "cp");
+    for (int i = 0; i < T_FOUR; i++) {
+        const bool is_dst = i == T_Y2 || i == T_DY2, in = i == T_X2 || i == T_DY2;
+        const int64_t *e = shape[is_dst];
+        const uint64_t seed = i == T_X2 ? sx : i == T_DY2 ? sy : 7;
+        rank_try(t_random_rows(w, e[0], e[1], seed, &u[i]));
+        if (in)
+            r[i] = u[i];
+        else
+            rank_try(t_random_rows(w, e[0], e[1], 8, &r[i]));
+    }
+    rank_try(w->quiet(w->arg));
+    rank_try(colo_bridge_forward(uniform, &u[T_X2], &u[T_Y2], w->stream));
+    rank_try(colo_batch_forward(batch, &r[T_X2], &r[T_Y2], 1, w->stream));
+    rank_try(colo_bridge_backward(uniform, &u[T_DY2], &u[T_DX2], w->stream));
+    rank_try(colo_batch_backward(batch, &r[T_DY2], &r[T_DX2], 1, w->stream));
+    rank_try(w->quiet(w->arg));
+    rank_try(t_same_bits(w, &u[T_Y2], &r[T_Y2]));
+    rank_try(t_same_bits(w, &u[T_DX2], &r[T_DX2]));
+    for (int i = 0; i < T_FOUR; i++) {
+        w->drop(w->arg, u[i].data);
+        if (i == T_Y2 || i == T_DX2)
+            w->drop(w->arg, r[i].data);
+    }
+    rank_try(w->quiet(w->arg));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&ragged);
+    colo_bridge_destroy(&uniform);
+    return COLO_OK;
+}
+
+/* Pairs of layouts that fit @comm, whose sources have no context ranks. @ran: out. */
+static colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w, int32_t *ran)
+{
+    static const t_pair_t pairs[] = {
+        {"tp=1,dp=1", "tp=1,cp=1,dp=1"}, {"tp=1,dp=2", "tp=1,cp=2,dp=1"},
+        {"tp=2,dp=1", "tp=1,cp=1,dp=2"}, {"tp=2,dp=1", "tp=2,cp=1,dp=1"},
+        {"tp=1,dp=4", "tp=1,cp=4,dp=1"}, {"tp=1,dp=4", "tp=2,cp=2,dp=1"},
+        {"tp=2,dp=2", "tp=1,cp=2,dp=2"}, {"tp=4,dp=1", "tp=1,cp=1,dp=4"},
+    };
+    *ran = 0;
+    for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        for (int how = 0; how < 3; how++) {
+            t_case_t c = {.src = t_side(pairs[i].src, true),
+                          .dst = t_side(pairs[i].dst, false),
+                          .shape = {8, 16, 6},
+                          .axes = "th",
+                          .output = how ? COLO_FULL_SEQ : COLO_SHARDED,
+                          .grad = how == 1 ? COLO_PARTIAL : COLO_DISJOINT,
+                          .dtype = COLO_F32,
+                          .world = colo_comm_size(comm)};
+            t_ragged_t t;
+            if (t_case_world(&(t_case_t){.src = c.src, .dst = c.dst}) > c.world)
+                continue;
+            t_ragged_uniform(&t, &c.src, &c.dst, c.shape);
+            t.c.full = how > 0;
+            t.c.partial = how == 1;
+            colo_status_t st = t_uniform_one(comm, w, &c, &t);
+            t_ragged_free(&t);
+            if (st < 0)
+                return colo_fail_prefix(st, "%s", t_case_text(&c));
+            ++*ran;
+        }
+    return COLO_OK;
+}
+
+#endif
