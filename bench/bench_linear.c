@@ -296,7 +296,7 @@ int main(int argc, char **argv)
                    .out = {.logp = logp, .entropy = with_entropy ? entropy : NULL},
                    .up = {.logp = -1, .entropy = with_entropy ? 0.01 : 0, .mean = true},
                    .grads = {&d_h, &d_w, NULL}};
-        r.config.logprob.vocab = V;
+        r.config.logprob.logits.vocab = V;
         r.config.logprob.want_entropy = with_entropy;
         r.config.logits_dtype = COLO_BF16;
         r.config.mode = i == 5 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;

@@ -118,7 +118,7 @@ static void way_init(way_t *w, const char *gemm, colo_dtype_t dtype, void *h, vo
 {
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H, .dtype = dtype};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    lc.logprob.vocab = V;
+    lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
     const int64_t th[2] = {T, H}, vh[2] = {V, H};
@@ -155,7 +155,7 @@ static double step(way_t *w, int mode, const char *gemm, colo_dtype_t dtype)
 {
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     lc.mode = mode == 2 ? COLO_LINEAR_KEEP : COLO_LINEAR_LOGPROB;
-    lc.logprob.vocab = V;
+    lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = chunk;
     lc.logits_dtype = dtype;
     colo_linear_batch_t batch = {&w->hidden, &w->targets, -1};

@@ -211,8 +211,8 @@ static double linear_time(rank_t *r, colo_comm_t *group, bool loss, colo_d_hidde
     const bool alone = colo_comm_size(group) == 1;
     size_t bytes[3] = {0, 0, 0};
     colo_linear_logprob_config_t c = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    c.logprob.vocab = alone ? r->columns : V;
-    c.logprob.vocab_start = alone ? 0 : r->me * r->columns;
+    c.logprob.logits.vocab = alone ? r->columns : V;
+    c.logprob.logits.vocab_start = alone ? 0 : r->me * r->columns;
     c.logits_dtype = COLO_BF16;
     c.mode = COLO_LINEAR_LOGPROB;
     c.logprob.chunk_size = 2048;
@@ -353,8 +353,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     COLO(colo_comm_create_nccl(world, r.me, &r.gpus));
     COLO(colo_comm_create_self(&r.self));
     r.columns = V / ranks;
-    r.config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = V,
-                                       .vocab_start = r.me * r.columns};
+    r.config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V,
+                                       .logits.vocab_start = r.me * r.columns};
     int64_t *ids = malloc((size_t)T * 8);
     float *up = malloc((size_t)T * 4);
     for (int64_t t = 0; t < T; t++) {

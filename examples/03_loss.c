@@ -43,7 +43,8 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     int r = colo_comm_rank(tp);
     int64_t v0 = r * VOCAB / RANKS, v1 = (r + 1) * VOCAB / RANKS, local = v1 - v0;
     double z[TOKENS * VOCAB], dz[TOKENS * VOCAB], up[TOKENS] = {-1.0, -1.0, -1.0}, logp[TOKENS];
-    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = VOCAB, .vocab_start = v0};
+    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = VOCAB,
+                                    .logits.vocab_start = v0};
     size_t saved_size, workspace_size;
 
     for (int64_t t = 0; t < TOKENS; t++)

@@ -19,6 +19,7 @@
 #include <colobridge/bridge.h>
 #include <colobridge/ragged.h>
 #include <colobridge/partition.h>
+#include <colobridge/logits.h>
 #include <colobridge/logprob.h>
 #include <colobridge/topk.h>
 #include <colobridge/distill.h>

@@ -15,7 +15,7 @@
 static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
 {
     int64_t D = r->cfg->model.width, b = r->dst.b, W = r->dst.tp;
-    int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.vocab_start;
+    int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.logits.vocab_start;
 
     for (int64_t i = 0; i < b; i++)
         r->ops.copy(&r->ops, r->d_t1 + i * D, top + (i * r->n + r->local_of[s]) * D,
@@ -29,7 +29,7 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
         for (int64_t j = 1; j < Vl; j++)
             best = z[j] > z[best] ? j : best;
         r->best[2 * i] = z[best];
-        r->best[2 * i + 1] = (float)(r->logprob.vocab_start + best);
+        r->best[2 * i + 1] = (float)(r->logprob.logits.vocab_start + best);
     }
     CAP_TRY(colo_comm_all_gather(r->dst.tp_host, r->best, r->best_all, 2 * b, COLO_F32, NULL));
     for (int64_t i = 0; i < b; i++) {

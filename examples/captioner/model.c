@@ -212,8 +212,8 @@ static colo_status_t take_head(cap_rank_t *r)
     int64_t Vl = colo_lm_head_config(r->head)->rows;
     size_t bytes = 0;
 
-    r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = CAP_VOCAB,
-                                         .vocab_start = r->dst.t * CAP_VOCAB / r->dst.tp};
+    r->logprob = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = CAP_VOCAB,
+                                         .logits.vocab_start = r->dst.t * CAP_VOCAB / r->dst.tp};
     r->xf_hat = take_floats(r, T * D);
     r->rf = take_floats(r, T);
     r->hf = take_floats(r, T * D);

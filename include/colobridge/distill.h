@@ -17,6 +17,7 @@
 #define COLOBRIDGE_DISTILL_H
 
 #include <colobridge/comm.h>
+#include <colobridge/logits.h>
 #include <colobridge/tensor.h>
 
 #ifdef __cplusplus
@@ -30,20 +31,16 @@ typedef enum colo_distill_kind {
 
 typedef struct colo_distill_config {
     size_t struct_size;
-    int64_t vocab;       /* V, true vocabulary; columns >= V are padding in both */
-    int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
-    double temperature;  /* student: y = scale z / temperature, x = cap tanh(y / cap) */
-    double scale;
-    double softcap;
+    colo_logits_options_t logits; /* of the student; vocab and vocab_start are those of the targets, too */
     colo_distill_kind_t targets;
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
 } colo_distill_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), 0, 0, 1.0, 1.0, 0.0, COLO_DISTILL_LOGITS, 1.0, 1.0
+#define COLO_DISTILL_CONFIG_INIT sizeof(colo_distill_config_t), {COLO_LOGITS_OPTIONS_INIT}, COLO_DISTILL_LOGITS, 1.0, 1.0
 #else
 #define COLO_DISTILL_CONFIG_INIT                                                          \
-    .struct_size = sizeof(colo_distill_config_t), .temperature = 1.0, .scale = 1.0,       \
+    .struct_size = sizeof(colo_distill_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
     .target_temperature = 1.0, .target_scale = 1.0
 #endif
 

@@ -17,6 +17,7 @@
 #define COLOBRIDGE_LOGPROB_H
 
 #include <colobridge/comm.h>
+#include <colobridge/logits.h>
 #include <colobridge/tensor.h>
 
 #ifdef __cplusplus
@@ -25,11 +26,7 @@ extern "C" {
 
 typedef struct colo_logprob_config {
     size_t struct_size;
-    int64_t vocab;        /* V, true vocabulary; columns >= V are padding */
-    int64_t vocab_start;  /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
-    double temperature;   /* tau, > 0 */
-    double scale;         /* finite */
-    double softcap;       /* cap; 0 = off */
+    colo_logits_options_t logits;
     double label_smoothing; /* e in [0, 1) */
     bool megatron_smoothing; /* e' = e V / (V - 1) */
     double z_loss;        /* lambda, >= 0 */
@@ -46,10 +43,10 @@ typedef struct colo_logprob_config {
     bool local_smoothing;
 } colo_logprob_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), 0, 0, 1.0, 1.0, 0.0, 0.0, false, 0.0, -100, 0, false, false, false, false, false
+#define COLO_LOGPROB_CONFIG_INIT sizeof(colo_logprob_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0.0, false, 0.0, -100, 0, false, false, false, false, false
 #else
 #define COLO_LOGPROB_CONFIG_INIT                                                          \
-    .struct_size = sizeof(colo_logprob_config_t), .temperature = 1.0, .scale = 1.0,       \
+    .struct_size = sizeof(colo_logprob_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT},   \
     .ignore_index = -100
 #endif
 

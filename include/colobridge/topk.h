@@ -12,6 +12,7 @@
 #define COLOBRIDGE_TOPK_H
 
 #include <colobridge/comm.h>
+#include <colobridge/logits.h>
 #include <colobridge/tensor.h>
 
 #ifdef __cplusplus
@@ -22,20 +23,16 @@ extern "C" {
 
 typedef struct colo_topk_config {
     size_t struct_size;
-    int64_t vocab;       /* V, true vocabulary; columns >= V are padding and are never picked */
-    int64_t vocab_start; /* this rank's columns are [vocab_start, vocab_start + Vl); Vl may be 0 */
-    double temperature;  /* as in logprob.h: y = scale z / temperature, x = cap tanh(y / cap) */
-    double scale;
-    double softcap;
+    colo_logits_options_t logits; /* columns that are padding are never selected */
     int64_t k;            /* 1..COLO_TOPK_MAX; at most V with topk */
     bool topk;            /* the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), 0, 0, 1.0, 1.0, 0.0, 0, false, -100
+#define COLO_TOPK_CONFIG_INIT sizeof(colo_topk_config_t), {COLO_LOGITS_OPTIONS_INIT}, 0, false, -100
 #else
 #define COLO_TOPK_CONFIG_INIT                                                    \
-    .struct_size = sizeof(colo_topk_config_t), .temperature = 1.0, .scale = 1.0, \
+    .struct_size = sizeof(colo_topk_config_t), .logits = {COLO_LOGITS_OPTIONS_INIT}, \
     .ignore_index = -100
 #endif
 

@@ -150,11 +150,15 @@ class Partition(c.Structure):
                 ('segments', i64), ('cu_padded', c.POINTER(i64))]
 
 
+class LogitsOptions(c.Structure):
+    """colo_logits_options_t"""
+    _fields_ = [('vocab', i64), ('vocab_start', i64), ('temperature', c.c_double),
+                ('scale', c.c_double), ('softcap', c.c_double)]
+
+
 class LogprobConfig(c.Structure):
     """colo_logprob_config_t"""
-    _fields_ = [('struct_size', size_t), ('vocab', i64), ('vocab_start', i64),
-                ('temperature', c.c_double), ('scale', c.c_double), ('softcap', c.c_double),
-                ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('label_smoothing', c.c_double), ('megatron_smoothing', c.c_bool),
                 ('z_loss', c.c_double), ('ignore_index', i64), ('chunk_size', i64),
                 ('want_entropy', c.c_bool), ('want_loss', c.c_bool), ('want_correct', c.c_bool),
                 ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool)]
@@ -236,7 +240,8 @@ C_NAMES = {
     'colo_shape_t': Shape, 'colo_plan_config_t': PlanConfig, 'colo_region_t': Region,
     'colo_plan_message_t': PlanMessage, 'colo_plan_bytes_t': PlanBytes,
     'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
-    'colo_partition_t': Partition, 'colo_logprob_config_t': LogprobConfig,
+    'colo_partition_t': Partition, 'colo_logits_options_t': LogitsOptions,
+    'colo_logprob_config_t': LogprobConfig,
     'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
     'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,

@@ -23,11 +23,7 @@ static colo_logprob_config_t base_config(const colo_distill_config_t *c)
 {
     return (colo_logprob_config_t){
         .struct_size = sizeof(colo_logprob_config_t),
-        .vocab = c->vocab,
-        .vocab_start = c->vocab_start,
-        .temperature = c->temperature,
-        .scale = c->scale,
-        .softcap = c->softcap,
+        .logits = c->logits,
     };
 }
 
@@ -165,8 +161,9 @@ static struct colo_distill_pass pass_of(const colo_distill_config_t *c, const co
 
 static uint64_t hash_config(const struct colo_distill_pass *p)
 {
-    colo_logprob_config_t targets = {
-        .vocab = p->probs, .scale = p->probs ? 1 : p->target_factor, .temperature = 1};
+    colo_logprob_config_t targets = {.logits.vocab = p->probs,
+                                     .logits.scale = p->probs ? 1 : p->target_factor,
+                                     .logits.temperature = 1};
     return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(p->base.config, p->base.dtype),
                          (int64_t)colo_logprob_i_hash_config(&targets, p->target_dtype));
 }

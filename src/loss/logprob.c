@@ -46,8 +46,8 @@ static double smoothing_of(const colo_logprob_config_t *c)
 {
     if (!c->want_loss)
         return 0;
-    double v = (double)c->vocab;
-    return c->megatron_smoothing && !c->local_smoothing && c->vocab > 1
+    double v = (double)c->logits.vocab;
+    return c->megatron_smoothing && !c->local_smoothing && c->logits.vocab > 1
                ? c->label_smoothing * v / (v - 1)
                : c->label_smoothing;
 }
@@ -146,9 +146,9 @@ static uint64_t hash_f64(uint64_t h, double v)
 
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype)
 {
-    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->vocab);
-    h = hash_f64(h, c->scale / c->temperature);
-    h = hash_f64(h, c->softcap);
+    uint64_t h = colo_hash_i64(COLO_HASH_INIT, c->logits.vocab);
+    h = hash_f64(h, c->logits.scale / c->logits.temperature);
+    h = hash_f64(h, c->logits.softcap);
     h = hash_f64(h, smoothing_of(c));
     h = hash_f64(h, c->z_loss);
     h = colo_hash_i64(h, c->ignore_index);
@@ -171,7 +171,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets)
 {
-    int64_t in_vocab = config->vocab - config->vocab_start;
+    int64_t in_vocab = config->logits.vocab - config->logits.vocab_start;
     in_vocab = in_vocab < 0 ? 0 : in_vocab;
     const int64_t columns = logits->shape[1] < in_vocab ? logits->shape[1] : in_vocab;
     double e = smoothing_of(config);
@@ -182,7 +182,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
         .dtype = logits->dtype,
         .d_dtype = logits->dtype,
         .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
-        .factor = config->scale / config->temperature,
+        .factor = config->logits.scale / config->logits.temperature,
         .smoothing = e,
         .own = own,
         .tokens = logits->shape[0],
@@ -199,7 +199,7 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uin
 {
     p->header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
-        .start = p->config->vocab_start,
+        .start = p->config->logits.vocab_start,
         .columns = p->true_columns,
         .tokens = p->tokens,
         .config = config,

@@ -28,11 +28,7 @@ static colo_logprob_config_t base_config(const colo_topk_config_t *c)
 {
     return (colo_logprob_config_t){
         .struct_size = sizeof(colo_logprob_config_t),
-        .vocab = c->vocab,
-        .vocab_start = c->vocab_start,
-        .temperature = c->temperature,
-        .scale = c->scale,
-        .softcap = c->softcap,
+        .logits = c->logits,
         .ignore_index = COLO_TOPK_SKIP,
     };
 }
@@ -55,11 +51,11 @@ colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
     if (c->k < 1 || c->k > COLO_TOPK_MAX)
         return colo_fail(COLO_ERR_ARG, "topk: k is %" PRId64 ", expected 1..%d", c->k,
                          COLO_TOPK_MAX);
-    if (c->topk && c->k > c->vocab)
+    if (c->topk && c->k > c->logits.vocab)
         return colo_fail(COLO_ERR_ARG,
                          "topk: the %" PRId64 " largest of a vocabulary of %" PRId64
                          " were asked for",
-                         c->k, c->vocab);
+                         c->k, c->logits.vocab);
     return COLO_OK;
 }
 

@@ -21,7 +21,8 @@
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
 {
     *own = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT};
-    return COLO_SIZED_READ(own, given, temperature, "logprob: config", "COLO_LOGPROB_CONFIG_INIT");
+    return COLO_SIZED_READ(own, given, label_smoothing, "logprob: config",
+                           "COLO_LOGPROB_CONFIG_INIT");
 }
 
 colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
@@ -29,26 +30,27 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
     colo_logprob_config_t own;
     const colo_logprob_config_t *c = &own;
     COLO_TRY(colo_logprob_i_read(config, &own));
-    if (c->vocab <= 0)
-        return colo_fail(COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0", c->vocab);
-    if (c->vocab_start < 0)
+    if (c->logits.vocab <= 0)
+        return colo_fail(COLO_ERR_ARG, "logprob: vocab is %" PRId64 ", expected > 0",
+                         c->logits.vocab);
+    if (c->logits.vocab_start < 0)
         return colo_fail(COLO_ERR_ARG, "logprob: vocab_start is %" PRId64 ", expected >= 0",
-                         c->vocab_start);
-    if (!(c->temperature > 0) || isinf(c->temperature))
+                         c->logits.vocab_start);
+    if (!(c->logits.temperature > 0) || isinf(c->logits.temperature))
         return colo_fail(COLO_ERR_ARG, "logprob: temperature is %g, expected finite and > 0",
-                         c->temperature);
-    if (!isfinite(c->scale))
-        return colo_fail(COLO_ERR_ARG, "logprob: scale is %g, expected finite", c->scale);
-    if (!isfinite(c->scale / c->temperature))
+                         c->logits.temperature);
+    if (!isfinite(c->logits.scale))
+        return colo_fail(COLO_ERR_ARG, "logprob: scale is %g, expected finite", c->logits.scale);
+    if (!isfinite(c->logits.scale / c->logits.temperature))
         return colo_fail(COLO_ERR_ARG, "logprob: scale / temperature = %g / %g is not finite",
-                         c->scale, c->temperature);
-    if (!(c->softcap >= 0) || isinf(c->softcap))
+                         c->logits.scale, c->logits.temperature);
+    if (!(c->logits.softcap >= 0) || isinf(c->logits.softcap))
         return colo_fail(COLO_ERR_ARG, "logprob: softcap is %g, expected finite and >= 0 (0 = off)",
-                         c->softcap);
+                         c->logits.softcap);
     if (!(c->label_smoothing >= 0 && c->label_smoothing < 1))
         return colo_fail(COLO_ERR_ARG, "logprob: label_smoothing is %g, expected in [0, 1)",
                          c->label_smoothing);
-    if (c->megatron_smoothing && c->label_smoothing > 0 && c->vocab == 1)
+    if (c->megatron_smoothing && c->label_smoothing > 0 && c->logits.vocab == 1)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: megatron_smoothing divides by vocab - 1, and vocab is 1");
     if (!(c->z_loss >= 0) || isinf(c->z_loss))
@@ -85,16 +87,18 @@ colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,
                                       const colo_tensor_t *logits, const colo_comm_t *group)
 {
     int64_t end;
-    if (!colo_add_ok(config->vocab_start, logits->shape[1], &end))
+    if (!colo_add_ok(config->logits.vocab_start, logits->shape[1], &end))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: vocab_start %" PRId64 " + %" PRId64 " columns passes 2^63",
-                         config->vocab_start, logits->shape[1]);
-    if (colo_comm_size(group) == 1 && (config->vocab_start > 0 || end < config->vocab))
+                         config->logits.vocab_start, logits->shape[1]);
+    if (colo_comm_size(group) == 1 &&
+        (config->logits.vocab_start > 0 || end < config->logits.vocab))
         return colo_fail(COLO_ERR_SHAPE,
                          "logits: columns [%" PRId64 ", %" PRId64
                          ") on a group of one rank, expected the whole vocabulary [0, %" PRId64 ")",
-                         config->vocab_start, end, config->vocab);
-    const int64_t own = (end < config->vocab ? end : config->vocab) - config->vocab_start;
+                         config->logits.vocab_start, end, config->logits.vocab);
+    const int64_t own =
+        (end < config->logits.vocab ? end : config->logits.vocab) - config->logits.vocab_start;
     if (config->local_smoothing && config->label_smoothing > 0 && own < 2)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: local_smoothing divides by this rank's columns - 1: found "
@@ -232,7 +236,7 @@ static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p,
 /* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
 static colo_status_t check_tiling(const struct colo_logprob_pass *p)
 {
-    const int64_t vocab = p->config->vocab;
+    const int64_t vocab = p->config->logits.vocab;
     int64_t at = 0, total = 0;
     while (at < vocab) {
         int64_t end = at;

@@ -117,7 +117,7 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
     int64_t target[T] = {0, 3, 2};
     size_t saved_bytes, workspace_bytes;
     colo_comm_t *self = NULL;
-    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = V};
+    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     colo_logprob_saved_t saved;
     for (int i = 0; i < T * V; i++)
         z[i] = 2.5f;

@@ -50,7 +50,7 @@ static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
     static uint8_t correct[T];
     static double stats[1024], workspace[1024];
     colo_comm_t *self = NULL;
-    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .vocab = V, .want_loss = true,
+    colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_loss = true,
                                     .want_entropy = true, .want_correct = true};
     colo_logprob_saved_t saved;
     const colo_logprob_out_t out = {.logp = logp,

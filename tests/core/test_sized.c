@@ -176,11 +176,11 @@ static const colo_topology_config_t place = {COLO_TOPOLOGY_CONFIG_INIT, .topolog
                                              .world = 4};
 static const colo_lm_head_config_t lm_head = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 2,
                                               .dtype = COLO_F32};
-static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
-static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .vocab = 4, .k = 2};
-static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
+static const colo_logprob_config_t logprob = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 4};
+static const colo_topk_config_t pick = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 4, .k = 2};
+static const colo_distill_config_t distill = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 4};
 static const colo_linear_logprob_config_t linear = {COLO_LINEAR_LOGPROB_CONFIG_INIT,
-                                                    .logprob.vocab = 4};
+                                                    .logprob.logits.vocab = 4};
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
 static const colo_segments_t segments = {COLO_SEGMENTS_INIT};
 
@@ -202,8 +202,8 @@ static const struct sized {
     SIZED(bridge, UP_TO(bridge, axes), use_bridge),
     SIZED(place, UP_TO(place, ranks_per_node), use_place),
     SIZED(lm_head, UP_TO(lm_head, mem), use_lm_head),
-    SIZED(logprob, UP_TO(logprob, temperature), use_logprob),
-    SIZED(logprob, UP_TO(logprob, temperature), use_logprob_forward),
+    SIZED(logprob, UP_TO(logprob, label_smoothing), use_logprob),
+    SIZED(logprob, UP_TO(logprob, label_smoothing), use_logprob_forward),
     SIZED(pick, UP_TO(pick, topk), use_topk),
     SIZED(distill, UP_TO(distill, targets), use_distill),
     SIZED(linear, UP_TO(linear, mode), use_linear),
@@ -283,7 +283,7 @@ static void struct_within_a_struct_that_is_shorter_moves_what_follows(void **sta
 {
     const size_t head = offsetof(colo_linear_logprob_config_t, logprob),
                  mode = offsetof(colo_linear_logprob_config_t, mode);
-    for (size_t inner = UP_TO(logprob, temperature); inner <= sizeof logprob; inner += 8) {
+    for (size_t inner = UP_TO(logprob, label_smoothing); inner <= sizeof logprob; inner += 8) {
         colo_linear_logprob_config_t config = linear;
         _Alignas(16) unsigned char bytes[LARGEST];
         const size_t size = sizeof config - sizeof logprob + inner;

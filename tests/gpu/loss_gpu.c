@@ -303,14 +303,14 @@ void gpu_case_run_shards(loss_case_t *c)
         upload(c, r, none, &b[r]);
         upload_rest(c, &b[r]);
         config[r] = c->config;
-        config[r].vocab_start = c->start[r];
+        config[r].logits.vocab_start = c->start[r];
         real = real < 0 ? 0 : real < c->columns[r] ? real : c->columns[r];
         p[r] = (struct colo_logprob_pass){
             .config = &config[r],
             .dtype = c->dtype,
             .d_dtype = c->dtype,
             .stat_dtype = colo_logprob_stat_dtype(c->dtype),
-            .factor = c->config.scale / c->config.temperature,
+            .factor = c->config.logits.scale / c->config.logits.temperature,
             .smoothing = c->config.local_smoothing      ? eps * (double)real / (double)(real - 1)
                          : c->config.megatron_smoothing ? eps * v / (v - 1)
                                                         : eps,

@@ -27,12 +27,12 @@ typedef struct picks {
 static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
 {
     size_t stat_bytes, workspace_bytes;
-    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = true};
+    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = true};
     const size_t wide = m->dtype == COLO_F64 ? 8 : 4;
     float *ones = malloc((size_t)(tokens * k) * sizeof *ones);
     for (int64_t i = 0; i < tokens * k; i++)
         ones[i] = (float)(i % k + 1) / 64;
-    cfg.scale = m->scale;
+    cfg.logits.scale = m->scale;
     assert_ok(colo_comm_create_self(&m->self));
     assert_ok(colo_topk_saved_size(&cfg, tokens, &stat_bytes));
     assert_ok(colo_topk_workspace_size(&cfg, m->dtype, tokens, 1, &workspace_bytes));
@@ -315,13 +315,13 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
     for (int i = 0; i < 4; i++)
         topk_check(&m, look[i], vocab, 8);
 
-    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocab};
+    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab};
     colo_distill_saved_t saved;
     size_t stat_bytes, workspace_bytes;
     float *ones = malloc((size_t)tokens * sizeof *ones);
     for (int64_t t = 0; t < tokens; t++)
         ones[t] = 1;
-    cfg.temperature = 2;
+    cfg.logits.temperature = 2;
     assert_ok(colo_distill_saved_size(&cfg, tokens, &stat_bytes));
     assert_ok(colo_distill_workspace_size(&cfg, COLO_BF16, tokens, 1, &workspace_bytes));
     void *stats = gpu_put(NULL, stat_bytes), *workspace = gpu_put(NULL, workspace_bytes),
@@ -348,8 +348,8 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
 static void pointers_that_no_kernel_can_use_are_refused(void **state)
 {
     float host[8] = {0};
-    const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = 4, .k = 1, .topk = true};
-    const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 4};
+    const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 4, .k = 1, .topk = true};
+    const colo_distill_config_t dcfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 4};
     const int64_t lengths[1] = {3};
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4, .lengths = lengths};
     void *z = gpu_put(host, 32), *workspace = gpu_put(NULL, 4096), *logp = gpu_put(NULL, 8);

@@ -147,7 +147,7 @@ static void a_captured_loss_follows_its_inputs(void **state)
     colo_tensor_t weight = colo_tensor_cuda(s.w, COLO_F32, 0, 2, (int64_t[]){V, H});
     assert_ok(colo_lm_head_bind(s.head, &weight, NULL, NULL));
     colo_linear_logprob_config_t config = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    config.logprob.vocab = V;
+    config.logprob.logits.vocab = V;
     config.logprob.chunk_size = 64;
     config.d_weight_add = false;
     assert_ok(colo_linear_logprob_create(&s.linear, &config, s.head, s.self));

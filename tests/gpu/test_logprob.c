@@ -29,11 +29,11 @@ static void draw_options(loss_case_t *c, int i)
     if (k->want_loss && t_below(&rng, 2))
         k->z_loss = 1e-3;
     if (t_below(&rng, 2))
-        k->temperature = 0.5 + t_uniform(&rng);
+        k->logits.temperature = 0.5 + t_uniform(&rng);
     if (t_below(&rng, 3) == 0)
-        k->scale = t_below(&rng, 3) ? 0.25 : -0.5;
+        k->logits.scale = t_below(&rng, 3) ? 0.25 : -0.5;
     if (t_below(&rng, 3) == 0)
-        k->softcap = 20;
+        k->logits.softcap = 20;
     for (int u = 0; u < 3; u++)
         c->no_up[u] = t_below(&rng, 5) == 0;
     k->lenient_targets = t_below(&rng, 3) == 0;
@@ -72,8 +72,8 @@ static void every_option_agrees_with_the_oracle(void **state)
         if (c.config.megatron_smoothing && vocab == 1)
             c.config.megatron_smoothing = false;
         snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g, scale %g, shifts %d %d", i,
-                 colo_dtype_name(c.dtype), (int)vocab, c.config.softcap, c.config.scale,
-                 (int)shift[0], (int)shift[1]);
+                 colo_dtype_name(c.dtype), (int)vocab, c.config.logits.softcap,
+                 c.config.logits.scale, (int)shift[0], (int)shift[1]);
         gpu_case_run(&c, shift);
         gpu_case_compare(&c, label);
         loss_case_free(&c);
@@ -279,13 +279,13 @@ static void special_values_come_out_as_on_the_host(void **state)
             rng = at;
             loss_case_init(x, 1, 12, vocab, floats[i / 4 % 4], 2, &rng);
             draw_options(x, (i / 3) % 8);
-            x->config.scale = i % 5 == 0 ? 64 : 1; /* 3e38 overflows fp32 */
-            x->config.temperature = 1;
+            x->config.logits.scale = i % 5 == 0 ? 64 : 1; /* 3e38 overflows fp32 */
+            x->config.logits.temperature = 1;
             spoil_targets(x);
             plant(x);
         }
         snprintf(label, sizeof label, "case %d, %s, V %d, softcap %g", i, colo_dtype_name(c.dtype),
-                 (int)vocab, c.config.softcap);
+                 (int)vocab, c.config.logits.softcap);
         gpu_case_run(&c, NULL);
         assert_ok(loss_case_run(&h));
         assert_int_equal(c.n_valid[0], h.n_valid[0]);
@@ -298,10 +298,12 @@ static void special_values_come_out_as_on_the_host(void **state)
                     like(c.out[0][k][t], h.out[0][k][t], 1e-3 + 1e-5 * fabs(h.out[0][k][t]), label,
                          names[k], &c, t, 0);
             /* where softcap saturates, the last bit of tanh makes ties */
-            if (c.config.want_correct && !c.config.softcap && c.correct[0][t] != h.correct[0][t])
+            if (c.config.want_correct && !c.config.logits.softcap &&
+                c.correct[0][t] != h.correct[0][t])
                 fail_msg("%s: token %d: correct is %d", label, t, c.correct[0][t]);
             for (int64_t j = 0; j < vocab; j++) {
-                double want = h.dz[t * vocab + j], tol = 1e-3 * (1 + 100 * (c.config.scale > 1));
+                double want = h.dz[t * vocab + j],
+                       tol = 1e-3 * (1 + 100 * (c.config.logits.scale > 1));
                 like(c.dz[t * vocab + j], want, tol + 0x1p-7 * fabs(want), label, "gradient", &c, t,
                      j);
             }
@@ -338,7 +340,7 @@ static void chunks_and_places_change_no_bit(void **state)
         loss_case_init(&c, 1, TOKENS, VOCAB, floats[d], 3, &rng);
         draw_options(&c, 7);
         spoil_targets(&c);
-        c.config.temperature = 0.7;
+        c.config.logits.temperature = 0.7;
         for (int k = 0; k < 10; k++) {
             c.config.chunk_size = chunks[k / 2];
             c.in_place = k % 2;
@@ -393,7 +395,7 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
         targets[t] = t_below(&rng, vocab);
         ones[t] = 1;
     }
-    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = vocab};
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     assert_cuda(cudaMalloc(&z, bytes + 16));
     assert_cuda(cudaMalloc(&dz, bytes + 16));
     assert_cuda(colo_k_probe_fill(z, (int64_t)bytes + 16, 3, t_rand(&rng), NULL));
@@ -458,7 +460,8 @@ static void a_captured_step_follows_its_inputs(void **state)
     enum { TOKENS = 64, VOCAB = 4000, REPLAYS = 50 };
     const int64_t tokens = TOKENS;
     const size_t bytes = (size_t)TOKENS * VOCAB * 2;
-    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = VOCAB, .want_entropy = true};
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = VOCAB,
+                                 .want_entropy = true};
     size_t stat_bytes, workspace_bytes;
     colo_comm_t *self = NULL;
     cudaStream_t stream;
@@ -526,7 +529,7 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     void *tg = gpu_put(targets, 16), *workspace = gpu_put(NULL, 4096), *stats = gpu_put(NULL, 64);
     float *logp = gpu_put(NULL, 8), before[2], after[2];
     colo_comm_t *self = NULL;
-    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 4};
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 4};
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4});
     colo_tensor_t tt = colo_tensor_cuda(tg, COLO_I64, 0, 1, &two), dt = zt;
     colo_logprob_out_t out = {.logp = logp};

@@ -212,7 +212,7 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     const size_t elem = colo_dtype_size(c->dtype), n = (size_t)(T * cols) + 1;
     colo_logprob_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
-    cfg.vocab_start = c->start[k];
+    cfg.logits.vocab_start = c->start[k];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, T, &stat_bytes));
     rank_try(colo_logprob_workspace_size(&cfg, c->dtype, T, r->size, &workspace_bytes));
     char *h = malloc(n * elem);

@@ -34,7 +34,7 @@ void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t
         .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
     loss_case_shard(&c->shape, SHARD_EVEN);
     c->config =
-        (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .vocab = vocab,
+        (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocab,
                                 .targets = probs ? COLO_DISTILL_PROBS : COLO_DISTILL_LOGITS};
     for (int64_t t = 0; t < tokens; t++) {
         double *z = c->z + t * vocab, *w = c->w + t * vocab, sum = 0;
@@ -56,9 +56,9 @@ void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t
 ref_distill_opts_t distill_case_opts(const distill_case_t *c)
 {
     return (ref_distill_opts_t){
-        .temperature = c->config.temperature,
-        .scale = c->config.scale,
-        .softcap = c->config.softcap,
+        .temperature = c->config.logits.temperature,
+        .scale = c->config.logits.scale,
+        .softcap = c->config.logits.softcap,
         .probs = c->config.targets == COLO_DISTILL_PROBS,
         .target_temperature = c->config.target_temperature,
         .target_scale = c->config.target_scale,
@@ -95,7 +95,7 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     const size_t line = (size_t)c->tokens * colo_dtype_size(stat);
     colo_distill_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
-    cfg.vocab_start = s->start[r];
+    cfg.logits.vocab_start = s->start[r];
     rank_try(where.group(world, &m->group));
     rank_try(colo_distill_saved_size(&cfg, c->tokens, &stat_bytes));
     rank_try(colo_distill_workspace_size(&cfg, s->dtype, c->tokens, s->ranks, &workspace_bytes));

@@ -42,7 +42,7 @@ void linear_case_init(linear_case_t *c, int32_t ranks, int32_t replicas, int64_t
                          .factor = {1, 1, 1}};
     c->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
     c->config.mode = COLO_LINEAR_LOGPROB;
-    c->config.logprob.vocab = vocab;
+    c->config.logprob.logits.vocab = vocab;
     c->config.logits_dtype = c->config.d_weight_dtype = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
     c->w = draw(vocab * hidden, dtype, 1, rng);
     c->b = draw(vocab, dtype, 1, rng);
@@ -96,9 +96,9 @@ void linear_case_shard(linear_case_t *c, shard_kind_t kind)
 void linear_case_options(linear_case_t *c, unsigned bits)
 {
     colo_logprob_config_t *k = &c->config.logprob;
-    k->temperature = bits & LINEAR_TAU ? 0.7 : 1;
-    k->scale = bits & LINEAR_TAU ? 1.3 : 1;
-    k->softcap = bits & LINEAR_CAP ? 5 : 0;
+    k->logits.temperature = bits & LINEAR_TAU ? 0.7 : 1;
+    k->logits.scale = bits & LINEAR_TAU ? 1.3 : 1;
+    k->logits.softcap = bits & LINEAR_CAP ? 5 : 0;
     k->label_smoothing = bits & LINEAR_SMOOTH ? 0.1 : 0;
     k->megatron_smoothing = bits & LINEAR_MEGATRON;
     k->z_loss = bits & LINEAR_ZLOSS ? 1e-2 : 0;
@@ -490,7 +490,7 @@ static colo_status_t run_rank(rank_t *k, colo_comm_t *host, colo_comm_t *world)
     rank_try(make_head(k));
     make_memory(k);
     colo_linear_logprob_config_t config = c->config;
-    config.logprob.vocab_start = c->start[k->r];
+    config.logprob.logits.vocab_start = c->start[k->r];
     rank_try(colo_linear_logprob_create(&k->linear, &config, k->head, k->tp));
     int64_t rows = max_valid_of(k) < 0 ? c->tokens : max_valid_of(k),
             chunk = colo_linear_logprob_chunk(k->linear, rows);

@@ -31,7 +31,7 @@ static inline void alone_init(alone_t *a)
     memset(a, CANARY, sizeof *a);
     a->self = NULL;
     assert_ok(colo_comm_create_self(&a->self));
-    a->cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = V, .want_entropy = true,
+    a->cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_entropy = true,
                                      .want_loss = true, .want_correct = true};
     for (int i = 0; i < T * V; i++)
         a->z[i] = (float)t_uniform(&rng);

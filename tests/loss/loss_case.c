@@ -92,7 +92,7 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
 {
     size_t n = (size_t)(tokens * vocab) + 1, t = (size_t)tokens + 1;
     *c = (loss_case_t){.ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype};
-    c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = vocab};
+    c->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = vocab};
     c->pad = 1000;
     c->z = calloc(n, sizeof(double));
     c->dz = calloc(n, sizeof(double));
@@ -141,8 +141,8 @@ void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
     const int option = i / 60 % 6;
     loss_case_init(c, ranks, 64, vocab, dtype, 40, rng);
     c->config.want_entropy = c->config.want_loss = true;
-    c->config.temperature = options[option].temperature;
-    c->config.softcap = options[option].softcap;
+    c->config.logits.temperature = options[option].temperature;
+    c->config.logits.softcap = options[option].softcap;
     c->config.label_smoothing = options[option].smoothing;
     c->config.z_loss = options[option].z_loss;
     for (int64_t t = 0; t < c->tokens; t++) {
@@ -225,9 +225,9 @@ ref_logprob_opts_t loss_case_opts(const loss_case_t *c)
 {
     const colo_logprob_config_t *k = &c->config;
     return (ref_logprob_opts_t){
-        .temperature = k->temperature,
-        .scale = k->scale,
-        .softcap = k->softcap,
+        .temperature = k->logits.temperature,
+        .scale = k->logits.scale,
+        .softcap = k->logits.softcap,
         .smoothing = k->label_smoothing,
         .z_loss = k->z_loss,
         .megatron = k->megatron_smoothing,
@@ -277,7 +277,7 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     const size_t n = (size_t)(tokens * stride) + 1, elem = colo_dtype_size(c->dtype);
     colo_logprob_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
-    cfg.vocab_start = c->start[r];
+    cfg.logits.vocab_start = c->start[r];
     rank_try(colo_logprob_saved_size(&cfg, c->dtype, tokens, &stat_bytes));
     rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
     m->logits = malloc(n * elem);

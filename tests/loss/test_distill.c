@@ -16,15 +16,15 @@ static distill_case_t c; /* large */
 static void draw_options(uint64_t *rng)
 {
     if (t_below(rng, 2))
-        c.config.temperature = 0.5 + 2 * t_uniform(rng);
+        c.config.logits.temperature = 0.5 + 2 * t_uniform(rng);
     if (t_below(rng, 2))
         c.config.target_temperature = 0.5 + 2 * t_uniform(rng);
     if (t_below(rng, 3) == 0)
-        c.config.scale = t_below(rng, 2) ? 0.25 : -0.5;
+        c.config.logits.scale = t_below(rng, 2) ? 0.25 : -0.5;
     if (t_below(rng, 3) == 0)
         c.config.target_scale = 0.5;
     if (t_below(rng, 3) == 0)
-        c.config.softcap = 4;
+        c.config.logits.softcap = 4;
     c.shape.in_place = t_below(rng, 2);
     c.shape.row_gap = t_below(rng, 4);
     c.masked = t_below(rng, 2);
@@ -68,7 +68,7 @@ static void a_student_that_is_its_teacher_has_no_kl(void **state)
             distill_case_init(&c, worlds[w], 4, 40, false, COLO_F32, COLO_F32, 3, &rng);
             loss_case_shard(&c.shape, kind);
             memcpy(c.w, c.z, sizeof c.w);
-            c.config.temperature = c.config.target_temperature = 1.7;
+            c.config.logits.temperature = c.config.target_temperature = 1.7;
             assert_ok(distill_case_run(&c));
             distill_case_compare(&c, "its own teacher");
             for (int t = 0; t < 4; t++)
@@ -94,7 +94,7 @@ static void divergence_and_cross_entropy_are_never_below_0(void **state)
             c.z[j] = loss_round(dtype, c.z[j] + (i % 2 ? 3000 : 0));
             c.w[j] = probs ? vocab == 1 : loss_round(COLO_F32, c.z[j] * (1 + 0x1p-21));
         }
-        c.config.temperature = c.config.target_temperature = i % 5 ? 0.7 : 1.3;
+        c.config.logits.temperature = c.config.target_temperature = i % 5 ? 0.7 : 1.3;
         if (probs)
             c.config.target_temperature = 1;
         assert_ok(distill_case_run(&c));
@@ -276,8 +276,8 @@ static void the_gradient_is_the_central_difference(void **state)
         for (int which = 0; which < 2; which++) {
             distill_case_init(&c, 2, T, V, probs, COLO_F64, COLO_F64, 2, &rng);
             loss_case_shard(&c.shape, SHARD_UNEVEN);
-            c.config.softcap = 3;
-            c.config.temperature = 0.7;
+            c.config.logits.softcap = 3;
+            c.config.logits.temperature = 0.7;
             c.no_ce = which;
             c.no_kl = !which;
             assert_ok(distill_case_run(&c));
@@ -326,7 +326,7 @@ static void alone_init(alone_t *a)
     uint64_t rng = 5;
     memset(a, CANARY, sizeof *a);
     assert_ok(colo_comm_create_self(&a->self));
-    a->cfg = (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .vocab = AV};
+    a->cfg = (colo_distill_config_t){COLO_DISTILL_CONFIG_INIT, .logits.vocab = AV};
     for (int i = 0; i < AT * AV; i++) {
         a->z[i] = (float)t_uniform(&rng);
         a->w[i] = (float)t_uniform(&rng);
@@ -384,7 +384,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     alone_t b;
     (void)state;
     REJECT(a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
-    REJECT(a.cfg.temperature = 0, COLO_ERR_ARG, "distill: logprob: temperature is 0");
+    REJECT(a.cfg.logits.temperature = 0, COLO_ERR_ARG, "distill: logprob: temperature is 0");
     REJECT(a.cfg.targets = 2, COLO_ERR_ARG, "targets is 2, expected logits (0) or probs (1)");
     REJECT(a.cfg.target_temperature = 0, COLO_ERR_ARG, "target_temperature is 0");
     REJECT(a.cfg.target_temperature = NAN, COLO_ERR_ARG, "target_temperature is ");
@@ -397,7 +397,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(a.targets.data = NULL, COLO_ERR_ARG, "targets: data is NULL");
     REJECT(a.masked.dtype = COLO_I8, COLO_ERR_ARG, "mask: dtype i8, expected u8");
     REJECT(a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
-    REJECT(a.cfg.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
+    REJECT(a.cfg.logits.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
     alone_init(&b);
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, NULL, &b.out, NULL, NULL,
                                       b.workspace, NULL),
@@ -423,7 +423,7 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
     (void)state;
     for (int i = 0; i < 3; i++) {
-        const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = vocabs[i]};
+        const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocabs[i]};
         size_t stats, workspace;
         assert_ok(colo_distill_saved_size(&cfg, 65536, &stats));
         assert_ok(colo_distill_workspace_size(&cfg, COLO_BF16, 65536, 8, &workspace));
@@ -470,7 +470,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     disagreement_t *d = arg;
     const int r = colo_comm_rank(world);
     const bool other = r == 1;
-    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r};
+    colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = 8,
+                                 .logits.vocab_start = 4 * r};
     float z[2 * 4] = {0}, w[2 * 4] = {0}, ce[2];
     uint8_t mask[2] = {1, 1};
     double stats[10];
@@ -484,7 +485,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     if (other && d->kind == 2)
         mask[0] = 0;
     if (other && d->kind == 3)
-        cfg.vocab_start = 3;
+        cfg.logits.vocab_start = 3;
     colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4}), wt = zt;
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
     wt.data = w;

@@ -303,7 +303,7 @@ static void auto_keeps_logits_that_fit_the_budget(void **state)
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .budget = 100 * 4096};
     linear_case_t c;
     (void)state;
-    lc.logprob.vocab = 1000; /* 4096 bytes a row */
+    lc.logprob.logits.vocab = 1000; /* 4096 bytes a row */
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_lm_head_create(&head, &hc, NULL));
     assert_ok(colo_linear_logprob_create(&linear, &lc, head, self));

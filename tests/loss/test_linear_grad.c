@@ -62,9 +62,9 @@ static void gradients_are_central_differences_of_forward(void **state)
         colo_logprob_config_t *k = &c.config.logprob;
         k->chunk_size = 3;
         k->want_entropy = k->want_loss = true;
-        k->temperature = 0.8;
-        k->scale = 1.2;
-        k->softcap = 3;
+        k->logits.temperature = 0.8;
+        k->logits.scale = 1.2;
+        k->logits.softcap = 3;
         k->label_smoothing = 0.1;
         k->z_loss = 0.03;
         c.factor[1] = -1.5;

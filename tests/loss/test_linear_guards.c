@@ -167,7 +167,7 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
     size_t bytes;
     lc.mode = COLO_LINEAR_LOGPROB;
-    lc.logprob.vocab = vocab;
+    lc.logprob.logits.vocab = vocab;
     lc.logprob.chunk_size = chunk;
     lc.logprob.want_entropy = lc.logprob.want_loss = lc.logprob.want_correct = true;
     assert_ok(colo_comm_create_self(&self));

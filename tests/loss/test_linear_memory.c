@@ -22,7 +22,7 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     colo_linear_logprob_t *linear = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT, .mode = mode};
-    lc.logprob.vocab = V;
+    lc.logprob.logits.vocab = V;
     lc.logprob.chunk_size = CHUNK;
     lc.logprob.want_entropy = true;
     assert_ok(colo_comm_create_self(&self));

@@ -147,7 +147,7 @@ static void alone_init(alone_t *a)
 {
     memset(a, 0, sizeof *a);
     a->config = (colo_linear_logprob_config_t){COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    a->config.logprob.vocab = V;
+    a->config.logprob.logits.vocab = V;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H};
     assert_ok(colo_comm_create_self(&a->self));
     assert_ok(colo_lm_head_create(&a->head, &hc, NULL));
@@ -277,7 +277,7 @@ static void configs_that_lose_digits_are_refused(void **state)
     assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_ARG,
                  "keep_in_place with logits of f32 and gradients of bf16");
     a.config.keep_in_place = false;
-    a.config.logprob.vocab = V + 1;
+    a.config.logprob.logits.vocab = V + 1;
     assert_fails(colo_linear_logprob_create(&none, &a.config, half, a.self), COLO_ERR_SHAPE,
                  "expected the whole vocabulary");
     assert_fails(colo_linear_logprob_create(&none, &a.config, half, NULL), COLO_ERR_ARG,
@@ -348,9 +348,9 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     rank_try(colo_comm_split(world, &grid, "dp", &dp));
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V / 2, .hidden = H};
     colo_linear_logprob_config_t lc = {COLO_LINEAR_LOGPROB_CONFIG_INIT};
-    lc.logprob.vocab = V;
-    lc.logprob.vocab_start = r * V / 2;
-    lc.logprob.temperature = p->what == 1 && r ? 0.5 : 1;
+    lc.logprob.logits.vocab = V;
+    lc.logprob.logits.vocab_start = r * V / 2;
+    lc.logprob.logits.temperature = p->what == 1 && r ? 0.5 : 1;
     rank_try(colo_lm_head_create(&head, &hc, dp));
     rank_try(colo_linear_logprob_create(&linear, &lc, head, tp));
     int64_t first, rows;

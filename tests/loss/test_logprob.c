@@ -25,9 +25,9 @@ enum {
 static void set_options(loss_case_t *c, unsigned bits)
 {
     colo_logprob_config_t *k = &c->config;
-    k->temperature = bits & TAU ? 0.7 : 1;
-    k->scale = bits & TAU ? 1.3 : 1;
-    k->softcap = bits & CAP ? 5 : 0;
+    k->logits.temperature = bits & TAU ? 0.7 : 1;
+    k->logits.scale = bits & TAU ? 1.3 : 1;
+    k->logits.softcap = bits & CAP ? 5 : 0;
     k->label_smoothing = bits & SMOOTH ? 0.1 : 0;
     k->megatron_smoothing = bits & MEGATRON;
     k->z_loss = bits & ZLOSS ? 1e-2 : 0;
@@ -290,7 +290,7 @@ static void a_negative_scale_turns_the_argmax_round(void **state)
     (void)state;
     loss_case_init(&c, 2, 30, 6, COLO_F64, 2, &rng);
     set_options(&c, 255);
-    c.config.scale = -0.8;
+    c.config.logits.scale = -0.8;
     run_and_compare(&c, "negative scale");
     loss_case_free(&c);
 }

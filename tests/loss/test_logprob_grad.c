@@ -34,9 +34,9 @@ static const double weights[4][3] = {{1, 0, 0}, {0, 1, 0}, {0, 0, 1}, {0.7, -1.3
 
 static void configure(loss_case_t *c, int s)
 {
-    c->config.temperature = settings[s].temperature;
-    c->config.scale = settings[s].scale;
-    c->config.softcap = settings[s].softcap;
+    c->config.logits.temperature = settings[s].temperature;
+    c->config.logits.scale = settings[s].scale;
+    c->config.logits.softcap = settings[s].softcap;
     c->config.label_smoothing = settings[s].smoothing;
     c->config.megatron_smoothing = settings[s].megatron;
     c->config.z_loss = settings[s].z_loss;

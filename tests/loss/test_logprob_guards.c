@@ -105,7 +105,7 @@ static void chunking_changes_no_bit(void **state)
 
 static void workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void **state)
 {
-    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 131072};
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 131072};
     size_t one, many, chosen, eight, wide;
     (void)state;
     cfg.chunk_size = 1;
@@ -119,7 +119,7 @@ static void workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void *
     assert_int_equal(many, 64 + 3 * 400);
     assert_true(chosen < 1 << 20);
     assert_int_equal(eight, 8 * (64 + 3 * 4000000));
-    cfg.vocab = 7;
+    cfg.logits.vocab = 7;
     assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 8, &wide));
     assert_int_equal(eight, wide);
     cfg.want_entropy = cfg.want_loss = cfg.want_correct = true;
@@ -290,7 +290,7 @@ static void ignored_rows_are_not_read(void **state)
     size_t bytes;
     for (int64_t t = 0; t <= dark; t++)
         targets[t] = -100;
-    a.cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = V};
+    a.cfg = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     assert_ok(colo_logprob_workspace_size(&a.cfg, COLO_F32, tokens, 1, &bytes));
     void *workspace = malloc(bytes);
     a.logits = colo_tensor_host(memory, COLO_F32, 2, (int64_t[]){tokens, V});

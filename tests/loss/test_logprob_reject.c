@@ -35,21 +35,21 @@ static void every_bad_config_is_refused_with_its_number(void **state)
     const double inf = 1e300 * 1e300;
     (void)state;
     REJECT(a.cfg.struct_size = 8, COLO_ERR_ARG, "struct_size is 8, expected");
-    REJECT(a.cfg.vocab = 0, COLO_ERR_ARG, "vocab is 0, expected > 0");
-    REJECT(a.cfg.vocab = -3, COLO_ERR_ARG, "vocab is -3");
-    REJECT(a.cfg.vocab_start = -1, COLO_ERR_ARG, "vocab_start is -1, expected >= 0");
-    REJECT(a.cfg.vocab_start = INT64_MAX, COLO_ERR_ARG, "9223372036854775807 + 6 columns");
-    REJECT(a.cfg.temperature = 0, COLO_ERR_ARG, "temperature is 0, expected finite and > 0");
-    REJECT(a.cfg.temperature = -1, COLO_ERR_ARG, "temperature is -1");
-    REJECT(a.cfg.temperature = inf - inf, COLO_ERR_ARG, "temperature is ");
-    REJECT(a.cfg.temperature = inf, COLO_ERR_ARG, "temperature is inf");
-    REJECT(a.cfg.temperature = 1e-310, COLO_ERR_ARG, "scale / temperature = 1 / 1e-310");
-    REJECT(a.cfg.scale = inf, COLO_ERR_ARG, "scale is inf, expected finite");
-    REJECT(a.cfg.softcap = -2, COLO_ERR_ARG, "softcap is -2");
-    REJECT(a.cfg.softcap = inf - inf, COLO_ERR_ARG, "softcap is ");
+    REJECT(a.cfg.logits.vocab = 0, COLO_ERR_ARG, "vocab is 0, expected > 0");
+    REJECT(a.cfg.logits.vocab = -3, COLO_ERR_ARG, "vocab is -3");
+    REJECT(a.cfg.logits.vocab_start = -1, COLO_ERR_ARG, "vocab_start is -1, expected >= 0");
+    REJECT(a.cfg.logits.vocab_start = INT64_MAX, COLO_ERR_ARG, "9223372036854775807 + 6 columns");
+    REJECT(a.cfg.logits.temperature = 0, COLO_ERR_ARG, "temperature is 0, expected finite and > 0");
+    REJECT(a.cfg.logits.temperature = -1, COLO_ERR_ARG, "temperature is -1");
+    REJECT(a.cfg.logits.temperature = inf - inf, COLO_ERR_ARG, "temperature is ");
+    REJECT(a.cfg.logits.temperature = inf, COLO_ERR_ARG, "temperature is inf");
+    REJECT(a.cfg.logits.temperature = 1e-310, COLO_ERR_ARG, "scale / temperature = 1 / 1e-310");
+    REJECT(a.cfg.logits.scale = inf, COLO_ERR_ARG, "scale is inf, expected finite");
+    REJECT(a.cfg.logits.softcap = -2, COLO_ERR_ARG, "softcap is -2");
+    REJECT(a.cfg.logits.softcap = inf - inf, COLO_ERR_ARG, "softcap is ");
     REJECT(a.cfg.label_smoothing = 1, COLO_ERR_ARG, "label_smoothing is 1, expected in [0, 1)");
     REJECT(a.cfg.label_smoothing = -0.5, COLO_ERR_ARG, "label_smoothing is -0.5");
-    REJECT((a.cfg.vocab = 1, a.cfg.label_smoothing = 0.1, a.cfg.megatron_smoothing = true),
+    REJECT((a.cfg.logits.vocab = 1, a.cfg.label_smoothing = 0.1, a.cfg.megatron_smoothing = true),
            COLO_ERR_ARG, "vocab - 1, and vocab is 1");
     REJECT(a.cfg.z_loss = -1, COLO_ERR_ARG, "z_loss is -1");
     REJECT(a.cfg.z_loss = inf, COLO_ERR_ARG, "z_loss is inf");
@@ -71,7 +71,7 @@ static void every_bad_tensor_is_refused_with_its_number(void **state)
     REJECT(a.target.mem = COLO_CUDA, COLO_ERR_ARG, "targets: memory kind 1");
     REJECT((a.logits.shape[1] = 5, a.logits.stride[0] = 6), COLO_ERR_SHAPE,
            "columns [0, 5) on a group of one rank, expected the whole vocabulary [0, 6)");
-    REJECT(a.cfg.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
+    REJECT(a.cfg.logits.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
 }
 
 static void an_output_that_the_config_does_not_want_is_refused(void **state)
@@ -181,7 +181,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
 {
     disagreement_t *d = arg;
     const int r = colo_comm_rank(world);
-    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r};
+    colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 8,
+                                 .logits.vocab_start = 4 * r};
     float z[2 * 4] = {0}, logp[2];
     int64_t targets[2] = {1, 2};
     double stats[6];
@@ -191,17 +192,17 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     memset(logp, CANARY, sizeof logp);
     memset(stats, CANARY, sizeof stats);
     if (r == 1 && d->kind == 0)
-        cfg.temperature = 2;
+        cfg.logits.temperature = 2;
     if (r == 1 && d->kind == 1)
         targets[1] = 3;
     if (r == 1 && d->kind == 2)
-        cfg.vocab_start = 5;
+        cfg.logits.vocab_start = 5;
     if (r == 1 && d->kind == 3)
-        cfg.vocab_start = 3;
+        cfg.logits.vocab_start = 3;
     if (d->kind == 4)
-        cfg.vocab_start = 0;
+        cfg.logits.vocab_start = 0;
     if (r == 1 && d->kind == 5)
-        cfg.softcap = -1;
+        cfg.logits.softcap = -1;
     cfg.want_entropy = r == 1 && d->kind == 7;
     const int64_t tokens = r == 1 && d->kind == 6 ? 1 : 2; /* blocks of equal size all the same */
     colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){tokens, 4});

@@ -260,7 +260,7 @@ static void smoothing_over_a_masked_column_is_infinite(void **state)
 
 static void softcap_of_infinities(loss_case_t *c)
 {
-    c->config.softcap = 4;
+    c->config.logits.softcap = 4;
     c->z[1] = INFINITY;  /* x = 4 */
     c->z[2] = -INFINITY; /* x = -4 */
     c->targets[0] = 1;
@@ -371,7 +371,7 @@ static void an_x_that_overflows_fp32_is_infinite(void **state)
     loss_case_init(&c, 2, 4, 4, COLO_F32, 0, &rng);
     c.config.want_entropy = c.config.want_loss = true;
     c.config.label_smoothing = 0.1; /* over a column at -inf: +inf */
-    c.config.scale = 100;
+    c.config.logits.scale = 100;
     c.z[1] = loss_round(COLO_F32, 1e38);
     c.z[4 + 1] = loss_round(COLO_F32, -1e38);
     for (int j = 0; j < 4; j++) {

@@ -17,11 +17,11 @@ static topk_case_t c; /* large */
 static void draw_options(uint64_t *rng)
 {
     if (t_below(rng, 2))
-        c.config.temperature = 0.5 + t_uniform(rng);
+        c.config.logits.temperature = 0.5 + t_uniform(rng);
     if (t_below(rng, 3) == 0)
-        c.config.scale = t_below(rng, 2) ? 0.25 : -0.5;
+        c.config.logits.scale = t_below(rng, 2) ? 0.25 : -0.5;
     if (t_below(rng, 3) == 0)
-        c.config.softcap = 4;
+        c.config.logits.softcap = 4;
     c.shape.in_place = t_below(rng, 2);
     c.shape.row_gap = t_below(rng, 4);
     c.masked = t_below(rng, 2);
@@ -92,7 +92,7 @@ static void a_scale_of_zero_makes_all_equal(void **state)
     uint64_t rng = t_seed() + 3;
     (void)state;
     topk_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
-    c.config.scale = 0;
+    c.config.logits.scale = 0;
     assert_ok(topk_case_run(&c));
     topk_case_compare(&c, "scale 0");
     assert_int_equal(c.got[3][4], 4);
@@ -110,7 +110,7 @@ static void log_probabilities_are_never_above_0(void **state)
             (colo_dtype_t[]){COLO_F32, COLO_F64, COLO_BF16, COLO_F16}[i / 2 % 4];
         topk_case_init(&c, i / 8 % 3 ? 2 : 1, TOPK_TOKENS, vocab, vocab, i / 24 % 2, dtype, 40,
                        &rng);
-        c.config.temperature = i / 48 ? 1.3 : 0.7;
+        c.config.logits.temperature = i / 48 ? 1.3 : 0.7;
         for (int64_t t = 0; t < TOPK_TOKENS * vocab; t++)
             c.z[t] = loss_round(dtype, c.z[t] + 3000);
         assert_ok(topk_case_run(&c));
@@ -262,8 +262,8 @@ static void the_gradient_is_the_central_difference(void **state)
     for (int topk = 0; topk < 2; topk++) {
         topk_case_init(&c, 2, T, V, K, topk, COLO_F64, 2, &rng);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
-        c.config.softcap = 3;
-        c.config.temperature = 0.7;
+        c.config.logits.softcap = 3;
+        c.config.logits.temperature = 0.7;
         assert_ok(topk_case_run(&c));
         memcpy(dz, c.dz, sizeof dz);
         memcpy(z, c.z, sizeof z);
@@ -312,7 +312,7 @@ static void alone_init(alone_t *a, bool topk)
     uint64_t rng = 5;
     memset(a, CANARY, sizeof *a);
     assert_ok(colo_comm_create_self(&a->self));
-    a->cfg = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .vocab = AV, .k = AK, .topk = topk};
+    a->cfg = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = AV, .k = AK, .topk = topk};
     for (int i = 0; i < AT * AV; i++)
         a->z[i] = (float)t_uniform(&rng);
     for (int i = 0; i < AT * AK; i++) {
@@ -366,8 +366,8 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(true, a.cfg.k = 0, COLO_ERR_ARG, "k is 0, expected 1..256");
     REJECT(true, a.cfg.k = 257, COLO_ERR_ARG, "k is 257, expected 1..256");
     REJECT(true, a.cfg.k = 7, COLO_ERR_ARG, "the 7 largest of a vocabulary of 6");
-    REJECT(true, a.cfg.temperature = 0, COLO_ERR_ARG, "topk: logprob: temperature is 0");
-    REJECT(true, a.cfg.vocab = 0, COLO_ERR_ARG, "vocab is 0");
+    REJECT(true, a.cfg.logits.temperature = 0, COLO_ERR_ARG, "topk: logprob: temperature is 0");
+    REJECT(true, a.cfg.logits.vocab = 0, COLO_ERR_ARG, "vocab is 0");
     REJECT(true, a.id_arg = &a.given, COLO_ERR_ARG, "ids are given, config.topk chooses them");
     REJECT(false, a.id_arg = NULL, COLO_ERR_ARG, "ids: tensor is NULL");
     REJECT(false, a.given.dtype = COLO_I32, COLO_ERR_ARG, "ids: dtype i32, expected i64");
@@ -468,8 +468,8 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
     (void)state;
     for (int topk = 0; topk < 2; topk++)
         for (int i = 0; i < 3; i++) {
-            const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = vocabs[i], .k = 64,
-                                            .topk = topk};
+            const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = vocabs[i],
+                                            .k = 64, .topk = topk};
             const size_t tokens = 65536, own = 40 + 16 * 64, block = 12 + 64 * (topk ? 12 : 4);
             size_t stats, workspace;
             assert_ok(colo_topk_saved_size(&cfg, (int64_t)tokens, &stats));
@@ -493,7 +493,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     disagreement_t *d = arg;
     const int r = colo_comm_rank(world);
     const bool other = r == 1;
-    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .vocab = 8, .vocab_start = 4 * r, .k = 2};
+    colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 8, .logits.vocab_start = 4 * r,
+                              .k = 2};
     float z[2 * 4] = {0}, logp[4];
     int64_t ids[4] = {1, 2, 3, 4};
     uint8_t mask[2] = {1, 1};
@@ -502,13 +503,13 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     memset(logp, CANARY, sizeof logp);
     memset(stats, CANARY, sizeof stats);
     if (other && d->kind == 0)
-        cfg.temperature = 2;
+        cfg.logits.temperature = 2;
     if (other && d->kind == 1)
         ids[3] = 5;
     if (other && d->kind == 2)
         mask[1] = 0;
     if (other && d->kind == 3)
-        cfg.vocab_start = 5;
+        cfg.logits.vocab_start = 5;
     if (other && d->kind == 4)
         cfg.ignore_index = -1;
     colo_tensor_t zt = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){2, 4});

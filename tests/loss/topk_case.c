@@ -20,7 +20,8 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     c->shape = (loss_case_t){
         .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
     loss_case_shard(&c->shape, SHARD_EVEN);
-    c->config = (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .vocab = vocab, .k = k, .topk = topk};
+    c->config =
+        (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = topk};
     for (int64_t i = 0; i < tokens * vocab; i++) {
         double s = -6;
         for (int n = 0; n < 12; n++)
@@ -36,9 +37,9 @@ void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
 
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
 {
-    return (ref_logprob_opts_t){.temperature = c->config.temperature,
-                                .scale = c->config.scale,
-                                .softcap = c->config.softcap,
+    return (ref_logprob_opts_t){.temperature = c->config.logits.temperature,
+                                .scale = c->config.logits.scale,
+                                .softcap = c->config.logits.softcap,
                                 .ignore_index = INT64_MIN};
 }
 
@@ -73,7 +74,7 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
                  stat_size = (size_t)n * colo_dtype_size(stat);
     colo_topk_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
-    cfg.vocab_start = s->start[r];
+    cfg.logits.vocab_start = s->start[r];
     rank_try(where.group(world, &m->group));
     rank_try(colo_topk_saved_size(&cfg, c->tokens, &stat_bytes));
     rank_try(colo_topk_workspace_size(&cfg, s->dtype, c->tokens, s->ranks, &workspace_bytes));

@@ -85,7 +85,7 @@ static int make(const perf_t *p, loss_args_t *a)
     size_t stat_bytes, workspace_bytes;
     void *z = NULL, *dz = NULL, *targets, *up, *out[2];
     int rc = TOOL_OK;
-    a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .vocab = p->vocab,
+    a->config = (colo_logprob_config_t){COLO_LOGPROB_CONFIG_INIT, .logits.vocab = p->vocab,
                                         .want_entropy = p->entropy};
     a->bytes = p->tokens * p->vocab * 2 / 16 * 16;
     a->host_targets = malloc(t * sizeof *a->host_targets);

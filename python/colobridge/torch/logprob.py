@@ -29,10 +29,10 @@ NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
 
 @functools.lru_cache(maxsize=256)
 def _config(start: int, vocab: int, **members: Any) -> s.LogprobConfig:
-    raw = s.LogprobConfig(struct_size=c.sizeof(s.LogprobConfig), vocab=vocab, vocab_start=start,
-                          temperature=1.0, scale=1.0, ignore_index=-100)
+    raw = s.LogprobConfig(struct_size=c.sizeof(s.LogprobConfig), ignore_index=-100,
+                          logits=s.LogitsOptions(vocab, start, temperature=1.0, scale=1.0))
     for name, value in members.items():
-        setattr(raw, name, value)
+        setattr(raw.logits if hasattr(raw.logits, name) else raw, name, value)
     call('colo_logprob_config_check', raw)
     return raw
 

@@ -354,5 +354,5 @@ def masked(what: str, mask: Any, target: Any, ignore_index: int, *of: Any) -> tu
 
 def counted(weights: Any, target: Any, config: s.LogprobConfig, real: Any) -> Any:
     """The weights of tokens that have a legal target, 0 of others; of the dtype of the losses."""
-    legal = (target >= 0) & (target < config.vocab) & (target != config.ignore_index)
+    legal = (target >= 0) & (target < config.logits.vocab) & (target != config.ignore_index)
     return weights.to(real).masked_fill(~legal, 0)

@@ -64,7 +64,7 @@ static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int 
         for (int i = 0; i < n; i++)
             x[i] = ((const float *)p->logits)[at + i];
     }
-    const double cap = p->config->softcap;
+    const double cap = p->config->logits.softcap;
     for (int i = 0; i < n; i++) {
         x[i] *= p->factor;
         if (cap > 0)
@@ -112,7 +112,7 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 r.d += seen * down;
             }
             r.m = top;
-            r.arg = p->config->vocab_start + arg;
+            r.arg = p->config->logits.vocab_start + arg;
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -148,8 +148,9 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_st
         int64_t target = p->targets[t * p->target_stride], k = t - p->block_lo;
         struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
         if (target != p->config->ignore_index) {
-            bool legal = target >= p->config->vocab_start && target < p->config->vocab;
-            r = row_stats(p, t, legal ? target - p->config->vocab_start : -1);
+            bool legal =
+                target >= p->config->logits.vocab_start && target < p->config->logits.vocab;
+            r = row_stats(p, t, legal ? target - p->config->logits.vocab_start : -1);
         }
         put(block + b->m, p->stat_dtype, k, r.m);
         put(block + b->s, p->stat_dtype, k, r.s);
@@ -217,7 +218,7 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
     }
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(p->own ? p->own : p->config->vocab);
+    g.mean = d / (double)(p->own ? p->own : p->config->logits.vocab);
     return g;
 }
 
@@ -231,7 +232,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
         int64_t target = p->targets[t * p->target_stride];
         struct merged g = {.m = 0};
         double logp = 0, loss = 0;
-        bool legal = target >= 0 && target < c->vocab, counts = target != c->ignore_index;
+        bool legal = target >= 0 && target < c->logits.vocab, counts = target != c->ignore_index;
         if (counts) {
             g = merge_row(p, t - p->block_lo, legal ? target : -1);
             valid += legal;
@@ -320,7 +321,7 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
                  g_l = upstream(p, p->upstream.d_loss, t);
     const double a = -g_p + g_l * (1 + 2 * cfg->z_loss * (m + log_sum)) + g_h * (log_sum - h),
                  b = -g_h, c = g_p - (1 - p->smoothing) * g_l,
-                 d = -p->smoothing * g_l / (double)(p->own ? p->own : cfg->vocab);
+                 d = -p->smoothing * g_l / (double)(p->own ? p->own : cfg->logits.vocab);
     double x[TILE];
     for (int64_t j = 0; j < p->true_columns; j += TILE) {
         int n = p->true_columns - j < TILE ? (int)(p->true_columns - j) : TILE;
@@ -331,8 +332,8 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
                 dx += prob * (a + b * down);
             if (j + i == target)
                 dx += c;
-            if (cfg->softcap > 0) {
-                double th = x[i] / cfg->softcap;
+            if (cfg->logits.softcap > 0) {
+                double th = x[i] / cfg->logits.softcap;
                 dx *= 1 - th * th;
             }
             x[i] = dx * p->factor;
@@ -347,14 +348,14 @@ colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_str
     const colo_logprob_config_t *c = p->config;
     for (int64_t t = p->lo; t < p->hi; t++) {
         int64_t target = p->targets[t * p->target_stride];
-        bool legal = target >= 0 && target < c->vocab;
+        bool legal = target >= 0 && target < c->logits.vocab;
         bool lost = !legal && !c->lenient_targets && (p->upstream.d_logp || p->upstream.d_loss);
         if (target == c->ignore_index)
             fill_dz(p, t, 0, p->true_columns, 0);
         else if (isnan(p->saved[t]) || lost)
             fill_dz(p, t, 0, p->true_columns, NAN);
         else
-            row_grad(p, t, legal ? target - c->vocab_start : -1);
+            row_grad(p, t, legal ? target - c->logits.vocab_start : -1);
         fill_dz(p, t, p->true_columns, p->columns, 0);
     }
     return COLO_OK;

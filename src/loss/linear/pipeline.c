@@ -77,7 +77,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
         .targets = targets->data,
         .target_stride = targets->stride[0],
         .ignore_index = c->ignore_index,
-        .vocab = c->vocab,
+        .vocab = c->logits.vocab,
         .row_of = at(k, k->m.row_of),
         .token_of = at(k, k->m.token_of),
         .row_targets = at(k, k->m.row_targets),
@@ -110,7 +110,7 @@ void colo_linear_i_make_header(struct colo_linear_call *k)
     bool on_host = colo_lm_head_config(k->l->head)->mem == COLO_HOST;
     k->pass.header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
-        .start = c->vocab_start,
+        .start = c->logits.vocab_start,
         .columns = k->pass.true_columns,
         .tokens = k->s.rows,
         .config = colo_logprob_i_hash_config(c, k->pass.dtype),

@@ -35,7 +35,7 @@ static int64_t stride_of(int64_t columns, colo_dtype_t dtype)
 /* Bytes of logits a row has on the rank that everybody reckons with. */
 static int64_t row_bytes(const colo_linear_logprob_t *l)
 {
-    int64_t ranks = colo_comm_size(l->group), vocab = l->config.logprob.vocab;
+    int64_t ranks = colo_comm_size(l->group), vocab = l->config.logprob.logits.vocab;
     int64_t columns = vocab / ranks + (vocab % ranks > 0);
     return stride_of(columns, l->config.logits_dtype) * elem_of(l->config.logits_dtype);
 }
