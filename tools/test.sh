@@ -81,12 +81,10 @@ fi
 # shellcheck disable=SC2086 # a list of names
 build build all $programs
 judge "it builds without a warning" no_warnings build || true
-say "running the tests of the release build"
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
     here+=(--no-suite planted)
     cases+=(--case "planted bugs turn tests on GPUs red=skipped")
 fi
-run_tests build "${here[@]}" "${suites[@]}"
 
 # rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of
 # that name in tests/meson.build. A build that fails is a failed case.
@@ -160,7 +158,7 @@ sanitized() {
     rerun "$name" "under $kinds" "${more[@]}"
 }
 
-if [ "$quick" = no ]; then
+reruns() {
     with_clang
     if [ ${#suites[@]} = 0 ]; then
         # The release build compiled the kernels: nvcc knows nothing of hwloc and MPI.
@@ -172,6 +170,31 @@ if [ "$quick" = no ]; then
     sanitized asan address,undefined api slow
     # TSan is for what has threads.
     sanitized tsan thread api slow serial core tools
+}
+
+# The tests of the release build wait for each other a lot. In that time, and behind them, a process
+# group of its own compiles what the reruns need; what fails there fails again, and is told, later.
+compile_ahead() {
+    run_tests() { :; }
+    judge() { "${@:2}" || true; }
+    ! has renice || renice -n 19 "$BASHPID" || true
+    reruns
+}
+
+if [ "$quick" = no ]; then
+    set -m
+    compile_ahead </dev/null >build/ahead.log 2>&1 &
+    ahead=$!
+    set +m
+    trap 'kill -- "-$ahead" 2>/dev/null || true' EXIT
+fi
+say "running the tests of the release build"
+run_tests build "${here[@]}" "${suites[@]}"
+if [ "$quick" = no ]; then
+    say "waiting for the builds of the reruns"
+    ! wait "$ahead" || configure() { :; } # it has been done
+    trap - EXIT
+    reruns
 fi
 
 say "counting"
