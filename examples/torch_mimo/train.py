@@ -5,6 +5,7 @@
     torchrun --nproc-per-node 4 train.py --device cuda            # GPUs
     torchrun --nproc-per-node 4 train.py --exchange plain         # bridge and loss on torch.distributed
     torchrun --nproc-per-node 4 train.py --compare --dtype float64 --steps 20
+    torchrun --nproc-per-node 4 train.py --ragged                 # images of any size, 0 to 3 per sample
 
 Rank 0 prints a JSON line a step and one at the end. --compare computes every step's loss and raw
 gradients through all exchanges, from the same weights, and fails where they differ.
@@ -33,6 +34,7 @@ def options(argv=None):
     p.add_argument('--dst', default='tp=2,cp=2,dp=1', help="the language model's (default %(default)s)")
     p.add_argument('--exchange', choices=list(KINDS), default='library')
     p.add_argument('--compare', action='store_true', help='all exchanges, at every step')
+    p.add_argument('--ragged', action='store_true', help='0 to 3 images per sample, cropped to their ink')
     p.add_argument('--steps', type=int, default=200)
     p.add_argument('--batch', type=int, default=64, help='samples of all ranks')
     p.add_argument('--width', type=int, default=64)
@@ -53,6 +55,8 @@ def load(device, dtype):
 
 
 class Run:
+    kinds = KINDS
+
     def __init__(self, o):
         self.o = o
         self.device = torch.device('cuda', torch.cuda.current_device()) if o.device == 'cuda' \
@@ -64,16 +68,32 @@ class Run:
                 raise SystemExit("--%s %s has %d ranks, there are %d; dp=%d must divide --batch %d"
                                  % (name, side.spec, side.grid.size, dist.get_world_size(),
                                     side.extent('dp'), o.batch))
-        self.exchanges = {name: KINDS[name](self.src, self.dst)
-                          for name in (KINDS if o.compare else [o.exchange])}
-        self.encoder = Encoder(Weights(o.seed, self.src, self.dtype, self.device), o.width)
-        self.lm = LanguageModel(Weights(o.seed + 1, self.dst, self.dtype, self.device), o.width, 4, 2)
+        self.exchanges = {name: self.kinds[name](self.src, self.dst)
+                          for name in (self.kinds if o.compare else [o.exchange])}
         self.patches, self.text = load(self.device, self.dtype)
         test = torch.arange(len(self.text)) % 6 == 5
         self.train, self.test = (~test).nonzero().flatten(), test.nonzero().flatten()
         self.rng = torch.Generator().manual_seed(o.seed)
+        self.models(o)
         self.parameters = list(self.encoder.parameters()) + list(self.lm.parameters())
         self.adam = torch.optim.Adam(self.parameters, lr=3e-3)
+
+    def models(self, o):
+        self.encoder = Encoder(Weights(o.seed, self.src, self.dtype, self.device), o.width)
+        self.lm = LanguageModel(Weights(o.seed + 1, self.dst, self.dtype, self.device), o.width, 4, 2)
+
+    def draw(self, among, count):
+        return among[torch.randint(len(among), (count,), generator=self.rng)]
+
+    def groups(self):
+        """Which ranks share the parameters of each half."""
+        return (self.encoder, self.src.group('dp')), (self.lm, self.dst.group('cp', 'dp'))
+
+    def after_step(self):
+        pass
+
+    def table(self):
+        return []
 
     def mine(self, side, picked):
         """This rank's samples of a batch, by dp."""
@@ -92,8 +112,7 @@ class Run:
         hidden, targets = self.hidden(exchange, picked)
         loss = exchange.loss(hidden, self.lm.head, targets)
         loss.backward()
-        for module, group in ((self.encoder, self.src.group('dp')),
-                              (self.lm, self.dst.group('cp', 'dp'))):
+        for module, group in self.groups():
             for p in module.parameters():
                 if group is not None:
                     dist.all_reduce(p.grad, group=group)
@@ -108,6 +127,17 @@ class Run:
         dist.all_reduce(worst, op=dist.ReduceOp.MAX)
         return float(worst)
 
+    def best(self, hidden):
+        """The likeliest byte at each position."""
+        best, at = (hidden @ self.lm.head.t()).max(-1)
+        at = at + self.dst.coord('tp') * self.lm.head.shape[0]
+        if self.dst.group('tp') is not None:
+            top = best.clone()
+            dist.all_reduce(top, op=dist.ReduceOp.MAX, group=self.dst.group('tp'))
+            at = torch.where(best == top, at, torch.zeros_like(at))
+            dist.all_reduce(at, op=dist.ReduceOp.MAX, group=self.dst.group('tp'))
+        return at
+
     def accuracy(self):
         """Share of held-out captions whose every byte is the likeliest one, given those before it."""
         exchange = next(iter(self.exchanges.values()))
@@ -115,15 +145,7 @@ class Run:
         picked = self.test[:len(self.test) // unit * unit]
         with torch.no_grad():
             hidden, targets = self.hidden(exchange, picked)
-            logits = hidden @ self.lm.head.t()
-            best, at = logits.max(-1)
-            at = at + self.dst.coord('tp') * self.lm.head.shape[0]
-            if self.dst.group('tp') is not None:
-                top = best.clone()
-                dist.all_reduce(top, op=dist.ReduceOp.MAX, group=self.dst.group('tp'))
-                at = torch.where(best == top, at, torch.zeros_like(at))
-                dist.all_reduce(at, op=dist.ReduceOp.MAX, group=self.dst.group('tp'))
-            wrong = ((at != targets) & (targets != -100)).sum(1)
+            wrong = ((self.best(hidden) != targets) & (targets != -100)).sum(1)
             if self.dst.group('cp') is not None:
                 dist.all_reduce(wrong, group=self.dst.group('cp'))
             right = (wrong == 0).sum().double()
@@ -137,7 +159,7 @@ class Run:
         bound = 2e-4 if self.dtype == torch.float32 else 1e-10
         losses, say = [], dist.get_rank() == 0
         for step in range(self.o.steps):
-            picked = self.train[torch.randint(len(self.train), (self.o.batch,), generator=self.rng)]
+            picked = self.draw(self.train, self.o.batch)
             seen = {}
             for name, exchange in self.exchanges.items():
                 loss, grads = self.step(exchange, picked)
@@ -149,13 +171,25 @@ class Run:
                     raise AssertionError('step %d: loss or gradients differ by %s from plain, expected '
                                          'at most %g' % (step, line['differ'], bound))
             self.adam.step()
+            self.after_step()
             losses.append(loss)
             if say:
                 print(json.dumps(line), flush=True)
         self.right = self.accuracy()
         if say:
             print(json.dumps({'exact': self.right, 'steps': self.o.steps}), flush=True)
+        for line in self.table():
+            if say:
+                print(line, flush=True)
         return losses
+
+
+def made(o):
+    """The run of these options."""
+    if o.ragged:
+        from ragged import RaggedRun
+        return RaggedRun(o)
+    return Run(o)
 
 
 def main():
@@ -167,7 +201,7 @@ def main():
     else:
         torch.set_num_threads(1)
         dist.init_process_group('gloo')
-    Run(o)()
+    made(o)()
     dist.barrier()
     dist.destroy_process_group()
 

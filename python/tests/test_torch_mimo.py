@@ -14,11 +14,12 @@ torch = pytest.importorskip('torch')
 EXAMPLE = Path(__file__).resolve().parents[2] / 'examples/torch_mimo'
 sys.path.insert(0, str(EXAMPLE))
 
+import colobridge as cb  # noqa: E402
 import train  # noqa: E402
 
 
 def run(rank, *argv):
-    made = train.Run(train.options(list(argv)))
+    made = train.made(train.options(list(argv)))
     return made(), made.right
 
 
@@ -54,6 +55,33 @@ def broken(rank):
     made()
 
 
+@pytest.mark.parametrize('src, dst', [('dp=4', 'tp=2,cp=2'), ('tp=2,dp=2', 'cp=2,dp=2'), ('cp=2,dp=2', 'cp=4')])
+def test_ragged_losses_and_gradients_agree_step_by_step(world, src, dst):
+    said = world.run(run, '--ragged', '--src', src, '--dst', dst, '--compare', '--steps', '2', *SMALL)
+    assert all(s == said[0] for s in said)
+
+
+@pytest.mark.parametrize('wrong', ['the gradient is halved', 'a segment is one position off'])
+def test_what_is_wrong_with_the_ragged_bridge_is_seen(world, wrong):
+    with pytest.raises(AssertionError, match='loss or gradients differ'):
+        world.run(broken_ragged, wrong)
+
+
+def broken_ragged(rank, wrong):
+    made = train.made(train.options(['--ragged', '--compare', '--steps', '1', *SMALL]))
+    library, good = made.exchanges['library'], made.exchanges['library'].merge
+
+    def merge(x, embedded, batch):
+        if wrong == 'the gradient is halved':
+            return good(x.detach() + 0.5 * (x - x.detach()), embedded, batch)
+        pos = list(batch.tables['pos'])
+        pos[0] += 1
+        other = cb.Segments(**dict(batch.tables, pos=pos))
+        return library.carry(x, other, into=embedded)
+    library.merge = merge
+    made()
+
+
 def torchrun():
     """The command, None where it does not start: that of PyTorch 1.13 under Python 3.11, and of a 2.6
     that was built without libuv, as Debian 13's."""
@@ -81,9 +109,18 @@ def launched(*argv):
             MASTER_PORT=str(port))) for r in range(4)]
     said = [process.communicate(timeout=200)[0] for process in started]
     assert [process.returncode for process in started] == [0] * len(started)
-    return [json.loads(line) for line in said[0].splitlines() if line.startswith('{')]
+    return [json.loads(line) if line.startswith('{') else line for line in said[0].splitlines()]
 
 
 def test_it_trains_when_launched():
     lines = launched('--steps', '25', '--width', '32')
     assert lines[24]['loss'] < 0.6 * lines[0]['loss'] and 'exact' in lines[-1]
+
+
+def test_it_trains_on_ragged_batches_and_ends_with_a_table():
+    lines = launched('--ragged', '--steps', '15', '--width', '32', '--batch', '32')
+    assert lines[14]['loss'] < 0.6 * lines[0]['loss'] and 'exact' in lines[15]
+    table = {line.rpartition('  ')[0].strip(): line.split()[-1] for line in lines[16:] if line}
+    before, after = float(table['each image where its sample is']), float(table['balanced'])
+    assert 1 <= after < before and after < 1.1
+    assert 0 < float(table['library']) < float(table['all-gather and all-reduce'])
