@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk_largest.cu - the ladder of the k largest of a row, with the row's statistics: per token of
+ * topk.cu - the ladder of the k largest of a row, with the row's statistics: per token of
  * [T, V] bf16 logits the k largest columns in order, of equal ones the first, and what logprob's
  * forward needs. The logits must be read once; the limit is a kernel that only sums their bits.
  *
