@@ -405,8 +405,8 @@ static colo_status_t check_call(colo_bridge_t *b, colo_pass_t pass, const colo_t
     return check_places(b, in, out, in_name, out_name, stream, q, capturing);
 }
 
-/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose fate is not
- * that of a comm they were split from. */
+/* A failure that peers do not share. With COLLECTIVE they wait in the groups, whose error state is
+ * not that of a comm they were split from. */
 static colo_status_t fail_all(colo_bridge_t *b, colo_status_t st)
 {
     if (b->coll.gather)

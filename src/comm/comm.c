@@ -3,7 +3,8 @@
  * comm.c - what a communicator is, whatever its backend: ranks, names, settings, life and death.
  *
  * A comm belongs to one thread. What other threads may touch (abort, dump) goes through the
- * backend's fate or the lock. A comm that failed keeps answering getters, dump, check and destroy.
+ * backend's error state or the lock. A comm that failed keeps answering getters, dump, check and
+ * destroy.
  *
  * Left to others: operations (comm/collectives.c), counters and ring (stats.c), agreement
  * (agree.c), smaller comms (split.c), moving and waiting (threads.c, self.c,

@@ -3,13 +3,12 @@
  * error-state.h (private) - what killed a group, once and for all.
  *
  * The first error wins. Between processes an error of an older operation takes its place
- * (colo_fate_replace), because ranks that are late go on with what all had agreed on before. The
- * rank whose own mistake it was keeps its own status, the others see
- * COLO_ERR_PEER with its sentence; a culprit of -1 means the error is everybody's (a timeout, a
- * mismatch, an abort).
+ * (colo_error_state_replace), because ranks that are late go on with what all had agreed on before.
+ * The rank whose own mistake it was keeps its own status, the others see COLO_ERR_PEER with its
+ * sentence; a culprit of -1 means the error is everybody's (a timeout, a mismatch, an abort).
  */
-#ifndef COLO_COMM_FATE_H
-#define COLO_COMM_FATE_H
+#ifndef COLO_COMM_ERROR_STATE_H
+#define COLO_COMM_ERROR_STATE_H
 
 #include <colobridge/status.h>
 
@@ -17,15 +16,15 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
-typedef struct colo_fate {
+typedef struct colo_error_state {
     _Atomic int32_t status; /* 0 while alive */
     int32_t culprit;
     pthread_mutex_t lock;
     char who[48]; /* "rank 3" or "rank 1 (world rank 3)" */
     char sentence[900];
-} colo_fate_t;
+} colo_error_state_t;
 
-static inline void colo_fate_init(colo_fate_t *f)
+static inline void colo_error_state_init(colo_error_state_t *f)
 {
     atomic_init(&f->status, COLO_OK);
     f->culprit = -1;
@@ -33,21 +32,21 @@ static inline void colo_fate_init(colo_fate_t *f)
     pthread_mutex_init(&f->lock, NULL);
 }
 
-static inline void colo_fate_fini(colo_fate_t *f)
+static inline void colo_error_state_fini(colo_error_state_t *f)
 {
     pthread_mutex_destroy(&f->lock);
 }
 
-static inline bool colo_fate_sealed(const colo_fate_t *f)
+static inline bool colo_error_state_is_set(const colo_error_state_t *f)
 {
     return atomic_load_explicit(&f->status, memory_order_acquire) != COLO_OK;
 }
 
-static inline void colo_fate_set_(colo_fate_t *f, bool replace, colo_status_t status,
-                                  int32_t culprit, int64_t world_rank, const char *sentence)
+static inline void colo_error_state_write(colo_error_state_t *f, bool replace, colo_status_t status,
+                                          int32_t culprit, int64_t world_rank, const char *sentence)
 {
     pthread_mutex_lock(&f->lock);
-    if (replace || !colo_fate_sealed(f)) {
+    if (replace || !colo_error_state_is_set(f)) {
         f->culprit = culprit;
         if (world_rank == culprit)
             snprintf(f->who, sizeof f->who, "rank %d", (int)culprit);
@@ -60,23 +59,24 @@ static inline void colo_fate_set_(colo_fate_t *f, bool replace, colo_status_t st
     pthread_mutex_unlock(&f->lock);
 }
 
-static inline void colo_fate_seal(colo_fate_t *f, colo_status_t status, int32_t culprit,
-                                  int64_t world_rank, const char *sentence)
+static inline void colo_error_state_set(colo_error_state_t *f, colo_status_t status,
+                                        int32_t culprit, int64_t world_rank, const char *sentence)
 {
-    colo_fate_set_(f, false, status, culprit, world_rank, sentence);
+    colo_error_state_write(f, false, status, culprit, world_rank, sentence);
 }
 
-static inline void colo_fate_replace(colo_fate_t *f, colo_status_t status, int32_t culprit,
-                                     int64_t world_rank, const char *sentence)
+static inline void colo_error_state_replace(colo_error_state_t *f, colo_status_t status,
+                                            int32_t culprit, int64_t world_rank,
+                                            const char *sentence)
 {
-    colo_fate_set_(f, true, status, culprit, world_rank, sentence);
+    colo_error_state_write(f, true, status, culprit, world_rank, sentence);
 }
 
 /* What @rank is told: COLO_OK, or a status with its sentence. */
-static inline colo_status_t colo_fate_tell(const colo_fate_t *f, int32_t rank, char *sentence,
-                                           size_t cap)
+static inline colo_status_t colo_error_state_notify(const colo_error_state_t *f, int32_t rank,
+                                                    char *sentence, size_t cap)
 {
-    if (!colo_fate_sealed(f))
+    if (!colo_error_state_is_set(f))
         return COLO_OK;
     pthread_mutex_t *lock = (pthread_mutex_t *)&f->lock;
     pthread_mutex_lock(lock);

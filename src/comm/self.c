@@ -3,8 +3,8 @@
  * self.c - a comm of one rank, where an interface wants a group and the group has size 1.
  *
  * Every collective is a copy of the caller's buffer or nothing. Works without threads, MPI or a
- * GPU; its children are comms of one rank as well, each with a fate of its own, for nobody waits
- * here.
+ * GPU; its children are comms of one rank as well, each with an error state of its own, for nobody
+ * waits here.
  */
 #include "comm/comm.h"
 #include "comm/error-state.h"
@@ -56,11 +56,11 @@ static colo_status_t self_exchange(colo_comm_t *c, const colo_message_t *sends, 
 
 static colo_status_t attach(colo_comm_t *c)
 {
-    colo_fate_t *fate = malloc(sizeof *fate);
-    if (!fate)
-        return colo_fail(COLO_ERR_NOMEM, "comm of one rank: %zu bytes", sizeof *fate);
-    colo_fate_init(fate);
-    c->impl = fate;
+    colo_error_state_t *error = malloc(sizeof *error);
+    if (!error)
+        return colo_fail(COLO_ERR_NOMEM, "comm of one rank: %zu bytes", sizeof *error);
+    colo_error_state_init(error);
+    c->impl = error;
     return COLO_OK;
 }
 
@@ -72,17 +72,17 @@ static colo_status_t self_subset(colo_comm_t *parent, const int32_t *members, in
 
 static void self_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
-    colo_fate_seal(c->impl, status, -1, -1, sentence);
+    colo_error_state_set(c->impl, status, -1, -1, sentence);
 }
 
 static colo_status_t self_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
-    return colo_fate_tell(c->impl, 0, sentence, cap);
+    return colo_error_state_notify(c->impl, 0, sentence, cap);
 }
 
 static void self_destroy(colo_comm_t *c)
 {
-    colo_fate_fini(c->impl);
+    colo_error_state_fini(c->impl);
     free(c->impl);
     c->impl = NULL;
 }

@@ -37,8 +37,8 @@ colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence,
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     const struct colo_nctx *x = c->impl;
-    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
-    if (st == COLO_OK) /* its fate is sealed by whoever looks */
+    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
+    if (st == COLO_OK) /* its error state is sealed by whoever looks */
         st = colo_nccl_look_at_peer((struct colo_nctx *)c->impl, sentence, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
 }
@@ -56,7 +56,7 @@ void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sente
     char kept[900];
     if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
         x->control->ops->fail(x->control, status, sentence);
-    colo_fate_seal(&x->fate, status, -1, -1, sentence);
+    colo_error_state_set(&x->error, status, -1, -1, sentence);
 }
 
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
@@ -82,7 +82,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     struct colo_nctx *x = calloc(1, sizeof *x);
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
-    colo_fate_init(&x->fate);
+    colo_error_state_init(&x->error);
     x->base.device = f->device;
     x->family = f;
     x->comm = c;
@@ -146,7 +146,7 @@ void colo_nccl_destroy(colo_comm_t *c)
         colo_nccl_family_destroy(f, true);
     colo_peer_drop(atomic_load(&x->base.peer));
     colo_comm_destroy(&x->control);
-    colo_fate_fini(&x->fate);
+    colo_error_state_fini(&x->error);
     free(x);
     c->impl = NULL;
 }

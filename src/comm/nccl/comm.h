@@ -6,7 +6,7 @@
  *          links, a guard thread that tears links down when a comm of theirs has failed or an
  *          operation is late.
  * link     an ncclComm_t and the ranks that it joins, counted. Unused ones are kept, a few.
- * ctx      one comm: a fate, a link as soon as one of its operations needs it.
+ * ctx      one comm: an error state, a link as soon as one of its operations needs it.
  * route    the link of some ranks of a comm: a bridge's messages.
  */
 #ifndef COLO_COMM_COMM_NCCL_H
@@ -75,7 +75,7 @@ struct colo_nctx {         /* colo_comm.impl */
     colo_comm_t *comm;
     struct colo_link *link;   /* a reference; NULL: not connected yet */
     struct colo_route *route; /* under the family's lock, as link */
-    colo_fate_t fate;
+    colo_error_state_t error;
     int32_t rank;
     int64_t id;                 /* of this comm in the family, > 0 */
     colo_comm_t *control;       /* owned */

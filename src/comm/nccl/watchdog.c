@@ -194,7 +194,7 @@ static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct col
 static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
 {
     char sentence[900];
-    bool dead = colo_fate_sealed(&x->fate) ||
+    bool dead = colo_error_state_is_set(&x->error) ||
                 colo_nccl_look_at_peer(x, sentence, sizeof sentence) != COLO_OK ||
                 colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
                 (x->link && look_at_link(f, x, x->link));
@@ -242,7 +242,7 @@ static void look_at_clock(struct colo_nfamily *f)
     struct colo_nctx *x = f->ctx;
     while (x && x->id != word(f, COLO_WORD_CTX))
         x = x->next;
-    if (!x || colo_fate_sealed(&x->fate))
+    if (!x || colo_error_state_is_set(&x->error))
         return;
     const int64_t ms = colo_comm_i_timeout(x->comm);
     if ((now - f->since) * 1e3 < (double)ms)

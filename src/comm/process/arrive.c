@@ -89,7 +89,7 @@ void colo_p2p_unstash(struct colo_ctx *x)
 
 /* ---- sorting ---- */
 
-/* @x: NULL for the fate of all */
+/* @x: NULL for the error state of all */
 static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_frame_t *frame,
                       const void *payload)
 {
@@ -100,7 +100,7 @@ static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_fram
     const int64_t culprit = (int64_t)frame->count;
     const int32_t named = culprit >= 0 && culprit < (x ? x->size : f->size) ? (int32_t)culprit : -1;
     if (!x)
-        colo_fate_seal(&f->fate, status, named, named, sentence);
+        colo_error_state_set(&f->error, status, named, named, sentence);
     else if (colo_p2p_take_fault(x, frame->seq, status, named, sentence))
         colo_p2p_begin_no_more(x);
 }
@@ -233,7 +233,7 @@ static void peer_lost(struct colo_family *f, int32_t peer)
     snprintf(sentence, sizeof sentence,
              "world rank %d ended without destroying its communicators, or was killed: %s",
              (int)peer, f->ops->why(f->wire));
-    colo_fate_seal(&f->fate, COLO_ERR_PEER, -1, -1, sentence);
+    colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, sentence);
     colo_p2p_reap(f);
 }
 
@@ -250,7 +250,7 @@ void colo_p2p_progress(struct colo_family *f)
         } else if (got == -1) {
             peer_lost(f, peer);
         } else if (got == -2) {
-            colo_fate_seal(&f->fate, COLO_ERR_STATE, -1, -1, f->ops->why(f->wire));
+            colo_error_state_set(&f->error, COLO_ERR_STATE, -1, -1, f->ops->why(f->wire));
             return;
         }
     }

@@ -6,12 +6,12 @@
  * split and its members, which all members know. A left group stays as a zombie until all its
  * members have left, so that frames that are still under way find it.
  *
- * Each rank keeps its own copy of a group's fate, and from which operation on it holds: ranks that
- * are in an older one may still end it well. Who seals it by itself tells all members at once. Who
- * hears of it seals its own; if it has not begun an operation before that one, it never will, and
- * tells all members from which on it is missing. A fault in an older operation takes the place of
- * one in a newer: nobody waits for a rank that failed before. Two ranks may find two faults at the
- * same time and then keep different sentences, never one dead and one alive.
+ * Each rank keeps its own copy of a group's error state, and from which operation on it holds:
+ * ranks that are in an older one may still end it well. Who seals it by itself tells all members at
+ * once. Who hears of it seals its own; if it has not begun an operation before that one, it never
+ * will, and tells all members from which on it is missing. A fault in an older operation takes the
+ * place of one in a newer: nobody waits for a rank that failed before. Two ranks may find two
+ * faults at the same time and then keep different sentences, never one dead and one alive.
  *
  * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
  * abort from another thread is sealed here at once and told by the owner's next step.
@@ -79,33 +79,33 @@ void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const v
     send_frame(x->family, x->world[to], frame, payload);
 }
 
-static void fill_fail(colo_frame_t *frame, const colo_fate_t *fate, uint64_t dead_from)
+static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint64_t dead_from)
 {
     *frame = (colo_frame_t){
         .kind = COLO_FRAME_FAIL,
         .seq = dead_from,
-        .desc = (uint64_t)(int64_t)atomic_load(&fate->status),
-        .count = (uint64_t)(int64_t)fate->culprit,
-        .bytes = strnlen(fate->sentence, COLO_FAIL_TEXT),
+        .desc = (uint64_t)(int64_t)atomic_load(&error->status),
+        .count = (uint64_t)(int64_t)error->culprit,
+        .bytes = strnlen(error->sentence, COLO_FAIL_TEXT),
     };
 }
 
 static void tell_members(struct colo_ctx *x)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &x->fate, x->dead_from);
+    fill_fail(&frame, &x->error, x->dead_from);
     for (int32_t r = 0; r < x->size; r++)
         if (r != x->rank && !x->peer[r].gone)
-            colo_p2p_frame(x, r, &frame, x->fate.sentence);
+            colo_p2p_frame(x, r, &frame, x->error.sentence);
 }
 
 static void tell_all(struct colo_family *f)
 {
     colo_frame_t frame;
-    fill_fail(&frame, &f->fate, 0);
+    fill_fail(&frame, &f->error, 0);
     frame.from = f->rank;
     for (int32_t r = 0; r < f->size; r++)
-        send_frame(f, r, &frame, f->fate.sentence);
+        send_frame(f, r, &frame, f->error.sentence);
 }
 
 void colo_p2p_tell(struct colo_family *f)
@@ -121,17 +121,19 @@ void colo_p2p_tell(struct colo_family *f)
 
 bool colo_p2p_doomed(const struct colo_ctx *x)
 {
-    return (colo_fate_sealed(&x->fate) && x->seq >= x->dead_from) ||
-           colo_fate_sealed(&x->family->fate);
+    return (colo_error_state_is_set(&x->error) && x->seq >= x->dead_from) ||
+           colo_error_state_is_set(&x->family->error);
 }
 
 bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
                          const char *sentence)
 {
-    if (colo_fate_sealed(&x->family->fate) || (colo_fate_sealed(&x->fate) && seq >= x->dead_from))
+    if (colo_error_state_is_set(&x->family->error) ||
+        (colo_error_state_is_set(&x->error) && seq >= x->dead_from))
         return false;
     x->dead_from = seq;
-    colo_fate_replace(&x->fate, status, culprit, culprit < 0 ? -1 : x->world[culprit], sentence);
+    colo_error_state_replace(&x->error, status, culprit, culprit < 0 ? -1 : x->world[culprit],
+                             sentence);
     return true;
 }
 
@@ -152,9 +154,9 @@ void colo_p2p_begin_no_more(struct colo_ctx *x)
 void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
                        const char *sentence)
 {
-    if (colo_fate_sealed(&f->fate))
+    if (colo_error_state_is_set(&f->error))
         return;
-    colo_fate_seal(&f->fate, status, culprit, culprit, sentence);
+    colo_error_state_set(&f->error, status, culprit, culprit, sentence);
     atomic_store(&f->untold, true);
 }
 
@@ -170,7 +172,7 @@ static bool all_gone(const struct colo_ctx *x)
 
 static void ctx_free(struct colo_ctx *x)
 {
-    colo_fate_fini(&x->fate);
+    colo_error_state_fini(&x->error);
     free(x->world);
     free(x->peer);
     free(x->eager);
@@ -202,7 +204,7 @@ static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key
     struct colo_ctx *x = calloc(1, sizeof *x);
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
-    colo_fate_init(&x->fate);
+    colo_error_state_init(&x->error);
     x->family = f;
     x->key = key ? key : 1;
     x->rank = c->rank;
@@ -281,7 +283,7 @@ static void family_free(struct colo_family *f, bool clean)
         free(s);
     }
     pthread_mutex_destroy(&f->lock);
-    colo_fate_fini(&f->fate);
+    colo_error_state_fini(&f->error);
     free(f->closed);
     free(f->stashed);
     free(f);
@@ -310,7 +312,7 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t 
     f->closed[rank] = true;
     f->nclosed = 1;
     pthread_mutex_init(&f->lock, NULL);
-    colo_fate_init(&f->fate);
+    colo_error_state_init(&f->error);
     colo_p2p_own(f);
 
     colo_comm_t *c = NULL;
@@ -339,8 +341,8 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
     struct colo_family *f = x->family;
     bool news;
     if (status == COLO_ERR_ABORTED) {
-        news = !colo_fate_sealed(&f->fate);
-        colo_fate_seal(&f->fate, status, -1, -1, sentence);
+        news = !colo_error_state_is_set(&f->error);
+        colo_error_state_set(&f->error, status, -1, -1, sentence);
         if (news)
             atomic_store(&f->untold, true);
     } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
@@ -367,10 +369,10 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
         colo_p2p_progress(f);
         pthread_mutex_unlock(&f->lock);
     }
-    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
     if (st != COLO_OK)
         return st;
-    return colo_fate_tell(&f->fate, f->rank, sentence, cap);
+    return colo_error_state_notify(&f->error, f->rank, sentence, cap);
 }
 
 /* ---- leaving ---- */
@@ -378,9 +380,9 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
 /* Whoever hears that this rank left should know why, even when the news of its death is late. */
 static void say_bye(struct colo_ctx *x)
 {
-    if (colo_fate_sealed(&x->family->fate))
+    if (colo_error_state_is_set(&x->family->error))
         tell_all(x->family);
-    if (colo_fate_sealed(&x->fate))
+    if (colo_error_state_is_set(&x->error))
         tell_members(x);
     colo_frame_t bye = {.kind = COLO_FRAME_BYE,
                         .seq = x->seq,

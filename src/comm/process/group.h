@@ -2,13 +2,12 @@
 /*
  * group.h (private) - communicators of ranks in different processes, over any wire.
  *
- * family   all communicators that came from one wire: the wire, the fate shared by all (aborts,
- *          processes that died), frames that came before their group was made.
- * ctx      one group: a key that every member computes alike (no agreement is needed to make one),
- *          a fate, and for each peer at most two heads that came early.
- * round    one step of an operation: exactly one message, perhaps empty, to and from each peer that
- *          takes part. Both sides send a head first and compare; nothing is written to a caller's
- *          memory before all heads are there and agree.
+ * family   all communicators that came from one wire: the wire, the error state shared by all
+ * (aborts, processes that died), frames that came before their group was made. ctx      one group:
+ * a key that every member computes alike (no agreement is needed to make one), an error state, and
+ * for each peer at most two heads that came early. round    one step of an operation: exactly one
+ * message, perhaps empty, to and from each peer that takes part. Both sides send a head first and
+ * compare; nothing is written to a caller's memory before all heads are there and agree.
  *
  * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
@@ -59,7 +58,7 @@ struct colo_ctx { /* colo_comm.impl */
     char name[32];        /* for the sentences of frames that come between operations */
     int32_t *world;       /* [size] owned; ranks on the wire */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
-    colo_fate_t fate;
+    colo_error_state_t error;
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
     _Atomic bool untold; /* sealed by a thread that may not talk */
 
@@ -98,7 +97,7 @@ struct colo_family {
     bool *closed;    /* [size] */
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
-    colo_fate_t fate;
+    colo_error_state_t error;
     _Atomic bool untold;
 };
 

@@ -72,9 +72,9 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
 static colo_status_t verdict(const struct colo_ctx *x)
 {
     char sentence[1000];
-    colo_status_t st = colo_fate_tell(&x->fate, x->rank, sentence, sizeof sentence);
+    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, sizeof sentence);
     if (st == COLO_OK)
-        st = colo_fate_tell(&x->family->fate, x->family->rank, sentence, sizeof sentence);
+        st = colo_error_state_notify(&x->family->error, x->family->rank, sentence, sizeof sentence);
     return colo_fail(st, "%s", sentence);
 }
 
@@ -316,7 +316,8 @@ bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *
 {
     struct colo_peer_step *l = &x->lane[frame->from];
     if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
-        return colo_fate_sealed(&x->fate) || colo_fate_sealed(&x->family->fate); /* under way */
+        return colo_error_state_is_set(&x->error) ||
+               colo_error_state_is_set(&x->family->error); /* under way */
     const int64_t bytes = (int64_t)frame->bytes;
     if (bytes <= 0 || bytes > l->in_left || bytes % l->in.elem != 0)
         return false;
@@ -376,7 +377,7 @@ static int32_t unmet(const struct colo_ctx *x)
     return -1;
 }
 
-/* Someone who will not come any more, or @peer when time is over: seals the fate. */
+/* Someone who will not come any more, or @peer when time is over: seals the error state. */
 static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeout_ms)
 {
     for (int32_t i = 0; i < x->nactive; i++) {

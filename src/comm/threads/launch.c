@@ -37,7 +37,7 @@ static void root_release(struct colo_root *root)
 {
     if (atomic_fetch_sub(&root->refs, 1) != 1)
         return;
-    colo_fate_fini(&root->fate);
+    colo_error_state_fini(&root->error);
     free(root);
 }
 
@@ -47,7 +47,7 @@ static struct colo_root *root_new(int32_t ranks)
     if (!root)
         return NULL;
     atomic_init(&root->refs, 1);
-    colo_fate_init(&root->fate);
+    colo_error_state_init(&root->error);
     return root;
 }
 
@@ -63,7 +63,7 @@ static struct colo_hub *hub_new(struct colo_root *root, int32_t size)
     atomic_fetch_add(&root->refs, 1);
     hub->root = root;
     hub->size = size;
-    colo_fate_init(&hub->fate);
+    colo_error_state_init(&hub->error);
     pthread_mutex_init(&hub->lock, NULL);
     return hub;
 }
@@ -79,7 +79,7 @@ void colo_hub_release(struct colo_hub *hub)
     }
     root_release(hub->root);
     pthread_mutex_destroy(&hub->lock);
-    colo_fate_fini(&hub->fate);
+    colo_error_state_fini(&hub->error);
     free(hub);
 }
 
@@ -187,8 +187,8 @@ static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
         snprintf(run->sentence, sizeof run->sentence, "%s", sentence);
     }
     pthread_mutex_unlock(&run->lock);
-    colo_fate_seal(&run->hub->root->fate, status, status == COLO_ERR_PEER ? -1 : rank, rank,
-                   sentence);
+    colo_error_state_set(&run->hub->root->error, status, status == COLO_ERR_PEER ? -1 : rank, rank,
+                         sentence);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */

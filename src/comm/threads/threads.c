@@ -11,8 +11,9 @@
  *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
  *            open for this operation?), and an operation ends, also by failing, by closing the slot
  *            and waiting until nobody has it pinned. So no one reads a buffer whose call returned.
- *   fates    the first error seals the hub's fate (or the root's, shared by all hubs of one run);
- *            every wait looks at both. A slot that is closed early is looked at after the fate.
+ *   error states    the first error seals the hub's error state (or the root's, shared by all hubs
+ * of one run); every wait looks at both. A slot that is closed early is looked at after the error
+ * state.
  *
  * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
@@ -47,22 +48,23 @@ struct wait {
 static void seal(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
 {
     struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    colo_fate_seal(&hub->fate, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
-                   sentence);
+    colo_error_state_set(&hub->error, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
+                         sentence);
 }
 
 colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     const struct colo_threads *t = c->impl;
-    colo_status_t st = colo_fate_tell(&t->hub->fate, c->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&t->hub->error, c->rank, sentence, cap);
     if (st != COLO_OK)
         return st;
-    return colo_fate_tell(&t->hub->root->fate, t->hub->slot[c->rank].origin, sentence, cap);
+    return colo_error_state_notify(&t->hub->root->error, t->hub->slot[c->rank].origin, sentence,
+                                   cap);
 }
 
 static bool doomed(const struct colo_threads *t)
 {
-    return colo_fate_sealed(&t->hub->fate) || colo_fate_sealed(&t->hub->root->fate);
+    return colo_error_state_is_set(&t->hub->error) || colo_error_state_is_set(&t->hub->root->error);
 }
 
 static colo_status_t verdict(colo_comm_t *c)
@@ -561,7 +563,7 @@ static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sente
 {
     struct colo_threads *t = c->impl;
     if (status == COLO_ERR_ABORTED)
-        colo_fate_seal(&t->hub->root->fate, status, -1, -1, sentence);
+        colo_error_state_set(&t->hub->root->error, status, -1, -1, sentence);
     else
         seal(c, status, c->rank, sentence);
 }

@@ -32,7 +32,7 @@ struct colo_slot {
 
 struct colo_root { /* of all comms made in one run */
     _Atomic int32_t refs;
-    colo_fate_t fate;
+    colo_error_state_t error;
     _Atomic bool left[]; /* by rank of the run: its function has returned */
 };
 
@@ -42,7 +42,7 @@ struct colo_hub {
     _Atomic int32_t refs;
     int32_t size;
     struct colo_root *root; /* a reference */
-    colo_fate_t fate;
+    colo_error_state_t error;
     pthread_mutex_t lock; /* children */
     struct colo_child *children;
     struct colo_slot slot[];

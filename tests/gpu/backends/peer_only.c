@@ -18,7 +18,7 @@
 
 struct peer_only {         /* colo_comm.impl */
     colo_peer_base_t base; /* first */
-    colo_fate_t fate;
+    colo_error_state_t error;
     colo_comm_t *control; /* owned */
 };
 
@@ -71,17 +71,17 @@ static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *sen
     char kept[900];
     if (x->control->ops->state(x->control, kept, sizeof kept) == COLO_OK)
         x->control->ops->fail(x->control, status, sentence);
-    colo_fate_seal(&x->fate, status, -1, -1, sentence);
+    colo_error_state_set(&x->error, status, -1, -1, sentence);
     colo_peer_stop(atomic_load(&x->base.peer));
 }
 
 static colo_status_t peer_only_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     struct peer_only *x = c->impl;
-    colo_status_t st = colo_fate_tell(&x->fate, c->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&x->error, c->rank, sentence, cap);
     if (st == COLO_OK && (st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap)) < 0) {
         x->control->ops->fail(x->control, st, sentence);
-        colo_fate_seal(&x->fate, st, -1, -1, sentence);
+        colo_error_state_set(&x->error, st, -1, -1, sentence);
     }
     if (st == COLO_OK)
         st = x->control->ops->state(x->control, sentence, cap);
@@ -97,7 +97,7 @@ static void peer_only_destroy(colo_comm_t *c)
     (void)peer_only_state(c, sentence, sizeof sentence);
     colo_peer_drop(atomic_load(&x->base.peer));
     colo_comm_destroy(&x->control);
-    colo_fate_fini(&x->fate);
+    colo_error_state_fini(&x->error);
     free(x);
     c->impl = NULL;
 }
@@ -120,7 +120,7 @@ static colo_status_t create(colo_comm_t *control, struct ncclComm *borrowed, int
         colo_comm_destroy(&control);
         return st;
     }
-    colo_fate_init(&x->fate);
+    colo_error_state_init(&x->error);
     x->base.device = device;
     x->control = control;
     c->impl = x;
