@@ -38,7 +38,7 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     const struct colo_nctx *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
-    if (st == COLO_OK) /* its error state is sealed by whoever looks */
+    if (st == COLO_OK) /* its error state is set by whoever looks */
         st = colo_nccl_look_at_peer((struct colo_nctx *)c->impl, sentence, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
 }
@@ -47,11 +47,11 @@ colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t
 {
     colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap);
     if (st < 0)
-        colo_nccl_doom(x, st, sentence);
+        colo_nccl_set_error(x, st, sentence);
     return st;
 }
 
-void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence)
+void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *sentence)
 {
     char kept[900];
     if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
@@ -62,7 +62,7 @@ void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sente
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
     struct colo_nctx *x = c->impl;
-    colo_nccl_doom(x, status, sentence);
+    colo_nccl_set_error(x, status, sentence);
     pthread_cond_signal(&x->family->wake);
 }
 

@@ -182,7 +182,7 @@ colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int
 void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route);
 colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap);
 /* Marks a comm failed and tells its peers; any thread. */
-void colo_nccl_doom(struct colo_nctx *x, colo_status_t status, const char *sentence);
+void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
 /* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
 colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap);

@@ -187,7 +187,7 @@ static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct col
     const char *more = f->lib->last_error(NULL);
     snprintf(sentence, sizeof sentence, "NCCL reports on the link of %d ranks: %s; %.400s",
              (int)l->n, f->lib->error_string(r), more ? more : "");
-    colo_nccl_doom(x, COLO_ERR_NCCL, sentence);
+    colo_nccl_set_error(x, COLO_ERR_NCCL, sentence);
     return true;
 }
 
@@ -210,7 +210,7 @@ static bool is_whole(const struct colo_link *l)
     return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK;
 }
 
-static struct colo_link *find_doomed(struct colo_nfamily *f)
+static struct colo_link *find_failed(struct colo_nfamily *f)
 {
     for (struct colo_nctx *x = f->ctx; x; x = x->next) {
         if (!is_dead(f, x))
@@ -259,7 +259,7 @@ static void look_at_clock(struct colo_nfamily *f)
              what, x->comm->name, (int)x->comm->size, (int)x->rank,
              x->comm->world_rank[x->comm->rank], (int)f->device, ms);
     pthread_mutex_unlock(x->comm->lock);
-    colo_nccl_doom(x, COLO_ERR_TIMEOUT, sentence);
+    colo_nccl_set_error(x, COLO_ERR_TIMEOUT, sentence);
 }
 
 void *colo_nccl_guard(void *p)
@@ -269,7 +269,7 @@ void *colo_nccl_guard(void *p)
     cudaThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
-        struct colo_link *l = find_doomed(f);
+        struct colo_link *l = find_failed(f);
         if (l) {
             l->users++; /* its last user may leave meanwhile */
             pthread_mutex_unlock(&f->lock);

@@ -34,7 +34,7 @@ static void nonsense(struct colo_family *f, int32_t peer)
              "world rank %d sends frames that world rank %d does not understand; run the same "
              "version on all ranks",
              (int)peer, (int)f->rank);
-    colo_p2p_seal_all(f, COLO_ERR_MISMATCH, -1, sentence);
+    colo_p2p_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
 }
 
 /* ---- frames of groups that are not here ---- */
@@ -53,13 +53,13 @@ static void stash(struct colo_family *f, int32_t peer, const colo_frame_t *frame
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
                  (int)peer, (int)STASH_MAX, (int)f->rank);
-        colo_p2p_seal_all(f, COLO_ERR_MISMATCH, -1, sentence);
+        colo_p2p_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
     struct colo_stash *s = malloc(sizeof *s + bytes);
     if (!s) {
-        colo_p2p_seal_all(f, COLO_ERR_NOMEM, f->rank,
-                          "no memory for a frame that came before its group was made");
+        colo_p2p_set_error_all(f, COLO_ERR_NOMEM, f->rank,
+                               "no memory for a frame that came before its group was made");
         return;
     }
     *s = (struct colo_stash){.peer = peer, .bytes = bytes};
@@ -119,7 +119,7 @@ static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void 
         snprintf(sentence, sizeof sentence,
                  "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
                  (int)frame->from, x->name, (int)x->rank);
-        colo_p2p_seal(x, COLO_ERR_MISMATCH, -1, sentence);
+        colo_p2p_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
     e->full = true;

@@ -37,7 +37,7 @@ static void abort_family(struct colo_family *f, const char *why)
     snprintf(sentence, sizeof sentence,
              "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
              why[0] ? "; its last error: " : "", why);
-    colo_p2p_seal_all(f, COLO_ERR_ABORTED, -1, sentence);
+    colo_p2p_set_error_all(f, COLO_ERR_ABORTED, -1, sentence);
     colo_p2p_tell(f);
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_p2p_flushed(f) && colo_now() < end) {

@@ -7,14 +7,14 @@
  * members have left, so that frames that are still under way find it.
  *
  * Each rank keeps its own copy of a group's error state, and from which operation on it holds:
- * ranks that are in an older one may still end it well. Who seals it by itself tells all members at
- * once. Who hears of it seals its own; if it has not begun an operation before that one, it never
+ * ranks that are in an older one may still end it well. Who sets it by itself tells all members at
+ * once. Who hears of it sets its own; if it has not begun an operation before that one, it never
  * will, and tells all members from which on it is missing. A fault in an older operation takes the
  * place of one in a newer: nobody waits for a rank that failed before. Two ranks may find two
  * faults at the same time and then keep different sentences, never one dead and one alive.
  *
  * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
- * abort from another thread is sealed here at once and told by the owner's next step.
+ * abort from another thread is set here at once and told by the owner's next step.
  *
  * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
  * wire), sentences of arguments and the statistics (comm/collectives.c).
@@ -62,7 +62,7 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
         char sentence[200];
         snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
                  sizeof *frame + (size_t)frame->bytes, (int)peer);
-        colo_p2p_seal_all(f, COLO_ERR_NOMEM, f->rank, sentence);
+        colo_p2p_set_error_all(f, COLO_ERR_NOMEM, f->rank, sentence);
         return;
     }
     frame->magic = COLO_FRAME_MAGIC;
@@ -119,7 +119,7 @@ void colo_p2p_tell(struct colo_family *f)
             tell_members(x);
 }
 
-bool colo_p2p_doomed(const struct colo_ctx *x)
+bool colo_p2p_must_fail(const struct colo_ctx *x)
 {
     return (colo_error_state_is_set(&x->error) && x->seq >= x->dead_from) ||
            colo_error_state_is_set(&x->family->error);
@@ -137,7 +137,8 @@ bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
     return true;
 }
 
-void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence)
+void colo_p2p_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                        const char *sentence)
 {
     if (colo_p2p_take_fault(x, x->seq, status, culprit, sentence))
         tell_members(x);
@@ -151,8 +152,8 @@ void colo_p2p_begin_no_more(struct colo_ctx *x)
     tell_members(x);
 }
 
-void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                       const char *sentence)
+void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                            const char *sentence)
 {
     if (colo_error_state_is_set(&f->error))
         return;

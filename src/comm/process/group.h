@@ -60,7 +60,7 @@ struct colo_ctx { /* colo_comm.impl */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
-    _Atomic bool untold; /* sealed by a thread that may not talk */
+    _Atomic bool untold; /* set by a thread that may not talk */
 
     struct colo_remote *peer; /* [size] */
     unsigned char *eager;     /* [size][2][COLO_FRAME_EAGER] */
@@ -125,9 +125,10 @@ void colo_p2p_own(struct colo_family *f);           /* this thread uses the fami
 void colo_p2p_tell(struct colo_family *f);          /* the others, what they were not told yet */
 void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
-bool colo_p2p_doomed(const struct colo_ctx *x);
+bool colo_p2p_must_fail(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
-void colo_p2p_seal(struct colo_ctx *x, colo_status_t status, int32_t culprit, const char *sentence);
+void colo_p2p_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                        const char *sentence);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
 bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
@@ -137,8 +138,8 @@ bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
 void colo_p2p_begin_no_more(struct colo_ctx *x);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
 /* Kills all groups of the family, once, and tells everyone; @culprit: rank on the wire, or -1. */
-void colo_p2p_seal_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                       const char *sentence);
+void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                            const char *sentence);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
 
 /* ---- arrive.c ---- */

@@ -53,7 +53,7 @@ static void mismatch(struct colo_ctx *x, int32_t peer, const char *found)
     snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
              describe_group(group, sizeof group, x), (int)x->rank,
              colo_op_describe(mine, sizeof mine, x->op, x->seq), (int)peer, found);
-    colo_p2p_seal(x, COLO_ERR_MISMATCH, -1, sentence);
+    colo_p2p_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
 }
 
 static void missing(struct colo_ctx *x, int32_t peer, const char *how)
@@ -66,7 +66,7 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
              describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
              (long long)x->label[peer], how, (int)peer,
              describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
-    colo_p2p_seal(x, COLO_ERR_TIMEOUT, -1, sentence);
+    colo_p2p_set_error(x, COLO_ERR_TIMEOUT, -1, sentence);
 }
 
 static colo_status_t verdict(const struct colo_ctx *x)
@@ -158,7 +158,7 @@ static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
         char sentence[120];
         snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
                  (int)peer);
-        colo_p2p_seal(x, COLO_ERR_NOMEM, x->rank, sentence);
+        colo_p2p_set_error(x, COLO_ERR_NOMEM, x->rank, sentence);
     }
     return p;
 }
@@ -377,7 +377,7 @@ static int32_t unmet(const struct colo_ctx *x)
     return -1;
 }
 
-/* Someone who will not come any more, or @peer when time is over: seals the error state. */
+/* Someone who will not come any more, or @peer when time is over: sets the error state. */
 static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeout_ms)
 {
     for (int32_t i = 0; i < x->nactive; i++) {
@@ -405,17 +405,17 @@ static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeo
     }
 }
 
-enum { DONE = -1, DOOMED = -2 };
+enum { DONE = -1, FAILED = -2 };
 
-/* One turn; DONE, DOOMED, or the peer it waits for. */
+/* One turn; DONE, FAILED, or the peer it waits for. */
 static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock)
 {
     colo_p2p_progress(x->family);
     if (!x->moving && x->nmet == x->nactive)
         take_eager(x);
     int32_t peer = x->moving ? pump(x) : unmet(x);
-    if (peer >= 0 && colo_p2p_doomed(x)) /* what all agreed on is brought to its end */
-        return DOOMED;
+    if (peer >= 0 && colo_p2p_must_fail(x)) /* what all agreed on is brought to its end */
+        return FAILED;
     if (peer >= 0 && look_at_clock)
         judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));
     return peer;
@@ -462,5 +462,5 @@ colo_status_t colo_round_run(colo_comm_t *c)
     for (int32_t i = 0; i < x->nactive; i++)
         x->lane[x->active[i]].active = false;
     pthread_mutex_unlock(lock);
-    return peer == DOOMED ? verdict(x) : COLO_OK;
+    return peer == FAILED ? verdict(x) : COLO_OK;
 }

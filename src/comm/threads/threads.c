@@ -11,7 +11,7 @@
  *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
  *            open for this operation?), and an operation ends, also by failing, by closing the slot
  *            and waiting until nobody has it pinned. So no one reads a buffer whose call returned.
- *   error states    the first error seals the hub's error state (or the root's, shared by all hubs
+ *   error states    the first error sets the hub's error state (or the root's, shared by all hubs
  * of one run); every wait looks at both. A slot that is closed early is looked at after the error
  * state.
  *
@@ -45,7 +45,7 @@ struct wait {
     double begin; /* of the operation */
 };
 
-static void seal(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
+static void sets(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
 {
     struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
     colo_error_state_set(&hub->error, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
@@ -62,7 +62,7 @@ colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t ca
                                    cap);
 }
 
-static bool doomed(const struct colo_threads *t)
+static bool failed(const struct colo_threads *t)
 {
     return colo_error_state_is_set(&t->hub->error) || colo_error_state_is_set(&t->hub->root->error);
 }
@@ -112,7 +112,7 @@ static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
              describe_group(group, sizeof group, c), (int)c->rank, (int)peer,
              (long long)c->world_rank[peer], how, (int)peer,
              describe_slot(last, sizeof last, &hub->slot[peer]));
-    seal(c, COLO_ERR_TIMEOUT, -1, sentence);
+    sets(c, COLO_ERR_TIMEOUT, -1, sentence);
     return verdict(c);
 }
 
@@ -122,8 +122,8 @@ static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
     struct colo_threads *t = c->impl;
     struct colo_slot *s = &t->hub->slot[peer];
     const bool left =
-        colo_threads_has_left(t->hub, peer); /* looked at first: why it left was sealed before */
-    if (doomed(t))
+        colo_threads_has_left(t->hub, peer); /* looked at first: why it left was set before */
+    if (failed(t))
         return verdict(c);
     if (++w->turns < SPINS) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -202,13 +202,13 @@ static bool pin(struct colo_slot *s, uint64_t seq)
 
 static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
 {
-    if (doomed(c->impl)) /* a slot closed early is the effect, not the cause */
+    if (failed(c->impl)) /* a slot closed early is the effect, not the cause */
         return verdict(c);
     char mine[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
              describe_group(group, sizeof group, c), (int)c->rank,
              colo_op_describe(mine, sizeof mine, c->op, c->seq), (int)peer, found);
-    seal(c, COLO_ERR_MISMATCH, -1, sentence);
+    sets(c, COLO_ERR_MISMATCH, -1, sentence);
     return verdict(c);
 }
 
@@ -565,7 +565,7 @@ static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sente
     if (status == COLO_ERR_ABORTED)
         colo_error_state_set(&t->hub->root->error, status, -1, -1, sentence);
     else
-        seal(c, status, c->rank, sentence);
+        sets(c, status, c->rank, sentence);
 }
 
 static void threads_destroy(colo_comm_t *c)
