@@ -140,7 +140,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     if (dead && x->link)
-        colo_nccl_tear(f, x->link);
+        colo_nccl_abort_connection(f, x->link);
     colo_nccl_link_put(f, x->link);
     if (last)
         colo_nccl_family_destroy(f, true);

@@ -149,7 +149,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 /* Nobody waits; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a link. Once; never a borrowed one. */
-void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l);
+void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l);
 void *colo_nccl_guard(void *family);
 
 /* ---- context.c ---- */

@@ -339,7 +339,7 @@ colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, n
     fresh->borrowed = borrowed != NULL;
     st = colo_comm_i_agree(control, "nccl create (connect)", 0, st);
     if (st < 0) {
-        colo_nccl_tear(f, fresh);
+        colo_nccl_abort_connection(f, fresh);
         goto fail;
     }
     colo_nccl_link_put(f, l);

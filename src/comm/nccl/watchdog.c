@@ -140,7 +140,7 @@ struct tear {
     ncclComm_t nccl;
 };
 
-static void tear_main(void *p)
+static void abort_main(void *p)
 {
     struct tear *t = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
@@ -149,7 +149,7 @@ static void tear_main(void *p)
     (void)t->lib->abort(t->nccl);
 }
 
-void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
+void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l)
 {
     int32_t ok = COLO_LINK_OK;
     if (!l->nccl || l->borrowed ||
@@ -162,7 +162,7 @@ void colo_nccl_tear(struct colo_nfamily *f, struct colo_link *l)
     struct tear *t = malloc(sizeof *t);
     if (t) {
         *t = (struct tear){f->lib, f->device, l->nccl};
-        if (colo_nccl_run_for(ABORT_SECONDS, NULL, tear_main, t))
+        if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, t))
             free(t);
     }
     atomic_store(&l->phase, COLO_LINK_GONE);
@@ -273,7 +273,7 @@ void *colo_nccl_guard(void *p)
         if (l) {
             l->users++; /* its last user may leave meanwhile */
             pthread_mutex_unlock(&f->lock);
-            colo_nccl_tear(f, l);
+            colo_nccl_abort_connection(f, l);
             colo_nccl_link_put(f, l);
             pthread_mutex_lock(&f->lock);
             continue;

@@ -243,7 +243,7 @@ void colo_p2p_progress(struct colo_family *f)
     size_t bytes = 0;
     int32_t peer = 0;
     int got;
-    colo_p2p_tell(f);
+    colo_p2p_notify(f);
     for (int n = 0; n < AT_ONCE && (got = f->ops->recv(f->wire, &peer, &frame, &bytes)) != 0; n++) {
         if (got == 1) {
             dispatch(f, peer, frame, bytes);

@@ -38,7 +38,7 @@ static void abort_family(struct colo_family *f, const char *why)
              "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
              why[0] ? "; its last error: " : "", why);
     colo_p2p_set_error_all(f, COLO_ERR_ABORTED, -1, sentence);
-    colo_p2p_tell(f);
+    colo_p2p_notify(f);
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_p2p_flushed(f) && colo_now() < end) {
         colo_p2p_progress(f);

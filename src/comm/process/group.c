@@ -90,7 +90,7 @@ static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint
     };
 }
 
-static void tell_members(struct colo_ctx *x)
+static void notify_members(struct colo_ctx *x)
 {
     colo_frame_t frame;
     fill_fail(&frame, &x->error, x->dead_from);
@@ -99,7 +99,7 @@ static void tell_members(struct colo_ctx *x)
             colo_p2p_frame(x, r, &frame, x->error.sentence);
 }
 
-static void tell_all(struct colo_family *f)
+static void notify_all(struct colo_family *f)
 {
     colo_frame_t frame;
     fill_fail(&frame, &f->error, 0);
@@ -108,15 +108,15 @@ static void tell_all(struct colo_family *f)
         send_frame(f, r, &frame, f->error.sentence);
 }
 
-void colo_p2p_tell(struct colo_family *f)
+void colo_p2p_notify(struct colo_family *f)
 {
     if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
         atomic_exchange(&f->untold, false))
-        tell_all(f);
+        notify_all(f);
     for (struct colo_ctx *x = f->ctx; x; x = x->next)
         if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
             atomic_exchange(&x->untold, false))
-            tell_members(x);
+            notify_members(x);
 }
 
 bool colo_p2p_must_fail(const struct colo_ctx *x)
@@ -141,7 +141,7 @@ void colo_p2p_set_error(struct colo_ctx *x, colo_status_t status, int32_t culpri
                         const char *sentence)
 {
     if (colo_p2p_take_fault(x, x->seq, status, culprit, sentence))
-        tell_members(x);
+        notify_members(x);
 }
 
 void colo_p2p_begin_no_more(struct colo_ctx *x)
@@ -149,7 +149,7 @@ void colo_p2p_begin_no_more(struct colo_ctx *x)
     if (x->seq + 1 >= x->dead_from)
         return;
     x->dead_from = x->seq + 1;
-    tell_members(x);
+    notify_members(x);
 }
 
 void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
@@ -356,7 +356,7 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
     }
     if (news && colo_p2p_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
-        colo_p2p_tell(f);
+        colo_p2p_notify(f);
         pthread_mutex_unlock(&f->lock);
     }
 }
@@ -382,9 +382,9 @@ colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
 static void say_bye(struct colo_ctx *x)
 {
     if (colo_error_state_is_set(&x->family->error))
-        tell_all(x->family);
+        notify_all(x->family);
     if (colo_error_state_is_set(&x->error))
-        tell_members(x);
+        notify_members(x);
     colo_frame_t bye = {.kind = COLO_FRAME_BYE,
                         .seq = x->seq,
                         .desc = colo_op_pack(&x->op),
@@ -431,7 +431,7 @@ void colo_p2p_destroy(colo_comm_t *c)
     c->impl = NULL;
     pthread_mutex_lock(&f->lock);
     colo_p2p_own(f);
-    colo_p2p_tell(f);
+    colo_p2p_notify(f);
     say_bye(x);
     for (link = &f->ctx; *link != x; link = &(*link)->next)
         ;

@@ -122,7 +122,7 @@ void colo_p2p_exit_remove(struct colo_family *f); /* takes one that was not adde
 /* ---- group.c: the rest is called with the family's lock held ---- */
 bool colo_p2p_flushed(const struct colo_family *f); /* nothing waits in this process */
 void colo_p2p_own(struct colo_family *f);           /* this thread uses the family from here on */
-void colo_p2p_tell(struct colo_family *f);          /* the others, what they were not told yet */
+void colo_p2p_notify(struct colo_family *f);        /* the others, what they were not told yet */
 void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
 bool colo_p2p_must_fail(const struct colo_ctx *x);
