@@ -151,7 +151,7 @@ colo_status_t colo_comm_set_timeout(colo_comm_t *comm, int64_t ms)
     if (ms < 1 || ms > COLO_TIMEOUT_MAX)
         return colo_fail(COLO_ERR_ARG, "set_timeout: %lld ms, expected 1..%lld", (long long)ms,
                          (long long)COLO_TIMEOUT_MAX);
-    __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's guard reads it */
+    __atomic_store_n(&comm->timeout_ms, ms, __ATOMIC_RELAXED); /* a backend's watchdog reads it */
     return COLO_OK;
 }
 

@@ -117,7 +117,7 @@ struct colo_comm {
     int32_t rank, size;
     int64_t *world_rank; /* [size]; owned */
     char name[32];
-    int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's guard reads it, too */
+    int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
     int32_t process;    /* that made it; a child of fork() has a copy that nobody answers */
     int32_t check;
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.

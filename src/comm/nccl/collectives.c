@@ -18,7 +18,7 @@
 #include "core/error.h"
 #include "combine.h"
 #include "kernels.h"
-#include "mark.h"
+#include "progress.h"
 
 enum { SMALL_REDUCE = 1 << 20 }; /* bytes up to which all ranks reduce everything */
 
@@ -222,7 +222,7 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     char *half = room + room_bytes / 2;
     ncclResult_t e = ncclSuccess;
     if (cudaMemsetAsync(room, 0, room_bytes, stream) != cudaSuccess ||
-        colo_k_combine_load() != cudaSuccess || colo_k_mark_load() != cudaSuccess)
+        colo_k_combine_load() != cudaSuccess || colo_k_progress_load() != cudaSuccess)
         return cudaGetErrorString(cudaGetLastError());
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) { /* dense, gaps, misaligned */
         colo_box_t a = {.data = room, .extent = {1, 3, 16}, .stride = {48, 16, 1}}, b = a;

@@ -126,7 +126,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
-    /* This may wait for the stream: as long as the guard knows of what the stream waits for. */
+    /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
     colo_direct_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     pthread_mutex_lock(&f->lock);

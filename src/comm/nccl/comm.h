@@ -3,7 +3,7 @@
  * comm.h (private) - what the files of libcolobridge-nccl.so share.
  *
  * family   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
- *          links, a guard thread that tears links down when a comm of theirs has failed or an
+ *          links, a watchdog thread that tears links down when a comm of theirs has failed or an
  *          operation is late.
  * link     an ncclComm_t and the ranks that it joins, counted. Unused ones are kept, a few.
  * ctx      one comm: an error state, a link as soon as one of its operations needs it.
@@ -52,7 +52,7 @@ enum { COLO_LINK_OK = 0, COLO_LINK_ENDING = 1, COLO_LINK_GONE = 2 };
 
 struct colo_link {
     struct colo_link *next;
-    int32_t users;    /* comms and routes, and the guard while it tears; under the family's lock */
+    int32_t users; /* comms and routes, and the watchdog while it tears; under the family's lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
@@ -84,16 +84,17 @@ struct colo_nctx {         /* colo_comm.impl */
     bool gather_none;           /* there is no such path, on all ranks */
 };
 
-/* Pinned host memory, one 64-bit word each: the stream writes, the guard reads. A captured
+/* Pinned host memory, one 64-bit word each: the stream writes, the watchdog reads. A captured
  * operation writes them in every replay. */
 enum {
-    COLO_WORD_BEGUN, /* operations whose turn has come on the stream */
-    COLO_WORD_ENDED,
-    COLO_WORD_CTX, /* of the one that has begun: its comm's id, colo_op_pack(), count, number */
-    COLO_WORD_OP,
-    COLO_WORD_COUNT,
-    COLO_WORD_SEQ,
-    COLO_WORDS
+    COLO_PROGRESS_BEGUN, /* operations whose turn has come on the stream */
+    COLO_PROGRESS_ENDED,
+    COLO_PROGRESS_COMM, /* of the one that has begun: its comm's id, colo_op_pack(), count, number
+                         */
+    COLO_PROGRESS_OP,
+    COLO_PROGRESS_COUNT,
+    COLO_PROGRESS_SEQ,
+    COLO_PROGRESS_COUNTERS
 };
 
 struct colo_packet { /* of an exchange: one message in one round */
@@ -109,15 +110,15 @@ struct colo_nfamily {
     pthread_mutex_t lock; /* the lists */
     pthread_cond_t wake;
     bool stop;
-    pthread_t guard;
+    pthread_t watchdog;
     int32_t live;    /* contexts */
     int32_t leaving; /* threads that end unused links */
     int64_t ids;
     uint64_t idle_count;
     struct colo_nctx *ctx;
     struct colo_link *link;
-    int64_t *words; /* [COLO_WORDS] */
-    /* the guard's */
+    int64_t *progress; /* [COLO_PROGRESS_COUNTERS] */
+    /* the watchdog's */
     int64_t seen_begun;
     double since; /* when it saw that operation begin */
     /* used by the thread of the comms only */
@@ -150,7 +151,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a link. Once; never a borrowed one. */
 void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l);
-void *colo_nccl_guard(void *family);
+void *colo_nccl_watchdog(void *family);
 
 /* ---- context.c ---- */
 /* For comms of up to @ranks ranks. */

@@ -32,7 +32,7 @@ static void close_main(void *p)
     cudaFree(f->room);
     cudaFree(f->word);
     cudaFree(f->counts);
-    cudaFreeHost(f->words);
+    cudaFreeHost(f->progress);
     if (f->done)
         cudaEventDestroy(f->done);
     (void)cudaGetLastError();
@@ -52,7 +52,7 @@ void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
         f->stop = true;
         pthread_cond_signal(&f->wake);
         pthread_mutex_unlock(&f->lock);
-        pthread_join(f->guard, NULL); /* bounded: tear() is */
+        pthread_join(f->watchdog, NULL); /* bounded: tear() is */
     }
     struct timespec until = colo_nccl_in(seconds);
     pthread_mutex_lock(&f->lock);
@@ -100,17 +100,17 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device,
     if (e == cudaSuccess)
         e = cudaMemset(f->counts, 0, 2 * sizeof *f->counts);
     if (e == cudaSuccess)
-        e = cudaHostAlloc((void **)&f->words, COLO_WORDS * sizeof *f->words,
+        e = cudaHostAlloc((void **)&f->progress, COLO_PROGRESS_COUNTERS * sizeof *f->progress,
                           cudaHostAllocPortable | cudaHostAllocMapped);
     if (e == cudaSuccess)
-        memset(f->words, 0, COLO_WORDS * sizeof *f->words);
+        memset(f->progress, 0, COLO_PROGRESS_COUNTERS * sizeof *f->progress);
     if (e == cudaSuccess)
         e = cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming);
     if (device != now)
         cudaSetDevice(now);
     colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("nccl create", e);
-    if (st == COLO_OK && pthread_create(&f->guard, NULL, colo_nccl_guard, f) != 0)
-        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to guard the links");
+    if (st == COLO_OK && pthread_create(&f->watchdog, NULL, colo_nccl_watchdog, f) != 0)
+        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the links");
     if (st < 0) {
         close_main(f);
         return st;

@@ -9,7 +9,7 @@
  * for each other crosswise. Captured operations are ordered by their graphs alone.
  *
  * Between first and last the link's lock is held, and on the stream there are two marks that the
- * guard looks at (watchdog.c).
+ * watchdog looks at (watchdog.c).
  *
  * Where ranks of a family are threads of one process, whatever they talk over, a comm's ranks also
  * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
@@ -23,7 +23,7 @@
 
 #include "core/hash.h"
 #include "core/error.h"
-#include "mark.h"
+#include "progress.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -98,10 +98,11 @@ static colo_status_t mark(struct colo_run *r, bool begin)
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
     if (!r->link->nccl)
         return COLO_OK;
-    return colo_run_cuda(r, begin ? colo_k_mark(&r->f->words[COLO_WORD_BEGUN], &r->f->counts[0],
-                                                &r->f->words[COLO_WORD_CTX], what, r->stream)
-                                  : colo_k_mark(&r->f->words[COLO_WORD_ENDED], &r->f->counts[1],
-                                                NULL, what, r->stream));
+    return colo_run_cuda(
+        r, begin ? colo_k_progress(&r->f->progress[COLO_PROGRESS_BEGUN], &r->f->counts[0],
+                                   &r->f->progress[COLO_PROGRESS_COMM], what, r->stream)
+                 : colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL,
+                                   what, r->stream));
 }
 
 static colo_status_t meet(const struct colo_run *r, colo_status_t st)
@@ -154,7 +155,8 @@ colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
 {
     colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
     if (st < 0 && r->link->nccl) /* keeps the sentence */
-        (void)colo_k_mark(&r->f->words[COLO_WORD_ENDED], &r->f->counts[1], NULL, NULL, r->stream);
+        (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL, NULL,
+                              r->stream);
     pthread_mutex_unlock(&r->link->busy);
     st = st < 0 ? st : marked;
     if (st == COLO_OK && !r->capturing) {

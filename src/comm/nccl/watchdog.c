@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * watchdog.c - what keeps a caller from waiting for ever: helper threads with a deadline, and a
- * guard thread for each family.
+ * watchdog thread for each family.
  *
  * NCCL may wait without limit in three places: making a communicator, its first operations, ending
  * it. All three run in a helper thread that the caller waits for up to the deadline; a helper that
  * does not come back keeps what it works on. (NCCL's non-blocking mode would start a thread for
  * every operation instead.)
  *
- * The guard looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether an
- * operation on the stream is late, and aborts the comm's links then, so that streams do not wait
+ * The watchdog looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether
+ * an operation on the stream is late, and aborts the comm's links then, so that streams do not wait
  * for ever. NCCL wants no other thread inside it meanwhile: operations hold the link's lock.
  *
  * Late: the stream counts in host memory the operations whose turn has come and those that have
- * ended (kernels/mark.cu). The time runs from when the guard sees one begin, so work of the caller
- * that is queued in front does not count. A family's operations follow each other on the device
- * (operation.c), so at most one has begun and not ended. Marks are captured with the operation: a
- * replay has its deadline, too.
+ * ended (kernels/progress.cu). The time runs from when the watchdog sees one begin, so work of the
+ * caller that is queued in front does not count. A family's operations follow each other on the
+ * device (operation.c), so at most one has begun and not ended. Marks are captured with the
+ * operation: a replay has its deadline, too.
  */
 #include "comm/nccl/comm.h"
 
@@ -27,7 +27,7 @@
 #include <time.h>
 
 static const double ABORT_SECONDS = 10; /* for NCCL to give up a communicator */
-enum { GUARD_MS = 20 };
+enum { WATCHDOG_MS = 20 };
 
 /* ---- helper threads with a deadline ---- */
 
@@ -109,7 +109,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
         return false;
     pthread_mutex_lock(&j->lock);
     while (!j->finished && colo_now() < end) {
-        double left = end - colo_now(), step = control ? GUARD_MS * 1e-3 : left;
+        double left = end - colo_now(), step = control ? WATCHDOG_MS * 1e-3 : left;
         struct timespec until = colo_nccl_in(step < left ? step : left);
         pthread_cond_timedwait(&j->changed, &j->lock, &until);
         if (control && control->ops->state(control, sentence, sizeof sentence) != COLO_OK)
@@ -170,7 +170,7 @@ void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l)
         pthread_mutex_unlock(&l->busy);
 }
 
-/* ---- the guard ---- */
+/* ---- the watchdog ---- */
 
 /* Does NCCL itself report an error on this link? */
 static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct colo_link *l)
@@ -226,13 +226,13 @@ static struct colo_link *find_failed(struct colo_nfamily *f)
 
 static int64_t word(const struct colo_nfamily *f, int i)
 {
-    return __atomic_load_n(&f->words[i], __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&f->progress[i], __ATOMIC_ACQUIRE);
 }
 
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
 static void look_at_clock(struct colo_nfamily *f)
 {
-    const int64_t ended = word(f, COLO_WORD_ENDED), begun = word(f, COLO_WORD_BEGUN);
+    const int64_t ended = word(f, COLO_PROGRESS_ENDED), begun = word(f, COLO_PROGRESS_BEGUN);
     const double now = colo_now();
     if (begun <= ended || begun != f->seen_begun) {
         f->seen_begun = begun;
@@ -240,7 +240,7 @@ static void look_at_clock(struct colo_nfamily *f)
         return;
     }
     struct colo_nctx *x = f->ctx;
-    while (x && x->id != word(f, COLO_WORD_CTX))
+    while (x && x->id != word(f, COLO_PROGRESS_COMM))
         x = x->next;
     if (!x || colo_error_state_is_set(&x->error))
         return;
@@ -249,8 +249,8 @@ static void look_at_clock(struct colo_nfamily *f)
         return;
     char what[96], sentence[400];
     colo_op_desc_t op =
-        colo_op_unpack((uint64_t)word(f, COLO_WORD_OP), (uint64_t)word(f, COLO_WORD_COUNT));
-    colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_WORD_SEQ));
+        colo_op_unpack((uint64_t)word(f, COLO_PROGRESS_OP), (uint64_t)word(f, COLO_PROGRESS_COUNT));
+    colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_PROGRESS_SEQ));
     pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
     snprintf(sentence, sizeof sentence,
              "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
@@ -262,7 +262,7 @@ static void look_at_clock(struct colo_nfamily *f)
     colo_nccl_set_error(x, COLO_ERR_TIMEOUT, sentence);
 }
 
-void *colo_nccl_guard(void *p)
+void *colo_nccl_watchdog(void *p)
 {
     struct colo_nfamily *f = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
@@ -279,7 +279,7 @@ void *colo_nccl_guard(void *p)
             continue;
         }
         look_at_clock(f);
-        struct timespec until = colo_nccl_in(GUARD_MS * 1e-3);
+        struct timespec until = colo_nccl_in(WATCHDOG_MS * 1e-3);
         pthread_cond_timedwait(&f->wake, &f->lock, &until);
     }
     pthread_mutex_unlock(&f->lock);

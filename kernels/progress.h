@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * mark.h - a stream tells the host how far it is (mark.cu). The rules of kernels.h hold.
+ * progress.h - a stream tells the host how far it is (progress.cu). The rules of kernels.h hold.
  */
-#ifndef COLO_KERNELS_MARK_H
-#define COLO_KERNELS_MARK_H
+#ifndef COLO_KERNELS_PROGRESS_H
+#define COLO_KERNELS_PROGRESS_H
 
 #include <stdint.h>
 
@@ -15,10 +15,10 @@ extern "C" {
 
 /* about[0..3] = what[0..3] unless @about is NULL, then *word = ++*count. @word, @about: pinned host
  * memory; @count: device memory; @what: read at the call. May be captured: each replay counts. */
-cudaError_t colo_k_mark(int64_t *word, int64_t *count, int64_t *about, const int64_t *what,
-                        cudaStream_t stream);
+cudaError_t colo_k_progress(int64_t *word, int64_t *count, int64_t *about, const int64_t *what,
+                            cudaStream_t stream);
 /* Loads the kernel on the current device. */
-cudaError_t colo_k_mark_load(void);
+cudaError_t colo_k_progress_load(void);
 
 #ifdef __cplusplus
 }
