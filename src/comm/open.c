@@ -2,8 +2,8 @@
 /*
  * open.c - the ways into a communicator between processes, but for the sockets' own.
  *
- * A backend library offers a wire; what becomes a comm of it is group.c, in the library itself. Any
- * comm can be a bootstrap, which is how MPI ranks and threads hand out a unique id.
+ * A backend library offers a transport; what becomes a comm of it is group.c, in the library
+ * itself. Any comm can be a bootstrap, which is how MPI ranks and threads hand out a unique id.
  */
 #include <colobridge/bootstrap.h>
 
@@ -21,24 +21,24 @@ colo_status_t colo_comm_create_backend(const char *backend, const void *handle, 
         return colo_fail(COLO_ERR_ARG, "comm_open: comm is NULL");
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(backend, &b));
-    if (!b->wire || !b->wire->open)
+    if (!b->transport || !b->transport->open)
         return colo_fail(COLO_ERR_UNBUILT,
                          "comm_open: backend '%s' offers no communicator that opens this way",
                          backend);
-    if (b->wire->abi != COLO_WIRE_ABI)
+    if (b->transport->abi != COLO_TRANSPORT_ABI)
         return colo_fail(COLO_ERR_UNBUILT,
-                         "comm_open: backend '%s' has wire interface %u, this library has %u; "
+                         "comm_open: backend '%s' has transport interface %u, this library has %u; "
                          "install both from the same build",
-                         backend, (unsigned)b->wire->abi, COLO_WIRE_ABI);
-    colo_wire_open_t open = {.wire = NULL};
+                         backend, (unsigned)b->transport->abi, COLO_TRANSPORT_ABI);
+    colo_transport_open_t open = {.transport = NULL};
     colo_comm_t *world = NULL;
     int64_t timeout_ms;
     const double begin = colo_now();
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
-    colo_status_t st = b->wire->open(handle, bytes, timeout_ms, &open);
+    colo_status_t st = b->transport->open(handle, bytes, timeout_ms, &open);
     if (st < 0)
         return colo_fail(st, "%s", open.why);
-    COLO_TRY(colo_p2p_comm(&colo_comm_mpi_ops, b->wire, open.wire, open.rank, open.size,
+    COLO_TRY(colo_p2p_comm(&colo_comm_mpi_ops, b->transport, open.transport, open.rank, open.size,
                            open.any_thread, &world));
     COLO_TRY(colo_comm_i_agree_environment(&world, "comm_open", begin));
     *comm = world;

@@ -18,7 +18,7 @@
 #include <colobridge/version.h>
 
 struct colo_loss_ops; /* loss/loss.h */
-struct colo_wire_ops; /* comm/process/transport.h */
+struct colo_transport_ops; /* comm/process/transport.h */
 
 #define COLO_BACKEND_ABI 13u
 #define COLO_BACKEND_SYMBOL "colo_backend"
@@ -30,7 +30,7 @@ typedef struct colo_backend {
     const colo_comm_ops_t *comm;      /* NULL: no communicator */
     const colo_ops_t *ops;            /* NULL: no element passes */
     const struct colo_loss_ops *loss; /* NULL: no losses */
-    const struct colo_wire_ops *wire; /* NULL: no transport between processes */
+    const struct colo_transport_ops *transport; /* NULL: no transport between processes */
     /* colo_fail() as the backend calls it; another one than the loader's belongs to a second copy
      * of the library in the process, whose errors and communicators the first knows nothing of */
     colo_status_t (*fail)(colo_status_t status, const char *fmt, ...);

@@ -9,7 +9,7 @@
  * where chunk_size bounds the workspace. With more ranks the workspace is one block of T tokens a
  * rank, because there is one gather for all tokens, however they are chunked.
  *
- * The block's header costs nothing on the wire and tells ranks apart that were configured
+ * The block's header costs nothing on the transport and tells ranks apart that were configured
  * differently: other targets, another temperature, shards that leave a hole in the vocabulary.
  * All ranks see the same headers, so all return the same COLO_ERR_MISMATCH, the group lives on, and
  * nothing has been written. (Only host memory can be looked at without waiting for a stream.) Ranks

@@ -27,12 +27,13 @@ static struct bench set_up(void)
 {
     struct bench b = {NULL, -1};
     int pair[2];
-    void *wire = NULL;
+    void *transport = NULL;
     assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, pair), 0);
     b.peer = pair[1];
-    assert_ok(colo_wire_sockets_new(0, 2, (int[]){-1, pair[0]}, &wire));
+    assert_ok(colo_transport_sockets_new(0, 2, (int[]){-1, pair[0]}, &transport));
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
-    assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, 0, 2, true, &b.comm));
+    assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, 0, 2, true,
+                            &b.comm));
     unsetenv("COLO_TIMEOUT_MS");
     assert_ok(colo_comm_set_timeout(b.comm, DEADLINE_MS));
     return b;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_p2p.c - what processes tell each other when they leave or die, on a wire of this test's.
+ * test_p2p.c - what processes tell each other when they leave or die, on a transport of this
+ * test's.
  *
- * Its links are queues, and each can be held, so that news arrive in an order that real wires show
- * only now and then. All ranks are this thread: nothing here waits for a rank that has not spoken
- * already, except where a bug makes it wait.
+ * Its links are queues, and each can be held, so that news arrive in an order that real transports
+ * show only now and then. All ranks are this thread: nothing here waits for a rank that has not
+ * spoken already, except where a bug makes it wait.
  */
 #include "harness/harness.h"
 
@@ -39,17 +40,17 @@ struct desk { /* one rank's end */
     struct letter *written, *read;
 };
 
-static bool desk_full(void *wire, int32_t peer)
+static bool desk_full(void *transport, int32_t peer)
 {
     return false;
 }
 
-static void *desk_reserve(void *wire, int32_t peer, size_t bytes)
+static void *desk_reserve(void *transport, int32_t peer, size_t bytes)
 {
-    if (((struct desk *)wire)->post->poor && bytes < sizeof(colo_frame_t) + 8)
+    if (((struct desk *)transport)->post->poor && bytes < sizeof(colo_frame_t) + 8)
         return NULL;
 
-    struct desk *d = wire;
+    struct desk *d = transport;
     d->written = calloc(1, sizeof *d->written + bytes);
     d->written->bytes = bytes;
     d->to = peer;
@@ -58,9 +59,9 @@ static void *desk_reserve(void *wire, int32_t peer, size_t bytes)
 
 static _Atomic int *frames; /* sent by any process, when it counts */
 
-static void desk_commit(void *wire)
+static void desk_commit(void *transport)
 {
-    struct desk *d = wire;
+    struct desk *d = transport;
     if (frames)
         atomic_fetch_add(frames, 1);
     struct letter **at = &d->post->link[d->rank][d->to];
@@ -69,9 +70,9 @@ static void desk_commit(void *wire)
     *at = d->written;
 }
 
-static int desk_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
+static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct desk *d = wire;
+    struct desk *d = transport;
     static const colo_frame_t chatter = {
         .magic = COLO_FRAME_MAGIC, .kind = COLO_FRAME_READY, .from = 1, .ctx = 1};
     if (d->rank == 0 && colo_now() < d->post->chatter_until) {
@@ -97,40 +98,40 @@ static int desk_recv(void *wire, int32_t *peer, const void **frame, size_t *byte
     return 0;
 }
 
-static const char *desk_why(void *wire)
+static const char *desk_why(void *transport)
 {
     return "no reason";
 }
 
-static bool desk_flushed(void *wire, int32_t peer)
+static bool desk_flushed(void *transport, int32_t peer)
 {
     return true;
 }
 
-static void desk_wait(void *wire, double seconds)
+static void desk_wait(void *transport, double seconds)
 {
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
 
-static void desk_close(void *wire, bool clean)
+static void desk_close(void *transport, bool clean)
 {
-    struct desk *d = wire;
+    struct desk *d = transport;
     free(d->read);
     free(d);
 }
 
-static const colo_wire_ops_t desks = {.abi = COLO_WIRE_ABI,
-                                      .name = "desk",
-                                      .full = desk_full,
-                                      .reserve = desk_reserve,
-                                      .commit = desk_commit,
-                                      .recv = desk_recv,
-                                      .why = desk_why,
-                                      .flushed = desk_flushed,
-                                      .wait = desk_wait,
-                                      .close = desk_close};
+static const colo_transport_ops_t desks = {.abi = COLO_TRANSPORT_ABI,
+                                           .name = "desk",
+                                           .full = desk_full,
+                                           .reserve = desk_reserve,
+                                           .commit = desk_commit,
+                                           .recv = desk_recv,
+                                           .why = desk_why,
+                                           .flushed = desk_flushed,
+                                           .wait = desk_wait,
+                                           .close = desk_close};
 
-/* A world and, so that the wire outlives it, a second group of the same ranks. */
+/* A world and, so that the transport outlives it, a second group of the same ranks. */
 static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
 {
     colo_grid_t grid;
@@ -292,7 +293,7 @@ static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
     close_all(&post, world, twin);
 }
 
-/* What a wire's library does in a child of fork() is anybody's guess. */
+/* What a transport's library does in a child of fork() is anybody's guess. */
 static void child_that_exits_sends_nothing(void **state)
 {
     static struct post post;

@@ -31,11 +31,11 @@ ssize_t send(int fd, const void *data, size_t bytes, int flags)
     return sendto(fd, data, bytes, flags, NULL, 0);
 }
 
-/* ---- a wire without memory for large frames ---- */
+/* ---- a transport without memory for large frames ---- */
 
-static void *reserve_small(void *wire, int32_t peer, size_t bytes)
+static void *reserve_small(void *transport, int32_t peer, size_t bytes)
 {
-    return bytes > 8 << 10 ? NULL : colo_wire_sockets.reserve(wire, peer, bytes);
+    return bytes > 8 << 10 ? NULL : colo_transport_sockets.reserve(transport, peer, bytes);
 }
 
 /* ---- two ranks ---- */
@@ -77,7 +77,7 @@ static void *run(void *arg)
 }
 
 /* @ops: of rank 1 */
-static void run_both(struct rank *rank, const colo_wire_ops_t *ops, int64_t n, int fail_at,
+static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t n, int fail_at,
                      int error)
 {
     count = n;
@@ -86,12 +86,12 @@ static void run_both(struct rank *rank, const colo_wire_ops_t *ops, int64_t n, i
     memset(rank, 0, 2 * sizeof *rank);
     setenv("COLO_TIMEOUT_MS", "200", 1); /* destroy waits as long for a goodbye */
     for (int32_t r = 0; r < 2; r++) {
-        void *wire = NULL;
+        void *transport = NULL;
         int fd[2] = {-1, -1};
         fd[1 - r] = pair[r];
-        assert_ok(colo_wire_sockets_new(r, 2, fd, &wire));
-        assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, r == 1 ? ops : &colo_wire_sockets, wire, r,
-                                2, true, &rank[r].comm));
+        assert_ok(colo_transport_sockets_new(r, 2, fd, &transport));
+        assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, r == 1 ? ops : &colo_transport_sockets,
+                                transport, r, 2, true, &rank[r].comm));
         assert_ok(colo_comm_set_timeout(rank[r].comm, DEADLINE_MS));
     }
     unsetenv("COLO_TIMEOUT_MS");
@@ -119,7 +119,7 @@ static void send_that_fails_for_a_moment_is_tried_again(void **state)
     static const int errors[] = {ENOBUFS, ENOMEM, EAGAIN, EINTR};
     struct rank rank[2];
     for (int i = 0; i < 40; i++) { /* one of a few sends, behind which none follows, or of many */
-        run_both(rank, &colo_wire_sockets, i < 20 ? 1 : MANY, i % 20 / 4 + 1, errors[i % 4]);
+        run_both(rank, &colo_transport_sockets, i < 20 ? 1 : MANY, i % 20 / 4 + 1, errors[i % 4]);
         for (int32_t r = 0; r < 2; r++) {
             expect(&rank[r], COLO_OK, "");
             assert_false(rank[r].wrong);
@@ -130,7 +130,7 @@ static void send_that_fails_for_a_moment_is_tried_again(void **state)
 static void send_that_always_lacks_memory_ends_at_the_deadline(void **state)
 {
     struct rank rank[2];
-    run_both(rank, &colo_wire_sockets, MANY, ALWAYS, ENOBUFS);
+    run_both(rank, &colo_transport_sockets, MANY, ALWAYS, ENOBUFS);
     for (int32_t r = 0; r < 2; r++) {
         expect(&rank[r], COLO_ERR_TIMEOUT, "did not arrive within 1500 ms");
         assert_true(rank[r].seconds < DEADLINE_MS * 1e-3 + 1);
@@ -141,7 +141,7 @@ static void send_that_is_refused_is_the_end_of_the_connection(void **state)
 {
     struct rank rank[2];
     for (int fail_at = 2; fail_at <= 8; fail_at += 3) {
-        run_both(rank, &colo_wire_sockets, MANY, fail_at, EIO);
+        run_both(rank, &colo_transport_sockets, MANY, fail_at, EIO);
         for (int32_t r = 0; r < 2; r++) {
             expect(&rank[r], COLO_ERR_PEER, "its connection ended");
             assert_true(rank[r].seconds < DEADLINE_MS * 1e-3);
@@ -152,7 +152,7 @@ static void send_that_is_refused_is_the_end_of_the_connection(void **state)
 static void no_memory_for_a_piece_is_an_error_at_once(void **state)
 {
     struct rank rank[2];
-    colo_wire_ops_t poor = colo_wire_sockets;
+    colo_transport_ops_t poor = colo_transport_sockets;
     poor.reserve = reserve_small;
     run_both(rank, &poor, MANY, 0, 0);
     expect(&rank[1], COLO_ERR_NOMEM, "no memory to send");

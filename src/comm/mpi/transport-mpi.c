@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport-mpi.c - libcolobridge-mpi.so: the wire over MPI. The only file that includes mpi.h.
+ * transport-mpi.c - libcolobridge-mpi.so: the transport over MPI. The only file that includes
+ * mpi.h.
  *
  * Borrows a communicator and duplicates it once (MPI_Comm_idup, tested under the deadline), so that
  * no message here can meet one of the program. Frames are MPI_Isend on the duplicate with one tag;
@@ -11,9 +12,9 @@
  * Buffers given to MPI are this file's own and live until their request is complete: a call of the
  * library may time out and return while MPI is still at it.
  *
- * MPI is never initialised or finalised here. After MPI_Finalize the wire says that it is unusable.
- * The duplicate is freed when every peer has said goodbye; otherwise it stays: MPI would reuse its
- * number while frames of the old one are still on their way.
+ * MPI is never initialised or finalised here. After MPI_Finalize the transport says that it is
+ * unusable. The duplicate is freed when every peer has said goodbye; otherwise it stays: MPI would
+ * reuse its number while frames of the old one are still on their way.
  */
 #include <colobridge/mpi.h>
 
@@ -43,7 +44,7 @@ struct in {
     unsigned char *frame; /* [COLO_FRAME_MAX] */
 };
 
-struct wire {
+struct transport {
     MPI_Comm comm; /* the duplicate; owned */
     int32_t size;
     struct in in[RING];
@@ -57,7 +58,7 @@ struct wire {
     char why[400];
 };
 
-static bool usable(struct wire *w)
+static bool usable(struct transport *w)
 {
     int finalized = 0;
     MPI_Finalized(&finalized);
@@ -77,7 +78,7 @@ static void mpi_text(int error, char *text)
 
 /* ---- frames ---- */
 
-static void lose(struct wire *w, const char *call, int error)
+static void lose(struct transport *w, const char *call, int error)
 {
     char text[MPI_MAX_ERROR_STRING];
     mpi_text(error, text);
@@ -85,7 +86,7 @@ static void lose(struct wire *w, const char *call, int error)
     w->broken = true;
 }
 
-static void complete_sends(struct wire *w)
+static void complete_sends(struct transport *w)
 {
     for (struct out **link = &w->under_way, *o; (o = *link);) {
         int done = 0, e = MPI_Test(&o->request, &done, MPI_STATUS_IGNORE);
@@ -103,7 +104,7 @@ static void complete_sends(struct wire *w)
     }
 }
 
-static struct out *new_out(struct wire *w, bool large)
+static struct out *new_out(struct transport *w, bool large)
 {
     const size_t room = large ? COLO_FRAME_MAX : SMALL;
     struct out *o = aligned_alloc(64, (sizeof *o + room + 63) / 64 * 64);
@@ -114,15 +115,15 @@ static struct out *new_out(struct wire *w, bool large)
     return o;
 }
 
-static bool mpi_full(void *wire, int32_t peer)
+static bool mpi_full(void *transport, int32_t peer)
 {
-    const struct wire *w = wire;
+    const struct transport *w = transport;
     return !w->large && w->nlarge >= LARGE_MAX;
 }
 
-static void *mpi_reserve(void *wire, int32_t peer, size_t bytes)
+static void *mpi_reserve(void *transport, int32_t peer, size_t bytes)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     const bool large = bytes > SMALL;
     struct out **list = large ? &w->large : &w->small, *o = *list;
     if (!o) {
@@ -138,9 +139,9 @@ static void *mpi_reserve(void *wire, int32_t peer, size_t bytes)
     return o->frame;
 }
 
-static void mpi_commit(void *wire)
+static void mpi_commit(void *transport)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     struct out *o = w->reserved, **link = &w->under_way;
     w->reserved = NULL;
     int e = MPI_SUCCESS;
@@ -162,7 +163,7 @@ static void mpi_commit(void *wire)
     *link = o;
 }
 
-static bool post(struct wire *w, struct in *in)
+static bool post(struct transport *w, struct in *in)
 {
     int e = MPI_Irecv(in->frame, (int)COLO_FRAME_MAX, MPI_BYTE, MPI_ANY_SOURCE, TAG, w->comm,
                       &in->request);
@@ -174,9 +175,9 @@ static bool post(struct wire *w, struct in *in)
     return false;
 }
 
-static int mpi_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
+static int mpi_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     if (!usable(w) || w->broken)
         return -2;
     if (w->held) {
@@ -205,18 +206,18 @@ static int mpi_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes
     return 1;
 }
 
-static const char *mpi_why(void *wire)
+static const char *mpi_why(void *transport)
 {
-    return ((struct wire *)wire)->why;
+    return ((struct transport *)transport)->why;
 }
 
-static bool mpi_flushed(void *wire, int32_t peer)
+static bool mpi_flushed(void *transport, int32_t peer)
 {
-    return ((struct wire *)wire)->pending[peer] == 0;
+    return ((struct transport *)transport)->pending[peer] == 0;
 }
 
 /* MPI cannot be waited for with a deadline; a short sleep lets others on this core run. */
-static void mpi_wait(void *wire, double seconds)
+static void mpi_wait(void *transport, double seconds)
 {
     nanosleep(&(struct timespec){.tv_nsec = (long)(seconds * 1e9)}, NULL);
 }
@@ -231,9 +232,9 @@ static void free_outs(struct out *o)
     }
 }
 
-static void mpi_close(void *wire, bool clean)
+static void mpi_close(void *transport, bool clean)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     const bool alive = usable(w);
     if (alive)
         complete_sends(w);
@@ -270,7 +271,8 @@ static void mpi_close(void *wire, bool clean)
         return (status);                                     \
     } while (0)
 
-static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_wire_open_t *out)
+static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm,
+                         colo_transport_open_t *out)
 {
     const colo_mpi_handle_t *h = handle;
     int initialized = 0, finalized = 0, inter = 0;
@@ -310,7 +312,7 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm, colo_
 
 /* Collective; a rank that does not come leaves the duplication pending, which MPI cannot undo. */
 static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
-                               colo_wire_open_t *out)
+                               colo_transport_open_t *out)
 {
     MPI_Request request;
     char text[MPI_MAX_ERROR_STRING];
@@ -348,7 +350,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
 }
 
 static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_ms,
-                              colo_wire_open_t *out)
+                              colo_transport_open_t *out)
 {
     MPI_Comm comm = MPI_COMM_NULL;
     int rank = 0, size = 0, level = MPI_THREAD_SINGLE;
@@ -362,7 +364,7 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
     out->size = size;
     out->any_thread = level == MPI_THREAD_MULTIPLE;
 
-    struct wire *w = calloc(1, sizeof *w);
+    struct transport *w = calloc(1, sizeof *w);
     bool room = w != NULL;
     if (w) {
         w->comm = MPI_COMM_NULL;
@@ -398,12 +400,12 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
         mpi_close(w, false);
         return st;
     }
-    out->wire = w;
+    out->transport = w;
     return COLO_OK;
 }
 
-static const colo_wire_ops_t mpi_wire = {
-    .abi = COLO_WIRE_ABI,
+static const colo_transport_ops_t mpi_transport = {
+    .abi = COLO_TRANSPORT_ABI,
     .name = "mpi",
     .open = mpi_open,
     .full = mpi_full,
@@ -419,5 +421,5 @@ static const colo_wire_ops_t mpi_wire = {
 extern COLO_API const colo_backend_t colo_backend;
 const colo_backend_t colo_backend = {
     COLO_BACKEND_INIT("mpi"),
-    .wire = &mpi_wire,
+    .transport = &mpi_transport,
 };

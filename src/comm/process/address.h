@@ -3,8 +3,8 @@
  * address.h (private) - what a rank tells the others before they connect: where it can be
  * reached, what proves that a caller belongs to them, or why it cannot take part.
  */
-#ifndef COLO_COMM_WIRE_CARD_H
-#define COLO_COMM_WIRE_CARD_H
+#ifndef COLO_COMM_PROCESS_ADDRESS_H
+#define COLO_COMM_PROCESS_ADDRESS_H
 
 #include <colobridge/bootstrap.h>
 

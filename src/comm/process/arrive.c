@@ -232,7 +232,7 @@ static void peer_lost(struct colo_family *f, int32_t peer)
     f->closed[peer] = true;
     snprintf(sentence, sizeof sentence,
              "world rank %d ended without destroying its communicators, or was killed: %s",
-             (int)peer, f->ops->why(f->wire));
+             (int)peer, f->ops->why(f->transport));
     colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, sentence);
     colo_p2p_reap(f);
 }
@@ -244,13 +244,14 @@ void colo_p2p_progress(struct colo_family *f)
     int32_t peer = 0;
     int got;
     colo_p2p_notify(f);
-    for (int n = 0; n < AT_ONCE && (got = f->ops->recv(f->wire, &peer, &frame, &bytes)) != 0; n++) {
+    for (int n = 0; n < AT_ONCE && (got = f->ops->recv(f->transport, &peer, &frame, &bytes)) != 0;
+         n++) {
         if (got == 1) {
             dispatch(f, peer, frame, bytes);
         } else if (got == -1) {
             peer_lost(f, peer);
         } else if (got == -2) {
-            colo_error_state_set(&f->error, COLO_ERR_STATE, -1, -1, f->ops->why(f->wire));
+            colo_error_state_set(&f->error, COLO_ERR_STATE, -1, -1, f->ops->why(f->transport));
             return;
         }
     }

@@ -417,15 +417,15 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
                          "below it",
                          (int)b->rank, (int)b->size);
     COLO_AUTOFREE int *fd = malloc((size_t)b->size * sizeof *fd);
-    void *wire = NULL;
+    void *transport = NULL;
     colo_comm_t *world = NULL;
     int64_t timeout_ms;
     (void)colo_env_i64("COLO_TIMEOUT_MS", &timeout_ms); /* refused below, on all ranks */
     double begin;
     COLO_TRY(colo_sockets_connect(b, timeout_ms, fd, &begin));
-    COLO_TRY(colo_wire_sockets_new(b->rank, b->size, fd, &wire));
-    COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_wire_sockets, wire, b->rank, b->size, true,
-                           &world));
+    COLO_TRY(colo_transport_sockets_new(b->rank, b->size, fd, &transport));
+    COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, b->rank,
+                           b->size, true, &world));
     COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap", begin));
     *comm = world;
     return COLO_OK;

@@ -42,7 +42,7 @@ static void abort_family(struct colo_family *f, const char *why)
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_p2p_flushed(f) && colo_now() < end) {
         colo_p2p_progress(f);
-        f->ops->wait(f->wire, 1e-3);
+        f->ops->wait(f->transport, 1e-3);
     }
 }
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.c - families and groups over a wire: making them, failing, leaving.
+ * group.c - families and groups over a transport: making them, failing, leaving.
  *
  * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
  * split and its members, which all members know. A left group stays as a zombie until all its
@@ -13,11 +13,11 @@
  * place of one in a newer: nobody waits for a rank that failed before. Two ranks may find two
  * faults at the same time and then keep different sentences, never one dead and one alive.
  *
- * A wire that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by others: an
- * abort from another thread is set here at once and told by the owner's next step.
+ * A transport that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by
+ * others: an abort from another thread is set here at once and told by the owner's next step.
  *
  * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
- * wire), sentences of arguments and the statistics (comm/collectives.c).
+ * transport), sentences of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"
 
@@ -57,7 +57,7 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
     /* who closed waits for one thing more: that we do, too */
     if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
-    unsigned char *p = f->ops->reserve(f->wire, peer, sizeof *frame + frame->bytes);
+    unsigned char *p = f->ops->reserve(f->transport, peer, sizeof *frame + frame->bytes);
     if (!p) {
         char sentence[200];
         snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
@@ -69,7 +69,7 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
     memcpy(p, frame, sizeof *frame);
     if (frame->bytes)
         memcpy(p + sizeof *frame, payload, frame->bytes);
-    f->ops->commit(f->wire);
+    f->ops->commit(f->transport);
 }
 
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
@@ -274,7 +274,7 @@ colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32
 static void family_free(struct colo_family *f, bool clean)
 {
     colo_p2p_exit_remove(f);
-    f->ops->close(f->wire, clean);
+    f->ops->close(f->transport, clean);
     for (struct colo_ctx *x = f->zombie, *next; x; x = next) {
         next = x->next;
         ctx_free(x);
@@ -290,8 +290,9 @@ static void family_free(struct colo_family *f, bool clean)
     free(f);
 }
 
-colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
-                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm)
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
+                            void *transport, int32_t rank, int32_t size, bool any_thread,
+                            colo_comm_t **comm)
 {
     struct colo_family *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
@@ -300,11 +301,11 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t 
         free(f);
         free(closed);
         free(stashed);
-        ops->close(wire, false);
+        ops->close(transport, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
     f->ops = ops;
-    f->wire = wire;
+    f->transport = transport;
     f->rank = rank;
     f->size = size;
     f->any_thread = any_thread;
@@ -397,13 +398,13 @@ static void say_bye(struct colo_ctx *x)
 bool colo_p2p_flushed(const struct colo_family *f)
 {
     for (int32_t r = 0; r < f->size; r++)
-        if (r != f->rank && !f->ops->flushed(f->wire, r))
+        if (r != f->rank && !f->ops->flushed(f->transport, r))
             return false;
     return true;
 }
 
-/* The last comm of this wire: say so, and give the others a moment to say it, too, so that nothing
- * is under way when the wire is taken down. */
+/* The last comm of this transport: say so, and give the others a moment to say it, too, so that
+ * nothing is under way when the transport is taken down. */
 static void family_leave(struct colo_family *f)
 {
     colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
@@ -419,7 +420,7 @@ static void family_leave(struct colo_family *f)
         double waited = colo_now() - begin;
         if (waited > linger)
             break;
-        f->ops->wait(f->wire, waited < 1e-3 ? 0 : 1e-3);
+        f->ops->wait(f->transport, waited < 1e-3 ? 0 : 1e-3);
     }
     family_free(f, flushed && f->nclosed == f->size);
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.h (private) - communicators of ranks in different processes, over any wire.
+ * group.h (private) - communicators of ranks in different processes, over any transport.
  *
- * family   all communicators that came from one wire: the wire, the error state shared by all
- * (aborts, processes that died), frames that came before their group was made. ctx      one group:
- * a key that every member computes alike (no agreement is needed to make one), an error state, and
- * for each peer at most two heads that came early. round    one step of an operation: exactly one
- * message, perhaps empty, to and from each peer that takes part. Both sides send a head first and
- * compare; nothing is written to a caller's memory before all heads are there and agree.
+ * family   all communicators that came from one transport: the transport, the error state shared by
+ * all (aborts, processes that died), frames that came before their group was made. ctx      one
+ * group: a key that every member computes alike (no agreement is needed to make one), an error
+ * state, and for each peer at most two heads that came early. round    one step of an operation:
+ * exactly one message, perhaps empty, to and from each peer that takes part. Both sides send a head
+ * first and compare; nothing is written to a caller's memory before all heads are there and agree.
  *
  * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
@@ -56,7 +56,7 @@ struct colo_ctx { /* colo_comm.impl */
     uint64_t key;
     int32_t rank, size;
     char name[32];        /* for the sentences of frames that come between operations */
-    int32_t *world;       /* [size] owned; ranks on the wire */
+    int32_t *world;       /* [size] owned; ranks on the transport */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
     uint64_t dead_from;  /* operations before this one may still end well on ranks that are late */
@@ -84,12 +84,12 @@ struct colo_ctx { /* colo_comm.impl */
 struct colo_family {
     struct colo_family *next; /* in exit.c's list */
     int32_t process;          /* that made it */
-    const colo_wire_ops_t *ops;
-    void *wire;
+    const colo_transport_ops_t *ops;
+    void *transport;
     int32_t rank, size;
     bool any_thread;
     _Atomic uintptr_t category;    /* the thread that used a comm last */
-    pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the wire */
+    pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the transport */
     int32_t live;                  /* contexts that are somebody's comm */
     struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
     struct colo_stash *stash, **stash_end;
@@ -103,16 +103,17 @@ struct colo_family {
 
 /* ---- group.c ---- */
 
-/* Takes the wire, also when it fails. */
-colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_wire_ops_t *ops, void *wire,
-                            int32_t rank, int32_t size, bool any_thread, colo_comm_t **comm);
+/* Takes the transport, also when it fails. */
+colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
+                            void *transport, int32_t rank, int32_t size, bool any_thread,
+                            colo_comm_t **comm);
 colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                               colo_comm_t *child);
 void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
 colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
 void colo_p2p_destroy(colo_comm_t *c);
 
-/* May this thread use the wire? */
+/* May this thread use the transport? */
 bool colo_p2p_may_talk(const struct colo_family *f);
 
 /* ---- exit.c ---- */
@@ -137,7 +138,8 @@ bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
  */
 void colo_p2p_begin_no_more(struct colo_ctx *x);
 void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
-/* Kills all groups of the family, once, and tells everyone; @culprit: rank on the wire, or -1. */
+/* Kills all groups of the family, once, and tells everyone; @culprit: rank on the transport, or -1.
+ */
 void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
                             const char *sentence);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */

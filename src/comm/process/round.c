@@ -12,7 +12,7 @@
  * deadline.
  *
  * Waiting is as in threads.c: spin a little, yield for a while, then sleep an eighth of the
- * time waited so far, 1 ms at most; a wire that can be woken by data wakes earlier.
+ * time waited so far, 1 ms at most; a transport that can be woken by data wakes earlier.
  */
 #include "comm/process/group.h"
 
@@ -153,7 +153,7 @@ void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_
 static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
 {
     struct colo_family *f = x->family;
-    char *p = f->ops->reserve(f->wire, x->world[peer], bytes);
+    char *p = f->ops->reserve(f->transport, x->world[peer], bytes);
     if (!p) {
         char sentence[120];
         snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
@@ -191,7 +191,7 @@ static void send_head(struct colo_ctx *x, int32_t peer)
     memcpy(p, &head, sizeof head);
     colo_cursor_move(&l->out, p + sizeof head, NULL, eager);
     l->out_left -= eager;
-    f->ops->commit(f->wire);
+    f->ops->commit(f->transport);
 }
 
 /* ---- meeting ---- */
@@ -339,7 +339,7 @@ static void send_data(struct colo_ctx *x, int32_t peer)
                              .ctx = x->key,
                              .seq = x->seq,
                              .bytes = (uint64_t)n};
-        if (f->closed[x->world[peer]] || f->ops->full(f->wire, x->world[peer]))
+        if (f->closed[x->world[peer]] || f->ops->full(f->transport, x->world[peer]))
             return;
         char *p = reserve(x, peer, sizeof data + (size_t)n);
         if (!p)
@@ -347,7 +347,7 @@ static void send_data(struct colo_ctx *x, int32_t peer)
         memcpy(p, &data, sizeof data);
         colo_cursor_move(&l->out, p + sizeof data, NULL, n);
         l->out_left -= n;
-        f->ops->commit(f->wire);
+        f->ops->commit(f->transport);
     }
 }
 
@@ -363,7 +363,7 @@ static int32_t pump(struct colo_ctx *x)
         if (l->ready && l->out_left > 0)
             send_data(x, peer);
         if (l->out_left > 0 || l->in_left > 0 ||
-            !x->family->ops->flushed(x->family->wire, x->world[peer]))
+            !x->family->ops->flushed(x->family->transport, x->world[peer]))
             undone = peer;
     }
     return undone;
@@ -433,7 +433,7 @@ static void rest(const struct colo_ctx *x, uint32_t turns)
     if (waited < YIELD_SECONDS)
         sched_yield();
     else
-        x->family->ops->wait(x->family->wire, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
+        x->family->ops->wait(x->family->transport, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
 }
 
 colo_status_t colo_round_run(colo_comm_t *c)

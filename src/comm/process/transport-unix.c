@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transport-unix.c - the wire over one stream socket for each peer, Unix or TCP.
+ * transport-unix.c - the transport over one stream socket for each peer, Unix or TCP.
  *
  * A frame travels behind 8 bytes of its length and is padded to 8, so that frames stay aligned in
  * the buffers. Output is appended to a buffer for each peer and written when the socket takes it;
@@ -38,7 +38,7 @@ struct sock {
     int error;
 };
 
-struct wire {
+struct transport {
     int32_t rank, size;
     struct sock *sock;  /* [size] */
     struct pollfd *fds; /* [size]; fd -1: none */
@@ -57,7 +57,7 @@ static size_t padded(size_t bytes)
     return 8 + (bytes + 7) / 8 * 8;
 }
 
-static void set_polled(struct wire *w, int32_t r, int fd, short events)
+static void set_polled(struct transport *w, int32_t r, int fd, short events)
 {
     struct pollfd *p = &w->fds[r];
     if (p->fd == fd && p->events == events)
@@ -71,7 +71,7 @@ static void set_polled(struct wire *w, int32_t r, int fd, short events)
 
 /* Writes what the socket takes. Output that could not go is kept, because the peer waits for every
  * byte of a frame that began; it is dropped only when the stream is at its end. */
-static void flush_out(struct wire *w, int32_t r)
+static void flush_out(struct transport *w, int32_t r)
 {
     struct sock *s = &w->sock[r];
     s->starved = false;
@@ -98,15 +98,15 @@ static void flush_out(struct wire *w, int32_t r)
     set_polled(w, r, w->fds[r].fd, (short)(POLLIN | (s->out_end && !s->starved ? POLLOUT : 0)));
 }
 
-static bool sockets_full(void *wire, int32_t peer)
+static bool sockets_full(void *transport, int32_t peer)
 {
-    const struct sock *s = &((struct wire *)wire)->sock[peer];
+    const struct sock *s = &((struct transport *)transport)->sock[peer];
     return s->out_end - s->out_at > OUT_MAX;
 }
 
-static void *sockets_reserve(void *wire, int32_t peer, size_t bytes)
+static void *sockets_reserve(void *transport, int32_t peer, size_t bytes)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     struct sock *s = &w->sock[peer];
     const size_t need = padded(bytes);
     if (s->out_at > 0 && s->out_end + need > s->out_room) {
@@ -127,9 +127,9 @@ static void *sockets_reserve(void *wire, int32_t peer, size_t bytes)
     return s->out + s->out_end + 8;
 }
 
-static void sockets_commit(void *wire)
+static void sockets_commit(void *transport)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     struct sock *s = &w->sock[w->to];
     uint64_t bytes = w->to_bytes;
     size_t whole = padded(w->to_bytes);
@@ -159,7 +159,7 @@ static bool has_frame(struct sock *s, size_t *bytes)
     return s->in_end - s->in_at >= padded((size_t)n);
 }
 
-static void read_in(struct wire *w, int32_t r)
+static void read_in(struct transport *w, int32_t r)
 {
     struct sock *s = &w->sock[r];
     if (s->in_at > 0) {
@@ -178,7 +178,7 @@ static void read_in(struct wire *w, int32_t r)
     }
 }
 
-static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *bytes)
+static int hand_out(struct transport *w, int32_t *peer, const void **frame, size_t *bytes)
 {
     for (int32_t k = 0; k < w->size; k++) {
         int32_t r = (w->turn + k) % w->size;
@@ -205,9 +205,9 @@ static int hand_out(struct wire *w, int32_t *peer, const void **frame, size_t *b
     return 0;
 }
 
-static int sockets_recv(void *wire, int32_t *peer, const void **frame, size_t *bytes)
+static int sockets_recv(void *transport, int32_t *peer, const void **frame, size_t *bytes)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     if (w->held >= 0) {
         struct sock *s = &w->sock[w->held];
         uint64_t n;
@@ -233,19 +233,19 @@ static int sockets_recv(void *wire, int32_t *peer, const void **frame, size_t *b
     return hand_out(w, peer, frame, bytes);
 }
 
-static const char *sockets_why(void *wire)
+static const char *sockets_why(void *transport)
 {
-    return ((struct wire *)wire)->why;
+    return ((struct transport *)transport)->why;
 }
 
-static bool sockets_flushed(void *wire, int32_t peer)
+static bool sockets_flushed(void *transport, int32_t peer)
 {
-    return ((struct wire *)wire)->sock[peer].out_end == 0;
+    return ((struct transport *)transport)->sock[peer].out_end == 0;
 }
 
-static void sockets_wait(void *wire, double seconds)
+static void sockets_wait(void *transport, double seconds)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     struct timespec t = {.tv_sec = (time_t)seconds};
     t.tv_nsec = (long)((seconds - (double)t.tv_sec) * 1e9);
     pthread_mutex_lock(&w->lock);
@@ -254,9 +254,9 @@ static void sockets_wait(void *wire, double seconds)
     ppoll(w->waiting, (nfds_t)w->size, &t, NULL);
 }
 
-static void sockets_close(void *wire, bool clean)
+static void sockets_close(void *transport, bool clean)
 {
-    struct wire *w = wire;
+    struct transport *w = transport;
     for (int32_t r = 0; r < w->size; r++) {
         if (w->fds)
             colo_socket_close(w->fds[r].fd);
@@ -273,9 +273,10 @@ static void sockets_close(void *wire, bool clean)
     free(w);
 }
 
-colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire)
+colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
+                                         void **transport)
 {
-    struct wire *w = calloc(1, sizeof *w);
+    struct transport *w = calloc(1, sizeof *w);
     struct sock *sock = calloc((size_t)size, sizeof *sock);
     struct pollfd *fds = calloc((size_t)size, sizeof *fds);
     struct pollfd *seen = calloc((size_t)size, sizeof *seen);
@@ -306,20 +307,20 @@ colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, v
         return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d connections", (int)size);
     }
     memcpy(seen, fds, (size_t)size * sizeof *fds);
-    *w = (struct wire){.rank = rank,
-                       .size = size,
-                       .sock = sock,
-                       .fds = fds,
-                       .seen = seen,
-                       .waiting = waiting,
-                       .held = -1};
+    *w = (struct transport){.rank = rank,
+                            .size = size,
+                            .sock = sock,
+                            .fds = fds,
+                            .seen = seen,
+                            .waiting = waiting,
+                            .held = -1};
     pthread_mutex_init(&w->lock, NULL);
-    *wire = w;
+    *transport = w;
     return COLO_OK;
 }
 
-const colo_wire_ops_t colo_wire_sockets = {
-    .abi = COLO_WIRE_ABI,
+const colo_transport_ops_t colo_transport_sockets = {
+    .abi = COLO_TRANSPORT_ABI,
     .name = "sockets",
     .full = sockets_full,
     .reserve = sockets_reserve,

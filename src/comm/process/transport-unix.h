@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* transport-unix.h (private) - the wire over connected stream sockets, and how they get connected.
+/* transport-unix.h (private) - the transport over connected stream sockets, and how they get
+ * connected.
  */
-#ifndef COLO_COMM_WIRE_SOCKETS_H
-#define COLO_COMM_WIRE_SOCKETS_H
+#ifndef COLO_COMM_PROCESS_SOCKETS_H
+#define COLO_COMM_PROCESS_SOCKETS_H
 
 #include <colobridge/bootstrap.h>
 
 #include "comm/process/transport.h"
 
-extern const colo_wire_ops_t colo_wire_sockets;
+extern const colo_transport_ops_t colo_transport_sockets;
 
 /* ---- fork.c: sockets that are closed in every child of this process ----
  * Non-blocking; -1 with errno. */
@@ -17,7 +18,8 @@ int colo_socket_accept(int listener);
 void colo_socket_close(int fd); /* any descriptor, or -1 */
 
 /* fd[r]: connected and non-blocking, -1 for @rank itself. Takes the sockets, also when it fails. */
-colo_status_t colo_wire_sockets_new(int32_t rank, int32_t size, const int *fd, void **wire);
+colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *fd,
+                                         void **transport);
 
 /* Connects all ranks of @b with each other (connect.c); fills @fd [size], and @begin with the
  * time from which the deadline counts: when the all-gather was through. */

@@ -2,28 +2,28 @@
 /*
  * transport.h (private) - what a transport between processes must do, and the frames it carries.
  *
- * A wire joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole, in
- * order for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its hands:
- * the packing goes from the caller's boxes straight into a frame, and a call may return at any
- * time. A wire never waits except in wait(), open() and close(); it does not know what a frame
- * means.
+ * A transport joins a fixed set of ranks and carries frames: at most COLO_FRAME_MAX bytes, whole,
+ * in order for each pair of ranks. It owns its buffers, so nothing of a caller is ever in its
+ * hands: the packing goes from the caller's boxes straight into a frame, and a call may return at
+ * any time. A transport never waits except in wait(), open() and close(); it does not know what a
+ * frame means.
  *
  * transport-mpi.c is one (in libcolobridge-mpi.so, which needs no symbol of the library), the
- * sockets of transport-unix.c are the other. Communicators over a wire: group.h.
+ * sockets of transport-unix.c are the other. Communicators over a transport: group.h.
  */
-#ifndef COLO_COMM_WIRE_H
-#define COLO_COMM_WIRE_H
+#ifndef COLO_COMM_PROCESS_TRANSPORT_H
+#define COLO_COMM_PROCESS_TRANSPORT_H
 
 #include <colobridge/status.h>
 
-#define COLO_WIRE_ABI 2u
+#define COLO_TRANSPORT_ABI 2u
 
 enum {
     COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a head */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
 };
 
-#define COLO_FRAME_MAGIC (0xC01B0000u | COLO_WIRE_ABI)
+#define COLO_FRAME_MAGIC (0xC01B0000u | COLO_TRANSPORT_ABI)
 
 typedef enum colo_frame_kind {
     COLO_FRAME_HEAD = 1,  /* "I am in operation seq; this is what I send you and expect of you" */
@@ -54,32 +54,32 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
 
 #define COLO_FRAME_MAX ((size_t)COLO_FRAME_CHUNK + sizeof(colo_frame_t))
 
-typedef struct colo_wire_open { /* what open() fills in */
-    void *wire;
+typedef struct colo_transport_open { /* what open() fills in */
+    void *transport;
     int32_t rank, size;
     bool any_thread; /* false: only the thread that uses the communicators may call */
     char why[600];   /* when it failed */
-} colo_wire_open_t;
+} colo_transport_open_t;
 
-typedef struct colo_wire_ops {
+typedef struct colo_transport_ops {
     uint32_t abi;
     const char *name;
     /* Collective; NULL where a transport is made otherwise. */
     colo_status_t (*open)(const void *handle, size_t bytes, int64_t timeout_ms,
-                          colo_wire_open_t *out);
+                          colo_transport_open_t *out);
     /* So much is under way to @peer that pieces of large messages should wait. */
-    bool (*full)(void *wire, int32_t peer);
+    bool (*full)(void *transport, int32_t peer);
     /* Room for a frame of @bytes to @peer, full or not; commit() sends it. NULL: no memory. */
-    void *(*reserve)(void *wire, int32_t peer, size_t bytes);
-    void (*commit)(void *wire);
+    void *(*reserve)(void *transport, int32_t peer, size_t bytes);
+    void (*commit)(void *transport);
     /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;
-     * -2: the wire is unusable. why() has the sentence. Moves sends on, too. */
-    int (*recv)(void *wire, int32_t *peer, const void **frame, size_t *bytes);
-    const char *(*why)(void *wire);
-    bool (*flushed)(void *wire, int32_t peer); /* nothing to @peer waits in this process */
-    void (*wait)(void *wire, double seconds);  /* until something may have happened */
+     * -2: the transport is unusable. why() has the sentence. Moves sends on, too. */
+    int (*recv)(void *transport, int32_t *peer, const void **frame, size_t *bytes);
+    const char *(*why)(void *transport);
+    bool (*flushed)(void *transport, int32_t peer); /* nothing to @peer waits in this process */
+    void (*wait)(void *transport, double seconds);  /* until something may have happened */
     /* Frees. @clean: every peer said CLOSE or is gone, so that nothing is under way to us. */
-    void (*close)(void *wire, bool clean);
-} colo_wire_ops_t;
+    void (*close)(void *transport, bool clean);
+} colo_transport_ops_t;
 
 #endif

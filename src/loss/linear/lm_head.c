@@ -2,8 +2,8 @@
 /*
  * lm_head.c - a head that is here, or gathered when it is needed.
  *
- * Decides how shards lie on the wire. E = ceil(Vl / D) rows a rank, so that what all ranks bring,
- * one after another, is the whole head, contiguous, with padding at its end only: one plain
+ * Decides how shards lie on the transport. E = ceil(Vl / D) rows a rank, so that what all ranks
+ * bring, one after another, is the whole head, contiguous, with padding at its end only: one plain
  * all-gather in place. A bias travels as one more column of its row (and a few of padding, to keep
  * rows 16-byte aligned), so that weight and bias are one collective, forward and back. Gradients
  * return the same way, as fp32: one reduce-scatter in place, whose rank order makes a sharded head

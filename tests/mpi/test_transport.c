@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_wire.c - communicators from an all-gather: making them, large and strided messages,
+ * test_transport.c - communicators from an all-gather: making them, large and strided messages,
  * processes that die. What all backends do alike is in tests/comm/, which runs over sockets as
  * well.
  *
@@ -468,7 +468,7 @@ static void homes(int32_t n, const int32_t *first, bool shared)
     munmap(last, sizeof *last);
 }
 
-static void threads_are_told_from_processes_over_any_wire(void **state)
+static void threads_are_told_from_processes_over_any_transport(void **state)
 {
     homes(4, (int32_t[]){0, 1, 2, 3, 4}, false);
     homes(1, (int32_t[]){0, 4}, true);
@@ -549,7 +549,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(process_that_dies_before_its_child_is_an_error_on_all_others_at_once),
         cmocka_unit_test(destroy_in_a_child_leaves_sockets_alone),
         cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
-        cmocka_unit_test(threads_are_told_from_processes_over_any_wire),
+        cmocka_unit_test(threads_are_told_from_processes_over_any_transport),
     };
-    return cmocka_run_group_tests_name("sockets/wire", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("sockets/transport", tests, NULL, NULL);
 }
