@@ -15,12 +15,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { T_FORKED_MAX = 8, T_FORKED_CARD = 4096 };
+enum { T_FORKED_MAX = 8, T_FORKED_ENDPOINT = 4096 };
 
 typedef struct t_page {
     int32_t size;
     _Atomic int32_t arrived;
-    unsigned char card[T_FORKED_MAX][T_FORKED_CARD];
+    unsigned char endpoint[T_FORKED_MAX][T_FORKED_ENDPOINT];
     colo_status_t status[T_FORKED_MAX];
     char sentence[T_FORKED_MAX][1000];
     double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
@@ -31,19 +31,19 @@ typedef struct t_page {
 typedef struct t_forked {
     t_page_t *page;
     int32_t rank;
-    void (*after)(struct t_forked *me, void *cards, size_t bytes); /* the all-gather; or NULL */
+    void (*after)(struct t_forked *me, void *endpoints, size_t bytes); /* the all-gather; or NULL */
 } t_forked_t;
 
 static colo_status_t t_over_page(void *user, const void *send, void *recv, size_t bytes)
 {
     t_forked_t *me = user;
     t_page_t *page = me->page;
-    memcpy(page->card[me->rank], send, bytes);
+    memcpy(page->endpoint[me->rank], send, bytes);
     atomic_fetch_add(&page->arrived, 1);
     while (atomic_load(&page->arrived) < page->size)
         usleep(1000);
     for (int32_t r = 0; r < page->size; r++)
-        memcpy((char *)recv + (size_t)r * bytes, page->card[r], bytes);
+        memcpy((char *)recv + (size_t)r * bytes, page->endpoint[r], bytes);
     if (me->after)
         me->after(me, recv, bytes);
     page->gathered[me->rank] = colo_now();

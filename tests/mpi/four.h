@@ -17,7 +17,7 @@ struct last { /* in memory that both sides of fork() share */
     double seconds[4];
     pid_t child; /* of the one that dies */
     _Atomic int32_t arrived;
-    char cards[4][4096];
+    char endpoints[4][4096];
 };
 
 struct seat {
@@ -28,12 +28,12 @@ struct seat {
 static inline colo_status_t over_memory(void *user, const void *send, void *recv, size_t bytes)
 {
     struct seat *s = user;
-    memcpy(s->last->cards[s->rank], send, bytes);
+    memcpy(s->last->endpoints[s->rank], send, bytes);
     atomic_fetch_add(&s->last->arrived, 1);
     while (atomic_load(&s->last->arrived) < 4)
         usleep(1000);
     for (int r = 0; r < 4; r++)
-        memcpy((char *)recv + (size_t)r * bytes, s->last->cards[r], bytes);
+        memcpy((char *)recv + (size_t)r * bytes, s->last->endpoints[r], bytes);
     return COLO_OK;
 }
 

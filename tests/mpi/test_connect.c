@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_connect.c - how ranks get connected: without descriptors, with cards that were changed,
+ * test_connect.c - how ranks get connected: without descriptors, with endpoints that were changed,
  * among strangers, and with ranks that this test plays, byte for byte.
  */
 #include "forked.h"
@@ -64,15 +64,15 @@ static void rank_without_descriptors_is_an_error_on_all_at_once(void **state)
     assert_true(failed && went);
 }
 
-/* ---- cards ---- */
+/* ---- endpoints ---- */
 
 static int32_t listed;
 
-static void change_card(t_forked_t *me, void *cards, size_t bytes)
+static void change_card(t_forked_t *me, void *endpoints, size_t bytes)
 {
-    assert_int_equal(bytes, sizeof(colo_card_t));
-    ((colo_card_t *)cards)[0].naddress = listed;
-    ((colo_card_t *)cards)[0].host = 1; /* or the addresses would not be looked at */
+    assert_int_equal(bytes, sizeof(colo_endpoint_t));
+    ((colo_endpoint_t *)endpoints)[0].naddress = listed;
+    ((colo_endpoint_t *)endpoints)[0].host = 1; /* or the addresses would not be looked at */
 }
 
 static void with_changed_cards(t_forked_t *me)
@@ -97,11 +97,11 @@ static void card_with_too_many_addresses_is_refused(void **state)
 
 /* ---- strangers ---- */
 
-static int call_unix(const colo_card_t *card)
+static int call_unix(const colo_endpoint_t *endpoint)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
-    size_t n = strlen(card->name);
-    memcpy(a.sun_path + 1, card->name, n);
+    size_t n = strlen(endpoint->name);
+    memcpy(a.sun_path + 1, endpoint->name, n);
     int fd = socket(AF_UNIX, SOCK_STREAM, 0);
     if (connect(fd, (struct sockaddr *)&a,
                 (socklen_t)(offsetof(struct sockaddr_un, sun_path) + 1 + n)) == 0)
@@ -121,16 +121,16 @@ static int call_tcp(const colo_address_t *a)
     return -1;
 }
 
-/* The doors of @card that take calls: bit 0 the Unix name, bit 1 + i address i. */
-static unsigned open_doors(const colo_card_t *card)
+/* The doors of @endpoint that take calls: bit 0 the Unix name, bit 1 + i address i. */
+static unsigned open_doors(const colo_endpoint_t *endpoint)
 {
     unsigned open = 0;
-    int fd = card->name[0] ? call_unix(card) : -1;
+    int fd = endpoint->name[0] ? call_unix(endpoint) : -1;
     if (fd >= 0)
         open |= 1;
     close(fd);
-    for (int i = 0; i < card->naddress; i++) {
-        fd = call_tcp(&card->address[i]);
+    for (int i = 0; i < endpoint->naddress; i++) {
+        fd = call_tcp(&endpoint->address[i]);
         if (fd >= 0)
             open |= 2u << i;
         close(fd);
@@ -141,11 +141,11 @@ static unsigned open_doors(const colo_card_t *card)
 static unsigned expected_doors; /* of a rank that waits for callers of this host */
 
 /* Rank 0 waits for the calls of rank 1, which looks at its doors first. */
-static void look_at_doors(t_forked_t *me, void *cards, size_t bytes)
+static void look_at_doors(t_forked_t *me, void *endpoints, size_t bytes)
 {
     usleep(300 * 1000);
-    const unsigned open = open_doors(cards);
-    if (open != expected_doors || open_doors((colo_card_t *)cards + 1) != 0) {
+    const unsigned open = open_doors(endpoints);
+    if (open != expected_doors || open_doors((colo_endpoint_t *)endpoints + 1) != 0) {
         fprintf(stderr, "open doors of rank 0: 0x%x, expected 0x%x\n", open, expected_doors);
         _exit(1);
     }
@@ -159,7 +159,7 @@ static void look_again(t_forked_t *me)
     me->after = me->rank == 1 ? look_at_doors : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     for (int32_t r = 0; r < 2 && st == COLO_OK; r++)
-        if (open_doors((colo_card_t *)(void *)me->page->card[r]) != 0)
+        if (open_doors((colo_endpoint_t *)(void *)me->page->endpoint[r]) != 0)
             st = colo_fail(COLO_ERR_STATE, "rank %d still listens", (int)r);
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
@@ -178,9 +178,9 @@ static void rank_listens_where_it_is_called_and_until_all_have_met(void **state)
     munmap(page, sizeof *page);
 }
 
-static int call(const colo_card_t *card)
+static int call(const colo_endpoint_t *endpoint)
 {
-    return card->name[0] ? call_unix(card) : call_tcp(&card->address[0]);
+    return endpoint->name[0] ? call_unix(endpoint) : call_tcp(&endpoint->address[0]);
 }
 
 struct hello { /* as connect.c has it */
@@ -199,27 +199,27 @@ static bool is_answered(int fd, const struct hello *hello)
 }
 
 /* Another user that knows the token; only root can play one. */
-static bool another_user_is_answered(const colo_card_t *card, const struct hello *hello)
+static bool another_user_is_answered(const colo_endpoint_t *endpoint, const struct hello *hello)
 {
     int status = 0;
     if (geteuid() != 0 || over_tcp())
         return false;
     pid_t pid = fork();
     if (pid == 0)
-        _exit(setuid(65534) == 0 && is_answered(call_unix(card), hello));
+        _exit(setuid(65534) == 0 && is_answered(call_unix(endpoint), hello));
     return waitpid(pid, &status, 0) != pid || status != 0;
 }
 
 /* More callers than rank 0 remembers: silent ones, ones that stop halfway, and liars. */
-static void crowd_the_doors(t_forked_t *me, void *cards, size_t bytes)
+static void crowd_the_doors(t_forked_t *me, void *endpoints, size_t bytes)
 {
-    const colo_card_t *card = cards;
-    struct hello right = {COLO_CARD_MAGIC, 1, {0}};
-    memcpy(right.token, card->token, COLO_TOKEN);
+    const colo_endpoint_t *endpoint = endpoints;
+    struct hello right = {COLO_ENDPOINT_MAGIC, 1, {0}};
+    memcpy(right.token, endpoint->token, COLO_TOKEN);
     usleep(100 * 1000);
     for (int i = 0; i < STRANGERS; i++) {
         struct hello h = right;
-        int fd = call(card);
+        int fd = call(endpoint);
         size_t n = i % 4 == 0 ? 0 : i % 4 == 1 ? 9 : sizeof h;
         if (i % 8 < 4)
             h.token[i % COLO_TOKEN] ^= 1;
@@ -234,7 +234,7 @@ static void crowd_the_doors(t_forked_t *me, void *cards, size_t bytes)
             _exit(1);
         }
     }
-    if (another_user_is_answered(card, &right)) {
+    if (another_user_is_answered(endpoint, &right)) {
         fprintf(stderr, "another user was answered\n");
         _exit(1);
     }
@@ -258,14 +258,14 @@ static void strangers_are_not_answered_and_keep_no_rank_out(void **state)
 
 /* ---- ranks that this test plays ---- */
 
-/* Brings a card of @me to the all-gather; the door that it names. */
-static int play(t_forked_t *me, colo_card_t *all, colo_card_t *mine)
+/* Brings an endpoint of @me to the all-gather; the door that it names. */
+static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
 {
     struct sockaddr_un a = {.sun_family = AF_UNIX};
     int fd = socket(over_tcp() ? AF_INET : AF_UNIX, SOCK_STREAM, 0);
     alarm(30);
     memset(mine, 0, sizeof *mine);
-    mine->magic = COLO_CARD_MAGIC;
+    mine->magic = COLO_ENDPOINT_MAGIC;
     mine->rank = me->rank;
     mine->size = me->page->size;
     mine->version = colo_version_number();
@@ -291,23 +291,23 @@ static int play(t_forked_t *me, colo_card_t *all, colo_card_t *mine)
 }
 
 /* Cards of a rank that is played are of the host of the others. */
-static void as_on_one_host(t_forked_t *me, void *cards, size_t bytes)
+static void as_on_one_host(t_forked_t *me, void *endpoints, size_t bytes)
 {
-    colo_card_t *card = cards;
-    card[0].host = card[1].host;
+    colo_endpoint_t *endpoint = endpoints;
+    endpoint[0].host = endpoint[1].host;
 }
 
 /* Rank 0, played: takes the first call, answers it a byte a time and late, then leaves. */
 static void answer_and_leave(t_forked_t *me)
 {
-    colo_card_t all[3], mine;
+    colo_endpoint_t all[3], mine;
     struct hello hello;
-    uint32_t answer[2] = {COLO_CARD_MAGIC, 0}, taken = 0;
+    uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, 0}, taken = 0;
     if (me->rank != 0) {
         me->after = as_on_one_host;
         if (me->rank == 2) { /* it never calls */
-            colo_card_t others[3], card;
-            close(play(me, others, &card));
+            colo_endpoint_t others[3], endpoint;
+            close(play(me, others, &endpoint));
             sleep(3);
             t_note(me, COLO_OK);
             return;
@@ -319,11 +319,11 @@ static void answer_and_leave(t_forked_t *me)
     int fd = accept(door, NULL, NULL);
     usleep(200 * 1000);
     bool good = recv(fd, &hello, sizeof hello, MSG_WAITALL) == (ssize_t)sizeof hello &&
-                hello.magic == COLO_CARD_MAGIC && hello.rank == 1;
+                hello.magic == COLO_ENDPOINT_MAGIC && hello.rank == 1;
     for (size_t i = 0; i < sizeof answer; i++, usleep(20 * 1000))
         good = good && send(fd, (char *)answer + i, 1, MSG_NOSIGNAL) == 1;
     good = good && recv(fd, &taken, sizeof taken, MSG_WAITALL) == (ssize_t)sizeof taken &&
-           taken == COLO_CARD_MAGIC;
+           taken == COLO_ENDPOINT_MAGIC;
     struct pollfd p = {door, POLLIN, 0};
     good = good && poll(&p, 1, 0) == 0; /* the one call was not given up for another */
     close(fd);

@@ -4,7 +4,7 @@
 
 enum { DEADLINE_S = 12 };
 
-static void come_late(t_forked_t *me, void *cards, size_t bytes)
+static void come_late(t_forked_t *me, void *endpoints, size_t bytes)
 {
     sleep(DEADLINE_S - 1);
 }
@@ -26,7 +26,7 @@ static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
     munmap(page, sizeof *page);
 }
 
-static void come_too_late(t_forked_t *me, void *cards, size_t bytes)
+static void come_too_late(t_forked_t *me, void *endpoints, size_t bytes)
 {
     usleep(1500 * 1000);
 }

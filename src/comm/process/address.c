@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * address.c - where a rank can be reached: its card for the all-gather, and its doors.
+ * address.c - where a rank can be reached: its endpoint for the all-gather, and its doors.
  *
- * A door is bound before the all-gather, because its port belongs on the card, and listens after
- * it, when the cards tell which ranks will call: ranks of this host by the Unix name (loopback
- * where Unix sockets are not wanted), others through the interfaces that lead to them. The other
- * doors are closed without ever having been open.
+ * A door is bound before the all-gather, because its port belongs on the endpoint, and listens
+ * after it, when the endpoints tell which ranks will call: ranks of this host by the Unix name
+ * (loopback where Unix sockets are not wanted), others through the interfaces that lead to them.
+ * The other doors are closed without ever having been open.
  */
 #include "comm/process/address.h"
 
@@ -30,7 +30,7 @@
 static const char CALL[] = "from_bootstrap: "; /* begins every sentence here */
 enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers not known yet */
 
-colo_status_t colo_card_no_socket(const colo_bootstrap_t *b, int error)
+colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)
 {
     struct rlimit limit = {0, 0};
     if (error != EMFILE && error != ENFILE)
@@ -44,7 +44,7 @@ colo_status_t colo_card_no_socket(const colo_bootstrap_t *b, int error)
                      (int)b->rank, (int)b->size - 1, strerror(error), (long long)limit.rlim_cur);
 }
 
-/* ---- this rank's card ---- */
+/* ---- this rank's endpoint ---- */
 
 /* @error where this process lacks descriptors or memory; 0 where there is no such thing here. */
 static int shortage(int error)
@@ -73,7 +73,7 @@ static int find_host(uint64_t *host)
 
 static socklen_t unix_address(const char *name, struct sockaddr_un *a)
 {
-    size_t n = strnlen(name, sizeof((colo_card_t *)0)->name);
+    size_t n = strnlen(name, sizeof((colo_endpoint_t *)0)->name);
     memset(a, 0, sizeof *a);
     a->sun_family = AF_UNIX;
     memcpy(a->sun_path + 1, name, n);
@@ -81,20 +81,20 @@ static socklen_t unix_address(const char *name, struct sockaddr_un *a)
 }
 
 /* Without Unix sockets the name stays empty. */
-static int bind_unix(colo_card_t *card, colo_doors_t *doors)
+static int bind_unix(colo_endpoint_t *endpoint, colo_doors_t *doors)
 {
     struct sockaddr_un a;
     uint64_t random[2] = {0, 0}; /* not the token: names are no secret */
     if (getrandom(random, sizeof random, 0) != (ssize_t)sizeof random)
         return 0;
-    snprintf(card->name, sizeof card->name, "colobridge-%016llx%016llx",
+    snprintf(endpoint->name, sizeof endpoint->name, "colobridge-%016llx%016llx",
              (unsigned long long)random[0], (unsigned long long)random[1]);
-    socklen_t size = unix_address(card->name, &a);
+    socklen_t size = unix_address(endpoint->name, &a);
     doors->unix_fd = colo_socket_open(AF_UNIX, SOCK_STREAM);
     if (doors->unix_fd >= 0 && bind(doors->unix_fd, (struct sockaddr *)&a, size) == 0)
         return 0;
     const int error = shortage(errno);
-    card->name[0] = '\0';
+    endpoint->name[0] = '\0';
     colo_socket_close(doors->unix_fd);
     doors->unix_fd = -1;
     return error;
@@ -105,10 +105,10 @@ static socklen_t size_of(const colo_address_t *a)
     return a->family == AF_INET ? sizeof a->four : sizeof a->six;
 }
 
-/* Binds the card's address number @i to a free port; the address goes if it cannot be. */
-static int bind_tcp(colo_card_t *card, colo_doors_t *doors, int i)
+/* Binds the endpoint's address number @i to a free port; the address goes if it cannot be. */
+static int bind_tcp(colo_endpoint_t *endpoint, colo_doors_t *doors, int i)
 {
-    colo_address_t *a = &card->address[i];
+    colo_address_t *a = &endpoint->address[i];
     socklen_t size = size_of(a);
     int fd = colo_socket_open(a->family, SOCK_STREAM);
     if (fd >= 0 && bind(fd, &a->any, size) == 0 && getsockname(fd, &a->any, &size) == 0) {
@@ -121,16 +121,16 @@ static int bind_tcp(colo_card_t *card, colo_doors_t *doors, int i)
     return error;
 }
 
-static int list_addresses(colo_card_t *card)
+static int list_addresses(colo_endpoint_t *endpoint)
 {
     struct ifaddrs *all = NULL;
-    card->address[0].four = (struct sockaddr_in){.sin_family = AF_INET};
-    card->address[0].four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    card->naddress = 1;
+    endpoint->address[0].four = (struct sockaddr_in){.sin_family = AF_INET};
+    endpoint->address[0].four.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    endpoint->naddress = 1;
     if (getifaddrs(&all) != 0)
         return shortage(errno);
     for (int family = AF_INET; family; family = family == AF_INET ? AF_INET6 : 0)
-        for (struct ifaddrs *i = all; i && card->naddress < COLO_ADDRESSES; i = i->ifa_next) {
+        for (struct ifaddrs *i = all; i && endpoint->naddress < COLO_ADDRESSES; i = i->ifa_next) {
             if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
                 (i->ifa_flags & IFF_LOOPBACK))
                 continue;
@@ -138,31 +138,31 @@ static int list_addresses(colo_card_t *card)
             memcpy(&a, i->ifa_addr, family == AF_INET ? sizeof a.four : sizeof a.six);
             if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a.six.sin6_addr))
                 continue;
-            card->address[card->naddress++] = a;
+            endpoint->address[endpoint->naddress++] = a;
         }
     freeifaddrs(all);
     return 0;
 }
 
-static colo_status_t make(const colo_bootstrap_t *b, colo_card_t *card, colo_doors_t *doors,
+static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, colo_doors_t *doors,
                           int *fd)
 {
     int32_t family;                               /* 0: auto, 1: tcp */
     (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
-    if (getrandom(card->token, COLO_TOKEN, 0) != COLO_TOKEN)
+    if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
-    int error = find_host(&card->host);
+    int error = find_host(&endpoint->host);
     if (!error)
-        error = list_addresses(card);
+        error = list_addresses(endpoint);
     if (!error && family == 0)
-        error = bind_unix(card, doors);
+        error = bind_unix(endpoint, doors);
     bool bound = doors->unix_fd >= 0;
-    for (int i = 0; i < card->naddress && !error; i++) {
-        error = bind_tcp(card, doors, i);
+    for (int i = 0; i < endpoint->naddress && !error; i++) {
+        error = bind_tcp(endpoint, doors, i);
         bound = bound || doors->tcp[i] >= 0;
     }
     if (error)
-        return colo_card_no_socket(b, error);
+        return colo_endpoint_no_socket(b, error);
     if (!bound && b->size > 1)
         return colo_fail(COLO_ERR_IO,
                          "from_bootstrap: rank %d found neither Unix sockets nor a network address "
@@ -178,40 +178,40 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_card_t *card, colo_doo
     }
     for (int i = 0; i < SPARE; i++)
         colo_socket_close(spare[i]);
-    return error ? colo_card_no_socket(b, error) : COLO_OK;
+    return error ? colo_endpoint_no_socket(b, error) : COLO_OK;
 }
 
-void colo_card_make(const colo_bootstrap_t *b, bool room, colo_card_t *card, colo_doors_t *doors,
-                    int *fd)
+void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *endpoint,
+                        colo_doors_t *doors, int *fd)
 {
-    memset(card, 0, sizeof *card);
-    *card = (colo_card_t){.magic = COLO_CARD_MAGIC,
-                          .version = colo_version_number(),
-                          .rank = b->rank,
-                          .size = b->size};
+    memset(endpoint, 0, sizeof *endpoint);
+    *endpoint = (colo_endpoint_t){.magic = COLO_ENDPOINT_MAGIC,
+                                  .version = colo_version_number(),
+                                  .rank = b->rank,
+                                  .size = b->size};
     doors->unix_fd = -1;
     for (int i = 0; i < COLO_ADDRESSES; i++)
         doors->tcp[i] = -1;
     for (int32_t r = 0; fd && r < b->size; r++)
         fd[r] = -1;
-    colo_status_t st = room && fd ? make(b, card, doors, fd)
+    colo_status_t st = room && fd ? make(b, endpoint, doors, fd)
                                   : colo_fail(COLO_ERR_NOMEM,
                                               "from_bootstrap: rank %d has no memory for %d "
                                               "connections",
                                               (int)b->rank, (int)b->size - 1);
     if (st < 0) {
-        card->status = st;
-        snprintf(card->why, sizeof card->why, "%s", colo_last_error() + strlen(CALL));
+        endpoint->status = st;
+        snprintf(endpoint->why, sizeof endpoint->why, "%s", colo_last_error() + strlen(CALL));
     }
 }
 
-/* ---- all cards ---- */
+/* ---- all endpoints ---- */
 
-colo_status_t colo_card_check_all(const colo_bootstrap_t *b, const colo_card_t *card)
+colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint)
 {
     for (int32_t r = 0; r < b->size; r++) {
-        const colo_card_t *k = &card[r];
-        if (k->magic != COLO_CARD_MAGIC)
+        const colo_endpoint_t *k = &endpoint[r];
+        if (k->magic != COLO_ENDPOINT_MAGIC)
             return colo_fail(COLO_ERR_MISMATCH,
                              "from_bootstrap: slot %d of the all-gather does not hold what rank %d "
                              "brought; rank r's bytes belong at recv + r * bytes",
@@ -221,43 +221,45 @@ colo_status_t colo_card_check_all(const colo_bootstrap_t *b, const colo_card_t *
                              "from_bootstrap: slot %d of the all-gather comes from rank %d of %d, "
                              "expected rank %d of %d",
                              (int)r, (int)k->rank, (int)k->size, (int)r, (int)b->size);
-        if (k->version != card[0].version)
-            return colo_fail(
-                COLO_ERR_MISMATCH,
-                "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
-                "%u.%u.%u",
-                (int)r, (unsigned)(k->version >> 16), (unsigned)(k->version >> 8 & 0xff),
-                (unsigned)(k->version & 0xff), (unsigned)(card[0].version >> 16),
-                (unsigned)(card[0].version >> 8 & 0xff), (unsigned)(card[0].version & 0xff));
+        if (k->version != endpoint[0].version)
+            return colo_fail(COLO_ERR_MISMATCH,
+                             "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+                             "%u.%u.%u",
+                             (int)r, (unsigned)(k->version >> 16),
+                             (unsigned)(k->version >> 8 & 0xff), (unsigned)(k->version & 0xff),
+                             (unsigned)(endpoint[0].version >> 16),
+                             (unsigned)(endpoint[0].version >> 8 & 0xff),
+                             (unsigned)(endpoint[0].version & 0xff));
         if (k->naddress < 0 || k->naddress > COLO_ADDRESSES)
             return colo_fail(COLO_ERR_MISMATCH,
                              "from_bootstrap: slot %d of the all-gather lists %d addresses, "
                              "expected 0..%d; the all-gather changed it",
                              (int)r, (int)k->naddress, (int)COLO_ADDRESSES);
     }
-    if (card[b->rank].status < 0) /* its own error before that of any other */
-        return colo_fail((colo_status_t)card[b->rank].status, "%s%s", CALL, card[b->rank].why);
+    if (endpoint[b->rank].status < 0) /* its own error before that of any other */
+        return colo_fail((colo_status_t)endpoint[b->rank].status, "%s%s", CALL,
+                         endpoint[b->rank].why);
     for (int32_t r = 0; r < b->size; r++)
-        if (card[r].status < 0)
+        if (endpoint[r].status < 0)
             return colo_fail(COLO_ERR_PEER, "from_bootstrap: rank %d failed: %.*s", (int)r,
-                             (int)sizeof card[r].why, card[r].why);
+                             (int)sizeof endpoint[r].why, endpoint[r].why);
     return COLO_OK;
 }
 
-static bool on_one_host(const colo_card_t *a, const colo_card_t *b)
+static bool on_one_host(const colo_endpoint_t *a, const colo_endpoint_t *b)
 {
     return a->host != 0 && a->host == b->host;
 }
 
-int colo_card_ways(const colo_card_t *mine, const colo_card_t *to)
+int colo_endpoint_addresses(const colo_endpoint_t *mine, const colo_endpoint_t *to)
 {
     if (on_one_host(mine, to))
         return 1;
     return to->naddress > 1 ? to->naddress - 1 : 0;
 }
 
-socklen_t colo_card_way(const colo_card_t *mine, const colo_card_t *to, int i,
-                        struct sockaddr_storage *address)
+socklen_t colo_endpoint_address(const colo_endpoint_t *mine, const colo_endpoint_t *to, int i,
+                                struct sockaddr_storage *address)
 {
     const bool here = on_one_host(mine, to);
     memset(address, 0, sizeof *address);
@@ -281,7 +283,7 @@ static bool same_address(const colo_address_t *a, const colo_address_t *b)
 
 /* The number of @mine's address through which the system reaches @to; -1: not one of them, or
  * @to is an address that both have, as bridges of containers do. */
-static int interface_to(const colo_card_t *mine, const colo_address_t *to)
+static int interface_to(const colo_endpoint_t *mine, const colo_address_t *to)
 {
     colo_address_t from = {.family = 0};
     socklen_t size = sizeof from;
@@ -313,18 +315,18 @@ void colo_doors_close(colo_doors_t *doors)
         close_door(&doors->tcp[i]);
 }
 
-colo_status_t colo_card_listen(const colo_bootstrap_t *b, const colo_card_t *card,
-                               colo_doors_t *doors)
+colo_status_t colo_endpoint_listen(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint,
+                                   colo_doors_t *doors)
 {
-    const colo_card_t *mine = &card[b->rank];
+    const colo_endpoint_t *mine = &endpoint[b->rank];
     bool open_unix = false, open_tcp[COLO_ADDRESSES] = {false}, afar = false, found = false;
     for (int32_t r = b->rank + 1; r < b->size; r++) {
-        const bool here = on_one_host(mine, &card[r]);
-        open_unix |= here && mine->name[0] && card[r].name[0];
-        open_tcp[0] |= here && !(mine->name[0] && card[r].name[0]);
+        const bool here = on_one_host(mine, &endpoint[r]);
+        open_unix |= here && mine->name[0] && endpoint[r].name[0];
+        open_tcp[0] |= here && !(mine->name[0] && endpoint[r].name[0]);
         afar |= !here;
-        for (int i = 1; !here && i < card[r].naddress; i++) {
-            int through = interface_to(mine, &card[r].address[i]);
+        for (int i = 1; !here && i < endpoint[r].naddress; i++) {
+            int through = interface_to(mine, &endpoint[r].address[i]);
             if (through > 0)
                 found = open_tcp[through] = true;
         }
@@ -335,11 +337,11 @@ colo_status_t colo_card_listen(const colo_bootstrap_t *b, const colo_card_t *car
     if (!open_unix)
         close_door(&doors->unix_fd);
     else if (listen(doors->unix_fd, b->size) != 0)
-        return colo_card_no_socket(b, errno);
+        return colo_endpoint_no_socket(b, errno);
     for (int i = 0; i < COLO_ADDRESSES; i++)
         if (!open_tcp[i])
             close_door(&doors->tcp[i]);
         else if (doors->tcp[i] >= 0 && listen(doors->tcp[i], b->size) != 0)
-            return colo_card_no_socket(b, errno);
+            return colo_endpoint_no_socket(b, errno);
     return COLO_OK;
 }

@@ -12,7 +12,7 @@
 #include <sys/socket.h>
 
 enum { COLO_ADDRESSES = 9, COLO_TOKEN = 16 };
-#define COLO_CARD_MAGIC 0xC0105ACDu
+#define COLO_ENDPOINT_MAGIC 0xC0105ACDu
 
 typedef union colo_address { /* with its port; family 0: none */
     sa_family_t family;
@@ -21,7 +21,7 @@ typedef union colo_address { /* with its port; family 0: none */
     struct sockaddr_in6 six;
 } colo_address_t;
 
-typedef struct colo_card {
+typedef struct colo_endpoint {
     uint32_t magic, version;
     int32_t rank, size;
     int32_t status; /* < 0: the rank failed, and says why */
@@ -31,31 +31,32 @@ typedef struct colo_card {
     char name[48]; /* abstract Unix name without the leading NUL; "": none */
     colo_address_t address[COLO_ADDRESSES]; /* the first is loopback */
     char why[400];
-} colo_card_t;
+} colo_endpoint_t;
 
 /* Bound sockets that do not listen yet: nothing can reach this rank before it waits for callers. */
 typedef struct colo_doors {
     int unix_fd;             /* -1: none */
-    int tcp[COLO_ADDRESSES]; /* of card.address */
+    int tcp[COLO_ADDRESSES]; /* of endpoint.address */
 } colo_doors_t;
 
-/* This rank's card and doors, and in @fd [b->size] a descriptor in the place of each connection. A
- * rank without descriptors, or without memory (@room false, @fd NULL), thus fails before the others
- * wait for it, and the card tells them. Doors and @fd hold what is to be closed in any case. */
-void colo_card_make(const colo_bootstrap_t *b, bool room, colo_card_t *card, colo_doors_t *doors,
-                    int *fd);
-/* Do all cards belong together, and did no rank fail? */
-colo_status_t colo_card_check_all(const colo_bootstrap_t *b, const colo_card_t *card);
+/* This rank's endpoint and doors, and in @fd [b->size] a descriptor in the place of each
+ * connection. A rank without descriptors, or without memory (@room false, @fd NULL), thus fails
+ * before the others wait for it, and the endpoint tells them. Doors and @fd hold what is to be
+ * closed in any case. */
+void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *endpoint,
+                        colo_doors_t *doors, int *fd);
+/* Do all endpoints belong together, and did no rank fail? */
+colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint);
 /* The ways from the rank of @mine to that of @to: how many, and the address of number @i. One for
  * ranks of one host. */
-int colo_card_ways(const colo_card_t *mine, const colo_card_t *to);
-socklen_t colo_card_way(const colo_card_t *mine, const colo_card_t *to, int i,
-                        struct sockaddr_storage *address);
+int colo_endpoint_addresses(const colo_endpoint_t *mine, const colo_endpoint_t *to);
+socklen_t colo_endpoint_address(const colo_endpoint_t *mine, const colo_endpoint_t *to, int i,
+                                struct sockaddr_storage *address);
 /* Listens where the higher ranks will call, and closes the other doors. */
-colo_status_t colo_card_listen(const colo_bootstrap_t *b, const colo_card_t *card,
-                               colo_doors_t *doors);
+colo_status_t colo_endpoint_listen(const colo_bootstrap_t *b, const colo_endpoint_t *endpoint,
+                                   colo_doors_t *doors);
 void colo_doors_close(colo_doors_t *doors);
 /* No descriptor left? errno of the call that failed; names what to do about it. */
-colo_status_t colo_card_no_socket(const colo_bootstrap_t *b, int error);
+colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error);
 
 #endif

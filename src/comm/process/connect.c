@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * connect.c - from one all-gather of cards (address.h) to a socket between every two ranks.
+ * connect.c - from one all-gather of endpoints (address.h) to a socket between every two ranks.
  *
  * Each rank calls all lower ranks and answers all higher ones, in one poll() loop under one
  * deadline. A rank that is late does not listen yet, so that a call is refused and made again; a
@@ -63,7 +63,7 @@ struct meeting {
     const colo_bootstrap_t *b;
     double begin;
     int64_t timeout_ms;
-    colo_card_t *card; /* [size] */
+    colo_endpoint_t *endpoint; /* [size] */
     colo_doors_t doors;
     struct call *call; /* [ncalls] */
     int32_t ncalls;
@@ -120,14 +120,15 @@ static bool calls_already(const struct meeting *m, int32_t rank)
 static colo_status_t dial(struct meeting *m, struct call *c)
 {
     struct sockaddr_storage a;
-    socklen_t size = colo_card_way(&m->card[m->b->rank], &m->card[c->rank], c->way, &a);
+    socklen_t size =
+        colo_endpoint_address(&m->endpoint[m->b->rank], &m->endpoint[c->rank], c->way, &a);
     if (a.ss_family != AF_UNIX && a.ss_family != AF_INET && a.ss_family != AF_INET6)
         return COLO_OK;
     *c = (struct call){.rank = c->rank, .way = c->way};
     c->fd = colo_socket_open(a.ss_family, SOCK_STREAM);
     if (c->fd < 0 && (errno == EMFILE || errno == ENFILE) && !calls_already(m, c->rank) &&
         !show_a_guest_out(m))
-        return colo_card_no_socket(m->b, errno);
+        return colo_endpoint_no_socket(m->b, errno);
     if (c->fd < 0)
         hang_up(m, c, "socket", errno);
     else if (connect(c->fd, (struct sockaddr *)&a, size) != 0 && errno != EINPROGRESS)
@@ -139,10 +140,10 @@ static colo_status_t dial(struct meeting *m, struct call *c)
 
 static void say_hello(struct meeting *m, struct call *c)
 {
-    struct hello hello = {.magic = COLO_CARD_MAGIC, .rank = m->b->rank};
+    struct hello hello = {.magic = COLO_ENDPOINT_MAGIC, .rank = m->b->rank};
     int error = 0;
     socklen_t size = sizeof error;
-    memcpy(hello.token, m->card[c->rank].token, COLO_TOKEN);
+    memcpy(hello.token, m->endpoint[c->rank].token, COLO_TOKEN);
     getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &size);
     if (error || send(c->fd, &hello, sizeof hello, MSG_NOSIGNAL) != (ssize_t)sizeof hello)
         hang_up(m, c, "connect", error ? error : errno);
@@ -152,7 +153,7 @@ static void say_hello(struct meeting *m, struct call *c)
 
 static void hear_answer(struct meeting *m, struct call *c)
 {
-    const uint32_t taken = COLO_CARD_MAGIC;
+    const uint32_t taken = COLO_ENDPOINT_MAGIC;
     ssize_t n = recv(c->fd, (char *)c->answer + c->got, sizeof c->answer - c->got, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR))
         return;
@@ -163,7 +164,7 @@ static void hear_answer(struct meeting *m, struct call *c)
     c->got += (size_t)n;
     if (c->got < sizeof c->answer)
         return;
-    if (c->answer[0] != COLO_CARD_MAGIC || c->answer[1] != (uint32_t)c->rank) {
+    if (c->answer[0] != COLO_ENDPOINT_MAGIC || c->answer[1] != (uint32_t)c->rank) {
         hang_up(m, c, "somebody else answered", 0);
         return;
     }
@@ -188,7 +189,7 @@ static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
     int fd = colo_socket_accept(listener), at = 0;
     if (fd < 0)
         return (errno == EMFILE || errno == ENFILE) && !show_a_guest_out(m)
-                   ? colo_card_no_socket(m->b, errno)
+                   ? colo_endpoint_no_socket(m->b, errno)
                    : COLO_OK;
     if (is_unix && !same_user(fd)) {
         colo_socket_close(fd);
@@ -209,16 +210,16 @@ static colo_status_t welcome(struct meeting *m, int listener, bool is_unix)
 
 static bool knows_token(const struct meeting *m, const struct hello *hello)
 {
-    return hello->magic == COLO_CARD_MAGIC && hello->rank > m->b->rank &&
+    return hello->magic == COLO_ENDPOINT_MAGIC && hello->rank > m->b->rank &&
            hello->rank < m->b->size && m->fd[hello->rank] < 0 &&
-           memcmp(hello->token, m->card[m->b->rank].token, COLO_TOKEN) == 0;
+           memcmp(hello->token, m->endpoint[m->b->rank].token, COLO_TOKEN) == 0;
 }
 
 /* False: hang up. */
 static bool hear_guest(struct meeting *m, struct guest *g)
 {
     const size_t end = HELLO_BYTES + (g->answered ? sizeof g->taken : 0);
-    const uint32_t answer[2] = {COLO_CARD_MAGIC, (uint32_t)m->b->rank};
+    const uint32_t answer[2] = {COLO_ENDPOINT_MAGIC, (uint32_t)m->b->rank};
     char *to =
         g->answered ? (char *)&g->taken + (g->got - HELLO_BYTES) : (char *)&g->hello + g->got;
     ssize_t n = recv(g->fd, to, end - g->got, MSG_DONTWAIT); /* and nothing of what follows */
@@ -234,7 +235,7 @@ static bool hear_guest(struct meeting *m, struct guest *g)
         return g->answered &&
                send(g->fd, answer, sizeof answer, MSG_NOSIGNAL) == (ssize_t)sizeof answer;
     }
-    if (g->taken != COLO_CARD_MAGIC || m->fd[g->hello.rank] >= 0)
+    if (g->taken != COLO_ENDPOINT_MAGIC || m->fd[g->hello.rank] >= 0)
         return false;
     m->fd[g->hello.rank] = g->fd;
     m->left--;
@@ -319,10 +320,10 @@ static colo_status_t meet(struct meeting *m)
     const int32_t rank = m->b->rank, size = m->b->size;
     struct call *c = m->call;
     for (int32_t r = 0; r < rank; r++)
-        for (int way = 0; way < colo_card_ways(&m->card[rank], &m->card[r]); way++)
+        for (int way = 0; way < colo_endpoint_addresses(&m->endpoint[rank], &m->endpoint[r]); way++)
             *c++ = (struct call){.fd = -1, .rank = r, .way = way};
     m->ncalls = (int32_t)(c - m->call);
-    COLO_TRY(colo_card_listen(m->b, m->card, &m->doors));
+    COLO_TRY(colo_endpoint_listen(m->b, m->endpoint, &m->doors));
     while (m->left > 0) {
         if (waited_ms(m) > (double)m->timeout_ms)
             return too_late(m);
@@ -344,8 +345,8 @@ static void end_meeting(struct meeting *m)
     free(m->call);
     free(m->poll);
     free(m->why);
-    if (m->card)
-        munmap(m->card, (size_t)m->b->size * sizeof *m->card);
+    if (m->endpoint)
+        munmap(m->endpoint, (size_t)m->b->size * sizeof *m->endpoint);
 }
 
 static void close_all(const colo_bootstrap_t *b, int *fd)
@@ -356,15 +357,16 @@ static void close_all(const colo_bootstrap_t *b, int *fd)
     }
 }
 
-/* The cards come in pages of their own: a rank without memory must still be able to say so. */
-static colo_status_t gather(const colo_bootstrap_t *b, const colo_card_t *mine, colo_card_t **card)
+/* The endpoints come in pages of their own: a rank without memory must still be able to say so. */
+static colo_status_t gather(const colo_bootstrap_t *b, const colo_endpoint_t *mine,
+                            colo_endpoint_t **endpoint)
 {
     void *p = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for the cards of %d ranks",
+        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for the endpoints of %d ranks",
                          (int)b->size);
-    *card = p;
+    *endpoint = p;
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
     colo_status_t st = b->all_gather(b->user, mine, p, sizeof *mine);
     if (st > 0)
@@ -382,7 +384,7 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
                                    double *begin)
 {
     struct meeting m = {.b = b, .timeout_ms = timeout_ms, .fd = fd, .left = b->size - 1};
-    colo_card_t mine;
+    colo_endpoint_t mine;
     colo_status_t st;
     for (int i = 0; i < GUESTS; i++)
         m.guest[i].fd = -1;
@@ -390,12 +392,12 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
     m.call = calloc(calls, sizeof *m.call);
     m.poll = calloc(calls + LISTENERS + GUESTS + (size_t)b->size, sizeof *m.poll);
     m.why = calloc((size_t)b->size, sizeof *m.why);
-    colo_card_make(b, m.call && m.poll && m.why, &mine, &m.doors, fd);
-    st = gather(b, &mine, &m.card);
+    colo_endpoint_make(b, m.call && m.poll && m.why, &mine, &m.doors, fd);
+    st = gather(b, &mine, &m.endpoint);
     m.begin = *begin = colo_now();
     close_all(b, fd); /* connections take their place */
     if (st == COLO_OK)
-        st = colo_card_check_all(b, m.card);
+        st = colo_endpoint_check_all(b, m.endpoint);
     if (st == COLO_OK)
         st = meet(&m);
     end_meeting(&m);
