@@ -205,7 +205,7 @@ static void take_layer(cap_rank_t *r, cap_layer_t *l, int64_t index)
     l->out = take_floats(r, T * D);
 }
 
-static colo_status_t take_head(cap_rank_t *r)
+static colo_status_t take_header(cap_rank_t *r)
 {
     cap_arena_t *a = &r->arena;
     int64_t D = r->cfg->model.width, T = r->T, size = sizeof(float);
@@ -308,7 +308,7 @@ static colo_status_t take_activations(cap_rank_t *r)
         for (int64_t l = r->first_layer; r->layer && l < r->end_layer; l++)
             take_layer(r, &r->layer[l - r->first_layer], l);
         if (r->back)
-            CAP_TRY(take_head(r));
+            CAP_TRY(take_header(r));
     }
     return a->failed ? COLO_ERR_NOMEM : COLO_OK;
 }

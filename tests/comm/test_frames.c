@@ -72,7 +72,7 @@ static colo_frame_t frame_of(colo_frame_kind_t kind, uint64_t ctx, uint64_t byte
 /* The head of a message of COUNT floats to rank 0, in its first exchange. */
 static colo_frame_t head_of_exchange(void)
 {
-    colo_frame_t h = frame_of(COLO_FRAME_HEAD, 1, COUNT * sizeof(float));
+    colo_frame_t h = frame_of(COLO_FRAME_HEADER, 1, COUNT * sizeof(float));
     colo_op_desc_t op = {.kind = COLO_OP_EXCHANGE, .dtype = COLO_F32};
     h.flags = COLO_FRAME_SENDS;
     h.desc = colo_op_pack(&op);
@@ -170,7 +170,7 @@ static void frame_that_makes_no_sense_is_an_error_at_once(void **state)
     bad[5] = frame_of(COLO_FRAME_DATA, 1, 0);  /* in no operation */
     bad[6] = frame_of(COLO_FRAME_DATA, 99, 0); /* of a group that is not here */
     bad[7] = frame_of(COLO_FRAME_READY, 0, 0); /* to all groups */
-    bad[8] = frame_of(COLO_FRAME_HEAD, 1, COLO_FRAME_EAGER);
+    bad[8] = frame_of(COLO_FRAME_HEADER, 1, COLO_FRAME_EAGER);
     bad[8].sent.bytes = 1; /* of another message than its bytes */
     for (int i = 0; i < 9; i++) {
         struct bench b = set_up();
@@ -187,7 +187,7 @@ static void frames_of_groups_that_are_not_made_are_kept_within_bounds(void **sta
     static const unsigned char zeros[COLO_FRAME_EAGER];
     struct bench b = set_up();
     struct rusage before, after;
-    colo_frame_t head = frame_of(COLO_FRAME_HEAD, 99, COLO_FRAME_EAGER);
+    colo_frame_t head = frame_of(COLO_FRAME_HEADER, 99, COLO_FRAME_EAGER);
     head.sent.bytes = COLO_FRAME_EAGER;
     assert_true(write_frame(&b, head, zeros, COLO_FRAME_EAGER));
     assert_ok(colo_comm_check(b.comm)); /* one is what a rank that is ahead sends */

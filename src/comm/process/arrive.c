@@ -42,7 +42,7 @@ static void nonsense(struct colo_family *f, int32_t peer)
 static void stash(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
 {
     /* The rest of a message is sent only to ranks that asked for it. */
-    if (frame->kind != COLO_FRAME_HEAD && frame->kind != COLO_FRAME_FAIL &&
+    if (frame->kind != COLO_FRAME_HEADER && frame->kind != COLO_FRAME_FAIL &&
         frame->kind != COLO_FRAME_BYE) {
         nonsense(f, peer);
         return;
@@ -105,7 +105,7 @@ static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_fram
         colo_p2p_begin_no_more(x);
 }
 
-static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+static void take_header(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
 {
     struct colo_remote *p = &x->peer[frame->from];
     p->seq = frame->seq;
@@ -123,7 +123,7 @@ static void take_head(struct colo_ctx *x, const colo_frame_t *frame, const void 
         return;
     }
     e->full = true;
-    e->head = *frame;
+    e->header = *frame;
     size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
     memcpy(e->eager, payload, n);
     colo_round_look(x, frame->from);
@@ -135,7 +135,7 @@ static bool is_whole(const colo_frame_t *frame, size_t bytes)
     if (bytes < sizeof *frame || frame->magic != COLO_FRAME_MAGIC)
         return false;
     uint64_t payload = frame->bytes;
-    if (frame->kind == COLO_FRAME_HEAD) {
+    if (frame->kind == COLO_FRAME_HEADER) {
         if (frame->sent.bytes < 0 || frame->bytes != (uint64_t)frame->sent.bytes)
             return false;
         payload = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
@@ -200,8 +200,8 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
         return;
     }
     switch ((colo_frame_kind_t)frame->kind) {
-    case COLO_FRAME_HEAD:
-        take_head(x, frame, payload);
+    case COLO_FRAME_HEADER:
+        take_header(x, frame, payload);
         break;
     case COLO_FRAME_READY:
         colo_round_ready(x, frame);

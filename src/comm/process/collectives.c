@@ -3,7 +3,7 @@
  * collectives.c - the collectives of ranks in different processes, each one or two rounds of
  * round.c.
  *
- * Everyone exchanges a head with everyone in each collective, also where no data flows: that is
+ * Everyone exchanges a header with everyone in each collective, also where no data flows: that is
  * what finds a rank in another operation, and it makes a collective complete for all or for none of
  * them. Reductions bring the slices together and combine them in rank order with comm/reduce.c, so
  * sums are bitwise those of the other backends. Workspace grows to the largest reduction and stays.

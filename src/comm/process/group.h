@@ -5,9 +5,10 @@
  * family   all communicators that came from one transport: the transport, the error state shared by
  * all (aborts, processes that died), frames that came before their group was made. ctx      one
  * group: a key that every member computes alike (no agreement is needed to make one), an error
- * state, and for each peer at most two heads that came early. round    one step of an operation:
- * exactly one message, perhaps empty, to and from each peer that takes part. Both sides send a head
- * first and compare; nothing is written to a caller's memory before all heads are there and agree.
+ * state, and for each peer at most two headers that came early. round    one step of an operation:
+ * exactly one message, perhaps empty, to and from each peer that takes part. Both sides send a
+ * header first and compare; nothing is written to a caller's memory before all headers are there
+ * and agree.
  *
  * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
@@ -20,9 +21,9 @@
 #include "comm/process/pack.h"
 #include "comm/process/transport.h"
 
-struct colo_early { /* a head that is here, with the first bytes of its message */
+struct colo_early { /* a header that is here, with the first bytes of its message */
     bool full;
-    colo_frame_t head;
+    colo_frame_t header;
     unsigned char *eager; /* [COLO_FRAME_EAGER] in ctx->eager */
 };
 
@@ -35,7 +36,7 @@ struct colo_remote {
 
 struct colo_peer_step { /* what one round does with one peer */
     bool active, sends, expects;
-    bool met;   /* its head is here and agrees */
+    bool met;   /* its header is here and agrees */
     bool ready; /* it asked for the rest */
     struct colo_shape_ sent, expected;
     int64_t out_left, in_left;

@@ -2,13 +2,13 @@
 /*
  * round.c - one step of an operation: a message to and from each peer that takes part.
  *
- *   1  to every peer a head: which operation, what I send, what I expect, and the first bytes
+ *   1  to every peer a header: which operation, what I send, what I expect, and the first bytes
  *   2  wait for every peer's head and compare; a difference kills the group on both sides
  *   3  only now write: first bytes into the caller's boxes, READY to whoever has more for me
  *   4  the rest in pieces, to whoever is READY, until all is sent and received
  *
  * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
- * past this one or left is found by its head or its goodbye; one that does not come, by the
+ * past this one or left is found by its header or its goodbye; one that does not come, by the
  * deadline.
  *
  * Waiting is as in threads.c: spin a little, yield for a while, then sleep an eighth of the
@@ -163,13 +163,13 @@ static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
     return p;
 }
 
-static void send_head(struct colo_ctx *x, int32_t peer)
+static void send_header(struct colo_ctx *x, int32_t peer)
 {
     struct colo_peer_step *l = &x->lane[peer];
     struct colo_family *f = x->family;
-    colo_frame_t head = {
+    colo_frame_t header = {
         .magic = COLO_FRAME_MAGIC,
-        .kind = COLO_FRAME_HEAD,
+        .kind = COLO_FRAME_HEADER,
         .step = x->step,
         .flags =
             (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) | (l->expects ? COLO_FRAME_EXPECTS : 0)),
@@ -185,11 +185,11 @@ static void send_head(struct colo_ctx *x, int32_t peer)
     int64_t eager = l->sent.bytes < COLO_FRAME_EAGER ? l->sent.bytes : COLO_FRAME_EAGER;
     if (f->closed[x->world[peer]])
         return;
-    char *p = reserve(x, peer, sizeof head + (size_t)eager);
+    char *p = reserve(x, peer, sizeof header + (size_t)eager);
     if (!p)
         return;
-    memcpy(p, &head, sizeof head);
-    colo_cursor_move(&l->out, p + sizeof head, NULL, eager);
+    memcpy(p, &header, sizeof header);
+    colo_cursor_move(&l->out, p + sizeof header, NULL, eager);
     l->out_left -= eager;
     f->ops->commit(f->transport);
 }
@@ -218,7 +218,7 @@ static const char *shapes_differ(char *text, size_t cap, const struct colo_shape
     return text;
 }
 
-/* The head of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
+/* The header of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
 static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
 {
     const struct colo_peer_step *l = &x->lane[peer];
@@ -244,7 +244,7 @@ static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
     return false;
 }
 
-/* @peer has a head here: for now, for later, or for something that will not come to pass? */
+/* @peer has a header here: for now, for later, or for something that will not come to pass? */
 void colo_round_look(struct colo_ctx *x, int32_t peer)
 {
     struct colo_remote *p = &x->peer[peer];
@@ -253,7 +253,7 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
     char what[96], found[200];
     if (!e->full || x->begun || (x->running && l->active && l->met))
         return; /* begun: another thread takes in what arrives, the round looks when it runs */
-    const colo_frame_t *h = &e->head;
+    const colo_frame_t *h = &e->header;
     const bool same = h->seq == x->seq && h->step == x->step;
     const bool before = h->seq < x->seq || (h->seq == x->seq && h->step < x->step);
     if (same && x->running && l->active) {
@@ -285,7 +285,7 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
 
 /* ---- moving ---- */
 
-/* All agree: take what came with the heads, ask for what did not. */
+/* All agree: take what came with the headers, ask for what did not. */
 static void take_eager(struct colo_ctx *x)
 {
     colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
@@ -446,7 +446,7 @@ colo_status_t colo_round_run(colo_comm_t *c)
     for (int32_t k = 1; k < x->size; k++) {
         int32_t peer = (x->rank + k) % x->size;
         if (x->lane[peer].active)
-            send_head(x, peer);
+            send_header(x, peer);
     }
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
         if (r != x->rank)

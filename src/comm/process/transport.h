@@ -19,22 +19,22 @@
 #define COLO_TRANSPORT_ABI 2u
 
 enum {
-    COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a head */
+    COLO_FRAME_EAGER = 4096,      /* bytes of payload that travel with a header */
     COLO_FRAME_CHUNK = 128 << 10, /* bytes of payload of a data frame; a multiple of 8 */
 };
 
 #define COLO_FRAME_MAGIC (0xC01B0000u | COLO_TRANSPORT_ABI)
 
 typedef enum colo_frame_kind {
-    COLO_FRAME_HEAD = 1,  /* "I am in operation seq; this is what I send you and expect of you" */
-    COLO_FRAME_READY = 2, /* "all my peers agree: send the rest" */
-    COLO_FRAME_DATA = 3,  /* a piece of what did not fit into the head */
-    COLO_FRAME_FAIL = 4,  /* "dead from operation seq on"; desc: status, count: culprit */
-    COLO_FRAME_BYE = 5,   /* "I left this group"; seq, desc, count: my last operation */
-    COLO_FRAME_CLOSE = 6, /* "nothing more will come from me" */
+    COLO_FRAME_HEADER = 1, /* "I am in operation seq; this is what I send you and expect of you" */
+    COLO_FRAME_READY = 2,  /* "all my peers agree: send the rest" */
+    COLO_FRAME_DATA = 3,   /* a piece of what did not fit into the header */
+    COLO_FRAME_FAIL = 4,   /* "dead from operation seq on"; desc: status, count: culprit */
+    COLO_FRAME_BYE = 5,    /* "I left this group"; seq, desc, count: my last operation */
+    COLO_FRAME_CLOSE = 6,  /* "nothing more will come from me" */
 } colo_frame_kind_t;
 
-enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a head */
+enum { COLO_FRAME_SENDS = 1, COLO_FRAME_EXPECTS = 2 }; /* flags of a header */
 
 typedef struct colo_frame { /* in front of the payload; ranks are of one architecture */
     uint32_t magic;
