@@ -16,8 +16,8 @@
 #include <string.h>
 
 enum {
-    AT_ONCE = 256,       /* frames of one progress, so that its caller can look at the clock */
-    STASH_MAX = 4 << 20, /* bytes kept of one peer: a thousand groups ahead of this rank */
+    AT_ONCE = 256,            /* frames of one progress, so that its caller can look at the clock */
+    UNEXPECTED_MAX = 4 << 20, /* bytes kept of one peer: a thousand groups ahead of this rank */
 };
 
 static struct colo_ctx *find_ctx(struct colo_ctx *list, uint64_t key)
@@ -39,7 +39,7 @@ static void nonsense(struct colo_family *f, int32_t peer)
 
 /* ---- frames of groups that are not here ---- */
 
-static void stash(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
+static void unexpected(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
 {
     /* The rest of a message is sent only to ranks that asked for it. */
     if (frame->kind != COLO_FRAME_HEADER && frame->kind != COLO_FRAME_FAIL &&
@@ -47,39 +47,39 @@ static void stash(struct colo_family *f, int32_t peer, const colo_frame_t *frame
         nonsense(f, peer);
         return;
     }
-    if (f->stashed[peer] + bytes > STASH_MAX) {
+    if (f->stashed[peer] + bytes > UNEXPECTED_MAX) {
         char sentence[200];
         snprintf(sentence, sizeof sentence,
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
-                 (int)peer, (int)STASH_MAX, (int)f->rank);
+                 (int)peer, (int)UNEXPECTED_MAX, (int)f->rank);
         colo_p2p_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
-    struct colo_stash *s = malloc(sizeof *s + bytes);
+    struct colo_unexpected *s = malloc(sizeof *s + bytes);
     if (!s) {
         colo_p2p_set_error_all(f, COLO_ERR_NOMEM, f->rank,
                                "no memory for a frame that came before its group was made");
         return;
     }
-    *s = (struct colo_stash){.peer = peer, .bytes = bytes};
+    *s = (struct colo_unexpected){.peer = peer, .bytes = bytes};
     memcpy(s->frame, frame, bytes);
-    if (!f->stash)
-        f->stash_end = &f->stash;
-    *f->stash_end = s;
-    f->stash_end = &s->next;
+    if (!f->unexpected)
+        f->unexpected_end = &f->unexpected;
+    *f->unexpected_end = s;
+    f->unexpected_end = &s->next;
     f->stashed[peer] += bytes;
 }
 
 static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes);
 
-void colo_p2p_unstash(struct colo_ctx *x)
+void colo_p2p_take_unexpected(struct colo_ctx *x)
 {
     struct colo_family *f = x->family;
-    struct colo_stash *s = f->stash;
-    f->stash = NULL;
+    struct colo_unexpected *s = f->unexpected;
+    f->unexpected = NULL;
     while (s) {
-        struct colo_stash *next = s->next;
+        struct colo_unexpected *next = s->next;
         f->stashed[s->peer] -= s->bytes;
         dispatch(f, s->peer, (const colo_frame_t *)s->frame, s->bytes); /* back, or to the group */
         free(s);
@@ -183,9 +183,9 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
         return;
     }
     struct colo_ctx *x = find_ctx(f->ctx, frame->ctx);
-    const bool left = !x && (x = find_ctx(f->zombie, frame->ctx)) != NULL;
+    const bool left = !x && (x = find_ctx(f->draining, frame->ctx)) != NULL;
     if (!x) {
-        stash(f, peer, frame, bytes);
+        unexpected(f, peer, frame, bytes);
         return;
     }
     if (frame->from < 0 || frame->from >= x->size || x->world[frame->from] != peer) {

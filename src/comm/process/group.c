@@ -3,8 +3,8 @@
  * group.c - families and groups over a transport: making them, failing, leaving.
  *
  * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
- * split and its members, which all members know. A left group stays as a zombie until all its
- * members have left, so that frames that are still under way find it.
+ * split and its members, which all members know. A left group stays as a draining group until all
+ * its members have left, so that frames that are still under way find it.
  *
  * Each rank keeps its own copy of a group's error state, and from which operation on it holds:
  * ranks that are in an older one may still end it well. Who sets it by itself tells all members at
@@ -186,7 +186,7 @@ static void ctx_free(struct colo_ctx *x)
 
 void colo_p2p_reap(struct colo_family *f)
 {
-    for (struct colo_ctx **link = &f->zombie, *x; (x = *link);) {
+    for (struct colo_ctx **link = &f->draining, *x; (x = *link);) {
         if (all_gone(x)) {
             *link = x->next;
             ctx_free(x);
@@ -241,7 +241,7 @@ static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
     f->live++;
     if (colo_comm_i_timeout(c) > f->timeout_ms)
         f->timeout_ms = colo_comm_i_timeout(c);
-    colo_p2p_unstash(x);
+    colo_p2p_take_unexpected(x);
     pthread_mutex_unlock(&f->lock);
     c->impl = x;
 }
@@ -275,11 +275,11 @@ static void family_free(struct colo_family *f, bool clean)
 {
     colo_p2p_exit_remove(f);
     f->ops->close(f->transport, clean);
-    for (struct colo_ctx *x = f->zombie, *next; x; x = next) {
+    for (struct colo_ctx *x = f->draining, *next; x; x = next) {
         next = x->next;
         ctx_free(x);
     }
-    for (struct colo_stash *s = f->stash, *next; s; s = next) {
+    for (struct colo_unexpected *s = f->unexpected, *next; s; s = next) {
         next = s->next;
         free(s);
     }
@@ -437,14 +437,14 @@ void colo_p2p_destroy(colo_comm_t *c)
     for (link = &f->ctx; *link != x; link = &(*link)->next)
         ;
     *link = x->next;
-    free(x->eager); /* a zombie only counts who left */
+    free(x->eager); /* a draining group only counts who left */
     free(x->lane);
     free(x->workspace);
     x->eager = NULL;
     x->lane = NULL;
     x->workspace = NULL;
-    x->next = f->zombie;
-    f->zombie = x;
+    x->next = f->draining;
+    f->draining = x;
     colo_p2p_reap(f);
     bool last = --f->live == 0;
     pthread_mutex_unlock(&f->lock);

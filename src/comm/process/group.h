@@ -44,8 +44,8 @@ struct colo_peer_step { /* what one round does with one peer */
     colo_box_t out_box, in_box; /* of collectives */
 };
 
-struct colo_stash { /* a frame of a group that this rank has not made yet */
-    struct colo_stash *next;
+struct colo_unexpected { /* a frame of a group that this rank has not made yet */
+    struct colo_unexpected *next;
     int32_t peer;
     size_t bytes;
     _Alignas(16) unsigned char frame[];
@@ -92,9 +92,9 @@ struct colo_family {
     _Atomic uintptr_t category;    /* the thread that used a comm last */
     pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the transport */
     int32_t live;                  /* contexts that are somebody's comm */
-    struct colo_ctx *ctx, *zombie; /* zombies: left by this rank, not yet by all others */
-    struct colo_stash *stash, **stash_end;
-    size_t *stashed; /* [size] bytes of the stash that came from each */
+    struct colo_ctx *ctx, *draining; /* draining groups: left by this rank, not yet by all others */
+    struct colo_unexpected *unexpected, **unexpected_end;
+    size_t *stashed; /* [size] bytes of the queue of unexpected messages that came from each */
     bool *closed;    /* [size] */
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
@@ -150,7 +150,7 @@ enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
 /* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
 void colo_p2p_progress(struct colo_family *f);
 /* @x is live from now on: what came before it was made. */
-void colo_p2p_unstash(struct colo_ctx *x);
+void colo_p2p_take_unexpected(struct colo_ctx *x);
 
 /* ---- round.c ---- */
 
