@@ -34,7 +34,7 @@ static void nonsense(struct colo_family *f, int32_t peer)
              "world rank %d sends frames that world rank %d does not understand; run the same "
              "version on all ranks",
              (int)peer, (int)f->rank);
-    colo_p2p_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
+    colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
 }
 
 /* ---- frames of groups that are not here ---- */
@@ -53,13 +53,13 @@ static void unexpected(struct colo_family *f, int32_t peer, const colo_frame_t *
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
                  (int)peer, (int)UNEXPECTED_MAX, (int)f->rank);
-        colo_p2p_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
+        colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
     struct colo_unexpected *s = malloc(sizeof *s + bytes);
     if (!s) {
-        colo_p2p_set_error_all(f, COLO_ERR_NOMEM, f->rank,
-                               "no memory for a frame that came before its group was made");
+        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank,
+                                   "no memory for a frame that came before its group was made");
         return;
     }
     *s = (struct colo_unexpected){.peer = peer, .bytes = bytes};
@@ -73,7 +73,7 @@ static void unexpected(struct colo_family *f, int32_t peer, const colo_frame_t *
 
 static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes);
 
-void colo_p2p_take_unexpected(struct colo_ctx *x)
+void colo_process_take_unexpected(struct colo_ctx *x)
 {
     struct colo_family *f = x->family;
     struct colo_unexpected *s = f->unexpected;
@@ -101,8 +101,8 @@ static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_fram
     const int32_t named = culprit >= 0 && culprit < (x ? x->size : f->size) ? (int32_t)culprit : -1;
     if (!x)
         colo_error_state_set(&f->error, status, named, named, sentence);
-    else if (colo_p2p_take_fault(x, frame->seq, status, named, sentence))
-        colo_p2p_begin_no_more(x);
+    else if (colo_process_take_fault(x, frame->seq, status, named, sentence))
+        colo_process_begin_no_more(x);
 }
 
 static void take_header(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
@@ -119,7 +119,7 @@ static void take_header(struct colo_ctx *x, const colo_frame_t *frame, const voi
         snprintf(sentence, sizeof sentence,
                  "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
                  (int)frame->from, x->name, (int)x->rank);
-        colo_p2p_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
+        colo_process_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
         return;
     }
     e->full = true;
@@ -152,7 +152,7 @@ static void take_close(struct colo_family *f, int32_t peer)
         for (int32_t r = 0; r < x->size; r++)
             if (x->world[r] == peer)
                 x->peer[r].gone = true;
-    colo_p2p_reap(f);
+    colo_process_reap(f);
 }
 
 static void take_bye(struct colo_remote *p, const colo_frame_t *frame)
@@ -195,7 +195,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
     if (left) {
         if (frame->kind == COLO_FRAME_BYE) {
             x->peer[frame->from].gone = true;
-            colo_p2p_reap(f);
+            colo_process_reap(f);
         }
         return;
     }
@@ -234,16 +234,16 @@ static void peer_lost(struct colo_family *f, int32_t peer)
              "world rank %d ended without destroying its communicators, or was killed: %s",
              (int)peer, f->ops->why(f->transport));
     colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, sentence);
-    colo_p2p_reap(f);
+    colo_process_reap(f);
 }
 
-void colo_p2p_progress(struct colo_family *f)
+void colo_process_progress(struct colo_family *f)
 {
     const void *frame = NULL;
     size_t bytes = 0;
     int32_t peer = 0;
     int got;
-    colo_p2p_notify(f);
+    colo_process_notify(f);
     for (int n = 0; n < AT_ONCE && (got = f->ops->recv(f->transport, &peer, &frame, &bytes)) != 0;
          n++) {
         if (got == 1) {

@@ -33,7 +33,7 @@ static colo_status_t grow_workspace(struct colo_ctx *x, const char *what, size_t
     return COLO_OK;
 }
 
-static colo_status_t p2p_barrier(colo_comm_t *c, colo_stream_t stream)
+static colo_status_t process_barrier(colo_comm_t *c, colo_stream_t stream)
 {
     colo_round_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
@@ -42,11 +42,11 @@ static colo_status_t p2p_barrier(colo_comm_t *c, colo_stream_t stream)
     return colo_round_run(c);
 }
 
-static colo_status_t p2p_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
-                                    colo_stream_t stream)
+static colo_status_t process_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
+                                        colo_stream_t stream)
 {
     if (bytes == 0)
-        return p2p_barrier(c, stream);
+        return process_barrier(c, stream);
     colo_round_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
@@ -58,11 +58,11 @@ static colo_status_t p2p_all_gather(colo_comm_t *c, const void *send, void *recv
     return COLO_OK;
 }
 
-static colo_status_t p2p_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
-                                   colo_stream_t stream)
+static colo_status_t process_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
+                                       colo_stream_t stream)
 {
     if (bytes == 0)
-        return p2p_barrier(c, stream);
+        return process_barrier(c, stream);
     colo_round_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++)
         if (r != c->rank)
@@ -104,12 +104,12 @@ static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, 
     return COLO_OK;
 }
 
-static colo_status_t p2p_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                    colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+static colo_status_t process_all_reduce(colo_comm_t *c, const void *send, void *recv, int64_t count,
+                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     if (count == 0)
-        return p2p_barrier(c, stream);
+        return process_barrier(c, stream);
     if (count <= SMALL_REDUCE / elem)
         return gather_reduce(c, send, recv, count, true, dtype, op);
     char *out = recv;
@@ -126,19 +126,20 @@ static colo_status_t p2p_all_reduce(colo_comm_t *c, const void *send, void *recv
     return colo_round_run(c);
 }
 
-static colo_status_t p2p_reduce_scatter(colo_comm_t *c, const void *send, void *recv, int64_t count,
-                                        colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
+static colo_status_t process_reduce_scatter(colo_comm_t *c, const void *send, void *recv,
+                                            int64_t count, colo_dtype_t dtype, colo_redop_t op,
+                                            colo_stream_t stream)
 {
     if (count == 0)
-        return p2p_barrier(c, stream);
+        return process_barrier(c, stream);
     return gather_reduce(c, send, recv, count * c->size, false, dtype, op);
 }
 
 /* ---- exchange ---- */
 
-static colo_status_t p2p_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
-                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                  colo_stream_t stream)
+static colo_status_t process_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
+                                      const colo_message_t *recvs, int32_t nrecvs,
+                                      colo_dtype_t dtype, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(dtype);
     colo_round_begin(c, 0);
@@ -149,13 +150,13 @@ static colo_status_t p2p_exchange(colo_comm_t *c, const colo_message_t *sends, i
     return colo_round_run(c);
 }
 
-#define TABLE(backend)                                                                \
-    {                                                                                 \
-        .name = (backend), .abi = COLO_COMM_ABI, .all_gather = p2p_all_gather,        \
-        .all_reduce = p2p_all_reduce, .reduce_scatter = p2p_reduce_scatter,           \
-        .broadcast = p2p_broadcast, .barrier = p2p_barrier, .exchange = p2p_exchange, \
-        .subset = colo_p2p_subset, .fail = colo_p2p_fail, .state = colo_p2p_state,    \
-        .destroy = colo_p2p_destroy,                                                  \
+#define TABLE(backend)                                                                            \
+    {                                                                                             \
+        .name = (backend), .abi = COLO_COMM_ABI, .all_gather = process_all_gather,                \
+        .all_reduce = process_all_reduce, .reduce_scatter = process_reduce_scatter,               \
+        .broadcast = process_broadcast, .barrier = process_barrier, .exchange = process_exchange, \
+        .subset = colo_process_subset, .fail = colo_process_fail, .state = colo_process_state,    \
+        .destroy = colo_process_destroy,                                                          \
     }
 
 const colo_comm_ops_t colo_comm_mpi_ops = TABLE("mpi");

@@ -426,8 +426,8 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
     double begin;
     COLO_TRY(colo_sockets_connect(b, timeout_ms, fd, &begin));
     COLO_TRY(colo_transport_sockets_new(b->rank, b->size, fd, &transport));
-    COLO_TRY(colo_p2p_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, b->rank,
-                           b->size, true, &world));
+    COLO_TRY(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, b->rank,
+                               b->size, true, &world));
     COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap", begin));
     *comm = world;
     return COLO_OK;

@@ -37,11 +37,11 @@ static void abort_family(struct colo_family *f, const char *why)
     snprintf(sentence, sizeof sentence,
              "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
              why[0] ? "; its last error: " : "", why);
-    colo_p2p_set_error_all(f, COLO_ERR_ABORTED, -1, sentence);
-    colo_p2p_notify(f);
+    colo_process_set_error_all(f, COLO_ERR_ABORTED, -1, sentence);
+    colo_process_notify(f);
     const double end = colo_now() + FLUSH_SECONDS;
-    while (!colo_p2p_flushed(f) && colo_now() < end) {
-        colo_p2p_progress(f);
+    while (!colo_process_flushed(f) && colo_now() < end) {
+        colo_process_progress(f);
         f->ops->wait(f->transport, 1e-3);
     }
 }
@@ -55,14 +55,14 @@ static void at_exit(void)
     for (struct colo_family *f = first; f; f = f->next) {
         if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
             continue;
-        if (colo_p2p_may_talk(f))
+        if (colo_process_may_talk(f))
             abort_family(f, why);
         pthread_mutex_unlock(&f->lock);
     }
     pthread_mutex_unlock(&lock);
 }
 
-void colo_p2p_exit_add(struct colo_family *f)
+void colo_process_exit_add(struct colo_family *f)
 {
     f->process = (int32_t)getpid();
     pthread_mutex_lock(&lock);
@@ -73,7 +73,7 @@ void colo_p2p_exit_add(struct colo_family *f)
     pthread_mutex_unlock(&lock);
 }
 
-void colo_p2p_exit_remove(struct colo_family *f)
+void colo_process_exit_remove(struct colo_family *f)
 {
     pthread_mutex_lock(&lock);
     struct colo_family **at = &first;

@@ -38,12 +38,12 @@ static uintptr_t this_thread(void)
     return (uintptr_t)&here;
 }
 
-void colo_p2p_own(struct colo_family *f)
+void colo_process_own(struct colo_family *f)
 {
     atomic_store_explicit(&f->category, this_thread(), memory_order_relaxed);
 }
 
-bool colo_p2p_may_talk(const struct colo_family *f)
+bool colo_process_may_talk(const struct colo_family *f)
 {
     return f->any_thread ||
            atomic_load_explicit(&f->category, memory_order_relaxed) == this_thread();
@@ -62,7 +62,7 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
         char sentence[200];
         snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
                  sizeof *frame + (size_t)frame->bytes, (int)peer);
-        colo_p2p_set_error_all(f, COLO_ERR_NOMEM, f->rank, sentence);
+        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank, sentence);
         return;
     }
     frame->magic = COLO_FRAME_MAGIC;
@@ -72,7 +72,7 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
     f->ops->commit(f->transport);
 }
 
-void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
+void colo_process_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
 {
     frame->ctx = x->key;
     frame->from = x->rank;
@@ -96,7 +96,7 @@ static void notify_members(struct colo_ctx *x)
     fill_fail(&frame, &x->error, x->dead_from);
     for (int32_t r = 0; r < x->size; r++)
         if (r != x->rank && !x->peer[r].gone)
-            colo_p2p_frame(x, r, &frame, x->error.sentence);
+            colo_process_frame(x, r, &frame, x->error.sentence);
 }
 
 static void notify_all(struct colo_family *f)
@@ -108,7 +108,7 @@ static void notify_all(struct colo_family *f)
         send_frame(f, r, &frame, f->error.sentence);
 }
 
-void colo_p2p_notify(struct colo_family *f)
+void colo_process_notify(struct colo_family *f)
 {
     if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
         atomic_exchange(&f->untold, false))
@@ -119,14 +119,14 @@ void colo_p2p_notify(struct colo_family *f)
             notify_members(x);
 }
 
-bool colo_p2p_must_fail(const struct colo_ctx *x)
+bool colo_process_must_fail(const struct colo_ctx *x)
 {
     return (colo_error_state_is_set(&x->error) && x->seq >= x->dead_from) ||
            colo_error_state_is_set(&x->family->error);
 }
 
-bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
-                         const char *sentence)
+bool colo_process_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
+                             int32_t culprit, const char *sentence)
 {
     if (colo_error_state_is_set(&x->family->error) ||
         (colo_error_state_is_set(&x->error) && seq >= x->dead_from))
@@ -137,14 +137,14 @@ bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
     return true;
 }
 
-void colo_p2p_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
-                        const char *sentence)
+void colo_process_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                            const char *sentence)
 {
-    if (colo_p2p_take_fault(x, x->seq, status, culprit, sentence))
+    if (colo_process_take_fault(x, x->seq, status, culprit, sentence))
         notify_members(x);
 }
 
-void colo_p2p_begin_no_more(struct colo_ctx *x)
+void colo_process_begin_no_more(struct colo_ctx *x)
 {
     if (x->seq + 1 >= x->dead_from)
         return;
@@ -152,8 +152,8 @@ void colo_p2p_begin_no_more(struct colo_ctx *x)
     notify_members(x);
 }
 
-void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                            const char *sentence)
+void colo_process_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                                const char *sentence)
 {
     if (colo_error_state_is_set(&f->error))
         return;
@@ -184,7 +184,7 @@ static void ctx_free(struct colo_ctx *x)
     free(x);
 }
 
-void colo_p2p_reap(struct colo_family *f)
+void colo_process_reap(struct colo_family *f)
 {
     for (struct colo_ctx **link = &f->draining, *x; (x = *link);) {
         if (all_gone(x)) {
@@ -241,7 +241,7 @@ static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
     f->live++;
     if (colo_comm_i_timeout(c) > f->timeout_ms)
         f->timeout_ms = colo_comm_i_timeout(c);
-    colo_p2p_take_unexpected(x);
+    colo_process_take_unexpected(x);
     pthread_mutex_unlock(&f->lock);
     c->impl = x;
 }
@@ -256,8 +256,8 @@ static uint64_t child_key(const struct colo_ctx *parent, uint64_t tag, const int
     return h;
 }
 
-colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
-                              colo_comm_t *child)
+colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                  uint64_t tag, colo_comm_t *child)
 {
     struct colo_ctx *at = parent->impl, *x = NULL;
     COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
@@ -266,14 +266,14 @@ colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32
     for (int32_t i = 0; i < n; i++)
         world[i] = at->world[members[i]];
     COLO_TRY(ctx_new(child, at->family, child_key(at, tag, members, n), world, &x));
-    colo_p2p_own(at->family);
+    colo_process_own(at->family);
     ctx_live(child, x);
     return COLO_OK;
 }
 
 static void family_free(struct colo_family *f, bool clean)
 {
-    colo_p2p_exit_remove(f);
+    colo_process_exit_remove(f);
     f->ops->close(f->transport, clean);
     for (struct colo_ctx *x = f->draining, *next; x; x = next) {
         next = x->next;
@@ -290,9 +290,9 @@ static void family_free(struct colo_family *f, bool clean)
     free(f);
 }
 
-colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                            void *transport, int32_t rank, int32_t size, bool any_thread,
-                            colo_comm_t **comm)
+colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
+                                void *transport, int32_t rank, int32_t size, bool any_thread,
+                                colo_comm_t **comm)
 {
     struct colo_family *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
@@ -315,7 +315,7 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_o
     f->nclosed = 1;
     pthread_mutex_init(&f->lock, NULL);
     colo_error_state_init(&f->error);
-    colo_p2p_own(f);
+    colo_process_own(f);
 
     colo_comm_t *c = NULL;
     struct colo_ctx *x = NULL;
@@ -330,14 +330,14 @@ colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_o
         return st;
     }
     ctx_live(c, x);
-    colo_p2p_exit_add(f);
+    colo_process_exit_add(f);
     *comm = c;
     return COLO_OK;
 }
 
 /* ---- failing ---- */
 
-void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
     struct colo_ctx *x = c->impl;
     struct colo_family *f = x->family;
@@ -349,26 +349,26 @@ void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
             atomic_store(&f->untold, true);
     } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
         pthread_mutex_lock(&f->lock);
-        news = colo_p2p_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status, x->rank,
-                                   sentence);
+        news = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
+                                       x->rank, sentence);
         if (news)
             atomic_store(&x->untold, true);
         pthread_mutex_unlock(&f->lock);
     }
-    if (news && colo_p2p_may_talk(f)) {
+    if (news && colo_process_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
-        colo_p2p_notify(f);
+        colo_process_notify(f);
         pthread_mutex_unlock(&f->lock);
     }
 }
 
-colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap)
+colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     struct colo_ctx *x = c->impl;
     struct colo_family *f = x->family;
-    if (colo_p2p_may_talk(f)) {
+    if (colo_process_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
-        colo_p2p_progress(f);
+        colo_process_progress(f);
         pthread_mutex_unlock(&f->lock);
     }
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
@@ -392,10 +392,10 @@ static void say_bye(struct colo_ctx *x)
                         .count = (uint64_t)x->op.count};
     for (int32_t r = 0; r < x->size; r++)
         if (r != x->rank)
-            colo_p2p_frame(x, r, &bye, NULL);
+            colo_process_frame(x, r, &bye, NULL);
 }
 
-bool colo_p2p_flushed(const struct colo_family *f)
+bool colo_process_flushed(const struct colo_family *f)
 {
     for (int32_t r = 0; r < f->size; r++)
         if (r != f->rank && !f->ops->flushed(f->transport, r))
@@ -413,10 +413,10 @@ static void family_leave(struct colo_family *f)
     double begin = colo_now(), linger = LINGER_SECONDS;
     if ((double)f->timeout_ms < linger * 1e3)
         linger = (double)f->timeout_ms / 1e3;
-    bool flushed = colo_p2p_flushed(f);
+    bool flushed = colo_process_flushed(f);
     while (!flushed || f->nclosed < f->size) {
-        colo_p2p_progress(f);
-        flushed = colo_p2p_flushed(f);
+        colo_process_progress(f);
+        flushed = colo_process_flushed(f);
         double waited = colo_now() - begin;
         if (waited > linger)
             break;
@@ -425,14 +425,14 @@ static void family_leave(struct colo_family *f)
     family_free(f, flushed && f->nclosed == f->size);
 }
 
-void colo_p2p_destroy(colo_comm_t *c)
+void colo_process_destroy(colo_comm_t *c)
 {
     struct colo_ctx *x = c->impl, **link;
     struct colo_family *f = x->family;
     c->impl = NULL;
     pthread_mutex_lock(&f->lock);
-    colo_p2p_own(f);
-    colo_p2p_notify(f);
+    colo_process_own(f);
+    colo_process_notify(f);
     say_bye(x);
     for (link = &f->ctx; *link != x; link = &(*link)->next)
         ;
@@ -445,7 +445,7 @@ void colo_p2p_destroy(colo_comm_t *c)
     x->workspace = NULL;
     x->next = f->draining;
     f->draining = x;
-    colo_p2p_reap(f);
+    colo_process_reap(f);
     bool last = --f->live == 0;
     pthread_mutex_unlock(&f->lock);
     if (last)

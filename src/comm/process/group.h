@@ -13,8 +13,8 @@
  * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
  */
-#ifndef COLO_COMM_P2P_H
-#define COLO_COMM_P2P_H
+#ifndef COLO_COMM_PROCESS_GROUP_H
+#define COLO_COMM_PROCESS_GROUP_H
 
 #include "comm/comm.h"
 #include "comm/error-state.h"
@@ -105,52 +105,52 @@ struct colo_family {
 /* ---- group.c ---- */
 
 /* Takes the transport, also when it fails. */
-colo_status_t colo_p2p_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
-                            void *transport, int32_t rank, int32_t size, bool any_thread,
-                            colo_comm_t **comm);
-colo_status_t colo_p2p_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
-                              colo_comm_t *child);
-void colo_p2p_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
-colo_status_t colo_p2p_state(const colo_comm_t *c, char *sentence, size_t cap);
-void colo_p2p_destroy(colo_comm_t *c);
+colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transport_ops_t *ops,
+                                void *transport, int32_t rank, int32_t size, bool any_thread,
+                                colo_comm_t **comm);
+colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
+                                  uint64_t tag, colo_comm_t *child);
+void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
+colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_process_destroy(colo_comm_t *c);
 
 /* May this thread use the transport? */
-bool colo_p2p_may_talk(const struct colo_family *f);
+bool colo_process_may_talk(const struct colo_family *f);
 
 /* ---- exit.c ---- */
-void colo_p2p_exit_add(struct colo_family *f);
-void colo_p2p_exit_remove(struct colo_family *f); /* takes one that was not added */
+void colo_process_exit_add(struct colo_family *f);
+void colo_process_exit_remove(struct colo_family *f); /* takes one that was not added */
 
 /* ---- group.c: the rest is called with the family's lock held ---- */
-bool colo_p2p_flushed(const struct colo_family *f); /* nothing waits in this process */
-void colo_p2p_own(struct colo_family *f);           /* this thread uses the family from here on */
-void colo_p2p_notify(struct colo_family *f);        /* the others, what they were not told yet */
-void colo_p2p_reap(struct colo_family *f); /* frees the groups that all members have left */
+bool colo_process_flushed(const struct colo_family *f); /* nothing waits in this process */
+void colo_process_own(struct colo_family *f);    /* this thread uses the family from here on */
+void colo_process_notify(struct colo_family *f); /* the others, what they were not told yet */
+void colo_process_reap(struct colo_family *f);   /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
-bool colo_p2p_must_fail(const struct colo_ctx *x);
+bool colo_process_must_fail(const struct colo_ctx *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
-void colo_p2p_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
-                        const char *sentence);
+void colo_process_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+                            const char *sentence);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
-bool colo_p2p_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status, int32_t culprit,
-                         const char *sentence);
+bool colo_process_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
+                             int32_t culprit, const char *sentence);
 /* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
  */
-void colo_p2p_begin_no_more(struct colo_ctx *x);
-void colo_p2p_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
+void colo_process_begin_no_more(struct colo_ctx *x);
+void colo_process_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
 /* Kills all groups of the family, once, and tells everyone; @culprit: rank on the transport, or -1.
  */
-void colo_p2p_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                            const char *sentence);
+void colo_process_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
+                                const char *sentence);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
 
 /* ---- arrive.c ---- */
 
 /* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
-void colo_p2p_progress(struct colo_family *f);
+void colo_process_progress(struct colo_family *f);
 /* @x is live from now on: what came before it was made. */
-void colo_p2p_take_unexpected(struct colo_ctx *x);
+void colo_process_take_unexpected(struct colo_ctx *x);
 
 /* ---- round.c ---- */
 

@@ -53,7 +53,7 @@ static void mismatch(struct colo_ctx *x, int32_t peer, const char *found)
     snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
              describe_group(group, sizeof group, x), (int)x->rank,
              colo_op_describe(mine, sizeof mine, x->op, x->seq), (int)peer, found);
-    colo_p2p_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
+    colo_process_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
 }
 
 static void missing(struct colo_ctx *x, int32_t peer, const char *how)
@@ -66,7 +66,7 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
              describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
              (long long)x->label[peer], how, (int)peer,
              describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
-    colo_p2p_set_error(x, COLO_ERR_TIMEOUT, -1, sentence);
+    colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, sentence);
 }
 
 static colo_status_t verdict(const struct colo_ctx *x)
@@ -99,7 +99,7 @@ void colo_round_begin(colo_comm_t *c, uint8_t step)
 {
     struct colo_ctx *x = c->impl;
     pthread_mutex_lock(&x->family->lock);
-    colo_p2p_own(x->family);
+    colo_process_own(x->family);
     if (step == 0) {
         x->begin = colo_now();
         snprintf(x->name, sizeof x->name, "%s", c->name);
@@ -158,7 +158,7 @@ static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
         char sentence[120];
         snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
                  (int)peer);
-        colo_p2p_set_error(x, COLO_ERR_NOMEM, x->rank, sentence);
+        colo_process_set_error(x, COLO_ERR_NOMEM, x->rank, sentence);
     }
     return p;
 }
@@ -300,7 +300,7 @@ static void take_eager(struct colo_ctx *x)
         e->full = false;
         p->first ^= 1;
         if (l->in_left > 0)
-            colo_p2p_frame(x, peer, &ready, NULL);
+            colo_process_frame(x, peer, &ready, NULL);
     }
     x->moving = true;
 }
@@ -410,11 +410,11 @@ enum { DONE = -1, FAILED = -2 };
 /* One turn; DONE, FAILED, or the peer it waits for. */
 static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock)
 {
-    colo_p2p_progress(x->family);
+    colo_process_progress(x->family);
     if (!x->moving && x->nmet == x->nactive)
         take_eager(x);
     int32_t peer = x->moving ? pump(x) : unmet(x);
-    if (peer >= 0 && colo_p2p_must_fail(x)) /* what all agreed on is brought to its end */
+    if (peer >= 0 && colo_process_must_fail(x)) /* what all agreed on is brought to its end */
         return FAILED;
     if (peer >= 0 && look_at_clock)
         judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));

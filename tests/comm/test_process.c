@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_p2p.c - what processes tell each other when they leave or die, on a transport of this
+ * test_process.c - what processes tell each other when they leave or die, on a transport of this
  * test's.
  *
  * Its links are queues, and each can be held, so that news arrive in an order that real transports
@@ -143,7 +143,7 @@ static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
         d->post = post;
         d->rank = r;
         world[r] = twin[r] = NULL;
-        assert_ok(colo_p2p_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, true, &world[r]));
+        assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, true, &world[r]));
         assert_ok(colo_comm_set_check(world[r], 0)); /* or groups would talk when they are made */
         assert_ok(colo_comm_split(world[r], &grid, "dp", &twin[r]));
         assert_ok(colo_comm_set_timeout(world[r], DEADLINE_MS));
@@ -407,5 +407,5 @@ int main(void)
         cmocka_unit_test(no_memory_for_a_goodbye_is_told_to_all_groups),
         cmocka_unit_test(peer_that_talks_without_pause_does_not_hold_a_call),
     };
-    return cmocka_run_group_tests_name("comm/p2p", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("comm/process", tests, NULL, NULL);
 }
