@@ -79,8 +79,8 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
 {
-    if (s->route && colo_comm_i_own(comm, "bridge"))
-        comm->ops->route_destroy(comm, s->route);
+    if (s->subconnection && colo_comm_i_own(comm, "bridge"))
+        comm->ops->subconnection_destroy(comm, s->subconnection);
     free(s->members);
     colo_mem_free(s->mem, s->stage);
     colo_plan_destroy(&s->plan);
@@ -553,8 +553,8 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     if (now->nmembers == next.nmembers &&
         (next.nmembers == 0 ||
          memcmp(now->members, next.members, (size_t)next.nmembers * sizeof *next.members) == 0)) {
-        next.route = now->route;
-        now->route = NULL;
+        next.subconnection = now->subconnection;
+        now->subconnection = NULL;
     }
     colo_shaped_deinit(bridge->comm, now);
     *now = next;

@@ -43,7 +43,8 @@ typedef struct colo_shaped {
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
      * the comm, their route, staging for their messages. Else 0 and NULL. */
     int32_t *members, nmembers;
-    colo_route_t *route; /* NULL after a reshape that ties other ranks, until the next call */
+    colo_subconnection_t
+        *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
     void *stage;
     size_t stage_size;
     /* Bytes of slab and staging that the first staged call will make: the bridge is direct. */

@@ -240,7 +240,7 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_comm_ops_t *ops = b->comm->ops;
     const size_t elem = colo_dtype_size(s->plan->config.dtype);
-    if (!ops->route_create || b->mem != COLO_CUDA)
+    if (!ops->subconnection_create || b->mem != COLO_CUDA)
         return COLO_OK;
     if (b->ragged) /* tables may tie any ranks; staging is theirs, too */
         return all_members(b, s);
@@ -252,7 +252,7 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
         const colo_carried_t none = {.per = 1, .dtype = s->plan->config.dtype};
         fill(s, l->send_box, out, &none, 1, true, !pass);
         fill(s, l->recv_box, in, &none, 1, false, pass);
-        size_t n = ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
+        size_t n = ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
         s->late_stage = n > s->late_stage ? n : s->late_stage;
     }
     return b->late ? COLO_OK : colo_staged_need(s);
@@ -260,10 +260,11 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
 
 colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
 {
-    if (s->route || s->nmembers == 0)
+    if (s->subconnection || s->nmembers == 0)
         return COLO_OK;
-    return b->comm->ops->route_create(b->comm, s->members, s->nmembers,
-                                      colo_hash_i64(b->tag, (int64_t)b->reshapes), &s->route);
+    return b->comm->ops->subconnection_create(b->comm, s->members, s->nmembers,
+                                              colo_hash_i64(b->tag, (int64_t)b->reshapes),
+                                              &s->subconnection);
 }
 
 /* What create or reshape left for the first call that is staged, and what a ragged batch of
@@ -272,7 +273,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *batch, colo_pas
                                 colo_stream_t stream)
 {
     colo_shaped_t *s = &b->now; /* the route is the bridge's */
-    const bool connects = s->nmembers && !s->route, late = s->late_slab || s->late_stage;
+    const bool connects = s->nmembers && !s->subconnection, late = s->late_slab || s->late_stage;
     colo_queries_t q = {0};
     bool capturing = false;
     if (!connects && !late && !batch->bytes)
@@ -294,8 +295,8 @@ static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_
                               colo_pass_t pass, colo_stream_t stream)
 {
     const colo_pass_messages_t *l = &s->lane[pass];
-    return colo_comm_i_route_exchange(b->comm, op, b->now.route, s->stage, s->stage_size, l->send,
-                                      l->nsends, l->recv, l->nrecvs, stream);
+    return colo_comm_i_exchange_over(b->comm, op, b->now.subconnection, s->stage, s->stage_size,
+                                     l->send, l->nsends, l->recv, l->nrecvs, stream);
 }
 
 static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass,

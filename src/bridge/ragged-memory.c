@@ -60,7 +60,8 @@ colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t 
     colo_arena_t *stage = &b->ragged->stage;
     if (b->now.nmembers == 0)
         return COLO_OK;
-    COLO_TRY(grow(b, stage, b->comm->ops->route_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
+    COLO_TRY(grow(b, stage,
+                  b->comm->ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, 1),
                   capturing, "staging of messages"));
     s->stage = stage->at;
     s->stage_size = stage->size;

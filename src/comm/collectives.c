@@ -225,11 +225,11 @@ static colo_status_t check_messages(const colo_comm_t *c, const char *side,
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
-                                         void *stage, size_t stage_bytes,
-                                         const colo_message_t *sends, int32_t nsends,
-                                         const colo_message_t *recvs, int32_t nrecvs,
-                                         colo_stream_t stream)
+colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
+                                        colo_subconnection_t *subconnection, void *stage,
+                                        size_t stage_bytes, const colo_message_t *sends,
+                                        int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                        colo_stream_t stream)
 {
     COLO_TRY(colo_comm_i_alive(c, "exchange"));
     const colo_dtype_t dtype = op.dtype;
@@ -242,9 +242,9 @@ colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo
         COLO_TRY(colo_comm_i_round_messages(c, sends, nsends, recvs, nrecvs));
     int32_t peers = nsends > nrecvs ? nsends : nrecvs;
     uint64_t seq = colo_comm_i_begin(c, op, sent, received, peers);
-    st = route ? c->ops->route_exchange(c, route, stage, stage_bytes, sends, nsends, recvs, nrecvs,
-                                        dtype, stream)
-               : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
+    st = subconnection ? c->ops->subconnection_exchange(c, subconnection, stage, stage_bytes, sends,
+                                                        nsends, recvs, nrecvs, dtype, stream)
+                       : c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
     return finish(c, seq, st);
 }
 
@@ -254,7 +254,7 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
                                    colo_stream_t stream)
 {
     const colo_op_desc_t op = {COLO_OP_EXCHANGE, dtype, 0, 0, category};
-    return colo_comm_i_route_exchange(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
+    return colo_comm_i_exchange_over(c, op, NULL, NULL, 0, sends, nsends, recvs, nrecvs, stream);
 }
 
 /* ---- the public names, counted for the user ---- */

@@ -15,7 +15,7 @@
 #include <colobridge/comm.h>
 
 /* A connection of some ranks of a comm, for the messages that they exchange again and again. */
-typedef struct colo_route colo_route_t;
+typedef struct colo_subconnection colo_subconnection_t;
 struct ncclComm;
 
 typedef struct colo_comm_ops {
@@ -43,17 +43,19 @@ typedef struct colo_comm_ops {
     void (*destroy)(colo_comm_t *c);    /* frees impl */
     /* All four or none: backends whose messages need neither connection nor staging have none.
      * @members: ranks of the comm, ascending, this one among them; every member calls with the same
-     * list and @tag, and waits for the others. Peers of route_exchange() are ranks of the comm. */
-    colo_status_t (*route_create)(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
-                                  colo_route_t **route);
-    void (*route_destroy)(colo_comm_t *c, colo_route_t *route);
+     * list and @tag, and waits for the others. Peers of subconnection_exchange() are ranks of the
+     * comm. */
+    colo_status_t (*subconnection_create)(colo_comm_t *c, const int32_t *members, int32_t n,
+                                          uint64_t tag, colo_subconnection_t **subconnection);
+    void (*subconnection_destroy)(colo_comm_t *c, colo_subconnection_t *subconnection);
     /* Staging that such messages take at most, wherever their boxes will lie. Local. */
-    size_t (*route_stage)(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
-                          int32_t nrecvs, size_t elem);
-    colo_status_t (*route_exchange)(colo_comm_t *c, colo_route_t *route, void *stage,
-                                    size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                    colo_stream_t stream);
+    size_t (*subconnection_stage)(const colo_message_t *sends, int32_t nsends,
+                                  const colo_message_t *recvs, int32_t nrecvs, size_t elem);
+    colo_status_t (*subconnection_exchange)(colo_comm_t *c, colo_subconnection_t *subconnection,
+                                            void *stage, size_t stage_bytes,
+                                            const colo_message_t *sends, int32_t nsends,
+                                            const colo_message_t *recvs, int32_t nrecvs,
+                                            colo_dtype_t dtype, colo_stream_t stream);
     const struct colo_peer_ops *peer; /* peer.h; NULL: moves host memory */
     /* Of GPUs, else NULL: a comm on @device over @control, which is taken, also on error.
      * @borrowed: NULL, or the caller's ncclComm_t. */
@@ -168,11 +170,11 @@ colo_status_t colo_comm_i_exchange(colo_comm_t *c, colo_category_t category,
                                    colo_stream_t stream);
 /* The same on a route and the caller's staging; @route NULL: an exchange of the whole comm. On a
  * route all sends lie in one allocation, and all receives in one: of each one box is checked. */
-colo_status_t colo_comm_i_route_exchange(colo_comm_t *c, colo_op_desc_t op, colo_route_t *route,
-                                         void *stage, size_t stage_bytes,
-                                         const colo_message_t *sends, int32_t nsends,
-                                         const colo_message_t *recvs, int32_t nrecvs,
-                                         colo_stream_t stream);
+colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
+                                        colo_subconnection_t *subconnection, void *stage,
+                                        size_t stage_bytes, const colo_message_t *sends,
+                                        int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
+                                        colo_stream_t stream);
 colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t category, int64_t color,
                                       int64_t key, colo_comm_t **comm);
 

@@ -9,12 +9,12 @@
 
 static int connected[RANKS], disconnected[RANKS];
 
-struct colo_route {
+struct colo_subconnection {
     int32_t n, members[RANKS];
 };
 
 static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
-                             colo_route_t **route)
+                             colo_subconnection_t **route)
 {
     (void)tag;
     *route = calloc(1, sizeof **route);
@@ -24,7 +24,7 @@ static colo_status_t connect(colo_comm_t *c, const int32_t *members, int32_t n, 
     return COLO_OK;
 }
 
-static void disconnect(colo_comm_t *c, colo_route_t *route)
+static void disconnect(colo_comm_t *c, colo_subconnection_t *route)
 {
     free(route);
     disconnected[c->rank]++;
@@ -36,7 +36,7 @@ static size_t no_stage(const colo_message_t *sends, int32_t nsends, const colo_m
     return 0;
 }
 
-static bool is_on(const colo_route_t *route, const colo_message_t *m, int32_t n)
+static bool is_on(const colo_subconnection_t *route, const colo_message_t *m, int32_t n)
 {
     for (int32_t i = 0; i < n; i++) {
         bool found = false;
@@ -48,7 +48,7 @@ static bool is_on(const colo_route_t *route, const colo_message_t *m, int32_t n)
     return true;
 }
 
-static colo_status_t over_route(colo_comm_t *c, colo_route_t *route, void *stage,
+static colo_status_t over_route(colo_comm_t *c, colo_subconnection_t *route, void *stage,
                                 size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
                                 const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                 colo_stream_t stream)
@@ -135,10 +135,10 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
     struct stand s;
     (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_NCCL));
-    s.ops.route_create = connect;
-    s.ops.route_destroy = disconnect;
-    s.ops.route_stage = no_stage;
-    s.ops.route_exchange = over_route;
+    s.ops.subconnection_create = connect;
+    s.ops.subconnection_destroy = disconnect;
+    s.ops.subconnection_stage = no_stage;
+    s.ops.subconnection_exchange = over_route;
     colo_status_t st = reshape_in_turn(&s, &c);
     lie_down(&s);
     return st;

@@ -29,12 +29,12 @@ static uint64_t no_registrations(const colo_comm_t *c)
 
 static const colo_peer_ops_t peers = {.open = no_peers, .registrations = no_registrations};
 
-struct colo_route {
+struct colo_subconnection {
     int32_t n;
 };
 
-static colo_status_t route_create(colo_comm_t *c, const int32_t *members, int32_t n, uint64_t tag,
-                                  colo_route_t **route)
+static colo_status_t subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                          uint64_t tag, colo_subconnection_t **route)
 {
     (void)tag;
     rank_check(n == c->size); /* tables may tie any ranks */
@@ -46,7 +46,7 @@ static colo_status_t route_create(colo_comm_t *c, const int32_t *members, int32_
     return COLO_OK;
 }
 
-static void route_destroy(colo_comm_t *c, colo_route_t *route)
+static void subconnection_destroy(colo_comm_t *c, colo_subconnection_t *route)
 {
     (void)c;
     free(route);
@@ -64,18 +64,19 @@ static int64_t bytes_of(const colo_message_t *m, int32_t n, size_t elem)
 }
 
 /* Of messages below the size that is halved: all of them. */
-static size_t route_stage(const colo_message_t *sends, int32_t nsends, const colo_message_t *recvs,
-                          int32_t nrecvs, size_t elem)
+static size_t subconnection_stage(const colo_message_t *sends, int32_t nsends,
+                                  const colo_message_t *recvs, int32_t nrecvs, size_t elem)
 {
     return (size_t)(bytes_of(sends, nsends, elem) + bytes_of(recvs, nrecvs, elem));
 }
 
-static colo_status_t route_exchange(colo_comm_t *c, colo_route_t *route, void *stage,
-                                    size_t stage_bytes, const colo_message_t *sends, int32_t nsends,
-                                    const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
-                                    colo_stream_t stream)
+static colo_status_t subconnection_exchange(colo_comm_t *c, colo_subconnection_t *route,
+                                            void *stage, size_t stage_bytes,
+                                            const colo_message_t *sends, int32_t nsends,
+                                            const colo_message_t *recvs, int32_t nrecvs,
+                                            colo_dtype_t dtype, colo_stream_t stream)
 {
-    const size_t need = route_stage(sends, nsends, recvs, nrecvs, colo_dtype_size(dtype));
+    const size_t need = subconnection_stage(sends, nsends, recvs, nrecvs, colo_dtype_size(dtype));
     rank_check(route && stage_bytes >= need && (stage || need == 0));
     memset(stage ? stage : &(char){0}, 0x5a, stage ? need : 0);
     return c->ops->exchange(c, sends, nsends, recvs, nrecvs, dtype, stream);
@@ -87,10 +88,10 @@ static colo_status_t disguised(colo_comm_t *comm, colo_rank_fn fn, void *arg)
     colo_comm_ops_t ops = *was;
     colo_comm_t *control = NULL;
     ops.peer = &peers;
-    ops.route_create = route_create;
-    ops.route_destroy = route_destroy;
-    ops.route_stage = route_stage;
-    ops.route_exchange = route_exchange;
+    ops.subconnection_create = subconnection_create;
+    ops.subconnection_destroy = subconnection_destroy;
+    ops.subconnection_stage = subconnection_stage;
+    ops.subconnection_exchange = subconnection_exchange;
     rank_try(colo_comm_i_split_color(comm, COLO_CATEGORY_USER, 0, comm->rank, &control));
     comm->ops = &ops;
     comm->control = control;

@@ -11,7 +11,8 @@
  * capture. count == 0 enqueues nothing: NCCL would drop it on one rank and not on another.
  *
  * Left to others: arguments and statistics (comm/collectives.c), messages (nccl/exchange.c), what
- * all operations do first and last (operation.c), links and failure (connection.c, watchdog.c).
+ * all operations do first and last (operation.c), connections and failure (connection.c,
+ * watchdog.c).
  */
 #include "comm/nccl/comm.h"
 
@@ -36,11 +37,11 @@ static colo_status_t gather_on(struct colo_run *r, const void *send, void *recv,
 {
     COLO_TRY(colo_run_on_device(r, "send", send));
     COLO_TRY(colo_run_on_device(r, "recv", recv));
-    if (!r->link->nccl)
+    if (!r->connection->nccl)
         return colo_run_cuda(r, copy(r, recv, send, bytes));
     if (g->id >= 0)
         return colo_run_cuda(r, colo_gather_copy(r->c, g, recv, bytes, r->capturing, r->stream));
-    COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->link->nccl, r->stream));
+    COLO_NCCL(r->lib->all_gather(send, recv, bytes, ncclInt8, r->connection->nccl, r->stream));
     return COLO_OK;
 }
 
@@ -59,9 +60,9 @@ static colo_status_t nccl_all_gather(colo_comm_t *c, const void *send, void *rec
 static colo_status_t broadcast_on(struct colo_run *r, void *buffer, size_t bytes, int32_t root)
 {
     COLO_TRY(colo_run_on_device(r, "buffer", buffer));
-    if (r->link->nccl)
-        COLO_NCCL(
-            r->lib->broadcast(buffer, buffer, bytes, ncclInt8, root, r->link->nccl, r->stream));
+    if (r->connection->nccl)
+        COLO_NCCL(r->lib->broadcast(buffer, buffer, bytes, ncclInt8, root, r->connection->nccl,
+                                    r->stream));
     return COLO_OK;
 }
 
@@ -77,9 +78,9 @@ static colo_status_t nccl_broadcast(colo_comm_t *c, void *buffer, size_t bytes, 
 
 static colo_status_t barrier_on(struct colo_run *r)
 {
-    if (r->link->nccl)
-        COLO_NCCL(r->lib->all_reduce(r->f->word, r->f->word, 1, ncclInt32, ncclSum, r->link->nccl,
-                                     r->stream));
+    if (r->connection->nccl)
+        COLO_NCCL(r->lib->all_reduce(r->f->word, r->f->word, 1, ncclInt32, ncclSum,
+                                     r->connection->nccl, r->stream));
     return COLO_OK;
 }
 
@@ -105,7 +106,7 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, void *d
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
     const size_t slot = colo_stage_padded((size_t)(mine * elem));
-    ncclComm_t nccl = r->link->nccl;
+    ncclComm_t nccl = r->connection->nccl;
     COLO_TRY(colo_run_stage(r, slot * (size_t)n));
     COLO_NCCL(r->lib->group_start());
     ncclResult_t e = ncclSuccess;
@@ -129,7 +130,7 @@ static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
-    ncclComm_t nccl = r->link->nccl;
+    ncclComm_t nccl = r->connection->nccl;
     if (count % n == 0)
         return colo_run_nccl(r, r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
                                                    ncclInt8, nccl, r->stream));
@@ -157,7 +158,7 @@ static colo_status_t all_reduce_on(struct colo_run *r, const void *send, void *r
     const int64_t elem = (int64_t)colo_dtype_size(dtype), bytes = count * elem;
     COLO_TRY(colo_run_on_device(r, "send", send));
     COLO_TRY(colo_run_on_device(r, "recv", recv));
-    if (!r->link->nccl)
+    if (!r->connection->nccl)
         return colo_run_cuda(r, copy(r, recv, send, (size_t)bytes));
     if (bytes > SMALL_REDUCE / n) {
         char *out = recv;
@@ -166,8 +167,8 @@ static colo_status_t all_reduce_on(struct colo_run *r, const void *send, void *r
         return spread_slices(r, out, count, elem);
     }
     COLO_TRY(colo_run_stage(r, (size_t)bytes * (size_t)n));
-    COLO_NCCL(
-        r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->link->nccl, r->stream));
+    COLO_NCCL(r->lib->all_gather(send, r->f->stage, (size_t)bytes, ncclInt8, r->connection->nccl,
+                                 r->stream));
     return colo_run_cuda(r,
                          colo_k_combine(recv, r->f->stage, bytes, r->f->stage + r->c->rank * bytes,
                                         r->c->rank, n, count, dtype, op, r->stream));
@@ -188,7 +189,7 @@ static colo_status_t reduce_scatter_on(struct colo_run *r, const void *send, voi
 {
     COLO_TRY(colo_run_on_device(r, "send", send));
     COLO_TRY(colo_run_on_device(r, "recv", recv));
-    if (!r->link->nccl)
+    if (!r->connection->nccl)
         return colo_run_cuda(r, copy(r, recv, send, (size_t)count * colo_dtype_size(dtype)));
     return combine_slice(r, send, recv, count * r->c->size, dtype, op);
 }
@@ -267,10 +268,10 @@ const colo_comm_ops_t colo_comm_nccl_ops = {
     .fail = colo_nccl_fail,
     .state = colo_nccl_state,
     .destroy = colo_nccl_destroy,
-    .route_create = colo_nccl_route_create,
-    .route_destroy = colo_nccl_route_destroy,
-    .route_stage = colo_nccl_route_stage,
-    .route_exchange = colo_nccl_route_exchange,
+    .subconnection_create = colo_nccl_subconnection_create,
+    .subconnection_destroy = colo_nccl_subconnection_destroy,
+    .subconnection_stage = colo_nccl_subconnection_stage,
+    .subconnection_exchange = colo_nccl_subconnection_exchange,
     .peer = &colo_peer_table,
     .create = colo_nccl_create,
 };

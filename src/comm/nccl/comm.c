@@ -3,8 +3,8 @@
  * comm.c - communicators between GPUs: how they are made, fail and end.
  *
  * Making one from a host communicator connects nobody: its first collective does, so a world that
- * is there to be split costs no world-size ncclComm_t. Smaller groups and routes are made to be
- * used and connect at once.
+ * is there to be split costs no world-size ncclComm_t. Smaller groups and subconnections are made
+ * to be used and connect at once.
  *
  * Left to others: connecting (connection.c), what comms share (context.c), deadlines and tearing
  * down (watchdog.c), operations (nccl/collectives.c), finding NCCL (loader.c), arguments
@@ -76,7 +76,7 @@ static void keep_longest(struct colo_nfamily *f, const colo_comm_t *c)
 }
 
 /* Takes @control when it succeeds. */
-static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_link *l,
+static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_connection *l,
                             colo_comm_t *control)
 {
     struct colo_nctx *x = calloc(1, sizeof *x);
@@ -86,7 +86,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     x->base.device = f->device;
     x->family = f;
     x->comm = c;
-    x->link = l;
+    x->connection = l;
     x->rank = c->rank;
     x->control = control;
     c->impl = x;
@@ -106,13 +106,13 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
 {
     struct colo_nfamily *f = ((struct colo_nctx *)parent->impl)->family;
     colo_comm_t *control = NULL;
-    struct colo_link *l = NULL;
+    struct colo_connection *l = NULL;
     COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
-    colo_status_t st = colo_nccl_link_get(f, control, NULL, &l);
+    colo_status_t st = colo_nccl_connection_get(f, control, NULL, &l);
     if (st == COLO_OK)
         st = attach(child, f, l, control);
     if (st < 0) {
-        colo_nccl_link_put(f, l);
+        colo_nccl_connection_put(f, l);
         colo_comm_destroy(&control);
     }
     return st;
@@ -139,9 +139,9 @@ void colo_nccl_destroy(colo_comm_t *c)
     pthread_mutex_unlock(&f->lock);
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
-    if (dead && x->link)
-        colo_nccl_abort_connection(f, x->link);
-    colo_nccl_link_put(f, x->link);
+    if (dead && x->connection)
+        colo_nccl_abort_connection(f, x->connection);
+    colo_nccl_connection_put(f, x->connection);
     if (last)
         colo_nccl_family_destroy(f, true);
     colo_peer_drop(atomic_load(&x->base.peer));
@@ -151,19 +151,19 @@ void colo_nccl_destroy(colo_comm_t *c)
     c->impl = NULL;
 }
 
-/* ---- routes ---- */
+/* ---- subconnections ---- */
 
-colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int32_t n,
-                                     uint64_t tag, colo_route_t **route)
+colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                             uint64_t tag, colo_subconnection_t **subconnection)
 {
     struct colo_nctx *x = c->impl;
     struct colo_nfamily *f = x->family;
     colo_comm_t *control = NULL;
-    colo_route_t *r = calloc(1, sizeof *r);
+    colo_subconnection_t *r = calloc(1, sizeof *r);
     int32_t *mine = malloc((size_t)n * sizeof *mine);
     colo_status_t st = COLO_OK;
     if (!r || !mine) {
-        st = colo_fail(COLO_ERR_NOMEM, "nccl: a route of %d ranks", (int)n);
+        st = colo_fail(COLO_ERR_NOMEM, "nccl: a subconnection of %d ranks", (int)n);
         goto fail;
     }
     memcpy(mine, members, (size_t)n * sizeof *mine);
@@ -171,13 +171,13 @@ colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int
     r->n = n;
     COLO_TRY_GOTO(
         st, colo_comm_i_child(colo_comm_i_control(c), members, n, tag, "control", &control), fail);
-    COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, NULL, &r->link), fail);
+    COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, NULL, &r->connection), fail);
     colo_comm_destroy(&control);
     pthread_mutex_lock(&f->lock);
-    r->next = x->route;
-    x->route = r;
+    r->next = x->subconnection;
+    x->subconnection = r;
     pthread_mutex_unlock(&f->lock);
-    *route = r;
+    *subconnection = r;
     return COLO_OK;
 fail:
     colo_comm_destroy(&control);
@@ -186,20 +186,20 @@ fail:
     return st;
 }
 
-void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route)
+void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subconnection)
 {
     struct colo_nctx *x = c->impl;
-    if (!route)
+    if (!subconnection)
         return;
     pthread_mutex_lock(&x->family->lock);
-    colo_route_t **at = &x->route;
-    while (*at != route)
+    colo_subconnection_t **at = &x->subconnection;
+    while (*at != subconnection)
         at = &(*at)->next;
-    *at = route->next;
+    *at = subconnection->next;
     pthread_mutex_unlock(&x->family->lock);
-    colo_nccl_link_put(x->family, route->link);
-    free(route->members);
-    free(route);
+    colo_nccl_connection_put(x->family, subconnection->connection);
+    free(subconnection->members);
+    free(subconnection);
 }
 
 /* ---- a first one ---- */
@@ -282,7 +282,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
                                colo_comm_t **comm)
 {
     struct colo_nfamily *f = NULL;
-    struct colo_link *l = NULL;
+    struct colo_connection *l = NULL;
     colo_comm_t *c = NULL;
     colo_status_t st = colo_nccl_family_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
@@ -296,13 +296,13 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
     c->timeout_ms = colo_comm_i_timeout(control);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
-        COLO_TRY_GOTO(st, colo_nccl_link_get(f, control, borrowed, &l), fail);
+        COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, &l), fail);
     COLO_TRY_GOTO(st, attach(c, f, l, control), fail);
     *comm = c;
     return COLO_OK;
 fail:
     if (f) {
-        colo_nccl_link_put(f, l);
+        colo_nccl_connection_put(f, l);
         colo_nccl_family_destroy(f, true);
     }
     colo_comm_destroy(&c);

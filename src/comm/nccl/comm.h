@@ -3,11 +3,11 @@
  * comm.h (private) - what the files of libcolobridge-nccl.so share.
  *
  * family   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
- *          links, a watchdog thread that tears links down when a comm of theirs has failed or an
- *          operation is late.
- * link     an ncclComm_t and the ranks that it joins, counted. Unused ones are kept, a few.
- * ctx      one comm: an error state, a link as soon as one of its operations needs it.
- * route    the link of some ranks of a comm: a bridge's messages.
+ *          connections, a watchdog thread that tears connections down when a comm of theirs has
+ * failed or an operation is late. connection     an ncclComm_t and the ranks that it joins,
+ * counted. Unused ones are kept, a few. ctx      one comm: an error state, a connection as soon as
+ * one of its operations needs it. subconnection    the connection of some ranks of a comm: a
+ * bridge's messages.
  */
 #ifndef COLO_COMM_COMM_NCCL_H
 #define COLO_COMM_COMM_NCCL_H
@@ -48,24 +48,26 @@ typedef struct colo_nccl_lib {
 /* Found once a process. COLO_ERR_UNBUILT: none, or one before 2.28. (loader.c) */
 colo_status_t colo_nccl_find(const colo_nccl_lib_t **lib);
 
-enum { COLO_LINK_OK = 0, COLO_LINK_ENDING = 1, COLO_LINK_GONE = 2 };
+enum { COLO_CONNECTION_OK = 0, COLO_CONNECTION_ENDING = 1, COLO_CONNECTION_GONE = 2 };
 
-struct colo_link {
-    struct colo_link *next;
-    int32_t users; /* comms and routes, and the watchdog while it tears; under the family's lock */
+struct colo_connection {
+    struct colo_connection *next;
+    int32_t users; /* comms and subconnections, and the watchdog while it tears; under the family's
+                      lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
     ncclComm_t nccl; /* NULL for one rank */
     bool borrowed;
-    _Atomic int32_t phase; /* COLO_LINK_* */
+    _Atomic int32_t phase; /* COLO_CONNECTION_* */
     pthread_mutex_t busy;  /* a thread is inside NCCL with it */
 };
 
-struct colo_route {
-    struct colo_route *next;
-    struct colo_link *link; /* a reference */
-    int32_t n, *members; /* [n] owned: ranks of the comm, ascending; the link's rank is the place */
+struct colo_subconnection {
+    struct colo_subconnection *next;
+    struct colo_connection *connection; /* a reference */
+    int32_t n,
+        *members; /* [n] owned: ranks of the comm, ascending; the connection's rank is the place */
 };
 
 struct colo_nctx {         /* colo_comm.impl */
@@ -73,8 +75,8 @@ struct colo_nctx {         /* colo_comm.impl */
     struct colo_nctx *next;
     struct colo_nfamily *family; /* a reference */
     colo_comm_t *comm;
-    struct colo_link *link;   /* a reference; NULL: not connected yet */
-    struct colo_route *route; /* under the family's lock, as link */
+    struct colo_connection *connection;       /* a reference; NULL: not connected yet */
+    struct colo_subconnection *subconnection; /* under the family's lock, as connection */
     colo_error_state_t error;
     int32_t rank;
     int64_t id;                 /* of this comm in the family, > 0 */
@@ -112,11 +114,11 @@ struct colo_nfamily {
     bool stop;
     pthread_t watchdog;
     int32_t live;    /* contexts */
-    int32_t leaving; /* threads that end unused links */
+    int32_t leaving; /* threads that end unused connections */
     int64_t ids;
     uint64_t idle_count;
     struct colo_nctx *ctx;
-    struct colo_link *link;
+    struct colo_connection *connection;
     int64_t *progress; /* [COLO_PROGRESS_COUNTERS] */
     /* the watchdog's */
     int64_t seen_begun;
@@ -149,8 +151,8 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
                        void *arg);
 /* Nobody waits; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
-/* Ends what is enqueued on a link. Once; never a borrowed one. */
-void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l);
+/* Ends what is enqueued on a connection. Once; never a borrowed one. */
+void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_connection *l);
 void *colo_nccl_watchdog(void *family);
 
 /* ---- context.c ---- */
@@ -163,12 +165,12 @@ void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
  * all. Else it knows whether they share. */
 colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
-/* A reference to the link of @control's ranks: the one that is there, if all have it whole, or a
- * new one. Collective over @control. */
-colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
-                                 struct colo_link **out);
-void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l); /* takes NULL */
-void colo_nccl_link_free(struct colo_link *l); /* the struct; not the ncclComm_t */
+/* A reference to the connection of @control's ranks: the one that is there, if all have it whole,
+ * or a new one. Collective over @control. */
+colo_status_t colo_nccl_connection_get(struct colo_nfamily *f, colo_comm_t *control,
+                                       ncclComm_t borrowed, struct colo_connection **out);
+void colo_nccl_connection_put(struct colo_nfamily *f, struct colo_connection *l); /* takes NULL */
+void colo_nccl_connection_free(struct colo_connection *l); /* the struct; not the ncclComm_t */
 
 /* ---- nccl/comm.c ---- */
 colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
@@ -178,9 +180,9 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap);
 void colo_nccl_destroy(colo_comm_t *c);
-colo_status_t colo_nccl_route_create(colo_comm_t *c, const int32_t *members, int32_t n,
-                                     uint64_t tag, colo_route_t **route);
-void colo_nccl_route_destroy(colo_comm_t *c, colo_route_t *route);
+colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
+                                             uint64_t tag, colo_subconnection_t **subconnection);
+void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subconnection);
 colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap);
 /* Marks a comm failed and tells its peers; any thread. */
 void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *sentence);
@@ -194,15 +196,16 @@ struct colo_run {
     colo_comm_t *c;
     struct colo_nctx *x;
     struct colo_nfamily *f;
-    struct colo_link *link;
+    struct colo_connection *connection;
     const colo_nccl_lib_t *lib;
     cudaStream_t stream;
     bool capturing;
 };
-/* Checks device and stream, connects @route (NULL: the comm's own ranks, now if it must be), takes
- * the link and marks the begin on the stream. After COLO_OK comes exactly one end. */
-colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
-                             colo_stream_t stream);
+/* Checks device and stream, connects @subconnection (NULL: the comm's own ranks, now if it must
+ * be), takes the connection and marks the begin on the stream. After COLO_OK comes exactly one end.
+ */
+colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
+                             const colo_subconnection_t *subconnection, colo_stream_t stream);
 colo_status_t colo_run_end(struct colo_run *r, colo_status_t st);
 colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e); /* named status */
 colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e);
@@ -223,12 +226,13 @@ static inline size_t colo_stage_padded(size_t bytes)
 colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, int32_t nsends,
                                  const colo_message_t *recvs, int32_t nrecvs, colo_dtype_t dtype,
                                  colo_stream_t stream);
-size_t colo_nccl_route_stage(const colo_message_t *sends, int32_t nsends,
-                             const colo_message_t *recvs, int32_t nrecvs, size_t elem);
-colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void *stage,
-                                       size_t stage_bytes, const colo_message_t *sends,
-                                       int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
-                                       colo_dtype_t dtype, colo_stream_t stream);
+size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends,
+                                     const colo_message_t *recvs, int32_t nrecvs, size_t elem);
+colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnection_t *subconnection,
+                                               void *stage, size_t stage_bytes,
+                                               const colo_message_t *sends, int32_t nsends,
+                                               const colo_message_t *recvs, int32_t nrecvs,
+                                               colo_dtype_t dtype, colo_stream_t stream);
 
 /* ---- nccl/collectives.c ---- */
 /* Every kind of operation once, on @stream; for the helper thread of create. NULL or a sentence. */

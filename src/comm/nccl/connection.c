@@ -2,10 +2,10 @@
 /*
  * connection.c - one ncclComm_t for each list of ranks: made once, found again.
  *
- * Comms and routes of a family share the link of their ranks. The last to leave does not end it:
- * connecting costs a good part of a second, and bridges come and go. A few unused links are kept,
- * the oldest beyond that ends in a thread of its own. Ranks need not agree on what to keep: a link
- * is found again only when all of its ranks still have it.
+ * Comms and subconnections of a family share the connection of their ranks. The last to leave does
+ * not end it: connecting costs a good part of a second, and bridges come and go. A few unused
+ * connections are kept, the oldest beyond that ends in a thread of its own. Ranks need not agree on
+ * what to keep: a connection is found again only when all of its ranks still have it.
  *
  * Everything that is not data goes over a host communicator of the same ranks: the unique id,
  * agreement, who failed. So a rank that is missing is found before anybody enters NCCL, where it
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { IDLE_LINKS = 4 }; /* kept without a user */
+enum { IDLE_CONNECTIONS = 4 }; /* kept without a user */
 
 /* ---- connecting ---- */
 
@@ -68,7 +68,7 @@ static void connect_main(void *p)
 
 /* Connects the ranks of @control; all or none succeed. */
 static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
-                                  const ncclUniqueId *id, struct colo_link *l)
+                                  const ncclUniqueId *id, struct colo_connection *l)
 {
     cudaError_t e = f->room ? cudaSuccess : cudaMalloc((void **)&f->room, f->room_bytes);
     struct connect *t = calloc(1, sizeof *t);
@@ -165,9 +165,9 @@ colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
     return st;
 }
 
-/* ---- links that are there ---- */
+/* ---- connections that are there ---- */
 
-void colo_nccl_link_free(struct colo_link *l)
+void colo_nccl_connection_free(struct colo_connection *l)
 {
     pthread_mutex_destroy(&l->busy);
     free(l->world);
@@ -176,7 +176,7 @@ void colo_nccl_link_free(struct colo_link *l)
 
 struct leave {
     struct colo_nfamily *f;
-    struct colo_link *l;
+    struct colo_connection *l;
 };
 
 static void leave_main(void *p)
@@ -187,7 +187,7 @@ static void leave_main(void *p)
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(f->device);
     (void)f->lib->destroy(t->l->nccl);
-    colo_nccl_link_free(t->l);
+    colo_nccl_connection_free(t->l);
     free(t);
     pthread_mutex_lock(&f->lock);
     f->leaving--;
@@ -195,20 +195,20 @@ static void leave_main(void *p)
     pthread_mutex_unlock(&f->lock);
 }
 
-static void unlist(struct colo_nfamily *f, struct colo_link *l)
+static void unlist(struct colo_nfamily *f, struct colo_connection *l)
 {
-    struct colo_link **at = &f->link;
+    struct colo_connection **at = &f->connection;
     while (*at != l)
         at = &(*at)->next;
     *at = l->next;
 }
 
-/* The unused link to end now, if there are too many of them; out of the list. */
-static struct colo_link *oldest_beyond(struct colo_nfamily *f, int32_t most)
+/* The unused connection to end now, if there are too many of them; out of the list. */
+static struct colo_connection *oldest_beyond(struct colo_nfamily *f, int32_t most)
 {
-    struct colo_link *oldest = NULL;
+    struct colo_connection *oldest = NULL;
     int32_t idle = 0;
-    for (struct colo_link *l = f->link; l; l = l->next)
+    for (struct colo_connection *l = f->connection; l; l = l->next)
         if (l->users == 0) {
             idle++;
             oldest = !oldest || l->idle_at < oldest->idle_at ? l : oldest;
@@ -219,20 +219,20 @@ static struct colo_link *oldest_beyond(struct colo_nfamily *f, int32_t most)
     return oldest;
 }
 
-void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l)
+void colo_nccl_connection_put(struct colo_nfamily *f, struct colo_connection *l)
 {
-    struct colo_link *end = NULL;
+    struct colo_connection *end = NULL;
     if (!l)
         return;
     pthread_mutex_lock(&f->lock);
     if (--l->users == 0) {
         l->idle_at = ++f->idle_count;
-        if (!l->nccl || l->borrowed || atomic_load(&l->phase) != COLO_LINK_OK) {
+        if (!l->nccl || l->borrowed || atomic_load(&l->phase) != COLO_CONNECTION_OK) {
             unlist(f, l);
-            colo_nccl_link_free(l);
+            colo_nccl_connection_free(l);
         } else {
             /* ending one frees memory, which waits for a device that others may use meanwhile */
-            end = oldest_beyond(f, f->shared ? INT32_MAX : IDLE_LINKS);
+            end = oldest_beyond(f, f->shared ? INT32_MAX : IDLE_CONNECTIONS);
         }
     }
     f->leaving += end != NULL;
@@ -252,11 +252,11 @@ void colo_nccl_link_put(struct colo_nfamily *f, struct colo_link *l)
 }
 
 /* With a reference. */
-static struct colo_link *find_link(struct colo_nfamily *f, const colo_comm_t *control)
+static struct colo_connection *find_link(struct colo_nfamily *f, const colo_comm_t *control)
 {
     pthread_mutex_lock(&f->lock);
-    struct colo_link *l = f->link;
-    while (l && (l->n != control->size || atomic_load(&l->phase) != COLO_LINK_OK ||
+    struct colo_connection *l = f->connection;
+    while (l && (l->n != control->size || atomic_load(&l->phase) != COLO_CONNECTION_OK ||
                  memcmp(l->world, control->world_rank, sizeof *l->world * (size_t)l->n) != 0))
         l = l->next;
     if (l)
@@ -267,15 +267,15 @@ static struct colo_link *find_link(struct colo_nfamily *f, const colo_comm_t *co
 
 /* ---- making one ---- */
 
-static colo_status_t link_new(const colo_comm_t *control, struct colo_link **out)
+static colo_status_t link_new(const colo_comm_t *control, struct colo_connection **out)
 {
     size_t n = (size_t)control->size;
-    struct colo_link *l = calloc(1, sizeof *l);
+    struct colo_connection *l = calloc(1, sizeof *l);
     int64_t *world = malloc(sizeof *world * n);
     if (!l || !world) {
         free(l);
         free(world);
-        return colo_fail(COLO_ERR_NOMEM, "nccl create: link of %zu ranks", n);
+        return colo_fail(COLO_ERR_NOMEM, "nccl create: connection of %zu ranks", n);
     }
     memcpy(world, control->world_rank, sizeof *world * n);
     l->world = world;
@@ -316,18 +316,18 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     return st;
 }
 
-colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
-                                 struct colo_link **out)
+colo_status_t colo_nccl_connection_get(struct colo_nfamily *f, colo_comm_t *control,
+                                       ncclComm_t borrowed, struct colo_connection **out)
 {
-    struct colo_link *fresh = NULL;
+    struct colo_connection *fresh = NULL;
     ncclUniqueId id;
     bool cached = false;
-    struct colo_link *l = borrowed ? NULL : find_link(f, control);
+    struct colo_connection *l = borrowed ? NULL : find_link(f, control);
     colo_status_t st = link_new(control, &fresh);
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 0, st), fail);
     COLO_TRY_GOTO(st, all_have(control, l != NULL, &cached), fail);
     if (cached) {
-        colo_nccl_link_free(fresh);
+        colo_nccl_connection_free(fresh);
         *out = l;
         return COLO_OK;
     }
@@ -342,16 +342,16 @@ colo_status_t colo_nccl_link_get(struct colo_nfamily *f, colo_comm_t *control, n
         colo_nccl_abort_connection(f, fresh);
         goto fail;
     }
-    colo_nccl_link_put(f, l);
+    colo_nccl_connection_put(f, l);
     pthread_mutex_lock(&f->lock);
-    fresh->next = f->link;
-    f->link = fresh;
+    fresh->next = f->connection;
+    f->connection = fresh;
     pthread_mutex_unlock(&f->lock);
     *out = fresh;
     return COLO_OK;
 fail:
-    colo_nccl_link_put(f, l);
+    colo_nccl_connection_put(f, l);
     if (fresh)
-        colo_nccl_link_free(fresh);
+        colo_nccl_connection_free(fresh);
     return st;
 }

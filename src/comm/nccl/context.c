@@ -2,8 +2,8 @@
 /*
  * context.c - what the comms of one rank and device share, from the first to the last of them.
  *
- * The last comm waits for whatever its links still do, up to the deadline; what does not end by
- * then is left alone, memory included.
+ * The last comm waits for whatever its connections still do, up to the deadline; what does not end
+ * by then is left alone, memory included.
  */
 #include "comm/nccl/comm.h"
 
@@ -20,11 +20,11 @@ static void close_main(void *p)
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(f->device);
     cudaDeviceSynchronize();
-    for (struct colo_link *l = f->link, *next; l; l = next) {
+    for (struct colo_connection *l = f->connection, *next; l; l = next) {
         next = l->next;
-        if (l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK)
+        if (l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK)
             (void)f->lib->destroy(l->nccl);
-        colo_nccl_link_free(l);
+        colo_nccl_connection_free(l);
     }
     for (int32_t i = 0; i < f->nold; i++)
         cudaFree(f->old[i]);
@@ -110,7 +110,7 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device,
         cudaSetDevice(now);
     colo_status_t st = e == cudaSuccess ? COLO_OK : colo_cuda_error("nccl create", e);
     if (st == COLO_OK && pthread_create(&f->watchdog, NULL, colo_nccl_watchdog, f) != 0)
-        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the links");
+        st = colo_fail(COLO_ERR_NOMEM, "nccl create: no thread to watchdog the connections");
     if (st < 0) {
         close_main(f);
         return st;

@@ -6,13 +6,13 @@
  * by one launch and unpacked by one launch. Both sides send a message as one, so it does not matter
  * which of them packs; many sends to one peer in a group are slower than packing (gpu-bridge.md).
  *
- * On a route staging is the caller's, sized beforehand. A message of 1 MiB or more goes in two
- * halves there, one after the other through the same staging, so that a rank that sends as much as
- * it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
+ * On a subconnection staging is the caller's, sized beforehand. A message of 1 MiB or more goes in
+ * two halves there, one after the other through the same staging, so that a rank that sends as much
+ * as it receives needs staging for what must arrive and no more; it costs 3 to 10 % of the time
  * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
  * the first line (run along the last axis) that begins in the second half of the bytes.
  *
- * An exchange without a route goes in one round and uses the family's staging, which grows.
+ * An exchange without a subconnection goes in one round and uses the family's staging, which grows.
  */
 #include "comm/nccl/comm.h"
 
@@ -232,26 +232,29 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* Rank @peer of the comm among the ranks of the link. -1: the route does not have it. */
-static int32_t link_rank(const colo_route_t *route, int32_t peer)
+/* Rank @peer of the comm among the ranks of the connection. -1: the subconnection does not have it.
+ */
+static int32_t link_rank(const colo_subconnection_t *subconnection, int32_t peer)
 {
-    if (!route)
+    if (!subconnection)
         return peer;
-    const int32_t *at = bsearch(&peer, route->members, (size_t)route->n, sizeof peer, by_value);
-    return at ? (int32_t)(at - route->members) : -1;
+    const int32_t *at =
+        bsearch(&peer, subconnection->members, (size_t)subconnection->n, sizeof peer, by_value);
+    return at ? (int32_t)(at - subconnection->members) : -1;
 }
 
-static colo_status_t group(struct colo_run *r, const struct exchange *x, const colo_route_t *route)
+static colo_status_t group(struct colo_run *r, const struct exchange *x,
+                           const colo_subconnection_t *subconnection)
 {
     const struct colo_packet *part = r->f->part;
-    ncclComm_t nccl = r->link->nccl;
+    ncclComm_t nccl = r->connection->nccl;
     ncclResult_t e = ncclSuccess;
     COLO_NCCL(r->lib->group_start());
     for (int side = 0; side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++, part++) {
             if (part->bytes == 0 || e != ncclSuccess)
                 continue;
-            const int32_t peer = link_rank(route, x->m[side][i].peer);
+            const int32_t peer = link_rank(subconnection, x->m[side][i].peer);
             e = side ? r->lib->recv(part->data, part->bytes, ncclInt8, peer, nccl, r->stream)
                      : r->lib->send(part->data, part->bytes, ncclInt8, peer, nccl, r->stream);
         }
@@ -260,13 +263,13 @@ static colo_status_t group(struct colo_run *r, const struct exchange *x, const c
 }
 
 static colo_status_t run_round(struct colo_run *r, const struct exchange *x,
-                               const colo_route_t *route, int k, char *stage)
+                               const colo_subconnection_t *subconnection, int k, char *stage)
 {
     struct colo_nfamily *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, stage, packs);
     COLO_RUN_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
-    COLO_TRY(group(r, x, route));
+    COLO_TRY(group(r, x, subconnection));
     return colo_run_cuda(
         r, colo_k_boxes_copy(f->from + packs[0], f->to + packs[0], packs[1], x->elem, r->stream));
 }
@@ -284,24 +287,25 @@ static int rounds_needed(const struct exchange *x)
 
 /* @stage NULL: the family's. */
 static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
-                                 const colo_route_t *route, char *stage, size_t stage_bytes)
+                                 const colo_subconnection_t *subconnection, char *stage,
+                                 size_t stage_bytes)
 {
     char what[96];
     int64_t packs[2];
     size_t need = 0;
     const int rounds = rounds_needed(x);
-    for (int side = 0; route && side < 2; side++)
+    for (int side = 0; subconnection && side < 2; side++)
         for (int32_t i = 0; i < x->n[side]; i++)
-            if (link_rank(route, x->m[side][i].peer) < 0)
-                return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the route",
+            if (link_rank(subconnection, x->m[side][i].peer) < 0)
+                return colo_fail(COLO_ERR_STATE, "%s: rank %d is not on the subconnection",
                                  colo_run_text(r, what, sizeof what), (int)x->m[side][i].peer);
-    COLO_TRY(check_memory(r, x, route != NULL));
+    COLO_TRY(check_memory(r, x, subconnection != NULL));
     COLO_TRY(need_lists(r, x));
     for (int k = 0; k < rounds; k++) {
         size_t n = lay_out(r->f, x, k, stage, packs);
         need = n > need ? n : need;
     }
-    if (!route) {
+    if (!subconnection) {
         COLO_TRY(colo_run_stage(r, need));
         stage = r->f->stage;
     } else if (need > stage_bytes) {
@@ -309,7 +313,7 @@ static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
                          colo_run_text(r, what, sizeof what), need, stage_bytes);
     }
     for (int k = 0; k < rounds; k++)
-        COLO_TRY(run_round(r, x, route, k, stage));
+        COLO_TRY(run_round(r, x, subconnection, k, stage));
     return COLO_OK;
 }
 
@@ -321,27 +325,28 @@ colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, in
 {
     const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
     struct colo_run r;
-    if (nsends == 0 && nrecvs == 0 && ((struct colo_nctx *)c->impl)->link)
-        return COLO_OK; /* without a link yet, the others wait for this rank to connect */
+    if (nsends == 0 && nrecvs == 0 && ((struct colo_nctx *)c->impl)->connection)
+        return COLO_OK; /* without a connection yet, the others wait for this rank to connect */
     COLO_TRY(colo_run_begin(&r, c, NULL, stream));
     return colo_run_end(&r, exchange_on(&r, &x, NULL, NULL, 0));
 }
 
-colo_status_t colo_nccl_route_exchange(colo_comm_t *c, colo_route_t *route, void *stage,
-                                       size_t stage_bytes, const colo_message_t *sends,
-                                       int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
-                                       colo_dtype_t dtype, colo_stream_t stream)
+colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnection_t *subconnection,
+                                               void *stage, size_t stage_bytes,
+                                               const colo_message_t *sends, int32_t nsends,
+                                               const colo_message_t *recvs, int32_t nrecvs,
+                                               colo_dtype_t dtype, colo_stream_t stream)
 {
     const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), true};
     struct colo_run r;
     if (nsends == 0 && nrecvs == 0)
         return COLO_OK;
-    COLO_TRY(colo_run_begin(&r, c, route, stream));
-    return colo_run_end(&r, exchange_on(&r, &x, route, stage, stage_bytes));
+    COLO_TRY(colo_run_begin(&r, c, subconnection, stream));
+    return colo_run_end(&r, exchange_on(&r, &x, subconnection, stage, stage_bytes));
 }
 
-size_t colo_nccl_route_stage(const colo_message_t *sends, int32_t nsends,
-                             const colo_message_t *recvs, int32_t nrecvs, size_t elem)
+size_t colo_nccl_subconnection_stage(const colo_message_t *sends, int32_t nsends,
+                                     const colo_message_t *recvs, int32_t nrecvs, size_t elem)
 {
     size_t most = 0;
     for (int k = 0; k < HALVES; k++) {

@@ -2,14 +2,14 @@
 /*
  * operation.c - what every operation between GPUs does first and last.
  *
- * First: is this the device of the comm, and the stream one of that device; is the link there. A
- * comm that was made without one connects here, once, and not in a capture. Then the operation
- * waits on the device for the one before it, whatever comm of the family or stream that was on: so
- * two of them never run at once on a device, and ranks that launch in the same order cannot wait
- * for each other crosswise. Captured operations are ordered by their graphs alone.
+ * First: is this the device of the comm, and the stream one of that device; is the connection
+ * there. A comm that was made without one connects here, once, and not in a capture. Then the
+ * operation waits on the device for the one before it, whatever comm of the family or stream that
+ * was on: so two of them never run at once on a device, and ranks that launch in the same order
+ * cannot wait for each other crosswise. Captured operations are ordered by their graphs alone.
  *
- * Between first and last the link's lock is held, and on the stream there are two marks that the
- * watchdog looks at (watchdog.c).
+ * Between first and last the connection's lock is held, and on the stream there are two marks that
+ * the watchdog looks at (watchdog.c).
  *
  * Where ranks of a family are threads of one process, whatever they talk over, a comm's ranks also
  * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
@@ -72,23 +72,23 @@ static colo_status_t check_place(struct colo_run *r)
     return COLO_OK;
 }
 
-/* The comm's own link, made now if no operation has needed it yet. */
+/* The comm's own connection, made now if no operation has needed it yet. */
 static colo_status_t own_link(struct colo_run *r)
 {
     char what[96];
-    struct colo_link *l = r->x->link;
+    struct colo_connection *l = r->x->connection;
     if (!l && r->capturing)
         return colo_fail(COLO_ERR_STATE,
                          "%s: comm '%s' connects at its first operation, which cannot be captured; "
                          "run one before the capture, a barrier will do",
                          colo_run_text(r, what, sizeof what), r->c->name);
     if (!l) {
-        COLO_TRY(colo_nccl_link_get(r->f, colo_comm_i_control(r->c), NULL, &l));
+        COLO_TRY(colo_nccl_connection_get(r->f, colo_comm_i_control(r->c), NULL, &l));
         pthread_mutex_lock(&r->f->lock);
-        r->x->link = l;
+        r->x->connection = l;
         pthread_mutex_unlock(&r->f->lock);
     }
-    r->link = l;
+    r->connection = l;
     return COLO_OK;
 }
 
@@ -96,7 +96,7 @@ static colo_status_t mark(struct colo_run *r, bool begin)
 {
     const colo_op_desc_t *op = &r->c->op;
     const int64_t what[4] = {r->x->id, (int64_t)colo_op_pack(op), op->count, (int64_t)r->c->seq};
-    if (!r->link->nccl)
+    if (!r->connection->nccl)
         return COLO_OK;
     return colo_run_cuda(
         r, begin ? colo_k_progress(&r->f->progress[COLO_PROGRESS_BEGUN], &r->f->counts[0],
@@ -108,8 +108,8 @@ static colo_status_t mark(struct colo_run *r, bool begin)
 static colo_status_t meet(const struct colo_run *r, colo_status_t st)
 {
     const colo_category_t category = r->c->op.category;
-    if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) || !r->link->nccl ||
-        !r->c->share_process)
+    if ((category != COLO_CATEGORY_LOSS && category != COLO_CATEGORY_HEAD) ||
+        !r->connection->nccl || !r->c->share_process)
         return st;
     char why[900]; /* a dead control would have its own */
     snprintf(why, sizeof why, "%s", st < 0 ? colo_last_error() : "");
@@ -119,45 +119,46 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
     return st < 0 ? colo_fail(st, "%s", why) : met;
 }
 
-colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c, const colo_route_t *route,
-                             colo_stream_t stream)
+colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
+                             const colo_subconnection_t *subconnection, colo_stream_t stream)
 {
     struct colo_nctx *x = c->impl;
     struct colo_nfamily *f = x->family;
     char what[96], why[900];
     *r = (struct colo_run){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
     COLO_TRY(check_place(r));
-    if (route)
-        r->link = route->link;
+    if (subconnection)
+        r->connection = subconnection->connection;
     else
         COLO_TRY(own_link(r));
     COLO_TRY(meet(r, COLO_OK));
     if (f->used && f->last != stream && !r->capturing)
         COLO_RUN_CUDA(cudaStreamWaitEvent(stream, f->done, 0));
-    pthread_mutex_lock(&r->link->busy);
+    pthread_mutex_lock(&r->connection->busy);
     colo_status_t st = COLO_OK;
-    if (atomic_load(&r->link->phase) != COLO_LINK_OK) {
+    if (atomic_load(&r->connection->phase) != COLO_CONNECTION_OK) {
         st = colo_nccl_state(c, why, sizeof why);
         st = st < 0 ? colo_fail(st, "%s", why)
-                    : colo_fail(COLO_ERR_PEER,
-                                "%s: the link of comm '%s' was torn down when another comm of the "
-                                "same ranks failed",
-                                colo_run_text(r, what, sizeof what), c->name);
+                    : colo_fail(
+                          COLO_ERR_PEER,
+                          "%s: the connection of comm '%s' was torn down when another comm of the "
+                          "same ranks failed",
+                          colo_run_text(r, what, sizeof what), c->name);
     }
     if (st == COLO_OK)
         st = mark(r, true);
     if (st < 0)
-        pthread_mutex_unlock(&r->link->busy);
+        pthread_mutex_unlock(&r->connection->busy);
     return st;
 }
 
 colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
 {
     colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
-    if (st < 0 && r->link->nccl) /* keeps the sentence */
+    if (st < 0 && r->connection->nccl) /* keeps the sentence */
         (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL, NULL,
                               r->stream);
-    pthread_mutex_unlock(&r->link->busy);
+    pthread_mutex_unlock(&r->connection->busy);
     st = st < 0 ? st : marked;
     if (st == COLO_OK && !r->capturing) {
         st = colo_run_cuda(r, cudaEventRecord(r->f->done, r->stream));

@@ -9,8 +9,9 @@
  * every operation instead.)
  *
  * The watchdog looks every 20 ms whether a comm has failed here, at a peer or in NCCL, or whether
- * an operation on the stream is late, and aborts the comm's links then, so that streams do not wait
- * for ever. NCCL wants no other thread inside it meanwhile: operations hold the link's lock.
+ * an operation on the stream is late, and aborts the comm's connections then, so that streams do
+ * not wait for ever. NCCL wants no other thread inside it meanwhile: operations hold the
+ * connection's lock.
  *
  * Late: the stream counts in host memory the operations whose turn has come and those that have
  * ended (kernels/progress.cu). The time runs from when the watchdog sees one begin, so work of the
@@ -149,11 +150,11 @@ static void abort_main(void *p)
     (void)t->lib->abort(t->nccl);
 }
 
-void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l)
+void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_connection *l)
 {
-    int32_t ok = COLO_LINK_OK;
+    int32_t ok = COLO_CONNECTION_OK;
     if (!l->nccl || l->borrowed ||
-        !atomic_compare_exchange_strong(&l->phase, &ok, COLO_LINK_ENDING))
+        !atomic_compare_exchange_strong(&l->phase, &ok, COLO_CONNECTION_ENDING))
         return;
     struct timespec until;
     clock_gettime(CLOCK_REALTIME, &until);
@@ -165,27 +166,28 @@ void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_link *l)
         if (colo_nccl_run_for(ABORT_SECONDS, NULL, abort_main, t))
             free(t);
     }
-    atomic_store(&l->phase, COLO_LINK_GONE);
+    atomic_store(&l->phase, COLO_CONNECTION_GONE);
     if (held)
         pthread_mutex_unlock(&l->busy);
 }
 
 /* ---- the watchdog ---- */
 
-/* Does NCCL itself report an error on this link? */
-static bool look_at_link(struct colo_nfamily *f, struct colo_nctx *x, struct colo_link *l)
+/* Does NCCL itself report an error on this connection? */
+static bool check_connection(struct colo_nfamily *f, struct colo_nctx *x, struct colo_connection *l)
 {
     ncclResult_t r = ncclSuccess;
     if (!l->nccl || pthread_mutex_trylock(&l->busy) != 0)
         return false;
-    if (atomic_load(&l->phase) == COLO_LINK_OK && f->lib->async_error(l->nccl, &r) != ncclSuccess)
+    if (atomic_load(&l->phase) == COLO_CONNECTION_OK &&
+        f->lib->async_error(l->nccl, &r) != ncclSuccess)
         r = ncclSuccess;
     pthread_mutex_unlock(&l->busy);
     if (r == ncclSuccess || r == ncclInProgress)
         return false;
     char sentence[600];
     const char *more = f->lib->last_error(NULL);
-    snprintf(sentence, sizeof sentence, "NCCL reports on the link of %d ranks: %s; %.400s",
+    snprintf(sentence, sizeof sentence, "NCCL reports on the connection of %d ranks: %s; %.400s",
              (int)l->n, f->lib->error_string(r), more ? more : "");
     colo_nccl_set_error(x, COLO_ERR_NCCL, sentence);
     return true;
@@ -197,29 +199,29 @@ static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
     bool dead = colo_error_state_is_set(&x->error) ||
                 colo_nccl_look_at_peer(x, sentence, sizeof sentence) != COLO_OK ||
                 colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
-                (x->link && look_at_link(f, x, x->link));
-    for (struct colo_route *r = x->route; r && !dead; r = r->next)
-        dead = look_at_link(f, x, r->link);
+                (x->connection && check_connection(f, x, x->connection));
+    for (struct colo_subconnection *r = x->subconnection; r && !dead; r = r->next)
+        dead = check_connection(f, x, r->connection);
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     return dead;
 }
 
-static bool is_whole(const struct colo_link *l)
+static bool is_whole(const struct colo_connection *l)
 {
-    return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_LINK_OK;
+    return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK;
 }
 
-static struct colo_link *find_failed(struct colo_nfamily *f)
+static struct colo_connection *find_failed(struct colo_nfamily *f)
 {
     for (struct colo_nctx *x = f->ctx; x; x = x->next) {
         if (!is_dead(f, x))
             continue;
-        if (is_whole(x->link))
-            return x->link;
-        for (struct colo_route *r = x->route; r; r = r->next)
-            if (is_whole(r->link))
-                return r->link;
+        if (is_whole(x->connection))
+            return x->connection;
+        for (struct colo_subconnection *r = x->subconnection; r; r = r->next)
+            if (is_whole(r->connection))
+                return r->connection;
     }
     return NULL;
 }
@@ -269,12 +271,12 @@ void *colo_nccl_watchdog(void *p)
     cudaThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&f->lock);
     while (!f->stop) {
-        struct colo_link *l = find_failed(f);
+        struct colo_connection *l = find_failed(f);
         if (l) {
             l->users++; /* its last user may leave meanwhile */
             pthread_mutex_unlock(&f->lock);
             colo_nccl_abort_connection(f, l);
-            colo_nccl_link_put(f, l);
+            colo_nccl_connection_put(f, l);
             pthread_mutex_lock(&f->lock);
             continue;
         }
