@@ -28,7 +28,7 @@
  * and no others. (A bridge of ranks that reach each other's memory, COLO_TRANSPORT, puts that and
  * its staging off until a call needs them, which cannot be captured.) Comms and bridges of the same
  * ranks share a connection; the last four that nobody uses (all, where ranks share a device) are
- * kept until the last comm of the family is destroyed.
+ * kept until the last comm of the context is destroyed.
  *
  * One rank a device, unless NCCL is 2.30 or later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set for all
  * ranks: to try out more ranks than there are devices. Kernels of ranks that wait for each other

@@ -211,7 +211,7 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
 COLO_FOR_MODULES uint64_t colo_comm_i_process(void);
 /* Are any two ranks of this host comm threads of one process? Collective; all get the same. */
 colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
-/* Ranks of a comm of GPUs whose family has ranks that share a process wait for each other on the
+/* Ranks of a comm of GPUs whose context has ranks that share a process wait for each other on the
  * host; others, and a NULL @c, do nothing. Behind products whose kernels the driver loads at first
  * use (operation.c). */
 colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);

@@ -59,12 +59,12 @@ static bool write_frame(const struct bench *b, colo_frame_t frame, const void *p
     return send(b->peer, room, whole, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)whole;
 }
 
-static colo_frame_t frame_of(colo_frame_kind_t kind, uint64_t ctx, uint64_t bytes)
+static colo_frame_t frame_of(colo_frame_kind_t kind, uint64_t group, uint64_t bytes)
 {
     return (colo_frame_t){.magic = COLO_FRAME_MAGIC,
                           .kind = (uint8_t)kind,
                           .from = 1,
-                          .ctx = ctx,
+                          .group = group,
                           .seq = 1,
                           .bytes = bytes};
 }

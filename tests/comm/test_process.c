@@ -74,7 +74,7 @@ static int desk_recv(void *transport, int32_t *peer, const void **frame, size_t 
 {
     struct desk *d = transport;
     static const colo_frame_t chatter = {
-        .magic = COLO_FRAME_MAGIC, .kind = COLO_FRAME_READY, .from = 1, .ctx = 1};
+        .magic = COLO_FRAME_MAGIC, .kind = COLO_FRAME_READY, .from = 1, .group = 1};
     if (d->rank == 0 && colo_now() < d->post->chatter_until) {
         *peer = 1;
         *frame = &chatter;

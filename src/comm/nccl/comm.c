@@ -29,21 +29,21 @@ colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, nccl
 
 /* ---- failure ---- */
 
-colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap)
+colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *sentence, size_t cap)
 {
     return x->control ? x->control->ops->state(x->control, sentence, cap) : COLO_OK;
 }
 
 colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
-    const struct colo_nctx *x = c->impl;
+    const struct colo_nccl_group *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
     if (st == COLO_OK) /* its error state is set by whoever looks */
-        st = colo_nccl_look_at_peer((struct colo_nctx *)c->impl, sentence, cap);
+        st = colo_nccl_look_at_peer((struct colo_nccl_group *)c->impl, sentence, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
 }
 
-colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap)
+colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *sentence, size_t cap)
 {
     colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap);
     if (st < 0)
@@ -51,7 +51,7 @@ colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t
     return st;
 }
 
-void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *sentence)
+void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *sentence)
 {
     char kept[900];
     if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
@@ -61,30 +61,30 @@ void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *
 
 void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
-    struct colo_nctx *x = c->impl;
+    struct colo_nccl_group *x = c->impl;
     colo_nccl_set_error(x, status, sentence);
-    pthread_cond_signal(&x->family->wake);
+    pthread_cond_signal(&x->context->wake);
 }
 
 /* ---- comms ---- */
 
-/* The family's deadline is the longest of its comms; under its lock. */
-static void keep_longest(struct colo_nfamily *f, const colo_comm_t *c)
+/* The context's deadline is the longest of its comms; under its lock. */
+static void keep_longest(struct colo_nccl_context *f, const colo_comm_t *c)
 {
     const int64_t ms = colo_comm_i_timeout(c);
     f->timeout_ms = ms > f->timeout_ms ? ms : f->timeout_ms;
 }
 
 /* Takes @control when it succeeds. */
-static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_connection *l,
+static colo_status_t attach(colo_comm_t *c, struct colo_nccl_context *f, struct colo_connection *l,
                             colo_comm_t *control)
 {
-    struct colo_nctx *x = calloc(1, sizeof *x);
+    struct colo_nccl_group *x = calloc(1, sizeof *x);
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *x);
     colo_error_state_init(&x->error);
     x->base.device = f->device;
-    x->family = f;
+    x->context = f;
     x->comm = c;
     x->connection = l;
     x->rank = c->rank;
@@ -94,8 +94,8 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
     pthread_mutex_lock(&f->lock);
     keep_longest(f, c);
     x->id = ++f->ids;
-    x->next = f->ctx;
-    f->ctx = x;
+    x->next = f->group;
+    f->group = x;
     f->live++;
     pthread_mutex_unlock(&f->lock);
     return COLO_OK;
@@ -104,7 +104,7 @@ static colo_status_t attach(colo_comm_t *c, struct colo_nfamily *f, struct colo_
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                                colo_comm_t *child)
 {
-    struct colo_nfamily *f = ((struct colo_nctx *)parent->impl)->family;
+    struct colo_nccl_context *f = ((struct colo_nccl_group *)parent->impl)->context;
     colo_comm_t *control = NULL;
     struct colo_connection *l = NULL;
     COLO_TRY(colo_comm_i_child(colo_comm_i_control(parent), members, n, tag, "control", &control));
@@ -120,8 +120,8 @@ colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int3
 
 void colo_nccl_destroy(colo_comm_t *c)
 {
-    struct colo_nctx *x = c->impl;
-    struct colo_nfamily *f = x->family;
+    struct colo_nccl_group *x = c->impl;
+    struct colo_nccl_context *f = x->context;
     char sentence[900];
     bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     if (dead)
@@ -130,7 +130,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     colo_direct_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
     pthread_mutex_lock(&f->lock);
-    struct colo_nctx **at = &f->ctx;
+    struct colo_nccl_group **at = &f->group;
     while (*at != x)
         at = &(*at)->next;
     *at = x->next;
@@ -143,7 +143,7 @@ void colo_nccl_destroy(colo_comm_t *c)
         colo_nccl_abort_connection(f, x->connection);
     colo_nccl_connection_put(f, x->connection);
     if (last)
-        colo_nccl_family_destroy(f, true);
+        colo_nccl_context_destroy(f, true);
     colo_peer_drop(atomic_load(&x->base.peer));
     colo_comm_destroy(&x->control);
     colo_error_state_fini(&x->error);
@@ -156,8 +156,8 @@ void colo_nccl_destroy(colo_comm_t *c)
 colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                              uint64_t tag, colo_subconnection_t **subconnection)
 {
-    struct colo_nctx *x = c->impl;
-    struct colo_nfamily *f = x->family;
+    struct colo_nccl_group *x = c->impl;
+    struct colo_nccl_context *f = x->context;
     colo_comm_t *control = NULL;
     colo_subconnection_t *r = calloc(1, sizeof *r);
     int32_t *mine = malloc((size_t)n * sizeof *mine);
@@ -188,16 +188,16 @@ fail:
 
 void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subconnection)
 {
-    struct colo_nctx *x = c->impl;
+    struct colo_nccl_group *x = c->impl;
     if (!subconnection)
         return;
-    pthread_mutex_lock(&x->family->lock);
+    pthread_mutex_lock(&x->context->lock);
     colo_subconnection_t **at = &x->subconnection;
     while (*at != subconnection)
         at = &(*at)->next;
     *at = subconnection->next;
-    pthread_mutex_unlock(&x->family->lock);
-    colo_nccl_connection_put(x->family, subconnection->connection);
+    pthread_mutex_unlock(&x->context->lock);
+    colo_nccl_connection_put(x->context, subconnection->connection);
     free(subconnection->members);
     free(subconnection);
 }
@@ -235,7 +235,7 @@ static void load_main(void *p)
         cudaStreamDestroy(stream);
 }
 
-static colo_status_t load_kernels(struct colo_nfamily *f, int64_t timeout_ms)
+static colo_status_t load_kernels(struct colo_nccl_context *f, int64_t timeout_ms)
 {
     colo_status_t st = COLO_OK;
     struct load *t = calloc(1, sizeof *t);
@@ -256,7 +256,7 @@ static colo_status_t load_kernels(struct colo_nfamily *f, int64_t timeout_ms)
     return st;
 }
 
-static colo_status_t check_borrowed(const struct colo_nfamily *f, ncclComm_t nccl,
+static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_t nccl,
                                     const colo_comm_t *control)
 {
     int rank = -1, size = -1, device = -1;
@@ -281,10 +281,10 @@ static colo_status_t check_borrowed(const struct colo_nfamily *f, ncclComm_t ncc
 colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, int32_t device,
                                colo_comm_t **comm)
 {
-    struct colo_nfamily *f = NULL;
+    struct colo_nccl_context *f = NULL;
     struct colo_connection *l = NULL;
     colo_comm_t *c = NULL;
-    colo_status_t st = colo_nccl_family_create(&f, device, control->size);
+    colo_status_t st = colo_nccl_context_create(&f, device, control->size);
     if (st == COLO_OK && borrowed)
         st = check_borrowed(f, borrowed, control);
     if (st == COLO_OK)
@@ -303,7 +303,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
 fail:
     if (f) {
         colo_nccl_connection_put(f, l);
-        colo_nccl_family_destroy(f, true);
+        colo_nccl_context_destroy(f, true);
     }
     colo_comm_destroy(&c);
     colo_comm_destroy(&control);

@@ -2,11 +2,11 @@
 /*
  * comm.h (private) - what the files of libcolobridge-nccl.so share.
  *
- * family   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
+ * context   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
  *          connections, a watchdog thread that tears connections down when a comm of theirs has
  * failed or an operation is late. connection     an ncclComm_t and the ranks that it joins,
- * counted. Unused ones are kept, a few. ctx      one comm: an error state, a connection as soon as
- * one of its operations needs it. subconnection    the connection of some ranks of a comm: a
+ * counted. Unused ones are kept, a few. group      one comm: an error state, a connection as soon
+ * as one of its operations needs it. subconnection    the connection of some ranks of a comm: a
  * bridge's messages.
  */
 #ifndef COLO_COMM_COMM_NCCL_H
@@ -52,7 +52,7 @@ enum { COLO_CONNECTION_OK = 0, COLO_CONNECTION_ENDING = 1, COLO_CONNECTION_GONE 
 
 struct colo_connection {
     struct colo_connection *next;
-    int32_t users; /* comms and subconnections, and the watchdog while it tears; under the family's
+    int32_t users; /* comms and subconnections, and the watchdog while it tears; under the context's
                       lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
     int32_t n;
@@ -70,16 +70,16 @@ struct colo_subconnection {
         *members; /* [n] owned: ranks of the comm, ascending; the connection's rank is the place */
 };
 
-struct colo_nctx {         /* colo_comm.impl */
+struct colo_nccl_group {   /* colo_comm.impl */
     colo_peer_base_t base; /* first */
-    struct colo_nctx *next;
-    struct colo_nfamily *family; /* a reference */
+    struct colo_nccl_group *next;
+    struct colo_nccl_context *context; /* a reference */
     colo_comm_t *comm;
     struct colo_connection *connection;       /* a reference; NULL: not connected yet */
-    struct colo_subconnection *subconnection; /* under the family's lock, as connection */
+    struct colo_subconnection *subconnection; /* under the context's lock, as connection */
     colo_error_state_t error;
     int32_t rank;
-    int64_t id;                 /* of this comm in the family, > 0 */
+    int64_t id;                 /* of this comm in the context, > 0 */
     colo_comm_t *control;       /* owned */
     struct colo_direct *gather; /* allgather.c's, owned; likewise */
     uint64_t gather_agreed;     /* registrations when all ranks last compared a gather */
@@ -104,7 +104,7 @@ struct colo_packet { /* of an exchange: one message in one round */
     size_t bytes; /* 0: nothing in this round */
 };
 
-struct colo_nfamily {
+struct colo_nccl_context {
     const colo_nccl_lib_t *lib;
     int32_t device;
     bool shared;          /* the device is that of other ranks, too */
@@ -117,7 +117,7 @@ struct colo_nfamily {
     int32_t leaving; /* threads that end unused connections */
     int64_t ids;
     uint64_t idle_count;
-    struct colo_nctx *ctx;
+    struct colo_nccl_group *group;
     struct colo_connection *connection;
     int64_t *progress; /* [COLO_PROGRESS_COUNTERS] */
     /* the watchdog's */
@@ -152,24 +152,26 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 /* Nobody waits; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
-void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_connection *l);
-void *colo_nccl_watchdog(void *family);
+void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l);
+void *colo_nccl_watchdog(void *context);
 
 /* ---- context.c ---- */
 /* For comms of up to @ranks ranks. */
-colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks);
+colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
+                                       int32_t ranks);
 /* Nobody uses it any more. What does not end by the deadline is left alone. */
-void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded);
+void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded);
 
 /* ---- connection.c ---- */
 /* Do two ranks of @control sit on one device that NCCL does not let them share? The same verdict on
  * all. Else it knows whether they share. */
-colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control);
+colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control);
 /* A reference to the connection of @control's ranks: the one that is there, if all have it whole,
  * or a new one. Collective over @control. */
-colo_status_t colo_nccl_connection_get(struct colo_nfamily *f, colo_comm_t *control,
+colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
                                        ncclComm_t borrowed, struct colo_connection **out);
-void colo_nccl_connection_put(struct colo_nfamily *f, struct colo_connection *l); /* takes NULL */
+void colo_nccl_connection_put(struct colo_nccl_context *f,
+                              struct colo_connection *l);  /* takes NULL */
 void colo_nccl_connection_free(struct colo_connection *l); /* the struct; not the ncclComm_t */
 
 /* ---- nccl/comm.c ---- */
@@ -183,19 +185,19 @@ void colo_nccl_destroy(colo_comm_t *c);
 colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                              uint64_t tag, colo_subconnection_t **subconnection);
 void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subconnection);
-colo_status_t colo_nccl_control_state(const struct colo_nctx *x, char *sentence, size_t cap);
+colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *sentence, size_t cap);
 /* Marks a comm failed and tells its peers; any thread. */
-void colo_nccl_set_error(struct colo_nctx *x, colo_status_t status, const char *sentence);
+void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *sentence);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
 /* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
-colo_status_t colo_nccl_look_at_peer(struct colo_nctx *x, char *sentence, size_t cap);
+colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *sentence, size_t cap);
 
 /* ---- operation.c ---- */
 /* One operation between begin and end. */
 struct colo_run {
     colo_comm_t *c;
-    struct colo_nctx *x;
-    struct colo_nfamily *f;
+    struct colo_nccl_group *x;
+    struct colo_nccl_context *f;
     struct colo_connection *connection;
     const colo_nccl_lib_t *lib;
     cudaStream_t stream;

@@ -2,7 +2,7 @@
 /*
  * connection.c - one ncclComm_t for each list of ranks: made once, found again.
  *
- * Comms and subconnections of a family share the connection of their ranks. The last to leave does
+ * Comms and subconnections of a context share the connection of their ranks. The last to leave does
  * not end it: connecting costs a good part of a second, and bridges come and go. A few unused
  * connections are kept, the oldest beyond that ends in a thread of its own. Ranks need not agree on
  * what to keep: a connection is found again only when all of its ranks still have it.
@@ -67,8 +67,9 @@ static void connect_main(void *p)
 }
 
 /* Connects the ranks of @control; all or none succeed. */
-static colo_status_t link_connect(struct colo_nfamily *f, colo_comm_t *control, ncclComm_t borrowed,
-                                  const ncclUniqueId *id, struct colo_connection *l)
+static colo_status_t link_connect(struct colo_nccl_context *f, colo_comm_t *control,
+                                  ncclComm_t borrowed, const ncclUniqueId *id,
+                                  struct colo_connection *l)
 {
     cudaError_t e = f->room ? cudaSuccess : cudaMalloc((void **)&f->room, f->room_bytes);
     struct connect *t = calloc(1, sizeof *t);
@@ -120,13 +121,13 @@ struct seat {
 enum { SEAT_WORDS = sizeof(struct seat) / sizeof(uint64_t) };
 
 /* NCCL's own variable; it reads it when it connects, as a number. */
-static bool may_share(const struct colo_nfamily *f)
+static bool may_share(const struct colo_nccl_context *f)
 {
     const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     return text && strtol(text, NULL, 0) != 0 && f->lib->version >= NCCL_VERSION(2, 30, 0);
 }
 
-static colo_status_t same_device(const struct colo_nfamily *f, const colo_comm_t *control,
+static colo_status_t same_device(const struct colo_nccl_context *f, const colo_comm_t *control,
                                  int32_t x, int32_t y)
 {
     const int v = f->lib->version;
@@ -139,7 +140,7 @@ static colo_status_t same_device(const struct colo_nfamily *f, const colo_comm_t
                      (long long)control->world_rank[y], v / 10000, v / 100 % 100, v % 100);
 }
 
-colo_status_t colo_nccl_apart(struct colo_nfamily *f, colo_comm_t *control)
+colo_status_t colo_nccl_apart(struct colo_nccl_context *f, colo_comm_t *control)
 {
     char bus[32] = "";
     struct seat mine = {.host = colo_host_hash(), .shares = may_share(f)};
@@ -175,14 +176,14 @@ void colo_nccl_connection_free(struct colo_connection *l)
 }
 
 struct leave {
-    struct colo_nfamily *f;
+    struct colo_nccl_context *f;
     struct colo_connection *l;
 };
 
 static void leave_main(void *p)
 {
     struct leave *t = p;
-    struct colo_nfamily *f = t->f;
+    struct colo_nccl_context *f = t->f;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(f->device);
@@ -195,7 +196,7 @@ static void leave_main(void *p)
     pthread_mutex_unlock(&f->lock);
 }
 
-static void unlist(struct colo_nfamily *f, struct colo_connection *l)
+static void unlist(struct colo_nccl_context *f, struct colo_connection *l)
 {
     struct colo_connection **at = &f->connection;
     while (*at != l)
@@ -204,7 +205,7 @@ static void unlist(struct colo_nfamily *f, struct colo_connection *l)
 }
 
 /* The unused connection to end now, if there are too many of them; out of the list. */
-static struct colo_connection *oldest_beyond(struct colo_nfamily *f, int32_t most)
+static struct colo_connection *oldest_beyond(struct colo_nccl_context *f, int32_t most)
 {
     struct colo_connection *oldest = NULL;
     int32_t idle = 0;
@@ -219,7 +220,7 @@ static struct colo_connection *oldest_beyond(struct colo_nfamily *f, int32_t mos
     return oldest;
 }
 
-void colo_nccl_connection_put(struct colo_nfamily *f, struct colo_connection *l)
+void colo_nccl_connection_put(struct colo_nccl_context *f, struct colo_connection *l)
 {
     struct colo_connection *end = NULL;
     if (!l)
@@ -252,7 +253,7 @@ void colo_nccl_connection_put(struct colo_nfamily *f, struct colo_connection *l)
 }
 
 /* With a reference. */
-static struct colo_connection *find_link(struct colo_nfamily *f, const colo_comm_t *control)
+static struct colo_connection *find_link(struct colo_nccl_context *f, const colo_comm_t *control)
 {
     pthread_mutex_lock(&f->lock);
     struct colo_connection *l = f->connection;
@@ -287,7 +288,7 @@ static colo_status_t link_new(const colo_comm_t *control, struct colo_connection
 }
 
 /* The first rank makes an id, all get it. */
-static colo_status_t share_id(struct colo_nfamily *f, colo_comm_t *control, ncclUniqueId *id)
+static colo_status_t share_id(struct colo_nccl_context *f, colo_comm_t *control, ncclUniqueId *id)
 {
     colo_status_t st = COLO_OK;
     memset(id, 0, sizeof *id);
@@ -316,7 +317,7 @@ static colo_status_t all_have(colo_comm_t *control, bool mine, bool *all_of_them
     return st;
 }
 
-colo_status_t colo_nccl_connection_get(struct colo_nfamily *f, colo_comm_t *control,
+colo_status_t colo_nccl_connection_get(struct colo_nccl_context *f, colo_comm_t *control,
                                        ncclComm_t borrowed, struct colo_connection **out)
 {
     struct colo_connection *fresh = NULL;

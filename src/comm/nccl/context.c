@@ -15,7 +15,7 @@
 
 static void close_main(void *p)
 {
-    struct colo_nfamily *f = p;
+    struct colo_nccl_context *f = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed); /* somebody may be capturing */
     cudaSetDevice(f->device);
@@ -44,7 +44,7 @@ static void close_main(void *p)
     free(f);
 }
 
-void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
+void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded)
 {
     double seconds = (double)f->timeout_ms * 1e-3;
     if (guarded) {
@@ -64,7 +64,8 @@ void colo_nccl_family_destroy(struct colo_nfamily *f, bool guarded)
         (void)colo_nccl_run_for(seconds, NULL, close_main, f);
 }
 
-colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device, int32_t ranks)
+colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
+                                       int32_t ranks)
 {
     const colo_nccl_lib_t *lib = NULL;
     int now = 0, count = 0;
@@ -78,7 +79,7 @@ colo_status_t colo_nccl_family_create(struct colo_nfamily **out, int32_t device,
     if (device >= count)
         return colo_fail(COLO_ERR_ARG, "nccl create: device %d, %d devices are visible",
                          (int)device, count);
-    struct colo_nfamily *f = calloc(1, sizeof *f);
+    struct colo_nccl_context *f = calloc(1, sizeof *f);
     if (!f)
         return colo_fail(COLO_ERR_NOMEM, "nccl create: %zu bytes", sizeof *f);
     f->lib = lib;

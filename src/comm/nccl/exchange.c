@@ -12,7 +12,8 @@
  * (gpu-bridge.md). Where it is cut follows from the boxes' extents, which both sides have alike: at
  * the first line (run along the last axis) that begins in the second half of the bytes.
  *
- * An exchange without a subconnection goes in one round and uses the family's staging, which grows.
+ * An exchange without a subconnection goes in one round and uses the context's staging, which
+ * grows.
  */
 #include "comm/nccl/comm.h"
 
@@ -147,7 +148,7 @@ static void *in_place(const colo_box_t *boxes, int32_t n, size_t elem)
 
 static colo_status_t need_lists(struct colo_run *r, const struct exchange *x)
 {
-    struct colo_nfamily *f = r->f;
+    struct colo_nccl_context *f = r->f;
     char what[96];
     int64_t boxes = 0;
     for (int side = 0; side < 2; side++)
@@ -197,7 +198,7 @@ static colo_status_t check_memory(const struct colo_run *r, const struct exchang
 /* Round @k: f->part[] for every message, sends first; f->from (the caller's boxes) and f->to (their
  * places in @stage) for those that are packed, packs[0] pairs of sends, then packs[1] of receives.
  * Returns the staging taken. */
-static size_t lay_out(struct colo_nfamily *f, const struct exchange *x, int k, char *stage,
+static size_t lay_out(struct colo_nccl_context *f, const struct exchange *x, int k, char *stage,
                       int64_t *packs)
 {
     size_t at = 0;
@@ -265,7 +266,7 @@ static colo_status_t group(struct colo_run *r, const struct exchange *x,
 static colo_status_t run_round(struct colo_run *r, const struct exchange *x,
                                const colo_subconnection_t *subconnection, int k, char *stage)
 {
-    struct colo_nfamily *f = r->f;
+    struct colo_nccl_context *f = r->f;
     int64_t packs[2];
     lay_out(f, x, k, stage, packs);
     COLO_RUN_CUDA(colo_k_boxes_copy(f->to, f->from, packs[0], x->elem, r->stream));
@@ -285,7 +286,7 @@ static int rounds_needed(const struct exchange *x)
     return rounds;
 }
 
-/* @stage NULL: the family's. */
+/* @stage NULL: the context's. */
 static colo_status_t exchange_on(struct colo_run *r, const struct exchange *x,
                                  const colo_subconnection_t *subconnection, char *stage,
                                  size_t stage_bytes)
@@ -325,7 +326,7 @@ colo_status_t colo_nccl_exchange(colo_comm_t *c, const colo_message_t *sends, in
 {
     const struct exchange x = {{sends, recvs}, {nsends, nrecvs}, colo_dtype_size(dtype), false};
     struct colo_run r;
-    if (nsends == 0 && nrecvs == 0 && ((struct colo_nctx *)c->impl)->connection)
+    if (nsends == 0 && nrecvs == 0 && ((struct colo_nccl_group *)c->impl)->connection)
         return COLO_OK; /* without a connection yet, the others wait for this rank to connect */
     COLO_TRY(colo_run_begin(&r, c, NULL, stream));
     return colo_run_end(&r, exchange_on(&r, &x, NULL, NULL, 0));

@@ -4,14 +4,14 @@
  *
  * First: is this the device of the comm, and the stream one of that device; is the connection
  * there. A comm that was made without one connects here, once, and not in a capture. Then the
- * operation waits on the device for the one before it, whatever comm of the family or stream that
+ * operation waits on the device for the one before it, whatever comm of the context or stream that
  * was on: so two of them never run at once on a device, and ranks that launch in the same order
  * cannot wait for each other crosswise. Captured operations are ordered by their graphs alone.
  *
  * Between first and last the connection's lock is held, and on the stream there are two marks that
  * the watchdog looks at (watchdog.c).
  *
- * Where ranks of a family are threads of one process, whatever they talk over, a comm's ranks also
+ * Where ranks of a context are threads of one process, whatever they talk over, a comm's ranks also
  * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
  * product first needs it, whatever CUDA_MODULE_LOADING says, and the driver waits for all devices
  * of the process meanwhile: for one, too, where an operation waits for the rank that is loading.
@@ -122,8 +122,8 @@ static colo_status_t meet(const struct colo_run *r, colo_status_t st)
 colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
                              const colo_subconnection_t *subconnection, colo_stream_t stream)
 {
-    struct colo_nctx *x = c->impl;
-    struct colo_nfamily *f = x->family;
+    struct colo_nccl_group *x = c->impl;
+    struct colo_nccl_context *f = x->context;
     char what[96], why[900];
     *r = (struct colo_run){.c = c, .x = x, .f = f, .lib = f->lib, .stream = stream};
     COLO_TRY(check_place(r));
@@ -188,7 +188,7 @@ colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, con
 
 colo_status_t colo_run_stage(struct colo_run *r, size_t bytes)
 {
-    struct colo_nfamily *f = r->f;
+    struct colo_nccl_context *f = r->f;
     char what[96];
     if (bytes <= f->stage_bytes)
         return COLO_OK;

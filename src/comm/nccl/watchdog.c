@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * watchdog.c - what keeps a caller from waiting for ever: helper threads with a deadline, and a
- * watchdog thread for each family.
+ * watchdog thread for each context.
  *
  * NCCL may wait without limit in three places: making a communicator, its first operations, ending
  * it. All three run in a helper thread that the caller waits for up to the deadline; a helper that
@@ -15,7 +15,7 @@
  *
  * Late: the stream counts in host memory the operations whose turn has come and those that have
  * ended (kernels/progress.cu). The time runs from when the watchdog sees one begin, so work of the
- * caller that is queued in front does not count. A family's operations follow each other on the
+ * caller that is queued in front does not count. A context's operations follow each other on the
  * device (operation.c), so at most one has begun and not ended. Marks are captured with the
  * operation: a replay has its deadline, too.
  */
@@ -150,7 +150,7 @@ static void abort_main(void *p)
     (void)t->lib->abort(t->nccl);
 }
 
-void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_connection *l)
+void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l)
 {
     int32_t ok = COLO_CONNECTION_OK;
     if (!l->nccl || l->borrowed ||
@@ -174,7 +174,8 @@ void colo_nccl_abort_connection(struct colo_nfamily *f, struct colo_connection *
 /* ---- the watchdog ---- */
 
 /* Does NCCL itself report an error on this connection? */
-static bool check_connection(struct colo_nfamily *f, struct colo_nctx *x, struct colo_connection *l)
+static bool check_connection(struct colo_nccl_context *f, struct colo_nccl_group *x,
+                             struct colo_connection *l)
 {
     ncclResult_t r = ncclSuccess;
     if (!l->nccl || pthread_mutex_trylock(&l->busy) != 0)
@@ -193,7 +194,7 @@ static bool check_connection(struct colo_nfamily *f, struct colo_nctx *x, struct
     return true;
 }
 
-static bool is_dead(struct colo_nfamily *f, struct colo_nctx *x)
+static bool is_dead(struct colo_nccl_context *f, struct colo_nccl_group *x)
 {
     char sentence[900];
     bool dead = colo_error_state_is_set(&x->error) ||
@@ -212,9 +213,9 @@ static bool is_whole(const struct colo_connection *l)
     return l && l->nccl && !l->borrowed && atomic_load(&l->phase) == COLO_CONNECTION_OK;
 }
 
-static struct colo_connection *find_failed(struct colo_nfamily *f)
+static struct colo_connection *find_failed(struct colo_nccl_context *f)
 {
-    for (struct colo_nctx *x = f->ctx; x; x = x->next) {
+    for (struct colo_nccl_group *x = f->group; x; x = x->next) {
         if (!is_dead(f, x))
             continue;
         if (is_whole(x->connection))
@@ -226,13 +227,13 @@ static struct colo_connection *find_failed(struct colo_nfamily *f)
     return NULL;
 }
 
-static int64_t word(const struct colo_nfamily *f, int i)
+static int64_t word(const struct colo_nccl_context *f, int i)
 {
     return __atomic_load_n(&f->progress[i], __ATOMIC_ACQUIRE);
 }
 
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
-static void look_at_clock(struct colo_nfamily *f)
+static void look_at_clock(struct colo_nccl_context *f)
 {
     const int64_t ended = word(f, COLO_PROGRESS_ENDED), begun = word(f, COLO_PROGRESS_BEGUN);
     const double now = colo_now();
@@ -241,7 +242,7 @@ static void look_at_clock(struct colo_nfamily *f)
         f->since = now;
         return;
     }
-    struct colo_nctx *x = f->ctx;
+    struct colo_nccl_group *x = f->group;
     while (x && x->id != word(f, COLO_PROGRESS_COMM))
         x = x->next;
     if (!x || colo_error_state_is_set(&x->error))
@@ -266,7 +267,7 @@ static void look_at_clock(struct colo_nfamily *f)
 
 void *colo_nccl_watchdog(void *p)
 {
-    struct colo_nfamily *f = p;
+    struct colo_nccl_context *f = p;
     enum cudaStreamCaptureMode relaxed = cudaStreamCaptureModeRelaxed;
     cudaThreadExchangeStreamCaptureMode(&relaxed);
     pthread_mutex_lock(&f->lock);

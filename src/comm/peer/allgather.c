@@ -54,7 +54,7 @@ static colo_status_t check_room(const struct colo_peer *p, const colo_share_t *s
 colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *recv, size_t bytes,
                                colo_stream_t stream, struct colo_gather *g)
 {
-    struct colo_nctx *x = c->impl;
+    struct colo_nccl_group *x = c->impl;
     struct colo_peer *p = colo_peer_of(c);
     const uint64_t registered = p ? colo_peer_table.registrations(c) : 0;
     *g = (struct colo_gather){.id = -1};
@@ -95,7 +95,7 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              bool capturing, cudaStream_t stream)
 {
-    struct colo_direct *d = ((struct colo_nctx *)c->impl)->gather;
+    struct colo_direct *d = ((struct colo_nccl_group *)c->impl)->gather;
     struct colo_peer *p = d->peer;
     struct colo_direct_pass *w = &d->pass[0];
     const colo_share_t *from = colo_peer_memory(p, g->id);

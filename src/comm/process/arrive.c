@@ -20,14 +20,14 @@ enum {
     UNEXPECTED_MAX = 4 << 20, /* bytes kept of one peer: a thousand groups ahead of this rank */
 };
 
-static struct colo_ctx *find_ctx(struct colo_ctx *list, uint64_t key)
+static struct colo_process_group *find_group(struct colo_process_group *list, uint64_t key)
 {
     while (list && list->key != key)
         list = list->next;
     return list;
 }
 
-static void nonsense(struct colo_family *f, int32_t peer)
+static void nonsense(struct colo_process_context *f, int32_t peer)
 {
     char sentence[200];
     snprintf(sentence, sizeof sentence,
@@ -39,7 +39,8 @@ static void nonsense(struct colo_family *f, int32_t peer)
 
 /* ---- frames of groups that are not here ---- */
 
-static void unexpected(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
+static void unexpected(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
+                       size_t bytes)
 {
     /* The rest of a message is sent only to ranks that asked for it. */
     if (frame->kind != COLO_FRAME_HEADER && frame->kind != COLO_FRAME_FAIL &&
@@ -71,11 +72,12 @@ static void unexpected(struct colo_family *f, int32_t peer, const colo_frame_t *
     f->stashed[peer] += bytes;
 }
 
-static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes);
+static void dispatch(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
+                     size_t bytes);
 
-void colo_process_take_unexpected(struct colo_ctx *x)
+void colo_process_take_unexpected(struct colo_process_group *x)
 {
-    struct colo_family *f = x->family;
+    struct colo_process_context *f = x->context;
     struct colo_unexpected *s = f->unexpected;
     f->unexpected = NULL;
     while (s) {
@@ -90,8 +92,8 @@ void colo_process_take_unexpected(struct colo_ctx *x)
 /* ---- sorting ---- */
 
 /* @x: NULL for the error state of all */
-static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_frame_t *frame,
-                      const void *payload)
+static void take_fail(struct colo_process_context *f, struct colo_process_group *x,
+                      const colo_frame_t *frame, const void *payload)
 {
     char sentence[COLO_FAIL_TEXT + 1];
     snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
@@ -105,7 +107,8 @@ static void take_fail(struct colo_family *f, struct colo_ctx *x, const colo_fram
         colo_process_begin_no_more(x);
 }
 
-static void take_header(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
+                        const void *payload)
 {
     struct colo_remote *p = &x->peer[frame->from];
     p->seq = frame->seq;
@@ -144,11 +147,11 @@ static bool is_whole(const colo_frame_t *frame, size_t bytes)
 }
 
 /* @peer closed its end: it is gone from all groups. */
-static void take_close(struct colo_family *f, int32_t peer)
+static void take_close(struct colo_process_context *f, int32_t peer)
 {
     f->nclosed += !f->closed[peer];
     f->closed[peer] = true;
-    for (struct colo_ctx *x = f->ctx; x; x = x->next)
+    for (struct colo_process_group *x = f->group; x; x = x->next)
         for (int32_t r = 0; r < x->size; r++)
             if (x->world[r] == peer)
                 x->peer[r].gone = true;
@@ -164,7 +167,8 @@ static void take_bye(struct colo_remote *p, const colo_frame_t *frame)
 }
 
 /* @bytes: of frame and payload */
-static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *frame, size_t bytes)
+static void dispatch(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
+                     size_t bytes)
 {
     if (!is_whole(frame, bytes)) {
         nonsense(f, peer);
@@ -175,15 +179,15 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
         take_close(f, peer);
         return;
     }
-    if (frame->ctx == 0) {
+    if (frame->group == 0) {
         if (frame->kind == COLO_FRAME_FAIL)
             take_fail(f, NULL, frame, payload);
         else
             nonsense(f, peer);
         return;
     }
-    struct colo_ctx *x = find_ctx(f->ctx, frame->ctx);
-    const bool left = !x && (x = find_ctx(f->draining, frame->ctx)) != NULL;
+    struct colo_process_group *x = find_group(f->group, frame->group);
+    const bool left = !x && (x = find_group(f->draining, frame->group)) != NULL;
     if (!x) {
         unexpected(f, peer, frame, bytes);
         return;
@@ -223,7 +227,7 @@ static void dispatch(struct colo_family *f, int32_t peer, const colo_frame_t *fr
     }
 }
 
-static void peer_lost(struct colo_family *f, int32_t peer)
+static void peer_lost(struct colo_process_context *f, int32_t peer)
 {
     char sentence[700];
     if (f->closed[peer])
@@ -237,7 +241,7 @@ static void peer_lost(struct colo_family *f, int32_t peer)
     colo_process_reap(f);
 }
 
-void colo_process_progress(struct colo_family *f)
+void colo_process_progress(struct colo_process_context *f)
 {
     const void *frame = NULL;
     size_t bytes = 0;

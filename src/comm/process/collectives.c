@@ -20,7 +20,7 @@ enum {
     SMALL_REDUCE = 8 << 10
 }; /* bytes up to which every rank reduces everything: one round less */
 
-static colo_status_t grow_workspace(struct colo_ctx *x, const char *what, size_t bytes)
+static colo_status_t grow_workspace(struct colo_process_group *x, const char *what, size_t bytes)
 {
     if (bytes <= x->workspace_bytes)
         return COLO_OK;
@@ -83,7 +83,7 @@ static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
 static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, int64_t count,
                                    bool whole, colo_dtype_t dtype, colo_redop_t op)
 {
-    struct colo_ctx *x = c->impl;
+    struct colo_process_group *x = c->impl;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     const int64_t lo = whole ? 0 : slice_lo(count, c->size, c->rank);
     const int64_t n = whole ? count : slice_lo(count, c->size, c->rank + 1) - lo;

@@ -16,7 +16,7 @@
 #include <unistd.h>
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* what follows */
-static struct colo_family *first;
+static struct colo_process_context *first;
 static bool registered;
 
 static const double FLUSH_SECONDS = 1.0; /* for what the others are told, at most */
@@ -31,7 +31,7 @@ static bool try_lock(pthread_mutex_t *m)
     return false;
 }
 
-static void abort_family(struct colo_family *f, const char *why)
+static void abort_context(struct colo_process_context *f, const char *why)
 {
     char sentence[900];
     snprintf(sentence, sizeof sentence,
@@ -52,17 +52,17 @@ static void at_exit(void)
     snprintf(why, sizeof why, "%s", colo_last_error());
     if (!try_lock(&lock))
         return;
-    for (struct colo_family *f = first; f; f = f->next) {
+    for (struct colo_process_context *f = first; f; f = f->next) {
         if (f->process != (int32_t)getpid() || !try_lock(&f->lock))
             continue;
         if (colo_process_may_talk(f))
-            abort_family(f, why);
+            abort_context(f, why);
         pthread_mutex_unlock(&f->lock);
     }
     pthread_mutex_unlock(&lock);
 }
 
-void colo_process_exit_add(struct colo_family *f)
+void colo_process_exit_add(struct colo_process_context *f)
 {
     f->process = (int32_t)getpid();
     pthread_mutex_lock(&lock);
@@ -73,10 +73,10 @@ void colo_process_exit_add(struct colo_family *f)
     pthread_mutex_unlock(&lock);
 }
 
-void colo_process_exit_remove(struct colo_family *f)
+void colo_process_exit_remove(struct colo_process_context *f)
 {
     pthread_mutex_lock(&lock);
-    struct colo_family **at = &first;
+    struct colo_process_context **at = &first;
     while (*at && *at != f)
         at = &(*at)->next;
     if (*at)

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * group.c - families and groups over a transport: making them, failing, leaving.
+ * group.c - contexts and groups over a transport: making them, failing, leaving.
  *
  * A group needs no agreement to exist: its key is a hash of its parent's key, the number of the
  * split and its members, which all members know. A left group stays as a draining group until all
@@ -38,12 +38,12 @@ static uintptr_t this_thread(void)
     return (uintptr_t)&here;
 }
 
-void colo_process_own(struct colo_family *f)
+void colo_process_own(struct colo_process_context *f)
 {
     atomic_store_explicit(&f->category, this_thread(), memory_order_relaxed);
 }
 
-bool colo_process_may_talk(const struct colo_family *f)
+bool colo_process_may_talk(const struct colo_process_context *f)
 {
     return f->any_thread ||
            atomic_load_explicit(&f->category, memory_order_relaxed) == this_thread();
@@ -51,7 +51,7 @@ bool colo_process_may_talk(const struct colo_family *f)
 
 /* ---- telling ---- */
 
-static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
+static void send_frame(struct colo_process_context *f, int32_t peer, colo_frame_t *frame,
                        const void *payload)
 {
     /* who closed waits for one thing more: that we do, too */
@@ -72,11 +72,12 @@ static void send_frame(struct colo_family *f, int32_t peer, colo_frame_t *frame,
     f->ops->commit(f->transport);
 }
 
-void colo_process_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload)
+void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
+                        const void *payload)
 {
-    frame->ctx = x->key;
+    frame->group = x->key;
     frame->from = x->rank;
-    send_frame(x->family, x->world[to], frame, payload);
+    send_frame(x->context, x->world[to], frame, payload);
 }
 
 static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint64_t dead_from)
@@ -90,7 +91,7 @@ static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint
     };
 }
 
-static void notify_members(struct colo_ctx *x)
+static void notify_members(struct colo_process_group *x)
 {
     colo_frame_t frame;
     fill_fail(&frame, &x->error, x->dead_from);
@@ -99,7 +100,7 @@ static void notify_members(struct colo_ctx *x)
             colo_process_frame(x, r, &frame, x->error.sentence);
 }
 
-static void notify_all(struct colo_family *f)
+static void notify_all(struct colo_process_context *f)
 {
     colo_frame_t frame;
     fill_fail(&frame, &f->error, 0);
@@ -108,27 +109,27 @@ static void notify_all(struct colo_family *f)
         send_frame(f, r, &frame, f->error.sentence);
 }
 
-void colo_process_notify(struct colo_family *f)
+void colo_process_notify(struct colo_process_context *f)
 {
     if (atomic_load_explicit(&f->untold, memory_order_relaxed) &&
         atomic_exchange(&f->untold, false))
         notify_all(f);
-    for (struct colo_ctx *x = f->ctx; x; x = x->next)
+    for (struct colo_process_group *x = f->group; x; x = x->next)
         if (atomic_load_explicit(&x->untold, memory_order_relaxed) &&
             atomic_exchange(&x->untold, false))
             notify_members(x);
 }
 
-bool colo_process_must_fail(const struct colo_ctx *x)
+bool colo_process_must_fail(const struct colo_process_group *x)
 {
     return (colo_error_state_is_set(&x->error) && x->seq >= x->dead_from) ||
-           colo_error_state_is_set(&x->family->error);
+           colo_error_state_is_set(&x->context->error);
 }
 
-bool colo_process_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
+bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
                              int32_t culprit, const char *sentence)
 {
-    if (colo_error_state_is_set(&x->family->error) ||
+    if (colo_error_state_is_set(&x->context->error) ||
         (colo_error_state_is_set(&x->error) && seq >= x->dead_from))
         return false;
     x->dead_from = seq;
@@ -137,14 +138,14 @@ bool colo_process_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t sta
     return true;
 }
 
-void colo_process_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
                             const char *sentence)
 {
     if (colo_process_take_fault(x, x->seq, status, culprit, sentence))
         notify_members(x);
 }
 
-void colo_process_begin_no_more(struct colo_ctx *x)
+void colo_process_begin_no_more(struct colo_process_group *x)
 {
     if (x->seq + 1 >= x->dead_from)
         return;
@@ -152,8 +153,8 @@ void colo_process_begin_no_more(struct colo_ctx *x)
     notify_members(x);
 }
 
-void colo_process_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                                const char *sentence)
+void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
+                                int32_t culprit, const char *sentence)
 {
     if (colo_error_state_is_set(&f->error))
         return;
@@ -163,15 +164,15 @@ void colo_process_set_error_all(struct colo_family *f, colo_status_t status, int
 
 /* ---- groups that all have left ---- */
 
-static bool all_gone(const struct colo_ctx *x)
+static bool all_gone(const struct colo_process_group *x)
 {
     for (int32_t r = 0; r < x->size; r++)
-        if (r != x->rank && !x->peer[r].gone && !x->family->closed[x->world[r]])
+        if (r != x->rank && !x->peer[r].gone && !x->context->closed[x->world[r]])
             return false;
     return true;
 }
 
-static void ctx_free(struct colo_ctx *x)
+static void group_free(struct colo_process_group *x)
 {
     colo_error_state_fini(&x->error);
     free(x->world);
@@ -184,12 +185,12 @@ static void ctx_free(struct colo_ctx *x)
     free(x);
 }
 
-void colo_process_reap(struct colo_family *f)
+void colo_process_reap(struct colo_process_context *f)
 {
-    for (struct colo_ctx **link = &f->draining, *x; (x = *link);) {
+    for (struct colo_process_group **link = &f->draining, *x; (x = *link);) {
         if (all_gone(x)) {
             *link = x->next;
-            ctx_free(x);
+            group_free(x);
         } else {
             link = &x->next;
         }
@@ -198,15 +199,15 @@ void colo_process_reap(struct colo_family *f)
 
 /* ---- making groups ---- */
 
-static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key,
-                             const int32_t *world, struct colo_ctx **out)
+static colo_status_t group_new(colo_comm_t *c, struct colo_process_context *f, uint64_t key,
+                               const int32_t *world, struct colo_process_group **out)
 {
     const size_t n = (size_t)c->size;
-    struct colo_ctx *x = calloc(1, sizeof *x);
+    struct colo_process_group *x = calloc(1, sizeof *x);
     if (!x)
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
     colo_error_state_init(&x->error);
-    x->family = f;
+    x->context = f;
     x->key = key ? key : 1;
     x->rank = c->rank;
     x->size = c->size;
@@ -218,7 +219,7 @@ static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key
     x->active = malloc(n * sizeof *x->active);
     x->src = calloc(n, sizeof *x->src);
     if (!x->world || !x->peer || !x->eager || !x->lane || !x->active || !x->src) {
-        ctx_free(x);
+        group_free(x);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)c->size);
     }
     for (size_t r = 0; r < n; r++) {
@@ -232,12 +233,12 @@ static colo_status_t ctx_new(colo_comm_t *c, struct colo_family *f, uint64_t key
     return COLO_OK;
 }
 
-static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
+static void group_live(struct colo_comm *c, struct colo_process_group *x)
 {
-    struct colo_family *f = x->family;
+    struct colo_process_context *f = x->context;
     pthread_mutex_lock(&f->lock);
-    x->next = f->ctx;
-    f->ctx = x;
+    x->next = f->group;
+    f->group = x;
     f->live++;
     if (colo_comm_i_timeout(c) > f->timeout_ms)
         f->timeout_ms = colo_comm_i_timeout(c);
@@ -246,8 +247,8 @@ static void ctx_live(struct colo_comm *c, struct colo_ctx *x)
     c->impl = x;
 }
 
-static uint64_t child_key(const struct colo_ctx *parent, uint64_t tag, const int32_t *members,
-                          int32_t n)
+static uint64_t child_key(const struct colo_process_group *parent, uint64_t tag,
+                          const int32_t *members, int32_t n)
 {
     uint64_t h = colo_hash_i64(COLO_HASH_INIT, (int64_t)parent->key);
     h = colo_hash_i64(h, (int64_t)tag);
@@ -259,25 +260,25 @@ static uint64_t child_key(const struct colo_ctx *parent, uint64_t tag, const int
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child)
 {
-    struct colo_ctx *at = parent->impl, *x = NULL;
+    struct colo_process_group *at = parent->impl, *x = NULL;
     COLO_AUTOFREE int32_t *world = malloc((size_t)n * sizeof *world);
     if (!world)
         return colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
     for (int32_t i = 0; i < n; i++)
         world[i] = at->world[members[i]];
-    COLO_TRY(ctx_new(child, at->family, child_key(at, tag, members, n), world, &x));
-    colo_process_own(at->family);
-    ctx_live(child, x);
+    COLO_TRY(group_new(child, at->context, child_key(at, tag, members, n), world, &x));
+    colo_process_own(at->context);
+    group_live(child, x);
     return COLO_OK;
 }
 
-static void family_free(struct colo_family *f, bool clean)
+static void context_free(struct colo_process_context *f, bool clean)
 {
     colo_process_exit_remove(f);
     f->ops->close(f->transport, clean);
-    for (struct colo_ctx *x = f->draining, *next; x; x = next) {
+    for (struct colo_process_group *x = f->draining, *next; x; x = next) {
         next = x->next;
-        ctx_free(x);
+        group_free(x);
     }
     for (struct colo_unexpected *s = f->unexpected, *next; s; s = next) {
         next = s->next;
@@ -294,7 +295,7 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
                                 void *transport, int32_t rank, int32_t size, bool any_thread,
                                 colo_comm_t **comm)
 {
-    struct colo_family *f = calloc(1, sizeof *f);
+    struct colo_process_context *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
     size_t *stashed = calloc((size_t)size, sizeof *stashed);
     if (!f || !closed || !stashed) {
@@ -318,18 +319,18 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
     colo_process_own(f);
 
     colo_comm_t *c = NULL;
-    struct colo_ctx *x = NULL;
+    struct colo_process_group *x = NULL;
     colo_status_t st = colo_comm_i_new(&c, table, rank, size, NULL);
     if (st == COLO_OK) {
         colo_comm_set_name(c, "world");
-        st = ctx_new(c, f, 1, NULL, &x);
+        st = group_new(c, f, 1, NULL, &x);
     }
     if (st < 0) {
         colo_comm_destroy(&c);
-        family_free(f, false);
+        context_free(f, false);
         return st;
     }
-    ctx_live(c, x);
+    group_live(c, x);
     colo_process_exit_add(f);
     *comm = c;
     return COLO_OK;
@@ -339,8 +340,8 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
 
 void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
 {
-    struct colo_ctx *x = c->impl;
-    struct colo_family *f = x->family;
+    struct colo_process_group *x = c->impl;
+    struct colo_process_context *f = x->context;
     bool news;
     if (status == COLO_ERR_ABORTED) {
         news = !colo_error_state_is_set(&f->error);
@@ -364,8 +365,8 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentenc
 
 colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
-    struct colo_ctx *x = c->impl;
-    struct colo_family *f = x->family;
+    struct colo_process_group *x = c->impl;
+    struct colo_process_context *f = x->context;
     if (colo_process_may_talk(f)) {
         pthread_mutex_lock(&f->lock);
         colo_process_progress(f);
@@ -380,10 +381,10 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t ca
 /* ---- leaving ---- */
 
 /* Whoever hears that this rank left should know why, even when the news of its death is late. */
-static void say_bye(struct colo_ctx *x)
+static void say_bye(struct colo_process_group *x)
 {
-    if (colo_error_state_is_set(&x->family->error))
-        notify_all(x->family);
+    if (colo_error_state_is_set(&x->context->error))
+        notify_all(x->context);
     if (colo_error_state_is_set(&x->error))
         notify_members(x);
     colo_frame_t bye = {.kind = COLO_FRAME_BYE,
@@ -395,7 +396,7 @@ static void say_bye(struct colo_ctx *x)
             colo_process_frame(x, r, &bye, NULL);
 }
 
-bool colo_process_flushed(const struct colo_family *f)
+bool colo_process_flushed(const struct colo_process_context *f)
 {
     for (int32_t r = 0; r < f->size; r++)
         if (r != f->rank && !f->ops->flushed(f->transport, r))
@@ -405,7 +406,7 @@ bool colo_process_flushed(const struct colo_family *f)
 
 /* The last comm of this transport: say so, and give the others a moment to say it, too, so that
  * nothing is under way when the transport is taken down. */
-static void family_leave(struct colo_family *f)
+static void context_leave(struct colo_process_context *f)
 {
     colo_frame_t close = {.kind = COLO_FRAME_CLOSE, .from = f->rank};
     for (int32_t r = 0; r < f->size; r++)
@@ -422,19 +423,19 @@ static void family_leave(struct colo_family *f)
             break;
         f->ops->wait(f->transport, waited < 1e-3 ? 0 : 1e-3);
     }
-    family_free(f, flushed && f->nclosed == f->size);
+    context_free(f, flushed && f->nclosed == f->size);
 }
 
 void colo_process_destroy(colo_comm_t *c)
 {
-    struct colo_ctx *x = c->impl, **link;
-    struct colo_family *f = x->family;
+    struct colo_process_group *x = c->impl, **link;
+    struct colo_process_context *f = x->context;
     c->impl = NULL;
     pthread_mutex_lock(&f->lock);
     colo_process_own(f);
     colo_process_notify(f);
     say_bye(x);
-    for (link = &f->ctx; *link != x; link = &(*link)->next)
+    for (link = &f->group; *link != x; link = &(*link)->next)
         ;
     *link = x->next;
     free(x->eager); /* a draining group only counts who left */
@@ -449,5 +450,5 @@ void colo_process_destroy(colo_comm_t *c)
     bool last = --f->live == 0;
     pthread_mutex_unlock(&f->lock);
     if (last)
-        family_leave(f);
+        context_leave(f);
 }

@@ -2,15 +2,15 @@
 /*
  * group.h (private) - communicators of ranks in different processes, over any transport.
  *
- * family   all communicators that came from one transport: the transport, the error state shared by
- * all (aborts, processes that died), frames that came before their group was made. ctx      one
+ * context   all communicators that came from one transport: the transport, the error state shared
+ * by all (aborts, processes that died), frames that came before their group was made. group one
  * group: a key that every member computes alike (no agreement is needed to make one), an error
  * state, and for each peer at most two headers that came early. round    one step of an operation:
  * exactly one message, perhaps empty, to and from each peer that takes part. Both sides send a
  * header first and compare; nothing is written to a caller's memory before all headers are there
  * and agree.
  *
- * group.c keeps families and groups; arrive.c sorts what arrives; round.c runs rounds;
+ * group.c keeps contexts and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
  */
 #ifndef COLO_COMM_PROCESS_GROUP_H
@@ -24,7 +24,7 @@
 struct colo_early { /* a header that is here, with the first bytes of its message */
     bool full;
     colo_frame_t header;
-    unsigned char *eager; /* [COLO_FRAME_EAGER] in ctx->eager */
+    unsigned char *eager; /* [COLO_FRAME_EAGER] in group->eager */
 };
 
 struct colo_remote {
@@ -51,9 +51,9 @@ struct colo_unexpected { /* a frame of a group that this rank has not made yet *
     _Alignas(16) unsigned char frame[];
 };
 
-struct colo_ctx { /* colo_comm.impl */
-    struct colo_ctx *next;
-    struct colo_family *family; /* a reference while live */
+struct colo_process_group { /* colo_comm.impl */
+    struct colo_process_group *next;
+    struct colo_process_context *context; /* a reference while live */
     uint64_t key;
     int32_t rank, size;
     char name[32];        /* for the sentences of frames that come between operations */
@@ -82,8 +82,8 @@ struct colo_ctx { /* colo_comm.impl */
     const void **src; /* [size] */
 };
 
-struct colo_family {
-    struct colo_family *next; /* in exit.c's list */
+struct colo_process_context {
+    struct colo_process_context *next; /* in exit.c's list */
     int32_t process;          /* that made it */
     const colo_transport_ops_t *ops;
     void *transport;
@@ -92,7 +92,8 @@ struct colo_family {
     _Atomic uintptr_t category;    /* the thread that used a comm last */
     pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the transport */
     int32_t live;                  /* contexts that are somebody's comm */
-    struct colo_ctx *ctx, *draining; /* draining groups: left by this rank, not yet by all others */
+    struct colo_process_group *group,
+        *draining; /* draining groups: left by this rank, not yet by all others */
     struct colo_unexpected *unexpected, **unexpected_end;
     size_t *stashed; /* [size] bytes of the queue of unexpected messages that came from each */
     bool *closed;    /* [size] */
@@ -115,42 +116,47 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t ca
 void colo_process_destroy(colo_comm_t *c);
 
 /* May this thread use the transport? */
-bool colo_process_may_talk(const struct colo_family *f);
+bool colo_process_may_talk(const struct colo_process_context *f);
 
 /* ---- exit.c ---- */
-void colo_process_exit_add(struct colo_family *f);
-void colo_process_exit_remove(struct colo_family *f); /* takes one that was not added */
+void colo_process_exit_add(struct colo_process_context *f);
+void colo_process_exit_remove(struct colo_process_context *f); /* takes one that was not added */
 
-/* ---- group.c: the rest is called with the family's lock held ---- */
-bool colo_process_flushed(const struct colo_family *f); /* nothing waits in this process */
-void colo_process_own(struct colo_family *f);    /* this thread uses the family from here on */
-void colo_process_notify(struct colo_family *f); /* the others, what they were not told yet */
-void colo_process_reap(struct colo_family *f);   /* frees the groups that all members have left */
+/* ---- group.c: the rest is called with the context's lock held ---- */
+bool colo_process_flushed(const struct colo_process_context *f); /* nothing waits in this process */
+void colo_process_own(
+    struct colo_process_context *f); /* this thread uses the context from here on */
+void colo_process_notify(
+    struct colo_process_context *f); /* the others, what they were not told yet */
+void colo_process_reap(
+    struct colo_process_context *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
-bool colo_process_must_fail(const struct colo_ctx *x);
+bool colo_process_must_fail(const struct colo_process_group *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
-void colo_process_set_error(struct colo_ctx *x, colo_status_t status, int32_t culprit,
+void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
                             const char *sentence);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
-bool colo_process_take_fault(struct colo_ctx *x, uint64_t seq, colo_status_t status,
+bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
                              int32_t culprit, const char *sentence);
 /* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
  */
-void colo_process_begin_no_more(struct colo_ctx *x);
-void colo_process_frame(struct colo_ctx *x, int32_t to, colo_frame_t *frame, const void *payload);
-/* Kills all groups of the family, once, and tells everyone; @culprit: rank on the transport, or -1.
+void colo_process_begin_no_more(struct colo_process_group *x);
+void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
+                        const void *payload);
+/* Kills all groups of the context, once, and tells everyone; @culprit: rank on the transport, or
+ * -1.
  */
-void colo_process_set_error_all(struct colo_family *f, colo_status_t status, int32_t culprit,
-                                const char *sentence);
+void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
+                                int32_t culprit, const char *sentence);
 enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
 
 /* ---- arrive.c ---- */
 
 /* Moves sends on and sorts what has arrived; a peer that talks without pause does not hold it. */
-void colo_process_progress(struct colo_family *f);
+void colo_process_progress(struct colo_process_context *f);
 /* @x is live from now on: what came before it was made. */
-void colo_process_take_unexpected(struct colo_ctx *x);
+void colo_process_take_unexpected(struct colo_process_group *x);
 
 /* ---- round.c ---- */
 
@@ -163,10 +169,10 @@ void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_
                       size_t in_bytes);
 colo_status_t colo_round_run(colo_comm_t *c);
 /* Called by dispatch, lock held */
-void colo_round_look(struct colo_ctx *x, int32_t peer);
-void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame);
+void colo_round_look(struct colo_process_group *x, int32_t peer);
+void colo_round_ready(struct colo_process_group *x, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */
-bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload);
+bool colo_round_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);
 
 /* ---- process/collectives.c ---- */
 extern const colo_comm_ops_t colo_comm_mpi_ops, colo_comm_sockets_ops;

@@ -29,7 +29,7 @@ static const double YIELD_SECONDS = 200e-6;
 /* ---- sentences ---- */
 
 /* "'cp' (world ranks 0 2 4 6)" */
-static const char *describe_group(char *text, size_t cap, const struct colo_ctx *x)
+static const char *describe_group(char *text, size_t cap, const struct colo_process_group *x)
 {
     int n = snprintf(text, cap, "'%s' (world ranks", x->name);
     for (int32_t r = 0; r < x->size && r < 9 && n > 0 && (size_t)n < cap; r++)
@@ -47,7 +47,7 @@ static const char *describe_last(char *text, size_t cap, const struct colo_remot
     return colo_op_describe(text, cap, colo_op_unpack(p->desc, p->count), p->seq);
 }
 
-static void mismatch(struct colo_ctx *x, int32_t peer, const char *found)
+static void mismatch(struct colo_process_group *x, int32_t peer, const char *found)
 {
     char mine[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
@@ -56,7 +56,7 @@ static void mismatch(struct colo_ctx *x, int32_t peer, const char *found)
     colo_process_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
 }
 
-static void missing(struct colo_ctx *x, int32_t peer, const char *how)
+static void missing(struct colo_process_group *x, int32_t peer, const char *how)
 {
     char mine[96], last[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence,
@@ -69,12 +69,13 @@ static void missing(struct colo_ctx *x, int32_t peer, const char *how)
     colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, sentence);
 }
 
-static colo_status_t verdict(const struct colo_ctx *x)
+static colo_status_t verdict(const struct colo_process_group *x)
 {
     char sentence[1000];
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, sizeof sentence);
     if (st == COLO_OK)
-        st = colo_error_state_notify(&x->family->error, x->family->rank, sentence, sizeof sentence);
+        st = colo_error_state_notify(&x->context->error, x->context->rank, sentence,
+                                     sizeof sentence);
     return colo_fail(st, "%s", sentence);
 }
 
@@ -97,9 +98,9 @@ static struct colo_shape_ shape_of(const colo_message_t *m, size_t elem)
 
 void colo_round_begin(colo_comm_t *c, uint8_t step)
 {
-    struct colo_ctx *x = c->impl;
-    pthread_mutex_lock(&x->family->lock);
-    colo_process_own(x->family);
+    struct colo_process_group *x = c->impl;
+    pthread_mutex_lock(&x->context->lock);
+    colo_process_own(x->context);
     if (step == 0) {
         x->begin = colo_now();
         snprintf(x->name, sizeof x->name, "%s", c->name);
@@ -110,14 +111,14 @@ void colo_round_begin(colo_comm_t *c, uint8_t step)
     x->nactive = x->nmet = 0;
     x->moving = false;
     x->begun = true;
-    pthread_mutex_unlock(&x->family->lock);
+    pthread_mutex_unlock(&x->context->lock);
 }
 
 /* Until colo_round_run() nobody but this thread looks at the lanes. */
 void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
                      const colo_message_t *recv, size_t elem)
 {
-    struct colo_ctx *x = c->impl;
+    struct colo_process_group *x = c->impl;
     struct colo_peer_step *l = &x->lane[peer];
     if (!l->active) {
         memset(l, 0, sizeof *l);
@@ -141,7 +142,7 @@ void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
 void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_bytes, void *in,
                       size_t in_bytes)
 {
-    struct colo_peer_step *l = &((struct colo_ctx *)c->impl)->lane[peer];
+    struct colo_peer_step *l = &((struct colo_process_group *)c->impl)->lane[peer];
     colo_round_lane(c, peer, NULL, NULL, 1);
     l->out_box = (colo_box_t){(void *)(uintptr_t)out, {1, 1, (int64_t)out_bytes}, {0, 0, 1}};
     l->in_box = (colo_box_t){in, {1, 1, (int64_t)in_bytes}, {0, 0, 1}};
@@ -150,9 +151,9 @@ void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_
 }
 
 /* Room for a frame of this round; NULL: the group is dead. */
-static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
+static char *reserve(struct colo_process_group *x, int32_t peer, size_t bytes)
 {
-    struct colo_family *f = x->family;
+    struct colo_process_context *f = x->context;
     char *p = f->ops->reserve(f->transport, x->world[peer], bytes);
     if (!p) {
         char sentence[120];
@@ -163,10 +164,10 @@ static char *reserve(struct colo_ctx *x, int32_t peer, size_t bytes)
     return p;
 }
 
-static void send_header(struct colo_ctx *x, int32_t peer)
+static void send_header(struct colo_process_group *x, int32_t peer)
 {
     struct colo_peer_step *l = &x->lane[peer];
-    struct colo_family *f = x->family;
+    struct colo_process_context *f = x->context;
     colo_frame_t header = {
         .magic = COLO_FRAME_MAGIC,
         .kind = COLO_FRAME_HEADER,
@@ -174,7 +175,7 @@ static void send_header(struct colo_ctx *x, int32_t peer)
         .flags =
             (uint8_t)((l->sends ? COLO_FRAME_SENDS : 0) | (l->expects ? COLO_FRAME_EXPECTS : 0)),
         .from = x->rank,
-        .ctx = x->key,
+        .group = x->key,
         .seq = x->seq,
         .desc = colo_op_pack(&x->op),
         .count = (uint64_t)x->op.count,
@@ -219,7 +220,7 @@ static const char *shapes_differ(char *text, size_t cap, const struct colo_shape
 }
 
 /* The header of @peer for this very step: does it fit what I do with it? Both sides judge alike. */
-static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
+static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_t *h)
 {
     const struct colo_peer_step *l = &x->lane[peer];
     const bool sends = h->flags & COLO_FRAME_SENDS, expects = h->flags & COLO_FRAME_EXPECTS;
@@ -245,7 +246,7 @@ static bool agrees(struct colo_ctx *x, int32_t peer, const colo_frame_t *h)
 }
 
 /* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_round_look(struct colo_ctx *x, int32_t peer)
+void colo_round_look(struct colo_process_group *x, int32_t peer)
 {
     struct colo_remote *p = &x->peer[peer];
     struct colo_peer_step *l = &x->lane[peer];
@@ -286,7 +287,7 @@ void colo_round_look(struct colo_ctx *x, int32_t peer)
 /* ---- moving ---- */
 
 /* All agree: take what came with the headers, ask for what did not. */
-static void take_eager(struct colo_ctx *x)
+static void take_eager(struct colo_process_group *x)
 {
     colo_frame_t ready = {.kind = COLO_FRAME_READY, .step = x->step, .seq = x->seq};
     for (int32_t i = 0; i < x->nactive; i++) {
@@ -305,19 +306,19 @@ static void take_eager(struct colo_ctx *x)
     x->moving = true;
 }
 
-void colo_round_ready(struct colo_ctx *x, const colo_frame_t *frame)
+void colo_round_ready(struct colo_process_group *x, const colo_frame_t *frame)
 {
     struct colo_peer_step *l = &x->lane[frame->from];
     if (x->running && l->active && frame->seq == x->seq && frame->step == x->step)
         l->ready = true; /* otherwise the group is dead, and this is what was under way */
 }
 
-bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *payload)
+bool colo_round_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload)
 {
     struct colo_peer_step *l = &x->lane[frame->from];
     if (!x->running || !x->moving || !l->active || frame->seq != x->seq || frame->step != x->step)
         return colo_error_state_is_set(&x->error) ||
-               colo_error_state_is_set(&x->family->error); /* under way */
+               colo_error_state_is_set(&x->context->error); /* under way */
     const int64_t bytes = (int64_t)frame->bytes;
     if (bytes <= 0 || bytes > l->in_left || bytes % l->in.elem != 0)
         return false;
@@ -326,17 +327,17 @@ bool colo_round_data(struct colo_ctx *x, const colo_frame_t *frame, const void *
     return true;
 }
 
-static void send_data(struct colo_ctx *x, int32_t peer)
+static void send_data(struct colo_process_group *x, int32_t peer)
 {
     struct colo_peer_step *l = &x->lane[peer];
-    struct colo_family *f = x->family;
+    struct colo_process_context *f = x->context;
     while (l->out_left > 0) {
         int64_t n = l->out_left < COLO_FRAME_CHUNK ? l->out_left : COLO_FRAME_CHUNK;
         colo_frame_t data = {.magic = COLO_FRAME_MAGIC,
                              .kind = COLO_FRAME_DATA,
                              .step = x->step,
                              .from = x->rank,
-                             .ctx = x->key,
+                             .group = x->key,
                              .seq = x->seq,
                              .bytes = (uint64_t)n};
         if (f->closed[x->world[peer]] || f->ops->full(f->transport, x->world[peer]))
@@ -352,7 +353,7 @@ static void send_data(struct colo_ctx *x, int32_t peer)
 }
 
 /* Sends what can be sent; -1 (DONE) or a peer that is not done. */
-static int32_t pump(struct colo_ctx *x)
+static int32_t pump(struct colo_process_group *x)
 {
     int32_t undone = -1;
     for (int32_t k = 1; k < x->size; k++) {
@@ -363,13 +364,13 @@ static int32_t pump(struct colo_ctx *x)
         if (l->ready && l->out_left > 0)
             send_data(x, peer);
         if (l->out_left > 0 || l->in_left > 0 ||
-            !x->family->ops->flushed(x->family->transport, x->world[peer]))
+            !x->context->ops->flushed(x->context->transport, x->world[peer]))
             undone = peer;
     }
     return undone;
 }
 
-static int32_t unmet(const struct colo_ctx *x)
+static int32_t unmet(const struct colo_process_group *x)
 {
     for (int32_t i = 0; i < x->nactive; i++)
         if (!x->lane[x->active[i]].met)
@@ -378,7 +379,7 @@ static int32_t unmet(const struct colo_ctx *x)
 }
 
 /* Someone who will not come any more, or @peer when time is over: sets the error state. */
-static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeout_ms)
+static void judge(struct colo_process_group *x, int32_t peer, double waited, int64_t timeout_ms)
 {
     for (int32_t i = 0; i < x->nactive; i++) {
         int32_t r = x->active[i];
@@ -408,9 +409,9 @@ static void judge(struct colo_ctx *x, int32_t peer, double waited, int64_t timeo
 enum { DONE = -1, FAILED = -2 };
 
 /* One turn; DONE, FAILED, or the peer it waits for. */
-static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock)
+static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool look_at_clock)
 {
-    colo_process_progress(x->family);
+    colo_process_progress(x->context);
     if (!x->moving && x->nmet == x->nactive)
         take_eager(x);
     int32_t peer = x->moving ? pump(x) : unmet(x);
@@ -421,7 +422,7 @@ static int32_t turn(struct colo_ctx *x, const colo_comm_t *c, bool look_at_clock
     return peer;
 }
 
-static void rest(const struct colo_ctx *x, uint32_t turns)
+static void rest(const struct colo_process_group *x, uint32_t turns)
 {
     if (turns < SPINS) {
 #if defined(__x86_64__) || defined(__i386__)
@@ -433,13 +434,13 @@ static void rest(const struct colo_ctx *x, uint32_t turns)
     if (waited < YIELD_SECONDS)
         sched_yield();
     else
-        x->family->ops->wait(x->family->transport, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
+        x->context->ops->wait(x->context->transport, waited / 8 < 1e-3 ? waited / 8 : 1e-3);
 }
 
 colo_status_t colo_round_run(colo_comm_t *c)
 {
-    struct colo_ctx *x = c->impl;
-    pthread_mutex_t *lock = &x->family->lock;
+    struct colo_process_group *x = c->impl;
+    pthread_mutex_t *lock = &x->context->lock;
     pthread_mutex_lock(lock);
     x->begun = false;
     x->running = true;
