@@ -2,11 +2,12 @@
 /*
  * launch.c - the life of in-process groups: starting ranks, meeting in a subset, leaving.
  *
- * A run makes a root and a world hub and starts the threads behind a gate, so that no rank function
- * runs when not all threads could be had. Subsets meet through a registry in the parent's hub,
- * keyed by tag and members: the first member makes the hub, the last one takes the entry away;
- * nobody waits. Hubs hold a reference to the root, comms and registry entries one to their hub, so
- * ranks may destroy in any order, after the run as well.
+ * A run makes a root and a world shared state and starts the threads behind a gate, so that no rank
+ * function runs when not all threads could be had. Subsets meet through a registry in the parent's
+ * shared state, keyed by tag and members: the first member makes the shared state, the last one
+ * takes the entry away; nobody waits. Shared states hold a reference to the root, comms and
+ * registry entries one to their shared state, so ranks may destroy in any order, after the run as
+ * well.
  *
  * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
  * it did not destroy: nobody waits for it there.
@@ -24,14 +25,14 @@
 
 struct colo_child {
     struct colo_child *next;
-    struct colo_hub *hub; /* a reference */
+    struct colo_shared *shared; /* a reference */
     uint64_t tag;
     int32_t left; /* members that did not ask yet */
     int32_t n;
     int32_t members[];
 };
 
-/* ---- roots and hubs ---- */
+/* ---- roots and shared states ---- */
 
 static void root_release(struct colo_root *root)
 {
@@ -51,51 +52,51 @@ static struct colo_root *root_new(int32_t ranks)
     return root;
 }
 
-static struct colo_hub *hub_new(struct colo_root *root, int32_t size)
+static struct colo_shared *shared_new(struct colo_root *root, int32_t size)
 {
-    struct colo_hub *hub;
-    size_t bytes = sizeof *hub + (size_t)size * sizeof hub->slot[0];
-    hub = aligned_alloc(_Alignof(struct colo_hub), bytes);
-    if (!hub)
+    struct colo_shared *shared;
+    size_t bytes = sizeof *shared + (size_t)size * sizeof shared->slot[0];
+    shared = aligned_alloc(_Alignof(struct colo_shared), bytes);
+    if (!shared)
         return NULL;
-    memset(hub, 0, bytes);
-    atomic_init(&hub->refs, 1);
+    memset(shared, 0, bytes);
+    atomic_init(&shared->refs, 1);
     atomic_fetch_add(&root->refs, 1);
-    hub->root = root;
-    hub->size = size;
-    colo_error_state_init(&hub->error);
-    pthread_mutex_init(&hub->lock, NULL);
-    return hub;
+    shared->root = root;
+    shared->size = size;
+    colo_error_state_init(&shared->error);
+    pthread_mutex_init(&shared->lock, NULL);
+    return shared;
 }
 
-void colo_hub_release(struct colo_hub *hub)
+void colo_shared_release(struct colo_shared *shared)
 {
-    if (atomic_fetch_sub(&hub->refs, 1) != 1)
+    if (atomic_fetch_sub(&shared->refs, 1) != 1)
         return;
-    for (struct colo_child *e = hub->children, *next; e; e = next) { /* never met in full */
+    for (struct colo_child *e = shared->children, *next; e; e = next) { /* never met in full */
         next = e->next;
-        colo_hub_release(e->hub);
+        colo_shared_release(e->shared);
         free(e);
     }
-    root_release(hub->root);
-    pthread_mutex_destroy(&hub->lock);
-    colo_error_state_fini(&hub->error);
-    free(hub);
+    root_release(shared->root);
+    pthread_mutex_destroy(&shared->lock);
+    colo_error_state_fini(&shared->error);
+    free(shared);
 }
 
-/* Takes the reference to @hub, also when it fails. */
-static colo_status_t attach(colo_comm_t *c, struct colo_hub *hub)
+/* Takes the reference to @shared state, also when it fails. */
+static colo_status_t attach(colo_comm_t *c, struct colo_shared *shared)
 {
     struct colo_threads *t = calloc(1, sizeof *t);
     const void **src = calloc((size_t)c->size, sizeof *src);
     if (!t || !src) {
         free(t);
         free(src);
-        colo_hub_release(hub);
+        colo_shared_release(shared);
         return colo_fail(COLO_ERR_NOMEM, "rank %d of %d: no memory for its comm", (int)c->rank,
                          (int)c->size);
     }
-    t->hub = hub;
+    t->shared = shared;
     t->src = src;
     c->impl = t;
     return COLO_OK;
@@ -103,20 +104,21 @@ static colo_status_t attach(colo_comm_t *c, struct colo_hub *hub)
 
 /* ---- subsets ---- */
 
-static struct colo_child *child_new(struct colo_hub *parent, const int32_t *members, int32_t n,
+static struct colo_child *child_new(struct colo_shared *parent, const int32_t *members, int32_t n,
                                     uint64_t tag)
 {
     struct colo_child *e = malloc(sizeof *e + (size_t)n * sizeof e->members[0]);
-    struct colo_hub *hub = hub_new(parent->root, n);
-    if (!e || !hub) {
+    struct colo_shared *shared = shared_new(parent->root, n);
+    if (!e || !shared) {
         free(e);
-        if (hub)
-            colo_hub_release(hub);
+        if (shared)
+            colo_shared_release(shared);
         return NULL;
     }
     for (int32_t i = 0; i < n; i++)
-        hub->slot[i].origin = parent->slot[members[i]].origin;
-    *e = (struct colo_child){.next = parent->children, .hub = hub, .tag = tag, .left = n, .n = n};
+        shared->slot[i].origin = parent->slot[members[i]].origin;
+    *e = (struct colo_child){
+        .next = parent->children, .shared = shared, .tag = tag, .left = n, .n = n};
     memcpy(e->members, members, (size_t)n * sizeof e->members[0]);
     parent->children = e;
     return e;
@@ -125,7 +127,7 @@ static struct colo_child *child_new(struct colo_hub *parent, const int32_t *memb
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child)
 {
-    struct colo_hub *at = ((struct colo_threads *)parent->impl)->hub, *hub = NULL;
+    struct colo_shared *at = ((struct colo_threads *)parent->impl)->shared, *shared = NULL;
     pthread_mutex_lock(&at->lock);
     struct colo_child **link = &at->children;
     for (; *link; link = &(*link)->next)
@@ -138,18 +140,18 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
         e = child_new(at, members, n, tag); /* becomes the first */
     }
     if (e) {
-        hub = e->hub;
+        shared = e->shared;
         if (--e->left == 0) { /* the entry's reference becomes this rank's */
             *link = e->next;
             free(e);
         } else {
-            atomic_fetch_add(&hub->refs, 1);
+            atomic_fetch_add(&shared->refs, 1);
         }
     }
     pthread_mutex_unlock(&at->lock);
-    if (!hub)
+    if (!shared)
         return colo_fail(COLO_ERR_NOMEM, "split: no memory for a comm of %d ranks", (int)n);
-    return attach(child, hub);
+    return attach(child, shared);
 }
 
 /* ---- a run ---- */
@@ -157,7 +159,7 @@ colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, i
 struct run {
     colo_rank_fn fn;
     void *arg;
-    struct colo_hub *hub;
+    struct colo_shared *shared;
     colo_topology_t *place; /* NULL: ranks run where the system puts them */
     pthread_mutex_t lock;
     pthread_cond_t opened;
@@ -187,14 +189,14 @@ static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
         snprintf(run->sentence, sizeof run->sentence, "%s", sentence);
     }
     pthread_mutex_unlock(&run->lock);
-    colo_error_state_set(&run->hub->root->error, status, status == COLO_ERR_PEER ? -1 : rank, rank,
-                         sentence);
+    colo_error_state_set(&run->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
+                         rank, sentence);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
 static void leave(struct runner *me)
 {
-    atomic_store_explicit(&me->run->hub->root->left[me->comm->rank], true, memory_order_release);
+    atomic_store_explicit(&me->run->shared->root->left[me->comm->rank], true, memory_order_release);
     colo_comm_destroy(&me->comm);
 }
 
@@ -246,8 +248,8 @@ static colo_status_t start(struct run *run, struct runner *ranks, int32_t n, int
         ranks[r].run = run;
         COLO_TRY(colo_comm_i_new(&ranks[r].comm, &colo_comm_threads_ops, r, n, NULL));
         colo_comm_set_name(ranks[r].comm, "world");
-        atomic_fetch_add(&run->hub->refs, 1);
-        COLO_TRY(attach(ranks[r].comm, run->hub));
+        atomic_fetch_add(&run->shared->refs, 1);
+        COLO_TRY(attach(ranks[r].comm, run->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);
         if (e)
             return colo_fail(COLO_ERR_NOMEM, "thread %d of %d could not be started: %s", (int)r,
@@ -267,14 +269,14 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     struct run run = {.fn = fn, .arg = arg};
     struct runner *ranks = calloc((size_t)nranks, sizeof *ranks);
     struct colo_root *root = root_new(nranks);
-    run.hub = root ? hub_new(root, nranks) : NULL;
-    for (int32_t r = 0; run.hub && r < nranks; r++)
-        run.hub->slot[r].origin = r;
+    run.shared = root ? shared_new(root, nranks) : NULL;
+    for (int32_t r = 0; run.shared && r < nranks; r++)
+        run.shared->slot[r].origin = r;
     if (root)
-        root_release(root); /* the hub holds it */
-    if (!ranks || !run.hub) {
-        if (run.hub)
-            colo_hub_release(run.hub);
+        root_release(root); /* the shared state holds it */
+    if (!ranks || !run.shared) {
+        if (run.shared)
+            colo_shared_release(run.shared);
         free(ranks);
         return colo_fail(COLO_ERR_NOMEM, "threads_run: no memory for %d ranks", (int)nranks);
     }
@@ -298,7 +300,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     colo_topology_destroy(&run.place);
     pthread_cond_destroy(&run.opened);
     pthread_mutex_destroy(&run.lock);
-    colo_hub_release(run.hub);
+    colo_shared_release(run.shared);
     free(ranks);
     return st;
 }

@@ -2,18 +2,18 @@
 /*
  * threads.c - ranks are threads of this process; peers read each other's buffers directly.
  *
- * A group shares a hub with one slot a rank. An operation publishes the slot, waits for the peers
- * it needs, checks that they do the same thing, reads their buffers, says so, and waits until those
- * who read mine are done. Collectives wait for all ranks twice (arrived, finished); an exchange
- * waits for the peers it names, and for their acknowledgement of what was sent to them.
+ * A group shares a shared state with one slot a rank. An operation publishes the slot, waits for
+ * the peers it needs, checks that they do the same thing, reads their buffers, says so, and waits
+ * until those who read mine are done. Collectives wait for all ranks twice (arrived, finished); an
+ * exchange waits for the peers it names, and for their acknowledgement of what was sent to them.
  *
  * Two rules keep memory safe when ranks go wrong:
  *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
  *            open for this operation?), and an operation ends, also by failing, by closing the slot
  *            and waiting until nobody has it pinned. So no one reads a buffer whose call returned.
- *   error states    the first error sets the hub's error state (or the root's, shared by all hubs
- * of one run); every wait looks at both. A slot that is closed early is looked at after the error
- * state.
+ *   error states    the first error sets the shared state's error state (or the root's, shared by
+ * all shared states of one run); every wait looks at both. A slot that is closed early is looked at
+ * after the error state.
  *
  * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
@@ -47,24 +47,25 @@ struct wait {
 
 static void sets(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    colo_error_state_set(&hub->error, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
+    colo_error_state_set(&shared->error, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
                          sentence);
 }
 
 colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap)
 {
     const struct colo_threads *t = c->impl;
-    colo_status_t st = colo_error_state_notify(&t->hub->error, c->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&t->shared->error, c->rank, sentence, cap);
     if (st != COLO_OK)
         return st;
-    return colo_error_state_notify(&t->hub->root->error, t->hub->slot[c->rank].origin, sentence,
-                                   cap);
+    return colo_error_state_notify(&t->shared->root->error, t->shared->slot[c->rank].origin,
+                                   sentence, cap);
 }
 
 static bool failed(const struct colo_threads *t)
 {
-    return colo_error_state_is_set(&t->hub->error) || colo_error_state_is_set(&t->hub->root->error);
+    return colo_error_state_is_set(&t->shared->error) ||
+           colo_error_state_is_set(&t->shared->root->error);
 }
 
 static colo_status_t verdict(colo_comm_t *c)
@@ -103,7 +104,7 @@ static uint64_t slot_seq(const struct colo_slot *s)
 /* Rank @peer did not come: by the deadline, or it never will because it left. */
 static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     char mine[96], last[96], group[160], sentence[700];
     snprintf(sentence, sizeof sentence,
              "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
@@ -111,7 +112,7 @@ static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
              colo_op_describe(mine, sizeof mine, c->op, c->seq),
              describe_group(group, sizeof group, c), (int)c->rank, (int)peer,
              (long long)c->world_rank[peer], how, (int)peer,
-             describe_slot(last, sizeof last, &hub->slot[peer]));
+             describe_slot(last, sizeof last, &shared->slot[peer]));
     sets(c, COLO_ERR_TIMEOUT, -1, sentence);
     return verdict(c);
 }
@@ -120,9 +121,9 @@ static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
 static colo_status_t turn(colo_comm_t *c, struct wait *w, int32_t peer)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *s = &t->hub->slot[peer];
+    struct colo_slot *s = &t->shared->slot[peer];
     const bool left =
-        colo_threads_has_left(t->hub, peer); /* looked at first: why it left was set before */
+        colo_threads_has_left(t->shared, peer); /* looked at first: why it left was set before */
     if (failed(t))
         return verdict(c);
     if (++w->turns < SPINS) {
@@ -168,7 +169,7 @@ static colo_status_t await(colo_comm_t *c, struct wait *w, int32_t peer,
 /* Publishes what the caller put into the slot's plain fields; from here on peers may read it. */
 static struct wait open_slot(colo_comm_t *c)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[c->rank];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[c->rank];
     atomic_store_explicit(&s->desc, colo_op_pack(&c->op), memory_order_release);
     atomic_store_explicit(&s->count, (uint64_t)c->op.count, memory_order_release);
     atomic_store(&s->open, c->seq);
@@ -178,7 +179,7 @@ static struct wait open_slot(colo_comm_t *c)
 
 static colo_status_t close_slot(colo_comm_t *c, colo_status_t st)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[c->rank];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[c->rank];
     atomic_store(&s->open, 0);
     while (atomic_load(&s->readers) != 0) /* a copy in flight: bounded, no deadline needed */
         sched_yield();
@@ -214,7 +215,7 @@ static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
 
 static colo_status_t passed_by(colo_comm_t *c, int32_t peer)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
     char found[160], what[96];
     snprintf(found, sizeof found, "went past #%llu without it; its last operation is %s",
              (unsigned long long)c->seq, describe_slot(what, sizeof what, s));
@@ -223,7 +224,7 @@ static colo_status_t passed_by(colo_comm_t *c, int32_t peer)
 
 static colo_status_t pin_peer(colo_comm_t *c, int32_t peer)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
     return pin(s, c->seq) ? COLO_OK : passed_by(c, peer);
 }
 
@@ -240,7 +241,7 @@ static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uin
  * slot that is still open afterwards had them for this operation. */
 static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[peer];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
     uint64_t desc = atomic_load_explicit(&s->desc, memory_order_acquire);
     uint64_t count = atomic_load_explicit(&s->count, memory_order_acquire);
     if (atomic_load(&s->open) != c->seq)
@@ -250,10 +251,10 @@ static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
 
 static colo_status_t await_all(colo_comm_t *c, struct wait *w)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     for (int32_t k = 1; k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
-        COLO_TRY(await(c, w, peer, &hub->slot[peer].seq));
+        COLO_TRY(await(c, w, peer, &shared->slot[peer].seq));
         COLO_TRY(same_operation(c, peer));
     }
     return COLO_OK;
@@ -262,11 +263,11 @@ static colo_status_t await_all(colo_comm_t *c, struct wait *w)
 /* I have read all that I need of the others; wait until they have, too. */
 static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    atomic_store_explicit(&hub->slot[c->rank].done, c->seq, memory_order_release);
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
+    atomic_store_explicit(&shared->slot[c->rank].done, c->seq, memory_order_release);
     for (int32_t k = 1; k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
-        COLO_TRY(await(c, w, peer, &hub->slot[peer].done));
+        COLO_TRY(await(c, w, peer, &shared->slot[peer].done));
     }
     return COLO_OK;
 }
@@ -299,8 +300,8 @@ out:
 static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *recv, size_t bytes,
                                         colo_stream_t stream)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    hub->slot[c->rank].send = send;
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
+    shared->slot[c->rank].send = send;
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
@@ -310,8 +311,8 @@ static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *
     for (int32_t k = 1; bytes && k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
         COLO_TRY_GOTO(st, pin_peer(c, peer), out);
-        memcpy((char *)recv + (size_t)peer * bytes, hub->slot[peer].send, bytes);
-        unpin(&hub->slot[peer]);
+        memcpy((char *)recv + (size_t)peer * bytes, shared->slot[peer].send, bytes);
+        unpin(&shared->slot[peer]);
     }
     st = finish_all(c, &w);
 out:
@@ -321,15 +322,15 @@ out:
 static colo_status_t threads_broadcast(colo_comm_t *c, void *buffer, size_t bytes, int32_t root,
                                        colo_stream_t stream)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    hub->slot[c->rank].send = buffer;
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
+    shared->slot[c->rank].send = buffer;
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     if (bytes && root != c->rank) {
         COLO_TRY_GOTO(st, pin_peer(c, root), out);
-        memcpy(buffer, hub->slot[root].send, bytes);
-        unpin(&hub->slot[root]);
+        memcpy(buffer, shared->slot[root].send, bytes);
+        unpin(&shared->slot[root]);
     }
     st = finish_all(c, &w);
 out:
@@ -340,7 +341,7 @@ out:
 static colo_status_t reduce_slices(colo_comm_t *c, void *dst, int64_t lo, int64_t hi)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *slot = t->hub->slot;
+    struct colo_slot *slot = t->shared->slot;
     colo_status_t st = COLO_OK;
     int32_t pinned = 0;
     for (; pinned < c->size && st == COLO_OK; pinned++) {
@@ -381,7 +382,7 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
                                         colo_dtype_t dtype, colo_redop_t op, colo_stream_t stream)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *slot = t->hub->slot, *me = &slot[c->rank];
+    struct colo_slot *slot = t->shared->slot, *me = &slot[c->rank];
     const size_t elem = colo_dtype_size(dtype);
     if (count == 0)
         return threads_barrier(c, stream);
@@ -423,8 +424,8 @@ static colo_status_t threads_reduce_scatter(colo_comm_t *c, const void *send, vo
                                             int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                             colo_stream_t stream)
 {
-    struct colo_hub *hub = ((struct colo_threads *)c->impl)->hub;
-    hub->slot[c->rank].send = send;
+    struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
+    shared->slot[c->rank].send = send;
     colo_status_t st;
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
@@ -475,7 +476,7 @@ static colo_status_t same_boxes(colo_comm_t *c, const colo_message_t *recv,
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
 static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_message_t *recv)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[recv->peer];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(await(c, w, recv->peer, &s->seq));
     COLO_TRY(same_operation(c, recv->peer));
     COLO_TRY(pin_peer(c, recv->peer));
@@ -490,7 +491,7 @@ static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_mess
 static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer, int32_t i)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *s = &t->hub->slot[peer];
+    struct colo_slot *s = &t->shared->slot[peer];
     COLO_TRY(await(c, w, peer, &s->seq));
     colo_status_t st = COLO_OK;
     if (pin(s, c->seq)) {
@@ -507,7 +508,7 @@ static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer,
 
 static colo_status_t take_message(colo_comm_t *c, const colo_message_t *recv, size_t elem)
 {
-    struct colo_slot *s = &((struct colo_threads *)c->impl)->hub->slot[recv->peer];
+    struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(pin_peer(c, recv->peer));
     int32_t i = find_message(s->sends, s->nsends, c->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
@@ -535,7 +536,7 @@ static colo_status_t threads_exchange(colo_comm_t *c, const colo_message_t *send
                                       colo_dtype_t dtype, colo_stream_t stream)
 {
     struct colo_threads *t = c->impl;
-    struct colo_slot *me = &t->hub->slot[c->rank];
+    struct colo_slot *me = &t->shared->slot[c->rank];
     const size_t elem = colo_dtype_size(dtype);
     COLO_TRY(grow_acks(t, nsends));
     me->sends = sends;
@@ -563,7 +564,7 @@ static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sente
 {
     struct colo_threads *t = c->impl;
     if (status == COLO_ERR_ABORTED)
-        colo_error_state_set(&t->hub->root->error, status, -1, -1, sentence);
+        colo_error_state_set(&t->shared->root->error, status, -1, -1, sentence);
     else
         sets(c, status, c->rank, sentence);
 }
@@ -571,8 +572,8 @@ static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sente
 static void threads_destroy(colo_comm_t *c)
 {
     struct colo_threads *t = c->impl;
-    atomic_store_explicit(&t->hub->slot[c->rank].gone, 1, memory_order_release);
-    colo_hub_release(t->hub);
+    atomic_store_explicit(&t->shared->slot[c->rank].gone, 1, memory_order_release);
+    colo_shared_release(t->shared);
     free(t->workspace);
     free(t->ack);
     free(t->src);

@@ -2,7 +2,7 @@
 /*
  * threads.h (private) - what the ranks of one in-process group share.
  *
- * threads.c runs operations over it, launch.c makes and frees it: hubs, the registry
+ * threads.c runs operations over it, launch.c makes and frees it: shared states, the registry
  * through which children are met, the run of @fn on many threads.
  */
 #ifndef COLO_COMM_THREADS_H
@@ -38,7 +38,7 @@ struct colo_root { /* of all comms made in one run */
 
 struct colo_child; /* a subset that some of its members have asked for and others not yet */
 
-struct colo_hub {
+struct colo_shared {
     _Atomic int32_t refs;
     int32_t size;
     struct colo_root *root; /* a reference */
@@ -49,15 +49,15 @@ struct colo_hub {
 };
 
 /* Rank @peer destroyed this comm, or returned from the run without. */
-static inline bool colo_threads_has_left(const struct colo_hub *hub, int32_t peer)
+static inline bool colo_threads_has_left(const struct colo_shared *shared, int32_t peer)
 {
-    const struct colo_slot *s = &hub->slot[peer];
+    const struct colo_slot *s = &shared->slot[peer];
     return atomic_load_explicit(&s->gone, memory_order_acquire) ||
-           atomic_load_explicit(&hub->root->left[s->origin], memory_order_acquire);
+           atomic_load_explicit(&shared->root->left[s->origin], memory_order_acquire);
 }
 
 struct colo_threads {     /* colo_comm.impl; of one rank */
-    struct colo_hub *hub; /* a reference */
+    struct colo_shared *shared; /* a reference */
     void *workspace;      /* owned, grown on demand; peers read it under a pin */
     size_t workspace_bytes;
     _Atomic uint64_t *ack; /* owned, [ack_cap] */
@@ -67,7 +67,7 @@ struct colo_threads {     /* colo_comm.impl; of one rank */
 
 extern const colo_comm_ops_t colo_comm_threads_ops;
 
-void colo_hub_release(struct colo_hub *hub);
+void colo_shared_release(struct colo_shared *shared);
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
 colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap);
