@@ -2,12 +2,12 @@
 /*
  * launch.c - the life of in-process groups: starting ranks, meeting in a subset, leaving.
  *
- * A run makes a root and a world shared state and starts the threads behind a gate, so that no rank
- * function runs when not all threads could be had. Subsets meet through a registry in the parent's
- * shared state, keyed by tag and members: the first member makes the shared state, the last one
- * takes the entry away; nobody waits. Shared states hold a reference to the root, comms and
- * registry entries one to their shared state, so ranks may destroy in any order, after the run as
- * well.
+ * A run makes a root and a world shared state and starts the threads behind a start barrier, so
+ * that no rank function runs when not all threads could be had. Subsets meet through a registry in
+ * the parent's shared state, keyed by tag and members: the first member makes the shared state, the
+ * last one takes the entry away; nobody waits. Shared states hold a reference to the root, comms
+ * and registry entries one to their shared state, so ranks may destroy in any order, after the run
+ * as well.
  *
  * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
  * it did not destroy: nobody waits for it there.
@@ -163,7 +163,7 @@ struct run {
     colo_topology_t *place; /* NULL: ranks run where the system puts them */
     pthread_mutex_t lock;
     pthread_cond_t opened;
-    int32_t gate; /* 0 closed, 1 run, -1 go home */
+    int32_t start; /* 0 closed, 1 run, -1 go home */
     /* the error to return: the first that a rank made by itself, else the first handed on */
     colo_status_t status;
     int32_t rank;
@@ -226,9 +226,9 @@ static void *rank_main(void *arg)
     struct runner *me = arg;
     struct run *run = me->run;
     pthread_mutex_lock(&run->lock);
-    while (run->gate == 0)
+    while (run->start == 0)
         pthread_cond_wait(&run->opened, &run->lock);
-    bool go = run->gate > 0;
+    bool go = run->start > 0;
     pthread_mutex_unlock(&run->lock);
     if (go) {
         if (run->place && colo_topology_bind(run->place, me->comm->rank) < 0)
@@ -287,7 +287,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     int32_t started = 0;
     colo_status_t st = start(&run, ranks, nranks, &started);
     pthread_mutex_lock(&run.lock);
-    run.gate = st == COLO_OK ? 1 : -1;
+    run.start = st == COLO_OK ? 1 : -1;
     pthread_cond_broadcast(&run.opened);
     pthread_mutex_unlock(&run.lock);
     for (int32_t r = 0; r < started; r++)

@@ -8,11 +8,11 @@
  * exchange waits for the peers it names, and for their acknowledgement of what was sent to them.
  *
  * Two rules keep memory safe when ranks go wrong:
- *   pins     a peer's pointers are followed only under a pin (readers + 1, then: is the slot still
- *            open for this operation?), and an operation ends, also by failing, by closing the slot
- *            and waiting until nobody has it pinned. So no one reads a buffer whose call returned.
- *   error states    the first error sets the shared state's error state (or the root's, shared by
- * all shared states of one run); every wait looks at both. A slot that is closed early is looked at
+ *   references  a peer's pointers are followed only under a read reference (readers + 1, then: is
+ * the slot still open for this operation?), and an operation ends, also by failing, by closing the
+ * slot and waiting until nobody has it pinned. So no one reads a buffer whose call returned. error
+ * states    the first error sets the shared state's error state (or the root's, shared by all
+ * shared states of one run); every wait looks at both. A slot that is closed early is looked at
  * after the error state.
  *
  * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
@@ -191,7 +191,7 @@ static void unpin(struct colo_slot *s)
     atomic_fetch_sub_explicit(&s->readers, 1, memory_order_release);
 }
 
-static bool pin(struct colo_slot *s, uint64_t seq)
+static bool reference(struct colo_slot *s, uint64_t seq)
 {
     /* Dekker with close_slot(): either it sees this reader or this sees the slot closed. */
     atomic_fetch_add(&s->readers, 1);
@@ -222,10 +222,10 @@ static colo_status_t passed_by(colo_comm_t *c, int32_t peer)
     return mismatch(c, peer, found);
 }
 
-static colo_status_t pin_peer(colo_comm_t *c, int32_t peer)
+static colo_status_t reference_peer(colo_comm_t *c, int32_t peer)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
-    return pin(s, c->seq) ? COLO_OK : passed_by(c, peer);
+    return reference(s, c->seq) ? COLO_OK : passed_by(c, peer);
 }
 
 static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uint64_t count)
@@ -237,8 +237,8 @@ static colo_status_t same_words(colo_comm_t *c, int32_t peer, uint64_t desc, uin
                     colo_op_found(found, sizeof found, c->op, colo_op_unpack(desc, count), c->seq));
 }
 
-/* Rank @peer has arrived: at the same operation? A pin is not needed, the words are atomic and the
- * slot that is still open afterwards had them for this operation. */
+/* Rank @peer has arrived: at the same operation? A read reference is not needed, the words are
+ * atomic and the slot that is still open afterwards had them for this operation. */
 static colo_status_t same_operation(colo_comm_t *c, int32_t peer)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[peer];
@@ -310,7 +310,7 @@ static colo_status_t threads_all_gather(colo_comm_t *c, const void *send, void *
         memcpy(own, send, bytes);
     for (int32_t k = 1; bytes && k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
-        COLO_TRY_GOTO(st, pin_peer(c, peer), out);
+        COLO_TRY_GOTO(st, reference_peer(c, peer), out);
         memcpy((char *)recv + (size_t)peer * bytes, shared->slot[peer].send, bytes);
         unpin(&shared->slot[peer]);
     }
@@ -328,7 +328,7 @@ static colo_status_t threads_broadcast(colo_comm_t *c, void *buffer, size_t byte
     struct wait w = open_slot(c);
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     if (bytes && root != c->rank) {
-        COLO_TRY_GOTO(st, pin_peer(c, root), out);
+        COLO_TRY_GOTO(st, reference_peer(c, root), out);
         memcpy(buffer, shared->slot[root].send, bytes);
         unpin(&shared->slot[root]);
     }
@@ -343,19 +343,19 @@ static colo_status_t reduce_slices(colo_comm_t *c, void *dst, int64_t lo, int64_
     struct colo_threads *t = c->impl;
     struct colo_slot *slot = t->shared->slot;
     colo_status_t st = COLO_OK;
-    int32_t pinned = 0;
-    for (; pinned < c->size && st == COLO_OK; pinned++) {
-        if (pinned != c->rank)
-            st = pin_peer(c, pinned);
+    int32_t referenced = 0;
+    for (; referenced < c->size && st == COLO_OK; referenced++) {
+        if (referenced != c->rank)
+            st = reference_peer(c, referenced);
         if (st != COLO_OK)
             break;
-        t->src[pinned] = slot[pinned].send;
+        t->src[referenced] = slot[referenced].send;
     }
     if (st == COLO_OK)
         colo_reduce_host(dst, t->src, c->size, lo, hi, c->op.dtype, (colo_redop_t)c->op.param);
-    while (pinned-- > 0)
-        if (pinned != c->rank)
-            unpin(&slot[pinned]);
+    while (referenced-- > 0)
+        if (referenced != c->rank)
+            unpin(&slot[referenced]);
     return st;
 }
 
@@ -409,7 +409,7 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
         int32_t peer = (c->rank + k) % c->size;
         int64_t from = slice_lo(count, c->size, peer), to = slice_lo(count, c->size, peer + 1);
         if (peer != c->rank)
-            COLO_TRY_GOTO(st, pin_peer(c, peer), out);
+            COLO_TRY_GOTO(st, reference_peer(c, peer), out);
         memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
                (size_t)(to - from) * elem);
         if (peer != c->rank)
@@ -479,7 +479,7 @@ static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_mess
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(await(c, w, recv->peer, &s->seq));
     COLO_TRY(same_operation(c, recv->peer));
-    COLO_TRY(pin_peer(c, recv->peer));
+    COLO_TRY(reference_peer(c, recv->peer));
     int32_t i = find_message(s->sends, s->nsends, c->rank);
     colo_status_t st = i < 0 ? mismatch(c, recv->peer, "sends it no message where one is expected")
                              : same_boxes(c, recv, &s->sends[i]);
@@ -494,8 +494,9 @@ static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer,
     struct colo_slot *s = &t->shared->slot[peer];
     COLO_TRY(await(c, w, peer, &s->seq));
     colo_status_t st = COLO_OK;
-    if (pin(s, c->seq)) {
-        /* it may close its slot meanwhile, having taken the message; the pin keeps the words */
+    if (reference(s, c->seq)) {
+        /* it may close its slot meanwhile, having taken the message; the read reference keeps the
+         * words */
         st = same_words(c, peer, atomic_load(&s->desc), atomic_load(&s->count));
         if (st == COLO_OK && find_message(s->recvs, s->nrecvs, c->rank) < 0)
             st = mismatch(c, peer, "expects no message from it where it sends one");
@@ -509,7 +510,7 @@ static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer,
 static colo_status_t take_message(colo_comm_t *c, const colo_message_t *recv, size_t elem)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
-    COLO_TRY(pin_peer(c, recv->peer));
+    COLO_TRY(reference_peer(c, recv->peer));
     int32_t i = find_message(s->sends, s->nsends, c->rank);
     for (int32_t k = 0; k < recv->nboxes; k++)
         colo_box_copy_host(&recv->boxes[k], &s->sends[i].boxes[k], elem);

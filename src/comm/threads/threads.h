@@ -13,7 +13,7 @@
 
 /* One rank as its peers see it. seq, open, desc, count, reduced, done only grow while the comm
  * lives (open returns to 0); the plain fields are the owner's to write while closed and the peers'
- * to read under a pin while open. */
+ * to read under a read reference while open. */
 struct colo_slot {
     _Alignas(128) _Atomic uint64_t seq; /* last operation arrived at */
     _Atomic uint64_t open;              /* operation that peers may read; 0: closed */
@@ -27,7 +27,8 @@ struct colo_slot {
     const colo_message_t *sends, *recvs;
     int32_t nsends, nrecvs;
     _Atomic uint64_t *ack;                  /* [nsends]: receiver i took it in operation ack[i] */
-    _Alignas(128) _Atomic uint32_t readers; /* pins; on a line of its own, peers write it */
+    _Alignas(
+        128) _Atomic uint32_t readers; /* read references; on a line of its own, peers write it */
 };
 
 struct colo_root { /* of all comms made in one run */
@@ -58,7 +59,7 @@ static inline bool colo_threads_has_left(const struct colo_shared *shared, int32
 
 struct colo_threads {     /* colo_comm.impl; of one rank */
     struct colo_shared *shared; /* a reference */
-    void *workspace;      /* owned, grown on demand; peers read it under a pin */
+    void *workspace;            /* owned, grown on demand; peers read it under a read reference */
     size_t workspace_bytes;
     _Atomic uint64_t *ack; /* owned, [ack_cap] */
     int32_t ack_cap;
