@@ -3,8 +3,8 @@
  * box.cu - strided boxes: lists of copies in one launch, and sums of up to 256 addends.
  *
  * The launcher does what costs nothing there: axes of extent 1 go, the others are ordered by the
- * destination's strides, axes that lie back to back on both sides melt into one. What remains is
- * rows of consecutive accesses; the widest of 16, 8, 4, 2, 1 bytes that divides every pointer,
+ * destination's strides, axes that lie back to back on both sides coalesce into one. What remains
+ * is rows of consecutive accesses; the widest of 16, 8, 4, 2, 1 bytes that divides every pointer,
  * stride and row is the access, so a bf16 box that starts at an odd element still moves by twos.
  * Where the innermost axis has gaps an access is one element, and where even elements are
  * misaligned it is bytes.
@@ -273,7 +273,7 @@ __global__ void __launch_bounds__(THREADS) sum_kernel(const __grid_constant__ su
     }
 }
 
-/* Axes as for copies, melted where every addend agrees; those of extent 1 go. */
+/* Axes as for copies, coalesced where every addend agrees; those of extent 1 go. */
 template <int N>
 void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t elem, sum_args<N> &a)
 {
@@ -290,10 +290,10 @@ void plan_sum(const colo_box_t &dst, const colo_box_t *src, int32_t n, int64_t e
         a.src[k] = (const char *)src[k].data;
     for (int i = 0; i < axes; i++) {
         const int x = order[i];
-        bool melts = m > 0 && dst.stride[x] * elem == a.to[m - 1] * a.w.extent[m - 1];
-        for (int32_t k = 0; melts && k < n; k++)
-            melts = src[k].stride[x] * elem == a.from[k][m - 1] * a.w.extent[m - 1];
-        if (melts) {
+        bool coalesces = m > 0 && dst.stride[x] * elem == a.to[m - 1] * a.w.extent[m - 1];
+        for (int32_t k = 0; coalesces && k < n; k++)
+            coalesces = src[k].stride[x] * elem == a.from[k][m - 1] * a.w.extent[m - 1];
+        if (coalesces) {
             a.w.extent[m - 1] *= dst.extent[x];
             continue;
         }

@@ -2,7 +2,7 @@
 /*
  * direct-tile.cuh - one tile of a box on the direct path: moved, or added up.
  *
- * The axes are put in order, melted, and given the widest access on the device, by one thread once
+ * The axes are put in order, coalesced, and given the widest access on the device, by one thread once
  * a box: only there both sides' strides are known. Sums add one value of every level in level
  * order, as box.cu does: the host's bits.
  */
@@ -37,7 +37,7 @@ __device__ void order(axis &a, axis &b)
     }
 }
 
-__device__ bool melts(const axis &a, const axis &b)
+__device__ bool coalesces(const axis &a, const axis &b)
 {
     return b.extent > 1 && b.to == a.to * a.extent && b.from == a.from * a.extent;
 }
@@ -72,12 +72,12 @@ __device__ void plan_move(task &t, const int64_t *extent, const int64_t *to, con
         a[0].to = a[0].from = elem;
 #pragma unroll
     for (int i = 0; i < 2; i++)
-        if (melts(a[0], a[1])) {
+        if (coalesces(a[0], a[1])) {
             a[0].extent *= a[1].extent;
             a[1] = a[2];
             a[2] = unit;
         }
-    if (melts(a[1], a[2])) {
+    if (coalesces(a[1], a[2])) {
         a[1].extent *= a[2].extent;
         a[2] = unit;
     }
@@ -173,7 +173,7 @@ struct sum_task { /* in shared memory */
     int64_t from[ADDENDS][3];
 };
 
-__device__ bool all_melt(const sum_task &t, int levels, const int64_t *extent, int a, int b)
+__device__ bool all_coalesce(const sum_task &t, int levels, const int64_t *extent, int a, int b)
 {
     if (extent[b] == 1 || t.to[b] != t.to[a] * extent[a])
         return false;
@@ -211,7 +211,7 @@ __device__ void plan_sum(sum_task &t, const int64_t *shape, int levels, int32_t 
     for (int i = 0; i < 3; i++)
         t.to[i] = to[i];
     for (int i = 0; i + 1 < n;) {
-        if (!all_melt(t, levels, extent, i, i + 1)) {
+        if (!all_coalesce(t, levels, extent, i, i + 1)) {
             i++;
             continue;
         }

@@ -216,8 +216,8 @@ bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int6
     return true;
 }
 
-colo_status_t colo_blocks_meet(colo_builder_t *w, const colo_side_t *side, const colo_bounds_t *x,
-                               colo_list_t out[3])
+colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
+                                    const colo_bounds_t *x, colo_list_t out[3])
 {
     const colo_shape_t *shape = &w->cfg->shape;
     colo_block_t clear;
@@ -241,7 +241,7 @@ colo_status_t colo_blocks_meet(colo_builder_t *w, const colo_side_t *side, const
                         : visit_rows(&out[COLO_ROWS], side, &x->runs);
 }
 
-/* The block and the extents of choice @i of what colo_blocks_meet() found; row blocks are the
+/* The block and the extents of choice @i of what colo_blocks_intersect() found; row blocks are the
  * slowest. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x)
 {

@@ -486,7 +486,7 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
         if (st == COLO_OK && !fwd && !capturing)
             st = colo_contract_zeros(b, from, stream);
         /* registered on all ranks or on none */
-        const bool direct = reached.direct && !reached.unsettled;
+        const bool direct = reached.direct && !reached.not_agreed;
         COLO_TRY(colo_bridge_agree_call(b, pass, direct, capturing, st));
         if (!capturing)
             COLO_TRY(colo_contract_replicas(b, pass, from, stream));
@@ -498,8 +498,8 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     }
     b->compared[pass] = true;
     b->compared[!pass] = b->compared[!pass] || exchanges_compare(b);
-    if (reached.unsettled)
-        COLO_TRY(colo_bridge_direct_settle(b, pass, &reached));
+    if (reached.not_agreed)
+        COLO_TRY(colo_bridge_direct_agree(b, pass, &reached));
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
@@ -531,7 +531,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
     colo_plan_config_t cfg = bridge->now.plan->config;
     colo_shaped_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
-    memset(bridge->settled, 0, sizeof bridge->settled);
+    memset(bridge->agreed, 0, sizeof bridge->agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;

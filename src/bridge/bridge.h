@@ -52,7 +52,7 @@ typedef struct colo_shaped {
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
     bool bytes;       /* boxes of messages count bytes, because tensors of a call differ in dtype */
-    bool lopsided[2]; /* direct: of a way, some rank has nothing that peers could reach */
+    bool asymmetric[2]; /* direct: of a way, some rank has nothing that peers could reach */
 } colo_shaped_t;
 
 struct colo_bridge {
@@ -68,10 +68,10 @@ struct colo_bridge {
     colo_transport_t transport;
     bool late;             /* slab, staging and route are made when a call is staged */
     colo_direct_t *direct; /* NULL: every call is staged */
-    struct colo_settled {
+    struct colo_agreed {
         bool made, direct;
         uint64_t at;    /* how often memory had been registered */
-    } settled[2];       /* what ranks agreed on for lopsided ways */
+    } agreed[2];        /* what ranks agreed on for asymmetric ways */
     void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
     colo_stream_t last; /* of the last call that did */
     bool ran;
@@ -170,7 +170,7 @@ void colo_bridge_direct_destroy(colo_bridge_t *b);
 typedef struct colo_reached {
     bool direct;
     bool nothing;   /* this rank has nothing that peers could reach */
-    bool unsettled; /* direct is this rank's view, and ranks have yet to agree; the same on all */
+    bool not_agreed; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
     uint64_t offset;
     int32_t device; /* the current one */
@@ -180,8 +180,8 @@ typedef struct colo_reached {
 colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
                                       const colo_tensor_t *in, const colo_tensor_t *out,
                                       colo_reached_t *r);
-/* Where that is unsettled; collective. */
-colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
+/* Where that is not_agreed; collective. */
+colo_status_t colo_bridge_direct_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
 colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
                                      colo_view_t in, colo_view_t out, colo_stream_t stream);
 

@@ -252,7 +252,7 @@ static colo_status_t flush(list_t *l)
 
 /* Does an axis of that stride lie right around one of @extent and @stride? Unsigned: the product of
  * a tensor's is below 2^64. */
-static bool melts(int64_t around, int64_t extent, int64_t stride)
+static bool coalesces(int64_t around, int64_t extent, int64_t stride)
 {
     return (uint64_t)around == (uint64_t)extent * (uint64_t)stride;
 }
@@ -272,7 +272,7 @@ static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_
             return COLO_OK;
         if (e == 1 && !row)
             continue;
-        if (n > 0 && !row && melts(to[n - 1], e, t) && melts(from[n - 1], e, f)) {
+        if (n > 0 && !row && coalesces(to[n - 1], e, t) && coalesces(from[n - 1], e, f)) {
             extent[n - 1] *= e;
         } else {
             extent[n++] = e;

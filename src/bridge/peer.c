@@ -260,7 +260,7 @@ static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
 
 /* Of which ways does some rank of the comm have nothing that peers could reach? The same verdict on
  * all ranks. */
-static colo_status_t find_lopsided(const colo_bridge_t *b, colo_shaped_t *s)
+static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shaped_t *s)
 {
     const colo_plan_t *p = s->plan;
     bool none[2] = {false, false}; /* of src, of dst */
@@ -271,7 +271,7 @@ static colo_status_t find_lopsided(const colo_bridge_t *b, colo_shaped_t *s)
             none[side] = o.b1 == o.b0 || o.rows == 0 || o.h1 == o.h0;
         }
     for (int pass = 0; pass < 2; pass++)
-        s->lopsided[pass] = none[reaches_dst(p, (colo_pass_t)pass)];
+        s->asymmetric[pass] = none[reaches_dst(p, (colo_pass_t)pass)];
     return COLO_OK;
 }
 
@@ -296,7 +296,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
     if (st == COLO_OK) { /* everybody goes on together, or nobody */
         st = both_make(b, &b->now, &w);
         if (st == COLO_OK)
-            st = find_lopsided(b, &b->now);
+            st = find_asymmetric(b, &b->now);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
     if (st == COLO_OK)
@@ -316,7 +316,7 @@ colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next)
     struct both w = {0};
     if (!b->direct)
         return COLO_OK;
-    colo_status_t st = find_lopsided(b, next);
+    colo_status_t st = find_asymmetric(b, next);
     if (st == COLO_OK)
         st = both_make(b, next, &w);
     if (st == COLO_OK)
@@ -352,8 +352,8 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
     if (!b->direct)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
-    const bool lopsided = b->now.lopsided[pass] && b->transport == COLO_TRANSPORT_AUTO;
-    const struct colo_settled *settled = &b->settled[pass];
+    const bool asymmetric = b->now.asymmetric[pass] && b->transport == COLO_TRANSPORT_AUTO;
+    const struct colo_agreed *agreed = &b->agreed[pass];
     const colo_plan_t *p = b->now.plan;
     const bool peers = b->transport == COLO_TRANSPORT_PEER, adds = pass == COLO_BACKWARD && dst;
     const int32_t reach = adds ? p->send[pass].nmessages : p->recv[pass].nmessages;
@@ -361,12 +361,12 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
     r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
                 (peers && !must);
-    if (lopsided && (!settled->made || settled->at != peer->registrations(b->comm))) {
-        r->unsettled = true;
+    if (asymmetric && (!agreed->made || agreed->at != peer->registrations(b->comm))) {
+        r->not_agreed = true;
         return COLO_OK;
     }
-    if (lopsided) {
-        must = settled->direct;
+    if (asymmetric) {
+        must = agreed->direct;
         r->direct = r->direct && must;
     }
     if (r->direct || !must)
@@ -375,15 +375,15 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
                      "rank %lld: %s at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
                      (long long)p->rank, name, t->data, b->comm->name,
-                     lopsided ? "the way's first call, with all ranks' registered,"
-                              : "transport peer (COLO_TRANSPORT, or the bridge's)");
+                     asymmetric ? "the way's first call, with all ranks' registered,"
+                                : "transport peer (COLO_TRANSPORT, or the bridge's)");
 }
 
-colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
+colo_status_t colo_bridge_direct_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
 {
     enum { STAGED, DIRECT, NOTHING };
     const int32_t size = b->comm->size;
-    struct colo_settled *settled = &b->settled[pass];
+    struct colo_agreed *agreed = &b->agreed[pass];
     const uint64_t mine = r->nothing ? NOTHING : r->direct ? DIRECT : STAGED;
     int32_t votes[NOTHING + 1] = {0}, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
@@ -395,15 +395,15 @@ colo_status_t colo_bridge_direct_settle(colo_bridge_t *b, colo_pass_t pass, colo
         votes[all[k]]++;
         first = all[k] == STAGED && first < 0 ? k : first;
     }
-    *settled = (struct colo_settled){.made = true,
-                                     .direct = votes[DIRECT] > 0 && votes[STAGED] == 0,
-                                     .at = b->comm->ops->peer->registrations(b->comm)};
+    *agreed = (struct colo_agreed){.made = true,
+                                   .direct = votes[DIRECT] > 0 && votes[STAGED] == 0,
+                                   .at = b->comm->ops->peer->registrations(b->comm)};
     if (votes[DIRECT] > 0 && votes[STAGED] > 0)
         colo_log(COLO_LOG_INFO,
                  "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
                  "rank %d of '%s' is not",
                  (int)votes[DIRECT], (int)first, b->comm->name);
-    r->direct = settled->direct;
+    r->direct = agreed->direct;
     return COLO_OK;
 }
 

@@ -369,8 +369,8 @@ static int by_block(const void *a, const void *b)
 }
 
 /* The blocks of positions [lo, hi) of sequence @q. */
-static colo_status_t meet_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
-                                    colo_list_t *met)
+static colo_status_t intersect_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
+                                         colo_list_t *met)
 {
     const colo_ragged_t *r = side->ragged;
     const int64_t d = r->tables->seq_dp[q];
@@ -386,7 +386,8 @@ static colo_status_t meet_positions(const colo_side_t *side, int64_t q, int64_t 
     return COLO_OK;
 }
 
-static colo_status_t meet_rows(const colo_side_t *side, const colo_runs_t *mine, colo_list_t *met)
+static colo_status_t intersect_rows(const colo_side_t *side, const colo_runs_t *mine,
+                                    colo_list_t *met)
 {
     const colo_ragged_t *r = side->ragged;
     const colo_part_t *p = r->parts.at;
@@ -403,8 +404,8 @@ static colo_status_t meet_rows(const colo_side_t *side, const colo_runs_t *mine,
         for (; a < r->parts.n && p[a].row < r1; a++) {
             const int64_t lo = p[a].row > r0 ? p[a].row : r0;
             const int64_t end = p[a].row + p[a].count, hi = end < r1 ? end : r1;
-            COLO_TRY(meet_positions(side, p[a].seq, p[a].pos + (lo - p[a].row),
-                                    p[a].pos + (hi - p[a].row), met));
+            COLO_TRY(intersect_positions(side, p[a].seq, p[a].pos + (lo - p[a].row),
+                                         p[a].pos + (hi - p[a].row), met));
         }
     }
     return COLO_OK;
@@ -415,7 +416,7 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
 {
     const colo_ragged_t *r = side->ragged;
     colo_list_t list = {0};
-    colo_status_t st = meet_rows(side, mine, &list);
+    colo_status_t st = intersect_rows(side, mine, &list);
     const met_t *met = list.at;
     if (st == COLO_OK && list.n > 1)
         qsort(list.at, (size_t)list.n, sizeof *met, by_block);

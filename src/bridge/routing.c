@@ -112,7 +112,7 @@ static colo_status_t wait_turn(colo_builder_t *w, colo_turns_t *t, const colo_si
 {
     if (hold->ragged) /* all of it */
         COLO_TRY(colo_block_rows(hold, coords, NULL, &held->runs));
-    COLO_TRY(colo_blocks_meet(w, need, held, w->fed));
+    COLO_TRY(colo_blocks_intersect(w, need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
         int64_t at[COLO_MAX_DIMS];
         colo_extent_t x;
@@ -140,7 +140,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         return COLO_OK;
     w->out = &w->recvs;
     COLO_TRY_GOTO(st, colo_block_rows(need, at, NULL, &me.runs), done);
-    COLO_TRY_GOTO(st, colo_blocks_meet(w, hold, &me, w->met), done);
+    COLO_TRY_GOTO(st, colo_blocks_intersect(w, hold, &me, w->met), done);
     for (int64_t i = 0; i < choices(w->met); i++) {
         colo_blocks_nth(w->met, i, at, &x);
         if (other_rows(w->met, i)) {
@@ -189,7 +189,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
         return COLO_OK;
     w->out = &w->sends;
     COLO_TRY_GOTO(st, colo_block_rows(hold, at, NULL, &me.runs), done);
-    COLO_TRY_GOTO(st, colo_blocks_meet(w, need, &me, w->met), done);
+    COLO_TRY_GOTO(st, colo_blocks_intersect(w, need, &me, w->met), done);
     COLO_TRY_GOTO(st, colo_sender_holders(w, hold, &mine), done);
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);

@@ -70,10 +70,10 @@ colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
 bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
                     colo_bounds_t *x);
 /* The blocks of @side that meet @x, as one list of choices for each axis. */
-colo_status_t colo_blocks_meet(colo_builder_t *w, const colo_side_t *side, const colo_bounds_t *x,
-                               colo_list_t out[3]);
-/* Coordinates and extents of choice @i of what colo_blocks_meet() found: by sample block, then row
- * block, then feature block. */
+colo_status_t colo_blocks_intersect(colo_builder_t *w, const colo_side_t *side,
+                                    const colo_bounds_t *x, colo_list_t out[3]);
+/* Coordinates and extents of choice @i of what colo_blocks_intersect() found: by sample block, then
+ * row block, then feature block. */
 void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_extent_t *x);
 
 /* ---- senders.c ---- */

@@ -216,7 +216,7 @@ colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared)
     return COLO_OK;
 }
 
-colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what)
+colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what)
 {
     if (!c || c->size == 1 || !c->share_process)
         return COLO_OK;

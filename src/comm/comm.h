@@ -214,7 +214,7 @@ colo_status_t colo_comm_i_find_shared_process(colo_comm_t *c, bool *shared);
 /* Ranks of a comm of GPUs whose context has ranks that share a process wait for each other on the
  * host; others, and a NULL @c, do nothing. Behind products whose kernels the driver loads at first
  * use (operation.c). */
-colo_status_t colo_comm_i_meet(colo_comm_t *c, const char *what);
+colo_status_t colo_comm_i_host_barrier(colo_comm_t *c, const char *what);
 
 /* ---- agree.c ----
  * One all-gather of @n words from every rank into @all [size * n], counted as @kind of @owner. */

@@ -2,8 +2,8 @@
 /*
  * box.h (private) - counting and copying strided boxes in host memory.
  *
- * A copy first drops axes of extent 1 and melts axes that lie back to back on both sides, so that a
- * box which is contiguous in both memories becomes one memcpy whatever its shape.
+ * A copy first drops axes of extent 1 and coalesces axes that lie back to back on both sides, so
+ * that a box which is contiguous in both memories becomes one memcpy whatever its shape.
  */
 #ifndef COLO_CORE_BOX_H
 #define COLO_CORE_BOX_H

@@ -307,7 +307,7 @@ static void extent_of(const colo_tensor_t *x, uintptr_t *lo, uintptr_t *hi)
     *hi = *lo + (uintptr_t)elems * colo_dtype_size(x->dtype);
 }
 
-static bool ranges_meet(uintptr_t alo, uintptr_t ahi, uintptr_t blo, uintptr_t bhi)
+static bool ranges_intersect(uintptr_t alo, uintptr_t ahi, uintptr_t blo, uintptr_t bhi)
 {
     return alo < bhi && blo < ahi;
 }
@@ -321,7 +321,7 @@ static bool overlap(const colo_tensor_t *a, const colo_tensor_t *b)
         return false;
     extent_of(a, &alo, &ahi);
     extent_of(b, &blo, &bhi);
-    if (!ranges_meet(alo, ahi, blo, bhi))
+    if (!ranges_intersect(alo, ahi, blo, bhi))
         return false;
     uint64_t elem = colo_dtype_size(a->dtype), width = (uint64_t)a->shape[1] * elem,
              step = (uint64_t)a->stride[0] * elem;

@@ -99,7 +99,7 @@ static void out_of_reach_is_an_error_where_peer_is_asked_for(void **state)
 /* ---- calls: who has nothing of what peers reach follows the others ---- */
 
 /* Rank 3 owns nothing of the source, and sends gradients; every rank has somebody to talk to. */
-static t_case_t lopsided(int32_t check)
+static t_case_t asymmetric(int32_t check)
 {
     return (t_case_t){.src = t_side("dp=3", true),
                       .dst = t_side("dp=4", false),
@@ -110,7 +110,7 @@ static t_case_t lopsided(int32_t check)
 
 static colo_status_t y_alone(colo_comm_t *comm, void *arg)
 {
-    const t_case_t c = lopsided(*(const int32_t *)arg);
+    const t_case_t c = asymmetric(*(const int32_t *)arg);
     struct stand s;
     colo_comm_stats_t after;
     uint64_t checks[3];
@@ -167,7 +167,7 @@ static void of_sums_it_is_d_y_that_counts(void **state)
 
 static colo_status_t some_only(colo_comm_t *comm, void *arg)
 {
-    const t_case_t c = lopsided(*(const int32_t *)arg);
+    const t_case_t c = asymmetric(*(const int32_t *)arg);
     struct stand s;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_AUTO));
     rank_try(tensors(&s, 0));
@@ -202,7 +202,7 @@ static colo_status_t stand_up_direct(struct stand *s, colo_comm_t *comm, const t
 
 static colo_status_t later_not(colo_comm_t *comm, void *arg)
 {
-    const t_case_t c = lopsided(2);
+    const t_case_t c = asymmetric(2);
     struct stand s;
     (void)arg;
     rank_try(stand_up_direct(&s, comm, &c));
@@ -265,7 +265,7 @@ static void another_shape_may_leave_ranks_without(void **state)
 /* What ranks agreed on is of a shape: after a reshape they agree anew, here on the staged way. */
 static colo_status_t reshaped(colo_comm_t *comm, void *arg)
 {
-    const t_case_t c = lopsided(1);
+    const t_case_t c = asymmetric(1);
     struct stand s;
     (void)arg;
     rank_try(stand_up_direct(&s, comm, &c));

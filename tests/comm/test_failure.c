@@ -517,16 +517,16 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     gpus->rank = c->rank;
     gpus->size = c->size;
     gpus->timeout_ms = 20000;
-    rank_try(colo_comm_i_meet(NULL, "none"));
-    rank_try(colo_comm_i_meet(c, "a host comm"));
+    rank_try(colo_comm_i_host_barrier(NULL, "none"));
+    rank_try(colo_comm_i_host_barrier(c, "a host comm"));
     gpus->control = c;
     if (c->rank == 3) /* by itself */
-        rank_try(colo_comm_i_meet(gpus, "ranks of which each has a process"));
+        rank_try(colo_comm_i_host_barrier(gpus, "ranks of which each has a process"));
     gpus->share_process = true;
     if (c->rank == 2)
         usleep(100000);
     atomic_fetch_add(arrived, 1);
-    rank_try(colo_comm_i_meet(gpus, "threads"));
+    rank_try(colo_comm_i_host_barrier(gpus, "threads"));
     rank_check(atomic_load(arrived) == c->size);
     c->share_process = true;
     rank_try(colo_comm_split_color(c, c->rank % 2, 0, &group));
@@ -535,7 +535,7 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     colo_comm_destroy(&group);
     gpus->timeout_ms = 300;
     if (c->rank != 1) { /* who does not come is missed */
-        colo_status_t st = colo_comm_i_meet(gpus, "threads");
+        colo_status_t st = colo_comm_i_host_barrier(gpus, "threads");
         rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }
     free(gpus);

@@ -113,7 +113,7 @@ static void no_counted_token_anywhere_gives_zero(void **state)
     }
 }
 
-static colo_status_t lopsided(colo_comm_t *world, void *arg)
+static colo_status_t asymmetric(colo_comm_t *world, void *arg)
 {
     const double values[3] = {1.5, 2.5, 3.5};
     colo_reduced_t *got = arg;
@@ -125,7 +125,7 @@ static void ranks_without_tokens_join_and_no_mask_counts_all(void **state)
 {
     colo_reduced_t got[4] = {{0}};
     (void)state;
-    assert_ok(t_run_ranks(4, lopsided, got, sizeof got));
+    assert_ok(t_run_ranks(4, asymmetric, got, sizeof got));
     for (int r = 0; r < 4; r++) {
         assert_true(got[r].num == 1.5 + 4 + 7.5);
         assert_int_equal(got[r].den, 6);

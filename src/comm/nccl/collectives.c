@@ -209,7 +209,7 @@ static colo_status_t nccl_reduce_scatter(colo_comm_t *c, const void *send, void 
 
 /* The first launch of a kernel may wait for the whole device (memory for its stack), so nothing of
  * ours should still be waiting there for a rank that shares it. */
-static ncclResult_t settle(ncclResult_t e, cudaStream_t stream)
+static ncclResult_t finish(ncclResult_t e, cudaStream_t stream)
 {
     if (e == ncclSuccess)
         (void)cudaStreamSynchronize(stream); /* its error comes back with what is next */
@@ -237,11 +237,11 @@ const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t 
     }
     if (!nccl)
         return NULL;
-    e = settle(lib->all_gather(room, half, 16, ncclInt8, nccl, stream), stream);
+    e = finish(lib->all_gather(room, half, 16, ncclInt8, nccl, stream), stream);
     if (e == ncclSuccess)
-        e = settle(lib->all_reduce(room, room, 1, ncclInt32, ncclSum, nccl, stream), stream);
+        e = finish(lib->all_reduce(room, room, 1, ncclInt32, ncclSum, nccl, stream), stream);
     if (e == ncclSuccess)
-        e = settle(lib->broadcast(room, room, 16, ncclInt8, 0, nccl, stream), stream);
+        e = finish(lib->broadcast(room, room, 16, ncclInt8, 0, nccl, stream), stream);
     if (e == ncclSuccess)
         e = lib->group_start();
     for (int32_t k = 0; k < n && e == ncclSuccess; k++)

@@ -16,7 +16,7 @@
 typedef struct colo_cursor {
     const colo_box_t *box, *end;
     int64_t elem;
-    /* the current box with steps in bytes, contiguous axes melted: at[] counts in it */
+    /* the current box with steps in bytes, contiguous axes coalesced: at[] counts in it */
     char *data;
     int64_t extent[3], step[3], at[3];
 } colo_cursor_t;

@@ -474,7 +474,7 @@ static colo_status_t same_boxes(colo_comm_t *c, const colo_message_t *recv,
 }
 
 /* Waits for the sender of @recv and checks its message; nothing is copied yet. */
-static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_message_t *recv)
+static colo_status_t visit_sender(colo_comm_t *c, struct wait *w, const colo_message_t *recv)
 {
     struct colo_slot *s = &((struct colo_threads *)c->impl)->shared->slot[recv->peer];
     COLO_TRY(await(c, w, recv->peer, &s->seq));
@@ -488,7 +488,7 @@ static colo_status_t meet_sender(colo_comm_t *c, struct wait *w, const colo_mess
 }
 
 /* Waits for the receiver of send @i, which may already have taken it and gone on. */
-static colo_status_t meet_receiver(colo_comm_t *c, struct wait *w, int32_t peer, int32_t i)
+static colo_status_t visit_receiver(colo_comm_t *c, struct wait *w, int32_t peer, int32_t i)
 {
     struct colo_threads *t = c->impl;
     struct colo_slot *s = &t->shared->slot[peer];
@@ -548,9 +548,9 @@ static colo_status_t threads_exchange(colo_comm_t *c, const colo_message_t *send
     colo_status_t st = COLO_OK;
     struct wait w = open_slot(c);
     for (int32_t i = 0; i < nrecvs; i++)
-        COLO_TRY_GOTO(st, meet_sender(c, &w, &recvs[i]), out);
+        COLO_TRY_GOTO(st, visit_sender(c, &w, &recvs[i]), out);
     for (int32_t i = 0; i < nsends; i++)
-        COLO_TRY_GOTO(st, meet_receiver(c, &w, sends[i].peer, i), out);
+        COLO_TRY_GOTO(st, visit_receiver(c, &w, sends[i].peer, i), out);
     for (int32_t i = 0; i < nrecvs; i++)
         COLO_TRY_GOTO(st, take_message(c, &recvs[i], elem), out);
     for (int32_t i = 0; i < nsends; i++)

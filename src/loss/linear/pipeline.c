@@ -353,7 +353,8 @@ colo_status_t colo_linear_i_pipeline(struct colo_linear_call *k, const colo_logp
             COLO_TRY(make_grads(k, c - 1));
     }
     COLO_TRY(finish(k, out));
-    COLO_TRY(colo_comm_i_meet(k->l->group, "lm_head")); /* the last product, too, is behind all */
+    COLO_TRY(colo_comm_i_host_barrier(k->l->group,
+                                      "lm_head")); /* the last product, too, is behind all */
     if (k->s.needs_weight)
         COLO_TRY(colo_lm_head_release(k->l->head, k->main));
     if (k->s.makes_grads && !k->l->config.frozen_weight)
