@@ -105,7 +105,7 @@ void cap_batch(const cap_data_t *data, uint64_t seed, int64_t step, int64_t batc
  * cap_oracle() - loss and every gradient of one global batch
  * @rows:   [n] rows of the data set
  * @whole:  [nparams] whole weights
- * @grads:  [nparams] out, whole-shaped, written (not added)
+ * @grads:  [nparams] out, whole-shape-state, written (not added)
  * Returns the loss; NaN when memory fails
  */
 double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_t *rows, int64_t n,

@@ -77,7 +77,7 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 
 /* ---- what depends on the shape ---- */
 
-void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
+void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
 {
     if (s->subconnection && colo_comm_i_own(comm, "bridge"))
         comm->ops->subconnection_destroy(comm, s->subconnection);
@@ -86,20 +86,20 @@ void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s)
     colo_plan_destroy(&s->plan);
     colo_lane_deinit(&s->lane[0]);
     colo_lane_deinit(&s->lane[1]);
-    colo_mem_free(s->mem, s->slab);
-    free(s->slab_of);
+    colo_mem_free(s->mem, s->sums);
+    free(s->sum_of);
     free(s->run);
     memset(s, 0, sizeof *s);
 }
 
 /* Who moves messages must be able to reach the tensors; copies within a rank work anyway. */
-static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s)
+static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
     const bool gpu = b->comm->ops->peer != NULL;
     int messages = 0;
     for (int pass = 0; pass < 2; pass++)
         messages += s->lane[pass].nsends + s->lane[pass].nrecvs;
-    const bool talks = messages > 0 || s->workspace > 0 || s->late_slab > 0 ||
+    const bool talks = messages > 0 || s->workspace > 0 || s->lazy_sums > 0 ||
                        (b->algo == COLO_COLLECTIVE && colo_comm_size(b->comm) > 1);
     if (!talks || gpu == (b->mem == COLO_CUDA))
         return COLO_OK;
@@ -116,17 +116,17 @@ static colo_status_t check_device(const colo_bridge_t *b, const colo_shaped_t *s
                      colo_comm_backend(b->comm));
 }
 
-colo_status_t colo_shaped_load(colo_bridge_t *b, colo_shaped_t *s)
+colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s)
 {
     COLO_TRY(colo_lane_create(b, s, COLO_FORWARD));
     COLO_TRY(colo_lane_create(b, s, COLO_BACKWARD));
-    return colo_slab_create(b, s);
+    return colo_partial_sums_create(b, s);
 }
 
-static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
-                                   colo_shaped_t *out)
+static colo_status_t shape_state_create(colo_bridge_t *b, const colo_plan_config_t *cfg,
+                                        colo_shape_state_t *out)
 {
-    colo_shaped_t s = {0};
+    colo_shape_state_t s = {0};
     colo_status_t st = COLO_OK;
     int64_t rank = colo_comm_world_rank(b->comm, colo_comm_rank(b->comm));
     COLO_TRY_GOTO(st, colo_plan_create(&s.plan, cfg, rank), fail);
@@ -143,14 +143,14 @@ static colo_status_t shaped_create(colo_bridge_t *b, const colo_plan_config_t *c
         }
         COLO_TRY_GOTO(st, colo_collective_rows(&s), fail);
     } else {
-        COLO_TRY_GOTO(st, colo_shaped_load(b, &s), fail);
+        COLO_TRY_GOTO(st, colo_shape_state_load(b, &s), fail);
         COLO_TRY_GOTO(st, colo_lane_stage(b, &s), fail);
     }
     COLO_TRY_GOTO(st, check_device(b, &s), fail);
     *out = s;
     return COLO_OK;
 fail:
-    colo_shaped_deinit(b->comm, &s);
+    colo_shape_state_deinit(b->comm, &s);
     return st;
 }
 
@@ -189,14 +189,14 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_TRY(colo_transport_wanted(&b->transport));
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
         b->transport = c->transport;
-    b->late = colo_bridge_direct_likely(b);
+    b->lazy = colo_bridge_direct_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;
     colo_plan_config_t plan = {
         COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
-    COLO_TRY(shaped_create(b, &plan, &b->now));
+    COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));
     if (b->mem == COLO_CUDA && (b->algo == COLO_COLLECTIVE || b->now.plan->levels > 1))
@@ -252,8 +252,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     comm->bridges++;
     b->compared[0] = b->compared[1] = exchanges_compare(b);
     COLO_TRY_GOTO(st, colo_bridge_direct_create(b), fail);
-    if (!b->direct || !b->late) {
-        b->late = false;
+    if (!b->direct || !b->lazy) {
+        b->lazy = false;
         st = colo_staged_need(&b->now);
         if (st == COLO_OK && b->ragged)
             st = colo_ragged_reserve(b);
@@ -286,7 +286,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
         return;
     colo_ragged_destroy(*bridge);
     colo_bridge_direct_destroy(*bridge);
-    colo_shaped_deinit((*bridge)->comm, &(*bridge)->now);
+    colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     if ((*bridge)->order)
         (*bridge)->ops->stream_destroy((*bridge)->order);
@@ -428,8 +428,9 @@ static colo_status_t run_staged(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
     return st < 0 ? fail_all(b, st) : st;
 }
 
-/* Slabs, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of which the
- * comm knows nothing: a call on another stream waits for it. In captures the caller sees to that.
+/* Partial sums, and the staging of COLLECTIVE, are in use until the call's last sum or copy, of
+ * which the comm knows nothing: a call on another stream waits for it. In captures the caller sees
+ * to that.
  */
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream)
 {
@@ -529,34 +530,34 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
         return colo_fail(COLO_ERR_STATE, "bridge: created for ragged batches, whose shape is in "
                                          "their tables; call colo_bridge_set_segments()");
     colo_plan_config_t cfg = bridge->now.plan->config;
-    colo_shaped_t next;
+    colo_shape_state_t next;
     bridge->reshapes++; /* also where it fails: ranks stay alike */
     memset(bridge->agreed, 0, sizeof bridge->agreed);
     memset(bridge->compared, 0, sizeof bridge->compared); /* also with ranks it shares no message */
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
     cfg.shape = *shape;
-    COLO_TRY(shaped_create(bridge, &cfg, &next));
+    COLO_TRY(shape_state_create(bridge, &cfg, &next));
     if (bridge->algo == COLO_COLLECTIVE) {
         colo_status_t st = colo_collective_stage(bridge, next.plan, &bridge->coll);
         if (st < 0) {
-            colo_shaped_deinit(bridge->comm, &next);
+            colo_shape_state_deinit(bridge->comm, &next);
             return st;
         }
     }
     colo_status_t st = colo_bridge_direct_load(bridge, &next);
     if (st < 0) {
-        colo_shaped_deinit(bridge->comm, &next);
+        colo_shape_state_deinit(bridge->comm, &next);
         return st;
     }
-    colo_shaped_t *now = &bridge->now;
+    colo_shape_state_t *now = &bridge->now;
     if (now->nmembers == next.nmembers &&
         (next.nmembers == 0 ||
          memcmp(now->members, next.members, (size_t)next.nmembers * sizeof *next.members) == 0)) {
         next.subconnection = now->subconnection;
         now->subconnection = NULL;
     }
-    colo_shaped_deinit(bridge->comm, now);
+    colo_shape_state_deinit(bridge->comm, now);
     *now = next;
     return COLO_OK;
 }

@@ -32,14 +32,14 @@ typedef struct colo_collective {
 } colo_collective_t;
 
 /* What depends on the shape; colo_bridge_reshape() builds another and swaps. */
-typedef struct colo_shaped {
+typedef struct colo_shape_state {
     colo_plan_t *plan;
     colo_pass_messages_t lane[2];
-    colo_mem_t mem; /* of the slab */
-    void *slab;     /* PARTIAL: addends of other ranks, one slab a level that arrives */
-    size_t slab_size, workspace;
-    int32_t nslabs;
-    int32_t *slab_of; /* [levels]: which slab, -1 where nothing arrives */
+    colo_mem_t mem; /* of the partial sum */
+    void *sums;     /* PARTIAL: addends of other ranks, one partial sum a level that arrives */
+    size_t sum_size, workspace;
+    int32_t nsums;
+    int32_t *sum_of; /* [levels]: which partial sum, -1 where nothing arrives */
     /* EXACT in CUDA memory, on a backend with routes: this rank's component, [nmembers] ranks of
      * the comm, their route, staging for their messages. Else 0 and NULL. */
     int32_t *members, nmembers;
@@ -47,13 +47,14 @@ typedef struct colo_shaped {
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
     void *stage;
     size_t stage_size;
-    /* Bytes of slab and staging that the first staged call will make: the bridge is direct. */
-    size_t late_slab, late_stage;
+    /* Bytes of partial sum and staging that the first staged call will make: the bridge is direct.
+     */
+    size_t lazy_sums, lazy_stage;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
     bool bytes;       /* boxes of messages count bytes, because tensors of a call differ in dtype */
     bool asymmetric[2]; /* direct: of a way, some rank has nothing that peers could reach */
-} colo_shaped_t;
+} colo_shape_state_t;
 
 struct colo_bridge {
     colo_comm_t *comm; /* borrowed */
@@ -63,10 +64,10 @@ struct colo_bridge {
     char axes[8];
     int axis[3]; /* tensor axis of samples, rows, features; flat: 0, -1, 1 */
     colo_layout_t src, dst;
-    colo_shaped_t now;
+    colo_shape_state_t now;
     colo_collective_t coll;
     colo_transport_t transport;
-    bool late;             /* slab, staging and route are made when a call is staged */
+    bool lazy;             /* partial sum, staging and route are made when a call is staged */
     colo_direct_t *direct; /* NULL: every call is staged */
     struct colo_agreed {
         bool made, direct;
@@ -88,9 +89,9 @@ typedef struct colo_view {
     int64_t stride[3];
 } colo_view_t;
 
-/* For any other plan than the one of the bridge: lanes, and which slabs it has. Local. */
-colo_status_t colo_shaped_load(colo_bridge_t *b, colo_shaped_t *s);
-void colo_shaped_deinit(colo_comm_t *comm, colo_shaped_t *s);
+/* For any other plan than the one of the bridge: lanes, and which partial sums it has. Local. */
+colo_status_t colo_shape_state_load(colo_bridge_t *b, colo_shape_state_t *s);
+void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s);
 /* Before and after a call that leaves memory of the bridge in use: behind the last such call. */
 colo_status_t colo_bridge_follow(colo_bridge_t *b, colo_stream_t stream);
 colo_status_t colo_bridge_lead(colo_bridge_t *b, colo_stream_t stream);
@@ -111,23 +112,23 @@ typedef struct colo_carried {
     colo_view_t in, out;
     int64_t per;
     colo_dtype_t dtype;
-    size_t slab; /* where it begins in each slab */
+    size_t sums; /* where it begins in each partial sum */
 } colo_carried_t;
 
 /* exchange.c: EXACT. @in is x or d_y, @out is y or d_x. */
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass);
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass);
 void colo_lane_deinit(colo_pass_messages_t *lane);
 /* Boxes for @n tensors a call from now on. */
-colo_status_t colo_lane_widen(colo_shaped_t *s, colo_pass_t pass, int32_t n);
+colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n);
 /* Messages, own rows and sums of @n tensors; the lane has boxes for so many. */
-colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
+colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream);
-colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s);
+colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_t *s);
 /* The members of the route and staging for its messages; local. */
-colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s);
+colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s);
 /* Connects the members, if there is a route to make; collective over them. */
-colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s);
+colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s);
 colo_status_t colo_exchange_forward(colo_bridge_t *b, colo_view_t x, colo_view_t y,
                                     colo_stream_t stream);
 colo_status_t colo_exchange_backward(colo_bridge_t *b, colo_view_t d_y, colo_view_t d_x,
@@ -144,7 +145,7 @@ colo_status_t colo_collective_members(const colo_bridge_t *b, const colo_plan_t 
 colo_status_t colo_collective_create(colo_bridge_t *b); /* collective over b->comm */
 void colo_collective_destroy(colo_collective_t *c);
 /* The rows that a SHARDED output takes out of the whole sequence: s->run. */
-colo_status_t colo_collective_rows(colo_shaped_t *s);
+colo_status_t colo_collective_rows(colo_shape_state_t *s);
 /* Staging for a plan; keeps the old one on failure. */
 colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *plan,
                                     colo_collective_t *out);
@@ -157,7 +158,7 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream);
 /* Slab and staging, if they are still to be made. */
-colo_status_t colo_staged_need(colo_shaped_t *s);
+colo_status_t colo_staged_need(colo_shape_state_t *s);
 
 /* peer.c: EXACT over registered memory. */
 /* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */
@@ -165,7 +166,7 @@ bool colo_bridge_direct_likely(const colo_bridge_t *b);
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
 colo_status_t colo_bridge_direct_create(colo_bridge_t *b);
 /* For another shape; local. Keeps the old one on error. */
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next);
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shape_state_t *next);
 void colo_bridge_direct_destroy(colo_bridge_t *b);
 typedef struct colo_reached {
     bool direct;

@@ -254,7 +254,7 @@ static colo_owned_t full_dst(const colo_plan_t *p)
     return o;
 }
 
-colo_status_t colo_collective_rows(colo_shaped_t *s)
+colo_status_t colo_collective_rows(colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
     const colo_shape_t *shape = &p->config.shape;
@@ -342,7 +342,7 @@ static colo_status_t copy_samples(const colo_bridge_t *b, colo_view_t to, int64_
 static colo_status_t copy_rows(const colo_bridge_t *b, colo_view_t full, colo_view_t part,
                                bool to_part, colo_stream_t stream)
 {
-    const colo_shaped_t *s = &b->now;
+    const colo_shape_state_t *s = &b->now;
     const colo_owned_t *own = &s->plan->own_dst;
     const int64_t nb = own->b1 - own->b0, h = s->plan->config.shape.features;
     const size_t elem = colo_dtype_size(s->plan->config.dtype);

@@ -5,8 +5,8 @@
  * In that order, because an exchange to which a peer does not come writes nothing: the output is
  * untouched then. Forward and backward are the same loop over two lists of the plan. The only
  * addition in backward is the sum of PARTIAL gradients: what other context ranks send lands in
- * slabs, one a level, each shaped like the rank's source part; then every element is added up in
- * level order, which is rank order. Which boxes, from whom, is the plan's decision; how they
+ * partial sums, one a level, each shaped like the rank's source part; then every element is added
+ * up in level order, which is rank order. Which boxes, from whom, is the plan's decision; how they
  * travel, the comm's.
  */
 #include "bridge/bridge.h"
@@ -45,7 +45,7 @@ colo_box_t colo_bridge_box(colo_view_t v, const colo_owned_t *own)
 
 /* The boxes of @n tensors, by region; of their inputs or outputs, on the side of the source or not.
  */
-static void fill(const colo_shaped_t *s, colo_box_t *boxes, const colo_routes_t *routes,
+static void fill(const colo_shape_state_t *s, colo_box_t *boxes, const colo_routes_t *routes,
                  const colo_carried_t *t, int32_t n, bool input, bool src_side)
 {
     const colo_owned_t *own = src_side ? &s->plan->own_src : &s->plan->own_dst;
@@ -76,7 +76,7 @@ static void rebase(colo_message_t *m, int32_t count, colo_box_t **boxes, colo_bo
     *boxes = next;
 }
 
-colo_status_t colo_lane_widen(colo_shaped_t *s, colo_pass_t pass, int32_t n)
+colo_status_t colo_lane_widen(colo_shape_state_t *s, colo_pass_t pass, int32_t n)
 {
     colo_pass_messages_t *l = &s->lane[pass];
     const int64_t nsend = s->plan->send[pass].nregions, nrecv = s->plan->recv[pass].nregions;
@@ -128,7 +128,7 @@ static colo_status_t make(const colo_bridge_t *b, const colo_routes_t *routes, c
     return COLO_OK;
 }
 
-colo_status_t colo_lane_create(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass)
+colo_status_t colo_lane_create(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass)
 {
     colo_pass_messages_t *l = &s->lane[pass];
     const size_t nlocals = (size_t)s->plan->local[pass].nregions;
@@ -157,34 +157,34 @@ static size_t part_bytes(const colo_owned_t *o, size_t elem)
     return (size_t)((o->b1 - o->b0) * o->rows * (o->h1 - o->h0)) * elem;
 }
 
-colo_status_t colo_staged_need(colo_shaped_t *s)
+colo_status_t colo_staged_need(colo_shape_state_t *s)
 {
     colo_status_t st = COLO_OK;
-    if (s->late_slab) {
-        st = colo_mem_alloc(s->mem, s->late_slab, &s->slab);
+    if (s->lazy_sums) {
+        st = colo_mem_alloc(s->mem, s->lazy_sums, &s->sums);
         if (st < 0)
-            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)s->nslabs);
-        s->workspace = s->late_slab;
-        s->late_slab = 0;
+            return colo_fail_prefix(st, "bridge: addends of %d levels", (int)s->nsums);
+        s->workspace = s->lazy_sums;
+        s->lazy_sums = 0;
     }
-    if (s->late_stage) {
-        st = colo_mem_alloc(s->mem, s->late_stage, &s->stage);
+    if (s->lazy_stage) {
+        st = colo_mem_alloc(s->mem, s->lazy_stage, &s->stage);
         if (st < 0)
             return colo_fail_prefix(st, "bridge: staging of messages");
-        s->stage_size = s->late_stage;
-        s->late_stage = 0;
+        s->stage_size = s->lazy_stage;
+        s->lazy_stage = 0;
     }
     return COLO_OK;
 }
 
 /* A ragged batch has many regions, and a sum on a device is a launch: what stays on the rank is
  * copied to the others' addends, in few launches, and one sum is over all rows. */
-static bool sums_whole(const colo_bridge_t *b, const colo_shaped_t *s)
+static bool sums_whole(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
     return s->bytes && b->mem == COLO_CUDA;
 }
 
-colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
+colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *recv = &p->recv[COLO_BACKWARD];
@@ -202,29 +202,29 @@ colo_status_t colo_slab_create(const colo_bridge_t *b, colo_shaped_t *s)
                          "bridge: PARTIAL gradients over %lld context ranks, at most %d; use "
                          "DISJOINT or SHARDED",
                          (long long)p->levels, COLO_MAX_ADDENDS);
-    s->slab_of = malloc((size_t)p->levels * sizeof *s->slab_of);
-    if (!s->slab_of)
+    s->sum_of = malloc((size_t)p->levels * sizeof *s->sum_of);
+    if (!s->sum_of)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld levels", (long long)p->levels);
     int32_t n = 0;
     for (int64_t i = 0; i < p->levels; i++)
-        s->slab_of[i] = -1;
+        s->sum_of[i] = -1;
     for (int64_t i = 0; i < recv->nregions; i++) {
-        int32_t *slot = &s->slab_of[recv->region[i].level];
+        int32_t *slot = &s->sum_of[recv->region[i].level];
         *slot = *slot < 0 ? n++ : *slot;
     }
-    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->slab_of[p->own_level] < 0)
-        s->slab_of[p->own_level] = n++;
-    s->slab_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
-    s->nslabs = n;
+    if (sums_whole(b, s) && p->local[COLO_BACKWARD].nregions > 0 && s->sum_of[p->own_level] < 0)
+        s->sum_of[p->own_level] = n++;
+    s->sum_size = part_bytes(&p->own_src, colo_dtype_size(p->config.dtype));
+    s->nsums = n;
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
         return COLO_OK;
-    s->late_slab = s->slab_size * (size_t)n;
-    return b->late ? COLO_OK : colo_staged_need(s); /* the direct path adds up without one */
+    s->lazy_sums = s->sum_size * (size_t)n;
+    return b->lazy ? COLO_OK : colo_staged_need(s); /* the direct path adds up without one */
 }
 
 /* ---- routes ---- */
 
-static colo_status_t all_members(const colo_bridge_t *b, colo_shaped_t *s)
+static colo_status_t all_members(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const int32_t n = colo_comm_size(b->comm);
     s->members = malloc((size_t)n * sizeof *s->members);
@@ -236,7 +236,7 @@ static colo_status_t all_members(const colo_bridge_t *b, colo_shaped_t *s)
     return COLO_OK;
 }
 
-colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
+colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_comm_ops_t *ops = b->comm->ops;
     const size_t elem = colo_dtype_size(s->plan->config.dtype);
@@ -253,12 +253,12 @@ colo_status_t colo_lane_stage(colo_bridge_t *b, colo_shaped_t *s)
         fill(s, l->send_box, out, &none, 1, true, !pass);
         fill(s, l->recv_box, in, &none, 1, false, pass);
         size_t n = ops->subconnection_stage(l->send, l->nsends, l->recv, l->nrecvs, elem);
-        s->late_stage = n > s->late_stage ? n : s->late_stage;
+        s->lazy_stage = n > s->lazy_stage ? n : s->lazy_stage;
     }
-    return b->late ? COLO_OK : colo_staged_need(s);
+    return b->lazy ? COLO_OK : colo_staged_need(s);
 }
 
-colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
+colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shape_state_t *s)
 {
     if (s->subconnection || s->nmembers == 0)
         return COLO_OK;
@@ -269,11 +269,11 @@ colo_status_t colo_lane_connect(colo_bridge_t *b, colo_shaped_t *s)
 
 /* What create or reshape left for the first call that is staged, and what a ragged batch of
  * another size needs; nothing of it can be captured. The boxes of messages are filled in. */
-static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *batch, colo_pass_t pass,
+static colo_status_t make_ready(colo_bridge_t *b, colo_shape_state_t *batch, colo_pass_t pass,
                                 colo_stream_t stream)
 {
-    colo_shaped_t *s = &b->now; /* the route is the bridge's */
-    const bool connects = s->nmembers && !s->subconnection, late = s->late_slab || s->late_stage;
+    colo_shape_state_t *s = &b->now; /* the route is the bridge's */
+    const bool connects = s->nmembers && !s->subconnection, late = s->lazy_sums || s->lazy_stage;
     colo_queries_t q = {0};
     bool capturing = false;
     if (!connects && !late && !batch->bytes)
@@ -291,7 +291,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shaped_t *batch, colo_pas
     return st < 0 ? colo_comm_i_fail(b->comm, st) : COLO_OK;
 }
 
-static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_desc_t op,
+static colo_status_t exchange(colo_bridge_t *b, const colo_shape_state_t *s, colo_op_desc_t op,
                               colo_pass_t pass, colo_stream_t stream)
 {
     const colo_pass_messages_t *l = &s->lane[pass];
@@ -299,7 +299,7 @@ static colo_status_t exchange(colo_bridge_t *b, const colo_shaped_t *s, colo_op_
                                      l->send, l->nsends, l->recv, l->nrecvs, stream);
 }
 
-static colo_status_t keep_own(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass,
+static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
                               const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_routes_t *local = &s->plan->local[pass];
@@ -325,20 +325,19 @@ colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t 
 
 /* ---- sums of PARTIAL gradients ---- */
 
-/* The rank's source part of tensor @t, contiguous, as the slab of a level. */
-static colo_view_t slab_view(const colo_shaped_t *s, const colo_carried_t *t, int64_t level)
+/* The rank's source part of tensor @t, contiguous, as the partial sum of a level. */
+static colo_view_t sum_view(const colo_shape_state_t *s, const colo_carried_t *t, int64_t level)
 {
     const colo_owned_t *o = &s->plan->own_src;
     int64_t h = (o->h1 - o->h0) * t->per;
-    return (colo_view_t){.data =
-                             (char *)s->slab + (size_t)s->slab_of[level] * s->slab_size + t->slab,
+    return (colo_view_t){.data = (char *)s->sums + (size_t)s->sum_of[level] * s->sum_size + t->sums,
                          .stride = {o->rows * h, h, 1}};
 }
 
 /* d_x[region] = sum over levels, in level order; own level from d_y where it is held here. */
-static colo_status_t sum_region(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
-                                const colo_region_t *r, const colo_offset_t *at, bool own_is_local,
-                                colo_stream_t stream)
+static colo_status_t sum_region(colo_bridge_t *b, const colo_shape_state_t *s,
+                                const colo_carried_t *t, const colo_region_t *r,
+                                const colo_offset_t *at, bool own_is_local, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     colo_box_t addend[COLO_MAX_ADDENDS] = {{0}};
@@ -346,12 +345,12 @@ static colo_status_t sum_region(colo_bridge_t *b, const colo_shaped_t *s, const 
     for (int64_t level = 0; level < p->levels; level++)
         addend[level] = own_is_local && level == p->own_level
                             ? box_at(t, t->in, &p->own_dst, r, at->dst_row, false)
-                            : box_at(t, slab_view(s, t, level), &p->own_src, r, at->src_row, false);
+                            : box_at(t, sum_view(s, t, level), &p->own_src, r, at->src_row, false);
     return b->ops->box_sum(&to, addend, (int32_t)p->levels, t->dtype, stream);
 }
 
-static colo_status_t sum_whole(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
-                               colo_stream_t stream)
+static colo_status_t sum_whole(colo_bridge_t *b, const colo_shape_state_t *s,
+                               const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD];
@@ -365,17 +364,17 @@ static colo_status_t sum_whole(colo_bridge_t *b, const colo_shaped_t *s, const c
         const colo_region_t *r = &local->region[i];
         l->local_from[i] = box_at(t, t->in, &p->own_dst, r, local->offset[i].dst_row, true);
         l->local_to[i] =
-            box_at(t, slab_view(s, t, p->own_level), own, r, local->offset[i].src_row, true);
+            box_at(t, sum_view(s, t, p->own_level), own, r, local->offset[i].src_row, true);
     }
     COLO_TRY(b->ops->box_list(l->local_to, l->local_from, local->nregions, 1, stream));
     colo_box_t term[COLO_MAX_ADDENDS] = {{0}}, sum = box_at(t, t->out, own, &all, 0, false);
     for (int64_t level = 0; level < p->levels; level++)
-        term[level] = box_at(t, slab_view(s, t, level), own, &all, 0, false);
+        term[level] = box_at(t, sum_view(s, t, level), own, &all, 0, false);
     return b->ops->box_sum(&sum, term, (int32_t)p->levels, t->dtype, stream);
 }
 
-static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const colo_carried_t *t,
-                                colo_stream_t stream)
+static colo_status_t sum_levels(colo_bridge_t *b, const colo_shape_state_t *s,
+                                const colo_carried_t *t, colo_stream_t stream)
 {
     const colo_plan_t *p = s->plan;
     const colo_routes_t *local = &p->local[COLO_BACKWARD], *recv = &p->recv[COLO_BACKWARD];
@@ -393,7 +392,7 @@ static colo_status_t sum_levels(colo_bridge_t *b, const colo_shaped_t *s, const 
 
 /* ---- forward and backward ---- */
 
-colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc_t op,
+colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shape_state_t *s, colo_op_desc_t op,
                                 colo_pass_t pass, const colo_carried_t *t, int32_t n,
                                 colo_stream_t stream)
 {
@@ -407,7 +406,7 @@ colo_status_t colo_exchange_run(colo_bridge_t *b, colo_shaped_t *s, colo_op_desc
     for (int64_t i = 0; summed && i < recv->nregions; i++)
         for (int32_t k = 0; k < n; k++)
             l->recv_box[i * n + k] =
-                box_at(&t[k], slab_view(s, &t[k], recv->region[i].level), &p->own_src,
+                box_at(&t[k], sum_view(s, &t[k], recv->region[i].level), &p->own_src,
                        &recv->region[i], recv->offset[i].src_row, s->bytes);
     COLO_TRY(make_ready(b, s, pass, stream));
     COLO_TRY(exchange(b, s, op, pass, stream));

@@ -5,9 +5,9 @@
  *
  * Movement is pushed: the sender knows from coordinates where a box begins in the receiver's part,
  * and is told the rest, pointer and strides, at each call. Sums of PARTIAL gradients are pulled: a
- * receiver reads every level's value where it lies and adds up in level order, so there is no slab
- * and no second pass. The regions of one level need not be those of another; boxes are cut until
- * each addend comes from one rank.
+ * receiver reads every level's value where it lies and adds up in level order, so there is no
+ * partial sum and no second pass. The regions of one level need not be those of another; boxes are
+ * cut until each addend comes from one rank.
  *
  * A call is direct when the tensor that peers reach lies in registered memory, else it is staged
  * (exchange.c). That is a rank's own view; the contract in memory.h makes it the same on all ranks,
@@ -226,7 +226,7 @@ static colo_status_t posts_of(const colo_bridge_t *b, const colo_routes_t *r, in
     return COLO_OK;
 }
 
-static colo_status_t both_make(const colo_bridge_t *b, const colo_shaped_t *s, struct both *w)
+static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t *s, struct both *w)
 {
     static const char *const names[] = {"bridge forward", "bridge backward"};
     const colo_plan_t *p = s->plan;
@@ -260,7 +260,7 @@ static bool reaches_dst(const colo_plan_t *p, colo_pass_t pass)
 
 /* Of which ways does some rank of the comm have nothing that peers could reach? The same verdict on
  * all ranks. */
-static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shaped_t *s)
+static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t *s)
 {
     const colo_plan_t *p = s->plan;
     bool none[2] = {false, false}; /* of src, of dst */
@@ -311,7 +311,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shaped_t *next)
+colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shape_state_t *next)
 {
     struct both w = {0};
     if (!b->direct)

@@ -51,10 +51,11 @@ static void arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
 
 colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing)
 {
-    return grow(b, &b->ragged->slab, bytes, capturing, "addends of PARTIAL gradients");
+    return grow(b, &b->ragged->sums, bytes, capturing, "addends of PARTIAL gradients");
 }
 
-colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass, bool capturing)
+colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                bool capturing)
 {
     const colo_pass_messages_t *l = &s->lane[pass];
     colo_arena_t *stage = &b->ragged->stage;
@@ -73,14 +74,14 @@ void colo_ragged_destroy(colo_bridge_t *b)
     if (!b->ragged)
         return;
     colo_ragged_deinit(&b->ragged->axes);
-    arena_deinit(b, &b->ragged->slab);
+    arena_deinit(b, &b->ragged->sums);
     arena_deinit(b, &b->ragged->stage);
     free(b->ragged);
 }
 
 size_t colo_ragged_workspace(const colo_bridge_t *b)
 {
-    return b->ragged ? b->ragged->slab.size + b->ragged->stage.size : 0;
+    return b->ragged ? b->ragged->sums.size + b->ragged->stage.size : 0;
 }
 
 /* ---- max_rows ---- */
@@ -143,7 +144,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
     const int64_t elem = (int64_t)colo_dtype_size(c->dtype), rows = b->ragged->max_rows;
     const int64_t h[2] = {c->shape.features / colo_layout_parts(&b->src, COLO_FEATURES),
                           c->shape.features / colo_layout_parts(&b->dst, COLO_FEATURES)};
-    if (rows == 0 || b->late) /* for staged calls, if there will be any */
+    if (rows == 0 || b->lazy) /* for staged calls, if there will be any */
         return COLO_OK;
     if (b->now.plan->levels > 1 && !c->no_grad && colo_layout_holds(&b->src, b->now.plan->rank)) {
         int64_t bytes = product(rows, h[0], elem);

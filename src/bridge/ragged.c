@@ -134,7 +134,7 @@ colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segment
                   colo_ragged_plan(&x->s.plan, &cfg, bridge->now.plan->rank, &r->axes, r->merged,
                                    hash, &x->places),
                   done);
-    COLO_TRY_GOTO(st, colo_shaped_load(bridge, &x->s), done);
+    COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
     r->src_rows = x->s.plan->own_src.rows;
     r->dst_rows = x->s.plan->own_dst.rows;
     *batch = x;
@@ -164,9 +164,9 @@ void colo_batch_destroy(colo_batch_t **batch)
 {
     if (!batch || !*batch)
         return;
-    (*batch)->s.slab = (*batch)->s.stage = NULL; /* the bridge's */
+    (*batch)->s.sums = (*batch)->s.stage = NULL; /* the bridge's */
     colo_ragged_places_deinit(&(*batch)->places);
-    colo_shaped_deinit((*batch)->bridge->comm, &(*batch)->s);
+    colo_shape_state_deinit((*batch)->bridge->comm, &(*batch)->s);
     free(*batch);
     *batch = NULL;
 }
@@ -182,7 +182,7 @@ typedef struct call {
     colo_queries_t queries;
     bool capturing;
     colo_carried_t *carried; /* [n] */
-    size_t slab_size;
+    size_t sum_size;
 } call_t;
 
 /* Does this rank have to have a tensor on this side? */
@@ -295,16 +295,16 @@ static colo_status_t check_pair(call_t *c, int32_t i)
                          "are not added up in; leave it out",
                          (long long)p->rank, in_name, (int)i, colo_dtype_name(t->dtype),
                          (long long)p->levels);
-    t->slab = c->slab_size;
+    t->sums = c->sum_size;
     bytes = p->own_src.rows * (p->own_src.h1 - p->own_src.h0) * t->per *
             (int64_t)colo_dtype_size(t->dtype); /* as large as d_x */
-    c->slab_size += colo_ragged_padded((size_t)bytes);
+    c->sum_size += colo_ragged_padded((size_t)bytes);
     return COLO_OK;
 }
 
 static colo_status_t prepare(call_t *c)
 {
-    colo_shaped_t *s = &c->batch->s;
+    colo_shape_state_t *s = &c->batch->s;
     colo_bridge_t *b = c->batch->bridge;
     if (c->n < 1)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
@@ -319,9 +319,9 @@ static colo_status_t prepare(call_t *c)
         COLO_TRY(check_pair(c, i));
     COLO_TRY(colo_lane_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
-        COLO_TRY(colo_ragged_slab(b, c->slab_size * (size_t)s->nslabs, c->capturing));
-    s->slab = b->ragged->slab.at;
-    s->slab_size = c->slab_size;
+        COLO_TRY(colo_ragged_slab(b, c->sum_size * (size_t)s->nsums, c->capturing));
+    s->sums = b->ragged->sums.at;
+    s->sum_size = c->sum_size;
     return COLO_OK;
 }
 

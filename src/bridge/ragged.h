@@ -112,7 +112,7 @@ typedef struct colo_ragged_bridge {
     bool merged;
     int64_t max_rows;           /* of a source rank; 0: any */
     int64_t src_rows, dst_rows; /* of the last tables */
-    colo_arena_t slab, stage;   /* of one call: addends; staging of its messages */
+    colo_arena_t sums, stage;   /* of one call: addends; staging of its messages */
 } colo_ragged_bridge_t;
 
 /* Local. COLO_ERR_UNBUILT: the comm moves memory of the other kind. */
@@ -124,7 +124,8 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 /* Addends of one call, @bytes. COLO_ERR_STATE: a capture needs more than there is. */
 colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing);
 /* Staging for the messages of a call, whose boxes are filled in: s->stage. Likewise. */
-colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shaped_t *s, colo_pass_t pass, bool capturing);
+colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                bool capturing);
 void colo_ragged_destroy(colo_bridge_t *b);
 size_t colo_ragged_workspace(const colo_bridge_t *b);
 static inline size_t colo_ragged_padded(size_t bytes)
@@ -136,7 +137,7 @@ static inline size_t colo_ragged_padded(size_t bytes)
 
 struct colo_batch {
     colo_bridge_t *bridge;
-    colo_shaped_t s;
+    colo_shape_state_t s;
     colo_ragged_places_t places;
     colo_fields_t fields; /* the tables, as all ranks must have them */
     bool compared;

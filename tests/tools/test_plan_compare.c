@@ -117,8 +117,8 @@ static void fan_in_and_fan_out_are_their_closed_forms(void **state)
     json_decref(doc);
 }
 
-/* V = 128 bytes, CP2 of one sample block: full output V, input V/2, and one slab as large as the
- * input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
+/* V = 128 bytes, CP2 of one sample block: full output V, input V/2, and one partial sum as large as
+ * the input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
 static void partial_gradients_need_staging(void **state)
 {
     const char *args[] = {"--src",
