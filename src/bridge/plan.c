@@ -2,10 +2,10 @@
 /*
  * plan.c - one rank's part of the routing: what it sends, receives and keeps, forward and backward.
  *
- * Decides which roles the two layouts play (forward: needers are destination ranks, holders source
- * ranks; backward the other way round, and with PARTIAL gradients once for every context level,
- * each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who sends
- * a piece is routing.c's rule; what a rank does with its boxes is exchange.c's business.
+ * Decides which roles the two layouts play (forward: destinations are destination ranks, sources
+ * source ranks; backward the other way round, and with PARTIAL gradients once for every context
+ * level, each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who
+ * sends an overlap is routing.c's rule; what a rank does with its boxes is exchange.c's business.
  */
 #include "bridge/routing.h"
 
@@ -102,7 +102,7 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
     return n;
 }
 
-/* All pieces of one way; backward PARTIAL: once a level, with the context dims pinned. */
+/* All overlaps of one way; backward PARTIAL: once a level, with the context dims pinned. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;
@@ -124,10 +124,10 @@ colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t s
             dst.fixed[dims[i]] = left % plan->dst.grid.extent[dims[i]];
             left /= plan->dst.grid.extent[dims[i]];
         }
-        COLO_TRY(colo_pieces_find(w, need, hold, (int32_t)level, pass == COLO_BACKWARD));
+        COLO_TRY(colo_overlaps_find(w, need, hold, (int32_t)level, pass == COLO_BACKWARD));
     }
     COLO_TRY(store_sorted(w, &w->recvs, &plan->recv[pass], &plan->local[pass]));
-    colo_routes_t none = {0}; /* a holder never sends to itself: meet() keeps that as a local */
+    colo_routes_t none = {0}; /* a source never sends to itself: meet() keeps that as a local */
     COLO_TRY(store_sorted(w, &w->sends, &plan->send[pass], &none));
     return COLO_OK;
 }
@@ -188,8 +188,8 @@ void colo_plan_count_bytes(colo_plan_t *p, size_t elem)
 
 void colo_builder_deinit(colo_builder_t *w)
 {
-    colo_list_t *lists[] = {&w->recvs,   &w->sends,   &w->pieces, &w->ranks,  &w->needers,
-                            &w->by_node, &w->by_rail, &w->met[0], &w->met[1], &w->met[2],
+    colo_list_t *lists[] = {&w->recvs,   &w->sends,   &w->overlaps, &w->ranks,  &w->destinations,
+                            &w->by_node, &w->by_rail, &w->met[0],   &w->met[1], &w->met[2],
                             &w->fed[0],  &w->fed[1],  &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);

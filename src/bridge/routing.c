@@ -1,16 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * routing.c - what one rank receives and sends, piece by piece.
+ * routing.c - what one rank receives and sends, overlap by overlap.
  *
- * A piece is where a needed block meets a held block (blocks.c). A rank receives the pieces of the
- * held blocks that meet its needed block, and may have to send those of its held block; senders.c
- * says which rank sends each. Forward: needers are destination ranks, holders source ranks;
- * backward the other way round. With PARTIAL gradients each context level is a holder side of its
- * own, and what it sends is an addend.
+ * An overlap is where a needed block meets a held block (blocks.c). A rank receives the overlaps of
+ * the held blocks that meet its needed block, and may have to send those of its held block;
+ * senders.c says which rank sends each. Forward: destinations are destination ranks, sources source
+ * ranks; backward the other way round. With PARTIAL gradients each context level is a source side
+ * of its own, and what it sends is an addend.
  *
- * Cost: a rank visits only blocks that overlap its own. If a turn decides, a needer also visits the
- * blocks that a held block feeds before its own. Each visited block costs its replicas times the
- * logarithm of the holders, whatever the size of the world.
+ * Cost: a rank visits only blocks that overlap its own. If a turn decides, a destination also
+ * visits the blocks that a held block feeds before its own. Each visited block costs its replicas
+ * times the logarithm of the sources, whatever the size of the world.
  */
 #include "bridge/routing.h"
 
@@ -30,7 +30,7 @@ static int64_t first_behind(const colo_runs_t *runs, int64_t row)
     return a;
 }
 
-/* w->pieces = the rows that a needed and a held block share, as runs that are contiguous in both;
+/* w->overlaps = the rows that a needed and a held block share, as runs that are contiguous in both;
  * by row. Boxes are set later. */
 static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_runs_t *src,
                                 const colo_runs_t *dst)
@@ -38,7 +38,7 @@ static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_run
     /* all rows are in memory; runs of a ragged batch say where */
     const bool whole = w->cfg->output == COLO_FULL_SEQ && !w->ragged;
     int64_t last_src = -1, last_dst = -1; /* where the run before ends */
-    w->pieces.n = 0;
+    w->overlaps.n = 0;
     if (src->n == 0 || dst->n == 0)
         return COLO_OK;
     int64_t i = first_behind(src, dst->run[0].row), j = first_behind(dst, src->run[0].row);
@@ -51,13 +51,14 @@ static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_run
         j += y1 == hi;
         if (lo >= hi)
             continue;
-        colo_entry_t *p = w->pieces.at;
-        if (w->pieces.n && p[w->pieces.n - 1].region.s[1] == lo && last_src == a && last_dst == z)
-            p[w->pieces.n - 1].region.s[1] = hi;
+        colo_entry_t *p = w->overlaps.at;
+        if (w->overlaps.n && p[w->overlaps.n - 1].region.s[1] == lo && last_src == a &&
+            last_dst == z)
+            p[w->overlaps.n - 1].region.s[1] = hi;
         else {
-            p = colo_list_push(&w->pieces, sizeof *p);
+            p = colo_list_push(&w->overlaps, sizeof *p);
             if (!p)
-                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->pieces.n);
+                return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->overlaps.n);
             *p = (colo_entry_t){.region = {.s = {lo, hi}, .level = level},
                                 .offset = {.src_row = a, .dst_row = z}};
         }
@@ -67,11 +68,11 @@ static colo_status_t share_rows(colo_builder_t *w, int32_t level, const colo_run
     return COLO_OK;
 }
 
-/* The piece of a needed and a held block: rows by share_rows(), one range of the other axes. */
+/* The overlap of a needed and a held block: rows by share_rows(), one range of the other axes. */
 static void set_box(colo_builder_t *w, const colo_bounds_t *x, const colo_bounds_t *y)
 {
-    colo_entry_t *p = w->pieces.at;
-    for (int64_t i = 0; i < w->pieces.n; i++) {
+    colo_entry_t *p = w->overlaps.at;
+    for (int64_t i = 0; i < w->overlaps.n; i++) {
         colo_region_t *r = &p[i].region;
         r->b[0] = x->b.lo > y->b.lo ? x->b.lo : y->b.lo;
         r->b[1] = x->b.hi < y->b.hi ? x->b.hi : y->b.hi;
@@ -105,7 +106,7 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
     return met[COLO_ROWS].n > 1 ? i % met[COLO_FEATURES].n == 0 : i == 0;
 }
 
-/* Passes the turns of a held block on up to the piece of needed block @mine. */
+/* Passes the turns of a held block on up to the overlap of needed block @mine. */
 static colo_status_t wait_turn(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
                                const colo_side_t *hold, const int64_t *coords, colo_bounds_t *held,
                                const colo_block_t *mine)
@@ -153,7 +154,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         (void)colo_block_box(w, hold, at, &held);
         set_box(w, &me, &held);
         colo_block_of(hold, at, &b);
-        COLO_TRY_GOTO(st, colo_sender_holders(w, hold, &b), done);
+        COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
         colo_turns_t t[4] = {0};
         t[g.tier] = (colo_turns_t){.group = g, .m = 1};
@@ -190,7 +191,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     w->out = &w->sends;
     COLO_TRY_GOTO(st, colo_block_rows(hold, at, NULL, &me.runs), done);
     COLO_TRY_GOTO(st, colo_blocks_intersect(w, need, &me, w->met), done);
-    COLO_TRY_GOTO(st, colo_sender_holders(w, hold, &mine), done);
+    COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &mine), done);
     for (int tier = 1; tier <= 3; tier++)
         t[tier].group = colo_sender_candidates(w, tier, w->plan->rank);
     for (int64_t i = 0; i < choices(w->met); i++) {
@@ -206,13 +207,14 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
         set_box(w, &me, &needed);
         colo_block_of(need, at, &b);
         COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &b), done);
-        const int64_t *needer = w->needers.at;
+        const int64_t *destination = w->destinations.at;
         int64_t served[4] = {0};
-        for (int64_t o = 0; o < w->needers.n; o++) {
-            colo_sharers_t g = colo_sender_group(w, needer[o]);
+        for (int64_t o = 0; o < w->destinations.n; o++) {
+            colo_sharers_t g = colo_sender_group(w, destination[o]);
             if (colo_sender_watched(t, &g))
                 COLO_TRY_GOTO(
-                    st, colo_sender_assign(w, &t[g.tier], &x, served[g.tier]++, needer[o], true),
+                    st,
+                    colo_sender_assign(w, &t[g.tier], &x, served[g.tier]++, destination[o], true),
                     done);
         }
         colo_sender_pass(w, t, &x);
@@ -223,8 +225,8 @@ done:
     return st;
 }
 
-colo_status_t colo_pieces_find(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
-                               int32_t level, bool need_is_src)
+colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
+                                 const colo_side_t *hold, int32_t level, bool need_is_src)
 {
     COLO_TRY(take(w, need, hold, level, need_is_src));
     return give(w, hold, need, level, need_is_src);

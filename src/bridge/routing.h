@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* routing.h (private) - what plan.c, routing.c, senders.c and blocks.c share while a plan is made. */
-#ifndef COLO_BRIDGE_PIECES_H
-#define COLO_BRIDGE_PIECES_H
+#ifndef COLO_BRIDGE_ROUTING_H
+#define COLO_BRIDGE_ROUTING_H
 
 #include "bridge/plan.h"
 
@@ -30,9 +30,9 @@ typedef struct colo_builder {
     bool ragged;
     colo_list_t recvs, sends, *out; /* colo_entry_t; out: the list being made */
     colo_list_t met[3], fed[3];     /* blocks by axis: that meet mine, that a held block feeds */
-    colo_list_t pieces;             /* colo_entry_t: regions of one piece */
-    colo_list_t ranks, needers;     /* int64_t, ascending */
-    colo_list_t by_node, by_rail;   /* holders of one block */
+    colo_list_t overlaps;           /* colo_entry_t: regions of one overlap */
+    colo_list_t ranks, destinations; /* int64_t, ascending */
+    colo_list_t by_node, by_rail;    /* sources of one block */
 } colo_builder_t;
 
 /* ---- blocks.c ---- */
@@ -51,7 +51,7 @@ typedef struct colo_bounds {
     colo_runs_t runs; /* ascending rows */
 } colo_bounds_t;
 
-/* Extents of a piece, by axis. */
+/* Extents of an overlap, by axis. */
 typedef struct colo_extent {
     int64_t of[3];
 } colo_extent_t;
@@ -78,45 +78,46 @@ void colo_blocks_nth(const colo_list_t met[3], int64_t i, int64_t *coords, colo_
 
 /* ---- senders.c ---- */
 
-/* A holder, and what it is looked up by: its node, its rail. */
-typedef struct colo_holder {
+/* A source, and what it is looked up by: its node, its rail. */
+typedef struct colo_source {
     int64_t key, rank;
-} colo_holder_t;
+} colo_source_t;
 
-/* Needers that share their candidates. */
+/* Destinations that share their candidates. */
 typedef struct colo_sharers {
-    int tier;                /* 0 the needer itself, 1 its node, 2 its rail, 3 all */
+    int tier;                /* 0 the destination itself, 1 its node, 2 its rail, 3 all */
     int64_t key;             /* which node, which rail */
     int64_t n;               /* candidates; 0: none in this tier */
-    const colo_holder_t *at; /* [n] ascending */
+    const colo_source_t *at; /* [n] ascending */
 } colo_sharers_t;
 
-/* A group while the pieces of a held block go by in their order. */
+/* A group while the overlaps of a held block go by in their order. */
 typedef struct colo_turns {
     colo_sharers_t group;   /* n == 0: not watched */
-    int64_t m, first, mine; /* of the current piece: needers, ordinal of the first, this rank's i */
-    int64_t whole, slice;   /* candidates whose turn it is: for a small piece, for a slice */
-    bool started;           /* a piece that was not even has gone by */
+    int64_t m, first,
+        mine; /* of the current overlap: destinations, ordinal of the first, this rank's i */
+    int64_t whole, slice; /* candidates whose turn it is: for a small overlap, for a slice */
+    bool started;         /* an overlap that was not even has gone by */
 } colo_turns_t;
 
 /* The replicas of the held block @b, by node and by rail. */
-colo_status_t colo_sender_holders(colo_builder_t *w, const colo_side_t *hold,
+colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold,
                                   const colo_block_t *b);
 /* The candidates of @rank in one tier; its group. */
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank);
-colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t needer);
+colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination);
 /* @t: [4] by tier. Is @g one of the groups watched? */
 bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g);
-/* Lists the needers of a piece and counts those of watched groups. */
+/* Lists the destinations of an overlap and counts those of watched groups. */
 colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
                                 const colo_block_t *b);
-/* Passes the turns on by the needers of a piece that has gone by. */
+/* Passes the turns on by the destinations of an overlap that has gone by. */
 void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_extent_t *x);
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
-/* Pushes what @needer, the @i-th of a group, gets of the current piece: this rank's share if @sends
- * (peer is the needer), else everything (peer is the sender). */
+/* Pushes what @destination, the @i-th of a group, gets of the current overlap: this rank's share if
+ * @sends (peer is the destination), else everything (peer is the sender). */
 colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t needer, bool sends);
+                                 int64_t i, int64_t destination, bool sends);
 
 /* ---- plan.c ---- */
 
@@ -134,10 +135,10 @@ void colo_builder_deinit(colo_builder_t *w);
 
 /* ---- routing.c ---- */
 
-/* Every piece of @need that this rank receives from @hold, or sends: entries of recvs, own ones
+/* Every overlap of @need that this rank receives from @hold, or sends: entries of recvs, own ones
  * with peer == this rank, and of sends. */
-colo_status_t colo_pieces_find(colo_builder_t *w, const colo_side_t *need, const colo_side_t *hold,
-                               int32_t level, bool need_is_src);
+colo_status_t colo_overlaps_find(colo_builder_t *w, const colo_side_t *need,
+                                 const colo_side_t *hold, int32_t level, bool need_is_src);
 
 /* By peer, level, samples, rows, features: the order of regions on both ends of a message. */
 int colo_entry_cmp(const void *a, const void *b);

@@ -1,21 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * senders.c - the routing rule: which replica of a held block sends a piece to which needer.
+ * senders.c - the routing rule: which replica of a held block sends an overlap to which
+ * destination.
  *
- * A needer's candidates are the needer itself, else the holders on its node, else the holders on
- * its rail (the same index within their nodes), else all holders: n of them. The needers of a piece
- * that lack it and share their candidates are m. If n divides m, the i-th of them takes candidate
- * (f + i) mod n; f is the ordinal of the first of them among all replicas of the needed block. Else
- * the candidates each send an even part of the piece or, below 64 KiB, one of them sends it whole.
+ * A destination's candidates are the destination itself, else the sources on its node, else the
+ * sources on its rail (the same index within their nodes), else all sources: n of them. The
+ * destinations of an overlap that lack it and share their candidates are m. If n divides m, the
+ * i-th of them takes candidate (f + i) mod n; f is the ordinal of the first of them among all
+ * replicas of the needed block. Else the candidates each send an even part of the overlap or, below
+ * 64 KiB, one of them sends it whole.
  *
- * What is not even then goes round robin. The pieces of a held block have an order (sample block,
- * row block, feature block). A small piece for one needer is one turn of the candidates; the first
- * turn is the one of candidate (ordinal of that piece) mod n, and the next piece begins where the
- * last one ended. If no axis of a piece divides by n, the slices that remain take turns in the same
- * way. So one candidate never sends two small pieces, or two such slices, more than another.
+ * What is not even then goes round robin. The overlaps of a held block have an order (sample block,
+ * row block, feature block). A small overlap for one destination is one turn of the candidates; the
+ * first turn is the one of candidate (ordinal of that overlap) mod n, and the next overlap begins
+ * where the last one ended. If no axis of an overlap divides by n, the slices that remain take
+ * turns in the same way. So one candidate never sends two small overlaps, or two such slices, more
+ * than another.
  *
- * Both ends of a message know the pieces of a held block, their needers and their holders from
- * coordinates, so both derive the same sender without asking.
+ * Both ends of a message know the overlaps of a held block, their destinations and their sources
+ * from coordinates, so both derive the same sender without asking.
  */
 #include "bridge/routing.h"
 
@@ -23,7 +26,7 @@
 
 #include <stdlib.h>
 
-#define SMALL_PIECE 65536 /* bytes below which a piece is not cut */
+#define SMALL_OVERLAP 65536 /* bytes below which an overlap is not cut */
 
 /* ---- candidates ---- */
 
@@ -34,17 +37,17 @@ static int64_t node_of(const colo_builder_t *w, int64_t rank)
 
 static int by_key(const void *a, const void *b)
 {
-    const colo_holder_t *x = a, *y = b;
+    const colo_source_t *x = a, *y = b;
     if (x->key != y->key)
         return x->key < y->key ? -1 : 1;
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* First of @n holders that does not sort before (key, rank). */
-static int64_t find_holder(colo_builder_t *w, const colo_holder_t *h, int64_t n, int64_t key,
+/* First of @n sources that does not sort before (key, rank). */
+static int64_t find_source(colo_builder_t *w, const colo_source_t *h, int64_t n, int64_t key,
                            int64_t rank)
 {
-    const colo_holder_t want = {key, rank};
+    const colo_source_t want = {key, rank};
     int64_t a = 0;
     while (a < n) {
         int64_t mid = a + (n - a) / 2;
@@ -57,23 +60,23 @@ static int64_t find_holder(colo_builder_t *w, const colo_holder_t *h, int64_t n,
     return a;
 }
 
-colo_status_t colo_sender_holders(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
+colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, const colo_block_t *b)
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     const int64_t *rank = w->ranks.at;
     w->by_node.n = w->by_rail.n = 0;
     for (int64_t i = 0; i < w->ranks.n; i++) {
-        colo_holder_t *node = colo_list_push(&w->by_node, sizeof *node);
-        colo_holder_t *rail =
+        colo_source_t *node = colo_list_push(&w->by_node, sizeof *node);
+        colo_source_t *rail =
             node && w->per_node ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
         if (!node || (w->per_node && !rail))
-            return colo_fail(COLO_ERR_NOMEM, "plan: %lld holders", (long long)w->ranks.n);
-        *node = (colo_holder_t){node_of(w, rank[i]), rank[i]}; /* ascending as they come */
+            return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
+        *node = (colo_source_t){node_of(w, rank[i]), rank[i]}; /* ascending as they come */
         if (rail)
-            *rail = (colo_holder_t){rank[i] % w->per_node, rank[i]};
+            *rail = (colo_source_t){rank[i] % w->per_node, rank[i]};
     }
     if (w->by_rail.n > 1)
-        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_holder_t), by_key);
+        qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_source_t), by_key);
     return COLO_OK;
 }
 
@@ -84,20 +87,20 @@ colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
     if (tier == 3 || l->n == 0)
         return g;
     g.key = tier == 1 ? node_of(w, rank) : rank % w->per_node;
-    int64_t lo = find_holder(w, g.at, g.n, g.key, -1);
-    g.n = find_holder(w, g.at, g.n, g.key + 1, -1) - lo;
+    int64_t lo = find_source(w, g.at, g.n, g.key, -1);
+    g.n = find_source(w, g.at, g.n, g.key + 1, -1) - lo;
     g.at += lo;
     return g;
 }
 
-colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t needer)
+colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination)
 {
-    colo_sharers_t g = colo_sender_candidates(w, 1, needer);
-    int64_t i = find_holder(w, g.at, g.n, g.key, needer);
-    if (i < g.n && g.at[i].rank == needer)
+    colo_sharers_t g = colo_sender_candidates(w, 1, destination);
+    int64_t i = find_source(w, g.at, g.n, g.key, destination);
+    if (i < g.n && g.at[i].rank == destination)
         return (colo_sharers_t){.tier = 0};
     for (int tier = 2; g.n == 0; tier++)
-        g = colo_sender_candidates(w, tier, needer);
+        g = colo_sender_candidates(w, tier, destination);
     return g;
 }
 
@@ -109,11 +112,11 @@ bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g)
 colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
                                 const colo_block_t *b)
 {
-    COLO_TRY(colo_block_ranks(w, &w->needers, &need->layout->grid, b));
-    const int64_t *rank = w->needers.at;
+    COLO_TRY(colo_block_ranks(w, &w->destinations, &need->layout->grid, b));
+    const int64_t *rank = w->destinations.at;
     for (int tier = 1; tier <= 3; tier++)
         t[tier].m = 0;
-    for (int64_t i = 0; i < w->needers.n; i++) {
+    for (int64_t i = 0; i < w->destinations.n; i++) {
         colo_sharers_t g = colo_sender_group(w, rank[i]);
         colo_turns_t *x = &t[g.tier];
         if (!colo_sender_watched(t, &g))
@@ -131,11 +134,11 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_s
 
 static bool is_small(const colo_builder_t *w, const colo_extent_t *x)
 {
-    return x->of[0] * x->of[1] * x->of[2] * (int64_t)w->elem < SMALL_PIECE;
+    return x->of[0] * x->of[1] * x->of[2] * (int64_t)w->elem < SMALL_OVERLAP;
 }
 
-/* Along which axis a piece is cut in @n: one that divides, else the longest, whose slices are the
- * smallest. Rows before samples before features, so that boxes stay whole rows if they can. */
+/* Along which axis an overlap is cut in @n: one that divides, else the longest, whose slices are
+ * the smallest. Rows before samples before features, so that boxes stay whole rows if they can. */
 static int cut_axis(const colo_extent_t *x, int64_t n)
 {
     static const int order[3] = {COLO_ROWS, COLO_SAMPLES, COLO_FEATURES};
@@ -165,20 +168,20 @@ void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_exten
     }
 }
 
-static colo_status_t push_entry(colo_builder_t *w, int64_t peer, const colo_entry_t *piece)
+static colo_status_t push_entry(colo_builder_t *w, int64_t peer, const colo_entry_t *overlap)
 {
     colo_entry_t *e = colo_list_push(w->out, sizeof *e);
     if (!e)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)w->out->n);
-    *e = *piece;
+    *e = *overlap;
     e->peer = peer;
     return COLO_OK;
 }
 
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer)
 {
-    const colo_entry_t *p = w->pieces.at;
-    for (int64_t i = 0; i < w->pieces.n; i++)
+    const colo_entry_t *p = w->overlaps.at;
+    for (int64_t i = 0; i < w->overlaps.n; i++)
         COLO_TRY(push_entry(w, peer, &p[i]));
     return COLO_OK;
 }
@@ -205,12 +208,13 @@ static int64_t part_lo(int64_t length, int64_t n, int64_t k, int64_t turn)
     return k * (length / n) + more;
 }
 
-/* Pushes elements [lo, hi) along @axis of the piece in w->pieces; rows count over its regions. */
+/* Pushes elements [lo, hi) along @axis of the overlap in w->overlaps; rows count over its regions.
+ */
 static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t hi, int64_t peer)
 {
-    const colo_entry_t *p = w->pieces.at;
+    const colo_entry_t *p = w->overlaps.at;
     int64_t at = 0;
-    for (int64_t i = 0; i < w->pieces.n && lo < hi; i++) {
+    for (int64_t i = 0; i < w->overlaps.n && lo < hi; i++) {
         colo_entry_t e = p[i];
         if (axis == COLO_ROWS) {
             int64_t len = e.region.s[1] - e.region.s[0];
@@ -233,21 +237,22 @@ static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t 
 }
 
 colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t needer, bool sends)
+                                 int64_t i, int64_t destination, bool sends)
 {
-    const colo_holder_t *c = t->group.at;
+    const colo_source_t *c = t->group.at;
     int64_t n = t->group.n;
     bool even = t->m % n == 0;
     if (even || is_small(w, x)) {
         int64_t sender = c[(even ? t->first + i : t->whole + i) % n].rank;
-        return sends && sender != w->plan->rank ? COLO_OK
-                                                : colo_sender_whole(w, sends ? needer : sender);
+        return sends && sender != w->plan->rank
+                   ? COLO_OK
+                   : colo_sender_whole(w, sends ? destination : sender);
     }
     int axis = cut_axis(x, n);
     int64_t length = x->of[axis], turn = (t->slice + i % n * (length % n)) % n;
     for (int64_t k = 0; k < n; k++)
         if (!sends || c[k].rank == w->plan->rank)
             COLO_TRY(push_part(w, axis, part_lo(length, n, k, turn),
-                               part_lo(length, n, k + 1, turn), sends ? needer : c[k].rank));
+                               part_lo(length, n, k + 1, turn), sends ? destination : c[k].rank));
     return COLO_OK;
 }

@@ -163,7 +163,7 @@ static void senders_are_the_nearest_that_hold_the_data(void **state)
                 }
 }
 
-/* Pieces of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
+/* Overlaps of 64 KiB and more: rows of 128 KiB times the ranks that may share one. */
 static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg)
 {
     int64_t *count = arg; /* two ways a plan */
@@ -176,7 +176,7 @@ static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg
             t_plans_t w;
             c.shape.n *= 720720; /* rows divide by every number of candidates up to 16 */
             c.shape.h = 64;
-            c.shape.b = t_lcm(s[2], d[2]); /* equal parts: a larger one has but one holder */
+            c.shape.b = t_lcm(s[2], d[2]); /* equal parts: a larger one has but one source */
             bool ok = t_plans_make(&w, &c);
             for (int pass = 0; ok && pass < 2; pass++)
                 ok = t_plans_balanced(&w, (colo_pass_t)pass);

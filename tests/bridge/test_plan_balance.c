@@ -3,15 +3,16 @@
  * test_plan_balance.c - how a plan shares the sending, on sizes that do not divide.
  *
  * The expectations come from the oracle's index lists alone. Ranks with equal lists are replicas;
- * what a set of replicas holds of what another set needs is one piece; candidates and needers are
- * found by comparing every rank with every other. Of the plan only bytes per pair of ranks are
- * read: a rank holds in one set and needs in one set, so these are the bytes of one piece.
+ * what a set of replicas holds of what another set needs is one overlap; candidates and
+ * destinations are found by comparing every rank with every other. Of the plan only bytes per pair
+ * of ranks are read: a rank holds in one set and needs in one set, so these are the bytes of one
+ * overlap.
  */
 #include "harness/harness.h"
 
 #include "harness/plan_world.h"
 
-#define WHOLE_BELOW 65536 /* bytes: smaller pieces are not cut */
+#define WHOLE_BELOW 65536 /* bytes: smaller overlaps are not cut */
 #define MOST 64           /* ranks of a case */
 
 typedef struct kind {
@@ -36,8 +37,8 @@ typedef struct scene {
     set_t hold[MOST], need[MOST];
     int64_t recv[MOST], send[MOST];
     int64_t share; /* the most that a set must send, divided by its ranks */
-    int64_t unit;  /* the largest that is sent whole and was not even: one piece, or one slice */
-    int64_t whole, cut; /* deliveries of pieces that could not be even */
+    int64_t unit;  /* the largest that is sent whole and was not even: one overlap, or one slice */
+    int64_t whole, cut; /* deliveries of overlaps that could not be even */
 } scene_t;
 
 static bool same_list(const int64_t *a, int64_t na, const int64_t *b, int64_t nb)
@@ -96,14 +97,15 @@ static bool among(const set_t *s, int32_t rank)
     return false;
 }
 
-/* The candidates of @needer among @hold; *tier and *key are the same for those who share them. */
-static int32_t candidates(const scene_t *s, const set_t *hold, int32_t needer, int32_t *out,
+/* The candidates of @destination among @hold; *tier and *key are the same for those who share them.
+ */
+static int32_t candidates(const scene_t *s, const set_t *hold, int32_t destination, int32_t *out,
                           int *tier, int64_t *key)
 {
     int64_t p = s->c->ranks_per_node ? s->c->ranks_per_node : 1 << 30;
     for (*tier = 1; *tier <= 3; ++*tier) {
         int32_t n = 0;
-        *key = *tier == 1 ? needer / p : *tier == 2 ? needer % p : 0;
+        *key = *tier == 1 ? destination / p : *tier == 2 ? destination % p : 0;
         for (int32_t i = 0; i < hold->n; i++)
             if (*tier == 3 || (*tier == 1 ? hold->rank[i] / p : hold->rank[i] % p) == *key)
                 out[n++] = hold->rank[i];
@@ -120,7 +122,8 @@ typedef struct turns {
     int tier;
     int64_t key;
     int32_t n, cand[MOST];
-    int64_t whole[MOST], extra[MOST]; /* pieces sent whole; larger parts of pieces that were cut */
+    int64_t whole[MOST],
+        extra[MOST]; /* overlaps sent whole; larger parts of overlaps that were cut */
 } turns_t;
 
 static turns_t *turns_of(turns_t *t, int32_t *n, int tier, int64_t key, const int32_t *cand,
@@ -134,8 +137,8 @@ static turns_t *turns_of(turns_t *t, int32_t *n, int tier, int64_t key, const in
     return &t[(*n)++];
 }
 
-/* One delivery: who sent how much of @bytes. @size: extents of the piece along its axes. */
-static bool look_at(scene_t *s, turns_t *t, int32_t needer, int64_t bytes, const int64_t *size,
+/* One delivery: who sent how much of @bytes. @size: extents of the overlap along its axes. */
+static bool look_at(scene_t *s, turns_t *t, int32_t destination, int64_t bytes, const int64_t *size,
                     int64_t *served)
 {
     int64_t longest = 0, total = 0, n = t->n, es = (int64_t)colo_dtype_size(s->c->dtype);
@@ -153,11 +156,11 @@ static bool look_at(scene_t *s, turns_t *t, int32_t needer, int64_t bytes, const
         s->cut += cut;
     }
     for (int32_t i = 0; i < t->n; i++) {
-        int64_t got = t_plans_bytes(&s->plans, s->pass, t->cand[i], needer);
+        int64_t got = t_plans_bytes(&s->plans, s->pass, t->cand[i], destination);
         total += got;
         if (!cut && got != 0 && got != bytes)
             return WRONG(s, "rank %d gets %lld of %lld bytes from %d, expected all or nothing",
-                         needer, (long long)got, (long long)bytes, t->cand[i]);
+                         destination, (long long)got, (long long)bytes, t->cand[i]);
         if (served)
             served[i] += got == bytes;
         else if (!cut)
@@ -165,14 +168,15 @@ static bool look_at(scene_t *s, turns_t *t, int32_t needer, int64_t bytes, const
         else if (got * n > bytes) {
             if (got * n >= bytes + slice * n || slice < es)
                 return WRONG(s, "rank %d gets %lld of %lld bytes from %d, one of %lld senders",
-                             needer, (long long)got, (long long)bytes, t->cand[i], (long long)n);
+                             destination, (long long)got, (long long)bytes, t->cand[i],
+                             (long long)n);
             t->extra[i]++;
         } else if (bytes - got * n >= slice * n && bytes != got * n)
             return WRONG(s, "rank %d gets only %lld of %lld bytes from %d, one of %lld senders",
-                         needer, (long long)got, (long long)bytes, t->cand[i], (long long)n);
+                         destination, (long long)got, (long long)bytes, t->cand[i], (long long)n);
     }
-    return total == bytes || WRONG(s, "rank %d gets %lld of %lld bytes from its candidates", needer,
-                                   (long long)total, (long long)bytes);
+    return total == bytes || WRONG(s, "rank %d gets %lld of %lld bytes from its candidates",
+                                   destination, (long long)total, (long long)bytes);
 }
 
 static bool even(scene_t *s, const turns_t *t, const int64_t *count, const char *what)
@@ -229,13 +233,13 @@ static bool held_set(scene_t *s, const set_t *hold)
             }
             for (int32_t j = 0; j < n; j++)
                 if (served[j] != m / n)
-                    return WRONG(s, "rank %d serves %lld of %lld needers, %d share them", cand[j],
-                                 (long long)served[j], (long long)m, n);
+                    return WRONG(s, "rank %d serves %lld of %lld destinations, %d share them",
+                                 cand[j], (long long)served[j], (long long)m, n);
         }
     }
     for (int32_t i = 0; i < nturns; i++)
-        if (!even(s, &turns[i], turns[i].whole, "pieces below 64 KiB each") ||
-            !even(s, &turns[i], turns[i].extra, "larger parts of pieces each"))
+        if (!even(s, &turns[i], turns[i].whole, "overlaps below 64 KiB each") ||
+            !even(s, &turns[i], turns[i].extra, "larger parts of overlaps each"))
             return false;
     int64_t share = (total + hold->n - 1) / hold->n;
     s->share = share > s->share ? share : s->share;
@@ -269,7 +273,7 @@ static bool judge_pass(scene_t *s, bool one_grid, bool equal)
     }
     int64_t bound = equal || largest > s->share ? largest : s->share;
     if (ok && one_grid && most > bound + s->unit)
-        ok = WRONG(s, "%s: a rank sends %lld bytes, the largest receive is %lld, a piece %lld",
+        ok = WRONG(s, "%s: a rank sends %lld bytes, the largest receive is %lld, an overlap %lld",
                    back ? "backward" : "forward", (long long)most, (long long)bound,
                    (long long)s->unit);
     for (int32_t i = 0; i < s->nhold; i++)

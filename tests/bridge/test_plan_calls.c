@@ -60,12 +60,13 @@ static void a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers(void **s
     }
 }
 
-/* The ranks that planning looks at, for ranks of both sides; needers are behind the holders. */
-static int64_t work_of(int64_t holders, int64_t needers, int64_t per_node, int64_t features)
+/* The ranks that planning looks at, for ranks of both sides; destinations are behind the sources.
+ */
+static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, int64_t features)
 {
     char text[2][64];
-    snprintf(text[0], sizeof text[0], "tp=%lld", (long long)holders);
-    snprintf(text[1], sizeof text[1], "tp=%lld@%lld", (long long)needers, (long long)holders);
+    snprintf(text[0], sizeof text[0], "tp=%lld", (long long)sources);
+    snprintf(text[1], sizeof text[1], "tp=%lld@%lld", (long long)destinations, (long long)sources);
     ref_side_t src = t_side(text[0], true), dst = t_side(text[1], false);
     colo_layout_t ls, ld;
     assert_ok(t_layout(&ls, &src));
@@ -73,7 +74,7 @@ static int64_t work_of(int64_t holders, int64_t needers, int64_t per_node, int64
     colo_plan_config_t pc = {
         COLO_PLAN_CONFIG_INIT,         .src = &ls,         .dst = &ld,
         .shape = {4, 64, features, 0}, .dtype = COLO_BF16, .ranks_per_node = per_node};
-    const int64_t ranks[] = {0, holders - 1, holders, holders + needers - 1};
+    const int64_t ranks[] = {0, sources - 1, sources, sources + destinations - 1};
     int64_t most = 0;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
         colo_plan_t *p = NULL;
@@ -93,15 +94,17 @@ static void planning_replicas_costs_their_number_times_its_logarithm(void **stat
             for (int f = 0; f < 2; f++)
                 for (int64_t odd = 0; odd < 2; odd++) {
                     int64_t work = work_of(n, n - odd, nodes[node], features[f]);
-                    /* two directions, as a needer and as a holder; six searches for each needer */
+                    /* two directions, as a destination and as a source; six searches for each
+                     * destination */
                     if (work < 2 * n || work > 20 * n * (log + 1))
-                        fail_msg("%lld holders, %lld needers, %lld ranks a node: %lld looks",
+                        fail_msg("%lld sources, %lld destinations, %lld ranks a node: %lld looks",
                                  (long long)n, (long long)(n - odd), (long long)nodes[node],
                                  (long long)work);
                 }
 }
 
-/* A needer learns whose turn it is from the pieces before its own, not from all pairs of ranks. */
+/* A destination learns whose turn it is from the overlaps before its own, not from all pairs of
+ * ranks. */
 static void planning_turns_costs_the_pieces_of_a_held_block(void **state)
 {
     (void)state;
