@@ -4,9 +4,9 @@
  *
  * "rt" stands for your runtime: it has an arena, tensors with a version counter, and errors that
  * carry a code and a text. The library takes none of that over: views borrow rt's memory, nothing
- * is printed, nothing exits, every failure comes back as a status with a sentence, which rt turns
- * into its own error. The part between the two lines below is all there is to learn; the rest is
- * the runtime that you have already.
+ * is printed, nothing exits, every failure comes back as a status with an error message, which rt
+ * turns into its own error. The part between the two lines below is all there is to learn; the rest
+ * is the runtime that you have already.
  */
 #include <stdio.h>
 #include <stdlib.h>

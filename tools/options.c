@@ -41,12 +41,12 @@ static size_t escape(char *out, size_t cap, const char *text)
 
 int tool_complain(int code, const char *tool, const char *fmt, ...)
 {
-    char sentence[4096], safe[4 * sizeof sentence];
+    char error_message[4096], safe[4 * sizeof error_message];
     va_list ap;
     va_start(ap, fmt);
-    vsnprintf(sentence, sizeof sentence, fmt, ap);
+    vsnprintf(error_message, sizeof error_message, fmt, ap);
     va_end(ap);
-    size_t n = escape(safe, sizeof safe, sentence);
+    size_t n = escape(safe, sizeof safe, error_message);
     size_t room = LINE_MAX_BYTES - strlen(tool) - 3; /* ": " and the newline */
     if (n > room) { /* both ends say something: the option is in front, the limit at the back */
         size_t tail = room / 4, head = room - tail - 3;

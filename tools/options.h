@@ -40,7 +40,7 @@ typedef struct tool_option {
     const char *const *values; /* [count], points into argv */
 } tool_option_t;
 
-/* One line on stderr, "TOOL: sentence": printable ASCII, at most 200 bytes; returns @code. */
+/* One line on stderr, "TOOL: error message": printable ASCII, at most 200 bytes; returns @code. */
 int tool_complain(int code, const char *tool, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 
@@ -61,7 +61,7 @@ int tool_pair(const char *tool, const tool_option_t *option, double lo, double h
 /* Index in @words (NULL-terminated) of the option's value, left alone when not given. */
 int tool_word(const char *tool, const tool_option_t *option, const char *const *words, int *index);
 
-/* The option's name and the library's sentence about its value; returns TOOL_WRONG_USE. */
+/* The option's name and the library's error message about its value; returns TOOL_WRONG_USE. */
 int tool_wrong(const char *tool, const tool_option_t *option);
 
 /* The grid of a spec string, all of whose ranks are below @most. */

@@ -44,7 +44,7 @@ static const char *seen(int c, char text[16])
     return text;
 }
 
-/* One field and what follows it in *end; -1 with a sentence. */
+/* One field and what follows it in *end; -1 with an error message. */
 static int read_field(struct reader *r, int field, uint8_t *value, int *end)
 {
     int max = field == CAP_PIXELS ? MAX_LABEL : MAX_PIXEL, digits = 0, v = 0, c;

@@ -21,16 +21,16 @@
 
 #include <colobridge/version.h>
 
-static _Thread_local char sentence[1024];
+static _Thread_local char error_message[1024];
 
 static const char *refuse(const char *fmt, ...) COLO_PRINTF(1, 2);
 static const char *refuse(const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
-    vsnprintf(sentence, sizeof sentence, fmt, args);
+    vsnprintf(error_message, sizeof error_message, fmt, args);
     va_end(args);
-    return sentence;
+    return error_message;
 }
 
 /* ---- style and head ---- */

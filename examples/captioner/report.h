@@ -67,7 +67,7 @@ typedef struct cap_report {
  * cap_report_write() - write the page to @path
  * Written to a new file beside @path, which then takes its name: a reader sees the old page or the
  * whole new one. On failure nothing is left behind.
- * Returns NULL, or one sentence (path, what went wrong) in static thread-local memory
+ * Returns NULL, or one error message (path, what went wrong) in static thread-local memory
  */
 const char *cap_report_write(const cap_report_t *report, const char *path);
 

@@ -64,10 +64,10 @@ typedef struct colo_bridge colo_bridge_t;
  *          ranks are the grids' ranks. A rank outside both grids constructs and no-ops.
  *          On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that the plan ties
  *          together, and allocates staging for messages that do not lie in one piece.
- * Check:   COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE only);
- *          COLO_ERR_MISMATCH on all of them, with the field and both values in the sentence.
- *          An error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere.
- * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
+ * Check:   COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE
+ * only); COLO_ERR_MISMATCH on all of them, with the field and both values in the error message. An
+ * error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere. Errors:
+ * COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
  *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT; COLO_ERR_UNBUILT (no
  *          backend for mem, or for it on @comm; COLO_TRANSPORT=peer and ranks out of reach),
  *          COLO_ERR_CUDA, COLO_ERR_NCCL

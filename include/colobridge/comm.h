@@ -99,9 +99,9 @@ typedef colo_status_t (*colo_rank_fn)(colo_comm_t *world, void *arg);
  * others' waits end with COLO_ERR_PEER. A rank that has returned has left all comms that were made
  * from its world: it may only destroy them, and ranks that wait for it there are told at once. If
  * a rank ends its thread (pthread_exit) instead, that is COLO_ERR_STATE of this rank. Returns
- * COLO_OK or the error of the first rank (by time) that failed by itself; its sentence, prefixed
- * "rank N: ", is then this thread's last error. Waits:   until every thread has returned Errors:
- * COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
+ * COLO_OK or the error of the first rank (by time) that failed by itself; its error message,
+ * prefixed "rank N: ", is then this thread's last error. Waits:   until every thread has returned
+ * Errors: COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
  */
 COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg);
 
@@ -153,7 +153,7 @@ COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
 /** colo_comm_backend() - "threads", "self", "sockets", "mpi", "nccl" */
 COLO_API const char *colo_comm_backend(const colo_comm_t *comm);
-/** colo_comm_set_name() - at most 31 bytes, for sentences and dumps ("cp") */
+/** colo_comm_set_name() - at most 31 bytes, for error messages and dumps ("cp") */
 COLO_API void colo_comm_set_name(colo_comm_t *comm, const char *name);
 /** colo_comm_name() - the name set by colo_comm_set_name(), else "". The comm owns the string */
 COLO_API const char *colo_comm_name(const colo_comm_t *comm);

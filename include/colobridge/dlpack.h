@@ -28,9 +28,9 @@ extern "C" {
 /**
  * colo_tensor_from_dlpack() - a view of @in, legacy or versioned (their member dl_tensor)
  * @tensor:  out  bool becomes u8; page-locked host memory is COLO_HOST, managed memory COLO_CUDA;
- * the version counter is NULL Errors:   COLO_ERR_ARG, without a sentence (nothing of the library is
- * called): NULL, lanes other than 1, a dtype or device that the library does not know, more than
- * COLO_MAX_NDIM axes, a negative extent or stride
+ * the version counter is NULL Errors:   COLO_ERR_ARG, without an error message (nothing of the
+ * library is called): NULL, lanes other than 1, a dtype or device that the library does not know,
+ * more than COLO_MAX_NDIM axes, a negative extent or stride
  */
 static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const DLTensor *in)
 {

@@ -56,7 +56,7 @@ COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, i
  *           all ranks of the comm: an error on any rank is an error on all, nothing is written, and
  *           the comm lives on. Later calls compare between ranks that exchange messages. 2: every
  *           call compares
- * Errors:   COLO_ERR_MISMATCH (tables differ; the sentence names the table), COLO_ERR_ARG,
+ * Errors:   COLO_ERR_MISMATCH (tables differ; the error message names the table), COLO_ERR_ARG,
  *           COLO_ERR_SHAPE (nothing is written; where ranks are not compared, the comm is marked
  *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM,
  *           COLO_ERR_STATE (a capture needs memory that is not there), COLO_ERR_CUDA, COLO_ERR_NCCL

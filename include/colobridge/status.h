@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * status.h - what every call returns, and the one sentence that explains it.
+ * status.h - what every call returns, and the one error message that explains it.
  *
  * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
  * What returns no status (getters, destructors) takes NULL for its object and answers 0, false,
@@ -84,7 +84,7 @@ COLO_API const char *colo_status_string(colo_status_t status);
 COLO_API const char *colo_status_name(colo_status_t status);
 
 /**
- * colo_last_error() - the sentence of the last error on this thread, with its numbers
+ * colo_last_error() - the error message of the last error on this thread, with its numbers
  * Valid until the next failing call on the same thread; "" when nothing failed yet.
  */
 COLO_API const char *colo_last_error(void);

@@ -70,7 +70,7 @@ COLO_API bool colo_tensor_is_contiguous(const colo_tensor_t *t);
 /**
  * colo_tensor_check() - ndim, shape, strides, dtype and data pointer (a multiple of an element) are
  * usable
- * @what:  name of the argument for the sentence ("logits")
+ * @what:  name of the argument for the error message ("logits")
  * Errors: COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what);

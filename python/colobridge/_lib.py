@@ -249,15 +249,15 @@ def lib() -> c.CDLL:
     return _library
 
 
-def sentence() -> str:
-    """The last error's sentence on this thread."""
+def error message() -> str:
+    """The last error's error message on this thread."""
     return lib().colo_last_error().decode('utf-8', 'replace')
 
 
 def check(status: int) -> int:
     """@status when it is >= 0, else its exception. Call it on the thread of the call."""
     if status < 0:
-        raise exception(status, sentence())
+        raise exception(status, error message())
     return status
 
 
@@ -278,4 +278,4 @@ def version() -> str:
     return lib().colo_version().decode()
 
 
-__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'sentence', 'text', 'version']
+__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error message', 'text', 'version']

@@ -31,7 +31,7 @@ class Comm:
     """A communicator. One thread at a time uses it, but abort() and dump(), which any thread may.
 
     Make one with run_threads(), Comm.self(), Comm.from_all_gather(), split(), or Comm.nccl(). Calls are
-    collective and raise TimeoutError, MismatchError or RuntimeError as the library's sentence says.
+    collective and raise TimeoutError, MismatchError or RuntimeError as the library's error message says.
     """
 
     def __init__(self, handle: c.c_void_p, *, owned: bool = True):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statuses of the C library as exceptions.
 
-Each carries the library's sentence as its text and the status as .status. Catch the built-in type
+Each carries the library's error message as its text and the status as .status. Catch the built-in type
 (ValueError, KeyError, RuntimeError, TimeoutError) or Error for all of them.
 """
 from __future__ import annotations
@@ -61,7 +61,7 @@ _KINDS = {
 }
 
 
-def exception(status: int, sentence: str) -> Error:
+def exception(status: int, error message: str) -> Error:
     """The exception of a status < 0."""
     name = NAMES.get(status, 'status %d' % status)
-    return _KINDS.get(name, FailedError)(sentence or name, status)
+    return _KINDS.get(name, FailedError)(error message or name, status)

@@ -101,7 +101,7 @@ def test_order_as_given_and_key():
     (lambda: view('text'), ValueError, 'is a str'),
     (lambda: view(array.array('d', [1.0] * 2), dtype='f99'), ValueError, 'format'),
 ])
-def test_bad_arguments_are_value_errors_with_the_sentence(make, kind, words):
+def test_bad_arguments_are_value_errors_with_the_error_message(make, kind, words):
     with pytest.raises(kind, match=words) as caught:
         make()
     assert not isinstance(caught.value, cb.Error) or caught.value.status <= 0
@@ -405,17 +405,17 @@ def test_read_only_memory_is_read_and_not_written():
 
 
 def test_one_library_in_many_threads():
-    sentences = {}
+    error messages = {}
 
     def fail(i):
         for _ in range(200):
             with pytest.raises(ValueError) as caught:
                 cb.Grid('tp=2').coords(100 + i)
-            sentences.setdefault(i, set()).add(str(caught.value))
+            error messages.setdefault(i, set()).add(str(caught.value))
 
     threads = [threading.Thread(target=fail, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(len(said) == 1 and str(100 + i) in next(iter(said)) for i, said in sentences.items())
+    assert all(len(said) == 1 and str(100 + i) in next(iter(said)) for i, said in error messages.items())

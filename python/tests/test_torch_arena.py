@@ -206,7 +206,7 @@ def refused(rank):
     assert plain.direct is False and plain.copied == 0
     meet()
     with reached():
-        # a layout that does not fit, on one rank: its sentence, not a timeout
+        # a layout that does not fit, on one rank: its error message, not a timeout
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
         with pytest.raises(ValueError if rank == 2 else RuntimeError) if rank > 1 \
                 else contextlib.nullcontext():

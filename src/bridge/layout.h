@@ -5,7 +5,7 @@
 
 #include <colobridge/layout.h>
 
-extern const char *const colo_axis_names[3]; /* by colo_axis_t, for sentences */
+extern const char *const colo_axis_names[3]; /* by colo_axis_t, for error messages */
 
 /* Zigzag at most doubles the spans of a set, BLOCK only cuts: 2^COLO_MAX_SPLITS bounds them. */
 #define COLO_MAX_SPANS (1 << COLO_MAX_SPLITS)

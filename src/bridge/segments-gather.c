@@ -181,7 +181,7 @@ colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments
         largest = n > largest ? n : largest;
         failed = failed || all[r * words + STATUS] < 0;
     }
-    if (st == COLO_OK && failed) /* on all ranks: each learns the sentence */
+    if (st == COLO_OK && failed) /* on all ranks: each learns the error message */
         st = colo_comm_i_agree(comm, "segments gather", 0, mine);
     if (st == COLO_OK && largest > words) {
         words = largest;

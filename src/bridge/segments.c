@@ -2,8 +2,8 @@
 /*
  * segments.c - the tables of a ragged batch: are they valid, what is their hash.
  *
- * Every rank checks the whole tables, because every rank has them: a refusal is the same sentence
- * everywhere, and no rank has to ask another.
+ * Every rank checks the whole tables, because every rank has them: a refusal is the same error
+ * message everywhere, and no rank has to ask another.
  */
 #include "bridge/ragged.h"
 

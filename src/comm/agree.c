@@ -54,18 +54,18 @@ static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int3
     return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
 }
 
-/* Rank @from brings an error: everyone else learns its sentence. Collective. */
+/* Rank @from brings an error: everyone else learns its error message. Collective. */
 static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
                                   colo_status_t mine)
 {
-    char sentence[512], kept[1024]; /* a failing broadcast would overwrite the last error */
-    memset(sentence, 0, sizeof sentence);
-    snprintf(sentence, sizeof sentence, "%.511s", colo_last_error());
+    char error_message[512], kept[1024]; /* a failing broadcast would overwrite the last error */
+    memset(error_message, 0, sizeof error_message);
+    snprintf(error_message, sizeof error_message, "%.511s", colo_last_error());
     snprintf(kept, sizeof kept, "%s", colo_last_error());
-    COLO_TRY(spread_text(c, sentence, sizeof sentence, from));
+    COLO_TRY(spread_text(c, error_message, sizeof error_message, from));
     if (mine < 0)
         return colo_fail(mine, "%s", kept);
-    return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, sentence);
+    return colo_fail(COLO_ERR_PEER, "%s: rank %d failed: %s", what, (int)from, error_message);
 }
 
 /* ---- fields ---- */
@@ -119,8 +119,8 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
     return differ > 0;
 }
 
-/* Rank @odd brings another hash than rank 0: their fields travel, and the sentence is the same on
- * all ranks. Collective. */
+/* Rank @odd brings another hash than rank 0: their fields travel, and the error message is the same
+ * on all ranks. Collective. */
 static colo_status_t name_difference(colo_comm_t *c, const char *what, const colo_fields_t *f,
                                      int32_t odd)
 {

@@ -190,11 +190,11 @@ colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
         return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
     if (!colo_comm_i_own(c, what))
         return COLO_ERR_STATE;
-    char sentence[1000];
-    colo_status_t st = c->ops->state(c, sentence, sizeof sentence);
+    char error_message[1000];
+    colo_status_t st = c->ops->state(c, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;
-    return colo_fail(st, "%s: comm '%s' is dead: %s", what, c->name, sentence);
+    return colo_fail(st, "%s: comm '%s' is dead: %s", what, c->name, error_message);
 }
 
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
@@ -211,12 +211,12 @@ void colo_comm_abort(colo_comm_t *comm, const char *why)
 {
     if (!comm || !colo_comm_i_own(comm, "comm_abort"))
         return;
-    char sentence[600];
+    char error_message[600];
     pthread_mutex_lock(comm->lock); /* the owner may be naming it */
-    snprintf(sentence, sizeof sentence, "aborted by rank %d of '%s': %s", (int)comm->rank,
+    snprintf(error_message, sizeof error_message, "aborted by rank %d of '%s': %s", (int)comm->rank,
              comm->name, why ? why : "no reason given");
     pthread_mutex_unlock(comm->lock);
-    comm->ops->fail(comm, COLO_ERR_ABORTED, sentence);
+    comm->ops->fail(comm, COLO_ERR_ABORTED, error_message);
 }
 
 colo_status_t colo_comm_check(const colo_comm_t *comm)
@@ -225,7 +225,7 @@ colo_status_t colo_comm_check(const colo_comm_t *comm)
         return colo_fail(COLO_ERR_ARG, "comm_check: comm is NULL");
     if (!colo_comm_i_own(comm, "comm_check"))
         return COLO_ERR_STATE;
-    char sentence[1000];
-    colo_status_t st = comm->ops->state(comm, sentence, sizeof sentence);
-    return st == COLO_OK ? st : colo_fail(st, "%s", sentence);
+    char error_message[1000];
+    colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
+    return st == COLO_OK ? st : colo_fail(st, "%s", error_message);
 }

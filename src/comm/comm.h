@@ -37,8 +37,9 @@ typedef struct colo_comm_ops {
      * Fills child->impl; every member calls with the same list and the same @tag. */
     colo_status_t (*subset)(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                             colo_comm_t *child);
-    void (*fail)(colo_comm_t *c, colo_status_t status, const char *sentence); /* tell the peers */
-    colo_status_t (*state)(const colo_comm_t *c, char *sentence,
+    void (*fail)(colo_comm_t *c, colo_status_t status,
+                 const char *error_message); /* tell the peers */
+    colo_status_t (*state)(const colo_comm_t *c, char *error_message,
                            size_t cap); /* OK, or what killed it */
     void (*destroy)(colo_comm_t *c);    /* frees impl */
     /* All four or none: backends whose messages need neither connection nor staging have none.
@@ -67,7 +68,7 @@ typedef struct colo_comm_ops {
 #define COLO_RING 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
- * backend, which compares it where that costs nothing and puts it in its sentences. */
+ * backend, which compares it where that costs nothing and puts it in its error messages. */
 typedef struct colo_op_desc {
     colo_op_kind_t kind;
     colo_dtype_t dtype;
@@ -151,7 +152,8 @@ void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 
 /* True in the process that made the comm; else its last error says so. */
 bool colo_comm_i_own(const colo_comm_t *c, const char *what);
-/* COLO_OK while the comm lives; else the status that killed it, its sentence set as last error. */
+/* COLO_OK while the comm lives; else the status that killed it, its error message set as last
+ * error. */
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
@@ -180,9 +182,9 @@ colo_status_t colo_comm_i_split_color(colo_comm_t *parent, colo_category_t categ
 
 /*
  * Every rank brings a fingerprint of what it thinks is being done; all get COLO_ERR_MISMATCH with
- * the same sentence when two differ (first rank that differs from rank 0, and @what). Also carries
- * each rank's own status: when one brings an error, it returns its own, the others COLO_ERR_PEER
- * with its sentence. The comm stays alive in both cases.
+ * the same error message when two differ (first rank that differs from rank 0, and @what). Also
+ * carries each rank's own status: when one brings an error, it returns its own, the others
+ * COLO_ERR_PEER with its error message. The comm stays alive in both cases.
  */
 COLO_FOR_MODULES colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *what,
                                                  uint64_t fingerprint, colo_status_t mine);

@@ -5,7 +5,7 @@
  * The first error wins. Between processes an error of an older operation takes its place
  * (colo_error_state_replace), because ranks that are late go on with what all had agreed on before.
  * The rank whose own mistake it was keeps its own status, the others see COLO_ERR_PEER with its
- * sentence; a culprit of -1 means the error is everybody's (a timeout, a mismatch, an abort).
+ * error message; a culprit of -1 means the error is everybody's (a timeout, a mismatch, an abort).
  */
 #ifndef COLO_COMM_ERROR_STATE_H
 #define COLO_COMM_ERROR_STATE_H
@@ -21,14 +21,14 @@ typedef struct colo_error_state {
     int32_t culprit;
     pthread_mutex_t lock;
     char who[48]; /* "rank 3" or "rank 1 (world rank 3)" */
-    char sentence[900];
+    char error_message[900];
 } colo_error_state_t;
 
 static inline void colo_error_state_init(colo_error_state_t *f)
 {
     atomic_init(&f->status, COLO_OK);
     f->culprit = -1;
-    f->who[0] = f->sentence[0] = '\0';
+    f->who[0] = f->error_message[0] = '\0';
     pthread_mutex_init(&f->lock, NULL);
 }
 
@@ -43,7 +43,8 @@ static inline bool colo_error_state_is_set(const colo_error_state_t *f)
 }
 
 static inline void colo_error_state_write(colo_error_state_t *f, bool replace, colo_status_t status,
-                                          int32_t culprit, int64_t world_rank, const char *sentence)
+                                          int32_t culprit, int64_t world_rank,
+                                          const char *error_message)
 {
     pthread_mutex_lock(&f->lock);
     if (replace || !colo_error_state_is_set(f)) {
@@ -53,28 +54,29 @@ static inline void colo_error_state_write(colo_error_state_t *f, bool replace, c
         else
             snprintf(f->who, sizeof f->who, "rank %d (world rank %lld)", (int)culprit,
                      (long long)world_rank);
-        snprintf(f->sentence, sizeof f->sentence, "%s", sentence);
+        snprintf(f->error_message, sizeof f->error_message, "%s", error_message);
         atomic_store_explicit(&f->status, status, memory_order_release);
     }
     pthread_mutex_unlock(&f->lock);
 }
 
 static inline void colo_error_state_set(colo_error_state_t *f, colo_status_t status,
-                                        int32_t culprit, int64_t world_rank, const char *sentence)
+                                        int32_t culprit, int64_t world_rank,
+                                        const char *error_message)
 {
-    colo_error_state_write(f, false, status, culprit, world_rank, sentence);
+    colo_error_state_write(f, false, status, culprit, world_rank, error_message);
 }
 
 static inline void colo_error_state_replace(colo_error_state_t *f, colo_status_t status,
                                             int32_t culprit, int64_t world_rank,
-                                            const char *sentence)
+                                            const char *error_message)
 {
-    colo_error_state_write(f, true, status, culprit, world_rank, sentence);
+    colo_error_state_write(f, true, status, culprit, world_rank, error_message);
 }
 
-/* What @rank is told: COLO_OK, or a status with its sentence. */
+/* What @rank is told: COLO_OK, or a status with its error message. */
 static inline colo_status_t colo_error_state_notify(const colo_error_state_t *f, int32_t rank,
-                                                    char *sentence, size_t cap)
+                                                    char *error_message, size_t cap)
 {
     if (!colo_error_state_is_set(f))
         return COLO_OK;
@@ -82,9 +84,9 @@ static inline colo_status_t colo_error_state_notify(const colo_error_state_t *f,
     pthread_mutex_lock(lock);
     colo_status_t status = (colo_status_t)atomic_load(&f->status);
     if (f->culprit < 0 || f->culprit == rank) {
-        snprintf(sentence, cap, "%s", f->sentence);
+        snprintf(error_message, cap, "%s", f->error_message);
     } else {
-        snprintf(sentence, cap, "%s failed: %s", f->who, f->sentence);
+        snprintf(error_message, cap, "%s failed: %s", f->who, f->error_message);
         status = COLO_ERR_PEER;
     }
     pthread_mutex_unlock(lock);

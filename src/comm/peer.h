@@ -67,9 +67,9 @@ typedef struct colo_direct_call {
 typedef struct colo_direct colo_direct_t; /* the direct path of one bridge */
 
 struct colo_peer_ops {
-    /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with a sentence;
-     * what else goes wrong is an error on all of them. The comm lives on. Do all ranks of the comm
-     * reach each other? Collective, found out once. */
+    /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with an error
+     * message; what else goes wrong is an error on all of them. The comm lives on. Do all ranks of
+     * the comm reach each other? Collective, found out once. */
     colo_status_t (*open)(colo_comm_t *c);
     /* Fills m->data (NULL with m->owned: makes it), id, impl. Collective; all or none succeed. */
     colo_status_t (*share)(colo_comm_t *c, colo_memory_t *m);

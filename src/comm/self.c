@@ -70,14 +70,14 @@ static colo_status_t self_subset(colo_comm_t *parent, const int32_t *members, in
     return attach(child);
 }
 
-static void self_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+static void self_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
-    colo_error_state_set(c->impl, status, -1, -1, sentence);
+    colo_error_state_set(c->impl, status, -1, -1, error_message);
 }
 
-static colo_status_t self_state(const colo_comm_t *c, char *sentence, size_t cap)
+static colo_status_t self_state(const colo_comm_t *c, char *error_message, size_t cap)
 {
-    return colo_error_state_notify(c->impl, 0, sentence, cap);
+    return colo_error_state_notify(c->impl, 0, error_message, cap);
 }
 
 static void self_destroy(colo_comm_t *c)

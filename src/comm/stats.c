@@ -246,9 +246,9 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         put(&o, "null");
         return o.len;
     }
-    char sentence[1000] = "";
+    char error_message[1000] = "";
     struct snapshot now;
-    colo_status_t state = comm->ops->state(comm, sentence, sizeof sentence);
+    colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     pthread_mutex_lock(comm->lock);
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
@@ -262,7 +262,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
         (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
-    put_string(&o, sentence);
+    put_string(&o, error_message);
     put(&o, ",\"now\":%.9f,\"stats\":[", colo_now());
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");

@@ -104,7 +104,8 @@ typedef struct colo_ops {
 
 extern const colo_ops_t colo_ops_host;
 
-/* The table for a tensor's memory; COLO_ERR_UNBUILT with a sentence when this build lacks it. */
+/* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message when this build lacks it.
+ */
 colo_status_t colo_ops_for(colo_mem_t mem, const colo_ops_t **ops);
 
 #endif

@@ -3,7 +3,7 @@
  * error.c - the error policy in one place.
  *
  * Every failing path calls colo_fail() once, where the numbers are known, and hands the status up
- * unchanged. The sentence is thread-local: in-process ranks each keep their own. Nothing here
+ * unchanged. The error message is thread-local: in-process ranks each keep their own. Nothing here
  * prints; whoever embeds the library decides what to show.
  */
 #include "core/error.h"
@@ -13,9 +13,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define SENTENCE_MAX 1024
+#define ERROR_MESSAGE_MAX 1024
 
-static _Thread_local char sentence[SENTENCE_MAX];
+static _Thread_local char error_message[ERROR_MESSAGE_MAX];
 
 const char *colo_status_string(colo_status_t status)
 {
@@ -43,23 +43,23 @@ const char *colo_status_name(colo_status_t status)
 
 const char *colo_last_error(void)
 {
-    return sentence;
+    return error_message;
 }
 
 colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
 {
-    char text[SENTENCE_MAX]; /* arguments may point into the old sentence */
+    char text[ERROR_MESSAGE_MAX]; /* arguments may point into the old error message */
     va_list ap;
     va_start(ap, fmt);
     vsnprintf(text, sizeof text, fmt, ap);
     va_end(ap);
-    memcpy(sentence, text, sizeof sentence);
+    memcpy(error_message, text, sizeof error_message);
     return status;
 }
 
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
 {
-    char text[SENTENCE_MAX];
+    char text[ERROR_MESSAGE_MAX];
     va_list ap;
     va_start(ap, fmt);
     int n = vsnprintf(text, sizeof text, fmt, ap);
@@ -68,8 +68,8 @@ colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...)
         n = 0;
     if ((size_t)n + 2 < sizeof text)
         snprintf(text + n, sizeof text - (size_t)n, ": %.*s", (int)(sizeof text - (size_t)n) - 3,
-                 sentence);
-    memcpy(sentence, text, sizeof sentence);
+                 error_message);
+    memcpy(error_message, text, sizeof error_message);
     return status;
 }
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* error.h (private) - how a status and its sentence travel. */
+/* error.h (private) - how a status and its error message travel. */
 #ifndef COLO_CORE_TRY_H
 #define COLO_CORE_TRY_H
 
@@ -9,12 +9,12 @@
  * (src/colobridge.map), in no public header. */
 #define COLO_FOR_MODULES COLO_API
 
-/* Sets colo_last_error() of this thread and returns @status. The sentence carries the numbers:
+/* Sets colo_last_error() of this thread and returns @status. The error message carries the numbers:
  * which rank, which argument, expected, found. */
 COLO_FOR_MODULES colo_status_t colo_fail(colo_status_t status, const char *fmt, ...)
     COLO_PRINTF(2, 3);
 
-/* The same, keeping the sentence that is there and putting "fmt: " in front of it. */
+/* The same, keeping the error message that is there and putting "fmt: " in front of it. */
 colo_status_t colo_fail_prefix(colo_status_t status, const char *fmt, ...) COLO_PRINTF(2, 3);
 
 #define COLO_TRY(expr)             \

@@ -5,7 +5,7 @@
  * Decides two things. A pointer that no kernel on the current device can use (pageable host
  * memory, another device's memory) is COLO_ERR_ARG here instead of a fault on the device that would
  * end every later call of the process; pinned host memory is accepted, kernels reach it. A
- * cudaError_t becomes a status and a sentence, in one place.
+ * cudaError_t becomes a status and an error message, in one place.
  *
  * The current device is the caller's business: streams belong to it. Only alloc and free allocate
  * or wait; everything else here may be captured in a graph. The maths is in kernels/.

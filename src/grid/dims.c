@@ -3,9 +3,9 @@
  * dims.c - the rules that a grid's dims keep, and the lists that name some of them.
  *
  * Every rule is checked here once, whoever the dims come from: a caller's array (grid.c), a spec
- * string (spec.c) or a view (hypergrid.c). A rule's sentence names the dim by number and quotes
- * what the caller wrote, shortened and with unprintable bytes escaped: names can come from a
- * network or a file, and a sentence ends up in logs.
+ * string (spec.c) or a view (hypergrid.c). A rule's error message names the dim by number and
+ * quotes what the caller wrote, shortened and with unprintable bytes escaped: names can come from a
+ * network or a file, and an error message ends up in logs.
  */
 #include "grid/dims.h"
 
@@ -172,7 +172,7 @@ colo_status_t colo_grid_i_check(const colo_grid_t *grid)
 
 /* ---- lists ---- */
 
-/* "tp, cp, dp", for sentences that say what there is instead; at most @cap bytes */
+/* "tp, cp, dp", for error messages that say what there is instead; at most @cap bytes */
 static const char *names(const colo_grid_t *grid, char *text, size_t cap)
 {
     size_t n = 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * dims.h (private) - what grid.c, spec.c and hypergrid.c share: adding a dim to a half-built grid,
- * reading a "cp-dp" list, and quoting a caller's bytes in a sentence.
+ * reading a "cp-dp" list, and quoting a caller's bytes in an error message.
  */
 #ifndef COLO_GRID_DIMS_H
 #define COLO_GRID_DIMS_H
@@ -16,7 +16,7 @@ colo_status_t colo_grid_i_extent(colo_grid_t *grid, int64_t extent);
 colo_status_t colo_grid_i_finish(colo_grid_t *grid, int64_t offset, int64_t world);
 
 /* The rule of names, for dims and views alike: 1..15 bytes of [A-Za-z0-9_], no digit first.
- * @what names the thing in the sentence ("dim 3", "view"). */
+ * @what names the thing in the error message ("dim 3", "view"). */
 colo_status_t colo_grid_i_name_rule(const char *what, const char *text, size_t len);
 
 /* A set of dims of one grid. */
@@ -26,7 +26,7 @@ typedef struct colo_dims {
     bool in[COLO_MAX_DIMS];       /* by index */
 } colo_dims_t;
 
-/* "cp-dp" against @grid; @where names the grid in the sentence ("the grid", "view 'base'"). */
+/* "cp-dp" against @grid; @where names the grid in the error message ("the grid", "view 'base'"). */
 colo_status_t colo_grid_i_dims(const colo_grid_t *grid, const char *where, const char *list,
                                colo_dims_t *dims);
 void colo_grid_i_key(const colo_grid_t *grid, const colo_dims_t *dims, char key[COLO_KEY_MAX]);

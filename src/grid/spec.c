@@ -10,8 +10,8 @@
  * leading zeros, no empty parts, no mixing of the two styles, no letter after a digit in a name. In
  * the second style the digits at the end of a part are the extent, so a name that ends in a digit
  * needs the first style. Reading stops
- * at the first broken rule and every sentence begins with the byte it stopped at. Input is bytes
- * with a length: NULs, UTF-8 and megabytes are ordinary wrong input.
+ * at the first broken rule and every error message begins with the byte it stopped at. Input is
+ * bytes with a length: NULs, UTF-8 and megabytes are ordinary wrong input.
  */
 #include "grid/dims.h"
 

@@ -6,7 +6,7 @@
  * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
  * take without limit is bounded first: a file's size, and the processors that a synthetic
  * description asks for; what it would take on trust is checked in topology-xml.c. hwloc is silent
- * about what it does not like, so the sentences say what was handed to it.
+ * about what it does not like, so the error messages say what was handed to it.
  *
  * This machine means what the calling thread may use of it: whoever started us with fewer
  * processors (taskset, mpirun) had a reason, and binding must not undo it.

@@ -5,7 +5,7 @@
 
 #include <colobridge/status.h>
 
-/* @text: [size] and a NUL after it; @q: the file's name, quoted, for the sentence */
+/* @text: [size] and a NUL after it; @q: the file's name, quoted, for the error message */
 colo_status_t colo_topology_xml_check(const char *q, const char *text, size_t size);
 
 #endif

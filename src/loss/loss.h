@@ -74,7 +74,8 @@ typedef struct colo_loss_ops {
 
 extern const colo_loss_ops_t colo_loss_host;
 
-/* The table for a tensor's memory; COLO_ERR_UNBUILT with a sentence if this build lacks it. */
+/* The table for a tensor's memory; COLO_ERR_UNBUILT with an error message if this build lacks it.
+ */
 colo_status_t colo_loss_ops_for(colo_mem_t mem, const colo_loss_ops_t **loss);
 
 #endif

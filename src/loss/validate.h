@@ -53,7 +53,7 @@ colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st);
 colo_status_t colo_loss_i_gather(const struct colo_logprob_pass *p, bool on_host,
                                  colo_comm_t *group, colo_stream_t stream);
 
-/* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same sentence on every rank. */
+/* The gathered headers, in host memory: COLO_ERR_MISMATCH, the same error message on every rank. */
 colo_status_t colo_logprob_i_check_headers(const struct colo_logprob_pass *p);
 
 /* @in_place: out, whether @d_logits is the logits */

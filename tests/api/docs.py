@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the pages say can be found: sentences that docs/troubleshooting.md quotes stand in the code,
+"""What the pages say can be found: error messages that docs/troubleshooting.md quotes stand in the code,
 and links between pages lead to files.
 
 A quote is the code span a table row begins with; its "…" stand for what the code prints there. Text
@@ -14,7 +14,7 @@ LITERAL = r'"(?:[^"\\\n]|\\.)*"'
 CONVERSION = r'%[-+ 0#]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXcsfgeEpG]'
 
 
-def sentences():
+def error messages():
     """The texts of all C strings and shell lines, one a line, with … where a value goes."""
     found = []
     for folder in ('src', 'tools', 'examples/captioner'):
@@ -33,11 +33,11 @@ def sentences():
 
 def main():
     bad = 0
-    code = sentences()
+    code = error messages()
     page = (ROOT / 'docs' / 'troubleshooting.md').read_text()
     quotes = re.findall(r'^\| (`.*?`) \| ', page, re.M)
     for quote in quotes:
-        # `a …`…`b` is one sentence that is not quoted without a gap.
+        # `a …`…`b` is one error message that is not quoted without a gap.
         for key in re.findall(r'`([^`]*)`', quote):
             if len(key) > 2 and key not in code:
                 bad += 1

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_bridge_check.c - what happens when ranks pass nonsense in a call or stay away: who gets
- * which status, what the sentence names, that nothing was written, and whether the bridge lives on.
- * And the statistics: one exchange a direction, of exactly the plan's bytes.
+ * which status, what the error message names, that nothing was written, and whether the bridge
+ * lives on. And the statistics: one exchange a direction, of exactly the plan's bytes.
  */
 #include "harness/harness.h"
 
@@ -102,7 +102,7 @@ static void plant(const faulty_t *f, colo_tensor_t *in, colo_tensor_t *out)
     case OUTPUT_MISALIGNED:
         out->data = (char *)out->data + 1;
         break;
-    case WIDEST_SHAPE: /* more digits than the sentence has room for */
+    case WIDEST_SHAPE: /* more digits than the error message has room for */
         in->ndim = COLO_MAX_NDIM;
         for (int32_t i = 0; i < COLO_MAX_NDIM; i++) {
             in->shape[i] = i ? INT64_MAX : 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_bridge_create.c - ranks that disagree about a bridge, or bring nonsense, when it is made:
- * who gets which status, what the sentence names, and that the comm lives on.
+ * who gets which status, what the error message names, and that the comm lives on.
  */
 #include "harness/harness.h"
 
@@ -28,7 +28,7 @@ typedef struct disagreement {
     int32_t check;
     void (*change)(colo_bridge_config_t *config, colo_layout_t *src, colo_layout_t *dst);
     colo_status_t own, others;
-    const char *sentence; /* of a mismatch, the same on all ranks */
+    const char *error_message; /* of a mismatch, the same on all ranks */
 } disagreement_t;
 
 static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
@@ -46,7 +46,7 @@ static colo_status_t disagree_rank(colo_comm_t *world, void *arg)
     if (st != (rank == ODD_RANK ? d->own : d->others))
         return t_rank_fail(__FILE__, __LINE__, colo_status_name(st));
     rank_check(bridge == mark);
-    if (d->own == COLO_ERR_MISMATCH && !says(d->sentence))
+    if (d->own == COLO_ERR_MISMATCH && !says(d->error_message))
         return t_rank_fail(__FILE__, __LINE__, colo_last_error());
     rank_check(colo_comm_check(world) == COLO_OK);
     return t_case_on(world, &d->c); /* an agreement that failed leaves the comm alive */
@@ -119,7 +119,7 @@ static void create_names_the_field_and_both_values_on_every_rank(void **state)
     (void)state;
     static const struct {
         void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
-        const char *sentence;
+        const char *error_message;
     } list[] = {
         {other_batch, "bridge create: samples: rank 2 of 'world' has 12, rank 0 8"},
         {other_rows, "bridge create: rows: rank 2 of 'world' has 12, rank 0 8"},
@@ -146,7 +146,7 @@ static void create_names_the_field_and_both_values_on_every_rank(void **state)
                                 .change = list[i].change,
                                 .own = COLO_ERR_MISMATCH,
                                 .others = COLO_ERR_MISMATCH,
-                                .sentence = list[i].sentence};
+                                .error_message = list[i].error_message};
             colo_status_t st = t_run_ranks(8, disagree_rank, &d, sizeof d);
             if (st < 0)
                 fail_msg("change %zu at COLO_CHECK=%d: %s", i, check, colo_last_error());

@@ -140,7 +140,7 @@ static void one_way_against_the_other_is_a_mismatch(void **state)
 typedef struct reshaping {
     t_case_t c;
     colo_shape_t shape[8]; /* of each rank; samples 0: it does not reshape */
-    const char *sentence;
+    const char *error_message;
 } reshaping_t;
 
 static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
@@ -163,7 +163,7 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     rank_try(t_case_tensor(&now, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(&now, T_Y, rank, 0, false, &y));
     colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, NULL);
-    if (st != COLO_ERR_MISMATCH || !says(a->sentence))
+    if (st != COLO_ERR_MISMATCH || !says(a->error_message))
         return t_rank_fail(__FILE__, __LINE__, st < 0 ? colo_last_error() : "no mismatch");
     rank_check(untouched(&y));
     if (a->shape[0].samples || a->c.check == 2) { /* all compared: they come together again */
@@ -181,9 +181,11 @@ static void a_reshape_that_differs_is_a_mismatch_on_all_ranks(void **state)
 {
     (void)state;
     /* components 0..3 and 4..7, which exchange no message */
-    reshaping_t halves = {.sentence = "bridge call: samples: rank 4 of 'world' has 24, rank 0 16"};
-    reshaping_t longer = {.sentence = "dst positions: rank 4 of 'world' has rows from 0 of 16, "
-                                      "rank 0 rows from 0 of 8"};
+    reshaping_t halves = {.error_message =
+                              "bridge call: samples: rank 4 of 'world' has 24, rank 0 16"};
+    reshaping_t longer = {.error_message =
+                              "dst positions: rank 4 of 'world' has rows from 0 of 16, "
+                              "rank 0 rows from 0 of 8"};
     reshaping_t *const list[] = {&halves, &longer};
     for (int32_t check = 1; check <= 2; check++)
         for (size_t i = 0; i < 2; i++) {

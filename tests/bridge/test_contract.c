@@ -35,7 +35,7 @@ typedef struct contract {
     t_case_t c;
     bool backward;
     int64_t rank, ib, is, ih; /* the element that breaks it */
-    const char *words[3];     /* in the sentence of the rank that says CONTRACT */
+    const char *words[3];     /* in the error message of the rank that says CONTRACT */
     bool on_all;              /* every rank says CONTRACT; else the others say PEER */
 } contract_t;
 

@@ -13,7 +13,7 @@ struct creating {
     colo_status_t open, create; /* of rank 1; the others' is that or COLO_ERR_PEER */
     colo_status_t status[RANKS];
     bool direct[RANKS];
-    char sentence[RANKS][300];
+    char error_message[RANKS][300];
 };
 
 static colo_status_t theirs(colo_status_t st, int32_t rank)
@@ -33,7 +33,7 @@ static colo_status_t creates(colo_comm_t *comm, void *arg)
     told[r].open = theirs(k->open, r);
     told[r].create = theirs(k->create, r);
     k->status[r] = stand_up(&s, comm, &c, k->transport);
-    snprintf(k->sentence[r], sizeof k->sentence[r], "%.299s", colo_last_error());
+    snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
     k->direct[r] = s.b && s.b->direct;
     colo_status_t st = COLO_OK;
     if (k->status[r] == COLO_OK) {
@@ -81,7 +81,7 @@ static void what_else_goes_wrong_at_create_is_returned(void **state)
                     fail_msg("rank %d: %s, told %s", r, colo_status_name(c.status[r]),
                              colo_status_name(kinds[i]));
                 assert_false(c.direct[r]);
-                assert_non_null(strstr(c.sentence[r], k ? "create says so" : "open says so"));
+                assert_non_null(strstr(c.error_message[r], k ? "create says so" : "open says so"));
             }
         }
 }
@@ -92,7 +92,7 @@ static void out_of_reach_is_an_error_where_peer_is_asked_for(void **state)
     struct creating c = creating(COLO_TRANSPORT_PEER, COLO_ERR_UNBUILT, COLO_OK);
     for (int r = 0; r < RANKS; r++) {
         assert_int_equal(c.status[r], COLO_ERR_UNBUILT);
-        assert_non_null(strstr(c.sentence[r], "bridge: transport peer: open says so"));
+        assert_non_null(strstr(c.error_message[r], "bridge: transport peer: open says so"));
     }
 }
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_layout.c - what each rank owns, element by element against the oracle's lists, and every
- * rejection of a layout: its status, a sentence with the numbers, nothing written.
+ * rejection of a layout: its status, an error message with the numbers, nothing written.
  */
 #include "harness/harness.h"
 
@@ -263,7 +263,7 @@ static void refused(const colo_layout_t *layout, int64_t b, int64_t n, int64_t h
 {
     assert_fails(colo_layout_check(layout, b, n, h), COLO_ERR_LAYOUT, word1);
     if (!strstr(colo_last_error(), word2))
-        fail_msg("sentence \"%s\" lacks \"%s\"", colo_last_error(), word2);
+        fail_msg("error message \"%s\" lacks \"%s\"", colo_last_error(), word2);
     colo_owned_t own, own0;
     colo_run_t run[4], run0[4];
     int64_t nruns = -77;

@@ -11,8 +11,8 @@
 #define CASES 20000
 #define MOST 64
 
-/* Is one of the oracle's refusals what the sentence says? */
-static bool names_one(const ref_refusal_t *f, int64_t n, const char *sentence)
+/* Is one of the oracle's refusals what the error message says? */
+static bool names_one(const ref_refusal_t *f, int64_t n, const char *error_message)
 {
     char text[96];
     for (int64_t i = 0; i < n; i++) {
@@ -47,7 +47,7 @@ static bool names_one(const ref_refusal_t *f, int64_t n, const char *sentence)
             snprintf(text, sizeof text, "exceed 63 bits");
             break;
         }
-        if (strstr(sentence, text))
+        if (strstr(error_message, text))
             return true;
     }
     return false;

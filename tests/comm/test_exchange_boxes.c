@@ -207,7 +207,7 @@ struct clash {
     bool sends, expects;
     int32_t check;
     colo_status_t status[3];
-    char sentence[3][1024];
+    char error_message[3][1024];
 };
 
 static colo_status_t clash_rank(colo_comm_t *c, void *arg)
@@ -231,7 +231,7 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_barrier(c, NULL));
     k->status[me] = colo_comm_exchange(c, &send, me == 0 && k->sends, &recv, me == 1 && k->expects,
                                        COLO_F32, NULL);
-    snprintf(k->sentence[me], sizeof k->sentence[me], "%s", colo_last_error());
+    snprintf(k->error_message[me], sizeof k->error_message[me], "%s", colo_last_error());
     for (int i = 0; i < 64; i++)
         rank_check(y[i] == -7);
     if (k->check == 2) {
@@ -249,13 +249,13 @@ static void expect_mismatch(struct clash k, int from, int to, const char *text, 
         for (int r = k.check == 2 ? 0 : from; r <= (k.check == 2 ? 2 : to); r++) {
             if (k.status[r] != COLO_ERR_MISMATCH)
                 fail_msg("check %d: rank %d has %s (%s)", (int)k.check, r,
-                         colo_status_name(k.status[r]), k.sentence[r]);
-            if (!strstr(k.sentence[r], k.check == 2 ? checked : text))
+                         colo_status_name(k.status[r]), k.error_message[r]);
+            if (!strstr(k.error_message[r], k.check == 2 ? checked : text))
                 fail_msg("check %d: rank %d says \"%s\", expected \"%s\"", (int)k.check, r,
-                         k.sentence[r], k.check == 2 ? checked : text);
+                         k.error_message[r], k.check == 2 ? checked : text);
         }
         if (k.check < 2 && from != to && t_ranks_are_threads())
-            assert_string_equal(k.sentence[0], k.sentence[1]);
+            assert_string_equal(k.error_message[0], k.error_message[1]);
     }
 }
 
@@ -298,7 +298,7 @@ static colo_status_t vain_rank(colo_comm_t *c, void *arg)
         ;
     if (me < 2)
         k->status[me] = colo_comm_exchange(c, &send, me == 0, &recv, me == 1, COLO_I32, NULL);
-    snprintf(k->sentence[me], sizeof k->sentence[me], "%s", colo_last_error());
+    snprintf(k->error_message[me], sizeof k->error_message[me], "%s", colo_last_error());
     rank_check(v == me);
     return COLO_OK;
 }
@@ -309,7 +309,8 @@ static void a_receiver_that_waits_for_others_is_a_mismatch_at_once(void **state)
     assert_ok(t_run_ranks(3, vain_rank, &k, sizeof k));
     for (int r = 0; r < 2; r++) {
         assert_int_equal(k.status[r], COLO_ERR_MISMATCH);
-        assert_non_null(strstr(k.sentence[r], "rank 1 expects no message from it where it sends"));
+        assert_non_null(
+            strstr(k.error_message[r], "rank 1 expects no message from it where it sends"));
     }
 }
 

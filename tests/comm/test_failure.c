@@ -70,7 +70,7 @@ static void an_operation_that_all_finished_stays_finished(void **state)
         assert_ok(t_run_ranks(8, abort_after, &s, sizeof s));
         for (int r = 0; r < 8; r++)
             if (s.status[r] != COLO_OK)
-                fail_msg("run %d, rank %d: %s", i, r, s.sentence[r]);
+                fail_msg("run %d, rank %d: %s", i, r, s.error_message[r]);
     }
 }
 
@@ -203,8 +203,8 @@ static void different_operations_are_a_mismatch_on_all_ranks(void **state)
                 /* a rank that came last finds "comm 'world' is dead: " in front of the same words
                  */
                 if (t_ranks_are_threads()) /* processes may find it each by itself */
-                    assert_string_equal(strstr(d.seen.sentence[r], "on 'world'"),
-                                        strstr(d.seen.sentence[0], "on 'world'"));
+                    assert_string_equal(strstr(d.seen.error_message[r], "on 'world'"),
+                                        strstr(d.seen.error_message[0], "on 'world'"));
             }
         }
 }
@@ -217,7 +217,7 @@ static void at_check_2_a_mismatch_leaves_the_comm_alive(void **state)
         for (int r = 0; r < 4; r++) {
             expect(&d.seen, r, COLO_ERR_MISMATCH, "rank 0 is about to run");
             expect(&d.seen, r, COLO_ERR_MISMATCH, ", rank 2 ");
-            assert_string_equal(d.seen.sentence[r], d.seen.sentence[0]);
+            assert_string_equal(d.seen.error_message[r], d.seen.error_message[0]);
         }
     }
 }

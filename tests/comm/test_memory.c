@@ -15,7 +15,7 @@ enum { RANKS = 2 };
 struct told {
     colo_status_t open[RANKS], share[RANKS];
     colo_status_t status[RANKS]; /* of registering */
-    char sentence[RANKS][200];
+    char error_message[RANKS][200];
     bool direct[RANKS], made[RANKS];
     bool odd; /* COLO_TRANSPORT, once there is a communicator */
     int shared;
@@ -59,7 +59,7 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
     rank_try(colo_comm_barrier(c, NULL));
     c->ops = &mine;
     t->status[me] = colo_memory_register(c, block, sizeof block, &memory);
-    snprintf(t->sentence[me], sizeof t->sentence[me], "%.199s", colo_last_error());
+    snprintf(t->error_message[me], sizeof t->error_message[me], "%.199s", colo_last_error());
     t->made[me] = memory != NULL;
     t->direct[me] = colo_memory_is_p2p(memory);
     colo_memory_destroy(&memory);
@@ -111,7 +111,7 @@ static void what_else_goes_wrong_is_an_error(void **state)
         assert_int_equal(t.status[1], kinds[i / 2]);
         for (int r = 0; r < RANKS; r++) {
             assert_false(t.made[r]);
-            assert_non_null(strstr(t.sentence[r], i % 2 ? "share says so" : "open says so"));
+            assert_non_null(strstr(t.error_message[r], i % 2 ? "share says so" : "open says so"));
         }
     }
 }
@@ -145,7 +145,7 @@ static void an_unknown_transport_is_refused_before_anybody_waits(void **state)
     unsetenv("COLO_TRANSPORT");
     for (int r = 0; r < RANKS; r++) {
         assert_true(t.status[r] == COLO_ERR_ARG && !t.made[r]);
-        assert_non_null(strstr(t.sentence[r], "COLO_TRANSPORT is 'pear'"));
+        assert_non_null(strstr(t.error_message[r], "COLO_TRANSPORT is 'pear'"));
     }
 }
 

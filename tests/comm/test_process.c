@@ -30,7 +30,7 @@ struct post {
     struct letter *link[RANKS][RANKS]; /* [from][to] */
     bool held[RANKS][RANKS];
     int late[RANKS][RANKS]; /* so often does the receiver look in vain */
-    bool poor;              /* no memory for frames without a sentence */
+    bool poor;              /* no memory for frames without an error message */
     double chatter_until;   /* rank 1 has one frame more for rank 0 until then */
 };
 

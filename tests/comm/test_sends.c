@@ -44,7 +44,7 @@ struct rank {
     colo_comm_t *comm;
     pthread_t thread;
     colo_status_t status;
-    char sentence[1000];
+    char error_message[1000];
     double seconds; /* of the last operation */
     bool wrong;
 };
@@ -70,7 +70,8 @@ static void *run(void *arg)
         for (int64_t i = 0; i < 2 * count && me->status == COLO_OK; i++)
             me->wrong |= y[i] != code(i >= count, turn, i % count);
     }
-    snprintf(me->sentence, sizeof me->sentence, "%s", me->status < 0 ? colo_last_error() : "");
+    snprintf(me->error_message, sizeof me->error_message, "%s",
+             me->status < 0 ? colo_last_error() : "");
     free(x);
     free(y);
     return NULL;
@@ -109,8 +110,8 @@ static void run_both(struct rank *rank, const colo_transport_ops_t *ops, int64_t
 
 static void expect(const struct rank *rank, colo_status_t status, const char *text)
 {
-    if (rank->status != status || !strstr(rank->sentence, text))
-        fail_msg("%s: %s, expected %s: %s", colo_status_name(rank->status), rank->sentence,
+    if (rank->status != status || !strstr(rank->error_message, text))
+        fail_msg("%s: %s, expected %s: %s", colo_status_name(rank->status), rank->error_message,
                  colo_status_name(status), text);
 }
 

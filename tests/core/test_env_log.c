@@ -305,7 +305,7 @@ static void the_sink_is_never_called_concurrently(void **state)
 struct busy {
     int calls;
     bool done;
-    char after[100]; /* the sentence that the caller of colo_log() then finds */
+    char after[100]; /* the error message that the caller of colo_log() then finds */
 };
 
 static void use_library(colo_log_level_t level, const char *line, void *user)

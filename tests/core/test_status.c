@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_status.c - names, fixed descriptions, and the one sentence per thread. */
+/* test_status.c - names, fixed descriptions, and the one error message per thread. */
 #include "harness/harness.h"
 
 #include "core/error.h"
@@ -57,7 +57,7 @@ static void a_failure_sets_the_sentence_and_returns_its_status(void **state)
     assert_string_equal(colo_last_error(), "batch 30 does not split into 4");
     assert_int_equal(colo_fail_prefix(COLO_ERR_ARG, "rank %d", 7), COLO_ERR_ARG);
     assert_string_equal(colo_last_error(), "rank 7: batch 30 does not split into 4");
-    /* the old sentence may be part of the new one */
+    /* the old error message may be part of the new one */
     assert_int_equal(colo_fail(COLO_ERR_IO, "again (%s)", colo_last_error()), COLO_ERR_IO);
     assert_string_equal(colo_last_error(), "again (rank 7: batch 30 does not split into 4)");
 }
@@ -84,7 +84,7 @@ static void *other_thread(void *arg)
     return (void *)(uintptr_t)(fresh && strcmp(colo_last_error(), "of the other thread") == 0);
 }
 
-static void every_thread_has_its_own_sentence(void **state)
+static void every_thread_has_its_own_error_message(void **state)
 {
     pthread_t thread;
     void *ok = NULL;
@@ -141,7 +141,7 @@ int main(void)
         cmocka_unit_test(every_status_has_a_name_and_a_description),
         cmocka_unit_test(a_failure_sets_the_sentence_and_returns_its_status),
         cmocka_unit_test(long_sentences_are_cut_not_spilled),
-        cmocka_unit_test(every_thread_has_its_own_sentence),
+        cmocka_unit_test(every_thread_has_its_own_error_message),
         cmocka_unit_test(trying_stops_at_errors_and_passes_news),
         cmocka_unit_test(products_and_sums_notice_overflow),
     };

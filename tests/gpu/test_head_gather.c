@@ -303,7 +303,7 @@ enum { ELSEWHERE, ON_SOME, ELSEWHERE_LATER, MISSING, IN_A_CAPTURE };
 typedef struct verdict {
     int how;
     colo_status_t status[8];
-    char sentence[8][600];
+    char error_message[8][600];
 } verdict_t;
 
 static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
@@ -335,7 +335,8 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
     }
     if (r->rank != 1 || v->how != MISSING)
         st = colo_lm_head_acquire(s.head, r->stream, &w, NULL);
-    snprintf(v->sentence[r->rank], sizeof v->sentence[0], "%s", st < 0 ? colo_last_error() : "");
+    snprintf(v->error_message[r->rank], sizeof v->error_message[0], "%s",
+             st < 0 ? colo_last_error() : "");
     if (v->how == IN_A_CAPTURE) {
         (void)cudaStreamEndCapture(r->stream, &graph);
         (void)cudaGetLastError();
@@ -344,7 +345,7 @@ static colo_status_t goes_wrong(t_gpu_rank_t *r, void *arg)
     for (int i = 0; i < 300 && st == COLO_OK; i++) { /* kernels have said it; the guard looks */
         usleep(10000);
         st = colo_comm_check(r->gpus);
-        snprintf(v->sentence[r->rank], sizeof v->sentence[0], "%s",
+        snprintf(v->error_message[r->rank], sizeof v->error_message[0], "%s",
                  st < 0 ? colo_last_error() : "");
     }
     v->status[r->rank] = st;
@@ -368,8 +369,8 @@ static void all_must_say(int how, colo_status_t want, const char *text)
 {
     const verdict_t *v = went_wrong(how);
     for (int k = 0; k < t_gpu_count(); k++)
-        if (v->status[k] != want || !strstr(v->sentence[k], text))
-            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->sentence[k]);
+        if (v->status[k] != want || !strstr(v->error_message[k], text))
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->error_message[k]);
 }
 
 static void places_that_differ_are_refused_on_all_ranks(void **state)
@@ -389,11 +390,11 @@ static void some_must_say(int how, colo_status_t want, const char *text)
         if (k == 1 && how == MISSING)
             continue; /* it learns of it, or not yet */
         if (v->status[k] != want && v->status[k] != COLO_ERR_PEER)
-            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->sentence[k]);
-        said += v->status[k] == want && strstr(v->sentence[k], text) != NULL;
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->error_message[k]);
+        said += v->status[k] == want && strstr(v->error_message[k], text) != NULL;
     }
     if (!said)
-        fail_msg("nobody says %s: %s", text, v->sentence[0]);
+        fail_msg("nobody says %s: %s", text, v->error_message[0]);
 }
 
 static void a_rank_that_goes_elsewhere_or_stays_away_is_found(void **state)

@@ -17,14 +17,14 @@ static int32_t gpus;
 
 struct verdicts {
     colo_status_t status[8];
-    char sentence[8][300];
+    char error_message[8][300];
     _Atomic int32_t done;
 };
 
 static void note(struct verdicts *v, int32_t rank, colo_status_t st)
 {
     v->status[rank] = st;
-    snprintf(v->sentence[rank], sizeof v->sentence[rank], "%.299s", colo_last_error());
+    snprintf(v->error_message[rank], sizeof v->error_message[rank], "%.299s", colo_last_error());
 }
 
 static colo_status_t late(t_gpu_rank_t *r, void *arg)
@@ -47,7 +47,7 @@ static void a_rank_that_is_missing_at_create_is_a_timeout(void **state)
     assert_ok(t_gpus_run(gpus, true, late, &v));
     for (int32_t k = 0; k < gpus - 1; k++)
         if (v.status[k] != COLO_ERR_TIMEOUT)
-            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.sentence[k]);
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.error_message[k]);
 }
 
 static colo_status_t same_device(t_gpu_rank_t *r, void *arg)
@@ -77,9 +77,10 @@ static void two_ranks_on_one_device_are_refused_on_all(void **state)
         assert_ok(st);
         for (int32_t k = 0; k < gpus; k++) {
             assert_int_equal(v.status[k], COLO_ERR_MISMATCH);
-            assert_non_null(strstr(v.sentence[k], "ranks 0 and 1 (world ranks 0 and 1) are on the "
-                                                  "same device"));
-            assert_non_null(strstr(v.sentence[k], "NCCL_MULTI_RANK_GPU_ENABLE=1"));
+            assert_non_null(strstr(v.error_message[k],
+                                   "ranks 0 and 1 (world ranks 0 and 1) are on the "
+                                   "same device"));
+            assert_non_null(strstr(v.error_message[k], "NCCL_MULTI_RANK_GPU_ENABLE=1"));
         }
     }
     free(kept);
@@ -115,7 +116,7 @@ static void host_memory_is_refused(void **state)
     assert_ok(t_gpus_run(gpus, false, host_pointer, &v));
     for (int32_t k = 0; k < gpus; k++)
         if (v.status[k] != COLO_ERR_ARG && v.status[k] != COLO_ERR_PEER)
-            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.sentence[k]);
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.error_message[k]);
 }
 
 static colo_status_t differing(t_gpu_rank_t *r, void *arg)
@@ -166,7 +167,7 @@ static void an_abort_ends_a_stream_that_waits(void **state)
     assert_ok(t_gpus_run(gpus, false, abandoned, &v));
     for (int32_t k = 0; k < gpus; k++)
         if (v.status[k] != COLO_ERR_ABORTED && v.status[k] != COLO_ERR_PEER)
-            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.sentence[k]);
+            fail_msg("rank %d: %s: %s", k, colo_status_name(v.status[k]), v.error_message[k]);
 }
 
 /* ---- deadlines on the stream ---- */
@@ -263,13 +264,13 @@ static void an_operation_that_is_late_is_a_timeout_that_names_it(void **state)
         struct alone a = {.how = how};
         const char *what[] = {"all_reduce #", "all_gather #", "exchange #"};
         assert_ok(t_gpus_run(gpus, false, alone_rank, &a));
-        if (a.v.status[0] != COLO_ERR_TIMEOUT || !strstr(a.v.sentence[0], what[how]) ||
-            !strstr(a.v.sentence[0], "has not ended 400 ms after its turn came"))
-            fail_msg("way %d: %s: %s", how, colo_status_name(a.v.status[0]), a.v.sentence[0]);
+        if (a.v.status[0] != COLO_ERR_TIMEOUT || !strstr(a.v.error_message[0], what[how]) ||
+            !strstr(a.v.error_message[0], "has not ended 400 ms after its turn came"))
+            fail_msg("way %d: %s: %s", how, colo_status_name(a.v.status[0]), a.v.error_message[0]);
         for (int32_t k = 1; k < gpus; k++)
-            if (a.v.status[k] != COLO_ERR_PEER || !strstr(a.v.sentence[k], what[how]))
+            if (a.v.status[k] != COLO_ERR_PEER || !strstr(a.v.error_message[k], what[how]))
                 fail_msg("way %d, rank %d: %s: %s", how, k, colo_status_name(a.v.status[k]),
-                         a.v.sentence[k]);
+                         a.v.error_message[k]);
         if (a.took < 0.35 || a.took > 15)
             fail_msg("way %d: the stream was free after %.2f s", how, a.took);
     }

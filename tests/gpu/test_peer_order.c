@@ -173,7 +173,7 @@ static void late_ranks_and_reused_tensors_do_no_harm(void **state)
 
 typedef struct verdict {
     colo_status_t status;
-    char sentence[600];
+    char error_message[600];
     double seconds;
 } verdict_t;
 
@@ -197,7 +197,7 @@ static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
         v->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
     }
     v->status = colo_comm_check(r->gpus);
-    snprintf(v->sentence, sizeof v->sentence, "%s", colo_last_error());
+    snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
     if (r->rank != 1 && v->status < 0)
         rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) < 0);
     peer_cuda(cudaMemsetAsync(y.at, 1, y.host.bytes, r->stream)); /* the GPU is well */
@@ -227,9 +227,10 @@ static void a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well(void **st
             fail_msg("rank %d waited %g s", k, v[k].seconds);
         timeouts += v[k].status == COLO_ERR_TIMEOUT;
         if (v[k].status == COLO_ERR_TIMEOUT &&
-            (!strstr(v[k].sentence, "bridge forward: waited 400 ms for rank 1 (world rank 1)") ||
-             !strstr(v[k].sentence, "call 2 of the pair")))
-            fail_msg("rank %d: %s", k, v[k].sentence);
+            (!strstr(v[k].error_message,
+                     "bridge forward: waited 400 ms for rank 1 (world rank 1)") ||
+             !strstr(v[k].error_message, "call 2 of the pair")))
+            fail_msg("rank %d: %s", k, v[k].error_message);
     }
     assert_true(timeouts >= 1); /* ranks that depend on rank 1; others had what they wanted */
     assert_ok(t_peer_run(RANKS, false, works, NULL, 0));

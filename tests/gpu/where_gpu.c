@@ -65,16 +65,16 @@ static colo_status_t scatter(colo_comm_t *c, const void *send, void *recv, int64
     return st ? st : met;
 }
 
-static void tell(colo_comm_t *c, colo_status_t status, const char *sentence)
+static void tell(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
-    colo_comm_abort(c->impl, sentence);
+    colo_comm_abort(c->impl, error_message);
     (void)status;
 }
 
-static colo_status_t state(const colo_comm_t *c, char *sentence, size_t cap)
+static colo_status_t state(const colo_comm_t *c, char *error_message, size_t cap)
 {
     (void)c;
-    (void)sentence;
+    (void)error_message;
     (void)cap;
     return COLO_OK;
 }

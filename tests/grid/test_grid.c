@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_grid.c - coordinates, groups and keys against counting (ref_grid), golden cases of the
- * reference orders, and every rejection: its status, its sentence, and nothing written.
+ * reference orders, and every rejection: its status, its error message, and nothing written.
  */
 #include "harness/harness.h"
 #include "ref/ref_grid.h"

@@ -66,17 +66,18 @@ static void odd_but_legal_specs_are_read(void **state)
 
 /* ---- refusals ---- */
 
-/* Whatever came in, a sentence is short, printable ASCII without '"', and names a byte of the text.
+/* Whatever came in, an error message is short, printable ASCII without '"', and names a byte of the
+ * text.
  */
-static void check_sentence(size_t len)
+static void check_error_message(size_t len)
 {
     const char *s = colo_last_error();
     unsigned long long at;
     if (strlen(s) > 240)
-        fail_msg("%zu bytes of sentence: %s", strlen(s), s);
+        fail_msg("%zu bytes of error message: %s", strlen(s), s);
     for (const char *c = s; *c; c++)
         if (*c < 0x20 || *c > 0x7e || *c == '"')
-            fail_msg("byte 0x%02x in a sentence", (unsigned)(unsigned char)*c);
+            fail_msg("byte 0x%02x in an error message", (unsigned)(unsigned char)*c);
     if (sscanf(s, "grid spec, byte %llu:", &at) != 1 || at > len)
         fail_msg("no byte within 0..%zu: %s", len, s);
 }
@@ -91,7 +92,7 @@ static void refuse_n(const char *spec, size_t len, int64_t world, size_t at, con
     assert_fails(colo_grid_parse_n(&g, spec, len, world), COLO_ERR_ARG, where);
     if (!strstr(colo_last_error(), words))
         fail_msg("\"%s\" lacks \"%s\"", colo_last_error(), words);
-    check_sentence(len);
+    check_error_message(len);
     assert_memory_equal(&g, &mark, sizeof g);
 }
 
@@ -199,7 +200,7 @@ static void null_arguments_are_refused(void **state)
 }
 
 /* 100 KB and 1 MB of: a name, digits, zeros, parts, separators, UTF-8, NULs, and a long tail. */
-static void huge_strings_are_refused_with_short_sentences(void **state)
+static void huge_strings_are_refused_with_short_error_messages(void **state)
 {
     static const size_t sizes[] = {100 * 1000, 1000 * 1000};
     (void)state;
@@ -345,7 +346,7 @@ static void try_one(const judge *j, const char *text, size_t len, int64_t world)
                  st ? colo_last_error() : "");
     if (st != COLO_OK) {
         assert_int_equal(st, COLO_ERR_ARG);
-        check_sentence(len);
+        check_error_message(len);
         assert_memory_equal(&g, &mark, sizeof g);
         refused++;
         return;
@@ -450,7 +451,7 @@ int main(void)
         cmocka_unit_test(every_mistake_is_named_with_its_byte),
         cmocka_unit_test(a_nul_byte_is_a_mistake_at_its_offset),
         cmocka_unit_test(null_arguments_are_refused),
-        cmocka_unit_test(huge_strings_are_refused_with_short_sentences),
+        cmocka_unit_test(huge_strings_are_refused_with_short_error_messages),
         cmocka_unit_test(printing_gives_the_first_style_and_its_length),
         cmocka_unit_test(printing_stays_inside_any_capacity),
         cmocka_unit_test(fuzzed_specs_are_judged_as_the_grammar_does),

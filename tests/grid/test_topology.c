@@ -249,13 +249,13 @@ static void write_file(const void *bytes, size_t size)
     close(fd);
 }
 
-static void refuse(const char *topology, colo_status_t want, const char *sentence)
+static void refuse(const char *topology, colo_status_t want, const char *error_message)
 {
     colo_topology_t *untouched = (colo_topology_t *)file, *p = untouched;
     assert_fails(
         colo_topology_create(&p, &(colo_topology_config_t){COLO_TOPOLOGY_CONFIG_INIT,
                                                            .topology = topology, .world = 2}),
-        want, sentence);
+        want, error_message);
     assert_ptr_equal(p, untouched);
 }
 
@@ -349,7 +349,7 @@ static void a_damaged_file_is_a_status(void **state)
 static void an_inconsistent_file_is_refused_with_its_line(void **state)
 {
     static const struct {
-        const char *from, *to, *sentence;
+        const char *from, *to, *error_message;
     } edits[] = {
         {"type=\"PU\" os_index=\"8\"", "type=\"PU\" os_index=\"7\"", "is not its os_index"},
         {"<object type=\"Core\" os_index=\"1\" cpuset",
@@ -369,7 +369,7 @@ static void an_inconsistent_file_is_refused_with_its_line(void **state)
         assert_non_null(at);
         memcpy(at, edits[i].to, strlen(edits[i].to));
         write_file(bad, size);
-        refuse(file, COLO_ERR_IO, edits[i].sentence);
+        refuse(file, COLO_ERR_IO, edits[i].error_message);
     }
 }
 
@@ -377,7 +377,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
 {
     static const struct {
         colo_topology_config_t c;
-        const char *sentence;
+        const char *error_message;
     } bad[] = {
         {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 9, 0, 0}, "9 ranks on a host, the topology has 8"},
         {{COLO_TOPOLOGY_CONFIG_INIT, ONE, 32, 16, 0}, "16 ranks on a host, the topology has 8"},
@@ -390,7 +390,7 @@ static void numbers_that_do_not_fit_are_refused(void **state)
     };
     colo_topology_t *p = NULL;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
-        assert_fails(colo_topology_create(&p, &bad[i].c), COLO_ERR_ARG, bad[i].sentence);
+        assert_fails(colo_topology_create(&p, &bad[i].c), COLO_ERR_ARG, bad[i].error_message);
     assert_fails(colo_topology_create(&p, NULL), COLO_ERR_ARG, "config is NULL");
     assert_fails(colo_topology_create(NULL, &bad[0].c), COLO_ERR_ARG, "the output is NULL");
     assert_null(p);

@@ -85,7 +85,7 @@ colo_status_t t_case_tensor(const t_case_t *c, t_role_t role, int64_t rank, int6
 colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int64_t salt,
                              const t_buffer_t *got);
 
-/* One rank's whole job on a comm; a failure is a status with a sentence. */
+/* One rank's whole job on a comm; a failure is a status with an error message. */
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c);
 /* forward and backward on a bridge that exists */
 colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt);

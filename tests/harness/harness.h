@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * harness.h - what every CMocka program here includes: the order cmocka.h wants, assertions on a
- * status with its sentence, a seeded generator that prints its seed.
+ * status with its error message, a seeded generator that prints its seed.
  */
 #ifndef TESTS_HARNESS_H
 #define TESTS_HARNESS_H
@@ -22,7 +22,7 @@
 
 #define T_EXIT_SKIP 77
 
-/* A status is OK; the failure shows its name and sentence. */
+/* A status is OK; the failure shows its name and error message. */
 #define assert_ok(expr)                                                                \
     do {                                                                               \
         colo_status_t t_st_ = (expr);                                                  \
@@ -30,15 +30,15 @@
             fail_msg("%s: %s: %s", #expr, colo_status_name(t_st_), colo_last_error()); \
     } while (0)
 
-/* A status is exactly this error, and its sentence contains @text. */
-#define assert_fails(expr, want, text)                                                      \
-    do {                                                                                    \
-        colo_status_t t_st_ = (expr);                                                       \
-        if (t_st_ != (want))                                                                \
-            fail_msg("%s: %s, expected %s (%s)", #expr, colo_status_name(t_st_),            \
-                     colo_status_name(want), colo_last_error());                            \
-        if (!strstr(colo_last_error(), (text)))                                             \
-            fail_msg("%s: sentence \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text)); \
+/* A status is exactly this error, and its error message contains @text. */
+#define assert_fails(expr, want, text)                                                           \
+    do {                                                                                         \
+        colo_status_t t_st_ = (expr);                                                            \
+        if (t_st_ != (want))                                                                     \
+            fail_msg("%s: %s, expected %s (%s)", #expr, colo_status_name(t_st_),                 \
+                     colo_status_name(want), colo_last_error());                                 \
+        if (!strstr(colo_last_error(), (text)))                                                  \
+            fail_msg("%s: error message \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text)); \
     } while (0)
 
 /* Inside rank functions (threads): CMocka's longjmp must stay on the main thread, so return

@@ -34,7 +34,7 @@ static t_mpi_t *mpi;
 
 struct report { /* of one rank; its memory follows */
     colo_status_t status;
-    char sentence[1100];
+    char error_message[1100];
 };
 
 /* ---- which ---- */
@@ -178,7 +178,7 @@ static colo_status_t judge(const unsigned char *slots, size_t slot, int32_t n)
     if (worst < 0)
         return COLO_OK;
     const struct report *w = (const struct report *)(const void *)(slots + (size_t)worst * slot);
-    return colo_fail(w->status, "rank %d: %s", (int)worst, w->sentence);
+    return colo_fail(w->status, "rank %d: %s", (int)worst, w->error_message);
 }
 
 /* ---- one rank ---- */
@@ -188,7 +188,7 @@ static void fill(struct report *report, colo_status_t st)
     memset(report, 0, sizeof *report);
     report->status = st;
     if (st < 0)
-        snprintf(report->sentence, sizeof report->sentence, "%s", colo_last_error());
+        snprintf(report->error_message, sizeof report->error_message, "%s", colo_last_error());
 }
 
 static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, void *arg,
@@ -289,8 +289,8 @@ static void run_forked(int32_t n, colo_rank_fn fn, void *arg, const unsigned cha
             WEXITSTATUS(status) == 0)
             continue;
         report->status = COLO_ERR_STATE;
-        snprintf(report->sentence, sizeof report->sentence, "the process ended with status 0x%x",
-                 (unsigned)status);
+        snprintf(report->error_message, sizeof report->error_message,
+                 "the process ended with status 0x%x", (unsigned)status);
     }
     memcpy(slots, shm + bytes, (size_t)n * slot);
     munmap(shm, bytes + (size_t)n * slot);

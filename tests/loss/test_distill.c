@@ -365,12 +365,12 @@ static bool painted(const void *p, size_t n)
     return true;
 }
 
-#define REJECT(change, status, sentence)                                            \
+#define REJECT(change, status, error_message)                                       \
     do {                                                                            \
         alone_t a;                                                                  \
         alone_init(&a);                                                             \
         change;                                                                     \
-        assert_fails(forward(&a), status, sentence);                                \
+        assert_fails(forward(&a), status, error_message);                           \
         assert_true(painted(a.ce, sizeof a.ce) && painted(a.kl, sizeof a.kl));      \
         assert_true(painted(a.stats, sizeof a.stats) && painted(a.workspace, 512)); \
         assert_true(!a.saved.valid);                                                \
@@ -461,7 +461,7 @@ static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
 typedef struct disagreement {
     int kind;
     colo_status_t status[2];
-    char sentence[2][256];
+    char error_message[2][256];
     bool untouched[2], alive[2];
 } disagreement_t;
 
@@ -492,7 +492,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_distill_saved_t saved = {.valid = false};
     d->status[r] = colo_distill_forward(&cfg, &zt, &wt, &mt, world, &(colo_distill_out_t){.ce = ce},
                                         &saved, stats, workspace, NULL);
-    snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
+    snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     d->untouched[r] = painted(ce, sizeof ce) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;
     return COLO_OK;
@@ -508,8 +508,8 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
         assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
         for (int r = 0; r < 2; r++) {
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
-            if (!strstr(d.sentence[r], words[kind]))
-                fail_msg("kind %d: \"%s\"", kind, d.sentence[r]);
+            if (!strstr(d.error_message[r], words[kind]))
+                fail_msg("kind %d: \"%s\"", kind, d.error_message[r]);
             assert_true(d.untouched[r] && d.alive[r]);
         }
     }

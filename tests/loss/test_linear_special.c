@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_linear_special.c - infinities, NaN, wrong targets, and what is refused: with its sentence,
- * with nothing written, and with the other ranks awake. A bias puts an infinity into a column of
- * every row; hidden states of one token put it into a row.
+ * test_linear_special.c - infinities, NaN, wrong targets, and what is refused: with its error
+ * message, with nothing written, and with the other ranks awake. A bias puts an infinity into a
+ * column of every row; hidden states of one token put it into a row.
  */
 #include "loss/linear_case.h"
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_logprob_reject.c - what the loss refuses: status, sentence, and that nothing was written; on
- * one rank, and where ranks disagree.
+ * test_logprob_reject.c - what the loss refuses: status, error message, and that nothing was
+ * written; on one rank, and where ranks disagree.
  */
 #include "core/error.h"
 #include "loss/validate.h"
@@ -20,14 +20,14 @@ static void assert_forward_wrote_nothing(const alone_t *a)
     assert_false(a->saved.valid);
 }
 
-#define REJECT(change, status, sentence)                   \
-    do {                                                   \
-        alone_t a;                                         \
-        alone_init(&a);                                    \
-        change;                                            \
-        assert_fails(alone_forward(&a), status, sentence); \
-        assert_forward_wrote_nothing(&a);                  \
-        colo_comm_destroy(&a.self);                        \
+#define REJECT(change, status, error_message)                   \
+    do {                                                        \
+        alone_t a;                                              \
+        alone_init(&a);                                         \
+        change;                                                 \
+        assert_fails(alone_forward(&a), status, error_message); \
+        assert_forward_wrote_nothing(&a);                       \
+        colo_comm_destroy(&a.self);                             \
     } while (0)
 
 static void every_bad_config_is_refused_with_its_number(void **state)
@@ -127,16 +127,16 @@ static void every_bad_pointer_is_refused(void **state)
     colo_comm_destroy(&a.self);
 }
 
-#define REJECT_BACKWARD(change, status, sentence)           \
-    do {                                                    \
-        alone_t a;                                          \
-        alone_init(&a);                                     \
-        assert_ok(alone_forward(&a));                       \
-        change;                                             \
-        assert_fails(alone_backward(&a), status, sentence); \
-        assert_true(painted(a.dz, sizeof a.dz));            \
-        assert_true(a.saved.valid);                         \
-        colo_comm_destroy(&a.self);                         \
+#define REJECT_BACKWARD(change, status, error_message)           \
+    do {                                                         \
+        alone_t a;                                               \
+        alone_init(&a);                                          \
+        assert_ok(alone_forward(&a));                            \
+        change;                                                  \
+        assert_fails(alone_backward(&a), status, error_message); \
+        assert_true(painted(a.dz, sizeof a.dz));                 \
+        assert_true(a.saved.valid);                              \
+        colo_comm_destroy(&a.self);                              \
     } while (0)
 
 static void every_bad_backward_is_refused(void **state)
@@ -172,7 +172,7 @@ typedef struct disagreement {
     int kind;
     int check; /* COLO_CHECK */
     colo_status_t status[2];
-    char sentence[2][256];
+    char error_message[2][256];
 } disagreement_t;
 
 static atomic_int peer_is_back;
@@ -214,7 +214,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     else
         d->status[r] =
             colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, workspace, NULL);
-    snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
+    snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     if (!painted(logp, sizeof logp) || !painted(stats, sizeof stats) || saved.valid)
         return t_rank_fail(__FILE__, __LINE__, "nothing was written");
     if (d->kind == 8 ||
@@ -232,7 +232,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
 
 static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
 {
-    static const char *const sentences[] = {
+    static const char *const error messages[] = {
         "rank 1 has another config or dtype than rank 0",
         "rank 1 has other targets than rank 0",
         "no rank of 2 holds column 4 of the vocabulary of 8",
@@ -245,15 +245,16 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
     for (int i = 0; i < 14; i++) {
         int kind = i % 7;
         disagreement_t d = {.kind = kind, .check = 1 + i / 7};
-        if (!sentences[kind])
+        if (!error messages[kind])
             continue;
         assert_ok(colo_comm_threads_run(2, disagree, &d));
         for (int r = 0; r < 2; r++) {
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
-            if (!strstr(d.sentence[r], sentences[kind]))
-                fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d.sentence[r], sentences[kind]);
+            if (!strstr(d.error_message[r], error messages[kind]))
+                fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d.error_message[r],
+                         error messages[kind]);
         }
-        assert_string_equal(d.sentence[0], d.sentence[1]);
+        assert_string_equal(d.error_message[0], d.error_message[1]);
     }
 }
 
@@ -266,8 +267,8 @@ static void blocks_of_other_sizes_are_a_mismatch_of_the_gather(void **state)
         colo_status_t st = colo_comm_threads_run(2, disagree, &d);
         for (int r = 0; r < 2; r++) {
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
-            if (!strstr(d.sentence[r], "all_gather"))
-                fail_msg("rank %d: \"%s\" lacks the operation", r, d.sentence[r]);
+            if (!strstr(d.error_message[r], "all_gather"))
+                fail_msg("rank %d: \"%s\" lacks the operation", r, d.error_message[r]);
         }
         assert_int_equal(st == COLO_OK, check == 2);
     }
@@ -297,8 +298,8 @@ static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **
         colo_status_t st = colo_comm_threads_run(2, disagree, &d);
         assert_int_equal(d.status[1], COLO_ERR_ARG);
         assert_int_equal(d.status[0], COLO_ERR_PEER);
-        if (!strstr(d.sentence[0], "softcap is -1"))
-            fail_msg("the peer's sentence is \"%s\"", d.sentence[0]);
+        if (!strstr(d.error_message[0], "softcap is -1"))
+            fail_msg("the peer's error message is \"%s\"", d.error_message[0]);
         assert_int_equal(st == COLO_OK,
                          check == 2); /* at 2 the group lives: its barrier ends well */
     }
@@ -315,8 +316,8 @@ static void a_pass_that_fails_does_not_leave_the_others_waiting(void **state)
         assert_true(colo_comm_threads_run(2, disagree, &d) < 0);
         assert_int_equal(d.status[1], COLO_ERR_ARG);
         assert_int_equal(d.status[0], COLO_ERR_PEER);
-        if (!strstr(d.sentence[0], "logits: not of a device"))
-            fail_msg("the peer's sentence is \"%s\"", d.sentence[0]);
+        if (!strstr(d.error_message[0], "logits: not of a device"))
+            fail_msg("the peer's error message is \"%s\"", d.error_message[0]);
     }
     assert_ok(colo_comm_create_self(&self)); /* alone: nobody waits, nothing to mark */
     assert_int_equal(colo_loss_i_step(self, COLO_ERR_ARG), COLO_ERR_ARG);

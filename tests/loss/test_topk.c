@@ -345,12 +345,12 @@ static bool painted(const void *p, size_t n)
     return true;
 }
 
-#define REJECT(topk, change, status, sentence)                                             \
+#define REJECT(topk, change, status, error_message)                                        \
     do {                                                                                   \
         alone_t a;                                                                         \
         alone_init(&a, topk);                                                              \
         change;                                                                            \
-        assert_fails(forward(&a), status, sentence);                                       \
+        assert_fails(forward(&a), status, error_message);                                  \
         assert_true(painted(a.logp, sizeof a.logp) && painted(a.chosen, sizeof a.chosen)); \
         assert_true(painted(a.stats, sizeof a.stats) && painted(a.workspace, 1024));       \
         assert_true(painted(&a.n_invalid, 8) && !a.saved.valid);                           \
@@ -484,7 +484,7 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
 typedef struct disagreement {
     int kind;
     colo_status_t status[2];
-    char sentence[2][256];
+    char error_message[2][256];
     bool untouched[2], alive[2];
 } disagreement_t;
 
@@ -518,7 +518,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_topk_saved_t saved = {.valid = false};
     d->status[r] = colo_topk_forward(&cfg, &zt, &it, &mt, world, &(colo_topk_out_t){.logp = logp},
                                      &saved, stats, workspace, NULL);
-    snprintf(d->sentence[r], sizeof d->sentence[r], "%s", colo_last_error());
+    snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     d->untouched[r] = painted(logp, sizeof logp) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;
     return COLO_OK;
@@ -535,11 +535,11 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
         assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
         for (int r = 0; r < 2; r++) {
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
-            if (!strstr(d.sentence[r], words[kind]))
-                fail_msg("kind %d: \"%s\"", kind, d.sentence[r]);
+            if (!strstr(d.error_message[r], words[kind]))
+                fail_msg("kind %d: \"%s\"", kind, d.error_message[r]);
             assert_true(d.untouched[r] && d.alive[r]);
         }
-        assert_string_equal(d.sentence[0], d.sentence[1]);
+        assert_string_equal(d.error_message[0], d.error_message[1]);
     }
 }
 

@@ -22,7 +22,7 @@ typedef struct t_page {
     _Atomic int32_t arrived;
     unsigned char endpoint[T_FORKED_MAX][T_FORKED_ENDPOINT];
     colo_status_t status[T_FORKED_MAX];
-    char sentence[T_FORKED_MAX][1000];
+    char error_message[T_FORKED_MAX][1000];
     double seconds[T_FORKED_MAX]; /* from the all-gather to the verdict */
     double gathered[T_FORKED_MAX];
 } t_page_t;
@@ -55,7 +55,7 @@ static void t_note(t_forked_t *me, colo_status_t st)
     t_page_t *page = me->page;
     page->seconds[me->rank] = colo_now() - page->gathered[me->rank];
     page->status[me->rank] = st;
-    snprintf(page->sentence[me->rank], sizeof page->sentence[0], "%s",
+    snprintf(page->error_message[me->rank], sizeof page->error_message[0], "%s",
              st < 0 ? colo_last_error() : "");
 }
 
@@ -104,10 +104,10 @@ static t_page_t *t_fork_ranks(int32_t n, void (*fn)(t_forked_t *me))
 
 static void t_expect(const t_page_t *page, int32_t r, colo_status_t status, const char *text)
 {
-    if (page->status[r] != status || !strstr(page->sentence[r], text))
+    if (page->status[r] != status || !strstr(page->error_message[r], text))
         fail_msg("rank %d: %s: \"%s\", expected %s: \"%s\"", (int)r,
-                 colo_status_name(page->status[r]), page->sentence[r], colo_status_name(status),
-                 text);
+                 colo_status_name(page->status[r]), page->error_message[r],
+                 colo_status_name(status), text);
 }
 
 #endif

@@ -13,7 +13,7 @@
 
 struct last { /* in memory that both sides of fork() share */
     colo_status_t status[4];
-    char sentence[4][1000];
+    char error_message[4][1000];
     double seconds[4];
     pid_t child; /* of the one that dies */
     _Atomic int32_t arrived;

@@ -43,7 +43,8 @@ static void one_ends(struct last *last, int32_t me)
         st = colo_comm_barrier(world, NULL);
     last->seconds[me] = colo_now() - begin;
     last->status[me] = st;
-    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", st < 0 ? colo_last_error() : "");
+    snprintf(last->error_message[me], sizeof last->error_message[me], "%s",
+             st < 0 ? colo_last_error() : "");
     colo_comm_destroy(&pair);
     colo_comm_destroy(&world);
     _exit(0);
@@ -55,10 +56,10 @@ static void expect_on_others(enum way by, colo_status_t status, const char *text
     struct last *last = run_four(one_ends, -1);
     for (int r = 0; r < 4; r++)
         if ((r != 2 || status == COLO_OK) &&
-            (last->status[r] != status || !strstr(last->sentence[r], text) ||
+            (last->status[r] != status || !strstr(last->error_message[r], text) ||
              last->seconds[r] > 10))
             fail_msg("rank %d: %s after %g s: %s", r, colo_status_name(last->status[r]),
-                     last->seconds[r], last->sentence[r]);
+                     last->seconds[r], last->error_message[r]);
     munmap(last, sizeof *last);
 }
 

@@ -310,7 +310,7 @@ static void mortal(struct last *last, int32_t me)
         st = colo_comm_barrier(me == 3 ? pair : world, NULL);
     last->seconds[me] = colo_now() - begin;
     last->status[me] = st;
-    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    snprintf(last->error_message[me], sizeof last->error_message[me], "%s", colo_last_error());
     colo_comm_destroy(&pair);
     colo_comm_destroy(&world);
     _exit(0);
@@ -328,12 +328,12 @@ static void kill_one_of_four(enum heir with)
         if (r != 2) {
             if (last->status[r] != COLO_ERR_PEER ||
                 !strstr(
-                    last->sentence[r],
+                    last->error_message[r],
                     "world rank 2 ended without destroying its communicators, or was killed: its "
                     "connection ended") ||
                 last->seconds[r] > 10)
                 fail_msg("rank %d: %s after %g s: %s", (int)r, colo_status_name(last->status[r]),
-                         last->seconds[r], last->sentence[r]);
+                         last->seconds[r], last->error_message[r]);
         }
     munmap(last, sizeof *last);
 }
@@ -373,7 +373,7 @@ static void inherited(struct last *last, int32_t me)
     if (st == COLO_OK)
         st = colo_comm_barrier(world, NULL);
     last->status[me] = st;
-    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    snprintf(last->error_message[me], sizeof last->error_message[me], "%s", colo_last_error());
     colo_comm_destroy(&world);
     _exit(0);
 }
@@ -383,7 +383,7 @@ static void destroy_in_a_child_leaves_sockets_alone(void **state)
     struct last *last = run_four(inherited, -1);
     for (int r = 0; r < 4; r++)
         if (last->status[r] != COLO_OK)
-            fail_msg("rank %d: %s", r, last->sentence[r]);
+            fail_msg("rank %d: %s", r, last->error_message[r]);
     munmap(last, sizeof *last);
 }
 
@@ -400,7 +400,7 @@ static void mistyped(struct last *last, int32_t me)
     if (me == 1)
         setenv(typo[typed][0], typo[typed][1], 1);
     last->status[me] = colo_comm_create_bootstrap(&b, &world);
-    snprintf(last->sentence[me], sizeof last->sentence[me], "%s", colo_last_error());
+    snprintf(last->error_message[me], sizeof last->error_message[me], "%s", colo_last_error());
     _exit(world != NULL);
 }
 
@@ -412,10 +412,10 @@ static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
         snprintf(own, sizeof own, "%s is '%s', expected ", typo[typed][0], typo[typed][1]);
         for (int r = 0; r < 4; r++)
             if (last->status[r] != (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) ||
-                !strstr(last->sentence[r], own) ||
-                (r != 1 && !strstr(last->sentence[r], "from_bootstrap: rank 1 failed: ")))
+                !strstr(last->error_message[r], own) ||
+                (r != 1 && !strstr(last->error_message[r], "from_bootstrap: rank 1 failed: ")))
                 fail_msg("rank %d: %s: %s", r, colo_status_name(last->status[r]),
-                         last->sentence[r]);
+                         last->error_message[r]);
         munmap(last, sizeof *last);
     }
 }

@@ -41,7 +41,7 @@ def cells(text, title):
 
 
 def refused(script, *words):
-    """The one sentence of a run that cannot measure; nothing is written."""
+    """The one error message of a run that cannot measure; nothing is written."""
     with tempfile.TemporaryDirectory() as folder:
         keep = Path(folder) / 'keep'
         done = subprocess.run([sys.executable, '-B', script, '--keep', str(keep), '--no-torch', *words],

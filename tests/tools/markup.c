@@ -11,9 +11,10 @@ enum { DEPTH = 32, NAMES = 32, NAME = 40 };
 
 static const char *wrong(const char *text, const char *at, const char *what)
 {
-    static char sentence[200];
-    snprintf(sentence, sizeof sentence, "byte %d: %s: \"%.60s\"", (int)(at - text), what, at);
-    return sentence;
+    static char error_message[200];
+    snprintf(error_message, sizeof error_message, "byte %d: %s: \"%.60s\"", (int)(at - text), what,
+             at);
+    return error_message;
 }
 
 static int character(const char *s) /* length, 0: not allowed */

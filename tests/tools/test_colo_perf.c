@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_colo_perf.c - colo-perf without a GPU: what it refuses, in one sentence, and the pictures of
- * recorded runs: well-formed, every series with the figure that the record holds, nothing drawn of
- * what moved nothing. Figures are computed here from the JSON.
+ * test_colo_perf.c - colo-perf without a GPU: what it refuses, in one error message, and the
+ * pictures of recorded runs: well-formed, every series with the figure that the record holds,
+ * nothing drawn of what moved nothing. Figures are computed here from the JSON.
  */
 #include "harness/harness.h"
 
@@ -101,7 +101,7 @@ static void no_gpu_is_exit_2_and_says_so(void **state)
 static void what_is_no_record_is_refused_and_leaves_no_picture(void **state)
 {
     static const struct {
-        const char *text, *sentence;
+        const char *text, *error_message;
         int code;
     } cases[] = {{"{\"tool\": ", "in.json\": line 1", 2},
                  {"{\"tool\": \"colo-plan\"}", "is not what --json prints", 2},
@@ -117,7 +117,7 @@ static void what_is_no_record_is_refused_and_leaves_no_picture(void **state)
         assert_non_null(f);
         fputs(cases[i].text, f);
         fclose(f);
-        EXPECT(cases[i].code, cases[i].sentence, "plot", input, "--svg", path);
+        EXPECT(cases[i].code, cases[i].error_message, "plot", input, "--svg", path);
         assert_int_not_equal(access(path, F_OK), 0);
     }
     EXPECT(1, "Is a directory", "plot", GOLDEN "/perf-sizes.json", "--svg", folder);

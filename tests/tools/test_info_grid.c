@@ -115,11 +115,11 @@ static void the_machine_is_in_the_plain_page(void **state)
 
 /* ---- refused ---- */
 
-static void assert_one_line(const said_t *s, int code, const char *sentence)
+static void assert_one_line(const said_t *s, int code, const char *error_message)
 {
-    if (s->exit != code || s->out_size != 0 || !strstr(s->err, sentence))
+    if (s->exit != code || s->out_size != 0 || !strstr(s->err, error_message))
         fail_msg("exit %d, %zu bytes on stdout, \"%s\"; expected %d and \"%s\"", s->exit,
-                 s->out_size, s->err, code, sentence);
+                 s->out_size, s->err, code, error_message);
     assert_int_equal(strncmp(s->err, "colo-info: ", 11), 0);
     assert_true(s->err_size <= 200);
     assert_ptr_equal(strchr(s->err, '\n'), s->err + s->err_size - 1);
@@ -128,7 +128,7 @@ static void assert_one_line(const said_t *s, int code, const char *sentence)
 static void what_cannot_be_is_one_line_and_exit_2(void **state)
 {
     static const struct {
-        const char *sentence, *args[18];
+        const char *error_message, *args[18];
     } cases[] = {
         {"line 2: no hwloc topology", {"--topology", "broken.xml", "--grid", "tp=2"}},
         {"line 2: no hwloc topology", {"--topology", "broken.xml"}},
@@ -163,7 +163,7 @@ static void what_cannot_be_is_one_line_and_exit_2(void **state)
     };
     for (size_t i = 0; i + 1 < sizeof cases / sizeof cases[0]; i++) {
         said_t s = tool_run(cases[i].args);
-        assert_one_line(&s, 2, cases[i].sentence);
+        assert_one_line(&s, 2, cases[i].error_message);
         said_free(&s);
     }
     /* layouts that do not fit are found, not misused */

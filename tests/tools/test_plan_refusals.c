@@ -76,7 +76,7 @@ static void a_wrong_option_is_named_in_one_line(void **state)
         tool_refuses("colo-plan", cases[i].args, 2, cases[i].text);
 }
 
-/* Where reading stopped is in the sentence, whatever else is. */
+/* Where reading stopped is in the error message, whatever else is. */
 static void a_bad_spec_is_refused_with_its_position(void **state)
 {
     static const struct {

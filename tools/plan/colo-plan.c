@@ -4,7 +4,7 @@
  *
  * This file turns the command line into a plan_ask_t: the two layouts as a bridge would declare
  * them and the sizes. It says no as early as it can and names the option; what only the library can
- * judge (does 2C divide the sequence) is the library's sentence. Counting is in sweep.c,
+ * judge (does 2C divide the sequence) is the library's error message. Counting is in sweep.c,
  * printing in plan/text.c and plan/json.c. Exit 0: printed; 1: these layouts cannot be planned, or
  * the output could not be written; 2: wrong use, one line on stderr and nothing on stdout.
  */

@@ -117,7 +117,7 @@ const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *entry, bo
 const char *plan_time(char out[24], double seconds);
 /* forward + backward */
 double plan_entry_seconds(const plan_entry_t *entry);
-/* how the time was estimated, in sentences: [3] lines */
+/* how the time was estimated, in error messages: [3] lines */
 void plan_model_say(const plan_ask_t *ask, char line[3][200]);
 /* see plan_model_say() */
 /* clang-format off */
@@ -133,7 +133,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums);
 colo_status_t plan_make(colo_plan_t **plan, const plan_ask_t *ask, int64_t rank);
 
 /* A rejected plan in words: COLO_ERR_ARG is wrong use, the rest a problem found. */
-int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence);
+int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *error_message);
 
 /* @plans: [nplans], the ranks to list; @sums: of all ranks */
 int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t nplans,

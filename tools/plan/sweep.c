@@ -28,7 +28,7 @@ typedef struct sweep {
     int64_t next, done; /* first rank that nobody took; ranks counted */
     int running;
     colo_status_t status; /* first failure */
-    char sentence[512];
+    char error_message[512];
     plan_sums_t sums;
 } sweep_t;
 
@@ -66,7 +66,7 @@ static void *worker(void *arg)
         s->done += hi - lo;
         if (st < 0 && s->status == COLO_OK) {
             s->status = st;
-            snprintf(s->sentence, sizeof s->sentence, "%s", colo_last_error());
+            snprintf(s->error_message, sizeof s->error_message, "%s", colo_last_error());
         }
     }
     if (any)
@@ -108,11 +108,11 @@ static void watch(sweep_t *s)
         fputs("\r\033[K", stderr);
 }
 
-int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *sentence)
+int plan_complain(const plan_ask_t *ask, colo_status_t status, const char *error_message)
 {
     return tool_complain(status == COLO_ERR_ARG ? TOOL_WRONG_USE : TOOL_PROBLEM, PLAN_TOOL,
                          "%s%s%s", ask->where, *ask->where ? ": " : "",
-                         *sentence ? sentence : colo_status_string(status));
+                         *error_message ? error_message : colo_status_string(status));
 }
 
 int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
@@ -144,7 +144,7 @@ int plan_sweep(const plan_ask_t *ask, colo_plan_t **plans, plan_sums_t *sums)
     pthread_mutex_destroy(&s.lock);
 
     if (s.status < 0)
-        return plan_complain(ask, s.status, s.sentence);
+        return plan_complain(ask, s.status, s.error_message);
     if (s.sums.overflow)
         return tool_complain(TOOL_WRONG_USE, PLAN_TOOL,
                              "the bytes of %lld ranks do not fit in 63 bits",

@@ -305,7 +305,7 @@ def size_and_rank(group: Any, what: str = 'group') -> tuple[int, int]:
 
 
 def refuse(comm: Comm | None, error: BaseException) -> None:
-    """Tells the other ranks of @comm why this one does not come: they get the sentence of @error at once,
+    """Tells the other ranks of @comm why this one does not come: they get the error message of @error at once,
     not a timeout. Nothing to tell to a group of one."""
     try:
         if comm is not None and comm.size > 1:

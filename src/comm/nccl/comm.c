@@ -29,40 +29,41 @@ colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, nccl
 
 /* ---- failure ---- */
 
-colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *sentence, size_t cap)
+colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *error_message,
+                                      size_t cap)
 {
-    return x->control ? x->control->ops->state(x->control, sentence, cap) : COLO_OK;
+    return x->control ? x->control->ops->state(x->control, error_message, cap) : COLO_OK;
 }
 
-colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap)
+colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t cap)
 {
     const struct colo_nccl_group *x = c->impl;
-    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
     if (st == COLO_OK) /* its error state is set by whoever looks */
-        st = colo_nccl_look_at_peer((struct colo_nccl_group *)c->impl, sentence, cap);
-    return st != COLO_OK ? st : colo_nccl_control_state(x, sentence, cap);
+        st = colo_nccl_look_at_peer((struct colo_nccl_group *)c->impl, error_message, cap);
+    return st != COLO_OK ? st : colo_nccl_control_state(x, error_message, cap);
 }
 
-colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *sentence, size_t cap)
+colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *error_message, size_t cap)
 {
-    colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap);
+    colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), error_message, cap);
     if (st < 0)
-        colo_nccl_set_error(x, st, sentence);
+        colo_nccl_set_error(x, st, error_message);
     return st;
 }
 
-void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *sentence)
+void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *error_message)
 {
     char kept[900];
     if (colo_nccl_control_state(x, kept, sizeof kept) == COLO_OK)
-        x->control->ops->fail(x->control, status, sentence);
-    colo_error_state_set(&x->error, status, -1, -1, sentence);
+        x->control->ops->fail(x->control, status, error_message);
+    colo_error_state_set(&x->error, status, -1, -1, error_message);
 }
 
-void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     struct colo_nccl_group *x = c->impl;
-    colo_nccl_set_error(x, status, sentence);
+    colo_nccl_set_error(x, status, error_message);
     pthread_cond_signal(&x->context->wake);
 }
 
@@ -122,13 +123,13 @@ void colo_nccl_destroy(colo_comm_t *c)
 {
     struct colo_nccl_group *x = c->impl;
     struct colo_nccl_context *f = x->context;
-    char sentence[900];
-    bool dead = colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
+    char error_message[900];
+    bool dead = colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
     colo_direct_destroy(&x->gather);
-    dead = dead || colo_nccl_state(c, sentence, sizeof sentence) != COLO_OK;
+    dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     pthread_mutex_lock(&f->lock);
     struct colo_nccl_group **at = &f->group;
     while (*at != x)

@@ -179,18 +179,20 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
                                colo_comm_t **comm);
 colo_status_t colo_nccl_subset(colo_comm_t *parent, const int32_t *members, int32_t n, uint64_t tag,
                                colo_comm_t *child);
-void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
-colo_status_t colo_nccl_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_nccl_fail(colo_comm_t *c, colo_status_t status, const char *error_message);
+colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t cap);
 void colo_nccl_destroy(colo_comm_t *c);
 colo_status_t colo_nccl_subconnection_create(colo_comm_t *c, const int32_t *members, int32_t n,
                                              uint64_t tag, colo_subconnection_t **subconnection);
 void colo_nccl_subconnection_destroy(colo_comm_t *c, colo_subconnection_t *subconnection);
-colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *sentence, size_t cap);
+colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *error_message,
+                                      size_t cap);
 /* Marks a comm failed and tells its peers; any thread. */
-void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status, const char *sentence);
+void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status,
+                         const char *error_message);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
 /* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
-colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *sentence, size_t cap);
+colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *error_message, size_t cap);
 
 /* ---- operation.c ---- */
 /* One operation between begin and end. */
@@ -237,7 +239,8 @@ colo_status_t colo_nccl_subconnection_exchange(colo_comm_t *c, colo_subconnectio
                                                colo_dtype_t dtype, colo_stream_t stream);
 
 /* ---- nccl/collectives.c ---- */
-/* Every kind of operation once, on @stream; for the helper thread of create. NULL or a sentence. */
+/* Every kind of operation once, on @stream; for the helper thread of create. NULL or an error
+ * message. */
 const char *colo_nccl_warm(const colo_nccl_lib_t *lib, ncclComm_t nccl, int32_t rank, int32_t n,
                            cudaStream_t stream, char *room, size_t room_bytes);
 #define COLO_NCCL_WARM_BYTES(n) ((size_t)(n)*2048)

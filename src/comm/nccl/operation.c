@@ -155,7 +155,7 @@ colo_status_t colo_run_begin(struct colo_run *r, colo_comm_t *c,
 colo_status_t colo_run_end(struct colo_run *r, colo_status_t st)
 {
     colo_status_t marked = st < 0 ? COLO_OK : mark(r, false);
-    if (st < 0 && r->connection->nccl) /* keeps the sentence */
+    if (st < 0 && r->connection->nccl) /* keeps the error message */
         (void)colo_k_progress(&r->f->progress[COLO_PROGRESS_ENDED], &r->f->counts[1], NULL, NULL,
                               r->stream);
     pthread_mutex_unlock(&r->connection->busy);

@@ -105,7 +105,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
 {
     struct job *j = job_new(fn, arg);
     const double end = colo_now() + seconds;
-    char sentence[900];
+    char error_message[900];
     if (!j || !job_start(j))
         return false;
     pthread_mutex_lock(&j->lock);
@@ -113,7 +113,7 @@ bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(vo
         double left = end - colo_now(), step = control ? WATCHDOG_MS * 1e-3 : left;
         struct timespec until = colo_nccl_in(step < left ? step : left);
         pthread_cond_timedwait(&j->changed, &j->lock, &until);
-        if (control && control->ops->state(control, sentence, sizeof sentence) != COLO_OK)
+        if (control && control->ops->state(control, error_message, sizeof error_message) != COLO_OK)
             break;
     }
     bool finished = j->finished;
@@ -186,20 +186,21 @@ static bool check_connection(struct colo_nccl_context *f, struct colo_nccl_group
     pthread_mutex_unlock(&l->busy);
     if (r == ncclSuccess || r == ncclInProgress)
         return false;
-    char sentence[600];
+    char error_message[600];
     const char *more = f->lib->last_error(NULL);
-    snprintf(sentence, sizeof sentence, "NCCL reports on the connection of %d ranks: %s; %.400s",
-             (int)l->n, f->lib->error_string(r), more ? more : "");
-    colo_nccl_set_error(x, COLO_ERR_NCCL, sentence);
+    snprintf(error_message, sizeof error_message,
+             "NCCL reports on the connection of %d ranks: %s; %.400s", (int)l->n,
+             f->lib->error_string(r), more ? more : "");
+    colo_nccl_set_error(x, COLO_ERR_NCCL, error_message);
     return true;
 }
 
 static bool is_dead(struct colo_nccl_context *f, struct colo_nccl_group *x)
 {
-    char sentence[900];
+    char error_message[900];
     bool dead = colo_error_state_is_set(&x->error) ||
-                colo_nccl_look_at_peer(x, sentence, sizeof sentence) != COLO_OK ||
-                colo_nccl_control_state(x, sentence, sizeof sentence) != COLO_OK ||
+                colo_nccl_look_at_peer(x, error_message, sizeof error_message) != COLO_OK ||
+                colo_nccl_control_state(x, error_message, sizeof error_message) != COLO_OK ||
                 (x->connection && check_connection(f, x, x->connection));
     for (struct colo_subconnection *r = x->subconnection; r && !dead; r = r->next)
         dead = check_connection(f, x, r->connection);
@@ -250,19 +251,19 @@ static void look_at_clock(struct colo_nccl_context *f)
     const int64_t ms = colo_comm_i_timeout(x->comm);
     if ((now - f->since) * 1e3 < (double)ms)
         return;
-    char what[96], sentence[400];
+    char what[96], error_message[400];
     colo_op_desc_t op =
         colo_op_unpack((uint64_t)word(f, COLO_PROGRESS_OP), (uint64_t)word(f, COLO_PROGRESS_COUNT));
     colo_op_describe(what, sizeof what, op, (uint64_t)word(f, COLO_PROGRESS_SEQ));
     pthread_mutex_lock(x->comm->lock); /* the owner may be naming it */
-    snprintf(sentence, sizeof sentence,
+    snprintf(error_message, sizeof error_message,
              "%s on '%s' of %d ranks, rank %d (world rank %" PRId64 ", device %d): has not ended "
              "%" PRId64 " ms after its turn came on the stream; a rank did not come, or its stream "
              "did not",
              what, x->comm->name, (int)x->comm->size, (int)x->rank,
              x->comm->world_rank[x->comm->rank], (int)f->device, ms);
     pthread_mutex_unlock(x->comm->lock);
-    colo_nccl_set_error(x, COLO_ERR_TIMEOUT, sentence);
+    colo_nccl_set_error(x, COLO_ERR_TIMEOUT, error_message);
 }
 
 void *colo_nccl_watchdog(void *p)

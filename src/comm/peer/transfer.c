@@ -8,8 +8,8 @@
  * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
  * on the device is kept with an event where the caller changes streams.
  *
- * A kernel that gives up says so in pinned memory, and colo_peer_look() makes a sentence of it.
- * Slots outlive their bridge, as long as the comm, and those of a path that died the process: a
+ * A kernel that gives up says so in pinned memory, and colo_peer_look() makes an error message of
+ * it. Slots outlive their bridge, as long as the comm, and those of a path that died the process: a
  * peer that comes late may write there.
  *
  * Left to others: the handshake itself (kernels/direct.cu), what is registered (registry.c).
@@ -305,7 +305,7 @@ void colo_direct_stop(struct colo_direct *d)
         __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
 }
 
-colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size_t cap)
+colo_status_t colo_direct_look(const struct colo_direct *d, char *error_message, size_t cap)
 {
     const struct colo_peer *p = d->peer;
     for (int i = 0; i < 2; i++) {
@@ -321,24 +321,24 @@ colo_status_t colo_direct_look(const struct colo_direct *d, char *sentence, size
                  (int)peer, (long long)p->world[peer], p->name, (unsigned long long)r->call,
                  (unsigned long long)atomic_load(&w->seq));
         if (code == COLO_K_LATE) {
-            snprintf(sentence, cap,
+            snprintf(error_message, cap,
                      "%s: waited %lld ms for %s: it did not come, or took the staged path (the "
                      "tensors of one call are registered on all ranks or on none)",
                      w->name, (long long)atomic_load(&w->deadline_ms), which);
             return COLO_ERR_TIMEOUT;
         }
         if (code == COLO_K_GAVE_UP) {
-            snprintf(sentence, cap, "%s: gave up after %s did", w->name, which);
+            snprintf(error_message, cap, "%s: gave up after %s did", w->name, which);
             return COLO_ERR_PEER;
         }
         if (code == COLO_K_ELSEWHERE) {
-            snprintf(sentence, cap,
+            snprintf(error_message, cap,
                      "%s: it goes to another place in registered memory than here (of memory %llu, "
                      "or at another offset) on %s",
                      w->name, (unsigned long long)r->memory, which);
             return COLO_ERR_MISMATCH;
         }
-        snprintf(sentence, cap, "%s: memory %llu is not known here; from %s", w->name,
+        snprintf(error_message, cap, "%s: memory %llu is not known here; from %s", w->name,
                  (unsigned long long)r->memory, which);
         return COLO_ERR_STATE;
     }

@@ -27,7 +27,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-static const char CALL[] = "from_bootstrap: "; /* begins every sentence here */
+static const char CALL[] = "from_bootstrap: "; /* begins every error message here */
 enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers not known yet */
 
 colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)

@@ -29,12 +29,12 @@ static struct colo_process_group *find_group(struct colo_process_group *list, ui
 
 static void nonsense(struct colo_process_context *f, int32_t peer)
 {
-    char sentence[200];
-    snprintf(sentence, sizeof sentence,
+    char error_message[200];
+    snprintf(error_message, sizeof error_message,
              "world rank %d sends frames that world rank %d does not understand; run the same "
              "version on all ranks",
              (int)peer, (int)f->rank);
-    colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
+    colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, error_message);
 }
 
 /* ---- frames of groups that are not here ---- */
@@ -49,12 +49,12 @@ static void unexpected(struct colo_process_context *f, int32_t peer, const colo_
         return;
     }
     if (f->stashed[peer] + bytes > UNEXPECTED_MAX) {
-        char sentence[200];
-        snprintf(sentence, sizeof sentence,
+        char error_message[200];
+        snprintf(error_message, sizeof error_message,
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
                  "split communicators in the same order on all ranks",
                  (int)peer, (int)UNEXPECTED_MAX, (int)f->rank);
-        colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, sentence);
+        colo_process_set_error_all(f, COLO_ERR_MISMATCH, -1, error_message);
         return;
     }
     struct colo_unexpected *s = malloc(sizeof *s + bytes);
@@ -95,15 +95,15 @@ void colo_process_take_unexpected(struct colo_process_group *x)
 static void take_fail(struct colo_process_context *f, struct colo_process_group *x,
                       const colo_frame_t *frame, const void *payload)
 {
-    char sentence[COLO_FAIL_TEXT + 1];
-    snprintf(sentence, sizeof sentence, "%.*s", (int)frame->bytes, (const char *)payload);
+    char error_message[COLO_FAIL_TEXT + 1];
+    snprintf(error_message, sizeof error_message, "%.*s", (int)frame->bytes, (const char *)payload);
     const colo_status_t said = (colo_status_t)(int64_t)frame->desc;
     const colo_status_t status = said < 0 ? said : COLO_ERR_PEER;
     const int64_t culprit = (int64_t)frame->count;
     const int32_t named = culprit >= 0 && culprit < (x ? x->size : f->size) ? (int32_t)culprit : -1;
     if (!x)
-        colo_error_state_set(&f->error, status, named, named, sentence);
-    else if (colo_process_take_fault(x, frame->seq, status, named, sentence))
+        colo_error_state_set(&f->error, status, named, named, error_message);
+    else if (colo_process_take_fault(x, frame->seq, status, named, error_message))
         colo_process_begin_no_more(x);
 }
 
@@ -118,11 +118,11 @@ static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
     if (e->full)
         e = &p->early[p->first ^ 1];
     if (e->full) { /* it cannot be two operations ahead of what it needs me for */
-        char sentence[160];
-        snprintf(sentence, sizeof sentence,
+        char error_message[160];
+        snprintf(error_message, sizeof error_message,
                  "rank %d of '%s' is three operations ahead of rank %d: its frames make no sense",
                  (int)frame->from, x->name, (int)x->rank);
-        colo_process_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
+        colo_process_set_error(x, COLO_ERR_MISMATCH, -1, error_message);
         return;
     }
     e->full = true;
@@ -229,15 +229,15 @@ static void dispatch(struct colo_process_context *f, int32_t peer, const colo_fr
 
 static void peer_lost(struct colo_process_context *f, int32_t peer)
 {
-    char sentence[700];
+    char error_message[700];
     if (f->closed[peer])
         return; /* it said so */
     f->nclosed++;
     f->closed[peer] = true;
-    snprintf(sentence, sizeof sentence,
+    snprintf(error_message, sizeof error_message,
              "world rank %d ended without destroying its communicators, or was killed: %s",
              (int)peer, f->ops->why(f->transport));
-    colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, sentence);
+    colo_error_state_set(&f->error, COLO_ERR_PEER, -1, -1, error_message);
     colo_process_reap(f);
 }
 

@@ -33,11 +33,11 @@ static bool try_lock(pthread_mutex_t *m)
 
 static void abort_context(struct colo_process_context *f, const char *why)
 {
-    char sentence[900];
-    snprintf(sentence, sizeof sentence,
+    char error_message[900];
+    snprintf(error_message, sizeof error_message,
              "world rank %d ended without destroying its communicators%s%s", (int)f->rank,
              why[0] ? "; its last error: " : "", why);
-    colo_process_set_error_all(f, COLO_ERR_ABORTED, -1, sentence);
+    colo_process_set_error_all(f, COLO_ERR_ABORTED, -1, error_message);
     colo_process_notify(f);
     const double end = colo_now() + FLUSH_SECONDS;
     while (!colo_process_flushed(f) && colo_now() < end) {

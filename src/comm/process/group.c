@@ -11,13 +11,13 @@
  * once. Who hears of it sets its own; if it has not begun an operation before that one, it never
  * will, and tells all members from which on it is missing. A fault in an older operation takes the
  * place of one in a newer: nobody waits for a rank that failed before. Two ranks may find two
- * faults at the same time and then keep different sentences, never one dead and one alive.
+ * faults at the same time and then keep different error messages, never one dead and one alive.
  *
  * A transport that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by
  * others: an abort from another thread is set here at once and told by the owner's next step.
  *
  * Left to others: what arrives (arrive.c), operations (round.c, process/collectives.c), bytes (the
- * transport), sentences of arguments and the statistics (comm/collectives.c).
+ * transport), error messages of arguments and the statistics (comm/collectives.c).
  */
 #include "comm/process/group.h"
 
@@ -59,10 +59,11 @@ static void send_frame(struct colo_process_context *f, int32_t peer, colo_frame_
         return;
     unsigned char *p = f->ops->reserve(f->transport, peer, sizeof *frame + frame->bytes);
     if (!p) {
-        char sentence[200];
-        snprintf(sentence, sizeof sentence, "no memory for a frame of %zu bytes to world rank %d",
+        char error_message[200];
+        snprintf(error_message, sizeof error_message,
+                 "no memory for a frame of %zu bytes to world rank %d",
                  sizeof *frame + (size_t)frame->bytes, (int)peer);
-        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank, sentence);
+        colo_process_set_error_all(f, COLO_ERR_NOMEM, f->rank, error_message);
         return;
     }
     frame->magic = COLO_FRAME_MAGIC;
@@ -87,7 +88,7 @@ static void fill_fail(colo_frame_t *frame, const colo_error_state_t *error, uint
         .seq = dead_from,
         .desc = (uint64_t)(int64_t)atomic_load(&error->status),
         .count = (uint64_t)(int64_t)error->culprit,
-        .bytes = strnlen(error->sentence, COLO_FAIL_TEXT),
+        .bytes = strnlen(error->error_message, COLO_FAIL_TEXT),
     };
 }
 
@@ -97,7 +98,7 @@ static void notify_members(struct colo_process_group *x)
     fill_fail(&frame, &x->error, x->dead_from);
     for (int32_t r = 0; r < x->size; r++)
         if (r != x->rank && !x->peer[r].gone)
-            colo_process_frame(x, r, &frame, x->error.sentence);
+            colo_process_frame(x, r, &frame, x->error.error_message);
 }
 
 static void notify_all(struct colo_process_context *f)
@@ -106,7 +107,7 @@ static void notify_all(struct colo_process_context *f)
     fill_fail(&frame, &f->error, 0);
     frame.from = f->rank;
     for (int32_t r = 0; r < f->size; r++)
-        send_frame(f, r, &frame, f->error.sentence);
+        send_frame(f, r, &frame, f->error.error_message);
 }
 
 void colo_process_notify(struct colo_process_context *f)
@@ -127,21 +128,21 @@ bool colo_process_must_fail(const struct colo_process_group *x)
 }
 
 bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
-                             int32_t culprit, const char *sentence)
+                             int32_t culprit, const char *error_message)
 {
     if (colo_error_state_is_set(&x->context->error) ||
         (colo_error_state_is_set(&x->error) && seq >= x->dead_from))
         return false;
     x->dead_from = seq;
     colo_error_state_replace(&x->error, status, culprit, culprit < 0 ? -1 : x->world[culprit],
-                             sentence);
+                             error_message);
     return true;
 }
 
 void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
-                            const char *sentence)
+                            const char *error_message)
 {
-    if (colo_process_take_fault(x, x->seq, status, culprit, sentence))
+    if (colo_process_take_fault(x, x->seq, status, culprit, error_message))
         notify_members(x);
 }
 
@@ -154,11 +155,11 @@ void colo_process_begin_no_more(struct colo_process_group *x)
 }
 
 void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
-                                int32_t culprit, const char *sentence)
+                                int32_t culprit, const char *error_message)
 {
     if (colo_error_state_is_set(&f->error))
         return;
-    colo_error_state_set(&f->error, status, culprit, culprit, sentence);
+    colo_error_state_set(&f->error, status, culprit, culprit, error_message);
     atomic_store(&f->untold, true);
 }
 
@@ -338,20 +339,20 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
 
 /* ---- failing ---- */
 
-void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     struct colo_process_group *x = c->impl;
     struct colo_process_context *f = x->context;
     bool news;
     if (status == COLO_ERR_ABORTED) {
         news = !colo_error_state_is_set(&f->error);
-        colo_error_state_set(&f->error, status, -1, -1, sentence);
+        colo_error_state_set(&f->error, status, -1, -1, error_message);
         if (news)
             atomic_store(&f->untold, true);
     } else { /* only the thread that uses the group fails so, and a guard of GPUs for it */
         pthread_mutex_lock(&f->lock);
         news = colo_process_take_fault(x, x->begun || x->running ? x->seq : x->seq + 1, status,
-                                       x->rank, sentence);
+                                       x->rank, error_message);
         if (news)
             atomic_store(&x->untold, true);
         pthread_mutex_unlock(&f->lock);
@@ -363,7 +364,7 @@ void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentenc
     }
 }
 
-colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t cap)
+colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size_t cap)
 {
     struct colo_process_group *x = c->impl;
     struct colo_process_context *f = x->context;
@@ -372,10 +373,10 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t ca
         colo_process_progress(f);
         pthread_mutex_unlock(&f->lock);
     }
-    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
     if (st != COLO_OK)
         return st;
-    return colo_error_state_notify(&f->error, f->rank, sentence, cap);
+    return colo_error_state_notify(&f->error, f->rank, error_message, cap);
 }
 
 /* ---- leaving ---- */

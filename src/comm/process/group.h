@@ -56,7 +56,7 @@ struct colo_process_group { /* colo_comm.impl */
     struct colo_process_context *context; /* a reference while live */
     uint64_t key;
     int32_t rank, size;
-    char name[32];        /* for the sentences of frames that come between operations */
+    char name[32];        /* for the error messages of frames that come between operations */
     int32_t *world;       /* [size] owned; ranks on the transport */
     const int64_t *label; /* [size] the comm's names for them; during operations only */
     colo_error_state_t error;
@@ -111,8 +111,8 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
                                 colo_comm_t **comm);
 colo_status_t colo_process_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
-void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *sentence);
-colo_status_t colo_process_state(const colo_comm_t *c, char *sentence, size_t cap);
+void colo_process_fail(colo_comm_t *c, colo_status_t status, const char *error_message);
+colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size_t cap);
 void colo_process_destroy(colo_comm_t *c);
 
 /* May this thread use the transport? */
@@ -134,11 +134,11 @@ void colo_process_reap(
 bool colo_process_must_fail(const struct colo_process_group *x);
 /* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
 void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
-                            const char *sentence);
+                            const char *error_message);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
  * is known. */
 bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
-                             int32_t culprit, const char *sentence);
+                             int32_t culprit, const char *error_message);
 /* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
  */
 void colo_process_begin_no_more(struct colo_process_group *x);
@@ -148,8 +148,8 @@ void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *
  * -1.
  */
 void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,
-                                int32_t culprit, const char *sentence);
-enum { COLO_FAIL_TEXT = 880 }; /* bytes of a sentence that travel */
+                                int32_t culprit, const char *error_message);
+enum { COLO_FAIL_TEXT = 880 }; /* bytes of an error message that travel */
 
 /* ---- arrive.c ---- */
 

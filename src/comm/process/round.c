@@ -26,7 +26,7 @@
 enum { SPINS = 64 };
 static const double YIELD_SECONDS = 200e-6;
 
-/* ---- sentences ---- */
+/* ---- error messages ---- */
 
 /* "'cp' (world ranks 0 2 4 6)" */
 static const char *describe_group(char *text, size_t cap, const struct colo_process_group *x)
@@ -49,34 +49,35 @@ static const char *describe_last(char *text, size_t cap, const struct colo_remot
 
 static void mismatch(struct colo_process_group *x, int32_t peer, const char *found)
 {
-    char mine[96], group[160], sentence[700];
-    snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
+    char mine[96], group[160], error_message[700];
+    snprintf(error_message, sizeof error_message, "on %s rank %d is in %s, but rank %d %s",
              describe_group(group, sizeof group, x), (int)x->rank,
              colo_op_describe(mine, sizeof mine, x->op, x->seq), (int)peer, found);
-    colo_process_set_error(x, COLO_ERR_MISMATCH, -1, sentence);
+    colo_process_set_error(x, COLO_ERR_MISMATCH, -1, error_message);
 }
 
 static void missing(struct colo_process_group *x, int32_t peer, const char *how)
 {
-    char mine[96], last[96], group[160], sentence[700];
-    snprintf(sentence, sizeof sentence,
+    char mine[96], last[96], group[160], error_message[700];
+    snprintf(error_message, sizeof error_message,
              "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
              "of rank %d is %s, as far as rank %d knows",
              colo_op_describe(mine, sizeof mine, x->op, x->seq),
              describe_group(group, sizeof group, x), (int)x->rank, (int)peer,
              (long long)x->label[peer], how, (int)peer,
              describe_last(last, sizeof last, &x->peer[peer]), (int)x->rank);
-    colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, sentence);
+    colo_process_set_error(x, COLO_ERR_TIMEOUT, -1, error_message);
 }
 
 static colo_status_t verdict(const struct colo_process_group *x)
 {
-    char sentence[1000];
-    colo_status_t st = colo_error_state_notify(&x->error, x->rank, sentence, sizeof sentence);
+    char error_message[1000];
+    colo_status_t st =
+        colo_error_state_notify(&x->error, x->rank, error_message, sizeof error_message);
     if (st == COLO_OK)
-        st = colo_error_state_notify(&x->context->error, x->context->rank, sentence,
-                                     sizeof sentence);
-    return colo_fail(st, "%s", sentence);
+        st = colo_error_state_notify(&x->context->error, x->context->rank, error_message,
+                                     sizeof error_message);
+    return colo_fail(st, "%s", error_message);
 }
 
 /* ---- beginning ---- */
@@ -156,10 +157,10 @@ static char *reserve(struct colo_process_group *x, int32_t peer, size_t bytes)
     struct colo_process_context *f = x->context;
     char *p = f->ops->reserve(f->transport, x->world[peer], bytes);
     if (!p) {
-        char sentence[120];
-        snprintf(sentence, sizeof sentence, "no memory to send %zu bytes to rank %d", bytes,
-                 (int)peer);
-        colo_process_set_error(x, COLO_ERR_NOMEM, x->rank, sentence);
+        char error_message[120];
+        snprintf(error_message, sizeof error_message, "no memory to send %zu bytes to rank %d",
+                 bytes, (int)peer);
+        colo_process_set_error(x, COLO_ERR_NOMEM, x->rank, error_message);
     }
     return p;
 }

@@ -73,7 +73,7 @@ typedef struct colo_transport_ops {
     void *(*reserve)(void *transport, int32_t peer, size_t bytes);
     void (*commit)(void *transport);
     /* 1: a frame, valid until the next call; 0: none now; -1: @peer is gone, told once for each;
-     * -2: the transport is unusable. why() has the sentence. Moves sends on, too. */
+     * -2: the transport is unusable. why() has the error message. Moves sends on, too. */
     int (*recv)(void *transport, int32_t *peer, const void **frame, size_t *bytes);
     const char *(*why)(void *transport);
     bool (*flushed)(void *transport, int32_t peer); /* nothing to @peer waits in this process */

@@ -167,7 +167,7 @@ struct run {
     /* the error to return: the first that a rank made by itself, else the first handed on */
     colo_status_t status;
     int32_t rank;
-    char sentence[1024];
+    char error_message[1024];
 };
 
 struct runner {
@@ -179,18 +179,18 @@ struct runner {
 /* Rank @rank came back with an error: note it, and wake everyone who waits for that rank. */
 static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
 {
-    const char *sentence = colo_last_error();
-    if (!sentence[0])
-        sentence = colo_status_string(status);
+    const char *error_message = colo_last_error();
+    if (!error_message[0])
+        error_message = colo_status_string(status);
     pthread_mutex_lock(&run->lock);
     if (run->status == COLO_OK || (run->status == COLO_ERR_PEER && status != COLO_ERR_PEER)) {
         run->status = status;
         run->rank = rank;
-        snprintf(run->sentence, sizeof run->sentence, "%s", sentence);
+        snprintf(run->error_message, sizeof run->error_message, "%s", error_message);
     }
     pthread_mutex_unlock(&run->lock);
     colo_error_state_set(&run->shared->root->error, status, status == COLO_ERR_PEER ? -1 : rank,
-                         rank, sentence);
+                         rank, error_message);
 }
 
 /* Nothing more comes from this rank, in whatever comm of the run. */
@@ -295,7 +295,7 @@ colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg)
     if (started < nranks)
         colo_comm_destroy(&ranks[started].comm); /* the one whose start failed halfway */
     if (st == COLO_OK && run.status != COLO_OK)
-        st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.sentence);
+        st = colo_fail(run.status, "rank %d: %s", (int)run.rank, run.error_message);
 
     colo_topology_destroy(&run.place);
     pthread_cond_destroy(&run.opened);

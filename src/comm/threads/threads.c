@@ -45,21 +45,21 @@ struct wait {
     double begin; /* of the operation */
 };
 
-static void sets(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *sentence)
+static void sets(colo_comm_t *c, colo_status_t status, int32_t culprit, const char *error_message)
 {
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
     colo_error_state_set(&shared->error, status, culprit, culprit < 0 ? -1 : c->world_rank[culprit],
-                         sentence);
+                         error_message);
 }
 
-colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap)
+colo_status_t colo_threads_state(const colo_comm_t *c, char *error_message, size_t cap)
 {
     const struct colo_threads *t = c->impl;
-    colo_status_t st = colo_error_state_notify(&t->shared->error, c->rank, sentence, cap);
+    colo_status_t st = colo_error_state_notify(&t->shared->error, c->rank, error_message, cap);
     if (st != COLO_OK)
         return st;
     return colo_error_state_notify(&t->shared->root->error, t->shared->slot[c->rank].origin,
-                                   sentence, cap);
+                                   error_message, cap);
 }
 
 static bool failed(const struct colo_threads *t)
@@ -70,9 +70,9 @@ static bool failed(const struct colo_threads *t)
 
 static colo_status_t verdict(colo_comm_t *c)
 {
-    char sentence[1000];
-    colo_status_t st = colo_threads_state(c, sentence, sizeof sentence);
-    return colo_fail(st, "%s", sentence);
+    char error_message[1000];
+    colo_status_t st = colo_threads_state(c, error_message, sizeof error_message);
+    return colo_fail(st, "%s", error_message);
 }
 
 static const char *describe_slot(char *text, size_t cap, const struct colo_slot *s)
@@ -105,15 +105,15 @@ static uint64_t slot_seq(const struct colo_slot *s)
 static colo_status_t missing(colo_comm_t *c, int32_t peer, const char *how)
 {
     struct colo_shared *shared = ((struct colo_threads *)c->impl)->shared;
-    char mine[96], last[96], group[160], sentence[700];
-    snprintf(sentence, sizeof sentence,
+    char mine[96], last[96], group[160], error_message[700];
+    snprintf(error_message, sizeof error_message,
              "%s on %s: rank %d waited for rank %d (world rank %lld), which %s; the last operation "
              "of rank %d is %s",
              colo_op_describe(mine, sizeof mine, c->op, c->seq),
              describe_group(group, sizeof group, c), (int)c->rank, (int)peer,
              (long long)c->world_rank[peer], how, (int)peer,
              describe_slot(last, sizeof last, &shared->slot[peer]));
-    sets(c, COLO_ERR_TIMEOUT, -1, sentence);
+    sets(c, COLO_ERR_TIMEOUT, -1, error_message);
     return verdict(c);
 }
 
@@ -205,11 +205,11 @@ static colo_status_t mismatch(colo_comm_t *c, int32_t peer, const char *found)
 {
     if (failed(c->impl)) /* a slot closed early is the effect, not the cause */
         return verdict(c);
-    char mine[96], group[160], sentence[700];
-    snprintf(sentence, sizeof sentence, "on %s rank %d is in %s, but rank %d %s",
+    char mine[96], group[160], error_message[700];
+    snprintf(error_message, sizeof error_message, "on %s rank %d is in %s, but rank %d %s",
              describe_group(group, sizeof group, c), (int)c->rank,
              colo_op_describe(mine, sizeof mine, c->op, c->seq), (int)peer, found);
-    sets(c, COLO_ERR_MISMATCH, -1, sentence);
+    sets(c, COLO_ERR_MISMATCH, -1, error_message);
     return verdict(c);
 }
 
@@ -561,13 +561,13 @@ out:
 
 /* ---- failing and leaving ---- */
 
-static void threads_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+static void threads_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     struct colo_threads *t = c->impl;
     if (status == COLO_ERR_ABORTED)
-        colo_error_state_set(&t->shared->root->error, status, -1, -1, sentence);
+        colo_error_state_set(&t->shared->root->error, status, -1, -1, error_message);
     else
-        sets(c, status, c->rank, sentence);
+        sets(c, status, c->rank, error_message);
 }
 
 static void threads_destroy(colo_comm_t *c)

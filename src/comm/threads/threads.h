@@ -17,7 +17,7 @@
 struct colo_slot {
     _Alignas(128) _Atomic uint64_t seq; /* last operation arrived at */
     _Atomic uint64_t open;              /* operation that peers may read; 0: closed */
-    _Atomic uint64_t desc, count;       /* what it is, for comparison and sentences */
+    _Atomic uint64_t desc, count;       /* what it is, for comparison and error messages */
     _Atomic uint64_t reduced;           /* last operation whose slice lies in workspace */
     _Atomic uint64_t done;              /* last operation in which I read all I need */
     _Atomic uint32_t gone;              /* destroyed: will not arrive any more */
@@ -71,6 +71,6 @@ extern const colo_comm_ops_t colo_comm_threads_ops;
 void colo_shared_release(struct colo_shared *shared);
 colo_status_t colo_threads_subset(colo_comm_t *parent, const int32_t *members, int32_t n,
                                   uint64_t tag, colo_comm_t *child);
-colo_status_t colo_threads_state(const colo_comm_t *c, char *sentence, size_t cap);
+colo_status_t colo_threads_state(const colo_comm_t *c, char *error_message, size_t cap);
 
 #endif

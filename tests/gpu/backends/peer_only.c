@@ -65,26 +65,27 @@ static colo_status_t peer_only_subset(colo_comm_t *parent, const int32_t *member
     return refuse(parent);
 }
 
-static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *sentence)
+static void peer_only_fail(colo_comm_t *c, colo_status_t status, const char *error_message)
 {
     struct peer_only *x = c->impl;
     char kept[900];
     if (x->control->ops->state(x->control, kept, sizeof kept) == COLO_OK)
-        x->control->ops->fail(x->control, status, sentence);
-    colo_error_state_set(&x->error, status, -1, -1, sentence);
+        x->control->ops->fail(x->control, status, error_message);
+    colo_error_state_set(&x->error, status, -1, -1, error_message);
     colo_peer_stop(atomic_load(&x->base.peer));
 }
 
-static colo_status_t peer_only_state(const colo_comm_t *c, char *sentence, size_t cap)
+static colo_status_t peer_only_state(const colo_comm_t *c, char *error_message, size_t cap)
 {
     struct peer_only *x = c->impl;
-    colo_status_t st = colo_error_state_notify(&x->error, c->rank, sentence, cap);
-    if (st == COLO_OK && (st = colo_peer_look(atomic_load(&x->base.peer), sentence, cap)) < 0) {
-        x->control->ops->fail(x->control, st, sentence);
-        colo_error_state_set(&x->error, st, -1, -1, sentence);
+    colo_status_t st = colo_error_state_notify(&x->error, c->rank, error_message, cap);
+    if (st == COLO_OK &&
+        (st = colo_peer_look(atomic_load(&x->base.peer), error_message, cap)) < 0) {
+        x->control->ops->fail(x->control, st, error_message);
+        colo_error_state_set(&x->error, st, -1, -1, error_message);
     }
     if (st == COLO_OK)
-        st = x->control->ops->state(x->control, sentence, cap);
+        st = x->control->ops->state(x->control, error_message, cap);
     if (st < 0)
         colo_peer_stop(atomic_load(&x->base.peer));
     return st;
@@ -93,8 +94,8 @@ static colo_status_t peer_only_state(const colo_comm_t *c, char *sentence, size_
 static void peer_only_destroy(colo_comm_t *c)
 {
     struct peer_only *x = c->impl;
-    char sentence[900];
-    (void)peer_only_state(c, sentence, sizeof sentence);
+    char error_message[900];
+    (void)peer_only_state(c, error_message, sizeof error_message);
     colo_peer_drop(atomic_load(&x->base.peer));
     colo_comm_destroy(&x->control);
     colo_error_state_fini(&x->error);
