@@ -6,7 +6,7 @@
  * backend's error state or the lock. A comm that failed keeps answering getters, dump, check and
  * destroy.
  *
- * Left to others: operations (comm/collectives.c), counters and ring (stats.c), agreement
+ * Left to others: operations (comm/collectives.c), counters and records (stats.c), agreement
  * (agree.c), smaller comms (split.c), moving and waiting (threads.c, self.c,
  * backend libraries).
  */

@@ -65,7 +65,7 @@ typedef struct colo_comm_ops {
 } colo_comm_ops_t;
 
 #define COLO_COMM_ABI 8u
-#define COLO_RING 256
+#define COLO_RECORDS 256
 
 /* What every rank must bring alike to one operation. The front fills it before it calls the
  * backend, which compares it where that costs nothing and puts it in its error messages. */
@@ -103,7 +103,7 @@ COLO_FOR_MODULES const char *colo_op_describe(char *text, size_t cap, colo_op_de
 const char *colo_op_found(char *text, size_t cap, colo_op_desc_t mine, colo_op_desc_t theirs,
                           uint64_t seq);
 
-typedef struct colo_ring_entry {
+typedef struct colo_record {
     uint64_t seq;
     colo_op_kind_t kind;
     colo_category_t category;
@@ -112,7 +112,7 @@ typedef struct colo_ring_entry {
     int32_t peers;
     colo_status_t status; /* PENDING while it runs */
     double begin, end;    /* seconds, monotonic clock */
-} colo_ring_entry_t;
+} colo_record_t;
 
 struct colo_comm {
     const colo_comm_ops_t *ops;
@@ -131,13 +131,13 @@ struct colo_comm {
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
-    void *lock;         /* pthread_mutex_t *: statistics, ring, seq and name against dump */
+    void *lock;         /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
-    colo_ring_entry_t ring[COLO_RING];
+    colo_record_t record[COLO_RECORDS];
 };
 
 /* ---- the recorder (stats.c) ----
- * Begins an operation: next seq, c->op, a ring entry. The end completes the entry; the counters
+ * Begins an operation: next seq, c->op, a record. The end completes the entry; the counters
  * count what ended with COLO_OK. Bytes are conventions, the same whatever the backend does inside:
  *   all_gather       sent: own bytes             received: (n-1) * own bytes
  *   all_reduce       sent = received: buffer * 2(n-1)/n rounded down (what a ring would move)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * stats.c - what a comm did: counters for tests, a ring of the last operations for the day
+ * stats.c - what a comm did: counters for tests, records of the last operations for the day
  * after a fault, both as JSON.
  *
  * The comm's thread writes under the lock, twice an operation; dump and statistics read under it,
  * from any thread, also while an operation hangs. Counters count operations that ended well; the
- * ring shows the others, too, with their status.
+ * record buffer shows the others, too, with their status.
  */
 #include "comm/comm.h"
 
@@ -110,7 +110,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
     pthread_mutex_lock(c->lock);
     uint64_t seq = ++c->seq;
     c->op = op;
-    c->ring[seq % COLO_RING] = (colo_ring_entry_t){
+    c->record[seq % COLO_RECORDS] = (colo_record_t){
         .seq = seq,
         .kind = op.kind,
         .category = op.category,
@@ -128,7 +128,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status)
 {
     pthread_mutex_lock(c->lock);
-    colo_ring_entry_t *e = &c->ring[seq % COLO_RING];
+    colo_record_t *e = &c->record[seq % COLO_RECORDS];
     e->status = status;
     e->end = colo_now();
     if (status == COLO_OK) {
@@ -215,14 +215,14 @@ struct snapshot {
     int64_t world_rank;
     uint64_t seq;
     colo_comm_stats_t stats;
-    colo_ring_entry_t ring[COLO_RING];
+    colo_record_t record[COLO_RECORDS];
 };
 
-static void put_ring(struct out *o, const struct snapshot *c)
+static void put_records(struct out *o, const struct snapshot *c)
 {
-    uint64_t first = c->seq > COLO_RING ? c->seq - COLO_RING + 1 : 1;
+    uint64_t first = c->seq > COLO_RECORDS ? c->seq - COLO_RECORDS + 1 : 1;
     for (uint64_t seq = first; seq <= c->seq; seq++) {
-        const colo_ring_entry_t *e = &c->ring[seq % COLO_RING];
+        const colo_record_t *e = &c->record[seq % COLO_RECORDS];
         put(o,
             "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"sent_bytes\":%"
             "lld,"
@@ -254,7 +254,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     now.world_rank = comm->world_rank[comm->rank];
     now.seq = comm->seq;
     now.stats = comm->stats;
-    memcpy(now.ring, comm->ring, sizeof now.ring);
+    memcpy(now.record, comm->record, sizeof now.record);
     pthread_mutex_unlock(comm->lock);
     put(&o, "{\"name\":");
     put_string(&o, now.name);
@@ -266,7 +266,7 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
     put(&o, ",\"now\":%.9f,\"stats\":[", colo_now());
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
-    put_ring(&o, &now);
+    put_records(&o, &now);
     put(&o, "]}");
     return o.len;
 }
