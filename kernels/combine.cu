@@ -2,7 +2,7 @@
 /*
  * combine.cu - the reduction of a collective: every rank's values of one slice, in rank order.
  *
- * The transport brings the slices together in slots; this adds them up as the host backends do
+ * The transport brings the slices together in parts; this adds them up as the host backends do
  * (src/comm/reduce.c), so a sum has the same bits on threads, sockets and GPUs, for any
  * message size. One thread takes 16 bytes of every rank where all pointers allow it, else one
  * element. __fadd_rn keeps the compiler from fusing anything.
@@ -96,7 +96,7 @@ template <> struct math<__half> : math<float> {
 };
 
 struct sources {
-    const char *slots, *mine;
+    const char *parts, *mine;
     int64_t stride;
     int32_t own, ranks;
 };
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(THREADS) combine(T *dst, sources s, int64_t pa
          i += (int64_t)gridDim.x * THREADS) {
         typename M::acc a[N];
         for (int32_t r = 0; r < s.ranks; r++) {
-            const char *from = r == s.own ? s.mine : s.slots + r * s.stride;
+            const char *from = r == s.own ? s.mine : s.parts + r * s.stride;
             pack<T, N> p = reinterpret_cast<const pack<T, N> *>(from)[i];
 #pragma unroll
             for (int k = 0; k < N; k++) {
@@ -140,7 +140,7 @@ cudaError_t launch_as(void *dst, const sources &s, int64_t count, cudaStream_t s
     int64_t rest = count % N;
     if (rest > 0) {
         int64_t at = packs * N * (int64_t)sizeof(T);
-        sources t = {s.slots ? s.slots + at : nullptr, s.mine + at, s.stride, s.own, s.ranks};
+        sources t = {s.parts ? s.parts + at : nullptr, s.mine + at, s.stride, s.own, s.ranks};
         combine<T, 1, MAX><<<1, THREADS, 0, stream>>>((T *)((char *)dst + at), t, rest);
     }
     return cudaGetLastError();
@@ -149,7 +149,7 @@ cudaError_t launch_as(void *dst, const sources &s, int64_t count, cudaStream_t s
 template <typename T, bool MAX>
 cudaError_t launch(void *dst, const sources &s, int64_t count, cudaStream_t stream)
 {
-    uintptr_t bits = (uintptr_t)dst | (uintptr_t)s.slots | (uintptr_t)s.mine | (uintptr_t)s.stride;
+    uintptr_t bits = (uintptr_t)dst | (uintptr_t)s.parts | (uintptr_t)s.mine | (uintptr_t)s.stride;
     return bits % 16 == 0 ? launch_as<T, 16 / sizeof(T), MAX>(dst, s, count, stream)
                           : launch_as<T, 1, MAX>(dst, s, count, stream);
 }
@@ -163,11 +163,11 @@ template <typename T, bool MAX> cudaError_t load()
 
 } // namespace
 
-extern "C" cudaError_t colo_k_combine(void *dst, const void *slots, int64_t stride,
+extern "C" cudaError_t colo_k_combine(void *dst, const void *parts, int64_t stride,
                                       const void *mine, int32_t own, int32_t ranks, int64_t count,
                                       colo_dtype_t dtype, colo_redop_t op, cudaStream_t stream)
 {
-    const sources s = {(const char *)slots, (const char *)mine, stride, own, ranks};
+    const sources s = {(const char *)parts, (const char *)mine, stride, own, ranks};
     const bool max = op == COLO_MAX;
     if (count == 0)
         return cudaSuccess;

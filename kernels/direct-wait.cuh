@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct-wait.cuh - words that ranks write into each other's slots, and waiting for them: up to a
+ * direct-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to a
  * deadline, until the host says stop, or until the peer gives up. Who gives up says why, once.
  * For direct.cu and gather.cu.
  */

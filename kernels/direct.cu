@@ -13,7 +13,7 @@
  * No block waits for another block of its own grid, and the launcher starts no more blocks than fit
  * the device, so whoever waits, waits for another GPU only. A record travels in words of 32 bits of
  * value and 32 bits of call number, each valid by itself: no fence, no second trip. Its poster's
- * kernel ends only when everybody is done, so a slot is never written before it was read.
+ * kernel ends only when everybody is done, so a mailbox is never written before it was read.
  *
  * Counters live in device memory and kernels count calls themselves, so a captured graph may be
  * replayed. Every wait ends at a deadline, when the host says stop, or when the peer gives up; the

@@ -5,9 +5,10 @@
  * The rules of kernels.h hold but for one: the kernel waits for its peers, up to a deadline, and
  * says in host memory which one did not come.
  *
- * A pair of ranks that has to do with each other has a slot on both sides, in the memory of the one
- * that reads it. The rank whose tensor is reached (its output when boxes are pushed, its gradient
- * when they are read and added up) posts a record of it; the other one moves, and signals done.
+ * A pair of ranks that has to do with each other has a mailbox on both sides, in the memory of the
+ * one that reads it. The rank whose tensor is reached (its output when boxes are pushed, its
+ * gradient when they are read and added up) posts a record of it; the other one moves, and signals
+ * done.
  */
 #ifndef COLO_KERNELS_DIRECT_H
 #define COLO_KERNELS_DIRECT_H
@@ -23,12 +24,12 @@ extern "C" {
 enum {
     COLO_K_PARTNERS = 64, /* ranks that one rank exchanges with in one way */
     COLO_K_MEMORIES = 256,
-    COLO_K_SLOT = 256,   /* bytes of a slot */
-    COLO_K_RECORD = 9,   /* its words: memory, offset (2), steps of the three axes (6) */
-    COLO_K_DONE = 16,    /* index of 64-bit words in a slot: the peer has moved call N */
-    COLO_K_POISON = 17,  /* the peer has given up */
-    COLO_K_CALLS = 24,   /* calls of this pair that have finished here; local */
-    COLO_K_THREADS = 512 /* of a block */
+    COLO_K_MAILBOX = 256, /* bytes of a mailbox */
+    COLO_K_RECORD = 9,    /* its words: memory, offset (2), steps of the three axes (6) */
+    COLO_K_DONE = 16,     /* index of 64-bit words in a mailbox: the peer has moved call N */
+    COLO_K_POISON = 17,   /* the peer has given up */
+    COLO_K_CALLS = 24,    /* calls of this pair that have finished here; local */
+    COLO_K_THREADS = 512  /* of a block */
 };
 
 /* What a kernel that gave up says, in host memory. */
@@ -66,8 +67,8 @@ typedef struct colo_k_addend {
 } colo_k_addend_t;
 
 typedef struct colo_k_partner {
-    uint64_t *mine;   /* the slot that it writes */
-    uint64_t *remote; /* the slot that I write, in its memory */
+    uint64_t *mine;   /* the mailbox that it writes */
+    uint64_t *remote; /* the mailbox that I write, in its memory */
     int32_t rank;
     int32_t posts; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
 } colo_k_partner_t;

@@ -8,7 +8,7 @@
  *           must be the same, for the host has made addresses of them before it could ask
  *   end     says done to every partner, waits for done from all, counts the call
  *
- * A thread a partner. Slots, calls and deadlines are direct.cu's.
+ * A thread a partner. Mailboxes, calls and deadlines are direct.cu's.
  */
 #include "direct-wait.cuh"
 

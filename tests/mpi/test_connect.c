@@ -89,7 +89,7 @@ static void card_with_too_many_addresses_is_refused(void **state)
         listed = wrong[i];
         t_page_t *page = t_fork_ranks(2, with_changed_cards);
         for (int32_t r = 0; r < 2; r++)
-            t_expect(page, r, COLO_ERR_MISMATCH, "slot 0 of the all-gather lists");
+            t_expect(page, r, COLO_ERR_MISMATCH, "entry 0 of the all-gather lists");
         munmap(page, sizeof *page);
     }
     unsetenv("COLO_TIMEOUT_MS");

@@ -202,7 +202,7 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     rank_check(world == (colo_comm_t *)&w);
     if (w.which == 0) {
         rank_check(st == COLO_ERR_MISMATCH);
-        rank_check(strstr(colo_last_error(), "slot 0 of the all-gather comes from rank 1 of 3"));
+        rank_check(strstr(colo_last_error(), "entry 0 of the all-gather comes from rank 1 of 3"));
     } else if (w.which == 1) {
         rank_check(st == COLO_ERR_MISMATCH);
         rank_check(strstr(colo_last_error(), "does not hold what rank 0 brought"));

@@ -105,9 +105,9 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, void *d
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
     const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
-    const size_t slot = colo_stage_padded((size_t)(mine * elem));
+    const size_t part = colo_stage_padded((size_t)(mine * elem));
     ncclComm_t nccl = r->connection->nccl;
-    COLO_TRY(colo_run_stage(r, slot * (size_t)n));
+    COLO_TRY(colo_run_stage(r, part * (size_t)n));
     COLO_NCCL(r->lib->group_start());
     ncclResult_t e = ncclSuccess;
     for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
@@ -116,12 +116,12 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, void *d
             e = r->lib->send(send + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
                              r->stream);
         if (k != me && mine > 0 && e == ncclSuccess)
-            e = r->lib->recv(r->f->stage + (size_t)k * slot, (size_t)(mine * elem), ncclInt8, k,
+            e = r->lib->recv(r->f->stage + (size_t)k * part, (size_t)(mine * elem), ncclInt8, k,
                              nccl, r->stream);
     }
     ncclResult_t closed = r->lib->group_end();
     COLO_NCCL(e != ncclSuccess ? e : closed);
-    return colo_run_cuda(r, colo_k_combine(dst, r->f->stage, (int64_t)slot, send + lo * elem, me, n,
+    return colo_run_cuda(r, colo_k_combine(dst, r->f->stage, (int64_t)part, send + lo * elem, me, n,
                                            mine, dtype, op, r->stream));
 }
 

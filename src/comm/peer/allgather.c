@@ -9,7 +9,7 @@
  * found by the others' kernels (gather.cu), at the deadline at the latest. Other all-gathers stay
  * with NCCL: what runs alone is as fast there.
  *
- * Left to others: slots, deadlines and what became of it (transfer.c), the order among
+ * Left to others: mailboxes, deadlines and what became of it (transfer.c), the order among
  * operations (operation.c).
  */
 #include "comm/nccl/comm.h"
@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The slots of this comm's gathers. Collective; COLO_ERR_UNBUILT: not here, on all ranks. */
+/* The mailboxes of this comm's gathers. Collective; COLO_ERR_UNBUILT: not here, on all ranks. */
 static colo_status_t make(colo_comm_t *c, struct colo_direct **out)
 {
     COLO_AUTOFREE int32_t *others = malloc((size_t)c->size * sizeof *others);
@@ -80,9 +80,10 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
     enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     if (cudaStreamIsCapturing(stream, &capture) != cudaSuccess ||
         capture != cudaStreamCaptureStatusNone)
-        return colo_fail(COLO_ERR_STATE,
-                         "all_gather of a head: the first one into registered memory makes slots "
-                         "for it, which cannot be captured; run one before the capture");
+        return colo_fail(
+            COLO_ERR_STATE,
+            "all_gather of a head: the first one into registered memory makes mailboxes "
+            "for it, which cannot be captured; run one before the capture");
     st = make(c, &x->gather);
     if (st == COLO_ERR_UNBUILT) {
         x->gather_none = true;

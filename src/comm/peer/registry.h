@@ -4,7 +4,7 @@
  *
  * peer     of one comm: who is reachable, what is registered, the table that kernels look it up in
  * share    an allocation of each rank, as every rank sees it
- * direct   the path of one bridge: slots, reports, and two ways
+ * direct   the path of one bridge: mailboxes, reports, and two ways
  */
 #ifndef COLO_COMM_COMM_PEER_H
 #define COLO_COMM_COMM_PEER_H
@@ -38,8 +38,8 @@ struct colo_peer {
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
     uint64_t registrations; /* so far */
-    void **
-        retired; /* owned: slots of bridges that are gone; a peer that errs may still write there */
+    void **retired; /* owned: mailboxes of bridges that are gone; a peer that errs may still write
+                       there */
     int32_t nretired;
 };
 
@@ -111,7 +111,7 @@ struct colo_direct {
     struct colo_direct *next; /* in peer->direct */
     struct colo_peer *peer;   /* a reference */
     colo_comm_t *comm;        /* borrowed: deadline, number of the operation */
-    char *slots;              /* device: [2][size] slots, then [2] controls */
+    char *mailboxes;          /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
     struct colo_direct_pass {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transfer.c - the direct path of one bridge: slots for the handshake, lists of boxes on the
+ * transfer.c - the direct path of one bridge: mailboxes for the handshake, lists of boxes on the
  * device, one launch a call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
@@ -9,8 +9,8 @@
  * on the device is kept with an event where the caller changes streams.
  *
  * A kernel that gives up says so in pinned memory, and colo_peer_look() makes an error message of
- * it. Slots outlive their bridge, as long as the comm, and those of a path that died the process: a
- * peer that comes late may write there.
+ * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
+ * process: a peer that comes late may write there.
  *
  * Left to others: the handshake itself (kernels/direct.cu), what is registered (registry.c).
  */
@@ -26,13 +26,13 @@ enum { TILE = 32 << 10, SMALL_TILE = COLO_K_THREADS * 16 }; /* bytes */
 
 static size_t slots_bytes(const struct colo_peer *p)
 {
-    return (size_t)p->size * COLO_K_SLOT * 2 + 2 * COLO_K_SLOT;
+    return (size_t)p->size * COLO_K_MAILBOX * 2 + 2 * COLO_K_MAILBOX;
 }
 
-static uint64_t *slot_of(char *slots, const struct colo_peer *p, int pass, int32_t rank)
+static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass, int32_t rank)
 {
-    return (uint64_t *)(void *)(slots +
-                                ((size_t)pass * (size_t)p->size + (size_t)rank) * COLO_K_SLOT);
+    return (uint64_t *)(void *)(mailboxes +
+                                ((size_t)pass * (size_t)p->size + (size_t)rank) * COLO_K_MAILBOX);
 }
 
 /* ---- lists ---- */
@@ -49,8 +49,8 @@ static int32_t partner_of(const struct colo_direct *d, int pass, colo_k_direct_t
         return -1;
     if (i == k->npartners)
         k->partner[k->npartners++] =
-            (colo_k_partner_t){.mine = slot_of(d->slots, p, pass, rank),
-                               .remote = slot_of(d->share.base[rank], p, pass, p->rank),
+            (colo_k_partner_t){.mine = mailbox_of(d->mailboxes, p, pass, rank),
+                               .remote = mailbox_of(d->share.base[rank], p, pass, p->rank),
                                .rank = rank};
     k->partner[i].posts |= role;
     return i;
@@ -156,7 +156,7 @@ static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_steps
     k->levels = w->levels;
     k->blocks = p->blocks;
     k->tile = (total < 2 * (int64_t)TILE * p->blocks ? SMALL_TILE : TILE) / (int64_t)w->elem;
-    k->control = (colo_k_control_t *)(void *)slot_of(d->slots, p, 2, pass);
+    k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
     k->report = &d->report[pass];
     COLO_AUTOFREE char *host = malloc(bytes + 1);
@@ -215,8 +215,8 @@ static bool is_dead(const struct colo_direct *d)
     return dead;
 }
 
-/* A kernel of ours may still reach others' slots: the last call is waited for, which its deadline
- * bounds, and replays, as far as cudaFree() waits, before these are closed. */
+/* A kernel of ours may still reach others' mailboxes: the last call is waited for, which its
+ * deadline bounds, and replays, as far as cudaFree() waits, before these are closed. */
 static void direct_free(struct colo_direct *d)
 {
     const bool dead = d->report && is_dead(d);
@@ -226,8 +226,8 @@ static void direct_free(struct colo_direct *d)
         cudaFree(d->pass[w].lists);
     colo_peer_unshare(d->peer, &d->share);
     if (!dead) {
-        if (d->slots)
-            colo_peer_retire(d->peer, d->slots);
+        if (d->mailboxes)
+            colo_peer_retire(d->peer, d->mailboxes);
         cudaFreeHost(d->report);
     }
     (void)cudaGetLastError();
@@ -238,9 +238,9 @@ static void direct_free(struct colo_direct *d)
 static colo_status_t make_room(struct colo_direct *d)
 {
     const size_t bytes = slots_bytes(d->peer);
-    cudaError_t e = cudaMalloc((void **)&d->slots, bytes);
+    cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
     if (e == cudaSuccess)
-        e = cudaMemsetAsync(d->slots, 0, bytes, d->peer->stream);
+        e = cudaMemsetAsync(d->mailboxes, 0, bytes, d->peer->stream);
     if (e == cudaSuccess)
         e = cudaStreamSynchronize(d->peer->stream);
     if (e == cudaSuccess)
@@ -265,7 +265,7 @@ colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t pass[2], colo_
     }
     st = colo_comm_i_agree(colo_comm_i_control(c), "bridge create", 2, st);
     if (st == COLO_OK)
-        st = colo_peer_share(c, p, d->slots, slots_bytes(p), NULL, &d->share);
+        st = colo_peer_share(c, p, d->mailboxes, slots_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
         st = colo_peer_agree(c, colo_direct_load(d, pass));
     if (st < 0) {

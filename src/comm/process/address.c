@@ -212,13 +212,14 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
     for (int32_t r = 0; r < b->size; r++) {
         const colo_endpoint_t *k = &endpoint[r];
         if (k->magic != COLO_ENDPOINT_MAGIC)
-            return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: slot %d of the all-gather does not hold what rank %d "
-                             "brought; rank r's bytes belong at recv + r * bytes",
-                             (int)r, (int)r);
+            return colo_fail(
+                COLO_ERR_MISMATCH,
+                "from_bootstrap: entry %d of the all-gather does not hold what rank %d "
+                "brought; rank r's bytes belong at recv + r * bytes",
+                (int)r, (int)r);
         if (k->rank != r || k->size != b->size)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: slot %d of the all-gather comes from rank %d of %d, "
+                             "from_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
                              "expected rank %d of %d",
                              (int)r, (int)k->rank, (int)k->size, (int)r, (int)b->size);
         if (k->version != endpoint[0].version)
@@ -232,7 +233,7 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
                              (unsigned)(endpoint[0].version & 0xff));
         if (k->naddress < 0 || k->naddress > COLO_ADDRESSES)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: slot %d of the all-gather lists %d addresses, "
+                             "from_bootstrap: entry %d of the all-gather lists %d addresses, "
                              "expected 0..%d; the all-gather changed it",
                              (int)r, (int)k->naddress, (int)COLO_ADDRESSES);
     }
