@@ -75,7 +75,7 @@ __device__ bool wait_for(const colo_k_direct_t &d, const colo_k_partner_t &p, ui
         uint64_t code = COLO_K_FINE, t = clock_ns();
         since = since ? since : t;
         if (get(p.mine + COLO_K_POISON))
-            code = COLO_K_GAVE_UP;
+            code = COLO_K_PEER_FAILED;
         else if (t - since > d.deadline_ns)
             code = COLO_K_LATE;
         else if (round % 4096 == 4095 && get(&d.report->stop))

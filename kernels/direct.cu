@@ -77,7 +77,7 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *
         }))
         return false;
     if (__shfl_sync(ALL, word, COLO_K_RECORD)) {
-        give_up(d, COLO_K_GAVE_UP, p.rank, call, 0);
+        give_up(d, COLO_K_PEER_FAILED, p.rank, call, 0);
         return false;
     }
     uint32_t v = (uint32_t)word;

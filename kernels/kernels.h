@@ -49,7 +49,7 @@ cudaError_t colo_k_box_sum(const colo_box_t *dst, const colo_box_t *src, int32_t
 cudaError_t colo_k_half_sum(void *to, bool to_f32, const float *wide, const void *half,
                             colo_dtype_t dtype, int64_t n, cudaStream_t stream);
 
-/* ---- looking at memory (inspect.cu) ---- */
+/* ---- looking at memory (validate.cu) ---- */
 
 /* *sum += a number that differs when the bits of the box differ, whatever its strides. */
 cudaError_t colo_k_box_hash(const colo_box_t *box, size_t elem_size, unsigned long long *sum,

@@ -121,7 +121,7 @@ static void keep_allowed(hwloc_topology_t t)
 
 /* Reading where things are must not start a GPU's runtime or call a display: devices come from the
  * system's own lists. */
-static void only_look(hwloc_topology_t t)
+static void only_poll(hwloc_topology_t t)
 {
     static const char *const off[] = {"cuda", "nvml", "rsmi", "levelzero", "opencl", "gl", "pci"};
     for (size_t i = 0; i < sizeof off / sizeof off[0]; i++)
@@ -135,7 +135,7 @@ static colo_status_t load(hwloc_topology_t t, const char *topology, bool devices
     if (devices)
         hwloc_topology_set_io_types_filter(t, HWLOC_TYPE_FILTER_KEEP_IMPORTANT);
     if (!topology) {
-        only_look(t);
+        only_poll(t);
         if (hwloc_topology_load(t) != 0)
             return colo_fail(COLO_ERR_IO, "hwloc cannot read this machine's topology: %s",
                              strerror(errno));

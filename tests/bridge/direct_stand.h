@@ -28,13 +28,13 @@ static struct told {
     int runs[2]; /* direct calls by way */
 } told[RANKS];
 
-static colo_status_t say_open(colo_comm_t *c)
+static colo_status_t print_open(colo_comm_t *c)
 {
     const colo_status_t st = told[c->rank].open;
     return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
 }
 
-static colo_status_t say_create(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d)
+static colo_status_t print_create(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d)
 {
     const colo_status_t st = told[c->rank].create;
     (void)pass;
@@ -81,8 +81,8 @@ static uint64_t registrations(const colo_comm_t *c)
     return told[c->rank].registrations;
 }
 
-static const colo_peer_ops_t peers = {.open = say_open,
-                                      .create = say_create,
+static const colo_peer_ops_t peers = {.open = print_open,
+                                      .create = print_create,
                                       .load = load,
                                       .run = run,
                                       .destroy = destroy,

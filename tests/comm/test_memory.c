@@ -22,7 +22,7 @@ struct told {
 };
 static struct told *told;
 
-static colo_status_t say_open(colo_comm_t *c)
+static colo_status_t print_open(colo_comm_t *c)
 {
     const colo_status_t st = told->open[c->rank];
     return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
@@ -46,7 +46,7 @@ static void unshare(colo_memory_t *m)
 
 static colo_status_t on_rank(colo_comm_t *c, void *arg)
 {
-    static const colo_peer_ops_t peers = {.open = say_open, .share = share, .unshare = unshare};
+    static const colo_peer_ops_t peers = {.open = print_open, .share = share, .unshare = unshare};
     struct told *t = arg;
     const colo_comm_ops_t *was = c->ops;
     colo_comm_ops_t mine = *was;

@@ -141,7 +141,7 @@ static unsigned open_doors(const colo_endpoint_t *endpoint)
 static unsigned expected_doors; /* of a rank that waits for callers of this host */
 
 /* Rank 0 waits for the calls of rank 1, which looks at its doors first. */
-static void look_at_doors(t_forked_t *me, void *endpoints, size_t bytes)
+static void check_listeners(t_forked_t *me, void *endpoints, size_t bytes)
 {
     usleep(300 * 1000);
     const unsigned open = open_doors(endpoints);
@@ -156,7 +156,7 @@ static void look_again(t_forked_t *me)
 {
     colo_bootstrap_t b = {me->rank, me->page->size, t_over_page, me};
     colo_comm_t *world = NULL;
-    me->after = me->rank == 1 ? look_at_doors : NULL;
+    me->after = me->rank == 1 ? check_listeners : NULL;
     colo_status_t st = colo_comm_create_bootstrap(&b, &world);
     for (int32_t r = 0; r < 2 && st == COLO_OK; r++)
         if (open_doors((colo_endpoint_t *)(void *)me->page->endpoint[r]) != 0)

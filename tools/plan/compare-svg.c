@@ -135,7 +135,7 @@ int plan_compare_draw(const plan_entry_t *entries, int n, int best)
         snprintf(line[lines++], sizeof line[0],
                  "Worlds of more than %d ranks are estimated from parts drawn by lot.",
                  PLAN_EXACT_MAX);
-    plan_model_say(ask, say);
+    plan_model_print(ask, say);
     for (int i = 0; i < 3; i++)
         snprintf(line[lines++], sizeof line[0], "%.199s", say[i]);
     for (int i = 0; i < lines; i++)

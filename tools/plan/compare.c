@@ -151,7 +151,7 @@ const char *plan_entry_name(char *out, size_t cap, const plan_entry_t *e, bool d
     return out;
 }
 
-void plan_model_say(const plan_ask_t *ask, char line[3][200])
+void plan_model_print(const plan_ask_t *ask, char line[3][200])
 {
     const plan_model_t *m = &ask->model;
     snprintf(
@@ -293,7 +293,7 @@ static int print_text(const plan_entry_t *entries, int n, int best)
     print_bars(entries, n, best, 1, "Bytes into the busiest rank, forward + backward");
     print_bars(entries, n, best, 2, "Bytes between nodes, forward + backward");
     print_bars(entries, n, best, 3, "Memory per rank: input, output, staging");
-    plan_model_say(&entries[0].ask, line);
+    plan_model_print(&entries[0].ask, line);
     printf("\n%s", best < 0 ? "" : "* least bridge time; on a tie the fewest bytes, then the least memory\n");
     for (int i = 0; i < 3; i++)
         printf("%s\n", line[i]);

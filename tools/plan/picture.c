@@ -110,7 +110,7 @@ static char *next_line(drawing_t *d)
     return d->line[d->nlines++];
 }
 
-static void say_ask(drawing_t *d)
+static void print_ask(drawing_t *d)
 {
     const colo_plan_config_t *c = &d->ask->config;
     char b[24] = "more than 2^63 bytes", n[32], more[200];
@@ -146,7 +146,7 @@ static void say_ask(drawing_t *d)
         snprintf(next_line(d), sizeof d->line[0], "%s.", more);
 }
 
-static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
+static void print_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
 {
     char n[32], m[32], *line;
     const plan_ask_t *ask = d->ask;
@@ -173,7 +173,7 @@ static void say_part(drawing_t *d, const plan_part_t *part, const kinds_t *k)
     }
 }
 
-static void say_rows(drawing_t *d)
+static void print_rows(drawing_t *d)
 {
     char n[32], m[32];
     bool folded = d->ranks > d->pic.nrows && d->pic.outside == 0;
@@ -244,9 +244,9 @@ static int prepare(drawing_t *d)
         }
     }
     d->ranks = part.n;
-    say_ask(d);
+    print_ask(d);
     if (!all)
-        say_part(d, &part, &kinds);
+        print_part(d, &part, &kinds);
     colo_status_t st = pic_collect(&d->pic, &ask->config, ask->batch ? &ask->batch->tables : NULL,
                                    part.rank, (int32_t)part.n);
     plan_part_free(&part);
@@ -258,7 +258,7 @@ static int prepare(drawing_t *d)
         return tool_complain(TOOL_PROBLEM, PLAN_TOOL, "no memory for %lld ranks",
                              (long long)d->ranks);
     pic_cut(&d->pic, PIC_ROWS_MAX);
-    say_rows(d);
+    print_rows(d);
     return TOOL_OK;
 }
 

@@ -118,8 +118,8 @@ const char *plan_time(char out[24], double seconds);
 /* forward + backward */
 double plan_entry_seconds(const plan_entry_t *entry);
 /* how the time was estimated, in error messages: [3] lines */
-void plan_model_say(const plan_ask_t *ask, char line[3][200]);
-/* see plan_model_say() */
+void plan_model_print(const plan_ask_t *ask, char line[3][200]);
+/* see plan_model_print() */
 /* clang-format off */
 #define PLAN_ALPHA_US {8, 12}
 #define PLAN_BETA_GB_S {285, 45}

@@ -40,13 +40,13 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t 
     const struct colo_nccl_group *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
     if (st == COLO_OK) /* its error state is set by whoever looks */
-        st = colo_nccl_look_at_peer((struct colo_nccl_group *)c->impl, error_message, cap);
+        st = colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, error_message, cap);
 }
 
-colo_status_t colo_nccl_look_at_peer(struct colo_nccl_group *x, char *error_message, size_t cap)
+colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_message, size_t cap)
 {
-    colo_status_t st = colo_peer_look(atomic_load(&x->base.peer), error_message, cap);
+    colo_status_t st = colo_peer_check(atomic_load(&x->base.peer), error_message, cap);
     if (st < 0)
         colo_nccl_set_error(x, st, error_message);
     return st;

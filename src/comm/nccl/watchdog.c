@@ -199,7 +199,7 @@ static bool is_dead(struct colo_nccl_context *f, struct colo_nccl_group *x)
 {
     char error_message[900];
     bool dead = colo_error_state_is_set(&x->error) ||
-                colo_nccl_look_at_peer(x, error_message, sizeof error_message) != COLO_OK ||
+                colo_nccl_check_peer(x, error_message, sizeof error_message) != COLO_OK ||
                 colo_nccl_control_state(x, error_message, sizeof error_message) != COLO_OK ||
                 (x->connection && check_connection(f, x, x->connection));
     for (struct colo_subconnection *r = x->subconnection; r && !dead; r = r->next)
@@ -234,7 +234,7 @@ static int64_t word(const struct colo_nccl_context *f, int i)
 }
 
 /* Fails the comm whose operation has been on the stream for longer than its deadline. */
-static void look_at_clock(struct colo_nccl_context *f)
+static void read_clock(struct colo_nccl_context *f)
 {
     const int64_t ended = word(f, COLO_PROGRESS_ENDED), begun = word(f, COLO_PROGRESS_BEGUN);
     const double now = colo_now();
@@ -282,7 +282,7 @@ void *colo_nccl_watchdog(void *p)
             pthread_mutex_lock(&f->lock);
             continue;
         }
-        look_at_clock(f);
+        read_clock(f);
         struct timespec until = colo_nccl_in(WATCHDOG_MS * 1e-3);
         pthread_cond_timedwait(&f->wake, &f->lock, &until);
     }

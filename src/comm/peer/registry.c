@@ -258,14 +258,14 @@ void colo_peer_stop(struct colo_peer *p)
     pthread_mutex_unlock(&p->lock);
 }
 
-colo_status_t colo_peer_look(struct colo_peer *p, char *error_message, size_t cap)
+colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap)
 {
     colo_status_t st = COLO_OK;
     if (!p)
         return COLO_OK;
     pthread_mutex_lock(&p->lock);
     for (struct colo_direct *d = p->direct; d && st == COLO_OK; d = d->next)
-        st = colo_direct_look(d, error_message, cap);
+        st = colo_direct_poll(d, error_message, cap);
     pthread_mutex_unlock(&p->lock);
     return st;
 }

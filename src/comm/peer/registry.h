@@ -66,7 +66,7 @@ void colo_peer_drop(struct colo_peer *p);
 /* Waits of kernels end; any thread. */
 void colo_peer_stop(struct colo_peer *p);
 /* COLO_OK, or what a kernel gave up for, as an error message; any thread. */
-colo_status_t colo_peer_look(struct colo_peer *p, char *error_message, size_t cap);
+colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t cap);
 
 colo_status_t colo_cuda_error(const char *what, cudaError_t e);
 uint64_t colo_host_hash(void); /* differs when ranks are on different hosts */
@@ -90,7 +90,7 @@ colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t pass[2]);
 colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
                               colo_stream_t stream);
 void colo_direct_destroy(colo_direct_t **d);
-colo_status_t colo_direct_look(const struct colo_direct *d, char *error_message, size_t cap);
+colo_status_t colo_direct_poll(const struct colo_direct *d, char *error_message, size_t cap);
 void colo_direct_stop(struct colo_direct *d);
 /* Before and after what a call enqueues: behind the last one, whatever stream that was on. */
 cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream);

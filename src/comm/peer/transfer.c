@@ -8,7 +8,7 @@
  * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
  * on the device is kept with an event where the caller changes streams.
  *
- * A kernel that gives up says so in pinned memory, and colo_peer_look() makes an error message of
+ * A kernel that gives up says so in pinned memory, and colo_peer_check() makes an error message of
  * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
  * process: a peer that comes late may write there.
  *
@@ -305,7 +305,7 @@ void colo_direct_stop(struct colo_direct *d)
         __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
 }
 
-colo_status_t colo_direct_look(const struct colo_direct *d, char *error_message, size_t cap)
+colo_status_t colo_direct_poll(const struct colo_direct *d, char *error_message, size_t cap)
 {
     const struct colo_peer *p = d->peer;
     for (int i = 0; i < 2; i++) {
@@ -327,7 +327,7 @@ colo_status_t colo_direct_look(const struct colo_direct *d, char *error_message,
                      w->name, (long long)atomic_load(&w->deadline_ms), which);
             return COLO_ERR_TIMEOUT;
         }
-        if (code == COLO_K_GAVE_UP) {
+        if (code == COLO_K_PEER_FAILED) {
             snprintf(error_message, cap, "%s: gave up after %s did", w->name, which);
             return COLO_ERR_PEER;
         }

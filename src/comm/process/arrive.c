@@ -129,7 +129,7 @@ static void take_header(struct colo_process_group *x, const colo_frame_t *frame,
     e->header = *frame;
     size_t n = frame->bytes < COLO_FRAME_EAGER ? frame->bytes : COLO_FRAME_EAGER;
     memcpy(e->eager, payload, n);
-    colo_round_look(x, frame->from);
+    colo_round_poll(x, frame->from);
 }
 
 /* Does a frame of @bytes hold together by itself? */

@@ -138,7 +138,7 @@ static colo_status_t dial(struct meeting *m, struct call *c)
     return COLO_OK;
 }
 
-static void say_hello(struct meeting *m, struct call *c)
+static void send_hello(struct meeting *m, struct call *c)
 {
     struct hello hello = {.magic = COLO_ENDPOINT_MAGIC, .rank = m->b->rank};
     int error = 0;
@@ -298,7 +298,7 @@ static colo_status_t take_turn(struct meeting *m)
     const struct pollfd *p = m->poll;
     for (int32_t i = 0; i < m->ncalls; i++, p++)
         if (p->fd >= 0 && p->revents && m->call[i].fd == p->fd)
-            (m->call[i].asked ? hear_answer : say_hello)(m, &m->call[i]);
+            (m->call[i].asked ? hear_answer : send_hello)(m, &m->call[i]);
     const struct pollfd *listener = p;
     p += LISTENERS;
     for (int i = 0; i < GUESTS; i++, p++)

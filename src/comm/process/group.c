@@ -382,7 +382,7 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size
 /* ---- leaving ---- */
 
 /* Whoever hears that this rank left should know why, even when the news of its death is late. */
-static void say_bye(struct colo_process_group *x)
+static void send_bye(struct colo_process_group *x)
 {
     if (colo_error_state_is_set(&x->context->error))
         notify_all(x->context);
@@ -435,7 +435,7 @@ void colo_process_destroy(colo_comm_t *c)
     pthread_mutex_lock(&f->lock);
     colo_process_own(f);
     colo_process_notify(f);
-    say_bye(x);
+    send_bye(x);
     for (link = &f->group; *link != x; link = &(*link)->next)
         ;
     *link = x->next;

@@ -169,7 +169,7 @@ void colo_round_plain(colo_comm_t *c, int32_t peer, const void *out, size_t out_
                       size_t in_bytes);
 colo_status_t colo_round_run(colo_comm_t *c);
 /* Called by dispatch, lock held */
-void colo_round_look(struct colo_process_group *x, int32_t peer);
+void colo_round_poll(struct colo_process_group *x, int32_t peer);
 void colo_round_ready(struct colo_process_group *x, const colo_frame_t *frame);
 /* False: a peer that keeps to the protocol does not send this. */
 bool colo_round_data(struct colo_process_group *x, const colo_frame_t *frame, const void *payload);

@@ -247,7 +247,7 @@ static bool agrees(struct colo_process_group *x, int32_t peer, const colo_frame_
 }
 
 /* @peer has a header here: for now, for later, or for something that will not come to pass? */
-void colo_round_look(struct colo_process_group *x, int32_t peer)
+void colo_round_poll(struct colo_process_group *x, int32_t peer)
 {
     struct colo_remote *p = &x->peer[peer];
     struct colo_peer_step *l = &x->lane[peer];
@@ -410,7 +410,7 @@ static void judge(struct colo_process_group *x, int32_t peer, double waited, int
 enum { DONE = -1, FAILED = -2 };
 
 /* One turn; DONE, FAILED, or the peer it waits for. */
-static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool look_at_clock)
+static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool read_clock)
 {
     colo_process_progress(x->context);
     if (!x->moving && x->nmet == x->nactive)
@@ -418,7 +418,7 @@ static int32_t turn(struct colo_process_group *x, const colo_comm_t *c, bool loo
     int32_t peer = x->moving ? pump(x) : unmet(x);
     if (peer >= 0 && colo_process_must_fail(x)) /* what all agreed on is brought to its end */
         return FAILED;
-    if (peer >= 0 && look_at_clock)
+    if (peer >= 0 && read_clock)
         judge(x, peer, colo_now() - x->begin, colo_comm_i_timeout(c));
     return peer;
 }
@@ -452,7 +452,7 @@ colo_status_t colo_round_run(colo_comm_t *c)
     }
     for (int32_t r = 0; r < x->size; r++) /* also those with whom nothing is due */
         if (r != x->rank)
-            colo_round_look(x, r);
+            colo_round_poll(x, r);
     int32_t peer = turn(x, c, false);
     for (uint32_t turns = 1; peer >= 0; turns++) {
         pthread_mutex_unlock(lock);

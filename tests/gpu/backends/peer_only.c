@@ -80,7 +80,7 @@ static colo_status_t peer_only_state(const colo_comm_t *c, char *error_message, 
     struct peer_only *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, c->rank, error_message, cap);
     if (st == COLO_OK &&
-        (st = colo_peer_look(atomic_load(&x->base.peer), error_message, cap)) < 0) {
+        (st = colo_peer_check(atomic_load(&x->base.peer), error_message, cap)) < 0) {
         x->control->ops->fail(x->control, st, error_message);
         colo_error_state_set(&x->error, st, -1, -1, error_message);
     }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_inspect.c - what is read of device memory on the host's behalf: hashes that see every bit
+ * test_validate.c - what is read of device memory on the host's behalf: hashes that see every bit
  * and no gap, the first element that is not zero, masked sums; and which pointers and streams are
  * refused.
  */
@@ -191,5 +191,5 @@ int main(void)
         cmocka_unit_test(masked_sums_are_those_of_the_host),
         cmocka_unit_test(what_no_kernel_can_use_is_refused),
     };
-    return cmocka_run_group_tests_name("gpu/inspect", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("gpu/validate", tests, NULL, NULL);
 }
