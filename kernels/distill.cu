@@ -11,7 +11,7 @@
  */
 #include "logprob.cuh"
 
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <algorithm>
 #include <type_traits>

@@ -4,7 +4,7 @@
  * closed form), then a move. And weighted sums: one block adds, in an order that depends on nothing
  * but the count; every rank then adds the parts in rank order.
  */
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <algorithm>
 #include <cstdint>

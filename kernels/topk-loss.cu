@@ -6,7 +6,7 @@
  */
 #include "logprob.cuh"
 
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <algorithm>
 

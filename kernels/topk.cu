@@ -29,7 +29,7 @@
  */
 #include "logprob-sums.cuh"
 
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <algorithm>
 

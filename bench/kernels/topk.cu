@@ -15,7 +15,7 @@
  */
 #include "ladder.h"
 
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <numeric>
 

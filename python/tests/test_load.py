@@ -76,7 +76,7 @@ def copy_of_package(folder):
     return str(folder)
 
 
-def test_beside_the_package_comes_before_pkg_config(tmp_path):
+def test_losses_the_package_comes_before_pkg_config(tmp_path):
     path = copy_of_package(tmp_path)
     shutil.copy(os.path.realpath(LIBRARY), tmp_path / 'colobridge/libcolobridge.so.0')
     code, said = run(FIRST, cwd='/', PYTHONPATH=path, COLOBRIDGE_LIBRARY=None)

@@ -11,7 +11,7 @@
 #include "loss/sequence-pass.h"
 #include "loss/weighted.h"
 
-#include "beside-launch.h"
+#include "losses-launch.h"
 
 #include <stddef.h>
 #include <string.h>

@@ -123,7 +123,7 @@ colo_status_t colo_loss_i_check_place(const colo_tensor_t *logits, const colo_co
                      (int)colo_comm_size(group));
 }
 
-colo_status_t colo_loss_i_check_beside(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what)
 {
     if (t->mem == logits->mem && t->device == logits->device)
@@ -144,7 +144,7 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
         return colo_fail(COLO_ERR_SHAPE,
                          "mask: %d axes, %" PRId64 " elements, expected [%" PRId64 "]",
                          (int)mask->ndim, colo_tensor_count(mask), logits->shape[0]);
-    return colo_loss_i_check_beside(mask, logits, "mask");
+    return colo_loss_i_check_losses(mask, logits, "mask");
 }
 
 colo_status_t colo_loss_i_check_aligned(const void *p, const char *what)

@@ -19,7 +19,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
 /* [T, Vl] of a float dtype with contiguous columns; @written: rows may not overlap. */
 colo_status_t colo_loss_i_check_matrix(const colo_tensor_t *x, const char *what, bool written);
 /* In the same memory as the logits */
-colo_status_t colo_loss_i_check_beside(const colo_tensor_t *t, const colo_tensor_t *logits,
+colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor_t *logits,
                                        const char *what);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);

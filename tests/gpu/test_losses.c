@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_beside.c - picks and target distributions where only a GPU goes: long vocabularies, rows in
+ * test_losses.c - picks and target distributions where only a GPU goes: long vocabularies, rows in
  * the order that the filter of candidates likes least, more than 2^31 logits, pointers that no
  * kernel can use. The rest is the programs of tests/loss, linked with where_gpu.c.
  */
@@ -394,5 +394,5 @@ int main(void)
         cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
         cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
     };
-    return cmocka_run_group_tests_name("gpu/beside", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("gpu/losses", tests, NULL, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_beside.c - picks and target distributions on one GPU next to reading the logits once.
+ * bench_losses.c - picks and target distributions on one GPU next to reading the logits once.
  *
- * usage: bench-beside [T V]      bf16 logits, default 8192 151936; medians of 20 after 3
+ * usage: bench-losses [T V]      bf16 logits, default 8192 151936; medians of 20 after 3
  */
 #include <colobridge.h>
 

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * beside-launch.h - launchers of what stands beside the loss of one target a token: picks
+ * losses-launch.h - launchers of what stands beside the loss of one target a token: picks
  * (topk-loss.cu, topk.cu), target distributions (distill.cu), sequences and weighted sums
  * (sequence.cu). The rules are those of kernels.h; structs that are declared here are
  * src/loss/{topk-pass,distill-pass}.h, flattened.
  */
-#ifndef COLO_KERNELS_BESIDE_LAUNCH_H
-#define COLO_KERNELS_BESIDE_LAUNCH_H
+#ifndef COLO_KERNELS_LOSSES_LAUNCH_H
+#define COLO_KERNELS_LOSSES_LAUNCH_H
 
 #include "kernels.h"
 #include "loss/sequence-pass.h"
