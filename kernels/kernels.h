@@ -125,20 +125,20 @@ typedef struct colo_k_spread {
     const uint8_t *from_correct;
     uint8_t *to_correct;
     int64_t *n_valid, *n_invalid;
-} colo_k_spread_t;
+} colo_k_scatter_t;
 
-cudaError_t colo_k_rows_pack(const colo_k_rows_t *p, cudaStream_t stream);
+cudaError_t colo_k_rows_compact(const colo_k_rows_t *p, cudaStream_t stream);
 cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k_upstream_t *u,
                                  cudaStream_t stream);
-cudaError_t colo_k_rows_spread(const colo_k_rows_t *p, const colo_k_spread_t *s,
-                               cudaStream_t stream);
+cudaError_t colo_k_rows_scatter(const colo_k_rows_t *p, const colo_k_scatter_t *s,
+                                cudaStream_t stream);
 /* strides in elements; to, from [hi - lo, hidden] contiguous */
-cudaError_t colo_k_rows_take(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
-                             void *to, const void *from, int64_t from_stride, colo_dtype_t dtype,
-                             cudaStream_t stream);
-cudaError_t colo_k_rows_put(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
-                            void *to, int64_t to_stride, const void *from, colo_dtype_t dtype,
-                            cudaStream_t stream);
+cudaError_t colo_k_rows_gather(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
+                               void *to, const void *from, int64_t from_stride, colo_dtype_t dtype,
+                               cudaStream_t stream);
+cudaError_t colo_k_rows_restore(const colo_k_rows_t *p, int64_t lo, int64_t hi, int64_t hidden,
+                                void *to, int64_t to_stride, const void *from, colo_dtype_t dtype,
+                                cudaStream_t stream);
 cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden, void *to, int64_t to_stride,
                               colo_dtype_t dtype, cudaStream_t stream);
 /* to[j * to_step] = beta to + sum over rows of z[., j], times *scale (NULL: 1); f32, f64 of f64 */

@@ -83,8 +83,8 @@ cudaError_t colo_k_distill_grad(const colo_k_distill_t *p, cudaStream_t stream);
 /* the passes of src/loss, which host and kernels read alike */
 cudaError_t colo_k_sequence_targets(const struct colo_sequence_pass *p, cudaStream_t stream);
 cudaError_t colo_k_sequence_mask(const struct colo_sequence_pass *p, cudaStream_t stream);
-cudaError_t colo_k_sequence_spread(const struct colo_sequence_pass *p, cudaStream_t stream);
-cudaError_t colo_k_sequence_collect(const struct colo_sequence_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_scatter(const struct colo_sequence_pass *p, cudaStream_t stream);
+cudaError_t colo_k_sequence_gather(const struct colo_sequence_pass *p, cudaStream_t stream);
 
 cudaError_t colo_k_weighted_local(const struct colo_weighted_pass *p, cudaStream_t stream);
 cudaError_t colo_k_weighted_finish(const struct colo_weighted_pass *p, cudaStream_t stream);

@@ -27,7 +27,8 @@ namespace
 
 constexpr int PACK_THREADS = 1024, PACK_ITEMS = 4;
 
-__global__ void __launch_bounds__(PACK_THREADS) pack_kernel(const __grid_constant__ colo_k_rows_t p)
+__global__ void __launch_bounds__(PACK_THREADS)
+    compact_kernel(const __grid_constant__ colo_k_rows_t p)
 {
     using scan = cub::BlockScan<int, PACK_THREADS>;
     __shared__ typename scan::TempStorage room;
@@ -148,8 +149,9 @@ __global__ void __launch_bounds__(PACK_THREADS)
                 put(u.to[k], u.wide, row, upstream_of(p, u, k, row) * by);
 }
 
-__global__ void __launch_bounds__(THREADS) spread_kernel(const __grid_constant__ colo_k_rows_t p,
-                                                         const __grid_constant__ colo_k_spread_t s)
+__global__ void __launch_bounds__(THREADS)
+    scatter_kernel(const __grid_constant__ colo_k_rows_t p,
+                   const __grid_constant__ colo_k_scatter_t s)
 {
     for (int64_t t = grid_first(); t < p.tokens; t += grid_step()) {
         const int64_t row = p.row_of[t];
@@ -412,9 +414,9 @@ cudaError_t convert_to(void *to, int64_t to_stride, colo_dtype_t dtype, const vo
 
 } // namespace
 
-extern "C" cudaError_t colo_k_rows_pack(const colo_k_rows_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_compact(const colo_k_rows_t *p, cudaStream_t stream)
 {
-    pack_kernel<<<1, PACK_THREADS, 0, stream>>>(*p);
+    compact_kernel<<<1, PACK_THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
@@ -430,24 +432,25 @@ extern "C" cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_spread(const colo_k_rows_t *p, const colo_k_spread_t *s,
-                                          cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_scatter(const colo_k_rows_t *p, const colo_k_scatter_t *s,
+                                           cudaStream_t stream)
 {
-    spread_kernel<<<blocks_for(std::max<int64_t>(p->tokens, 1)), THREADS, 0, stream>>>(*p, *s);
+    scatter_kernel<<<blocks_for(std::max<int64_t>(p->tokens, 1)), THREADS, 0, stream>>>(*p, *s);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_take(const colo_k_rows_t *p, int64_t lo, int64_t hi,
-                                        int64_t hidden, void *to, const void *from,
-                                        int64_t from_stride, colo_dtype_t dtype,
-                                        cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_gather(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+                                          int64_t hidden, void *to, const void *from,
+                                          int64_t from_stride, colo_dtype_t dtype,
+                                          cudaStream_t stream)
 {
     return move_rows<TAKE>(*p, lo, hi, hidden, to, (void *)from, from_stride, dtype, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_put(const colo_k_rows_t *p, int64_t lo, int64_t hi,
-                                       int64_t hidden, void *to, int64_t to_stride,
-                                       const void *from, colo_dtype_t dtype, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_restore(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+                                           int64_t hidden, void *to, int64_t to_stride,
+                                           const void *from, colo_dtype_t dtype,
+                                           cudaStream_t stream)
 {
     return move_rows<PUT>(*p, lo, hi, hidden, (void *)from, to, to_stride, dtype, stream);
 }

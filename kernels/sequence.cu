@@ -91,7 +91,7 @@ __global__ void mask_kernel(const __grid_constant__ colo_sequence_pass p)
 }
 
 /* T: an unsigned integer as wide as an element. */
-template <typename T> __global__ void spread_kernel(const __grid_constant__ colo_sequence_pass p)
+template <typename T> __global__ void scatter_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = p.cp * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -101,7 +101,7 @@ template <typename T> __global__ void spread_kernel(const __grid_constant__ colo
     }
 }
 
-template <typename T> __global__ void collect_kernel(const __grid_constant__ colo_sequence_pass p)
+template <typename T> __global__ void gather_kernel(const __grid_constant__ colo_sequence_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * THREADS, n = (p.to - p.from) * p.count;
     for (int64_t k = (int64_t)blockIdx.x * THREADS + threadIdx.x; k < n; k += step) {
@@ -223,7 +223,7 @@ extern "C" cudaError_t colo_k_sequence_mask(const colo_sequence_pass *p, cudaStr
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_spread(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_scatter(const colo_sequence_pass *p, cudaStream_t stream)
 {
     const size_t width = (size_t)(p->positions - 1) * elem_of(p);
     if (p->batch > 0 && width > 0) {
@@ -236,21 +236,21 @@ extern "C" cudaError_t colo_k_sequence_spread(const colo_sequence_pass *p, cudaS
     if (p->count == 0)
         return cudaSuccess;
     if (p->dtype == COLO_F64)
-        spread_kernel<uint64_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
+        scatter_kernel<uint64_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
     else
-        spread_kernel<uint32_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
+        scatter_kernel<uint32_t><<<blocks_of(p->cp * p->count), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_sequence_collect(const colo_sequence_pass *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_sequence_gather(const colo_sequence_pass *p, cudaStream_t stream)
 {
     const int64_t n = (p->to - p->from) * p->count;
     if (n == 0)
         return cudaSuccess;
     if (p->dtype == COLO_F64)
-        collect_kernel<uint64_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
+        gather_kernel<uint64_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
     else
-        collect_kernel<uint32_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
+        gather_kernel<uint32_t><<<blocks_of(n), THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 

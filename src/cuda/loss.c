@@ -143,14 +143,14 @@ static colo_k_rows_t flat_rows(const struct colo_linear_rows *r)
                            .counts = r->counts};
 }
 
-static colo_status_t rows_pack(const struct colo_linear_rows *r, colo_stream_t stream)
+static colo_status_t rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     if (r->tokens > 0)
         TRY(colo_cuda_typed(&q, r->targets, COLO_I64, "targets"));
     TRY(colo_cuda_pointer(&q, r->counts, "workspace"));
     colo_k_rows_t k = flat_rows(r);
-    return colo_cuda_report(colo_k_rows_pack(&k, stream), "lm_head: packing");
+    return colo_cuda_report(colo_k_rows_compact(&k, stream), "lm_head: packing");
 }
 
 static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
@@ -169,49 +169,49 @@ static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, co
     return colo_cuda_report(colo_k_rows_upstream(&k, &up, stream), "lm_head: upstream gradients");
 }
 
-static colo_status_t rows_spread(const struct colo_linear_spread *s, colo_stream_t stream)
+static colo_status_t rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     colo_k_rows_t k = flat_rows(s->rows);
-    colo_k_spread_t sp = {.wide = s->dtype == COLO_F64,
-                          .from = {s->from.logp, s->from.entropy, s->from.loss},
-                          .to = {s->to.logp, s->to.entropy, s->to.loss},
-                          .from_correct = s->from.correct,
-                          .to_correct = s->to.correct,
-                          .n_valid = s->to.n_valid,
-                          .n_invalid = s->to.n_invalid};
+    colo_k_scatter_t sp = {.wide = s->dtype == COLO_F64,
+                           .from = {s->from.logp, s->from.entropy, s->from.loss},
+                           .to = {s->to.logp, s->to.entropy, s->to.loss},
+                           .from_correct = s->from.correct,
+                           .to_correct = s->to.correct,
+                           .n_valid = s->to.n_valid,
+                           .n_invalid = s->to.n_invalid};
     static const char *const names[] = {"out.logp", "out.entropy", "out.loss"};
     for (int i = 0; i < 3; i++)
         TRY(colo_cuda_typed(&q, sp.to[i], s->dtype, names[i]));
     TRY(colo_cuda_pointer(&q, sp.to_correct, "out.correct"));
     TRY(colo_cuda_typed(&q, sp.n_valid, COLO_I64, "out.n_valid"));
     TRY(colo_cuda_typed(&q, sp.n_invalid, COLO_I64, "out.n_invalid"));
-    return colo_cuda_report(colo_k_rows_spread(&k, &sp, stream), "lm_head: outputs");
+    return colo_cuda_report(colo_k_rows_scatter(&k, &sp, stream), "lm_head: outputs");
 }
 
-static colo_status_t rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                               colo_stream_t stream)
+static colo_status_t rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                 int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                 colo_stream_t stream)
 {
     colo_queries_t q = {0};
     if (lo == 0)
         TRY(colo_cuda_typed(&q, from->data, from->dtype, "hidden"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
-        colo_k_rows_take(&k, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
+        colo_k_rows_gather(&k, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
         "lm_head: hidden rows");
 }
 
-static colo_status_t rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
-                              colo_stream_t stream)
+static colo_status_t rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                  int64_t hidden, const struct colo_linear_matrix *to,
+                                  const void *from, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     if (lo == 0)
         TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
     colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
-        colo_k_rows_put(&k, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
+        colo_k_rows_restore(&k, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
         "lm_head: d_hidden rows");
 }
 
@@ -447,22 +447,22 @@ static colo_status_t sequence_mask(const struct colo_sequence_pass *p, colo_stre
     return colo_cuda_report(colo_k_sequence_mask(p, stream), "sequence mask");
 }
 
-static colo_status_t sequence_spread(const struct colo_sequence_pass *p, colo_stream_t stream)
+static colo_status_t sequence_scatter(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_typed(&q, p->elements, p->dtype, "local"));
     TRY(colo_cuda_typed(&q, p->table, p->dtype, "out"));
-    return colo_cuda_report(colo_k_sequence_spread(p, stream), "sequence gather");
+    return colo_cuda_report(colo_k_sequence_scatter(p, stream), "sequence gather");
 }
 
-static colo_status_t sequence_collect(const struct colo_sequence_pass *p, colo_stream_t stream)
+static colo_status_t sequence_gather(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     TRY(sequence_inputs(&q, p));
     TRY(colo_cuda_typed(&q, p->elements, p->dtype, "d_local"));
     TRY(colo_cuda_typed(&q, p->table, p->dtype, "d_out"));
-    return colo_cuda_report(colo_k_sequence_collect(p, stream), "sequence gather backward");
+    return colo_cuda_report(colo_k_sequence_gather(p, stream), "sequence gather backward");
 }
 
 /* ---- weighted sums ---- */
@@ -504,11 +504,11 @@ const colo_loss_ops_t colo_loss_cuda = {
     .logprob_merge = logprob_merge,
     .logprob_grad = logprob_grad,
     .gemm = &colo_gemm_cuda,
-    .rows_pack = rows_pack,
+    .rows_compact = rows_compact,
     .rows_upstream = rows_upstream,
-    .rows_spread = rows_spread,
-    .rows_take = rows_take,
-    .rows_put = rows_put,
+    .rows_scatter = rows_scatter,
+    .rows_gather = rows_gather,
+    .rows_restore = rows_restore,
     .rows_clear = rows_clear,
     .rows_sum = rows_sum,
     .rows_convert = rows_convert,
@@ -522,8 +522,8 @@ const colo_loss_ops_t colo_loss_cuda = {
     .distill_grad = distill_grad,
     .sequence_targets = sequence_targets,
     .sequence_mask = sequence_mask,
-    .sequence_spread = sequence_spread,
-    .sequence_collect = sequence_collect,
+    .sequence_scatter = sequence_scatter,
+    .sequence_gather = sequence_gather,
     .weighted_local = weighted_local,
     .weighted_finish = weighted_finish,
     .mean_grad = mean_grad,

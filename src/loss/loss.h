@@ -27,18 +27,18 @@ typedef struct colo_loss_ops {
     /* ---- hidden states: linear.h ---- */
 
     const colo_gemm_ops_t *gemm;
-    colo_status_t (*rows_pack)(const struct colo_linear_rows *r, colo_stream_t stream);
+    colo_status_t (*rows_compact)(const struct colo_linear_rows *r, colo_stream_t stream);
     colo_status_t (*rows_upstream)(const struct colo_linear_upstream_rows *u, colo_stream_t stream);
-    colo_status_t (*rows_spread)(const struct colo_linear_spread *s, colo_stream_t stream);
+    colo_status_t (*rows_scatter)(const struct colo_linear_scatter *s, colo_stream_t stream);
     /* to [hi - lo, hidden] contiguous = rows [lo, hi) of from [T, hidden]; 0 where there is no
      * token. Same dtype */
-    colo_status_t (*rows_take)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                               int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                               colo_stream_t stream);
+    colo_status_t (*rows_gather)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                 int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                 colo_stream_t stream);
     /* the reverse: tokens of rows [lo, hi) are written, the others left alone */
-    colo_status_t (*rows_put)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                              int64_t hidden, const struct colo_linear_matrix *to, const void *from,
-                              colo_stream_t stream);
+    colo_status_t (*rows_restore)(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                  int64_t hidden, const struct colo_linear_matrix *to,
+                                  const void *from, colo_stream_t stream);
     /* tokens without a row: 0, NaN when dropped */
     colo_status_t (*rows_clear)(const struct colo_linear_rows *r, int64_t hidden,
                                 const struct colo_linear_matrix *to, colo_stream_t stream);
@@ -65,8 +65,8 @@ typedef struct colo_loss_ops {
     colo_status_t (*distill_grad)(const struct colo_distill_pass *p, colo_stream_t stream);
     colo_status_t (*sequence_targets)(const struct colo_sequence_pass *p, colo_stream_t stream);
     colo_status_t (*sequence_mask)(const struct colo_sequence_pass *p, colo_stream_t stream);
-    colo_status_t (*sequence_spread)(const struct colo_sequence_pass *p, colo_stream_t stream);
-    colo_status_t (*sequence_collect)(const struct colo_sequence_pass *p, colo_stream_t stream);
+    colo_status_t (*sequence_scatter)(const struct colo_sequence_pass *p, colo_stream_t stream);
+    colo_status_t (*sequence_gather)(const struct colo_sequence_pass *p, colo_stream_t stream);
     colo_status_t (*weighted_local)(const struct colo_weighted_pass *p, colo_stream_t stream);
     colo_status_t (*weighted_finish)(const struct colo_weighted_pass *p, colo_stream_t stream);
     colo_status_t (*mean_grad)(const struct colo_mean_grad_pass *p, colo_stream_t stream);

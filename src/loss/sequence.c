@@ -327,7 +327,7 @@ colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor
         COLO_TRY(colo_comm_i_all_gather(group, COLO_CATEGORY_LOSS, local->data, workspace, p.count,
                                         local->dtype, stream));
     }
-    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_spread(&p, stream) : COLO_OK;
+    return seq->batch > 0 && seq->positions > 1 ? loss->sequence_scatter(&p, stream) : COLO_OK;
 }
 
 colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
@@ -367,12 +367,12 @@ colo_status_t colo_sequence_gather_backward(const colo_sequence_t *seq,
     p.from = seq->cp_rank;
     p.to = p.from + 1;
     if (!sum || seq->cp == 1)
-        return p.count > 0 ? loss->sequence_collect(&p, stream) : COLO_OK;
+        return p.count > 0 ? loss->sequence_gather(&p, stream) : COLO_OK;
     p.elements = workspace;
     p.from = 0;
     p.to = seq->cp;
     if (p.count > 0)
-        COLO_TRY(colo_loss_i_step(group, loss->sequence_collect(&p, stream)));
+        COLO_TRY(colo_loss_i_step(group, loss->sequence_gather(&p, stream)));
     return colo_comm_i_reduce_scatter(group, COLO_CATEGORY_LOSS, workspace, d_local->data, p.count,
                                       p.dtype, COLO_SUM, stream);
 }

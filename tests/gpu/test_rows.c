@@ -123,7 +123,7 @@ static void tokens_that_count_are_packed_in_order(void **state)
         int64_t rows = kind < 3 ? tokens : kind == 3 ? tokens / 3 : kind == 4 ? 0 : tokens - 1;
         packing_t p;
         packing_init(&p, tokens, rows < 0 ? 0 : rows, 1 + i % 3, ignored, kind == 2 ? 0.3 : 0.05);
-        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         compare_words(p.r.row_of, p.row_of, tokens, "row_of");
         compare_words(p.r.token_of, p.token_of, p.r.rows, "token_of");
         compare_words(p.r.row_targets, p.row_targets, p.r.rows, "row_targets");
@@ -142,7 +142,7 @@ static void values_go_to_rows_and_back(void **state)
         const int64_t tokens = 700;
         packing_t p;
         packing_init(&p, tokens, i % 3 ? tokens : 200, 1, i == 5 ? 1 : 0.3, 0.1);
-        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         void *from[2], *rows[3], *back[3], *correct = gpu_put(NULL, (size_t)p.r.rows),
                                            *spread = gpu_put(NULL, (size_t)tokens),
                                            *n[2] = {gpu_put(NULL, 8), gpu_put(NULL, 8)};
@@ -176,7 +176,7 @@ static void values_go_to_rows_and_back(void **state)
             free(got);
         }
         assert_cuda(cudaMemset(correct, 1, (size_t)p.r.rows + 1));
-        struct colo_linear_spread s = {
+        struct colo_linear_scatter s = {
             .rows = &p.r,
             .dtype = dtype,
             .from = {.logp = rows[0], .entropy = rows[1], .correct = correct},
@@ -185,7 +185,7 @@ static void values_go_to_rows_and_back(void **state)
                    .correct = spread,
                    .n_valid = n[0],
                    .n_invalid = n[1]}};
-        assert_ok(gpu_loss()->rows_spread(&s, NULL));
+        assert_ok(gpu_loss()->rows_scatter(&s, NULL));
         uint8_t *ones = fetch(spread, (size_t)tokens);
         for (int k = 0; k < 2; k++) {
             void *got = fetch(back[k], (size_t)tokens * elem),
@@ -231,7 +231,7 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
                       stride = hidden + i % 3 * 3, shift = i / 4 % 3;
         packing_t p;
         packing_init(&p, tokens, i % 2 ? tokens : 30, 1, 0.3, 0.1);
-        assert_ok(gpu_loss()->rows_pack(&p.r, NULL));
+        assert_ok(gpu_loss()->rows_compact(&p.r, NULL));
         void *far, *taken = gpu_put(NULL, (size_t)(p.r.rows * hidden * elem)), *to;
         double *v = draw(dtype, tokens * stride + shift, &far);
         const size_t bytes = (size_t)((tokens * stride + shift) * elem);
@@ -239,9 +239,9 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
         struct colo_linear_matrix from = {(char *)far + shift * elem, stride, dtype},
                                   dest = {(char *)to + shift * elem, stride, dtype};
         const int64_t half = p.r.rows / 2;
-        assert_ok(gpu_loss()->rows_take(&p.r, 0, half, hidden, taken, &from, NULL));
-        assert_ok(gpu_loss()->rows_take(&p.r, half, p.r.rows, hidden,
-                                        (char *)taken + half * hidden * elem, &from, NULL));
+        assert_ok(gpu_loss()->rows_gather(&p.r, 0, half, hidden, taken, &from, NULL));
+        assert_ok(gpu_loss()->rows_gather(&p.r, half, p.r.rows, hidden,
+                                          (char *)taken + half * hidden * elem, &from, NULL));
         void *got = fetch(taken, (size_t)(p.r.rows * hidden * elem));
         for (int64_t r = 0; r < p.r.rows; r++)
             for (int64_t k = 0; k < hidden; k++) {
@@ -250,9 +250,9 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
                     fail_msg("case %d: row %d, element %d", i, (int)r, (int)k);
             }
         free(got);
-        assert_ok(gpu_loss()->rows_put(&p.r, 0, half, hidden, &dest, taken, NULL));
-        assert_ok(gpu_loss()->rows_put(&p.r, half, p.r.rows, hidden, &dest,
-                                       (char *)taken + half * hidden * elem, NULL));
+        assert_ok(gpu_loss()->rows_restore(&p.r, 0, half, hidden, &dest, taken, NULL));
+        assert_ok(gpu_loss()->rows_restore(&p.r, half, p.r.rows, hidden, &dest,
+                                           (char *)taken + half * hidden * elem, NULL));
         assert_ok(gpu_loss()->rows_clear(&p.r, hidden, &dest, NULL));
         unsigned char *all = fetch(to, bytes);
         for (int64_t t = 0; t < tokens; t++)
@@ -556,9 +556,9 @@ static void host_memory_is_refused(void **state)
     packing_init(&p, 4, 4, 1, 0.5, 0);
     struct colo_linear_rows r = p.r;
     r.targets = host;
-    assert_fails(gpu_loss()->rows_pack(&r, NULL), COLO_ERR_ARG, "targets");
+    assert_fails(gpu_loss()->rows_compact(&r, NULL), COLO_ERR_ARG, "targets");
     struct colo_linear_matrix m = {host, 1, COLO_F32};
-    assert_fails(gpu_loss()->rows_take(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG,
+    assert_fails(gpu_loss()->rows_gather(&p.r, 0, 4, 1, p.device[1], &m, NULL), COLO_ERR_ARG,
                  "hidden");
     assert_fails(gpu_loss()->rows_clear(&p.r, 1, &m, NULL), COLO_ERR_ARG, "d_hidden");
     packing_free(&p);

@@ -14,7 +14,7 @@ enum { TILE = 64 };
 
 /* ---- rows ---- */
 
-colo_status_t colo_host_rows_pack(const struct colo_linear_rows *r, colo_stream_t stream)
+colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
 {
     int64_t n = 0, counts[COLO_LINEAR_COUNTS] = {0};
     (void)stream;
@@ -75,7 +75,7 @@ colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
     return COLO_OK;
 }
 
-static void spread_one(const struct colo_linear_spread *s, const void *from, void *to)
+static void scatter_one(const struct colo_linear_scatter *s, const void *from, void *to)
 {
     for (int64_t t = 0; to && t < s->rows->tokens; t++) {
         int64_t row = s->rows->row_of[t];
@@ -86,12 +86,12 @@ static void spread_one(const struct colo_linear_spread *s, const void *from, voi
     }
 }
 
-colo_status_t colo_host_rows_spread(const struct colo_linear_spread *s, colo_stream_t stream)
+colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
 {
     (void)stream;
-    spread_one(s, s->from.logp, s->to.logp);
-    spread_one(s, s->from.entropy, s->to.entropy);
-    spread_one(s, s->from.loss, s->to.loss);
+    scatter_one(s, s->from.logp, s->to.logp);
+    scatter_one(s, s->from.entropy, s->to.entropy);
+    scatter_one(s, s->from.loss, s->to.loss);
     for (int64_t t = 0; s->to.correct && t < s->rows->tokens; t++) {
         int64_t row = s->rows->row_of[t];
         s->to.correct[t] = row >= 0 ? s->from.correct[row] : 0;
@@ -103,9 +103,9 @@ colo_status_t colo_host_rows_spread(const struct colo_linear_spread *s, colo_str
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                                  colo_stream_t stream)
+colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                    int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                    colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(from->dtype), bytes = (size_t)hidden * elem;
     (void)stream;
@@ -120,9 +120,9 @@ colo_status_t colo_host_rows_take(const struct colo_linear_rows *r, int64_t lo, 
     return COLO_OK;
 }
 
-colo_status_t colo_host_rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                 int64_t hidden, const struct colo_linear_matrix *to,
-                                 const void *from, colo_stream_t stream)
+colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                     int64_t hidden, const struct colo_linear_matrix *to,
+                                     const void *from, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(to->dtype), bytes = (size_t)hidden * elem;
     (void)stream;

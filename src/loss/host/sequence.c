@@ -88,7 +88,7 @@ colo_status_t colo_host_sequence_mask(const struct colo_sequence_pass *p, colo_s
     return COLO_OK;
 }
 
-colo_status_t colo_host_sequence_spread(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_scatter(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(p->dtype);
     char *table = p->table;
@@ -106,7 +106,7 @@ colo_status_t colo_host_sequence_spread(const struct colo_sequence_pass *p, colo
     return COLO_OK;
 }
 
-colo_status_t colo_host_sequence_collect(const struct colo_sequence_pass *p, colo_stream_t stream)
+colo_status_t colo_host_sequence_gather(const struct colo_sequence_pass *p, colo_stream_t stream)
 {
     const size_t elem = colo_dtype_size(p->dtype);
     const char *table = p->table;

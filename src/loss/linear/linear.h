@@ -118,7 +118,7 @@ struct colo_linear_upstream_rows {
 
 /* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL
  * members of to are not written; n_valid and n_invalid come from the counts */
-struct colo_linear_spread {
+struct colo_linear_scatter {
     const struct colo_linear_rows *rows;
     colo_dtype_t dtype;      /* stat dtype */
     colo_logprob_out_t from; /* [R] each; counts not looked at */
@@ -138,16 +138,16 @@ extern const colo_gemm_ops_t colo_gemm_host; /* host/gemm.c */
 
 /* ---- what colo_loss_ops_t (loss.h) says of the functions of these names ---- */
 
-colo_status_t colo_host_rows_pack(const struct colo_linear_rows *r, colo_stream_t stream);
+colo_status_t colo_host_rows_compact(const struct colo_linear_rows *r, colo_stream_t stream);
 colo_status_t colo_host_rows_upstream(const struct colo_linear_upstream_rows *u,
                                       colo_stream_t stream);
-colo_status_t colo_host_rows_spread(const struct colo_linear_spread *s, colo_stream_t stream);
-colo_status_t colo_host_rows_take(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                  int64_t hidden, void *to, const struct colo_linear_matrix *from,
-                                  colo_stream_t stream);
-colo_status_t colo_host_rows_put(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
-                                 int64_t hidden, const struct colo_linear_matrix *to,
-                                 const void *from, colo_stream_t stream);
+colo_status_t colo_host_rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream);
+colo_status_t colo_host_rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                    int64_t hidden, void *to, const struct colo_linear_matrix *from,
+                                    colo_stream_t stream);
+colo_status_t colo_host_rows_restore(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
+                                     int64_t hidden, const struct colo_linear_matrix *to,
+                                     const void *from, colo_stream_t stream);
 colo_status_t colo_host_rows_clear(const struct colo_linear_rows *r, int64_t hidden,
                                    const struct colo_linear_matrix *to, colo_stream_t stream);
 colo_status_t colo_host_rows_sum(const struct colo_linear_matrix *z, int64_t rows, int64_t columns,

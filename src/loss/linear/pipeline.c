@@ -100,7 +100,7 @@ colo_status_t colo_linear_i_begin(struct colo_linear_call *k, const colo_linear_
         .loss = at(k, k->m.loss),
         .correct = at(k, k->m.correct),
     };
-    return l->loss->rows_pack(&k->rows, stream);
+    return l->loss->rows_compact(&k->rows, stream);
 }
 
 /* What the gather tells of this rank; after pack. */
@@ -213,8 +213,8 @@ static colo_status_t make_logits(struct colo_linear_call *k, int64_t c)
     if (c >= 2) /* the lane has read what was in this buffer */
         COLO_TRY(wait_for(k, WORK0 + (int32_t)(c % 2), k->main));
     if (k->m.h[0] >= 0)
-        COLO_TRY(ops->rows_take(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
-                                &hidden, k->main));
+        COLO_TRY(ops->rows_gather(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, rows_at(k, c),
+                                  &hidden, k->main));
     if (k->s.makes_logits) {
         struct colo_linear_gemm g = {
             .product = COLO_LINEAR_LOGITS,
@@ -294,8 +294,8 @@ static colo_status_t make_grads(struct colo_linear_call *k, int64_t c)
         COLO_TRY(multiply(k, &g));
         if (c == 0)
             COLO_TRY(ops->rows_clear(&k->rows, k->l->hidden, &k->d_hidden, k->main));
-        COLO_TRY(ops->rows_put(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, &k->d_hidden,
-                               g.h.data, k->main));
+        COLO_TRY(ops->rows_restore(&k->rows, k->pass.lo, k->pass.hi, k->l->hidden, &k->d_hidden,
+                                   g.h.data, k->main));
         if (c == k->s.chunks - 1) /* beside the last d_W */
             COLO_TRY(sum_d_hidden(k));
     }
@@ -333,9 +333,9 @@ static colo_status_t finish(struct colo_linear_call *k, const colo_logprob_out_t
         COLO_TRY(k->l->loss->logprob_merge(&k->pass, k->lane));
     }
     if (out) {
-        struct colo_linear_spread s = {
+        struct colo_linear_scatter s = {
             .rows = &k->rows, .dtype = k->l->stat_dtype, .from = k->pass.out, .to = *out};
-        COLO_TRY(k->l->loss->rows_spread(&s, k->lane));
+        COLO_TRY(k->l->loss->rows_scatter(&s, k->lane));
     }
     return colo_linear_i_join(k);
 }
