@@ -33,7 +33,7 @@ namespace
 
 /* Block 0: lanes 0..8 of a warp write the record of a partner. Earlier kernels of the stream have
  * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */
-__device__ void post(const colo_k_direct_t &d, const uint32_t *calls)
+__device__ void expose(const colo_k_direct_t &d, const uint32_t *calls)
 {
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
@@ -45,7 +45,7 @@ __device__ void post(const colo_k_direct_t &d, const uint32_t *calls)
         word = half_of((uint64_t)d.own_step[(lane - 3) / 2], (lane - 3) % 2);
     for (int i = threadIdx.x / 32; i < d.npartners; i += THREADS / 32) {
         const colo_k_partner_t &p = d.partner[i];
-        if (!(p.posts & 1))
+        if (!(p.exposes & 1))
             continue;
         if (d.levels)
             __threadfence_system();
@@ -117,7 +117,7 @@ __device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
     }
     __threadfence_system();
     for (int i = lane; i < d.npartners; i += 32)
-        if (d.partner[i].posts & 2)
+        if (d.partner[i].exposes & 2)
             put(d.partner[i].remote + COLO_K_DONE, calls[i]);
 }
 
@@ -128,7 +128,7 @@ __device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
         const uint64_t call = calls[i];
-        if (p.posts & 1)
+        if (p.exposes & 1)
             dead |= !wait_for(d, p, call, 1u << threadIdx.x % 32,
                               [&] { return acquire(p.mine + COLO_K_DONE) == call; });
     }
@@ -283,7 +283,7 @@ __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (s.ok) {
         if (blockIdx.x == 0)
-            post(d, s.call);
+            expose(d, s.call);
         const int q = (int)blockIdx.x < d.pushers ? 0 : 1;
         if (drain(d, s, q) && !d.single)
             (void)drain(d, s, 1 - q);

@@ -70,7 +70,7 @@ typedef struct colo_k_partner {
     uint64_t *mine;   /* the mailbox that it writes */
     uint64_t *remote; /* the mailbox that I write, in its memory */
     int32_t rank;
-    int32_t posts; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
+    int32_t exposes; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
 } colo_k_partner_t;
 
 typedef struct colo_k_direct {

@@ -28,13 +28,13 @@
 #include <string.h>
 
 typedef struct growing {
-    colo_step_t *step;
+    colo_transfer_t *step;
     colo_addend_t *addend; /* [n][levels] */
     int64_t n, cap;
     int32_t levels;
 } growing_t;
 
-static colo_status_t push(growing_t *g, const colo_step_t *s, const colo_addend_t *a)
+static colo_status_t push(growing_t *g, const colo_transfer_t *s, const colo_addend_t *a)
 {
     if (g->n == g->cap) {
         int64_t cap = g->cap ? 2 * g->cap : 16;
@@ -87,7 +87,7 @@ static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *
     const colo_routes_t *send = &p->send[pass], *local = &p->local[pass];
     const colo_owned_t *in = fwd ? &p->own_src : &p->own_dst;
     const colo_owned_t *out = fwd ? &p->own_dst : &p->own_src;
-    colo_step_t s;
+    colo_transfer_t s;
     for (int32_t m = 0; m < send->nmessages; m++) {
         colo_owned_t theirs;
         COLO_TRY(owned_by(p, !fwd, send->message[m].peer, &theirs));
@@ -160,7 +160,7 @@ static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t
 {
     if (level == g->levels) {
         colo_addend_t addend[COLO_MAX_ADDENDS] = {{0}}; /* gcc does not see that levels > 0 */
-        colo_step_t s = {.peer = -1};
+        colo_transfer_t s = {.peer = -1};
         extents(&box, s.extent);
         begins(&p->own_src, &box, src_row, s.there);
         for (int32_t l = 0; l < g->levels; l++) {
@@ -202,8 +202,8 @@ static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p
 
 struct both {
     growing_t g[2];
-    int32_t *post[2];
-    colo_steps_t pass[2];
+    int32_t *expose[2];
+    colo_transfers_t pass[2];
 };
 
 static void both_free(struct both *w)
@@ -211,18 +211,18 @@ static void both_free(struct both *w)
     for (int i = 0; i < 2; i++) {
         free(w->g[i].step);
         free(w->g[i].addend);
-        free(w->post[i]);
+        free(w->expose[i]);
     }
 }
 
 /* Who reaches this rank's tensor: those that send here, or those that read what would be sent. */
-static colo_status_t posts_of(const colo_bridge_t *b, const colo_routes_t *r, int32_t **post)
+static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *r, int32_t **expose)
 {
-    *post = calloc((size_t)r->nmessages + 1, sizeof **post);
-    if (!*post)
+    *expose = calloc((size_t)r->nmessages + 1, sizeof **expose);
+    if (!*expose)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)r->nmessages);
     for (int32_t m = 0; m < r->nmessages; m++)
-        (*post)[m] = colo_comm_find(b->comm, r->message[m].peer);
+        (*expose)[m] = colo_comm_find(b->comm, r->message[m].peer);
     return COLO_OK;
 }
 
@@ -232,20 +232,20 @@ static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t 
     const colo_plan_t *p = s->plan;
     for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
         const bool sums = i == COLO_BACKWARD && p->levels > 1;
-        const colo_routes_t *posts = sums ? &p->send[i] : &p->recv[i];
+        const colo_routes_t *exposes = sums ? &p->send[i] : &p->recv[i];
         w->g[i].levels = sums ? (int32_t)p->levels : 0;
-        COLO_TRY(posts_of(b, posts, &w->post[i]));
+        COLO_TRY(exposed_ranks(b, exposes, &w->expose[i]));
         COLO_TRY(sums ? steps_that_add(b, p, &w->g[i])
                       : steps_that_move(b, p, (colo_pass_t)i, &w->g[i]));
-        w->pass[i] = (colo_steps_t){.name = names[i],
-                                    .dtype = p->config.dtype,
-                                    .elem = colo_dtype_size(p->config.dtype),
-                                    .nsteps = w->g[i].n,
-                                    .step = w->g[i].step,
-                                    .levels = w->g[i].levels,
-                                    .addend = w->g[i].addend,
-                                    .nposts = posts->nmessages,
-                                    .post = w->post[i]};
+        w->pass[i] = (colo_transfers_t){.name = names[i],
+                                        .dtype = p->config.dtype,
+                                        .elem = colo_dtype_size(p->config.dtype),
+                                        .nsteps = w->g[i].n,
+                                        .step = w->g[i].step,
+                                        .levels = w->g[i].levels,
+                                        .addend = w->g[i].addend,
+                                        .nposts = exposes->nmessages,
+                                        .expose = w->expose[i]};
     }
     if (p->config.no_grad)
         w->pass[1].name = names[1];

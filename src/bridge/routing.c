@@ -107,9 +107,10 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
 }
 
 /* Passes the turns of a held block on up to the overlap of needed block @mine. */
-static colo_status_t wait_turn(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
-                               const colo_side_t *hold, const int64_t *coords, colo_bounds_t *held,
-                               const colo_block_t *mine)
+static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
+                                      const colo_side_t *need, const colo_side_t *hold,
+                                      const int64_t *coords, colo_bounds_t *held,
+                                      const colo_block_t *mine)
 {
     if (hold->ragged) /* all of it */
         COLO_TRY(colo_block_rows(hold, coords, NULL, &held->runs));
@@ -156,8 +157,8 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         colo_block_of(hold, at, &b);
         COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &b), done);
         colo_sharers_t g = colo_sender_group(w, w->plan->rank);
-        colo_turns_t t[4] = {0};
-        t[g.tier] = (colo_turns_t){.group = g, .m = 1};
+        colo_schedule_t t[4] = {0};
+        t[g.tier] = (colo_schedule_t){.group = g, .m = 1};
         if (g.tier == 0) {
             COLO_TRY_GOTO(st, colo_sender_whole(w, w->plan->rank), done);
             continue;
@@ -165,7 +166,7 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         if (g.n > 1) { /* one candidate serves all */
             COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine), done);
             if (t[g.tier].m % g.n)
-                COLO_TRY_GOTO(st, wait_turn(w, t, need, hold, at, &held, &mine), done);
+                COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine), done);
         }
         COLO_TRY_GOTO(
             st, colo_sender_assign(w, &t[g.tier], &x, t[g.tier].mine, w->plan->rank, false), done);
@@ -184,7 +185,7 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     int64_t at[COLO_MAX_DIMS];
     colo_block_t mine, b;
     colo_extent_t x;
-    colo_turns_t t[4] = {0};
+    colo_schedule_t t[4] = {0};
     colo_status_t st = COLO_OK;
     if (!find_mine(w, hold, at, &mine, &me))
         return COLO_OK;

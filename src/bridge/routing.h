@@ -92,13 +92,13 @@ typedef struct colo_sharers {
 } colo_sharers_t;
 
 /* A group while the overlaps of a held block go by in their order. */
-typedef struct colo_turns {
+typedef struct colo_schedule {
     colo_sharers_t group;   /* n == 0: not watched */
     int64_t m, first,
         mine; /* of the current overlap: destinations, ordinal of the first, this rank's i */
     int64_t whole, slice; /* candidates whose turn it is: for a small overlap, for a slice */
     bool started;         /* an overlap that was not even has gone by */
-} colo_turns_t;
+} colo_schedule_t;
 
 /* The replicas of the held block @b, by node and by rail. */
 colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold,
@@ -107,17 +107,18 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold,
 colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank);
 colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination);
 /* @t: [4] by tier. Is @g one of the groups watched? */
-bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g);
+bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g);
 /* Lists the destinations of an overlap and counts those of watched groups. */
-colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
+colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
                                 const colo_block_t *b);
 /* Passes the turns on by the destinations of an overlap that has gone by. */
-void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_extent_t *x);
+void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x);
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
 /* Pushes what @destination, the @i-th of a group, gets of the current overlap: this rank's share if
  * @sends (peer is the destination), else everything (peer is the sender). */
-colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t destination, bool sends);
+colo_status_t colo_sender_assign(colo_builder_t *w, const colo_schedule_t *t,
+                                 const colo_extent_t *x, int64_t i, int64_t destination,
+                                 bool sends);
 
 /* ---- plan.c ---- */
 

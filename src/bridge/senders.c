@@ -104,12 +104,12 @@ colo_sharers_t colo_sender_group(colo_builder_t *w, int64_t destination)
     return g;
 }
 
-bool colo_sender_watched(const colo_turns_t *t, const colo_sharers_t *g)
+bool colo_sender_watched(const colo_schedule_t *t, const colo_sharers_t *g)
 {
     return g->tier > 0 && t[g->tier].group.n > 0 && t[g->tier].group.key == g->key;
 }
 
-colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_side_t *need,
+colo_status_t colo_sender_count(colo_builder_t *w, colo_schedule_t *t, const colo_side_t *need,
                                 const colo_block_t *b)
 {
     COLO_TRY(colo_block_ranks(w, &w->destinations, &need->layout->grid, b));
@@ -118,7 +118,7 @@ colo_status_t colo_sender_count(colo_builder_t *w, colo_turns_t *t, const colo_s
         t[tier].m = 0;
     for (int64_t i = 0; i < w->destinations.n; i++) {
         colo_sharers_t g = colo_sender_group(w, rank[i]);
-        colo_turns_t *x = &t[g.tier];
+        colo_schedule_t *x = &t[g.tier];
         if (!colo_sender_watched(t, &g))
             continue;
         if (x->m == 0)
@@ -152,7 +152,7 @@ static int cut_axis(const colo_extent_t *x, int64_t n)
     return longest;
 }
 
-void colo_sender_pass(const colo_builder_t *w, colo_turns_t *t, const colo_extent_t *x)
+void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x)
 {
     for (int tier = 1; tier <= 3; tier++) {
         int64_t n = t[tier].group.n, m = t[tier].m;
@@ -236,8 +236,8 @@ static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t 
     return COLO_OK;
 }
 
-colo_status_t colo_sender_assign(colo_builder_t *w, const colo_turns_t *t, const colo_extent_t *x,
-                                 int64_t i, int64_t destination, bool sends)
+colo_status_t colo_sender_assign(colo_builder_t *w, const colo_schedule_t *t,
+                                 const colo_extent_t *x, int64_t i, int64_t destination, bool sends)
 {
     const colo_source_t *c = t->group.at;
     int64_t n = t->group.n;

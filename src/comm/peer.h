@@ -29,10 +29,10 @@ struct colo_memory {
 
 /* One box of a way, in samples, rows, features. Moved: from here in this rank's input to there in
  * the output of comm rank peer (-1: of this rank). Added up: to there in this rank's output. */
-typedef struct colo_step {
+typedef struct colo_transfer {
     int32_t peer;
     int64_t extent[3], here[3], there[3];
-} colo_step_t;
+} colo_transfer_t;
 
 /* An addend of a box: where it begins in the input of comm rank peer (-1: of this rank). */
 typedef struct colo_addend {
@@ -41,17 +41,17 @@ typedef struct colo_addend {
 } colo_addend_t;
 
 /* All that a rank does in one way; borrowed for colo_direct_load(). */
-typedef struct colo_steps {
+typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
     colo_dtype_t dtype;
     size_t elem;
     int64_t nsteps;
-    const colo_step_t *step;
+    const colo_transfer_t *step;
     int32_t levels;              /* 0: boxes move; else each is the sum of that many addends */
     const colo_addend_t *addend; /* [nsteps][levels] */
     int32_t nposts;              /* comm ranks that reach this rank's tensor */
-    const int32_t *post;
-} colo_steps_t;
+    const int32_t *expose;
+} colo_transfers_t;
 
 /* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
  * out, or in where the way adds up. */
@@ -79,9 +79,9 @@ struct colo_peer_ops {
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
     /* A way without steps and posts does nothing. Collective. */
-    colo_status_t (*create)(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d);
+    colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
-    colo_status_t (*load)(colo_direct_t *d, const colo_steps_t pass[2]);
+    colo_status_t (*load)(colo_direct_t *d, const colo_transfers_t pass[2]);
     colo_status_t (*run)(colo_direct_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_direct_call_t *call, colo_stream_t stream);
     void (*destroy)(colo_direct_t **d);

@@ -34,7 +34,7 @@ static colo_status_t print_open(colo_comm_t *c)
     return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
 }
 
-static colo_status_t print_create(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d)
+static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d)
 {
     const colo_status_t st = told[c->rank].create;
     (void)pass;
@@ -45,7 +45,7 @@ static colo_status_t print_create(colo_comm_t *c, const colo_steps_t pass[2], co
     return COLO_OK;
 }
 
-static colo_status_t load(colo_direct_t *d, const colo_steps_t pass[2])
+static colo_status_t load(colo_direct_t *d, const colo_transfers_t pass[2])
 {
     (void)d;
     (void)pass;

@@ -28,12 +28,12 @@ static colo_status_t make(colo_comm_t *c, struct colo_direct **out)
         return colo_fail(COLO_ERR_NOMEM, "all_gather: %d ranks", (int)c->size);
     for (int32_t k = 1; k < c->size; k++)
         others[k - 1] = (c->rank + k) % c->size;
-    const colo_steps_t pass[2] = {{.name = "all_gather of a head",
-                                   .dtype = COLO_U8,
-                                   .elem = 1,
-                                   .nposts = c->size - 1,
-                                   .post = others},
-                                  {.name = "nothing"}};
+    const colo_transfers_t pass[2] = {{.name = "all_gather of a head",
+                                       .dtype = COLO_U8,
+                                       .elem = 1,
+                                       .nposts = c->size - 1,
+                                       .expose = others},
+                                      {.name = "nothing"}};
     return colo_direct_make(c, pass, out);
 }
 

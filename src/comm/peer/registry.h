@@ -85,8 +85,8 @@ void colo_peer_retire(struct colo_peer *p, void *memory);
 const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
 
 /* transfer.c */
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **d);
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t pass[2]);
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d);
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_transfers_t pass[2]);
 colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
                               colo_stream_t stream);
 void colo_direct_destroy(colo_direct_t **d);

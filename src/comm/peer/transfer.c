@@ -52,16 +52,16 @@ static int32_t partner_of(const struct colo_direct *d, int pass, colo_k_direct_t
             (colo_k_partner_t){.mine = mailbox_of(d->mailboxes, p, pass, rank),
                                .remote = mailbox_of(d->share.base[rank], p, pass, p->rank),
                                .rank = rank};
-    k->partner[i].posts |= role;
+    k->partner[i].exposes |= role;
     return i;
 }
 
-static int64_t elements(const colo_step_t *s)
+static int64_t elements(const colo_transfer_t *s)
 {
     return s->extent[0] * s->extent[1] * s->extent[2];
 }
 
-static bool is_remote(const colo_steps_t *w, int64_t i)
+static bool is_remote(const colo_transfers_t *w, int64_t i)
 {
     bool remote = w->step[i].peer >= 0;
     for (int32_t k = 0; k < w->levels; k++)
@@ -84,7 +84,7 @@ static int by_turn(const void *a, const void *b)
     return x->turn != y->turn ? x->turn - y->turn : (x->step > y->step) - (x->step < y->step);
 }
 
-static struct order *order_of(const struct colo_peer *p, const colo_steps_t *w)
+static struct order *order_of(const struct colo_peer *p, const colo_transfers_t *w)
 {
     struct order *o = calloc((size_t)w->nsteps + 1, sizeof *o);
     for (int64_t i = 0; o && i < w->nsteps; i++) {
@@ -96,24 +96,24 @@ static struct order *order_of(const struct colo_peer *p, const colo_steps_t *w)
     return o;
 }
 
-static colo_status_t too_many(const struct colo_direct *d, const colo_steps_t *w)
+static colo_status_t too_many(const struct colo_direct *d, const colo_transfers_t *w)
 {
     return colo_fail(COLO_ERR_UNBUILT, "%s: more than %d ranks to exchange with on comm '%s'",
                      w->name, COLO_K_PARTNERS, d->peer->name);
 }
 
 /* Pieces, then addends, as the kernel wants them, in host memory. */
-static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_steps_t *w,
+static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_transfers_t *w,
                               colo_k_direct_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
 {
     COLO_AUTOFREE struct order *o = order_of(d->peer, w);
     if (!o)
         return colo_fail(COLO_ERR_NOMEM, "%s: %lld boxes", w->name, (long long)w->nsteps);
     for (int32_t i = 0; i < w->nposts; i++)
-        if (partner_of(d, pass, k, w->post[i], 1) < 0)
+        if (partner_of(d, pass, k, w->expose[i], 1) < 0)
             return too_many(d, w);
     for (int64_t i = 0; i < w->nsteps; i++) {
-        const colo_step_t *s = &w->step[o[i].step];
+        const colo_transfer_t *s = &w->step[o[i].step];
         const int q = o[i].queue;
         int32_t partner = s->peer < 0 ? -1 : partner_of(d, pass, k, s->peer, 2);
         if (s->peer >= 0 && partner < 0)
@@ -136,7 +136,7 @@ static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_
     return COLO_OK;
 }
 
-static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_steps_t *w,
+static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_transfers_t *w,
                                struct colo_direct_pass *out)
 {
     struct colo_peer *p = d->peer;
@@ -182,7 +182,7 @@ static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_steps
     return COLO_OK;
 }
 
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_steps_t pass[2])
+colo_status_t colo_direct_load(colo_direct_t *d, const colo_transfers_t pass[2])
 {
     struct colo_direct_pass next[2];
     memset(next, 0, sizeof next);
@@ -252,7 +252,7 @@ static colo_status_t make_room(struct colo_direct *d)
     return COLO_OK;
 }
 
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_steps_t pass[2], colo_direct_t **out)
+colo_status_t colo_direct_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **out)
 {
     struct colo_peer *p = colo_peer_of(c);
     struct colo_direct *d = calloc(1, sizeof *d);

@@ -34,7 +34,7 @@ struct colo_remote {
     struct colo_early early[2];
 };
 
-struct colo_peer_step { /* what one round does with one peer */
+struct colo_process_step { /* what one round does with one peer */
     bool active, sends, expects;
     bool met;   /* its header is here and agrees */
     bool ready; /* it asked for the rest */
@@ -73,7 +73,7 @@ struct colo_process_group { /* colo_comm.impl */
     uint8_t step;
     colo_op_desc_t op;
     double begin;
-    struct colo_peer_step *lane; /* [size] */
+    struct colo_process_step *lane; /* [size] */
     int32_t *active;             /* [nactive] peers */
     int32_t nactive, nmet;
 
