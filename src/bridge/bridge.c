@@ -189,7 +189,7 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_TRY(colo_transport_wanted(&b->transport));
     if (c->mem == COLO_CUDA && b->transport == COLO_TRANSPORT_AUTO)
         b->transport = c->transport;
-    b->lazy = colo_bridge_direct_likely(b);
+    b->lazy = colo_bridge_p2p_likely(b);
     b->src = *c->src;
     b->dst = *c->dst;
     colo_plan_config_t plan = {
@@ -219,7 +219,7 @@ static void log_create(const colo_bridge_t *b)
     colo_grid_print(&b->src.grid, src, sizeof src);
     colo_grid_print(&b->dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
-             colo_direction_name(colo_plan_direction(b->now.plan)),
+             colo_p2pion_name(colo_plan_direction(b->now.plan)),
              (long long)colo_plan_scale(b->now.plan),
              b->algo == COLO_EXACT ? "exact" : "collective", (int)colo_comm_size(b->comm));
 }
@@ -251,8 +251,8 @@ colo_status_t colo_bridge_create(colo_bridge_t **bridge, const colo_bridge_confi
     b->tag = ++comm->split_tag;
     comm->bridges++;
     b->compared[0] = b->compared[1] = exchanges_compare(b);
-    COLO_TRY_GOTO(st, colo_bridge_direct_create(b), fail);
-    if (!b->direct || !b->lazy) {
+    COLO_TRY_GOTO(st, colo_bridge_p2p_create(b), fail);
+    if (!b->p2p || !b->lazy) {
         b->lazy = false;
         st = colo_staged_need(&b->now);
         if (st == COLO_OK && b->ragged)
@@ -285,7 +285,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     if (!bridge || !*bridge)
         return;
     colo_ragged_destroy(*bridge);
-    colo_bridge_direct_destroy(*bridge);
+    colo_bridge_p2p_destroy(*bridge);
     colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
     if ((*bridge)->order)
@@ -473,9 +473,9 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     bool capturing = false;
     colo_status_t st = check_call(b, pass, in, out, stream, &q, &capturing);
     colo_view_t from = {0}, to = {0};
-    colo_reached_t reached = {.direct = false};
+    colo_reached_t reached = {.p2p = false};
     if (st == COLO_OK)
-        st = colo_bridge_direct_find(b, pass, in, out, &reached);
+        st = colo_bridge_p2p_find(b, pass, in, out, &reached);
     if (st == COLO_OK) {
         from = colo_bridge_view(b, in, fwd ? p->own_src.rows : p->own_dst.rows);
         to = colo_bridge_view(b, out, fwd ? p->own_dst.rows : p->own_src.rows);
@@ -487,8 +487,8 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
         if (st == COLO_OK && !fwd && !capturing)
             st = colo_contract_zeros(b, from, stream);
         /* registered on all ranks or on none */
-        const bool direct = reached.direct && !reached.not_agreed;
-        COLO_TRY(colo_bridge_agree_call(b, pass, direct, capturing, st));
+        const bool p2p = reached.p2p && !reached.not_agreed;
+        COLO_TRY(colo_bridge_agree_call(b, pass, p2p, capturing, st));
         if (!capturing)
             COLO_TRY(colo_contract_replicas(b, pass, from, stream));
     } else if (st < 0) {
@@ -500,12 +500,12 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     b->compared[pass] = true;
     b->compared[!pass] = b->compared[!pass] || exchanges_compare(b);
     if (reached.not_agreed)
-        COLO_TRY(colo_bridge_direct_agree(b, pass, &reached));
+        COLO_TRY(colo_bridge_p2p_agree(b, pass, &reached));
     b->calls++;
     reached.device = q.device;
     reached.capturing = capturing;
-    if (reached.direct)
-        return colo_bridge_direct_run(b, pass, &reached, from, to, stream);
+    if (reached.p2p)
+        return colo_bridge_p2p_run(b, pass, &reached, from, to, stream);
     return b->order && !capturing ? run_in_order(b, pass, from, to, stream)
                                   : run_staged(b, pass, from, to, stream);
 }
@@ -545,7 +545,7 @@ colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *sha
             return st;
         }
     }
-    colo_status_t st = colo_bridge_direct_load(bridge, &next);
+    colo_status_t st = colo_bridge_p2p_load(bridge, &next);
     if (st < 0) {
         colo_shape_state_deinit(bridge->comm, &next);
         return st;

@@ -25,7 +25,7 @@ typedef struct colo_collective {
     colo_comm_t *gather; /* k siblings; NULL when equal or outside the grids */
     colo_comm_t *cp;     /* NULL when cp is 1 */
     int64_t k, slot;
-    colo_direction_t direction;
+    colo_p2pion_t direction;
     colo_mem_t mem; /* of the staging */
     void *stage[2]; /* owned; sizes below, 0 where unused */
     size_t stage_size[2];
@@ -68,9 +68,9 @@ struct colo_bridge {
     colo_collective_t coll;
     colo_transport_t transport;
     bool lazy;             /* partial sum, staging and route are made when a call is staged */
-    colo_direct_t *direct; /* NULL: every call is staged */
+    colo_p2p_t *p2p;       /* NULL: every call is staged */
     struct colo_agreed {
-        bool made, direct;
+        bool made, p2p;
         uint64_t at;    /* how often memory had been registered */
     } agreed[2];        /* what ranks agreed on for asymmetric ways */
     void *order;        /* a lane, where calls leave memory of the bridge in use; else NULL */
@@ -100,7 +100,7 @@ colo_view_t colo_bridge_view(const colo_bridge_t *b, const colo_tensor_t *t, int
 /* fields.c: what all ranks must have alike. */
 void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f);
 /* The same about a call. @mine: this rank's verdict on its own arguments. Collective. */
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool direct,
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool p2p,
                                      bool capturing, colo_status_t mine);
 colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass);
 
@@ -162,14 +162,14 @@ colo_status_t colo_staged_need(colo_shape_state_t *s);
 
 /* peer.c: EXACT over registered memory. */
 /* Will it be direct, as far as this rank can see before ranks compare notes? The same on all. */
-bool colo_bridge_direct_likely(const colo_bridge_t *b);
+bool colo_bridge_p2p_likely(const colo_bridge_t *b);
 /* Collective. Without peers that reach each other COLO_OK and no path, unless it is insisted on. */
-colo_status_t colo_bridge_direct_create(colo_bridge_t *b);
+colo_status_t colo_bridge_p2p_create(colo_bridge_t *b);
 /* For another shape; local. Keeps the old one on error. */
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shape_state_t *next);
-void colo_bridge_direct_destroy(colo_bridge_t *b);
+colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next);
+void colo_bridge_p2p_destroy(colo_bridge_t *b);
 typedef struct colo_reached {
-    bool direct;
+    bool p2p;
     bool nothing;   /* this rank has nothing that peers could reach */
     bool not_agreed; /* direct is this rank's view, and ranks have yet to agree; the same on all */
     int32_t id;
@@ -178,13 +178,13 @@ typedef struct colo_reached {
     bool capturing;
 } colo_reached_t;
 /* Does this call go direct? Local. COLO_ERR_ARG: it must, and its tensor is not registered. */
-colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
-                                      const colo_tensor_t *in, const colo_tensor_t *out,
-                                      colo_reached_t *r);
+colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
+                                   const colo_tensor_t *in, const colo_tensor_t *out,
+                                   colo_reached_t *r);
 /* Where that is not_agreed; collective. */
-colo_status_t colo_bridge_direct_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
-colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
-                                     colo_view_t in, colo_view_t out, colo_stream_t stream);
+colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r);
+colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
+                                  colo_view_t in, colo_view_t out, colo_stream_t stream);
 
 /* verify.c: COLO_CHECK=2; waits for the stream. */
 colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_stream_t stream);

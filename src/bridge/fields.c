@@ -107,14 +107,14 @@ colo_op_desc_t colo_bridge_op(const colo_bridge_t *b, colo_pass_t pass)
     return colo_op_of_bridge(p->config.dtype, b->number, pass, p->hash);
 }
 
-colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool direct,
+colo_status_t colo_bridge_agree_call(const colo_bridge_t *b, colo_pass_t pass, bool p2p,
                                      bool capturing, colo_status_t mine)
 {
     colo_fields_t f = {COLO_FIELDS_INIT};
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
                     pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "calls before", "%llu", (unsigned long long)b->calls);
-    colo_fields_add(&f, "in registered memory", "%s", direct ? "yes" : "no");
+    colo_fields_add(&f, "in registered memory", "%s", p2p ? "yes" : "no");
     colo_fields_add(&f, "captured", "%s", capturing ? "yes" : "no");
     colo_bridge_fields(b, &f);
     return colo_comm_i_agree_fields(b->comm, "bridge call", &f, mine);

@@ -275,7 +275,7 @@ static colo_status_t find_asymmetric(const colo_bridge_t *b, colo_shape_state_t 
     return COLO_OK;
 }
 
-bool colo_bridge_direct_likely(const colo_bridge_t *b)
+bool colo_bridge_p2p_likely(const colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     if (!peer || b->mem != COLO_CUDA || b->algo != COLO_EXACT || b->comm->size == 1)
@@ -284,7 +284,7 @@ bool colo_bridge_direct_likely(const colo_bridge_t *b)
            (b->transport == COLO_TRANSPORT_AUTO && peer->registrations(b->comm) > 0);
 }
 
-colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
+colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
 {
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     struct both w = {0};
@@ -300,7 +300,7 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
     if (st == COLO_OK)
-        st = peer->create(b->comm, w.pass, &b->direct);
+        st = peer->create(b->comm, w.pass, &b->p2p);
     both_free(&w);
     if (st < 0 && b->transport == COLO_TRANSPORT_PEER)
         return colo_fail_prefix(st, "bridge: transport peer");
@@ -311,24 +311,24 @@ colo_status_t colo_bridge_direct_create(colo_bridge_t *b)
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_direct_load(colo_bridge_t *b, colo_shape_state_t *next)
+colo_status_t colo_bridge_p2p_load(colo_bridge_t *b, colo_shape_state_t *next)
 {
     struct both w = {0};
-    if (!b->direct)
+    if (!b->p2p)
         return COLO_OK;
     colo_status_t st = find_asymmetric(b, next);
     if (st == COLO_OK)
         st = both_make(b, next, &w);
     if (st == COLO_OK)
-        st = b->comm->ops->peer->load(b->direct, w.pass);
+        st = b->comm->ops->peer->load(b->p2p, w.pass);
     both_free(&w);
     return st;
 }
 
-void colo_bridge_direct_destroy(colo_bridge_t *b)
+void colo_bridge_p2p_destroy(colo_bridge_t *b)
 {
-    if (b->direct && colo_comm_i_own(b->comm, "bridge"))
-        b->comm->ops->peer->destroy(&b->direct);
+    if (b->p2p && colo_comm_i_own(b->comm, "bridge"))
+        b->comm->ops->peer->destroy(&b->p2p);
 }
 
 /* ---- calls ---- */
@@ -341,15 +341,15 @@ static size_t reach_of(const colo_tensor_t *t)
     return (size_t)reach * colo_dtype_size(t->dtype);
 }
 
-colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
-                                      const colo_tensor_t *in, const colo_tensor_t *out,
-                                      colo_reached_t *r)
+colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
+                                   const colo_tensor_t *in, const colo_tensor_t *out,
+                                   colo_reached_t *r)
 {
     const bool dst = reaches_dst(b->now.plan, pass);
     const colo_tensor_t *t = (pass == COLO_FORWARD) == dst ? out : in;
     const char *name = pass == COLO_FORWARD ? "y" : dst ? "d_y" : "d_x";
     *r = (colo_reached_t){.id = -1};
-    if (!b->direct)
+    if (!b->p2p)
         return COLO_OK;
     const colo_peer_ops_t *peer = b->comm->ops->peer;
     const bool asymmetric = b->now.asymmetric[pass] && b->transport == COLO_TRANSPORT_AUTO;
@@ -359,17 +359,17 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
     const int32_t reach = adds ? p->send[pass].nmessages : p->recv[pass].nmessages;
     bool must = peers && reach > 0; /* else others do not look at it */
     r->nothing = !t || !t->data || colo_tensor_count(t) <= 0;
-    r->direct = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
-                (peers && !must);
+    r->p2p = r->nothing || peer->find(b->comm, t->data, reach_of(t), &r->id, &r->offset) ||
+             (peers && !must);
     if (asymmetric && (!agreed->made || agreed->at != peer->registrations(b->comm))) {
         r->not_agreed = true;
         return COLO_OK;
     }
     if (asymmetric) {
-        must = agreed->direct;
-        r->direct = r->direct && must;
+        must = agreed->p2p;
+        r->p2p = r->p2p && must;
     }
-    if (r->direct || !must)
+    if (r->p2p || !must)
         return COLO_OK;
     return colo_fail(COLO_ERR_ARG,
                      "rank %lld: %s at %p is not registered over comm '%s', which %s requires; "
@@ -379,12 +379,12 @@ colo_status_t colo_bridge_direct_find(const colo_bridge_t *b, colo_pass_t pass,
                                 : "transport peer (COLO_TRANSPORT, or the bridge's)");
 }
 
-colo_status_t colo_bridge_direct_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
+colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_reached_t *r)
 {
     enum { STAGED, DIRECT, NOTHING };
     const int32_t size = b->comm->size;
     struct colo_agreed *agreed = &b->agreed[pass];
-    const uint64_t mine = r->nothing ? NOTHING : r->direct ? DIRECT : STAGED;
+    const uint64_t mine = r->nothing ? NOTHING : r->p2p ? DIRECT : STAGED;
     int32_t votes[NOTHING + 1] = {0}, first = -1;
     COLO_AUTOFREE uint64_t *all = malloc((size_t)size * sizeof *all);
     if (!all)
@@ -396,28 +396,28 @@ colo_status_t colo_bridge_direct_agree(colo_bridge_t *b, colo_pass_t pass, colo_
         first = all[k] == STAGED && first < 0 ? k : first;
     }
     *agreed = (struct colo_agreed){.made = true,
-                                   .direct = votes[DIRECT] > 0 && votes[STAGED] == 0,
+                                   .p2p = votes[DIRECT] > 0 && votes[STAGED] == 0,
                                    .at = b->comm->ops->peer->registrations(b->comm)};
     if (votes[DIRECT] > 0 && votes[STAGED] > 0)
         colo_log(COLO_LOG_INFO,
                  "bridge: staged, on all ranks: the tensors of %d ranks are registered, that of "
                  "rank %d of '%s' is not",
                  (int)votes[DIRECT], (int)first, b->comm->name);
-    r->direct = agreed->direct;
+    r->p2p = agreed->p2p;
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
-                                     colo_view_t in, colo_view_t out, colo_stream_t stream)
+colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo_reached_t *r,
+                                  colo_view_t in, colo_view_t out, colo_stream_t stream)
 {
     const colo_plan_t *p = b->now.plan;
     const int64_t elem = (int64_t)colo_dtype_size(p->config.dtype);
-    colo_direct_call_t call = {.in = in.data,
-                               .out = out.data,
-                               .id = r->id,
-                               .offset = r->offset,
-                               .device = r->device,
-                               .capturing = r->capturing};
+    colo_p2p_call_t call = {.in = in.data,
+                            .out = out.data,
+                            .id = r->id,
+                            .offset = r->offset,
+                            .device = r->device,
+                            .capturing = r->capturing};
     for (int i = 0; i < 3; i++) {
         call.in_step[i] = in.stride[i] * elem;
         call.out_step[i] = out.stride[i] * elem;
@@ -427,7 +427,7 @@ colo_status_t colo_bridge_direct_run(colo_bridge_t *b, colo_pass_t pass, const c
                                      p->bytes[pass].recv, ns > nr ? ns : nr);
     colo_status_t st = ns == 0 && nr == 0 /* nobody to wait for: the plain copy is faster */
                            ? colo_exchange_own(b, pass, in, out, stream)
-                           : b->comm->ops->peer->run(b->direct, pass, &call, stream);
+                           : b->comm->ops->peer->run(b->p2p, pass, &call, stream);
     colo_comm_i_end(b->comm, seq, st);
     return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
 }

@@ -34,7 +34,7 @@ static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memo
         st = peer->share(c, m);
     if (st == COLO_OK) {
         m->ops = peer;
-        m->direct = true;
+        m->p2p = true;
     }
     if (st != COLO_ERR_UNBUILT || transport == COLO_TRANSPORT_PEER || colo_comm_check(c) < 0)
         return st;
@@ -80,7 +80,7 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
     m->owned = owned;
     m->mem = c->ops->peer ? COLO_CUDA : COLO_HOST;
     COLO_TRY_GOTO(st, share(c, transport, m), fail);
-    if (!m->direct && owned)
+    if (!m->p2p && owned)
         COLO_TRY_GOTO(st, alloc_alone(c, m), fail);
     *out = m;
     return COLO_OK;
@@ -129,7 +129,7 @@ size_t colo_memory_bytes(const colo_memory_t *memory)
 
 bool colo_memory_is_p2p(const colo_memory_t *memory)
 {
-    return memory && memory->direct;
+    return memory && memory->p2p;
 }
 
 bool colo_memory_find(const colo_comm_t *comm, const void *ptr, size_t bytes)

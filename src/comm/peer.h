@@ -22,7 +22,7 @@ struct colo_memory {
     void *data;
     size_t bytes;
     colo_mem_t mem;
-    bool owned, direct;
+    bool owned, p2p;
     int32_t id;
     void *impl; /* the backend's */
 };
@@ -40,7 +40,7 @@ typedef struct colo_addend {
     int64_t at[3];
 } colo_addend_t;
 
-/* All that a rank does in one way; borrowed for colo_direct_load(). */
+/* All that a rank does in one way; borrowed for colo_p2p_load(). */
 typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
     colo_dtype_t dtype;
@@ -55,16 +55,16 @@ typedef struct colo_transfers {
 
 /* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
  * out, or in where the way adds up. */
-typedef struct colo_direct_call {
+typedef struct colo_p2p_call {
     char *in, *out;
     int64_t in_step[3], out_step[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
     uint64_t offset;
     int32_t device; /* the current one */
     bool capturing; /* is the stream? */
-} colo_direct_call_t;
+} colo_p2p_call_t;
 
-typedef struct colo_direct colo_direct_t; /* the direct path of one bridge */
+typedef struct colo_p2p colo_p2p_t; /* the direct path of one bridge */
 
 struct colo_peer_ops {
     /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with an error
@@ -79,12 +79,12 @@ struct colo_peer_ops {
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
     /* A way without steps and posts does nothing. Collective. */
-    colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d);
+    colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
-    colo_status_t (*load)(colo_direct_t *d, const colo_transfers_t pass[2]);
-    colo_status_t (*run)(colo_direct_t *d, int pass /* 0 forward, 1 backward */,
-                         const colo_direct_call_t *call, colo_stream_t stream);
-    void (*destroy)(colo_direct_t **d);
+    colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);
+    colo_status_t (*run)(colo_p2p_t *d, int pass /* 0 forward, 1 backward */,
+                         const colo_p2p_call_t *call, colo_stream_t stream);
+    void (*destroy)(colo_p2p_t **d);
 };
 
 #endif

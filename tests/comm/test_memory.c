@@ -16,7 +16,7 @@ struct told {
     colo_status_t open[RANKS], share[RANKS];
     colo_status_t status[RANKS]; /* of registering */
     char error_message[RANKS][200];
-    bool direct[RANKS], made[RANKS];
+    bool p2p[RANKS], made[RANKS];
     bool odd; /* COLO_TRANSPORT, once there is a communicator */
     int shared;
 };
@@ -61,7 +61,7 @@ static colo_status_t on_rank(colo_comm_t *c, void *arg)
     t->status[me] = colo_memory_register(c, block, sizeof block, &memory);
     snprintf(t->error_message[me], sizeof t->error_message[me], "%.199s", colo_last_error());
     t->made[me] = memory != NULL;
-    t->direct[me] = colo_memory_is_p2p(memory);
+    t->p2p[me] = colo_memory_is_p2p(memory);
     colo_memory_destroy(&memory);
     c->ops = was;
     return COLO_OK;
@@ -88,7 +88,7 @@ static void ranks_that_reach_each_other_share(void **state)
     struct told t = registering(false, COLO_OK, COLO_OK);
     (void)state;
     for (int r = 0; r < RANKS; r++)
-        assert_true(t.status[r] == COLO_OK && t.made[r] && t.direct[r]);
+        assert_true(t.status[r] == COLO_OK && t.made[r] && t.p2p[r]);
 }
 
 static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
@@ -97,7 +97,7 @@ static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
     for (int late = 0; late < 2; late++) { /* also where it is this memory that cannot be opened */
         struct told t = registering(late, COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
         for (int r = 0; r < RANKS; r++)
-            assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+            assert_true(t.status[r] == COLO_OK && t.made[r] && !t.p2p[r]);
     }
 }
 
@@ -135,7 +135,7 @@ static void nobody_is_asked_where_nccl_is_wanted(void **state)
     struct told t = registering(false, COLO_ERR_NOMEM, COLO_ERR_NOMEM);
     unsetenv("COLO_TRANSPORT");
     for (int r = 0; r < RANKS; r++)
-        assert_true(t.status[r] == COLO_OK && t.made[r] && !t.direct[r]);
+        assert_true(t.status[r] == COLO_OK && t.made[r] && !t.p2p[r]);
 }
 
 static void an_unknown_transport_is_refused_before_anybody_waits(void **state)

@@ -128,7 +128,7 @@ void colo_nccl_destroy(colo_comm_t *c)
     if (dead)
         colo_peer_stop(atomic_load(&x->base.peer));
     /* This may wait for the stream: as long as the watchdog knows of what the stream waits for. */
-    colo_direct_destroy(&x->gather);
+    colo_p2p_destroy(&x->gather);
     dead = dead || colo_nccl_state(c, error_message, sizeof error_message) != COLO_OK;
     pthread_mutex_lock(&f->lock);
     struct colo_nccl_group **at = &f->group;

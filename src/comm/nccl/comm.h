@@ -81,7 +81,7 @@ struct colo_nccl_group {   /* colo_comm.impl */
     int32_t rank;
     int64_t id;                 /* of this comm in the context, > 0 */
     colo_comm_t *control;       /* owned */
-    struct colo_direct *gather; /* allgather.c's, owned; likewise */
+    struct colo_p2p *gather;    /* allgather.c's, owned; likewise */
     uint64_t gather_agreed;     /* registrations when all ranks last compared a gather */
     bool gather_none;           /* there is no such path, on all ranks */
 };

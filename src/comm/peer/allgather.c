@@ -21,7 +21,7 @@
 #include <string.h>
 
 /* The mailboxes of this comm's gathers. Collective; COLO_ERR_UNBUILT: not here, on all ranks. */
-static colo_status_t make(colo_comm_t *c, struct colo_direct **out)
+static colo_status_t make(colo_comm_t *c, struct colo_p2p **out)
 {
     COLO_AUTOFREE int32_t *others = malloc((size_t)c->size * sizeof *others);
     if (!others)
@@ -34,7 +34,7 @@ static colo_status_t make(colo_comm_t *c, struct colo_direct **out)
                                        .nposts = c->size - 1,
                                        .expose = others},
                                       {.name = "nothing"}};
-    return colo_direct_make(c, pass, out);
+    return colo_p2p_make(c, pass, out);
 }
 
 /* Does the gather fit what every rank has registered? */
@@ -96,11 +96,11 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              bool capturing, cudaStream_t stream)
 {
-    struct colo_direct *d = ((struct colo_nccl_group *)c->impl)->gather;
+    struct colo_p2p *d = ((struct colo_nccl_group *)c->impl)->gather;
     struct colo_peer *p = d->peer;
-    struct colo_direct_pass *w = &d->pass[0];
+    struct colo_p2p_pass *w = &d->pass[0];
     const colo_share_t *from = colo_peer_memory(p, g->id);
-    colo_k_direct_t k = w->k;
+    colo_k_p2p_t k = w->k;
     k.memory = (uint32_t)g->id;
     k.offset = g->offset;
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(c) * 1000000u;

@@ -10,7 +10,7 @@
  * ranks do not reach each other or cannot open what another one offers: callers have another way.
  *
  * A registered memory has a number, the lowest one that is free on all ranks, and a row of the
- * device table where kernels look up where rank r's memory n lies (direct.cu).
+ * device table where kernels look up where rank r's memory n lies (p2p.cu).
  *
  * Left to others: calls and their deadlines (transfer.c), when to use it (bridge/peer.c).
  */
@@ -166,7 +166,7 @@ static colo_status_t peer_new(const colo_comm_t *c, int device, struct colo_peer
     p->world = malloc(sizeof *p->world * (size_t)c->size);
     p->foreign = calloc((size_t)c->size, sizeof *p->foreign);
     const size_t bytes = (size_t)c->size * COLO_K_MEMORIES * sizeof *p->table;
-    cudaError_t e = colo_k_direct_load(&p->blocks);
+    cudaError_t e = colo_k_p2p_load(&p->blocks);
     if (e == cudaSuccess)
         e = colo_k_gather_load();
     if (e == cudaSuccess)
@@ -253,8 +253,8 @@ void colo_peer_stop(struct colo_peer *p)
     if (!p || atomic_exchange(&p->stopped, true))
         return;
     pthread_mutex_lock(&p->lock);
-    for (struct colo_direct *d = p->direct; d; d = d->next)
-        colo_direct_stop(d);
+    for (struct colo_p2p *d = p->p2p; d; d = d->next)
+        colo_p2p_stop(d);
     pthread_mutex_unlock(&p->lock);
 }
 
@@ -264,8 +264,8 @@ colo_status_t colo_peer_check(struct colo_peer *p, char *error_message, size_t c
     if (!p)
         return COLO_OK;
     pthread_mutex_lock(&p->lock);
-    for (struct colo_direct *d = p->direct; d && st == COLO_OK; d = d->next)
-        st = colo_direct_poll(d, error_message, cap);
+    for (struct colo_p2p *d = p->p2p; d && st == COLO_OK; d = d->next)
+        st = colo_p2p_poll(d, error_message, cap);
     pthread_mutex_unlock(&p->lock);
     return st;
 }
@@ -584,8 +584,8 @@ const colo_peer_ops_t colo_peer_table = {
     .unshare = peer_unshare,
     .find = peer_find,
     .registrations = peer_registrations,
-    .create = colo_direct_make,
-    .load = colo_direct_load,
-    .run = colo_direct_run,
-    .destroy = colo_direct_destroy,
+    .create = colo_p2p_make,
+    .load = colo_p2p_load,
+    .run = colo_p2p_run,
+    .destroy = colo_p2p_destroy,
 };

@@ -12,7 +12,7 @@
 #include "comm/peer.h"
 
 #include "comm/comm.h"
-#include "direct.h"
+#include "p2p.h"
 
 #include <cuda_runtime_api.h>
 
@@ -34,7 +34,7 @@ struct colo_peer {
     cudaStream_t last;
     bool used;
     pthread_mutex_t lock; /* what follows */
-    struct colo_direct *direct;
+    struct colo_p2p *p2p;
     colo_memory_t *memory[COLO_K_MEMORIES];
     int32_t memories;
     uint64_t registrations; /* so far */
@@ -85,13 +85,13 @@ void colo_peer_retire(struct colo_peer *p, void *memory);
 const colo_share_t *colo_peer_memory(struct colo_peer *p, int32_t id);
 
 /* transfer.c */
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d);
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_transfers_t pass[2]);
-colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
-                              colo_stream_t stream);
-void colo_direct_destroy(colo_direct_t **d);
-colo_status_t colo_direct_poll(const struct colo_direct *d, char *error_message, size_t cap);
-void colo_direct_stop(struct colo_direct *d);
+colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
+colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
+colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+                           colo_stream_t stream);
+void colo_p2p_destroy(colo_p2p_t **d);
+colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap);
+void colo_p2p_stop(struct colo_p2p *d);
 /* Before and after what a call enqueues: behind the last one, whatever stream that was on. */
 cudaError_t colo_peer_follow(const struct colo_peer *p, bool capturing, cudaStream_t stream);
 cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t stream);
@@ -107,16 +107,16 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              bool capturing, cudaStream_t stream);
 
-struct colo_direct {
-    struct colo_direct *next; /* in peer->direct */
+struct colo_p2p {
+    struct colo_p2p *next;    /* in peer->direct */
     struct colo_peer *peer;   /* a reference */
     colo_comm_t *comm;        /* borrowed: deadline, number of the operation */
     char *mailboxes;          /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
-    struct colo_direct_pass {
+    struct colo_p2p_pass {
         const char *name;
-        colo_k_direct_t k;    /* all but the call */
+        colo_k_p2p_t k;       /* all but the call */
         void *lists;          /* device, owned */
         _Atomic uint64_t seq; /* the comm's number of the last call */
         _Atomic int64_t deadline_ms;

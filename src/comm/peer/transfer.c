@@ -12,7 +12,7 @@
  * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
  * process: a peer that comes late may write there.
  *
- * Left to others: the handshake itself (kernels/direct.cu), what is registered (registry.c).
+ * Left to others: the handshake itself (kernels/p2p.cu), what is registered (registry.c).
  */
 #include "comm/peer/registry.h"
 
@@ -38,7 +38,7 @@ static uint64_t *mailbox_of(char *mailboxes, const struct colo_peer *p, int pass
 /* ---- lists ---- */
 
 /* Index of @rank among the partners, made when it is new; -1: too many. */
-static int32_t partner_of(const struct colo_direct *d, int pass, colo_k_direct_t *k, int32_t rank,
+static int32_t partner_of(const struct colo_p2p *d, int pass, colo_k_p2p_t *k, int32_t rank,
                           int32_t role)
 {
     const struct colo_peer *p = d->peer;
@@ -96,15 +96,15 @@ static struct order *order_of(const struct colo_peer *p, const colo_transfers_t 
     return o;
 }
 
-static colo_status_t too_many(const struct colo_direct *d, const colo_transfers_t *w)
+static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *w)
 {
     return colo_fail(COLO_ERR_UNBUILT, "%s: more than %d ranks to exchange with on comm '%s'",
                      w->name, COLO_K_PARTNERS, d->peer->name);
 }
 
 /* Pieces, then addends, as the kernel wants them, in host memory. */
-static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_transfers_t *w,
-                              colo_k_direct_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
+static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
+                              colo_k_p2p_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
 {
     COLO_AUTOFREE struct order *o = order_of(d->peer, w);
     if (!o)
@@ -136,11 +136,11 @@ static colo_status_t lists_of(const struct colo_direct *d, int pass, const colo_
     return COLO_OK;
 }
 
-static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_transfers_t *w,
-                               struct colo_direct_pass *out)
+static colo_status_t pass_load(struct colo_p2p *d, int pass, const colo_transfers_t *w,
+                               struct colo_p2p_pass *out)
 {
     struct colo_peer *p = d->peer;
-    colo_k_direct_t *k = &out->k;
+    colo_k_p2p_t *k = &out->k;
     const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
     const size_t bytes = n * sizeof(colo_k_piece_t) + sums * sizeof(colo_k_addend_t);
     int64_t total = 0;
@@ -182,9 +182,9 @@ static colo_status_t pass_load(struct colo_direct *d, int pass, const colo_trans
     return COLO_OK;
 }
 
-colo_status_t colo_direct_load(colo_direct_t *d, const colo_transfers_t pass[2])
+colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
 {
-    struct colo_direct_pass next[2];
+    struct colo_p2p_pass next[2];
     memset(next, 0, sizeof next);
     colo_status_t st = pass_load(d, 0, &pass[0], &next[0]);
     if (st == COLO_OK)
@@ -205,7 +205,7 @@ colo_status_t colo_direct_load(colo_direct_t *d, const colo_transfers_t pass[2])
 
 /* ---- create ---- */
 
-static bool is_dead(const struct colo_direct *d)
+static bool is_dead(const struct colo_p2p *d)
 {
     char why[900];
     bool dead =
@@ -217,7 +217,7 @@ static bool is_dead(const struct colo_direct *d)
 
 /* A kernel of ours may still reach others' mailboxes: the last call is waited for, which its
  * deadline bounds, and replays, as far as cudaFree() waits, before these are closed. */
-static void direct_free(struct colo_direct *d)
+static void p2p_free(struct colo_p2p *d)
 {
     const bool dead = d->report && is_dead(d);
     if (d->peer->used)
@@ -235,7 +235,7 @@ static void direct_free(struct colo_direct *d)
     free(d);
 }
 
-static colo_status_t make_room(struct colo_direct *d)
+static colo_status_t make_room(struct colo_p2p *d)
 {
     const size_t bytes = slots_bytes(d->peer);
     cudaError_t e = cudaMalloc((void **)&d->mailboxes, bytes);
@@ -252,10 +252,10 @@ static colo_status_t make_room(struct colo_direct *d)
     return COLO_OK;
 }
 
-colo_status_t colo_direct_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **out)
+colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **out)
 {
     struct colo_peer *p = colo_peer_of(c);
-    struct colo_direct *d = calloc(1, sizeof *d);
+    struct colo_p2p *d = calloc(1, sizeof *d);
     colo_status_t st = d ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *d);
     if (d) {
         d->peer = p;
@@ -267,49 +267,49 @@ colo_status_t colo_direct_make(colo_comm_t *c, const colo_transfers_t pass[2], c
     if (st == COLO_OK)
         st = colo_peer_share(c, p, d->mailboxes, slots_bytes(p), NULL, &d->share);
     if (st == COLO_OK)
-        st = colo_peer_agree(c, colo_direct_load(d, pass));
+        st = colo_peer_agree(c, colo_p2p_load(d, pass));
     if (st < 0) {
         if (d)
-            direct_free(d);
+            p2p_free(d);
         return st;
     }
     pthread_mutex_lock(&p->lock);
-    d->next = p->direct;
-    p->direct = d;
+    d->next = p->p2p;
+    p->p2p = d;
     pthread_mutex_unlock(&p->lock);
     if (atomic_load(&p->stopped))
-        colo_direct_stop(d);
+        colo_p2p_stop(d);
     *out = d;
     return COLO_OK;
 }
 
-void colo_direct_destroy(colo_direct_t **direct)
+void colo_p2p_destroy(colo_p2p_t **p2p)
 {
-    if (!direct || !*direct)
+    if (!p2p || !*p2p)
         return;
-    struct colo_direct *d = *direct, **at = &d->peer->direct;
-    *direct = NULL;
+    struct colo_p2p *d = *p2p, **at = &d->peer->p2p;
+    *p2p = NULL;
     pthread_mutex_lock(&d->peer->lock);
     while (*at != d)
         at = &(*at)->next;
     *at = d->next;
     pthread_mutex_unlock(&d->peer->lock);
-    direct_free(d);
+    p2p_free(d);
 }
 
 /* ---- what became of it ---- */
 
-void colo_direct_stop(struct colo_direct *d)
+void colo_p2p_stop(struct colo_p2p *d)
 {
     for (int w = 0; w < 2; w++)
         __atomic_store_n(&d->report[w].stop, 1, __ATOMIC_RELEASE);
 }
 
-colo_status_t colo_direct_poll(const struct colo_direct *d, char *error_message, size_t cap)
+colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap)
 {
     const struct colo_peer *p = d->peer;
     for (int i = 0; i < 2; i++) {
-        const struct colo_direct_pass *w = &d->pass[i];
+        const struct colo_p2p_pass *w = &d->pass[i];
         const colo_k_report_t *r = &d->report[i];
         const uint64_t code = __atomic_load_n(&r->code, __ATOMIC_ACQUIRE);
         char which[200];
@@ -362,12 +362,12 @@ cudaError_t colo_peer_lead(struct colo_peer *p, bool capturing, cudaStream_t str
     return cudaEventRecord(p->done, stream);
 }
 
-colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
-                              colo_stream_t stream)
+colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
+                           colo_stream_t stream)
 {
-    struct colo_direct_pass *w = &d->pass[pass];
+    struct colo_p2p_pass *w = &d->pass[pass];
     struct colo_peer *p = d->peer;
-    colo_k_direct_t k = w->k;
+    colo_k_p2p_t k = w->k;
     if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
         return COLO_OK;
     if (call->device != p->device)
@@ -387,7 +387,7 @@ colo_status_t colo_direct_run(colo_direct_t *d, int pass, const colo_direct_call
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
     cudaError_t e = colo_peer_follow(p, call->capturing, stream);
     if (e == cudaSuccess)
-        e = colo_k_direct(&k, stream);
+        e = colo_k_p2p(&k, stream);
     if (e == cudaSuccess)
         e = colo_peer_lead(p, call->capturing, stream);
     return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);

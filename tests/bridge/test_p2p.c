@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_direct.c - which calls take the direct path, and what create does without one, over a table
+ * test_p2p.c - which calls take the direct path, and what create does without one, over a table
  * of peers that says what it is told: no GPU. Staged calls move host memory and are compared with
  * the oracle; direct ones are counted. What the path itself does is tests/gpu/test_peer*.c's.
  */
-#include "direct_stand.h"
+#include "p2p_stand.h"
 
 /* ---- create ---- */
 
@@ -12,7 +12,7 @@ struct creating {
     colo_transport_t transport;
     colo_status_t open, create; /* of rank 1; the others' is that or COLO_ERR_PEER */
     colo_status_t status[RANKS];
-    bool direct[RANKS];
+    bool p2p[RANKS];
     char error_message[RANKS][300];
 };
 
@@ -34,7 +34,7 @@ static colo_status_t creates(colo_comm_t *comm, void *arg)
     told[r].create = theirs(k->create, r);
     k->status[r] = stand_up(&s, comm, &c, k->transport);
     snprintf(k->error_message[r], sizeof k->error_message[r], "%.299s", colo_last_error());
-    k->direct[r] = s.b && s.b->direct;
+    k->p2p[r] = s.b && s.b->p2p;
     colo_status_t st = COLO_OK;
     if (k->status[r] == COLO_OK) {
         st = tensors(&s, 0);
@@ -60,11 +60,11 @@ static void ranks_out_of_reach_get_a_bridge_that_stages(void **state)
         struct creating c = creating(COLO_TRANSPORT_AUTO, k ? COLO_OK : COLO_ERR_UNBUILT,
                                      k ? COLO_ERR_UNBUILT : COLO_OK);
         for (int r = 0; r < RANKS; r++)
-            assert_true(c.status[r] == COLO_OK && !c.direct[r]);
+            assert_true(c.status[r] == COLO_OK && !c.p2p[r]);
     }
     struct creating c = creating(COLO_TRANSPORT_AUTO, COLO_OK, COLO_OK);
     for (int r = 0; r < RANKS; r++)
-        assert_true(c.status[r] == COLO_OK && c.direct[r]);
+        assert_true(c.status[r] == COLO_OK && c.p2p[r]);
 }
 
 static void what_else_goes_wrong_at_create_is_returned(void **state)
@@ -80,7 +80,7 @@ static void what_else_goes_wrong_at_create_is_returned(void **state)
                 if (c.status[r] != theirs(kinds[i], r))
                     fail_msg("rank %d: %s, told %s", r, colo_status_name(c.status[r]),
                              colo_status_name(kinds[i]));
-                assert_false(c.direct[r]);
+                assert_false(c.p2p[r]);
                 assert_non_null(strstr(c.error_message[r], k ? "create says so" : "open says so"));
             }
         }
@@ -325,5 +325,5 @@ int main(void)
         cmocka_unit_test(another_shape_is_agreed_on_anew),
         cmocka_unit_test(what_others_do_not_reach_may_lie_anywhere),
     };
-    return cmocka_run_group_tests_name("bridge/direct", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("bridge/p2p", tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct.h - one way of a bridge in one launch, between GPUs that reach each other (direct.cu).
+ * p2p.h - one way of a bridge in one launch, between GPUs that reach each other (p2p.cu).
  *
  * The rules of kernels.h hold but for one: the kernel waits for its peers, up to a deadline, and
  * says in host memory which one did not come.
@@ -10,8 +10,8 @@
  * gradient when they are read and added up) posts a record of it; the other one moves, and signals
  * done.
  */
-#ifndef COLO_KERNELS_DIRECT_H
-#define COLO_KERNELS_DIRECT_H
+#ifndef COLO_KERNELS_P2P_H
+#define COLO_KERNELS_P2P_H
 
 #include <colobridge/comm.h>
 
@@ -73,7 +73,7 @@ typedef struct colo_k_partner {
     int32_t exposes; /* bit 0: I post to it and wait until it is done; bit 1: I move, it posts */
 } colo_k_partner_t;
 
-typedef struct colo_k_direct {
+typedef struct colo_k_p2p {
     const char *in;
     char *out;
     int64_t in_step[3], out_step[3]; /* bytes */
@@ -97,18 +97,18 @@ typedef struct colo_k_direct {
     int32_t pushers; /* filled by the launcher: blocks that begin with queue 0 */
     int32_t single;  /* filled by the launcher: each block has one tile */
     colo_k_partner_t partner[COLO_K_PARTNERS];
-} colo_k_direct_t;
+} colo_k_p2p_t;
 
 /* Enqueues one call. May be captured. Work without partners, pieces: nothing is launched. */
-cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream);
+cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
 /* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
-cudaError_t colo_k_direct_load(int32_t *blocks);
+cudaError_t colo_k_p2p_load(int32_t *blocks);
 
 /* Before and after copies from all partners' memory, made by whoever can (gather.cu). Of @d they
  * use memory, offset, control, report, deadline and partners, each of which posts and is read.
  * begin: all partners have come, and name the same memory and offset; end: all have copied. */
-cudaError_t colo_k_gather_begin(const colo_k_direct_t *d, cudaStream_t stream);
-cudaError_t colo_k_gather_end(const colo_k_direct_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);
+cudaError_t colo_k_gather_end(const colo_k_p2p_t *d, cudaStream_t stream);
 cudaError_t colo_k_gather_load(void);
 
 #ifdef __cplusplus

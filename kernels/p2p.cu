@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct.cu - a bridge's way between GPUs that reach each other: handshake, boxes for others, own
- * boxes, all in one launch, nothing staged. What happens to a tile is direct-tile.cuh's.
+ * p2p.cu - a bridge's way between GPUs that reach each other: handshake, boxes for others, own
+ * boxes, all in one launch, nothing staged. What happens to a tile is p2p-tile.cuh's.
  *
  *   block 0        posts a record of this rank's tensor to every rank that will reach it
  *   every block    takes tiles of two queues, the partners' and its own, half of the blocks
@@ -19,10 +19,10 @@
  * replayed. Every wait ends at a deadline, when the host says stop, or when the peer gives up; the
  * way is dead then, this launch and later ones do nothing, and peers are told.
  */
-#include "direct.h"
+#include "p2p.h"
 
-#include "direct-tile.cuh"
-#include "direct-wait.cuh"
+#include "p2p-tile.cuh"
+#include "p2p-wait.cuh"
 
 #include <climits>
 
@@ -33,7 +33,7 @@ namespace
 
 /* Block 0: lanes 0..8 of a warp write the record of a partner. Earlier kernels of the stream have
  * ended, so nothing of theirs is under way here; what they wrote is made known where it is read. */
-__device__ void expose(const colo_k_direct_t &d, const uint32_t *calls)
+__device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
 {
     const int lane = threadIdx.x % 32;
     if (lane >= COLO_K_RECORD)
@@ -59,7 +59,7 @@ struct record {
 };
 
 /* Warp 0: waits for the record of a partner and translates it. */
-__device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *calls, record &r)
+__device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *calls, record &r)
 {
     const colo_k_partner_t &p = d.partner[partner];
     const int lane = threadIdx.x % 32;
@@ -101,8 +101,7 @@ __device__ bool take(const colo_k_direct_t &d, int64_t partner, const uint32_t *
 
 /* Warp 0 of a block that has moved @mine tiles of the first queue; whoever brings the last ones
  * tells the partners. */
-__device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
-                            unsigned long long mine)
+__device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
     int last = mine == (unsigned long long)d.tiles[0];
@@ -122,7 +121,7 @@ __device__ void count_moved(const colo_k_direct_t &d, const uint32_t *calls,
 }
 
 /* The last block of the grid. */
-__device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
+__device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 {
     int dead = threadIdx.x == THREADS - 1 && is_dead(d); /* nobody else can change it any more */
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
@@ -149,7 +148,7 @@ __device__ void finish(const colo_k_direct_t &d, const uint32_t *calls)
 /* ---- queues ---- */
 
 /* Warp 0: the piece of a tile. */
-__device__ int piece_of(const colo_k_direct_t &d, int q, int64_t tile)
+__device__ int piece_of(const colo_k_p2p_t &d, int q, int64_t tile)
 {
     for (int base = 0;; base += 32) {
         int i = base + (int)(threadIdx.x % 32);
@@ -167,7 +166,7 @@ __device__ const char *inside(const char *base, const int64_t *at, const int64_t
 struct mover {
     task t;
 
-    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i)
+    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
         record r = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
@@ -180,7 +179,7 @@ struct mover {
         }
         return true;
     }
-    __device__ void run(const colo_k_direct_t &d, int64_t at)
+    __device__ void run(const colo_k_p2p_t &d, int64_t at)
     {
         move_tile(d, t, at);
     }
@@ -189,7 +188,7 @@ struct mover {
 template <typename D> struct adder {
     sum_task t;
 
-    __device__ bool prepare(const colo_k_direct_t &d, const uint32_t *calls, int q, int i)
+    __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
         const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
@@ -211,7 +210,7 @@ template <typename D> struct adder {
         }
         return true;
     }
-    __device__ void run(const colo_k_direct_t &d, int64_t at)
+    __device__ void run(const colo_k_p2p_t &d, int64_t at)
     {
         sum_tile<D>(d, t, at);
     }
@@ -226,7 +225,7 @@ template <typename M> struct room {
 };
 
 /* Takes tiles of a queue until there is none; false when the way is dead. */
-template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s, int q)
+template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, int q)
 {
     const bool first = threadIdx.x == 0;
     unsigned long long mine = 0, next = 0;
@@ -272,8 +271,7 @@ template <typename M> __device__ bool drain(const colo_k_direct_t &d, room<M> &s
 }
 
 template <typename M>
-__global__ void __launch_bounds__(THREADS, 1)
-    direct_kernel(const __grid_constant__ colo_k_direct_t d)
+__global__ void __launch_bounds__(THREADS, 1) p2p_kernel(const __grid_constant__ colo_k_p2p_t d)
 {
     __shared__ room<M> s;
     if (threadIdx.x < d.npartners)
@@ -299,7 +297,7 @@ __global__ void __launch_bounds__(THREADS, 1)
         finish(d, s.call);
 }
 
-template <typename M> cudaError_t launch(colo_k_direct_t *d, cudaStream_t stream)
+template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
 {
     const int64_t tiles = d->tiles[0] + d->tiles[1];
     int64_t blocks = tiles < d->blocks ? tiles : d->blocks;
@@ -311,7 +309,7 @@ template <typename M> cudaError_t launch(colo_k_direct_t *d, cudaStream_t stream
         d->pushers = (int32_t)(d->tiles[0] < push ? d->tiles[0] : push);
     }
     blocks = blocks ? blocks : 1; /* somebody must wait */
-    direct_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);
+    p2p_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);
     return cudaGetLastError();
 }
 
@@ -319,13 +317,13 @@ template <typename M> cudaError_t load(int32_t *blocks)
 {
     cudaFuncAttributes a;
     int device = 0, sms = 0, each = 0;
-    cudaError_t e = cudaFuncGetAttributes(&a, direct_kernel<M>);
+    cudaError_t e = cudaFuncGetAttributes(&a, p2p_kernel<M>);
     if (e == cudaSuccess)
         e = cudaGetDevice(&device);
     if (e == cudaSuccess)
         e = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     if (e == cudaSuccess)
-        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, direct_kernel<M>, THREADS, 0);
+        e = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&each, p2p_kernel<M>, THREADS, 0);
     each = each > 2 ? 2 : each;
     if (sms * each < *blocks)
         *blocks = sms * each;
@@ -334,7 +332,7 @@ template <typename M> cudaError_t load(int32_t *blocks)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
+extern "C" cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream)
 {
     if (d->npartners == 0 && d->tiles[0] + d->tiles[1] == 0)
         return cudaSuccess;
@@ -354,9 +352,9 @@ extern "C" cudaError_t colo_k_direct(colo_k_direct_t *d, cudaStream_t stream)
     }
 }
 
-extern "C" cudaError_t colo_k_direct_load(int32_t *blocks)
+extern "C" cudaError_t colo_k_p2p_load(int32_t *blocks)
 {
-    static_assert(sizeof(colo_k_direct_t) <= 4096, "the limit of a kernel's parameters");
+    static_assert(sizeof(colo_k_p2p_t) <= 4096, "the limit of a kernel's parameters");
     *blocks = INT_MAX;
     const cudaError_t e[] = {load<mover>(blocks), load<adder<f32>>(blocks),
                              load<adder<f64>>(blocks), load<adder<bf16>>(blocks),

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct_stand.h - a bridge that takes host memory for a device's, over a table of peers that says
+ * p2p_stand.h - a bridge that takes host memory for a device's, over a table of peers that says
  * what it is told: no GPU. Staged calls move host memory and are compared with the oracle; direct
  * ones are counted. Included by one source of a program.
  */
@@ -17,7 +17,7 @@ enum { RANKS = 4, SOON_MS = 4000 };
 
 /* ---- peers, as told: each rank has its own part ---- */
 
-struct colo_direct {
+struct colo_p2p {
     int32_t rank;
 };
 
@@ -34,7 +34,7 @@ static colo_status_t print_open(colo_comm_t *c)
     return st < 0 ? colo_fail(st, "open says so to rank %d", (int)c->rank) : st;
 }
 
-static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_direct_t **d)
+static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
 {
     const colo_status_t st = told[c->rank].create;
     (void)pass;
@@ -45,15 +45,14 @@ static colo_status_t print_create(colo_comm_t *c, const colo_transfers_t pass[2]
     return COLO_OK;
 }
 
-static colo_status_t load(colo_direct_t *d, const colo_transfers_t pass[2])
+static colo_status_t load(colo_p2p_t *d, const colo_transfers_t pass[2])
 {
     (void)d;
     (void)pass;
     return COLO_OK;
 }
 
-static colo_status_t run(colo_direct_t *d, int pass, const colo_direct_call_t *call,
-                         colo_stream_t stream)
+static colo_status_t run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call, colo_stream_t stream)
 {
     (void)call;
     (void)stream;
@@ -61,7 +60,7 @@ static colo_status_t run(colo_direct_t *d, int pass, const colo_direct_call_t *c
     return COLO_OK;
 }
 
-static void destroy(colo_direct_t **d)
+static void destroy(colo_p2p_t **d)
 {
     free(*d);
     *d = NULL;
@@ -118,7 +117,7 @@ static colo_status_t stand_up(struct stand *s, colo_comm_t *comm, const t_case_t
     comm->control = s->control;
     s->b->mem = COLO_CUDA;
     s->b->transport = transport;
-    return colo_bridge_direct_create(s->b);
+    return colo_bridge_p2p_create(s->b);
 }
 
 static void lie_down(struct stand *s)
@@ -151,12 +150,12 @@ static colo_status_t go(struct stand *s, colo_pass_t pass)
 }
 
 /* A call is to be direct, or staged: then its bytes are compared. */
-static colo_status_t expect(struct stand *s, colo_pass_t pass, int64_t salt, bool direct)
+static colo_status_t expect(struct stand *s, colo_pass_t pass, int64_t salt, bool p2p)
 {
     const int before = s->told->runs[pass];
     rank_try(go(s, pass));
-    rank_check(s->told->runs[pass] - before == direct);
-    if (direct)
+    rank_check(s->told->runs[pass] - before == p2p);
+    if (p2p)
         return COLO_OK;
     const t_role_t out = pass == COLO_FORWARD ? T_Y : T_DX;
     s->t[out].t.mem = COLO_HOST;

@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * direct-tile.cuh - one tile of a box on the direct path: moved, or added up.
+ * p2p-tile.cuh - one tile of a box on the direct path: moved, or added up.
  *
  * The axes are put in order, coalesced, and given the widest access on the device, by one thread once
  * a box: only there both sides' strides are known. Sums add one value of every level in level
  * order, as box.cu does: the host's bits.
  */
-#ifndef COLO_KERNELS_DIRECT_TILE_CUH
-#define COLO_KERNELS_DIRECT_TILE_CUH
+#ifndef COLO_KERNELS_P2P_TILE_CUH
+#define COLO_KERNELS_P2P_TILE_CUH
 
-#include "direct.h"
+#include "p2p.h"
 
 #include "box.cuh"
 
@@ -135,7 +135,7 @@ __device__ void move_bytes(const task &t, int64_t base, int64_t end, int elem)
 }
 
 /* Elements [at, at + d.tile) of the box, in the order of its axes. */
-__device__ void move_tile(const colo_k_direct_t &d, const task &t, int64_t at)
+__device__ void move_tile(const colo_k_p2p_t &d, const task &t, int64_t at)
 {
     const int64_t width = t.width ? t.width : d.elem;
     int64_t base = at * d.elem / width, end = base + d.tile * d.elem / width;
@@ -295,7 +295,7 @@ __device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t en
 }
 
 template <typename D>
-__device__ void sum_tile(const colo_k_direct_t &d, const sum_task &t, int64_t at)
+__device__ void sum_tile(const colo_k_p2p_t &d, const sum_task &t, int64_t at)
 {
     constexpr int ELEM = sizeof(typename D::raw);
     const int64_t width = t.width ? t.width : ELEM;

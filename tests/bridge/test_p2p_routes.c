@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_direct_routes.c - bridges of backends whose exchanges go over connections and compare
+ * test_p2p_routes.c - bridges of backends whose exchanges go over connections and compare
  * nothing: which calls are compared between ranks, and when a reshape connects anew.
  */
-#include "direct_stand.h"
+#include "p2p_stand.h"
 
 /* ---- routes that count how often ranks connect ---- */
 
@@ -158,5 +158,5 @@ int main(void)
         cmocka_unit_test(first_calls_of_a_shape_are_compared_way_by_way),
         cmocka_unit_test(a_reshape_connects_only_if_it_ties_other_ranks),
     };
-    return cmocka_run_group_tests_name("bridge/direct_routes", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("bridge/p2p_routes", tests, NULL, NULL);
 }
