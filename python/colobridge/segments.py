@@ -43,7 +43,7 @@ class Segments:
         given = {'rows': rows, 'src': src, 'seq': seq, 'pos': pos, 'row_pos': row_pos,
                  'seq_len': seq_len, 'seq_dp': seq_dp}
         tables = {name: None if table is None else _table(name, table) for name, table in given.items()}
-        count, total = len(tables['rows']), sum(n for n in tables['rows'] if n > 0)
+        count, total = len(tables['rows']), 0 if row_pos is None else sum(n for n in tables['rows'] if n > 0)
         for name, table in tables.items():
             need = len(tables['seq_len']) if name.startswith('seq_') else total if name == 'row_pos' else count
             if table is not None and len(table) != need:

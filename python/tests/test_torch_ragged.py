@@ -2,6 +2,8 @@
 """Ragged batches as an autograd function, against an oracle on all rows (ragged_case.py): processes over gloo,
 ranks that are threads, checkpointing, autocast, nested tensors, bad input."""
 import os
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -290,6 +292,28 @@ def gathers(rank):
 
 def test_tables_are_gathered_over_a_process_group(pair):
     pair.run(gathers)
+
+
+def benched(rank, broken):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2] / 'bench'))
+    import ragged_table as table
+    o = table.options('--images 8 --least 2 --most 9 --packed 2 --hidden 4 -n 1 -w 0 --batch 1'.split())
+    cpu, rows = torch.device('cpu'), [2, 9, 5, 3, 7, 2, 4, 6]
+    if broken:
+        table.Library.forward = lambda self, x, text: text
+    for layout in table.LAYOUTS[4][1:]:
+        _, took, wrong, _ = table.one_layout(o, layout, rows, cpu, None)
+        assert (wrong.pop('library') > 0) == broken and not any(wrong.values()), (layout, wrong)
+        assert all(us > 0 for us in took.values()) and len(took) == 8
+    if not broken:
+        took, wrong = table.uniform(o, layout, cpu, None)
+        assert wrong == 0 and set(took) == {'ragged', 'uniform, auto'}
+        assert table.balanced()[1] <= 1.05
+
+
+@pytest.mark.parametrize('broken', (False, True))
+def test_all_ways_of_the_bench_give_the_same_bits(world, broken):
+    world.run(benched, broken)
 
 
 # ---- bad input ----
