@@ -90,7 +90,7 @@ static void outputs_at_probability_one_keep_their_sign(void **state)
             gpu_case_run(&c, NULL);
         else
             gpu_case_run_shards(&c);
-        loss_case_check_signs(&c, i);
+        loss_case_check_signs(&c);
         loss_case_free(&c);
     }
 }

@@ -22,14 +22,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-enum { THREADS, SOCKETS, MPI, REGIONS = 64 };
+enum { THREADS, SOCKETS, MPI, LATER = 24 };
 
 struct region {
     void *data;
     size_t bytes;
 };
-static struct region shared[REGIONS];
-static int nshared;
+static struct region *shared;
+static int nshared, room;
 static t_mpi_t *mpi;
 
 struct report { /* of one rank; its memory follows */
@@ -109,9 +109,11 @@ int32_t t_ranks_most(void)
 
 void t_share(void *data, size_t bytes)
 {
-    if (nshared == REGIONS) {
-        fprintf(stderr, "test: more than %d shared regions\n", REGIONS);
-        exit(1);
+    if (nshared == room) {
+        room += 64;
+        shared = realloc(shared, (size_t)room * sizeof *shared);
+        if (!shared)
+            abort();
     }
     shared[nshared++] = (struct region){data, bytes};
 }
@@ -319,4 +321,66 @@ colo_status_t t_run_ranks(int32_t n, colo_rank_fn fn, void *arg, size_t bytes)
     free(before);
     free(slots);
     return st;
+}
+
+/* ---- many ---- */
+
+struct later {
+    colo_rank_fn fn;
+    void *arg;
+    void (*after)(void *arg, colo_status_t st);
+};
+struct queue {
+    int n;
+    struct later of[LATER];
+};
+static struct queue later[T_LATER_RANKS + 1]; /* by the number of ranks */
+
+static colo_status_t each(colo_comm_t *world, void *arg)
+{
+    const struct queue *q = arg;
+    colo_status_t st = COLO_OK;
+    for (int i = 0; i < q->n && st >= 0; i++)
+        st = q->of[i].fn(world, q->of[i].arg);
+    return st;
+}
+
+static void run_queue(int32_t nranks)
+{
+    struct queue q = later[nranks];
+    later[nranks].n = 0; /* first: a case that fails does not come back */
+    if (q.n == 0)
+        return;
+    colo_status_t st = t_run_ranks(nranks, each, &q, 0);
+    for (int i = 0; i < q.n; i++)
+        t_unshare(q.of[i].arg);
+    for (int i = 0; i < q.n; i++)
+        q.of[i].after(q.of[i].arg, st);
+}
+
+void t_run_later(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes,
+                 void (*after)(void *arg, colo_status_t st))
+{
+    struct queue *q = &later[nranks];
+    if (bytes)
+        t_share(arg, bytes);
+    q->of[q->n++] = (struct later){fn, arg, after};
+    if (q->n == LATER)
+        run_queue(nranks);
+}
+
+void t_run_rest(void)
+{
+    for (int32_t n = 0; n <= T_LATER_RANKS; n++)
+        run_queue(n);
+}
+
+__attribute__((destructor)) static void nothing_is_left(void)
+{
+    free(shared);
+    for (int32_t n = 0; n <= T_LATER_RANKS; n++)
+        if (later[n].n) {
+            fprintf(stderr, "test: %d cases were never run: t_run_rest() is missing\n", later[n].n);
+            _exit(1);
+        }
 }

@@ -16,6 +16,17 @@
 /* As colo_comm_threads_run(); @arg has @bytes. */
 colo_status_t t_run_ranks(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes);
 
+/*
+ * The same for cases that come in large numbers, on T_LATER_RANKS ranks at most: many of them run
+ * one after another in one world, because a world of processes costs more than a case. @arg and
+ * what is shared live until @after, which gets the status of that world. A world runs when it has
+ * enough cases; t_run_rest() runs the rest, and the program fails if that was forgotten.
+ */
+enum { T_LATER_RANKS = 12 };
+void t_run_later(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes,
+                 void (*after)(void *arg, colo_status_t st));
+void t_run_rest(void);
+
 /* Memory that rank functions write, too; until t_unshare(). */
 void t_share(void *data, size_t bytes);
 void t_unshare(void *data);

@@ -140,6 +140,7 @@ void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
     const int64_t vocab = vocabs[i / 20 % 3];
     const int option = i / 60 % 6;
     loss_case_init(c, ranks, 64, vocab, dtype, 40, rng);
+    snprintf(c->label, sizeof c->label, "case %d", i);
     c->config.want_entropy = c->config.want_loss = true;
     c->config.logits.temperature = options[option].temperature;
     c->config.logits.softcap = options[option].softcap;
@@ -155,12 +156,12 @@ void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng)
     }
 }
 
-void loss_case_check_signs(const loss_case_t *c, int i)
+void loss_case_check_signs(loss_case_t *c)
 {
     for (int64_t t = 0; t < c->tokens; t++) {
         const double logp = c->out[0][0][t], h = c->out[0][1][t], loss = c->out[0][2][t];
         if (!(logp <= 0 && h >= 0 && loss >= 0) || signbit(h) || signbit(loss))
-            fail_msg("case %d, %s, W %d, V %d: logp %.9g, entropy %.9g, loss %.9g", i,
+            fail_msg("%s, %s, W %d, V %d: logp %.9g, entropy %.9g, loss %.9g", c->label,
                      colo_dtype_name(c->dtype), (int)c->ranks, (int)c->vocab, logp, h, loss);
     }
 }
@@ -347,24 +348,58 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-colo_status_t loss_case_run(loss_case_t *c)
+/* What ranks write besides *c. */
+static void share(loss_case_t *c)
 {
     const size_t t = (size_t)c->tokens;
     c->pad_worst = 0;
-    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz); /* what ranks write besides *c */
+    t_share(c->dz, t * (size_t)c->vocab * sizeof *c->dz);
     for (int r = 0; r < c->ranks; r++) {
         for (int k = 0; k < 3; k++)
             t_share(c->out[r][k], t * sizeof *c->out[r][k]);
         t_share(c->correct[r], t);
     }
-    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
+}
+
+static void unshare(loss_case_t *c)
+{
     t_unshare(c->dz);
     for (int r = 0; r < c->ranks; r++) {
         for (int k = 0; k < 3; k++)
             t_unshare(c->out[r][k]);
         t_unshare(c->correct[r]);
     }
+}
+
+colo_status_t loss_case_run(loss_case_t *c)
+{
+    share(c);
+    colo_status_t st = t_run_ranks(c->ranks, on_rank, c, sizeof *c);
+    unshare(c);
     return st;
+}
+
+struct later {
+    loss_case_t c; /* first: it is what ranks get */
+    void (*check)(loss_case_t *);
+};
+
+static void after(void *arg, colo_status_t st)
+{
+    struct later *l = arg;
+    unshare(&l->c);
+    assert_ok(st);
+    l->check(&l->c);
+    loss_case_free(&l->c);
+    free(l);
+}
+
+void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
+{
+    struct later *l = malloc(sizeof *l);
+    *l = (struct later){*c, check};
+    share(&l->c);
+    t_run_later(c->ranks, on_rank, l, sizeof l->c, after);
 }
 
 /* ---- comparing ---- */

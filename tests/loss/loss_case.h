@@ -23,6 +23,7 @@ typedef struct loss_case {
     bool in_place, forward_only;
     bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
     double pad;    /* what padding columns and gaps hold */
+    char label[96];
 
     double *z;        /* [T, V], values that the dtype holds exactly */
     int64_t *targets; /* [T] */
@@ -44,6 +45,8 @@ void loss_case_free(loss_case_t *c);
 void loss_case_shard(loss_case_t *c, shard_kind_t kind);
 /* Forward and backward on all ranks; 0 <= W = ranks. */
 colo_status_t loss_case_run(loss_case_t *c);
+/* The same in t_run_later(), then @check; takes over what @c holds. */
+void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *));
 
 ref_logprob_opts_t loss_case_opts(const loss_case_t *c);
 
@@ -55,7 +58,7 @@ void loss_case_compare(const loss_case_t *c, const char *label);
 enum { LOSS_SURE = 360 };
 void loss_case_sure(loss_case_t *c, int32_t ranks, int i, uint64_t *rng);
 /* logp <= 0, entropy >= 0 and loss >= 0, and no -0 of the last two. */
-void loss_case_check_signs(const loss_case_t *c, int i);
+void loss_case_check_signs(loss_case_t *c);
 
 /* Smoothing over a rank's own columns, in Megatron-LM's words: the losses of @rank and, by d_loss
  * alone, the gradient of its columns. No softcap, scale, or temperature. */
