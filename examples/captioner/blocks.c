@@ -18,12 +18,12 @@ colo_tensor_t cap_view(const cap_rank_t *r, void *data, colo_dtype_t dtype, int3
 
 colo_tensor_t cap_x_view(const cap_rank_t *r, float *data)
 {
-    return cap_view(r, data, COLO_F32, 3, r->x_shape);
+    return cap_view(r, data, COLO_F32, r->ndim, r->x_shape);
 }
 
 colo_tensor_t cap_y_view(const cap_rank_t *r, float *data)
 {
-    return cap_view(r, data, COLO_F32, 3, r->y_shape);
+    return cap_view(r, data, COLO_F32, r->ndim, r->y_shape);
 }
 
 /* ---- encoder: enc = W2 gelu(W1 p + b1) + b2 ---- */
@@ -67,14 +67,16 @@ colo_status_t cap_encoder_backward(const colo_tensor_t *d_out, int32_t nout,
 colo_status_t cap_bridge_forward(cap_rank_t *r)
 {
     colo_tensor_t x = cap_x_view(r, r->enc), y = cap_y_view(r, r->y);
-    return colo_bridge_forward(r->bridge, &x, &y, r->ops.stream);
+    return r->ragged ? cap_ragged_forward(r, &x, &y)
+                     : colo_bridge_forward(r->bridge, &x, &y, r->ops.stream);
 }
 
 colo_status_t cap_bridge_backward(const colo_tensor_t *d_out, int32_t nout,
                                   const colo_tensor_t *d_in, int32_t nin, void *rank)
 {
     cap_rank_t *r = rank;
-    return colo_bridge_backward(r->bridge, &d_out[0], &d_in[0], r->ops.stream);
+    return r->ragged ? cap_ragged_backward(r, &d_out[0], &d_in[0])
+                     : colo_bridge_backward(r->bridge, &d_out[0], &d_in[0], r->ops.stream);
 }
 
 /* ---- merge: image rows and embedded text at this rank's positions, + position table ---- */

@@ -16,6 +16,11 @@
  *   target   position s predicts the byte at position s + 1: from position 15 (the last image row)
  *            on, the caption's bytes and its NUL; everything else is ignored
  *   loss     mean negative log-likelihood over all target tokens of the *global* batch
+ * A ragged sample has 0 to 3 images, each moved to the upper left and cut to its ink, so that an
+ * image has as many rows as patches are left. Its sequence is the rows of its images, '>', and a
+ * caption that names all digits ("seven three", or "none"). Row c of the position table belongs to
+ * patch c of image i at 16 i + c, and to text byte k at 48 + k; '>' is byte 0. Samples share packed
+ * sequences, and a position attends to its own sample only.
  * gelu(x) = x Phi(x) with erf; LN: eps 1e-5, biased variance, gain and bias. All weights are
  * [out, in] row-major, y = W x.
  */
@@ -28,11 +33,15 @@
 enum {
     CAP_PIXELS = 64,
     CAP_PATCHES = 16,
-    CAP_PATCH = 4,     /* pixels of a patch */
-    CAP_TEXT = 6,      /* bytes of the longest caption with its NUL */
+    CAP_PATCH = 4,   /* pixels of a patch */
+    CAP_TEXT = 6,    /* bytes of the longest caption of one digit with its NUL */
+    CAP_IMAGES = 3,  /* most images of a sample */
+    CAP_SAID = 18,   /* bytes of the longest caption of CAP_IMAGES digits with its NUL */
+    CAP_BEGIN = '>', /* of a ragged sample's text */
     CAP_LENGTH = CAP_PATCHES + CAP_TEXT,
     CAP_VOCAB = 256,
-    CAP_POSITIONS = 64, /* rows of the position table: the longest padded sequence */
+    CAP_LONGEST = CAP_IMAGES * CAP_PATCHES + 1 + CAP_SAID, /* positions of a ragged sample */
+    CAP_POSITIONS = 72, /* rows of the position table: the longest padded sequence or sample */
     CAP_MAX_PARAMS = 128
 };
 
@@ -43,6 +52,16 @@ typedef struct cap_model {
     int64_t layers; /* 2 */
 } cap_model_t;
 #define CAP_MODEL_DEFAULT {.width = 96, .heads = 12, .hidden = 192, .layers = 2}
+
+/** What a sample is. Lists of samples have @most rows of the data set per sample; -1: no image. */
+typedef struct cap_task {
+    bool ragged;         /* images are cut to their ink, and samples packed */
+    int64_t least, most; /* images per sample */
+} cap_task_t;
+#define CAP_TASK_DEFAULT                       \
+    {                                          \
+        .ragged = false, .least = 1, .most = 1 \
+    }
 
 typedef enum cap_cut {
     CAP_WHOLE = 0, /* the same on every tp rank */
@@ -99,17 +118,30 @@ void cap_patches(const uint8_t *pixels, float *patches);
  *  walked epoch by epoch; the same for every layout */
 void cap_batch(const cap_data_t *data, uint64_t seed, int64_t step, int64_t batch, int64_t *rows);
 
+/** cap_crop() - the image's ink at the upper left: patches [16][4], of which those without a pixel
+ * are left out, and the cell 0..15 of each. Returns how many there are */
+int64_t cap_crop(const uint8_t *pixels, float *patches, int64_t *cell);
+/** cap_samples() - the global batch of @step, [batch][most]; with one image per sample, cap_batch()
+ */
+void cap_samples(const cap_data_t *data, const cap_task_t *task, uint64_t seed, int64_t step,
+                 int64_t batch, int64_t *rows);
+/** cap_held_sample() - held-out sample @i of nheld, [most]: the same in every run */
+void cap_held_sample(const cap_data_t *data, const cap_task_t *task, int64_t i, int64_t *rows);
+/** cap_say() - the caption of one sample: its digits, joined by blanks, or "none" */
+void cap_say(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
+             char text[CAP_SAID]);
+
 /* ---- oracle.c: serial, fp64, plain loops; shares no code with the parallel model ---- */
 
 /**
  * cap_oracle() - loss and every gradient of one global batch
- * @rows:   [n] rows of the data set
+ * @rows:   [n][most] samples
  * @whole:  [nparams] whole weights
  * @grads:  [nparams] out, whole-shape-state, written (not added)
  * Returns the loss; NaN when memory fails
  */
-double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_t *rows, int64_t n,
-                  const float *const *whole, double *const *grads);
+double cap_oracle(const cap_model_t *model, const cap_task_t *task, const cap_data_t *data,
+                  const int64_t *rows, int64_t n, const float *const *whole, double *const *grads);
 
 /** cap_progress() - called by anything longer than two seconds; may be NULL */
 typedef void (*cap_progress_fn)(const char *what, double done, double total);

@@ -200,6 +200,44 @@ void cap_patches(const uint8_t *pixels, float *patches)
         }
 }
 
+int64_t cap_crop(const uint8_t *pixels, float *patches, int64_t *cell)
+{
+    int y0 = 8, y1 = 0, x0 = 8, x1 = 0;
+    uint8_t moved[CAP_PIXELS] = {0};
+    float all[CAP_PATCHES * CAP_PATCH];
+    int64_t n = 0;
+
+    for (int i = 0; i < CAP_PIXELS; i++)
+        if (pixels[i]) {
+            y0 = i / 8 < y0 ? i / 8 : y0;
+            y1 = i / 8 >= y1 ? i / 8 + 1 : y1;
+            x0 = i % 8 < x0 ? i % 8 : x0;
+            x1 = i % 8 >= x1 ? i % 8 + 1 : x1;
+        }
+    for (int y = y0; y < y1; y++)
+        for (int x = x0; x < x1; x++)
+            moved[(y - y0) * 8 + x - x0] = pixels[y * 8 + x];
+    cap_patches(moved, all);
+    for (int p = 0; p < CAP_PATCHES; p++)
+        if (p / 4 * 2 < y1 - y0 && p % 4 * 2 < x1 - x0) {
+            memcpy(patches + n * CAP_PATCH, all + p * CAP_PATCH, CAP_PATCH * sizeof *all);
+            cell[n++] = p;
+        }
+    return n;
+}
+
+void cap_say(const cap_data_t *data, const cap_task_t *task, const int64_t *rows,
+             char text[CAP_SAID])
+{
+    size_t at = 0;
+
+    for (int64_t k = 0; k < task->most && rows[k] >= 0; k++)
+        at += (size_t)snprintf(text + at, CAP_SAID - at, "%s%s", k ? " " : "",
+                               cap_caption(data->label[rows[k]]));
+    if (!at)
+        snprintf(text, CAP_SAID, "none");
+}
+
 static uint64_t mix(uint64_t z)
 {
     z = (z ^ (z >> 30)) * UINT64_C(0xbf58476d1ce4e5b9);
@@ -237,4 +275,31 @@ void cap_batch(const cap_data_t *data, uint64_t seed, int64_t step, int64_t batc
         uint64_t key = mix(seed + mix(k / n + 1));
         rows[i] = data->train[permute(key, n, k % n)];
     }
+}
+
+/* Of [most] rows as many stay as the sample that @key names has images. */
+static void drop(const cap_task_t *task, uint64_t key, int64_t *rows)
+{
+    int64_t n = task->least + (int64_t)(mix(key) % (uint64_t)(task->most - task->least + 1));
+
+    for (int64_t k = n; k < task->most; k++)
+        rows[k] = -1;
+}
+
+void cap_samples(const cap_data_t *data, const cap_task_t *task, uint64_t seed, int64_t step,
+                 int64_t batch, int64_t *rows)
+{
+    cap_batch(data, seed, step, batch * task->most, rows);
+    for (int64_t i = 0; i < batch; i++)
+        drop(task, mix(seed ^ UINT64_C(0x5851f42d4c957f2d)) + (uint64_t)(step * batch + i),
+             rows + i * task->most);
+}
+
+void cap_held_sample(const cap_data_t *data, const cap_task_t *task, int64_t i, int64_t *rows)
+{
+    uint64_t n = (uint64_t)data->nheld, k = (uint64_t)(i * task->most);
+
+    for (int64_t j = 0; j < task->most; j++, k++)
+        rows[j] = data->held[task->ragged ? permute(k / n, n, k % n) : k % n];
+    drop(task, (uint64_t)i, rows);
 }

@@ -11,15 +11,28 @@
 
 #include "rank.h"
 
-/* Best byte of each own sample over all tp ranks; the lowest byte wins a tie. */
-static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
+/* Where this rank has the position before byte @k of own sample @i; -1: another cp rank has it. */
+static int64_t asked_at(const cap_rank_t *r, int64_t i, int64_t k)
 {
-    int64_t D = r->cfg->model.width, b = r->dst.b, W = r->dst.tp;
+    int64_t at = r->text_at[i] + k - 1, s = at % r->S;
+
+    return r->part_of[s] == r->dst.c ? at / r->S * r->n + r->local_of[s] : -1;
+}
+
+/* Byte @k of the own samples that this cp rank is asked for: the best over all tp ranks; the lowest
+ * byte wins a tie. */
+static colo_status_t choose(cap_rank_t *r, const float *top, int64_t k)
+{
+    int64_t D = r->cfg->model.width, b = 0, W = r->dst.tp;
     int64_t Vl = (r->dst.t + 1) * CAP_VOCAB / W - r->logprob.logits.vocab_start;
 
-    for (int64_t i = 0; i < b; i++)
-        r->ops.copy(&r->ops, r->d_t1 + i * D, top + (i * r->n + r->local_of[s]) * D,
-                    D * (int64_t)sizeof *top);
+    for (int64_t i = 0; i < r->dst.b; i++) {
+        int64_t at = asked_at(r, i, k);
+        if (at >= 0)
+            r->ops.copy(&r->ops, r->d_t1 + b++ * D, top + at * D, D * (int64_t)sizeof *top);
+    }
+    if (!b)
+        return COLO_OK;
     cap_head_logits(r, b, r->d_t1);
     r->ops.get(&r->ops, r->logits_host, r->logits, b * Vl * (int64_t)sizeof(float));
     for (int64_t i = 0; i < b; i++) {
@@ -32,14 +45,17 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
         r->best[2 * i + 1] = (float)(r->logprob.logits.vocab_start + best);
     }
     CAP_TRY(colo_comm_all_gather(r->dst.tp_host, r->best, r->best_all, 2 * b, COLO_F32, NULL));
-    for (int64_t i = 0; i < b; i++) {
-        const float *best = r->best_all + 2 * i;
+    for (int64_t i = 0, own = 0; i < r->dst.b; i++) {
+        const float *best = r->best_all + 2 * own;
 
+        if (asked_at(r, i, k) < 0)
+            continue;
         for (int64_t w = 1; w < W; w++) {
-            const float *other = r->best_all + 2 * (w * b + i);
+            const float *other = r->best_all + 2 * (w * b + own);
             best = other[0] > best[0] ? other : best;
         }
         r->chosen[i] = (int32_t)best[1];
+        own++;
     }
     return COLO_OK;
 }
@@ -47,13 +63,12 @@ static colo_status_t choose(cap_rank_t *r, const float *top, int64_t s)
 /* Byte @k of every own sample: appended to the tokens of all ranks that hold the sample. */
 static colo_status_t next_byte(cap_rank_t *r, int64_t k)
 {
-    int64_t s = CAP_PATCHES - 1 + k;
     const float *top;
 
     CAP_TRY(cap_stack(r, NULL, &top));
     memset(r->chosen, 0, (size_t)r->dst.b * sizeof *r->chosen);
-    if (r->back && r->part_of[s] == r->dst.c)
-        CAP_TRY(choose(r, top, s));
+    if (r->back)
+        CAP_TRY(choose(r, top, k));
     if (r->back && r->dst.cp > 1)
         CAP_TRY(colo_comm_all_reduce(r->dst.cp_host, r->chosen, r->chosen, r->dst.b, COLO_I32,
                                      COLO_SUM, NULL));
@@ -61,44 +76,46 @@ static colo_status_t next_byte(cap_rank_t *r, int64_t k)
         CAP_TRY(colo_comm_broadcast(r->dst.pp_host, r->chosen, r->dst.b, COLO_I32,
                                     (int32_t)r->dst.pp - 1, NULL));
     for (int64_t i = 0; i < r->dst.b; i++)
-        r->tokens[i * r->S + CAP_PATCHES + k] = r->chosen[i];
+        r->tokens[r->text_at[i] + k] = r->chosen[i];
     cap_put_tokens(r);
     return COLO_OK;
 }
 
 colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact)
 {
-    const cap_data_t *data = r->cfg->data;
-    int64_t B = r->cfg->batch;
+    const cap_config_t *cfg = r->cfg;
+    const cap_data_t *data = cfg->data;
+    int64_t B = cfg->batch, most = cfg->task.most, size = cap_text(cfg);
     bool writes = r->dst.in && !r->dst.t && !r->dst.c && !r->dst.p; /* one rank a sample */
 
-    memset(text, 0, (size_t)(data->nheld * CAP_TEXT) * sizeof *text);
+    memset(text, 0, (size_t)(data->nheld * size) * sizeof *text);
     if (r->back)
         CAP_TRY(cap_head_open(r));
     for (int64_t start = 0; start < data->nheld; start += B) {
         for (int64_t i = 0; i < B; i++)
-            r->rows[i] = data->held[(start + i) % data->nheld];
+            cap_held_sample(data, &cfg->task, (start + i) % data->nheld, r->rows + i * most);
         CAP_TRY(cap_load(r, r->rows, false));
         CAP_TRY(cap_encode(r, NULL));
-        for (int64_t k = 0; r->dst.in && k < CAP_TEXT; k++)
+        for (int64_t k = 0; r->dst.in && k < size; k++)
             CAP_TRY(next_byte(r, k));
         for (int64_t i = 0; writes && i < r->dst.b && start + r->dst.b0 + i < data->nheld; i++)
-            for (int64_t k = 0; k < CAP_TEXT; k++)
-                text[(start + r->dst.b0 + i) * CAP_TEXT + k] =
-                    (int32_t)r->tokens[i * r->S + CAP_PATCHES + k];
+            for (int64_t k = 0; k < size; k++)
+                text[(start + r->dst.b0 + i) * size + k] = (int32_t)r->tokens[r->text_at[i] + k];
     }
     if (r->back)
         CAP_TRY(cap_head_close(r));
-    CAP_TRY(colo_comm_all_reduce(r->host, text, text, data->nheld * CAP_TEXT, COLO_I32, COLO_SUM,
-                                 NULL));
+    CAP_TRY(
+        colo_comm_all_reduce(r->host, text, text, data->nheld * size, COLO_I32, COLO_SUM, NULL));
     *exact = 0;
     for (int64_t i = 0; i < data->nheld; i++) {
-        const char *want = cap_caption(data->label[data->held[i]]);
-        int64_t k = 0;
+        int64_t rows[CAP_IMAGES], k = 0;
+        char want[CAP_SAID];
 
-        while (k < CAP_TEXT && want[k] && text[i * CAP_TEXT + k] == (unsigned char)want[k])
+        cap_held_sample(data, &cfg->task, i, rows);
+        cap_say(data, &cfg->task, rows, want);
+        while (k < size && want[k] && text[i * size + k] == (unsigned char)want[k])
             k++;
-        *exact += k < CAP_TEXT && !want[k] && !text[i * CAP_TEXT + k];
+        *exact += k < size && !want[k] && !text[i * size + k];
     }
     return COLO_OK;
 }

@@ -91,6 +91,8 @@ void cap_stats_now(const cap_rank_t *r, cap_stats_t *now)
                                           r->dst.cp_comm, r->dst.pp_comm,   r->dst.mean_comm};
 
     memset(now, 0, sizeof *now);
+    if (r->ragged)
+        memcpy(now->planned, cap_ragged_planned(r), sizeof now->planned);
     for (int i = 0; i < CAP_COMMS; i++)
         if (comm[i])
             colo_comm_stats(comm[i], &now->of[i]);
@@ -98,6 +100,8 @@ void cap_stats_now(const cap_rank_t *r, cap_stats_t *now)
 
 void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stats_t *after)
 {
+    for (int m = 0; m < CAP_MOVES; m++)
+        total->planned[m] += after->planned[m] - before->planned[m];
     for (int i = 0; i < CAP_COMMS; i++)
         for (int k = 0; k < COLO_OP_COUNT; k++)
             for (int o = 0; o < COLO_CATEGORY_COUNT; o++) {
@@ -119,6 +123,22 @@ colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)
 {
     return colo_comm_all_reduce(r->host, total, total, (int64_t)(sizeof *total / sizeof(int64_t)),
                                 COLO_I64, COLO_SUM, NULL);
+}
+
+int64_t cap_planned_bytes(const cap_rank_t *r, const cap_stats_t *total, int64_t steps)
+{
+    const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
+    int64_t bytes = 0;
+
+    for (int m = 0; m < CAP_MOVES; m++)
+        bytes += total->planned[m];
+    for (int pass = COLO_FORWARD; !r->ragged && pass <= COLO_BACKWARD; pass++) {
+        int64_t each = cap_report_plan_bytes(plan, r->cfg->world, (colo_pass_t)pass);
+        if (each < 0)
+            return -1;
+        bytes += steps * each;
+    }
+    return bytes;
 }
 
 uint64_t cap_bridge_bytes(const cap_stats_t *total)

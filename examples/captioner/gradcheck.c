@@ -125,7 +125,7 @@ static colo_status_t check_at(cap_rank_t *r, struct check *k, int moment, int64_
     if (cfg->loss_linear)
         CAP_TRY(compare_with_logits(r, k, moment, step));
     if (colo_comm_rank(r->world) == 0) {
-        k->loss_want[moment] = cap_oracle(&cfg->model, cfg->data, r->rows, cfg->batch,
+        k->loss_want[moment] = cap_oracle(&cfg->model, &cfg->task, cfg->data, r->rows, cfg->batch,
                                           (const float *const *)k->w, k->want);
         compare(r, k, NULL, k->want, k->error[moment]);
     }
@@ -155,10 +155,8 @@ static void print_losses(const char *name, const double *loss)
 static void verdict(cap_rank_t *r, struct check *k)
 {
     cap_config_t *cfg = r->cfg;
-    const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
-    int64_t forward = cap_report_plan_bytes(plan, cfg->world, COLO_FORWARD);
-    int64_t backward = cap_report_plan_bytes(plan, cfg->world, COLO_BACKWARD);
-    uint64_t moved = cap_bridge_bytes(&k->stats) / MOMENTS;
+    int64_t plan = cap_planned_bytes(r, &k->stats, MOMENTS);
+    uint64_t moved = cap_bridge_bytes(&k->stats);
     bool ok = true, replicas = true, finite = true;
     double worst = -1;
     int worst_at = 0;
@@ -175,16 +173,15 @@ static void verdict(cap_rank_t *r, struct check *k)
         ok = ok && k->against_logits[m] <= LIMIT;
         ok = ok && fabs(k->loss[m] - k->loss_want[m]) <= LIMIT * fabs(k->loss_want[m]);
     }
-    bool planned = cfg->algo != COLO_EXACT ||
-                   (forward >= 0 && backward >= 0 && moved == (uint64_t)(forward + backward));
+    bool planned = cfg->algo != COLO_EXACT || (plan >= 0 && moved == (uint64_t)plan);
     ok = ok && finite && worst <= LIMIT && replicas && planned;
 
     print_table(r, k, stdout);
     if (!replicas)
         printf("replicas of a shard differ\n");
     if (!planned)
-        printf("the bridge received %llu bytes, the plan says %lld\n", (unsigned long long)moved,
-               (long long)(forward + backward));
+        printf("the bridge received %llu bytes, the plan says %lld\n",
+               (unsigned long long)moved / MOMENTS, (long long)plan / MOMENTS);
     printf("{\"ok\":%s,\"worst_error\":", ok ? "true" : "false");
     printf(finite ? "%.3e" : "null", worst);
     printf(",\"worst_parameter\":\"%s\",\"limit\":%.0e,\"steps\":[0,%d]", r->table[worst_at].name,
@@ -205,8 +202,8 @@ static void verdict(cap_rank_t *r, struct check *k)
     }
     printf("},\"bridge_recv_bytes\":%llu,\"plan_recv_bytes\":%lld,\"world\":%d,\"src\":\"%s\","
            "\"dst\":\"%s\"}\n",
-           (unsigned long long)moved, (long long)(forward + backward), cfg->world, cfg->src_text,
-           cfg->dst_text);
+           (unsigned long long)moved / MOMENTS, (long long)plan / MOMENTS, cfg->world,
+           cfg->src_text, cfg->dst_text);
     cfg->exit_code = ok ? 0 : 1;
 }
 

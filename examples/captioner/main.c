@@ -31,11 +31,14 @@ static const char usage[] =
     "  --ranks KIND      threads: all ranks in this process             (threads)\n"
     "                    mpi: a process a rank, started by mpirun -n RANKS\n"
     "                    nccl: all ranks in this process, a GPU each\n"
-    "  --steps N         training steps, 0..1000000                     (%d)\n"
+    "  --steps N         training steps, 0..1000000          (%d; ragged %d)\n"
     "  --batch B         images of a global batch, 1..1024              (%d)\n"
     "  --lr X            peak learning rate                             (%g)\n"
     "  --seed S          of weights and shuffles                        (1)\n"
     "  --output KIND     full: whole sequence | sharded: own rows       (full)\n"
+    "  --ragged          images cut to their ink, several per sample or none, samples packed;\n"
+    "                    their encoder's work balanced over the ranks\n"
+    "  --images N-M      with --ragged: images per sample, 0 to 3       (0-3)\n"
     "  --grad KIND       with full: partial | disjoint                  (partial)\n"
     "  --algo KIND       exact | collective                             (exact)\n"
     "  --head KIND       resident | sharded: its rows over dp x cp      (resident)\n"
@@ -50,7 +53,7 @@ static const char usage[] =
     "\n"
     "example: colo-captioner --src tp=1,dp=8 --dst tp=4,dp=2 --steps 100 --report /tmp/r.html\n";
 
-enum { STEPS = 700, BATCH = 48, EVAL_EVERY = 50 };
+enum { STEPS = 700, RAGGED_STEPS = 1000, BATCH = 48, EVAL_EVERY = 50, RAGGED_EVAL_EVERY = 250 };
 #define RATE 3e-3
 
 static const char *const rank_kinds[] = {"threads", "mpi", "nccl"};
@@ -79,6 +82,17 @@ static bool integer(const char *text, int64_t lo, int64_t hi, int64_t *out)
         return false;
     *out = v;
     return true;
+}
+
+/* "0-3", or "2" for "2-2" */
+static bool range(const char *text, cap_task_t *task)
+{
+    char first[32];
+    const char *dash = strchr(text, '-');
+
+    snprintf(first, sizeof first, "%.*s", dash ? (int)(dash - text) : 31, text);
+    return integer(first, 0, CAP_IMAGES, &task->least) &&
+           integer(dash ? dash + 1 : text, task->least, CAP_IMAGES, &task->most);
 }
 
 static bool real(const char *text, double *out)
@@ -141,7 +155,7 @@ static int choice(const char *option, const char *value, const char *zero, const
 }
 
 struct words {
-    const char *src, *dst, *data;
+    const char *src, *dst, *data, *images;
 };
 
 /* One option of takes_value() with its value. */
@@ -156,6 +170,8 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
         w->dst = value;
     else if (!strcmp(name, "--data"))
         w->data = value;
+    else if (!strcmp(name, "--images"))
+        w->images = value;
     else if (!strcmp(name, "--report"))
         c->report = value;
     else if (!strcmp(name, "--ranks")) {
@@ -199,9 +215,9 @@ static int take_option(cap_config_t *c, struct words *w, const char *name, const
 
 static bool takes_value(const char *name)
 {
-    static const char *const all[] = {"--src",  "--dst",  "--ranks",  "--steps", "--batch",
-                                      "--lr",   "--seed", "--output", "--grad",  "--algo",
-                                      "--head", "--loss", "--data",   "--report"};
+    static const char *const all[] = {"--src",  "--dst",  "--ranks",  "--steps",  "--batch",
+                                      "--lr",   "--seed", "--output", "--grad",   "--algo",
+                                      "--head", "--loss", "--data",   "--report", "--images"};
 
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         if (!strcmp(name, all[i]))
@@ -219,10 +235,13 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
         int rc;
 
         if (!strcmp(argv[i], "--help")) {
-            printf(usage, STEPS, BATCH, RATE);
+            printf(usage, STEPS, RAGGED_STEPS, BATCH, RATE);
             return 0;
         } else if (!strcmp(argv[i], "--json")) {
             c->json = true;
+            continue;
+        } else if (!strcmp(argv[i], "--ragged")) {
+            c->task.ragged = true;
             continue;
         } else if (!strcmp(argv[i], "--check-gradients")) {
             c->check_gradients = true;
@@ -244,6 +263,20 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
     return -1;
 }
 
+/* What ragged samples are, and what they do not go together with. */
+static int check_ragged(cap_config_t *c, const char *images, int kind)
+{
+    if (!c->task.ragged)
+        return images ? wrong("--images", "--ragged with it", images) : 0;
+    if (!range(images ? images : "0-3", &c->task))
+        return wrong("--images", "N-M with 0 <= N <= M <= 3", images);
+    if (c->algo != COLO_EXACT)
+        return wrong("--ragged", "--algo exact", "collective");
+    if (kind == NCCL)
+        return wrong("--ragged", "--ranks threads or mpi", rank_kinds[kind]);
+    return 0;
+}
+
 /* What no single option can be blamed for. */
 static int check_together(cap_config_t *c)
 {
@@ -262,6 +295,8 @@ static int check_together(cap_config_t *c)
         return wrong("--src", "a tp of at most 192, the encoder's hidden size", found);
     if (c->output == COLO_SHARDED && c->grad == COLO_DISJOINT)
         c->grad = COLO_PARTIAL; /* own rows come back: there is nothing to promise */
+    if (c->task.ragged)
+        return 0; /* sequences are made as long as they have to be */
     if (colo_partition_padded(CAP_LENGTH, tp, cp, false, &S) < 0 || S > CAP_POSITIONS) {
         fprintf(stderr,
                 "colo-captioner: --dst: tp=%lld with cp=%lld needs a sequence of %lld positions, "
@@ -382,7 +417,7 @@ static int wanted_kind(int argc, char **argv)
 }
 
 /* Everything up to the first rank; 0, or the exit status with its line printed. -1: end well. */
-static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
+static int prepare(cap_config_t *cfg, cap_data_t *data, int kind, int argc, char **argv)
 {
     struct words words = {.src = "tp=2,dp=4", .dst = "tp=2,cp=2,dp=2"};
     char why[256];
@@ -392,8 +427,12 @@ static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
         return rc ? rc : -1;
     if ((rc = parse_grid("--src", words.src, &cfg->src, cfg->src_text, sizeof cfg->src_text)) ||
         (rc = parse_grid("--dst", words.dst, &cfg->dst, cfg->dst_text, sizeof cfg->dst_text)) ||
-        (rc = check_together(cfg)) || (!cfg->check_gradients && (rc = check_report(cfg->report))))
+        (rc = check_ragged(cfg, words.images, kind)) || (rc = check_together(cfg)) ||
+        (!cfg->check_gradients && (rc = check_report(cfg->report))))
         return rc;
+    if (cfg->steps < 0)
+        cfg->steps = cfg->task.ragged ? RAGGED_STEPS : STEPS;
+    cfg->eval_every = cfg->task.ragged ? RAGGED_EVAL_EVERY : EVAL_EVERY;
     if (!words.data)
         words.data = access(CAP_DATA_INSTALLED, R_OK) ? CAP_DATA_SOURCE : CAP_DATA_INSTALLED;
     if (cap_data_load(data, words.data, why, sizeof why)) {
@@ -435,14 +474,14 @@ static int check_processes(const cap_config_t *cfg, int size)
 
 int main(int argc, char **argv)
 {
-    cap_config_t cfg = {.steps = STEPS,
+    cap_config_t cfg = {.steps = -1,
                         .batch = BATCH,
-                        .eval_every = EVAL_EVERY,
                         .seed = 1,
                         .lr = RATE,
                         .output = COLO_FULL_SEQ,
                         .report = "./report.html",
-                        .model = CAP_MODEL_DEFAULT};
+                        .model = CAP_MODEL_DEFAULT,
+                        .task = CAP_TASK_DEFAULT};
     cap_data_t data = {0};
     int kind = wanted_kind(argc, argv), me = 0, size = 1;
     bool mpi = kind == MPI;
@@ -456,7 +495,7 @@ int main(int argc, char **argv)
     int keep = dup(STDERR_FILENO);
     if (me != 0 && (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)))
         return 1;
-    int rc = prepare(&cfg, &data, argc, argv);
+    int rc = prepare(&cfg, &data, kind, argc, argv);
     if (rc == 0 && mpi)
         rc = check_processes(&cfg, size);
     if (rc == 0 && kind == NCCL)

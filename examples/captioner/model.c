@@ -28,7 +28,7 @@ static bool holds(const cap_rank_t *r, const cap_param_t *p)
 }
 
 /* Memory of the ops. */
-static void *take_there(cap_rank_t *r, int64_t count, int64_t size)
+void *cap_take_there(cap_rank_t *r, int64_t count, int64_t size)
 {
     void *p = r->ops.take(&r->ops, count * size);
     r->arena.failed = r->arena.failed || !p;
@@ -37,13 +37,13 @@ static void *take_there(cap_rank_t *r, int64_t count, int64_t size)
 
 static float *take_floats(cap_rank_t *r, int64_t count)
 {
-    return take_there(r, count, sizeof(float));
+    return cap_take_there(r, count, sizeof(float));
 }
 
 /* Where the ops see @count words that this rank writes at @host: there, or a copy on the device. */
 static int64_t *take_seen(cap_rank_t *r, int64_t *host, int64_t count)
 {
-    return r->ops.mem == COLO_HOST ? host : take_there(r, count, sizeof *host);
+    return r->ops.mem == COLO_HOST ? host : cap_take_there(r, count, sizeof *host);
 }
 
 static void take_params(cap_rank_t *r)
@@ -124,38 +124,19 @@ static colo_status_t place_encoder(cap_rank_t *r)
     return COLO_OK;
 }
 
-static colo_status_t place_sequence(cap_rank_t *r)
+/* Which stages and positions of the destination are here. */
+static void place_llm(cap_rank_t *r)
 {
-    const colo_grid_t *grid = &r->cfg->dst;
-    int64_t tp = colo_grid_extent(grid, "tp"), cp = colo_grid_extent(grid, "cp");
-    int64_t pp = colo_grid_extent(grid, "pp"), layers = r->cfg->model.layers;
+    int64_t layers = r->cfg->model.layers;
 
-    CAP_TRY(colo_partition_padded(CAP_LENGTH, tp, cp, false, &r->S));
     if (!r->dst.in)
-        return COLO_OK;
-    r->n = r->S / cp;
-    r->T = r->dst.b * r->n;
-    r->first_layer = r->dst.p * layers / pp;
-    r->end_layer = (r->dst.p + 1) * layers / pp;
+        return;
+    r->n = r->S / r->dst.cp;
+    r->T = r->seq.b * r->n;
+    r->first_layer = r->dst.p * layers / r->dst.pp;
+    r->end_layer = (r->dst.p + 1) * layers / r->dst.pp;
     r->front = r->dst.p == 0;
-    r->back = r->dst.p == pp - 1;
-    r->pos = cap_take(&r->arena, r->n, sizeof *r->pos);
-    r->part_of = cap_take(&r->arena, r->S, sizeof *r->part_of);
-    r->local_of = cap_take(&r->arena, r->S, sizeof *r->local_of);
-    if (r->arena.failed)
-        return COLO_ERR_NOMEM;
-    for (int64_t c = 0; c < cp; c++) {
-        colo_partition_t part = {.cp = cp, .cp_rank = c, .tp = 1, .positions = r->S};
-        CAP_TRY(colo_partition_check(&part));
-        for (int64_t i = 0; i < r->n; i++) {
-            int64_t s = colo_partition_index(&part, i);
-            r->part_of[s] = c;
-            r->local_of[s] = i;
-            if (c == r->dst.c)
-                r->pos[i] = s;
-        }
-    }
-    return COLO_OK;
+    r->back = r->dst.p == r->dst.pp - 1;
 }
 
 static colo_status_t make_bridge(cap_rank_t *r)
@@ -178,6 +159,24 @@ static colo_status_t make_bridge(cap_rank_t *r)
     return COLO_OK;
 }
 
+/* Samples of one image, each a sequence of its own. */
+static colo_status_t place_uniform(cap_rank_t *r)
+{
+    const cap_config_t *cfg = r->cfg;
+
+    r->ndim = 3;
+    r->filled = cfg->batch * CAP_LENGTH;
+    r->seq.b = r->dst.b;
+    CAP_TRY(colo_partition_padded(CAP_LENGTH, colo_grid_extent(&cfg->dst, "tp"),
+                                  colo_grid_extent(&cfg->dst, "cp"), false, &r->S));
+    r->seq.window = r->S;
+    CAP_TRY(colo_layout_init_src(&r->src_layout, &cfg->src));
+    CAP_TRY(colo_layout_init_dst(&r->dst_layout, &cfg->dst));
+    CAP_TRY(colo_layout_map_offset(&r->dst_layout, 0, r->S));
+    CAP_TRY(place_encoder(r));
+    return make_bridge(r);
+}
+
 /* ---- memory ---- */
 
 static void take_layer(cap_rank_t *r, cap_layer_t *l, int64_t index)
@@ -194,7 +193,7 @@ static void take_layer(cap_rank_t *r, cap_layer_t *l, int64_t index)
     l->q = take_floats(r, T * Dl);
     l->kv = take_floats(r, 2 * T * Dl);
     l->kv_all = r->dst.cp > 1 ? take_floats(r, r->dst.cp * 2 * T * Dl) : l->kv;
-    l->prob = take_floats(r, T * heads * r->S);
+    l->prob = take_floats(r, T * heads * r->seq.window);
     l->o = take_floats(r, T * Dl);
     l->mid = take_floats(r, T * D);
     l->x2_hat = take_floats(r, T * D);
@@ -228,51 +227,88 @@ static colo_status_t take_header(cap_rank_t *r)
     r->best = cap_take(a, 2 * r->dst.b, size);
     r->best_all = cap_take(a, r->dst.tp * 2 * r->dst.b, size);
     CAP_TRY(colo_logprob_saved_size(&r->logprob, COLO_F32, T, &bytes));
-    r->stats = take_there(r, (int64_t)bytes, 1);
+    r->stats = cap_take_there(r, (int64_t)bytes, 1);
     CAP_TRY(colo_logprob_workspace_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
-    r->workspace = take_there(r, (int64_t)bytes, 1);
+    r->workspace = cap_take_there(r, (int64_t)bytes, 1);
     return cap_head_take(r);
 }
 
-/* A table that does not change, where the ops see it. */
-static const int64_t *show(cap_rank_t *r, int64_t *host, int64_t count)
+/* A table that this rank writes at *@host, and what the ops see of it. */
+static const int64_t *take_table(cap_rank_t *r, int64_t **host, int64_t count)
 {
-    int64_t *there = take_seen(r, host, count);
-    if (there)
-        r->ops.put(&r->ops, there, host, count * (int64_t)sizeof *host);
-    return there;
+    *host = cap_take(&r->arena, count, sizeof **host);
+    return *host ? take_seen(r, *host, count) : NULL;
+}
+
+static void show(cap_rank_t *r, const int64_t *seen, const int64_t *host, int64_t count)
+{
+    r->ops.put(&r->ops, (int64_t *)seen, host, count * (int64_t)sizeof *host);
+}
+
+colo_status_t cap_place(cap_rank_t *r)
+{
+    cap_sequence_t *s = &r->seq;
+    colo_partition_t part = r->part;
+    int64_t own_row = 0; /* with SHARDED output, y has only this rank's rows, by position */
+
+    s->n = r->n;
+    s->S = r->S;
+    for (part.cp_rank = 0; r->S && part.cp_rank < part.cp; part.cp_rank++) {
+        CAP_TRY(colo_partition_check(&part));
+        for (int64_t i = 0; i < r->n; i++) {
+            int64_t p = colo_partition_index(&part, i);
+            r->part_of[p] = part.cp_rank;
+            r->local_of[p] = i;
+            if (part.cp_rank == r->dst.c)
+                r->pos[i] = p;
+        }
+    }
+    for (int64_t i = 0; i < r->n; i++) {
+        r->row[i] = r->image_row[r->pos[i]];
+        if (r->row[i] >= 0 && r->cfg->output == COLO_SHARDED)
+            r->row[i] = own_row++;
+    }
+    show(r, s->pos, r->pos, r->n);
+    show(r, s->row, r->row, r->n);
+    show(r, s->part_of, r->part_of, r->S);
+    show(r, s->local_of, r->local_of, r->S);
+    show(r, s->first, r->first, r->S);
+    show(r, s->table_row, r->table_row, r->S);
+    return COLO_OK;
 }
 
 static colo_status_t take_sequence(cap_rank_t *r)
 {
     cap_arena_t *a = &r->arena;
-    int64_t own_row = 0; /* with SHARDED output, y has only this rank's rows, by position */
-    int64_t *row = cap_take(a, r->n, sizeof *row);
+    cap_sequence_t *s = &r->seq;
 
-    r->tokens = cap_take(a, r->dst.b * r->S, sizeof *r->tokens);
-    r->targets_all = cap_take(a, r->dst.b * r->S, sizeof *r->targets_all);
-    r->targets_host = cap_take(a, r->T, sizeof *r->targets_host);
+    r->part = (colo_partition_t){.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
+    s->h = r->cfg->model.heads / r->dst.tp;
+    s->e = r->cfg->model.width / r->cfg->model.heads;
+    s->n = r->n;
+    s->S = r->S;
+    s->pos = take_table(r, &r->pos, r->n);
+    s->row = take_table(r, &r->row, r->n);
+    s->part_of = take_table(r, &r->part_of, r->S);
+    s->local_of = take_table(r, &r->local_of, r->S);
+    s->first = take_table(r, &r->first, r->S);
+    s->table_row = take_table(r, &r->table_row, r->S);
+    s->tokens = r->tokens_seen = (int64_t *)take_table(r, &r->tokens, s->b * r->S);
+    r->targets = (int64_t *)take_table(r, &r->targets_host, r->T);
+    r->targets_all = cap_take(a, s->b * r->S, sizeof *r->targets_all);
+    r->image_row = cap_take(a, r->S, sizeof *r->image_row);
+    r->text_at = cap_take(a, r->dst.b, sizeof *r->text_at);
     if (a->failed)
         return COLO_ERR_NOMEM;
-    for (int64_t j = 0; j < r->n; j++) {
-        row[j] = r->cfg->output == COLO_SHARDED ? own_row : r->pos[j];
-        own_row += r->pos[j] < CAP_PATCHES;
-        if (r->pos[j] >= CAP_PATCHES)
-            row[j] = -1;
+    if (r->ragged)
+        return COLO_OK; /* each batch has its own */
+    for (int64_t p = 0; p < r->S; p++) {
+        r->image_row[p] = p < CAP_PATCHES ? p : -1;
+        r->table_row[p] = p;
     }
-    r->tokens_seen = take_seen(r, r->tokens, r->dst.b * r->S);
-    r->targets = take_seen(r, r->targets_host, r->T);
-    r->seq = (cap_sequence_t){.b = r->dst.b,
-                              .n = r->n,
-                              .S = r->S,
-                              .h = r->cfg->model.heads / r->dst.tp,
-                              .e = r->cfg->model.width / r->cfg->model.heads,
-                              .pos = show(r, r->pos, r->n),
-                              .row = show(r, row, r->n),
-                              .part_of = show(r, r->part_of, r->S),
-                              .local_of = show(r, r->local_of, r->S),
-                              .tokens = r->tokens_seen};
-    return a->failed ? COLO_ERR_NOMEM : COLO_OK;
+    for (int64_t i = 0; i < r->dst.b; i++)
+        r->text_at[i] = i * r->S + CAP_PATCHES;
+    return cap_place(r);
 }
 
 static colo_status_t take_activations(cap_rank_t *r)
@@ -287,9 +323,9 @@ static colo_status_t take_activations(cap_rank_t *r)
     r->dact = take_floats(r, t * E);
     r->d_act = take_floats(r, t * E);
     r->enc = take_floats(r, t * D);
-    r->y = take_floats(r, r->front ? r->dst.b * r->yn * D : 0);
+    r->y = take_floats(r, r->front ? r->seq.b * r->yn * D : 0);
     r->no_seed = take_floats(r, 1);
-    r->rows = cap_take(a, r->cfg->batch, sizeof *r->rows);
+    r->rows = cap_take(a, r->cfg->batch * r->cfg->task.most, sizeof *r->rows);
     r->chosen = cap_take(a, r->dst.b, sizeof *r->chosen);
     if (r->dst.in) {
         int64_t T = r->T, Dl = D / r->dst.tp, Fl = 4 * D / r->dst.tp + 1;
@@ -326,12 +362,8 @@ colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t 
     CAP_TRY(cap_side_create(&r->dst, world, host, &cfg->dst, "dst", cfg->batch));
     r->encodes = r->src.in && r->src.p == r->src.pp - 1;
 
-    CAP_TRY(place_sequence(r));
-    CAP_TRY(colo_layout_init_src(&r->src_layout, &cfg->src));
-    CAP_TRY(colo_layout_init_dst(&r->dst_layout, &cfg->dst));
-    CAP_TRY(colo_layout_map_offset(&r->dst_layout, 0, r->S));
-    CAP_TRY(place_encoder(r));
-    CAP_TRY(make_bridge(r));
+    CAP_TRY(cfg->task.ragged ? cap_ragged_create(r) : place_uniform(r));
+    place_llm(r);
 
     r->nparams = cap_params(&cfg->model, r->table);
     r->loss_linear = cfg->loss_linear;
@@ -352,6 +384,7 @@ void cap_rank_destroy(cap_rank_t *r)
 {
     colo_tape_destroy(&r->llm_tape);
     colo_tape_destroy(&r->encoder_tape);
+    cap_ragged_destroy(r);
     colo_bridge_destroy(&r->bridge);
     cap_head_destroy(r);
     cap_side_destroy(&r->dst);

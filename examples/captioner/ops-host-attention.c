@@ -3,7 +3,8 @@
  * ops-host-attention.c - causal attention of a rank's queries over all positions, on the host.
  *
  * Causality goes by *global* position: keys are copied into position order once per sample and
- * head, so that a query at position p reads keys 0..p and needs no mask.
+ * head, so that a query at position p reads keys first[p]..p and needs no mask. Where samples share
+ * an axis of positions, first[p] is where the sample of p begins.
  */
 #include <math.h>
 #include <string.h>
@@ -34,6 +35,16 @@ static struct tile tile_at(const cap_sequence_t *s, float *p)
                          p + 6 * size + s->S};
 }
 
+/* The tile as a query sees it whose first position is @s. */
+static struct tile tile_from(const struct tile *t, int64_t s, int64_t hd)
+{
+    struct tile from = *t;
+
+    from.k += s * hd, from.kt += s, from.vt += s, from.v += s * hd;
+    from.dkt += s, from.dvt += s;
+    return from;
+}
+
 /* Where position s of sample i, head h lies in a [cp, 2, T, Dl] buffer: keys; values: + T Dl. */
 static int64_t kv_index(const cap_sequence_t *s, int64_t i, int64_t h, int64_t p)
 {
@@ -60,7 +71,6 @@ static void one_query(const struct tile *t, int64_t S, int64_t hd, int64_t p, co
 {
     float scale = 1.0f / sqrtf((float)hd), max = -INFINITY, sum = 0, out[64] = {0};
 
-    memset(prob, 0, (size_t)S * sizeof *prob);
     for (int64_t e = 0; e < hd; e++)
         for (int64_t s = 0; s <= p; s++)
             prob[s] += q[e] * t->kt[e * S + s];
@@ -86,9 +96,12 @@ static void attend(const cap_ops_t *o, const cap_sequence_t *s, const float *q, 
         for (int64_t h = 0; h < s->h; h++) {
             load_tile(s, &t, kv, i, h);
             for (int64_t j = 0; j < s->n; j++) {
-                int64_t at = (i * s->n + j) * dl + h * s->e;
-                one_query(&t, s->S, s->e, s->pos[j], q + at,
-                          prob + ((i * s->h + h) * s->n + j) * s->S, out + at);
+                int64_t at = (i * s->n + j) * dl + h * s->e, p = s->pos[j], first = s->first[p];
+                float *w = prob + ((i * s->h + h) * s->n + j) * s->window;
+                struct tile seen = tile_from(&t, first, s->e);
+
+                memset(w, 0, (size_t)s->window * sizeof *w);
+                one_query(&seen, s->S, s->e, p - first, q + at, w, out + at);
             }
         }
 }
@@ -100,7 +113,7 @@ static void one_query_backward(const struct tile *t, int64_t S, int64_t hd, int6
     float scale = 1.0f / sqrtf((float)hd), out[64] = {0};
     double dot = 0, sum = 0;
 
-    memset(t->row, 0, (size_t)S * sizeof *t->row);
+    memset(t->row, 0, (size_t)(p + 1) * sizeof *t->row);
     for (int64_t e = 0; e < hd; e++)
         for (int64_t s = 0; s <= p; s++) {
             t->row[s] += d_o[e] * t->vt[e * S + s];
@@ -136,9 +149,12 @@ static void attend_backward(const cap_ops_t *o, const cap_sequence_t *s, const f
             load_tile(s, &t, kv, i, h);
             memset(t.dkt, 0, (size_t)(2 * S * hd) * sizeof(float));
             for (int64_t j = 0; j < s->n; j++) {
-                int64_t at = (i * s->n + j) * dl + h * hd;
-                one_query_backward(&t, S, hd, s->pos[j], q + at,
-                                   prob + ((i * s->h + h) * s->n + j) * S, d_out + at, d_q + at);
+                int64_t at = (i * s->n + j) * dl + h * hd, p = s->pos[j], first = s->first[p];
+                struct tile seen = tile_from(&t, first, hd);
+
+                one_query_backward(&seen, S, hd, p - first, q + at,
+                                   prob + ((i * s->h + h) * s->n + j) * s->window, d_out + at,
+                                   d_q + at);
             }
             for (int64_t p = 0; p < S; p++) {
                 float *dk = d_kv + kv_index(s, i, h, p), *dv = dk + values;

@@ -16,7 +16,7 @@ static void merge(const cap_ops_t *o, const cap_sequence_t *s, int64_t d, int64_
                 s->row[j] >= 0 ? y + (i * yn + s->row[j]) * d : embed + s->tokens[i * s->S + p] * d;
 
             for (int64_t e = 0; e < d; e++)
-                x[e] = from[e] + table[p * d + e];
+                x[e] = from[e] + table[s->table_row[p] * d + e];
         }
 }
 
@@ -30,7 +30,7 @@ static void merge_backward(const cap_ops_t *o, const cap_sequence_t *s, int64_t 
             int64_t p = s->pos[j];
 
             for (int64_t e = 0; e < d; e++)
-                d_table[p * d + e] += d_x[e];
+                d_table[s->table_row[p] * d + e] += d_x[e];
             if (s->row[j] >= 0) {
                 if (d_y)
                     memcpy(d_y + (i * yn + s->row[j]) * d, d_x, (size_t)d * sizeof *d_x);

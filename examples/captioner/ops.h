@@ -18,12 +18,16 @@
 
 #include <colobridge.h>
 
-/** The part of a batch that a rank has; tables in the memory of take(). */
+/** The part of a batch that a rank has; tables in the memory of take(). Ragged samples lie one
+ * behind the other on one axis of positions: b = 1. */
 typedef struct cap_sequence {
     int64_t b, n, S, h, e;
+    int64_t window;                    /* no position attends to more */
     const int64_t *pos;                /* [n] global position of a local one */
     const int64_t *row;                /* [n] row of y that goes there, -1: a byte of the text */
     const int64_t *part_of, *local_of; /* [S] cp rank and local index of a position */
+    const int64_t *first;              /* [S] first position that a position attends to */
+    const int64_t *table_row;          /* [S] its row of the position table */
     const int64_t *tokens;             /* [b, S] */
 } cap_sequence_t;
 
@@ -67,8 +71,8 @@ struct cap_ops {
                           const float *gain, const float *x_hat, const float *r,
                           const float *d_skip, float *d_x, float *d_gain, float *d_bias);
 
-    /* causal attention of own queries over all positions: q, out [T, h e]; kv [cp, 2, T, h e];
-     * prob [b, h, n, S]; work: floats of attend_work() */
+    /* causal attention of own queries over positions first[pos] .. pos: q, out [T, h e];
+     * kv [cp, 2, T, h e]; prob [b, h, n, window]; work: floats of attend_work() */
     int64_t (*attend_work)(const cap_sequence_t *s);
     void (*attend)(const cap_ops_t *o, const cap_sequence_t *s, const float *q, const float *kv,
                    float *prob, float *out, float *work);
@@ -76,7 +80,7 @@ struct cap_ops {
                             const float *kv, const float *prob, const float *d_out, float *d_q,
                             float *d_kv, float *work);
 
-    /* x [T, D] = row of y [b, yn, D], or row of embed, each + table[pos] */
+    /* x [T, D] = row of y [b, yn, D], or row of embed, each + table[table_row] */
     void (*merge)(const cap_ops_t *o, const cap_sequence_t *s, int64_t d, int64_t yn,
                   const float *y, const float *embed, const float *table, float *x);
     /* d_y [b, yn, D] may be NULL; rows that no position here holds become 0 */

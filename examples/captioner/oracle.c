@@ -10,7 +10,7 @@
  * Letters: T positions, D width, F = 4D, E encoder hidden, H heads, V = 256. [T,D] is row-major,
  * y = W x + b with W [out,in]. Samples are worked off one by one. A sample's last target is the NUL
  * of its caption, so with a causal model nothing behind the caption's last byte can change the
- * loss: T = 16 + strlen(caption), and there is no padding here at all.
+ * loss: T = rows + strlen(text), and there is no padding and no packing here at all.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +18,11 @@
 
 #include "captioner.h"
 
-enum { MAX_LAYERS = CAP_MAX_PARAMS / 16, MAX_T = CAP_LENGTH };
+enum {
+    MAX_LAYERS = CAP_MAX_PARAMS / 16,
+    MAX_T = CAP_LONGEST > CAP_LENGTH ? CAP_LONGEST : CAP_LENGTH,
+    MAX_ROWS = CAP_IMAGES * CAP_PATCHES
+};
 
 static const double LN_EPS = 1e-5, SQRT2 = 1.4142135623730950488, SQRT_2PI = 2.5066282746310005024;
 
@@ -51,8 +55,8 @@ struct layer_saved {
     double *u, *g;         /* [T,F] before and after gelu */
 };
 struct saved {
-    double *patch;   /* [16,4] */
-    double *h1, *g1; /* [16,E] before and after gelu */
+    double *patch;   /* [rows,4] */
+    double *h1, *g1; /* [rows,E] before and after gelu */
     struct layer_saved layer[MAX_LAYERS];
     struct norm_saved nf;
     double *z; /* [T,D] LNf(x) */
@@ -233,7 +237,7 @@ struct work {
     double *x, *dx;     /* [T,D] the residual stream and its gradient */
     double *y, *dy;     /* [T,D] */
     double *d_o, *dqkv; /* [T,D], [3,T,D] */
-    double *du, *dg;    /* [max(T,16), max(F,E)] */
+    double *du, *dg;    /* [T, max(F,E)] */
     double *logits;     /* [V] of one position, then their gradient */
 };
 
@@ -282,39 +286,74 @@ static void layer_backward(const struct sizes *s, const struct layer *w, const s
 
 /* ---- one sample ---- */
 
-static void sample_forward(const struct sizes *s, const struct net *w, struct saved *v,
-                           struct work *k, const uint8_t *pixels, const char *caption, int64_t T)
+/* The sequence is image rows, then the text, in which the caption comes last. */
+struct sample {
+    int64_t rows, T;
+    int64_t at[MAX_T]; /* row of the position table */
+    float patch[MAX_ROWS * CAP_PATCH];
+    char caption[CAP_SAID], text[CAP_SAID + 1];
+    int64_t length; /* of the caption */
+};
+
+static void sample_read(struct sample *e, const cap_task_t *task, const cap_data_t *data,
+                        const int64_t *rows)
 {
-    float patches[CAP_PATCHES * CAP_PATCH];
-    int64_t D = s->D;
+    e->rows = 0;
+    for (int64_t i = 0; i < task->most && rows[i] >= 0; i++) {
+        const uint8_t *pixels = data->pixels[rows[i]];
+        float *patch = e->patch + e->rows * CAP_PATCH;
+        int64_t cell[CAP_PATCHES], n = CAP_PATCHES;
 
-    cap_patches(pixels, patches);
-    for (int i = 0; i < CAP_PATCHES * CAP_PATCH; i++)
-        v->patch[i] = (double)patches[i];
-    linear(v->h1, v->patch, w->w1, w->b1, CAP_PATCHES, CAP_PATCH, s->E);
-    gelu(v->g1, v->h1, CAP_PATCHES * s->E);
-    linear(k->x, v->g1, w->w2, w->b2, CAP_PATCHES, s->E, D); /* x[0..15] = enc */
-
-    for (int64_t t = CAP_PATCHES; t < T; t++)
-        memcpy(k->x + t * D, w->embed + (unsigned char)caption[t - CAP_PATCHES] * D,
-               (size_t)D * sizeof *k->x);
-    add(k->x, w->pos, T * D);
-    for (int64_t l = 0; l < s->L; l++)
-        layer_forward(s, &w->layer[l], &v->layer[l], k, T);
-    norm(v->z, &v->nf, k->x, w->lnfg, w->lnfb, T, D);
+        if (task->ragged)
+            n = cap_crop(pixels, patch, cell);
+        else
+            cap_patches(pixels, patch);
+        for (int64_t k = 0; k < n; k++)
+            e->at[e->rows + k] = task->ragged ? i * CAP_PATCHES + cell[k] : k;
+        e->rows += n;
+    }
+    cap_say(data, task, rows, e->caption);
+    e->length = (int64_t)strlen(e->caption);
+    e->text[0] = CAP_BEGIN;
+    strcpy(e->text + task->ragged, e->caption);
+    e->T = e->rows + (int64_t)strlen(e->text);
+    for (int64_t k = 0; e->rows + k < e->T; k++)
+        e->at[e->rows + k] = (task->ragged ? MAX_ROWS : CAP_PATCHES) + k;
 }
 
-/* Head and loss of the positions that have a target; leaves the gradient of x in k->dx. Position t
- * predicts byte t - 15 of the caption, its NUL last. Returns the sum of -log p, not the mean. */
+static void sample_forward(const struct sizes *s, const struct net *w, struct saved *v,
+                           struct work *k, const struct sample *e)
+{
+    int64_t D = s->D;
+
+    for (int64_t i = 0; i < e->rows * CAP_PATCH; i++)
+        v->patch[i] = (double)e->patch[i];
+    linear(v->h1, v->patch, w->w1, w->b1, e->rows, CAP_PATCH, s->E);
+    gelu(v->g1, v->h1, e->rows * s->E);
+    linear(k->x, v->g1, w->w2, w->b2, e->rows, s->E, D); /* the first rows of x = enc */
+
+    for (int64_t t = e->rows; t < e->T; t++)
+        memcpy(k->x + t * D, w->embed + (unsigned char)e->text[t - e->rows] * D,
+               (size_t)D * sizeof *k->x);
+    for (int64_t t = 0; t < e->T; t++)
+        add(k->x + t * D, w->pos + e->at[t] * D, D);
+    for (int64_t l = 0; l < s->L; l++)
+        layer_forward(s, &w->layer[l], &v->layer[l], k, e->T);
+    norm(v->z, &v->nf, k->x, w->lnfg, w->lnfb, e->T, D);
+}
+
+/* Head and loss of the positions that have a target; leaves the gradient of x in k->dx. The last
+ * position predicts the caption's NUL, those before it its bytes. Returns the sum of -log p, not
+ * the mean. */
 static double sample_loss(const struct sizes *s, const struct net *w, const struct net *d,
-                          const struct saved *v, struct work *k, const char *caption, int64_t T,
+                          const struct saved *v, struct work *k, const struct sample *e,
                           double tokens)
 {
-    int64_t D = s->D, V = s->V;
+    int64_t D = s->D, V = s->V, T = e->T, first = T - 1 - e->length;
     double *dz = zeros(k->dy, T * D), loss = 0.0;
 
-    for (int64_t t = CAP_PATCHES - 1; t < T; t++) {
-        int64_t target = (unsigned char)caption[t - (CAP_PATCHES - 1)];
+    for (int64_t t = first; t < T; t++) {
+        int64_t target = (unsigned char)e->caption[t - first];
         double max = -INFINITY, sum = 0.0;
 
         linear(k->logits, v->z + t * D, w->head, NULL, 1, D, V);
@@ -332,21 +371,22 @@ static double sample_loss(const struct sizes *s, const struct net *w, const stru
 }
 
 static void sample_backward(const struct sizes *s, const struct net *w, const struct net *d,
-                            const struct saved *v, struct work *k, const char *caption, int64_t T)
+                            const struct saved *v, struct work *k, const struct sample *e)
 {
-    int64_t D = s->D, E = s->E;
+    int64_t D = s->D, E = s->E, n = e->rows;
 
     for (int64_t l = s->L - 1; l >= 0; l--)
-        layer_backward(s, &w->layer[l], &d->layer[l], &v->layer[l], k, T);
-    add(d->pos, k->dx, T * D);
-    for (int64_t t = CAP_PATCHES; t < T; t++)
-        add(d->embed + (unsigned char)caption[t - CAP_PATCHES] * D, k->dx + t * D, D);
+        layer_backward(s, &w->layer[l], &d->layer[l], &v->layer[l], k, e->T);
+    for (int64_t t = 0; t < e->T; t++)
+        add(d->pos + e->at[t] * D, k->dx + t * D, D);
+    for (int64_t t = n; t < e->T; t++)
+        add(d->embed + (unsigned char)e->text[t - n] * D, k->dx + t * D, D);
 
-    double *dg = zeros(k->dg, CAP_PATCHES * E), *dh = zeros(k->du, CAP_PATCHES * E);
+    double *dg = zeros(k->dg, n * E), *dh = zeros(k->du, n * E);
 
-    linear_back(dg, d->w2, d->b2, k->dx, v->g1, w->w2, CAP_PATCHES, E, D);
-    gelu_back(dh, dg, v->h1, CAP_PATCHES * E);
-    linear_back(NULL, d->w1, d->b1, dh, v->patch, w->w1, CAP_PATCHES, CAP_PATCH, E);
+    linear_back(dg, d->w2, d->b2, k->dx, v->g1, w->w2, n, E, D);
+    gelu_back(dh, dg, v->h1, n * E);
+    linear_back(NULL, d->w1, d->b1, dh, v->patch, w->w1, n, CAP_PATCH, E);
 }
 
 /* ---- the batch ---- */
@@ -408,9 +448,9 @@ static void work_map(const struct sizes *s, struct saved *v, struct work *k, str
 {
     int64_t D = s->D, F = s->F, E = s->E, wide = F > E ? F : E;
 
-    v->patch = take(c, CAP_PATCHES * CAP_PATCH);
-    v->h1 = take(c, CAP_PATCHES * E);
-    v->g1 = take(c, CAP_PATCHES * E);
+    v->patch = take(c, MAX_ROWS * CAP_PATCH);
+    v->h1 = take(c, MAX_ROWS * E);
+    v->g1 = take(c, MAX_ROWS * E);
     for (int64_t l = 0; l < s->L; l++) {
         struct layer_saved *y = &v->layer[l];
         double **const rows[] = {&y->a, &y->q, &y->k, &y->v, &y->o, &y->m};
@@ -436,8 +476,8 @@ static void work_map(const struct sizes *s, struct saved *v, struct work *k, str
     k->logits = take(c, s->V);
 }
 
-double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_t *rows, int64_t n,
-                  const float *const *whole, double *const *grads)
+double cap_oracle(const cap_model_t *model, const cap_task_t *task, const cap_data_t *data,
+                  const int64_t *rows, int64_t n, const float *const *whole, double *const *grads)
 {
     struct sizes s = {.D = model->width,
                       .F = 4 * model->width,
@@ -449,6 +489,7 @@ double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_
     struct net w, d;
     struct saved v;
     struct work k;
+    struct sample e;
     int64_t count[CAP_MAX_PARAMS], tokens = 0;
     double loss = 0.0;
 
@@ -471,15 +512,15 @@ double cap_oracle(const cap_model_t *model, const cap_data_t *data, const int64_
         zeros(grads[i], count[i]);
     }
 
-    for (int64_t i = 0; i < n; i++)
-        tokens += (int64_t)strlen(cap_caption(data->label[rows[i]])) + 1;
     for (int64_t i = 0; i < n; i++) {
-        const char *caption = cap_caption(data->label[rows[i]]);
-        int64_t T = CAP_PATCHES + (int64_t)strlen(caption);
-
-        sample_forward(&s, &w, &v, &k, data->pixels[rows[i]], caption, T);
-        loss += sample_loss(&s, &w, &d, &v, &k, caption, T, (double)tokens);
-        sample_backward(&s, &w, &d, &v, &k, caption, T);
+        sample_read(&e, task, data, rows + i * task->most);
+        tokens += e.length + 1;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        sample_read(&e, task, data, rows + i * task->most);
+        sample_forward(&s, &w, &v, &k, &e);
+        loss += sample_loss(&s, &w, &d, &v, &k, &e, (double)tokens);
+        sample_backward(&s, &w, &d, &v, &k, &e);
     }
     free(c.base);
     return tokens ? loss / (double)tokens : 0.0;

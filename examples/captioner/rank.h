@@ -58,6 +58,7 @@ typedef struct cap_config {
     bool check_gradients, json;
     bool head_sharded, loss_linear;
     cap_model_t model;
+    cap_task_t task;
     const cap_data_t *data;
     int exit_code; /* written by rank 0: 0, or 1 when something was found */
 } cap_config_t;
@@ -92,6 +93,8 @@ typedef struct cap_layer {
     float *out;
 } cap_layer_t;
 
+typedef struct cap_ragged cap_ragged_t;
+
 typedef struct cap_rank {
     cap_config_t *cfg;
     colo_comm_t *world, *host; /* borrowed */
@@ -109,22 +112,29 @@ typedef struct cap_rank {
     int64_t adam_step;
     float *whole, *shard; /* host: room for any parameter */
 
-    /* encoder; sb samples x sn patches */
+    /* encoder; sb samples x sn patches, or 1 x the ragged rows that are here */
     bool encodes;
-    int64_t sb, sn, *patch_at; /* [sn] patch of local row */
+    int64_t sb, sn, *patch_at; /* [sn] patch of local row; NULL when ragged */
     float *patches_host, *patches, *act, *dact, *enc, *d_act;
 
     /* bridge */
     colo_layout_t src_layout, dst_layout;
     colo_bridge_t *bridge;
+    int32_t ndim;                   /* of the next two: 3, or 2 when ragged */
     int64_t x_shape[3], y_shape[3]; /* of this rank, as the bridge says; 0 samples: no part */
     float *y;                       /* [b, yn, D] */
     int64_t yn;
+    cap_ragged_t *ragged; /* NULL when uniform */
     float *no_seed; /* a gradient for ranks on which nobody consumed y */
 
-    /* LLM */
+    /* LLM. Ragged samples lie on one axis: b is 1 for S, and S, n and T change with the batch */
     int64_t S, n, T, *pos;           /* [n] global position of a local one */
+    int64_t *row;                    /* [n] row of y that goes there, or -1 */
     int64_t *part_of, *local_of;     /* [S] cp rank and local index of a position */
+    int64_t *image_row;              /* [S] row of the images at a position, or -1 */
+    int64_t *first, *table_row;      /* [S] see cap_sequence_t */
+    int64_t *text_at;                /* [dst.b] index in tokens of a caption's first byte */
+    colo_partition_t part;           /* of the S positions */
     int64_t *tokens, *tokens_seen;   /* [b, S]; seen: by the ops, the same where that is so */
     int64_t *targets_all;            /* [b, S] */
     int64_t *targets_host, *targets; /* [b, n]; the latter by the ops */
@@ -154,7 +164,8 @@ typedef struct cap_rank {
 
     colo_tape_t *encoder_tape, *llm_tape;
     colo_value_t y_value, in_value, out_value;
-    int64_t *rows; /* [B] images of the global batch */
+    int64_t *rows;  /* [B][most] images of the global batch */
+    int64_t filled; /* positions of the global batch that are no padding */
 
     /* greedy decoding: best value and byte of own samples, of all tp ranks; the chosen byte */
     float *best, *best_all;
@@ -226,6 +237,27 @@ colo_status_t cap_rank_create(cap_rank_t *r, cap_config_t *cfg, const cap_ops_t 
                               colo_comm_t *world, colo_comm_t *host);
 void cap_rank_destroy(cap_rank_t *r);
 
+/* Where the positions of r->part are: pos, row, part_of, local_of; all tables to where the ops see
+ * them */
+colo_status_t cap_place(cap_rank_t *r);
+/* r->ops.take(); a failure shows in r->arena */
+void *cap_take_there(cap_rank_t *r, int64_t count, int64_t size);
+
+/* ---- ragged.c: tables of a batch, balance, and the two bridges ---- */
+
+/* Layouts, bridges and the most that a batch can need: S, n, T, sn, yn */
+colo_status_t cap_ragged_create(cap_rank_t *r);
+void cap_ragged_destroy(cap_rank_t *r);
+/* The tables of a batch; pixels go to the replicas that encode them. Without captions there is
+ * space for any */
+colo_status_t cap_ragged_load(cap_rank_t *r, const int64_t *rows, bool captions);
+colo_status_t cap_ragged_forward(cap_rank_t *r, const colo_tensor_t *x, const colo_tensor_t *y);
+colo_status_t cap_ragged_backward(cap_rank_t *r, const colo_tensor_t *d_y,
+                                  const colo_tensor_t *d_x);
+/* Bytes that this rank received so far by the plans of its batches; see cap_stats_t */
+const int64_t *cap_ragged_planned(const cap_rank_t *r);
+const cap_balance_t *cap_ragged_balance(const cap_rank_t *r);
+
 /* ---- step.c ---- */
 
 /* images of the global batch -> patches of this rank, tokens of this rank (@captions: else NULs) */
@@ -242,7 +274,13 @@ colo_status_t cap_forward_backward(cap_rank_t *r);
 
 /* ---- decode.c ---- */
 
-/* Greedy captions of the held-out images: @text [nheld][CAP_TEXT] bytes, the same on every rank */
+/* Bytes that a caption has space for, its NUL included */
+static inline int64_t cap_text(const cap_config_t *cfg)
+{
+    return cfg->task.ragged ? CAP_SAID : CAP_TEXT;
+}
+/* Greedy captions of the held-out samples: @text [nheld][cap_text()] bytes, the same on every rank
+ */
 colo_status_t cap_decode(cap_rank_t *r, int32_t *text, int64_t *exact);
 
 /* ---- gather.c: whole parameters and counters of all ranks, by sums over the world ---- */
@@ -253,9 +291,11 @@ colo_status_t cap_gather(cap_rank_t *r, float *const *shards, float *const *whol
 colo_status_t cap_replicas(cap_rank_t *r, bool *same);
 
 enum { CAP_COMMS = 9 };
+enum { CAP_PIXELS_MOVED, CAP_EMBEDDINGS_MOVED, CAP_GRADIENTS_MOVED, CAP_MOVES };
 /** What a rank's comms did between two moments, or all ranks' together. */
 typedef struct cap_stats {
     colo_comm_stats_t of[CAP_COMMS];
+    int64_t planned[CAP_MOVES]; /* ragged: bytes received, by the plans */
 } cap_stats_t;
 extern const char *const cap_comm_names[CAP_COMMS];
 void cap_stats_now(const cap_rank_t *r, cap_stats_t *now);
@@ -263,6 +303,8 @@ void cap_stats_now(const cap_rank_t *r, cap_stats_t *now);
 void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stats_t *after);
 /* Sums over the world, in place */
 colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total);
+/* Bytes that the bridges receive in @steps, all ranks', by their plans; -1: no plan can be made */
+int64_t cap_planned_bytes(const cap_rank_t *r, const cap_stats_t *total, int64_t steps);
 /* Received bytes of operations that the bridge did, by the statistics */
 uint64_t cap_bridge_bytes(const cap_stats_t *total);
 
@@ -278,14 +320,16 @@ colo_status_t cap_train(cap_rank_t *r);
 double cap_seconds(void); /* monotonic */
 typedef struct cap_progress {
     double start, last; /* seconds */
-    int64_t steps, tokens_per_step;
+    int64_t steps;
     double accuracy; /* < 0: not evaluated yet */
     bool terminal, shown;
     void *out; /* FILE * */
 } cap_progress_t;
 void cap_progress_begin(cap_progress_t *p, const cap_config_t *cfg);
-/* @training: seconds in steps so far, decoding left out; @force: even when a line was just shown */
-void cap_progress_step(cap_progress_t *p, int64_t done, double loss, double training, bool force);
+/* @tokens, @training: positions and seconds of the steps so far, decoding left out; @force: even
+ * when a line was just shown */
+void cap_progress_step(cap_progress_t *p, int64_t done, double loss, int64_t tokens,
+                       double training, bool force);
 void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int64_t n);
 
 /* ---- gradcheck.c ---- */

@@ -11,5 +11,6 @@
 /* Each writes one section. The layout can fail: the plans are made there. */
 void cap_put_curves(FILE *f, const cap_report_t *r);
 colo_status_t cap_put_layout(FILE *f, const cap_report_t *r);
+colo_status_t cap_put_balance(FILE *f, const cap_report_t *r);
 
 #endif

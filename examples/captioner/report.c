@@ -60,6 +60,7 @@ static const char style[] =
     "figure.layout svg{max-width:500px}\n"
     "svg text{font:11px system-ui,sans-serif;fill:var(--dim)}\n"
     ".grid{stroke:var(--line)}.tick{stroke:var(--dim)}\n"
+    ".bar{display:inline-block;width:90px;height:9px;margin-left:8px;fill:var(--accent)}\n"
     ".curve{fill:none;stroke:var(--accent);stroke-width:2;stroke-linejoin:round}"
     ".dot{fill:var(--accent)}\n";
 
@@ -144,17 +145,23 @@ static void put_head(FILE *f, const cap_report_t *r)
 
 static void put_sample(FILE *f, const cap_sample_t *s)
 {
-    bool right = !strcmp(s->caption, cap_caption(s->label));
+    bool right = !strcmp(s->caption, s->want);
 
-    fprintf(f,
-            "<div class=\"sample %s\">\n<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" "
-            "role=\"img\" aria-label=\"image %lld\">",
-            right ? "right" : "wrong", (long long)s->row);
-    for (int i = 0; i < CAP_PIXELS; i++)
-        if (s->pixels[i])
-            fprintf(f, "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" fill-opacity=\"%.3g\"/>",
-                    i % 8, i / 8, s->pixels[i] / 16.0);
-    fputs("</svg>\n<b>", f);
+    fprintf(f, "<div class=\"sample %s\">\n", right ? "right" : "wrong");
+    for (int64_t k = 0; k < s->images; k++) {
+        fprintf(f,
+                "<svg viewBox=\"0 0 8 8\" shape-rendering=\"crispEdges\" role=\"img\" "
+                "aria-label=\"image %lld\">",
+                (long long)(s->images > 1 ? k + 1 : s->row));
+        for (int i = 0; i < CAP_PIXELS; i++)
+            if (s->pixels[k][i])
+                fprintf(f,
+                        "<rect x=\"%d\" y=\"%d\" width=\"1\" height=\"1\" "
+                        "fill-opacity=\"%.3g\"/>",
+                        i % 8, i / 8, s->pixels[k][i] / 16.0);
+        fputs("</svg>\n", f);
+    }
+    fputs("<b>", f);
     if (*s->caption)
         svg_text(f, s->caption);
     else
@@ -163,8 +170,10 @@ static void put_sample(FILE *f, const cap_sample_t *s)
     if (right) /* check mark, cross */
         fputs("\xe2\x9c\x93 right", f);
     else
-        fprintf(f, "\xe2\x9c\x97 is %s", cap_caption(s->label));
-    fprintf(f, "</span>\n<span>row %lld</span>\n</div>\n", (long long)s->row);
+        fprintf(f, "\xe2\x9c\x97 is %s", s->want);
+    if (s->images == 1)
+        fprintf(f, "</span>\n<span>row %lld", (long long)s->row);
+    fputs("</span>\n</div>\n", f);
 }
 
 static void put_samples(FILE *f, const cap_report_t *r)
@@ -173,7 +182,7 @@ static void put_samples(FILE *f, const cap_report_t *r)
     char a[32], b[32];
 
     for (int64_t i = 0; i < r->nsamples; i++)
-        right += !strcmp(r->samples[i].caption, cap_caption(r->samples[i].label));
+        right += !strcmp(r->samples[i].caption, r->samples[i].want);
     fputs("<section id=\"samples\">\n<h2>Held-out images</h2>\n", f);
     if (!r->nsamples) {
         fputs("<p>No samples were recorded.</p>\n</section>\n", f);
@@ -198,11 +207,10 @@ static void put_samples(FILE *f, const cap_report_t *r)
 
 /* ---- collectives ---- */
 
-/* Exact: what the statistics counted in all steps is the plan's bytes of one step times the steps.
- */
-static bool as_planned(const cap_report_t *r, const cap_stats_row_t *w)
+/* Exact: over all steps, to the byte. */
+static bool as_planned(const cap_stats_row_t *w)
 {
-    return w->bytes == (uint64_t)w->plan_bytes * (uint64_t)r->stats_steps;
+    return w->bytes == (uint64_t)w->plan_bytes;
 }
 
 static void put_number(FILE *f, const char *name, double v)
@@ -230,15 +238,15 @@ static void put_stats_row(FILE *f, const cap_report_t *r, const cap_stats_row_t 
               f);
         return;
     }
-    put_number(f, "plan", (double)w->plan_bytes);
-    if (as_planned(r, w))
+    put_number(f, "plan", (double)w->plan_bytes / steps);
+    if (as_planned(w))
         fputs("<td data-name=\"equal\"><span class=\"right\">\xe2\x9c\x93 yes</span></td></tr>\n",
               f);
     else
         fprintf(f,
                 "<td data-name=\"equal\"><span class=\"wrong\">\xe2\x9c\x97 no, %+lld in all"
                 "</span></td></tr>\n",
-                (long long)(w->bytes - (uint64_t)w->plan_bytes * (uint64_t)r->stats_steps));
+                (long long)(w->bytes - (uint64_t)w->plan_bytes));
 }
 
 static void put_stats(FILE *f, const cap_report_t *r)
@@ -249,7 +257,7 @@ static void put_stats(FILE *f, const cap_report_t *r)
     for (int64_t i = 0; i < r->nstats; i++)
         if (r->stats[i].plan_bytes >= 0) {
             planned++;
-            equal += as_planned(r, &r->stats[i]);
+            equal += as_planned(&r->stats[i]);
         }
     fputs("<section id=\"collectives\">\n<h2>Collectives</h2>\n", f);
     if (!r->nstats) {
@@ -287,7 +295,7 @@ static const char *put_page(FILE *f, const cap_report_t *r)
     put_head(f, r);
     cap_put_curves(f, r);
     put_samples(f, r);
-    colo_status_t st = cap_put_layout(f, r);
+    colo_status_t st = r->balance ? cap_put_balance(f, r) : cap_put_layout(f, r);
     if (st == COLO_ERR_NOMEM)
         return refuse("report: no memory for the plans of %d ranks", r->world);
     if (st < 0)

@@ -19,13 +19,23 @@ typedef struct cap_point {
     double value;
 } cap_point_t;
 
-/** One held-out image with what the model wrote below it. */
+/** One held-out sample with what the model wrote below it. */
 typedef struct cap_sample {
-    int64_t row;           /* of the data set */
-    const uint8_t *pixels; /* [CAP_PIXELS] 0..16; borrowed */
-    int label;
-    char caption[CAP_TEXT + 1]; /* decoded bytes up to the NUL; any bytes, shown escaped */
+    int64_t row;                       /* of the data set, of the first image */
+    int64_t images;                    /* 0 .. CAP_IMAGES */
+    const uint8_t *pixels[CAP_IMAGES]; /* [CAP_PIXELS] 0..16; borrowed */
+    char want[CAP_SAID];
+    char caption[CAP_SAID + 1]; /* decoded bytes up to the NUL; any bytes, shown escaped */
 } cap_sample_t;
+
+/** The encoder's work, before and after images were dealt out anew. */
+typedef struct cap_balance {
+    int64_t replicas;
+    const int64_t *before, *after;        /* [replicas] rows in the last step; borrowed */
+    int64_t steps;                        /* with rows; the next two are sums over them */
+    double most_before, most_after;       /* rows of the most loaded replica / mean */
+    double pixels, embeddings, gradients; /* bytes received in a step, all ranks' */
+} cap_balance_t;
 
 /** One line of the table of collectives: one comm, kind and owner, added over ranks and steps. */
 typedef struct cap_stats_row {
@@ -34,7 +44,7 @@ typedef struct cap_stats_row {
     colo_category_t category;
     uint64_t ops;       /* calls, summed over ranks and over cap_report_t.stats_steps steps */
     uint64_t bytes;     /* received, summed the same way */
-    int64_t plan_bytes; /* what the plan says for *one* step, summed over ranks; -1: no plan says */
+    int64_t plan_bytes; /* what the plans say, summed the same way; -1: no plan says */
 } cap_stats_row_t;
 
 /** Everything is borrowed for the call. @samples: mistakes first. Counts may be 0, then the part
@@ -50,6 +60,7 @@ typedef struct cap_report {
     const char *backend;      /* "threads" */
     colo_plan_config_t plan;  /* of the bridge: layouts, shape, output, grad */
     colo_algo_t algo;
+    const cap_balance_t *balance; /* ragged: instead of the layout's pictures; NULL when uniform */
     int32_t world; /* ranks drawn: 0 .. world - 1 */
     const cap_point_t *loss;
     int64_t nloss;

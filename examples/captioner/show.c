@@ -27,13 +27,13 @@ void cap_progress_begin(cap_progress_t *p, const cap_config_t *cfg)
 
     *p = (cap_progress_t){.start = cap_seconds(),
                           .steps = cfg->steps,
-                          .tokens_per_step = cfg->batch * CAP_LENGTH,
                           .accuracy = -1,
                           .terminal = isatty(fileno(out)),
                           .out = out};
 }
 
-void cap_progress_step(cap_progress_t *p, int64_t done, double loss, double training, bool force)
+void cap_progress_step(cap_progress_t *p, int64_t done, double loss, int64_t tokens,
+                       double training, bool force)
 {
     double now = cap_seconds(), spent = now - p->start;
     char exact[32] = "  -  ";
@@ -45,7 +45,7 @@ void cap_progress_step(cap_progress_t *p, int64_t done, double loss, double trai
         snprintf(exact, sizeof exact, "%5.1f %%", 100 * p->accuracy);
     fprintf(p->out, "%sstep %lld/%lld  loss %.4f  exact %s  %.0f tokens/s  %.0f s left%s",
             p->terminal ? "\r\033[K" : "", (long long)done, (long long)p->steps, loss, exact,
-            training > 0 ? (double)(done * p->tokens_per_step) / training : 0.0,
+            training > 0 ? (double)tokens / training : 0.0,
             spent / (double)done * (double)(p->steps - done),
             p->terminal && done < p->steps ? "" : "\n");
     fflush(p->out);
@@ -71,14 +71,18 @@ void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int6
     const char *const *shade = utf8() ? fine : plain;
     FILE *out = cfg->json ? stderr : stdout;
 
-    for (int64_t first = 0; first < n; first += 4) {
-        int64_t end = first + 4 < n ? first + 4 : n;
+    int64_t most = cfg->task.most > 1 ? cfg->task.most : 1, per_line = most > 1 ? 2 : 4;
+
+    for (int64_t first = 0; first < n; first += per_line) {
+        int64_t end = first + per_line < n ? first + per_line : n;
 
         fputc('\n', out);
         for (int y = 0; y < 8; y++) {
             for (int64_t i = first; i < end; i++) {
-                for (int x = 0; x < 8; x++) {
-                    const char *c = shade[(samples[i].pixels[8 * y + x] * 4 + 8) / 16];
+                for (int64_t x = 0; x < 8 * most; x++) {
+                    const uint8_t *image =
+                        x / 8 < samples[i].images ? samples[i].pixels[x / 8] : NULL;
+                    const char *c = shade[image ? (image[8 * y + x % 8] * 4 + 8) / 16 : 0];
                     fprintf(out, "%s%s", c, c);
                 }
                 fputs("   ", out);
@@ -86,8 +90,8 @@ void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int6
             fputc('\n', out);
         }
         for (int64_t i = first; i < end; i++) {
-            char text[48];
-            const char *want = cap_caption(samples[i].label), *got = samples[i].caption;
+            char text[128];
+            const char *want = samples[i].want, *got = samples[i].caption;
             bool right = !strcmp(got, want);
             int at = snprintf(text, sizeof text, "\"");
 
@@ -95,7 +99,7 @@ void cap_show_samples(const cap_config_t *cfg, const cap_sample_t *samples, int6
                 at += snprintf(text + at, sizeof text - (size_t)at,
                                *got >= ' ' && *got <= '~' ? "%c" : "\\x%02x", (unsigned char)*got);
             snprintf(text + at, sizeof text - (size_t)at, right ? "\"" : "\" not %s", want);
-            fprintf(out, "%-19s", text);
+            fprintf(out, "%-*s", (int)(16 * most + 3), text);
         }
         fputc('\n', out);
     }

@@ -32,46 +32,50 @@ static void load_patches(cap_rank_t *r, const int64_t *rows)
 
 void cap_put_tokens(cap_rank_t *r)
 {
-    r->ops.put(&r->ops, r->tokens_seen, r->tokens, r->dst.b * r->S * (int64_t)sizeof *r->tokens);
+    r->ops.put(&r->ops, r->tokens_seen, r->tokens, r->seq.b * r->S * (int64_t)sizeof *r->tokens);
 }
 
-/* Targets: the byte after each position, from the last image row to the caption's NUL. The roll is
- * over the whole sequence; only then it is cut over cp. */
+/* Targets: the byte after each position, from the one before the caption to the caption's NUL. The
+ * roll is over whole sequences; only then they are cut over cp. */
 static colo_status_t load_targets(cap_rank_t *r, const int64_t *rows)
 {
-    int64_t ignore = -100, shape[] = {r->dst.b, r->S}, own[] = {r->dst.b, r->n};
-    colo_partition_t part = {.cp = r->dst.cp, .cp_rank = r->dst.c, .tp = 1, .positions = r->S};
+    const cap_config_t *cfg = r->cfg;
+    int64_t ignore = -100, shape[] = {r->seq.b, r->S}, own[] = {r->seq.b, r->n};
     colo_tensor_t all = colo_tensor_host(r->targets_all, COLO_I64, 2, shape);
     colo_tensor_t mine = colo_tensor_host(r->targets_host, COLO_I64, 2, own);
 
+    for (int64_t k = 0; k < r->seq.b * r->S; k++)
+        r->targets_all[k] = ignore;
     for (int64_t i = 0; i < r->dst.b; i++) {
-        const char *caption = cap_caption(r->cfg->data->label[rows[r->dst.b0 + i]]);
-        int64_t length = (int64_t)strlen(caption) + 1;
+        char caption[CAP_SAID];
 
-        for (int64_t s = 0; s < r->S; s++) {
-            int64_t k = s - CAP_PATCHES;
-            bool byte = k >= 0 && k < length;
-            r->tokens[i * r->S + s] = byte ? (unsigned char)caption[k] : 0;
-            r->targets_all[i * r->S + s] = byte ? (unsigned char)caption[k] : ignore;
+        cap_say(cfg->data, &cfg->task, rows + (r->dst.b0 + i) * cfg->task.most, caption);
+        for (size_t k = 0; k <= strlen(caption); k++) {
+            r->tokens[r->text_at[i] + (int64_t)k] = (unsigned char)caption[k];
+            r->targets_all[r->text_at[i] + (int64_t)k] = (unsigned char)caption[k];
         }
     }
     if (!r->dst.b)
         return COLO_OK;
-    CAP_TRY(colo_partition_next_token(&part, &all, ignore, &all, NULL));
-    CAP_TRY(colo_partition_shard(&part, &all, 1, &mine, NULL));
+    CAP_TRY(colo_partition_next_token(&r->part, &all, ignore, &all, NULL));
+    CAP_TRY(colo_partition_shard(&r->part, &all, 1, &mine, NULL));
     r->ops.put(&r->ops, r->targets, r->targets_host, r->T * (int64_t)sizeof *r->targets);
-    cap_put_tokens(r);
     return COLO_OK;
 }
 
 colo_status_t cap_load(cap_rank_t *r, const int64_t *rows, bool captions)
 {
-    load_patches(r, rows);
+    if (r->ragged)
+        CAP_TRY(cap_ragged_load(r, rows, captions));
+    else
+        load_patches(r, rows);
     if (!r->dst.in)
         return COLO_OK;
+    memset(r->tokens, 0, (size_t)(r->seq.b * r->S) * sizeof *r->tokens);
+    for (int64_t i = 0; r->ragged && i < r->dst.b; i++)
+        r->tokens[r->text_at[i] - 1] = CAP_BEGIN;
     if (captions)
-        return load_targets(r, rows);
-    memset(r->tokens, 0, (size_t)(r->dst.b * r->S) * sizeof *r->tokens);
+        CAP_TRY(load_targets(r, rows));
     cap_put_tokens(r);
     return COLO_OK;
 }

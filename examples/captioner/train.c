@@ -45,7 +45,9 @@ static colo_status_t share_loss(cap_rank_t *r, double *loss)
 
 colo_status_t cap_step(cap_rank_t *r, int64_t step, double rate, double *loss)
 {
-    cap_batch(r->cfg->data, r->cfg->seed, step, r->cfg->batch, r->rows);
+    const cap_config_t *cfg = r->cfg;
+
+    cap_samples(cfg->data, &cfg->task, cfg->seed, step, cfg->batch, r->rows);
     CAP_TRY(cap_load(r, r->rows, true));
     CAP_TRY(cap_forward_backward(r));
     if (rate > 0)
@@ -66,7 +68,22 @@ static int64_t all_params(const cap_rank_t *r)
 
 static bool is_mistake(const cap_sample_t *s)
 {
-    return strcmp(s->caption, cap_caption(s->label)) != 0;
+    return strcmp(s->caption, s->want) != 0;
+}
+
+static void fill_sample(const cap_config_t *cfg, const int32_t *text, int64_t i, cap_sample_t *s)
+{
+    const cap_data_t *data = cfg->data;
+    int64_t rows[CAP_IMAGES], size = cap_text(cfg);
+
+    cap_held_sample(data, &cfg->task, i, rows);
+    memset(s, 0, sizeof *s);
+    for (; s->images < cfg->task.most && rows[s->images] >= 0; s->images++)
+        s->pixels[s->images] = data->pixels[rows[s->images]];
+    s->row = s->images ? rows[0] : -1;
+    cap_say(data, &cfg->task, rows, s->want);
+    for (int64_t k = 0; k < size; k++)
+        s->caption[k] = (char)text[i * size + k];
 }
 
 /* At most a third are searched for as mistakes, the rest is spread evenly over the held-out images.
@@ -74,7 +91,7 @@ static bool is_mistake(const cap_sample_t *s)
 static int64_t topk_samples(const cap_config_t *cfg, const int32_t *text, cap_sample_t *samples)
 {
     const cap_data_t *data = cfg->data;
-    int64_t n = 0;
+    int64_t n = 0, index[CAP_SAMPLES];
 
     for (int pass = 0; pass < 2; pass++) {
         int64_t stride = pass ? data->nheld / (CAP_SAMPLES + 1 - n) - 1 : 1;
@@ -87,14 +104,11 @@ static int64_t topk_samples(const cap_config_t *cfg, const int32_t *text, cap_sa
             bool shown = false;
 
             for (int64_t k = 0; k < n; k++)
-                shown = shown || samples[k].row == data->held[i];
+                shown = shown || index[k] == i;
             if (shown)
                 continue;
-            s->row = data->held[i];
-            s->pixels = data->pixels[s->row];
-            s->label = data->label[s->row];
-            for (int k = 0; k <= CAP_TEXT; k++)
-                s->caption[k] = k < CAP_TEXT ? (char)text[i * CAP_TEXT + k] : 0;
+            index[n] = i;
+            fill_sample(cfg, text, i, s);
             n += pass || is_mistake(s);
         }
     }
@@ -134,6 +148,7 @@ struct history {
     cap_point_t *loss, *accuracy;
     int64_t nloss, naccuracy;
     double seconds; /* of training steps */
+    int64_t tokens; /* positions in them */
     int32_t *text;
     int64_t exact;
     cap_stats_t stats;
@@ -142,7 +157,7 @@ struct history {
 };
 
 static void print_json(const cap_config_t *cfg, const struct history *h, bool reported,
-                       double bridged, int64_t planned, double rate)
+                       double bridged, double planned, double rate)
 {
     double loss = h->nloss ? h->loss[h->nloss - 1].value : NAN;
     char text[32] = "null";
@@ -151,23 +166,35 @@ static void print_json(const cap_config_t *cfg, const struct history *h, bool re
         snprintf(text, sizeof text, "%.6f", loss);
     printf("{\"ok\":%s,\"steps\":%lld,\"loss\":%s,\"exact\":%lld,\"held_out\":%lld,"
            "\"accuracy\":%.6f,\"seconds\":%.3f,\"tokens_per_second\":%.1f,"
-           "\"bridge_recv_bytes\":%.0f,\"plan_recv_bytes\":%lld,\"world\":%d,"
+           "\"bridge_recv_bytes\":%.0f,\"plan_recv_bytes\":%.0f,\"world\":%d,"
            "\"src\":\"%s\",\"dst\":\"%s\",\"report\":%s}\n",
            cfg->exit_code ? "false" : "true", (long long)cfg->steps, text, (long long)h->exact,
            (long long)cfg->data->nheld, (double)h->exact / (double)cfg->data->nheld, h->seconds,
-           rate, bridged, (long long)planned, cfg->world, cfg->src_text, cfg->dst_text,
+           rate, bridged, planned, cfg->world, cfg->src_text, cfg->dst_text,
            reported ? "true" : "false");
+}
+
+/* What each move of a step brings, all ranks together. */
+static const cap_balance_t *balance(const cap_rank_t *r, const int64_t *planned, double steps,
+                                    cap_balance_t *b)
+{
+    if (!r->ragged)
+        return NULL;
+    *b = *cap_ragged_balance(r);
+    b->pixels = (double)planned[CAP_PIXELS_MOVED] / steps;
+    b->embeddings = (double)planned[CAP_EMBEDDINGS_MOVED] / steps;
+    b->gradients = (double)planned[CAP_GRADIENTS_MOVED] / steps;
+    return b;
 }
 
 static void report(cap_rank_t *r, struct history *h)
 {
     cap_config_t *cfg = r->cfg;
+    double steps = cfg->steps ? (double)cfg->steps : 1;
+    cap_balance_t balanced;
     const colo_plan_config_t *plan = colo_plan_config(colo_bridge_plan(r->bridge));
-    int64_t forward = cap_report_plan_bytes(plan, cfg->world, COLO_FORWARD);
-    int64_t backward = cap_report_plan_bytes(plan, cfg->world, COLO_BACKWARD);
-    int64_t planned =
-        cfg->algo == COLO_EXACT && forward >= 0 && backward >= 0 ? forward + backward : -1;
-    double rate = h->seconds > 0 ? (double)(cfg->steps * cfg->batch * CAP_LENGTH) / h->seconds : 0;
+    int64_t planned = cfg->algo == COLO_EXACT ? cap_planned_bytes(r, &h->stats, cfg->steps) : -1;
+    double rate = h->seconds > 0 ? (double)h->tokens / h->seconds : 0;
     int64_t nsamples = topk_samples(cfg, h->text, h->samples), wrong = 0;
     cap_report_t page = {.command = cfg->command,
                          .model = cfg->model,
@@ -180,6 +207,7 @@ static void report(cap_rank_t *r, struct history *h)
                          .backend = colo_comm_backend(r->world),
                          .plan = *plan,
                          .algo = cfg->algo,
+                         .balance = balance(r, h->stats.planned, steps, &balanced),
                          .world = cfg->world,
                          .loss = h->loss,
                          .nloss = h->nloss,
@@ -192,7 +220,7 @@ static void report(cap_rank_t *r, struct history *h)
                          .stats = h->rows,
                          .nstats = stats_rows(r, &h->stats, planned, h->rows),
                          .stats_steps = cfg->steps};
-    double bridged = cfg->steps ? (double)cap_bridge_bytes(&h->stats) / (double)cfg->steps : 0;
+    uint64_t bridged = cap_bridge_bytes(&h->stats);
     double accuracy = (double)h->exact / (double)cfg->data->nheld;
     FILE *out = cfg->json ? stderr : stdout;
 
@@ -203,9 +231,9 @@ static void report(cap_rank_t *r, struct history *h)
             (long long)page.mistakes, (long long)(nsamples - wrong));
     fprintf(out,
             "%lld of %lld held-out captions exact (%.1f %%), %.1f s, %.0f tokens/s; bridge moved "
-            "%.0f bytes a step, the plan says %lld\n",
+            "%.0f bytes a step, the plan says %.0f\n",
             (long long)h->exact, (long long)cfg->data->nheld, 100 * accuracy, h->seconds, rate,
-            bridged, (long long)planned);
+            (double)bridged / steps, planned < 0 ? -1.0 : (double)planned / steps);
     const char *why = cap_report_write(&page, cfg->report);
     double loss = h->nloss ? h->loss[h->nloss - 1].value : 0;
     if (!isfinite(loss)) {
@@ -220,13 +248,14 @@ static void report(cap_rank_t *r, struct history *h)
     } else {
         fprintf(out, "report: %s\n", cfg->report);
     }
-    if (cfg->steps && planned >= 0 && bridged != (double)planned) {
-        fprintf(stderr, "colo-captioner: the bridge received %.0f bytes a step, planned %lld\n",
-                bridged, (long long)planned);
+    if (planned >= 0 && bridged != (uint64_t)planned) {
+        fprintf(stderr, "colo-captioner: the bridge received %llu bytes, planned %lld\n",
+                (unsigned long long)bridged, (long long)planned);
         cfg->exit_code = 1;
     }
     if (cfg->json)
-        print_json(cfg, h, !why, bridged, planned, rate);
+        print_json(cfg, h, !why, (double)bridged / steps,
+                   planned < 0 ? -1.0 : (double)planned / steps, rate);
 }
 
 static colo_status_t evaluate(cap_rank_t *r, struct history *h, int64_t step,
@@ -250,7 +279,7 @@ colo_status_t cap_train(cap_rank_t *r)
         return COLO_ERR_NOMEM;
     h->loss = cap_take(&r->arena, cfg->steps + 1, sizeof *h->loss);
     h->accuracy = cap_take(&r->arena, cfg->steps / cfg->eval_every + 2, sizeof *h->accuracy);
-    h->text = cap_take(&r->arena, cfg->data->nheld * CAP_TEXT, sizeof *h->text);
+    h->text = cap_take(&r->arena, cfg->data->nheld * cap_text(cfg), sizeof *h->text);
     if (r->arena.failed)
         return COLO_ERR_NOMEM;
     cap_progress_begin(&progress, cfg);
@@ -263,11 +292,12 @@ colo_status_t cap_train(cap_rank_t *r)
         cap_stats_now(r, &after);
         cap_stats_add(&h->stats, &before, &after);
         h->seconds += cap_seconds() - begin;
+        h->tokens += r->filled;
         h->loss[h->nloss++] = (cap_point_t){step + 1, loss};
         if (eval)
             CAP_TRY(evaluate(r, h, step + 1, &progress));
         if (speaks)
-            cap_progress_step(&progress, step + 1, loss, h->seconds, eval);
+            cap_progress_step(&progress, step + 1, loss, h->tokens, h->seconds, eval);
     }
     if (!cfg->steps)
         CAP_TRY(evaluate(r, h, 0, &progress));

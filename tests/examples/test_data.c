@@ -102,6 +102,76 @@ static void patches_are_two_by_two_row_by_row(void **state)
     }
 }
 
+static void crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel(void **state)
+{
+    uint8_t pixels[CAP_PIXELS] = {0};
+    float got[CAP_PATCHES * CAP_PATCH];
+    int64_t place[CAP_PATCHES];
+
+    assert_int_equal(cap_crop(pixels, got, place), 0); /* no ink, no rows */
+    /* ink in rows 3 to 5, columns 2 to 6: 3 x 5 pixels, so 2 x 3 patches */
+    pixels[3 * 8 + 6] = 16;
+    pixels[4 * 8 + 2] = 8;
+    pixels[5 * 8 + 3] = 4;
+    assert_int_equal(cap_crop(pixels, got, place), 6);
+    static const int64_t want[] = {0, 1, 2, 4, 5, 6};
+    assert_memory_equal(place, want, sizeof want);
+    float patches[6][CAP_PATCH] = {{0, 0, 0.5f, 0}, {0}, {1, 0, 0, 0}, {0, 0.25f, 0, 0}};
+    assert_memory_equal(got, patches, sizeof patches);
+
+    memset(pixels, 1, sizeof pixels);
+    assert_int_equal(cap_crop(pixels, got, place), CAP_PATCHES);
+    assert_int_equal(place[CAP_PATCHES - 1], CAP_PATCHES - 1);
+}
+
+static void ragged_samples_have_0_to_3_images_of_their_part_of_the_data(void **state)
+{
+    const cap_data_t *d = *state;
+    const cap_task_t task = {.ragged = true, .least = 0, .most = 3};
+    int64_t rows[100 * 3], again[100 * 3], held[3];
+    int count[2][4] = {{0}};
+
+    cap_samples(d, &task, 5, 7, 100, rows);
+    cap_samples(d, &task, 5, 7, 100, again);
+    assert_memory_equal(rows, again, sizeof rows);
+    cap_samples(d, &task, 6, 7, 100, again);
+    assert_memory_not_equal(rows, again, sizeof rows);
+    for (int i = 0; i < 299; i++) {
+        cap_held_sample(d, &task, i, held);
+        for (int side = i < 100 ? 0 : 1; side < 2; side++) {
+            const int64_t *sample = side ? held : rows + 3 * i;
+            int n = 0;
+
+            while (n < 3 && sample[n] >= 0)
+                assert_true((sample[n++] % 6 == 5) == (side == 1));
+            count[side][n]++;
+            for (; n < 3; n++)
+                assert_int_equal(sample[n], -1);
+        }
+    }
+    for (int n = 0; n < 4; n++) { /* a quarter each, within 4 deviations */
+        assert_in_range(count[0][n], 25 - 17, 25 + 17);
+        assert_in_range(count[1][n], 75 - 30, 75 + 30);
+    }
+}
+
+static void ragged_captions_name_all_digits_or_none(void **state)
+{
+    const cap_data_t *d = *state;
+    const cap_task_t task = {.ragged = true, .least = 0, .most = 3};
+    char text[CAP_SAID];
+
+    cap_say(d, &task, (const int64_t[]){-1, -1, -1}, text);
+    assert_string_equal(text, "none");
+    cap_say(d, &task, (const int64_t[]){7, 3, -1}, text);
+    assert_string_equal(text, "seven three");
+    cap_say(d, &task, (const int64_t[]){3, 7, 3}, text);
+    assert_string_equal(text, "three seven three"); /* none is longer */
+    assert_int_equal(strlen(text) + 1, CAP_SAID);
+    assert_int_equal(d->label[3], 3);
+    assert_int_equal(d->label[7], 7);
+}
+
 static void an_epoch_of_batches_covers_every_training_row_once(void **state)
 {
     const cap_data_t *d = *state;
@@ -283,6 +353,9 @@ int main(void)
         cmocka_unit_test(every_sixth_row_is_held_out_and_no_other),
         cmocka_unit_test(captions_are_words_that_fit_the_text),
         cmocka_unit_test(patches_are_two_by_two_row_by_row),
+        cmocka_unit_test(crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel),
+        cmocka_unit_test(ragged_samples_have_0_to_3_images_of_their_part_of_the_data),
+        cmocka_unit_test(ragged_captions_name_all_digits_or_none),
         cmocka_unit_test(an_epoch_of_batches_covers_every_training_row_once),
         cmocka_unit_test(batches_are_reproducible_and_differ_by_seed_step_and_epoch),
         cmocka_unit_test(bad_rows_are_refused_with_file_line_and_what_was_found),

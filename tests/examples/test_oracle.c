@@ -3,8 +3,8 @@
  * The captioner's fp64 oracle: its forward against a number computed elsewhere and against cases
  * with a closed form, its backward against central differences of its forward.
  *
- * Differences use four points, f' = (8(f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h with h = 2^-9: the
- * truncation is h^4/30 f5 = 5e-13 f5, the rounding 1e-15 / h = 5e-13. Weights are multiples of
+ * Differences use four points, f' = (8(f(h) - f(-h)) - (f(2h) - f(-2h))) / 12h with h = 2^-11: the
+ * truncation is h^4/30 f5 = 2e-15 f5, the rounding 1e-15 / h = 2e-12. Weights are multiples of
  * 2^-16 below 8, so that w + h and w - h are exact in fp32. An error counts relative to the larger
  * of the entry and 1e-3 of the largest gradient entry of all (some gradients, as that of a key
  * bias, are zero in exact arithmetic).
@@ -15,7 +15,8 @@
 
 #include "captioner.h"
 
-enum { MAX_ROWS = 8, ALL = -1 };
+enum { MAX_ROWS = 12, ALL = -1 };
+static const cap_task_t uniform = CAP_TASK_DEFAULT;
 
 struct fixture {
     cap_data_t data;
@@ -24,7 +25,8 @@ struct fixture {
     int n;
     float *whole[CAP_MAX_PARAMS];
     double *grads[CAP_MAX_PARAMS], *other[CAP_MAX_PARAMS];
-    int64_t rows[MAX_ROWS], nrows;
+    cap_task_t task;
+    int64_t rows[MAX_ROWS], nrows; /* samples */
 };
 
 static int64_t count_of(const struct fixture *f, int i)
@@ -42,6 +44,7 @@ static void open_model(struct fixture *f, cap_model_t model, double std, uint64_
                       sizeof why) < 0)
         fail_msg("%s", why);
     f->model = model;
+    f->task = uniform;
     f->n = cap_params(&model, f->table);
     for (int i = 0; i < f->n; i++) {
         int64_t count = count_of(f, i);
@@ -69,8 +72,8 @@ static void close_model(struct fixture *f)
 
 static double run(struct fixture *f, double **grads)
 {
-    return cap_oracle(&f->model, &f->data, f->rows, f->nrows, (const float *const *)f->whole,
-                      (double *const *)grads);
+    return cap_oracle(&f->model, &f->task, &f->data, f->rows, f->nrows,
+                      (const float *const *)f->whole, (double *const *)grads);
 }
 
 static int find(const struct fixture *f, const char *name)
@@ -89,18 +92,46 @@ static int find(const struct fixture *f, const char *name)
  * taken out of any softmax): 1 layer, width 8, 2 heads, hidden 6, rows 0, 7 and 1000, and element j
  * of parameter i = float(0.25 sin(0.7 i + 1.3 j + 0.5)).
  */
+static void open_sines(struct fixture *f)
+{
+    open_model(f, (cap_model_t){.width = 8, .heads = 2, .hidden = 6, .layers = 1}, 0.0, 1);
+    for (int i = 0; i < f->n; i++)
+        for (int64_t j = 0; j < count_of(f, i); j++)
+            f->whole[i][j] = (float)(0.25 * sin(0.7 * i + 1.3 * (double)j + 0.5));
+}
+
+/* Samples of 1, no, 3 and 2 images. */
+static void ragged_samples(struct fixture *f)
+{
+    static const int64_t rows[] = {0, -1, -1, -1, -1, -1, 7, 1000, 3, 1796, 5, -1};
+
+    f->task = (cap_task_t){.ragged = true, .least = 0, .most = 3};
+    f->nrows = 4;
+    memcpy(f->rows, rows, sizeof rows);
+}
+
 static void loss_equals_a_number_computed_elsewhere(void **state)
 {
     struct fixture f;
-    open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 6, .layers = 1}, 0.0, 1);
-    for (int i = 0; i < f.n; i++)
-        for (int64_t j = 0; j < count_of(&f, i); j++)
-            f.whole[i][j] = (float)(0.25 * sin(0.7 * i + 1.3 * (double)j + 0.5));
+    open_sines(&f);
     f.nrows = 3;
     f.rows[0] = 0, f.rows[1] = 7, f.rows[2] = 1000;
     double loss = run(&f, f.grads);
     if (!(fabs(loss - 5.485644292637598) < 1e-13))
         fail_msg("loss %.17g, expected 5.485644292637598", loss);
+    close_model(&f);
+}
+
+/* The same program, for samples of 1, no, 3 and 2 images that are cropped, on one packed sequence
+ * of 113 positions with a mask between samples. */
+static void ragged_loss_equals_a_number_computed_elsewhere(void **state)
+{
+    struct fixture f;
+    open_sines(&f);
+    ragged_samples(&f);
+    double loss = run(&f, f.grads);
+    if (!(fabs(loss - 5.467671040790365) < 1e-13))
+        fail_msg("loss %.17g, expected 5.467671040790365", loss);
     close_model(&f);
 }
 
@@ -153,7 +184,7 @@ static void the_loss_is_a_mean_over_tokens_of_the_batch(void **state)
 
 static double difference(struct fixture *f, int i, int64_t j)
 {
-    const float h = 0x1p-9f, w = f->whole[i][j];
+    const float h = 0x1p-11f, w = f->whole[i][j];
     double at[4];
     static const float step[] = {-2.0f, -1.0f, 1.0f, 2.0f};
 
@@ -227,6 +258,17 @@ static void gradients_are_central_differences_in_a_tiny_model(void **state)
     }
 }
 
+static void ragged_gradients_are_central_differences(void **state)
+{
+    struct fixture f;
+    uint64_t seed = t_seed();
+
+    open_model(&f, (cap_model_t){.width = 6, .heads = 2, .hidden = 5, .layers = 2}, 0.2, seed);
+    ragged_samples(&f);
+    check_gradients(&f, 25, seed);
+    close_model(&f);
+}
+
 static void gradients_are_central_differences_in_the_default_model(void **state)
 {
     struct fixture f;
@@ -269,9 +311,11 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(loss_equals_a_number_computed_elsewhere),
+        cmocka_unit_test(ragged_loss_equals_a_number_computed_elsewhere),
         cmocka_unit_test(a_zero_head_makes_every_byte_equally_likely),
         cmocka_unit_test(the_loss_is_a_mean_over_tokens_of_the_batch),
         cmocka_unit_test(gradients_are_central_differences_in_a_tiny_model),
+        cmocka_unit_test(ragged_gradients_are_central_differences),
         cmocka_unit_test(gradients_are_central_differences_in_the_default_model),
         cmocka_unit_test(positions_and_bytes_that_no_target_sees_have_no_gradient),
     };

@@ -45,7 +45,8 @@ static void invent(struct run *r, const char *src, const char *dst)
     for (int k = 0; k < 3; k++) {
         for (int i = 0; i < CAP_PIXELS; i++)
             r->pixels[k][i] = (uint8_t)((i * (k + 3) + i / 8) % 17);
-        r->samples[k] = (cap_sample_t){.row = 5 + 6 * k, .pixels = r->pixels[k], .label = k + 5};
+        r->samples[k] = (cap_sample_t){.row = 5 + 6 * k, .images = 1, .pixels = {r->pixels[k]}};
+        strcpy(r->samples[k].want, cap_caption(k + 5));
     }
     strcpy(r->samples[0].caption, "five");
     strcpy(r->samples[1].caption, "<b>&\x07");
@@ -54,7 +55,7 @@ static void invent(struct run *r, const char *src, const char *dst)
                                     .category = COLO_CATEGORY_BRIDGE,
                                     .ops = 8 * 2 * 300,
                                     .bytes = 300 * 589824,
-                                    .plan_bytes = 589824};
+                                    .plan_bytes = 300 * 589824};
     r->stats[1] = (cap_stats_row_t){.where = "dst.tp",
                                     .op = COLO_OP_ALL_GATHER,
                                     .category = COLO_CATEGORY_LOSS,
@@ -66,7 +67,7 @@ static void invent(struct run *r, const char *src, const char *dst)
                                     .category = COLO_CATEGORY_USER,
                                     .ops = 8 * 8 * 300,
                                     .bytes = 300 * 1000 + 1,
-                                    .plan_bytes = 1000};
+                                    .plan_bytes = 300 * 1000};
     r->report = (cap_report_t){.command = hostile,
                                .model = CAP_MODEL_DEFAULT,
                                .parameters = 298656,
@@ -290,6 +291,52 @@ static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
 }
 
+static void a_ragged_page_has_several_images_a_sample_and_rows_per_rank(void **state)
+{
+    struct run r;
+    invent(&r, "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2");
+    const int64_t before[] = {70, 1, 2, 3}, after[] = {19, 20, 21, 1016};
+    cap_balance_t balance = {.replicas = 4,
+                             .before = before,
+                             .after = after,
+                             .steps = 4,
+                             .most_before = 10.0,
+                             .most_after = 4.2,
+                             .pixels = 2048,
+                             .embeddings = 1536,
+                             .gradients = 96};
+    assert_ok(colo_layout_init(&r.src, &r.src_grid));
+    assert_ok(colo_layout_split(&r.src, COLO_SAMPLES, "dp", COLO_BLOCK));
+    assert_ok(colo_layout_split(&r.src, COLO_SAMPLES, "cp", COLO_BLOCK));
+    r.report.balance = &balance;
+    r.samples[2].images = 3;
+    for (int k = 0; k < 3; k++)
+        r.samples[2].pixels[k] = r.pixels[k];
+    strcpy(r.samples[2].want, "five six seven");
+    r.samples[0].images = 0;
+    strcpy(r.samples[0].want, "none");
+    char *text = page(&r), want[64];
+
+    assert_balanced(text);
+    assert_has(text, "is five six seven");
+    assert_int_equal(count(text, "viewBox=\"0 0 8 8\""), 4);
+    assert_has(text, "2.50 times the mean before and has 1.05 times after");
+    assert_has(text,
+               "moves 2 KiB of pixels to the replicas that encode them, 1.5 KiB of embeddings to "
+               "the language model, and 96 B of gradients back.");
+    /* tp varies fastest, then cp: ranks 2d and 2d + 1 are replica d, with dp as its high digit */
+    for (int rank = 0; rank < 8; rank++) {
+        snprintf(want, sizeof want, "\"rank\">%d</td><td data-name=\"replica\">%d<", rank,
+                 rank / 2);
+        assert_has(text, want);
+    }
+    assert_int_equal(count(text, "\"rows before\">70 <"), 2);
+    assert_int_equal(count(text, "\"rows after\">1,016 <"), 2);
+    assert_null(strstr(text, "Forward, activations"));
+    free(text);
+    discard(&r);
+}
+
 /* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the others of its four */
 static void a_way_without_messages_says_so(void **state)
 {
@@ -498,6 +545,7 @@ int main(void)
         cmocka_unit_test(curves_samples_and_facts_are_on_the_page),
         cmocka_unit_test(foreign_text_is_escaped),
         cmocka_unit_test(the_layout_pictures_show_every_message_with_its_bytes),
+        cmocka_unit_test(a_ragged_page_has_several_images_a_sample_and_rows_per_rank),
         cmocka_unit_test(a_way_without_messages_says_so),
         cmocka_unit_test(the_stats_stands_beside_the_plan),
         cmocka_unit_test(empty_and_broken_runs_still_make_a_page),

@@ -63,7 +63,7 @@ static void compare(const char *what)
 
 /* 3 samples of 12 positions, of which this rank has the first and the last quarter; 5 rows of y. */
 enum { B = 3, N = 6, S = 12, HEADS = 2, E = 8, D = HEADS * E, T = B * N, YN = 5, CP = 2 };
-static int64_t tables[4][S], tokens[B * S];
+static int64_t tables[6][S], tokens[B * S];
 static cap_sequence_t here, there;
 
 static void *on_gpu(const void *from, size_t bytes)
@@ -78,6 +78,9 @@ static void make_sequence(void)
 {
     int64_t *pos = tables[0], *row = tables[1], *part_of = tables[2], *local_of = tables[3];
     int64_t n[CP] = {0};
+
+    for (int64_t p = 0; p < S; p++)
+        tables[5][p] = p;
 
     for (int64_t p = 0; p < S; p++) {
         part_of[p] = p >= 3 && p < 9;
@@ -98,6 +101,9 @@ static void make_sequence(void)
                             .row = row,
                             .part_of = part_of,
                             .local_of = local_of,
+                            .first = tables[4], /* zeros */
+                            .table_row = tables[5],
+                            .window = S,
                             .tokens = tokens};
     there = here;
     there.pos = on_gpu(pos, sizeof tables[0]);
