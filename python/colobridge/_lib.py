@@ -249,15 +249,15 @@ def lib() -> c.CDLL:
     return _library
 
 
-def error message() -> str:
-    """The last error's error message on this thread."""
+def error_message() -> str:
+    """The last error message on this thread."""
     return lib().colo_last_error().decode('utf-8', 'replace')
 
 
 def check(status: int) -> int:
     """@status when it is >= 0, else its exception. Call it on the thread of the call."""
     if status < 0:
-        raise exception(status, error message())
+        raise exception(status, error_message())
     return status
 
 
@@ -278,4 +278,4 @@ def version() -> str:
     return lib().colo_version().decode()
 
 
-__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error message', 'text', 'version']
+__all__ = ['Error', 'call', 'check', 'find', 'lib', 'load', 'error_message', 'text', 'version']

@@ -61,7 +61,7 @@ _KINDS = {
 }
 
 
-def exception(status: int, error message: str) -> Error:
+def exception(status: int, message: str) -> Error:
     """The exception of a status < 0."""
     name = NAMES.get(status, 'status %d' % status)
-    return _KINDS.get(name, FailedError)(error message or name, status)
+    return _KINDS.get(name, FailedError)(message or name, status)

@@ -405,17 +405,17 @@ def test_read_only_memory_is_read_and_not_written():
 
 
 def test_one_library_in_many_threads():
-    error messages = {}
+    messages = {}
 
     def fail(i):
         for _ in range(200):
             with pytest.raises(ValueError) as caught:
                 cb.Grid('tp=2').coords(100 + i)
-            error messages.setdefault(i, set()).add(str(caught.value))
+            messages.setdefault(i, set()).add(str(caught.value))
 
     threads = [threading.Thread(target=fail, args=(i,)) for i in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert all(len(said) == 1 and str(100 + i) in next(iter(said)) for i, said in error messages.items())
+    assert all(len(said) == 1 and str(100 + i) in next(iter(said)) for i, said in messages.items())

@@ -14,7 +14,7 @@ LITERAL = r'"(?:[^"\\\n]|\\.)*"'
 CONVERSION = r'%[-+ 0#]*(?:\*|\d+)?(?:\.(?:\*|\d+))?(?:hh|h|ll|l|z|j|t)?[diouxXcsfgeEpG]'
 
 
-def error messages():
+def error_messages():
     """The texts of all C strings and shell lines, one a line, with … where a value goes."""
     found = []
     for folder in ('src', 'tools', 'examples/captioner'):
@@ -33,7 +33,7 @@ def error messages():
 
 def main():
     bad = 0
-    code = error messages()
+    code = error_messages()
     page = (ROOT / 'docs' / 'troubleshooting.md').read_text()
     quotes = re.findall(r'^\| (`.*?`) \| ', page, re.M)
     for quote in quotes:

@@ -16,7 +16,7 @@ import functools
 from typing import Any
 
 from .. import _structs as s
-from .._lib import FUNCTIONS, lib, error message
+from .._lib import FUNCTIONS, lib, error_message
 from ..errors import ArgumentError, exception
 from .tensors import checked
 
@@ -41,7 +41,7 @@ def scalars(temperature: Any, softcap: Any, label_smoothing: Any, z_loss: Any, i
 
 def failed(status: int) -> Exception:
     """The exception of a status < 0 of entry()'s."""
-    return exception(status, error message())
+    return exception(status, error_message())
 
 
 @functools.lru_cache(maxsize=None)
