@@ -202,6 +202,19 @@ colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
     return COLO_OK;
 }
 
+colo_status_t colo_block_own_rows(colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
+                                  const colo_runs_t **runs)
+{
+    const int which = side->layout == &w->plan->src ? 0 : side->full ? 2 : 1;
+    *runs = &w->own[which];
+    if (w->has_own[which])
+        return COLO_OK;
+    w->has_own[which] = true;
+    COLO_TRY(colo_block_rows(side, coords, NULL, &w->own[which]));
+    w->plan->work += w->own[which].n;
+    return COLO_OK;
+}
+
 bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
                     colo_bounds_t *x)
 {

@@ -28,27 +28,34 @@ static int64_t region_bytes(const colo_region_t *r, size_t elem)
     return (r->b[1] - r->b[0]) * (r->s[1] - r->s[0]) * (r->h[1] - r->h[0]) * (int64_t)elem;
 }
 
-static colo_status_t store(colo_builder_t *w, const colo_entry_t *e, int64_t n, colo_routes_t *out)
+/* Memory for @n regions in @peers messages. */
+static colo_status_t reserve(colo_routes_t *out, int64_t n, int64_t peers)
 {
     if (n == 0)
         return COLO_OK;
-    out->region = calloc((size_t)n, sizeof *out->region);
-    out->offset = calloc((size_t)n, sizeof *out->offset);
-    out->message = calloc((size_t)n, sizeof *out->message); /* at most one a region */
+    out->region = malloc((size_t)n * sizeof *out->region);
+    out->offset = malloc((size_t)n * sizeof *out->offset);
+    out->message = malloc((size_t)peers * sizeof *out->message);
     if (!out->region || !out->offset || !out->message)
         return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-    for (int64_t i = 0; i < n; i++) {
-        out->region[i] = e[i].region;
-        out->offset[i] = e[i].offset;
-        if (i == 0 || e[i].peer != e[i - 1].peer)
+    return COLO_OK;
+}
+
+/* Appends the entries [@lo, @hi), by peer; there is memory for them. */
+static void store(colo_builder_t *w, const colo_entry_t *e, int64_t lo, int64_t hi,
+                  colo_routes_t *out)
+{
+    for (int64_t i = lo; i < hi; i++) {
+        colo_region_t *region = &out->region[out->nregions];
+        *region = e[i].region;
+        out->offset[out->nregions++] = e[i].offset;
+        if (i == lo || e[i].peer != e[i - 1].peer)
             out->message[out->nmessages++] =
-                (colo_plan_message_t){.peer = e[i].peer, .regions = &out->region[i]};
+                (colo_plan_message_t){.peer = e[i].peer, .regions = region};
         colo_plan_message_t *msg = &out->message[out->nmessages - 1];
         msg->nregions++;
-        msg->bytes += region_bytes(&e[i].region, w->elem);
+        msg->bytes += region_bytes(region, w->elem);
     }
-    out->nregions = n;
-    return COLO_OK;
 }
 
 static void routes_deinit(colo_routes_t *r)
@@ -59,34 +66,70 @@ static void routes_deinit(colo_routes_t *r)
     memset(r, 0, sizeof *r);
 }
 
+/* Entries that are sorted, from at on. */
+typedef struct sorted {
+    const colo_entry_t *at;
+    int64_t n;
+} sorted_t;
+
+static int by_first_entry(const void *a, const void *b)
+{
+    return colo_entry_cmp(((const sorted_t *)a)->at, ((const sorted_t *)b)->at);
+}
+
+/* Sorts entries. They come in @nruns sorted runs, which usually need no more than another order. */
+static colo_status_t sort_entries(colo_list_t *list, int64_t nruns)
+{
+    const int64_t n = list->n;
+    colo_entry_t *e = list->at, *to = malloc((size_t)n * sizeof *to);
+    COLO_AUTOFREE sorted_t *run = malloc((size_t)nruns * sizeof *run);
+    if (!to || !run) {
+        free(to);
+        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
+    }
+    for (int64_t i = 0, k = -1; i < n; i++) {
+        if (i == 0 || colo_entry_cmp(&e[i - 1], &e[i]) >= 0)
+            run[++k] = (sorted_t){.at = &e[i]};
+        run[k].n++;
+    }
+    qsort(run, (size_t)nruns, sizeof *run, by_first_entry);
+    bool apart = true;
+    for (int64_t k = 0, at = 0; k < nruns; at += run[k++].n) {
+        memcpy(to + at, run[k].at, (size_t)run[k].n * sizeof *to);
+        apart = apart && (k == 0 || colo_entry_cmp(&to[at - 1], &to[at]) < 0);
+    }
+    if (!apart)
+        qsort(to, (size_t)n, sizeof *to, colo_entry_cmp);
+    free(list->at);
+    list->at = to;
+    list->cap = n;
+    return COLO_OK;
+}
+
 /* Sorts a list and stores it; entries of the rank itself go to @local instead. */
 static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_routes_t *out,
                                   colo_routes_t *local)
 {
-    colo_entry_t *e = list->at;
-    int64_t n = list->n, mine = 0, others = 0;
-    colo_entry_t *split = n ? malloc((size_t)n * sizeof *split) : NULL;
-    if (n && !split)
-        return colo_fail(COLO_ERR_NOMEM, "plan: %lld regions", (long long)n);
-    int64_t sorted = 1;
-    while (sorted < n && colo_entry_cmp(&e[sorted - 1], &e[sorted]) < 0)
-        sorted++;
-    if (sorted < n)
-        qsort(e, (size_t)n, sizeof *e, colo_entry_cmp);
-    for (int64_t i = 0; i < n; i++)
-        mine += e[i].peer == w->plan->rank;
-    for (int64_t i = 0, a = 0; i < n; i++) {
-        if (e[i].peer == w->plan->rank)
-            split[a++] = e[i];
-        else
-            split[mine + others++] = e[i];
+    const colo_entry_t *e = list->at;
+    int64_t n = list->n, runs = 1, peers = n > 0, lo = 0, hi;
+    for (int64_t i = 1; i < n; i++) {
+        runs += colo_entry_cmp(&e[i - 1], &e[i]) >= 0;
+        peers += e[i - 1].peer != e[i].peer; /* at least as many as there are */
     }
-    colo_status_t st = store(w, split, mine, local);
-    if (st == COLO_OK)
-        st = store(w, n ? split + mine : NULL, others, out);
-    free(split);
+    if (runs > 1)
+        COLO_TRY(sort_entries(list, runs));
+    e = list->at;
+    while (lo < n && e[lo].peer < w->plan->rank)
+        lo++;
+    for (hi = lo; hi < n && e[hi].peer == w->plan->rank;)
+        hi++;
+    COLO_TRY(reserve(out, n - (hi - lo), peers));
+    COLO_TRY(reserve(local, hi - lo, 1));
+    store(w, e, 0, lo, out);
+    store(w, e, lo, hi, local);
+    store(w, e, hi, n, out);
     list->n = 0;
-    return st;
+    return COLO_OK;
 }
 
 /* ---- the two ways ---- */
@@ -193,6 +236,8 @@ void colo_builder_deinit(colo_builder_t *w)
                             &w->fed[0],  &w->fed[1],  &w->fed[2]};
     for (size_t i = 0; i < sizeof lists / sizeof lists[0]; i++)
         free(lists[i]->at);
+    for (size_t i = 0; i < sizeof w->own / sizeof w->own[0]; i++)
+        colo_runs_deinit(&w->own[i]);
 }
 
 static uint64_t hash_config(const colo_plan_t *p)

@@ -38,7 +38,7 @@ struct colo_plan {
     int64_t levels;
     int64_t own_level; /* of this rank among the addends; -1 when it holds nothing of dst */
     uint64_t hash;
-    int64_t work; /* ranks looked at while it was made: what planning costs */
+    int64_t work; /* ranks and runs of rows looked at while it was made: what planning costs */
 };
 
 #endif

@@ -34,18 +34,19 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
     return length;
 }
 
-static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side,
+static colo_status_t list_stored(colo_builder_t *w, const colo_ragged_t *r, const colo_side_t *side,
                                  const int64_t *coords, bool merged, colo_stored_t **out,
                                  int64_t *n, int64_t *rows)
 {
-    colo_runs_t whole = {0}, on_rank = {0};
+    const colo_runs_t *whole;
+    colo_runs_t on_rank = {0};
     colo_status_t st = COLO_OK;
     int64_t first = 0;
-    COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, false, &whole), done);
+    COLO_TRY_GOTO(st, colo_block_own_rows(w, side, coords, &whole), done);
     if (merged)
         COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, true, &on_rank), done);
-    *n = whole.n;
-    *rows = whole.rows;
+    *n = whole->n;
+    *rows = whole->rows;
     *out = malloc((size_t)(*n + 1) * sizeof **out);
     if (!*out) {
         st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)*n);
@@ -53,7 +54,7 @@ static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side
     }
     bool sorted = true;
     for (int64_t i = 0; i < *n; i++) {
-        const colo_run_t *run = &whole.run[i];
+        const colo_run_t *run = &whole->run[i];
         (*out)[i] = (colo_stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
@@ -64,7 +65,6 @@ static colo_status_t list_stored(const colo_ragged_t *r, const colo_side_t *side
     for (int64_t i = 0, at = 0; i < *n; at += (*out)[i++].count)
         (*out)[i].row = merged ? (*out)[i].row - first : at;
 done:
-    colo_runs_deinit(&whole);
     colo_runs_deinit(&on_rank);
     return st;
 }
@@ -108,15 +108,19 @@ void colo_ragged_places_deinit(colo_ragged_places_t *places)
 
 static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
-    for (int64_t i = 0; i < routes->nregions; i++) {
+    for (int64_t i = 0, a = 0; i < routes->nregions; i++) {
         const int64_t at = routes->offset[i].dst_row;
-        int64_t a = 0, z = n; /* stored[a].first <= at < stored[z].first */
-        while (z - a > 1) {
-            const int64_t mid = a + (z - a) / 2;
-            if (stored[mid].first <= at)
-                a = mid;
-            else
-                z = mid;
+        if (a + 1 < n && stored[a + 1].first <= at)
+            a++; /* the next one, usually */
+        if (at < stored[a].first || (a + 1 < n && stored[a + 1].first <= at)) {
+            int64_t z = n; /* stored[a].first <= at < stored[z].first */
+            for (a = 0; z - a > 1;) {
+                const int64_t mid = a + (z - a) / 2;
+                if (stored[mid].first <= at)
+                    a = mid;
+                else
+                    z = mid;
+            }
         }
         routes->offset[i].dst_row = stored[a].row + (at - stored[a].first);
     }
@@ -137,9 +141,10 @@ static void own(const colo_side_t *side, int64_t rank, int64_t features, int64_t
 }
 
 /* Where the rows of this rank's destination tensor are. */
-static colo_status_t find_places(const colo_plan_t *p, const colo_ragged_t *r, bool merged,
+static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool merged,
                                  colo_ragged_places_t *places, int64_t *rows)
 {
+    const colo_plan_t *p = w->plan;
     const colo_plan_config_t *c = &p->config;
     colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS];
@@ -148,7 +153,7 @@ static colo_status_t find_places(const colo_plan_t *p, const colo_ragged_t *r, b
     if (!colo_layout_holds(&p->dst, p->rank))
         return COLO_OK;
     (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
-    COLO_TRY(list_stored(r, &dst, coords, merged, &places->stored, &places->n, rows));
+    COLO_TRY(list_stored(w, r, &dst, coords, merged, &places->stored, &places->n, rows));
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;
     dst.full = false;
@@ -170,14 +175,14 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
     const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
     const colo_side_t dst = {.layout = &p->dst, .ragged = r};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;
-    colo_runs_t mine = {0};
+    const colo_runs_t *mine = NULL;
     colo_status_t st = COLO_OK;
     if (colo_layout_holds(&p->src, p->rank)) {
         (void)colo_grid_coords(&p->src.grid, p->rank, coords);
-        COLO_TRY_GOTO(st, colo_ragged_rows(&src, coords, NULL, false, &mine), done);
+        COLO_TRY_GOTO(st, colo_block_own_rows(&w, &src, coords, &mine), done);
     }
-    own(&src, p->rank, c->shape.features, mine.rows, &p->own_src);
-    COLO_TRY_GOTO(st, find_places(p, r, merged, places, &rows), done);
+    own(&src, p->rank, c->shape.features, mine ? mine->rows : 0, &p->own_src);
+    COLO_TRY_GOTO(st, find_places(&w, r, merged, places, &rows), done);
     own(&dst, p->rank, c->shape.features, rows, &p->own_dst);
     COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)
@@ -194,7 +199,6 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
     place(&p->send[COLO_BACKWARD], places->stored, places->n);
     place(&p->local[COLO_BACKWARD], places->stored, places->n);
 done:
-    colo_runs_deinit(&mine);
     colo_builder_deinit(&w);
     return st;
 }

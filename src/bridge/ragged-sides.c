@@ -91,11 +91,29 @@ static colo_status_t sort_parts(colo_ragged_t *r, int64_t replicas)
     const int64_t n = r->in_order.n, *src_dp = r->tables->src_dp;
     int64_t *next = r->src_lo; /* of each replica; shifted back below */
     memset(r->src_lo, 0, (size_t)(replicas + 1) * sizeof *r->src_lo);
-    for (int64_t e = 0; e < r->tables->count; e++)
-        r->src_lo[src_dp[e] + 1] += r->tables->rows[e];
+    bool ordered = true; /* segments by replica, as tables usually are */
+    for (int64_t e = 0, last = 0; e < r->tables->count;) {
+        const int64_t d = src_dp[e];
+        int64_t rows = 0;
+        do
+            rows += r->tables->rows[e++];
+        while (e < r->tables->count && src_dp[e] == d);
+        r->src_lo[d + 1] += rows;
+        ordered = ordered && d >= last;
+        last = d;
+    }
     for (int64_t d = 0; d < replicas; d++)
         r->src_lo[d + 1] += r->src_lo[d];
     r->rows = r->src_lo[replicas];
+    if (ordered) {
+        const colo_list_t list = r->parts;
+        r->parts = r->in_order;
+        r->in_order = list;
+        colo_part_t *p = r->parts.at;
+        for (int64_t i = 0, row = 0; i < n; row += p[i++].count)
+            p[i].row = row;
+        return COLO_OK;
+    }
     COLO_AUTOFREE int64_t *slot = calloc((size_t)replicas + 1, sizeof *slot);
     if (!slot)
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld replicas", (long long)replicas);
@@ -130,12 +148,23 @@ static void sort_sequences(colo_ragged_t *r, int64_t replicas)
     for (int64_t q = 0; q < s->nseqs; q++) {
         r->chunk[q] = s->seq_len[q] / chunks;
         r->base[q] = r->length[s->seq_dp[q]];
+        r->local[q] = r->base[q] / r->dst.cp;
         r->length[s->seq_dp[q]] += s->seq_len[q];
     }
-    for (int64_t i = 0; i < r->parts.n; i++)
-        r->dst_lo[s->seq_dp[p[i].seq] + 1]++;
+    bool ordered = true;
+    for (int64_t i = 0, last = 0; i < r->parts.n;) {
+        const int64_t d = s->seq_dp[p[i].seq], from = i;
+        do
+            r->by_dst[i] = i; /* if replicas ascend */
+        while (++i < r->parts.n && s->seq_dp[p[i].seq] == d);
+        r->dst_lo[d + 1] += i - from;
+        ordered = ordered && d >= last;
+        last = d;
+    }
     for (int64_t d = 0; d < replicas; d++)
         r->dst_lo[d + 1] += r->dst_lo[d];
+    if (ordered)
+        return;
     for (int64_t i = 0; i < r->parts.n; i++)
         r->by_dst[r->dst_lo[s->seq_dp[p[i].seq]]++] = i;
     memmove(&r->dst_lo[1], &r->dst_lo[0], (size_t)replicas * sizeof *r->dst_lo);
@@ -150,7 +179,7 @@ colo_status_t colo_ragged_load(colo_ragged_t *r, const colo_segments_t *s)
     if (!grow(&r->src_lo, &r->cap[0], nsrc + 1) || !grow(&r->dst_lo, &r->cap[1], ndst + 1) ||
         !grow(&r->length, &r->cap[2], ndst) || !grow(&r->base, &r->cap[3], s->nseqs + 1) ||
         !grow(&r->by_dst, &r->cap[4], r->in_order.n + 1) ||
-        !grow(&r->chunk, &r->cap[5], s->nseqs + 1))
+        !grow(&r->chunk, &r->cap[5], s->nseqs + 1) || !grow(&r->local, &r->cap[6], s->nseqs + 1))
         return colo_fail(COLO_ERR_NOMEM, "segments: %lld segments in %lld sequences",
                          (long long)s->count, (long long)s->nseqs);
     COLO_TRY(sort_parts(r, nsrc));
@@ -167,6 +196,7 @@ void colo_ragged_deinit(colo_ragged_t *r)
     free(r->length);
     free(r->base);
     free(r->chunk);
+    free(r->local);
     free(r->by_dst);
     memset(r, 0, sizeof *r);
 }
@@ -182,7 +212,7 @@ typedef struct owner {
 /* Where chunk @j of sequence @q begins on the axis of the context rank that owns it. */
 static int64_t chunk_local(const colo_ragged_t *r, int64_t q, int64_t j)
 {
-    const int64_t first = r->base[q] / r->dst.cp;
+    const int64_t first = r->local[q];
     return r->dst.zigzag && j >= r->dst.cp ? first + r->chunk[q] : first;
 }
 
@@ -283,6 +313,7 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
     const int64_t d = colo_ragged_part(side->layout, COLO_SAMPLES, -1, coords);
     const int64_t c = colo_ragged_part(side->layout, COLO_ROWS, 1, coords);
     const int64_t sp = colo_ragged_part(side->layout, COLO_ROWS, 0, coords);
+    const int64_t mirror = 2 * r->dst.cp - 1 - c;
     int64_t i = r->dst_lo[d], behind = INT64_MAX;
     if (within && within->n > 0) {
         const colo_run_t *last = &within->run[within->n - 1];
@@ -297,9 +328,11 @@ colo_status_t colo_ragged_rows(const colo_side_t *side, const int64_t *coords,
             COLO_TRY(push_run(runs, p->row, p->count, r->base[p->seq] + p->pos));
             continue;
         }
-        COLO_TRY(push_chunk(r, p, c, sp, on_rank, runs));
-        if (r->dst.zigzag)
-            COLO_TRY(push_chunk(r, p, 2 * r->dst.cp - 1 - c, sp, on_rank, runs));
+        const int64_t unit = r->chunk[p->seq], end = p->pos + p->count;
+        if (p->pos < (c + 1) * unit && end > c * unit) /* seldom: one of 2C chunks */
+            COLO_TRY(push_chunk(r, p, c, sp, on_rank, runs));
+        if (r->dst.zigzag && p->pos < (mirror + 1) * unit && end > mirror * unit)
+            COLO_TRY(push_chunk(r, p, mirror, sp, on_rank, runs));
     }
     return COLO_OK;
 }
@@ -368,6 +401,39 @@ static int by_block(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Adds up @list by block, ascending. Blocks that lie close together, as they usually do, are
+ * counted in a table; others are sorted. */
+static colo_status_t add_up(colo_list_t *list)
+{
+    met_t *met = list->at;
+    int64_t least = INT64_MAX, most = 0, n = 0;
+    for (int64_t i = 0; i < list->n; i++) {
+        least = met[i].block < least ? met[i].block : least;
+        most = met[i].block > most ? met[i].block : most;
+    }
+    if (list->n > 1 && most - least < 4 * list->n) {
+        COLO_AUTOFREE int64_t *count = calloc((size_t)(most - least + 1), sizeof *count);
+        if (!count)
+            return colo_fail(COLO_ERR_NOMEM, "plan: list of %lld blocks", (long long)list->n);
+        for (int64_t i = 0; i < list->n; i++)
+            count[met[i].block - least] += met[i].count;
+        for (int64_t b = least; b <= most; b++)
+            if (count[b - least] > 0)
+                met[n++] = (met_t){b, count[b - least]};
+        list->n = n;
+        return COLO_OK;
+    }
+    if (list->n > 1)
+        qsort(met, (size_t)list->n, sizeof *met, by_block);
+    for (int64_t i = 0; i < list->n; i++)
+        if (n > 0 && met[n - 1].block == met[i].block)
+            met[n - 1].count += met[i].count;
+        else
+            met[n++] = met[i];
+    list->n = n;
+    return COLO_OK;
+}
+
 /* The blocks of positions [lo, hi) of sequence @q. */
 static colo_status_t intersect_positions(const colo_side_t *side, int64_t q, int64_t lo, int64_t hi,
                                          colo_list_t *met)
@@ -417,23 +483,20 @@ static colo_status_t visit_destination(const colo_side_t *side, const colo_runs_
     const colo_ragged_t *r = side->ragged;
     colo_list_t list = {0};
     colo_status_t st = intersect_rows(side, mine, &list);
+    if (st == COLO_OK)
+        st = add_up(&list);
     const met_t *met = list.at;
-    if (st == COLO_OK && list.n > 1)
-        qsort(list.at, (size_t)list.n, sizeof *met, by_block);
     for (int64_t i = 0; st == COLO_OK && i < list.n; i++) {
-        if (i == 0 || met[i].block != met[i - 1].block) {
-            colo_block_t b;
-            const int64_t cp = met[i].block / r->dst.sp;
-            colo_block_clear(&b);
-            set_part(side->layout, COLO_SAMPLES, -1, cp / r->dst.cp, b.coord);
-            if (!side->full) {
-                set_part(side->layout, COLO_ROWS, 1, cp % r->dst.cp, b.coord);
-                set_part(side->layout, COLO_ROWS, 0, met[i].block % r->dst.sp, b.coord);
-            }
-            st = push_block(out, &b);
+        colo_block_t b;
+        const int64_t cp = met[i].block / r->dst.sp;
+        colo_block_clear(&b);
+        b.count = met[i].count;
+        set_part(side->layout, COLO_SAMPLES, -1, cp / r->dst.cp, b.coord);
+        if (!side->full) {
+            set_part(side->layout, COLO_ROWS, 1, cp % r->dst.cp, b.coord);
+            set_part(side->layout, COLO_ROWS, 0, met[i].block % r->dst.sp, b.coord);
         }
-        if (st == COLO_OK)
-            ((colo_block_t *)out->at)[out->n - 1].count += met[i].count;
+        st = push_block(out, &b);
     }
     free(list.at);
     return st;

@@ -50,10 +50,11 @@ typedef struct colo_ragged {
     colo_list_t in_order, parts;   /* colo_part_t: by segment; by source row */
     int64_t *src_lo;               /* [replicas + 1] first row of each source replica */
     int64_t *base;                 /* [nseqs] where a sequence begins on its replica's axis */
+    int64_t *local;                /* [nseqs] the same on the axis of a context rank */
     int64_t *chunk;                /* [nseqs] positions of a chunk */
     int64_t *length;               /* [replicas] of that axis */
     int64_t *dst_lo, *by_dst;      /* parts of each destination replica: by_dst[dst_lo[d] ..] */
-    int64_t cap[6];
+    int64_t cap[7];
 } colo_ragged_t;
 
 /* Takes layouts and shape, as ragged batches must have them. */

@@ -106,14 +106,18 @@ static bool other_rows(const colo_list_t met[3], int64_t i)
     return met[COLO_ROWS].n > 1 ? i % met[COLO_FEATURES].n == 0 : i == 0;
 }
 
-/* Passes the turns of a held block on up to the overlap of needed block @mine. */
+/* Passes the turns of a held block on up to the overlap of needed block @mine, whose rows end
+ * before @end. */
 static colo_status_t schedule_overlap(colo_builder_t *w, colo_schedule_t *t,
                                       const colo_side_t *need, const colo_side_t *hold,
                                       const int64_t *coords, colo_bounds_t *held,
-                                      const colo_block_t *mine)
+                                      const colo_block_t *mine, int64_t end)
 {
-    if (hold->ragged) /* all of it */
-        COLO_TRY(colo_block_rows(hold, coords, NULL, &held->runs));
+    colo_run_t first = {.count = end}; /* blocks of a ragged source ascend with their rows */
+    const colo_runs_t within = {.run = &first, .n = 1};
+    if (hold->ragged)
+        COLO_TRY(colo_block_rows(hold, coords, need->ragged_src ? &within : NULL, &held->runs));
+    w->plan->work += hold->ragged ? held->runs.n : 0;
     COLO_TRY(colo_blocks_intersect(w, need, held, w->fed));
     for (int64_t i = 0; i < choices(w->fed); i++) {
         int64_t at[COLO_MAX_DIMS];
@@ -141,7 +145,10 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
     if (!find_mine(w, need, at, &mine, &me))
         return COLO_OK;
     w->out = &w->recvs;
-    COLO_TRY_GOTO(st, colo_block_rows(need, at, NULL, &me.runs), done);
+    const colo_runs_t *own;
+    COLO_TRY_GOTO(st, colo_block_own_rows(w, need, at, &own), done);
+    me.runs = *own;
+    const int64_t end = own->n ? own->run[own->n - 1].row + own->run[own->n - 1].count : 0;
     COLO_TRY_GOTO(st, colo_blocks_intersect(w, hold, &me, w->met), done);
     for (int64_t i = 0; i < choices(w->met); i++) {
         colo_blocks_nth(w->met, i, at, &x);
@@ -166,13 +173,12 @@ static colo_status_t take(colo_builder_t *w, const colo_side_t *need, const colo
         if (g.n > 1) { /* one candidate serves all */
             COLO_TRY_GOTO(st, colo_sender_count(w, t, need, &mine), done);
             if (t[g.tier].m % g.n)
-                COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine), done);
+                COLO_TRY_GOTO(st, schedule_overlap(w, t, need, hold, at, &held, &mine, end), done);
         }
         COLO_TRY_GOTO(
             st, colo_sender_assign(w, &t[g.tier], &x, t[g.tier].mine, w->plan->rank, false), done);
     }
 done:
-    colo_runs_deinit(&me.runs);
     colo_runs_deinit(&held.runs);
     return st;
 }
@@ -190,7 +196,9 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
     if (!find_mine(w, hold, at, &mine, &me))
         return COLO_OK;
     w->out = &w->sends;
-    COLO_TRY_GOTO(st, colo_block_rows(hold, at, NULL, &me.runs), done);
+    const colo_runs_t *own;
+    COLO_TRY_GOTO(st, colo_block_own_rows(w, hold, at, &own), done);
+    me.runs = *own;
     COLO_TRY_GOTO(st, colo_blocks_intersect(w, need, &me, w->met), done);
     COLO_TRY_GOTO(st, colo_sender_sources(w, hold, &mine), done);
     for (int tier = 1; tier <= 3; tier++)
@@ -221,7 +229,6 @@ static colo_status_t give(colo_builder_t *w, const colo_side_t *hold, const colo
         colo_sender_pass(w, t, &x);
     }
 done:
-    colo_runs_deinit(&me.runs);
     colo_runs_deinit(&needed.runs);
     return st;
 }

@@ -33,6 +33,8 @@ typedef struct colo_builder {
     colo_list_t overlaps;           /* colo_entry_t: regions of one overlap */
     colo_list_t ranks, destinations; /* int64_t, ascending */
     colo_list_t by_node, by_rail;    /* sources of one block */
+    colo_runs_t own[3]; /* this rank's rows: source, destination, all of the destination */
+    bool has_own[3];
 } colo_builder_t;
 
 /* ---- blocks.c ---- */
@@ -66,6 +68,9 @@ colo_status_t colo_block_ranks(colo_builder_t *w, colo_list_t *out, const colo_g
 /* Rows of a block, ascending. @within: only what shares rows with these is needed; NULL: all. */
 colo_status_t colo_block_rows(const colo_side_t *side, const int64_t *coords,
                               const colo_runs_t *within, colo_runs_t *runs);
+/* All rows of this rank on @side; kept until the plan is made. */
+colo_status_t colo_block_own_rows(colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
+                                  const colo_runs_t **runs);
 /* Samples and features; false: none. */
 bool colo_block_box(const colo_builder_t *w, const colo_side_t *side, const int64_t *coords,
                     colo_bounds_t *x);

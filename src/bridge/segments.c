@@ -12,6 +12,7 @@
 #include "core/sized.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* ---- what a layout means here ---- */
 
@@ -221,9 +222,10 @@ static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
 colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
                                   const colo_ragged_axes_t *dst, colo_list_t *parts)
 {
-    int64_t sum = 0;
+    int64_t sum = 0, last_seq = -1, last_end = 0; /* of the part before */
     parts->n = 0;
     COLO_TRY(colo_segments_present(s));
+    bool ordered = !s->row_pos; /* parts ascend, as they usually do */
     COLO_TRY(check_sequences(s, dst));
     COLO_TRY(colo_parts_reserve(parts, s->count));
     for (int64_t e = 0; e < s->count; e++) {
@@ -253,8 +255,11 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
         if (n > length - pos)
             return bad_position(s, e, length - pos, length);
         add_part(parts, e, s->seq[e], pos, n);
+        ordered = ordered && (s->seq[e] > last_seq || (s->seq[e] == last_seq && pos >= last_end));
+        last_seq = s->seq[e];
+        last_end = pos + n;
     }
-    return check_apart(parts->at, parts->n, s->nseqs);
+    return ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
@@ -279,17 +284,31 @@ static uint64_t mix(uint64_t h, uint64_t v)
     return (h << 31 | h >> 33) * UINT64_C(0x9e3779b185ebca87);
 }
 
-/* Four chains, because one waits for each multiplication. */
+__extension__ typedef unsigned __int128 product_t;
+
+/* Both halves of the product of two entries and what came before. */
+static inline uint64_t fold(uint64_t h, uint64_t a, uint64_t b)
+{
+    const product_t x = (product_t)(a ^ UINT64_C(0x2d358dccaa6c78a5)) * (b ^ h);
+    return (uint64_t)x ^ (uint64_t)(x >> 64);
+}
+
+/* One multiplication for two entries, in four chains, because a chain waits for each of its own. */
 uint64_t colo_table_hash(const int64_t *v, int64_t n)
 {
-    uint64_t h[4] = {1, 2, 3, 4}, all = (uint64_t)n;
+    enum { CHAINS = 4 };
+    static const uint64_t seed[CHAINS] = {
+        UINT64_C(0x8bb84b93962eacc9), UINT64_C(0x4b33a62ed433d4a3), UINT64_C(0x4d5a2da51de1aa47),
+        UINT64_C(0xa0761d6478bd642f)};
+    uint64_t h[CHAINS], all = (uint64_t)n;
     int64_t i = 0;
-    for (; i + 4 <= n; i += 4)
-        for (int k = 0; k < 4; k++)
-            h[k] = mix(h[k], (uint64_t)v[i + k]);
+    memcpy(h, seed, sizeof h);
+    for (; i + 2 * CHAINS <= n; i += 2 * CHAINS)
+        for (int k = 0; k < CHAINS; k++)
+            h[k] = fold(h[k] + seed[k], (uint64_t)v[i + 2 * k], (uint64_t)v[i + 2 * k + 1]);
     for (; i < n; i++)
         h[0] = mix(h[0], (uint64_t)v[i]);
-    for (int k = 0; k < 4; k++)
+    for (int k = 0; k < CHAINS; k++)
         all = mix(all, h[k]);
     return all;
 }

@@ -189,12 +189,15 @@ colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer)
 int colo_entry_cmp(const void *a, const void *b)
 {
     const colo_entry_t *x = a, *y = b;
-    const int64_t kx[] = {x->peer, x->region.level, x->region.b[0], x->region.s[0], x->region.h[0]};
-    const int64_t ky[] = {y->peer, y->region.level, y->region.b[0], y->region.s[0], y->region.h[0]};
-    for (int i = 0; i < 5; i++)
-        if (kx[i] != ky[i])
-            return kx[i] < ky[i] ? -1 : 1;
-    return 0;
+    if (x->peer != y->peer)
+        return x->peer < y->peer ? -1 : 1;
+    if (x->region.level != y->region.level)
+        return x->region.level < y->region.level ? -1 : 1;
+    if (x->region.b[0] != y->region.b[0])
+        return x->region.b[0] < y->region.b[0] ? -1 : 1;
+    if (x->region.s[0] != y->region.s[0])
+        return x->region.s[0] < y->region.s[0] ? -1 : 1;
+    return (x->region.h[0] > y->region.h[0]) - (x->region.h[0] < y->region.h[0]);
 }
 
 /* Where part @k of @n of a @length starts, if the @length % n longer parts are from @turn on. */

@@ -8,6 +8,8 @@
 #include "harness/bridge_case.h"
 #include "harness/ragged_run.h"
 
+#include "bridge/plan.h" /* work */
+
 #define CASES 600
 #define MOST 16
 
@@ -147,6 +149,68 @@ static void rows_of_a_uniform_plan_are_those_of_all_its_samples(void **state)
     }
 }
 
+/* What planning looks at on @rank: @images of 90 rows in sequences of 5, which replicas make in
+ * turn. @runs: out: regions that arrive or stay. */
+static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t images,
+                       int64_t *runs)
+{
+    enum { MOST_IMAGES = 2000, EACH = 5 };
+    static int64_t rows[MOST_IMAGES], src_dp[MOST_IMAGES], seq[MOST_IMAGES], pos[MOST_IMAGES];
+    static int64_t len[MOST_IMAGES], dp[MOST_IMAGES];
+    colo_grid_t grid[2];
+    colo_layout_t src, dst;
+    colo_plan_t *p = NULL;
+    int32_t n;
+    assert_ok(colo_grid_parse(&grid[0], from, 0));
+    assert_ok(colo_grid_parse(&grid[1], to, 0));
+    assert_ok(colo_layout_init_src(&src, &grid[0]));
+    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    for (int64_t e = 0; e < images; e++) {
+        rows[e] = 90;
+        src_dp[e] = e % colo_grid_extent(&grid[0], "dp");
+        seq[e] = e / EACH;
+        pos[e] = e % EACH * 100;
+        len[e / EACH] = 512;
+        dp[e / EACH] = e / EACH * colo_grid_extent(&grid[1], "dp") / (images / EACH);
+    }
+    const colo_segments_t s = {sizeof s, images, rows,          src_dp, seq,
+                               pos,      NULL,   images / EACH, len,    dp};
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src,
+                                  .dst = &dst,           .shape = {.features = 8},
+                                  .dtype = COLO_F32,     .output = COLO_SHARDED};
+    assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
+    (void)colo_plan_locals(p, COLO_FORWARD, runs);
+    const colo_plan_message_t *m = colo_plan_recvs(p, COLO_FORWARD, &n);
+    for (int32_t i = 0; i < n; i++)
+        *runs += m[i].nregions;
+    const int64_t work = p->work;
+    colo_plan_destroy(&p);
+    return work;
+}
+
+/* Ranks and their peers stay the same, so only the rank's runs of rows cost more. Chunks 0 and 3 of
+ * rank 0 do not touch, so each run is a region. */
+static void planning_lists_the_rows_of_a_rank_once(void **state)
+{
+    int64_t few, many;
+    (void)state;
+    const int64_t a = work_of("dp=2", "cp=2,dp=1", 0, 500, &few);
+    const int64_t b = work_of("dp=2", "cp=2,dp=1", 0, 1000, &many);
+    assert_int_equal(few, 400);
+    assert_int_equal(many, 800);
+    assert_int_equal(b - a, many - few);
+}
+
+/* Two ranks hold what one of 64 needs and take turns. A turn depends on the needers before: rank 0
+ * has none, and each sequence has rows for it and for those behind it. */
+static void planning_passes_turns_of_ranks_before_only(void **state)
+{
+    int64_t runs;
+    (void)state;
+    const int64_t first = work_of("dp=64", "cp=4,tp=2,dp=8", 0, 2000, &runs);
+    assert_true(4 * first < work_of("dp=64", "cp=4,tp=2,dp=8", 63, 2000, &runs));
+}
+
 /* ---- refusals ---- */
 
 static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t rows)
@@ -200,6 +264,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plans_without_a_bridge_have_the_oracles_rows_and_bytes),
         cmocka_unit_test(rows_of_a_uniform_plan_are_those_of_all_its_samples),
+        cmocka_unit_test(planning_lists_the_rows_of_a_rank_once),
+        cmocka_unit_test(planning_passes_turns_of_ranks_before_only),
         cmocka_unit_test(what_a_plan_cannot_have_is_refused_with_the_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -240,6 +240,37 @@ static void the_hash_differs_when_any_entry_does(void **state)
     assert_true(colo_segments_hash(NULL) == 0);
 }
 
+/* A table of 67 entries: eight at a time, and what remains. */
+static void the_hash_differs_when_entries_change_or_trade_places(void **state)
+{
+    enum { N = 67 };
+    tables_t t;
+    int64_t rows[N], zero[N] = {0};
+    (void)state;
+    for (int64_t i = 0; i < N; i++)
+        rows[i] = 3 * i + 1;
+    colo_segments_t s = worked(&t)->s;
+    s.count = N;
+    s.rows = rows;
+    s.src_dp = s.seq = s.pos = zero;
+    const uint64_t first = colo_segments_hash(&s);
+    for (int i = 0; i < N; i++) {
+        rows[i] ^= 1;
+        assert_true(first != colo_segments_hash(&s));
+        rows[i] ^= 1;
+        for (int k = 0; k < i; k++) {
+            const int64_t a = rows[i], b = rows[k];
+            rows[i] = b;
+            rows[k] = a;
+            if (first == colo_segments_hash(&s))
+                fail_msg("entries %d and %d", k, i);
+            rows[i] = a;
+            rows[k] = b;
+        }
+    }
+    assert_true(first == colo_segments_hash(&s));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -251,6 +282,7 @@ int main(void)
         cmocka_unit_test(layouts_that_ragged_batches_cannot_have_are_refused),
         cmocka_unit_test(random_tables_are_judged_as_a_bitmap_judges_them),
         cmocka_unit_test(the_hash_differs_when_any_entry_does),
+        cmocka_unit_test(the_hash_differs_when_entries_change_or_trade_places),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
