@@ -38,7 +38,7 @@ build build-gpu
 
 logs=()
 # run_gpu NAME MESON-TEST-OPTIONS... - one test at a time: they share the devices. Builds the programs
-# and planted bugs of this suite first.
+# and mutants of this suite first.
 run_gpu() {
     local logs_of="build-gpu/meson-logs/testlog-$1" log rc=0
     rm -f "$logs_of"*.json

@@ -203,9 +203,9 @@ life_signs() {
 }
 
 # programs_of_tests DIR - those of tests and benchmarks, which "all" leaves out: targets for build. The
-# bugs planted in GPU code take minutes of nvcc; `meson test` builds those that it runs.
+# mutants in GPU code take minutes of nvcc; `meson test` builds those that it runs.
 programs_of_tests() {
-    linked "$1" tests bench | grep -v '^tests/gpu/\(libtwin-\|gpu-mutant-\)'
+    linked "$1" tests bench | grep -v '^tests/gpu/\(libmutant-\|gpu-mutant-\)'
 }
 
 # build DIR TARGETS... - builds what ninja builds by default, or these; quiet unless it fails or

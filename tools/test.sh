@@ -82,8 +82,8 @@ fi
 build build all $programs
 judge "it builds without a warning" no_warnings build || true
 if ! has nvidia-smi; then # they would take minutes of nvcc, to be skipped
-    here+=(--no-suite planted)
-    cases+=(--case "planted bugs turn tests on GPUs red=skipped")
+    here+=(--no-suite gpu-mutants)
+    cases+=(--case "mutants of GPU code=skipped")
 fi
 
 # rerun NAME WHAT MESON-TEST-OPTIONS... - builds build-NAME, as configured, and runs its setup of

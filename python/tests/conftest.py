@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-# A copy with a planted bug, or this one.
+# A copy with a mutant, or this one.
 PACKAGE = Path(os.environ.get('COLO_PACKAGE') or Path(__file__).resolve().parents[1])
 sys.path.insert(0, str(PACKAGE))
 # Ranks are processes of this file's tests: they find the package, too.

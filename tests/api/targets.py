@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ninja` and `meson install` build the library, tools and examples; no test, planted bug or benchmark.
+"""`ninja` and `meson install` build the library, tools and examples; no test, mutant or benchmark.
 
 usage: targets.py NINJA BUILD-FOLDER
 """

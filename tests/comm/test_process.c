@@ -132,7 +132,7 @@ static const colo_transport_ops_t desks = {.abi = COLO_TRANSPORT_ABI,
                                            .close = desk_close};
 
 /* A world and, so that the transport outlives it, a second group of the same ranks. */
-static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
+static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **mutant)
 {
     colo_grid_t grid;
     memset(post, 0, sizeof *post);
@@ -142,22 +142,22 @@ static void open_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
         struct desk *d = calloc(1, sizeof *d);
         d->post = post;
         d->rank = r;
-        world[r] = twin[r] = NULL;
+        world[r] = mutant[r] = NULL;
         assert_ok(colo_process_comm(&colo_comm_sockets_ops, &desks, d, r, RANKS, true, &world[r]));
         assert_ok(colo_comm_set_check(world[r], 0)); /* or groups would talk when they are made */
-        assert_ok(colo_comm_split(world[r], &grid, "dp", &twin[r]));
+        assert_ok(colo_comm_split(world[r], &grid, "dp", &mutant[r]));
         assert_ok(colo_comm_set_timeout(world[r], DEADLINE_MS));
-        assert_ok(colo_comm_set_timeout(twin[r], DEADLINE_MS));
+        assert_ok(colo_comm_set_timeout(mutant[r], DEADLINE_MS));
     }
     unsetenv("COLO_TIMEOUT_MS");
 }
 
-static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **twin)
+static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **mutant)
 {
     memset(post->held, 0, sizeof post->held);
     for (int32_t r = 0; r < RANKS; r++) {
         colo_comm_destroy(&world[r]);
-        colo_comm_destroy(&twin[r]);
+        colo_comm_destroy(&mutant[r]);
     }
     for (int32_t i = 0; i < RANKS * RANKS; i++)
         for (struct letter *l = post->link[i / RANKS][i % RANKS], *next; l; l = next) {
@@ -169,45 +169,45 @@ static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **twin
 static void who_left_one_group_is_named_at_once(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
     colo_comm_destroy(&world[1]); /* it still has the other group, so its process is there */
     double begin = colo_now();
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT,
                  "rank 0 waited for rank 1 (world rank 1), which has left the communicator; the "
                  "last operation of rank 1 is none");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    assert_ok(colo_comm_check(twin[0]));
-    close_all(&post, world, twin);
+    assert_ok(colo_comm_check(mutant[0]));
+    close_all(&post, world, mutant);
 }
 
 static void why_all_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
     post.held[0][2] = true; /* rank 2 does not hear rank 0 itself */
     colo_comm_abort(world[0], "the loss is not a number");
     assert_int_equal(colo_comm_check(world[1]), COLO_ERR_ABORTED);
     colo_comm_destroy(&world[1]);
     assert_fails(colo_comm_barrier(world[2], NULL), COLO_ERR_ABORTED, "the loss is not a number");
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 static void why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
+    colo_comm_t *world[RANKS], *mutant[RANKS];
     float x[RANKS] = {0};
-    open_all(&post, world, twin);
+    open_all(&post, world, mutant);
     post.held[0][2] = true;
     assert_fails(colo_comm_all_gather(world[0], NULL, x, 1, COLO_F32, NULL), COLO_ERR_ARG, "NULL");
     assert_int_equal(colo_comm_check(world[1]), COLO_ERR_PEER);
     colo_comm_destroy(&world[1]);
     assert_fails(colo_comm_all_gather(world[2], x, x, 1, COLO_F32, NULL), COLO_ERR_PEER,
                  "rank 0 failed: all_gather: send is NULL");
-    assert_ok(colo_comm_check(twin[2]));
-    close_all(&post, world, twin);
+    assert_ok(colo_comm_check(mutant[2]));
+    close_all(&post, world, mutant);
 }
 
 /* The head of @rank's barrier, to rank 1 and without what @rank says when nobody comes. */
@@ -228,15 +228,15 @@ static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
 static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS], *c;
-    open_all(&post, world, twin);
-    c = twin[1];
+    colo_comm_t *world[RANKS], *mutant[RANKS], *c;
+    open_all(&post, world, mutant);
+    c = mutant[1];
     for (int32_t r = 0; r < RANKS; r++)
         for (int32_t to = r + 1; r != 1 && to < RANKS; to++)
             post.held[r][to] = to != 1; /* these do not hear that rank r gave up */
     for (int32_t r = 0; r < RANKS; r++)
         if (r != 1)
-            send_head_only(&post, twin[r], r);
+            send_head_only(&post, mutant[r], r);
     uint64_t seq = colo_comm_i_begin(c, (colo_op_desc_t){.kind = COLO_OP_BARRIER}, 0, 0, 2);
     colo_round_begin(c, 0);
     assert_ok(colo_comm_check(c));
@@ -249,57 +249,57 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     assert_ok(colo_round_run(c));
     colo_comm_i_end(c, seq, COLO_OK);
     assert_ok(colo_comm_check(c));
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 static void no_memory_for_a_head_is_an_error_at_once_and_told(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
     post.poor = true;
     assert_fails(colo_comm_barrier(world[1], NULL), COLO_ERR_NOMEM, "no memory to send");
     post.poor = false;
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_PEER,
                  "rank 1 failed: no memory to send");
-    assert_ok(colo_comm_check(twin[0]));
-    close_all(&post, world, twin);
+    assert_ok(colo_comm_check(mutant[0]));
+    close_all(&post, world, mutant);
 }
 
 static void no_memory_for_a_goodbye_is_told_to_all_groups(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
     post.poor = true;
     colo_comm_destroy(&world[1]);
     post.poor = false;
-    assert_fails(colo_comm_check(twin[1]), COLO_ERR_NOMEM, "no memory for a frame");
-    assert_fails(colo_comm_barrier(twin[0], NULL), COLO_ERR_PEER,
+    assert_fails(colo_comm_check(mutant[1]), COLO_ERR_NOMEM, "no memory for a frame");
+    assert_fails(colo_comm_barrier(mutant[0], NULL), COLO_ERR_PEER,
                  "rank 1 failed: no memory for a frame");
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
     assert_ok(colo_comm_set_timeout(world[0], 100));
     post.chatter_until = colo_now() + 10;
     assert_fails(colo_comm_barrier(world[0], NULL), COLO_ERR_TIMEOUT, "within 100 ms");
     assert_true(colo_now() < post.chatter_until);
     post.chatter_until = 0;
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 /* What a transport's library does in a child of fork() is anybody's guess. */
 static void child_that_exits_sends_nothing(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
+    colo_comm_t *world[RANKS], *mutant[RANKS];
     int status = 1;
-    open_all(&post, world, twin);
+    open_all(&post, world, mutant);
     frames = mmap(NULL, sizeof *frames, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(frames != MAP_FAILED);
     fflush(NULL);
@@ -311,7 +311,7 @@ static void child_that_exits_sends_nothing(void **state)
     assert_int_equal(atomic_load(frames), 0);
     munmap((void *)frames, sizeof *frames);
     frames = NULL;
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 /* ---- a fault after which older operations go on ---- */
@@ -338,58 +338,58 @@ static void pass(colo_comm_t *comm, int operations)
 static void fault_in_an_older_operation_is_told_and_named(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
-    pass(twin[0], 2);
-    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
+    pass(mutant[0], 2);
+    assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     post.late[0][1] = 3; /* the news come when #1 has begun */
-    assert_fails(wait_for(twin[1], 3, 40), COLO_ERR_TIMEOUT,
+    assert_fails(wait_for(mutant[1], 3, 40), COLO_ERR_TIMEOUT,
                  "exchange #1 (i32) on 'dp' (world ranks 0 1 2 3): rank 1 waited for rank 3");
     post.late[0][2] = 6;
     post.late[1][2] = 9;
-    pass(twin[2], 1);
+    pass(mutant[2], 1);
     double begin = colo_now();
-    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 1 waited for rank 3");
+    assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 1 waited for rank 3");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 /* Rank 0 fails in #3, and rank 1 has not begun #1, for which rank 2 waits. */
 static void rank_that_will_not_begin_an_older_operation_says_so(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
-    pass(twin[0], 2);
-    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
-    assert_fails(colo_comm_check(twin[1]), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
+    pass(mutant[0], 2);
+    assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
+    assert_fails(colo_comm_check(mutant[1]), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
     post.late[0][2] = 3;
     post.late[1][2] = 6;
     double begin = colo_now();
-    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
+    assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_TIMEOUT, "rank 0 waited for rank 3");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 /* Rank 0 fails in #3, and rank 1 brings wrong arguments to #1, for which rank 2 waits. */
 static void wrong_arguments_of_an_older_operation_are_told_and_named(void **state)
 {
     static struct post post;
-    colo_comm_t *world[RANKS], *twin[RANKS];
-    open_all(&post, world, twin);
-    pass(twin[0], 2);
-    assert_int_equal(wait_for(twin[0], 3, 20), COLO_ERR_TIMEOUT);
+    colo_comm_t *world[RANKS], *mutant[RANKS];
+    open_all(&post, world, mutant);
+    pass(mutant[0], 2);
+    assert_int_equal(wait_for(mutant[0], 3, 20), COLO_ERR_TIMEOUT);
     post.late[0][1] = 1; /* when it has looked whether the group lives */
     (void)colo_fail(COLO_ERR_ARG, "rank 1 is wrong");
-    assert_int_equal(colo_comm_i_fail(twin[1], COLO_ERR_ARG), COLO_ERR_ARG);
-    assert_fails(colo_comm_check(twin[1]), COLO_ERR_ARG, "rank 1 is wrong");
+    assert_int_equal(colo_comm_i_fail(mutant[1], COLO_ERR_ARG), COLO_ERR_ARG);
+    assert_fails(colo_comm_check(mutant[1]), COLO_ERR_ARG, "rank 1 is wrong");
     post.late[0][2] = 3;
     post.late[1][2] = 6;
     double begin = colo_now();
-    assert_fails(wait_for(twin[2], 1, DEADLINE_MS), COLO_ERR_PEER,
+    assert_fails(wait_for(mutant[2], 1, DEADLINE_MS), COLO_ERR_PEER,
                  "rank 1 failed: rank 1 is wrong");
     assert_true(colo_now() - begin < DEADLINE_MS / 2e3);
-    close_all(&post, world, twin);
+    close_all(&post, world, mutant);
 }
 
 int main(void)

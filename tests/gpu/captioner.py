@@ -3,7 +3,7 @@
 
 Every pair of layouts with each kind of output, one after the other: two programs on the same GPUs wait
 for each other's time slices at every collective. With T_SCALE below 100 a pair has one kind, in turn.
-Each must end by a verdict that is green (must-fail.py). Fewer GPUs than ranks: exit status 77, with the
+Each must end by a verdict that has survived (must-fail.py). Fewer GPUs than ranks: exit status 77, with the
 reason.
 """
 import importlib.util
@@ -31,9 +31,9 @@ def check(captioner, args):
         sys.exit(77)
     color, why = judge.verdict(done.returncode, done.stdout, done.stderr)
     print('%s: %s: %s' % (color, ' '.join(args), why[:110]), flush=True)
-    if color != 'green':
+    if color != 'survived':
         print('\n'.join('    | ' + line for line in (done.stdout + done.stderr).splitlines()[-60:]))
-    return color == 'green'
+    return color == 'survived'
 
 
 def main(captioner, words):

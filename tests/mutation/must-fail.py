@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a program with a planted bug and passes only if the program noticed.
+"""Runs a program with a mutant and passes only if the program noticed.
 
-usage: must-fail.py [--green] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
-Red is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
+usage: must-fail.py [--survives] [--may-skip] [--limit SECONDS] PROGRAM ARGS...
+Killed is: a CMocka program that ran all its cases and reports failed assertions (exit status 1..125,
 not 77), or a program whose last line is a JSON object with "ok": false and whose exit status is 1.
-A crash, a hang, a skip, an error message instead of a verdict are not red: a bug that breaks the
-program in another way than the one it is planted for proves nothing. --green: must pass instead.
+A crash, a hang, a skip, an error message instead of a verdict are not killed: a bug that breaks the
+program in another way than the one it is planted for proves nothing. --survives: must pass instead.
 --may-skip: exit status 77 is handed on, so that a launcher that is missing counts as a skip.
 """
 import json
@@ -20,7 +20,7 @@ FAILED = re.compile(r'^\[  FAILED  \] (?!.*listed below)(.*)$', re.M)
 
 
 def verdict(code, out, err):
-    """("red" or "green" or "broken", why)"""
+    """("killed" or "survived" or "broken", why)"""
     if code < 0:
         return 'broken', 'it died of signal %d' % -code
     if code == 77:
@@ -34,9 +34,9 @@ def verdict(code, out, err):
             return 'broken', 'a case crashed'
         failed = sorted(set(FAILED.findall(out + err)))
         if code and failed:
-            return 'red', 'failed: ' + '; '.join(failed)
+            return 'killed', 'failed: ' + '; '.join(failed)
         if not code and not failed:
-            return 'green', 'all cases passed'
+            return 'survived', 'all cases passed'
         return 'broken', 'exit status %d with %d failed cases' % (code, len(failed))
     lines = out.strip().splitlines()
     try:
@@ -44,18 +44,18 @@ def verdict(code, out, err):
     except (IndexError, ValueError, KeyError, TypeError):
         return 'broken', 'neither CMocka output nor a last line of JSON with "ok"; exit status %d' % code
     if ok is False and code == 1:
-        return 'red', lines[-1]
+        return 'killed', lines[-1]
     if ok is True and code == 0:
-        return 'green', lines[-1]
+        return 'survived', lines[-1]
     return 'broken', 'exit status %d with "ok": %s' % (code, ok)
 
 
 def main(args):
-    want, limit, may_skip = 'red', 100.0, False
+    want, limit, may_skip = 'killed', 100.0, False
     while args and args[0].startswith('--'):
         option = args.pop(0)
-        if option == '--green':
-            want = 'green'
+        if option == '--survives':
+            want = 'survived'
         elif option == '--may-skip':
             may_skip = True
         elif option == '--limit' and args:

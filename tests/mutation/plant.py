@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads mutants.json: tells Meson what to build, and writes the source of one twin.
+"""Reads mutants.json: tells Meson what to build, and writes the source of one mutant.
 
 usage: plant.py LIST --list              lines for meson.build, fields separated by tabs, "-" empty
-       plant.py LIST --plant NAME OUT    the twin's source with its bug in place
-A twin's old text must occur exactly once in its source: code that moved on must not leave a twin
+       plant.py LIST --plant NAME OUT    the mutant's source with its bug in place
+A mutant's old text must occur exactly once in its source: code that moved on must not leave a mutant
 behind that changes nothing, or something else.
 """
 import json
@@ -26,15 +26,15 @@ def load(path):
     return what
 
 
-def planted(mutant):
+def mutated(mutant):
     source = (ROOT / mutant['source']).read_text()
     old, new = text(mutant['old']), text(mutant['new'])
     count = source.count(old)
     if count != 1 or not old:
         sys.exit('mutant "%s": its old text occurs %d times in %s, expected once:\n%s'
                  % (mutant['name'], count, mutant['source'], old))
-    if old == new and mutant.get('red'):
-        sys.exit('mutant "%s": changes nothing and expects red' % mutant['name'])
+    if old == new and mutant.get('killed_by'):
+        sys.exit('mutant "%s": changes nothing and expects to be killed' % mutant['name'])
     at = source.index(old)
     line = source.count('\n', 0, at) + 1
     after = line + old.count('\n')
@@ -62,16 +62,16 @@ def listing(what):
         print('program', name, needs, ','.join(sources(program)), c_args,
               program.get('judge', '-'), sep='\t')
     for mutant in what['mutants']:
-        runs = [(color, run) for color in ('red', 'green') for run in mutant.get(color, [])]
+        runs = [(color, run) for color in ('killed', 'survived') for run in mutant.get(color + '_by', [])]
         if not runs:
-            sys.exit('mutant "%s": neither "red" nor "green"' % mutant['name'])
+            sys.exit('mutant "%s": neither "killed_by" nor "survived_by"' % mutant['name'])
         for color, run in runs:
             program, _, args = run.partition(' ')
             if program not in what['programs']:
                 sys.exit('mutant "%s": no program "%s"' % (mutant['name'], program))
             mine = sources(what['programs'][program])
             own = [s for s in mine if s != mutant['source']] if mutant['source'] in mine else []
-            print('twin', mutant['name'], mutant['source'], color, program, args or '-',
+            print('mutant', mutant['name'], mutant['source'], color, program, args or '-',
                   ','.join(own) or '-', sep='\t')
 
 
@@ -81,7 +81,7 @@ def main(args):
     elif len(args) == 4 and args[1] == '--plant':
         for mutant in load(args[0])['mutants']:
             if mutant['name'] == args[2]:
-                Path(args[3]).write_text(planted(mutant))
+                Path(args[3]).write_text(mutated(mutant))
                 return
         sys.exit('no mutant "%s"' % args[2])
     else:

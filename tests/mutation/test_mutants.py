@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""plant.py refuses text that is missing or occurs twice; must-fail.py takes no excuse for red."""
+"""plant.py refuses text that is missing or occurs twice; must-fail.py takes no excuse."""
 import json
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def expect(what, got, want):
 
 
 def plant(folder, old, new, **more):
-    mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'red': ['p']}, **more)
+    mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'killed_by': ['p']}, **more)
     path = folder / 'list.json'
     path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutation/sample.c']}},
                                 'mutants': [mutant]}))
@@ -46,34 +46,34 @@ FAILS, PASSES = RAN % 'FAILED  ', RAN % '     OK '
 with tempfile.TemporaryDirectory() as name:
     folder = Path(name)
     expect('text that occurs once', plant(folder, 't.shape[axis] = length;', 'bug;'), 0)
-    twin = (folder / 'out.c').read_text()
-    expect('the bug is in', twin.count('bug;'), 1)
-    expect('the old text is gone', twin.count('t.shape[axis] = length;'), 0)
+    mutant = (folder / 'out.c').read_text()
+    expect('the bug is in', mutant.count('bug;'), 1)
+    expect('the old text is gone', mutant.count('t.shape[axis] = length;'), 0)
     expect('lines', plant(folder, ['    t.shape[axis] = length;', '    return t;'], 'x'), 0)
     expect('text that is not there', plant(folder, 'no such text', 'bug;'), 1)
     expect('text that occurs often', plant(folder, 'return', 'bug;'), 1)
     expect('no text', plant(folder, '', 'bug;'), 1)
-    expect('red without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
+    expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
-    expect('a failed case is red', judge(folder, FAILS + 'exit 1'), 0)
-    expect('a failed case is not green', judge(folder, FAILS + 'exit 1', '--green'), 1)
-    expect('all passed is not red', judge(folder, PASSES + 'exit 0'), 1)
-    expect('all passed is green', judge(folder, PASSES + 'exit 0', '--green'), 0)
+    expect('a failed case is killed', judge(folder, FAILS + 'exit 1'), 0)
+    expect('a failed case has not survived', judge(folder, FAILS + 'exit 1', '--survives'), 1)
+    expect('all passed is not killed', judge(folder, PASSES + 'exit 0'), 1)
+    expect('all passed has survived', judge(folder, PASSES + 'exit 0', '--survives'), 0)
     expect('a status that no case explains', judge(folder, PASSES + 'exit 3'), 1)
     expect('a signal', judge(folder, FAILS + 'kill -SEGV $$'), 1)
     expect('a crash that CMocka caught',
            judge(folder, FAILS + 'echo "Test failed with exception: Segmentation fault" >&2; exit 1'), 1)
     expect('an end before the last case', judge(folder, FAILS.rsplit('echo', 1)[0] + 'exit 1'), 1)
     expect('a skip', judge(folder, 'exit 77'), 1)
-    expect('a skip is not green', judge(folder, 'exit 77', '--green'), 1)
-    expect('a skip that may be', judge(folder, 'exit 77', '--green', '--may-skip'), 77)
+    expect('a skip has not survived', judge(folder, 'exit 77', '--survives'), 1)
+    expect('a skip that may be', judge(folder, 'exit 77', '--survives', '--may-skip'), 77)
     expect('no skip where one may be', judge(folder, PASSES + 'exit 0', '--may-skip'), 1)
     expect('a hang', judge(folder, 'exec sleep 30', '--limit', '0.3'), 1)
     expect('a usage error', judge(folder, 'echo unknown option >&2; exit 2'), 1)
     expect('a verdict', judge(folder, 'echo \'{"ok": false}\'; exit 1'), 0)
     expect('a verdict with another status', judge(folder, 'echo \'{"ok": false}\'; exit 2'), 1)
     expect('a good verdict', judge(folder, 'echo \'{"ok": true}\'; exit 0'), 1)
-    expect('a good verdict is green', judge(folder, 'echo \'{"ok": true}\'', '--green'), 0)
+    expect('a good verdict has survived', judge(folder, 'echo \'{"ok": true}\'', '--survives'), 0)
     expect('a program that is not there', judge(folder, 'exec /no/such/program'), 1)
 
 print('%d wrong' % bad)

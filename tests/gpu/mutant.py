@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a GPU test on a backend with a planted bug (tests/mutation/README.md).
+"""Runs a GPU test on a backend with a mutant (tests/mutation/README.md).
 
-usage: twin.py MODULE NAME BACKENDS PROGRAM
+usage: mutant.py MODULE NAME BACKENDS PROGRAM
 MODULE takes the place of libcolobridge-NAME.so among the BACKENDS of the build.
 """
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Planted bugs: a copy of the package with one bug in it must turn the tests named beside it red."""
+"""Mutants: a copy of the package with one bug in it must be killed by the tests that its row names."""
 import os
 import shutil
 import sys
@@ -10,7 +10,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 # name: (file, old, new, test file, test): old occurs once
-TWINS = {
+MUTANTS = {
     'the slot of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',
@@ -311,10 +311,10 @@ def pytest_in_fork(log, package, arguments, **environment):
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize('name', list(TWINS))
-def test_a_planted_bug_is_seen(name, tmp_path):
+@pytest.mark.parametrize('name', list(MUTANTS))
+def test_a_mutated_bug_is_seen(name, tmp_path):
     pytest.importorskip('torch')
-    path, old, new, file, test = TWINS[name]
+    path, old, new, file, test = MUTANTS[name]
     shutil.copytree(HERE.parent / 'colobridge', tmp_path / 'colobridge',
                     ignore=shutil.ignore_patterns('__pycache__'))
     bugged = tmp_path / 'colobridge' / path
