@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * logprob_backward.cu - the ladder of the gradient of log-probability with upstream g:
+ * logprob_backward.cu - the variants of the gradient of log-probability with upstream g:
  *     dz_j = g ([j = t] - e^(z_j - m - log s))
  * which must read and write [T, V] bf16 once. The limit is cudaMemcpyAsync of the same bytes.
  *
@@ -11,9 +11,9 @@
  *                                        in one run only; nothing is kept in the caches
  *   library: colo_k_logprob_grad, 4 with any dtype, alignment, entropy, smoothing, softcap
  *
- *   ladder-logprob-backward [T V [ITERATIONS]]
+ *   variants-logprob-backward [T V [ITERATIONS]]
  */
-#include "ladder.h"
+#include "variants.h"
 
 struct row {
     float lse, g;
@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(256, 5) backward4(const __nv_bfloat16 *z, cons
 }
 
 /* Elements of four rows that are not what fp64 says, to their rounding */
-static long wrong(const ladder &l, const std::vector<row> &rows, const __nv_bfloat16 *dz)
+static long wrong(const variants &l, const std::vector<row> &rows, const __nv_bfloat16 *dz)
 {
     long n = 0;
     std::vector<__nv_bfloat16> got((size_t)l.vocab);
@@ -118,7 +118,7 @@ static long wrong(const ladder &l, const std::vector<row> &rows, const __nv_bflo
 
 int main(int argc, char **argv)
 {
-    ladder l(argc, argv);
+    variants l(argc, argv);
     const int64_t T = l.tokens, V = l.vocab;
     __nv_bfloat16 *dz;
     row *rows;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * logprob_forward.cu - the ladder of the forward statistics: per token of [T, V] bf16 logits
+ * logprob_forward.cu - the variants of the forward statistics: per token of [T, V] bf16 logits
  *     m = max_j z_j,   s = sum_j e^(z_j - m),   x_t = z_target
  * which must read the logits once. The limit is a kernel that only sums their bits.
  *
@@ -11,9 +11,9 @@
  *   5  four loads under way, rescale rarely maximum of 32 logits first, then one exp each
  *   library: colo_k_logprob_stats, 5 with any dtype, alignment, shard, entropy, softcap
  *
- *   ladder-logprob-forward [T V [ITERATIONS]]
+ *   variants-logprob-forward [T V [ITERATIONS]]
  */
-#include "ladder.h"
+#include "variants.h"
 
 #include <math_constants.h>
 
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(128, 10)
 }
 
 /* How many of four rows are not what fp64 says, logp to 1e-4 */
-static int wrong(const ladder &l, const std::function<double(int64_t)> &logp)
+static int wrong(const variants &l, const std::function<double(int64_t)> &logp)
 {
     int n = 0;
     for (int i = 0; i < 4; i++) {
@@ -157,7 +157,7 @@ static int wrong(const ladder &l, const std::function<double(int64_t)> &logp)
 
 int main(int argc, char **argv)
 {
-    ladder l(argc, argv);
+    variants l(argc, argv);
     const int64_t T = l.tokens, V = l.vocab;
     stats *out;
     float *logp;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk.cu - the ladder of the k largest of a row, with the row's statistics: per token of
+ * topk.cu - the variants of the k largest of a row, with the row's statistics: per token of
  * [T, V] bf16 logits the k largest columns in order, of equal ones the first, and what logprob's
  * forward needs. The logits must be read once; the limit is a kernel that only sums their bits.
  *
@@ -11,9 +11,9 @@
  * one warp library: colo_k_topk_largest      3 with the statistics in the same read, a look at the
  * room every second step, any dtype, alignment, shard
  *
- *   ladder-topk [T V [ITERATIONS]]
+ *   variants-topk [T V [ITERATIONS]]
  */
-#include "ladder.h"
+#include "variants.h"
 
 #include "losses-launch.h"
 
@@ -232,7 +232,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 /* How many of four rows are not what a sort on the host says */
-static int wrong(const ladder &l, const int64_t *ids, int k)
+static int wrong(const variants &l, const int64_t *ids, int k)
 {
     int n = 0;
     std::vector<int64_t> got((size_t)k), want((size_t)l.vocab);
@@ -250,7 +250,7 @@ static int wrong(const ladder &l, const int64_t *ids, int k)
 
 int main(int argc, char **argv)
 {
-    ladder l(argc, argv);
+    variants l(argc, argv);
     const int64_t T = l.tokens, V = l.vocab;
     int64_t *ids, *rows;
     unsigned char *block;

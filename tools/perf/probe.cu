@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * probe.cu - yardsticks: what a kernel can reach that only reads, only reads and writes, or only
+ * probe.cu - baselines: what a kernel can reach that only reads, only reads and writes, or only
  * stores into other GPUs, and the inputs and comparisons of colo-perf.
  */
 #include "probe.h"

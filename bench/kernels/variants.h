@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ladder.h - what the ladders share: bf16 inputs, median times, the limit, a line a version.
+ * variants.h - what the variants share: bf16 inputs, median times, the limit, a line a version.
  *
- * A ladder keeps the versions of a kernel that led to the one in kernels/, slowest first, each as
+ * A variants keeps the versions of a kernel that led to the one in kernels/, slowest first, each as
  * short as it can be, so that one can read what a step is and see what it gained.
  */
-#ifndef BENCH_KERNELS_LADDER_H
-#define BENCH_KERNELS_LADDER_H
+#ifndef BENCH_KERNELS_VARIANTS_H
+#define BENCH_KERNELS_VARIANTS_H
 
 #include "kernels.h"
 #include "perf/probe.h"
@@ -23,14 +23,14 @@
 #include <functional>
 #include <vector>
 
-struct ladder {
+struct variants {
     int64_t tokens = 8192, vocab = 151936;
     int iterations = 20;
     __nv_bfloat16 *z = nullptr; /* [tokens, vocab] */
     int64_t *targets = nullptr; /* [tokens], device */
     std::vector<int64_t> host_targets;
 
-    ladder(int argc, char **argv)
+    variants(int argc, char **argv)
     {
         if (argc == 3 || argc == 4) {
             tokens = atoll(argv[1]);
