@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random ragged batches, and what ragged batches mean, by hand on a matrix of all rows: index_select where rows
-are taken, index_copy where they are merged. docs/ragged.md has the rules; nothing here calls the library."""
+are taken, index_copy where they are merged. docs/ragged.md has the rules; a Case calls nothing of the library.
+carried() runs a bridge on a case."""
 import random
 
 import torch
 
+TEXT = -1234.0
+
 # (source, destination, rows split over tp on the destination) of so many ranks. Dims: first varies fastest.
 PAIRS = {
+    1: [('dp=1', 'dp=1', False)],
     2: [('dp=2', 'cp=2,dp=1', False), ('tp=2,dp=1', 'dp=2', False), ('cp=2', 'tp=2', True)],
     4: [('tp=2,dp=2', 'tp=2,cp=2,dp=1', False), ('dp=4', 'cp=2,dp=2', False), ('dp=4', 'cp=4', False),
         ('tp=4,dp=1', 'tp=1,cp=2,dp=2', False), ('tp=2,dp=2', 'tp=2,cp=2', True), ('cp=2,dp=2', 'tp=4', True),
@@ -150,3 +154,33 @@ class Case:
             y = self.y(rank, G, text)
             total = total + (y * self.d_y(rank, y.detach(), merged) * scale).sum()
         return torch.autograd.grad(total, G)[0]
+
+
+def carried(rank, case, carry, segments, merged, device='cpu'):
+    """Two tensors, and one without gradients: bits and gradients are the case's."""
+    mine = case.source(rank)
+    G, marks = case.values(4), case.values(1, 5, torch.int64)
+    x = G.index_select(0, mine).to(device).requires_grad_()
+    embedded = torch.full((case.axis(rank), 4), TEXT, dtype=torch.float64, device=device, requires_grad=True)
+    masks = torch.full((case.axis(rank), 1), -7, dtype=torch.int64)
+    into = (embedded * 1, masks.to(device).clone()) if merged else None
+    y, marked = carry((x, marks.index_select(0, mine).to(device)), segments, into=into)
+    assert not merged or (y is into[0] and marked is into[1])
+    want = case.y(rank, G, embedded.detach().cpu() if merged else None)
+    assert torch.equal(y.cpu(), want), (y, want)
+    assert torch.equal(marked.cpu(), case.y(rank, marks, masks if merged else None)) and not marked.requires_grad
+    d_y = case.d_y(rank, want, merged)
+    given = d_y.to(device).clone()
+    y.backward(given)
+    assert torch.equal(given.cpu(), d_y)
+    d_G = case.d_G(merged, 4)
+    assert torch.equal(x.grad.cpu(), d_G.index_select(0, mine)), (x.grad, d_G.index_select(0, mine))
+    if merged:  # what index_copy gives the text
+        text = embedded.detach().cpu().clone().requires_grad_()
+        case.y(rank, G, text).backward(d_y)
+        assert torch.equal(embedded.grad.cpu(), text.grad), (embedded.grad, text.grad)
+    else:
+        assert carry.rows(segments, device) == (len(mine), len(want))
+    with torch.no_grad():
+        alone = carry(x, segments, into=(embedded * 1 if merged else None))
+    assert torch.equal(alone.cpu(), want) and not alone.requires_grad

@@ -14,11 +14,10 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 
 import colobridge as cb  # noqa: E402
 import colobridge.torch as ct  # noqa: E402
-from ragged_case import Case  # noqa: E402
+from ragged_case import TEXT, Case, carried  # noqa: E402
 from world import World, meet  # noqa: E402
 
 SEED = int(os.environ.get('T_SEED', '1'))
-TEXT = -1234.0
 
 
 @pytest.fixture(scope='module')
@@ -43,40 +42,11 @@ def carries(rank, seeds, size, group=None):
             carry = bridge_of(case, group or dist.group.WORLD)
             segments = cb.Segments(**case.tables())
             for merged in (False, True):
-                one_case(rank, case, carry, segments, merged)
+                carried(rank, case, carry, segments, merged)
             carry.destroy()
         except Exception as why:
             why.args = ('T_SEED=%d: %s' % (seed, why),)
             raise
-
-
-def one_case(rank, case, carry, segments, merged):
-    mine = case.source(rank)
-    G, marks = case.values(4), case.values(1, 5, torch.int64)
-    x = G.index_select(0, mine).requires_grad_()
-    embedded = torch.full((case.axis(rank), 4), TEXT, dtype=torch.float64, requires_grad=True)
-    masks = torch.full((case.axis(rank), 1), -7, dtype=torch.int64)
-    into = (embedded * 1, masks.clone()) if merged else None
-    y, marked = carry((x, marks.index_select(0, mine)), segments, into=into)
-    assert not merged or (y is into[0] and marked is into[1])
-    want = case.y(rank, G, embedded.detach() if merged else None)
-    assert torch.equal(y, want), (y, want)
-    assert torch.equal(marked, case.y(rank, marks, masks if merged else None)) and not marked.requires_grad
-    d_y = case.d_y(rank, want, merged)
-    kept = d_y.clone()
-    y.backward(d_y)
-    assert torch.equal(d_y, kept)
-    d_G = case.d_G(merged, 4)
-    assert torch.equal(x.grad, d_G.index_select(0, mine)), (x.grad, d_G.index_select(0, mine))
-    if merged:  # what index_copy gives the text
-        text = embedded.detach().clone().requires_grad_()
-        case.y(rank, G, text).backward(d_y)
-        assert torch.equal(embedded.grad, text.grad), (embedded.grad, text.grad)
-    else:
-        assert carry.rows(segments) == (len(mine), len(want))
-    with torch.no_grad():
-        alone = carry(x, segments, into=(embedded * 1 if merged else None))
-    assert torch.equal(alone, want) and not alone.requires_grad
 
 
 def test_random_batches_on_processes_are_those_of_the_oracle(world):

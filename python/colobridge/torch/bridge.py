@@ -330,7 +330,7 @@ class Bridge:
         carried on @device before."""
         import torch
         self._need_ragged(True)
-        ragged = self._ragged_of(torch.device(device))
+        ragged = self._ragged_of(torch.empty(0, device=device).device)  # with the number of its GPU
         with groups.telling(ragged.comm):
             return ragged.batch(segments, False).batch.rows
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bridges between GPUs: values, gradients, memory that peers write into, torch's own groups."""
 import itertools
+import sys
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -9,6 +11,9 @@ import colobridge
 import colobridge.torch as ct
 from colobridge import megatron
 
+sys.path.append(str(Path(__file__).resolve().parents[1]))
+import ragged_case  # noqa: E402
+from ragged_case import PAIRS, Case  # noqa: E402
 from common import Skip, coded, layouts, me, samples_of, size, transports
 
 
@@ -30,6 +35,21 @@ def case_bridge_moves_every_value_and_sums_gradients_over_cp():
                 carried(carry, src, dst, dtype, 2 if 'cp=2' in dst else 1)
             assert carry.direct is direct, (options, carry.direct)
             carry.destroy()
+
+
+def case_ragged_batches_are_those_of_the_oracle():
+    if size() not in PAIRS:
+        raise Skip('cases are for 1, 2 or 4 GPUs')
+    for seed in range(30):
+        case = Case(seed, size())
+        dst = colobridge.Layout.dst(case.dst)
+        if case.sp:
+            dst.split('rows', 'tp')
+        carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+        segments = colobridge.Segments(**case.tables())
+        for merged in (False, True):
+            ragged_case.carried(me(), case, carry, segments, merged, 'cuda')
+        carry.destroy()
 
 
 def late(rng):

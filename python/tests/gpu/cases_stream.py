@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import colobridge.torch as ct
-from colobridge import Partition
+from colobridge import Partition, Segments
 
 from common import H, V, Skip, coded, cut, layouts, leaf, linear_case, logits_case, me, samples_of, size, \
     transports
@@ -22,6 +22,11 @@ def steps():
     bridges = [ct.Bridge(src, dst, group=dist.group.WORLD, **options) for options, _ in transports()]
     summed = ct.Bridge(*layouts()[-2 if size() > 1 else 0], group=dist.group.WORLD)
     x = samples_of(src, coded(torch.float32)).clone()
+    # an image of 5 rows from each rank, in a sequence of 8 positions for each
+    n = size()
+    ragged = ct.Bridge('dp=%d' % n, 'cp=%d' % n, group=dist.group.WORLD, ragged=True)
+    segments = Segments([5] * n, src=range(n), seq=range(n), pos=[2] * n, seq_len=[8 * n] * n, seq_dp=[0] * n)
+    rows, text = coded(torch.float32)[0, :5].clone(), coded(torch.float32, 1, 8 * n * n)[0]
     g0 = g[0].float()
 
     def with_grad(run, *inputs):
@@ -54,6 +59,9 @@ def steps():
         'bridge': ([leaf(x)], lambda a: with_grad(bridges[1], a)),
         'bridge with blocks': ([leaf(x)], lambda a: with_grad(bridges[2], a)),
         'bridge that sums': ([leaf(x)], lambda a: with_grad(summed, a)),
+        'ragged bridge': ([leaf(rows)], lambda a: with_grad(lambda x: ragged(x, segments), a)),
+        'ragged bridge into text': ([leaf(rows), leaf(text)], lambda a, b: with_grad(
+            lambda x, t: ragged(x, segments, into=t * 1), a, b)),
         'logprob': ([leaf(z[:, lo:hi])], lambda a: with_grad(loss, a)),
         'nll': ([leaf(z[:, lo:hi])], lambda a: with_grad(nll, a)),
         'linear logprob': ([leaf(h), leaf(w[lo:hi])],
