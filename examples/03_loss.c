@@ -57,14 +57,15 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     st = colo_logprob_workspace_size(&config, COLO_F64, TOKENS, RANKS, &workspace_size);
     if (st < 0)
         return st;
-    void *stats = malloc(saved_size), *workspace = malloc(workspace_size + 1);
+    void *kept = aligned_alloc(COLO_ALIGNMENT, saved_size);
+    void *workspace = aligned_alloc(COLO_ALIGNMENT, workspace_size);
     colo_tensor_t logits = colo_tensor_host(z, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t d_logits = colo_tensor_host(dz, COLO_F64, 2, (int64_t[]){TOKENS, local});
     colo_tensor_t targets = colo_tensor_host((void *)target, COLO_I64, 1, (int64_t[]){TOKENS});
     colo_logprob_saved_t saved;
 
     st = colo_logprob_forward(&config, &logits, &targets, tp, &(colo_logprob_out_t){.logp = logp},
-                              &saved, stats, workspace, NULL);
+                              &saved, kept, workspace, NULL);
     if (st >= 0)
         st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = up}, &d_logits,
                                    NULL);
@@ -78,7 +79,7 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
                 job->error[r] = fmax(job->error[r], fabs(dz[t * local + v - v0] - expected(t, v)));
         }
     }
-    free(stats);
+    free(kept);
     free(workspace);
     return st;
 }

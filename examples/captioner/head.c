@@ -48,11 +48,11 @@ void cap_head_destroy(cap_rank_t *r)
     colo_memory_destroy(&r->head_memory);
 }
 
-static void *take_aligned(cap_rank_t *r, size_t bytes)
+void *cap_take_aligned(cap_rank_t *r, size_t bytes)
 {
-    char *p = r->ops.take(&r->ops, (int64_t)bytes + 256);
+    char *p = r->ops.take(&r->ops, (int64_t)bytes + COLO_ALIGNMENT);
     r->arena.failed = r->arena.failed || !p;
-    return p ? p + (256 - (uintptr_t)p % 256) % 256 : NULL;
+    return p ? p + (COLO_ALIGNMENT - (uintptr_t)p % COLO_ALIGNMENT) % COLO_ALIGNMENT : NULL;
 }
 
 static colo_lm_head_grads_t grads_of(const cap_rank_t *r, colo_tensor_t *d_weight)
@@ -80,9 +80,9 @@ colo_status_t cap_head_take(cap_rank_t *r)
     CAP_TRY(
         colo_linear_logprob_workspace_size(r->linear, COLO_LINEAR_BACKWARD, r->T, -1, &backward));
     CAP_TRY(colo_linear_logprob_saved_size(r->linear, r->T, -1, &kept));
-    r->linear_work = take_aligned(r, forward > backward ? forward : backward);
-    r->linear_kept = take_aligned(r, kept);
-    r->head_sums = take_aligned(r, colo_lm_head_reduce_size(r->head, &grads));
+    r->linear_work = cap_take_aligned(r, forward > backward ? forward : backward);
+    r->linear_kept = cap_take_aligned(r, kept);
+    r->head_sums = cap_take_aligned(r, colo_lm_head_reduce_size(r->head, &grads));
     if (r->cfg->head_sharded) /* into it GPUs that reach each other copy, beside other work */
         CAP_TRY(colo_memory_alloc(r->dst.mean_comm, colo_lm_head_gathered_size(r->head),
                                   &r->head_memory));

@@ -218,6 +218,8 @@ colo_tensor_t cap_y_view(const cap_rank_t *r, float *data); /* [b, yn, D] */
 /* Which rows are here must be known before parameters are taken, memory after it. */
 colo_status_t cap_head_create(cap_rank_t *r);
 colo_status_t cap_head_take(cap_rank_t *r);
+/* Workspace or saved memory of a loss, where the ops see it */
+void *cap_take_aligned(cap_rank_t *r, size_t bytes);
 void cap_head_destroy(cap_rank_t *r);
 /* Is parameter @i the head, and only head_rows of it from head_first on are here? */
 bool cap_head_sharded(const cap_rank_t *r, int64_t i);

@@ -84,8 +84,8 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
  * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read, ce = kl = 0, gradient 0
  * @group:    the vocabulary (tp) group; NULL is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_distill_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
- * @workspace:  colo_distill_workspace_size() bytes, 8-aligned, free after the call
+ * @stats:    colo_distill_saved_size() bytes, aligned, borrowed until backward; NULL iff saved is
+ * @workspace:  colo_distill_workspace_size() bytes, aligned, free after the call
  *
  * Special values: NaN or +inf in a row of either, nothing but -inf in one of them, a probability
  *            that is negative, NaN or infinite: the row's ce, kl and gradient are NaN on all ranks.

@@ -111,7 +111,7 @@ typedef struct colo_linear_grads {
 } colo_linear_grads_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets, the buffer,
- * which may have moved to another 256-aligned place: say so in @buffer. */
+ * which may have moved to another aligned place: say so in @buffer. */
 typedef struct colo_linear_logprob_saved {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
@@ -155,9 +155,9 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
  * colo_linear_logprob_forward() - logprob and keep modes
  * @out:       as colo_logprob_forward()
  * @saved:     out; NULL when there is no backward (inference; first run of a checkpoint)
- * @buffer:    colo_linear_logprob_saved_size() bytes, 256-aligned, borrowed until the last
+ * @buffer:    colo_linear_logprob_saved_size() bytes, aligned, borrowed until the last
  * backward; NULL iff @saved is
- * @workspace: colo_linear_logprob_workspace_size() bytes, 256-aligned, free after the call
+ * @workspace: colo_linear_logprob_workspace_size() bytes, aligned, free after the call
  * The head is acquired (unless the caller has started or finished it) and released.
  * Special values, ignored and invalid targets: as colo_logprob_forward().
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE, COLO_ERR_STATE (the head is not bound); as

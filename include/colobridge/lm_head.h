@@ -89,7 +89,7 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
  *            It may lie in its place of @gathered, where the views have it: then it is not copied;
  *            else apart from that
  * @bias:     [rows here], contiguous; NULL iff the head has none
- * @gathered: colo_lm_head_gathered_size() bytes, 256-aligned, used from start to release only (what
+ * @gathered: colo_lm_head_gathered_size() bytes, aligned, used from start to release only (what
  *            lies there in between may be anything); NULL when resident. On GPUs that reach each
  *            other, memory that is registered over the group (memory.h), at the same offset on all
  *            ranks or on none: ranks then copy from each other, beside what multiprocessors do
@@ -126,7 +126,7 @@ COLO_API colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t 
 /**
  * colo_lm_head_gradient() - where a pass puts the gradient of the whole head
  * @grads:    where the result is to go
- * @workspace:  colo_lm_head_reduce_size() bytes, 256-aligned, until reduce
+ * @workspace:  colo_lm_head_reduce_size() bytes, aligned, until reduce
  * @d_weight: out: view [Vl, H] of f32 (f64 of an f64 head); the pass adds to what is there
  * @d_bias:   out: view [Vl], some stride; data NULL when there is none
  * Enqueues what makes the views ready: zeros, or nothing when they are @grads->d_weight itself.

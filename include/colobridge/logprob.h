@@ -96,8 +96,9 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
  * @group:    the vocabulary (tp) group; NULL is an error (colo_comm_create_self() for W = 1)
  * @out:      out what the config wants; a member without its want_ is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_logprob_saved_size() bytes, borrowed until backward; NULL iff saved is NULL
- * @workspace:  colo_logprob_workspace_size() bytes, free after the call; as @stats, 8-aligned
+ * @stats:    colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until backward;
+ *            NULL iff saved is NULL
+ * @workspace:  colo_logprob_workspace_size() bytes, aligned, free after the call
  *
  * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
  *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
@@ -169,7 +170,7 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
  * @out:      out, in the memory of @values
  * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready
  * to be the upstream gradient d_logp or d_loss
- * @workspace:  colo_loss_weighted_workspace_size() bytes, 8-aligned, in the memory of @values
+ * @workspace:  colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @values
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
  * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
  *            all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
@@ -197,7 +198,7 @@ typedef struct colo_loss_mean {
  * @group:   the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
  *           every rank joins, also with T = 0
  * @out:     out, every member
- * @workspace: colo_loss_weighted_workspace_size() bytes, 8-aligned, in the memory of @losses
+ * @workspace: colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @losses
  * Order and bits as colo_loss_weighted_sum(). A NaN is not hidden, also when no token counts.
  * Errors:   as colo_loss_weighted_sum()
  */

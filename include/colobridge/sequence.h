@@ -97,7 +97,7 @@ COLO_API colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, 
  * @local:   in  f32 or f64 with colo_sequence_count() elements, contiguous
  * @out:     out [B, S - 1], dtype of @local, columns contiguous; 0 where there is no target
  * @group:   the cp group, ranked by cp_rank; NULL is an error (colo_comm_create_self() for cp = 1)
- * @workspace: colo_sequence_workspace_size() bytes, free after the call; 8-aligned
+ * @workspace: colo_sequence_workspace_size() bytes, free after the call; aligned
  * One all-gather; none when cp is 1.
  */
 COLO_API colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const colo_tensor_t *local,

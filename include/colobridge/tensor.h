@@ -15,6 +15,12 @@ extern "C" {
 
 #define COLO_MAX_NDIM 8
 
+/* Callers give calls two kinds of memory: workspace, which a call uses until it is done, and saved
+ * memory, which the library uses from a forward to its last backward. Both begin at a multiple of
+ * COLO_ALIGNMENT bytes, as cudaMalloc() and aligned_alloc() give it. The ..._size() functions tell how
+ * many bytes each needs, a multiple of COLO_ALIGNMENT, so several can follow each other in one block. */
+#define COLO_ALIGNMENT 256
+
 /* The very same type as cudaStream_t; NULL on the host. */
 typedef struct CUstream_st *colo_stream_t;
 

@@ -73,9 +73,9 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
  * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read; its logp are 0
  * @group:    the vocabulary (tp) group; NULL is an error
  * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_topk_saved_size() bytes, 8-aligned, borrowed until backward; NULL iff saved is
+ * @stats:    colo_topk_saved_size() bytes, aligned, borrowed until backward; NULL iff saved is
  * NULL
- * @workspace:  colo_topk_workspace_size() bytes, 8-aligned, free after the call
+ * @workspace:  colo_topk_workspace_size() bytes, aligned, free after the call
  *
  * Order:     by scale * z, of which x is an ascending function; equal logits by lowest id. With
  *            scale 0 all are equal. The same ids on every rank, for every cut of the vocabulary

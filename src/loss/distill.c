@@ -66,7 +66,7 @@ colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64
         return colo_fail(COLO_ERR_ARG, "distill: tokens is %" PRId64 ", expected >= 0", tokens);
     if (!bytes)
         return colo_fail(COLO_ERR_ARG, "distill: bytes is NULL");
-    if (!colo_mul_ok(tokens, 5 * (int64_t)sizeof(double), &n))
+    if (!colo_mul_ok(tokens, 5 * (int64_t)sizeof(double), &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "distill: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
                          tokens);
@@ -99,7 +99,7 @@ colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config, c
                          colo_dtype_name(dtype));
     if (ranks < 1)
         return colo_fail(COLO_ERR_ARG, "distill: ranks is %d, expected >= 1", (int)ranks);
-    if (!block_of(dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n))
+    if (!block_of(dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "distill: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);

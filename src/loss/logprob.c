@@ -108,7 +108,7 @@ colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_
     colo_logprob_config_t own;
     int64_t n;
     COLO_TRY(size_args(config, &own, dtype, tokens, bytes));
-    if (!colo_mul_ok(tokens, 3 * (int64_t)sizeof(double), &n))
+    if (!colo_mul_ok(tokens, 3 * (int64_t)sizeof(double), &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
                          tokens);
@@ -127,7 +127,7 @@ colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, c
         return colo_fail(COLO_ERR_ARG, "logprob: ranks is %d, expected >= 1", (int)ranks);
     if (!colo_logprob_i_block_layout(&own, dtype, ranks == 1 ? chunk_of(&own, tokens) : tokens,
                                      &b) ||
-        !colo_mul_ok(b.bytes, ranks, &n))
+        !colo_mul_ok(b.bytes, ranks, &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);

@@ -39,7 +39,7 @@ static colo_status_t check(const colo_tensor_t *losses, const int64_t *n_valid,
     if (!workspace)
         return colo_fail(COLO_ERR_ARG, "loss mean: workspace is NULL; "
                                        "colo_loss_weighted_workspace_size() tells how many bytes");
-    return colo_loss_i_check_aligned(workspace, "workspace");
+    return colo_mem_check_aligned(workspace, "loss mean", "workspace");
 }
 
 colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,

@@ -270,7 +270,7 @@ colo_status_t colo_sequence_workspace_size(const colo_sequence_t *seq, colo_dtyp
     if (!bytes)
         return colo_fail(COLO_ERR_ARG, "sequence: bytes is NULL");
     if (!colo_mul_ok(count_of(seq), seq->cp, &n) ||
-        !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n))
+        !colo_mul_ok(n, (int64_t)colo_dtype_size(dtype), &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG, "sequence: workspace exceeds 2^63 bytes");
     *bytes = (size_t)n;
     return COLO_OK;
@@ -288,7 +288,7 @@ static colo_status_t check_group(const colo_sequence_t *s, const colo_tensor_t *
         return colo_fail(COLO_ERR_ARG,
                          "sequence: workspace is NULL; colo_sequence_workspace_size() "
                          "tells how many bytes it needs");
-    COLO_TRY(colo_loss_i_check_aligned(workspace, "workspace"));
+    COLO_TRY(colo_mem_check_aligned(workspace, "sequence", "workspace"));
     return colo_loss_i_check_place(local, group, "sequence");
 }
 

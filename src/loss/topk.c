@@ -71,7 +71,7 @@ colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tok
         return colo_fail(COLO_ERR_ARG, "topk: tokens is %" PRId64 ", expected >= 0", tokens);
     if (!bytes)
         return colo_fail(COLO_ERR_ARG, "topk: bytes is NULL");
-    if (!colo_mul_ok(tokens, 40 + 16 * own.k, &n))
+    if (!colo_mul_ok(tokens, 40 + 16 * own.k, &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "topk: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
     *bytes = (size_t)n;
@@ -105,7 +105,7 @@ colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dt
     if (ranks < 1)
         return colo_fail(COLO_ERR_ARG, "topk: ranks is %d, expected >= 1", (int)ranks);
     if (!block_of(&own, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
-        !colo_add_ok(n, (int64_t)saved, &n))
+        !colo_add_ok(n, (int64_t)saved, &n) || !colo_mem_round_ok(n, &n))
         return colo_fail(COLO_ERR_ARG,
                          "topk: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
                          tokens, (int)ranks);

@@ -147,14 +147,6 @@ colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tenso
     return colo_loss_i_check_losses(mask, logits, "mask");
 }
 
-colo_status_t colo_loss_i_check_aligned(const void *p, const char *what)
-{
-    if ((uintptr_t)p % 8 != 0)
-        return colo_fail(COLO_ERR_ARG, "%s: its address is %d past a multiple of 8, expected 0",
-                         what, (int)((uintptr_t)p % 8));
-    return COLO_OK;
-}
-
 colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *logits,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
@@ -197,6 +189,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
 colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
                                         int64_t bytes, const void *workspace)
 {
+    (void)colo_mem_round_ok(bytes, &bytes);
     if (!saved && stats)
         return colo_fail(COLO_ERR_ARG, "%s: stats is given, saved is NULL", what);
     if (saved && !stats && bytes > 0)
@@ -208,8 +201,8 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
             COLO_ERR_ARG,
             "%s: workspace is NULL; colo_%s_workspace_size() tells how many bytes it needs", what,
             what);
-    COLO_TRY(colo_loss_i_check_aligned(stats, "stats"));
-    return colo_loss_i_check_aligned(workspace, "workspace");
+    COLO_TRY(colo_mem_check_aligned(stats, what, "stats"));
+    return colo_mem_check_aligned(workspace, what, "workspace");
 }
 
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)

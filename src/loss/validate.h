@@ -3,6 +3,7 @@
 #ifndef COLO_LOSS_CHECK_H
 #define COLO_LOSS_CHECK_H
 
+#include "core/memory.h"
 #include "loss/passes.h"
 
 /* The caller's config, its missing members filled in; values are not checked. */
@@ -23,8 +24,6 @@ colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor
                                        const char *what);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
-/* A multiple of 8; NULL is one. */
-colo_status_t colo_loss_i_check_aligned(const void *p, const char *what);
 /* What a forward fills and uses: @stats, of @bytes, iff there is a @saved, and @workspace. */
 colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
                                         int64_t bytes, const void *workspace);

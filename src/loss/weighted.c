@@ -87,7 +87,9 @@ colo_status_t colo_host_weighted_finish(const struct colo_weighted_pass *p, colo
 
 size_t colo_loss_weighted_workspace_size(int32_t ranks)
 {
-    return (size_t)(ranks > 1 ? ranks : 1) * sizeof(struct colo_weighted_part);
+    int64_t bytes = (ranks > 1 ? ranks : 1) * (int64_t)sizeof(struct colo_weighted_part);
+    (void)colo_mem_round_ok(bytes, &bytes);
+    return (size_t)bytes;
 }
 
 static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *values,
@@ -138,7 +140,7 @@ static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *wei
     if (!workspace)
         return colo_fail(COLO_ERR_ARG, "weighted sum: workspace is NULL; "
                                        "colo_loss_weighted_workspace_size() tells how many bytes");
-    return colo_loss_i_check_aligned(workspace, "workspace");
+    return colo_mem_check_aligned(workspace, "weighted sum", "workspace");
 }
 
 colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, colo_comm_t *group,

@@ -48,7 +48,7 @@ static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
     static float z[T * V], d_z[T * V], logp[T], entropy[T], loss[T], up[3][T];
     static int64_t target[T], n_valid, n_invalid;
     static uint8_t correct[T];
-    static double stats[1024], workspace[1024];
+    static _Alignas(COLO_ALIGNMENT) double stats[1024], workspace[1024];
     colo_comm_t *self = NULL;
     colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V, .want_loss = true,
                                     .want_entropy = true, .want_correct = true};

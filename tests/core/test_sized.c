@@ -94,7 +94,7 @@ static colo_status_t use_logprob_forward(const void *config, int64_t *result)
 {
     float z[4] = {1, 2, 3, 4}, logp = 0;
     int64_t target = 2;
-    double stats[64], workspace[64];
+    _Alignas(COLO_ALIGNMENT) double stats[64], workspace[64];
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
     colo_logprob_saved_t saved = {0};
@@ -120,7 +120,7 @@ static colo_status_t use_topk(const void *config, int64_t *result)
 static colo_status_t use_distill(const void *config, int64_t *result)
 {
     float z[4] = {1, 2, 3, 4}, w[4] = {0, 1, 0, 1}, kl = 0;
-    double stats[64], workspace[64];
+    _Alignas(COLO_ALIGNMENT) double stats[64], workspace[64];
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
     colo_distill_saved_t saved = {0};

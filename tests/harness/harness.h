@@ -57,6 +57,19 @@
 colo_status_t t_rank_fail(const char *file, int line,
                           const char *what); /* COLO_ERR_STATE with the place */
 
+/* What a size query gives for so many bytes */
+static inline size_t t_rounded(size_t bytes)
+{
+    return (bytes + 255) / 256 * 256;
+}
+
+/* Workspace or saved memory of exactly @bytes, for free(); NULL without memory */
+static inline void *t_aligned(size_t bytes)
+{
+    void *p = NULL;
+    return posix_memalign(&p, COLO_ALIGNMENT, bytes) == 0 ? p : NULL;
+}
+
 /* splitmix64: state in, number out; the same on every machine */
 static inline uint64_t t_rand(uint64_t *state)
 {

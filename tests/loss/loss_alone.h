@@ -8,7 +8,7 @@
 
 #include "harness/harness.h"
 
-enum { T = 4, V = 6, CANARY = 0x5a, MARGIN = 64 };
+enum { T = 4, V = 6, CANARY = 0x5a, MARGIN = COLO_ALIGNMENT };
 
 typedef struct alone {
     colo_comm_t *self;
@@ -16,8 +16,8 @@ typedef struct alone {
     float z[T * V], dz[T * V], logp[T], entropy[T], loss[T], up[T];
     uint8_t correct[T];
     int64_t targets[T], n_valid, n_invalid;
-    double stats[3 * T];
-    unsigned char workspace[1024];
+    _Alignas(COLO_ALIGNMENT) double stats[3 * T];
+    _Alignas(COLO_ALIGNMENT) unsigned char workspace[1024];
     uint64_t version, targets_version;
     colo_tensor_t logits, target, d_logits;
     colo_logprob_out_t out;

@@ -283,8 +283,8 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     rank_try(colo_logprob_workspace_size(&cfg, c->dtype, tokens, c->ranks, &workspace_bytes));
     m->logits = malloc(n * elem);
     m->grad = malloc(n * elem);
-    m->stats = malloc(stat_bytes + 1);
-    m->workspace = malloc(workspace_bytes);
+    m->stats = t_aligned(stat_bytes + 1);
+    m->workspace = t_aligned(workspace_bytes);
     for (int k = 0; k < 3; k++) {
         m->out[k] = malloc((size_t)(tokens + 1) * sizeof(double));
         m->up[k] = malloc((size_t)(tokens + 1) * sizeof(double));

@@ -271,7 +271,7 @@ static void half_gradients_are_summed_in_f32(void **state)
     assert_fails(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db), COLO_ERR_ARG,
                  "cannot be added to without losing digits, expected f32");
     grads.add = false;
-    assert_int_equal(colo_lm_head_reduce_size(head, &grads), 2 * sizeof(float));
+    assert_int_equal(colo_lm_head_reduce_size(head, &grads), t_rounded(2 * sizeof(float)));
     assert_ok(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db));
     assert_int_equal(dv.dtype, COLO_F32);
     for (int i = 0; i < 256; i++) /* in bf16 1 + 256 * 2^-9 would stay 1 */
@@ -307,7 +307,7 @@ static void misuse_is_told_with_its_numbers(void **state)
     assert_fails(colo_lm_head_start(head, NULL), COLO_ERR_STATE, "no weight is bound");
     assert_fails(colo_lm_head_bind(head, &weight, &weight, room), COLO_ERR_ARG,
                  "bias is given, the head has no bias");
-    assert_fails(colo_lm_head_bind(head, &weight, NULL, NULL), COLO_ERR_ARG, "needs 48 bytes");
+    assert_fails(colo_lm_head_bind(head, &weight, NULL, NULL), COLO_ERR_ARG, "needs 256 bytes");
     assert_fails(colo_lm_head_bind(head, &weight, NULL, room + 8), COLO_ERR_ARG,
                  "8 past a multiple of 256");
     weight.shape[0] = 3;
@@ -335,7 +335,7 @@ static void misuse_is_told_with_its_numbers(void **state)
 /* 4 rows of 3 and a bias on two ranks: rows of 4 elements there, two of each rank. */
 static colo_status_t astray(colo_comm_t *world, void *arg)
 {
-    static _Alignas(256) float shared[2][128];
+    static _Alignas(256) float shared[2][256];
     const int me = colo_comm_rank(world);
     float *room = shared[me], b[2];
     const int64_t two = 2, dense[] = {2, 3};
@@ -346,25 +346,25 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
     colo_tensor_t bias = colo_tensor_host(b, COLO_F32, 1, &two);
     (void)arg;
     rank_try(colo_lm_head_create(&head, &config, world));
-    rank_check(colo_lm_head_gathered_size(head) == 4 * 4 * sizeof *room);
+    rank_check(colo_lm_head_gathered_size(head) == t_rounded(4 * 4 * sizeof *room));
     struct {
         float *at;
         int64_t step;
         bool fine;
     } tries[] = {
         {room + 8 * me, 4, true},        {room + 8 * me, 3, false}, /* dense, as without a bias */
-        {room + 8 * (1 - me), 4, false}, {room + 16, 3, true},      /* right behind it */
-        {room + 15, 3, false},           {room + 10, 4, false}};
+        {room + 8 * (1 - me), 4, false}, {room + 64, 3, true},      /* right behind it */
+        {room + 63, 3, false},           {room + 10, 4, false}};
     for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
         w.data = tries[i].at;
         w.stride[0] = tries[i].step;
         rank_check((colo_lm_head_bind(head, &w, &bias, room) == COLO_OK) == tries[i].fine);
     }
-    w.data = room + 16;
-    bias.data = room + 15;
+    w.data = room + 64;
+    bias.data = room + 63;
     rank_check(colo_lm_head_bind(head, &w, &bias, room) == COLO_ERR_ARG);
-    bias.data = room + 32;
-    rank_check(colo_lm_head_bind(head, &w, &bias, room + 64) == COLO_OK);
+    bias.data = room + 80;
+    rank_check(colo_lm_head_bind(head, &w, &bias, room + 128) == COLO_OK);
     colo_lm_head_destroy(&head);
     return COLO_OK;
 }

@@ -102,7 +102,7 @@ static void every_bad_pointer_is_refused(void **state)
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, NULL,
                                       a.workspace, NULL),
-                 COLO_ERR_ARG, "stats is NULL; it needs 96 bytes");
+                 COLO_ERR_ARG, "stats is NULL; it needs 256 bytes");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, NULL, a.stats,
                                       a.workspace, NULL),
                  COLO_ERR_ARG, "stats is given, saved is NULL");
@@ -111,7 +111,7 @@ static void every_bad_pointer_is_refused(void **state)
                  COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
                                       a.stats, a.workspace + 3, NULL),
-                 COLO_ERR_ARG, "workspace: its address is");
+                 COLO_ERR_ARG, "workspace is 3 past a multiple of 256");
     assert_forward_wrote_nothing(&a);
     assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_I8, 4, 1, &n), COLO_ERR_ARG, "dtype i8");
     assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_F32, -1, 1, &n), COLO_ERR_ARG,
@@ -185,8 +185,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
                                  .logits.vocab_start = 4 * r};
     float z[2 * 4] = {0}, logp[2];
     int64_t targets[2] = {1, 2};
-    double stats[6];
-    unsigned char workspace[512];
+    _Alignas(COLO_ALIGNMENT) double stats[6];
+    _Alignas(COLO_ALIGNMENT) unsigned char workspace[512];
     rank_try(colo_comm_set_timeout(world, 3000));
     rank_try(colo_comm_set_check(world, d->check));
     memset(logp, CANARY, sizeof logp);

@@ -116,7 +116,8 @@ static void the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient(v
 static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
 {
     colo_comm_t *self = NULL;
-    double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5, workspace[4];
+    double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5;
+    _Alignas(COLO_ALIGNMENT) double workspace[4];
     int64_t none = 0, one = 1;
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
@@ -142,7 +143,8 @@ static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
 static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 {
     colo_comm_t *self = NULL;
-    double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, workspace[4];
+    double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7};
+    _Alignas(COLO_ALIGNMENT) double workspace[4];
     int64_t two = 2;
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
@@ -186,7 +188,8 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 
 static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
 {
-    double x = 1, value = 7, n[3], workspace[16];
+    double x = 1, value = 7, n[3];
+    _Alignas(COLO_ALIGNMENT) double workspace[16];
     int64_t one = 1;
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, (int64_t[]){1});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};

@@ -194,7 +194,8 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
     static const char said[] =
         "found a weighted sum on rank 2 and a mean or sum by count on rank 0";
     const int64_t count = 2;
-    double v[2] = {1, 2}, value, num, den, factor, workspace[16], again = 0;
+    double v[2] = {1, 2}, value, num, den, factor, again = 0;
+    _Alignas(COLO_ALIGNMENT) double workspace[16];
     colo_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(v, COLO_F64, 1, &count);
     const colo_loss_mean_t mean = {&value, &num, &den, &factor};

@@ -359,7 +359,8 @@ static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **st
 {
     int64_t tokens[8] = {0}, targets[8];
     uint8_t mask[8];
-    double local[8] = {0}, out[6], workspace[8], mark[8];
+    double local[8] = {0}, out[6], mark[8];
+    _Alignas(COLO_ALIGNMENT) double workspace[8];
     size_t n = 77;
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 2, .positions = 4};
     colo_comm_t *self = NULL;
@@ -424,7 +425,8 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
 {
     colo_status_t *st = arg;
     const int r = colo_comm_rank(world);
-    double local[2] = {0}, out[3] = {7, 7, 7}, workspace[4];
+    double local[2] = {0}, out[3] = {7, 7, 7};
+    _Alignas(COLO_ALIGNMENT) double workspace[4];
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 4};
     seq.cp = 2;
     seq.cp_rank = r;

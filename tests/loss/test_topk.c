@@ -298,8 +298,8 @@ typedef struct alone {
     float z[AT * AV], dz[AT * AV], logp[AT * AK], up[AT * AK];
     int64_t ids[AT * AK], chosen[AT * AK], n_invalid;
     uint8_t mask[AT];
-    double stats[AT * (5 + 2 * AK)];
-    unsigned char workspace[1024];
+    _Alignas(COLO_ALIGNMENT) double stats[AT * (5 + 2 * AK)];
+    _Alignas(COLO_ALIGNMENT) unsigned char workspace[1024];
     uint64_t version;
     colo_tensor_t logits, given, masked, d_logits;
     const colo_tensor_t *id_arg;
@@ -389,7 +389,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
                                    b.workspace, NULL),
-                 COLO_ERR_ARG, "stats is NULL; it needs 216 bytes");
+                 COLO_ERR_ARG, "stats is NULL; it needs 256 bytes");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
                                    b.workspace, NULL),
                  COLO_ERR_ARG, "stats is given, saved is NULL");
@@ -436,14 +436,14 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
 {
     (void)state;
     for (int topk = 0; topk < 2; topk++) {
-        enum { MARGIN = 64 };
+        enum { MARGIN = COLO_ALIGNMENT };
         alone_t a;
         size_t stat_bytes, workspace_bytes;
         alone_init(&a, topk);
         assert_ok(colo_topk_saved_size(&a.cfg, AT, &stat_bytes));
         assert_ok(colo_topk_workspace_size(&a.cfg, COLO_F32, AT, 1, &workspace_bytes));
-        unsigned char *s = malloc(stat_bytes + 2 * MARGIN),
-                      *x = malloc(workspace_bytes + 2 * MARGIN);
+        unsigned char *s = t_aligned(stat_bytes + 2 * MARGIN),
+                      *x = t_aligned(workspace_bytes + 2 * MARGIN);
         for (int saved = 0; saved < 2; saved++) {
             memset(s, CANARY, stat_bytes + 2 * MARGIN);
             memset(x, CANARY, workspace_bytes + 2 * MARGIN);
@@ -474,8 +474,9 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
             size_t stats, workspace;
             assert_ok(colo_topk_saved_size(&cfg, (int64_t)tokens, &stats));
             assert_ok(colo_topk_workspace_size(&cfg, COLO_BF16, (int64_t)tokens, 8, &workspace));
-            assert_int_equal(stats, tokens * own);
-            assert_int_equal(workspace, tokens * own + 8 * (64 + tokens * block));
+            assert_int_equal(stats, t_rounded(tokens * own));
+            assert_int_equal(workspace,
+                             t_rounded(t_rounded(tokens * own) + 8 * (64 + tokens * block)));
         }
 }
 
@@ -498,8 +499,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     float z[2 * 4] = {0}, logp[4];
     int64_t ids[4] = {1, 2, 3, 4};
     uint8_t mask[2] = {1, 1};
-    double stats[18];
-    _Alignas(8) unsigned char workspace[1024];
+    _Alignas(COLO_ALIGNMENT) double stats[18];
+    _Alignas(COLO_ALIGNMENT) unsigned char workspace[1024];
     memset(logp, CANARY, sizeof logp);
     memset(stats, CANARY, sizeof stats);
     if (other && d->kind == 0)

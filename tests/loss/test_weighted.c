@@ -136,7 +136,8 @@ static void the_sum_over_dp_only_is_another_value(void **state)
 static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
 {
     colo_comm_t *self = NULL;
-    double v[2] = {NAN, 1}, d[2] = {7, 7}, workspace[4];
+    double v[2] = {NAN, 1}, d[2] = {7, 7};
+    _Alignas(COLO_ALIGNMENT) double workspace[4];
     uint8_t none[2] = {0, 0};
     colo_weighted_t got;
     colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
@@ -156,7 +157,8 @@ static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
 static void bad_arguments_are_refused_and_nothing_is_written(void **state)
 {
     colo_comm_t *self = NULL;
-    double v[2] = {1, 2}, workspace[4];
+    double v[2] = {1, 2};
+    _Alignas(COLO_ALIGNMENT) double workspace[4];
     uint8_t m[2] = {1, 1};
     colo_weighted_t got = {.num = 7};
     const colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* where_host.c - see where.h: malloc, memcpy, the ranks' own communicator. */
+/* where_host.c - see where.h: aligned memory, memcpy, the ranks' own communicator. */
 #include "loss/where.h"
 
 static void *put(const void *from, size_t bytes)
 {
-    void *p = malloc(bytes + 16);
+    void *p = t_aligned(bytes + 16);
     if (from)
         memcpy(p, from, bytes);
     else

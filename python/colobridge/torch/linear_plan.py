@@ -15,7 +15,7 @@ from ..tensor import make, torch_dtype
 from .head import Core
 from .logprob import DIFFERENTIABLE, outputs_of, targets_of
 from .nll import Mean, MeanCall
-from .ready import SMALL, Room, View, entry, failed, like, table
+from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, table
 from .rows import Rows
 from .tensors import checked, stream_of
 
@@ -28,7 +28,7 @@ def _room(size: int, device: Any) -> tuple[Any, int]:
     """(the tensor that holds it, address of @size bytes at a multiple of 256)"""
     import torch
     memory = torch.empty(size + 255, dtype=torch.uint8, device=device)
-    return memory, (memory.data_ptr() + 255) & ~255
+    return memory, aligned(memory.data_ptr())
 
 
 class LinearPlan:
@@ -325,8 +325,8 @@ class _Ready:
         parts = mean.workspace(group)
         size = parts + 8 + (mean.bytes if self.plan.unseen else 0)
         if self.plan.cuda or size > SMALL:
-            holds = self.plan.empty(size // 8, dtype=self.plan.f64, device=self.plan.device)
-            room = holds.data_ptr()
+            holds = self.plan.empty(size // 8 + SLACK, dtype=self.plan.f64, device=self.plan.device)
+            room = aligned(holds.data_ptr())
         else:
             room = self.numbers.of(size)
         valid = room + parts

@@ -17,7 +17,7 @@ from ..errors import ArgumentError, FailedError
 from ..tensor import make
 from . import ranks as groups
 from .ranks import alone
-from .ready import SMALL, Room, View, entry, failed, like, scalars, table
+from .ready import SLACK, SMALL, Room, View, aligned, entry, failed, like, scalars, table
 from .rows import Rows, rows_of
 from .tensors import eager, once, saved_tensors, stream_of, written
 
@@ -142,7 +142,7 @@ class LogprobPlan:
         call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
         self.workspace, self.saved = workspace.value, saved.value // 8
         kept = self.saved + self.EXTRA
-        self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * kept
+        self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * (kept + SLACK)
         self.calls: list[_Call] = []
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
         self.run_forward = entry('colo_logprob_forward')
@@ -154,20 +154,20 @@ class LogprobPlan:
         kept = at = apart = None
         size, words = self.saved + self.EXTRA if keeps else 0, 0
         if workspace > SMALL:
-            apart = self.empty((workspace + 7) // 8, dtype=self.f64, device=self.device)
-            room = apart.data_ptr()
+            apart = self.empty((workspace + 7) // 8 + SLACK, dtype=self.f64, device=self.device)
+            room = aligned(apart.data_ptr())
         elif self.cuda:
             room, words = 0, (workspace + 7) // 8
         else:
             room = now.room.of(workspace)
         if keeps and self.small is not None:
             kept = self.small()
-            at = c.addressof(kept)
+            at = aligned(c.addressof(kept))
         elif keeps or words:
-            held = self.empty(size + words, dtype=self.f64, device=self.device)
-            at = held.data_ptr()
+            held = self.empty(size + words + 2 * SLACK, dtype=self.f64, device=self.device)
+            at = aligned(held.data_ptr())
             if words:
-                apart, room = held, at + 8 * size
+                apart, room = held, aligned(at + 8 * size)
             if keeps:
                 kept = held
         return kept, at, apart, room
@@ -205,6 +205,7 @@ class LogprobPlan:
         ctx.set_materialize_grads(False)
         if self.small is None:
             ctx.save_for_backward(logits, target, stats)
+            ctx.offset = -stats.data_ptr() % 256  # of its numbers, also where a hook brings it back to
         else:
             ctx.stats = stats
             ctx.save_for_backward(logits, target)
@@ -215,7 +216,7 @@ class LogprobPlan:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
                               "logits (inplace_backward=True)" % what)
         logits, target, *rest = saved_tensors(ctx, what + ': the logits or the target')
-        stats = rest[0].data_ptr() if rest else c.addressof(ctx.stats)
+        stats = rest[0].data_ptr() + ctx.offset if rest else aligned(c.addressof(ctx.stats))
         try:
             now = self.calls.pop()
         except IndexError:

@@ -14,7 +14,7 @@ from ..tensor import make, torch_dtype
 from . import ranks as groups
 from .logprob import LogprobPlan, _Call, function, planned
 from .ranks import alone
-from .ready import SMALL, entry, failed, like, scalars
+from .ready import SLACK, SMALL, aligned, entry, failed, like, scalars
 from .tensors import eager, once, stream_of
 
 
@@ -97,13 +97,16 @@ class Mean:
         try:
             values, weigh = (s.Tensor.from_buffer_copy(self.losses) for _ in range(2))
             values.data, weigh.data = losses, weights.data_ptr()
-            room = torch.empty(4 + self.workspace(comm) // 8, dtype=torch.float64, device=self.device)
+            parts = self.workspace(comm)
+            room = torch.empty(SLACK + parts // 8 + 4, dtype=torch.float64, device=self.device)
+            at = aligned(room.data_ptr())
             status = self.run_weighted(
-                c.addressof(values), c.addressof(weigh), None, comm.handle, room.data_ptr(), None,
-                room.data_ptr() + 32, stream_of(self.device) if self.cuda else None)
+                c.addressof(values), c.addressof(weigh), None, comm.handle, at + parts, None, at,
+                stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
-            num, den = room[0].clone(), room[1].clone()  # colo_weighted_t
+            first = (at + parts - room.data_ptr()) // 8  # colo_weighted_t: num, weight, den, value
+            num, den = room[first].clone(), room[first + 1].clone()
             factor = torch.where(den > 0, 1 / den, 1.0) if mean else torch.ones_like(den)
             return (num * factor).to(self.value.dtype), num, den, factor
         except BaseException as why:
@@ -139,12 +142,12 @@ class NllPlan(LogprobPlan):
         except IndexError:
             now = _Call(self)
             now.mean = MeanCall(self.mean)
-        # Workspace: parts of the mean, its factor, n_valid, losses, and the loss's own. What is kept: the
+        # Workspace: parts of the mean, the loss's own, the mean's factor, n_valid, losses. What is kept: the
         # loss's own, and the factor.
         try:
             parts = _parts(group.size)
             stats, at, apart, room = self.memory(now, keeps, parts + 16 + self.mean.bytes + self.workspace)
-            n_valid, out = room + parts + 8, now.out
+            n_valid, out = room + parts + self.workspace + 8, now.out
             if now.of != n_valid:
                 now.of = out.n_valid = n_valid
                 out.loss = n_valid + 8
@@ -152,7 +155,7 @@ class NllPlan(LogprobPlan):
             self.targets.point(now.targets, target)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
-                at if keeps else None, n_valid + 8 + self.mean.bytes,
+                at if keeps else None, room + parts,
                 stream_of(self.device) if self.cuda else None)
             if status < 0:
                 raise failed(status)
@@ -160,7 +163,7 @@ class NllPlan(LogprobPlan):
             groups.heard(comm, why)
             groups.refuse(group, why)
             raise
-        factor = at + 8 * self.saved if keeps else room + parts
+        factor = at + 8 * self.saved if keeps else n_valid - 8
         numbers = self.mean.forward(now.mean, n_valid + 8, n_valid, factor, room, mean, group)
         self.calls.append(now)
         del apart
@@ -218,13 +221,14 @@ def _functions() -> tuple[Any, Any]:
             try:
                 made = _mean(loss.numel(), loss.dtype, loss.device)
                 rows = loss.contiguous()
-                room = torch.empty(_parts(comm.size) // 8 + 1, dtype=torch.float64, device=loss.device)
+                room = torch.empty(1 + SLACK + _parts(comm.size) // 8, dtype=torch.float64,
+                                   device=loss.device)
             except BaseException as why:
                 groups.refuse(comm, why)
                 raise
             at = room.data_ptr()
-            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), at, at + 8,
-                                           mean, comm)
+            value, num, den = made.forward(MeanCall(made), rows.data_ptr(), valid.data_ptr(), at,
+                                           aligned(at + 8), mean, comm)
             ctx.made, ctx.shape = made, loss.shape
             ctx.save_for_backward(room)
             ctx.set_materialize_grads(False)

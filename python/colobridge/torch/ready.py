@@ -112,6 +112,14 @@ class View:
         return torch.empty_strided(self.shape, self.stride, dtype=t.dtype, device=t.device).copy_(t)
 
 
+SLACK = 31  # doubles that a block has in front of the first multiple of 256, at most
+
+
+def aligned(address: int) -> int:
+    """The first multiple of 256 from @address on: where the library takes workspace and saved memory."""
+    return (address + 255) & ~255
+
+
 class Room:
     """Workspace of calls on the host, at a multiple of 256; grows."""
     __slots__ = ('memory', 'size', 'at')
@@ -122,7 +130,7 @@ class Room:
     def of(self, size: int) -> int:
         if size > self.size:
             self.memory = (c.c_char * (size + 255))()
-            self.size, self.at = size, (c.addressof(self.memory) + 255) & ~255
+            self.size, self.at = size, aligned(c.addressof(self.memory))
         return self.at
 
 

@@ -258,8 +258,5 @@ colo_status_t colo_linear_i_check_room(const void *p, const char *what, int64_t 
     if (!p && bytes > 0)
         return colo_fail(COLO_ERR_ARG, "linear: %s is NULL, expected %" PRId64 " bytes", what,
                          bytes);
-    if ((uintptr_t)p % 256)
-        return colo_fail(COLO_ERR_ARG, "linear: %s is %d past a multiple of 256 bytes, expected 0",
-                         what, (int)((uintptr_t)p % 256));
-    return COLO_OK;
+    return colo_mem_check_aligned(p, "linear", what);
 }

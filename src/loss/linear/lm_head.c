@@ -61,11 +61,18 @@ static int64_t padded_rows(const colo_lm_head_t *h)
     return h->group ? h->each * colo_comm_size(h->group) : h->config.rows;
 }
 
+static size_t bytes_of(const colo_lm_head_t *h, colo_dtype_t dtype)
+{
+    int64_t bytes = padded_rows(h) * pitch(h, dtype) * (int64_t)colo_dtype_size(dtype);
+    (void)colo_mem_round_ok(bytes, &bytes); /* create has left room for it */
+    return (size_t)bytes;
+}
+
 size_t colo_lm_head_gathered_size(const colo_lm_head_t *h)
 {
     if (!h || !h->group)
         return 0;
-    return (size_t)(padded_rows(h) * pitch(h, h->config.dtype)) * colo_dtype_size(h->config.dtype);
+    return bytes_of(h, h->config.dtype);
 }
 
 /* Do gradients go straight into the caller's memory? */
@@ -78,7 +85,7 @@ size_t colo_lm_head_reduce_size(const colo_lm_head_t *h, const colo_lm_head_grad
 {
     if (!h || !grads || !grads->d_weight || direct(h, grads))
         return 0;
-    return (size_t)(padded_rows(h) * pitch(h, sum_dtype(h))) * colo_dtype_size(sum_dtype(h));
+    return bytes_of(h, sum_dtype(h));
 }
 
 /* ---- create ---- */
@@ -305,10 +312,7 @@ colo_status_t colo_lm_head_bind(colo_lm_head_t *h, const colo_tensor_t *weight,
     if (h->group && !gathered && colo_lm_head_gathered_size(h) > 0)
         return colo_fail(COLO_ERR_ARG, "lm_head: gathered is NULL; a sharded head needs %zu bytes",
                          colo_lm_head_gathered_size(h));
-    if ((uintptr_t)gathered % 256)
-        return colo_fail(COLO_ERR_ARG,
-                         "lm_head: gathered is %d past a multiple of 256 bytes, expected 0",
-                         (int)((uintptr_t)gathered % 256));
+    COLO_TRY(colo_mem_check_aligned(gathered, "lm_head", "gathered"));
     if (h->group && h->state != COLO_LM_HEAD_NOT_AVAILABLE)
         return colo_fail(COLO_ERR_STATE,
                          "lm_head: bind while a gather is %s; colo_lm_head_release() first",
@@ -479,11 +483,7 @@ static colo_status_t check_grads(const colo_lm_head_t *h, const colo_lm_head_gra
     size_t bytes = colo_lm_head_reduce_size(h, g);
     if (bytes > 0 && !workspace)
         return colo_fail(COLO_ERR_ARG, "lm_head: workspace is NULL, expected %zu bytes", bytes);
-    if ((uintptr_t)workspace % 256)
-        return colo_fail(COLO_ERR_ARG,
-                         "lm_head: workspace is %d past a multiple of 256 bytes, expected 0",
-                         (int)((uintptr_t)workspace % 256));
-    return COLO_OK;
+    return colo_mem_check_aligned(workspace, "lm_head", "workspace");
 }
 
 static colo_tensor_t view_of(const colo_lm_head_t *h, void *data, int32_t axes, int64_t stride)
