@@ -232,7 +232,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
 
 static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
 {
-    static const char *const error messages[] = {
+    static const char *const messages[] = {
         "rank 1 has another config or dtype than rank 0",
         "rank 1 has other targets than rank 0",
         "no rank of 2 holds column 4 of the vocabulary of 8",
@@ -245,14 +245,14 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
     for (int i = 0; i < 14; i++) {
         int kind = i % 7;
         disagreement_t d = {.kind = kind, .check = 1 + i / 7};
-        if (!error messages[kind])
+        if (!messages[kind])
             continue;
         assert_ok(colo_comm_threads_run(2, disagree, &d));
         for (int r = 0; r < 2; r++) {
             assert_int_equal(d.status[r], COLO_ERR_MISMATCH);
-            if (!strstr(d.error_message[r], error messages[kind]))
+            if (!strstr(d.error_message[r], messages[kind]))
                 fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d.error_message[r],
-                         error messages[kind]);
+                         messages[kind]);
         }
         assert_string_equal(d.error_message[0], d.error_message[1]);
     }
