@@ -59,17 +59,17 @@ __device__ void load(const typename E::elem *row, int64_t j, R *z)
 
 /* x and v of N columns; those outside [0, true_columns) are -inf in both. */
 template <typename D, typename E, typename R>
-__device__ void fetch(const colo_k_distill_t &p, const typename D::elem *row,
+__device__ void fetch(const colo_distill_pass &p, const typename D::elem *row,
                       const typename E::elem *targets, int64_t j, R *x, R *w)
 {
     constexpr int N = D::N;
-    if (j >= 0 && j + N <= p.true_columns) {
+    if (j >= 0 && j + N <= p.base.true_columns) {
         load<D, N>(row, j, x);
         load<E, N>(targets, j, w);
     } else {
 #pragma unroll
         for (int e = 0; e < N; e++) {
-            const bool there = j + e >= 0 && j + e < p.true_columns;
+            const bool there = j + e >= 0 && j + e < p.base.true_columns;
             x[e] = there ? (R)D::one(row[j + e]) : (R)0;
             w[e] = there ? (R)E::one(targets[j + e]) : (R)0;
         }
@@ -186,13 +186,14 @@ __device__ double sum_of(double v, double *room)
 
 /* Columns [from, end) group by group, as any config, dtype and alignment will have it. */
 template <typename D, typename E>
-__device__ void read_columns(sums<typename D::real> &a, const colo_k_distill_t &p,
+__device__ void read_columns(sums<typename D::real> &a, const colo_distill_pass &p,
                              const typename D::elem *row, const typename E::elem *targets,
                              int64_t from, int64_t end)
 {
     using R = typename D::real;
     constexpr int N = D::N;
-    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+    const R factor = (R)p.base.factor, cap = (R)p.base.config.logits.softcap,
+            target_factor = (R)p.target_factor;
     for (int64_t j = from + (int64_t)threadIdx.x * N; j < end; j += (int64_t)THREADS * N) {
         R x[N], w[N], v[N];
         fetch<D, E>(p, row, targets, j, x, w);
@@ -212,21 +213,22 @@ __device__ void read_columns(sums<typename D::real> &a, const colo_k_distill_t &
  * targets sit in their 16-byte words as its logits do is read slot by slot, and its two ends as
  * above. Which way a row goes depends on its addresses alone. */
 template <typename D, typename E, bool PLAIN>
-__global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_k_distill_t p)
+__global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ colo_distill_pass p)
 {
     using R = typename D::real;
     constexpr int N = D::N;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     __shared__ double room[THREADS / 32];
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     if (blockIdx.x == 0 && threadIdx.x < 8)
-        ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
-    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const typename D::elem *row = (const typename D::elem *)p.logits + t * p.row_stride;
+        ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.base.header)[threadIdx.x];
+    for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
+        const typename D::elem *row =
+            (const typename D::elem *)p.base.logits + t * p.base.row_stride;
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
         const bool counts = !p.mask || p.mask[t * p.mask_stride];
-        const int64_t first = first_slot<D>(row), end = counts ? p.true_columns : 0;
+        const int64_t first = first_slot<D>(row), end = counts ? p.base.true_columns : 0;
         sums<R> a = {minus_inf<R>(), 0, p.probs ? (R)0 : minus_inf<R>(), 0, 0, 0};
         if (PLAIN && first_slot<D>(targets) == first && end > 2 * N) {
             const int64_t lo = first < 0 ? first + N : 0, slots = (end - lo) / N;
@@ -241,10 +243,11 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
                 }
 #pragma unroll
                 for (int b = 0; b < BATCH; b++)
-                    absorb_slot<D>(a, vz[b], vw[b], (R)p.factor, (R)p.target_factor);
+                    absorb_slot<D>(a, vz[b], vw[b], (R)p.base.factor, (R)p.target_factor);
             }
             for (; k < slots; k += THREADS)
-                absorb_slot<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.factor, (R)p.target_factor);
+                absorb_slot<D>(a, __ldcs(z + k), __ldcs(w + k), (R)p.base.factor,
+                               (R)p.target_factor);
             if (first < 0)
                 read_columns<D, E>(a, p, row, targets, first, lo);
             read_columns<D, E>(a, p, row, targets, lo + slots * N, end);
@@ -285,26 +288,26 @@ __global__ void __launch_bounds__(THREADS) stats_kernel(const __grid_constant__ 
 
 /* ---- merge: merge_row() of host/distill.c ---- */
 
-__global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
+__global__ void merge_kernel(const __grid_constant__ colo_distill_pass p)
 {
-    const bool wide = p.dtype == COLO_F64;
+    const bool wide = p.base.dtype == COLO_F64;
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += step) {
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step) {
         double m = -CUDART_INF, mv = -CUDART_INF, sum = 0, sum_v = 0, c = 0, d = 0;
         double log_sum = 0, log_sum_v = 0, q = 1, ce = 0, kl = 0;
         const bool counts = !p.mask || p.mask[t * p.mask_stride];
         if (!counts)
             m = CUDART_INF;
-        for (int32_t r = 0; r < p.ranks && counts; r++) {
-            const unsigned char *b = p.blocks + r * p.block_bytes;
+        for (int32_t r = 0; r < p.base.ranks && counts; r++) {
+            const unsigned char *b = p.base.blocks + r * p.base.block.bytes;
             m = max_nan(m, get(b + p.mx, wide, t));
             mv = max_nan(mv, get(b + p.mv, wide, t));
         }
         if (counts && (!(m > -CUDART_INF) || !(mv > -CUDART_INF))) {
             m = log_sum = mv = log_sum_v = q = ce = kl = CUDART_NAN;
         } else if (counts) {
-            for (int32_t r = 0; r < p.ranks; r++) {
-                const unsigned char *b = p.blocks + r * p.block_bytes;
+            for (int32_t r = 0; r < p.base.ranks; r++) {
+                const unsigned char *b = p.base.blocks + r * p.base.block.bytes;
                 const double rx = get(b + p.mx, wide, t), rv = get(b + p.mv, wide, t),
                              sv = get(b + p.sv, wide, t), down_v = rv - mv,
                              w = rv > -CUDART_INF ? exp(down_v) : 0,
@@ -330,16 +333,16 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_distill_t p)
             }
             ce = at_least_0(ce);
         }
-        if (p.ce)
-            put(p.ce, wide, t, ce);
-        if (p.kl)
-            put(p.kl, wide, t, kl);
+        if (p.out.ce)
+            put(p.out.ce, wide, t, ce);
+        if (p.out.kl)
+            put(p.out.kl, wide, t, kl);
         if (p.saved) {
             p.saved[t] = m;
-            p.saved[p.tokens + t] = log_sum;
-            p.saved[2 * p.tokens + t] = counts ? mv : 0;
-            p.saved[3 * p.tokens + t] = log_sum_v;
-            p.saved[4 * p.tokens + t] = q;
+            p.saved[p.base.tokens + t] = log_sum;
+            p.saved[2 * p.base.tokens + t] = counts ? mv : 0;
+            p.saved[3 * p.base.tokens + t] = log_sum_v;
+            p.saved[4 * p.base.tokens + t] = q;
         }
     }
 }
@@ -355,9 +358,10 @@ template <typename R> struct row_numbers {
 
 /* N neighbours: x, made of logits, becomes the gradient. */
 template <typename R, int N>
-__device__ void gradient(const colo_k_distill_t &p, const row_numbers<R> &k, R *x, const R *w)
+__device__ void gradient(const colo_distill_pass &p, const row_numbers<R> &k, R *x, const R *w)
 {
-    const R factor = (R)p.factor, cap = (R)p.softcap, target_factor = (R)p.target_factor;
+    const R factor = (R)p.base.factor, cap = (R)p.base.config.logits.softcap,
+            target_factor = (R)p.target_factor;
 #pragma unroll
     for (int e = 0; e < N; e++) {
         R dz = k.nan ? (R)CUDART_NAN : (R)0;
@@ -375,7 +379,7 @@ __device__ void gradient(const colo_k_distill_t &p, const row_numbers<R> &k, R *
 /* A run inside the row whose three matrices sit alike in 16-byte words: all loads, then the rest.
  */
 template <typename D>
-__device__ void whole_run(const colo_k_distill_t &p, const row_numbers<typename D::real> &k,
+__device__ void whole_run(const colo_distill_pass &p, const row_numbers<typename D::real> &k,
                           const typename D::elem *row, const typename D::elem *targets,
                           typename D::elem *out)
 {
@@ -397,33 +401,33 @@ __device__ void whole_run(const colo_k_distill_t &p, const row_numbers<typename 
 }
 
 template <typename D, typename E>
-__global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_k_distill_t p)
+__global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ colo_distill_pass p)
 {
     using R = typename D::real;
     using Z = typename D::elem;
     constexpr int N = D::N;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    for (int64_t t = blockIdx.y; t < p.tokens; t += gridDim.y) {
-        const Z *row = (const Z *)p.logits + t * p.row_stride;
+    for (int64_t t = blockIdx.y; t < p.base.tokens; t += gridDim.y) {
+        const Z *row = (const Z *)p.base.logits + t * p.base.row_stride;
         const typename E::elem *targets =
             (const typename E::elem *)p.targets + t * p.target_row_stride;
-        Z *out = (Z *)p.d_logits + t * p.d_row_stride;
+        Z *out = (Z *)p.base.d_logits + t * p.base.d_row_stride;
         const double md = p.saved[t];
         const bool nan = isnan(md);
-        const row_numbers<R> k = {
-            nan,
-            !nan && md < CUDART_INF,
-            (R)md,
-            (R)p.saved[p.tokens + t],
-            (R)p.saved[2 * p.tokens + t],
-            (R)p.saved[3 * p.tokens + t],
-            (R)p.saved[4 * p.tokens + t],
-            (R)((p.d_ce ? get(p.d_ce, WIDE, t) : 0) + (p.d_kl ? get(p.d_kl, WIDE, t) : 0))};
+        const row_numbers<R> k = {nan,
+                                  !nan && md < CUDART_INF,
+                                  (R)md,
+                                  (R)p.saved[p.base.tokens + t],
+                                  (R)p.saved[2 * p.base.tokens + t],
+                                  (R)p.saved[3 * p.base.tokens + t],
+                                  (R)p.saved[4 * p.base.tokens + t],
+                                  (R)((p.upstream.d_ce ? get(p.upstream.d_ce, WIDE, t) : 0) +
+                                      (p.upstream.d_kl ? get(p.upstream.d_kl, WIDE, t) : 0))};
         const int64_t first = first_slot<D>(row);
         if constexpr (std::is_same<D, E>::value) {
             constexpr int64_t COLUMNS = (int64_t)RUN * THREADS * N;
             const int64_t j = first + blockIdx.x * COLUMNS;
-            if (k.counts && j >= 0 && j + COLUMNS <= p.true_columns &&
+            if (k.counts && j >= 0 && j + COLUMNS <= p.base.true_columns &&
                 ((uintptr_t)(targets + j) | (uintptr_t)(out + j)) % 16 == 0) {
                 whole_run<D>(p, k, row + j, targets + j, out + j);
                 continue;
@@ -431,7 +435,7 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
         }
         for (int b = 0; b < RUN; b++) {
             const int64_t j = first + (((int64_t)blockIdx.x * RUN + b) * THREADS + threadIdx.x) * N;
-            if (j >= p.columns)
+            if (j >= p.base.columns)
                 break;
             R x[N], w[N];
             if (k.counts)
@@ -439,13 +443,13 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
             gradient<R, N>(p, k, x, w);
 #pragma unroll
             for (int e = 0; e < N; e++)
-                x[e] = j + e < p.true_columns ? x[e] : (R)0;
-            if (j >= 0 && j + N <= p.columns && (uintptr_t)(out + j) % 16 == 0) {
+                x[e] = j + e < p.base.true_columns ? x[e] : (R)0;
+            if (j >= 0 && j + N <= p.base.columns && (uintptr_t)(out + j) % 16 == 0) {
                 __stcs((uint4 *)(out + j), D::pack(x));
             } else {
 #pragma unroll
                 for (int e = 0; e < N; e++)
-                    if (j + e >= 0 && j + e < p.columns)
+                    if (j + e >= 0 && j + e < p.base.columns)
                         out[j + e] = D::round(x[e]);
             }
         }
@@ -453,13 +457,14 @@ __global__ void __launch_bounds__(THREADS) grad_kernel(const __grid_constant__ c
 }
 
 template <typename D, typename E> struct run {
-    static cudaError_t stats(const colo_k_distill_t &p, cudaStream_t stream)
+    static cudaError_t stats(const colo_distill_pass &p, cudaStream_t stream)
     {
-        const int64_t rows = std::max<int64_t>(p.tokens, 1); /* the header, too */
+        const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
         const unsigned grid = (unsigned)std::min<int64_t>(rows, 1 << 30);
         constexpr bool can = std::is_same<D, E>::value && sizeof(typename D::stat) == 4;
-        const bool plain = can && !p.probs && p.softcap == 0 && (float)p.factor > 0 &&
-                           (float)p.target_factor > 0 && std::isfinite((float)p.factor) &&
+        const bool plain = can && !p.probs && p.base.config.logits.softcap == 0 &&
+                           (float)p.base.factor > 0 && (float)p.target_factor > 0 &&
+                           std::isfinite((float)p.base.factor) &&
                            std::isfinite((float)p.target_factor);
         if (plain)
             stats_kernel<D, E, can><<<grid, THREADS, 0, stream>>>(p);
@@ -467,28 +472,28 @@ template <typename D, typename E> struct run {
             stats_kernel<D, E, false><<<grid, THREADS, 0, stream>>>(p);
         return cudaGetLastError();
     }
-    static cudaError_t grad(const colo_k_distill_t &p, cudaStream_t stream)
+    static cudaError_t grad(const colo_distill_pass &p, cudaStream_t stream)
     {
-        const int64_t groups = (p.columns + 2 * (D::N - 1)) / D::N,
+        const int64_t groups = (p.base.columns + 2 * (D::N - 1)) / D::N,
                       runs = (groups - 1) / (THREADS * RUN) + 1;
         if (runs > INT32_MAX)
             return cudaErrorInvalidValue;
-        grad_kernel<D, E><<<dim3((unsigned)runs, (unsigned)std::min<int64_t>(p.tokens, 65535)),
+        grad_kernel<D, E><<<dim3((unsigned)runs, (unsigned)std::min<int64_t>(p.base.tokens, 65535)),
                             THREADS, 0, stream>>>(p);
         return cudaGetLastError();
     }
 };
 
-template <typename D> cudaError_t pick(const colo_k_distill_t &p, bool grad, cudaStream_t stream)
+template <typename D> cudaError_t pick(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
-    if (p.target_dtype == p.dtype)
+    if (p.target_dtype == p.base.dtype)
         return grad ? run<D, D>::grad(p, stream) : run<D, D>::stats(p, stream);
     return grad ? run<D, f32>::grad(p, stream) : run<D, f32>::stats(p, stream);
 }
 
-cudaError_t dispatch(const colo_k_distill_t &p, bool grad, cudaStream_t stream)
+cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
-    switch (p.dtype) {
+    switch (p.base.dtype) {
     case COLO_F32:
         return grad ? run<f32, f32>::grad(p, stream) : run<f32, f32>::stats(p, stream);
     case COLO_F64:
@@ -504,23 +509,23 @@ cudaError_t dispatch(const colo_k_distill_t &p, bool grad, cudaStream_t stream)
 
 } // namespace
 
-extern "C" cudaError_t colo_k_distill_stats(const colo_k_distill_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_stats(const colo_distill_pass *p, cudaStream_t stream)
 {
     return dispatch(*p, false, stream);
 }
 
-extern "C" cudaError_t colo_k_distill_merge(const colo_k_distill_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_merge(const colo_distill_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    merge_kernel<<<(unsigned)std::min<int64_t>((p->tokens - 1) / 128 + 1, 1 << 30), 128, 0,
+    merge_kernel<<<(unsigned)std::min<int64_t>((p->base.tokens - 1) / 128 + 1, 1 << 30), 128, 0,
                    stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_distill_grad(const colo_k_distill_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_distill_grad(const colo_distill_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0 || p->columns == 0)
+    if (p->base.tokens == 0 || p->base.columns == 0)
         return cudaSuccess;
     return dispatch(*p, true, stream);
 }

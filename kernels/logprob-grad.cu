@@ -39,29 +39,32 @@ template <typename R> struct look {
     row_kind kind;
 };
 
-template <typename R> __device__ void look_up(const colo_k_logprob_t &p, int64_t t, look<R> &found)
+template <typename R> __device__ void look_up(const colo_logprob_pass &p, int64_t t, look<R> &found)
 {
     const bool wide = sizeof(R) == 8;
     const int64_t target = p.targets[t * p.target_stride];
-    const bool legal = target >= 0 && target < p.vocab;
+    const bool legal = target >= 0 && target < p.config.logits.vocab;
     const double m = p.saved[t], log_sum = p.saved[p.tokens + t], h = p.saved[2 * p.tokens + t],
-                 g_p = p.d_logp ? get(p.d_logp, wide, t) : 0,
-                 g_h = p.d_entropy ? get(p.d_entropy, wide, t) : 0,
-                 g_l = p.d_loss ? get(p.d_loss, wide, t) : 0;
+                 g_p = p.upstream.d_logp ? get(p.upstream.d_logp, wide, t) : 0,
+                 g_h = p.upstream.d_entropy ? get(p.upstream.d_entropy, wide, t) : 0,
+                 g_l = p.upstream.d_loss ? get(p.upstream.d_loss, wide, t) : 0;
     coefficients<R> k;
     k.factor = (R)p.factor;
-    k.cap = (R)p.softcap;
+    k.cap = (R)p.config.logits.softcap;
     k.m = (R)m;
     k.log_sum = (R)log_sum;
-    k.a = (R)(p.factor * (-g_p + g_l * (1 + 2 * p.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
+    k.a = (R)(p.factor *
+              (-g_p + g_l * (1 + 2 * p.config.z_loss * (m + log_sum)) + g_h * (log_sum - h)));
     k.b = (R)(p.factor * -g_h);
     k.c = (R)(p.factor * (g_p - (1 - p.smoothing) * g_l));
-    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)(p.own ? p.own : p.vocab)));
-    k.target = legal ? target - p.vocab_start : -1;
+    k.d = (R)(p.factor * (-p.smoothing * g_l / (double)(p.own ? p.own : p.config.logits.vocab)));
+    k.target = legal ? target - p.config.logits.vocab_start : -1;
     found.k = k;
-    found.kind = target == p.ignore_index                                       ? ZERO
-                 : isnan(m) || (!legal && !p.lenient && (p.d_logp || p.d_loss)) ? NOT_A_NUMBER
-                                                                                : COMPUTE;
+    found.kind = target == p.config.ignore_index ? ZERO
+                 : isnan(m) || (!legal && !p.config.lenient_targets &&
+                                (p.upstream.d_logp || p.upstream.d_loss))
+                     ? NOT_A_NUMBER
+                     : COMPUTE;
 }
 
 template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coefficients<R> &k)
@@ -88,7 +91,7 @@ template <int WHAT, typename R> __device__ R gradient(R z, bool hit, const coeff
 }
 
 template <typename D, typename O, int WHAT>
-__device__ void one_element(const colo_k_logprob_t &p, const typename D::elem *row,
+__device__ void one_element(const colo_logprob_pass &p, const typename D::elem *row,
                             typename O::elem *out, int64_t j, row_kind kind,
                             const coefficients<typename D::real> &k)
 {
@@ -115,7 +118,7 @@ __device__ void store_slot(typename O::elem *out, const typename D::real *z)
 
 /* The slots of a run that lies inside the row: loads first, then the row's coefficients. */
 template <typename D, typename O, int WHAT>
-__device__ void whole_run(const colo_k_logprob_t &p, const typename D::elem *row,
+__device__ void whole_run(const colo_logprob_pass &p, const typename D::elem *row,
                           typename O::elem *out, int64_t j, const look<typename D::real> &found,
                           bool read)
 {
@@ -159,7 +162,7 @@ __device__ void whole_run(const colo_k_logprob_t &p, const typename D::elem *row
 
 /* Any other run, slot by slot. */
 template <typename D, typename O, int WHAT>
-__device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *row,
+__device__ void ragged_run(const colo_logprob_pass &p, const typename D::elem *row,
                            typename O::elem *out, int64_t from, bool alike,
                            const look<typename D::real> &found)
 {
@@ -192,7 +195,7 @@ __device__ void ragged_run(const colo_k_logprob_t &p, const typename D::elem *ro
 /* blockIdx.x is the run, blockIdx.y a row. */
 template <typename D, typename O, int WHAT>
 __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
-    grad_kernel(const __grid_constant__ colo_k_logprob_t p)
+    grad_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     using E = typename D::elem;
     constexpr int N = D::N;
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
         typename O::elem *out = (typename O::elem *)p.d_logits + (t - p.row_lo) * p.d_row_stride;
         const int64_t first = first_slot<D>(row), j = first + (int64_t)blockIdx.x * (RUN * N);
         const bool alike = (((uintptr_t)(out + first)) & (N * sizeof(typename O::elem) - 1)) == 0;
-        const bool read = p.targets[t * p.target_stride] != p.ignore_index;
+        const bool read = p.targets[t * p.target_stride] != p.config.ignore_index;
         if (threadIdx.x == 0)
             look_up(p, t, found);
         if (alike && j >= 0 && j + RUN * N <= p.true_columns)
@@ -214,7 +217,7 @@ __global__ void __launch_bounds__(THREADS, WHAT == GENERIC ? 3 : BLOCKS)
 }
 
 template <typename D, typename O, int WHAT>
-cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
+cudaError_t grad(const colo_logprob_pass &p, cudaStream_t stream)
 {
     const int64_t slots = (p.columns + 2 * (D::N - 1)) / D::N, runs = (slots - 1) / RUN + 1;
     const dim3 grid((unsigned)runs, (unsigned)std::min<int64_t>(p.hi - p.lo, 65535));
@@ -225,17 +228,17 @@ cudaError_t grad(const colo_k_logprob_t &p, cudaStream_t stream)
 }
 
 template <typename D, typename O = D>
-cudaError_t grad_of(const colo_k_logprob_t &p, cudaStream_t stream)
+cudaError_t grad_of(const colo_logprob_pass &p, cudaStream_t stream)
 {
     if (!is_plain(p))
         return grad<D, O, GENERIC>(p, stream);
-    return p.d_entropy || p.smoothing > 0 ? grad<D, O, FULL>(p, stream)
-                                          : grad<D, O, PROB>(p, stream);
+    return p.upstream.d_entropy || p.smoothing > 0 ? grad<D, O, FULL>(p, stream)
+                                                   : grad<D, O, PROB>(p, stream);
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_logprob_grad(const colo_k_logprob_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_grad(const colo_logprob_pass *p, cudaStream_t stream)
 {
     if (p->hi <= p->lo || p->columns == 0)
         return cudaSuccess;

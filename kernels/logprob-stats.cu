@@ -27,7 +27,7 @@ namespace
 
 /* A slot that is not whole, one element a thread. */
 template <typename D, int KEEP, bool PLAIN>
-__device__ void edge(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p, const void *row,
+__device__ void edge(part<typename D::real, KEEP> &a, const colo_logprob_pass &p, const void *row,
                      int64_t from)
 {
     using R = typename D::real;
@@ -36,18 +36,18 @@ __device__ void edge(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
         return;
     R x = D::one(((const typename D::elem *)row)[j]);
     if (!PLAIN)
-        x = x_of(x, (R)p.factor, (R)p.softcap);
+        x = x_of(x, (R)p.factor, (R)p.config.logits.softcap);
     absorb_x<R, KEEP, 1>(a, &x, j, PLAIN ? (R)p.factor : (R)1);
 }
 
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, int KEEP, bool PLAIN>
-__device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
+__device__ void read_row(part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                          const void *row)
 {
     using R = typename D::real;
     constexpr int N = D::N, SIZE = sizeof(typename D::elem);
-    const R factor = (R)p.factor, cap = (R)p.softcap;
+    const R factor = (R)p.factor, cap = (R)p.config.logits.softcap;
     const int64_t first = first_slot<D>(row), end = (p.true_columns - first) / N;
     const int64_t step = THREADS;
     /* in ascending order of columns, for of equal maxima the first is kept */
@@ -88,26 +88,26 @@ __device__ void read_row(part<typename D::real, KEEP> &a, const colo_k_logprob_t
 
 template <typename D, int KEEP, bool PLAIN>
 __global__ void __launch_bounds__(THREADS, KEEP == ALL ? 7 : 10)
-    stats_kernel(const __grid_constant__ colo_k_logprob_t p)
+    stats_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     __shared__ sums_room shared;
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    unsigned char *block = p.blocks + p.rank * p.block.bytes;
     if (p.lo == p.block_lo && blockIdx.x == 0 && threadIdx.x < 8)
-        ((int64_t *)block)[threadIdx.x] = p.head[threadIdx.x];
+        ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&p.header)[threadIdx.x];
 
     for (int64_t t = p.lo + blockIdx.x; t < p.hi; t += gridDim.x) {
         const void *row = (const typename D::elem *)p.logits + (t - p.row_lo) * p.row_stride;
         const int64_t target = p.targets[t * p.target_stride];
         part<typename D::real, KEEP> a;
         begin(a);
-        if (target != p.ignore_index)
+        if (target != p.config.ignore_index)
             read_row<D, KEEP, PLAIN>(a, p, row);
         write_row<D, KEEP, PLAIN>(a, p, t, target, row, shared);
     }
 }
 
 template <typename D, int KEEP, bool PLAIN>
-cudaError_t stats(const colo_k_logprob_t &p, cudaStream_t stream)
+cudaError_t stats(const colo_logprob_pass &p, cudaStream_t stream)
 {
     const int64_t rows = std::max<int64_t>(p.hi - p.lo, 1);
     stats_kernel<D, KEEP, PLAIN>
@@ -115,17 +115,17 @@ cudaError_t stats(const colo_k_logprob_t &p, cudaStream_t stream)
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t stats_of(const colo_k_logprob_t &p, cudaStream_t stream)
+template <typename D> cudaError_t stats_of(const colo_logprob_pass &p, cudaStream_t stream)
 {
     /* rounded, neighbouring f32 logits can tie, and the argmax takes the first of those */
     int exponent;
     const bool exact =
         sizeof(typename D::elem) < 4 || std::frexp((float)p.factor, &exponent) == 0.5;
-    if (!is_plain(p) || (p.arg >= 0 && !exact))
+    if (!is_plain(p) || (p.block.arg >= 0 && !exact))
         return stats<D, ALL, false>(p, stream);
-    if (p.d >= 0 || p.arg >= 0)
+    if (p.block.d >= 0 || p.block.arg >= 0)
         return stats<D, ALL, true>(p, stream);
-    return p.u >= 0 ? stats<D, ENTROPY, true>(p, stream) : stats<D, SUM, true>(p, stream);
+    return p.block.u >= 0 ? stats<D, ENTROPY, true>(p, stream) : stats<D, SUM, true>(p, stream);
 }
 
 /* ---- merge ---- */
@@ -136,47 +136,47 @@ struct merged {
     int64_t arg;
 };
 
-__device__ merged merge_row(const colo_k_logprob_t &p, bool wide, int64_t k, int64_t target)
+__device__ merged merge_row(const colo_logprob_pass &p, bool wide, int64_t k, int64_t target)
 {
     merged g = {-CUDART_INF, 0, 0, 0, -CUDART_INF, INT64_MAX};
     for (int32_t r = 0; r < p.ranks; r++)
-        g.m = max_nan(g.m, get(p.blocks + r * p.block_bytes + p.m, wide, k));
+        g.m = max_nan(g.m, get(p.blocks + r * p.block.bytes + p.block.m, wide, k));
     if (!(g.m > -CUDART_INF))
         return {CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, CUDART_NAN, -1};
     double sum = 0, u = 0, d = 0;
     for (int32_t r = 0; r < p.ranks; r++) {
-        const unsigned char *block = p.blocks + r * p.block_bytes;
-        const int64_t start = ((const int64_t *)block)[p.head_start],
-                      columns = ((const int64_t *)block)[p.head_columns];
-        const double m = get(block + p.m, wide, k), down = m - g.m;
-        const bool spread = p.d >= 0 && (p.own == 0 || r == p.rank);
+        const unsigned char *block = p.blocks + r * p.block.bytes;
+        const colo_logprob_header_t *head = (const colo_logprob_header_t *)block;
+        const int64_t start = head->start, columns = head->columns;
+        const double m = get(block + p.block.m, wide, k), down = m - g.m;
+        const bool spread = p.block.d >= 0 && (p.own == 0 || r == p.rank);
         if (m == -CUDART_INF) { /* empty: nothing; all -inf: d is -inf */
-            d += spread ? get(block + p.d, wide, k) : 0;
+            d += spread ? get(block + p.block.d, wide, k) : 0;
             continue;
         }
-        const double c = exp(down), s = get(block + p.s, wide, k);
+        const double c = exp(down), s = get(block + p.block.s, wide, k);
         sum += c * s;
-        if (p.u >= 0 && c > 0)
-            u += c * (get(block + p.u, wide, k) + down * s);
+        if (p.block.u >= 0 && c > 0)
+            u += c * (get(block + p.block.u, wide, k) + down * s);
         if (spread)
-            d += get(block + p.d, wide, k) + (double)columns * down;
+            d += get(block + p.block.d, wide, k) + (double)columns * down;
         if (target >= start && target - start < columns)
-            g.xt = get(block + p.xt, wide, k) + down;
-        if (p.arg >= 0 && m == g.m) {
-            int64_t arg = ((const int64_t *)(block + p.arg))[k];
+            g.xt = get(block + p.block.xt, wide, k) + down;
+        if (p.block.arg >= 0 && m == g.m) {
+            int64_t arg = ((const int64_t *)(block + p.block.arg))[k];
             g.arg = arg < g.arg ? arg : g.arg;
         }
     }
     g.log_sum = log(sum);
-    g.h = p.u >= 0 ? at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(p.own ? p.own : p.vocab);
+    g.h = p.block.u >= 0 ? at_least_0(g.log_sum - u / sum) : 0;
+    g.mean = d / (double)(p.own ? p.own : p.config.logits.vocab);
     return g;
 }
 
 constexpr int MERGE_THREADS = 128;
 
 __global__ void __launch_bounds__(MERGE_THREADS)
-    merge_kernel(const __grid_constant__ colo_k_logprob_t p)
+    merge_kernel(const __grid_constant__ colo_logprob_pass p)
 {
     const bool wide = p.dtype == COLO_F64;
     const int64_t stride = (int64_t)gridDim.x * MERGE_THREADS;
@@ -185,7 +185,8 @@ __global__ void __launch_bounds__(MERGE_THREADS)
         bool valid = false, invalid = false;
         if (at < p.hi) {
             const int64_t target = p.targets[at * p.target_stride];
-            const bool legal = target >= 0 && target < p.vocab, counts = target != p.ignore_index;
+            const bool legal = target >= 0 && target < p.config.logits.vocab,
+                       counts = target != p.config.ignore_index;
             merged g = {0, 0, 0, 0, 0, -1};
             double logp = 0, loss = 0;
             valid = counts && legal;
@@ -193,27 +194,26 @@ __global__ void __launch_bounds__(MERGE_THREADS)
             if (counts) {
                 g = merge_row(p, wide, at - p.block_lo, legal ? target : -1);
                 logp = legal ? at_most_0(g.xt - g.log_sum) : CUDART_NAN;
-                loss = 0 - logp; /* not -0 */
-                if (!legal && p.lenient) { /* without a target term; NaN rows stay NaN */
+                loss = 0 - logp;                          /* not -0 */
+                if (!legal && p.config.lenient_targets) { /* no target term; NaN rows stay NaN */
                     logp = isnan(g.m) ? CUDART_NAN : 0;
                     loss = at_least_0(g.log_sum);
                 }
                 if (p.smoothing > 0)
-                    loss = (1 - p.smoothing) * loss +
-                           p.smoothing * at_least_0(g.log_sum - g.mean);
-                if (p.z_loss > 0) {
+                    loss = (1 - p.smoothing) * loss + p.smoothing * at_least_0(g.log_sum - g.mean);
+                if (p.config.z_loss > 0) {
                     double lse = g.m + g.log_sum;
-                    loss += p.z_loss * lse * lse;
+                    loss += p.config.z_loss * lse * lse;
                 }
             }
-            if (p.logp)
-                put(p.logp, wide, at, logp);
-            if (p.entropy)
-                put(p.entropy, wide, at, g.h);
-            if (p.loss)
-                put(p.loss, wide, at, loss);
-            if (p.correct)
-                p.correct[at] = counts && g.arg == target;
+            if (p.out.logp)
+                put(p.out.logp, wide, at, logp);
+            if (p.out.entropy)
+                put(p.out.entropy, wide, at, g.h);
+            if (p.out.loss)
+                put(p.out.loss, wide, at, loss);
+            if (p.out.correct)
+                p.out.correct[at] = counts && g.arg == target;
             if (p.saved) {
                 p.saved[at] = g.m;
                 p.saved[p.tokens + at] = g.log_sum;
@@ -221,16 +221,16 @@ __global__ void __launch_bounds__(MERGE_THREADS)
             }
         }
         const int good = __syncthreads_count(valid), bad = __syncthreads_count(invalid);
-        if (threadIdx.x == 0 && p.n_valid && good)
-            atomicAdd((unsigned long long *)p.n_valid, (unsigned long long)good);
-        if (threadIdx.x == 0 && p.n_invalid && bad)
-            atomicAdd((unsigned long long *)p.n_invalid, (unsigned long long)bad);
+        if (threadIdx.x == 0 && p.out.n_valid && good)
+            atomicAdd((unsigned long long *)p.out.n_valid, (unsigned long long)good);
+        if (threadIdx.x == 0 && p.out.n_invalid && bad)
+            atomicAdd((unsigned long long *)p.out.n_invalid, (unsigned long long)bad);
     }
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_stats(const colo_logprob_pass *p, cudaStream_t stream)
 {
     if (p->hi <= p->lo && p->lo != p->block_lo)
         return cudaSuccess;
@@ -248,9 +248,9 @@ extern "C" cudaError_t colo_k_logprob_stats(const colo_k_logprob_t *p, cudaStrea
     }
 }
 
-extern "C" cudaError_t colo_k_logprob_merge(const colo_k_logprob_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_logprob_merge(const colo_logprob_pass *p, cudaStream_t stream)
 {
-    for (int64_t *count : {p->n_valid, p->n_invalid})
+    for (int64_t *count : {p->out.n_valid, p->out.n_invalid})
         if (count && p->lo == 0) {
             cudaError_t e = cudaMemsetAsync(count, 0, sizeof *count, stream);
             if (e != cudaSuccess)

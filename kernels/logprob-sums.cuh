@@ -173,15 +173,15 @@ struct sums_room {
 /* Combines the threads' parts of row @t and writes them into this rank's block. @row: its first
  * element, not read where @target is the one to ignore. All threads. */
 template <typename D, int KEEP, bool PLAIN>
-__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_k_logprob_t &p,
+__device__ void write_row(const part<typename D::real, KEEP> &a, const colo_logprob_pass &p,
                           int64_t t, int64_t target, const void *row, sums_room &shared)
 {
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     double *room = shared.sums;
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    unsigned char *block = p.blocks + p.rank * p.block.bytes;
     const int64_t k = t - p.block_lo;
-    const bool counts = target != p.ignore_index;
+    const bool counts = target != p.config.ignore_index;
     const R factor = PLAIN ? (R)p.factor : (R)1;
     const double top =
         all_threads((double)a.top, room, [](double x, double y) { return max_nan(x, y); });
@@ -213,11 +213,11 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_k_lo
     }
     if (threadIdx.x == 0) {
         double xt = -CUDART_INF;
-        const int64_t j = target - p.vocab_start;
-        if (counts && any && target < p.vocab && j >= 0 && j < p.true_columns) {
+        const int64_t j = target - p.config.logits.vocab_start;
+        if (counts && any && target < p.config.logits.vocab && j >= 0 && j < p.true_columns) {
             R z = D::one(((const typename D::elem *)row)[j]);
-            double x =
-                PLAIN ? (double)factor * (double)z : (double)x_of(z, (R)p.factor, (R)p.softcap);
+            double x = PLAIN ? (double)factor * (double)z
+                             : (double)x_of(z, (R)p.factor, (R)p.config.logits.softcap);
             xt = isinf((typename D::stat)x) ? -CUDART_INF : x - (double)m;
         }
         double top_x = m;
@@ -225,15 +225,16 @@ __device__ void write_row(const part<typename D::real, KEEP> &a, const colo_k_lo
             top_x = s = u = d = xt = CUDART_NAN;
         if (!counts)
             d = 0;
-        put(block + p.m, WIDE, k, top_x);
-        put(block + p.s, WIDE, k, s);
-        put(block + p.xt, WIDE, k, xt);
-        if (KEEP >= ENTROPY && p.u >= 0)
-            put(block + p.u, WIDE, k, u);
-        if (KEEP == ALL && p.d >= 0)
-            put(block + p.d, WIDE, k, d);
-        if (KEEP == ALL && p.arg >= 0)
-            ((int64_t *)(block + p.arg))[k] = any && m < CUDART_INF_F ? p.vocab_start + arg : -1;
+        put(block + p.block.m, WIDE, k, top_x);
+        put(block + p.block.s, WIDE, k, s);
+        put(block + p.block.xt, WIDE, k, xt);
+        if (KEEP >= ENTROPY && p.block.u >= 0)
+            put(block + p.block.u, WIDE, k, u);
+        if (KEEP == ALL && p.block.d >= 0)
+            put(block + p.block.d, WIDE, k, d);
+        if (KEEP == ALL && p.block.arg >= 0)
+            ((int64_t *)(block + p.block.arg))[k] =
+                any && m < CUDART_INF_F ? p.config.logits.vocab_start + arg : -1;
     }
 }
 

@@ -237,9 +237,9 @@ __device__ double at_least_0(double v)
 }
 
 /* Is x = factor z, with the order of z? Then a row needs no rounded x. */
-bool is_plain(const colo_k_logprob_t &p)
+bool is_plain(const colo_logprob_pass &p)
 {
-    return p.dtype != COLO_F64 && p.softcap == 0 && (float)p.factor > 0 &&
+    return p.dtype != COLO_F64 && p.config.logits.softcap == 0 && (float)p.factor > 0 &&
            std::isfinite((float)p.factor);
 }
 

@@ -28,7 +28,7 @@ namespace
 constexpr int PACK_THREADS = 1024, PACK_ITEMS = 4;
 
 __global__ void __launch_bounds__(PACK_THREADS)
-    compact_kernel(const __grid_constant__ colo_k_rows_t p)
+    compact_kernel(const __grid_constant__ colo_linear_rows p)
 {
     using scan = cub::BlockScan<int, PACK_THREADS>;
     __shared__ typename scan::TempStorage room;
@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(PACK_THREADS)
     scan(room).ExclusiveSum(valid, before, good);
     if (threadIdx.x == 0) {
         p.counts[0] = counted;
-        p.counts[1] = good;
-        p.counts[2] = counted - good;
+        p.counts[COLO_LINEAR_VALID] = good;
+        p.counts[COLO_LINEAR_INVALID] = counted - good;
         p.counts[3] = 0;
     }
 }
@@ -96,33 +96,33 @@ __device__ int64_t grid_step()
     return (int64_t)gridDim.x * THREADS;
 }
 
-__device__ double upstream_of(const colo_k_rows_t &p, const colo_k_upstream_t &u, int k,
+__device__ double upstream_of(const colo_linear_rows &p, const colo_linear_upstream_rows &u, int k,
                               int64_t row)
 {
     const int64_t token = p.token_of[row];
-    const double valid = (double)p.counts[1];
+    const double valid = (double)p.counts[COLO_LINEAR_VALID];
     double v = 0;
     if (token >= 0)
-        v = u.factor[k] * (u.from[k] ? get(u.from[k], u.wide, token) : 1);
+        v = u.factor[k] * (u.from[k] ? get(u.from[k], u.dtype == COLO_F64, token) : 1);
     if (u.mean)
         v = valid > 0 ? v / valid : 0;
     return v;
 }
 
 __global__ void __launch_bounds__(THREADS)
-    upstream_kernel(const __grid_constant__ colo_k_rows_t p,
-                    const __grid_constant__ colo_k_upstream_t u)
+    upstream_kernel(const __grid_constant__ colo_linear_rows p,
+                    const __grid_constant__ colo_linear_upstream_rows u)
 {
     for (int64_t row = grid_first(); row < p.rows; row += grid_step())
         for (int k = 0; k < 3; k++)
             if (u.to[k])
-                put(u.to[k], u.wide, row, upstream_of(p, u, k, row));
+                put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row));
 }
 
 /* One block, as in packing: the largest first. */
 __global__ void __launch_bounds__(PACK_THREADS)
-    scaled_upstream_kernel(const __grid_constant__ colo_k_rows_t p,
-                           const __grid_constant__ colo_k_upstream_t u)
+    scaled_upstream_kernel(const __grid_constant__ colo_linear_rows p,
+                           const __grid_constant__ colo_linear_upstream_rows u)
 {
     using reduce = cub::BlockReduce<double, PACK_THREADS>;
     __shared__ typename reduce::TempStorage room;
@@ -146,29 +146,32 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int64_t row = threadIdx.x; row < p.rows; row += PACK_THREADS)
         for (int k = 0; k < 3; k++)
             if (u.to[k])
-                put(u.to[k], u.wide, row, upstream_of(p, u, k, row) * by);
+                put(u.to[k], u.dtype == COLO_F64, row, upstream_of(p, u, k, row) * by);
 }
 
 __global__ void __launch_bounds__(THREADS)
-    scatter_kernel(const __grid_constant__ colo_k_rows_t p,
-                   const __grid_constant__ colo_k_scatter_t s)
+    scatter_kernel(const __grid_constant__ colo_linear_rows p,
+                   const __grid_constant__ colo_linear_scatter s)
 {
+    const bool wide = s.dtype == COLO_F64;
+    const void *const from[] = {s.from.logp, s.from.entropy, s.from.loss};
+    void *const to[] = {s.to.logp, s.to.entropy, s.to.loss};
     for (int64_t t = grid_first(); t < p.tokens; t += grid_step()) {
         const int64_t row = p.row_of[t];
         for (int k = 0; k < 3; k++)
-            if (s.to[k])
-                put(s.to[k], s.wide, t,
-                    row >= 0    ? get(s.from[k], s.wide, row)
+            if (to[k])
+                put(to[k], wide, t,
+                    row >= 0    ? get(from[k], wide, row)
                     : row == -1 ? 0
                                 : CUDART_NAN);
-        if (s.to_correct)
-            s.to_correct[t] = row >= 0 ? s.from_correct[row] : 0;
+        if (s.to.correct)
+            s.to.correct[t] = row >= 0 ? s.from.correct[row] : 0;
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-        if (s.n_valid)
-            *s.n_valid = p.counts[1];
-        if (s.n_invalid)
-            *s.n_invalid = p.counts[2];
+        if (s.to.n_valid)
+            *s.to.n_valid = p.counts[COLO_LINEAR_VALID];
+        if (s.to.n_invalid)
+            *s.to.n_invalid = p.counts[COLO_LINEAR_INVALID];
     }
 }
 
@@ -180,7 +183,7 @@ enum move { TAKE, PUT, CLEAR };
  * CLEAR: far[token] of tokens without a row. */
 template <typename W, move HOW>
 __global__ void __launch_bounds__(THREADS)
-    move_kernel(const __grid_constant__ colo_k_rows_t p, int64_t lo, int64_t hi, char *near,
+    move_kernel(const __grid_constant__ colo_linear_rows p, int64_t lo, int64_t hi, char *near,
                 char *far, int64_t far_stride, int64_t words, W nan)
 {
     for (int64_t i = lo + blockIdx.x; i < hi; i += gridDim.x) {
@@ -205,7 +208,7 @@ __global__ void __launch_bounds__(THREADS)
 }
 
 template <move HOW, typename W>
-cudaError_t launch_move(const colo_k_rows_t &p, int64_t lo, int64_t hi, void *near, void *far,
+cudaError_t launch_move(const colo_linear_rows &p, int64_t lo, int64_t hi, void *near, void *far,
                         int64_t far_stride, int64_t row_bytes, W nan, cudaStream_t stream)
 {
     if (hi <= lo || row_bytes == 0)
@@ -231,7 +234,7 @@ uint64_t nan_of(colo_dtype_t dtype)
 }
 
 template <move HOW>
-cudaError_t move_rows(const colo_k_rows_t &p, int64_t lo, int64_t hi, int64_t hidden, void *near,
+cudaError_t move_rows(const colo_linear_rows &p, int64_t lo, int64_t hi, int64_t hidden, void *near,
                       void *far, int64_t far_stride, colo_dtype_t dtype, cudaStream_t stream)
 {
     const int64_t elem = dtype == COLO_F64 ? 8 : dtype == COLO_F32 ? 4 : 2;
@@ -414,15 +417,15 @@ cudaError_t convert_to(void *to, int64_t to_stride, colo_dtype_t dtype, const vo
 
 } // namespace
 
-extern "C" cudaError_t colo_k_rows_compact(const colo_k_rows_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_compact(const colo_linear_rows *p, cudaStream_t stream)
 {
     compact_kernel<<<1, PACK_THREADS, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k_upstream_t *u,
-                                            cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_upstream(const colo_linear_upstream_rows *u, cudaStream_t stream)
 {
+    const colo_linear_rows *p = u->rows;
     if (p->rows == 0)
         return cudaSuccess;
     if (u->scale)
@@ -432,14 +435,14 @@ extern "C" cudaError_t colo_k_rows_upstream(const colo_k_rows_t *p, const colo_k
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_scatter(const colo_k_rows_t *p, const colo_k_scatter_t *s,
-                                           cudaStream_t stream)
+extern "C" cudaError_t colo_k_rows_scatter(const colo_linear_scatter *s, cudaStream_t stream)
 {
+    const colo_linear_rows *p = s->rows;
     scatter_kernel<<<blocks_for(std::max<int64_t>(p->tokens, 1)), THREADS, 0, stream>>>(*p, *s);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_rows_gather(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+extern "C" cudaError_t colo_k_rows_gather(const colo_linear_rows *p, int64_t lo, int64_t hi,
                                           int64_t hidden, void *to, const void *from,
                                           int64_t from_stride, colo_dtype_t dtype,
                                           cudaStream_t stream)
@@ -447,7 +450,7 @@ extern "C" cudaError_t colo_k_rows_gather(const colo_k_rows_t *p, int64_t lo, in
     return move_rows<TAKE>(*p, lo, hi, hidden, to, (void *)from, from_stride, dtype, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_restore(const colo_k_rows_t *p, int64_t lo, int64_t hi,
+extern "C" cudaError_t colo_k_rows_restore(const colo_linear_rows *p, int64_t lo, int64_t hi,
                                            int64_t hidden, void *to, int64_t to_stride,
                                            const void *from, colo_dtype_t dtype,
                                            cudaStream_t stream)
@@ -455,7 +458,7 @@ extern "C" cudaError_t colo_k_rows_restore(const colo_k_rows_t *p, int64_t lo, i
     return move_rows<PUT>(*p, lo, hi, hidden, (void *)from, to, to_stride, dtype, stream);
 }
 
-extern "C" cudaError_t colo_k_rows_clear(const colo_k_rows_t *p, int64_t hidden, void *to,
+extern "C" cudaError_t colo_k_rows_clear(const colo_linear_rows *p, int64_t hidden, void *to,
                                          int64_t to_stride, colo_dtype_t dtype, cudaStream_t stream)
 {
     return move_rows<CLEAR>(*p, 0, p->tokens, hidden, NULL, to, to_stride, dtype, stream);

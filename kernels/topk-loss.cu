@@ -18,20 +18,20 @@ unsigned blocks_of(int64_t n, int64_t each)
     return (unsigned)std::min<int64_t>((n - 1) / each + 1, 1 << 30);
 }
 
-__device__ bool is_legal(const colo_k_topk_t &p, int64_t id)
+__device__ bool is_legal(const colo_topk_pass &p, int64_t id)
 {
-    return id >= 0 && id < p.vocab;
+    return id >= 0 && id < p.base.config.logits.vocab;
 }
 
 /* ---- rows ---- */
 
-__global__ void rows_kernel(const __grid_constant__ colo_k_topk_t p)
+__global__ void rows_kernel(const __grid_constant__ colo_topk_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.x;
-    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.tokens; t += step) {
-        int64_t row = p.topk ? 0 : COLO_K_TOPK_SKIP, invalid = 0;
+    for (int64_t t = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; t < p.base.tokens; t += step) {
+        int64_t row = p.topk ? 0 : COLO_TOPK_SKIP, invalid = 0;
         if (p.mask && !p.mask[t * p.mask_stride])
-            row = COLO_K_TOPK_SKIP;
+            row = COLO_TOPK_SKIP;
         else
             for (int64_t i = 0; i < p.k && !p.topk; i++) {
                 const int64_t id = p.ids[t * p.id_stride + i];
@@ -40,28 +40,33 @@ __global__ void rows_kernel(const __grid_constant__ colo_k_topk_t p)
                 invalid += !is_legal(p, id);
                 if (!is_legal(p, id))
                     row = -1;
-                else if (row == COLO_K_TOPK_SKIP)
+                else if (row == COLO_TOPK_SKIP)
                     row = id;
             }
         p.rows[t] = row;
-        if (p.count && p.n_invalid && invalid)
-            atomicAdd((unsigned long long *)p.n_invalid, (unsigned long long)invalid);
+        if (p.count && p.out.n_invalid && invalid)
+            atomicAdd((unsigned long long *)p.out.n_invalid, (unsigned long long)invalid);
     }
 }
 
 /* ---- given columns of this rank ---- */
 
-template <typename D> __global__ void given_kernel(const __grid_constant__ colo_k_topk_t p)
+template <typename D> __global__ void given_kernel(const __grid_constant__ colo_topk_pass p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
+    unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
         const int64_t t = at / p.k;
-        int64_t j = p.rows[t] == COLO_K_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
-        j = j >= p.vocab_start && j - p.vocab_start < p.true_columns ? j - p.vocab_start : -1;
+        int64_t j = p.rows[t] == COLO_TOPK_SKIP ? -1 : p.ids[t * p.id_stride + at % p.k];
+        j = j >= p.base.config.logits.vocab_start &&
+                    j - p.base.config.logits.vocab_start < p.base.true_columns
+                ? j - p.base.config.logits.vocab_start
+                : -1;
         put(block + p.pz, WIDE, at,
-            j < 0 ? 0 : (double)D::one(((const typename D::elem *)p.logits)[t * p.row_stride + j]));
+            j < 0 ? 0
+                  : (double)D::one(
+                        ((const typename D::elem *)p.base.logits)[t * p.base.row_stride + j]));
     }
 }
 
@@ -72,24 +77,25 @@ template <typename R> __device__ R key_of(R z, double factor)
 
 /* ---- merge ---- */
 
-__device__ const unsigned char *block_of(const colo_k_topk_t &p, int32_t r)
+__device__ const unsigned char *block_of(const colo_topk_pass &p, int32_t r)
 {
-    return p.blocks + r * p.block_bytes;
+    return p.base.blocks + r * p.base.block.bytes;
 }
 
-__device__ double candidate(const colo_k_topk_t &p, int32_t r, int64_t at)
+__device__ double candidate(const colo_topk_pass &p, int32_t r, int64_t at)
 {
-    return get(block_of(p, r) + p.pz, p.dtype == COLO_F64, at);
+    return get(block_of(p, r) + p.pz, p.base.dtype == COLO_F64, at);
 }
 
-__device__ int64_t count_before(const colo_k_topk_t &p, int32_t r, int64_t t, double key,
+__device__ int64_t count_before(const colo_topk_pass &p, int32_t r, int64_t t, double key,
                                 int64_t id)
 {
     const int64_t *ids = (const int64_t *)(block_of(p, r) + p.pid) + t * p.k;
     int64_t lo = 0, hi = p.k;
     while (lo < hi) {
         const int64_t mid = (lo + hi) / 2;
-        const double other = ids[mid] < 0 ? 0 : key_of(candidate(p, r, t * p.k + mid), p.factor);
+        const double other =
+            ids[mid] < 0 ? 0 : key_of(candidate(p, r, t * p.k + mid), p.base.factor);
         if (ids[mid] >= 0 && (other > key || (other == key && ids[mid] < id)))
             lo = mid + 1;
         else
@@ -99,43 +105,43 @@ __device__ int64_t count_before(const colo_k_topk_t &p, int32_t r, int64_t t, do
 }
 
 /* As emit() of host/topk.c. */
-__device__ void emit(const colo_k_topk_t &p, int64_t t, int64_t i, int64_t id, double z)
+__device__ void emit(const colo_topk_pass &p, int64_t t, int64_t i, int64_t id, double z)
 {
-    const bool wide = p.dtype == COLO_F64;
+    const bool wide = p.base.dtype == COLO_F64;
     const int64_t at = t * p.k + i;
-    double down = 0, logp = id == COLO_K_TOPK_SKIP ? 0 : CUDART_NAN;
+    double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : CUDART_NAN;
     if (id >= 0) {
-        double x = x_of(z, p.factor, p.softcap);
+        double x = x_of(z, p.base.factor, p.base.config.logits.softcap);
         if (!wide && isinf((float)x))
             x = x > 0 ? CUDART_INF : -CUDART_INF;
-        down = x - p.saved[t];
-        logp = at_most_0(down - p.saved[p.tokens + t]);
+        down = x - p.base.saved[t];
+        logp = at_most_0(down - p.base.saved[p.base.tokens + t]);
     }
     p.down[at] = down;
     p.kept[at] = id < 0 ? -1 : id;
-    if (p.logp)
-        put(p.logp, wide, at, logp);
-    if (p.out_ids)
-        p.out_ids[at] = id < 0 ? -1 : id;
+    if (p.out.logp)
+        put(p.out.logp, wide, at, logp);
+    if (p.out.ids)
+        p.out.ids[at] = id < 0 ? -1 : id;
     if (p.topk && i == 0 && id >= 0)
         p.rows[t] = id;
 }
 
-__global__ void merge_kernel(const __grid_constant__ colo_k_topk_t p)
+__global__ void merge_kernel(const __grid_constant__ colo_topk_pass p)
 {
-    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
-        const bool skip = p.rows[t] == COLO_K_TOPK_SKIP, lost = isnan(p.saved[t]);
+    for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
+        const bool skip = p.rows[t] == COLO_TOPK_SKIP, lost = isnan(p.base.saved[t]);
         __syncthreads(); /* emit writes rows */
         if (p.topk && !skip && !lost) {
-            for (int64_t n = threadIdx.x; n < p.ranks * p.k; n += blockDim.x) {
+            for (int64_t n = threadIdx.x; n < p.base.ranks * p.k; n += blockDim.x) {
                 const int32_t r = (int32_t)(n / p.k);
                 const int64_t at = t * p.k + n % p.k;
                 const int64_t id = ((const int64_t *)(block_of(p, r) + p.pid))[at];
                 if (id < 0)
                     continue;
-                const double z = candidate(p, r, at), key = key_of(z, p.factor);
+                const double z = candidate(p, r, at), key = key_of(z, p.base.factor);
                 int64_t ahead = n % p.k; /* its own rank's are in order */
-                for (int32_t q = 0; q < p.ranks && ahead < p.k; q++)
+                for (int32_t q = 0; q < p.base.ranks && ahead < p.k; q++)
                     ahead += q == r ? 0 : count_before(p, q, t, key, id);
                 if (ahead < p.k)
                     emit(p, t, ahead, id, z);
@@ -145,12 +151,13 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_topk_t p)
         for (int64_t i = threadIdx.x; i < p.k; i += blockDim.x) {
             const int64_t id = skip || p.topk ? -1 : p.ids[t * p.id_stride + i];
             if (skip || (!p.topk && id == p.ignore_index)) {
-                emit(p, t, i, COLO_K_TOPK_SKIP, 0);
+                emit(p, t, i, COLO_TOPK_SKIP, 0);
             } else if (is_legal(p, id)) {
                 double z = CUDART_NAN; /* on no rank: the shards do not tile the vocabulary */
-                for (int32_t r = 0; r < p.ranks; r++) {
-                    const int64_t *head = (const int64_t *)block_of(p, r);
-                    const int64_t start = head[p.head_start], columns = head[p.head_columns];
+                for (int32_t r = 0; r < p.base.ranks; r++) {
+                    const colo_logprob_header_t *head =
+                        (const colo_logprob_header_t *)block_of(p, r);
+                    const int64_t start = head->start, columns = head->columns;
                     if (id >= start && id - start < columns)
                         z = candidate(p, r, t * p.k + i);
                 }
@@ -164,16 +171,16 @@ __global__ void merge_kernel(const __grid_constant__ colo_k_topk_t p)
 
 /* ---- backward ---- */
 
-__device__ double upstream(const colo_k_topk_t &p, int64_t at)
+__device__ double upstream(const colo_topk_pass &p, int64_t at)
 {
-    return p.kept[at] < 0 ? 0 : get(p.d_logp, p.dtype == COLO_F64, at);
+    return p.kept[at] < 0 ? 0 : get(p.d_logp, p.base.dtype == COLO_F64, at);
 }
 
 /* A warp a row; lanes and then the tree in a fixed order. */
-__global__ void sum_kernel(const __grid_constant__ colo_k_topk_t p)
+__global__ void sum_kernel(const __grid_constant__ colo_topk_pass p)
 {
     const int64_t step = (int64_t)gridDim.x * (blockDim.x / 32);
-    for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.tokens;
+    for (int64_t t = ((int64_t)blockIdx.x * blockDim.x + threadIdx.x) / 32; t < p.base.tokens;
          t += step) {
         double sum = 0;
         for (int64_t i = threadIdx.x % 32; i < p.k; i += 32)
@@ -181,18 +188,19 @@ __global__ void sum_kernel(const __grid_constant__ colo_k_topk_t p)
         for (int o = 16; o > 0; o /= 2)
             sum += __shfl_xor_sync(0xffffffffu, sum, o);
         if (threadIdx.x % 32 == 0)
-            put(p.sum, p.dtype == COLO_F64, t, sum);
+            put(p.sum, p.base.dtype == COLO_F64, t, sum);
     }
 }
 
-template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_topk_t p)
+template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_topk_pass p)
 {
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.tokens * p.k;
+    const int64_t step = (int64_t)gridDim.x * blockDim.x, n = p.base.tokens * p.k;
     for (int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; at < n; at += step) {
-        const int64_t t = at / p.k, id = p.kept[at], j = id - p.vocab_start;
-        const double m = p.saved[t], log_sum = p.saved[p.tokens + t];
-        if (p.rows[t] < 0 || isnan(m) || id < p.vocab_start || j >= p.true_columns)
+        const int64_t t = at / p.k, id = p.kept[at], j = id - p.base.config.logits.vocab_start;
+        const double m = p.base.saved[t], log_sum = p.base.saved[p.base.tokens + t];
+        if (p.rows[t] < 0 || isnan(m) || id < p.base.config.logits.vocab_start ||
+            j >= p.base.true_columns)
             continue;
         double g = 0;
         bool first = true;
@@ -206,47 +214,47 @@ template <typename D> __global__ void fix_kernel(const __grid_constant__ colo_k_
         if (!first)
             continue;
         double dx = g - exp(p.down[at] - log_sum) * get(p.sum, WIDE, t);
-        if (p.softcap > 0) {
-            const double th = (p.down[at] + m) / p.softcap;
+        if (p.base.config.logits.softcap > 0) {
+            const double th = (p.down[at] + m) / p.base.config.logits.softcap;
             dx *= 1 - th * th;
         }
-        ((typename D::elem *)p.d_logits)[t * p.d_row_stride + j] =
-            D::round((typename D::real)(dx * p.factor));
+        ((typename D::elem *)p.base.d_logits)[t * p.base.d_row_stride + j] =
+            D::round((typename D::real)(dx * p.base.factor));
     }
 }
 
-template <typename D> cudaError_t given(const colo_k_topk_t &p, cudaStream_t stream)
+template <typename D> cudaError_t given(const colo_topk_pass &p, cudaStream_t stream)
 {
-    given_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
+    given_kernel<D><<<blocks_of(p.base.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D> cudaError_t fix(const colo_k_topk_t &p, cudaStream_t stream)
+template <typename D> cudaError_t fix(const colo_topk_pass &p, cudaStream_t stream)
 {
-    fix_kernel<D><<<blocks_of(p.tokens * p.k, 256), 256, 0, stream>>>(p);
+    fix_kernel<D><<<blocks_of(p.base.tokens * p.k, 256), 256, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_topk_rows(const colo_k_topk_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_rows(const colo_topk_pass *p, cudaStream_t stream)
 {
-    if (p->count && p->n_invalid) {
-        cudaError_t e = cudaMemsetAsync(p->n_invalid, 0, sizeof *p->n_invalid, stream);
+    if (p->count && p->out.n_invalid) {
+        cudaError_t e = cudaMemsetAsync(p->out.n_invalid, 0, sizeof *p->out.n_invalid, stream);
         if (e != cudaSuccess)
             return e;
     }
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    rows_kernel<<<blocks_of(p->tokens, 128), 128, 0, stream>>>(*p);
+    rows_kernel<<<blocks_of(p->base.tokens, 128), 128, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_given(const colo_k_topk_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_given(const colo_topk_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    switch (p->dtype) {
+    switch (p->base.dtype) {
     case COLO_F32:
         return given<f32>(*p, stream);
     case COLO_F64:
@@ -260,27 +268,27 @@ extern "C" cudaError_t colo_k_topk_given(const colo_k_topk_t *p, cudaStream_t st
     }
 }
 
-extern "C" cudaError_t colo_k_topk_merge(const colo_k_topk_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_merge(const colo_topk_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    merge_kernel<<<blocks_of(p->tokens, 1), 64, 0, stream>>>(*p);
+    merge_kernel<<<blocks_of(p->base.tokens, 1), 64, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_sum(const colo_k_topk_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_sum(const colo_topk_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    sum_kernel<<<blocks_of(p->tokens, 4), 128, 0, stream>>>(*p);
+    sum_kernel<<<blocks_of(p->base.tokens, 4), 128, 0, stream>>>(*p);
     return cudaGetLastError();
 }
 
-extern "C" cudaError_t colo_k_topk_fix(const colo_k_topk_t *p, cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_fix(const colo_topk_pass *p, cudaStream_t stream)
 {
-    if (p->tokens == 0)
+    if (p->base.tokens == 0)
         return cudaSuccess;
-    switch (p->dtype) {
+    switch (p->base.dtype) {
     case COLO_F32:
         return fix<f32>(*p, stream);
     case COLO_F64:

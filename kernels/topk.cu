@@ -39,15 +39,15 @@ namespace
 constexpr int STEP = BATCH * THREADS; /* slots */
 constexpr int BLOCKS = 10;            /* on a multiprocessor, where 48 registers do */
 constexpr int ROOM = 2048;            /* candidates */
-constexpr int PER = COLO_K_TOPK_MAX / THREADS;
+constexpr int PER = COLO_TOPK_MAX / THREADS;
 
 /* Candidates that a block may have when it goes on; a selection leaves k. */
 __device__ int mark_of(int k)
 {
     return max(512, 4 * k);
 }
-static_assert(4 * COLO_K_TOPK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
-static_assert(COLO_K_TOPK_MAX * 8 <= ROOM, "all elements of k slots fit");
+static_assert(4 * COLO_TOPK_MAX + 2 * STEP <= ROOM, "two steps fit above the mark");
+static_assert(COLO_TOPK_MAX * 8 <= ROOM, "all elements of k slots fit");
 
 /* ---- logits as integers ---- */
 
@@ -217,7 +217,7 @@ template <typename D> __device__ uint4 part_of_slot(const void *row, int64_t j, 
 
 /* One slot into the sums, x made of each z; its largest key. */
 template <typename D>
-__device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const colo_k_logprob_t &p,
+__device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const colo_logprob_pass &p,
                                         const uint4 &v, int64_t j)
 {
     using R = typename D::real;
@@ -227,7 +227,7 @@ __device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const co
     for (int e = 0; e < D::N; e++)
         if (j + e >= 0 && j + e < p.true_columns) {
             best = max_nan(best, key_of(z[e], p.factor));
-            z[e] = x_of(z[e], (R)p.factor, (R)p.softcap);
+            z[e] = x_of(z[e], (R)p.factor, (R)p.config.logits.softcap);
         } /* else -inf, which adds nothing */
     absorb_x<R, SUM, D::N>(a, z, j, (R)1);
     return best;
@@ -236,7 +236,7 @@ __device__ typename D::real absorb_slot(part<typename D::real, SUM> &a, const co
 /* The row's sums into @a; candidates are all slots that may hold one of the k largest. */
 template <typename D, bool PLAIN>
 __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::type> &h,
-                         const colo_k_logprob_t &p, const void *row, int64_t first, unsigned slots,
+                         const colo_logprob_pass &p, const void *row, int64_t first, unsigned slots,
                          int k)
 {
     using R = typename D::real;
@@ -306,7 +306,7 @@ __device__ void read_row(part<typename D::real, SUM> &a, room<typename code<D>::
 
 /* Candidates become the elements of the slots that they were. */
 template <typename D>
-__device__ void open_slots(room<typename code<D>::type> &h, const colo_k_logprob_t &p,
+__device__ void open_slots(room<typename code<D>::type> &h, const colo_logprob_pass &p,
                            const void *row, int64_t first)
 {
     const auto bar = h.bar;
@@ -342,21 +342,22 @@ __device__ void open_slots(room<typename code<D>::type> &h, const colo_k_logprob
 /* PLAIN: x = factor z with factor > 0, kept as z until the exponent. */
 template <typename D, bool PLAIN>
 __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
-    topk_kernel(const __grid_constant__ colo_k_logprob_t s, const __grid_constant__ colo_k_topk_t p)
+    topk_kernel(const __grid_constant__ colo_topk_pass p)
 {
+    const colo_logprob_pass &s = p.base;
     using R = typename D::real;
     constexpr bool WIDE = sizeof(typename D::stat) == 8;
     __shared__ room<typename code<D>::type> h;
     __shared__ sums_room shared;
-    unsigned char *block = p.blocks + p.rank * p.block_bytes;
+    unsigned char *block = p.base.blocks + p.base.rank * p.base.block.bytes;
     int64_t *ids = (int64_t *)(block + p.pid);
     const int k = (int)p.k;
     if (blockIdx.x == 0 && threadIdx.x < 8)
-        ((int64_t *)block)[threadIdx.x] = s.head[threadIdx.x];
-    for (int64_t t = blockIdx.x; t < p.tokens; t += gridDim.x) {
+        ((int64_t *)block)[threadIdx.x] = ((const int64_t *)&s.header)[threadIdx.x];
+    for (int64_t t = blockIdx.x; t < p.base.tokens; t += gridDim.x) {
         const typename D::elem *row = (const typename D::elem *)s.logits + t * s.row_stride;
         const int64_t target = s.targets[t * s.target_stride], first = first_slot<D>(row),
-                      columns = target == s.ignore_index ? 0 : s.true_columns;
+                      columns = target == s.config.ignore_index ? 0 : s.true_columns;
         const unsigned slots = columns > 0 ? (unsigned)((columns - first - 1) / D::N + 1) : 0;
         part<R, SUM> a;
         begin(a);
@@ -380,42 +381,39 @@ __global__ void __launch_bounds__(THREADS, PLAIN ? BLOCKS : 6)
                     place += h.key[q] > key || (h.key[q] == key && h.at[q] < at);
             }
             put(block + p.pz, WIDE, t * k + place, i < n ? (double)D::one(row[h.at[i]]) : 0);
-            ids[t * k + place] = i < n ? p.vocab_start + h.at[i] : -1;
+            ids[t * k + place] = i < n ? p.base.config.logits.vocab_start + h.at[i] : -1;
         }
         __syncthreads();
     }
 }
 
-template <typename D, bool PLAIN>
-cudaError_t run(const colo_k_logprob_t &s, const colo_k_topk_t &p, cudaStream_t stream)
+template <typename D, bool PLAIN> cudaError_t run(const colo_topk_pass &p, cudaStream_t stream)
 {
-    const int64_t rows = std::max<int64_t>(p.tokens, 1); /* the header, too */
-    topk_kernel<D, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(s, p);
+    const int64_t rows = std::max<int64_t>(p.base.tokens, 1); /* the header, too */
+    topk_kernel<D, PLAIN><<<(unsigned)std::min<int64_t>(rows, 1 << 30), THREADS, 0, stream>>>(p);
     return cudaGetLastError();
 }
 
-template <typename D>
-cudaError_t either(const colo_k_logprob_t &s, const colo_k_topk_t &p, cudaStream_t stream)
+template <typename D> cudaError_t either(const colo_topk_pass &p, cudaStream_t stream)
 {
-    return is_plain(s) ? run<D, true>(s, p, stream) : run<D, false>(s, p, stream);
+    return is_plain(p.base) ? run<D, true>(p, stream) : run<D, false>(p, stream);
 }
 
 } // namespace
 
-extern "C" cudaError_t colo_k_topk_largest(const colo_k_logprob_t *s, const colo_k_topk_t *p,
-                                           cudaStream_t stream)
+extern "C" cudaError_t colo_k_topk_largest(const struct colo_topk_pass *p, cudaStream_t stream)
 {
-    if (s->true_columns >= UINT32_MAX)
+    if (p->base.true_columns >= UINT32_MAX)
         return cudaErrorInvalidValue;
-    switch (p->dtype) {
+    switch (p->base.dtype) {
     case COLO_F32:
-        return either<f32>(*s, *p, stream);
+        return either<f32>(*p, stream);
     case COLO_F64:
-        return run<f64, false>(*s, *p, stream);
+        return run<f64, false>(*p, stream);
     case COLO_BF16:
-        return either<bf16>(*s, *p, stream);
+        return either<bf16>(*p, stream);
     case COLO_F16:
-        return either<f16>(*s, *p, stream);
+        return either<f16>(*p, stream);
     default:
         return cudaErrorInvalidValue;
     }

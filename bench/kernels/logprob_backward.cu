@@ -154,11 +154,11 @@ int main(int argc, char **argv)
     CUDA(cudaMemcpy(rows, host.data(), (size_t)T * sizeof *rows, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(up, host_up.data(), (size_t)T * 4, cudaMemcpyHostToDevice));
     CUDA(cudaMemcpy(saved, host_saved.data(), (size_t)T * 24, cudaMemcpyHostToDevice));
-    colo_k_logprob_t p = {};
+    colo_logprob_pass p = {};
     p.dtype = p.d_dtype = COLO_BF16;
     p.factor = 1;
-    p.vocab = p.columns = p.true_columns = p.row_stride = p.d_row_stride = V;
-    p.ignore_index = -100;
+    p.config.logits.vocab = p.columns = p.true_columns = p.row_stride = p.d_row_stride = V;
+    p.config.ignore_index = -100;
     p.hi = p.tokens = T;
     p.logits = l.z;
     p.d_logits = dz;
@@ -166,7 +166,7 @@ int main(int argc, char **argv)
     p.target_stride = 1;
     p.ranks = 1;
     p.saved = saved;
-    p.d_logp = up;
+    p.upstream.d_logp = up;
 
     const double limit = l.median_us(
         [&] { CUDA(cudaMemcpyAsync(dz, l.z, (size_t)l.bytes(), cudaMemcpyDeviceToDevice, 0)); });

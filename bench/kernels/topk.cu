@@ -261,31 +261,23 @@ int main(int argc, char **argv)
     CUDA(cudaMemset(rows, 0, (size_t)T * 8));
     CUDA(cudaMalloc(&block, (size_t)(64 + 3 * stats + T * 64 * 12)));
     CUDA(cudaMalloc(&sum, 8));
-    colo_k_logprob_t s = {};
+    colo_topk_pass p = {};
+    colo_logprob_pass &s = p.base;
     s.dtype = s.d_dtype = COLO_BF16;
     s.factor = 1;
-    s.vocab = s.columns = s.true_columns = s.row_stride = V;
-    s.ignore_index = COLO_K_TOPK_SKIP;
+    s.config.logits.vocab = s.columns = s.true_columns = s.row_stride = V;
+    s.config.ignore_index = COLO_TOPK_SKIP;
     s.hi = s.tokens = T;
     s.logits = l.z;
     s.targets = rows;
     s.target_stride = 1;
     s.blocks = block;
-    s.m = 64;
-    s.s = 64 + stats;
-    s.xt = 64 + 2 * stats;
-    s.u = s.d = s.arg = -1;
+    s.block.m = 64;
+    s.block.s = 64 + stats;
+    s.block.xt = 64 + 2 * stats;
+    s.block.u = s.block.d = s.block.arg = -1;
     s.ranks = 1;
-    colo_k_topk_t p = {};
-    p.dtype = COLO_BF16;
-    p.factor = 1;
-    p.vocab = V;
-    p.tokens = T;
     p.topk = true;
-    p.logits = l.z;
-    p.row_stride = p.true_columns = V;
-    p.blocks = block;
-    p.ranks = 1;
     int bad = 0;
     const double limit = l.median_us([&] { CUDA(colo_k_probe_read(l.z, l.bytes(), sum, 0)); });
     printf("| k | version | us | GB/s | of reading | wrong |\n|---:|---|---:|---:|---:|---:|\n");
@@ -301,7 +293,7 @@ int main(int argc, char **argv)
         p.k = k;
         p.pz = 64 + 3 * stats;
         p.pid = p.pz + (T * k * 4 + 7) / 8 * 8;
-        s.block_bytes = p.block_bytes = p.pid + T * k * 8;
+        s.block.bytes = p.pid + T * k * 8;
         line(
             "1 elements, sorted",
             [&] {
@@ -324,7 +316,7 @@ int main(int argc, char **argv)
             },
             ids);
         line(
-            "library, one read", [&] { CUDA(colo_k_topk_largest(&s, &p, 0)); },
+            "library, one read", [&] { CUDA(colo_k_topk_largest(&p, 0)); },
             (const int64_t *)(block + p.pid));
     }
     printf("\nT %lld, V %lld, bf16; reading alone %.1f us; medians of %d\n", (long long)T,

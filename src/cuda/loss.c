@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * loss.c - CUDA's table of loss.h: passes become the flat structs of the kernels, after a
- * check of their pointers. Each call's first pass checks those of all its passes: a wrong output
+ * loss.c - CUDA's table of loss.h: passes go to the kernels as they are, after a check of their
+ * pointers. Each call's first pass checks those of all its passes: a wrong output
  * must be known before anything is written.
  */
 #include "cuda/device.h"
@@ -13,73 +13,12 @@
 
 #include "losses-launch.h"
 
-#include <stddef.h>
-#include <string.h>
-
 #define TRY COLO_TRY
 
-_Static_assert(sizeof(colo_logprob_header_t) == sizeof(((colo_k_logprob_t *)0)->head),
-               "a header travels as eight words");
-_Static_assert(COLO_K_TOPK_MAX == COLO_TOPK_MAX && COLO_K_TOPK_SKIP == COLO_TOPK_SKIP,
-               "the kernels take what the passes promise");
 _Static_assert(sizeof(struct colo_weighted_part) == 32 && sizeof(colo_weighted_t) == 32,
                "the kernels have the same structs");
 
 /* ---- log-probabilities ---- */
-
-static colo_k_logprob_t flat_logprob(const struct colo_logprob_pass *p)
-{
-    colo_k_logprob_t k = {
-        .dtype = p->dtype,
-        .d_dtype = p->d_dtype,
-        .factor = p->factor,
-        .softcap = p->config->logits.softcap,
-        .smoothing = p->smoothing,
-        .own = p->own,
-        .z_loss = p->config->z_loss,
-        .vocab = p->config->logits.vocab,
-        .vocab_start = p->config->logits.vocab_start,
-        .ignore_index = p->config->ignore_index,
-        .lenient = p->config->lenient_targets,
-        .lo = p->lo,
-        .hi = p->hi,
-        .tokens = p->tokens,
-        .logits = p->logits,
-        .row_stride = p->row_stride,
-        .row_lo = p->row_lo,
-        .columns = p->columns,
-        .true_columns = p->true_columns,
-        .targets = p->targets,
-        .target_stride = p->target_stride,
-        .blocks = p->blocks,
-        .block_bytes = p->block.bytes,
-        .block_lo = p->block_lo,
-        .m = p->block.m,
-        .s = p->block.s,
-        .xt = p->block.xt,
-        .u = p->block.u,
-        .d = p->block.d,
-        .arg = p->block.arg,
-        .rank = p->rank,
-        .ranks = p->ranks,
-        .head_start = offsetof(colo_logprob_header_t, start) / sizeof(int64_t),
-        .head_columns = offsetof(colo_logprob_header_t, columns) / sizeof(int64_t),
-        .logp = p->out.logp,
-        .entropy = p->out.entropy,
-        .loss = p->out.loss,
-        .correct = p->out.correct,
-        .n_valid = p->out.n_valid,
-        .n_invalid = p->out.n_invalid,
-        .saved = p->saved,
-        .d_logp = p->upstream.d_logp,
-        .d_entropy = p->upstream.d_entropy,
-        .d_loss = p->upstream.d_loss,
-        .d_logits = p->d_logits,
-        .d_row_stride = p->d_row_stride,
-    };
-    memcpy(k.head, &p->header, sizeof k.head);
-    return k;
-}
 
 /* Each pass looks at its pointers once, before its first chunk. */
 static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_stream_t stream)
@@ -100,14 +39,12 @@ static colo_status_t logprob_stats(const struct colo_logprob_pass *p, colo_strea
         TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
         TRY(colo_cuda_pointer(&q, p->saved, "stats"));
     }
-    colo_k_logprob_t k = flat_logprob(p);
-    return colo_cuda_report(colo_k_logprob_stats(&k, stream), "logprob forward");
+    return colo_cuda_report(colo_k_logprob_stats(p, stream), "logprob forward");
 }
 
 static colo_status_t logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
-    colo_k_logprob_t k = flat_logprob(p);
-    return colo_cuda_report(colo_k_logprob_merge(&k, stream), "logprob forward, merging");
+    return colo_cuda_report(colo_k_logprob_merge(p, stream), "logprob forward, merging");
 }
 
 static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
@@ -122,26 +59,11 @@ static colo_status_t logprob_grad(const struct colo_logprob_pass *p, colo_stream
         TRY(colo_cuda_typed(&q, p->upstream.d_entropy, p->stat_dtype, "d_entropy"));
         TRY(colo_cuda_typed(&q, p->upstream.d_loss, p->stat_dtype, "d_loss"));
     }
-    colo_k_logprob_t k = flat_logprob(p);
-    return colo_cuda_report(colo_k_logprob_grad(&k, stream), "logprob backward");
+    return colo_cuda_report(colo_k_logprob_grad(p, stream), "logprob backward");
 }
 
 /* ---- rows of the lm_head path: each pointer of the caller's is checked by the first pass that
  * touches it ---- */
-
-static colo_k_rows_t flat_rows(const struct colo_linear_rows *r)
-{
-    return (colo_k_rows_t){.tokens = r->tokens,
-                           .rows = r->rows,
-                           .targets = r->targets,
-                           .target_stride = r->target_stride,
-                           .ignore_index = r->ignore_index,
-                           .vocab = r->vocab,
-                           .row_of = r->row_of,
-                           .token_of = r->token_of,
-                           .row_targets = r->row_targets,
-                           .counts = r->counts};
-}
 
 static colo_status_t rows_compact(const struct colo_linear_rows *r, colo_stream_t stream)
 {
@@ -149,44 +71,28 @@ static colo_status_t rows_compact(const struct colo_linear_rows *r, colo_stream_
     if (r->tokens > 0)
         TRY(colo_cuda_typed(&q, r->targets, COLO_I64, "targets"));
     TRY(colo_cuda_pointer(&q, r->counts, "workspace"));
-    colo_k_rows_t k = flat_rows(r);
-    return colo_cuda_report(colo_k_rows_compact(&k, stream), "lm_head: packing");
+    return colo_cuda_report(colo_k_rows_compact(r, stream), "lm_head: packing");
 }
 
 static colo_status_t rows_upstream(const struct colo_linear_upstream_rows *u, colo_stream_t stream)
 {
     colo_queries_t q = {0};
     static const char *const names[] = {"d_logp", "d_entropy", "d_loss"};
-    colo_k_rows_t k = flat_rows(u->rows);
-    colo_k_upstream_t up = {
-        .wide = u->dtype == COLO_F64, .mean = u->mean, .scale = u->scale, .lift = u->lift};
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < 3; i++)
         TRY(colo_cuda_typed(&q, u->from[i], u->dtype, names[i]));
-        up.from[i] = u->from[i];
-        up.factor[i] = u->factor[i];
-        up.to[i] = u->to[i];
-    }
-    return colo_cuda_report(colo_k_rows_upstream(&k, &up, stream), "lm_head: upstream gradients");
+    return colo_cuda_report(colo_k_rows_upstream(u, stream), "lm_head: upstream gradients");
 }
 
 static colo_status_t rows_scatter(const struct colo_linear_scatter *s, colo_stream_t stream)
 {
     colo_queries_t q = {0};
-    colo_k_rows_t k = flat_rows(s->rows);
-    colo_k_scatter_t sp = {.wide = s->dtype == COLO_F64,
-                           .from = {s->from.logp, s->from.entropy, s->from.loss},
-                           .to = {s->to.logp, s->to.entropy, s->to.loss},
-                           .from_correct = s->from.correct,
-                           .to_correct = s->to.correct,
-                           .n_valid = s->to.n_valid,
-                           .n_invalid = s->to.n_invalid};
-    static const char *const names[] = {"out.logp", "out.entropy", "out.loss"};
-    for (int i = 0; i < 3; i++)
-        TRY(colo_cuda_typed(&q, sp.to[i], s->dtype, names[i]));
-    TRY(colo_cuda_pointer(&q, sp.to_correct, "out.correct"));
-    TRY(colo_cuda_typed(&q, sp.n_valid, COLO_I64, "out.n_valid"));
-    TRY(colo_cuda_typed(&q, sp.n_invalid, COLO_I64, "out.n_invalid"));
-    return colo_cuda_report(colo_k_rows_scatter(&k, &sp, stream), "lm_head: outputs");
+    TRY(colo_cuda_typed(&q, s->to.logp, s->dtype, "out.logp"));
+    TRY(colo_cuda_typed(&q, s->to.entropy, s->dtype, "out.entropy"));
+    TRY(colo_cuda_typed(&q, s->to.loss, s->dtype, "out.loss"));
+    TRY(colo_cuda_pointer(&q, s->to.correct, "out.correct"));
+    TRY(colo_cuda_typed(&q, s->to.n_valid, COLO_I64, "out.n_valid"));
+    TRY(colo_cuda_typed(&q, s->to.n_invalid, COLO_I64, "out.n_invalid"));
+    return colo_cuda_report(colo_k_rows_scatter(s, stream), "lm_head: outputs");
 }
 
 static colo_status_t rows_gather(const struct colo_linear_rows *r, int64_t lo, int64_t hi,
@@ -196,9 +102,8 @@ static colo_status_t rows_gather(const struct colo_linear_rows *r, int64_t lo, i
     colo_queries_t q = {0};
     if (lo == 0)
         TRY(colo_cuda_typed(&q, from->data, from->dtype, "hidden"));
-    colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
-        colo_k_rows_gather(&k, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
+        colo_k_rows_gather(r, lo, hi, hidden, to, from->data, from->stride, from->dtype, stream),
         "lm_head: hidden rows");
 }
 
@@ -209,9 +114,8 @@ static colo_status_t rows_restore(const struct colo_linear_rows *r, int64_t lo, 
     colo_queries_t q = {0};
     if (lo == 0)
         TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
-    colo_k_rows_t k = flat_rows(r);
     return colo_cuda_report(
-        colo_k_rows_restore(&k, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
+        colo_k_rows_restore(r, lo, hi, hidden, to->data, to->stride, from, to->dtype, stream),
         "lm_head: d_hidden rows");
 }
 
@@ -221,8 +125,7 @@ static colo_status_t rows_clear(const struct colo_linear_rows *r, int64_t hidden
     colo_queries_t q = {0};
     if (r->tokens > 0)
         TRY(colo_cuda_typed(&q, to->data, to->dtype, "d_hidden"));
-    colo_k_rows_t k = flat_rows(r);
-    return colo_cuda_report(colo_k_rows_clear(&k, hidden, to->data, to->stride, to->dtype, stream),
+    return colo_cuda_report(colo_k_rows_clear(r, hidden, to->data, to->stride, to->dtype, stream),
                             "lm_head: d_hidden rows");
 }
 
@@ -246,48 +149,6 @@ static colo_status_t rows_convert(const struct colo_linear_matrix *to,
 
 /* ---- picks ---- */
 
-static colo_k_topk_t flat_topk(const struct colo_topk_pass *p)
-{
-    return (colo_k_topk_t){
-        .dtype = p->base.dtype,
-        .factor = p->base.factor,
-        .softcap = p->base.config->logits.softcap,
-        .vocab = p->base.config->logits.vocab,
-        .vocab_start = p->base.config->logits.vocab_start,
-        .ignore_index = p->ignore_index,
-        .tokens = p->base.tokens,
-        .k = p->k,
-        .topk = p->topk,
-        .count = p->count,
-        .logits = p->base.logits,
-        .row_stride = p->base.row_stride,
-        .true_columns = p->base.true_columns,
-        .blocks = p->base.blocks,
-        .block_bytes = p->base.block.bytes,
-        .pz = p->pz,
-        .pid = p->pid,
-        .rank = p->base.rank,
-        .ranks = p->base.ranks,
-        .head_start = offsetof(colo_logprob_header_t, start) / sizeof(int64_t),
-        .head_columns = offsetof(colo_logprob_header_t, columns) / sizeof(int64_t),
-        .ids = p->ids,
-        .id_stride = p->id_stride,
-        .mask = p->mask,
-        .mask_stride = p->mask_stride,
-        .logp = p->out.logp,
-        .out_ids = p->out.ids,
-        .n_invalid = p->out.n_invalid,
-        .saved = p->base.saved,
-        .rows = p->rows,
-        .sum = p->sum,
-        .down = p->down,
-        .kept = p->kept,
-        .d_logp = p->d_logp,
-        .d_logits = p->base.d_logits,
-        .d_row_stride = p->base.d_row_stride,
-    };
-}
-
 static colo_status_t topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
 {
     colo_queries_t q = {0};
@@ -302,24 +163,20 @@ static colo_status_t topk_rows(const struct colo_topk_pass *p, colo_stream_t str
         TRY(colo_cuda_typed(&q, p->out.ids, COLO_I64, "out.ids"));
         TRY(colo_cuda_typed(&q, p->out.n_invalid, COLO_I64, "out.n_invalid"));
     }
-    const colo_k_topk_t k = flat_topk(p);
-    return colo_cuda_report(colo_k_topk_rows(&k, stream), "topk forward");
+    return colo_cuda_report(colo_k_topk_rows(p, stream), "topk forward");
 }
 
 static colo_status_t topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const colo_k_logprob_t s = flat_logprob(&p->base);
-    const colo_k_topk_t k = flat_topk(p);
     if (p->topk)
-        return colo_cuda_report(colo_k_topk_largest(&s, &k, stream), "topk forward, the largest");
-    TRY(colo_cuda_report(colo_k_logprob_stats(&s, stream), "topk forward, statistics"));
-    return colo_cuda_report(colo_k_topk_given(&k, stream), "topk forward, given columns");
+        return colo_cuda_report(colo_k_topk_largest(p, stream), "topk forward, the largest");
+    TRY(colo_cuda_report(colo_k_logprob_stats(&p->base, stream), "topk forward, statistics"));
+    return colo_cuda_report(colo_k_topk_given(p, stream), "topk forward, given columns");
 }
 
 static colo_status_t topk_merge(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const colo_k_topk_t k = flat_topk(p);
-    return colo_cuda_report(colo_k_topk_merge(&k, stream), "topk forward, merging");
+    return colo_cuda_report(colo_k_topk_merge(p, stream), "topk forward, merging");
 }
 
 static colo_status_t topk_sum(const struct colo_topk_pass *p, colo_stream_t stream)
@@ -331,57 +188,15 @@ static colo_status_t topk_sum(const struct colo_topk_pass *p, colo_stream_t stre
         if (p->base.columns > 0)
             TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
     }
-    const colo_k_topk_t k = flat_topk(p);
-    return colo_cuda_report(colo_k_topk_sum(&k, stream), "topk backward");
+    return colo_cuda_report(colo_k_topk_sum(p, stream), "topk backward");
 }
 
 static colo_status_t topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const colo_k_topk_t k = flat_topk(p);
-    return colo_cuda_report(colo_k_topk_fix(&k, stream), "topk backward, picked columns");
+    return colo_cuda_report(colo_k_topk_fix(p, stream), "topk backward, picked columns");
 }
 
 /* ---- target distributions ---- */
-
-static colo_k_distill_t flat_distill(const struct colo_distill_pass *p)
-{
-    colo_k_distill_t k = {
-        .dtype = p->base.dtype,
-        .target_dtype = p->target_dtype,
-        .factor = p->base.factor,
-        .softcap = p->base.config->logits.softcap,
-        .target_factor = p->target_factor,
-        .probs = p->probs,
-        .tokens = p->base.tokens,
-        .logits = p->base.logits,
-        .targets = p->targets,
-        .row_stride = p->base.row_stride,
-        .target_row_stride = p->target_row_stride,
-        .columns = p->base.columns,
-        .true_columns = p->base.true_columns,
-        .mask = p->mask,
-        .mask_stride = p->mask_stride,
-        .blocks = p->base.blocks,
-        .block_bytes = p->base.block.bytes,
-        .mx = p->mx,
-        .sx = p->sx,
-        .mv = p->mv,
-        .sv = p->sv,
-        .c = p->c,
-        .d = p->d,
-        .rank = p->base.rank,
-        .ranks = p->base.ranks,
-        .ce = p->out.ce,
-        .kl = p->out.kl,
-        .saved = p->saved,
-        .d_ce = p->upstream.d_ce,
-        .d_kl = p->upstream.d_kl,
-        .d_logits = p->base.d_logits,
-        .d_row_stride = p->base.d_row_stride,
-    };
-    memcpy(k.head, &p->base.header, sizeof k.head);
-    return k;
-}
 
 static colo_status_t distill_inputs(colo_queries_t *q, const struct colo_distill_pass *p)
 {
@@ -400,14 +215,12 @@ static colo_status_t distill_stats(const struct colo_distill_pass *p, colo_strea
     TRY(colo_cuda_pointer(&q, p->base.blocks, "workspace"));
     TRY(colo_cuda_typed(&q, p->out.ce, p->base.stat_dtype, "out.ce"));
     TRY(colo_cuda_typed(&q, p->out.kl, p->base.stat_dtype, "out.kl"));
-    const colo_k_distill_t k = flat_distill(p);
-    return colo_cuda_report(colo_k_distill_stats(&k, stream), "distill forward");
+    return colo_cuda_report(colo_k_distill_stats(p, stream), "distill forward");
 }
 
 static colo_status_t distill_merge(const struct colo_distill_pass *p, colo_stream_t stream)
 {
-    const colo_k_distill_t k = flat_distill(p);
-    return colo_cuda_report(colo_k_distill_merge(&k, stream), "distill forward, merging");
+    return colo_cuda_report(colo_k_distill_merge(p, stream), "distill forward, merging");
 }
 
 static colo_status_t distill_grad(const struct colo_distill_pass *p, colo_stream_t stream)
@@ -418,8 +231,7 @@ static colo_status_t distill_grad(const struct colo_distill_pass *p, colo_stream
     TRY(colo_cuda_typed(&q, p->upstream.d_kl, p->base.stat_dtype, "d_kl"));
     if (p->base.tokens > 0 && p->base.columns > 0)
         TRY(colo_cuda_typed(&q, p->base.d_logits, p->base.dtype, "d_logits"));
-    const colo_k_distill_t k = flat_distill(p);
-    return colo_cuda_report(colo_k_distill_grad(&k, stream), "distill backward");
+    return colo_cuda_report(colo_k_distill_grad(p, stream), "distill backward");
 }
 
 /* ---- sequences ---- */

@@ -164,7 +164,7 @@ static uint64_t hash_config(const struct colo_distill_pass *p)
     colo_logprob_config_t targets = {.logits.vocab = p->probs,
                                      .logits.scale = p->probs ? 1 : p->target_factor,
                                      .logits.temperature = 1};
-    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(p->base.config, p->base.dtype),
+    return colo_hash_i64((uint64_t)colo_logprob_i_hash_config(&p->base.config, p->base.dtype),
                          (int64_t)colo_logprob_i_hash_config(&targets, p->target_dtype));
 }
 

@@ -178,7 +178,7 @@ struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config
     const int64_t own = config->local_smoothing && e > 0 ? columns : 0;
     e *= own > 1 ? (double)own / (double)(own - 1) : 1;
     return (struct colo_logprob_pass){
-        .config = config,
+        .config = *config,
         .dtype = logits->dtype,
         .d_dtype = logits->dtype,
         .stat_dtype = colo_logprob_stat_dtype(logits->dtype),
@@ -199,7 +199,7 @@ void colo_logprob_i_set_header(struct colo_logprob_pass *p, uint64_t config, uin
 {
     p->header = (colo_logprob_header_t){
         .magic = COLO_LOGPROB_MAGIC,
-        .start = p->config->logits.vocab_start,
+        .start = p->config.logits.vocab_start,
         .columns = p->true_columns,
         .tokens = p->tokens,
         .config = config,
@@ -249,12 +249,12 @@ static colo_status_t forward_alone(struct colo_logprob_pass *p, const colo_loss_
 static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t *loss, bool on_host,
                              colo_comm_t *group, colo_stream_t stream)
 {
-    const int64_t chunk = chunk_of(p->config, p->tokens);
-    if (!colo_logprob_i_block_layout(p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens,
+    const int64_t chunk = chunk_of(&p->config, p->tokens);
+    if (!colo_logprob_i_block_layout(&p->config, p->dtype, p->ranks == 1 ? chunk : p->tokens,
                                      &p->block))
         return colo_fail(COLO_ERR_ARG,
                          "logprob: workspace of %" PRId64 " tokens exceeds 2^63 bytes", p->tokens);
-    colo_logprob_i_set_header(p, colo_logprob_i_hash_config(p->config, p->dtype),
+    colo_logprob_i_set_header(p, colo_logprob_i_hash_config(&p->config, p->dtype),
                               on_host && p->ranks > 1 ? colo_logprob_i_hash_targets(p) : 0);
     if (p->ranks == 1)
         return forward_alone(p, loss, chunk, stream);

@@ -38,6 +38,8 @@
 
 #include <colobridge/logprob.h>
 
+#include <assert.h>
+
 #define COLO_LOGPROB_MAGIC INT64_C(0x31736f6c6f6c6f63)
 
 /* First in each block; written by the stats pass whose lo is block_lo. */
@@ -50,7 +52,7 @@ typedef struct colo_logprob_header {
     uint64_t targets; /* hash of the targets */
     int64_t unused[2];
 } colo_logprob_header_t;
-_Static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
+static_assert(sizeof(colo_logprob_header_t) == 64, "blocks of different builds must agree");
 
 /* Byte offsets of the arrays in a block of some number of tokens; -1: the array is not there. */
 typedef struct colo_logprob_block {
@@ -59,7 +61,7 @@ typedef struct colo_logprob_block {
 } colo_logprob_block_t;
 
 struct colo_logprob_pass {
-    const colo_logprob_config_t *config;
+    colo_logprob_config_t config;
     colo_dtype_t dtype;      /* of logits */
     colo_dtype_t d_dtype;    /* of d_logits: dtype, or a narrower one in a buffer of its own */
     colo_dtype_t stat_dtype; /* of the block, the outputs and the upstream gradients: f32 or f64 */
@@ -114,8 +116,8 @@ bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, boo
 /* All that must be equal on all ranks; vocab_start and chunk_size need not. */
 uint64_t colo_logprob_i_hash_config(const colo_logprob_config_t *c, colo_dtype_t dtype);
 
-/* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's, and
- * so are targets where @targets is NULL. */
+/* What one chunk-less forward over these tensors needs; ranks, blocks, outputs are the caller's,
+ * and so are targets where @targets is NULL. */
 struct colo_logprob_pass colo_logprob_i_pass(const colo_logprob_config_t *config,
                                              const colo_tensor_t *logits,
                                              const colo_tensor_t *targets);

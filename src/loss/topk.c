@@ -195,7 +195,7 @@ static uint64_t hash_inputs(const struct colo_topk_pass *p)
 
 static uint64_t hash_config(const struct colo_topk_pass *p)
 {
-    uint64_t h = colo_logprob_i_hash_config(p->base.config, p->base.dtype);
+    uint64_t h = colo_logprob_i_hash_config(&p->base.config, p->base.dtype);
     h = colo_hash_i64(h, p->k);
     h = colo_hash_i64(h, p->topk);
     return colo_hash_i64(h, p->ignore_index);

@@ -229,7 +229,7 @@ static const colo_logprob_header_t *header_of(const struct colo_logprob_pass *p,
 /* The shards tile [0, V): their sizes add up to V, and every column up to V is on some rank. */
 static colo_status_t check_tiling(const struct colo_logprob_pass *p)
 {
-    const int64_t vocab = p->config->logits.vocab;
+    const int64_t vocab = p->config.logits.vocab;
     int64_t at = 0, total = 0;
     while (at < vocab) {
         int64_t end = at;

@@ -19,7 +19,11 @@ LEVEL = {'core': 0, 'grid': 1, 'comm': 2, 'process': 2, 'threads': 2, 'kernels':
 ALLOWED = {
     ('src/core/backend.h', 'src/comm/comm.h'): 'the loader compares the version of the table of a communicator',
     ('src/grid/hypergrid.c', 'src/comm/comm.h'): 'a HyperCommGrid tells the world when it has no memory',
+    ('kernels/kernels.h', 'src/loss/linear/rows.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/kernels.h', 'src/loss/passes.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/losses-launch.h', 'src/loss/distill-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/sequence-pass.h'): 'a pass struct that host and kernel read alike',
+    ('kernels/losses-launch.h', 'src/loss/topk-pass.h'): 'a pass struct that host and kernel read alike',
     ('kernels/losses-launch.h', 'src/loss/weighted.h'): 'a pass struct that host and kernel read alike',
 }
 

@@ -306,7 +306,7 @@ void gpu_case_run_shards(loss_case_t *c)
         config[r].logits.vocab_start = c->start[r];
         real = real < 0 ? 0 : real < c->columns[r] ? real : c->columns[r];
         p[r] = (struct colo_logprob_pass){
-            .config = &config[r],
+            .config = config[r],
             .dtype = c->dtype,
             .d_dtype = c->dtype,
             .stat_dtype = colo_logprob_stat_dtype(c->dtype),

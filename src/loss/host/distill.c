@@ -12,7 +12,7 @@
 static double x_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
 {
     double z = colo_scalar_get(p->base.dtype, p->base.logits, t * p->base.row_stride + j);
-    return colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config->logits.softcap);
+    return colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config.logits.softcap);
 }
 
 static double target_of(const struct colo_distill_pass *p, int64_t t, int64_t j)
@@ -179,7 +179,7 @@ static double upstream(const struct colo_distill_pass *p, int64_t t)
 
 static double slope(const struct colo_distill_pass *p, double x)
 {
-    const double cap = p->base.config->logits.softcap;
+    const double cap = p->base.config.logits.softcap;
     return p->base.factor * (cap > 0 ? 1 - (x / cap) * (x / cap) : 1);
 }
 

@@ -64,7 +64,7 @@ static void load_x(const struct colo_logprob_pass *p, int64_t t, int64_t j, int 
         for (int i = 0; i < n; i++)
             x[i] = ((const float *)p->logits)[at + i];
     }
-    const double cap = p->config->logits.softcap;
+    const double cap = p->config.logits.softcap;
     for (int i = 0; i < n; i++) {
         x[i] *= p->factor;
         if (cap > 0)
@@ -112,7 +112,7 @@ static struct row row_stats(const struct colo_logprob_pass *p, int64_t t, int64_
                 r.d += seen * down;
             }
             r.m = top;
-            r.arg = p->config->logits.vocab_start + arg;
+            r.arg = p->config.logits.vocab_start + arg;
         }
         double s = 0, u = 0, d = 0;
         for (int i = 0; i < n; i++) {
@@ -147,10 +147,9 @@ colo_status_t colo_host_logprob_stats(const struct colo_logprob_pass *p, colo_st
     for (int64_t t = p->lo; t < p->hi; t++) {
         int64_t target = p->targets[t * p->target_stride], k = t - p->block_lo;
         struct row r = {.m = -INFINITY, .xt = -INFINITY, .arg = -1};
-        if (target != p->config->ignore_index) {
-            bool legal =
-                target >= p->config->logits.vocab_start && target < p->config->logits.vocab;
-            r = row_stats(p, t, legal ? target - p->config->logits.vocab_start : -1);
+        if (target != p->config.ignore_index) {
+            bool legal = target >= p->config.logits.vocab_start && target < p->config.logits.vocab;
+            r = row_stats(p, t, legal ? target - p->config.logits.vocab_start : -1);
         }
         put(block + b->m, p->stat_dtype, k, r.m);
         put(block + b->s, p->stat_dtype, k, r.s);
@@ -218,14 +217,14 @@ static struct merged merge_row(const struct colo_logprob_pass *p, int64_t k, int
     }
     g.log_sum = log(sum);
     g.h = b->u >= 0 ? colo_scalar_at_least_0(g.log_sum - u / sum) : 0;
-    g.mean = d / (double)(p->own ? p->own : p->config->logits.vocab);
+    g.mean = d / (double)(p->own ? p->own : p->config.logits.vocab);
     return g;
 }
 
 colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
     (void)stream;
-    const colo_logprob_config_t *c = p->config;
+    const colo_logprob_config_t *c = &p->config;
     const double eps = p->smoothing;
     int64_t valid = 0, invalid = 0;
     for (int64_t t = p->lo; t < p->hi; t++) {
@@ -238,7 +237,7 @@ colo_status_t colo_host_logprob_merge(const struct colo_logprob_pass *p, colo_st
             valid += legal;
             invalid += !legal;
             logp = legal ? colo_scalar_at_most_0(g.xt - g.log_sum) : NAN;
-            loss = 0 - logp; /* not -0 */
+            loss = 0 - logp;                    /* not -0 */
             if (!legal && c->lenient_targets) { /* without a target term; NaN rows stay NaN */
                 logp = isnan(g.m) ? NAN : 0;
                 loss = colo_scalar_at_least_0(g.log_sum);
@@ -313,7 +312,7 @@ static double upstream(const struct colo_logprob_pass *p, const void *g, int64_t
 /* dx_j = p_j (a + b (x_j - M)) + c [j = t] + d, then through softcap, scale and temperature */
 static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t target)
 {
-    const colo_logprob_config_t *cfg = p->config;
+    const colo_logprob_config_t *cfg = &p->config;
     const double m = p->saved[t], log_sum = p->saved[p->tokens + t],
                  h = p->saved[2 * p->tokens + t];
     const double g_p = upstream(p, p->upstream.d_logp, t),
@@ -345,7 +344,7 @@ static void row_grad(const struct colo_logprob_pass *p, int64_t t, int64_t targe
 colo_status_t colo_host_logprob_grad(const struct colo_logprob_pass *p, colo_stream_t stream)
 {
     (void)stream;
-    const colo_logprob_config_t *c = p->config;
+    const colo_logprob_config_t *c = &p->config;
     for (int64_t t = p->lo; t < p->hi; t++) {
         int64_t target = p->targets[t * p->target_stride];
         bool legal = target >= 0 && target < c->logits.vocab;

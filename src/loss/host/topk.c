@@ -19,7 +19,7 @@
 
 static bool is_legal(const struct colo_topk_pass *p, int64_t id)
 {
-    return id >= 0 && id < p->base.config->logits.vocab;
+    return id >= 0 && id < p->base.config.logits.vocab;
 }
 
 colo_status_t colo_host_topk_rows(const struct colo_topk_pass *p, colo_stream_t stream)
@@ -77,13 +77,13 @@ static void shard_topk(const struct colo_topk_pass *p, int64_t t, void *pz, int6
     }
     for (int64_t i = 0; i < p->k; i++) {
         colo_scalar_put(p->base.stat_dtype, pz, t * p->k + i, i < n ? logit(p, t, column[i]) : 0);
-        pid[t * p->k + i] = i < n ? p->base.config->logits.vocab_start + column[i] : -1;
+        pid[t * p->k + i] = i < n ? p->base.config.logits.vocab_start + column[i] : -1;
     }
 }
 
 colo_status_t colo_host_topk_local(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const int64_t start = p->base.config->logits.vocab_start;
+    const int64_t start = p->base.config.logits.vocab_start;
     unsigned char *block = p->base.blocks + p->base.rank * p->base.block.bytes;
     colo_status_t st = colo_host_logprob_stats(&p->base, stream);
     if (st < 0)
@@ -150,7 +150,7 @@ static void emit(const struct colo_topk_pass *p, int64_t t, int64_t i, int64_t i
     const int64_t at = t * p->k + i;
     double down = 0, logp = id == COLO_TOPK_SKIP ? 0 : NAN;
     if (id >= 0) {
-        down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config->logits.softcap) -
+        down = colo_scalar_x(p->base.dtype, z, p->base.factor, p->base.config.logits.softcap) -
                p->base.saved[t];
         logp = colo_scalar_at_most_0(down - p->base.saved[p->base.tokens + t]);
     }
@@ -222,8 +222,8 @@ colo_status_t colo_host_topk_sum(const struct colo_topk_pass *p, colo_stream_t s
 
 colo_status_t colo_host_topk_fix(const struct colo_topk_pass *p, colo_stream_t stream)
 {
-    const int64_t rows = p->base.tokens, start = p->base.config->logits.vocab_start;
-    const double cap = p->base.config->logits.softcap;
+    const int64_t rows = p->base.tokens, start = p->base.config.logits.vocab_start;
+    const double cap = p->base.config.logits.softcap;
     (void)stream;
     for (int64_t t = 0; t < rows; t++) {
         const double m = p->base.saved[t], log_sum = p->base.saved[rows + t];

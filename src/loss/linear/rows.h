@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.h (private) - the row passes of the lm_head path (linear.h): which tokens count, and
+ * per-token values that become per-row values and back. Host and kernels read these structs alike.
+ */
+#ifndef COLO_LOSS_LINEAR_ROWS_H
+#define COLO_LOSS_LINEAR_ROWS_H
+
+#include <colobridge/logprob.h>
+
+/* What 16-bit d_logits are multiplied by, in fp32 and after they are summed; in the memory of the
+ * operands, because a device makes it: the number, then the 0 and the 1 that beta may be. */
+enum { COLO_LINEAR_SCALE = 3 };
+
+enum {                          /* of counts[] */
+       COLO_LINEAR_COUNTED = 0, /* targets that are not ignore_index */
+       COLO_LINEAR_VALID = 1,   /* of these, in [0, V) and not dropped */
+       COLO_LINEAR_INVALID = 2, /* outside [0, V), or dropped */
+       COLO_LINEAR_COUNTS = 4
+};
+struct colo_linear_rows {
+    int64_t tokens, rows; /* T, R */
+    const int64_t *targets;
+    int64_t target_stride;
+    int64_t ignore_index, vocab;
+    int64_t *row_of;      /* [T]: row of a token; -1: ignored; -2: dropped, no row was left */
+    int64_t *token_of;    /* [R]: token of a row; -1: none. Tokens ascend */
+    int64_t *row_targets; /* [R]: ignore_index where there is no token */
+    int64_t *counts;      /* [COLO_LINEAR_COUNTS] */
+};
+
+/* per-token values to rows: to[k][row] = factor[k] * (from[k] ? from[k][token] : 1), divided by
+ * counts[VALID] with mean (0 when that is 0); 0 in rows without a token; to[k] NULL: not made.
+ *
+ * With scale, these values are lift times what they would be, divided by the largest finite one,
+ * and scale[0] undoes both. d_logits of 16 bits then neither overflow by a loss scale nor underflow
+ * by 1 / N; and 1 - p of all tokens is not rounded the same way, as a multiple of it would be. */
+struct colo_linear_upstream_rows {
+    const struct colo_linear_rows *rows;
+    colo_dtype_t dtype; /* stat dtype, of from and to */
+    const void *from[3];
+    double factor[3];
+    void *to[3];
+    bool mean;
+    float *scale; /* [COLO_LINEAR_SCALE], written; NULL: values are as said */
+    double lift;
+};
+
+/* per-row values to tokens: 0 for an ignored token, NaN (correct: 0) for a dropped one; NULL
+ * members of to are not written; n_valid and n_invalid come from the counts */
+struct colo_linear_scatter {
+    const struct colo_linear_rows *rows;
+    colo_dtype_t dtype;      /* stat dtype */
+    colo_logprob_out_t from; /* [R] each; counts not looked at */
+    colo_logprob_out_t to;   /* [T] each */
+};
+
+#endif
