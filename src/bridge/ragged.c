@@ -64,6 +64,8 @@ void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *d
 
 /* ---- batches ---- */
 
+#define RAGGED_BATCH "ragged batch" /* what ranks agree on */
+
 static void add_table(colo_fields_t *f, const char *name, const int64_t *v, int64_t n,
                       uint64_t hash)
 {
@@ -109,15 +111,10 @@ static colo_status_t check_rows(const colo_ragged_bridge_t *r)
     return COLO_OK;
 }
 
-colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
-                                       colo_batch_t **batch)
+static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *segments,
+                                colo_batch_t **batch)
 {
-    if (!bridge || !batch)
-        return colo_fail(COLO_ERR_ARG, "segments: %s is NULL", bridge ? "batch" : "bridge");
     colo_ragged_bridge_t *r = bridge->ragged;
-    if (!r)
-        return colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
-                                       "ragged in its config");
     colo_plan_config_t cfg = bridge->now.plan->config;
     cfg.src = &bridge->src;
     cfg.dst = &bridge->dst;
@@ -143,6 +140,29 @@ done:
     r->axes.tables = NULL; /* the caller's */
     colo_batch_destroy(&x);
     return st;
+}
+
+/* Ranks whose tables are right wait in the first call on their batch. This one brings its error to
+ * that call, so that they return, too. Ranks that all refuse meet here. */
+static colo_status_t share_refusal(const colo_bridge_t *b, colo_status_t mine)
+{
+    char kept[512];
+    colo_fields_t f = {COLO_FIELDS_INIT};
+    snprintf(kept, sizeof kept, "%.511s", colo_last_error());
+    const colo_status_t st = colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
+    return st == mine ? st : colo_fail_prefix(st, "%s", kept);
+}
+
+colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
+                                       colo_batch_t **batch)
+{
+    if (!bridge || !batch)
+        return colo_fail(COLO_ERR_ARG, "segments: %s is NULL", bridge ? "batch" : "bridge");
+    if (!bridge->ragged)
+        return colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
+                                       "ragged in its config");
+    const colo_status_t st = plan_batch(bridge, segments, batch);
+    return st < 0 && colo_comm_check_level(bridge->comm) >= 1 ? share_refusal(bridge, st) : st;
 }
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)
@@ -335,7 +355,7 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
                     c->pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "tensors", "%d", (int)c->n);
-    return colo_comm_i_agree_fields(b->comm, "ragged batch", &f, mine);
+    return colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
 }
 
 static colo_op_desc_t operation(const call_t *c)

@@ -151,6 +151,63 @@ static void a_bad_later_call_wakes_the_ranks_that_wait(void **state)
     assert_true(f.named[0] && f.named[1] && f.untouched[0] && f.untouched[1]);
 }
 
+/* ---- tables that a rank refuses ---- */
+
+typedef struct refused_tables {
+    bool on_both;
+    colo_status_t status[2], alive[2], next[2];
+    bool named[2], untouched[2];
+} refused_tables_t;
+
+/* Rank 1's tables have no replica 5. Then a step with tables that are right. */
+static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
+{
+    refused_tables_t *f = arg;
+    const int32_t rank = colo_comm_rank(comm);
+    const options_t o = {.output = COLO_SHARDED, .placement = COLO_MERGED};
+    tables_t t = worked;
+    colo_segments_t s = segments_of(&t);
+    float x[5 * H], y[10 * H];
+    const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
+    colo_bridge_t *b = NULL;
+    colo_batch_t *batch = NULL;
+    rank_try(make(&b, &o, comm));
+    t.src_dp[2] = rank == 1 || f->on_both ? 5 : 1;
+    blank(y, 10);
+    f->status[rank] = colo_bridge_set_segments(b, &s, &batch);
+    if (f->status[rank] == COLO_OK)
+        f->status[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
+    f->named[rank] =
+        strstr(colo_last_error(), "segments: segment 2: src_dp is 5, expected 0..1") != NULL;
+    f->untouched[rank] = has_only(y, 10, NULL, 0);
+    f->alive[rank] = colo_comm_check(comm);
+    colo_batch_destroy(&batch);
+    t = worked;
+    f->next[rank] = colo_bridge_set_segments(b, &s, &batch);
+    if (f->next[rank] == COLO_OK)
+        f->next[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&b);
+    return COLO_OK;
+}
+
+static void tables_that_one_rank_refuses_are_an_error_on_all_ranks(void **state)
+{
+    (void)state;
+    for (int both = 0; both < 2; both++) {
+        refused_tables_t f = {.on_both = both};
+        assert_ok(t_run_ranks(2, run_refused_tables, &f, sizeof f));
+        assert_int_equal(f.status[0], both ? COLO_ERR_ARG : COLO_ERR_PEER);
+        assert_int_equal(f.status[1], COLO_ERR_ARG);
+        for (int rank = 0; rank < 2; rank++) {
+            assert_true(f.named[rank]);
+            assert_true(f.untouched[rank]);
+            assert_int_equal(f.alive[rank], COLO_OK);
+            assert_int_equal(f.next[rank], COLO_OK);
+        }
+    }
+}
+
 /* ---- COLO_CHECK=2 ---- */
 
 typedef struct declared {
@@ -406,6 +463,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing),
         cmocka_unit_test(a_bad_later_call_wakes_the_ranks_that_wait),
+        cmocka_unit_test(tables_that_one_rank_refuses_are_an_error_on_all_ranks),
         cmocka_unit_test(a_disjoint_gradient_is_verified_in_rows_of_other_ranks),
         cmocka_unit_test(replicas_that_differ_in_rows_of_the_batch_are_refused),
         cmocka_unit_test(configs_that_ragged_bridges_cannot_have_are_refused),
