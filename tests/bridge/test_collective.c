@@ -63,8 +63,9 @@ static void both_ways_are_what_the_oracle_says(void **state)
                     c.axes = axes[a];
                     c.stride = (t_stride_t)stride;
                     c.rounds = 2;
-                    assert_ok(t_case_run(&c));
+                    t_case_later(&c);
                 }
+    t_run_rest();
 }
 
 static void every_float_dtype_sums_and_every_dtype_moves(void **state)
@@ -76,10 +77,11 @@ static void every_float_dtype_sums_and_every_dtype_moves(void **state)
             c.shape.b = batch_of(&c);
             c.dtype = (colo_dtype_t)dtype;
             c.no_grad = !colo_dtype_is_float(c.dtype);
-            assert_ok(t_case_run(&c));
+            t_case_later(&c);
             c.output = COLO_SHARDED;
-            assert_ok(t_case_run(&c));
+            t_case_later(&c);
         }
+    t_run_rest();
 }
 
 static void an_empty_batch_is_carried(void **state)
@@ -90,8 +92,9 @@ static void an_empty_batch_is_carried(void **state)
             t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
             c.output = kinds[k].output;
             c.grad = kinds[k].grad;
-            assert_ok(t_case_run(&c));
+            t_case_later(&c);
         }
+    t_run_rest();
 }
 
 /* ---- the same bits as EXACT, on sums whose value depends on their order ---- */

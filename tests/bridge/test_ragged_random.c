@@ -7,6 +7,7 @@
  */
 #include "harness/harness.h"
 
+#include "core/error.h"
 #include "harness/ragged_run.h"
 
 #define CASES 3000
@@ -22,7 +23,16 @@ static colo_status_t on_rank(colo_comm_t *comm, void *arg)
 {
     const job_t *j = arg;
     rank_try(colo_comm_set_check(comm, j->check));
-    return t_ragged_on(&j->t, &j->o, comm);
+    const colo_status_t st = t_ragged_on(&j->t, &j->o, comm);
+    return st < 0 ? colo_fail_prefix(st, "%s", t_ragged_text(&j->t)) : st;
+}
+
+static void after(void *arg, colo_status_t st)
+{
+    job_t *j = arg;
+    t_ragged_free(&j->t);
+    free(j);
+    assert_ok(st);
 }
 
 static void random_batches_arrive_as_the_oracle_says(void **state)
@@ -32,23 +42,21 @@ static void random_batches_arrive_as_the_oracle_says(void **state)
     int64_t several = 0, merged = 0, partial = 0, nodes = 0;
     (void)state;
     for (int64_t i = 0; i < n; i++) {
-        job_t j;
+        job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
-        t_ragged_random(&j.t, seed + (uint64_t)i, t_ranks_are_threads() ? 12 : 8);
-        j.o = (t_ragged_options_t){.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
-                                   .ranks_per_node = t_below(&r, 4),
-                                   .max_rows = t_below(&r, 4) ? 0 : 10000,
-                                   .gap = t_below(&r, 3)};
-        j.check = (int32_t)t_below(&r, 3);
-        several += j.o.tensors > 1;
-        merged += j.t.c.merged;
-        partial += j.t.c.partial && ref_ragged_levels(&j.t.c) > 1;
-        nodes += j.o.ranks_per_node > 0;
-        const colo_status_t st = t_run_ranks(j.t.world, on_rank, &j, sizeof j);
-        if (st < 0)
-            fail_msg("%s: %s: %s", t_ragged_text(&j.t), colo_status_name(st), colo_last_error());
-        t_ragged_free(&j.t);
+        t_ragged_random(&j->t, seed + (uint64_t)i, t_ranks_are_threads() ? 12 : 8);
+        j->o = (t_ragged_options_t){.tensors = 1 + (int32_t)t_below(&r, T_RAGGED_TENSORS),
+                                    .ranks_per_node = t_below(&r, 4),
+                                    .max_rows = t_below(&r, 4) ? 0 : 10000,
+                                    .gap = t_below(&r, 3)};
+        j->check = (int32_t)t_below(&r, 3);
+        several += j->o.tensors > 1;
+        merged += j->t.c.merged;
+        partial += j->t.c.partial && ref_ragged_levels(&j->t.c) > 1;
+        nodes += j->o.ranks_per_node > 0;
+        t_run_later((int32_t)j->t.world, on_rank, j, 0, after);
     }
+    t_run_rest();
     assert_true(4 * several > n && 4 * merged > n && 64 * partial > n && 2 * nodes > n);
 }
 

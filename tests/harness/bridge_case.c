@@ -5,7 +5,7 @@
  * holds which number comes from tests/ref/ alone; nothing asks the plan under test.
  */
 #include "harness/bridge_case.h"
-#include "harness/ranks.h"
+#include "harness/harness.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -406,14 +406,27 @@ done:
 
 static colo_status_t run_rank(colo_comm_t *world, void *arg)
 {
-    return t_case_on(world, arg);
+    colo_status_t st = t_case_on(world, arg);
+    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(arg)) : st;
 }
 
 colo_status_t t_case_run(const t_case_t *c)
 {
     t_case_t copy = *c;
-    colo_status_t st = t_run_ranks(t_case_world(c), run_rank, &copy, 0);
-    return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
+    return t_run_ranks(t_case_world(c), run_rank, &copy, 0);
+}
+
+static void after(void *arg, colo_status_t st)
+{
+    free(arg);
+    assert_ok(st);
+}
+
+void t_case_later(const t_case_t *c)
+{
+    t_case_t *copy = malloc(sizeof *copy);
+    *copy = *c;
+    t_run_later(t_case_world(c), run_rank, copy, 0, after);
 }
 
 size_t t_side_text(const ref_side_t *side, char *text, size_t cap)

@@ -89,8 +89,10 @@ colo_status_t t_case_compare(const t_case_t *c, t_role_t role, int64_t rank, int
 colo_status_t t_case_on(colo_comm_t *world, const t_case_t *c);
 /* forward and backward on a bridge that exists */
 colo_status_t t_case_round(colo_bridge_t *bridge, int64_t rank, const t_case_t *c, int64_t salt);
-/* All ranks on threads. */
 colo_status_t t_case_run(const t_case_t *c);
+/* The same in t_run_later(); an error fails the running test. Not for a case with a check of its
+ * own. */
+void t_case_later(const t_case_t *c);
 /* The case in words, for failure messages; static storage of the calling thread. */
 const char *t_case_text(const t_case_t *c);
 

@@ -361,6 +361,8 @@ static void run_queue(int32_t nranks)
 void t_run_later(int32_t nranks, colo_rank_fn fn, void *arg, size_t bytes,
                  void (*after)(void *arg, colo_status_t st))
 {
+    if (nranks < 1 || nranks > T_LATER_RANKS)
+        abort();
     struct queue *q = &later[nranks];
     if (bytes)
         t_share(arg, bytes);

@@ -85,8 +85,7 @@ void linear_case_options(linear_case_t *c, unsigned bits);
 void linear_case_mode(linear_case_t *c, int mode);
 void linear_case_shard(linear_case_t *c, shard_kind_t kind);
 colo_status_t linear_case_run(linear_case_t *c);
-/* @n cases of one world and place, one after the other on the same communicators; ranks are threads
- * when n > 1. */
+/* @n cases of one world and place, one after the other on the same communicators. */
 colo_status_t linear_case_run_all(linear_case_t *c, int32_t n);
 /* Against the oracle, within the tolerance stated in linear_compare.c; fails the running test. */
 void linear_case_compare(const linear_case_t *c, const char *label);

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_linear.c - the lm_head path against the fp64 oracle: every option, every pair of them, all
- * modes, dtypes, ways to cut the vocabulary and the head. Tolerances are derived in linear_compare.c.
+ * modes, dtypes, ways to cut the vocabulary and the head. Tolerances are derived in
+ * linear_compare.c.
  */
 #include "loss/linear_case.h"
 
@@ -9,16 +10,25 @@
 
 static const char *const modes[] = {"logprob", "keep", "loss"};
 
+/* @n cases of one world. */
+static void run_and_compare_all(linear_case_t *c, int32_t n, const char *what)
+{
+    colo_status_t st = linear_case_run_all(c, n);
+    for (int32_t i = 0; i < n; i++) {
+        char label[200];
+        snprintf(label, sizeof label, "%s, case %d (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
+                 (int)i, (int)c[i].ranks, (int)c[i].replicas, (int)c[i].tokens, (int)c[i].vocab,
+                 (int)c[i].hidden, colo_dtype_name(c[i].dtype),
+                 (int)c[i].config.logprob.chunk_size);
+        if (st != COLO_OK)
+            fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
+        linear_case_compare(&c[i], label);
+    }
+}
+
 static void run_and_compare(linear_case_t *c, const char *what)
 {
-    char label[200];
-    snprintf(label, sizeof label, "%s (W=%d D=%d T=%d V=%d H=%d %s, %d chunks)", what,
-             (int)c->ranks, (int)c->replicas, (int)c->tokens, (int)c->vocab, (int)c->hidden,
-             colo_dtype_name(c->dtype), (int)c->config.logprob.chunk_size);
-    colo_status_t st = linear_case_run(c);
-    if (st != COLO_OK)
-        fail_msg("%s: %s: %s", label, colo_status_name(st), colo_last_error());
-    linear_case_compare(c, label);
+    run_and_compare_all(c, 1, what);
 }
 
 static void one(unsigned bits, int mode, int32_t ranks, int32_t replicas, colo_dtype_t dtype,
@@ -127,26 +137,31 @@ static void d_hidden_is_summed_as_asked(void **state)
 {
     uint64_t rng = t_seed() + 3;
     (void)state;
-    for (int32_t w = 1; w <= 4; w *= 2)
+    for (int32_t w = 1; w <= 4; w *= 2) {
+        linear_case_t c[18];
+        int n = 0;
         for (int how = COLO_D_HIDDEN_PARTIAL; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++)
             for (int mode = 0; mode < 3; mode++)
-                for (int d = 0; d < 2; d++) {
-                    linear_case_t c;
-                    linear_case_init(&c, w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
-                    linear_case_shard(&c, SHARD_UNEVEN);
-                    linear_case_options(&c, LINEAR_IGNORED | LINEAR_ENTROPY | LINEAR_SHARDED);
-                    linear_case_mode(&c, mode);
-                    c.config.logprob.chunk_size = 3;
-                    c.config.d_hidden = (colo_d_hidden_t)how;
-                    run_and_compare(&c, "d_hidden");
-                    for (int r = 0; r < 2 * w; r++)
-                        assert_int_equal(
-                            c.tp_all[r].ops[how == COLO_D_HIDDEN_ALL_REDUCE
-                                                ? COLO_OP_ALL_REDUCE
-                                                : COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS],
-                            how != COLO_D_HIDDEN_PARTIAL);
-                    linear_case_free(&c);
+                for (int d = 0; d < 2; d++, n++) {
+                    linear_case_init(&c[n], w, 2, 8, 19, 5, d ? COLO_BF16 : COLO_F32, &rng);
+                    linear_case_shard(&c[n], SHARD_UNEVEN);
+                    linear_case_options(&c[n], LINEAR_IGNORED | LINEAR_ENTROPY | LINEAR_SHARDED);
+                    linear_case_mode(&c[n], mode);
+                    c[n].config.logprob.chunk_size = 3;
+                    c[n].config.d_hidden = (colo_d_hidden_t)how;
                 }
+        run_and_compare_all(c, n, "d_hidden");
+        for (int i = 0; i < n; i++) {
+            const colo_d_hidden_t how = c[i].config.d_hidden;
+            for (int r = 0; r < 2 * w; r++)
+                assert_int_equal(
+                    c[i].tp_all[r].ops[how == COLO_D_HIDDEN_ALL_REDUCE
+                                           ? COLO_OP_ALL_REDUCE
+                                           : COLO_OP_REDUCE_SCATTER][COLO_CATEGORY_LOSS],
+                    how != COLO_D_HIDDEN_PARTIAL);
+            linear_case_free(&c[i]);
+        }
+    }
 }
 
 static void what_is_frozen_gets_no_gradient(void **state)
@@ -207,25 +222,20 @@ static void modes_and_chunks_change_no_bit_but_those_of_d_weight(void **state)
     (void)state;
     for (int d = 0; d < 3; d++)
         for (int32_t w = 1; w <= 2; w++) {
-            linear_case_t first;
-            for (int mode = 0; mode < 3; mode++)
-                for (size_t k = 0; k < sizeof chunks / sizeof *chunks; k++) {
-                    uint64_t rng = seed;
-                    linear_case_t c;
-                    linear_case_init(&c, w, 1, 11, 150, 140, dtypes[d], &rng);
-                    linear_case_shard(&c, SHARD_UNEVEN);
-                    linear_case_options(&c, 255 | LINEAR_BIAS | LINEAR_IGNORED);
-                    linear_case_mode(&c, mode);
-                    c.config.logprob.chunk_size = chunks[k];
-                    run_and_compare(&c, modes[mode]);
-                    if (mode == 0 && k == 0) {
-                        first = c;
-                        continue;
-                    }
-                    assert_true(linear_case_same(&first, &c, k == 0));
-                    linear_case_free(&c);
-                }
-            linear_case_free(&first);
+            linear_case_t c[15];
+            for (int i = 0; i < 15; i++) {
+                uint64_t rng = seed;
+                linear_case_init(&c[i], w, 1, 11, 150, 140, dtypes[d], &rng);
+                linear_case_shard(&c[i], SHARD_UNEVEN);
+                linear_case_options(&c[i], 255 | LINEAR_BIAS | LINEAR_IGNORED);
+                linear_case_mode(&c[i], i / 5);
+                c[i].config.logprob.chunk_size = chunks[i % 5];
+            }
+            run_and_compare_all(c, 15, "modes and chunks");
+            for (int i = 1; i < 15; i++)
+                assert_true(linear_case_same(&c[0], &c[i], i % 5 == 0));
+            for (int i = 0; i < 15; i++)
+                linear_case_free(&c[i]);
         }
 }
 
@@ -266,30 +276,28 @@ static void a_cblas_that_tells_rows_apart_changes_no_bit(void **state)
 static void a_sharded_head_gives_the_bits_of_a_resident_one(void **state)
 {
     uint64_t seed = t_seed() + 7;
-    int64_t empty = 0;
     (void)state;
-    for (int32_t dp = 1; dp <= 8; dp++) /* 13 rows over 8 ranks: two each, one, none */
-        for (int mode = 0; mode < 3; mode++)
-            for (int bits = 0; bits < 8; bits++) {
-                linear_case_t c[2];
-                for (int i = 0; i < 2; i++) {
-                    uint64_t rng = seed;
-                    linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
-                    linear_case_options(&c[i], LINEAR_ENTROPY | LINEAR_IGNORED |
-                                                   (bits & 1 ? LINEAR_BIAS : 0) |
-                                                   (i ? LINEAR_SHARDED : 0));
-                    linear_case_mode(&c[i], mode);
-                    c[i].config.logprob.chunk_size = 4;
-                    c[i].start_early = i && bits & 2;
-                    c[i].checkpoint = bits & 2 && mode < 2;
-                    run_and_compare(&c[i], i ? "sharded" : "resident");
-                }
-                assert_true(linear_case_same(&c[0], &c[1], true));
-                linear_case_free(&c[0]);
-                linear_case_free(&c[1]);
-                empty += dp == 8;
-            }
-    assert_true(empty > 0);
+    for (int32_t dp = 1; dp <= 8; dp++) { /* 13 rows over 8 ranks: two each, one, none */
+        linear_case_t c[48];
+        for (int i = 0; i < 48; i++) {
+            const int bits = i / 2 % 8, mode = i / 16;
+            uint64_t rng = seed;
+            linear_case_init(&c[i], 1, dp, 6, 13, 5, bits & 4 ? COLO_BF16 : COLO_F32, &rng);
+            linear_case_options(&c[i], LINEAR_ENTROPY | LINEAR_IGNORED |
+                                           (bits & 1 ? LINEAR_BIAS : 0) |
+                                           (i % 2 ? LINEAR_SHARDED : 0));
+            linear_case_mode(&c[i], mode);
+            c[i].config.logprob.chunk_size = 4;
+            c[i].start_early = i % 2 && bits & 2;
+            c[i].checkpoint = bits & 2 && mode < 2;
+        }
+        run_and_compare_all(c, 48, "resident and sharded");
+        for (int i = 0; i < 48; i += 2) {
+            assert_true(linear_case_same(&c[i], &c[i + 1], true));
+            linear_case_free(&c[i]);
+            linear_case_free(&c[i + 1]);
+        }
+    }
 }
 
 static void auto_keeps_logits_that_fit_the_budget(void **state)
