@@ -264,7 +264,7 @@ static int parse(cap_config_t *c, struct words *w, int argc, char **argv)
 }
 
 /* What ragged samples are, and what they do not go together with. */
-static int check_ragged(cap_config_t *c, const char *images, int kind)
+static int check_ragged(cap_config_t *c, const char *images)
 {
     if (!c->task.ragged)
         return images ? wrong("--images", "--ragged with it", images) : 0;
@@ -272,8 +272,6 @@ static int check_ragged(cap_config_t *c, const char *images, int kind)
         return wrong("--images", "N-M with 0 <= N <= M <= 3", images);
     if (c->algo != COLO_EXACT)
         return wrong("--ragged", "--algo exact", "collective");
-    if (kind == NCCL)
-        return wrong("--ragged", "--ranks threads or mpi", rank_kinds[kind]);
     return 0;
 }
 
@@ -417,7 +415,7 @@ static int wanted_kind(int argc, char **argv)
 }
 
 /* Everything up to the first rank; 0, or the exit status with its line printed. -1: end well. */
-static int prepare(cap_config_t *cfg, cap_data_t *data, int kind, int argc, char **argv)
+static int prepare(cap_config_t *cfg, cap_data_t *data, int argc, char **argv)
 {
     struct words words = {.src = "tp=2,dp=4", .dst = "tp=2,cp=2,dp=2"};
     char why[256];
@@ -427,7 +425,7 @@ static int prepare(cap_config_t *cfg, cap_data_t *data, int kind, int argc, char
         return rc ? rc : -1;
     if ((rc = parse_grid("--src", words.src, &cfg->src, cfg->src_text, sizeof cfg->src_text)) ||
         (rc = parse_grid("--dst", words.dst, &cfg->dst, cfg->dst_text, sizeof cfg->dst_text)) ||
-        (rc = check_ragged(cfg, words.images, kind)) || (rc = check_together(cfg)) ||
+        (rc = check_ragged(cfg, words.images)) || (rc = check_together(cfg)) ||
         (!cfg->check_gradients && (rc = check_report(cfg->report))))
         return rc;
     if (cfg->steps < 0)
@@ -495,7 +493,7 @@ int main(int argc, char **argv)
     int keep = dup(STDERR_FILENO);
     if (me != 0 && (!freopen("/dev/null", "w", stderr) || !freopen("/dev/null", "w", stdout)))
         return 1;
-    int rc = prepare(&cfg, &data, kind, argc, argv);
+    int rc = prepare(&cfg, &data, argc, argv);
     if (rc == 0 && mpi)
         rc = check_processes(&cfg, size);
     if (rc == 0 && kind == NCCL)

@@ -61,9 +61,21 @@ static void compare(const char *what)
         compare(#member);                                    \
     } while (0)
 
-/* 3 samples of 12 positions, of which this rank has the first and the last quarter; 5 rows of y. */
-enum { B = 3, N = 6, S = 12, HEADS = 2, E = 8, D = HEADS * E, T = B * N, YN = 5, CP = 2 };
-static int64_t tables[6][S], tokens[B * S];
+/* 3 samples of 12 positions, of which this rank has the first and the last quarter; 5 rows of y.
+ * Or, packed, samples of 7, 2, 10, 11 and 6 positions on one axis, cut in the same way. */
+enum {
+    B = 3,
+    N = 6,
+    S = 12,
+    HEADS = 2,
+    E = 8,
+    D = HEADS * E,
+    T = B * N,
+    YN = 5,
+    CP = 2,
+    AXIS = B * S
+};
+static int64_t tables[6][AXIS], tokens[AXIS];
 static cap_sequence_t here, there;
 
 static void *on_gpu(const void *from, size_t bytes)
@@ -74,42 +86,46 @@ static void *on_gpu(const void *from, size_t bytes)
     return p;
 }
 
-static void make_sequence(void)
+static void make_sequence(bool packed)
 {
     int64_t *pos = tables[0], *row = tables[1], *part_of = tables[2], *local_of = tables[3];
-    int64_t n[CP] = {0};
+    int64_t *first = tables[4], *table_row = tables[5], n[CP] = {0}, own = 0;
+    int64_t S_ = packed ? AXIS : S;
 
-    for (int64_t p = 0; p < S; p++)
-        tables[5][p] = p;
-
-    for (int64_t p = 0; p < S; p++) {
-        part_of[p] = p >= 3 && p < 9;
+    for (int64_t p = 0; p < S_; p++) {
+        part_of[p] = p >= S_ / 4 && p < S_ / 4 * 3;
         local_of[p] = n[part_of[p]]++;
         if (!part_of[p])
             pos[local_of[p]] = p;
+        first[p] = 0;
+        for (int64_t k = 0, begins[] = {0, 7, 9, 19, 30}; packed && k < 5; k++)
+            first[p] = begins[k] <= p ? begins[k] : first[p];
+        table_row[p] = packed ? (p - first[p]) * 3 % 7 : p; /* a row for several positions */
     }
-    for (int64_t j = 0; j < N; j++)
-        row[j] = pos[j] < YN ? pos[j] : -1;
-    for (int64_t i = 0; i < B * S; i++)
+    for (int64_t j = 0; j < n[0]; j++)
+        row[j] = pos[j] - first[pos[j]] < (packed ? 1 : YN) ? packed ? own++ : pos[j] : -1;
+    for (int64_t i = 0; i < AXIS; i++)
         tokens[i] = i % 3 ? 0 : i;
-    here = (cap_sequence_t){.b = B,
-                            .n = N,
-                            .S = S,
+    here = (cap_sequence_t){.b = packed ? 1 : B,
+                            .n = n[0],
+                            .S = S_,
                             .h = HEADS,
                             .e = E,
+                            .window = packed ? 11 : S,
                             .pos = pos,
                             .row = row,
                             .part_of = part_of,
                             .local_of = local_of,
-                            .first = tables[4], /* zeros */
-                            .table_row = tables[5],
-                            .window = S,
+                            .first = first,
+                            .table_row = table_row,
                             .tokens = tokens};
     there = here;
     there.pos = on_gpu(pos, sizeof tables[0]);
     there.row = on_gpu(row, sizeof tables[0]);
     there.part_of = on_gpu(part_of, sizeof tables[0]);
     there.local_of = on_gpu(local_of, sizeof tables[0]);
+    there.first = on_gpu(first, sizeof tables[0]);
+    there.table_row = on_gpu(table_row, sizeof tables[0]);
     there.tokens = on_gpu(tokens, sizeof tokens);
 }
 
@@ -158,31 +174,37 @@ static void one_step_of_adam(void **state)
     compare("adam");
 }
 
-/* The workspace is nobody's result: it is an array apart. */
+/* The workspace is no result: it is an array apart. */
 static void attention_over_two_context_ranks(void **state)
 {
-    float *work[] = {host.take(&host, host.attend_work(&here) * (int64_t)sizeof(float)),
-                     cuda.take(&cuda, cuda.attend_work(&here) * (int64_t)sizeof(float))};
-
     (void)state;
-    assert_true(work[0] && work[1]);
-    assert_true(CP * 2 * T * D <= ROOM && B * HEADS * N * S <= ROOM);
-    BOTH(attend, s, a[0], a[1], a[2], a[3], work[side]);
-    fill();
-    host.attend(&host, &here, h[0], h[1], h[2], h[3], work[0]); /* probabilities to go back with */
-    cuda.put(&cuda, d[2], h[2], ROOM * (int64_t)sizeof(float));
-    cuda.put(&cuda, d[3], h[3], ROOM * (int64_t)sizeof(float));
-    host.attend_backward(&host, &here, h[0], h[1], h[2], h[4], h[5], h[6], work[0]);
-    cuda.attend_backward(&cuda, &there, d[0], d[1], d[2], d[4], d[5], d[6], work[1]);
-    compare("attend_backward");
+    for (int packed = 0; packed < 2; packed++) {
+        make_sequence(packed);
+        float *work[] = {host.take(&host, host.attend_work(&here) * (int64_t)sizeof(float)),
+                         cuda.take(&cuda, cuda.attend_work(&here) * (int64_t)sizeof(float))};
+
+        assert_true(work[0] && work[1]);
+        assert_true(CP * 2 * T * D <= ROOM && T * HEADS * S <= ROOM);
+        BOTH(attend, s, a[0], a[1], a[2], a[3], work[side]);
+        fill();
+        host.attend(&host, &here, h[0], h[1], h[2], h[3], work[0]); /* what backward needs */
+        cuda.put(&cuda, d[2], h[2], ROOM * (int64_t)sizeof(float));
+        cuda.put(&cuda, d[3], h[3], ROOM * (int64_t)sizeof(float));
+        host.attend_backward(&host, &here, h[0], h[1], h[2], h[4], h[5], h[6], work[0]);
+        cuda.attend_backward(&cuda, &there, d[0], d[1], d[2], d[4], d[5], d[6], work[1]);
+        compare("attend_backward");
+    }
 }
 
 static void rows_and_bytes_are_merged_and_come_back(void **state)
 {
     (void)state;
-    BOTH(merge, s, D, YN, a[0], a[1], a[2], a[3]);
-    BOTH(merge_backward, s, D, YN, a[0], a[1], a[2], a[3]);
-    BOTH(merge_backward, s, D, YN, a[0], NULL, a[2], a[3]);
+    for (int packed = 0; packed < 2; packed++) {
+        make_sequence(packed);
+        BOTH(merge, s, D, YN, a[0], a[1], a[2], a[3]);
+        BOTH(merge_backward, s, D, YN, a[0], a[1], a[2], a[3]);
+        BOTH(merge_backward, s, D, YN, a[0], NULL, a[2], a[3]);
+    }
 }
 
 int main(void)
@@ -202,7 +224,6 @@ int main(void)
         if (!h[k] || !d[k])
             return 1;
     }
-    make_sequence();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(products_and_sums),
         cmocka_unit_test(rows_and_elements),

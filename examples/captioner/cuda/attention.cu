@@ -15,16 +15,17 @@ static __device__ int64_t kv_index(const cap_sequence_t &s, int64_t i, int64_t h
 }
 
 struct query {
-    int64_t i, h, j; /* sample, head, local position */
-    int64_t at;      /* of its features in q, out */
-    int64_t last;    /* the position it sees last */
+    int64_t i, h, j;     /* sample, head, local position */
+    int64_t at;          /* of its features in q, out */
+    int64_t first, last; /* the positions it sees; prob has them from first on */
 };
 
 static __device__ query my_query(const cap_sequence_t &s, int64_t k)
 {
-    query c = {k / s.n / s.h, k / s.n % s.h, k % s.n, 0, 0};
+    query c = {k / s.n / s.h, k / s.n % s.h, k % s.n, 0, 0, 0};
     c.at = (c.i * s.n + c.j) * s.h * s.e + c.h * s.e;
     c.last = s.pos[c.j];
+    c.first = s.first[c.last];
     return c;
 }
 
@@ -37,22 +38,24 @@ static __global__ void attend(cap_sequence_t s, const float *q, const float *kv,
     if (k >= s.b * s.h * s.n)
         return;
     query c = my_query(s, k);
-    prob += k * s.S;
-    for (int64_t p = 0; p <= c.last; p++) {
+    prob += k * s.window;
+    for (int64_t p = c.first; p <= c.last; p++) {
         const float *key = kv + kv_index(s, c.i, c.h, p);
         float dot = 0;
         for (int64_t e = 0; e < s.e; e++)
             dot += q[c.at + e] * key[e];
-        prob[p] = dot;
+        prob[p - c.first] = dot;
         max = dot > max ? dot : max;
     }
-    for (int64_t p = 0; p <= c.last; p++)
-        sum += prob[p] = expf((prob[p] - max) * scale);
-    for (int64_t p = 0; p < s.S; p++) {
-        const float *value = kv + kv_index(s, c.i, c.h, p) + values;
-        prob[p] = p <= c.last ? prob[p] / sum : 0.0f;
-        for (int64_t e = 0; p <= c.last && e < s.e; e++)
-            o[e] += prob[p] * value[e];
+    for (int64_t w = 0; w <= c.last - c.first; w++)
+        sum += prob[w] = expf((prob[w] - max) * scale);
+    for (int64_t w = 0; w < s.window; w++) {
+        prob[w] = w <= c.last - c.first ? prob[w] / sum : 0.0f;
+        if (w > c.last - c.first)
+            continue;
+        const float *value = kv + kv_index(s, c.i, c.h, c.first + w) + values;
+        for (int64_t e = 0; e < s.e; e++)
+            o[e] += prob[w] * value[e];
     }
     for (int64_t e = 0; e < s.e; e++)
         out[c.at + e] = o[e];
@@ -70,22 +73,22 @@ static __global__ void queries(cap_sequence_t s, const float *kv, const float *p
     if (k >= s.b * s.h * s.n)
         return;
     query c = my_query(s, k);
-    prob += k * s.S, d_score += k * s.S;
-    for (int64_t p = 0; p <= c.last; p++) {
-        const float *value = kv + kv_index(s, c.i, c.h, p) + values;
+    prob += k * s.window, d_score += k * s.window;
+    for (int64_t w = 0; w <= c.last - c.first; w++) {
+        const float *value = kv + kv_index(s, c.i, c.h, c.first + w) + values;
         float row = 0;
         for (int64_t e = 0; e < s.e; e++)
             row += d_out[c.at + e] * value[e];
-        d_score[p] = row;
-        dot += (double)prob[p] * (double)row;
-        sum += (double)prob[p];
+        d_score[w] = row;
+        dot += (double)prob[w] * (double)row;
+        sum += (double)prob[w];
     }
     dot /= sum;
-    for (int64_t p = 0; p < s.S; p++) {
-        const float *key = kv + kv_index(s, c.i, c.h, p);
-        d_score[p] = p <= c.last ? prob[p] * (float)((double)d_score[p] - dot) * scale : 0.0f;
-        for (int64_t e = 0; p <= c.last && e < s.e; e++)
-            g[e] += d_score[p] * key[e];
+    for (int64_t w = 0; w <= c.last - c.first; w++) {
+        const float *key = kv + kv_index(s, c.i, c.h, c.first + w);
+        d_score[w] = prob[w] * (float)((double)d_score[w] - dot) * scale;
+        for (int64_t e = 0; e < s.e; e++)
+            g[e] += d_score[w] * key[e];
     }
     for (int64_t e = 0; e < s.e; e++)
         d_q[c.at + e] = g[e];
@@ -101,8 +104,10 @@ static __global__ void keys_and_values(cap_sequence_t s, const float *q, const f
     if (i >= s.b)
         return;
     for (int64_t j = 0; j < s.n; j++) {
-        int64_t at = (i * s.n + j) * s.h * s.e + h * s.e + e;
-        int64_t pair = ((i * s.h + h) * s.n + j) * s.S + p; /* 0 where p comes after the query */
+        int64_t at = (i * s.n + j) * s.h * s.e + h * s.e + e, last = s.pos[j];
+        int64_t w = p - s.first[last], pair = ((i * s.h + h) * s.n + j) * s.window + w;
+        if (w < 0 || p > last)
+            continue;
         dk += (double)d_score[pair] * (double)q[at];
         dv += (double)prob[pair] * (double)d_out[at];
     }

@@ -41,7 +41,7 @@ cudaError_t cap_k_sum_rows(int64_t t, int64_t d, const float *y, const float *by
 cudaError_t cap_k_merge_backward(const cap_sequence_t *s, int64_t d, int64_t yn, const float *d_x,
                                  float *d_y, float *d_embed, float *d_table, cudaStream_t stream);
 
-/* ---- attention.cu; @work [b, h, n, S] ---- */
+/* ---- attention.cu; @work [b, h, n, window] ---- */
 
 cudaError_t cap_k_attend(const cap_sequence_t *s, const float *q, const float *kv, float *prob,
                          float *out, cudaStream_t stream);

@@ -218,7 +218,7 @@ static void norm_backward(const cap_ops_t *o, int64_t t, int64_t d, const float 
 
 static int64_t attend_work(const cap_sequence_t *s)
 {
-    return s->b * s->h * s->n * s->S;
+    return s->b * s->h * s->n * s->window;
 }
 
 static void attend(const cap_ops_t *o, const cap_sequence_t *s, const float *q, const float *kv,

@@ -103,7 +103,7 @@ static __global__ void merge(cap_sequence_t s, int64_t d, int64_t yn, const floa
     int64_t p = s.pos[j];
     const float *from =
         s.row[j] >= 0 ? y + (i * yn + s.row[j]) * d : embed + s.tokens[i * s.S + p] * d;
-    x[k] = from[e] + table[p * d + e];
+    x[k] = from[e] + table[s.table_row[p] * d + e];
 }
 
 static __global__ void adam(int64_t count, float rate, float fix1, float fix2, const float *g,

@@ -34,16 +34,17 @@ static __global__ void rows_of_y(cap_sequence_t s, int64_t d, int64_t yn, const 
         d_y[(i * yn + s.row[j]) * d + e] = d_x[k];
 }
 
-/* Block j: position j of all samples. */
+/* Block v: all positions that have row v of the table. */
 static __global__ void position_sums(cap_sequence_t s, int64_t d, const float *d_x, float *d_table)
 {
-    int64_t j = blockIdx.x;
+    int64_t v = blockIdx.x;
 
     for (int64_t e = threadIdx.x; e < d; e += blockDim.x) {
         double sum = 0;
-        for (int64_t i = 0; i < s.b; i++)
-            sum += (double)d_x[(i * s.n + j) * d + e];
-        d_table[s.pos[j] * d + e] += (float)sum;
+        for (int64_t j = 0; j < s.n; j++)
+            for (int64_t i = 0; s.table_row[s.pos[j]] == v && i < s.b; i++)
+                sum += (double)d_x[(i * s.n + j) * d + e];
+        d_table[v * d + e] += (float)sum;
     }
 }
 
@@ -80,7 +81,7 @@ cudaError_t cap_k_merge_backward(const cap_sequence_t *s, int64_t d, int64_t yn,
     if (d_y)
         rows_of_y<<<(unsigned)((count + THREADS - 1) / THREADS), THREADS, 0, stream>>>(*s, d, yn,
                                                                                        d_x, d_y);
-    position_sums<<<(unsigned)s->n, THREADS, 0, stream>>>(*s, d, d_x, d_table);
+    position_sums<<<CAP_POSITIONS, THREADS, 0, stream>>>(*s, d, d_x, d_table);
     byte_sums<<<CAP_VOCAB, THREADS, 0, stream>>>(*s, d, d_x, d_embed);
     return cudaGetLastError();
 }
