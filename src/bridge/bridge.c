@@ -4,7 +4,7 @@
  * algorithm.
  *
  * Decides what is an error, on which ranks, and what happens to the communicator then. Movement is
- * exchange.c (EXACT) or collective.c; promises about data are verify.c. The bridge keeps nothing
+ * exchange.c (EXACT) or collective.c; declared preconditions are verify.c. The bridge keeps nothing
  * of a forward, so any number of forwards may be outstanding before their backwards.
  */
 #include "bridge/bridge.h"
@@ -92,7 +92,7 @@ void colo_shape_state_deinit(colo_comm_t *comm, colo_shape_state_t *s)
     memset(s, 0, sizeof *s);
 }
 
-/* Who moves messages must be able to reach the tensors; copies within a rank work anyway. */
+/* What moves messages must be able to reach the tensors; copies within a rank work anyway. */
 static colo_status_t check_device(const colo_bridge_t *b, const colo_shape_state_t *s)
 {
     const bool gpu = b->comm->ops->peer != NULL;
@@ -492,7 +492,7 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
         if (!capturing)
             COLO_TRY(colo_contract_replicas(b, pass, from, stream));
     } else if (st < 0) {
-        /* no_grad is the same on every rank: nobody waits, the comm may live */
+        /* no_grad is the same on every rank: no rank waits, the comm may live */
         return st == COLO_ERR_STATE ? st : fail_all(b, st);
     } else if (!b->compared[pass] && colo_comm_check_level(b->comm) == 1) {
         COLO_TRY(colo_bridge_agree_call(b, pass, false, false, COLO_OK));

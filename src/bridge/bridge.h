@@ -157,7 +157,7 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
 /* What stays on the rank, where nothing is added up. */
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream);
-/* Slab and staging, if they are still to be made. */
+/* Partial sums and staging, if they are still to be made. */
 colo_status_t colo_staged_need(colo_shape_state_t *s);
 
 /* peer.c: EXACT over registered memory. */

@@ -5,9 +5,9 @@
  * In that order, because an exchange to which a peer does not come writes nothing: the output is
  * untouched then. Forward and backward are the same loop over two lists of the plan. The only
  * addition in backward is the sum of PARTIAL gradients: what other context ranks send lands in
- * partial sums, one a level, each shaped like the rank's source part; then every element is added
- * up in level order, which is rank order. Which boxes, from whom, is the plan's decision; how they
- * travel, the comm's.
+ * partial sums, one per level, each with the shape of the rank's source part; then every element is
+ * added up in level order, which is rank order. Which boxes, from whom, is the plan's decision; how
+ * they travel, the comm's.
  */
 #include "bridge/bridge.h"
 #include "bridge/ragged.h"
@@ -279,7 +279,7 @@ static colo_status_t make_ready(colo_bridge_t *b, colo_shape_state_t *batch, col
     if (!connects && !late && !batch->bytes)
         return COLO_OK;
     COLO_TRY(b->ops->stream_check(&q, stream, &capturing));
-    if (capturing && (connects || late)) /* on all ranks or on none: nobody waits, the comm lives */
+    if (capturing && (connects || late)) /* on all ranks or none: no rank waits, the comm lives */
         return colo_fail(COLO_ERR_STATE,
                          "bridge: the first staged call of a shape allocates and connects, which "
                          "cannot be captured; run one before the capture, or register the memory");

@@ -30,7 +30,7 @@ static inline int64_t colo_zigzag_index(int64_t q, int64_t parts, int64_t c, int
     return i < q ? c * q + i : (2 * parts - 1 - c) * q + (i - q);
 }
 
-/* Who owns global index @i, and at which local index */
+/* The part that owns global index @i, and the local index there */
 static inline int64_t colo_zigzag_part(int64_t q, int64_t parts, int64_t i, int64_t *local)
 {
     int64_t chunk = i / q;

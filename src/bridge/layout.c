@@ -4,8 +4,8 @@
  *
  * Decides ownership from coordinates, by two index sets: spans (positions, samples or features in
  * local order, after every split took its part) and runs (the rows that sit at those positions).
- * Who sends what to whom is the plan's business; memory order is strides and nobody's business
- * here.
+ * The plan decides which rank sends what; strides hold the memory order, which this file never
+ * reads.
  */
 #include "bridge/layout.h"
 

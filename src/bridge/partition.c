@@ -307,7 +307,7 @@ static colo_status_t add(list_t *l, const colo_tensor_t *dst, const colo_tensor_
 }
 
 /* Run by run; @gather: local = global, else global = local with zeros in between: a rank's
- * positions ascend, so what lies between two runs is nobody else's business. */
+ * positions ascend, so no other code writes what lies between two runs. */
 static colo_status_t move_runs(const colo_partition_t *p, const colo_tensor_t *global,
                                const colo_tensor_t *local, int32_t axis, bool gather, list_t *l)
 {

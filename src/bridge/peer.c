@@ -153,7 +153,7 @@ static bool cut(int64_t a[2], const int64_t b[2])
     return a[0] < a[1];
 }
 
-/* Cuts @box, of which levels before @level are settled, by the regions of this one. */
+/* Cuts @box, of which levels before @level are fixed, by the regions of this one. */
 static colo_status_t cut_by_level(const colo_plan_t *p, const held_t *h, int64_t n, int32_t level,
                                   colo_region_t box, int64_t src_row, const held_t **from,
                                   growing_t *g)
@@ -215,7 +215,7 @@ static void both_free(struct both *w)
     }
 }
 
-/* Who reaches this rank's tensor: those that send here, or those that read what would be sent. */
+/* Ranks that reach this rank's tensor: they send here, or read what it would send. */
 static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *r, int32_t **expose)
 {
     *expose = calloc((size_t)r->nmessages + 1, sizeof **expose);
@@ -293,7 +293,7 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
     if (!peer || b->comm->size == 1 || b->transport == COLO_TRANSPORT_NCCL)
         return COLO_OK;
     colo_status_t st = peer->open(b->comm);
-    if (st == COLO_OK) { /* everybody goes on together, or nobody */
+    if (st == COLO_OK) { /* all ranks go on, or none */
         st = both_make(b, &b->now, &w);
         if (st == COLO_OK)
             st = find_asymmetric(b, &b->now);
@@ -425,7 +425,7 @@ colo_status_t colo_bridge_p2p_run(colo_bridge_t *b, colo_pass_t pass, const colo
     const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
     uint64_t seq = colo_comm_i_begin(b->comm, colo_bridge_op(b, pass), p->bytes[pass].send,
                                      p->bytes[pass].recv, ns > nr ? ns : nr);
-    colo_status_t st = ns == 0 && nr == 0 /* nobody to wait for: the plain copy is faster */
+    colo_status_t st = ns == 0 && nr == 0 /* no rank to wait for: the plain copy is faster */
                            ? colo_exchange_own(b, pass, in, out, stream)
                            : b->comm->ops->peer->run(b->p2p, pass, &call, stream);
     colo_comm_i_end(b->comm, seq, st);

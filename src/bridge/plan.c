@@ -4,8 +4,9 @@
  *
  * Decides which roles the two layouts play (forward: destinations are destination ranks, sources
  * source ranks; backward the other way round, and with PARTIAL gradients once for every context
- * level, each an addend), sorts what routing.c finds into one message a peer, and counts bytes. Who
- * sends an overlap is routing.c's rule; what a rank does with its boxes is exchange.c's business.
+ * level, each an addend), sorts what routing.c finds into one message per peer, and counts bytes.
+ * routing.c's rule says which rank sends an overlap; what a rank does with its boxes is
+ * exchange.c's business.
  */
 #include "bridge/routing.h"
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * verify.c - COLO_CHECK=2: what the caller promised about the data is looked at.
+ * verify.c - COLO_CHECK=2: checks what the caller declared about the data.
  *
- * Two promises: a DISJOINT gradient is zero outside the rank's own rows, and replicas of a block
- * hold the same bits. Both are checked before anything moves, and every rank returns the error. The
- * host waits for the stream, so a capture goes without (bridge.c).
+ * Two declared preconditions: a DISJOINT gradient is zero outside the rank's own rows, and replicas
+ * of a block hold the same bits. Both are checked before anything moves, and every rank returns the
+ * error. The host waits for the stream, so a capture goes without (bridge.c).
  */
 #include "bridge/bridge.h"
 

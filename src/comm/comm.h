@@ -121,7 +121,7 @@ struct colo_comm {
     int64_t *world_rank; /* [size]; owned */
     char name[32];
     int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
-    int32_t process;    /* that made it; a child of fork() has a copy that nobody answers */
+    int32_t process;    /* that made it; a child of fork() has a copy that no rank answers */
     int32_t check;
     /* A host comm of the same ranks, owned by the backend; NULL: this one moves host memory itself.
      * What is not the caller's data goes through it (agree.c, split.c). */

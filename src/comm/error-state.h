@@ -20,7 +20,7 @@ typedef struct colo_error_state {
     _Atomic int32_t status; /* 0 while alive */
     int32_t culprit;
     pthread_mutex_t lock;
-    char who[48]; /* "rank 3" or "rank 1 (world rank 3)" */
+    char culprit_name[48]; /* "rank 3" or "rank 1 (world rank 3)" */
     char error_message[900];
 } colo_error_state_t;
 
@@ -28,7 +28,7 @@ static inline void colo_error_state_init(colo_error_state_t *f)
 {
     atomic_init(&f->status, COLO_OK);
     f->culprit = -1;
-    f->who[0] = f->error_message[0] = '\0';
+    f->culprit_name[0] = f->error_message[0] = '\0';
     pthread_mutex_init(&f->lock, NULL);
 }
 
@@ -50,10 +50,10 @@ static inline void colo_error_state_write(colo_error_state_t *f, bool replace, c
     if (replace || !colo_error_state_is_set(f)) {
         f->culprit = culprit;
         if (world_rank == culprit)
-            snprintf(f->who, sizeof f->who, "rank %d", (int)culprit);
+            snprintf(f->culprit_name, sizeof f->culprit_name, "rank %d", (int)culprit);
         else
-            snprintf(f->who, sizeof f->who, "rank %d (world rank %lld)", (int)culprit,
-                     (long long)world_rank);
+            snprintf(f->culprit_name, sizeof f->culprit_name, "rank %d (world rank %lld)",
+                     (int)culprit, (long long)world_rank);
         snprintf(f->error_message, sizeof f->error_message, "%s", error_message);
         atomic_store_explicit(&f->status, status, memory_order_release);
     }
@@ -86,7 +86,7 @@ static inline colo_status_t colo_error_state_notify(const colo_error_state_t *f,
     if (f->culprit < 0 || f->culprit == rank) {
         snprintf(error_message, cap, "%s", f->error_message);
     } else {
-        snprintf(error_message, cap, "%s failed: %s", f->who, f->error_message);
+        snprintf(error_message, cap, "%s failed: %s", f->culprit_name, f->error_message);
         status = COLO_ERR_PEER;
     }
     pthread_mutex_unlock(lock);

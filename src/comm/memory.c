@@ -42,7 +42,7 @@ static colo_status_t share(colo_comm_t *c, colo_transport_t transport, colo_memo
     return COLO_OK;
 }
 
-/* Memory that nobody else reaches; all ranks get theirs, or none. */
+/* Memory that no other rank reaches; all ranks get theirs, or none. */
 static colo_status_t alloc_alone(colo_comm_t *c, colo_memory_t *m)
 {
     colo_status_t st = colo_mem_alloc(m->mem, m->bytes, &m->data);

@@ -3,8 +3,8 @@
  * self.c - a comm of one rank, where an interface wants a group and the group has size 1.
  *
  * Every collective is a copy of the caller's buffer or nothing. Works without threads, MPI or a
- * GPU; its children are comms of one rank as well, each with an error state of its own, for nobody
- * waits here.
+ * GPU; its children are comms of one rank as well, each with an error state of its own, because
+ * no other rank waits here.
  */
 #include "comm/comm.h"
 #include "comm/error-state.h"

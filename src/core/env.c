@@ -37,7 +37,7 @@ static const struct row {
     {.variable =
          {"COLO_CHECK", "1",
           "0 local checks only; 1 also agreement at create; 2 also a fingerprint before every "
-          "operation and the verification of promises"},
+          "operation and the verification of declared preconditions"},
      .lo = 0,
      .hi = 2},
     {.variable = {"COLO_BIND", "none", "processors of a rank: none, core, scatter, numa, package"},

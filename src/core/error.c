@@ -4,7 +4,7 @@
  *
  * Every failing path calls colo_fail() once, where the numbers are known, and hands the status up
  * unchanged. The error message is thread-local: in-process ranks each keep their own. Nothing here
- * prints; whoever embeds the library decides what to show.
+ * prints; the program that embeds the library decides what to show.
  */
 #include "core/error.h"
 

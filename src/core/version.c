@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* version.c - the version compiled in, for users who loaded another one than they built against. */
+/* version.c - the version compiled in, for programs that loaded another one than they built
+ * against. */
 #include <colobridge/version.h>
 
 #define TEXT_(x) #x

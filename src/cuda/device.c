@@ -20,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table promises");
+_Static_assert(COLO_K_ADDENDS == COLO_MAX_ADDENDS, "the kernel takes what the table declares");
 
 /* ---- statuses ---- */
 
@@ -63,7 +63,7 @@ static cudaError_t current_device(colo_queries_t *q)
     return e;
 }
 
-/* NULL is nobody's: what may be NULL is not read. */
+/* NULL is on no device: the kernels do not read what may be NULL. */
 colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *what)
 {
     enum { MOST = sizeof q->seen / sizeof *q->seen };
@@ -142,7 +142,7 @@ static void stream_destroy(void *s)
         if (l->event[i])
             cudaEventDestroy(l->event[i]);
     if (l->stream) {
-        cudaStreamSynchronize(l->stream); /* whoever frees next what it works on */
+        cudaStreamSynchronize(l->stream); /* the caller may free next what it works on */
         cudaStreamDestroy(l->stream);
     }
     cudaGetLastError();

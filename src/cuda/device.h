@@ -12,7 +12,7 @@
 #include <cuda_runtime_api.h>
 
 colo_status_t colo_cuda_report(cudaError_t e, const char *what);
-/* COLO_ERR_ARG: pageable host memory, or another device's. NULL is nobody's. */
+/* COLO_ERR_ARG: pageable host memory, or another device's. NULL passes. */
 colo_status_t colo_cuda_pointer(colo_queries_t *q, const void *p, const char *what);
 /* and a multiple of the element */
 colo_status_t colo_cuda_typed(colo_queries_t *q, const void *p, colo_dtype_t dtype,

@@ -3,8 +3,10 @@
  * gemm.c - the three products of the lm_head path by cuBLASLt.
  *
  * cuBLASLt counts columns first, so a matrix of ours with contiguous columns is its transpose
- * there: LOGITS    zT = w hT      m columns, n rows, k hidden D_HIDDEN  hT = wT zT     m hidden, n
- * rows, k columns D_WEIGHT  wT += hT z     m hidden, n columns, k rows
+ * there:
+ *   LOGITS    zT = w hT      m columns, n rows, k hidden
+ *   D_HIDDEN  hT = wT zT     m hidden, n rows, k columns
+ *   D_WEIGHT  wT += hT z     m hidden, n columns, k rows
  *
  * Which of its kernels runs is asked for ROWS rows, whatever the number at hand, and kept: a row of
  * LOGITS and D_HIDDEN then has the same bits in a chunk of 2048 rows and in one of 3. These two may

@@ -2,7 +2,7 @@
 /*
  * dims.c - the rules that a grid's dims keep, and the lists that name some of them.
  *
- * Every rule is checked here once, whoever the dims come from: a caller's array (grid.c), a spec
+ * Every rule is checked here once, wherever the dims come from: a caller's array (grid.c), a spec
  * string (spec.c) or a view (hypergrid.c). A rule's error message names the dim by number and
  * quotes what the caller wrote, shortened and with unprintable bytes escaped: names can come from a
  * network or a file, and an error message ends up in logs.

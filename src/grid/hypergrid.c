@@ -3,8 +3,8 @@
  * hypergrid.c - a grid, its views, and the communicators asked for by name.
  *
  * Decides under which key a request is stored: requests that mean the same ranks in the same order
- * must meet one communicator, and a shared dim promises just that. A request over shared dims only
- * is therefore filed under the base key; everything else of a view is private to it.
+ * must meet one communicator, and a shared dim guarantees just that. A request over shared dims
+ * only is therefore filed under the base key; everything else of a view is private to it.
  *
  * Membership is compared in closed form. A dim's groups are an (extent, stride) pair: two pairs
  * give the same members when they are equal, or when both extents are 1. The groups' order needs no

@@ -2,14 +2,14 @@
 /*
  * topology-hwloc.c - a machine's table of processors and devices, from hwloc; binding through it.
  *
- * hwloc is seen here and by nobody else (topology-xml.c borrows its sets): a topology is read, put
+ * Only this file uses hwloc (topology-xml.c borrows its sets): a topology is read, put
  * into a colo_machine_t and dropped, except this machine's, which binding needs. What hwloc would
  * take without limit is bounded first: a file's size, and the processors that a synthetic
  * description asks for; what it would take on trust is checked in topology-xml.c. hwloc is silent
  * about what it does not like, so the error messages say what was handed to it.
  *
- * This machine means what the calling thread may use of it: whoever started us with fewer
- * processors (taskset, mpirun) had a reason, and binding must not undo it.
+ * This machine means what the calling thread may use of it: a launcher that gave the process
+ * fewer processors (taskset, mpirun) had a reason, and binding must not undo it.
  */
 #include "grid/topology.h"
 
@@ -109,8 +109,8 @@ static colo_status_t check_synthetic(const char *text)
     return COLO_OK;
 }
 
-/* Which part of @t the calling thread may use. Best effort: where binding cannot be asked for,
- * nobody has restricted us. */
+/* Which part of @t the calling thread may use. Best effort: where the process cannot query its
+ * binding, nothing restricts it. */
 static void keep_allowed(hwloc_topology_t t)
 {
     hwloc_bitmap_t set = hwloc_bitmap_alloc();
@@ -214,7 +214,7 @@ static colo_status_t fill_pus(hwloc_topology_t t, colo_machine_t *m, int32_t *nu
     return COLO_OK;
 }
 
-/* A GPU or a network card; display chips of management controllers are neither. */
+/* A GPU or a network adapter; display chips of management controllers are neither. */
 static bool kind_of(hwloc_obj_t pci, colo_device_kind_t *kind)
 {
     unsigned base = pci->attr->pcidev.class_id >> 8, vendor = pci->attr->pcidev.vendor_id;

@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topology.h (private) - the seam between placement and who knows the machine.
+ * topology.h (private) - the seam between placement and the code that knows the machine.
  *
- * Behind it is one file, topology-hwloc.c or topology-none.c, chosen by the build. What comes through is
- * a plain table of processors and devices; everything that is decided from it is in topology.c (where
- * ranks sit) and locality.c (what that costs a grid), which know nothing of hwloc.
+ * Behind it is one file, topology-hwloc.c or topology-none.c, chosen by the build. What comes
+ * through is a plain table of processors and devices; everything that is decided from it is in
+ * topology.c (where ranks sit) and locality.c (what that costs a grid), which know nothing of
+ * hwloc.
  */
 #ifndef COLO_GRID_TOPOLOGY_H
 #define COLO_GRID_TOPOLOGY_H

@@ -208,7 +208,7 @@ colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void
 colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_status_t mine)
 {
     if (colo_comm_size(group) == 1)
-        return mine; /* nobody waits */
+        return mine; /* no rank waits */
     if (colo_comm_check_level(group) >= 2)
         return colo_comm_i_agree(group, what, 0, mine);
     return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;

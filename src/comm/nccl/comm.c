@@ -2,7 +2,7 @@
 /*
  * comm.c - communicators between GPUs: how they are made, fail and end.
  *
- * Making one from a host communicator connects nobody: its first collective does, so a world that
+ * Making one from a host communicator connects no rank: its first collective does, so a world that
  * is there to be split costs no world-size ncclComm_t. Smaller groups and subconnections are made
  * to be used and connect at once.
  *
@@ -39,7 +39,7 @@ colo_status_t colo_nccl_state(const colo_comm_t *c, char *error_message, size_t 
 {
     const struct colo_nccl_group *x = c->impl;
     colo_status_t st = colo_error_state_notify(&x->error, x->rank, error_message, cap);
-    if (st == COLO_OK) /* its error state is set by whoever looks */
+    if (st == COLO_OK) /* the rank that checks sets its error state */
         st = colo_nccl_check_peer((struct colo_nccl_group *)c->impl, error_message, cap);
     return st != COLO_OK ? st : colo_nccl_control_state(x, error_message, cap);
 }

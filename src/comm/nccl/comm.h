@@ -2,12 +2,13 @@
 /*
  * comm.h (private) - what the files of libcolobridge-nccl.so share.
  *
- * context   all comms that one rank made from one colo_comm_create_nccl(): the device, staging, the
- *          connections, a watchdog thread that tears connections down when a comm of theirs has
- * failed or an operation is late. connection     an ncclComm_t and the ranks that it joins,
- * counted. Unused ones are kept, a few. group      one comm: an error state, a connection as soon
- * as one of its operations needs it. subconnection    the connection of some ranks of a comm: a
- * bridge's messages.
+ * context        all comms that one rank made from one colo_comm_create_nccl(): the device,
+ *                staging, the connections, and a watchdog thread that aborts connections when a
+ *                comm of theirs has failed or an operation is late.
+ * connection     an ncclComm_t and the ranks that it joins, counted. A few unused ones are kept.
+ * group          one comm: an error state, and a connection as soon as one of its operations needs
+ *                it.
+ * subconnection  the connection of some ranks of a comm: a bridge's messages.
  */
 #ifndef COLO_COMM_COMM_NCCL_H
 #define COLO_COMM_COMM_NCCL_H
@@ -52,8 +53,8 @@ enum { COLO_CONNECTION_OK = 0, COLO_CONNECTION_ENDING = 1, COLO_CONNECTION_GONE 
 
 struct colo_connection {
     struct colo_connection *next;
-    int32_t users; /* comms and subconnections, and the watchdog while it tears; under the context's
-                      lock */
+    int32_t users; /* comms and subconnections, and the watchdog while it aborts; under the
+                      context's lock */
     uint64_t idle_at; /* when the last user left, in a count of such events */
     int32_t n;
     int64_t *world;  /* [n] owned: world ranks in the order of the comm */
@@ -149,7 +150,7 @@ struct timespec colo_nccl_in(double seconds); /* from now, on the clock of cond_
  * comm whose death ends the wait early. */
 bool colo_nccl_run_for(double seconds, const colo_comm_t *control, void (*fn)(void *arg),
                        void *arg);
-/* Nobody waits; false: no thread, @fn has not run. */
+/* The caller does not wait; false: no thread, @fn has not run. */
 bool colo_nccl_run_apart(void (*fn)(void *arg), void *arg);
 /* Ends what is enqueued on a connection. Once; never a borrowed one. */
 void colo_nccl_abort_connection(struct colo_nccl_context *f, struct colo_connection *l);
@@ -159,7 +160,7 @@ void *colo_nccl_watchdog(void *context);
 /* For comms of up to @ranks ranks. */
 colo_status_t colo_nccl_context_create(struct colo_nccl_context **out, int32_t device,
                                        int32_t ranks);
-/* Nobody uses it any more. What does not end by the deadline is left alone. */
+/* Call when no comm uses it any more. What does not end by the deadline is left alone. */
 void colo_nccl_context_destroy(struct colo_nccl_context *f, bool guarded);
 
 /* ---- connection.c ---- */
@@ -215,7 +216,7 @@ colo_status_t colo_run_nccl(const struct colo_run *r, ncclResult_t e); /* named 
 colo_status_t colo_run_cuda(const struct colo_run *r, cudaError_t e);
 #define COLO_NCCL(expr) COLO_TRY(colo_run_nccl(r, (expr)))
 #define COLO_RUN_CUDA(expr) COLO_TRY(colo_run_cuda(r, (expr)))
-/* Memory of the comm's device? Host memory in a kernel is a fault that nobody survives. */
+/* Memory of the comm's device? Host memory in a kernel is a fault that ends the process. */
 colo_status_t colo_run_on_device(const struct colo_run *r, const char *name, const void *p);
 /* At least so much in f->stage; COLO_ERR_STATE in a capture that has less. */
 colo_status_t colo_run_stage(struct colo_run *r, size_t bytes);

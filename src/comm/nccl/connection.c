@@ -8,8 +8,8 @@
  * what to keep: a connection is found again only when all of its ranks still have it.
  *
  * Everything that is not data goes over a host communicator of the same ranks: the unique id,
- * agreement, who failed. So a rank that is missing is found before anybody enters NCCL, where it
- * could not be.
+ * agreement, which rank failed. So a missing rank is found before any rank enters NCCL, where it
+ * could not be found.
  */
 #include "comm/nccl/comm.h"
 

@@ -15,9 +15,9 @@
  * meet on the host before and after an operation of the loss. cuBLASLt loads a kernel when a
  * product first needs it, whatever CUDA_MODULE_LOADING says, and the driver waits for all devices
  * of the process meanwhile: for one, too, where an operation waits for the rank that is loading.
- * Nobody launches before all have the products behind them that come first, and nobody goes on to
- * the next one before all have launched. That the comm's own ranks are in different processes is no
- * excuse: two groups can wait for each other crosswise.
+ * No rank launches before all have the products behind them that come first, and no rank goes on to
+ * the next one before all have launched. Ranks of the comm that are all in different processes do
+ * so, too: two groups can wait for each other crosswise.
  */
 #include "comm/nccl/comm.h"
 

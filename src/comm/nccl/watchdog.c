@@ -57,7 +57,7 @@ static void *job_main(void *p)
     pthread_cond_signal(&j->changed);
     pthread_mutex_unlock(&j->lock);
     if (left)
-        job_free(j); /* @arg stays: nobody knows any more who uses what is in it */
+        job_free(j); /* @arg stays: @fn may still use what is in it */
     return NULL;
 }
 

@@ -46,7 +46,7 @@ uint64_t colo_host_hash(void)
     return colo_hash_bytes(COLO_HASH_INIT, text, strlen(text));
 }
 
-/* ---- who is where ---- */
+/* ---- where each rank is ---- */
 
 struct where {
     uint64_t process, host, ordinal;

@@ -2,7 +2,7 @@
 /*
  * registry.h (private) - what the files of the direct path share inside libcolobridge-nccl.so.
  *
- * peer     of one comm: who is reachable, what is registered, the table that kernels look it up in
+ * peer     of one comm: which ranks it reaches, what is registered, the table that kernels read
  * share    an allocation of each rank, as every rank sees it
  * direct   the path of one bridge: mailboxes, reports, and two ways
  */

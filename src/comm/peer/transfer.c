@@ -4,7 +4,7 @@
  * device, one launch a call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
- * bridge takes another shape: who the partners are, which boxes go where, cut into tiles. A call
+ * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
  * adds pointers, strides and the registration of what peers reach, and costs one launch; the order
  * on the device is kept with an event where the caller changes streams.
  *

@@ -48,7 +48,7 @@ static void unexpected(struct colo_process_context *f, int32_t peer, const colo_
         nonsense(f, peer);
         return;
     }
-    if (f->stashed[peer] + bytes > UNEXPECTED_MAX) {
+    if (f->unexpected_bytes[peer] + bytes > UNEXPECTED_MAX) {
         char error_message[200];
         snprintf(error_message, sizeof error_message,
                  "world rank %d sent more than %d bytes to groups that world rank %d did not make; "
@@ -69,7 +69,7 @@ static void unexpected(struct colo_process_context *f, int32_t peer, const colo_
         f->unexpected_end = &f->unexpected;
     *f->unexpected_end = s;
     f->unexpected_end = &s->next;
-    f->stashed[peer] += bytes;
+    f->unexpected_bytes[peer] += bytes;
 }
 
 static void dispatch(struct colo_process_context *f, int32_t peer, const colo_frame_t *frame,
@@ -82,7 +82,7 @@ void colo_process_take_unexpected(struct colo_process_group *x)
     f->unexpected = NULL;
     while (s) {
         struct colo_unexpected *next = s->next;
-        f->stashed[s->peer] -= s->bytes;
+        f->unexpected_bytes[s->peer] -= s->bytes;
         dispatch(f, s->peer, (const colo_frame_t *)s->frame, s->bytes); /* back, or to the group */
         free(s);
         s = next;

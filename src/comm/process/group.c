@@ -7,11 +7,12 @@
  * its members have left, so that frames that are still under way find it.
  *
  * Each rank keeps its own copy of a group's error state, and from which operation on it holds:
- * ranks that are in an older one may still end it well. Who sets it by itself tells all members at
- * once. Who hears of it sets its own; if it has not begun an operation before that one, it never
- * will, and tells all members from which on it is missing. A fault in an older operation takes the
- * place of one in a newer: nobody waits for a rank that failed before. Two ranks may find two
- * faults at the same time and then keep different error messages, never one dead and one alive.
+ * ranks that are in an older one may still end it well. A rank that sets it by itself tells all
+ * members at once. A rank that hears of it sets its own; if it has not begun an operation before
+ * that one, it never will, and tells all members from which on it is missing. A fault in an older
+ * operation replaces one in a newer: no rank waits for a rank that failed before. Two ranks may
+ * find two faults at the same time and then keep different error messages, never one dead and one
+ * alive.
  *
  * A transport that only one thread may use (MPI without MPI_THREAD_MULTIPLE) is left alone by
  * others: an abort from another thread is set here at once and told by the owner's next step.
@@ -54,7 +55,7 @@ bool colo_process_may_talk(const struct colo_process_context *f)
 static void send_frame(struct colo_process_context *f, int32_t peer, colo_frame_t *frame,
                        const void *payload)
 {
-    /* who closed waits for one thing more: that we do, too */
+    /* a peer that closed waits for one thing more: that this rank closes, too */
     if (peer == f->rank || (f->closed[peer] && frame->kind != COLO_FRAME_CLOSE))
         return;
     unsigned char *p = f->ops->reserve(f->transport, peer, sizeof *frame + frame->bytes);
@@ -288,7 +289,7 @@ static void context_free(struct colo_process_context *f, bool clean)
     pthread_mutex_destroy(&f->lock);
     colo_error_state_fini(&f->error);
     free(f->closed);
-    free(f->stashed);
+    free(f->unexpected_bytes);
     free(f);
 }
 
@@ -298,11 +299,11 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
 {
     struct colo_process_context *f = calloc(1, sizeof *f);
     bool *closed = calloc((size_t)size, sizeof *closed);
-    size_t *stashed = calloc((size_t)size, sizeof *stashed);
-    if (!f || !closed || !stashed) {
+    size_t *unexpected_bytes = calloc((size_t)size, sizeof *unexpected_bytes);
+    if (!f || !closed || !unexpected_bytes) {
         free(f);
         free(closed);
-        free(stashed);
+        free(unexpected_bytes);
         ops->close(transport, false);
         return colo_fail(COLO_ERR_NOMEM, "comm of %d ranks: no memory", (int)size);
     }
@@ -312,7 +313,7 @@ colo_status_t colo_process_comm(const colo_comm_ops_t *table, const colo_transpo
     f->size = size;
     f->any_thread = any_thread;
     f->closed = closed;
-    f->stashed = stashed;
+    f->unexpected_bytes = unexpected_bytes;
     f->closed[rank] = true;
     f->nclosed = 1;
     pthread_mutex_init(&f->lock, NULL);
@@ -381,7 +382,7 @@ colo_status_t colo_process_state(const colo_comm_t *c, char *error_message, size
 
 /* ---- leaving ---- */
 
-/* Whoever hears that this rank left should know why, even when the news of its death is late. */
+/* Tells every rank that hears of the leave why, even if the news of this rank's death is late. */
 static void send_bye(struct colo_process_group *x)
 {
     if (colo_error_state_is_set(&x->context->error))
@@ -439,7 +440,7 @@ void colo_process_destroy(colo_comm_t *c)
     for (link = &f->group; *link != x; link = &(*link)->next)
         ;
     *link = x->next;
-    free(x->eager); /* a draining group only counts who left */
+    free(x->eager); /* a draining group only counts the ranks that left */
     free(x->lane);
     free(x->workspace);
     x->eager = NULL;

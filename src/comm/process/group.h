@@ -2,13 +2,13 @@
 /*
  * group.h (private) - communicators of ranks in different processes, over any transport.
  *
- * context   all communicators that came from one transport: the transport, the error state shared
- * by all (aborts, processes that died), frames that came before their group was made. group one
- * group: a key that every member computes alike (no agreement is needed to make one), an error
- * state, and for each peer at most two headers that came early. round    one step of an operation:
- * exactly one message, perhaps empty, to and from each peer that takes part. Both sides send a
- * header first and compare; nothing is written to a caller's memory before all headers are there
- * and agree.
+ * context  all communicators that came from one transport: the transport, the error state shared by
+ *          all (aborts, processes that died), frames that came before their group was made.
+ * group    one group: a key that every member computes alike (no agreement is needed to make one),
+ *          an error state, and for each peer at most two headers that came early.
+ * round    one step of an operation: exactly one message, perhaps empty, to and from each peer that
+ *          takes part. Both sides send a header first and compare; nothing is written to a caller's
+ *          memory before all headers are there and agree.
  *
  * group.c keeps contexts and groups; arrive.c sorts what arrives; round.c runs rounds;
  * process/collectives.c makes the collectives of them.
@@ -95,8 +95,8 @@ struct colo_process_context {
     struct colo_process_group *group,
         *draining; /* draining groups: left by this rank, not yet by all others */
     struct colo_unexpected *unexpected, **unexpected_end;
-    size_t *stashed; /* [size] bytes of the queue of unexpected messages that came from each */
-    bool *closed;    /* [size] */
+    size_t *unexpected_bytes; /* [size] of the unexpected-message queue, per sender */
+    bool *closed;             /* [size] */
     int32_t nclosed;
     int64_t timeout_ms; /* the longest of any comm: for destroy */
     colo_error_state_t error;
@@ -139,8 +139,8 @@ void colo_process_set_error(struct colo_process_group *x, colo_status_t status, 
  * is known. */
 bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_status_t status,
                              int32_t culprit, const char *error_message);
-/* The group is dead, so this rank refuses its next operation: whoever waits for it there must know.
- */
+/* The group is dead, so this rank refuses its next operation: tells the ranks that wait for it
+ * there. */
 void colo_process_begin_no_more(struct colo_process_group *x);
 void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
                         const void *payload);

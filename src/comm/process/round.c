@@ -4,8 +4,8 @@
  *
  *   1  to every peer a header: which operation, what I send, what I expect, and the first bytes
  *   2  wait for every peer's head and compare; a difference kills the group on both sides
- *   3  only now write: first bytes into the caller's boxes, READY to whoever has more for me
- *   4  the rest in pieces, to whoever is READY, until all is sent and received
+ *   3  only now write: first bytes into the caller's boxes, READY to each peer with more for me
+ *   4  the rest in segments, to each READY peer, until all is sent and received
  *
  * Small messages end after 2 and 3: one frame each way. A rank that is in another operation, went
  * past this one or left is found by its header or its goodbye; one that does not come, by the
@@ -115,7 +115,7 @@ void colo_round_begin(colo_comm_t *c, uint8_t step)
     pthread_mutex_unlock(&x->context->lock);
 }
 
-/* Until colo_round_run() nobody but this thread looks at the lanes. */
+/* Until colo_round_run() no other thread reads the lanes. */
 void colo_round_lane(colo_comm_t *c, int32_t peer, const colo_message_t *send,
                      const colo_message_t *recv, size_t elem)
 {
@@ -379,7 +379,7 @@ static int32_t unmet(const struct colo_process_group *x)
     return -1;
 }
 
-/* Someone who will not come any more, or @peer when time is over: sets the error state. */
+/* Sets the error state: a rank will not come any more, or @peer did not come in time. */
 static void judge(struct colo_process_group *x, int32_t peer, double waited, int64_t timeout_ms)
 {
     for (int32_t i = 0; i < x->nactive; i++) {

@@ -5,12 +5,12 @@
  * A run makes a root and a world shared state and starts the threads behind a start barrier, so
  * that no rank function runs when not all threads could be had. Subsets meet through a registry in
  * the parent's shared state, keyed by tag and members: the first member makes the shared state, the
- * last one takes the entry away; nobody waits. Shared states hold a reference to the root, comms
+ * last one takes the entry away; no rank waits. Shared states hold a reference to the root, comms
  * and registry entries one to their shared state, so ranks may destroy in any order, after the run
  * as well.
  *
  * A rank that has returned, or has ended its thread, has left all comms of the run, also those that
- * it did not destroy: nobody waits for it there.
+ * it did not destroy: no rank waits for it there.
  *
  * Threads bind themselves when COLO_BIND asks for it; a rank that cannot be bound runs unbound.
  */
@@ -176,7 +176,7 @@ struct runner {
     colo_comm_t *comm;
 };
 
-/* Rank @rank came back with an error: note it, and wake everyone who waits for that rank. */
+/* Rank @rank came back with an error: note it, and wake all ranks that wait for it. */
 static void rank_failed(struct run *run, int32_t rank, colo_status_t status)
 {
     const char *error_message = colo_last_error();

@@ -4,22 +4,24 @@
  *
  * A group shares a shared state with one slot a rank. An operation publishes the slot, waits for
  * the peers it needs, checks that they do the same thing, reads their buffers, says so, and waits
- * until those who read mine are done. Collectives wait for all ranks twice (arrived, finished); an
- * exchange waits for the peers it names, and for their acknowledgement of what was sent to them.
+ * until the ranks that read its own are done. Collectives wait for all ranks twice (arrived,
+ * finished); an exchange waits for the peers it names, and for their acknowledgement of what was
+ * sent to them.
  *
  * Two rules keep memory safe when ranks go wrong:
- *   references  a peer's pointers are followed only under a read reference (readers + 1, then: is
- * the slot still open for this operation?), and an operation ends, also by failing, by closing the
- * slot and waiting until nobody has it pinned. So no one reads a buffer whose call returned. error
- * states    the first error sets the shared state's error state (or the root's, shared by all
- * shared states of one run); every wait looks at both. A slot that is closed early is looked at
- * after the error state.
+ *   references    a rank follows a peer's pointers only under a read reference (readers + 1, then:
+ *                 is the slot still open for this operation?). An operation ends, also by failing,
+ *                 by closing the slot and waiting until no rank has a reference to it. So no rank
+ *                 reads a buffer whose call returned.
+ *   error states  the first error sets the shared state's error state (or the root's, shared by all
+ *                 shared states of one run); every wait checks both. A rank checks for a slot that
+ *                 is closed early after the error state.
  *
  * Waiting: spin a little, yield for a while, then sleep an eighth of the time waited so far, 1 ms
  * at most; many more ranks than cores is the normal case here. Nothing is allocated per operation
  * once workspace has grown to the largest one.
  *
- * Left to comm.c: arguments, statistics, the COLO_CHECK=2 round, who is dead.
+ * Left to comm.c: arguments, statistics, the COLO_CHECK=2 round, which ranks are dead.
  */
 #include "comm/comm.h"
 
@@ -364,7 +366,7 @@ static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
     return count / n * r + (r < count % n ? r : count % n);
 }
 
-/* Everyone reduces everything into its own workspace, which nobody else reads. */
+/* Every rank reduces all values into its own workspace, which no other rank reads. */
 static colo_status_t all_reduce_small(colo_comm_t *c, void *recv, int64_t count, size_t elem)
 {
     struct colo_threads *t = c->impl;

@@ -4,8 +4,8 @@
  * names another, or none.
  *
  * Not linked: the library is loaded into processes that have a BLAS of their own, and runs without.
- * A library of our own is loaded with RTLD_LOCAL, so nobody else gets to see its symbols, and is
- * never unloaded, for it may have threads. How many of them it uses is its own business.
+ * A library of our own is loaded with RTLD_LOCAL, so no other library sees its symbols, and is
+ * never unloaded, because it may have threads. How many of them it uses is its own business.
  *
  * What calls itself CBLAS is tried on three small products of integers before it is believed.
  */

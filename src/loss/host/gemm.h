@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * gemm.h (private) - products of loss/linear/linear.h in host memory: who makes them and how.
+ * gemm.h (private) - products of loss/linear/linear.h in host memory: which file makes them and
+ * how.
  *
  * host/gemm.c turns each of the three into one form and chooses; gemm-loops.c and
  * gemm-cblas.c compute it.

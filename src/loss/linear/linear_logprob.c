@@ -93,7 +93,7 @@ static colo_comm_t *vocab_group(const colo_linear_logprob_t *l, const struct col
     return s->pass != COLO_LINEAR_BACKWARD || sums ? l->group : NULL;
 }
 
-/* The verdict on this rank's arguments, told to everybody who would wait for it. @s may be of a
+/* Tells every rank that would wait for this one whether its arguments are valid. @s may be of a
  * batch that is refused: then it says what the others, whose batch is right, will do. */
 static colo_status_t ready(const colo_linear_logprob_t *l, const struct colo_linear_size *s,
                            const char *what, colo_status_t mine)
@@ -106,9 +106,9 @@ static colo_status_t ready(const colo_linear_logprob_t *l, const struct colo_lin
     return mine;
 }
 
-/* A failure inside: nobody may wait for this rank. Ranks that differ have all seen it, and their
+/* A failure inside: no rank may wait for this one. Ranks that differ have all seen it, and their
  * vocabulary group lives on; the head's other ranks have not. */
-static colo_status_t gave_up(const struct colo_linear_call *k, colo_status_t st)
+static colo_status_t end_call(const struct colo_linear_call *k, colo_status_t st)
 {
     colo_comm_t *head = head_group(k->l, &k->s), *vocab = vocab_group(k->l, &k->s);
     if (st >= 0)
@@ -183,7 +183,7 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         k.kept = k.s.kept ? (unsigned char *)buffer + kept.logits : NULL;
         st = colo_linear_i_pipeline(&k, out);
     }
-    COLO_TRY(gave_up(&k, st));
+    COLO_TRY(end_call(&k, st));
     if (saved)
         *saved = made;
     return COLO_OK;
@@ -234,7 +234,7 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, NULL);
-    COLO_TRY(gave_up(&k, st));
+    COLO_TRY(end_call(&k, st));
     if (k.s.kept && k.s.in_place)
         saved->valid = false;
     return COLO_OK;
@@ -271,5 +271,5 @@ colo_status_t colo_linear_logprob_loss(colo_linear_logprob_t *l, const colo_line
     }
     if (st == COLO_OK)
         st = colo_linear_i_pipeline(&k, out);
-    return gave_up(&k, st);
+    return end_call(&k, st);
 }

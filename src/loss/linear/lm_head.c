@@ -10,7 +10,7 @@
  * the same bits as a resident one. What lies in padding is sent and never read.
  *
  * The gather runs on a lane, a stream of the head's own: between start and finish the caller's
- * stream is free. Who calls what when is a state machine of three states; every rank of the group
+ * stream is free. A state machine of three states fixes the order of calls; every rank of the group
  * comes through it alike, with or without rows, with or without tokens, because nothing here looks
  * at either. Leaves to pipeline.c which passes need the weight at all.
  */

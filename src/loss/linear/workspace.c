@@ -92,14 +92,14 @@ colo_status_t colo_linear_i_size(const colo_linear_logprob_t *l, colo_linear_pas
     s->makes_logits = !back || (s->makes_grads && !s->kept);
     s->in_place = s->kept ? c->keep_in_place : c->logits_dtype == l->dtype;
     /* AUTO looks at this rank's rows, and replicas that share a head have rows of their own: they
-     * gather alike, whoever of them has to make logits again */
+     * gather alike, whichever of them has to make logits again */
     bool others =
         back && s->makes_grads && c->mode == COLO_LINEAR_AUTO && colo_lm_head_group(l->head);
     s->needs_weight = s->makes_logits || (s->makes_grads && !c->frozen_hidden) || others;
     s->buffers = s->kept || !s->makes_logits ? 0 : s->chunks > 1 ? 2 : 1;
     s->z_stride = stride_of(l->columns, c->logits_dtype);
     s->d_stride = stride_of(l->columns, l->dtype);
-    /* one gather for all rows; or, a chunk at a time: in loss mode, and where nobody gathers */
+    /* one gather for all rows; or one per chunk: in loss mode, and where no rank gathers */
     bool whole = pass != COLO_LINEAR_LOSS && colo_comm_size(l->group) > 1;
     if (!colo_logprob_i_block_layout(&c->logprob, c->logits_dtype, whole ? s->rows : s->chunk,
                                      &s->block))
