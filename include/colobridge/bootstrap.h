@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bootstrap.h - communicators between processes: from a user's all-gather, or from a backend
+ * bootstrap.h - communicators between processes: from the caller's all-gather, or from a backend
  * library.
  *
- * Whoever can give every rank the same few bytes of every other rank can have a communicator: a
- * launcher's key-value store, a pipe to a parent, a file, another communicator. The callback is
- * used while the comm is made and never after.
+ * A program that can give every rank the same few bytes of every other rank can make a
+ * communicator: with a launcher's key-value store, a pipe to a parent process, a file, or
+ * another communicator. The library calls the callback while it makes the comm, and never after
+ * that.
  */
 #ifndef COLOBRIDGE_BOOTSTRAP_H
 #define COLOBRIDGE_BOOTSTRAP_H
@@ -27,28 +28,33 @@ typedef struct colo_bootstrap {
 
 /**
  * colo_comm_create_bootstrap() - a world comm of processes that talk over sockets; collective
- * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets,
- *          others TCP to whichever of the peer's addresses answers. One all-gather; the deadline
- *          (COLO_TIMEOUT_MS) counts from its end, and a rank may be late by anything below it.
- * Threads: all comms made from it are used by one thread at a time; abort, check and dump by any
- * Failure: a process that dies is COLO_ERR_PEER on all others at once
- * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (another size or version on a rank), COLO_ERR_TIMEOUT
- *          (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM, COLO_ERR_PEER
- *          (another rank failed), and what the callback returned
+ * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets.
+ *          Other ranks use TCP, to the first of the peer's addresses that answers. There is one
+ *          all-gather. The deadline (COLO_TIMEOUT_MS) begins at its end, so a rank may be late
+ *          by less than the deadline.
+ * Threads: one thread at a time uses all comms made from it; any thread may abort, check and
+ * dump
+ * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes or versions),
+ *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors),
+ *          COLO_ERR_NOMEM, COLO_ERR_PEER (another rank failed), and the status that the callback
+ *          returned
  */
 COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootstrap,
                                                   colo_comm_t **comm);
 
 /**
- * colo_bootstrap_from_comm() - any communicator as a bootstrap: threads, MPI, sockets
- * @comm:   borrowed as long as @bootstrap is used; its all-gathers count there, with its deadline
+ * colo_bootstrap_from_comm() - use any communicator (threads, MPI, sockets) as a bootstrap
+ * @comm:       borrowed as long as @bootstrap is used. Its statistics count the all-gathers, and
+ *              its deadline holds for them
+ * @bootstrap:  out, a value that the caller owns
  */
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);
 
 /**
- * colo_comm_create_backend() - a world comm of a backend library, from that backend's own handle;
- * collective Use the typed calls of the opt-in headers: <colobridge/mpi.h> for "mpi". Errors:
- * COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and what the backend says
+ * colo_comm_create_backend() - a world comm of a backend library, from that backend's own
+ * handle; collective Use the typed calls of the opt-in headers: <colobridge/mpi.h> for "mpi".
+ * Errors: COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and what the backend says
  */
 COLO_API colo_status_t colo_comm_create_backend(const char *backend, const void *handle,
                                                 size_t bytes, colo_comm_t **comm);

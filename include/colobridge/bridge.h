@@ -2,9 +2,10 @@
 /*
  * bridge.h - carry encoder activations into the LLM's layout, and gradients back.
  *
- * Contract: the input is replicated over the source grid's unsplit dims (tp), the incoming gradient
- * over the destination's. COLO_CHECK=2 verifies both. Forward executes the plan, backward its
- * adjoint; with PARTIAL the context ranks' values are added in rank order, in fp32 for bf16 and fp16.
+ * Declared precondition: the input is replicated over the dims of the source grid that split
+ * nothing (tp), and the incoming gradient over those of the destination grid. COLO_CHECK=2
+ * verifies both. Forward executes the plan, backward its adjoint. With PARTIAL, the bridge adds
+ * the values of the context ranks in rank order, in fp32 for bf16 and fp16.
  */
 #ifndef COLOBRIDGE_BRIDGE_H
 #define COLOBRIDGE_BRIDGE_H
@@ -40,9 +41,9 @@ typedef struct colo_bridge_config {
     bool no_grad;           /* the source side is frozen: backward is COLO_ERR_STATE */
     int64_t ranks_per_node; /* 0: one node */
     colo_mem_t mem;         /* where tensors live */
-    /* For GPUs; the same on all ranks. AUTO goes by the memory of each call. NCCL and PEER need not
-     * be agreed on, whatever other bridges register, and with PEER only a tensor that others reach in
-     * that way has to be registered: where nothing arrives from other ranks, it may be any. */
+    /* For GPUs, the same on all ranks. AUTO: the memory of each call decides (memory.h). With NCCL
+     * and PEER the ranks need not agree in a call. With PEER only the tensors that other ranks reach
+     * must be registered; if nothing arrives from other ranks, any tensor will do. */
     colo_transport_t transport;
     /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest of
      * shape is 0. EXACT, and axes NULL or "th". */
@@ -60,67 +61,82 @@ typedef struct colo_bridge colo_bridge_t;
 
 /**
  * colo_bridge_create() - plan, agree, allocate; collective over @comm
- * @comm:   borrowed, must outlive the bridge; contains every rank that the plan names. Its world
- *          ranks are the grids' ranks. A rank outside both grids constructs and no-ops.
- *          On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that the plan ties
- *          together, and allocates staging for messages that do not lie in one piece.
- * Check:   COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE
- * only); COLO_ERR_MISMATCH on all of them, with the field and both values in the error message. An
- * error on one rank (bad argument) is that error there, COLO_ERR_PEER elsewhere. Errors:
- * COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in @comm),
- *          COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT; COLO_ERR_UNBUILT (no
- *          backend for mem, or for it on @comm; COLO_TRANSPORT=peer and ranks out of reach),
- *          COLO_ERR_CUDA, COLO_ERR_NCCL
+ * @bridge:  out, owned by the caller
+ * @config:  borrowed for the call
+ * @comm:    borrowed, must outlive the bridge; contains every rank that the plan names. Its
+ *           world ranks are the grids' ranks. A rank outside both grids creates a bridge that
+ *           does nothing. On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that
+ *           the plan ties together, and allocates staging for messages that are not contiguous.
+ * Check:    COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE
+ *           only). If it differs, all get COLO_ERR_MISMATCH, with the field and both values in
+ *           the error message. If one rank has an error (a bad argument), that rank gets it and
+ *           all others get COLO_ERR_PEER.
+ *
+ * Errors:   COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in
+ *           @comm), COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT;
+ *           COLO_ERR_UNBUILT (no backend for mem, or for it on @comm; COLO_TRANSPORT=peer and
+ *           ranks out of reach), COLO_ERR_CUDA, COLO_ERR_NCCL
  */
 COLO_API colo_status_t colo_bridge_create(colo_bridge_t **bridge,
                                           const colo_bridge_config_t *config, colo_comm_t *comm);
-/** colo_bridge_destroy() - local; takes NULL */
+/**
+ * colo_bridge_destroy() - local; takes NULL, leaves *bridge NULL
+ */
 COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
 
 /**
- * colo_bridge_forward() - carry one activation from the source layout to the destination's
+ * colo_bridge_forward() - carry one activation from the source layout to the destination layout
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
- *                NULL (or zero-size) on ranks that own nothing of the source
- * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ) or own rows
- *                (SHARDED); shares no element with @x: other memory, other columns of the same
- * rows, or rows in between; no two of its own share an address. Every element is written
- * @stream:  NULL on the host; work is enqueued here, the host does not wait (host backends: done on
- * return)
+ *                NULL, or of size 0, on ranks that own nothing of the source
+ * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ), or own samples
+ *                x own rows (SHARDED). It shares no element with @x (other memory, other columns
+ *                of the same rows, and rows in between are allowed), and no two of its elements
+ *                share an address. Every element is written
+ * @stream:  NULL on the host, where the call returns when the work is done. On a GPU the call
+ *           enqueues the work on @stream, and the host does not wait
  *
- * Order:    all ranks of the comm call forward and backward of all its bridges in the same order;
- *           several forwards may be outstanding before their backwards (the bridge keeps nothing of
- *           a forward). Ranks that exchange messages on the host compare bridge, way and plan
- * before anything moves: COLO_ERR_MISMATCH, and the comm is marked failed. NCCL compares nothing,
- *           so on GPUs, and with COLLECTIVE, COLO_CHECK >= 1 compares the first call of each way
- *           after create or reshape between all ranks, for which the host waits; COLO_CHECK=2
- *           compares every call. These return COLO_ERR_MISMATCH on all ranks, and the comm lives
- * on. Over registered memory every bridge and way has its own mailboxes: a call in another order is
- * COLO_ERR_TIMEOUT at the deadline, never wrong data Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE (no
- * memory is written; the comm is marked failed at COLO_CHECK 0 and 1, since peers wait; at 2 every
- * rank returns an error and the comm lives on), COLO_ERR_CONTRACT, COLO_ERR_MISMATCH,
- * COLO_ERR_TIMEOUT, COLO_ERR_PEER; COLO_ERR_STATE (a capture of a first staged call, memory.h; the
- * bridge is ragged), COLO_ERR_CUDA, COLO_ERR_NCCL. After one that killed the comm in flight, the
- * output may be partly written (status.h)
+ * Order:    All ranks of the comm call forward and backward of all its bridges in the same
+ *           order. Several forwards may be outstanding before their backwards, because the
+ *           bridge keeps nothing of a forward. Ranks that exchange messages on the host compare
+ *           bridge, pass and plan before anything moves: COLO_ERR_MISMATCH, and the comm is
+ *           marked failed.
+ *
+ *           NCCL compares nothing. So on GPUs, and with COLLECTIVE, all ranks compare the first
+ *           call of each pass after create or reshape if COLO_CHECK >= 1 (the host waits for
+ *           it), and every call if COLO_CHECK=2. These return COLO_ERR_MISMATCH on all ranks,
+ *           and the comm lives on. Over registered memory every bridge and pass has its own
+ *           mailboxes: a call in another order is COLO_ERR_TIMEOUT at the deadline, never wrong
+ *           data.
+ *
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE: no memory is written. At COLO_CHECK 0 and 1 the comm
+ *           is marked failed, because peers wait; at 2 every rank returns an error and the comm
+ *           lives on. COLO_ERR_CONTRACT, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER;
+ *           COLO_ERR_STATE (a capture of a first staged call, memory.h; the bridge is ragged),
+ *           COLO_ERR_CUDA, COLO_ERR_NCCL. After an error that killed the comm in flight, the
+ *           output may be partly written (status.h)
  */
 COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_tensor_t *x,
                                            const colo_tensor_t *y, colo_stream_t stream);
 /**
  * colo_bridge_backward() - carry the gradient of y back to the gradient of x
- * @d_y:  in   shaped like @y; never written
- * @d_x:  out  shaped like @x; every element is written. Must not overlap @d_y
- * Errors:     as forward; COLO_ERR_STATE when created with no_grad
+ * @d_y:     in   shaped like y of forward; never written
+ * @d_x:     out  shaped like x of forward; every element is written. Must not overlap @d_y
+ * @stream:  as in forward
+ * Errors:   as in forward; COLO_ERR_STATE if the bridge was created with no_grad
  */
 COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_tensor_t *d_y,
                                             const colo_tensor_t *d_x, colo_stream_t stream);
 
 /**
- * colo_bridge_reshape() - another batch, length or width from now on; local, O(peers), no new comm
- * All ranks must do the same before the next call. COLO_CHECK >= 1: that call compares it between all
- * ranks of the comm, for which the host waits once; COLO_ERR_MISMATCH on all of them names the field
- * and both values, and the comm lives on. On error the bridge keeps its old shape.
- * On a comm of GPUs, a shape that ties other ranks together (seldom: a batch that does not divide)
- * connects them in the next call, which then cannot be captured. CUDA graphs captured before over
- * registered memory must not be replayed any more.
+ * colo_bridge_reshape() - use another batch, length or width from now on
+ * @shape:  borrowed for the call Local, O(peers), makes no new comm. All ranks must do the same
+ * before the next call. If COLO_CHECK >= 1, that call compares the shape between all ranks of
+ * the comm, and the host waits for it once; COLO_ERR_MISMATCH on all ranks names the field and
+ * both values, and the comm lives on. On an error the bridge keeps its old shape.
+ *
+ * On a comm of GPUs a shape may tie other ranks together (seldom: a batch that does not divide).
+ * The next call then connects them, and cannot be captured. CUDA graphs that were captured
+ * before over registered memory must not be replayed any more.
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 
@@ -137,8 +153,8 @@ COLO_API int32_t colo_bridge_dst_shape(const colo_bridge_t *bridge, int64_t *sha
 COLO_API const colo_plan_t *colo_bridge_plan(const colo_bridge_t *bridge);
 /** colo_bridge_workspace_size() - bytes of memory like the tensors' that the bridge owns, all
  * allocated by create or reshape: addends of PARTIAL, staging of COLLECTIVE, and with NCCL the
- * staging of messages (half of what is sent and received, by message of 1 MiB or more; smaller ones
- * whole). Over registered memory (memory.h) 0, until a call is staged after all, which then
+ * staging of messages (half of what is sent and received, by message of 1 MiB or more; smaller
+ * ones whole). Over registered memory (memory.h) 0, until a call is staged after all, which then
  * allocates */
 COLO_API size_t colo_bridge_workspace_size(const colo_bridge_t *bridge);
 

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * comm.h - a group of ranks that talk: collectives, a grouped exchange of strided boxes, deadlines.
+ * comm.h - a group of ranks that talk: collectives, a grouped exchange of strided boxes,
+ * deadlines.
  *
- * One thread at a time uses a comm, except that any thread may call colo_comm_abort(),
+ * One thread at a time uses a comm. Exception: any thread may call colo_comm_abort(),
  * colo_comm_check() and colo_comm_dump() at any time, as often as it likes. Every wait has a
- * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()); after COLO_ERR_TIMEOUT,
- * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump, getters
- * and destroy answer.
+ * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()). After COLO_ERR_TIMEOUT,
+ * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump,
+ * getters and destroy answer.
  *
  * A comm belongs to the process that made it. In a child made by fork() its calls return
  * COLO_ERR_STATE and touch nothing; the child makes comms of its own.
  *
  * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
- * message size or backend. Buffers are borrowed for the call (host) or until the stream got there.
- * A comm rank is 0..size-1; its world rank is colo_comm_world_rank().
+ * message size or backend. Calls borrow their buffers: on the host until they return, on a
+ * stream until the stream has passed the operation. A comm rank is 0..size-1; its world rank is
+ * colo_comm_world_rank().
  */
 #ifndef COLOBRIDGE_COMM_H
 #define COLOBRIDGE_COMM_H
@@ -29,9 +31,9 @@ typedef struct colo_comm colo_comm_t;
 
 typedef enum colo_redop { COLO_SUM = 0, COLO_MAX = 1 } colo_redop_t; /* MAX propagates NaN */
 
-/** How tensors of GPUs travel. If COLO_TRANSPORT is not "auto", it overrides the program's choice. */
+/** How tensors of GPUs travel. If COLO_TRANSPORT is not "auto", it overrides the program. */
 typedef enum colo_transport {
-    COLO_TRANSPORT_AUTO = 0, /* as the memory of each call says (memory.h) */
+    COLO_TRANSPORT_AUTO = 0, /* the memory of each call decides (memory.h) */
     COLO_TRANSPORT_NCCL = 1, /* staged */
     COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
 } colo_transport_t;
@@ -58,8 +60,9 @@ typedef enum colo_op_kind {
 } colo_op_kind_t;
 
 /**
- * What one comm did, by kind and owner: operations that ended with COLO_OK, and this rank's bytes,
- * sent (given to others) and received, the same by convention on every backend. With n ranks:
+ * What one comm did, by kind and owner: operations that ended with COLO_OK, and this rank's
+ * bytes, sent (given to others) and received, the same by convention on every backend. With n
+ * ranks:
  *   all_gather       sent: own bytes; received: (n-1) * own bytes
  *   all_reduce       sent = received: bytes of the buffer * 2(n-1)/n, rounded down (a ring's)
  *   reduce_scatter   sent = received: (n-1) * bytes of a slice
@@ -95,17 +98,25 @@ typedef colo_status_t (*colo_rank_fn)(colo_comm_t *world, void *arg);
 
 /**
  * colo_comm_threads_run() - run @fn on @nranks threads of this process, each with its world comm
- * The comm is owned by the run and destroyed after @fn returns. If a rank returns an error, the
- * others' waits end with COLO_ERR_PEER. A rank that has returned has left all comms that were made
- * from its world: it may only destroy them, and ranks that wait for it there are told at once. If
- * a rank ends its thread (pthread_exit) instead, that is COLO_ERR_STATE of this rank. Returns
- * COLO_OK or the error of the first rank (by time) that failed by itself; its error message,
- * prefixed "rank N: ", is then this thread's last error. Waits:   until every thread has returned
- * Errors: COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
+ * @fn:   gets the rank's world comm, which the run owns and destroys after @fn has returned
+ * @arg:  handed to @fn on every rank
+ *
+ * If a rank returns an error, the waits of the others end with COLO_ERR_PEER. A rank that has
+ * returned has left all comms that were made from its world: it may only destroy them, and ranks
+ * that wait for it there are notified at once. If a rank ends its thread (pthread_exit) instead,
+ * that is COLO_ERR_STATE of this rank.
+ *
+ * Returns  COLO_OK, or the error of the first rank (by time) that failed by itself. Its error
+ *          message, prefixed "rank N: ", is then this thread's last error
+ * Waits:   until every thread has returned
+ * Errors:  COLO_ERR_ARG (nranks outside 1..4096), COLO_ERR_NOMEM, and what @fn returned
  */
 COLO_API colo_status_t colo_comm_threads_run(int32_t nranks, colo_rank_fn fn, void *arg);
 
-/** colo_comm_create_self() - a comm of one rank (world rank 0), where a group of one is wanted */
+/**
+ * colo_comm_create_self() - a comm of one rank (world rank 0), for calls that need a group
+ * @comm:  out, owned by the caller
+ */
 COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
 
 /**
@@ -113,8 +124,9 @@ COLO_API colo_status_t colo_comm_create_self(colo_comm_t **comm);
  * @grid:   world ranks of @parent's members are its ranks
  * @dims:   names joined by "-", as colo_grid_group(); members in canonical order
  * @comm:   out, owned by the caller; NULL on ranks outside the grid (they must call, too)
- * Errors:  COLO_ERR_ARG; COLO_ERR_MISMATCH (ranks passed different grids or dims), COLO_ERR_MISSING
- *          (a member of the group is not in @parent), COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ * Errors:  COLO_ERR_ARG; COLO_ERR_MISMATCH (ranks passed different grids or dims),
+ *          COLO_ERR_MISSING (a member of the group is not in @parent), COLO_ERR_TIMEOUT,
+ *          COLO_ERR_PEER
  */
 COLO_API colo_status_t colo_comm_split(colo_comm_t *parent, const colo_grid_t *grid,
                                        const char *dims, colo_comm_t **comm);
@@ -145,9 +157,9 @@ COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
 COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
 /**
  * colo_comm_set_world_ranks() - which world ranks the members of this comm are; local
- * @world_ranks:  [size], distinct, >= 0, the same on all ranks. Comms made from it later keep them,
- *                those made before do not change. If it is not called, the world
- *                ranks of a comm that was not split are 0, 1, 2 ...
+ * @world_ranks:  [size], distinct, >= 0, the same on all ranks. Comms made from it later keep
+ *                them, those made before do not change. If it is not called, the world ranks of
+ *                a comm that was not split are 0, 1, 2 ...
  * Errors:        COLO_ERR_ARG (negative, twice)
  */
 COLO_API colo_status_t colo_comm_set_world_ranks(colo_comm_t *comm, const int64_t *world_ranks);
@@ -166,14 +178,14 @@ COLO_API colo_status_t colo_comm_set_check(colo_comm_t *comm, int32_t level);
 COLO_API int32_t colo_comm_check_level(const colo_comm_t *comm);
 
 /*
- * ---- operations; each is collective over the comm ----
- * All return COLO_ERR_ARG (count < 0, NULL for count > 0, unknown dtype, sizes past 2^63 bytes,
- * buffers that overlap other than in place), COLO_ERR_MISMATCH (ranks run different operations),
- * COLO_ERR_TIMEOUT (a rank did not come by the deadline, or has left), COLO_ERR_PEER,
- * COLO_ERR_ABORTED, and what the backend met (COLO_ERR_MPI, _IO, _NCCL, _CUDA). Wrong arguments on
- * one rank kill the comm, except at COLO_CHECK=2, where all ranks return an error and it lives on.
- * If a rank is missing or differs when the operation begins, or has wrong arguments, nothing is
- * written. After a failure in flight the output may be partly written (status.h).
+ * ---- operations; each is collective over the comm ---- All return COLO_ERR_ARG (count < 0,
+ * NULL for count > 0, unknown dtype, sizes past 2^63 bytes, buffers that overlap other than in
+ * place), COLO_ERR_MISMATCH (ranks run different operations), COLO_ERR_TIMEOUT (a rank did not
+ * come by the deadline, or has left), COLO_ERR_PEER, COLO_ERR_ABORTED, and what the backend met
+ * (COLO_ERR_MPI, _IO, _NCCL, _CUDA). Wrong arguments on one rank kill the comm, except at
+ * COLO_CHECK=2, where all ranks return an error and it lives on. If a rank is missing or differs
+ * when the operation begins, or has wrong arguments, nothing is written. After a failure in
+ * flight the output may be partly written (status.h).
  */
 
 /** colo_comm_all_gather() - recv[r * count ..] = rank r's send.
@@ -202,12 +214,12 @@ COLO_API colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int6
 COLO_API colo_status_t colo_comm_barrier(colo_comm_t *comm, colo_stream_t stream);
 /**
  * colo_comm_exchange() - every message of every rank, at once; waits only for the peers named
- * @sends, @recvs:  at most one message per peer each, peers ascending; box k of a send has as many
- *                  elements as box k of its receive (extents may be factored differently by
+ * @sends, @recvs: at most one message per peer each, peers ascending; box k of a send has as
+ *                  many elements as box k of its receive (extents may be factored differently by
  *                  strides, not by shape: extents must be equal). Receives must not overlap each
  *                  other or the sends. Empty lists are legal: the rank still takes part.
- * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or the
- *          peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (a peer's message has other boxes than expected, or
+ *          the peer runs another operation), COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
 COLO_API colo_status_t colo_comm_exchange(colo_comm_t *comm, const colo_message_t *sends,
                                           int32_t nsends, const colo_message_t *recvs,
@@ -227,7 +239,8 @@ COLO_API colo_status_t colo_comm_check(const colo_comm_t *comm);
 
 /**
  * colo_comm_stats() - copy the counters of this rank; local, any thread
- * @statistics:  out, written by the call; untouched if @comm is NULL or belongs to a parent process
+ * @statistics:  out, written by the call; untouched if @comm is NULL or belongs to a parent
+ *               process
  */
 COLO_API void colo_comm_stats(const colo_comm_t *comm, colo_comm_stats_t *stats);
 /** colo_comm_stats_reset() - set all counters of this rank to 0; local, any thread */

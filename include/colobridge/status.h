@@ -2,30 +2,31 @@
 /*
  * status.h - what every call returns, and the one error message that explains it.
  *
- * 0 is success, > 0 is news the caller must handle, < 0 is an error to hand up unchanged.
- * What returns no status (getters, destructors) takes NULL for its object and answers 0, false,
- * NULL,
- * "", or -1 where 0 is a rank.
+ * 0 is success, > 0 is a result that the caller must handle, < 0 is an error: return it
+ * unchanged. What returns no status (getters, destructors) takes NULL for its object and answers
+ * 0, false, NULL, "", or -1 where 0 is a rank.
  *
  * What an error leaves behind:
  *   before   An error that is found before anything moves leaves all memory untouched. These are
- *            this rank's own arguments and states (ARG, SHAPE, LAYOUT, MODIFIED, UNBUILT, CONTRACT,
- *            EXISTS, MISSING), calls on a communicator that was dead before, all that COLO_CHECK=2
- *            finds, and every other error after which the communicator lives (colo_comm_check()).
+ *            this rank's own arguments and states (ARG, SHAPE, LAYOUT, MODIFIED, UNBUILT,
+ *            CONTRACT, EXISTS, MISSING), calls on a communicator that was dead before, all that
+ *            COLO_CHECK=2 finds, and every other error after which the communicator lives
+ *            (colo_comm_check()).
  *   in flight   Any other error kills the communicator: TIMEOUT, PEER, ABORTED, MISMATCH, NOMEM,
  *            STATE, IO, CUDA, NCCL or MPI. The outputs, the workspace and the saved state of the
- * call may then hold old bytes, new ones or a mix of both, although the same call may have returned
- * COLO_OK on another rank. Inputs, and memory that was not given to the call, are not written; what
- * is input and output at once is an output. Objects are made whole or not at all: on every error
- * the pointer that would receive one, and numbers that a call returns by pointer, are untouched. On
- * a stream a call may return COLO_OK and fail later; its outputs are then as after a failure in
- * flight. Other ranks may still write into registered memory until they have noticed (memory.h).
+ * call may then hold old bytes, new ones or a mix of both, although the same call may have
+ * returned COLO_OK on another rank. Inputs, and memory that was not given to the call, are not
+ * written; what is input and output at once is an output. Objects are made whole or not at all:
+ * on every error the pointer that would receive one, and numbers that a call returns by pointer,
+ * are untouched. On a stream a call may return COLO_OK and fail later; its outputs are then as
+ * after a failure in flight. Other ranks may still write into registered memory until they have
+ * noticed (memory.h).
  *
- * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in braces,
- * in C and in C++17. It sets all defaults, and struct_size to the size that the caller's header
- * knows. The library serves a shorter struct, as an older header has it, and gives the members that
- * it lacks their defaults. Members that have no default must be there. It refuses a longer struct
- * with COLO_ERR_ARG, because it cannot know what the members ask for.
+ * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in
+ * braces, in C and in C++17. It sets all defaults, and struct_size to the size that the caller's
+ * header knows. The library serves a shorter struct, as an older header has it, and gives the
+ * members that it lacks their defaults. Members that have no default must be there. It refuses a
+ * longer struct with COLO_ERR_ARG, because it cannot know what the members ask for.
  */
 #ifndef COLOBRIDGE_STATUS_H
 #define COLOBRIDGE_STATUS_H
