@@ -227,9 +227,9 @@ static colo_status_t take_header(cap_rank_t *r)
     r->best = cap_take(a, 2 * r->dst.b, size);
     r->best_all = cap_take(a, r->dst.tp * 2 * r->dst.b, size);
     CAP_TRY(colo_logprob_saved_size(&r->logprob, COLO_F32, T, &bytes));
-    r->stats = cap_take_there(r, (int64_t)bytes, 1);
+    r->stats = cap_take_aligned(r, bytes);
     CAP_TRY(colo_logprob_workspace_size(&r->logprob, COLO_F32, T, (int32_t)r->dst.tp, &bytes));
-    r->workspace = cap_take_there(r, (int64_t)bytes, 1);
+    r->workspace = cap_take_aligned(r, bytes);
     return cap_head_take(r);
 }
 
