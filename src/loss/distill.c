@@ -60,18 +60,8 @@ colo_status_t colo_distill_config_check(const colo_distill_config_t *config)
 colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                       size_t *bytes)
 {
-    int64_t n;
     COLO_TRY(colo_distill_config_check(config));
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "distill: tokens is %" PRId64 ", expected >= 0", tokens);
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "distill: bytes is NULL");
-    if (!colo_mul_ok(tokens, 5 * (int64_t)sizeof(double), &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
-                         tokens);
-    *bytes = (size_t)n;
-    return COLO_OK;
+    return colo_loss_i_saved_size("distill", tokens, 5 * (int64_t)sizeof(double), bytes);
 }
 
 static bool block_of(colo_dtype_t dtype, int64_t n, struct colo_distill_pass *p)
@@ -91,20 +81,11 @@ colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config, c
 {
     struct colo_distill_pass p;
     size_t saved;
-    int64_t n;
     COLO_TRY(colo_distill_saved_size(config, tokens, bytes ? &saved : NULL));
-    if (!colo_dtype_is_float(dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: logits of dtype %s, expected f32, f64, bf16 or f16",
-                         colo_dtype_name(dtype));
-    if (ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "distill: ranks is %d, expected >= 1", (int)ranks);
-    if (!block_of(dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "distill: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
-                         tokens, (int)ranks);
-    *bytes = (size_t)n;
-    return COLO_OK;
+    COLO_TRY(colo_loss_i_check_logits("distill", dtype));
+    COLO_TRY(colo_loss_i_check_ranks("distill", ranks));
+    const bool ok = block_of(dtype, tokens, &p);
+    return colo_loss_i_workspace_size("distill", ok, p.base.block.bytes, 0, tokens, ranks, bytes);
 }
 
 /* ---- checks ---- */
@@ -192,9 +173,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
                                    colo_distill_saved_t *saved, void *stats, void *workspace,
                                    colo_stream_t stream)
 {
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "distill: group is NULL; colo_comm_create_self() makes one "
-                                       "of one rank");
+    COLO_TRY(colo_loss_i_check_group("distill", group));
     const colo_loss_ops_t *loss;
     struct colo_distill_pass room;
     colo_distill_config_t own;
@@ -202,14 +181,10 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     config = &own;
     if (st == COLO_OK)
         st = check_forward(config, logits, targets, mask, group, out, saved, stats, workspace);
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(logits->mem, &loss);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(logits, group, "distill");
     if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
         st = colo_fail(COLO_ERR_ARG, "distill: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
-    COLO_TRY(colo_loss_i_ready(group, "distill forward", st));
+    COLO_TRY(colo_loss_i_begin("distill", st, logits, group, &loss));
     const uint64_t logits_version = logits->version ? *logits->version : 0;
     const uint64_t targets_version = targets->version ? *targets->version : 0;
     const colo_logprob_config_t base = base_config(config);
@@ -266,11 +241,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
-    if (!saved)
-        return colo_fail(COLO_ERR_ARG, "distill: saved is NULL");
-    if (!saved->valid)
-        return colo_fail(COLO_ERR_STATE, "distill: the saved state is not valid: no forward filled "
-                                         "it, or a backward in place ended it");
+    COLO_TRY(colo_loss_i_check_saved("distill", saved != NULL, saved && saved->valid));
     if (!upstream)
         return colo_fail(COLO_ERR_ARG, "distill: upstream is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));

@@ -86,34 +86,12 @@ bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dt
            colo_logprob_i_append(b, n, (int64_t)sizeof(int64_t), c->want_correct, &b->arg);
 }
 
-static colo_status_t size_args(const colo_logprob_config_t *config, colo_logprob_config_t *own,
-                               colo_dtype_t dtype, int64_t tokens, const size_t *bytes)
-{
-    COLO_TRY(colo_logprob_i_read(config, own));
-    COLO_TRY(colo_logprob_config_check(own));
-    if (!colo_dtype_is_float(dtype))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: logits of dtype %s, expected f32, f64, bf16 or f16",
-                         colo_dtype_name(dtype));
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "logprob: tokens is %" PRId64 ", expected >= 0", tokens);
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "logprob: bytes is NULL");
-    return COLO_OK;
-}
-
 colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
                                       int64_t tokens, size_t *bytes)
 {
-    colo_logprob_config_t own;
-    int64_t n;
-    COLO_TRY(size_args(config, &own, dtype, tokens, bytes));
-    if (!colo_mul_ok(tokens, 3 * (int64_t)sizeof(double), &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: saved statistics of %" PRId64 " tokens exceed 2^63 bytes",
-                         tokens);
-    *bytes = (size_t)n;
-    return COLO_OK;
+    COLO_TRY(colo_logprob_config_check(config));
+    COLO_TRY(colo_loss_i_check_logits("logprob", dtype));
+    return colo_loss_i_saved_size("logprob", tokens, 3 * (int64_t)sizeof(double), bytes);
 }
 
 colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, colo_dtype_t dtype,
@@ -121,18 +99,15 @@ colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config, c
 {
     colo_logprob_config_t own;
     colo_logprob_block_t b;
-    int64_t n = 0;
-    COLO_TRY(size_args(config, &own, dtype, tokens, bytes));
-    if (ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "logprob: ranks is %d, expected >= 1", (int)ranks);
-    if (!colo_logprob_i_block_layout(&own, dtype, ranks == 1 ? chunk_of(&own, tokens) : tokens,
-                                     &b) ||
-        !colo_mul_ok(b.bytes, ranks, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
-                         tokens, (int)ranks);
-    *bytes = (size_t)n;
-    return COLO_OK;
+    size_t none;
+    COLO_TRY(colo_logprob_i_read(config, &own));
+    COLO_TRY(colo_logprob_config_check(&own));
+    COLO_TRY(colo_loss_i_check_logits("logprob", dtype));
+    COLO_TRY(colo_loss_i_saved_size("logprob", tokens, 0, bytes ? &none : NULL));
+    COLO_TRY(colo_loss_i_check_ranks("logprob", ranks));
+    const int64_t n = ranks == 1 ? chunk_of(&own, tokens) : tokens;
+    const bool ok = colo_logprob_i_block_layout(&own, dtype, n, &b);
+    return colo_loss_i_workspace_size("logprob", ok, b.bytes, 0, tokens, ranks, bytes);
 }
 
 /* ---- forward ---- */
@@ -268,10 +243,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
                                    const colo_logprob_out_t *out, colo_logprob_saved_t *saved,
                                    void *stats, void *workspace, colo_stream_t stream)
 {
-    if (!group)
-        return colo_fail(COLO_ERR_ARG,
-                         "logprob: group is NULL; colo_comm_create_self() makes one of "
-                         "one rank");
+    COLO_TRY(colo_loss_i_check_group("logprob", group));
     colo_logprob_config_t own;
     colo_status_t st = colo_logprob_i_read(config, &own);
     config = &own;
@@ -279,11 +251,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
         st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats,
                                           workspace);
     const colo_loss_ops_t *loss;
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(logits->mem, &loss);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(logits, group, "logprob");
-    COLO_TRY(colo_loss_i_ready(group, "logprob forward", st));
+    COLO_TRY(colo_loss_i_begin("logprob", st, logits, group, &loss));
     /* as they are now, before the first row is read */
     const uint64_t logits_version = logits->version ? *logits->version : 0;
     const uint64_t targets_version = targets->version ? *targets->version : 0;

@@ -64,18 +64,9 @@ colo_status_t colo_topk_config_check(const colo_topk_config_t *config)
 colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens, size_t *bytes)
 {
     colo_topk_config_t own;
-    int64_t n;
     COLO_TRY(read_config(config, &own));
     COLO_TRY(colo_topk_config_check(&own));
-    if (tokens < 0)
-        return colo_fail(COLO_ERR_ARG, "topk: tokens is %" PRId64 ", expected >= 0", tokens);
-    if (!bytes)
-        return colo_fail(COLO_ERR_ARG, "topk: bytes is NULL");
-    if (!colo_mul_ok(tokens, 40 + 16 * own.k, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "topk: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", tokens);
-    *bytes = (size_t)n;
-    return COLO_OK;
+    return colo_loss_i_saved_size("topk", tokens, 40 + 16 * own.k, bytes);
 }
 
 static bool block_of(const colo_topk_config_t *c, colo_dtype_t dtype, int64_t tokens,
@@ -95,22 +86,14 @@ colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config, colo_dt
 {
     struct colo_topk_pass p;
     colo_topk_config_t own;
-    size_t saved;
-    int64_t n;
+    size_t saved; /* without it, its buffer is in the workspace, too */
     COLO_TRY(read_config(config, &own));
     COLO_TRY(colo_topk_saved_size(&own, tokens, bytes ? &saved : NULL));
-    if (!colo_dtype_is_float(dtype))
-        return colo_fail(COLO_ERR_ARG, "topk: logits of dtype %s, expected f32, f64, bf16 or f16",
-                         colo_dtype_name(dtype));
-    if (ranks < 1)
-        return colo_fail(COLO_ERR_ARG, "topk: ranks is %d, expected >= 1", (int)ranks);
-    if (!block_of(&own, dtype, tokens, &p) || !colo_mul_ok(p.base.block.bytes, ranks, &n) ||
-        !colo_add_ok(n, (int64_t)saved, &n) || !colo_mem_round_ok(n, &n))
-        return colo_fail(COLO_ERR_ARG,
-                         "topk: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes",
-                         tokens, (int)ranks);
-    *bytes = (size_t)n; /* without saved, its buffer is here, too */
-    return COLO_OK;
+    COLO_TRY(colo_loss_i_check_logits("topk", dtype));
+    COLO_TRY(colo_loss_i_check_ranks("topk", ranks));
+    const bool ok = block_of(&own, dtype, tokens, &p);
+    return colo_loss_i_workspace_size("topk", ok, p.base.block.bytes, (int64_t)saved, tokens, ranks,
+                                      bytes);
 }
 
 /* ---- checks ---- */
@@ -227,9 +210,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
                                 colo_topk_saved_t *saved, void *stats, void *workspace,
                                 colo_stream_t stream)
 {
-    if (!group)
-        return colo_fail(COLO_ERR_ARG, "topk: group is NULL; colo_comm_create_self() makes one of "
-                                       "one rank");
+    COLO_TRY(colo_loss_i_check_group("topk", group));
     const colo_loss_ops_t *loss;
     struct colo_topk_pass room;
     colo_topk_config_t own;
@@ -237,14 +218,10 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
     config = &own;
     if (st == COLO_OK)
         st = check_forward(config, logits, ids, mask, group, out, saved, stats, workspace);
-    if (st == COLO_OK)
-        st = colo_loss_ops_for(logits->mem, &loss);
-    if (st == COLO_OK)
-        st = colo_loss_i_check_place(logits, group, "topk");
     if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
         st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
-    COLO_TRY(colo_loss_i_ready(group, "topk forward", st));
+    COLO_TRY(colo_loss_i_begin("topk", st, logits, group, &loss));
     const uint64_t version = logits->version ? *logits->version : 0;
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
@@ -281,12 +258,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
-    if (!saved)
-        return colo_fail(COLO_ERR_ARG, "topk: saved is NULL");
-    if (!saved->valid)
-        return colo_fail(COLO_ERR_STATE,
-                         "topk: the saved state is not valid: no forward filled it, "
-                         "or a backward in place ended it");
+    COLO_TRY(colo_loss_i_check_saved("topk", saved != NULL, saved && saved->valid));
     if (!d_logp && saved->logits.shape[0] > 0)
         return colo_fail(COLO_ERR_ARG, "topk: d_logp is NULL");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));

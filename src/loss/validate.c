@@ -16,6 +16,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 colo_status_t colo_logprob_i_read(const colo_logprob_config_t *given, colo_logprob_config_t *own)
@@ -60,6 +61,68 @@ colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: chunk_size is %" PRId64 ", expected >= 0 (0 = chosen)",
                          c->chunk_size);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_group(const char *what, const colo_comm_t *group)
+{
+    return group ? COLO_OK
+                 : colo_fail(COLO_ERR_ARG,
+                             "%s: group is NULL; colo_comm_create_self() makes one of one rank",
+                             what);
+}
+
+colo_status_t colo_loss_i_check_saved(const char *what, bool given, bool valid)
+{
+    if (!given)
+        return colo_fail(COLO_ERR_ARG, "%s: saved is NULL", what);
+    if (!valid)
+        return colo_fail(COLO_ERR_STATE,
+                         "%s: the saved state is not valid: no forward filled it, or a backward in "
+                         "place ended it",
+                         what);
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_saved_size(const char *what, int64_t tokens, int64_t each, size_t *bytes)
+{
+    int64_t n;
+    if (tokens < 0)
+        return colo_fail(COLO_ERR_ARG, "%s: tokens is %" PRId64 ", expected >= 0", what, tokens);
+    if (!bytes)
+        return colo_fail(COLO_ERR_ARG, "%s: bytes is NULL", what);
+    if (!colo_mul_ok(tokens, each, &n) || !colo_mem_round_ok(n, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: saved statistics of %" PRId64 " tokens exceed 2^63 bytes", what,
+                         tokens);
+    *bytes = (size_t)n;
+    return COLO_OK;
+}
+
+colo_status_t colo_loss_i_check_logits(const char *what, colo_dtype_t dtype)
+{
+    return colo_dtype_is_float(dtype)
+               ? COLO_OK
+               : colo_fail(COLO_ERR_ARG, "%s: logits of dtype %s, expected f32, f64, bf16 or f16",
+                           what, colo_dtype_name(dtype));
+}
+
+colo_status_t colo_loss_i_check_ranks(const char *what, int32_t ranks)
+{
+    return ranks >= 1 ? COLO_OK
+                      : colo_fail(COLO_ERR_ARG, "%s: ranks is %d, expected >= 1", what, (int)ranks);
+}
+
+colo_status_t colo_loss_i_workspace_size(const char *what, bool ok, int64_t block, int64_t more,
+                                         int64_t tokens, int32_t ranks, size_t *bytes)
+{
+    int64_t n = 0;
+    if (!ok || !colo_mul_ok(block, ranks, &n) || !colo_add_ok(n, more, &n) ||
+        !colo_mem_round_ok(n, &n))
+        return colo_fail(COLO_ERR_ARG,
+                         "%s: workspace of %" PRId64 " tokens on %d ranks exceeds 2^63 bytes", what,
+                         tokens, (int)ranks);
+    *bytes = (size_t)n;
     return COLO_OK;
 }
 
@@ -165,12 +228,7 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                          "targets: %d axes, %" PRId64 " elements, expected [%" PRId64
                          "] as the logits' rows",
                          (int)targets->ndim, colo_tensor_count(targets), logits->shape[0]);
-    if (targets->mem != logits->mem || targets->device != logits->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "targets: memory kind %d on device %d, the logits are kind %d "
-                         "on device %d",
-                         (int)targets->mem, (int)targets->device, (int)logits->mem,
-                         (int)logits->device);
+    COLO_TRY(colo_loss_i_check_losses(targets, logits, "targets"));
     COLO_TRY(colo_loss_i_check_shard(config, logits, group));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "logprob: out is NULL");
@@ -212,6 +270,18 @@ colo_status_t colo_loss_i_ready(colo_comm_t *group, const char *what, colo_statu
     if (colo_comm_check_level(group) >= 2)
         return colo_comm_i_agree(group, what, 0, mine);
     return mine < 0 ? colo_comm_i_fail(group, mine) : COLO_OK;
+}
+
+colo_status_t colo_loss_i_begin(const char *what, colo_status_t mine, const colo_tensor_t *logits,
+                                colo_comm_t *group, const colo_loss_ops_t **loss)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%s forward", what);
+    if (mine == COLO_OK)
+        mine = colo_loss_ops_for(logits->mem, loss);
+    if (mine == COLO_OK)
+        mine = colo_loss_i_check_place(logits, group, what);
+    return colo_loss_i_ready(group, text, mine);
 }
 
 colo_status_t colo_loss_i_step(colo_comm_t *group, colo_status_t st)
@@ -336,11 +406,7 @@ colo_status_t colo_loss_i_check_gradient(const colo_tensor_t *d_logits, const co
                          "d_logits: [%" PRId64 ", %" PRId64 "], expected [%" PRId64 ", %" PRId64
                          "]",
                          d_logits->shape[0], d_logits->shape[1], z->shape[0], z->shape[1]);
-    if (d_logits->mem != z->mem || d_logits->device != z->device)
-        return colo_fail(COLO_ERR_ARG,
-                         "d_logits: memory kind %d on device %d, the logits are kind %d "
-                         "on device %d",
-                         (int)d_logits->mem, (int)d_logits->device, (int)z->mem, (int)z->device);
+    COLO_TRY(colo_loss_i_check_losses(d_logits, z, "d_logits"));
     *in_place = d_logits->data == z->data && colo_tensor_count(z) > 0 &&
                 (z->shape[0] == 1 || d_logits->stride[0] == z->stride[0]);
     if (!*in_place && overlap(d_logits, z))
@@ -357,11 +423,7 @@ colo_status_t colo_logprob_i_check_backward(const colo_logprob_saved_t *saved,
                                             const colo_logprob_upstream_t *up,
                                             const colo_tensor_t *d_logits, bool *in_place)
 {
-    if (!saved)
-        return colo_fail(COLO_ERR_ARG, "logprob: saved is NULL");
-    if (!saved->valid)
-        return colo_fail(COLO_ERR_STATE, "logprob: the saved state is not valid: no forward filled "
-                                         "it, or a backward in place ended it");
+    COLO_TRY(colo_loss_i_check_saved("logprob", saved != NULL, saved && saved->valid));
     if (!up)
         return colo_fail(COLO_ERR_ARG, "logprob: upstream is NULL");
     if (up->d_entropy && !saved->config.want_entropy)
