@@ -21,7 +21,7 @@ typedef enum colo_grad {
     COLO_DISJOINT =
         1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
 } colo_grad_t;
-typedef enum colo_p2pion { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_p2pion_t;
+typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
 typedef struct colo_shape {
@@ -106,7 +106,7 @@ COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t 
 COLO_API int64_t colo_plan_addends(const colo_plan_t *plan);
 /** colo_plan_direction() - do more ranks split the samples of the source (FAN_IN), or of the
  * destination (FAN_OUT)? EQUAL if @plan is NULL */
-COLO_API colo_p2pion_t colo_plan_direction(const colo_plan_t *plan);
+COLO_API colo_direction_t colo_plan_direction(const colo_plan_t *plan);
 /** colo_plan_scale() - max(Ds,Dd)/min(Ds,Dd), 0 when it is not an integer */
 COLO_API int64_t colo_plan_scale(const colo_plan_t *plan);
 /** colo_plan_hash() - 64-bit over grids, layouts, shape, dtype, options, library version: the same
@@ -114,8 +114,8 @@ COLO_API int64_t colo_plan_scale(const colo_plan_t *plan);
 COLO_API uint64_t colo_plan_hash(const colo_plan_t *plan);
 /** colo_plan_config() - the config given to create; the plan owns it */
 COLO_API const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan);
-/** colo_p2pion_name() - "equal", "fan_in", "fan_out"; "?" for another value. Static storage */
-COLO_API const char *colo_p2pion_name(colo_p2pion_t direction);
+/** colo_direction_name() - "equal", "fan_in", "fan_out"; "?" for another value. Static storage */
+COLO_API const char *colo_direction_name(colo_direction_t direction);
 
 /**
  * colo_plan_collective_check() - would the COLLECTIVE algorithm take this pair

@@ -272,7 +272,7 @@ def test_communicator_with_an_undeclared_extra_dim_is_refused(subgroups):
         communicator(dict(gtp_remat=2, dp=4), dst)
 
 
-def test_p2pion_equals_its_string(subgroups):
+def test_direction_equals_its_string(subgroups):
     for dp, word in (4, 'fan_in'), (2, 'equal'), (1, 'fan_out'):
         c = communicator(dict(tp=8 // dp, dp=dp), dict(tp=4, dp=2))
         assert c.direction == word and c.direction is BridgeDirection(word)

@@ -26,7 +26,7 @@ MUTANTS = {
         'test_megatron.py', 'test_constructor_refuses_in_these_words'),
     'a direction does not equal its string': (
         'megatron.py', 'class BridgeDirection(str, enum.Enum)', 'class BridgeDirection(enum.Enum)',
-        'test_megatron.py', 'test_p2pion_equals_its_string'),
+        'test_megatron.py', 'test_direction_equals_its_string'),
     'ranks along every dim are taken for copies': (
         'megatron.py', 'copies = _list(extra) if self._exact else', 'copies = _list(extra) if False else',
         'test_megatron.py', 'test_communicator_with_an_undeclared_extra_dim_is_refused'),

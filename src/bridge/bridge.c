@@ -219,7 +219,7 @@ static void log_create(const colo_bridge_t *b)
     colo_grid_print(&b->src.grid, src, sizeof src);
     colo_grid_print(&b->dst.grid, dst, sizeof dst);
     colo_log(COLO_LOG_INFO, "bridge %s -> %s: %s, scale %lld, %s, %d ranks", src, dst,
-             colo_p2pion_name(colo_plan_direction(b->now.plan)),
+             colo_direction_name(colo_plan_direction(b->now.plan)),
              (long long)colo_plan_scale(b->now.plan),
              b->algo == COLO_EXACT ? "exact" : "collective", (int)colo_comm_size(b->comm));
 }

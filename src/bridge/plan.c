@@ -466,7 +466,7 @@ int64_t colo_plan_addends(const colo_plan_t *plan)
     return plan ? plan->levels : 0;
 }
 
-colo_p2pion_t colo_plan_direction(const colo_plan_t *plan)
+colo_direction_t colo_plan_direction(const colo_plan_t *plan)
 {
     if (!plan)
         return COLO_EQUAL;
@@ -495,7 +495,7 @@ const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan)
     return plan ? &plan->config : NULL;
 }
 
-const char *colo_p2pion_name(colo_p2pion_t direction)
+const char *colo_direction_name(colo_direction_t direction)
 {
     switch (direction) {
     case COLO_EQUAL:

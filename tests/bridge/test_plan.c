@@ -248,7 +248,7 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
                 fail_msg("%s: %s", t_case_text(&tc), w.why);
             int64_t vd = tc.shape.b * tc.shape.n * tc.shape.h * 2 / dd;
             bool sharded = tc.output == COLO_SHARDED;
-            colo_p2pion_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
+            colo_direction_t want = ds > dd ? COLO_FAN_IN : ds < dd ? COLO_FAN_OUT : COLO_EQUAL;
             for (int32_t r = 0; r < n; r++) {
                 assert_int_equal(colo_plan_direction(w.plan[r]), want);
                 assert_int_equal(colo_plan_scale(w.plan[r]), k);
@@ -295,9 +295,9 @@ static void the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide(v
         for (int pass = 0; pass < 2; pass++)
             assert_int_equal(colo_plan_bytes(w.plan[r], (colo_pass_t)pass).collective_recv, -1);
     t_plans_free(&w);
-    assert_string_equal(colo_p2pion_name(COLO_FAN_IN), "fan_in");
-    assert_string_equal(colo_p2pion_name(COLO_FAN_OUT), "fan_out");
-    assert_string_equal(colo_p2pion_name(COLO_EQUAL), "equal");
+    assert_string_equal(colo_direction_name(COLO_FAN_IN), "fan_in");
+    assert_string_equal(colo_direction_name(COLO_FAN_OUT), "fan_out");
+    assert_string_equal(colo_direction_name(COLO_EQUAL), "equal");
 }
 
 /* ---- worked examples: [from][to] bytes in units of V / @unit; the rest is zero ---- */

@@ -151,7 +151,7 @@ static void names_of_what_is_unknown(void **state)
 {
     assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
     assert_string_equal(colo_category_name((colo_category_t)99), "?");
-    assert_string_equal(colo_p2pion_name((colo_p2pion_t)99), "?");
+    assert_string_equal(colo_direction_name((colo_direction_t)99), "?");
     assert_non_null(colo_bind_name((colo_bind_t)99));
     assert_non_null(colo_dtype_name((colo_dtype_t)99));
     assert_non_null(colo_status_name((colo_status_t)-99));

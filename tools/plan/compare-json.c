@@ -36,7 +36,7 @@ static json_t *one(const plan_entry_t *e, bool best)
                      c->output == COLO_SHARDED ? "sharded" : "full", "grad",
                      c->output == COLO_SHARDED || c->grad == COLO_DISJOINT ? "disjoint" : "partial",
                      "sp", sp[e->sp], "world", (json_int_t)e->ask.world, "sampled", sampled,
-                     "direction", colo_p2pion_name(s->direction), "scale",
+                     "direction", colo_direction_name(s->direction), "scale",
                      s->scale > 0 ? json_integer(s->scale) : json_null(), "forward",
                      pass(&s->pass[0]), "backward", pass(&s->pass[1]), "memory", "input_bytes_max",
                      (json_int_t)s->input_max, "output_bytes_max", (json_int_t)s->output_max,

@@ -227,7 +227,7 @@ int plan_print_json(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     if (*plan_assumed(assumed, ask))
         printf("\"assumed\": \"%s\",\n", assumed);
     printf("\"world\": %lld,\n\"direction\": \"%s\",\n", (long long)ask->world,
-           colo_p2pion_name(sums->direction));
+           colo_direction_name(sums->direction));
     if (ask->batch) {
         printf("\"batch\": ");
         put(batch_line, ",\n");

@@ -54,7 +54,7 @@ typedef struct plan_totals {
 
 typedef struct plan_sums {
     plan_totals_t pass[2]; /* by colo_pass_t */
-    colo_p2pion_t direction;
+    colo_direction_t direction;
     int64_t scale;      /* 0: no integer */
     int64_t memory_max; /* input + output + staging of the rank that has most of them */
     int64_t input_max, output_max, staging_max; /* each for itself */

@@ -313,7 +313,7 @@ int plan_print_text(const plan_ask_t *ask, colo_plan_t *const *plans, int64_t np
     if (sums->scale > 0)
         snprintf(scale, sizeof scale, "scale %lld", (long long)sums->scale);
     print_ask(ask);
-    printf("%s, %s, %lld ranks\n", colo_p2pion_name(sums->direction), scale, (long long)ask->world);
+    printf("%s, %s, %lld ranks\n", colo_direction_name(sums->direction), scale, (long long)ask->world);
     if (nplans > 0) {
         int rc = print_table(ask, plans, nplans);
         if (rc != TOOL_OK)
