@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * distill.h - cross entropy and KL divergence from a target distribution that is sharded over the
- * vocabulary like the logits: distillation from a teacher's logits, or soft labels.
+ * distill.h - cross entropy and KL divergence from a target distribution that is sharded over
+ * the vocabulary like the logits: distillation from a teacher's logits, or soft labels.
  *
  * Student: x of a logit as in logprob.h, p = softmax(x) over the whole vocabulary. Targets w:
  *   COLO_DISTILL_LOGITS  q = softmax(target_scale w / target_temperature), Q = 1
- *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not normalised)
- *   ce = -sum_j q_j log p_j          kl = sum_j q_j (log q_j - log p_j)          0 log 0 = 0
- *   d ce / dx_j = d kl / dx_j = Q p_j - q_j;   none flows into the targets
- * ce >= 0 holds exactly, and with COLO_DISTILL_LOGITS kl >= 0. (Probabilities that do not add up to 1
- * may have a negative kl.)
- * Forward reads both shards once and does one all-gather; backward no collective. The usual factor
- * temperature^2 of distillation is the caller's: put it into the upstream gradient.
+ *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not
+ *   normalised) ce = -sum_j q_j log p_j          kl = sum_j q_j (log q_j - log p_j)          0
+ *   log 0 = 0 d ce / dx_j = d kl / dx_j = Q p_j - q_j;   none flows into the targets
+ * ce >= 0 holds exactly, and with COLO_DISTILL_LOGITS kl >= 0. (Probabilities that do not add up
+ * to 1 may have a negative kl.) Forward reads both shards once and does one all-gather; backward
+ * no collective. The usual factor temperature^2 of distillation is the caller's: put it into the
+ * upstream gradient.
  */
 #ifndef COLOBRIDGE_DISTILL_H
 #define COLOBRIDGE_DISTILL_H
@@ -29,9 +29,10 @@ typedef enum colo_distill_kind {
     COLO_DISTILL_PROBS = 1
 } colo_distill_kind_t;
 
+/** Members from targets on have defaults: COLO_DISTILL_LOGITS, 1, 1. */
 typedef struct colo_distill_config {
     size_t struct_size;
-    colo_logits_options_t logits; /* of the student; vocab and vocab_start are those of the targets, too */
+    colo_logits_options_t logits; /* of the student; the targets have its columns, too */
     colo_distill_kind_t targets;
     double target_temperature; /* > 0; COLO_DISTILL_LOGITS only, as target_scale */
     double target_scale;
@@ -66,34 +67,49 @@ typedef struct colo_distill_saved {
     bool valid;
 } colo_distill_saved_t;
 
-/** colo_distill_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+/**
+ * colo_distill_config_check() - are all members of @config in their ranges? Local
+ * Errors:  COLO_ERR_ARG, naming the member, its value and its range
+ */
 COLO_API colo_status_t colo_distill_config_check(const colo_distill_config_t *config);
-/** colo_distill_saved_size() - bytes of the saved statistics: 40 a token */
+/**
+ * colo_distill_saved_size() - bytes of the saved statistics: 40 per token
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_distill_saved_size(const colo_distill_config_t *config, int64_t tokens,
                                                size_t *bytes);
-/** colo_distill_workspace_size() - bytes of workspace that forward needs on a group of @ranks */
+/**
+ * colo_distill_workspace_size() - bytes of workspace that forward needs on a group of @ranks
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *config,
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 
 /**
- * colo_distill_forward() - one read of both shards, one all-gather over @group (none when alone)
- * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
- * @targets:  in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until
- * backward
- * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read, ce = kl = 0, gradient 0
- * @group:    the vocabulary (tp) group; NULL is an error
- * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_distill_saved_size() bytes, aligned, borrowed until backward; NULL iff saved is
- * @workspace:  colo_distill_workspace_size() bytes, aligned, free after the call
+ * colo_distill_forward() - one read of both shards, one all-gather over @group (none if it has
+ * one rank)
+ * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
+ * @targets:    in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until
+ *                  backward
+ * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient
+ *                  0
+ * @group:      the vocabulary (tp) group, collective; NULL is an error
+ * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
+ * @stats:      colo_distill_saved_size() bytes, aligned, borrowed until the last backward
+ * @workspace:  colo_distill_workspace_size() bytes, aligned, free again after the call
+ * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
+ *              enqueues the work on @stream, and the host does not wait
  *
- * Special values: NaN or +inf in a row of either, nothing but -inf in one of them, a probability
- *            that is negative, NaN or infinite: the row's ce, kl and gradient are NaN on all ranks.
- *            x_j = -inf where q_j > 0: ce = kl = +inf, gradient finite; where q_j = 0: adds nothing
- * Memory:    host, or all of it CUDA
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
- *            all ranks (other config, mask or tokens, shards that do not tile [0, V)); those of
- *            colo_comm_all_gather()
+ * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN
+ * or +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite.
+ * A logit x_j = -inf gives ce = kl = +inf and a finite gradient if q_j > 0, and adds nothing if
+ * q_j = 0.
+ *
+ * Memory:      all on the host, or all of it CUDA
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
+ *              COLO_ERR_MISMATCH on all ranks (other config, mask or tokens, shards that do not
+ *              tile [0, V)); those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             const colo_tensor_t *logits,
@@ -102,11 +118,13 @@ COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             colo_distill_saved_t *saved, void *stats,
                                             void *workspace, colo_stream_t stream);
 /**
- * colo_distill_backward() - gradient of the raw logits; local, reads both once and writes one
- * @saved:     from forward; may be used again (gives the same)
- * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
- *             in place is wanted, which ends @saved; other overlap with them or the targets is an
- *             error
+ * colo_distill_backward() - gradient of the raw logits; local, reads both and writes one
+ * @saved:     from forward; may be used again, with the same result
+ * @upstream:  in  borrowed for the call
+ * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
+ *                 strides), the gradient overwrites them, which ends @saved. Any other overlap
+ *                 with logits or targets is an error
+ * @stream:    as in forward
  * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_distill_backward(colo_distill_saved_t *saved,

@@ -1,19 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * lm_head.h - the output matrix of a language model, whole on every rank or a shard of it.
+ * lm_head.h - the output matrix of a language model: whole on every rank, or a shard of it.
  *
  * Letters: Vl rows of this rank's part of the vocabulary, H hidden, D ranks of the data-parallel
- * group that shares it. Vocabulary parallelism comes first: a head is about the Vl rows of one
- * vocabulary (tp) rank. *Resident*: weight [Vl, H] and bias [Vl] are here; every call is a no-op
- * (tied embeddings). *Sharded*: rank d holds rows [d E, min((d + 1) E, Vl)), E = ceil(Vl / D), so
- * the last shard may be shorter and the last ranks may have none (ZeRO-3, FSDP2).
+ * group that shares it. Vocabulary parallelism comes first: a head has the Vl rows of one
+ * vocabulary (tp) rank. *Resident*: weight [Vl, H] and bias [Vl] are on this rank, and every
+ * call is a no-op (tied embeddings). *Sharded*: rank d has rows [d E, min((d + 1) E, Vl)), E =
+ * ceil(Vl / D), so the last shard may be shorter and the last ranks may have none (ZeRO-3,
+ * FSDP2).
  *
  * NOT_AVAILABLE --start--> IN_FLIGHT --finish--> AVAILABLE --release--> NOT_AVAILABLE
  *
- * start .. finish is one all-gather of weight and bias together, whatever is done with it, joined
- * by every rank of the group also when it has no rows or no tokens. One reduce-scatter brings a
- * gradient back; sums run in rank order, so a sharded head gives the bits of a resident one whose
- * gradients are summed by colo_comm_all_reduce() over the same group.
+ * From start to finish there is one all-gather of weight and bias together, for any number of
+ * passes. Every rank of the group joins it, also if it has no rows or no tokens. One
+ * reduce-scatter brings a gradient back. Sums run in rank order, so a sharded head gives the
+ * bits of a resident head whose gradients are summed by colo_comm_all_reduce() over the same
+ * group.
  */
 #ifndef COLOBRIDGE_LM_HEAD_H
 #define COLOBRIDGE_LM_HEAD_H
@@ -40,7 +42,7 @@ typedef struct colo_lm_head_config {
     int64_t hidden;     /* H, > 0 */
     colo_dtype_t dtype; /* of weight and bias: f32, f64, bf16, f16 */
     colo_mem_t mem;
-    int32_t device; /* CUDA ordinal; not looked at for host memory */
+    int32_t device; /* CUDA ordinal; ignored for host memory */
     bool has_bias;
 } colo_lm_head_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
@@ -49,87 +51,108 @@ typedef struct colo_lm_head_config {
 #define COLO_LM_HEAD_CONFIG_INIT .struct_size = sizeof(colo_lm_head_config_t), .device = -1
 #endif
 
-/** Where gradients go. A resident head's are [Vl, H] and [Vl], a sharded one's this rank's rows. */
+/** Memory for gradients: [Vl, H] and [Vl] of a resident head, this rank's rows of a sharded one. */
 typedef struct colo_lm_head_grads {
     const colo_tensor_t *d_weight; /* f32 (f64 of an f64 head), or the head's dtype */
     const colo_tensor_t *d_bias;   /* as d_weight; NULL iff the head has no bias */
-    bool add; /* to what is there (main_grad; f32 or f64 only); else what is there is replaced */
+    bool add; /* true: add to the contents (main_grad; f32 or f64 only); false: replace them */
 } colo_lm_head_grads_t;
 
 /**
- * colo_lm_head_create() - local, but for COLO_CHECK >= 1 an agreement on the config over @group
- * @group:  ranks that share the Vl rows (dp, or dp x cp), borrowed for the life of the head; NULL:
- *          resident
- * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_UNBUILT (no backend for @config->mem);
- *          COLO_ERR_MISMATCH (ranks brought different configs)
+ * colo_lm_head_create() - local; if COLO_CHECK >= 1, the ranks of @group agree on the config
+ * @head:    out, owned by the caller
+ * @config:  borrowed for the call
+ * @group:   ranks that share the Vl rows (dp, or dp x cp), borrowed for the life of the head.
+ *           NULL: the head is resident
+ * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_UNBUILT (no backend for @config->mem);
+ *           COLO_ERR_MISMATCH (ranks have different configs)
  */
 COLO_API colo_status_t colo_lm_head_create(colo_lm_head_t **head,
                                            const colo_lm_head_config_t *config, colo_comm_t *group);
-/** colo_lm_head_destroy() - takes NULL, leaves *head NULL; a gather in flight is finished first */
+/**
+ * colo_lm_head_destroy() - takes NULL, leaves *head NULL; waits for a gather in flight
+ */
 COLO_API void colo_lm_head_destroy(colo_lm_head_t **head);
 
 /** colo_lm_head_config() - the config given to create; a view, NULL if @head is NULL */
 COLO_API const colo_lm_head_config_t *colo_lm_head_config(const colo_lm_head_t *head);
-/** colo_lm_head_group() - NULL when resident */
+/**
+ * colo_lm_head_group() - the group given to create; NULL if the head is resident
+ */
 COLO_API colo_comm_t *colo_lm_head_group(const colo_lm_head_t *head);
 /** colo_lm_head_state() - the state now, as the host knows it; NOT_AVAILABLE if @head is NULL */
 COLO_API colo_lm_head_state_t colo_lm_head_state(const colo_lm_head_t *head);
-/** colo_lm_head_rows() - rows [*first, *first + *count) of Vl that this rank holds */
+/**
+ * colo_lm_head_rows() - this rank has rows [*first, *first + *count) of Vl; each pointer may be
+ * NULL
+ */
 COLO_API void colo_lm_head_rows(const colo_lm_head_t *head, int64_t *first, int64_t *count);
-/** colo_lm_head_gathered_size() - bytes that start fills; 0 when resident */
+/**
+ * colo_lm_head_gathered_size() - bytes of the memory that start fills; 0 if the head is resident
+ */
 COLO_API size_t colo_lm_head_gathered_size(const colo_lm_head_t *head);
-/** colo_lm_head_reduce_size() - bytes of workspace from gradient to reduce; 0 when gradients go to
- *  the caller's memory at once */
+/**
+ * colo_lm_head_reduce_size() - bytes of workspace from gradient to reduce; 0 if passes add
+ * straight to the caller's gradients
+ */
 COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
                                          const colo_lm_head_grads_t *grads);
 
 /**
- * colo_lm_head_bind() - say where the parameters are; again whenever they move
- * @weight:   [rows here, H], columns contiguous, rows at any stride; borrowed until the next bind.
- *            It may lie in its place of @gathered, where the views have it: then it is not copied;
- *            else apart from that
- * @bias:     [rows here], contiguous; NULL iff the head has none
- * @gathered: colo_lm_head_gathered_size() bytes, aligned, used from start to release only (what
- *            lies there in between may be anything); NULL when resident. On GPUs that reach each
- *            other, memory that is registered over the group (memory.h), at the same offset on all
- *            ranks or on none: ranks then copy from each other, beside what multiprocessors do
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE; COLO_ERR_STATE while a gather is in flight
+ * colo_lm_head_bind() - tell the head where its parameters are; call again whenever they move
+ * @weight:    [rows of this rank, H], columns contiguous, rows at any stride; borrowed until the
+ *             next bind. If it is at its own place of @gathered, as the views have it, the
+ *             gather does not copy it. Otherwise it must not overlap @gathered
+ * @bias:      [rows of this rank], contiguous; NULL iff the head has none
+ * @gathered:  colo_lm_head_gathered_size() bytes, aligned; NULL if the head is resident. The
+ *             library uses it from start to release. Its contents are undefined otherwise. On
+ *             GPUs that reach each other it may be registered over the group (memory.h), at the
+ *             same offset on all ranks or on none: ranks then copy from each other without
+ *             multiprocessors
+ * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE; COLO_ERR_STATE while a gather is in flight
  */
 COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor_t *weight,
                                          const colo_tensor_t *bias, void *gathered);
 
 /**
- * colo_lm_head_start() - begin the gather; collective over the group; no-op when resident
- * Parameters as of @stream's work so far. On GPUs the gather runs on a stream of the head, beside
- * what the caller enqueues on @stream next; on the host it is done on return. If memory is
- * registered over the group, the first gather, and the next one after more memory was registered,
- * waits for all ranks.
- * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), the group's
+ * colo_lm_head_start() - begin the gather; collective over the group; no-op if the head is
+ * resident The gather reads the parameters after the work that is on @stream now. On GPUs it
+ * runs on a stream of the head, while @stream goes on; on the host it is complete on return. If
+ * memory is registered over the group, the first gather waits for all ranks; so does the next
+ * one after more memory was registered.
+ * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), those of the group
  */
 COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);
 /**
  * colo_lm_head_finish() - @stream waits for the gather; local
  * @weight: out, may be NULL: view of the whole [Vl, H], rows at some stride, until release
- * @bias:   out, may be NULL: view of [Vl], at some stride; data NULL when there is none
+ * @bias:   out, may be NULL: view of [Vl], at some stride; data is NULL if the head has none
  * Errors:  COLO_ERR_STATE (not started)
  */
 COLO_API colo_status_t colo_lm_head_finish(colo_lm_head_t *head, colo_stream_t stream,
                                            colo_tensor_t *weight, colo_tensor_t *bias);
-/** colo_lm_head_acquire() - from any state to AVAILABLE: start unless it was, finish unless it was
+/**
+ * colo_lm_head_acquire() - start and finish, each only if still needed: AVAILABLE from any state
+ * Arguments, rank effects and errors as in colo_lm_head_start() and colo_lm_head_finish().
  */
 COLO_API colo_status_t colo_lm_head_acquire(colo_lm_head_t *head, colo_stream_t stream,
                                             colo_tensor_t *weight, colo_tensor_t *bias);
-/** colo_lm_head_release() - the views end; the workspace is the caller's again after @stream's work
- * so far. COLO_ERR_STATE unless AVAILABLE; no-op when resident */
+/**
+ * colo_lm_head_release() - end the views; local; no-op if the head is resident
+ * The memory that bind was given is the caller's again after the work that is on @stream now.
+ * Errors:  COLO_ERR_STATE (not AVAILABLE)
+ */
 COLO_API colo_status_t colo_lm_head_release(colo_lm_head_t *head, colo_stream_t stream);
 
 /**
- * colo_lm_head_gradient() - where a pass puts the gradient of the whole head
- * @grads:    where the result is to go
- * @workspace:  colo_lm_head_reduce_size() bytes, aligned, until reduce
- * @d_weight: out: view [Vl, H] of f32 (f64 of an f64 head); the pass adds to what is there
- * @d_bias:   out: view [Vl], some stride; data NULL when there is none
- * Enqueues what makes the views ready: zeros, or nothing when they are @grads->d_weight itself.
+ * colo_lm_head_gradient() - views to which a pass adds the gradient of the whole head; local
+ * @grads:      where the result will go
+ * @workspace:  colo_lm_head_reduce_size() bytes, aligned, in use until reduce
+ * @stream:     the call enqueues here what makes the views ready: zeros, or nothing if they are
+ *              @grads->d_weight itself
+ * @d_weight:   out view [Vl, H] of f32 (f64 of an f64 head)
+ * @d_bias:     out view [Vl], at some stride; data is NULL if the head has no bias
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_lm_head_gradient(colo_lm_head_t *head,
                                              const colo_lm_head_grads_t *grads, void *workspace,
@@ -137,7 +160,9 @@ COLO_API colo_status_t colo_lm_head_gradient(colo_lm_head_t *head,
                                              colo_tensor_t *d_bias);
 /**
  * colo_lm_head_reduce() - one reduce-scatter over the group, then into @grads; collective
- * Resident: no collective. @grads and @workspace as given to colo_lm_head_gradient().
+ * A resident head needs no collective.
+ * @grads, @workspace:  as given to colo_lm_head_gradient()
+ * Errors:              COLO_ERR_ARG, COLO_ERR_SHAPE, those of the group
  */
 COLO_API colo_status_t colo_lm_head_reduce(colo_lm_head_t *head, const colo_lm_head_grads_t *grads,
                                            void *workspace, colo_stream_t stream);

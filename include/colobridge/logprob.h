@@ -2,9 +2,9 @@
 /*
  * logprob.h - log-probability, entropy and loss of targets under vocabulary-parallel logits.
  *
- * Letters: T tokens on this rank, V vocabulary, W ranks of the vocabulary group, Vl columns here.
- * Raw logits z; y = scale z / temperature; x = cap tanh(y / cap) with softcap, else y.
- * M = max x, Sum = sum_j exp(x_j - M) over the whole vocabulary, lse = M + log Sum, target t:
+ * Letters: T tokens on this rank, V vocabulary, W ranks of the vocabulary group, Vl columns
+ * here. Raw logits z; y = scale z / temperature; x = cap tanh(y / cap) with softcap, else y. M =
+ * max x, Sum = sum_j exp(x_j - M) over the whole vocabulary, lse = M + log Sum, target t:
  *   logp    = (x_t - M) - log Sum                                  (never smoothed)
  *   entropy = log Sum - U / Sum,  U = sum_j exp(x_j - M)(x_j - M)
  *   loss    = (1-e)(lse - x_t) + e(lse - sum_j x_j / V) + z_loss lse^2
@@ -24,6 +24,7 @@
 extern "C" {
 #endif
 
+/** Members from label_smoothing on have defaults: 0, false, ignore_index -100. */
 typedef struct colo_logprob_config {
     size_t struct_size;
     colo_logits_options_t logits;
@@ -32,11 +33,12 @@ typedef struct colo_logprob_config {
     double z_loss;        /* lambda, >= 0 */
     int64_t ignore_index; /* -100 */
     int64_t chunk_size;   /* tokens per pass, bounds workspace only; 0 = chosen, < 0 = error */
-    bool want_entropy;    /* entropy_out is written and may have a gradient */
+    bool want_entropy;    /* out.entropy may be asked for, and may have a gradient */
     bool want_loss;
-    bool want_correct;    /* 1 where the argmax (lowest index on ties) is the target */
-    /* Targets outside [0, V) that are not ignore_index have no target term instead of NaN: logp 0,
-     * loss as if x_t were M, gradients of the rest of the formula (-p d_logp). Still counted. */
+    bool want_correct;    /* 1 if the argmax (lowest index on ties) is the target, else 0 */
+    /* Targets outside [0, V) that are not ignore_index have no target term, instead of giving NaN:
+     * logp is 0, loss is as if x_t were M, and gradients are those of the rest of the formula
+     * (-p d_logp). n_invalid counts them all the same. */
     bool lenient_targets;
     /* Smoothing as in Megatron-LM, over the n columns of this rank instead of the vocabulary: e' =
      * e n / (n - 1) and the mean of their x. The ranks' losses differ then; n >= 2. */
@@ -50,8 +52,8 @@ typedef struct colo_logprob_config {
     .ignore_index = -100
 #endif
 
-/** Per-token outputs: addresses of arrays of T numbers, not of tensors. NULL members are not computed.
- * Written only on success. */
+/** Per-token outputs: addresses of arrays of T numbers, not of tensors. NULL members are not
+ *  computed. Written only on success. */
 typedef struct colo_logprob_out {
     void *logp;      /* f32 (f64 when the logits are f64) */
     void *entropy;   /* same dtype */
@@ -59,7 +61,7 @@ typedef struct colo_logprob_out {
     uint8_t *correct;
     int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
     int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN,
-                         *     or what lenient_targets says */
+                         *     or as lenient_targets has it */
 } colo_logprob_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
@@ -74,40 +76,55 @@ typedef struct colo_logprob_saved {
     colo_logprob_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
-    void *stats; /* borrowed: the caller's buffer of colo_logprob_saved_size() bytes: M, log Sum, h */
+    void *stats; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
 } colo_logprob_saved_t;
 
-/** colo_logprob_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+/**
+ * colo_logprob_config_check() - are all members of @config in their ranges? Local
+ * Errors:  COLO_ERR_ARG, naming the member, its value and its range
+ */
 COLO_API colo_status_t colo_logprob_config_check(const colo_logprob_config_t *config);
-/** colo_logprob_saved_size() - bytes of the saved statistics for @tokens of @dtype logits */
+/**
+ * colo_logprob_saved_size() - bytes of the saved statistics of @tokens with logits of @dtype
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_logprob_saved_size(const colo_logprob_config_t *config,
                                                colo_dtype_t dtype, int64_t tokens, size_t *bytes);
-/** colo_logprob_workspace_size() - bytes of workspace that forward needs on a group of @ranks */
+/**
+ * colo_logprob_workspace_size() - bytes of workspace that forward needs on a group of @ranks
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *config,
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 
 /**
- * colo_logprob_forward() - one read of the logits, one all-gather over @group
- * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
- *                until backward
- * @targets:  in  i64 [T], global indices; borrowed until backward
- * @group:    the vocabulary (tp) group; NULL is an error (colo_comm_create_self() for W = 1)
- * @out:      out what the config wants; a member without its want_ is an error
- * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until backward;
- *            NULL iff saved is NULL
- * @workspace:  colo_logprob_workspace_size() bytes, aligned, free after the call
+ * colo_logprob_forward() - one read of the logits, one all-gather over @group (none if it has
+ * one rank)
+ * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride;
+ *                  borrowed until backward
+ * @targets:    in  i64 [T], global indices; borrowed until backward
+ * @group:      the vocabulary (tp) group, collective; NULL is an error (colo_comm_create_self()
+ *              for W = 1)
+ * @out:        out what the config wants; a member without its want_ is an error
+ * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
+ * @stats:      colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the
+ *              last backward
+ * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
+ * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
+ *              enqueues the work on @stream, and the host does not wait
  *
- * Special values (also in docs): ignored token: logp = loss = entropy = 0, its row is not read.
- *   Invalid target: logp and loss NaN, entropy as usual; gradient of that row NaN through logp and
- *   loss (lenient_targets: see there). All -inf row: logp, entropy and gradient NaN. -inf target
- *   among finite logits: logp -inf, entropy and gradient finite. +inf or NaN anywhere in the row,
- *   on any rank: NaN on all ranks.
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
- *            all ranks (other config, targets or tokens, or shards that do not tile [0, V));
- *            those of colo_comm_all_gather()
+ * Special values (also in docs/logprob.md). An ignored token has logp = loss = entropy = 0, and
+ * its row is not read. An invalid target gives logp and loss NaN, entropy as usual, and through
+ * logp and loss a gradient of NaN in that row (see lenient_targets). A row of nothing but -inf
+ * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp
+ * -inf, and finite entropy and gradient. +inf or NaN anywhere in the row, on any rank, gives NaN
+ * on all ranks.
+ *
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
+ *              COLO_ERR_MISMATCH on all ranks (other config, targets or tokens, or shards that
+ *              do not tile [0, V)); those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_tensor_t *logits,
@@ -117,17 +134,20 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             void *workspace, colo_stream_t stream);
 /**
  * colo_logprob_backward() - gradient of the raw logits; local, one read and one write
- * @saved:     from forward; may be used again (gives the same)
- * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
- *             in place is wanted, which ends @saved; any other overlap is an error
- * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (version counter moved),
- *             COLO_ERR_ARG, COLO_ERR_SHAPE
+ * @saved:     from forward; may be used again, with the same result
+ * @upstream:  in  borrowed for the call
+ * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
+ *                 strides), the gradient overwrites them, which ends @saved. Any other overlap
+ *                 is an error
+ * @stream:    as in forward
+ * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (the version counter of
+ *             logits or targets moved), COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
                                              const colo_logprob_upstream_t *upstream,
                                              const colo_tensor_t *d_logits, colo_stream_t stream);
 
-/** A masked sum that becomes a mean once: (num, den) added over dp x cp, never tp. */
+/** A masked sum and its mean: num and den are sums over the dp x cp group, never over tp. */
 typedef struct colo_reduced {
     double num;   /* global sum */
     int64_t den;  /* global token count */
@@ -136,11 +156,14 @@ typedef struct colo_reduced {
 
 /**
  * colo_loss_reduce() - sum values over tokens and ranks, divide once
- * @values:  [count] f32 or f64 (dtype); @mask: [count] or NULL: tokens whose mask is 0 do not count
- * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with count 0
- * @values and @mask are host memory; on a group of GPUs (<colobridge/nccl.h>) they are memory of
- * this rank's device, summed on @stream in a fixed order. @out is host memory, and written on return:
- * the host waits, so the call cannot be captured (COLO_ERR_STATE).
+ * @values:  in  [count] f32 or f64 (dtype). Host memory; on a group of GPUs
+ *               (<colobridge/nccl.h>) memory of this rank's device, summed on @stream in a fixed
+ *               order
+ * @mask:    in  [count], in the memory of @values, or NULL; tokens whose mask is 0 do not count
+ * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with
+ *           count 0
+ * @out:     out host memory, written on return: the host waits, so the call cannot be captured
+ *               (COLO_ERR_STATE)
  * The gradient of the result with respect to a counted value is 1 / den.
  * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM (the other ranks get COLO_ERR_PEER); those of
  *           colo_comm_all_gather()
@@ -157,23 +180,30 @@ typedef struct colo_weighted {
     double value;  /* num / den, 0 when den is 0 */
 } colo_weighted_t;
 
-/** colo_loss_weighted_workspace_size() - bytes of workspace on a group of @ranks */
+/**
+ * colo_loss_weighted_workspace_size() - bytes of workspace of colo_loss_weighted_sum() and
+ * colo_loss_mean_forward() on a group of @ranks
+ */
 COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 /**
- * colo_loss_weighted_sum() - sum_t w_t v_t / den, e.g. advantages times log-probabilities, and its
- * gradient
- * @values:   in  [T] f32 or f64, contiguous
- * @weights:  in  [T], dtype of @values, contiguous; NULL: 1
- * @mask:     in  u8 [T], contiguous, or NULL: tokens whose mask is 0 do not count and are not read
- * @group:    the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
- * one); every rank joins, also with T = 0
- * @out:      out, in the memory of @values
- * @d_values: out [T] or NULL, dtype of @values: d value / d values = w / den, 0 where masked; ready
- * to be the upstream gradient d_logp or d_loss
+ * colo_loss_weighted_sum() - sum_t w_t v_t / den, for example of advantages times
+ * log-probabilities, and its gradient
+ * @values:     in  [T] f32 or f64, contiguous
+ * @weights:    in  [T], dtype of @values, contiguous; NULL: 1
+ * @mask:       in  u8 [T], contiguous, or NULL; tokens whose mask is 0 do not count and are not
+ *                  read
+ * @group:      the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
+ *              one); every rank joins, also with T = 0
+ * @out:        out in the memory of @values
+ * @d_values:   out [T] or NULL, dtype of @values: d value / d values = w / den, 0 if masked. It
+ *                  can be the upstream gradient d_logp or d_loss as it is
  * @workspace:  colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @values
+ * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
+ *              enqueues the work on @stream, and the host does not wait
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
- *            all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
+ *              COLO_ERR_MISMATCH on all ranks, for host memory (some ranks call
+ *              colo_loss_mean_forward() instead)
  */
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
@@ -190,30 +220,32 @@ typedef struct colo_loss_mean {
 } colo_loss_mean_t;
 
 /**
- * colo_loss_mean_forward() - sum or mean of losses whose tokens were counted where they were made,
- * so that nobody waits for the count
- * @losses:  in  [T] f32 or f64, contiguous; 0 where a token does not count
- * @n_valid: in  [1] how many of them count: colo_logprob_out_t.n_valid
- * @divide:  value is the mean, else the sum
- * @group:   the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of one);
- *           every rank joins, also with T = 0
- * @out:     out, every member
- * @workspace: colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @losses
- * Order and bits as colo_loss_weighted_sum(). A NaN is not hidden, also when no token counts.
- * Errors:   as colo_loss_weighted_sum()
+ * colo_loss_mean_forward() - sum or mean of losses, with a count of tokens that forward has
+ * made, so that the host does not wait for the count
+ * @losses:     in  [T] f32 or f64, contiguous; 0 if a token does not count
+ * @n_valid:    in  [1] how many of them count: colo_logprob_out_t.n_valid
+ * @divide:     value is the mean, else the sum
+ * @group:      the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
+ *              one); every rank joins, also with T = 0
+ * @out:        out every member, in the memory of @losses
+ * @workspace:  colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @losses
+ * @stream:     as in colo_loss_weighted_sum(); so are the order of sums, and the errors
+ * A NaN is not hidden, also if no token counts.
  */
 COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t *n_valid,
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
 /**
- * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all; local
- * @factor:   in  from forward
- * @d_value:  in  [1] dtype of the losses, or NULL: 0
- * @d_num:    in  [1] or NULL: 0
- * @d_losses: out [T], as the losses; colo_logprob_upstream_t.d_loss. All in one memory
- * Each rank's losses appear once in the whole: add their gradients over the group, do not average.
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE
+ * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens;
+ * local
+ * @factor:    in  from forward
+ * @d_value:   in  [1] dtype of the losses, or NULL: 0
+ * @d_num:     in  [1] or NULL: 0
+ * @d_losses:  out [T], as the losses; it can be colo_logprob_upstream_t.d_loss
+ * @stream:    as in forward. All arguments are in the same memory The loss is already divided by
+ * the global token count: sum gradients over the group, do not average.
+ * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
                                                const double *d_num, const colo_tensor_t *d_losses,

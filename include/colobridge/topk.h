@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk.h - log-probabilities of k columns a token under vocabulary-parallel logits: the k largest,
- * or those at ids that the caller gives. Differentiable; the choice of the k largest is not.
+ * topk.h - log-probabilities of k columns per token under vocabulary-parallel logits: the k
+ * largest, or those at ids that the caller gives. Differentiable; the choice of the k largest is
+ * not.
  *
- * Letters and formulas are logprob.h's: x of a logit, M = max x, Sum = sum_j exp(x_j - M) over the
- * whole vocabulary; logp_i = (x_i - M) - log Sum for each picked id i, never above 0. Upstream
- * gradients g_i give dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i Forward does one all-gather;
- * backward no collective. Tokens are not chunked.
+ * Letters and formulas are those of logprob.h: x of a logit, M = max x, Sum = sum_j exp(x_j - M)
+ * over the whole vocabulary; logp_i = (x_i - M) - log Sum for each selected id i, never above 0.
+ * Upstream gradients g_i give
+ *
+ *   dx_j = -p_j sum_i g_i + sum_{i: id_i = j} g_i
+ *
+ * Forward does one all-gather, backward no collective. Tokens are not chunked.
  */
 #ifndef COLOBRIDGE_TOPK_H
 #define COLOBRIDGE_TOPK_H
@@ -19,13 +23,14 @@
 extern "C" {
 #endif
 
-#define COLO_TOPK_MAX 256 /* ids a token */
+#define COLO_TOPK_MAX 256 /* ids per token */
 
+/** Members from topk on have defaults: false, ignore_index -100. */
 typedef struct colo_topk_config {
     size_t struct_size;
     colo_logits_options_t logits; /* columns that are padding are never selected */
     int64_t k;            /* 1..COLO_TOPK_MAX; at most V with topk */
-    bool topk;            /* the k largest; false: those at ids */
+    bool topk;            /* true: the k largest; false: those at ids */
     int64_t ignore_index; /* an id of this value has logp 0 and no gradient; -100 */
 } colo_topk_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
@@ -53,39 +58,55 @@ typedef struct colo_topk_saved {
     bool valid;
 } colo_topk_saved_t;
 
-/** colo_topk_config_check() - COLO_ERR_ARG naming the member, its value and its range */
+/**
+ * colo_topk_config_check() - are all members of @config in their ranges? Local
+ * Errors:  COLO_ERR_ARG, naming the member, its value and its range
+ */
 COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
-/** colo_topk_saved_size() - bytes of the saved statistics: 40 a token and 16 a picked id */
+/**
+ * colo_topk_saved_size() - bytes of the saved statistics: 40 per token and 16 per selected id
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
                                             size_t *bytes);
-/** colo_topk_workspace_size() - bytes of workspace that forward needs on a group of @ranks; no
- * multiple of the vocabulary */
+/**
+ * colo_topk_workspace_size() - bytes of workspace that forward needs on a group of @ranks; they
+ * do not grow with the vocabulary
+ * @bytes:  out
+ */
 COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config,
                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
                                                 size_t *bytes);
 
 /**
- * colo_topk_forward() - one all-gather over @group (none on a group of one)
- * @logits:   in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
- *                until backward
- * @ids:      in  i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id may
- *                occur twice in a row. Not needed after the call
- * @mask:     in  u8 [T] or NULL: a row whose mask is 0 is not read; its logp are 0
- * @group:    the vocabulary (tp) group; NULL is an error
- * @saved:    out may be NULL when there is no backward; then @stats is not needed
- * @stats:    colo_topk_saved_size() bytes, aligned, borrowed until backward; NULL iff saved is
- * NULL
- * @workspace:  colo_topk_workspace_size() bytes, aligned, free after the call
+ * colo_topk_forward() - one read of the logits, one all-gather over @group (none if it has one
+ * rank)
+ * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride;
+ *                  borrowed until backward
+ * @ids:        in  i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id
+ *                  may occur twice in a row. Not needed after the call
+ * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0
+ * @group:      the vocabulary (tp) group, collective; NULL is an error
+ * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
+ * @stats:      colo_topk_saved_size() bytes, aligned, borrowed until the last backward
+ * @workspace:  colo_topk_workspace_size() bytes, aligned, free again after the call
+ * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
+ *              enqueues the work on @stream, and the host does not wait
  *
- * Order:     by scale * z, of which x is an ascending function; equal logits by lowest id. With
- *            scale 0 all are equal. The same ids on every rank, for every cut of the vocabulary
- * Special values: a row with NaN or +inf on any rank, or with nothing but -inf: logp NaN, ids -1,
- *            gradient NaN. -inf among finite logits: may be picked, after all others, with logp
- *            -inf. An invalid id: its logp and the row's gradient NaN, the row's other logp as
- * usual Memory:    host, or all of it CUDA; on CUDA the shards are not compared across ranks
- * Errors:    COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH on
- *            all ranks (other config, ids, mask or tokens, shards that do not tile [0, V)); those
- * of colo_comm_all_gather()
+ * Order:       by scale * z, of which x is an ascending function; equal logits by lowest id.
+ *              With scale 0 all are equal. The ids are the same on every rank, for every cut of
+ *              the vocabulary
+ *
+ * Special values. A row with NaN or +inf on any rank, or with nothing but -inf, gives logp NaN,
+ * ids -1 and gradient NaN. -inf among finite logits may be selected, after all others, with logp
+ * -inf. An invalid id gives NaN as its logp and as the row's gradient; the row's other logp are
+ * as usual.
+ *
+ * Memory:      all on the host, or all of it CUDA; on CUDA the shards are not compared across
+ * ranks
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
+ *              COLO_ERR_MISMATCH on all ranks (other config, ids, mask or tokens, shards that do
+ *              not tile [0, V)); those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_tensor_t *logits, const colo_tensor_t *ids,
@@ -94,10 +115,12 @@ COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          void *stats, void *workspace, colo_stream_t stream);
 /**
  * colo_topk_backward() - gradient of the raw logits; local, one read and one write
- * @saved:     from forward; may be used again (gives the same)
+ * @saved:     from forward; may be used again, with the same result
  * @d_logp:    in  [T, k] contiguous, in the dtype of the output logp
- * @d_logits:  out [T, Vl], dtype of the logits; the logits themselves (same data and strides) when
- *             in place is wanted, which ends @saved; any other overlap is an error
+ * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
+ *                 strides), the gradient overwrites them, which ends @saved. Any other overlap
+ *                 is an error
+ * @stream:    as in forward
  * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
