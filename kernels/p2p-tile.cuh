@@ -2,8 +2,8 @@
 /*
  * p2p-tile.cuh - one tile of a box on the direct path: moved, or added up.
  *
- * The axes are put in order, coalesced, and given the widest access on the device, by one thread once
- * a box: only there both sides' strides are known. Sums add one value of every level in level
+ * The axes are put in order, coalesced, and given the widest access on the device, by one thread
+ * once a box: only there both sides' strides are known. Sums add one value of every level in level
  * order, as box.cu does: the host's bits.
  */
 #ifndef COLO_KERNELS_P2P_TILE_CUH
@@ -134,11 +134,18 @@ __device__ void move_bytes(const task &t, int64_t base, int64_t end, int elem)
     }
 }
 
+/* The first access of those that begin at element @at or behind it: a tile of odd elements may end
+ * inside one. */
+__device__ int64_t access_at(int64_t at, int64_t elem, int64_t width)
+{
+    return (at * elem + width - 1) / width;
+}
+
 /* Elements [at, at + d.tile) of the box, in the order of its axes. */
 __device__ void move_tile(const colo_k_p2p_t &d, const task &t, int64_t at)
 {
     const int64_t width = t.width ? t.width : d.elem;
-    int64_t base = at * d.elem / width, end = base + d.tile * d.elem / width;
+    int64_t base = access_at(at, d.elem, width), end = access_at(at + d.tile, d.elem, width);
     end = end < t.w.count ? end : t.w.count;
     for (; base < end; base += SPAN)
         switch (t.width) {
@@ -294,12 +301,11 @@ __device__ void sum_span(const sum_task &t, int levels, int64_t base, int64_t en
     }
 }
 
-template <typename D>
-__device__ void sum_tile(const colo_k_p2p_t &d, const sum_task &t, int64_t at)
+template <typename D> __device__ void sum_tile(const colo_k_p2p_t &d, const sum_task &t, int64_t at)
 {
     constexpr int ELEM = sizeof(typename D::raw);
     const int64_t width = t.width ? t.width : ELEM;
-    int64_t base = at * ELEM / width, end = base + d.tile * ELEM / width;
+    int64_t base = access_at(at, ELEM, width), end = access_at(at + d.tile, ELEM, width);
     end = end < t.w.count ? end : t.w.count;
     for (; base < end; base += SUM_SPAN)
         if (t.width == 16)

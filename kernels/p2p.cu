@@ -47,7 +47,7 @@ __device__ void expose(const colo_k_p2p_t &d, const uint32_t *calls)
         const colo_k_partner_t &p = d.partner[i];
         if (!(p.exposes & 1))
             continue;
-        if (d.levels)
+        if (d.levels || d.pull)
             __threadfence_system();
         put(p.remote + lane, (uint64_t)calls[i] << 32 | word);
     }
@@ -147,20 +147,26 @@ __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 
 /* ---- queues ---- */
 
-/* Warp 0: the piece of a tile. */
+/* Warp 0: the piece of a tile. Every lane looks at the end of one of 32 parts of what is left: a
+ * ragged batch has thousands. */
 __device__ int piece_of(const colo_k_p2p_t &d, int q, int64_t tile)
 {
-    for (int base = 0;; base += 32) {
-        int i = base + (int)(threadIdx.x % 32);
-        unsigned past = __ballot_sync(ALL, i < d.pieces[q] && d.piece[q][i].tile_end > tile);
-        if (past)
-            return base + __ffs((int)past) - 1;
+    const int lane = threadIdx.x % 32;
+    for (int base = 0, n = d.pieces[q];;) {
+        const int part = (n + 31) / 32, end = (lane + 1) * part < n ? (lane + 1) * part : n;
+        const unsigned past = __ballot_sync(ALL, d.piece[q][base + end - 1].tile_end > tile);
+        const int first = (__ffs((int)past) - 1) * part;
+        if (part == 1)
+            return base + first;
+        base += first;
+        n = n - first < part ? n - first : part;
     }
 }
 
-__device__ const char *inside(const char *base, const int64_t *at, const int64_t *step)
+__device__ const char *inside(const colo_k_p2p_t &d, const char *base, const int64_t *at,
+                              const int64_t *step)
 {
-    return base + at[0] * step[0] + at[1] * step[1] + at[2] * step[2];
+    return base + at[0] * step[0] + at[1] * step[1] + at[2] * d.per * step[2];
 }
 
 struct mover {
@@ -169,13 +175,15 @@ struct mover {
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
         const colo_k_piece_t &p = d.piece[q][i];
-        record r = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
-        if (p.partner >= 0 && !take(d, p.partner, calls, r))
+        record in = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
+        record out = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
+        if (p.partner >= 0 && !take(d, p.partner, calls, d.pull ? in : out))
             return false;
         if (threadIdx.x == 0) {
-            t.dst = (char *)inside(r.base, p.there, r.step);
-            t.src = inside(d.in, p.here, d.in_step);
-            plan_move(t, p.extent, r.step, d.in_step, d.elem);
+            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * d.per};
+            t.dst = (char *)inside(d, out.base, p.there, out.step);
+            t.src = inside(d, in.base, p.here, in.step);
+            plan_move(t, extent, out.step, in.step, d.elem);
         }
         return true;
     }
@@ -197,16 +205,17 @@ template <typename D> struct adder {
             if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
                 return false;
             if (threadIdx.x == 0) {
-                t.src[k] = inside(r.base, a[k].at, r.step);
+                t.src[k] = inside(d, r.base, a[k].at, r.step);
                 for (int x = 0; x < 3; x++)
                     t.from[k][x] = r.step[x];
             }
         }
         if (threadIdx.x == 0) {
-            t.dst = (char *)inside(d.out, p.there, d.out_step);
+            const int64_t extent[3] = {p.extent[0], p.extent[1], p.extent[2] * d.per};
+            t.dst = (char *)inside(d, d.out, p.there, d.out_step);
             for (int x = 0; x < 3; x++)
                 t.to[x] = d.out_step[x];
-            plan_sum(t, p.extent, d.levels, d.elem);
+            plan_sum(t, extent, d.levels, d.elem);
         }
         return true;
     }

@@ -54,7 +54,8 @@ typedef struct colo_k_control {
 } colo_k_control_t;
 
 /* A box: samples, rows, features. Moved: from here in this rank's input to there in the partner's
- * output (partner -1: this rank's own). Added up: there is in this rank's output. */
+ * output (partner -1: this rank's own). Pulled: from here in the partner's input to there in this
+ * rank's output. Added up: there is in this rank's output. */
 typedef struct colo_k_piece {
     int64_t extent[3], here[3], there[3];
     int64_t tile_end; /* tiles of this piece and those before it in its queue */
@@ -85,6 +86,8 @@ typedef struct colo_k_p2p {
     int32_t pieces[2];
     int64_t tiles[2];
     int64_t tile;   /* elements */
+    int64_t per;    /* elements of a feature of the pieces and addends: 1, but of a ragged batch */
+    int32_t pull;   /* boxes come from partners */
     int32_t levels; /* 0: moves; else addends of a piece */
     int32_t npartners;
     const colo_k_addend_t *addend; /* device [pieces of queue 0, then of queue 1][levels] */

@@ -157,6 +157,9 @@ colo_status_t colo_collective_backward(colo_bridge_t *b, colo_view_t d_y, colo_v
 /* What stays on the rank, where nothing is added up. */
 colo_status_t colo_exchange_own(colo_bridge_t *b, colo_pass_t pass, colo_view_t in, colo_view_t out,
                                 colo_stream_t stream);
+/* Of one tensor of a ragged batch. */
+colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                 const colo_carried_t *t, colo_stream_t stream);
 /* Partial sums and staging, if they are still to be made. */
 colo_status_t colo_staged_need(colo_shape_state_t *s);
 

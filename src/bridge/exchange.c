@@ -311,6 +311,12 @@ static colo_status_t keep_own(colo_bridge_t *b, colo_shape_state_t *s, colo_pass
                             s->bytes ? 1 : colo_dtype_size(t->dtype), stream);
 }
 
+colo_status_t colo_exchange_keep(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
+                                 const colo_carried_t *t, colo_stream_t stream)
+{
+    return keep_own(b, s, pass, t, stream);
+}
+
 static colo_carried_t one_tensor(const colo_bridge_t *b, colo_view_t in, colo_view_t out)
 {
     return (colo_carried_t){.in = in, .out = out, .per = 1, .dtype = b->now.plan->config.dtype};

@@ -226,10 +226,30 @@ static colo_status_t exposed_ranks(const colo_bridge_t *b, const colo_routes_t *
     return COLO_OK;
 }
 
+/* Of a ragged bridge: batches bring the steps, between any ranks. */
+static colo_status_t any_peers(const colo_bridge_t *b, struct both *w)
+{
+    const int32_t n = b->comm->size;
+    for (int i = 0; i < 2; i++) {
+        w->expose[i] = calloc((size_t)n, sizeof *w->expose[i]);
+        if (!w->expose[i])
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %d ranks", (int)n);
+        for (int32_t r = 0; r < n - 1; r++)
+            w->expose[i][r] = r + (r >= b->comm->rank);
+        w->pass[i] = (colo_transfers_t){.name = i ? "bridge backward" : "bridge forward",
+                                        .elem = 1,
+                                        .nposts = n - 1,
+                                        .expose = w->expose[i]};
+    }
+    return COLO_OK;
+}
+
 static colo_status_t both_make(const colo_bridge_t *b, const colo_shape_state_t *s, struct both *w)
 {
     static const char *const names[] = {"bridge forward", "bridge backward"};
     const colo_plan_t *p = s->plan;
+    if (b->ragged)
+        return any_peers(b, w);
     for (int i = 0; i < (p->config.no_grad ? 1 : 2); i++) {
         const bool sums = i == COLO_BACKWARD && p->levels > 1;
         const colo_routes_t *exposes = sums ? &p->send[i] : &p->recv[i];
@@ -295,7 +315,7 @@ colo_status_t colo_bridge_p2p_create(colo_bridge_t *b)
     colo_status_t st = peer->open(b->comm);
     if (st == COLO_OK) { /* all ranks go on, or none */
         st = both_make(b, &b->now, &w);
-        if (st == COLO_OK)
+        if (st == COLO_OK && !b->ragged)
             st = find_asymmetric(b, &b->now);
         st = colo_comm_i_agree(colo_comm_i_control(b->comm), "bridge create", 4, st);
     }
@@ -395,7 +415,8 @@ colo_status_t colo_bridge_p2p_agree(colo_bridge_t *b, colo_pass_t pass, colo_rea
         votes[all[k]]++;
         first = all[k] == STAGED && first < 0 ? k : first;
     }
-    *agreed = (struct colo_agreed){.made = true,
+    /* if no rank has anything of a ragged batch, another batch has to say */
+    *agreed = (struct colo_agreed){.made = !b->ragged || votes[DIRECT] + votes[STAGED] > 0,
                                    .p2p = votes[DIRECT] > 0 && votes[STAGED] == 0,
                                    .at = b->comm->ops->peer->registrations(b->comm)};
     if (votes[DIRECT] > 0 && votes[STAGED] > 0)

@@ -34,35 +34,33 @@ static int64_t merged_rows(const colo_ragged_t *r, const colo_side_t *side, cons
     return length;
 }
 
-static colo_status_t list_stored(colo_builder_t *w, const colo_ragged_t *r, const colo_side_t *side,
-                                 const int64_t *coords, bool merged, colo_stored_t **out,
-                                 int64_t *n, int64_t *rows)
+colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
+                                 const int64_t *coords, const colo_runs_t *whole, bool merged,
+                                 colo_stored_t **out, int64_t *rows)
 {
-    const colo_runs_t *whole;
     colo_runs_t on_rank = {0};
     colo_status_t st = COLO_OK;
     int64_t first = 0;
-    COLO_TRY_GOTO(st, colo_block_own_rows(w, side, coords, &whole), done);
+    const int64_t n = whole->n;
     if (merged)
         COLO_TRY_GOTO(st, colo_ragged_rows(side, coords, NULL, true, &on_rank), done);
-    *n = whole->n;
     *rows = whole->rows;
-    *out = malloc((size_t)(*n + 1) * sizeof **out);
+    *out = malloc((size_t)(n + 1) * sizeof **out);
     if (!*out) {
-        st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)*n);
+        st = colo_fail(COLO_ERR_NOMEM, "plan: %lld runs of rows", (long long)n);
         goto done;
     }
     bool sorted = true;
-    for (int64_t i = 0; i < *n; i++) {
+    for (int64_t i = 0; i < n; i++) {
         const colo_run_t *run = &whole->run[i];
         (*out)[i] = (colo_stored_t){run->local, run->count, merged ? on_rank.run[i].local : 0};
         sorted = sorted && (i == 0 || (*out)[i - 1].first < run->local);
     }
     if (!sorted)
-        qsort(*out, (size_t)*n, sizeof **out, by_first);
+        qsort(*out, (size_t)n, sizeof **out, by_first);
     if (merged)
         *rows = merged_rows(r, side, coords, &first);
-    for (int64_t i = 0, at = 0; i < *n; at += (*out)[i++].count)
+    for (int64_t i = 0, at = 0; i < n; at += (*out)[i++].count)
         (*out)[i].row = merged ? (*out)[i].row - first : at;
 done:
     colo_runs_deinit(&on_rank);
@@ -106,24 +104,23 @@ void colo_ragged_places_deinit(colo_ragged_places_t *places)
     *places = (colo_ragged_places_t){0};
 }
 
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at)
+{
+    int64_t a = 0, z = n; /* stored[a].first <= at < stored[z].first */
+    while (z - a > 1) {
+        const int64_t mid = a + (z - a) / 2;
+        if (stored[mid].first <= at)
+            a = mid;
+        else
+            z = mid;
+    }
+    return stored[a].row + (at - stored[a].first);
+}
+
 static void place(colo_routes_t *routes, const colo_stored_t *stored, int64_t n)
 {
-    for (int64_t i = 0, a = 0; i < routes->nregions; i++) {
-        const int64_t at = routes->offset[i].dst_row;
-        if (a + 1 < n && stored[a + 1].first <= at)
-            a++; /* the next one, usually */
-        if (at < stored[a].first || (a + 1 < n && stored[a + 1].first <= at)) {
-            int64_t z = n; /* stored[a].first <= at < stored[z].first */
-            for (a = 0; z - a > 1;) {
-                const int64_t mid = a + (z - a) / 2;
-                if (stored[mid].first <= at)
-                    a = mid;
-                else
-                    z = mid;
-            }
-        }
-        routes->offset[i].dst_row = stored[a].row + (at - stored[a].first);
-    }
+    for (int64_t i = 0; i < routes->nregions; i++)
+        routes->offset[i].dst_row = colo_ragged_find(stored, n, routes->offset[i].dst_row);
 }
 
 /* ---- the plan ---- */
@@ -149,11 +146,14 @@ static colo_status_t find_places(colo_builder_t *w, const colo_ragged_t *r, bool
     colo_side_t dst = {.layout = &p->dst, .ragged = r, .full = c->output == COLO_FULL_SEQ};
     int64_t coords[COLO_MAX_DIMS];
     colo_runs_t mine = {0};
+    const colo_runs_t *whole;
     *rows = 0;
     if (!colo_layout_holds(&p->dst, p->rank))
         return COLO_OK;
     (void)colo_grid_coords(&p->dst.grid, p->rank, coords);
-    COLO_TRY(list_stored(w, r, &dst, coords, merged, &places->stored, &places->n, rows));
+    COLO_TRY(colo_block_own_rows(w, &dst, coords, &whole));
+    places->n = whole->n;
+    COLO_TRY(colo_ragged_stored(r, &dst, coords, whole, merged, &places->stored, rows));
     if (!dst.full || c->grad != COLO_DISJOINT || c->no_grad)
         return COLO_OK;
     dst.full = false;

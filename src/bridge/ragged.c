@@ -132,6 +132,7 @@ static colo_status_t plan_batch(colo_bridge_t *bridge, const colo_segments_t *se
                                    hash, &x->places),
                   done);
     COLO_TRY_GOTO(st, colo_shape_state_load(bridge, &x->s), done);
+    COLO_TRY_GOTO(st, colo_ragged_p2p_list(x), done);
     r->src_rows = x->s.plan->own_src.rows;
     r->dst_rows = x->s.plan->own_dst.rows;
     *batch = x;
@@ -185,6 +186,7 @@ void colo_batch_destroy(colo_batch_t **batch)
     if (!batch || !*batch)
         return;
     (*batch)->s.sums = (*batch)->s.stage = NULL; /* the bridge's */
+    colo_ragged_p2p_drop(*batch);
     colo_ragged_places_deinit(&(*batch)->places);
     colo_shape_state_deinit((*batch)->bridge->comm, &(*batch)->s);
     free(*batch);
@@ -201,7 +203,8 @@ typedef struct call {
     colo_stream_t stream;
     colo_queries_t queries;
     bool capturing;
-    colo_carried_t *carried; /* [n] */
+    colo_carried_t *carried;       /* [n] */
+    colo_reached_t reached, *each; /* [n] */
     size_t sum_size;
 } call_t;
 
@@ -322,6 +325,19 @@ static colo_status_t check_pair(call_t *c, int32_t i)
     return COLO_OK;
 }
 
+/* Boxes and addends; a peer-to-peer call needs neither. */
+static colo_status_t prepare_staged(call_t *c)
+{
+    colo_shape_state_t *s = &c->batch->s;
+    colo_bridge_t *b = c->batch->bridge;
+    COLO_TRY(colo_lane_widen(s, c->pass, c->n));
+    if (c->pass == COLO_BACKWARD)
+        COLO_TRY(colo_ragged_slab(b, c->sum_size * (size_t)s->nsums, c->capturing));
+    s->sums = b->ragged->sums.at;
+    s->sum_size = c->sum_size;
+    return COLO_OK;
+}
+
 static colo_status_t prepare(call_t *c)
 {
     colo_shape_state_t *s = &c->batch->s;
@@ -330,19 +346,18 @@ static colo_status_t prepare(call_t *c)
         return colo_fail(COLO_ERR_ARG, "rank %lld: %d tensors, expected at least 1",
                          (long long)s->plan->rank, (int)c->n);
     c->carried = calloc((size_t)c->n, sizeof *c->carried);
-    if (!c->carried)
+    c->each = calloc((size_t)c->n, sizeof *c->each);
+    if (!c->carried || !c->each)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %d tensors", (int)c->n);
     colo_status_t st = b->ops->stream_check(&c->queries, c->stream, &c->capturing);
     if (st < 0)
         return colo_fail_prefix(st, "rank %lld", (long long)s->plan->rank);
     for (int32_t i = 0; i < c->n; i++)
         COLO_TRY(check_pair(c, i));
-    COLO_TRY(colo_lane_widen(s, c->pass, c->n));
-    if (c->pass == COLO_BACKWARD)
-        COLO_TRY(colo_ragged_slab(b, c->sum_size * (size_t)s->nsums, c->capturing));
-    s->sums = b->ragged->sums.at;
-    s->sum_size = c->sum_size;
-    return COLO_OK;
+    COLO_TRY(colo_ragged_p2p_find(c->batch, c->pass, c->in, c->out, c->n, &c->reached, c->each));
+    c->reached.device = c->queries.device;
+    c->reached.capturing = c->capturing;
+    return c->reached.p2p || c->reached.not_agreed ? COLO_OK : prepare_staged(c);
 }
 
 /* ---- calls ---- */
@@ -355,6 +370,11 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
     colo_fields_add(&f, "operation", "bridge %llu %s", (unsigned long long)b->number,
                     c->pass == COLO_FORWARD ? "forward" : "backward");
     colo_fields_add(&f, "tensors", "%d", (int)c->n);
+    if (colo_comm_check_level(b->comm) >= 2) /* registered on all ranks or on none */
+        colo_fields_add(&f, "in registered memory", "%s",
+                        c->reached.not_agreed ? "yet unknown"
+                        : c->reached.p2p      ? "yes"
+                                              : "no");
     return colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
 }
 
@@ -395,7 +415,16 @@ static colo_status_t run(call_t *c)
     if (verifies)
         COLO_TRY(colo_ragged_verify_replicas(c->batch, c->pass, c->carried, c->n, stream));
     c->batch->compared = true;
+    if (c->reached.not_agreed) {
+        COLO_TRY(colo_bridge_p2p_agree(b, c->pass, &c->reached));
+        st = c->reached.p2p ? COLO_OK : prepare_staged(c);
+        if (st < 0)
+            return colo_comm_i_fail(b->comm, st);
+    }
     b->calls++;
+    if (c->reached.p2p)
+        return colo_ragged_p2p_run(c->batch, operation(c), c->pass, &c->reached, c->each,
+                                   c->carried, c->n, stream);
     const bool ordered = b->order && !c->capturing;
     if (ordered)
         COLO_TRY(colo_bridge_follow(b, stream));
@@ -411,6 +440,7 @@ static colo_status_t call(colo_batch_t *batch, colo_pass_t pass, const colo_tens
     call_t c = {.batch = batch, .pass = pass, .in = in, .out = out, .n = n, .stream = stream};
     colo_status_t st = run(&c);
     free(c.carried);
+    free(c.each);
     return st;
 }
 

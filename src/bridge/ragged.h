@@ -89,6 +89,14 @@ typedef struct colo_ragged_places {
     int64_t nforeign;
 } colo_ragged_places_t;
 void colo_ragged_places_deinit(colo_ragged_places_t *places);
+/* Of @whole, the rows that @coords have on the replica's axis: where their tensor has them, by
+ * index.
+ * @out: [whole->n], owned by the caller; @rows: of that tensor. */
+colo_status_t colo_ragged_stored(const colo_ragged_t *r, const colo_side_t *side,
+                                 const int64_t *coords, const colo_runs_t *whole, bool merged,
+                                 colo_stored_t **out, int64_t *rows);
+/* The tensor's row of index @at, which is one of them. */
+int64_t colo_ragged_find(const colo_stored_t *stored, int64_t n, int64_t at);
 
 /* This rank's plan for the tables of @r. @config: of the bridge; of the shape, features count.
  * @merged: the destination tensor is the whole sequence axis. @hash: of the tables.
@@ -142,7 +150,21 @@ struct colo_batch {
     colo_ragged_places_t places;
     colo_fields_t fields; /* the tables, as all ranks must have them */
     bool compared;
+    colo_p2p_list_t *list; /* on the peer-to-peer path of the bridge; else NULL */
 };
+
+/* ragged-peer.c */
+/* The batch's steps, if its bridge has a peer-to-peer path; local, while tables are there. */
+colo_status_t colo_ragged_p2p_list(colo_batch_t *batch);
+void colo_ragged_p2p_drop(colo_batch_t *batch);
+/* Is this call peer-to-peer? Local; as colo_bridge_p2p_find(). @in, @out: [n] or NULL. @each:
+ * [n], out: id and offset. */
+colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
+                                   const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
+                                   colo_reached_t *all, colo_reached_t *each);
+colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
+                                  const colo_reached_t *all, const colo_reached_t *each,
+                                  const colo_carried_t *t, int32_t n, colo_stream_t stream);
 
 /* ragged-verify.c: COLO_CHECK=2. Local; @t: [n] tensors of backward. */
 colo_status_t colo_ragged_verify_zeros(const colo_batch_t *batch, const colo_carried_t *t,

@@ -28,7 +28,8 @@ struct colo_memory {
 };
 
 /* One box of a way, in samples, rows, features. Moved: from here in this rank's input to there in
- * the output of comm rank peer (-1: of this rank). Added up: to there in this rank's output. */
+ * the output of comm rank peer (-1: of this rank). Pulled: from here in that rank's input to there
+ * in this rank's output. Added up: to there in this rank's output. */
 typedef struct colo_transfer {
     int32_t peer;
     int64_t extent[3], here[3], there[3];
@@ -47,15 +48,23 @@ typedef struct colo_transfers {
     size_t elem;
     int64_t nsteps;
     const colo_transfer_t *step;
+    bool pulls;                  /* boxes move from peers to this rank; else to them */
     int32_t levels;              /* 0: boxes move; else each is the sum of that many addends */
     const colo_addend_t *addend; /* [nsteps][levels] */
     int32_t nposts;              /* comm ranks that reach this rank's tensor */
     const int32_t *expose;
 } colo_transfers_t;
 
+/* The steps of a ragged batch, for the path of its bridge. */
+typedef struct colo_p2p_list colo_p2p_list_t;
+
 /* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
- * out, or in where the way adds up. */
+ * out, or in if the way adds up or pulls. */
 typedef struct colo_p2p_call {
+    colo_p2p_list_t *list; /* NULL: the path's own steps */
+    int64_t per;           /* of a list: each feature of its steps is so many of dtype */
+    colo_dtype_t dtype;
+    size_t elem;
     char *in, *out;
     int64_t in_step[3], out_step[3];
     int32_t id; /* of the memory that is reached, from find(); -1 when nothing of it is */
@@ -84,6 +93,10 @@ struct colo_peer_ops {
     colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);
     colo_status_t (*run)(colo_p2p_t *d, int pass /* 0 forward, 1 backward */,
                          const colo_p2p_call_t *call, colo_stream_t stream);
+    /* Steps beside the path's own; local, and nothing waits for the device. Memory of a list that
+     * is dropped serves the next ones when the device is past its last call. */
+    colo_status_t (*list)(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list);
+    void (*drop)(colo_p2p_t *d, colo_p2p_list_t **list);
     void (*destroy)(colo_p2p_t **d);
 };
 

@@ -3,7 +3,8 @@
  * test_ragged_device.c - ragged batches in a device's memory, without a GPU: the device is the host
  * (cuda_is_host.c), the communicator is one of threads that calls itself one of GPUs.
  *
- * Random batches, staged, against the oracle. What needs the hardware is tests/gpu/'s.
+ * Random batches against the oracle, staged, or direct by peers of this file, which make the steps
+ * that the library gives them. What needs the hardware is tests/gpu/'s.
  */
 #include "harness/harness.h"
 
@@ -12,22 +13,219 @@
 #include "harness/bridge_case.h"
 #include "harness/ragged_run.h"
 
-enum { RANKS = 8, CASES = 300 };
+#include <sched.h>
+#include <stdatomic.h>
+
+enum { RANKS = 8, CASES = 1000 };
+
+/* ---- peers: ranks of this process reach all memory; direct calls as the kernel makes them ---- */
+
+enum mode { NO_PEERS, REGISTERED, NOT_ON_RANK_1, NOT_REGISTERED, MODES };
+
+static struct told {
+    enum mode mode;
+    int64_t runs; /* direct calls so far */
+} told[RANKS];
+
+/* What a rank posts for another one to reach; by pass, poster, reader. */
+static struct mailbox {
+    _Atomic uint64_t posted, done;
+    char *base;
+    int64_t step[3];
+    uint64_t taken; /* the reader's */
+} mailbox[2][RANKS][RANKS];
+
+struct colo_p2p {
+    int32_t rank;
+};
+
+struct colo_p2p_list {
+    colo_transfers_t pass[2]; /* copies */
+};
+
+static colo_status_t print_open(colo_comm_t *c)
+{
+    return told[c->rank].mode == NO_PEERS
+               ? colo_fail(COLO_ERR_UNBUILT, "comm '%s' reaches no memory of peers", c->name)
+               : COLO_OK;
+}
+
+static uint64_t say_registrations(const colo_comm_t *c)
+{
+    return told[c->rank].mode != NO_PEERS;
+}
+
+static bool say_find(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id,
+                     uint64_t *offset)
+{
+    const enum mode mode = told[c->rank].mode;
+    (void)p;
+    (void)bytes;
+    *id = 0;
+    *offset = 0;
+    return mode == REGISTERED || (mode == NOT_ON_RANK_1 && c->rank != 1);
+}
+
+static colo_status_t make_path(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d)
+{
+    rank_check(pass[0].nposts == c->size - 1 && pass[1].nposts == c->size - 1);
+    *d = malloc(sizeof **d);
+    rank_check(*d);
+    (*d)->rank = c->rank;
+    return COLO_OK;
+}
+
+static void end_path(colo_p2p_t **d)
+{
+    free(*d);
+    *d = NULL;
+}
+
+static void *copied(const void *from, size_t bytes)
+{
+    void *to = malloc(bytes + 1);
+    if (to && bytes)
+        memcpy(to, from, bytes);
+    return to;
+}
+
+static colo_status_t make_list(colo_p2p_t *d, const colo_transfers_t pass[2],
+                               colo_p2p_list_t **list)
+{
+    colo_p2p_list_t *l = calloc(1, sizeof *l);
+    (void)d;
+    rank_check(l);
+    for (int i = 0; i < 2; i++) {
+        const size_t n = (size_t)pass[i].nsteps, sums = n * (size_t)pass[i].levels;
+        l->pass[i] = pass[i];
+        l->pass[i].step = copied(pass[i].step, n * sizeof(colo_transfer_t));
+        l->pass[i].addend = copied(pass[i].addend, sums * sizeof(colo_addend_t));
+        l->pass[i].expose = copied(pass[i].expose, (size_t)pass[i].nposts * sizeof(int32_t));
+        rank_check(l->pass[i].step && l->pass[i].addend && l->pass[i].expose);
+    }
+    *list = l;
+    return COLO_OK;
+}
+
+static void drop_list(colo_p2p_t *d, colo_p2p_list_t **list)
+{
+    (void)d;
+    for (int i = 0; i < 2; i++) {
+        free((void *)(uintptr_t)(*list)->pass[i].step);
+        free((void *)(uintptr_t)(*list)->pass[i].addend);
+        free((void *)(uintptr_t)(*list)->pass[i].expose);
+    }
+    free(*list);
+    *list = NULL;
+}
+
+/* Until @word is @call. */
+static bool wait_for(_Atomic uint64_t *word, uint64_t call)
+{
+    const double end = colo_now() + 20;
+    while (atomic_load(word) != call)
+        if (colo_now() > end)
+            return false;
+        else
+            sched_yield();
+    return true;
+}
+
+/* Elements of the box that begins at @at of a tensor; extents and places count units of features.
+ */
+static colo_box_t box_in(const colo_p2p_call_t *c, char *base, const int64_t *step,
+                         const int64_t *at, const int64_t *extent)
+{
+    const int64_t elem = (int64_t)c->elem;
+    return (colo_box_t){.data = base + at[0] * step[0] + at[1] * step[1] + at[2] * c->per * step[2],
+                        .extent = {extent[0], extent[1], extent[2] * c->per},
+                        .stride = {step[0] / elem, step[1] / elem, step[2] / elem}};
+}
+
+typedef struct reach {
+    char *base;
+    const int64_t *step;
+} reach_t;
+
+/* The tensor that comm rank @peer posted for this call; @mine: this rank's own. */
+static bool reach(int pass, int32_t me, int32_t peer, bool *seen, reach_t mine, reach_t *out)
+{
+    *out = mine;
+    if (peer < 0)
+        return true;
+    struct mailbox *m = &mailbox[pass][peer][me];
+    if (!seen[peer] && !wait_for(&m->posted, ++m->taken))
+        return false;
+    seen[peer] = true;
+    *out = (reach_t){m->base, m->step};
+    return true;
+}
+
+static colo_status_t run_steps(const colo_transfers_t *w, int pass, int32_t me, bool *seen,
+                               const colo_p2p_call_t *c)
+{
+    const reach_t in = {c->in, c->in_step}, out = {c->out, c->out_step};
+    const colo_ops_t *ops;
+    rank_try(colo_ops_for(COLO_HOST, &ops));
+    for (int64_t i = 0; i < w->nsteps; i++) {
+        const colo_transfer_t *s = &w->step[i];
+        colo_box_t from[COLO_MAX_ADDENDS] = {{0}};
+        reach_t r;
+        for (int32_t k = 0; k < w->levels; k++) {
+            const colo_addend_t *a = &w->addend[i * w->levels + k];
+            rank_check(reach(pass, me, a->peer, seen, in, &r));
+            from[k] = box_in(c, r.base, r.step, a->at, s->extent);
+        }
+        if (w->levels) {
+            const colo_box_t to = box_in(c, out.base, out.step, s->there, s->extent);
+            rank_try(ops->box_sum(&to, from, w->levels, c->dtype, NULL));
+            continue;
+        }
+        rank_check(reach(pass, me, s->peer, seen, w->pulls ? in : out, &r));
+        const reach_t a = w->pulls ? r : in, z = w->pulls ? out : r;
+        const colo_box_t to = box_in(c, z.base, z.step, s->there, s->extent);
+        from[0] = box_in(c, a.base, a.step, s->here, s->extent);
+        rank_try(ops->box_copy(&to, &from[0], c->elem, NULL));
+    }
+    return COLO_OK;
+}
+
+static colo_status_t run_direct(colo_p2p_t *d, int pass, const colo_p2p_call_t *c,
+                                colo_stream_t stream)
+{
+    const colo_transfers_t *w = &c->list->pass[pass];
+    const int32_t me = d->rank;
+    const bool reads = w->levels || w->pulls;
+    bool seen[RANKS] = {false};
+    (void)stream;
+    for (int32_t i = 0; i < w->nposts; i++) {
+        struct mailbox *m = &mailbox[pass][me][w->expose[i]];
+        m->base = reads ? c->in : c->out;
+        memcpy(m->step, reads ? c->in_step : c->out_step, sizeof m->step);
+        atomic_fetch_add(&m->posted, 1);
+    }
+    rank_try(run_steps(w, pass, me, seen, c));
+    for (int32_t r = 0; r < RANKS; r++)
+        if (seen[r])
+            atomic_store(&mailbox[pass][r][me].done, mailbox[pass][r][me].taken);
+    for (int32_t i = 0; i < w->nposts; i++) {
+        struct mailbox *m = &mailbox[pass][me][w->expose[i]];
+        rank_check(wait_for(&m->done, atomic_load(&m->posted)));
+    }
+    told[me].runs++;
+    return COLO_OK;
+}
+
+static const colo_peer_ops_t peers = {.open = print_open,
+                                      .registrations = say_registrations,
+                                      .find = say_find,
+                                      .create = make_path,
+                                      .list = make_list,
+                                      .drop = drop_list,
+                                      .run = run_direct,
+                                      .destroy = end_path};
 
 /* ---- a communicator that moves "CUDA memory" ---- */
-
-static colo_status_t no_peers(colo_comm_t *c)
-{
-    return colo_fail(COLO_ERR_UNBUILT, "comm '%s' reaches no memory of peers", c->name);
-}
-
-static uint64_t no_registrations(const colo_comm_t *c)
-{
-    (void)c;
-    return 0;
-}
-
-static const colo_peer_ops_t peers = {.open = no_peers, .registrations = no_registrations};
 
 struct colo_subconnection {
     int32_t n;
@@ -142,6 +340,7 @@ static const t_ragged_where_t where = {
 static colo_status_t run_random(colo_comm_t *comm, void *arg)
 {
     const uint64_t seed = *(uint64_t *)arg;
+    struct told *me = &told[comm->rank];
     for (int64_t i = 0, n = t_scaled(CASES); i < n; i++) {
         t_ragged_t t;
         uint64_t s = seed + (uint64_t)i;
@@ -151,7 +350,11 @@ static colo_status_t run_random(colo_comm_t *comm, void *arg)
                                       .gap = t_below(&s, 3),
                                       .where = &where};
         rank_try(colo_comm_set_check(comm, (int32_t)t_below(&s, 3)));
+        const enum mode mode = me->mode =
+            t_below(&s, 2) ? REGISTERED : (enum mode)t_below(&s, MODES);
+        const int64_t before = me->runs;
         const colo_status_t st = t_ragged_on(&t, &o, comm);
+        rank_check(st < 0 || mode == REGISTERED || mode == NOT_ON_RANK_1 || me->runs == before);
         if (st < 0)
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
         t_ragged_free(&t);
@@ -168,7 +371,55 @@ static void random_batches_on_a_device_arrive_as_the_oracle_says(void **state)
 {
     uint64_t seed = t_seed();
     (void)state;
+    int64_t p2p = 0;
+    memset(told, 0, sizeof told);
     assert_ok(colo_comm_threads_run(RANKS, random_batches, &seed));
+    for (int32_t r = 0; r < RANKS; r++)
+        p2p += told[r].runs;
+    assert_true(p2p > t_scaled(CASES));
+}
+
+/* ---- which path ---- */
+
+/* Batches of one bridge in registered memory: without any row, then with rows. */
+static colo_status_t run_empty_first(colo_comm_t *comm, void *arg)
+{
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    const t_ragged_options_t o = {.tensors = 1, .where = &where};
+    struct told *me = &told[comm->rank];
+    colo_bridge_t *bridge = NULL;
+    (void)arg;
+    me->mode = REGISTERED;
+    for (int64_t samples = 0; samples <= 2; samples += 2) {
+        colo_batch_t *batch = NULL;
+        t_ragged_t t;
+        t_ragged_uniform(&t, &src, &dst, (ref_shape_t){samples, 8, 3});
+        t.c.full = t.c.partial = true;
+        if (!bridge)
+            rank_try(t_ragged_bridge(&bridge, &t, &o, comm));
+        const colo_segments_t s = t_ragged_segments(&t);
+        rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_FORWARD));
+        rank_try(t_ragged_pass(batch, &t, &o, comm, COLO_BACKWARD));
+        rank_check(me->runs == samples);
+        colo_batch_destroy(&batch);
+        t_ragged_free(&t);
+    }
+    rank_check(colo_bridge_workspace_size(bridge) == 0); /* nothing was staged */
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+static colo_status_t empty_first(colo_comm_t *comm, void *arg)
+{
+    return disguised(comm, run_empty_first, arg);
+}
+
+static void path_after_a_batch_without_rows_is_still_peer_to_peer(void **state)
+{
+    (void)state;
+    memset(told, 0, sizeof told);
+    assert_ok(colo_comm_threads_run(2, empty_first, NULL));
 }
 
 /* ---- memory ---- */
@@ -217,6 +468,7 @@ static void memory_on_a_device_grows_or_is_there_from_create(void **state)
     (void)state;
     for (int i = 0; i < 2; i++) {
         bool reserves = i > 0;
+        memset(told, 0, sizeof told);
         assert_ok(colo_comm_threads_run(4, growing_batches, &reserves));
     }
 }
@@ -225,6 +477,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_batches_on_a_device_arrive_as_the_oracle_says),
+        cmocka_unit_test(path_after_a_batch_without_rows_is_still_peer_to_peer),
         cmocka_unit_test(memory_on_a_device_grows_or_is_there_from_create),
     };
     assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);

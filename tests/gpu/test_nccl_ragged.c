@@ -5,7 +5,7 @@
  * with max_rows has from create on.
  */
 #include "gpu/nccl_ranks.h"
-#include "gpu/ragged_uniform.h"
+#include "gpu/ragged_gpu.h"
 
 #include "core/error.h"
 
@@ -106,41 +106,10 @@ static void uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge(void **
 
 /* ---- outstanding batches, and memory ---- */
 
-/* Four batches of one bridge: all forwards, then all backwards, the last one first. */
 static colo_status_t outstanding(t_gpu_rank_t *r, void *arg)
 {
-    enum { BATCHES = 4 };
     const t_ragged_where_t w = where(r);
-    const bool reserves = *(bool *)arg;
-    const t_ragged_options_t o = {
-        .tensors = reserves ? 1 : 2, .max_rows = reserves ? 64 : 0, .where = &w};
-    t_ragged_t t[BATCHES];
-    colo_bridge_t *bridge = NULL;
-    colo_batch_t *batch[BATCHES] = {NULL};
-    ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
-    for (int i = 0; i < BATCHES; i++) {
-        t_ragged_uniform(&t[i], &src, &dst, (ref_shape_t){2 * (1 + i % 2), 4 + 4 * i, 6});
-        t[i].dtype = "f32";
-        t[i].c.full = t[i].c.partial = true;
-    }
-    rank_try(t_ragged_bridge(&bridge, &t[0], &o, r->gpus));
-    const size_t first = colo_bridge_workspace_size(bridge);
-    rank_check(r->rank >= 2 || (first > 0) == reserves);
-    for (int i = 0; i < BATCHES; i++) {
-        const colo_segments_t s = t_ragged_segments(&t[i]);
-        rank_try(colo_bridge_set_segments(bridge, &s, &batch[i]));
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_FORWARD));
-    }
-    for (int i = BATCHES; i-- > 0;)
-        rank_try(t_ragged_pass(batch[i], &t[i], &o, r->gpus, COLO_BACKWARD));
-    rank_check(!reserves || colo_bridge_workspace_size(bridge) == first);
-    rank_try(t_gpu_quiet(r));
-    for (int i = 0; i < BATCHES; i++) {
-        colo_batch_destroy(&batch[i]);
-        t_ragged_free(&t[i]);
-    }
-    colo_bridge_destroy(&bridge);
-    return COLO_OK;
+    return t_outstanding(r->gpus, &w, *(bool *)arg);
 }
 
 static void batches_on_gpus_with_other_tables_are_outstanding_together(void **state)

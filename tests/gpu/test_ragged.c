@@ -5,7 +5,7 @@
 #include "gpu/gpu.h"
 
 #include "core/error.h"
-#include "gpu/ragged_uniform.h"
+#include "gpu/ragged_gpu.h"
 
 static colo_status_t cuda(cudaError_t e, const char *what)
 {

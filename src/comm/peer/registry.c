@@ -587,5 +587,7 @@ const colo_peer_ops_t colo_peer_table = {
     .create = colo_p2p_make,
     .load = colo_p2p_load,
     .run = colo_p2p_run,
+    .list = colo_p2p_list,
+    .drop = colo_p2p_drop,
     .destroy = colo_p2p_destroy,
 };

@@ -89,6 +89,9 @@ colo_status_t colo_p2p_make(colo_comm_t *c, const colo_transfers_t pass[2], colo
 colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2]);
 colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
                            colo_stream_t stream);
+/* peer.h's list and drop. */
+colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list);
+void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list);
 void colo_p2p_destroy(colo_p2p_t **d);
 colo_status_t colo_p2p_poll(const struct colo_p2p *d, char *error_message, size_t cap);
 void colo_p2p_stop(struct colo_p2p *d);
@@ -107,13 +110,24 @@ colo_status_t colo_gather_plan(colo_comm_t *c, const void *send, const void *rec
 cudaError_t colo_gather_copy(colo_comm_t *c, const struct colo_gather *g, char *recv, size_t bytes,
                              bool capturing, cudaStream_t stream);
 
+struct colo_p2p_list {          /* of a ragged batch */
+    struct colo_p2p_list *next; /* in p2p->lists */
+    colo_k_p2p_t k[2];          /* by pass, all but the call */
+    char *host, *device;        /* of room bytes: segments and addends of both passes */
+    size_t room, bytes;
+    cudaEvent_t done; /* after the last call */
+    bool used, sent;  /* by a call; to the device */
+    bool taken;       /* by a batch */
+};
+
 struct colo_p2p {
-    struct colo_p2p *next;    /* in peer->direct */
-    struct colo_peer *peer;   /* a reference */
-    colo_comm_t *comm;        /* borrowed: deadline, number of the operation */
-    char *mailboxes;          /* device: [2][size] mailboxes, then [2] controls */
+    struct colo_p2p *next;  /* in peer->direct */
+    struct colo_peer *peer; /* a reference */
+    colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
+    char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */
     colo_share_t share;
     colo_k_report_t *report; /* pinned host [2] */
+    struct colo_p2p_list *lists;
     struct colo_p2p_pass {
         const char *name;
         colo_k_p2p_t k;       /* all but the call */

@@ -12,6 +12,9 @@
  * it. Mailboxes outlive their bridge, as long as the comm, and those of a path that died the
  * process: a peer that comes late may write there.
  *
+ * The lists of a ragged batch are filled in pinned memory when its tables are set, and sent by the
+ * first call, on its stream. Blocks of memory serve one batch after the other.
+ *
  * Left to others: the handshake itself (kernels/p2p.cu), what is registered (registry.c).
  */
 #include "comm/peer/registry.h"
@@ -136,50 +139,62 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
     return COLO_OK;
 }
 
-static colo_status_t pass_load(struct colo_p2p *d, int pass, const colo_transfers_t *w,
-                               struct colo_p2p_pass *out)
+static size_t lists_bytes(const colo_transfers_t *w)
+{
+    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
+    return n * sizeof(colo_k_piece_t) + sums * sizeof(colo_k_addend_t);
+}
+
+/* All of @k but the call, for lists that are made at @host and used at @device. */
+static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfers_t *w, char *host,
+                               char *device, colo_k_p2p_t *k)
 {
     struct colo_peer *p = d->peer;
-    colo_k_p2p_t *k = &out->k;
-    const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
-    const size_t bytes = n * sizeof(colo_k_piece_t) + sums * sizeof(colo_k_addend_t);
+    const size_t n = (size_t)w->nsteps;
     int64_t total = 0;
     memset(k, 0, sizeof *k);
-    out->name = w->name;
-    out->lists = NULL;
     if (w->nsteps == 0 && w->nposts == 0)
         return COLO_OK;
     for (int64_t i = 0; i < w->nsteps; i++)
         total += elements(&w->step[i]) * (int64_t)w->elem;
     k->elem = (int32_t)w->elem;
     k->dtype = w->dtype;
+    k->per = 1;
+    k->pull = w->pulls;
     k->levels = w->levels;
     k->blocks = p->blocks;
     k->tile = (total < 2 * (int64_t)TILE * p->blocks ? SMALL_TILE : TILE) / (int64_t)w->elem;
+    k->tile = k->tile > 0 ? k->tile : 1; /* a feature of a ragged batch may be larger */
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
     k->report = &d->report[pass];
-    COLO_AUTOFREE char *host = malloc(bytes + 1);
-    if (!host)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of lists", w->name, bytes);
     colo_k_piece_t *piece = (colo_k_piece_t *)(void *)host;
     COLO_TRY(lists_of(d, pass, w, k, piece, (colo_k_addend_t *)(void *)(piece + n)));
-    if (n == 0)
-        return COLO_OK;
-    cudaError_t e = cudaMalloc(&out->lists, bytes);
-    if (e == cudaSuccess)
-        e = cudaMemcpyAsync(out->lists, host, bytes, cudaMemcpyHostToDevice, p->stream);
-    if (e == cudaSuccess)
-        e = cudaStreamSynchronize(p->stream);
-    if (e != cudaSuccess) {
-        cudaFree(out->lists);
-        out->lists = NULL;
-        return colo_cuda_error(w->name, e);
-    }
-    k->piece[0] = out->lists;
+    k->piece[0] = (const colo_k_piece_t *)(const void *)device;
     k->piece[1] = k->piece[0] + k->pieces[0];
     k->addend = (const colo_k_addend_t *)(const void *)(k->piece[0] + n);
     return COLO_OK;
+}
+
+static colo_status_t pass_load(struct colo_p2p *d, int pass, const colo_transfers_t *w,
+                               struct colo_p2p_pass *out)
+{
+    struct colo_peer *p = d->peer;
+    const size_t bytes = lists_bytes(w);
+    out->name = w->name;
+    out->lists = NULL;
+    COLO_AUTOFREE char *host = malloc(bytes + 1);
+    if (!host)
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of lists", w->name, bytes);
+    cudaError_t e = bytes ? cudaMalloc(&out->lists, bytes) : cudaSuccess;
+    if (e != cudaSuccess)
+        return colo_cuda_error(w->name, e);
+    COLO_TRY(pass_fill(d, pass, w, host, out->lists, &out->k));
+    if (bytes > 0)
+        e = cudaMemcpyAsync(out->lists, host, bytes, cudaMemcpyHostToDevice, p->stream);
+    if (e == cudaSuccess && bytes > 0)
+        e = cudaStreamSynchronize(p->stream);
+    return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
 }
 
 colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
@@ -203,6 +218,77 @@ colo_status_t colo_p2p_load(colo_p2p_t *d, const colo_transfers_t pass[2])
     return st;
 }
 
+/* ---- lists of ragged batches ---- */
+
+enum { LIST_ROOM = 64 << 10 }; /* bytes, at least */
+
+static void list_free(struct colo_p2p_list *l)
+{
+    cudaFree(l->device);
+    cudaFreeHost(l->host);
+    if (l->done)
+        cudaEventDestroy(l->done);
+    free(l);
+}
+
+static colo_status_t list_new(struct colo_p2p *d, size_t bytes, struct colo_p2p_list **out)
+{
+    struct colo_p2p_list *l = calloc(1, sizeof *l);
+    if (!l)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %zu bytes", sizeof *l);
+    for (l->room = LIST_ROOM; l->room < bytes;)
+        l->room *= 2;
+    cudaError_t e = cudaMalloc((void **)&l->device, l->room);
+    if (e == cudaSuccess)
+        e = cudaHostAlloc((void **)&l->host, l->room, cudaHostAllocPortable);
+    if (e == cudaSuccess)
+        e = cudaEventCreateWithFlags(&l->done, cudaEventDisableTiming);
+    if (e != cudaSuccess) {
+        list_free(l);
+        (void)cudaGetLastError();
+        return colo_cuda_error("bridge: lists of boxes", e);
+    }
+    l->next = d->lists;
+    d->lists = l;
+    *out = l;
+    return COLO_OK;
+}
+
+/* Has the device used it for the last time? */
+static bool list_idle(const struct colo_p2p_list *l)
+{
+    if (l->taken)
+        return false;
+    const cudaError_t e = l->used ? cudaEventQuery(l->done) : cudaSuccess;
+    if (e != cudaSuccess)
+        (void)cudaGetLastError();
+    return e == cudaSuccess;
+}
+
+colo_status_t colo_p2p_list(colo_p2p_t *d, const colo_transfers_t pass[2], colo_p2p_list_t **list)
+{
+    const size_t first = lists_bytes(&pass[0]), bytes = first + lists_bytes(&pass[1]);
+    struct colo_p2p_list *l = d->lists;
+    while (l && (l->room < bytes || !list_idle(l)))
+        l = l->next;
+    if (!l)
+        COLO_TRY(list_new(d, bytes, &l));
+    l->bytes = bytes;
+    l->used = l->sent = false;
+    COLO_TRY(pass_fill(d, 0, &pass[0], l->host, l->device, &l->k[0]));
+    COLO_TRY(pass_fill(d, 1, &pass[1], l->host + first, l->device + first, &l->k[1]));
+    l->taken = true;
+    *list = l;
+    return COLO_OK;
+}
+
+void colo_p2p_drop(colo_p2p_t *d, colo_p2p_list_t **list)
+{
+    (void)d;
+    (*list)->taken = false;
+    *list = NULL;
+}
+
 /* ---- create ---- */
 
 static bool is_dead(const struct colo_p2p *d)
@@ -224,6 +310,10 @@ static void p2p_free(struct colo_p2p *d)
         (void)cudaEventSynchronize(d->peer->done);
     for (int w = 0; w < 2; w++)
         cudaFree(d->pass[w].lists);
+    for (struct colo_p2p_list *l = d->lists, *next; l; l = next) {
+        next = l->next;
+        list_free(l);
+    }
     colo_peer_unshare(d->peer, &d->share);
     if (!dead) {
         if (d->mailboxes)
@@ -367,7 +457,8 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
 {
     struct colo_p2p_pass *w = &d->pass[pass];
     struct colo_peer *p = d->peer;
-    colo_k_p2p_t k = w->k;
+    struct colo_p2p_list *list = call->list;
+    colo_k_p2p_t k = list ? list->k[pass] : w->k;
     if (k.npartners == 0 && k.tiles[0] + k.tiles[1] == 0)
         return COLO_OK;
     if (call->device != p->device)
@@ -379,16 +470,28 @@ colo_status_t colo_p2p_run(colo_p2p_t *d, int pass, const colo_p2p_call_t *call,
     k.out = call->out;
     memcpy(k.in_step, call->in_step, sizeof k.in_step);
     memcpy(k.out_step, call->out_step, sizeof k.out_step);
-    memcpy(k.own_step, k.levels ? call->in_step : call->out_step, sizeof k.own_step);
+    memcpy(k.own_step, k.levels || k.pull ? call->in_step : call->out_step, sizeof k.own_step);
+    if (list) {
+        k.elem = (int32_t)call->elem;
+        k.dtype = call->dtype;
+        k.per = call->per;
+        k.tile *= call->per;
+    }
     k.memory = (uint32_t)call->id;
     k.offset = call->offset;
     k.deadline_ns = (uint64_t)colo_comm_i_timeout(d->comm) * 1000000u;
     atomic_store(&w->seq, d->comm->seq);
     atomic_store(&w->deadline_ms, colo_comm_i_timeout(d->comm));
     cudaError_t e = colo_peer_follow(p, call->capturing, stream);
+    if (e == cudaSuccess && list && !list->sent && list->bytes > 0)
+        e = cudaMemcpyAsync(list->device, list->host, list->bytes, cudaMemcpyHostToDevice, stream);
     if (e == cudaSuccess)
         e = colo_k_p2p(&k, stream);
     if (e == cudaSuccess)
         e = colo_peer_lead(p, call->capturing, stream);
+    if (list && !call->capturing) { /* what a capture sends, its replays send */
+        list->sent = list->used = e == cudaSuccess;
+        e = e == cudaSuccess ? cudaEventRecord(list->done, stream) : e;
+    }
     return e == cudaSuccess ? COLO_OK : colo_cuda_error(w->name, e);
 }

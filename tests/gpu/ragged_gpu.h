@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged_uniform.h - tables of a uniform batch against the uniform bridge, on GPUs: the same bits.
- * Included by one source of a program.
+ * ragged_gpu.h - what programs of ragged batches on GPUs share: tables of a uniform batch against the
+ * uniform bridge, batches that are outstanding together, boxes of many tiles. Included by one source of a program.
  */
-#ifndef TESTS_GPU_RAGGED_UNIFORM_H
-#define TESTS_GPU_RAGGED_UNIFORM_H
+#ifndef TESTS_GPU_RAGGED_GPU_H
+#define TESTS_GPU_RAGGED_GPU_H
 
 #include "harness/harness.h"
 
@@ -19,7 +19,7 @@ typedef struct t_pair {
 enum { T_X2, T_Y2, T_DY2, T_DX2, T_FOUR };
 
 /* [rows, h] of f32 somewhere, of random bits, so that a sum in another order is another number. */
-static colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int64_t h,
+static inline colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int64_t h,
                                    uint64_t seed, colo_tensor_t *t)
 {
     const size_t bytes = (size_t)(rows * h) * sizeof(float);
@@ -34,7 +34,7 @@ static colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int6
     return st;
 }
 
-static colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_tensor_t *a,
+static inline colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_tensor_t *a,
                                  const colo_tensor_t *b)
 {
     const size_t bytes = (size_t)colo_tensor_count(a) * sizeof(float);
@@ -48,7 +48,7 @@ static colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_tensor_t 
     return COLO_OK;
 }
 
-static colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w, const t_case_t *c,
+static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w, const t_case_t *c,
                                    t_ragged_t *t)
 {
     const t_ragged_options_t o = {.tensors = 1, .where = w};
@@ -104,7 +104,7 @@ static colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w,
 }
 
 /* Pairs of layouts that fit @comm, whose sources have no context ranks. @ran: out. */
-static colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w, int32_t *ran)
+static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w, int32_t *ran)
 {
     static const t_pair_t pairs[] = {
         {"tp=1,dp=1", "tp=1,cp=1,dp=1"}, {"tp=1,dp=2", "tp=1,cp=2,dp=1"},
@@ -135,6 +135,66 @@ static colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *
                 return colo_fail_prefix(st, "%s", t_case_text(&c));
             ++*ran;
         }
+    return COLO_OK;
+}
+
+/* ---- batches of one bridge ---- */
+
+/* Four batches of one bridge: all forwards, then all backwards, the last one first. */
+/* @reserves: with max_rows, so that the workspace stays as it was at create. */
+static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_where_t *w, bool reserves)
+{
+    enum { BATCHES = 4 };
+    const t_ragged_options_t o = {
+        .tensors = reserves ? 1 : 2, .max_rows = reserves ? 64 : 0, .where = w};
+    t_ragged_t t[BATCHES];
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch[BATCHES] = {NULL};
+    ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    for (int i = 0; i < BATCHES; i++) {
+        t_ragged_uniform(&t[i], &src, &dst, (ref_shape_t){2 * (1 + i % 2), 4 + 4 * i, 6});
+        t[i].dtype = "f32";
+        t[i].c.full = t[i].c.partial = true;
+    }
+    rank_try(t_ragged_bridge(&bridge, &t[0], &o, comm));
+    const size_t first = colo_bridge_workspace_size(bridge);
+    rank_check(colo_comm_rank(comm) >= 2 || (first > 0) == reserves);
+    for (int i = 0; i < BATCHES; i++) {
+        const colo_segments_t s = t_ragged_segments(&t[i]);
+        rank_try(colo_bridge_set_segments(bridge, &s, &batch[i]));
+    }
+    rank_try(w->quiet(w->arg));
+    for (int i = 0; i < BATCHES; i++)
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, comm, COLO_FORWARD));
+    for (int i = BATCHES; i-- > 0;)
+        rank_try(t_ragged_pass(batch[i], &t[i], &o, comm, COLO_BACKWARD));
+    rank_check(!reserves || colo_bridge_workspace_size(bridge) == first);
+    rank_try(w->quiet(w->arg));
+    for (int i = 0; i < BATCHES; i++) {
+        colo_batch_destroy(&batch[i]);
+        t_ragged_free(&t[i]);
+    }
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+/* Rows of an odd number of bytes, many tiles of them: tiles begin and end inside 16 bytes. */
+static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where_t *w)
+{
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    for (int how = 0; how < 4; how++) {
+        const t_ragged_options_t o = {.tensors = 2, .where = w};
+        t_ragged_t t;
+        t_ragged_uniform(&t, &src, &dst, (ref_shape_t){4, 2048, 5});
+        t.dtype = "bf16";
+        t.c.full = how > 0;
+        t.c.partial = how % 2;
+        t.c.merged = how > 2;
+        const colo_status_t st = t_ragged_on(&t, &o, comm);
+        if (st < 0)
+            return colo_fail_prefix(st, "%s", t_ragged_text(&t));
+        t_ragged_free(&t);
+    }
     return COLO_OK;
 }
 

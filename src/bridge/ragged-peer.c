@@ -1,0 +1,413 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ragged-peer.c - a ragged batch between GPUs that reach each other: its steps on the peer-to-peer
+ * path of its bridge (peer.c), and which calls take it.
+ *
+ * Which rows a packed tensor has where is known to its own rank only, so rows of a forward are
+ * pulled: the receiver reads them in the sender's tensor, where they lie in the order of the
+ * tables. Gradients that are not added up are pushed there. Addends are read in tensors that have
+ * all rows of their replica, whose order depends on the tables alone.
+ *
+ * Which ranks have rows changes with the tables. So with transport AUTO the ranks agree in the
+ * first call of a pass in which any rank has some; the verdict holds until something else is
+ * registered.
+ */
+#include "bridge/ragged.h"
+
+#include "core/error.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct list {
+    colo_list_t step, addend; /* colo_transfer_t; colo_addend_t, levels for each step */
+    int32_t *post;            /* [nposts] */
+} list_t;
+
+/* ---- movement ---- */
+
+/* Features of @l that a world rank's tensor begins with, in units of the plan. */
+static int64_t first_feature(const colo_plan_t *p, const colo_layout_t *l, int64_t rank)
+{
+    int64_t coords[COLO_MAX_DIMS];
+    colo_span_t h[2 * COLO_MAX_SPANS] = {{0}};
+    (void)colo_grid_coords(&l->grid, rank, coords);
+    (void)colo_axis_spans(l, COLO_FEATURES, coords, p->config.shape.features, h);
+    return h[0].lo;
+}
+
+/* @src_h0: of the source rank's tensor. */
+static colo_status_t push_move(const colo_plan_t *p, const colo_routes_t *routes, int64_t i,
+                               int32_t peer, int64_t src_h0, bool fwd, list_t *out)
+{
+    const colo_region_t *r = &routes->region[i];
+    const colo_offset_t *at = &routes->offset[i];
+    const int64_t src[3] = {0, at->src_row, r->h[0] - src_h0};
+    const int64_t dst[3] = {0, at->dst_row, r->h[0] - p->own_dst.h0};
+    colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
+    if (!s)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step.n);
+    *s = (colo_transfer_t){.peer = peer, .extent = {1, r->s[1] - r->s[0], r->h[1] - r->h[0]}};
+    memcpy(s->here, fwd ? src : dst, sizeof s->here);
+    memcpy(s->there, fwd ? dst : src, sizeof s->there);
+    return COLO_OK;
+}
+
+static colo_status_t steps_that_move(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
+                                     list_t *out)
+{
+    const bool fwd = pass == COLO_FORWARD;
+    const colo_routes_t *routes = fwd ? &p->recv[pass] : &p->send[pass], *local = &p->local[pass];
+    for (int32_t m = 0; m < routes->nmessages; m++) {
+        const colo_plan_message_t *to = &routes->message[m];
+        const int32_t peer = colo_comm_find(b->comm, to->peer);
+        const int64_t h0 = first_feature(p, &p->src, to->peer),
+                      first = to->regions - routes->region;
+        for (int64_t k = 0; k < to->nregions; k++)
+            COLO_TRY(push_move(p, routes, first + k, peer, h0, fwd, out));
+    }
+    for (int64_t i = 0; i < local->nregions; i++)
+        COLO_TRY(push_move(p, local, i, -1, p->own_src.h0, fwd, out));
+    return COLO_OK;
+}
+
+/* ---- sums ---- */
+
+/* Rows [row, end) of this rank's source part, of which some rank has the addend of a level. */
+typedef struct held {
+    int64_t row, end, h[2];
+    int32_t level, peer;
+    int64_t at, h0; /* of the first row in that rank's tensor; features that tensor begins with */
+} held_t;
+
+static int by_level(const void *a, const void *b)
+{
+    const held_t *x = a, *y = b;
+    return x->level != y->level ? x->level - y->level : (x->row > y->row) - (x->row < y->row);
+}
+
+/* Where replicas have their rows, by replica; made when one is needed. */
+typedef struct replicas {
+    colo_stored_t **stored; /* [n] */
+    int64_t *count, n;
+} replicas_t;
+
+static void replicas_deinit(replicas_t *x)
+{
+    for (int64_t d = 0; x->stored && d < x->n; d++)
+        free(x->stored[d]);
+    free(x->stored);
+    free(x->count);
+}
+
+/* The row at index @at of the replica's axis, in the tensor of @rank. */
+static colo_status_t row_at(const colo_bridge_t *b, const colo_plan_t *p, int64_t rank,
+                            replicas_t *x, int64_t at, int64_t *row)
+{
+    const colo_ragged_t *r = &b->ragged->axes;
+    const colo_side_t side = {.layout = &p->dst, .ragged = r, .full = true};
+    int64_t coords[COLO_MAX_DIMS], rows;
+    *row = at;
+    if (b->ragged->merged)
+        return COLO_OK;
+    (void)colo_grid_coords(&p->dst.grid, rank, coords);
+    const int64_t d = colo_ragged_part(&p->dst, COLO_SAMPLES, -1, coords);
+    if (!x->stored[d]) {
+        colo_runs_t whole = {0};
+        colo_status_t st = colo_ragged_rows(&side, coords, NULL, false, &whole);
+        x->count[d] = whole.n;
+        if (st == COLO_OK)
+            st = colo_ragged_stored(r, &side, coords, &whole, false, &x->stored[d], &rows);
+        colo_runs_deinit(&whole);
+        COLO_TRY(st);
+    }
+    *row = colo_ragged_find(x->stored[d], x->count[d], at);
+    return COLO_OK;
+}
+
+static held_t held_of(const colo_routes_t *routes, int64_t i, int32_t peer)
+{
+    const colo_region_t *r = &routes->region[i];
+    const int64_t row = routes->offset[i].src_row;
+    return (held_t){.row = row,
+                    .end = row + r->s[1] - r->s[0],
+                    .h = {r->h[0], r->h[1]},
+                    .level = (int32_t)r->level,
+                    .peer = peer,
+                    .at = routes->offset[i].dst_row};
+}
+
+static colo_status_t all_held(const colo_bridge_t *b, const colo_plan_t *p, replicas_t *x,
+                              held_t *h)
+{
+    const colo_routes_t *recv = &p->recv[COLO_BACKWARD], *local = &p->local[COLO_BACKWARD];
+    for (int64_t i = 0; i < local->nregions; i++, h++) {
+        *h = held_of(local, i, -1);
+        h->h0 = p->own_dst.h0;
+    }
+    for (int32_t m = 0; m < recv->nmessages; m++) {
+        const colo_plan_message_t *from = &recv->message[m];
+        const int32_t peer = colo_comm_find(b->comm, from->peer);
+        const int64_t h0 = first_feature(p, &p->dst, from->peer);
+        for (int64_t k = 0; k < from->nregions; k++, h++) {
+            *h = held_of(recv, from->regions - recv->region + k, peer);
+            h->h0 = h0;
+            COLO_TRY(row_at(b, p, from->peer, x, h->at, &h->at));
+        }
+    }
+    return COLO_OK;
+}
+
+/* Sums of features [lo, hi), which no region cuts: rows are cut until each addend comes from one
+ * rank. @h: [n] by level; @next: [levels], room. */
+static colo_status_t sum_rows(const colo_plan_t *p, const held_t *h, int64_t n, int64_t lo,
+                              int64_t hi, int64_t *next, list_t *out)
+{
+    const int32_t levels = (int32_t)p->levels;
+    for (int64_t i = n; i-- > 0;)
+        next[h[i].level] = i;
+    for (int64_t row = 0, end; row < p->own_src.rows; row = end) {
+        end = p->own_src.rows;
+        colo_transfer_t *s = colo_list_push(&out->step, sizeof *s);
+        for (int32_t l = 0; s && l < levels; l++) {
+            int64_t i = next[l];
+            while (i < n && h[i].level == l &&
+                   (h[i].end <= row || h[i].h[1] <= lo || h[i].h[0] >= hi))
+                i++;
+            next[l] = i;
+            if (i == n || h[i].level != l || h[i].row > row)
+                return colo_fail(COLO_ERR_STATE, "bridge: row %lld has no addend of level %d",
+                                 (long long)row, (int)l);
+            end = h[i].end < end ? h[i].end : end;
+            colo_addend_t *a = colo_list_push(&out->addend, sizeof *a);
+            if (a)
+                *a = (colo_addend_t){h[i].peer, {0, h[i].at + row - h[i].row, lo - h[i].h0}};
+            s = a ? s : NULL;
+        }
+        if (!s)
+            return colo_fail(COLO_ERR_NOMEM, "bridge: %lld boxes", (long long)out->step.n);
+        *s = (colo_transfer_t){
+            .peer = -1, .extent = {1, end - row, hi - lo}, .there = {0, row, lo - p->own_src.h0}};
+    }
+    return COLO_OK;
+}
+
+/* The features at which regions begin or end, ascending; returns how many. @cut: [2 n]. */
+static int64_t cuts_of(const held_t *h, int64_t n, int64_t *cut)
+{
+    int64_t m = 0;
+    for (int64_t i = 0; i < 2 * n; i++) {
+        const int64_t at = h[i / 2].h[i % 2];
+        int64_t k = m;
+        while (k > 0 && cut[k - 1] > at)
+            k--;
+        if (k > 0 && cut[k - 1] == at)
+            continue;
+        memmove(&cut[k + 1], &cut[k], (size_t)(m - k) * sizeof *cut);
+        cut[k] = at;
+        m++;
+    }
+    return m;
+}
+
+static colo_status_t steps_that_add(const colo_bridge_t *b, const colo_plan_t *p, list_t *out)
+{
+    const int64_t n = p->recv[COLO_BACKWARD].nregions + p->local[COLO_BACKWARD].nregions;
+    const int64_t replicas = b->ragged->axes.dst.replicas;
+    COLO_AUTOFREE held_t *h = calloc((size_t)n + 1, sizeof *h);
+    COLO_AUTOFREE int64_t *cut = calloc((size_t)(2 * n) + 1, sizeof *cut);
+    COLO_AUTOFREE int64_t *next = calloc((size_t)p->levels, sizeof *next);
+    replicas_t x = {.stored = calloc((size_t)replicas, sizeof *x.stored),
+                    .count = calloc((size_t)replicas, sizeof *x.count),
+                    .n = replicas};
+    colo_status_t st = h && cut && next && x.stored && x.count
+                           ? all_held(b, p, &x, h)
+                           : colo_fail(COLO_ERR_NOMEM, "bridge: %lld regions", (long long)n);
+    replicas_deinit(&x);
+    if (st < 0 || n == 0)
+        return st;
+    qsort(h, (size_t)n, sizeof *h, by_level);
+    const int64_t cuts = cuts_of(h, n, cut);
+    for (int64_t i = 0; st == COLO_OK && i + 1 < cuts; i++)
+        st = sum_rows(p, h, n, cut[i], cut[i + 1], next, out);
+    return st;
+}
+
+/* ---- the lists of a batch ---- */
+
+static bool adds(const colo_plan_t *p, colo_pass_t pass)
+{
+    return pass == COLO_BACKWARD && p->levels > 1;
+}
+
+/* Whose messages say who reaches this rank's tensor? */
+static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass)
+{
+    return pass == COLO_FORWARD || adds(p, pass) ? &p->send[pass] : &p->recv[pass];
+}
+
+static colo_status_t make(const colo_bridge_t *b, const colo_plan_t *p, colo_pass_t pass,
+                          list_t *list, colo_transfers_t *out)
+{
+    const colo_routes_t *posts = reaching(p, pass);
+    const colo_plan_config_t *usual = &b->now.plan->config;
+    list->post = calloc((size_t)posts->nmessages + 1, sizeof *list->post);
+    if (!list->post)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: %d messages", (int)posts->nmessages);
+    for (int32_t m = 0; m < posts->nmessages; m++)
+        list->post[m] = colo_comm_find(b->comm, posts->message[m].peer);
+    COLO_TRY(adds(p, pass) ? steps_that_add(b, p, list) : steps_that_move(b, p, pass, list));
+    /* a feature of the steps is a unit of the plan: as large as in the usual tensor */
+    const int64_t per = usual->shape.features / p->config.shape.features;
+    *out = (colo_transfers_t){.name = pass == COLO_FORWARD ? "bridge forward" : "bridge backward",
+                              .dtype = usual->dtype,
+                              .elem = (size_t)per * colo_dtype_size(usual->dtype),
+                              .nsteps = list->step.n,
+                              .step = list->step.at,
+                              .pulls = pass == COLO_FORWARD,
+                              .levels = adds(p, pass) ? (int32_t)p->levels : 0,
+                              .addend = list->addend.at,
+                              .nposts = posts->nmessages,
+                              .expose = list->post};
+    return COLO_OK;
+}
+
+colo_status_t colo_ragged_p2p_list(colo_batch_t *batch)
+{
+    const colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
+    list_t list[2];
+    colo_transfers_t pass[2] = {{.name = "bridge forward"}, {.name = "bridge backward"}};
+    colo_status_t st = COLO_OK;
+    memset(list, 0, sizeof list);
+    if (!b->p2p)
+        return COLO_OK;
+    for (int i = 0; st == COLO_OK && i < (p->config.no_grad ? 1 : 2); i++)
+        st = make(b, p, (colo_pass_t)i, &list[i], &pass[i]);
+    if (st == COLO_OK)
+        st = b->comm->ops->peer->list(b->p2p, pass, &batch->list);
+    for (int i = 0; i < 2; i++) {
+        free(list[i].step.at);
+        free(list[i].addend.at);
+        free(list[i].post);
+    }
+    return st;
+}
+
+void colo_ragged_p2p_drop(colo_batch_t *batch)
+{
+    const colo_bridge_t *b = batch->bridge;
+    if (batch->list && colo_comm_i_own(b->comm, "bridge"))
+        b->comm->ops->peer->drop(b->p2p, &batch->list);
+}
+
+/* ---- calls ---- */
+
+static size_t reach_of(const colo_tensor_t *t)
+{
+    int64_t reach = 1;
+    for (int32_t i = 0; i < t->ndim; i++)
+        reach += (t->shape[i] - 1) * t->stride[i];
+    return (size_t)reach * colo_dtype_size(t->dtype);
+}
+
+colo_status_t colo_ragged_p2p_find(const colo_batch_t *batch, colo_pass_t pass,
+                                   const colo_tensor_t *in, const colo_tensor_t *out, int32_t n,
+                                   colo_reached_t *all, colo_reached_t *each)
+{
+    const colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
+    const bool reads = pass == COLO_FORWARD || adds(p, pass);
+    const bool peers = b->transport == COLO_TRANSPORT_PEER;
+    const colo_tensor_t *t = reads ? in : out, *missing = NULL;
+    *all = (colo_reached_t){.id = -1, .nothing = true, .p2p = b->p2p != NULL};
+    if (!b->p2p)
+        return COLO_OK;
+    const colo_peer_ops_t *peer = b->comm->ops->peer;
+    const struct colo_agreed *agreed = &b->agreed[pass];
+    const bool reached = reaching(p, pass)->nmessages > 0;
+    for (int32_t k = 0; k < n; k++) {
+        each[k] = (colo_reached_t){.id = -1};
+        if (!t || !t[k].data || colo_tensor_count(&t[k]) <= 0)
+            continue;
+        all->nothing = all->nothing && !reached;
+        if (!peer->find(b->comm, t[k].data, reach_of(&t[k]), &each[k].id, &each[k].offset) &&
+            reached && !missing)
+            missing = &t[k];
+    }
+    all->p2p = !missing;
+    if (!peers && (!agreed->made || agreed->at != peer->registrations(b->comm))) {
+        all->not_agreed = true;
+        return COLO_OK;
+    }
+    const bool must = peers || agreed->p2p;
+    if (!must)
+        all->p2p = false;
+    if (!must || !missing)
+        return COLO_OK;
+    return colo_fail(COLO_ERR_ARG,
+                     "rank %lld: %s[%d] at %p is not registered over comm '%s', which %s requires; "
+                     "use colo_memory_register()",
+                     (long long)p->rank,
+                     pass == COLO_FORWARD ? "x"
+                     : reads              ? "d_y"
+                                          : "d_x",
+                     (int)(missing - t), missing->data, b->comm->name,
+                     peers ? "transport peer (COLO_TRANSPORT, or the bridge's)"
+                           : "the pass's first call, with all ranks' registered,");
+}
+
+/* Bytes of @n tensors, of which the usual one has @bytes. */
+static int64_t bytes_of(const colo_batch_t *batch, int64_t bytes, const colo_carried_t *t,
+                        int32_t n)
+{
+    const colo_plan_config_t *usual = &batch->bridge->now.plan->config;
+    const int64_t unit = usual->shape.features / batch->s.plan->config.shape.features *
+                         (int64_t)colo_dtype_size(usual->dtype);
+    int64_t all = 0;
+    for (int32_t k = 0; k < n; k++)
+        all += bytes / unit * t[k].per * (int64_t)colo_dtype_size(t[k].dtype);
+    return all;
+}
+
+static colo_status_t run_one(colo_batch_t *batch, colo_pass_t pass, const colo_reached_t *all,
+                             const colo_reached_t *at, const colo_carried_t *t,
+                             colo_stream_t stream)
+{
+    const colo_bridge_t *b = batch->bridge;
+    const int64_t elem = (int64_t)colo_dtype_size(t->dtype);
+    colo_p2p_call_t call = {.list = batch->list,
+                            .per = t->per,
+                            .dtype = t->dtype,
+                            .elem = (size_t)elem,
+                            .in = t->in.data,
+                            .out = t->out.data,
+                            .id = at->id,
+                            .offset = at->offset,
+                            .device = all->device,
+                            .capturing = all->capturing};
+    for (int i = 0; i < 3; i++) {
+        call.in_step[i] = t->in.stride[i] * elem;
+        call.out_step[i] = t->out.stride[i] * elem;
+    }
+    return b->comm->ops->peer->run(b->p2p, pass, &call, stream);
+}
+
+colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_pass_t pass,
+                                  const colo_reached_t *all, const colo_reached_t *each,
+                                  const colo_carried_t *t, int32_t n, colo_stream_t stream)
+{
+    colo_bridge_t *b = batch->bridge;
+    const colo_plan_t *p = batch->s.plan;
+    const int32_t ns = p->send[pass].nmessages, nr = p->recv[pass].nmessages;
+    const uint64_t seq =
+        colo_comm_i_begin(b->comm, op, bytes_of(batch, p->bytes[pass].send, t, n),
+                          bytes_of(batch, p->bytes[pass].recv, t, n), ns > nr ? ns : nr);
+    colo_status_t st = COLO_OK;
+    for (int32_t k = 0; st == COLO_OK && k < n; k++)
+        if (t[k].per > 0) /* a plain copy is faster than a kernel that waits for nobody */
+            st = ns || nr ? run_one(batch, pass, all, &each[k], &t[k], stream)
+                          : colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
+    colo_comm_i_end(b->comm, seq, st);
+    return st < 0 ? colo_comm_i_fail(b->comm, st) : st;
+}
