@@ -18,7 +18,7 @@ MODULES = [('colobridge', ['grid', 'layout', 'plan', 'comm', 'bridge', 'segments
 # Public, but for who extends the package.
 INSIDE = {'config', 'choice', 'component', 'logprob.shard', 'function', 'functions', 'outputs',
           'outputs_of', 'targets_of', 'targets_for', 'LogprobPlan', 'planned', 'prepare', 'across', 'Of', 'factor_of',
-          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'bytes_of', 'part_lengths'}
+          'Mean', 'MeanCall', 'NllPlan', 'masked', 'reduced', 'refuse', 'heard', 'told', 'telling', 'alone', 'exception', 'views', 'bytes_of', 'part_lengths', 'parts_of'}
 
 
 def head(node, name):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -124,3 +125,9 @@ class Layout:
 
     def __repr__(self) -> str:
         return "Layout('%s')" % self.grid
+
+
+def parts_of(layout: Layout, axis: int) -> int:
+    """Into how many parts a layout cuts an axis, s.SAMPLES, ROWS or FEATURES."""
+    raw, shape = layout._raw, layout.grid.shape
+    return math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))

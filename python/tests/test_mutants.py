@@ -281,6 +281,16 @@ MUTANTS = {
     'forward writes over a leaf': (
         'torch/ragged.py', 'if t is not None and t.is_leaf and t.requires_grad:', 'if False:',
         'test_torch_ragged.py', 'test_bad_input_of_one_rank'),
+    'x is not where peers read it': (
+        'torch/arena.py', 'here.copy_(t.view(here.dtype))', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients stay where peers wrote them': (
+        'torch/ragged.py', 't.copy_(here)', 'pass', 'test_torch_arena.py', 'test_ragged_batches_go'),
+    'gradients that are added up are taken for ones that peers write': (
+        'torch/ragged.py', 'writes = backward and not self.ragged.owner._sums', 'writes = backward',
+        'test_torch_arena.py', 'test_ragged_batches_go'),
+    'memory that peers reach stays as small as it was': (
+        'torch/arena.py', 'if old is not None and nbytes <= old.nbytes:', 'if old is not None:',
+        'test_torch_arena.py', 'test_memory_of_ragged'),
     'batches outlive their bridge': (
         'bridge.py', 'for batch in list(self._batches):', 'for batch in ():', 'test_ragged.py',
         'test_worked_example'),

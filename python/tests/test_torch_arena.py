@@ -21,6 +21,8 @@ import colobridge.torch as ct  # noqa: E402
 from colobridge import memory  # noqa: E402
 from colobridge.errors import STATUS  # noqa: E402
 from colobridge.torch import arena  # noqa: E402
+import ragged_case  # noqa: E402
+from ragged_case import Case  # noqa: E402
 from test_torch_bridge import PAIRS, carries  # noqa: E402
 from world import meet  # noqa: E402
 
@@ -63,6 +65,50 @@ def test_values_and_gradients_are_those_of_the_definition(world, src, dst):
             (('full', 'partial'), ('full', 'disjoint'), ('sharded', 'disjoint')), (0, 2)):
         world.run(carries_reached, src, dst, 'bsh', output, grad, buffers)
     world.run(carries_reached, src, dst, 'sbh', 'full', 'partial', 1)
+
+
+def carries_ragged(rank, size, seeds):
+    with reached():
+        for seed in seeds:
+            case = Case(seed, size)
+            dst = cb.Layout.dst(case.dst)
+            if case.sp:
+                dst.split('rows', 'tp')
+            carry = ct.Bridge(case.src, dst, group=dist.group.WORLD, ragged=True, output=case.output, grad=case.grad)
+            segments = cb.Segments(**case.tables())
+            for merged in (False, True):
+                ragged_case.carried(rank, case, carry, segments, merged)
+            workspace = carry._ragged[torch.device('cpu')].workspace
+            # of both calls with gradients and of one without, those in which this rank has what peers reach
+            rows, own = len(case.source(rank)), case.output == 'full' and case.grad == 'partial' and case.cp > 1
+            back = [n > 0 for n in (len(case.arrivals(rank)), case.axis(rank))] if own else [rows > 0] * 2
+            assert workspace.copied == 4 * (rows > 0) + sum(back), (seed, workspace.copied)
+            assert carry._sums == own
+            carry.destroy()
+
+
+def test_ragged_batches_go_through_memory_that_peers_reach(world):
+    world.run(carries_ragged, 4, range(20))
+
+
+def grows(rank):
+    """Steps of other sizes: memory is made anew when one does not fit, on all ranks."""
+    with reached():
+        carry, sizes = ct.Bridge('dp=4', 'cp=4', group=dist.group.WORLD, ragged=True), []
+        for n in (3, 200, 100, 230, 2000):
+            rows = [n, 0, 1, 2]
+            segments = cb.Segments(rows, src=range(4), seq=[0] * 4, pos=[0, n, n, n + 1], seq_len=[8 * n], seq_dp=[0])
+            x = torch.full((rows[rank], 64), float(rank), requires_grad=True)
+            y = carry(x, segments)
+            y.backward(y.detach())
+            assert y[:, 0].tolist() == [float(r) for r in range(4) for _ in range(rows[r])]
+            assert torch.equal(x.grad, 4 * x.detach())
+            sizes.append(carry._ragged[x.device].workspace._memory.nbytes)
+        assert sizes[1] == sizes[2] < sizes[3] < sizes[4] and sizes[1] >= (200 + 3) * 64 * 4
+
+
+def test_memory_of_ragged_batches_grows_on_all_ranks_together(world):
+    world.run(grows)
 
 
 def blocks(rank):

@@ -18,15 +18,16 @@ from __future__ import annotations
 import collections
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import _structs as s
 from .._lib import lib
 from ..comm import Comm
 from ..dlpack import Array, Loan
-from ..errors import STATUS, Error
+from ..errors import STATUS, Error, FailedError
 from ..memory import Memory
+from ..tensor import torch_dtype
 
 _ROUND = 512
 
@@ -89,7 +90,20 @@ class _Block(Loan):
         self.side, self.stream = side, None
 
 
-class Arena:
+class _Ordered:
+    """A workspace that streams use one after the other."""
+    _last: Any = None
+    _capturing: Callable[[], bool]
+
+    def _follow(self, stream: Any) -> None:
+        # In captures the order is that of whoever replays them, as it is for bridges.
+        if stream is not None and stream != self._last and not self._capturing():
+            if self._last is not None:
+                stream.wait_stream(self._last)
+            self._last = stream
+
+
+class Arena(_Ordered):
     """shapes: of x's side (0) and y's (1). reached: do peers reach this rank's tensor, forward (its y) and
     backward (its d_x, or with sums its d_y). buffers: blocks of each output."""
 
@@ -104,7 +118,7 @@ class Arena:
         self.copied = 0
         self._device = device.index if device.type == 'cuda' else -1
         self._capturing = torch.cuda.is_current_stream_capturing if device.type == 'cuda' else bool
-        self._dtype, self._shapes, self._last = s.DTYPES[dtype], shapes, None
+        self._dtype, self._shapes = s.DTYPES[dtype], shapes
         sizes = [_padded(math.prod(shape), s.DTYPE_SIZE[dtype]) for shape in shapes]
         self.workspace: list[Any] = [
             from_dlpack(self._array(0, self.side[way]).__dlpack__()) if reached[way] else None
@@ -147,12 +161,67 @@ class Arena:
         """The workspace, for a tensor that peers do not reach. What a call reads is copied here, what it
         writes is copied by the caller."""
         workspace = self.workspace[way]
-        # In captures the order is that of whoever replays them, as it is for bridges.
-        if stream is not None and stream != self._last and not self._capturing():
-            if self._last is not None:
-                stream.wait_stream(self._last)
-            self._last = stream
+        self._follow(stream)
         if way and self.sums:
             workspace.copy_(own)
         self.copied += 1
         return workspace
+
+
+class Workspace(_Ordered):
+    """Memory that peers reach, for the tensors of one call of a ragged bridge: what they read is copied here,
+    what they write is copied out. It grows to the largest call, on all ranks together: the bytes that a call
+    needs follow from the tables and are the same everywhere."""
+
+    def __init__(self, comm: Comm, device: Any, needed: bool):
+        import torch
+        from torch.utils.dlpack import from_dlpack
+        self._take, self._comm, self._device, self._needed = from_dlpack, comm, device, needed
+        self._memory: Memory | None = None
+        self._kept: list[Memory] = []  # that a graph has
+        cuda = device.type == 'cuda'
+        self._capturing = torch.cuda.is_current_stream_capturing if cuda else bool
+        self._wait = torch.cuda.synchronize if cuda else lambda device: None
+        self._captured, self.copied = False, 0
+
+    def reserve(self, nbytes: int) -> bool:
+        """Have so many bytes; collective where it grows. False on all ranks: there is no such memory."""
+        old = self._memory
+        if old is not None and nbytes <= old.nbytes:
+            return True
+        if self._capturing():
+            raise FailedError("bridge: a capture needs %d bytes that peers reach, and there are %d; run one step "
+                              "with these tables before" % (nbytes, 0 if old is None else old.nbytes),
+                              STATUS['ERR_STATE'])
+        self._wait(self._device)
+        nbytes = max(nbytes, 1 if old is None else old.nbytes * 5 // 4)
+        memory = memory_of(self._comm, nbytes, self._needed or old is not None)
+        # All ranks were there, with nothing on its way: nobody reaches the old one any more.
+        if old is not None and self._captured:
+            self._kept.append(old)
+        elif old is not None:
+            old.destroy()
+        self._memory, self._captured = memory, False
+        return memory is not None
+
+    def instead(self, tensors: list[Any], stream: Any, copy: bool) -> list[Any]:
+        """Tensors here of the shapes of those, and with @copy of their values."""
+        memory, at, out = self._memory, 0, []
+        assert memory is not None
+        self._captured = self._captured or self._capturing()
+        self._follow(stream)
+        ordinal = self._device.index if self._device.type == 'cuda' else -1
+        for t in tensors:
+            number = torch_dtype(t.dtype)
+            here = self._take(memory.array(s.DTYPES[number], tuple(t.shape), at, device=ordinal).__dlpack__())
+            at += _padded(t.numel(), s.DTYPE_SIZE[number])
+            if copy:
+                here.copy_(t.view(here.dtype))  # masks are bytes here
+            out.append(here)
+        self.copied += 1
+        return out
+
+
+def nbytes_of_call(tensors: Sequence[tuple[int, int, int]]) -> int:
+    """What instead() needs of (rows, features, dtype) each."""
+    return sum(_padded(rows * features, s.DTYPE_SIZE[dtype]) for rows, features, dtype in tensors)

@@ -14,7 +14,7 @@ from .._lib import check, lib
 from ..comm import Comm
 from ..errors import ArgumentError, Error, MismatchError
 from ..grid import Grid
-from ..layout import Layout
+from ..layout import Layout, parts_of
 from ..plan import ALGOS, GRADS, OUTPUTS, TRANSPORTS, Plan, choice
 from ..segments import Segments
 from ..tensor import contiguous, make, torch_dtype
@@ -64,12 +64,6 @@ def _plain(layout: Layout) -> bool:
     names = layout.grid.names
     return raw.nsplits[s.SAMPLES] == (1 if 'dp' in names else 0) and all(
         names[raw.split[s.SAMPLES][i].dim] == 'dp' for i in range(raw.nsplits[s.SAMPLES]))
-
-
-def _parts_of(layout: Layout, axis: int) -> int:
-    """Into how many parts a layout cuts an axis."""
-    raw, shape = layout._raw, layout.grid.shape
-    return math.prod(shape[raw.split[axis][i].dim] for i in range(raw.nsplits[axis]))
 
 
 def _doing(shape: tuple[int, ...], dtype: Any) -> dict[str, Any]:
@@ -194,7 +188,7 @@ class Bridge:
                                          'ranks_per_node': ranks_per_node}
         self.frozen, self.transport, self.buffers = frozen, transport, buffers
         self._parts = self._split_sizes()
-        self._dst_features = _parts_of(self.dst, s.FEATURES)
+        self._dst_features = parts_of(self.dst, s.FEATURES)
         self._ragged: dict[Any, ragged_batches.Ragged] = {}  # by device
         self._checked: Segments | None = None  # tables that fit the layouts
         self._ranks: tuple[int, ...] | None = None
@@ -218,7 +212,7 @@ class Bridge:
 
     def _split_sizes(self) -> tuple[int, int, int]:
         """Into how many parts the source layout cuts samples (over dp), rows and features."""
-        return self.src.grid.extent('dp'), _parts_of(self.src, s.ROWS), _parts_of(self.src, s.FEATURES)
+        return self.src.grid.extent('dp'), parts_of(self.src, s.ROWS), parts_of(self.src, s.FEATURES)
 
     def comm(self, device: Any) -> Comm:
         """The communicator for tensors on @device; collective the first time."""
@@ -319,11 +313,21 @@ class Bridge:
 
     def _ragged_bridge(self, comm: Comm, device: Any, merged: bool) -> core.Bridge:
         # Tensors of any number of features go through it: any multiple of what the layouts divide.
-        units = math.lcm(self._parts[2], self._dst_features)
+        units, transport = math.lcm(self._parts[2], self._dst_features), self.transport
+        if transport == 'auto':  # as all ranks found, when they asked for memory that peers reach
+            transport = 'nccl' if self._ragged[device].workspace is None else 'peer'
         options = {name: self._options[name] for name in ('output', 'grad', 'ranks_per_node')}
         return core.Bridge(comm, self.src, self.dst, (units,), ragged=True, no_grad=self.frozen,
                            placement='merged' if merged else 'packed', device=device.type,
-                           transport='nccl' if self.transport == 'auto' else self.transport, **options)
+                           transport=transport, **options)
+
+    @functools.cached_property
+    def _sums(self) -> bool:
+        """Are gradients of a ragged batch added up over context ranks."""
+        raw, shape = self.dst._raw, self.dst.grid.shape
+        splits = [raw.split[s.ROWS][i] for i in range(raw.nsplits[s.ROWS])]
+        context = math.prod(shape[split.dim] for split in splits if split.context)
+        return (self._options['output'], self._options['grad']) == ('full', 'partial') and context > 1
 
     def rows(self, segments: Segments, device: Any = 'cpu') -> tuple[int, int]:
         """Ragged: rows of this rank's x, and of its y without into=. Collective the first time, unless x was

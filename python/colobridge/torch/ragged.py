@@ -6,10 +6,13 @@ import collections
 import functools
 from typing import Any
 
+from .. import _structs as s
 from .. import bridge as core
 from ..errors import ArgumentError
+from ..layout import Layout, parts_of
 from ..segments import Segments
 from ..tensor import torch_dtype
+from . import arena as arenas
 from . import ranks as groups
 from .tensors import checked, eager, once, stream_of
 
@@ -34,6 +37,19 @@ class _Batch:
         return self._written
 
 
+def _most_rows(segments: Segments, src: Layout, dst: Layout, merged: bool) -> tuple[int, int]:
+    """Rows of the fullest x, and of the fullest y with all rows of its replica."""
+    import torch
+    rows, made, seq, seq_len, seq_dp = (torch.frombuffer(t, dtype=torch.int64) if t else torch.zeros(0, dtype=torch.int64)
+                                        for t in (segments._tables[n] for n in ('rows', 'src', 'seq', 'seq_len', 'seq_dp')))
+
+    def most(replicas: int, of: Any, count: Any) -> int:
+        return int(torch.zeros(replicas, dtype=torch.int64).index_add_(0, of, count).max())
+    x = most(parts_of(src, s.SAMPLES), made, rows)
+    y = (seq_dp, seq_len) if merged else (seq_dp.index_select(0, seq), rows)
+    return -(-x // parts_of(src, s.ROWS)), most(parts_of(dst, s.SAMPLES), *y)
+
+
 class Ragged:
     """The library's bridges of one Bridge, on one device: packed, and merged into the caller's buffers. Each
     is made when it is first asked for, by all ranks together."""
@@ -42,6 +58,23 @@ class Ragged:
         self.owner, self.comm, self.device = owner, comm, device
         self._bridges: dict[bool, core.Bridge] = {}
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
+        self.workspace: Any = None  # which peers reach
+        if owner.transport != 'nccl' and arenas.possible(comm, device):
+            self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer')
+
+    def reserve(self, segments: Segments, merged: bool, xs: list[Any], widths: list[int]) -> None:
+        """Memory for what peers reach of this call and of its backward; collective where it grows. The same on
+        all ranks: tables, widths and dtypes tell how much the fullest of them needs."""
+        if self.workspace is None:
+            return
+        owner, dtypes = self.owner, [torch_dtype(x.dtype) for x in xs]
+        rows = _most_rows(segments, owner.src, owner.dst, merged)
+        need = arenas.nbytes_of_call([(rows[0], x.shape[1], n) for x, n in zip(xs, dtypes)])
+        if owner._sums:
+            need = max(need, arenas.nbytes_of_call([
+                (rows[1], w, n) for x, w, n in zip(xs, widths, dtypes) if x.dtype.is_floating_point]))
+        if not self.workspace.reserve(need):
+            self.workspace = None
 
     def batch(self, segments: Segments, merged: bool) -> _Batch:
         """The batch of these tables. Ranks find or make it alike, because content decides: a batch compares
@@ -50,6 +83,8 @@ class Ragged:
         made = self._batches.get(key)
         if made is None:
             if merged not in self._bridges:
+                if self.workspace is not None and not self.workspace.reserve(1):
+                    self.workspace = None
                 self._bridges[merged] = self.owner._ragged_bridge(self.comm, self.device, merged)
             made = self._batches[key] = _Batch(self._bridges[merged].set_segments(segments))
             if len(self._batches) > _KEPT:
@@ -78,13 +113,34 @@ class _Call:
     def run(self, name: str, given: tuple[str, list[Any]], out: tuple[str, list[Any]]) -> None:
         """One call of the library on tensors [rows, features]."""
         try:
+            reached = self._reached(name == 'colo_batch_backward', given[1], out[1])
             arrays = [core.views([checked(t, '%s[%d]' % (what, i)) for i, t in enumerate(tensors)])
-                      for what, tensors in (given, out)]
+                      for (what, _), tensors in zip((given, out), reached)]
             self.held.batch._carry(name, len(given[1]), *arrays, stream_of(self.ragged.device))
+            for t, here in zip(out[1], reached[1]):
+                if here is not t:
+                    t.copy_(here)
         except BaseException as why:
             self.ragged.forget()
             groups.heard(self.ragged.comm, why)
             raise
+
+
+    def _reached(self, backward: bool, given: Any, out: Any) -> tuple[Any, Any]:
+        """Input and output, that one which peers reach in memory where they do: x; d_x, or d_y if gradients
+        are added up."""
+        workspace = self.ragged.workspace
+        if workspace is None:
+            return given, out
+        writes = backward and not self.ragged.owner._sums
+        rows = self.held.batch.rows[1 if backward and not writes else 0]
+        mine = list(out if writes else given)
+        if rows == 0 or any(len(t) != rows for t in mine):  # the library says what is wrong
+            return given, out
+        import torch
+        cuda = self.ragged.device.type == 'cuda'
+        here = workspace.instead(mine, torch.cuda.current_stream(self.ragged.device) if cuda else None, not writes)
+        return (given, here) if writes else (here, out)
 
 
 @functools.lru_cache(maxsize=None)
@@ -213,7 +269,7 @@ def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any)
     widths = [t.shape[1] * parts[0] // parts[1] for t in xs]
     for t, name, x, width in zip(intos, names, xs, widths):
         _check_into(t, 'into' + name, x, width)
-    if self._checked is not segments:
+    if self._checked is not segments:  # here, so that ranks hear of it, which may be in a batch that was compared
         segments.check(self.src, self.dst)
         self._checked = segments
     return xs, intos, widths
@@ -232,6 +288,7 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
     ragged = self._ragged_of(device)
     with groups.telling(ragged.comm):
         batch = ragged.batch(segments, bool(intos))
+        ragged.reserve(segments, bool(intos), xs, widths)
     call = _Call(ragged, batch, xs, widths, self.frozen)
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
