@@ -55,13 +55,13 @@ judge() {
     [ "$status" = passed ]
 }
 
-# run_tests DIR MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges. Meson names the
-# log testlog.json, or testlog-SETUP.json, or after the wrapper.
+# run_tests DIR MESON-TEST-OPTIONS... - never stops the script: count-tests.py judges. More at a time than
+# there are cores, because much of it waits for a deadline or a peer. Meson names the log testlog.json, or testlog-SETUP.json, or after the wrapper.
 run_tests() {
     local dir=$1 rc=0 log
     shift
     rm -f "$dir"/meson-logs/testlog*.json
-    meson test -C "$dir" --num-processes "$jobs" --print-errorlogs "$@" </dev/null || rc=$?
+    meson test -C "$dir" --num-processes $((2 * jobs)) --print-errorlogs "$@" </dev/null || rc=$?
     for log in "$dir"/meson-logs/testlog*.json; do
         # A rerun may have nothing of the suites that were asked for: no log and status 0.
         [ "$rc" = 0 ] && [ ! -f "$log" ] && [ ${#suites[@]} != 0 ] || logs+=("$log=$rc")
