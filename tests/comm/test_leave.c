@@ -13,7 +13,7 @@ static colo_status_t early_rank(colo_comm_t *c, void *arg)
 {
     struct seen *s = arg;
     int32_t me = colo_comm_rank(c);
-    rank_try(colo_comm_set_timeout(c, 20000));
+    rank_try(colo_comm_set_timeout(c, t_long_wait()));
     rank_try(colo_comm_barrier(c, NULL));
     if (me == 1) { /* on threads not before all are out of the barrier, or they miss it there */
         for (double begin = colo_now(); t_ranks_are_threads() && atomic_load(&s->arrived) < 3;) {
@@ -38,7 +38,7 @@ static void a_rank_that_returned_is_missed_at_once(void **state)
             expect(&s, r, COLO_ERR_TIMEOUT, "rank 1 (world rank 1), which has left");
             expect(&s, r, COLO_ERR_TIMEOUT, "all_reduce #2 (sum of 1 i64)");
             expect(&s, r, COLO_ERR_TIMEOUT, "the last operation of rank 1 is barrier #1");
-            assert_true(s.seconds[r] < 10);
+            assert_true(s.seconds[r] * 2e3 < (double)t_long_wait());
         }
 }
 
@@ -55,7 +55,7 @@ static colo_status_t forgetting_rank(colo_comm_t *c, void *arg)
     int32_t me = colo_comm_rank(c);
     int64_t names[4] = {70, 50, 60, 40}; /* the ranks that grids know are others than the run's */
     colo_comm_t *child = NULL, *grandchild = NULL;
-    rank_try(colo_comm_set_timeout(c, 20000));
+    rank_try(colo_comm_set_timeout(c, t_long_wait()));
     if (f->renamed)
         rank_try(colo_comm_set_world_ranks(c, names));
     rank_try(colo_comm_split_color(c, me == 0 ? -1 : 0, -me, &child)); /* ranks 3, 2, 1 */
@@ -87,7 +87,7 @@ static void rank_that_returned_is_missed_at_once_in_every_child(void **state)
             expect(&f.seen, r, COLO_ERR_TIMEOUT,
                    renamed ? "rank 2 (world rank 50), which has left"
                            : "rank 2 (world rank 1), which has left");
-            assert_true(f.seen.seconds[r] < 10);
+            assert_true(f.seen.seconds[r] * 2e3 < (double)t_long_wait());
         }
         for (int k = 0; k < 2; k++)
             colo_comm_destroy(&f.child[k]);
@@ -102,7 +102,7 @@ static void rank_that_ends_its_thread_is_an_error_on_its_peers_at_once(void **st
                  "rank 1: the thread of rank 1 ended before its function returned");
     for (int r = 2; r < 4; r++) {
         expect(&f.seen, r, COLO_ERR_PEER, "rank 1 failed: the thread of rank 1 ended");
-        assert_true(f.seen.seconds[r] < 10);
+        assert_true(f.seen.seconds[r] * 2e3 < (double)t_long_wait());
     }
     for (int k = 0; k < 2; k++)
         colo_comm_destroy(&f.child[k]);

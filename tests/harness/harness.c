@@ -22,6 +22,12 @@ uint64_t t_seed(void)
     return seed;
 }
 
+int64_t t_long_wait(void)
+{
+    const char *text = getenv("COLO_TIMEOUT_MS");
+    return text ? strtoll(text, NULL, 10) : 20000;
+}
+
 static int64_t percent_of_cases(void)
 {
     const char *text = getenv("T_SCALE");

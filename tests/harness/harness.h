@@ -88,6 +88,10 @@ static inline double t_uniform(uint64_t *state) /* [0, 1) */
 }
 uint64_t t_seed(void); /* T_SEED from the environment, else fixed; printed once */
 
+/* The deadline, in ms, of a wait that must end long before it: COLO_TIMEOUT_MS, which is short
+ * where a planted bug may make it the end of the wait, else 20 s. */
+int64_t t_long_wait(void);
+
 /* @count random cases, or T_SCALE percent of them (at least 1): sanitizer reruns ask for fewer */
 int64_t t_scaled(int64_t count);
 /* Is case number @turn of an exhaustive list one that T_SCALE leaves out? Evenly spread. */
