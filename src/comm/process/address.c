@@ -102,7 +102,7 @@ static int bind_unix(colo_endpoint_t *endpoint, colo_doors_t *doors)
 
 static socklen_t size_of(const colo_address_t *a)
 {
-    return a->context == AF_INET ? sizeof a->four : sizeof a->six;
+    return a->family == AF_INET ? sizeof a->four : sizeof a->six;
 }
 
 /* Binds the endpoint's address number @i to a free port; the address goes if it cannot be. */
@@ -110,13 +110,13 @@ static int bind_tcp(colo_endpoint_t *endpoint, colo_doors_t *doors, int i)
 {
     colo_address_t *a = &endpoint->address[i];
     socklen_t size = size_of(a);
-    int fd = colo_socket_open(a->context, SOCK_STREAM);
+    int fd = colo_socket_open(a->family, SOCK_STREAM);
     if (fd >= 0 && bind(fd, &a->any, size) == 0 && getsockname(fd, &a->any, &size) == 0) {
         doors->tcp[i] = fd;
         return 0;
     }
     const int error = shortage(errno);
-    a->context = 0;
+    a->family = 0;
     colo_socket_close(fd);
     return error;
 }
@@ -129,14 +129,14 @@ static int list_addresses(colo_endpoint_t *endpoint)
     endpoint->naddress = 1;
     if (getifaddrs(&all) != 0)
         return shortage(errno);
-    for (int context = AF_INET; context; context = context == AF_INET ? AF_INET6 : 0)
+    for (int family = AF_INET; family; family = family == AF_INET ? AF_INET6 : 0)
         for (struct ifaddrs *i = all; i && endpoint->naddress < COLO_ADDRESSES; i = i->ifa_next) {
-            if (!i->ifa_addr || i->ifa_addr->sa_family != context || !(i->ifa_flags & IFF_UP) ||
+            if (!i->ifa_addr || i->ifa_addr->sa_family != family || !(i->ifa_flags & IFF_UP) ||
                 (i->ifa_flags & IFF_LOOPBACK))
                 continue;
-            colo_address_t a = {.context = 0};
-            memcpy(&a, i->ifa_addr, context == AF_INET ? sizeof a.four : sizeof a.six);
-            if (context == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a.six.sin6_addr))
+            colo_address_t a = {.family = 0};
+            memcpy(&a, i->ifa_addr, family == AF_INET ? sizeof a.four : sizeof a.six);
+            if (family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&a.six.sin6_addr))
                 continue;
             endpoint->address[endpoint->naddress++] = a;
         }
@@ -147,14 +147,14 @@ static int list_addresses(colo_endpoint_t *endpoint)
 static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, colo_doors_t *doors,
                           int *fd)
 {
-    int32_t context;                               /* 0: auto, 1: tcp */
-    (void)colo_env_word("COLO_SOCKETS", &context); /* refused once all are connected */
+    int32_t family;                               /* 0: auto, 1: tcp */
+    (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
         return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
     int error = find_host(&endpoint->host);
     if (!error)
         error = list_addresses(endpoint);
-    if (!error && context == 0)
+    if (!error && family == 0)
         error = bind_unix(endpoint, doors);
     bool bound = doors->unix_fd >= 0;
     for (int i = 0; i < endpoint->naddress && !error; i++) {
@@ -275,9 +275,9 @@ socklen_t colo_endpoint_address(const colo_endpoint_t *mine, const colo_endpoint
 
 static bool same_address(const colo_address_t *a, const colo_address_t *b)
 {
-    if (a->context != b->context)
+    if (a->family != b->family)
         return false;
-    if (a->context == AF_INET)
+    if (a->family == AF_INET)
         return a->four.sin_addr.s_addr == b->four.sin_addr.s_addr;
     return memcmp(&a->six.sin6_addr, &b->six.sin6_addr, sizeof a->six.sin6_addr) == 0;
 }
@@ -286,14 +286,14 @@ static bool same_address(const colo_address_t *a, const colo_address_t *b)
  * @to is an address that both have, as bridges of containers do. */
 static int interface_to(const colo_endpoint_t *mine, const colo_address_t *to)
 {
-    colo_address_t from = {.context = 0};
+    colo_address_t from = {.family = 0};
     socklen_t size = sizeof from;
-    if (to->context != AF_INET && to->context != AF_INET6)
+    if (to->family != AF_INET && to->family != AF_INET6)
         return -1;
     for (int i = 0; i < mine->naddress; i++)
         if (same_address(&mine->address[i], to))
             return -1;
-    int fd = colo_socket_open(to->context, SOCK_DGRAM);
+    int fd = colo_socket_open(to->family, SOCK_DGRAM);
     const bool found = fd >= 0 && connect(fd, &to->any, size_of(to)) == 0 && /* sends nothing */
                        getsockname(fd, &from.any, &size) == 0;
     colo_socket_close(fd);

@@ -14,8 +14,8 @@
 enum { COLO_ADDRESSES = 9, COLO_TOKEN = 16 };
 #define COLO_ENDPOINT_MAGIC 0xC0105ACDu
 
-typedef union colo_address { /* with its port; context 0: none */
-    sa_family_t context;
+typedef union colo_address { /* with its port; family 0: none */
+    sa_family_t family;
     struct sockaddr any;
     struct sockaddr_in four;
     struct sockaddr_in6 six;
