@@ -96,6 +96,8 @@ typedef struct colo_sharers {
     const colo_source_t *at; /* [n] ascending */
 } colo_sharers_t;
 
+enum { COLO_DEALT = 64 }; /* candidates whose small overlaps are dealt by size */
+
 /* A group while the overlaps of a held block go by in their order. */
 typedef struct colo_schedule {
     colo_sharers_t group;   /* n == 0: not watched */
@@ -103,6 +105,9 @@ typedef struct colo_schedule {
         mine; /* of the current overlap: destinations, ordinal of the first, this rank's i */
     int64_t whole, slice; /* candidates whose turn it is: for a small overlap, for a slice */
     bool started;         /* an overlap that was not even has gone by */
+    /* of a ragged batch, whose overlaps differ in size */
+    int64_t done, last; /* of the current overlap: destinations dealt, the last one's candidate */
+    int64_t dealt[COLO_DEALT]; /* elements that each candidate sends in small overlaps */
 } colo_schedule_t;
 
 /* The replicas of the held block @b, by node and by rail. */
@@ -121,9 +126,8 @@ void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_ex
 colo_status_t colo_sender_whole(colo_builder_t *w, int64_t peer);
 /* Pushes what @destination, the @i-th of a group, gets of the current overlap: this rank's share if
  * @sends (peer is the destination), else everything (peer is the sender). */
-colo_status_t colo_sender_assign(colo_builder_t *w, const colo_schedule_t *t,
-                                 const colo_extent_t *x, int64_t i, int64_t destination,
-                                 bool sends);
+colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
+                                 int64_t i, int64_t destination, bool sends);
 
 /* ---- plan.c ---- */
 

@@ -17,6 +17,10 @@
  * turns in the same way. So one candidate never sends two small overlaps, or two such slices, more
  * than another.
  *
+ * The overlaps of a ragged batch differ in size. There a small overlap goes to the candidate that
+ * has the fewest elements of them so far; if several have, to the one whose turn is next. So one
+ * candidate never sends more than another by more than one small overlap.
+ *
  * Both ends of a message know the overlaps of a held block, their destinations and their sources
  * from coordinates, so both derive the same sender without asking.
  */
@@ -152,6 +156,26 @@ static int cut_axis(const colo_extent_t *x, int64_t n)
     return longest;
 }
 
+static bool deals_by_size(const colo_builder_t *w, const colo_schedule_t *t)
+{
+    return w->ragged && t->group.n <= COLO_DEALT;
+}
+
+/* A small overlap for one destination: the candidate that has the least, ties by turn. */
+static int64_t deal(colo_schedule_t *t, const colo_extent_t *x)
+{
+    const int64_t n = t->group.n;
+    int64_t least = t->whole;
+    for (int64_t i = 1; i < n; i++) {
+        const int64_t k = (t->whole + i) % n;
+        least = t->dealt[k] < t->dealt[least] ? k : least;
+    }
+    t->dealt[least] += x->of[0] * x->of[1] * x->of[2];
+    t->whole = (least + 1) % n;
+    t->done++;
+    return t->last = least;
+}
+
 void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x)
 {
     for (int tier = 1; tier <= 3; tier++) {
@@ -160,11 +184,15 @@ void colo_sender_pass(const colo_builder_t *w, colo_schedule_t *t, const colo_ex
             continue;
         if (m % n == 0)
             t[tier].whole = t[tier].slice = (t[tier].whole + 1) % n;
+        else if (is_small(w, x) && deals_by_size(w, &t[tier]))
+            while (t[tier].done < m)
+                (void)deal(&t[tier], x);
         else if (is_small(w, x))
             t[tier].whole = (t[tier].whole + m) % n;
         else
             t[tier].slice = (t[tier].slice + m % n * (x->of[cut_axis(x, n)] % n)) % n;
         t[tier].started |= m % n != 0;
+        t[tier].done = 0;
     }
 }
 
@@ -239,14 +267,25 @@ static colo_status_t push_part(colo_builder_t *w, int axis, int64_t lo, int64_t 
     return COLO_OK;
 }
 
-colo_status_t colo_sender_assign(colo_builder_t *w, const colo_schedule_t *t,
-                                 const colo_extent_t *x, int64_t i, int64_t destination, bool sends)
+/* The candidate that sends a small overlap to the @i-th destination; i ascends. */
+static int64_t dealt_to(colo_schedule_t *t, const colo_extent_t *x, int64_t i)
+{
+    while (t->done <= i)
+        (void)deal(t, x);
+    return t->last;
+}
+
+colo_status_t colo_sender_assign(colo_builder_t *w, colo_schedule_t *t, const colo_extent_t *x,
+                                 int64_t i, int64_t destination, bool sends)
 {
     const colo_source_t *c = t->group.at;
     int64_t n = t->group.n;
     bool even = t->m % n == 0;
     if (even || is_small(w, x)) {
-        int64_t sender = c[(even ? t->first + i : t->whole + i) % n].rank;
+        const int64_t k = even                  ? t->first + i
+                          : deals_by_size(w, t) ? dealt_to(t, x, i)
+                                                : t->whole + i;
+        const int64_t sender = c[k % n].rank;
         return sends && sender != w->plan->rank
                    ? COLO_OK
                    : colo_sender_whole(w, sends ? destination : sender);

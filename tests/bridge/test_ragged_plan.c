@@ -211,6 +211,148 @@ static void planning_passes_turns_of_ranks_before_only(void **state)
     assert_true(4 * first < work_of("dp=64", "cp=4,tp=2,dp=8", 63, 2000, &runs));
 }
 
+/* ---- who sends ---- */
+
+#define WHOLE_BELOW 65536 /* bytes: smaller overlaps are not cut */
+
+/* What a rank has on one side: rows by number, ascending, and one range of features. */
+typedef struct held {
+    int64_t n, *row, h0, h1;
+    int64_t level; /* PARTIAL: which addend */
+} held_t;
+
+static int by_number(const void *a, const void *b)
+{
+    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static held_t held_by(const t_ragged_t *t, int64_t rank, bool src, bool full, bool level)
+{
+    ref_rows_t part;
+    if (src)
+        ref_ragged_src(&part, &t->c, rank);
+    else
+        ref_ragged_dst(&part, &t->c, rank, full);
+    held_t x = {.n = part.holds && part.nh > 0 ? part.n : 0, .level = level ? part.level : 0};
+    x.row = calloc((size_t)x.n + 1, sizeof *x.row);
+    for (int64_t i = 0; i < x.n; i++)
+        x.row[i] = part.row[i].g;
+    qsort(x.row, (size_t)x.n, sizeof *x.row, by_number);
+    x.h0 = x.n ? part.h[0] : 0;
+    x.h1 = x.n ? part.h[part.nh - 1] + 1 : 0;
+    ref_rows_free(&part);
+    return x;
+}
+
+static bool same_held(const held_t *a, const held_t *b)
+{
+    return a->n == b->n && a->h0 == b->h0 && a->h1 == b->h1 && a->level == b->level &&
+           memcmp(a->row, b->row, (size_t)a->n * sizeof *a->row) == 0;
+}
+
+static int64_t common_rows(const held_t *a, const held_t *b)
+{
+    int64_t n = 0;
+    for (int64_t i = 0, k = 0; i < a->n && k < b->n;) {
+        n += a->row[i] == b->row[k];
+        if (a->row[i] <= b->row[k])
+            i++;
+        else
+            k++;
+    }
+    return n;
+}
+
+/* Ranks that hold the same send alike: each at most an even share of what all of them must send,
+ * plus one overlap that is not cut, plus one row of one that is. All ranks are on one node. */
+static void check_shares(const t_ragged_t *t, const plans_t *p, colo_pass_t pass)
+{
+    const bool back = pass == COLO_BACKWARD, partial = back && t->c.full && t->c.partial;
+    const bool full = partial || (!back && t->c.full);
+    const int64_t elem = (int64_t)ref_dtype_size(t->dtype);
+    held_t hold[MOST], need[MOST];
+    for (int32_t r = 0; r < t->world; r++) {
+        hold[r] = held_by(t, r, !back, full, partial);
+        need[r] = held_by(t, r, back, full, false);
+    }
+    for (int32_t r = 0; r < t->world; r++) {
+        int64_t total = 0, whole = 0, slice = 0, n = 0;
+        for (int32_t k = 0; k < t->world; k++)
+            n += same_held(&hold[k], &hold[r]);
+        for (int32_t k = 0; k < t->world && hold[r].n > 0; k++) {
+            const int64_t lo = hold[r].h0 > need[k].h0 ? hold[r].h0 : need[k].h0;
+            const int64_t hi = hold[r].h1 < need[k].h1 ? hold[r].h1 : need[k].h1;
+            const int64_t rows = hi > lo ? common_rows(&hold[r], &need[k]) : 0;
+            const int64_t bytes = rows * (hi - lo) * elem;
+            if (rows == 0 || same_held(&hold[k], &hold[r])) /* it has them itself */
+                continue;
+            total += bytes;
+            whole = bytes < WHOLE_BELOW && bytes > whole ? bytes : whole;
+            if (bytes >= WHOLE_BELOW && bytes / rows > slice)
+                slice = bytes / rows;
+        }
+        const int64_t sent = colo_plan_bytes(p->of[r], pass).send;
+        if (hold[r].n > 0 && sent * n > total + (whole + slice) * n)
+            fail_msg("rank %d sends %lld bytes, expected at most %lld / %lld + %lld + %lld: %s",
+                     (int)r, (long long)sent, (long long)total, (long long)n, (long long)whole,
+                     (long long)slice, t_ragged_text(t));
+    }
+    for (int32_t r = 0; r < t->world; r++) {
+        free(hold[r].row);
+        free(need[r].row);
+    }
+}
+
+/* Ranks 0 and 1 hold all rows. Ranks 2..7 need 100, 1, 100, 1, 100, 1 of them: by turns rank 0
+ * would send 300 rows and rank 1 three. */
+static void small_overlaps_are_dealt_by_their_size(void **state)
+{
+    enum { N = 8 };
+    int64_t rows[N], zero[N] = {0}, seq[N], len[N], most = 0;
+    colo_grid_t grid[2];
+    colo_layout_t src, dst;
+    (void)state;
+    for (int64_t e = 0; e < N; e++) {
+        rows[e] = e % 2 ? 1 : 100;
+        seq[e] = e;
+        len[e] = 100;
+    }
+    const colo_segments_t s = {sizeof s, N, rows, zero, seq, zero, NULL, N, len, seq};
+    assert_ok(colo_grid_parse(&grid[0], "tp=2,dp=1", 0));
+    assert_ok(colo_grid_parse(&grid[1], "dp=8", 0));
+    assert_ok(colo_layout_init_src(&src, &grid[0]));
+    assert_ok(colo_layout_init_dst(&dst, &grid[1]));
+    const colo_plan_config_t c = {COLO_PLAN_CONFIG_INIT, .src = &src, .dst = &dst,
+                                  .shape = {.features = 1}, .dtype = COLO_U8};
+    for (int64_t rank = 0; rank < 2; rank++) {
+        colo_plan_t *p = NULL;
+        assert_ok(colo_plan_create_ragged(&p, &c, &s, rank));
+        const int64_t sent = colo_plan_bytes(p, COLO_FORWARD).send;
+        most = sent > most ? sent : most;
+        colo_plan_destroy(&p);
+    }
+    assert_true(most <= 303 / 2 + 100);
+}
+
+static void replicas_share_the_sending_of_ragged_batches(void **state)
+{
+    const uint64_t seed = t_seed();
+    (void)state;
+    for (int64_t i = 0; i < t_scaled(4 * CASES); i++) {
+        t_ragged_t t;
+        plans_t p = {0};
+        t_ragged_random(&t, seed + (uint64_t)i, MOST - 1);
+        t.c.h *= i % 2 ? 1 : 2048; /* overlaps that are cut */
+        if (plan_all(&p, &t) < 0)
+            fail_msg("%s: %s", colo_last_error(), t_ragged_text(&t));
+        check_shares(&t, &p, COLO_FORWARD);
+        check_shares(&t, &p, COLO_BACKWARD);
+        free_plans(&p);
+        t_ragged_free(&t);
+    }
+}
+
 /* ---- refusals ---- */
 
 static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t rows)
@@ -266,6 +408,8 @@ int main(void)
         cmocka_unit_test(rows_of_a_uniform_plan_are_those_of_all_its_samples),
         cmocka_unit_test(planning_lists_the_rows_of_a_rank_once),
         cmocka_unit_test(planning_passes_turns_of_ranks_before_only),
+        cmocka_unit_test(small_overlaps_are_dealt_by_their_size),
+        cmocka_unit_test(replicas_share_the_sending_of_ragged_batches),
         cmocka_unit_test(what_a_plan_cannot_have_is_refused_with_the_numbers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
