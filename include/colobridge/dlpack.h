@@ -100,7 +100,7 @@ static inline void colo_dlpack_i_done(void *manager)
 
 static inline void colo_dlpack_i_delete(DLManagedTensor *self)
 {
-    colo_dlpack_i_done(self->manager_context);
+    colo_dlpack_i_done(self->manager_ctx);
 }
 
 /* The parts that both kinds share; NULL: no memory, or a view that no one can be given. */
@@ -148,7 +148,7 @@ static inline DLManagedTensor *colo_tensor_to_dlpack(const colo_tensor_t *tensor
     if (!given)
         return NULL;
     given->managed.legacy.dl_tensor = parts;
-    given->managed.legacy.manager_context = given;
+    given->managed.legacy.manager_ctx = given;
     given->managed.legacy.deleter = colo_dlpack_i_delete;
     return &given->managed.legacy;
 }
@@ -156,7 +156,7 @@ static inline DLManagedTensor *colo_tensor_to_dlpack(const colo_tensor_t *tensor
 #ifdef DLPACK_MAJOR_VERSION
 static inline void colo_dlpack_i_delete_versioned(struct DLManagedTensorVersioned *self)
 {
-    colo_dlpack_i_done(self->manager_context);
+    colo_dlpack_i_done(self->manager_ctx);
 }
 
 /**
@@ -175,7 +175,7 @@ colo_tensor_to_dlpack_versioned(const colo_tensor_t *tensor, uint64_t flags,
     given->managed.versioned.version.minor = DLPACK_MINOR_VERSION;
     given->managed.versioned.flags = flags;
     given->managed.versioned.dl_tensor = parts;
-    given->managed.versioned.manager_context = given;
+    given->managed.versioned.manager_ctx = given;
     given->managed.versioned.deleter = colo_dlpack_i_delete_versioned;
     return &given->managed.versioned;
 }

@@ -48,7 +48,7 @@ typedef struct {
 
 typedef struct DLManagedTensor {
     DLTensor dl_tensor;
-    void *manager_context;
+    void *manager_ctx;
     void (*deleter)(struct DLManagedTensor *self);
 } DLManagedTensor;
 
@@ -56,7 +56,7 @@ struct DLManagedTensorVersioned {
     struct {
         uint32_t major, minor;
     } version;
-    void *manager_context;
+    void *manager_ctx;
     void (*deleter)(struct DLManagedTensorVersioned *self);
     uint64_t flags;
     DLTensor dl_tensor;
