@@ -3,7 +3,7 @@
  * 03_loss.c - log-probability and its gradient when the vocabulary is cut over four ranks.
  *
  * Ten words, three tokens; rank r has the columns [floor(10 r / 4), floor(10 (r + 1) / 4)), so two
- * or three each. Forward does one all-gather of a few numbers a token, backward none. Every rank
+ * or three each. Forward does one all-gather of a few numbers per token, backward none. Every rank
  * then compares its shard of the gradient of -sum(logp), softmax minus one-hot, with the same
  * computed in one piece.
  */

@@ -22,7 +22,7 @@
 
 enum { MOST = 8, ARENA = 1 << 20, ROWS = 8, FEATURES = 4 };
 
-/* ---- the host's runtime, one a rank ---- */
+/* ---- the host's runtime, one per rank ---- */
 
 struct rt {
     char *arena; /* one block of the device, handed out from the front */

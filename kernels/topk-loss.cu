@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * topk-loss.cu - log-probabilities of picked columns: what host/topk.c does, on a GPU, but for the
- * search of the k largest in a shard (topk.cu). Small passes: k numbers a token, whatever the
+ * search of the k largest in a shard (topk.cu). Small passes: k numbers per token, whatever the
  * vocabulary.
  */
 #include "logprob.cuh"

@@ -14,7 +14,7 @@
  *            outputs and gradients in one pass                                     3 products
  *
  * Collectives over the vocabulary group: logprob and keep one all-gather of statistics in forward,
- * none in backward; loss one a chunk (none on a group of one). d_hidden adds one where asked. The
+ * none in backward; loss one per chunk (none on a group of one). d_hidden adds one where asked. The
  * head's gathers and its reduce-scatter do not depend on chunks: one gather a pass that multiplies
  * by W, one reduce-scatter a pass that makes d_W.
  *

@@ -25,7 +25,7 @@ class Bridge:
     permutation, or "th" (samples and rows flattened). output: "full" or "sharded". grad: "partial"
     (summed over cp) or "disjoint". algo: "exact" or "collective". device: "cpu" or "cuda". transport,
     between GPUs, the same on all ranks: "auto" (as the memory of each call says), "nccl", or "peer" (what
-    other ranks reach must be a Memory's); COLO_TRANSPORT goes before it.
+    other ranks reach must be a Memory's); COLO_TRANSPORT overrides it.
 
     ragged: batches of Segments, set by set_segments(), instead of forward() and backward(). shape is
     (features,) then, and axes is "th". placement: y has the rows of the batch only ("packed"), or they go to

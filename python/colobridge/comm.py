@@ -80,7 +80,7 @@ class Comm:
         return cls(handle)
 
     def nccl(self, device: int = -1) -> 'Comm':
-        """GPUs, one a rank of this communicator, which is kept for control; collective."""
+        """GPUs, one per rank of this communicator, which is kept for control; collective."""
         handle = c.c_void_p()
         call('colo_comm_create_nccl', self.handle, device, c.byref(handle))
         return Comm(handle)

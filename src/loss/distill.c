@@ -2,7 +2,7 @@
 /*
  * distill.c - loss against a sharded target distribution: checks, the passes in order, one gather.
  *
- * As logprob.c, with two matrices instead of one: what differs are the numbers a token (six, in
+ * As logprob.c, with two matrices instead of one: what differs are the numbers per token (six, in
  * distill-pass.h) and that no target has an owner. The checks of a shard, of a gradient and of the
  * gathered headers are those of the logits path. Targets are sharded, so nothing of them can be
  * compared across ranks; configs and masks are.

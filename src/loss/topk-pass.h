@@ -47,7 +47,7 @@ struct colo_topk_pass {
 
     /* in the saved buffer, behind base.saved [3, T] */
     int64_t *rows; /* [T] */
-    void *sum;     /* [T] stat dtype, in 8 bytes a token */
+    void *sum;     /* [T] stat dtype, in 8 bytes per token */
     double *down;  /* [T, k] x - M */
     int64_t *kept; /* [T, k] ids; -1: no gradient */
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * topk.c - log-probabilities of the k largest or of k given columns a token: checks, order of the
+ * topk.c - log-probabilities of the k largest or of k given columns per token: checks, order of the
  * passes, the one gather.
  *
  * Almost all of it is the logits path's: its stats and merge passes make M and log Sum, its grad

@@ -141,7 +141,7 @@ class Bridge:
     the other rank's, through a workspace tensor of the size of y or x that the bridge keeps for each of the
     last 8 shapes, outside of PyTorch's allocator; others by NCCL. "nccl": always so. "peer": an error
     where ranks do not reach each other, on the host and with algo="collective", too. The same on all
-    ranks; COLO_TRANSPORT goes before it.
+    ranks; COLO_TRANSPORT overrides it.
     buffers: so many y, and d_x, of a shape may be in memory that peers write into, which saves the copy
     out of the workspace. They are ordinary tensors, but record_stream() does nothing for them: before
     the last of one goes, its stream has to wait for the others that use it. A call that finds all of

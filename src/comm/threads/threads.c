@@ -2,7 +2,7 @@
 /*
  * threads.c - ranks are threads of this process; peers read each other's buffers directly.
  *
- * A group shares a shared state with one slot a rank. An operation publishes the slot, waits for
+ * A group shares one state with a slot per rank. An operation publishes the slot, waits for
  * the peers it needs, checks that they do the same thing, reads their buffers, says so, and waits
  * until the ranks that read its own are done. Collectives wait for all ranks twice (arrived,
  * finished); an exchange waits for the peers it names, and for their acknowledgement of what was
