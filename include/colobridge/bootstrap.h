@@ -4,9 +4,8 @@
  * library.
  *
  * A program that can give every rank the same few bytes of every other rank can make a
- * communicator: with a launcher's key-value store, a pipe to a parent process, a file, or
- * another communicator. The library calls the callback while it makes the comm, and never after
- * that.
+ * communicator: with a launcher's key-value store, a pipe to a parent process, a file, or another
+ * communicator. The library calls the callback while it makes the comm, and never after that.
  */
 #ifndef COLOBRIDGE_BOOTSTRAP_H
 #define COLOBRIDGE_BOOTSTRAP_H
@@ -30,15 +29,13 @@ typedef struct colo_bootstrap {
  * colo_comm_create_bootstrap() - a world comm of processes that talk over sockets; collective
  * @comm:   out, owned by the caller. Ranks of one host and network namespace use Unix sockets.
  *          Other ranks use TCP, to the first of the peer's addresses that answers. There is one
- *          all-gather. The deadline (COLO_TIMEOUT_MS) begins at its end, so a rank may be late
- *          by less than the deadline.
- * Threads: one thread at a time uses all comms made from it; any thread may abort, check and
- * dump
+ *          all-gather. The deadline (COLO_TIMEOUT_MS) begins at its end, so a rank may be late by
+ *          less than the deadline.
+ * Threads: one thread at a time uses all comms made from it; any thread may abort, check and dump
  * Failure: if a process dies, all other ranks get COLO_ERR_PEER at once
  * Errors:  COLO_ERR_ARG, COLO_ERR_MISMATCH (ranks have different sizes or versions),
- *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors),
- *          COLO_ERR_NOMEM, COLO_ERR_PEER (another rank failed), and the status that the callback
- *          returned
+ *          COLO_ERR_TIMEOUT (COLO_TIMEOUT_MS), COLO_ERR_IO (too few descriptors), COLO_ERR_NOMEM,
+ *          COLO_ERR_PEER (another rank failed), and the status that the callback returned
  */
 COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootstrap,
                                                   colo_comm_t **comm);
@@ -52,9 +49,13 @@ COLO_API colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *bootst
 COLO_API colo_status_t colo_bootstrap_from_comm(colo_comm_t *comm, colo_bootstrap_t *bootstrap);
 
 /**
- * colo_comm_create_backend() - a world comm of a backend library, from that backend's own
- * handle; collective Use the typed calls of the opt-in headers: <colobridge/mpi.h> for "mpi".
- * Errors: COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and what the backend says
+ * colo_comm_create_backend() - a world comm of a backend library, from that backend's own handle;
+ * collective
+ * @backend:  name of the library, "mpi" for example. Programs use the typed calls of the opt-in
+ *            headers instead: <colobridge/mpi.h> for "mpi"
+ * @handle:   @bytes bytes that the backend understands, borrowed for the call
+ * @comm:     out, owned by the caller
+ * Errors:    COLO_ERR_UNBUILT (no such library), COLO_ERR_ARG, and the errors of the backend
  */
 COLO_API colo_status_t colo_comm_create_backend(const char *backend, const void *handle,
                                                 size_t bytes, colo_comm_t **comm);

@@ -42,14 +42,14 @@ typedef struct colo_bridge_config {
     int64_t ranks_per_node; /* 0: one node */
     colo_mem_t mem;         /* where tensors live */
     /* For GPUs, the same on all ranks. AUTO: the memory of each call decides (memory.h). With NCCL
-     * and PEER the ranks need not agree in a call. With PEER only the tensors that other ranks reach
+     * and PEER the ranks need not agree in a call. With PEER only tensors that other ranks reach
      * must be registered; if nothing arrives from other ranks, any tensor will do. */
     colo_transport_t transport;
-    /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest of
-     * shape is 0. EXACT, and axes NULL or "th". */
+    /* Ragged batches (ragged.h): shape.features and dtype are those of the usual tensor, the rest
+     * of shape is 0. algo is EXACT, and axes is NULL or "th". */
     bool ragged;
     colo_placement_t placement;
-    int64_t max_rows; /* ragged: most rows of a source rank; memory is allocated now. 0: as needed */
+    int64_t max_rows; /* ragged: most rows of a source rank, allocated at create; 0: as needed */
 } colo_bridge_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
 #define COLO_BRIDGE_CONFIG_INIT sizeof(colo_bridge_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, nullptr, COLO_FULL_SEQ, COLO_PARTIAL, COLO_EXACT, false, 0, COLO_HOST, COLO_TRANSPORT_AUTO, false, COLO_PACKED, 0
@@ -63,14 +63,14 @@ typedef struct colo_bridge colo_bridge_t;
  * colo_bridge_create() - plan, agree, allocate; collective over @comm
  * @bridge:  out, owned by the caller
  * @config:  borrowed for the call
- * @comm:    borrowed, must outlive the bridge; contains every rank that the plan names. Its
- *           world ranks are the grids' ranks. A rank outside both grids creates a bridge that
- *           does nothing. On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that
- *           the plan ties together, and allocates staging for messages that are not contiguous.
+ * @comm:    borrowed, must outlive the bridge; contains every rank that the plan names. Its world
+ *           ranks are the grids' ranks. A rank outside both grids creates a bridge that does
+ *           nothing. On a comm of GPUs (<colobridge/nccl.h>) EXACT connects the ranks that the
+ *           plan ties together, and allocates staging for messages that are not contiguous.
  * Check:    COLO_CHECK >= 1: all ranks of @comm compare the config first (axes with COLLECTIVE
- *           only). If it differs, all get COLO_ERR_MISMATCH, with the field and both values in
- *           the error message. If one rank has an error (a bad argument), that rank gets it and
- *           all others get COLO_ERR_PEER.
+ *           only). If it differs, all get COLO_ERR_MISMATCH, with the field and both values in the
+ *           error message. If one rank has an error (a bad argument), that rank gets it and all
+ *           others get COLO_ERR_PEER.
  *
  * Errors:   COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE, COLO_ERR_MISSING (a peer is not in
  *           @comm), COLO_ERR_NOMEM, COLO_ERR_MISMATCH, COLO_ERR_PEER, COLO_ERR_TIMEOUT;
@@ -88,29 +88,27 @@ COLO_API void colo_bridge_destroy(colo_bridge_t **bridge);
  * colo_bridge_forward() - carry one activation from the source layout to the destination layout
  * @x:       in   this rank's source part [b, n, H] in the order of axes; a view, never written.
  *                NULL, or of size 0, on ranks that own nothing of the source
- * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ), or own samples
- *                x own rows (SHARDED). It shares no element with @x (other memory, other columns
- *                of the same rows, and rows in between are allowed), and no two of its elements
- *                share an address. Every element is written
+ * @y:       out  this rank's destination part: own samples x all rows (FULL_SEQ), or own samples x
+ *                own rows (SHARDED). It shares no element with @x (other memory, other columns of
+ *                the same rows, and rows in between are allowed), and no two of its elements share
+ *                an address. Every element is written
  * @stream:  NULL on the host, where the call returns when the work is done. On a GPU the call
  *           enqueues the work on @stream, and the host does not wait
  *
- * Order:    All ranks of the comm call forward and backward of all its bridges in the same
- *           order. Several forwards may be outstanding before their backwards, because the
- *           bridge keeps nothing of a forward. Ranks that exchange messages on the host compare
- *           bridge, pass and plan before anything moves: COLO_ERR_MISMATCH, and the comm is
- *           marked failed.
+ * Order:    All ranks of the comm call forward and backward of all its bridges in the same order.
+ *           Several forwards may be outstanding before their backwards, because the bridge keeps
+ *           nothing of a forward. Ranks that exchange messages on the host compare bridge, pass
+ *           and plan before anything moves: COLO_ERR_MISMATCH, and the comm is marked failed.
  *
  *           NCCL compares nothing. So on GPUs, and with COLLECTIVE, all ranks compare the first
- *           call of each pass after create or reshape if COLO_CHECK >= 1 (the host waits for
- *           it), and every call if COLO_CHECK=2. These return COLO_ERR_MISMATCH on all ranks,
- *           and the comm lives on. Over registered memory every bridge and pass has its own
- *           mailboxes: a call in another order is COLO_ERR_TIMEOUT at the deadline, never wrong
- *           data.
+ *           call of each pass after create or reshape if COLO_CHECK >= 1 (the host waits for it),
+ *           and every call if COLO_CHECK=2. These return COLO_ERR_MISMATCH on all ranks, and the
+ *           comm lives on. Over registered memory every bridge and pass has its own mailboxes: a
+ *           call in another order is COLO_ERR_TIMEOUT at the deadline, never wrong data.
  *
- * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE: no memory is written. At COLO_CHECK 0 and 1 the comm
- *           is marked failed, because peers wait; at 2 every rank returns an error and the comm
- *           lives on. COLO_ERR_CONTRACT, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER;
+ * Errors:   COLO_ERR_ARG, COLO_ERR_SHAPE: no memory is written. At COLO_CHECK 0 and 1 the comm is
+ *           marked failed, because peers wait; at 2 every rank returns an error and the comm lives
+ *           on. COLO_ERR_CONTRACT, COLO_ERR_MISMATCH, COLO_ERR_TIMEOUT, COLO_ERR_PEER;
  *           COLO_ERR_STATE (a capture of a first staged call, memory.h; the bridge is ragged),
  *           COLO_ERR_CUDA, COLO_ERR_NCCL. After an error that killed the comm in flight, the
  *           output may be partly written (status.h)
@@ -129,14 +127,15 @@ COLO_API colo_status_t colo_bridge_backward(colo_bridge_t *bridge, const colo_te
 
 /**
  * colo_bridge_reshape() - use another batch, length or width from now on
- * @shape:  borrowed for the call Local, O(peers), makes no new comm. All ranks must do the same
- * before the next call. If COLO_CHECK >= 1, that call compares the shape between all ranks of
- * the comm, and the host waits for it once; COLO_ERR_MISMATCH on all ranks names the field and
- * both values, and the comm lives on. On an error the bridge keeps its old shape.
+ * @shape:  borrowed for the call
+ * Local, O(peers), makes no new comm. All ranks must do the same before the next call. If
+ * COLO_CHECK >= 1, that call compares the shape between all ranks of the comm, and the host waits
+ * for it once; COLO_ERR_MISMATCH on all ranks names the field and both values, and the comm lives
+ * on. On an error the bridge keeps its old shape.
  *
  * On a comm of GPUs a shape may tie other ranks together (seldom: a batch that does not divide).
- * The next call then connects them, and cannot be captured. CUDA graphs that were captured
- * before over registered memory must not be replayed any more.
+ * The next call then connects them, and cannot be captured. CUDA graphs that were captured before
+ * over registered memory must not be replayed any more.
  */
 COLO_API colo_status_t colo_bridge_reshape(colo_bridge_t *bridge, const colo_shape_t *shape);
 

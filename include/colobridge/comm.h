@@ -6,15 +6,15 @@
  * One thread at a time uses a comm. Exception: any thread may call colo_comm_abort(),
  * colo_comm_check() and colo_comm_dump() at any time, as often as it likes. Every wait has a
  * deadline (COLO_TIMEOUT_MS, default 600 s, or colo_comm_set_timeout()). After COLO_ERR_TIMEOUT,
- * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump,
- * getters and destroy answer.
+ * COLO_ERR_PEER, COLO_ERR_MISMATCH or an abort the comm is dead: only abort, check, dump, getters
+ * and destroy answer.
  *
  * A comm belongs to the process that made it. In a child made by fork() its calls return
  * COLO_ERR_STATE and touch nothing; the child makes comms of its own.
  *
  * Sums combine in rank order (bf16 and fp16 accumulate in fp32), so a result does not depend on
- * message size or backend. Calls borrow their buffers: on the host until they return, on a
- * stream until the stream has passed the operation. A comm rank is 0..size-1; its world rank is
+ * message size or backend. Calls borrow their buffers: on the host until they return, on a stream
+ * until the stream has passed the operation. A comm rank is 0..size-1; its world rank is
  * colo_comm_world_rank().
  */
 #ifndef COLOBRIDGE_COMM_H

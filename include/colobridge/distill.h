@@ -87,13 +87,12 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
                                                    int32_t ranks, size_t *bytes);
 
 /**
- * colo_distill_forward() - one read of both shards, one all-gather over @group (none if it has
- * one rank)
+ * colo_distill_forward() - one read of both shards, one all-gather over @group (none if it has one
+ * rank)
  * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
  * @targets:    in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until
  *                  backward
- * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient
- *                  0
+ * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0
  * @group:      the vocabulary (tp) group, collective; NULL is an error
  * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
  * @stats:      colo_distill_saved_size() bytes, aligned, borrowed until the last backward
@@ -101,15 +100,15 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
  *
- * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN
- * or +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite.
- * A logit x_j = -inf gives ce = kl = +inf and a finite gradient if q_j > 0, and adds nothing if
- * q_j = 0.
+ * Special values. The row's ce, kl and gradient are NaN on all ranks if a row of either has NaN or
+ * +inf, if one of them is nothing but -inf, or if a probability is negative, NaN or infinite. A
+ * logit x_j = -inf gives ce = kl = +inf and a finite gradient if q_j > 0, and adds nothing if q_j
+ * = 0.
  *
  * Memory:      all on the host, or all of it CUDA
- * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
- *              COLO_ERR_MISMATCH on all ranks (other config, mask or tokens, shards that do not
- *              tile [0, V)); those of colo_comm_all_gather()
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
+ *              on all ranks (other config, mask or tokens, shards that do not tile [0, V)); those
+ *              of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             const colo_tensor_t *logits,

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlpack.h - tensors of other libraries as views, and views as tensors for other libraries, without
- * a copy. Opt-in: not part of colobridge.h, needs <dlpack/dlpack.h>, or DLPack's header included
- * before this one from wherever it is; 0.6 or later, for versioned tensors 1.0.
+ * dlpack.h - tensors of other libraries as views, and views as tensors for other libraries,
+ * without a copy. Opt-in: not part of colobridge.h, needs <dlpack/dlpack.h>, or DLPack's header
+ * included before this one from wherever it is; 0.6 or later, for versioned tensors 1.0.
  *
- * In: a view of a DLTensor borrows its memory, shapes are copied: it holds as long as whoever gave
- * the DLTensor keeps it. Out: a managed tensor, legacy or versioned, owns shapes and strides of its
- * own, borrows the memory, and calls back once when its taker is done. Everything here is inline
- * and local.
+ * In: a view of a DLTensor borrows its memory, shapes are copied: it is valid as long as the owner
+ * of
+ * the DLTensor keeps it. Out: a managed tensor, legacy or versioned, owns shapes and strides of
+ * its own, borrows the memory, and calls back once when its taker is done. Everything here is
+ * inline and local.
  */
 #ifndef COLOBRIDGE_DLPACK_H
 #define COLOBRIDGE_DLPACK_H
@@ -28,9 +29,10 @@ extern "C" {
 /**
  * colo_tensor_from_dlpack() - a view of @in, legacy or versioned (their member dl_tensor)
  * @tensor:  out  bool becomes u8; page-locked host memory is COLO_HOST, managed memory COLO_CUDA;
- * the version counter is NULL Errors:   COLO_ERR_ARG, without an error message (nothing of the
- * library is called): NULL, lanes other than 1, a dtype or device that the library does not know,
- * more than COLO_MAX_NDIM axes, a negative extent or stride
+ *                the version counter is NULL
+ * Errors:   COLO_ERR_ARG, without an error message (the function calls nothing of the library):
+ *           NULL, lanes other than 1, a dtype or device that the library does not know, more than
+ *           COLO_MAX_NDIM axes, a negative extent or stride
  */
 static inline colo_status_t colo_tensor_from_dlpack(colo_tensor_t *tensor, const DLTensor *in)
 {
@@ -103,7 +105,7 @@ static inline void colo_dlpack_i_delete(DLManagedTensor *self)
     colo_dlpack_i_done(self->manager_ctx);
 }
 
-/* The parts that both kinds share; NULL: no memory, or a view that no one can be given. */
+/* The parts that both kinds share; NULL: no memory, or a view that cannot be exported. */
 static inline colo_dlpack_given_t *colo_dlpack_i_give(const colo_tensor_t *tensor, DLTensor *out,
                                                       void (*done)(void *), void *user)
 {
@@ -136,7 +138,7 @@ static inline colo_dlpack_given_t *colo_dlpack_i_give(const colo_tensor_t *tenso
 }
 
 /**
- * colo_tensor_to_dlpack() - a managed tensor over the memory of @tensor, taken by who gets it
+ * colo_tensor_to_dlpack() - a managed tensor over the memory of @tensor; the receiver owns it
  * @done:   called once by its deleter, with @user; may be NULL. The memory is borrowed until then
  * Returns  NULL when there is no memory, or @tensor is no view; then @done is not called
  */

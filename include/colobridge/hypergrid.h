@@ -2,10 +2,10 @@
 /*
  * hypergrid.h - one grid with its views and the communicators made from it (HyperCommGrid).
  *
- * A view is another factorisation of the same ranks (an MoE layer's ep, say). A dim shared by view
- * and base must enumerate the same ordered groups in both; a request over shared dims only is the
- * base group, created and destroyed once. Getting never creates: asking for a group that was not
- * created is an error, and so is creating one twice.
+ * A view is another factorisation of the same ranks (for example an MoE layer's ep). A dim shared
+ * by view and base must enumerate the same ordered groups in both; a request over shared dims only
+ * is the base group, created and destroyed once. Getting never creates: asking for a group that
+ * was not created is an error, and so is creating one twice.
  */
 #ifndef COLOBRIDGE_HYPERGRID_H
 #define COLOBRIDGE_HYPERGRID_H

@@ -72,14 +72,17 @@ typedef struct colo_owned {
 } colo_owned_t;
 
 /**
- * colo_layout_init_src() - the encoder's usual layout: samples BLOCK over "dp", rows ZIGZAG over
- * "cp", on the last "pp" stage; each only if the grid has that dim. Ranks along "tp" and "ep" hold
- * copies. Identity map. @grid is copied. Errors:  COLO_ERR_ARG: a dim of extent > 1 with another
- * name, because its ranks may hold different data. See colo_layout_init_src_extra(), or split an
- * axis over it after colo_layout_init()
+ * colo_layout_init_src() - the usual layout of an encoder: samples BLOCK over "dp", rows ZIGZAG
+ * over "cp", on the last "pp" stage, each only if the grid has that dim. Identity map
+ * @grid:   copied. Ranks along "tp" and "ep" have copies
+ * Errors:  COLO_ERR_ARG: a dim of extent > 1 with another name, because its ranks may have
+ *          different data. See colo_layout_init_src_extra(), or split an axis over it after
+ *          colo_layout_init()
  */
 COLO_API colo_status_t colo_layout_init_src(colo_layout_t *layout, const colo_grid_t *grid);
-/** colo_layout_init_dst() - the LLM's: the same, on "pp" stage 0 */
+/**
+ * colo_layout_init_dst() - the usual layout of an LLM: as colo_layout_init_src(), on "pp" stage 0
+ */
 COLO_API colo_status_t colo_layout_init_dst(colo_layout_t *layout, const colo_grid_t *grid);
 /**
  * colo_layout_init_src_extra() - colo_layout_init_src() for a grid with dims of other names

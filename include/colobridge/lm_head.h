@@ -4,18 +4,16 @@
  *
  * Letters: Vl rows of this rank's part of the vocabulary, H hidden, D ranks of the data-parallel
  * group that shares it. Vocabulary parallelism comes first: a head has the Vl rows of one
- * vocabulary (tp) rank. *Resident*: weight [Vl, H] and bias [Vl] are on this rank, and every
- * call is a no-op (tied embeddings). *Sharded*: rank d has rows [d E, min((d + 1) E, Vl)), E =
- * ceil(Vl / D), so the last shard may be shorter and the last ranks may have none (ZeRO-3,
- * FSDP2).
+ * vocabulary (tp) rank. *Resident*: weight [Vl, H] and bias [Vl] are on this rank, and every call
+ * is a no-op (tied embeddings). *Sharded*: rank d has rows [d E, min((d + 1) E, Vl)), E = ceil(Vl
+ * / D), so the last shard may be shorter and the last ranks may have none (ZeRO-3, FSDP2).
  *
  * NOT_AVAILABLE --start--> IN_FLIGHT --finish--> AVAILABLE --release--> NOT_AVAILABLE
  *
  * From start to finish there is one all-gather of weight and bias together, for any number of
  * passes. Every rank of the group joins it, also if it has no rows or no tokens. One
- * reduce-scatter brings a gradient back. Sums run in rank order, so a sharded head gives the
- * bits of a resident head whose gradients are summed by colo_comm_all_reduce() over the same
- * group.
+ * reduce-scatter brings a gradient back. Sums run in rank order, so a sharded head gives the bits
+ * of a resident head whose gradients are summed by colo_comm_all_reduce() over the same group.
  */
 #ifndef COLOBRIDGE_LM_HEAD_H
 #define COLOBRIDGE_LM_HEAD_H
@@ -101,13 +99,13 @@ COLO_API size_t colo_lm_head_reduce_size(const colo_lm_head_t *head,
 /**
  * colo_lm_head_bind() - tell the head where its parameters are; call again whenever they move
  * @weight:    [rows of this rank, H], columns contiguous, rows at any stride; borrowed until the
- *             next bind. If it is at its own place of @gathered, as the views have it, the
- *             gather does not copy it. Otherwise it must not overlap @gathered
+ *             next bind. If it is at its own place of @gathered, as the views have it, the gather
+ *             does not copy it. Otherwise it must not overlap @gathered
  * @bias:      [rows of this rank], contiguous; NULL iff the head has none
  * @gathered:  colo_lm_head_gathered_size() bytes, aligned; NULL if the head is resident. The
- *             library uses it from start to release. Its contents are undefined otherwise. On
- *             GPUs that reach each other it may be registered over the group (memory.h), at the
- *             same offset on all ranks or on none: ranks then copy from each other without
+ *             library uses it from start to release. Its contents are undefined otherwise. On GPUs
+ *             that reach each other it may be registered over the group (memory.h), at the same
+ *             offset on all ranks or on none: ranks then copy from each other without
  *             multiprocessors
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE; COLO_ERR_STATE while a gather is in flight
  */
@@ -116,10 +114,11 @@ COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor
 
 /**
  * colo_lm_head_start() - begin the gather; collective over the group; no-op if the head is
- * resident The gather reads the parameters after the work that is on @stream now. On GPUs it
- * runs on a stream of the head, while @stream goes on; on the host it is complete on return. If
- * memory is registered over the group, the first gather waits for all ranks; so does the next
- * one after more memory was registered.
+ * resident
+ * The gather reads the parameters after the work that is on @stream now. On GPUs it runs on a
+ * stream of the head, while @stream goes on; on the host it is complete on return. If memory is
+ * registered over the group, the first gather waits for all ranks; so does the next one after more
+ * memory was registered.
  * Errors:  COLO_ERR_STATE (nothing bound; already IN_FLIGHT or AVAILABLE), those of the group
  */
 COLO_API colo_status_t colo_lm_head_start(colo_lm_head_t *head, colo_stream_t stream);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * log.h - what the library prints by itself (nothing, unless asked) and its environment
- * variables.
+ * log.h - what the library prints by itself (nothing, unless asked) and its environment variables.
  *
  * The library returns errors, it does not log them. Levels: error; warn (the library did not do
  * exactly what was asked); info (one line per bridge created, why bridges between GPUs are
@@ -63,8 +62,9 @@ COLO_API const char *colo_env_value(const char *name, bool *from_env);
 
 /**
  * colo_env_check() - is the value of environment variable @name allowed? NULL: those of all of
- * them? Every use of a variable checks it. Calls that make a first communicator check all of
- * them: a value that is not allowed on one rank is an error on all ranks.
+ * them?
+ * Every use of a variable checks it. Calls that make a first communicator check all of them: a
+ * value that is not allowed on one rank is an error on all ranks.
  * Errors:  COLO_ERR_ARG, with the value and what is allowed; COLO_ERR_MISSING (no such variable)
  */
 COLO_API colo_status_t colo_env_check(const char *name);

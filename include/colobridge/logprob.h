@@ -100,17 +100,17 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
                                                    int32_t ranks, size_t *bytes);
 
 /**
- * colo_logprob_forward() - one read of the logits, one all-gather over @group (none if it has
- * one rank)
- * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride;
- *                  borrowed until backward
+ * colo_logprob_forward() - one read of the logits, one all-gather over @group (none if it has one
+ * rank)
+ * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
+ *                  until backward
  * @targets:    in  i64 [T], global indices; borrowed until backward
  * @group:      the vocabulary (tp) group, collective; NULL is an error (colo_comm_create_self()
  *              for W = 1)
  * @out:        out what the config wants; a member without its want_ is an error
  * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
- * @stats:      colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the
- *              last backward
+ * @stats:      colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the last
+ *              backward
  * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
@@ -118,13 +118,13 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
  * Special values (also in docs/logprob.md). An ignored token has logp = loss = entropy = 0, and
  * its row is not read. An invalid target gives logp and loss NaN, entropy as usual, and through
  * logp and loss a gradient of NaN in that row (see lenient_targets). A row of nothing but -inf
- * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp
- * -inf, and finite entropy and gradient. +inf or NaN anywhere in the row, on any rank, gives NaN
- * on all ranks.
+ * gives logp, entropy and gradient NaN. A target that is -inf among finite logits gives logp -inf,
+ * and finite entropy and gradient. +inf or NaN anywhere in the row, on any rank, gives NaN on all
+ * ranks.
  *
- * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
- *              COLO_ERR_MISMATCH on all ranks (other config, targets or tokens, or shards that
- *              do not tile [0, V)); those of colo_comm_all_gather()
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
+ *              on all ranks (other config, targets or tokens, or shards that do not tile [0, V));
+ *              those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_tensor_t *logits,
@@ -137,8 +137,8 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
  * @saved:     from forward; may be used again, with the same result
  * @upstream:  in  borrowed for the call
  * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
- *                 strides), the gradient overwrites them, which ends @saved. Any other overlap
- *                 is an error
+ *                 strides), the gradient overwrites them, which ends @saved. Any other overlap is
+ *                 an error
  * @stream:    as in forward
  * Errors:     COLO_ERR_STATE (no forward, or ended), COLO_ERR_MODIFIED (the version counter of
  *             logits or targets moved), COLO_ERR_ARG, COLO_ERR_SHAPE
@@ -156,12 +156,11 @@ typedef struct colo_reduced {
 
 /**
  * colo_loss_reduce() - sum values over tokens and ranks, divide once
- * @values:  in  [count] f32 or f64 (dtype). Host memory; on a group of GPUs
- *               (<colobridge/nccl.h>) memory of this rank's device, summed on @stream in a fixed
- *               order
+ * @values:  in  [count] f32 or f64 (dtype). Host memory; on a group of GPUs (<colobridge/nccl.h>)
+ *               memory of this rank's device, summed on @stream in a fixed order
  * @mask:    in  [count], in the memory of @values, or NULL; tokens whose mask is 0 do not count
- * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with
- *           count 0
+ * @group:   the dp x cp group; NULL is an error. One all-gather; every rank joins, also with count
+ *           0
  * @out:     out host memory, written on return: the host waits, so the call cannot be captured
  *               (COLO_ERR_STATE)
  * The gradient of the result with respect to a counted value is 1 / den.
@@ -201,9 +200,8 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
  * Sums are fp64, in a fixed order: the same bits on every rank and in every run.
- * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
- *              COLO_ERR_MISMATCH on all ranks, for host memory (some ranks call
- *              colo_loss_mean_forward() instead)
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
+ *              on all ranks, for host memory (some ranks call colo_loss_mean_forward() instead)
  */
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
@@ -220,8 +218,8 @@ typedef struct colo_loss_mean {
 } colo_loss_mean_t;
 
 /**
- * colo_loss_mean_forward() - sum or mean of losses, with a count of tokens that forward has
- * made, so that the host does not wait for the count
+ * colo_loss_mean_forward() - sum or mean of losses, with a count of tokens that forward has made,
+ * so that the host does not wait for the count
  * @losses:     in  [T] f32 or f64, contiguous; 0 if a token does not count
  * @n_valid:    in  [1] how many of them count: colo_logprob_out_t.n_valid
  * @divide:     value is the mean, else the sum
@@ -237,14 +235,14 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
 /**
- * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens;
- * local
+ * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens; local
  * @factor:    in  from forward
  * @d_value:   in  [1] dtype of the losses, or NULL: 0
  * @d_num:     in  [1] or NULL: 0
  * @d_losses:  out [T], as the losses; it can be colo_logprob_upstream_t.d_loss
- * @stream:    as in forward. All arguments are in the same memory The loss is already divided by
- * the global token count: sum gradients over the group, do not average.
+ * @stream:    as in forward. All arguments are in the same memory
+ * The loss is already divided by the global token count: sum gradients over the group, do not
+ * average.
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE
  */
 COLO_API colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,

@@ -9,17 +9,16 @@
  *   backward                         d_x
  *   backward, PARTIAL over cp > 1    d_y: receivers read it and add in rank order
  *
- * All other tensors may be anywhere on the rank's device. An unregistered tensor takes the
- * staged path of the communicator (NCCL). The tensors of one call are registered on all ranks or
- * on none. If a rank has no such tensor, the ranks agree in the first call of that pass, and the
- * host waits for it: the call is peer-to-peer if all tensors that exist are registered, else
- * staged. They agree again after more memory was registered. From then on an unregistered tensor
- * in a peer-to-peer pass is an error.
+ * All other tensors may be anywhere on the rank's device. An unregistered tensor takes the staged
+ * path of the communicator (NCCL). The tensors of one call are registered on all ranks or on none.
+ * If a rank has no such tensor, the ranks agree in the first call of that pass, and the host waits
+ * for it: the call is peer-to-peer if all tensors that exist are registered, else staged. They
+ * agree again after more memory was registered. From then on an unregistered tensor in a
+ * peer-to-peer pass is an error.
  *
- * COLO_TRANSPORT=nccl keeps all calls on the staged path. With COLO_TRANSPORT=peer an
- * unregistered tensor that others reach, and ranks that do not reach each other, are errors. The
- * variable is the same on all ranks. A bridge may choose for itself
- * (colo_bridge_config_t.transport).
+ * COLO_TRANSPORT=nccl keeps all calls on the staged path. With COLO_TRANSPORT=peer an unregistered
+ * tensor that others reach, and ranks that do not reach each other, are errors. The variable is
+ * the same on all ranks. A bridge may choose for itself (colo_bridge_config_t.transport).
  *
  * If peers cannot reach each other (host memory, several hosts, a rank that cannot open what
  * another one offers), registering succeeds and does nothing, on all ranks: see
@@ -48,17 +47,17 @@ typedef struct colo_memory colo_memory_t;
  * @memory:  out, owned by the caller
  * Waits:    for all ranks, at most until the deadline. Not in a capture
  * Errors:   COLO_ERR_ARG (host memory, another device's, not from cudaMalloc, @bytes past its
- *           end), COLO_ERR_STATE (COLO_MEMORY_MAX reached), COLO_ERR_UNBUILT
- *           (COLO_TRANSPORT=peer and the ranks do not reach each other, or not this memory),
- *           COLO_ERR_MISMATCH (COLO_TRANSPORT differs), COLO_ERR_CUDA, COLO_ERR_NOMEM,
- *           COLO_ERR_PEER (another rank's error; the comm lives), COLO_ERR_TIMEOUT
+ *           end), COLO_ERR_STATE (COLO_MEMORY_MAX reached), COLO_ERR_UNBUILT (COLO_TRANSPORT=peer
+ *           and the ranks do not reach each other, or not this memory), COLO_ERR_MISMATCH
+ *           (COLO_TRANSPORT differs), COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_PEER (another rank's
+ *           error; the comm lives), COLO_ERR_TIMEOUT
  */
 COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t bytes,
                                             colo_memory_t **memory);
 /**
- * colo_memory_alloc() - allocate memory and register it; collective over @comm For programs
- * whose allocator makes memory that cannot be registered. The memory is on the comm's device, or
- * on the host if the comm moves host memory. Address and size are multiples of 256.
+ * colo_memory_alloc() - allocate memory and register it; collective over @comm
+ * For programs whose allocator makes memory that cannot be registered. The memory is on the comm's
+ * device, or on the host if the comm moves host memory. Address and size are multiples of 256.
  * @bytes:   of this rank; may differ between ranks, and be 0
  * @memory:  out, owned by the caller
  * Errors:   those of colo_memory_register()
@@ -66,11 +65,11 @@ COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t
 COLO_API colo_status_t colo_memory_alloc(colo_comm_t *comm, size_t bytes, colo_memory_t **memory);
 /**
  * colo_memory_destroy() - local; takes NULL, leaves *memory NULL. Frees what colo_memory_alloc()
- * made Call only after every rank has completed all operations that use the memory. Graphs that
- * were captured with it must not be replayed any more. Ranks may destroy several memories in
- * different orders: a memory keeps its number, and counts for COLO_MEMORY_MAX, until the last
- * rank has destroyed it. The owner of registered memory frees it after all ranks have destroyed
- * the object.
+ * made
+ * Call only after every rank has completed all operations that use the memory. Graphs that were
+ * captured with it must not be replayed any more. Ranks may destroy several memories in different
+ * orders: a memory keeps its number, and counts for COLO_MEMORY_MAX, until the last rank has
+ * destroyed it. The owner of registered memory frees it after all ranks have destroyed the object.
  */
 COLO_API void colo_memory_destroy(colo_memory_t **memory);
 

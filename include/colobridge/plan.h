@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * plan.h - one rank's part of the routing between two layouts: what it sends and receives, forward
- * and backward. Found from coordinates alone, O(peers), no communication; both sides of a message
- * derive the same sender by the same rule (docs/plan.md).
+ * and backward. A plan follows from coordinates alone, in O(peers), without communication: both
+ * sides of a message derive the same sender by the same rule (docs/plan.md).
  */
 #ifndef COLOBRIDGE_PLAN_H
 #define COLOBRIDGE_PLAN_H
@@ -18,8 +18,8 @@ typedef enum colo_output { COLO_FULL_SEQ = 0, COLO_SHARDED = 1 } colo_output_t;
 /** What a destination rank's gradient holds (semantics of context parallelism). */
 typedef enum colo_grad {
     COLO_PARTIAL = 0, /* FULL_SEQ: full-length values on every cp sibling, to be summed over cp */
-    COLO_DISJOINT =
-        1 /* FULL_SEQ: zero outside the rank's own rows (a promise); SHARDED: own rows */
+    /* FULL_SEQ: zero outside the rank's own rows, as the caller declares; SHARDED: own rows */
+    COLO_DISJOINT = 1
 } colo_grad_t;
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
@@ -28,7 +28,7 @@ typedef struct colo_shape {
     int64_t samples;   /* B, global batch */
     int64_t rows;      /* N, rows of a sample that cross the bridge */
     int64_t features;  /* H */
-    int64_t positions; /* S of the destination's map; 0: what the layout says */
+    int64_t positions; /* S of the destination's map; 0: as in the layout */
 } colo_shape_t;
 
 /** Members from output on have defaults: 0. */
@@ -61,56 +61,75 @@ typedef struct colo_plan_message {
     const colo_region_t *regions; /* owned by the plan; the same list on both sides */
 } colo_plan_message_t;
 
-/** Bytes of one rank in one way. */
+/** Bytes of one rank in one pass. */
 typedef struct colo_plan_bytes {
     int64_t recv, send;
     int64_t local;   /* copied from own input to own output */
-    int64_t minimum; /* what must arrive: needed and not held here */
-    int64_t
-        collective_recv; /* the all-gather / all-reduce way (ring); -1 where it rejects the pair */
+    int64_t minimum; /* what must arrive: this rank needs it and does not have it */
+    int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
 } colo_plan_bytes_t;
 
 typedef struct colo_plan colo_plan_t;
 
 /**
- * colo_plan_create() - the plan of world rank @rank; owned by the caller, immutable, shareable
- * A rank outside both grids gets an empty plan.
- * Errors:  COLO_ERR_ARG (NULL, sizes < 0, overflow, struct_size), COLO_ERR_LAYOUT, COLO_ERR_NOMEM
+ * colo_plan_create() - the plan of world rank @rank; local
+ * @plan:    out, owned by the caller; immutable, any threads may share it. A rank outside both
+ *           grids gets an empty plan
+ * @config:  borrowed for the call; copied, but for position tables
+ * Errors:   COLO_ERR_ARG (NULL, sizes < 0, overflow, struct_size), COLO_ERR_LAYOUT, COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_plan_create(colo_plan_t **plan, const colo_plan_config_t *config,
                                         int64_t rank);
-/** colo_plan_destroy() - local; takes NULL, leaves *plan NULL. Its messages and regions end with it
+/**
+ * colo_plan_destroy() - local; takes NULL, leaves *plan NULL. Ends the plan's messages and regions
  */
 COLO_API void colo_plan_destroy(colo_plan_t **plan);
 
-/* Getters take NULL, and any @way: no messages, 0 bytes, rank -1, config NULL. */
+/* Getters are local. If the plan is NULL or the pass unknown, they return no messages, 0 bytes,
+ * rank -1, config NULL. */
 
 /** colo_plan_rank() - the world rank that the plan is for */
 COLO_API int64_t colo_plan_rank(const colo_plan_t *plan);
-/** colo_plan_rows() - rows that the rank has of the source, and rows that arrive or stay on it, its
- *  samples times its rows of each. @src_rows and @dst_rows may be NULL */
+/**
+ * colo_plan_rows() - rows of this rank's source and destination tensors: its samples times its
+ * rows
+ * @src_rows, @dst_rows:  out, may be NULL
+ */
 COLO_API void colo_plan_rows(const colo_plan_t *plan, int64_t *src_rows, int64_t *dst_rows);
-/** colo_plan_sends() - the messages that this rank sends, peers ascending; the plan owns them
- *  @count:  out, their number; may be NULL */
+/**
+ * colo_plan_sends() - the messages that this rank sends, peers ascending; the plan owns them
+ * @count:  out, their number; may be NULL
+ */
 COLO_API const colo_plan_message_t *colo_plan_sends(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
 /** colo_plan_recvs() - the messages that this rank receives; otherwise as colo_plan_sends() */
 COLO_API const colo_plan_message_t *colo_plan_recvs(const colo_plan_t *plan, colo_pass_t pass,
                                                     int32_t *count);
-/** colo_plan_locals() - regions copied (backward PARTIAL: added, by level) from own input */
+/**
+ * colo_plan_locals() - regions that this rank copies from its own input (backward PARTIAL: adds,
+ * by level); the plan owns them
+ * @count:  out, their number; may be NULL
+ */
 COLO_API const colo_region_t *colo_plan_locals(const colo_plan_t *plan, colo_pass_t pass,
                                                int64_t *count);
 /** colo_plan_bytes() - bytes that this rank sends, receives and copies per call */
 COLO_API colo_plan_bytes_t colo_plan_bytes(const colo_plan_t *plan, colo_pass_t pass);
-/** colo_plan_addends() - addends of each backward element: 1, or the context ranks when PARTIAL */
+/**
+ * colo_plan_addends() - addends of each backward element: 1, or with PARTIAL the number of context
+ * ranks
+ */
 COLO_API int64_t colo_plan_addends(const colo_plan_t *plan);
 /** colo_plan_direction() - do more ranks split the samples of the source (FAN_IN), or of the
  * destination (FAN_OUT)? EQUAL if @plan is NULL */
 COLO_API colo_direction_t colo_plan_direction(const colo_plan_t *plan);
-/** colo_plan_scale() - max(Ds,Dd)/min(Ds,Dd), 0 when it is not an integer */
+/**
+ * colo_plan_scale() - max(Ds,Dd)/min(Ds,Dd) of the ranks that split samples; 0 if it is no integer
+ */
 COLO_API int64_t colo_plan_scale(const colo_plan_t *plan);
-/** colo_plan_hash() - 64-bit over grids, layouts, shape, dtype, options, library version: the same
- * on every rank that plans the same bridge */
+/**
+ * colo_plan_hash() - 64 bits over grids, layouts, shape, dtype, options and library version: the
+ * same on every rank that plans the same bridge
+ */
 COLO_API uint64_t colo_plan_hash(const colo_plan_t *plan);
 /** colo_plan_config() - the config given to create; the plan owns it */
 COLO_API const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan);
@@ -118,9 +137,9 @@ COLO_API const colo_plan_config_t *colo_plan_config(const colo_plan_t *plan);
 COLO_API const char *colo_direction_name(colo_direction_t direction);
 
 /**
- * colo_plan_collective_check() - would the COLLECTIVE algorithm take this pair
+ * colo_plan_collective_check() - can the COLLECTIVE algorithm carry this pair of layouts? Local
  * The checks and their order are those of the reference (docs/collective.md).
- * Errors:  COLO_ERR_LAYOUT, COLO_ERR_SHAPE (batch not divisible)
+ * Errors:  COLO_ERR_ARG, COLO_ERR_LAYOUT, COLO_ERR_SHAPE (batch not divisible)
  */
 COLO_API colo_status_t colo_plan_collective_check(const colo_plan_config_t *config);
 

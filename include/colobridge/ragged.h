@@ -3,8 +3,9 @@
  * ragged.h - a bridge for ragged batches: any number of rows per image, of images per sample.
  *
  * Create the bridge with config.ragged. In each step, set the tables of the step (segments.h), ask
- * how many rows this rank has, then run forward and backward on the batch that came out. Several
- * batches with different tables may be outstanding. docs/ragged.md shows the way of one image.
+ * how many rows this rank has, then run forward and backward on the batch that it returned.
+ * Several batches with different tables may be outstanding. docs/ragged.md shows the way of one
+ * image.
  *
  * Tensors are [rows, features]. On a source rank x has the rows of its replica's segments, in the
  * order of the tables, cut into equal blocks over the ranks that split rows. On a destination rank
@@ -29,10 +30,10 @@ typedef struct colo_batch colo_batch_t;
 /**
  * colo_bridge_set_segments() - plan a batch; local, nothing waits, unless the tables are refused
  * All ranks of the bridge's comm set the same tables, so they all refuse them or none does. The
- * first call on the batch compares them; a rank that does not come to it is COLO_ERR_TIMEOUT on the
- * others. At COLO_CHECK >= 1 a rank that refuses its tables takes part in that comparison before it
- * returns: if the tables of other ranks were accepted, their first call is COLO_ERR_PEER with this
- * rank's error message, and the comm lives on. At 0 the refusal is this rank's alone.
+ * first call on the batch compares them; a rank that does not come to it is COLO_ERR_TIMEOUT on
+ * the others. At COLO_CHECK >= 1 a rank that refuses its tables takes part in that comparison
+ * before it returns: if the tables of other ranks were accepted, their first call is COLO_ERR_PEER
+ * with this rank's error message, and the comm lives on. At 0 the refusal is this rank's alone.
  * @segments:  borrowed for the call: the tables may be freed or changed afterwards
  * @batch:     out: owned by the caller, destroyed before the bridge. Batches set before stay valid
  * Errors:     those of colo_segments_check(); COLO_ERR_ARG (the bridge is not ragged, more rows
@@ -41,38 +42,41 @@ typedef struct colo_batch colo_batch_t;
 COLO_API colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge,
                                                 const colo_segments_t *segments,
                                                 colo_batch_t **batch);
-/** colo_bridge_rows() - rows of this rank's x and y for the tables set last; 0 before. @src_rows
- * and
- *  @dst_rows may be NULL */
+/**
+ * colo_bridge_rows() - rows of this rank's x and y for the tables set last; 0 before. Local
+ * @src_rows, @dst_rows:  out, may be NULL
+ */
 COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, int64_t *dst_rows);
 
 /**
  * colo_batch_forward() - carry @n tensors with one routing, in one message per pair of ranks
  * @x:       in   [n] tensors [source rows, features]; NULL on ranks without source rows
- * @y:       out  [n] tensors [destination rows, features], each of the dtype and the features of
- *                its x. NULL on ranks on which nothing arrives. Overlaps no x and no other y. With
+ * @y:       out  [n] tensors [destination rows, features], each with the dtype and the features of
+ *                its x. NULL on ranks to which nothing arrives. Overlaps no x and no other y. With
  *                COLO_MERGED only the rows of the batch are written
  * @n:       at least 1, the same on all ranks. Tensors may differ in dtype and features
- * @stream:  NULL on the host; on a GPU the work is enqueued here, and the host does not wait
+ * @stream:  NULL on the host; on a GPU the call enqueues the work here, and the host does not wait
  *
- * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the way and n between
- *           all ranks of the comm: an error on any rank is an error on all, nothing is written, and
- *           the comm lives on. Later calls compare between ranks that exchange messages. 2: every
- *           call compares
+ * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the pass and n
+ *           between all ranks of the comm: an error on any rank is an error on all, nothing is
+ *           written, and the comm lives on. Later calls compare between ranks that exchange
+ *           messages. At 2 every call compares
  * Errors:   COLO_ERR_MISMATCH (tables differ; the error message names the table), COLO_ERR_ARG,
- *           COLO_ERR_SHAPE (nothing is written; where ranks are not compared, the comm is marked
+ *           COLO_ERR_SHAPE (nothing is written; if ranks are not compared, the comm is marked
  *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM,
- *           COLO_ERR_STATE (a capture needs memory that is not there), COLO_ERR_CUDA, COLO_ERR_NCCL
+ *           COLO_ERR_STATE (a capture needs memory that is not there), COLO_ERR_CUDA,
+ *           COLO_ERR_NCCL
  */
 COLO_API colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor_t *x,
                                           const colo_tensor_t *y, int32_t n, colo_stream_t stream);
 /**
  * colo_batch_backward() - carry the gradients of y back to those of x
- * @d_y:  in   [n] tensors shaped like y; with COLO_MERGED only the rows of the batch are read
- * @d_x:  out  [n] tensors shaped like x; every element is written
- * @n:    may differ from that of the forward: tensors without a gradient stay away
- * Errors: as forward; COLO_ERR_STATE when created with no_grad; COLO_ERR_ARG: PARTIAL gradients of
- * a dtype that is not added up
+ * @d_y:     in   [n] tensors shaped like y; with COLO_MERGED only the rows of the batch are read
+ * @d_x:     out  [n] tensors shaped like x; every element is written
+ * @n:       may differ from that of the forward, because tensors without a gradient are left out
+ * @stream:  as in forward
+ * Errors:   as in forward; COLO_ERR_STATE if created with no_grad; COLO_ERR_ARG: PARTIAL gradients
+ *           of a dtype that cannot be added
  */
 COLO_API colo_status_t colo_batch_backward(colo_batch_t *batch, const colo_tensor_t *d_y,
                                            const colo_tensor_t *d_x, int32_t n,

@@ -56,16 +56,17 @@ COLO_API uint64_t colo_segments_hash(const colo_segments_t *segments);
 
 /**
  * colo_segments_gather() - the global tables from the local ones; collective over @comm
- * One host all-gather if the tables of each rank take at most 4 KiB, else two. Nothing waits for a
- * GPU. A caller may run it a step ahead.
- * @global:  out: segments and sequences of all ranks, in rank order. Owned by the caller, in one
- *           allocation; free with colo_segments_free()
- * @local:   borrowed for the call: segments and sequences of this rank only. seq counts this rank's
- *           sequences from 0; src_dp and seq_dp are global. NULL: this rank adds nothing. If
- * several ranks know the same samples (along tp or cp), only one of them may bring them Errors:
- * COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums beyond 63 bits), on one
- * rank: that error there, COLO_ERR_PEER with its error message elsewhere, and the comm lives on.
- * COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ * One host all-gather if the tables of each rank take at most 4 KiB, else two. The call does not
+ * wait for a GPU, so a program may run it a step ahead.
+ * @global:  out, owned by the caller, in one allocation: segments and sequences of all ranks, in
+ *           rank order; free it with colo_segments_free()
+ * @local:   borrowed for the call: segments and sequences of this rank only. seq counts this
+ *           rank's sequences from 0; src_dp and seq_dp are global. NULL: this rank adds nothing.
+ *           If several ranks know the same samples (along tp or cp), only one of them may bring
+ *           them
+ * Errors:   COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums beyond 63 bits)
+ *           on one rank: that rank gets it, the others get COLO_ERR_PEER with its error message,
+ *           and the comm lives on. COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
 COLO_API colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
                                             colo_comm_t *comm);

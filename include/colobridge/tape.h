@@ -7,11 +7,11 @@
  * activation, only gradient buffers that it makes; one thread at a time.
  *
  * Values live on the host or in CUDA memory, and so do their gradients. On a device the tape's own
- * work (zeros, sums, the seed's copy) is enqueued on its stream, which nodes must use, too; the host
- * does not wait, and a buffer is allocated in the first step that needs it.
+ * work (zeros, sums, the seed's copy) is enqueued on its stream, which nodes must use, too; the
+ * host does not wait, and a buffer is allocated in the first step that needs it.
  *
- * Backward releases the gradient of a node's output when that node has run, and another gradient uses
- * the memory again. Gradients of leaves live until reset.
+ * Backward releases the gradient of a node's output when that node has run, and another gradient
+ * uses the memory again. Gradients of leaves live until reset.
  */
 #ifndef COLOBRIDGE_TAPE_H
 #define COLOBRIDGE_TAPE_H
@@ -23,14 +23,14 @@ extern "C" {
 #endif
 
 typedef struct colo_tape colo_tape_t;
-typedef int32_t colo_value_t; /* >= 0; COLO_NO_VALUE where an input needs no gradient */
+typedef int32_t colo_value_t; /* >= 0; COLO_NO_VALUE if an input needs no gradient */
 #define COLO_NO_VALUE (-1)
 
 /**
  * colo_backward_fn - makes input gradients from output gradients
- * @d_out:  [nout] gradient of each output, contiguous; zeros where nobody consumed it
- * @d_in:   [nin] where to *write* each input's gradient; data NULL where none is wanted. The tape
- *          adds it to what other consumers gave.
+ * @d_out:  [nout] gradient of each output, contiguous; zeros if no node consumed it
+ * @d_in:   [nin] memory to *write* each input's gradient to; data is NULL if none is wanted. The
+ *          tape adds it to what other consumers gave.
  * @state:  what was given to colo_tape_record()
  */
 typedef colo_status_t (*colo_backward_fn)(const colo_tensor_t *d_out, int32_t nout,
@@ -42,29 +42,36 @@ typedef colo_status_t (*colo_backward_fn)(const colo_tensor_t *d_out, int32_t no
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_tape_create(colo_tape_t **tape);
-/** colo_tape_destroy() - frees nodes (calling their free functions once) and gradients; takes NULL */
+/**
+ * colo_tape_destroy() - frees nodes (calls their free functions once) and gradients; takes NULL
+ */
 COLO_API void colo_tape_destroy(colo_tape_t **tape);
 /** colo_tape_reset() - forget nodes and values for the next step; buffers may be kept for reuse */
 COLO_API void colo_tape_reset(colo_tape_t *tape);
-/** colo_tape_set_stream() - for values in CUDA memory: a stream of the current device, borrowed until
- *  destroy or the next call; NULL, as at create, is the default stream */
+/**
+ * colo_tape_set_stream() - the stream of values in CUDA memory: one of the current device,
+ * borrowed until destroy or the next call; NULL, as at create, is the default stream
+ */
 COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
 
 /**
  * colo_tape_leaf() - a value to which gradients flow (a parameter, the input of a block)
  * @t:        float dtype; its shape, dtype and data pointer are noted, nothing is copied
- * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward *adds*:
- *            @t's shape, contiguous, @t's dtype; for bf16 and fp16 also fp32 (a main gradient)
+ * @d_t:      NULL: the tape makes the gradient buffer; else the caller's, to which backward
+ *            *adds*: @t's shape, contiguous, @t's dtype; for bf16 and fp16 also fp32 (a main
+ *            gradient)
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
 /**
  * colo_tape_record() - append a node
  * @in:     [nin] values or COLO_NO_VALUE
- * @out:    [nout] tensors it produced; @out_values [nout] receives their numbers
- * @saved:  [nsaved] tensors that backward will read: their version counters are noted, and
- *          backward is refused with COLO_ERR_MODIFIED when one moved
- * @state:  taken when @free_state is given (called once, also when recording fails), else borrowed
+ * @out:    [nout] tensors that the node made; @out_values [nout] receives their numbers
+ * @saved:  [nsaved] tensors that backward will read. The tape notes their version counters, and
+ *          backward returns COLO_ERR_MODIFIED if one has moved
+ * @state:  handed to @backward. The tape owns it if @free_state is not NULL, and calls @free_state
+ *          once, also if recording fails; otherwise it borrows it
+ * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, const colo_value_t *in,
                                         int32_t nin, const colo_tensor_t *out, int32_t nout,
@@ -78,17 +85,23 @@ COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, con
  */
 COLO_API colo_status_t colo_tape_retain_gradient(colo_tape_t *tape, colo_value_t value);
 /**
- * colo_tape_backward() - run the nodes in reverse from @value
- * @seed:   gradient of @value, its shape; NULL: ones, on the host only. Nodes whose outputs nobody
- *          needs are skipped
- * Errors:  COLO_ERR_MODIFIED (checked for all nodes that will run before any does), COLO_ERR_ARG,
+ * colo_tape_backward() - run the nodes in reverse from @value; local, apart from what nodes do
+ * @seed:   gradient of @value, with its shape; NULL: ones, on the host only. Nodes whose outputs
+ *          no node needs are skipped
+ * Errors:  COLO_ERR_MODIFIED (checked for all nodes that will run, before any does), COLO_ERR_ARG,
  *          COLO_ERR_SHAPE (seed), COLO_ERR_STATE (run before; record anew), COLO_ERR_NOMEM,
- *          COLO_ERR_UNBUILT and COLO_ERR_CUDA (CUDA memory), and what a node's backward returned; a caller's d_t is as it was after any of them
+ *          COLO_ERR_UNBUILT and COLO_ERR_CUDA (CUDA memory), and what a node's backward returned.
+ *          After any of them a caller's d_t is unchanged
  */
 COLO_API colo_status_t colo_tape_backward(colo_tape_t *tape, colo_value_t value,
                                           const colo_tensor_t *seed);
-/** colo_tape_gradient() - contiguous view of a value's gradient, owned by the tape (or the caller's
- *  d_t); COLO_ERR_MISSING if none reached it, or if it was released (colo_tape_retain_gradient()) */
+/**
+ * colo_tape_gradient() - a contiguous view of a value's gradient, which the tape owns (or the
+ * caller, if it gave d_t)
+ * @d_value:  out
+ * Errors:    COLO_ERR_MISSING if no gradient reached the value, or if the tape has released it
+ *            (colo_tape_retain_gradient()); COLO_ERR_ARG
+ */
 COLO_API colo_status_t colo_tape_gradient(const colo_tape_t *tape, colo_value_t value,
                                           colo_tensor_t *d_value);
 

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tensor.h - a borrowed view of somebody's memory: pointer, dtype, shape, strides.
+ * tensor.h - a borrowed view of memory: pointer, dtype, shape, strides.
  *
  * A view owns nothing and is copied by value. Sizes are elements, int64. Strides follow DLPack.
  */
@@ -17,8 +17,9 @@ extern "C" {
 
 /* Callers give calls two kinds of memory: workspace, which a call uses until it is done, and saved
  * memory, which the library uses from a forward to its last backward. Both begin at a multiple of
- * COLO_ALIGNMENT bytes, as cudaMalloc() and aligned_alloc() give it. The ..._size() functions tell how
- * many bytes each needs, a multiple of COLO_ALIGNMENT, so several can follow each other in one block. */
+ * COLO_ALIGNMENT bytes, as cudaMalloc() and aligned_alloc() give it. The ..._size() functions tell
+ * how many bytes each needs, a multiple of COLO_ALIGNMENT, so several can follow each other in one
+ * block. */
 #define COLO_ALIGNMENT 256
 
 /* The very same type as cudaStream_t; NULL on the host. */
@@ -69,13 +70,16 @@ COLO_API colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t 
 /** colo_tensor_narrow() - the view of [start, start + length) along @axis; no copy, no check */
 COLO_API colo_tensor_t colo_tensor_narrow(colo_tensor_t t, int32_t axis, int64_t start,
                                           int64_t length);
-/** colo_tensor_count() - elements; -1 when the product overflows, an extent is negative, @t is NULL */
+/**
+ * colo_tensor_count() - number of elements; -1 if the product overflows, an extent is negative, or
+ * @t is NULL
+ */
 COLO_API int64_t colo_tensor_count(const colo_tensor_t *t);
 /** colo_tensor_is_contiguous() - row-major without gaps (axes of extent 1 do not matter) */
 COLO_API bool colo_tensor_is_contiguous(const colo_tensor_t *t);
 /**
- * colo_tensor_check() - ndim, shape, strides, dtype and data pointer (a multiple of an element) are
- * usable
+ * colo_tensor_check() - ndim, shape, strides, dtype and data pointer (a multiple of an element)
+ * are usable
  * @what:  name of the argument for the error message ("logits")
  * Errors: COLO_ERR_ARG, COLO_ERR_SHAPE
  */

@@ -70,8 +70,8 @@ COLO_API colo_status_t colo_topk_config_check(const colo_topk_config_t *config);
 COLO_API colo_status_t colo_topk_saved_size(const colo_topk_config_t *config, int64_t tokens,
                                             size_t *bytes);
 /**
- * colo_topk_workspace_size() - bytes of workspace that forward needs on a group of @ranks; they
- * do not grow with the vocabulary
+ * colo_topk_workspace_size() - bytes of workspace that forward needs on a group of @ranks; they do
+ * not grow with the vocabulary
  * @bytes:  out
  */
 COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config,
@@ -81,8 +81,8 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
 /**
  * colo_topk_forward() - one read of the logits, one all-gather over @group (none if it has one
  * rank)
- * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride;
- *                  borrowed until backward
+ * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
+ *                  until backward
  * @ids:        in  i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id
  *                  may occur twice in a row. Not needed after the call
  * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0
@@ -93,20 +93,20 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
  *
- * Order:       by scale * z, of which x is an ascending function; equal logits by lowest id.
- *              With scale 0 all are equal. The ids are the same on every rank, for every cut of
- *              the vocabulary
+ * Order:       by scale * z, of which x is an ascending function; equal logits by lowest id. With
+ *              scale 0 all are equal. The ids are the same on every rank, for every cut of the
+ *              vocabulary
  *
  * Special values. A row with NaN or +inf on any rank, or with nothing but -inf, gives logp NaN,
  * ids -1 and gradient NaN. -inf among finite logits may be selected, after all others, with logp
- * -inf. An invalid id gives NaN as its logp and as the row's gradient; the row's other logp are
- * as usual.
+ * -inf. An invalid id gives NaN as its logp and as the row's gradient; the row's other logp are as
+ * usual.
  *
  * Memory:      all on the host, or all of it CUDA; on CUDA the shards are not compared across
  * ranks
- * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER);
- *              COLO_ERR_MISMATCH on all ranks (other config, ids, mask or tokens, shards that do
- *              not tile [0, V)); those of colo_comm_all_gather()
+ * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
+ *              on all ranks (other config, ids, mask or tokens, shards that do not tile [0, V));
+ *              those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_tensor_t *logits, const colo_tensor_t *ids,
@@ -118,8 +118,8 @@ COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
  * @saved:     from forward; may be used again, with the same result
  * @d_logp:    in  [T, k] contiguous, in the dtype of the output logp
  * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
- *                 strides), the gradient overwrites them, which ends @saved. Any other overlap
- *                 is an error
+ *                 strides), the gradient overwrites them, which ends @saved. Any other overlap is
+ *                 an error
  * @stream:    as in forward
  * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
  */

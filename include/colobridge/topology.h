@@ -3,12 +3,13 @@
  * topology.h - where ranks sit on machines: NUMA nodes, packages, devices, and what that costs a
  * grid.
  *
- * A place is a machine's topology (this one's, a file's, or a synthetic one) and a map of ranks to
- * its processors: ranks_per_node consecutive world ranks share a host, every host is such a
- * machine, and a binding policy says which processors each of them may use. Needs hwloc in the
- * build; without it the calls that make a place return COLO_ERR_UNBUILT. No communication.
+ * A topology object has a machine's topology (this machine's, a file's, or a synthetic one) and a
+ * map of ranks to its processors. ranks_per_node consecutive world ranks share a host, all hosts
+ * are alike, and a binding policy decides which processors each rank may use. It needs hwloc in
+ * the build; without hwloc the calls that create one return COLO_ERR_UNBUILT. No communication.
  *
- * A place is used by one thread at a time while it is made or rebound, then shared freely.
+ * One thread at a time uses a topology object while it is created or rebound. After that any
+ * threads may share it.
  */
 #ifndef COLOBRIDGE_TOPOLOGY_H
 #define COLOBRIDGE_TOPOLOGY_H
@@ -26,10 +27,10 @@ extern "C" {
 typedef struct colo_topology colo_topology_t;
 struct colo_plan; /* plan.h */
 
-/** Which processors the ranks of a host get; l is a rank's number on its host, n ranks a host. */
+/** Which processors the ranks of a host get. l: a rank's number on its host; n: ranks per host. */
 typedef enum colo_bind {
     COLO_BIND_NONE = 0,    /* all of the machine */
-    COLO_BIND_CORE = 1,    /* compact: rank l gets core l; processor l where n > cores */
+    COLO_BIND_CORE = 1,    /* compact: rank l gets core l, or processor l if n > cores */
     COLO_BIND_SCATTER = 2, /* a core (or processor) each, packages in turn, then their NUMA nodes */
     COLO_BIND_NUMA = 3,    /* a whole NUMA node, shared by neighbours in even blocks */
     COLO_BIND_PACKAGE = 4, /* a whole package, likewise */
@@ -93,10 +94,10 @@ COLO_API void colo_topology_machine(const colo_topology_t *place, colo_topology_
 
 typedef enum colo_device_kind { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
 
-/** A PCI device of a host. Where it is near processors of several, numa or package is -1. */
+/** A PCI device of a host. numa or package is -1 if it is near processors of several. */
 typedef struct colo_topology_device {
     colo_device_kind_t kind;
-    char name[32]; /* what the system calls it ("cuda0", "eth0"), "" when unknown */
+    char name[32]; /* the system's name for it ("cuda0", "eth0"), "" if unknown */
     char bus[16];  /* "0000:3b:00.0" */
     int32_t numa, package;
 } colo_topology_device_t;
@@ -117,7 +118,9 @@ typedef struct colo_spot {
 /** colo_topology_spot() - Errors: COLO_ERR_ARG (rank outside the world) */
 COLO_API colo_status_t colo_topology_spot(const colo_topology_t *place, int64_t rank,
                                           colo_spot_t *spot);
-/** colo_topology_gpu_rank() - the rank on @host that uses device @device, -1 when nobody does */
+/**
+ * colo_topology_gpu_rank() - the rank on @host that uses device @device, -1 if no rank does
+ */
 COLO_API int64_t colo_topology_gpu_rank(const colo_topology_t *place, int64_t host, int32_t device);
 /** colo_topology_cpus() - the system's numbers of the processors of @rank, "0-3,8"; returns the
  * length it needs without NUL, writes at most @cap bytes; 0 for a rank outside the world */
@@ -130,10 +133,11 @@ COLO_API size_t colo_topology_cpus(const colo_topology_t *place, int64_t rank, c
  */
 COLO_API colo_status_t colo_topology_bind(const colo_topology_t *place, int64_t rank);
 /**
- * colo_topology_create_env() - a place of one host for what COLO_BIND asks, for launchers
- * @ranks:  of this host
- * @place:  out; NULL when nothing is asked, and, with one warning a process, when it cannot be done
- *          (no hwloc, fewer processors than ranks, no such policy). Launchers then go on unbound.
+ * colo_topology_create_env() - for launchers: a topology object of one host, as COLO_BIND asks
+ * @place:  out, owned by the caller. NULL if COLO_BIND asks for none. Also NULL, with one warning
+ *          per process, if it cannot be done (no hwloc, fewer processors than ranks, no such
+ *          policy): launchers then go on without binding
+ * @ranks:  ranks of this host
  */
 COLO_API void colo_topology_create_env(colo_topology_t **place, int64_t ranks);
 
@@ -157,13 +161,13 @@ typedef struct colo_topology_cut {
 COLO_API colo_status_t colo_topology_cut(const colo_topology_t *place, const colo_grid_t *grid,
                                          const char *dims, colo_topology_cut_t *cut);
 /**
- * colo_topology_advise() - what would cross less
- * @order:  out  the dims of @grid in the best order of all under the place's binding
- * @bind:   out  the best binding under the given order; never COLO_BIND_NONE unless in force
- * Both are what is in force when nothing is better. Better: dims in the order of how much their
- * groups usually say (tp, ep, cp, others as named, dp, pp) decide one after the other; of each the
- * groups across hosts, then packages, then NUMA nodes count. Among equals the order nearest the
- * given one (compared dim by dim), the first binding.
+ * colo_topology_advise() - a dim order and a binding with which fewer groups cross
+ * @order:  out the dims of @grid in the best order of all under the binding in force
+ * @bind:   out the best binding under the given order; COLO_BIND_NONE only if it is in force
+ * If nothing is better, both are what is in force. To compare, the groups of each dim count: those
+ * across hosts first, then packages, then NUMA nodes. Dims decide one after the other, in the
+ * order of how much their groups usually communicate (tp, ep, cp, others as named, dp, pp). Among
+ * equals the order nearest to the given one (compared dim by dim) and the first binding win.
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_topology_advise(const colo_topology_t *place, const colo_grid_t *grid,
@@ -175,8 +179,8 @@ typedef struct colo_topology_traffic {
 } colo_topology_traffic_t;
 
 /**
- * colo_topology_traffic() - add what the plan's rank sends to @traffic; over all ranks, a bridge's
- * bytes
+ * colo_topology_traffic() - add the bytes that the plan's rank sends to @traffic
+ * Called for the plans of all ranks, it gives the bytes of the whole bridge.
  * @traffic:  in/out [2], by colo_pass_t; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */
