@@ -8,76 +8,45 @@
 #include "cuda/device.h"
 #include "cuda/cublas.h"
 
-#include <dlfcn.h>
+#include "core/library.h"
+
 #include <pthread.h>
-#include <stdio.h>
+
+#define TEXT_(x) #x
+#define TEXT(x) TEXT_(x)
 
 static colo_cublas_t the_lib;
+static bool found;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static const char *look_up(void *so, colo_cublas_t *lib)
+static colo_status_t find(void)
 {
-    const struct {
-        const char *name;
-        void *at;
-    } want[] = {
-        {"cublasLtCreate", &lib->create},
-        {"cublasLtDestroy", &lib->destroy},
-        {"cublasLtMatmulDescInit_internal", &lib->desc_init},
-        {"cublasLtMatmulDescSetAttribute", &lib->desc_set},
-        {"cublasLtMatrixLayoutInit_internal", &lib->layout_init},
-        {"cublasLtMatmulPreferenceInit_internal", &lib->pref_init},
-        {"cublasLtMatmulPreferenceSetAttribute", &lib->pref_set},
-        {"cublasLtMatmulAlgoGetHeuristic", &lib->heuristic},
-        {"cublasLtMatmulAlgoCheck", &lib->check},
-        {"cublasLtGetStatusName", &lib->name},
-        {"cublasLtMatmul", &lib->matmul},
+    static const colo_library_t cublas = {
+        "lm_head", "cuBLASLt", "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR),
+        "; it comes with CUDA, put its folder into LD_LIBRARY_PATH",
+        ", expected version " TEXT(CUBLAS_VER_MAJOR)};
+    static const colo_library_symbol_t want[] = {
+        {"cublasLtMatmul", &the_lib.matmul},
+        {"cublasLtCreate", &the_lib.create},
+        {"cublasLtDestroy", &the_lib.destroy},
+        {"cublasLtMatmulDescInit_internal", &the_lib.desc_init},
+        {"cublasLtMatmulDescSetAttribute", &the_lib.desc_set},
+        {"cublasLtMatrixLayoutInit_internal", &the_lib.layout_init},
+        {"cublasLtMatmulPreferenceInit_internal", &the_lib.pref_init},
+        {"cublasLtMatmulPreferenceSetAttribute", &the_lib.pref_set},
+        {"cublasLtMatmulAlgoGetHeuristic", &the_lib.heuristic},
+        {"cublasLtMatmulAlgoCheck", &the_lib.check},
+        {"cublasLtGetStatusName", &the_lib.name},
     };
-    for (size_t i = 0; i < sizeof want / sizeof want[0]; i++) {
-        void *f = dlsym(so, want[i].name);
-        if (!f)
-            return want[i].name;
-        *(void **)want[i].at = f;
-    }
-    return NULL;
-}
-
-static colo_status_t find(colo_cublas_t *lib)
-{
-    char name[64];
-    void *so = dlsym(RTLD_DEFAULT, "cublasLtMatmul") ? RTLD_DEFAULT : NULL;
-    bool here = so != NULL;
-    snprintf(name, sizeof name, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    if (!here) {
-        so = dlopen(name, RTLD_NOW | RTLD_NOLOAD);
-        so = so ? so : dlopen(name, RTLD_NOW | RTLD_LOCAL);
-        if (!so) {
-            const char *why = dlerror();
-            return colo_fail(COLO_ERR_UNBUILT,
-                             "lm_head: %s cannot be loaded (%.300s); it comes with CUDA, "
-                             "put its folder into LD_LIBRARY_PATH",
-                             name, why ? why : "no reason given");
-        }
-    }
-    const char *missing = look_up(so, lib);
-    if (missing)
-        return colo_fail(COLO_ERR_UNBUILT,
-                         "lm_head: the cuBLASLt in this process has no %s, expected version "
-                         "%d",
-                         missing, CUBLAS_VER_MAJOR);
+    COLO_TRY(colo_library_find(&cublas, want, sizeof want / sizeof want[0]));
+    found = true;
     return COLO_OK;
 }
 
 colo_status_t colo_cublas_find(const colo_cublas_t **lib)
 {
-    colo_status_t st = COLO_OK;
     pthread_mutex_lock(&lock);
-    if (!the_lib.matmul) {
-        colo_cublas_t found = {0};
-        st = find(&found);
-        if (st == COLO_OK)
-            the_lib = found;
-    }
+    colo_status_t st = found ? COLO_OK : find();
     pthread_mutex_unlock(&lock);
     if (st == COLO_OK)
         *lib = &the_lib;
