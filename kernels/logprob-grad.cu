@@ -10,8 +10,8 @@
  * offset of the logits. C is added before rounding to the dtype, so p -> 1 at the target loses
  * nothing.
  *
- * In place is legal: a thread writes the slot that it has read, and nobody else touches it. Where
- * logits and gradient do not sit alike in their 16-byte words, slots are the logits' and are
+ * In place is legal: a thread writes the slot that it has read, and no other thread touches it.
+ * Where logits and gradient do not sit alike in their 16-byte words, slots are the logits' and are
  * written element by element. Gradients may be of a narrower dtype than the logits, in memory of
  * their own.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * p2p-wait.cuh - words that ranks write into each other's mailboxes, and waiting for them: up to a
- * deadline, until the host says stop, or until the peer gives up. Who gives up says why, once.
- * For p2p.cu and gather.cu.
+ * deadline, until the host says stop, or until the peer gives up. The rank that gives up says
+ * why, once. For p2p.cu and gather.cu.
  */
 #ifndef COLO_KERNELS_P2P_WAIT_CUH
 #define COLO_KERNELS_P2P_WAIT_CUH
@@ -35,7 +35,7 @@ __device__ uint64_t get(const uint64_t *p)
     return v;
 }
 
-/* And what was written before it, by whoever, is seen after, by this thread and whom it meets. */
+/* What any thread wrote before it is visible after it to this thread and those it syncs with. */
 __device__ uint64_t acquire(const uint64_t *p)
 {
     uint64_t v;

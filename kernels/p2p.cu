@@ -11,9 +11,9 @@
  *   last block     waits for done from every rank that was posted to, resets, counts the call
  *
  * No block waits for another block of its own grid, and the launcher starts no more blocks than fit
- * the device, so whoever waits, waits for another GPU only. A record travels in words of 32 bits of
+ * the device, so a block waits for another GPU only. A record travels in words of 32 bits of
  * value and 32 bits of call number, each valid by itself: no fence, no second trip. Its poster's
- * kernel ends only when everybody is done, so a mailbox is never written before it was read.
+ * kernel ends only when all are done, so a mailbox is never written before it was read.
  *
  * Counters live in device memory and kernels count calls themselves, so a captured graph may be
  * replayed. Every wait ends at a deadline, when the host says stop, or when the peer gives up; the
@@ -99,8 +99,8 @@ __device__ bool take(const colo_k_p2p_t &d, int64_t partner, const uint32_t *cal
     return true;
 }
 
-/* Warp 0 of a block that has moved @mine tiles of the first queue; whoever brings the last ones
- * tells the partners. */
+/* Warp 0 of a block that has moved @mine tiles of the first queue; the block that brings the
+ * last ones tells the partners. */
 __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsigned long long mine)
 {
     const int lane = threadIdx.x % 32;
@@ -123,7 +123,7 @@ __device__ void count_moved(const colo_k_p2p_t &d, const uint32_t *calls, unsign
 /* The last block of the grid. */
 __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 {
-    int dead = threadIdx.x == THREADS - 1 && is_dead(d); /* nobody else can change it any more */
+    int dead = threadIdx.x == THREADS - 1 && is_dead(d); /* no thread can change it any more */
     for (int i = threadIdx.x; i < d.npartners; i += THREADS) {
         const colo_k_partner_t &p = d.partner[i];
         const uint64_t call = calls[i];

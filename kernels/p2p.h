@@ -107,7 +107,7 @@ cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
 /* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
 cudaError_t colo_k_p2p_load(int32_t *blocks);
 
-/* Before and after copies from all partners' memory, made by whoever can (gather.cu). Of @d they
+/* Before and after copies from all partners' memory, made elsewhere (gather.cu). Of @d they
  * use memory, offset, control, report, deadline and partners, each of which posts and is read.
  * begin: all partners have come, and name the same memory and offset; end: all have copied. */
 cudaError_t colo_k_gather_begin(const colo_k_p2p_t *d, cudaStream_t stream);

@@ -2,8 +2,8 @@
 /*
  * progress.cu - a stream tells the host how far it is: one thread counts, and writes the count to
  * pinned host memory. The count lives on the device, so nothing is read over the bus, and a graph
- * that holds the progress counter counts in every replay. Whoever sees a count sees what was
- * written before it.
+ * that holds the progress counter counts in every replay. A thread that sees a count
+ * sees what was written before it.
  */
 #include "progress.h"
 

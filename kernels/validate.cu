@@ -4,10 +4,10 @@
  * data, and the sum that colo_loss_reduce() starts from.
  *
  * hash     every element's bits are mixed with its place in the box, and the mixtures are added:
- * any order of threads gives the same number, another value or another place another one. nonzero
- * the first element, row by row, that is no zero; -0.0 is one. sum      one block of threads, each
- * adding its own elements in fp64, then a tree: the same bits in every run. One block reads some
- * 100 GB/s, and the values are one a token.
+ *          any order of threads gives the same number, another value or place another one.
+ * nonzero  the first element, row by row, that is no zero; -0.0 is one.
+ * sum      one block of threads, each adding its own elements in fp64, then a tree: the same bits
+ *          in every run. One block reads some 100 GB/s, and there is one value per token.
  */
 #include "kernels.h"
 

@@ -117,8 +117,8 @@ COLO_API colo_status_t colo_bridge_forward(colo_bridge_t *bridge, const colo_ten
                                            const colo_tensor_t *y, colo_stream_t stream);
 /**
  * colo_bridge_backward() - carry the gradient of y back to the gradient of x
- * @d_y:     in   shaped like y of forward; never written
- * @d_x:     out  shaped like x of forward; every element is written. Must not overlap @d_y
+ * @d_y:     in   a tensor of y's shape; never written
+ * @d_x:     out  a tensor of x's shape; every element is written. Must not overlap @d_y
  * @stream:  as in forward
  * Errors:   as in forward; COLO_ERR_STATE if the bridge was created with no_grad
  */

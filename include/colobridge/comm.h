@@ -38,7 +38,7 @@ typedef enum colo_transport {
     COLO_TRANSPORT_PEER = 2  /* straight into memory that peers reach, or an error */
 } colo_transport_t;
 
-/** Who an operation is counted for in the statistics. */
+/** The category that the statistics count an operation in. */
 typedef enum colo_category {
     COLO_CATEGORY_USER = 0,
     COLO_CATEGORY_BRIDGE = 1,

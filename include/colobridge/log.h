@@ -38,7 +38,7 @@ COLO_API void colo_log_set(colo_log_fn fn, void *user, colo_log_level_t level);
 typedef struct colo_env_variable {
     const char *name;     /* "COLO_TIMEOUT_MS" */
     const char *fallback; /* what holds when it is not set */
-    const char *help;     /* one sentence */
+    const char *help;     /* one line: the values and what they do */
 } colo_env_variable_t;
 
 /**

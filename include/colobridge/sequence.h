@@ -119,8 +119,8 @@ COLO_API colo_status_t colo_sequence_gather(const colo_sequence_t *seq, const co
 /**
  * colo_sequence_gather_backward() - the gradient of the elements, from that of the gathered output
  * @adjoint:   which of the two adjoints; SUM is collective, SLICE is local
- * @d_out:     in  [B, S - 1], shaped like @out of forward
- * @d_local:   out shaped like @local of forward; 0 for elements without a target
+ * @d_out:     in  [B, S - 1], as @out of forward
+ * @d_local:   out as @local of forward; 0 for elements without a target
  * @group:     as in forward; not used with COLO_SEQUENCE_SLICE, where it may be NULL
  * @workspace: as in forward; not used with COLO_SEQUENCE_SLICE, where it may be NULL
  * @stream:    as in forward

@@ -14,13 +14,13 @@
  *            (colo_comm_check()).
  *   in flight   Any other error kills the communicator: TIMEOUT, PEER, ABORTED, MISMATCH, NOMEM,
  *            STATE, IO, CUDA, NCCL or MPI. The outputs, the workspace and the saved state of the
- * call may then hold old bytes, new ones or a mix of both, although the same call may have
- * returned COLO_OK on another rank. Inputs, and memory that was not given to the call, are not
- * written; what is input and output at once is an output. Objects are made whole or not at all:
- * on every error the pointer that would receive one, and numbers that a call returns by pointer,
- * are untouched. On a stream a call may return COLO_OK and fail later; its outputs are then as
- * after a failure in flight. Other ranks may still write into registered memory until they have
- * noticed (memory.h).
+ *            call may then hold old bytes, new ones or a mix of both, although the same call may
+ *            have returned COLO_OK on another rank. Inputs, and memory that was not given to the
+ *            call, are not written; what is input and output at once is an output.
+ * Objects are made whole or not at all: on every error the pointer that would receive one, and
+ * numbers that a call returns by pointer, are untouched. On a stream a call may return COLO_OK
+ * and fail later; its outputs are then as after a failure in flight. Other ranks may still write
+ * into registered memory until they have noticed (memory.h).
  *
  * Structs that begin with struct_size: the caller starts from the struct's COLO_..._INIT in
  * braces, in C and in C++17. It sets all defaults, and struct_size to the size that the caller's
@@ -60,7 +60,7 @@ extern "C" {
     X(ERR_MODIFIED, -8, "a saved tensor was written after it was saved")              \
     X(ERR_STATE, -9, "the object is not in a state that allows this call")            \
     X(ERR_UNBUILT, -10, "this build or this machine lacks the backend")               \
-    X(ERR_CONTRACT, -11, "a promise about the data (replicated, zero) does not hold") \
+    X(ERR_CONTRACT, -11, "the data are not as declared (replicated, zero)")           \
     X(ERR_EXISTS, -12, "the name is already taken")                                   \
     X(ERR_MISSING, -13, "no object of that name exists")                              \
     X(ERR_IO, -14, "a file could not be read or written")                             \

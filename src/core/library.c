@@ -13,14 +13,14 @@ colo_status_t colo_library_find(const colo_library_t *l, const colo_library_symb
         so = so ? so : dlopen(l->file, RTLD_NOW | RTLD_LOCAL);
         if (!so) {
             const char *why = dlerror();
-            return colo_fail(COLO_ERR_UNBUILT, "%s: %s cannot be loaded (%.300s)%s", l->who,
+            return colo_fail(COLO_ERR_UNBUILT, "%s: %s cannot be loaded (%.300s)%s", l->user,
                              l->file, why ? why : "no reason given", l->advice);
         }
     }
     for (size_t i = 0; i < n; i++) {
         void *f = dlsym(so, want[i].name);
         if (!f)
-            return colo_fail(COLO_ERR_UNBUILT, "%s: the %s in this process has no %s%s", l->who,
+            return colo_fail(COLO_ERR_UNBUILT, "%s: the %s in this process has no %s%s", l->user,
                              l->title, want[i].name, l->expected);
         *(void **)want[i].at = f;
     }

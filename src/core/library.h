@@ -10,10 +10,10 @@ typedef struct colo_library_symbol {
     void *at; /* of the function pointer to fill */
 } colo_library_symbol_t;
 
-/* What error messages say: "@who: @file cannot be loaded (why)@advice", "@who: the @title in this
+/* What error messages say: "@user: @file cannot be loaded (why)@advice", "@user: the @title in this
  * process has no <name>@expected". */
 typedef struct colo_library {
-    const char *who, *title, *file, *advice, *expected;
+    const char *user, *title, *file, *advice, *expected;
 } colo_library_t;
 
 /*
