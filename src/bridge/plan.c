@@ -114,8 +114,12 @@ static colo_status_t store_sorted(colo_builder_t *w, colo_list_t *list, colo_rou
     const colo_entry_t *e = list->at;
     int64_t n = list->n, runs = 1, peers = n > 0, lo = 0, hi;
     for (int64_t i = 1; i < n; i++) {
+        const bool same = e[i - 1].peer == e[i].peer;
+        peers += !same; /* at least as many as there are */
+        if (same && e[i - 1].region.level == e[i].region.level &&
+            e[i - 1].region.b[0] == e[i].region.b[0] && e[i - 1].region.s[0] < e[i].region.s[0])
+            continue; /* as nearly all do */
         runs += colo_entry_cmp(&e[i - 1], &e[i]) >= 0;
-        peers += e[i - 1].peer != e[i].peer; /* at least as many as there are */
     }
     if (runs > 1)
         COLO_TRY(sort_entries(list, runs));

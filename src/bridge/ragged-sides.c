@@ -146,17 +146,19 @@ static void sort_sequences(colo_ragged_t *r, int64_t replicas)
     memset(r->dst_lo, 0, (size_t)(replicas + 1) * sizeof *r->dst_lo);
     const int64_t chunks = r->dst.cp * (r->dst.zigzag ? 2 : 1);
     for (int64_t q = 0; q < s->nseqs; q++) {
-        r->chunk[q] = s->seq_len[q] / chunks;
+        r->chunk[q] = colo_ragged_times(s->seq_len[q], chunks);
         r->base[q] = r->length[s->seq_dp[q]];
-        r->local[q] = r->base[q] / r->dst.cp;
+        r->local[q] = colo_ragged_times(r->base[q], r->dst.cp);
         r->length[s->seq_dp[q]] += s->seq_len[q];
     }
+    const int64_t n = r->parts.n, *seq_dp = s->seq_dp;
+    int64_t *by_dst = r->by_dst;
     bool ordered = true;
-    for (int64_t i = 0, last = 0; i < r->parts.n;) {
-        const int64_t d = s->seq_dp[p[i].seq], from = i;
+    for (int64_t i = 0, last = 0; i < n;) {
+        const int64_t d = seq_dp[p[i].seq], from = i;
         do
-            r->by_dst[i] = i; /* if replicas ascend */
-        while (++i < r->parts.n && s->seq_dp[p[i].seq] == d);
+            by_dst[i] = i; /* if replicas ascend */
+        while (++i < n && seq_dp[p[i].seq] == d);
         r->dst_lo[d + 1] += i - from;
         ordered = ordered && d >= last;
         last = d;

@@ -16,6 +16,17 @@ typedef struct colo_ragged_axes {
     bool zigzag;      /* destination, cp > 1 */
 } colo_ragged_axes_t;
 
+/* length / unit, and what remains. A division per sequence costs as much as the rest of the check;
+ * a unit is a power of two, usually. */
+static inline int64_t colo_ragged_rest(int64_t length, int64_t unit)
+{
+    return unit & (unit - 1) ? length % unit : length & (unit - 1);
+}
+static inline int64_t colo_ragged_times(int64_t length, int64_t unit)
+{
+    return unit & (unit - 1) ? length / unit : length >> __builtin_ctzll((uint64_t)unit);
+}
+
 /* COLO_ERR_LAYOUT: not a layout that ragged batches can have. */
 colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *layout, bool is_src);
 

@@ -99,7 +99,7 @@ static colo_status_t check_sequences(const colo_segments_t *s, const colo_ragged
                            : "segments: sequence %lld: its %lld positions make the lengths of "
                              "its replica exceed 63 bits",
                 (long long)q, (long long)length);
-        if (length % unit)
+        if (colo_ragged_rest(length, unit))
             return colo_fail(COLO_ERR_LAYOUT,
                              "segments: sequence %lld has %lld positions, expected a multiple of "
                              "%s%lld = %lld; pad it",
@@ -131,13 +131,6 @@ colo_status_t colo_parts_reserve(colo_list_t *parts, int64_t n)
     return COLO_OK;
 }
 
-/* There is memory for it. */
-static inline void add_part(colo_list_t *parts, int64_t e, int64_t q, int64_t pos, int64_t count)
-{
-    ((colo_part_t *)parts->at)[parts->n++] =
-        (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = count};
-}
-
 static colo_status_t bad_position(const colo_segments_t *s, int64_t e, int64_t row, int64_t pos)
 {
     return colo_fail(COLO_ERR_ARG,
@@ -160,7 +153,8 @@ static colo_status_t scattered_parts(const colo_segments_t *s, int64_t e, const 
             end++;
         } while (end < n && pos[end] == pos[r] + (end - r));
         COLO_TRY(colo_parts_reserve(parts, parts->n + 1));
-        add_part(parts, e, s->seq[e], pos[r], end - r);
+        ((colo_part_t *)parts->at)[parts->n++] =
+            (colo_part_t){.segment = e, .seq = s->seq[e], .pos = pos[r], .count = end - r};
     }
     return COLO_OK;
 }
@@ -228,8 +222,12 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
     bool ordered = !s->row_pos; /* parts ascend, as they usually do */
     COLO_TRY(check_sequences(s, dst));
     COLO_TRY(colo_parts_reserve(parts, s->count));
-    for (int64_t e = 0; e < s->count; e++) {
-        const int64_t n = s->rows[e], first = sum;
+    /* in variables, because writing a part could change what is behind a pointer */
+    const int64_t count = s->count, nseqs = s->nseqs, replicas = src->replicas;
+    const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *seq_len = s->seq_len;
+    colo_part_t *part = parts->at;
+    for (int64_t e = 0; e < count; e++) {
+        const int64_t n = rows[e], q = seq[e], first = sum;
         if (n < 0)
             return colo_fail(COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
                              (long long)e, (long long)n);
@@ -239,26 +237,28 @@ colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_ax
                 "segments: segment %lld: its %lld rows make the sum of all rows exceed "
                 "63 bits",
                 (long long)e, (long long)n);
-        if ((uint64_t)s->src_dp[e] >= (uint64_t)src->replicas)
-            return bad_index("segment", e, "src_dp", s->src_dp[e], src->replicas);
-        if ((uint64_t)s->seq[e] >= (uint64_t)s->nseqs)
-            return bad_index("segment", e, "seq", s->seq[e], s->nseqs);
+        if ((uint64_t)src_dp[e] >= (uint64_t)replicas)
+            return bad_index("segment", e, "src_dp", src_dp[e], replicas);
+        if ((uint64_t)q >= (uint64_t)nseqs)
+            return bad_index("segment", e, "seq", q, nseqs);
         if (n == 0)
             continue;
         if (s->row_pos) {
             COLO_TRY(scattered_parts(s, e, s->row_pos + first, parts));
             continue;
         }
-        const int64_t pos = s->pos[e], length = s->seq_len[s->seq[e]];
+        const int64_t pos = s->pos[e], length = seq_len[q];
         if (pos < 0 || pos >= length)
             return bad_position(s, e, 0, pos);
         if (n > length - pos)
             return bad_position(s, e, length - pos, length);
-        add_part(parts, e, s->seq[e], pos, n);
-        ordered = ordered && (s->seq[e] > last_seq || (s->seq[e] == last_seq && pos >= last_end));
-        last_seq = s->seq[e];
+        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = n};
+        ordered = ordered && (q > last_seq || (q == last_seq && pos >= last_end));
+        last_seq = q;
         last_end = pos + n;
     }
+    if (!s->row_pos)
+        parts->n = part - (colo_part_t *)parts->at;
     return ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
 }
 
