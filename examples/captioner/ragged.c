@@ -31,6 +31,7 @@ struct cap_ragged {
     int64_t *seq, *pos;
     int64_t *seq_len, *seq_dp;                    /* [nseqs] */
     int64_t nreplicas, *before, *after, *replica; /* [nreplicas] rows; 0, 1, 2 ... */
+    int64_t *shown_before, *shown_after;          /* of the last training step */
     int64_t *cu;                                  /* own sequences' begins */
     int64_t nown, images;                         /* own sequences; image rows on the own axis */
     int64_t used;                                 /* positions of the open sequence */
@@ -79,7 +80,8 @@ colo_status_t cap_ragged_create(cap_rank_t *r)
         return COLO_ERR_NOMEM;
     g->nreplicas = colo_grid_extent(&cfg->src, "dp") * colo_grid_extent(&cfg->src, "cp");
     int64_t **by_image[] = {&g->rows, &g->reader, &g->encoder, &g->encoder_pos, &g->seq, &g->pos};
-    int64_t **by_replica[] = {&g->before, &g->after, &g->replica};
+    int64_t **by_replica[] = {&g->before, &g->after, &g->shown_before, &g->shown_after,
+                              &g->replica};
     for (size_t i = 0; i < sizeof by_image / sizeof *by_image; i++)
         *by_image[i] = cap_take(a, images, sizeof(int64_t));
     for (size_t i = 0; i < sizeof by_replica / sizeof *by_replica; i++)
@@ -91,7 +93,8 @@ colo_status_t cap_ragged_create(cap_rank_t *r)
         return COLO_ERR_NOMEM;
     for (int64_t d = 0; d < g->nreplicas; d++)
         g->replica[d] = d;
-    g->balance = (cap_balance_t){.replicas = g->nreplicas, .before = g->before, .after = g->after};
+    g->balance = (cap_balance_t){
+        .replicas = g->nreplicas, .before = g->shown_before, .after = g->shown_after};
 
     r->ndim = 2;
     r->sb = r->encodes;
@@ -174,10 +177,9 @@ static colo_status_t add_sample(cap_rank_t *r, int64_t i, const int64_t *rows, b
 
         g->rows[e + n] = k;
         g->reader[e + n] = block_of(i, cfg->batch, g->nreplicas);
-        if (g->reader[e + n] == me) {
+        if (g->reader[e + n] == me)
             memcpy(r->patches_host + g->before[me] * CAP_PATCH, patches,
                    (size_t)(k * CAP_PATCH) * sizeof *patches);
-        }
         g->before[g->reader[e + n]] += k;
         length += k;
     }
@@ -208,6 +210,7 @@ static colo_status_t add_sample(cap_rank_t *r, int64_t i, const int64_t *rows, b
     return COLO_OK;
 }
 
+/* @counts: a training step, of which the report tells */
 static colo_status_t balance(cap_ragged_t *g, bool counts)
 {
     int64_t total = 0, most[2] = {0};
@@ -223,7 +226,11 @@ static colo_status_t balance(cap_ragged_t *g, bool counts)
         most[0] = g->before[d] > most[0] ? g->before[d] : most[0];
         most[1] = g->after[d] > most[1] ? g->after[d] : most[1];
     }
-    if (counts && total) {
+    if (!counts)
+        return COLO_OK;
+    memcpy(g->shown_before, g->before, (size_t)g->nreplicas * sizeof *g->before);
+    memcpy(g->shown_after, g->after, (size_t)g->nreplicas * sizeof *g->after);
+    if (total) {
         g->balance.steps++;
         g->balance.most_before += (double)(most[0] * g->nreplicas) / (double)total;
         g->balance.most_after += (double)(most[1] * g->nreplicas) / (double)total;
