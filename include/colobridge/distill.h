@@ -63,7 +63,7 @@ typedef struct colo_distill_saved {
     colo_distill_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
-    void *stats; /* borrowed: the caller's buffer of colo_distill_saved_size() bytes */
+    void *memory; /* borrowed: the caller's colo_distill_saved_size() bytes */
     bool valid;
 } colo_distill_saved_t;
 
@@ -94,8 +94,8 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
  *                  backward
  * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0
  * @group:      the vocabulary (tp) group, collective; NULL is an error
- * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
- * @stats:      colo_distill_saved_size() bytes, aligned, borrowed until the last backward
+ * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
+ * @saved_memory:  colo_distill_saved_size() bytes, aligned, borrowed until the last backward
  * @workspace:  colo_distill_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
@@ -114,7 +114,7 @@ COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
                                             const colo_tensor_t *logits,
                                             const colo_tensor_t *targets, const colo_tensor_t *mask,
                                             colo_comm_t *group, const colo_distill_out_t *out,
-                                            colo_distill_saved_t *saved, void *stats,
+                                            colo_distill_saved_t *saved, void *saved_memory,
                                             void *workspace, colo_stream_t stream);
 /**
  * colo_distill_backward() - gradient of the raw logits; local, reads both and writes one

@@ -114,13 +114,13 @@ typedef struct colo_linear_grads {
 } colo_linear_grads_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows hidden, targets and the saved
- *  memory. If the caller moves the latter to another aligned address, it sets buffer to it. */
+ *  memory. If the caller moves the latter to another aligned address, it sets @memory to it. */
 typedef struct colo_linear_logprob_saved {
     const colo_linear_logprob_t *of;
     colo_tensor_t hidden, targets;
     uint64_t hidden_version, targets_version, weight_version;
     int64_t max_valid;
-    void *buffer;
+    void *memory;
     bool valid;
 } colo_linear_logprob_saved_t;
 
@@ -172,7 +172,7 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
  * @batch:      in  borrowed for the call; its tensors until backward
  * @out:        out as in colo_logprob_forward()
  * @saved:      out; NULL if there is no backward (inference; first run of a checkpoint)
- * @buffer:     colo_linear_logprob_saved_size() bytes, aligned, borrowed until the last backward;
+ * @saved_memory:  colo_linear_logprob_saved_size() bytes, aligned, borrowed until the last backward;
  *              NULL iff @saved is NULL
  * @workspace:  colo_linear_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
@@ -185,7 +185,8 @@ COLO_API colo_status_t colo_linear_logprob_workspace_size(const colo_linear_logp
 COLO_API colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *linear,
                                                    const colo_linear_batch_t *batch,
                                                    const colo_logprob_out_t *out,
-                                                   colo_linear_logprob_saved_t *saved, void *buffer,
+                                                   colo_linear_logprob_saved_t *saved,
+                                                   void *saved_memory,
                                                    void *workspace, colo_stream_t stream);
 /**
  * colo_linear_logprob_backward() - gradients of hidden states, weight and bias; collective

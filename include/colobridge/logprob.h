@@ -76,7 +76,7 @@ typedef struct colo_logprob_saved {
     colo_logprob_config_t config;
     colo_tensor_t logits, targets; /* borrowed views */
     uint64_t logits_version, targets_version;
-    void *stats; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
+    void *memory; /* borrowed: the caller's colo_logprob_saved_size() bytes: M, log Sum, h */
     bool valid;
 } colo_logprob_saved_t;
 
@@ -108,8 +108,8 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
  * @group:      the vocabulary (tp) group, collective; NULL is an error (colo_comm_create_self()
  *              for W = 1)
  * @out:        out what the config wants; a member without its want_ is an error
- * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
- * @stats:      colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the last
+ * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
+ * @saved_memory:  colo_logprob_saved_size() bytes, aligned (COLO_ALIGNMENT), borrowed until the last
  *              backward
  * @workspace:  colo_logprob_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
@@ -130,7 +130,7 @@ COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
                                             const colo_tensor_t *logits,
                                             const colo_tensor_t *targets, colo_comm_t *group,
                                             const colo_logprob_out_t *out,
-                                            colo_logprob_saved_t *saved, void *stats,
+                                            colo_logprob_saved_t *saved, void *saved_memory,
                                             void *workspace, colo_stream_t stream);
 /**
  * colo_logprob_backward() - gradient of the raw logits; local, one read and one write

@@ -54,7 +54,7 @@ typedef struct colo_topk_saved {
     colo_topk_config_t config;
     colo_tensor_t logits; /* borrowed view */
     uint64_t logits_version;
-    void *stats; /* borrowed: the caller's buffer of colo_topk_saved_size() bytes */
+    void *memory; /* borrowed: the caller's colo_topk_saved_size() bytes */
     bool valid;
 } colo_topk_saved_t;
 
@@ -87,8 +87,8 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
  *                  may occur twice in a row. Not needed after the call
  * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0
  * @group:      the vocabulary (tp) group, collective; NULL is an error
- * @saved:      out may be NULL if there is no backward; then @stats is NULL, too
- * @stats:      colo_topk_saved_size() bytes, aligned, borrowed until the last backward
+ * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
+ * @saved_memory:  colo_topk_saved_size() bytes, aligned, borrowed until the last backward
  * @workspace:  colo_topk_workspace_size() bytes, aligned, free again after the call
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
@@ -112,7 +112,7 @@ COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
                                          const colo_tensor_t *logits, const colo_tensor_t *ids,
                                          const colo_tensor_t *mask, colo_comm_t *group,
                                          const colo_topk_out_t *out, colo_topk_saved_t *saved,
-                                         void *stats, void *workspace, colo_stream_t stream);
+                                         void *saved_memory, void *workspace, colo_stream_t stream);
 /**
  * colo_topk_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again, with the same result

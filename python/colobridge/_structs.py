@@ -178,7 +178,7 @@ class LogprobUpstream(c.Structure):
 class LogprobSaved(c.Structure):
     """colo_logprob_saved_t"""
     _fields_ = [('config', LogprobConfig), ('logits', Tensor), ('targets', Tensor),
-                ('logits_version', u64), ('targets_version', u64), ('stats', c.c_void_p),
+                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
                 ('valid', c.c_bool)]
 
 
@@ -230,7 +230,7 @@ class LinearSaved(c.Structure):
     """colo_linear_logprob_saved_t"""
     _fields_ = [('of', c.c_void_p), ('hidden', Tensor), ('targets', Tensor),
                 ('hidden_version', u64), ('targets_version', u64), ('weight_version', u64),
-                ('max_valid', i64), ('buffer', c.c_void_p), ('valid', c.c_bool)]
+                ('max_valid', i64), ('memory', c.c_void_p), ('valid', c.c_bool)]
 
 
 # C name of each, for the test that compares them with the headers.

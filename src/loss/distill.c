@@ -107,7 +107,7 @@ static colo_status_t check_targets(const colo_tensor_t *logits, const colo_tenso
 static colo_status_t check_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *targets, const colo_tensor_t *mask,
                                    const colo_comm_t *group, const colo_distill_out_t *out,
-                                   const colo_distill_saved_t *saved, const void *stats,
+                                   const colo_distill_saved_t *saved, const void *saved_memory,
                                    const void *workspace)
 {
     COLO_TRY(colo_distill_config_check(config));
@@ -118,7 +118,7 @@ static colo_status_t check_forward(const colo_distill_config_t *config, const co
     COLO_TRY(colo_loss_i_check_shard(&base, logits, group));
     if (!out)
         return colo_fail(COLO_ERR_ARG, "distill: out is NULL");
-    return colo_loss_i_check_buffers("distill", saved != NULL, stats,
+    return colo_loss_i_check_buffers("distill", saved != NULL, saved_memory,
                                      logits->shape[0] * 5 * (int64_t)sizeof(double), workspace);
 }
 
@@ -170,7 +170,7 @@ static colo_status_t forward(struct colo_distill_pass *p, const colo_loss_ops_t 
 colo_status_t colo_distill_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *targets, const colo_tensor_t *mask,
                                    colo_comm_t *group, const colo_distill_out_t *out,
-                                   colo_distill_saved_t *saved, void *stats, void *workspace,
+                                   colo_distill_saved_t *saved, void *saved_memory, void *workspace,
                                    colo_stream_t stream)
 {
     COLO_TRY(colo_loss_i_check_group("distill", group));
@@ -180,7 +180,8 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     colo_status_t st = read_config(config, &own);
     config = &own;
     if (st == COLO_OK)
-        st = check_forward(config, logits, targets, mask, group, out, saved, stats, workspace);
+        st = check_forward(config, logits, targets, mask, group, out, saved, saved_memory,
+                           workspace);
     if (st == COLO_OK && !block_of(logits->dtype, logits->shape[0], &room))
         st = colo_fail(COLO_ERR_ARG, "distill: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
@@ -202,7 +203,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
     p.mask = mask ? mask->data : NULL;
     p.mask_stride = mask ? mask->stride[0] : 0;
     p.out = *out;
-    p.saved = saved ? stats : NULL;
+    p.saved = saved ? saved_memory : NULL;
     COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
     if (saved)
         *saved = (colo_distill_saved_t){
@@ -211,7 +212,7 @@ colo_status_t colo_distill_forward(const colo_distill_config_t *config, const co
             .targets = *targets,
             .logits_version = logits_version,
             .targets_version = targets_version,
-            .stats = stats,
+            .memory = saved_memory,
             .valid = true,
         };
     return COLO_OK;
@@ -251,7 +252,7 @@ colo_status_t colo_distill_backward(colo_distill_saved_t *saved,
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&saved->config);
     struct colo_distill_pass p = pass_of(&saved->config, &saved->logits, &saved->targets, &base);
-    p.saved = saved->stats;
+    p.saved = saved->memory;
     p.upstream = *upstream;
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];

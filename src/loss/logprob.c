@@ -241,14 +241,14 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
 colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *targets, colo_comm_t *group,
                                    const colo_logprob_out_t *out, colo_logprob_saved_t *saved,
-                                   void *stats, void *workspace, colo_stream_t stream)
+                                   void *saved_memory, void *workspace, colo_stream_t stream)
 {
     COLO_TRY(colo_loss_i_check_group("logprob", group));
     colo_logprob_config_t own;
     colo_status_t st = colo_logprob_i_read(config, &own);
     config = &own;
     if (st == COLO_OK)
-        st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, stats,
+        st = colo_logprob_i_check_forward(config, logits, targets, group, out, saved, saved_memory,
                                           workspace);
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_loss_i_begin("logprob", st, logits, group, &loss));
@@ -260,7 +260,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
     p.ranks = colo_comm_size(group);
     p.blocks = workspace;
     p.out = *out;
-    p.saved = saved ? stats : NULL;
+    p.saved = saved ? saved_memory : NULL;
     COLO_TRY(forward(&p, loss, logits->mem == COLO_HOST, group, stream));
     if (saved)
         *saved = (colo_logprob_saved_t){
@@ -269,7 +269,7 @@ colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const co
             .targets = *targets,
             .logits_version = logits_version,
             .targets_version = targets_version,
-            .stats = stats,
+            .memory = saved_memory,
             .valid = true,
         };
     return COLO_OK;
@@ -287,7 +287,7 @@ colo_status_t colo_logprob_backward(colo_logprob_saved_t *saved,
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     struct colo_logprob_pass p =
         colo_logprob_i_pass(&saved->config, &saved->logits, &saved->targets);
-    p.saved = saved->stats;
+    p.saved = saved->memory;
     p.upstream = *upstream;
     p.d_logits = d_logits->data;
     p.d_row_stride = d_logits->stride[0];

@@ -122,7 +122,7 @@ static colo_status_t check_ids(const colo_topk_config_t *c, const colo_tensor_t 
 static colo_status_t check_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
                                    const colo_tensor_t *ids, const colo_tensor_t *mask,
                                    const colo_comm_t *group, const colo_topk_out_t *out,
-                                   const colo_topk_saved_t *saved, const void *stats,
+                                   const colo_topk_saved_t *saved, const void *saved_memory,
                                    const void *workspace)
 {
     COLO_TRY(colo_topk_config_check(config));
@@ -135,7 +135,7 @@ static colo_status_t check_forward(const colo_topk_config_t *config, const colo_
         return colo_fail(COLO_ERR_ARG, "topk: out is NULL");
     if (out->ids && !config->topk)
         return colo_fail(COLO_ERR_ARG, "topk: out.ids is given, config.topk is false");
-    return colo_loss_i_check_buffers("topk", saved != NULL, stats,
+    return colo_loss_i_check_buffers("topk", saved != NULL, saved_memory,
                                      logits->shape[0] * (40 + 16 * config->k), workspace);
 }
 
@@ -143,10 +143,10 @@ static colo_status_t check_forward(const colo_topk_config_t *config, const colo_
 
 /* @base: where the derived config lives */
 static struct colo_topk_pass pass_of(const colo_topk_config_t *c, const colo_tensor_t *logits,
-                                     const colo_logprob_config_t *base, void *stats)
+                                     const colo_logprob_config_t *base, void *saved_memory)
 {
     const int64_t tokens = logits->shape[0];
-    double *room = stats;
+    double *room = saved_memory;
     struct colo_topk_pass p = {
         .base = colo_logprob_i_pass(base, logits, NULL),
         .k = c->k,
@@ -190,7 +190,7 @@ static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
 {
     colo_logprob_i_set_header(&p->base, hash_config(p),
                               on_host && p->base.ranks > 1 ? hash_inputs(p) : 0);
-    int64_t *rows = p->rows; /* in the caller's stats, which a mismatch leaves alone */
+    int64_t *rows = p->rows; /* in the caller's saved memory, which a mismatch leaves alone */
     p->rows = early_rows;
     p->base.targets = early_rows;
     COLO_TRY(colo_loss_i_step(group, loss->topk_rows(p, stream)));
@@ -207,7 +207,7 @@ static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
 colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
                                 const colo_tensor_t *ids, const colo_tensor_t *mask,
                                 colo_comm_t *group, const colo_topk_out_t *out,
-                                colo_topk_saved_t *saved, void *stats, void *workspace,
+                                colo_topk_saved_t *saved, void *saved_memory, void *workspace,
                                 colo_stream_t stream)
 {
     COLO_TRY(colo_loss_i_check_group("topk", group));
@@ -217,7 +217,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
     colo_status_t st = read_config(config, &own);
     config = &own;
     if (st == COLO_OK)
-        st = check_forward(config, logits, ids, mask, group, out, saved, stats, workspace);
+        st = check_forward(config, logits, ids, mask, group, out, saved, saved_memory, workspace);
     if (st == COLO_OK && !block_of(config, logits->dtype, logits->shape[0], &room))
         st = colo_fail(COLO_ERR_ARG, "topk: workspace of %" PRId64 " tokens exceeds 2^63 bytes",
                        logits->shape[0]);
@@ -226,7 +226,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
     const colo_logprob_config_t base = base_config(config);
     unsigned char *behind =
         (unsigned char *)workspace + colo_comm_size(group) * room.base.block.bytes;
-    struct colo_topk_pass p = pass_of(config, logits, &base, saved ? stats : behind);
+    struct colo_topk_pass p = pass_of(config, logits, &base, saved ? saved_memory : behind);
     p.base.rank = colo_comm_rank(group);
     p.base.ranks = colo_comm_size(group);
     p.base.blocks = workspace;
@@ -245,7 +245,7 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_ten
             .config = *config,
             .logits = *logits,
             .logits_version = version,
-            .stats = stats,
+            .memory = saved_memory,
             .valid = true,
         };
     return COLO_OK;
@@ -265,7 +265,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
     const colo_logprob_config_t base = base_config(&saved->config);
-    struct colo_topk_pass p = pass_of(&saved->config, &saved->logits, &base, saved->stats);
+    struct colo_topk_pass p = pass_of(&saved->config, &saved->logits, &base, saved->memory);
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
     p.base.upstream.d_logp = p.sum;

@@ -214,8 +214,8 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *logits,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
                                            const colo_logprob_out_t *out,
-                                           const colo_logprob_saved_t *saved, const void *stats,
-                                           const void *workspace)
+                                           const colo_logprob_saved_t *saved,
+                                           const void *saved_memory, const void *workspace)
 {
     COLO_TRY(colo_logprob_config_check(config));
     COLO_TRY(colo_loss_i_check_matrix(logits, "logits", false));
@@ -240,26 +240,26 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
     if (out->correct && !config->want_correct)
         return colo_fail(COLO_ERR_ARG,
                          "logprob: out.correct is given, config.want_correct is false");
-    return colo_loss_i_check_buffers("logprob", saved != NULL, stats,
+    return colo_loss_i_check_buffers("logprob", saved != NULL, saved_memory,
                                      logits->shape[0] * 3 * (int64_t)sizeof(double), workspace);
 }
 
-colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
+colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *saved_memory,
                                         int64_t bytes, const void *workspace)
 {
     (void)colo_mem_round_ok(bytes, &bytes);
-    if (!saved && stats)
-        return colo_fail(COLO_ERR_ARG, "%s: stats is given, saved is NULL", what);
-    if (saved && !stats && bytes > 0)
+    if (!saved && saved_memory)
+        return colo_fail(COLO_ERR_ARG, "%s: saved memory is given, saved is NULL", what);
+    if (saved && !saved_memory && bytes > 0)
         return colo_fail(COLO_ERR_ARG,
-                         "%s: saved is given, stats is NULL; it needs %" PRId64 " bytes", what,
-                         bytes);
+                         "%s: saved is given, saved memory is NULL; it needs %" PRId64 " bytes",
+                         what, bytes);
     if (!workspace)
         return colo_fail(
             COLO_ERR_ARG,
             "%s: workspace is NULL; colo_%s_workspace_size() tells how many bytes it needs", what,
             what);
-    COLO_TRY(colo_mem_check_aligned(stats, what, "stats"));
+    COLO_TRY(colo_mem_check_aligned(saved_memory, what, "saved memory"));
     return colo_mem_check_aligned(workspace, what, "workspace");
 }
 

@@ -15,8 +15,8 @@ colo_status_t colo_logprob_i_check_forward(const colo_logprob_config_t *config,
                                            const colo_tensor_t *logits,
                                            const colo_tensor_t *targets, const colo_comm_t *group,
                                            const colo_logprob_out_t *out,
-                                           const colo_logprob_saved_t *saved, const void *stats,
-                                           const void *workspace);
+                                           const colo_logprob_saved_t *saved,
+                                           const void *saved_memory, const void *workspace);
 
 /* What the forwards and backwards of logprob, topk and distill refuse alike; @what names them. */
 colo_status_t colo_loss_i_check_group(const char *what, const colo_comm_t *group);
@@ -36,8 +36,9 @@ colo_status_t colo_loss_i_check_losses(const colo_tensor_t *t, const colo_tensor
                                        const char *what);
 /* u8, one for each row of the logits; NULL is fine. */
 colo_status_t colo_loss_i_check_mask(const colo_tensor_t *mask, const colo_tensor_t *logits);
-/* What a forward fills and uses: @stats, of @bytes, iff there is a @saved, and @workspace. */
-colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *stats,
+/* What a forward fills and uses: @saved_memory, of @bytes, iff there is a @saved, and @workspace.
+ */
+colo_status_t colo_loss_i_check_buffers(const char *what, bool saved, const void *saved_memory,
                                         int64_t bytes, const void *workspace);
 /* Columns end below 2^63, and are the whole vocabulary on a group of one. */
 colo_status_t colo_loss_i_check_shard(const colo_logprob_config_t *config,

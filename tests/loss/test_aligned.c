@@ -94,7 +94,7 @@ static void memory_past_a_multiple_of_256_is_refused(void **state)
             snprintf(text, sizeof text, "%s: workspace is %d past a multiple of 256 bytes, ",
                      calls[i].name, past);
             assert_fails(calls[i].call(NULL, work_room + past), COLO_ERR_ARG, text);
-            snprintf(text, sizeof text, "%s: stats is %d past a multiple of 256 bytes, ",
+            snprintf(text, sizeof text, "%s: saved memory is %d past a multiple of 256 bytes, ",
                      calls[i].name, past);
             if (calls[i].saves)
                 assert_fails(calls[i].call(saved_room + past, work_room), COLO_ERR_ARG, text);

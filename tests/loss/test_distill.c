@@ -407,7 +407,7 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, &b.saved,
                                       NULL, b.workspace, NULL),
-                 COLO_ERR_ARG, "stats is NULL; it needs 256 bytes");
+                 COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
     assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, NULL,
                                       NULL, NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");

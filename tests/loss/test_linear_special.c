@@ -220,7 +220,7 @@ static void wrong_arguments_are_named_and_nothing_is_written(void **state)
     a.work -= 8;
     unsigned char *buffer = a.buffer;
     a.buffer = NULL;
-    assert_fails(forward(&a), COLO_ERR_ARG, "buffer is NULL");
+    assert_fails(forward(&a), COLO_ERR_ARG, "saved memory is NULL");
     a.buffer = buffer;
     for (int i = 0; i < T; i++)
         assert_true(a.logp[i] == 77);
@@ -237,9 +237,9 @@ static void wrong_arguments_are_named_and_nothing_is_written(void **state)
     a.dw.dtype = COLO_F64;
     assert_fails(backward(&a), COLO_ERR_ARG, "d_weight: dtype f64, config.d_weight_dtype is f32");
     a.dw.dtype = COLO_F32;
-    a.saved.buffer = buffer + 8; /* a runtime brought it back from elsewhere */
-    assert_fails(backward(&a), COLO_ERR_ARG, "the saved buffer is 8 past a multiple of 256");
-    a.saved.buffer = buffer;
+    a.saved.memory = buffer + 8; /* a runtime brought it back from elsewhere */
+    assert_fails(backward(&a), COLO_ERR_ARG, "saved memory is 8 past a multiple of 256");
+    a.saved.memory = buffer;
     a.hidden_version++;
     assert_fails(backward(&a), COLO_ERR_MODIFIED, "hidden states were written");
     a.hidden_version--;

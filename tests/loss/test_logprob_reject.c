@@ -102,10 +102,10 @@ static void every_bad_pointer_is_refused(void **state)
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, NULL,
                                       a.workspace, NULL),
-                 COLO_ERR_ARG, "stats is NULL; it needs 256 bytes");
+                 COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, NULL, a.stats,
                                       a.workspace, NULL),
-                 COLO_ERR_ARG, "stats is given, saved is NULL");
+                 COLO_ERR_ARG, "saved memory is given, saved is NULL");
     assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
                                       a.stats, NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");

@@ -389,10 +389,10 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
                  COLO_ERR_ARG, "out is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
                                    b.workspace, NULL),
-                 COLO_ERR_ARG, "stats is NULL; it needs 256 bytes");
+                 COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
                                    b.workspace, NULL),
-                 COLO_ERR_ARG, "stats is given, saved is NULL");
+                 COLO_ERR_ARG, "saved memory is given, saved is NULL");
     assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
                                    NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");

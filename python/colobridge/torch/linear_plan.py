@@ -267,12 +267,12 @@ class _Ready:
             up.mean = False
             grads = self.gradients(weight, bias, main)
             if small is not None:
-                self.saved.buffer = (c.addressof(small) + 255) & ~255
+                self.saved.memory = (c.addressof(small) + 255) & ~255
             else:
                 if kept.data_ptr() % 256:  # a hook of saved tensors brought them back to another place
                     moved, at = _room(self.kept_size, plan.device)
                     kept = moved.narrow(0, at - moved.data_ptr(), self.kept_size).copy_(kept)
-                self.saved.buffer = kept.data_ptr()
+                self.saved.memory = kept.data_ptr()
             self.saved.valid = True
             work, room = self.work(s.LINEAR_BACKWARD)
             status = self.run_backward(

@@ -224,7 +224,7 @@ class LogprobPlan:
         held = self.gradients(now, upstream, stats)
         logits = self.logits.again(now.logits, logits)
         target = self.targets.again(now.targets, target)
-        now.saved.stats = stats
+        now.saved.memory = stats
         if self.in_place:
             d_logits = logits.detach()
             now.saved.valid = True  # the call before wrote over its logits

@@ -148,7 +148,7 @@ static colo_status_t check_forward(const colo_linear_logprob_t *l, const colo_li
 colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
                                           const colo_linear_batch_t *batch,
                                           const colo_logprob_out_t *out,
-                                          colo_linear_logprob_saved_t *saved, void *buffer,
+                                          colo_linear_logprob_saved_t *saved, void *saved_memory,
                                           void *workspace, colo_stream_t stream)
 {
     const colo_linear_pass_t pass = saved ? COLO_LINEAR_FORWARD : COLO_LINEAR_INFERENCE;
@@ -158,12 +158,12 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         return colo_fail(COLO_ERR_ARG, "linear: linear is NULL");
     colo_linear_i_size(l, pass, 0, 0, &k.s);
     colo_status_t st = check_forward(l, batch, out, &k, pass, workspace);
-    if (st == COLO_OK && !saved && buffer)
-        st = colo_fail(COLO_ERR_ARG, "linear: buffer is given, saved is NULL");
+    if (st == COLO_OK && !saved && saved_memory)
+        st = colo_fail(COLO_ERR_ARG, "linear: saved memory is given, saved is NULL");
     if (st == COLO_OK && saved)
         st = colo_linear_i_kept(l, &k.s, &kept);
     if (st == COLO_OK && saved)
-        st = colo_linear_i_check_room(buffer, "buffer", kept.bytes);
+        st = colo_linear_i_check_room(saved_memory, "saved memory", kept.bytes);
     COLO_TRY(ready(l, &k.s, "linear logprob forward", st));
     colo_linear_logprob_saved_t made = {
         .of = l,
@@ -172,15 +172,15 @@ colo_status_t colo_linear_logprob_forward(colo_linear_logprob_t *l,
         .hidden_version = version_of(batch->hidden),
         .targets_version = version_of(batch->targets),
         .max_valid = batch->max_valid,
-        .buffer = buffer,
+        .memory = saved_memory,
         .valid = true,
     };
     colo_lm_head_i_bound(l->head, &made.weight_version);
     st = colo_linear_i_begin(&k, l, batch->hidden, batch->targets, workspace, stream);
     if (st == COLO_OK) {
         colo_linear_i_make_header(&k);
-        k.pass.saved = saved ? (double *)((unsigned char *)buffer + kept.stats) : NULL;
-        k.kept = k.s.kept ? (unsigned char *)buffer + kept.logits : NULL;
+        k.pass.saved = saved ? (double *)((unsigned char *)saved_memory + kept.stats) : NULL;
+        k.kept = k.s.kept ? (unsigned char *)saved_memory + kept.logits : NULL;
         st = colo_linear_i_pipeline(&k, out);
     }
     COLO_TRY(end_call(&k, st));
@@ -208,7 +208,7 @@ static colo_status_t check_backward(const colo_linear_logprob_t *l,
     k->room = (unsigned char *)workspace; /* colo_linear_i_it only makes addresses of it */
     COLO_TRY(colo_linear_i_place_grads(k, grads));
     COLO_TRY(colo_linear_i_kept(l, &k->s, kept));
-    return colo_linear_i_check_room(saved->buffer, "the saved buffer", kept->bytes);
+    return colo_linear_i_check_room(saved->memory, "saved memory", kept->bytes);
 }
 
 colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
@@ -228,8 +228,8 @@ colo_status_t colo_linear_logprob_backward(colo_linear_logprob_t *l,
         return COLO_OK;
     st = colo_linear_i_begin(&k, l, &saved->hidden, &saved->targets, workspace, stream);
     if (st == COLO_OK) {
-        k.pass.saved = (double *)((unsigned char *)saved->buffer + kept.stats);
-        k.kept = k.s.kept ? (unsigned char *)saved->buffer + kept.logits : NULL;
+        k.pass.saved = (double *)((unsigned char *)saved->memory + kept.stats);
+        k.kept = k.s.kept ? (unsigned char *)saved->memory + kept.logits : NULL;
         st = colo_linear_i_make_upstream(&k, upstream);
     }
     if (st == COLO_OK)
