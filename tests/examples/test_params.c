@@ -31,7 +31,7 @@ static void the_list_has_the_documented_order_shapes_and_cuts(void **state)
         {"enc.w2", 96, 192, -1, CAP_COLS, CAP_INIT_NORMAL, true},
         {"enc.b2", 96, 1, -1, CAP_WHOLE, CAP_INIT_ZERO, true},
         {"embed", 256, 96, -1, CAP_WHOLE, CAP_INIT_NORMAL, false},
-        {"pos", 64, 96, -1, CAP_WHOLE, CAP_INIT_NORMAL, false},
+        {"pos", 72, 96, -1, CAP_WHOLE, CAP_INIT_NORMAL, false},
         {"layer0.ln1.g", 96, 1, 0, CAP_WHOLE, CAP_INIT_ONE, false},
         {"layer0.ln1.b", 96, 1, 0, CAP_WHOLE, CAP_INIT_ZERO, false},
         {"layer0.wq", 96, 96, 0, CAP_ROWS, CAP_INIT_NORMAL, false},
