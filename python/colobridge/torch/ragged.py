@@ -24,6 +24,7 @@ class _Batch:
 
     def __init__(self, batch: core.Batch):
         self.batch = batch
+        self.most: tuple[int, int] | None = None  # of the fullest ranks, by _most_rows()
         self._written: Any = None
 
     def written(self, device: Any) -> Any:
@@ -62,13 +63,13 @@ class Ragged:
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer')
 
-    def reserve(self, segments: Segments, merged: bool, xs: list[Any], widths: list[int]) -> None:
+    def reserve(self, batch: _Batch, segments: Segments, merged: bool, xs: list[Any], widths: list[int]) -> None:
         """Memory for what peers reach of this call and of its backward; collective where it grows. The same on
         all ranks: tables, widths and dtypes tell how much the fullest of them needs."""
         if self.workspace is None:
             return
         owner, dtypes = self.owner, [torch_dtype(x.dtype) for x in xs]
-        rows = _most_rows(segments, owner.src, owner.dst, merged)
+        rows = batch.most = batch.most or _most_rows(segments, owner.src, owner.dst, merged)
         need = arenas.nbytes_of_call([(rows[0], x.shape[1], n) for x, n in zip(xs, dtypes)])
         if owner._sums:
             need = max(need, arenas.nbytes_of_call([
@@ -288,7 +289,7 @@ def carry(self: Any, given: Any, segments: Any, into: Any, like: Any) -> Any:
     ragged = self._ragged_of(device)
     with groups.telling(ragged.comm):
         batch = ragged.batch(segments, bool(intos))
-        ragged.reserve(segments, bool(intos), xs, widths)
+        ragged.reserve(batch, segments, bool(intos), xs, widths)
     call = _Call(ragged, batch, xs, widths, self.frozen)
     grad = torch.is_grad_enabled() and not self.frozen and call.floating
     if self.frozen:
