@@ -184,7 +184,7 @@ def test_tables_are_immutable_and_copied():
         made.rows = rows
 
 
-@pytest.mark.parametrize('scattered, many', itertools.product((False, True), (1, 300)))
+@pytest.mark.parametrize('scattered, many', list(itertools.product((False, True), (1, 300))))
 def test_gathered_tables_are_those_of_all_ranks_in_order(scattered, many):
     """Rank r has r segments of 2 rows, @many times, in a sequence of its own; rank 1 brings positions of rows."""
     def one_rank(world):

@@ -59,8 +59,11 @@ def test_random_batches_on_two_processes_are_those_of_the_oracle(pair):
 
 @pytest.mark.parametrize('size', [2, 4])
 def test_random_batches_on_threads_are_those_of_the_oracle(size):
+    def one_rank(world):
+        world.set_check(1 + seed % 2)  # 2: replicas and DISJOINT gradients are verified, too
+        carries(world.rank, [seed], size, group=world)
     for seed in range(SEED + 2000, SEED + 2040):
-        cb.run_threads(size, lambda world: carries(world.rank, [seed], size, group=world))
+        cb.run_threads(size, one_rank)
 
 
 WORKED = dict(rows=[3, 0, 5], src=[0, 1, 1], seq=[0, 0, 1], pos=[2, 9, 1], seq_len=[12, 8], seq_dp=[0, 0])
@@ -234,6 +237,19 @@ def nested(rank):
 
 def test_nested_tensors_are_their_rows(pair):
     pair.run(nested)
+
+
+def dishonest(world):
+    """A DISJOINT gradient that is not zero in rows of the other context rank."""
+    world.set_check(2)
+    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=world, ragged=True, grad='disjoint')
+    y = carry(column(MINE[world.rank]).requires_grad_(), worked())
+    y.sum().backward()
+
+
+def test_a_disjoint_gradient_that_is_not_is_found():
+    with pytest.raises(ValueError, match='was declared DISJOINT, but row . is not zero'):
+        cb.run_threads(2, dishonest)
 
 
 def frozen(rank):
