@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * picture.h - who sends what to whom, as rows of cells with arrows between them. A row is a rank:
- * its source coordinates in the left cell, its destination coordinates in the right one. Forward
- * arrows run left to right, backward arrows right to left, thick ones between nodes; dashed lines
- * are what stays on the rank. Public headers only; the captioner's report uses it, too.
+ * picture.h - which rank sends what to which, as rows of cells with arrows between them. A row is a
+ * rank: its source coordinates in the left cell, its destination coordinates in the right one.
+ * Forward arrows run left to right, backward arrows right to left, thick ones between nodes; dashed
+ * lines are what stays on the rank. Public headers only; the captioner's report uses it, too.
  */
 #ifndef TOOLS_PICTURE_H
 #define TOOLS_PICTURE_H
@@ -13,7 +13,7 @@
 
 #include "svg.h"
 
-enum { PIC_ROWS_MAX = 64, PIC_FLOWS_MAX = 400 }; /* more help nobody */
+enum { PIC_ROWS_MAX = 64, PIC_FLOWS_MAX = 400 }; /* more cannot be read */
 
 typedef struct pic_flow {
     int32_t from, to; /* rows */
@@ -51,7 +51,8 @@ typedef struct pic {
 colo_status_t pic_collect(pic_t *pic, const colo_plan_config_t *config,
                           const colo_segments_t *segments, const int64_t *ranks, int32_t n);
 /* Ranks that play the same role become one row. What the ranks' own bytes and coordinates are makes
- * no difference, only who they exchange how much with. False: no memory, nothing changed. */
+ * no difference, only how much they exchange with which ranks. False: no memory, nothing
+ * changed. */
 bool pic_fold(pic_t *pic);
 /* Keeps the first @rows rows and what moves between them. */
 void pic_cut(pic_t *pic, int32_t rows);

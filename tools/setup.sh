@@ -109,7 +109,7 @@ apt_install() {
     if [ "$(id -u)" != 0 ]; then
         has sudo || return 1
         as_root=(sudo)
-        # Nobody to type a password: fail instead of waiting.
+        # No terminal to type a password on: fail instead of waiting.
         if [ ! -t 0 ] || [ -n "${CI:-}" ]; then
             as_root=(sudo -n)
         fi

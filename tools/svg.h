@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * svg.h - what pictures share, whoever draws them: text as markup, numbers for people, colours for
+ * svg.h - what all pictures share: text as markup, numbers for people, colours for
  * light and dark, and a page of panels that stacks them on a phone and puts two side by side on a
  * desk. Public headers and the C library only; the captioner's report uses it, too.
  */
@@ -33,7 +33,7 @@ typedef struct svg_panel {
 
 typedef struct svg_page {
     const char *title;    /* one line, bold */
-    const char *label;    /* for those who cannot see it */
+    const char *label;    /* for readers that cannot see it */
     const char *style;    /* rules of this page only, or NULL */
     const char *text[12]; /* lines below the title; broken after SVG_COLUMNS; NULL ends */
     svg_panel_t panel[SVG_PANELS_MAX];

@@ -71,8 +71,8 @@ COLO_API colo_status_t colo_batch_forward(colo_batch_t *batch, const colo_tensor
                                           const colo_tensor_t *y, int32_t n, colo_stream_t stream);
 /**
  * colo_batch_backward() - carry the gradients of y back to those of x
- * @d_y:     in   [n] tensors of the shapes of y; with COLO_MERGED only the rows of the batch are read
- * @d_x:     out  [n] tensors of the shapes of x; every element is written
+ * @d_y:     in   [n] tensors of y's shapes; with COLO_MERGED only the rows of the batch are read
+ * @d_x:     out  [n] tensors of x's shapes; every element is written
  * @n:       may differ from that of the forward, because tensors without a gradient are left out
  * @stream:  as in forward
  * Errors:   as in forward; COLO_ERR_STATE if created with no_grad; COLO_ERR_ARG: PARTIAL gradients

@@ -139,7 +139,7 @@ static const char *number(char text[16], int32_t n)
     return text;
 }
 
-/* Is the GPU on the rank's NUMA node? Where either is on several, nobody can tell. */
+/* Is the GPU on the rank's NUMA node? If either is on several, the answer is unknown. */
 static const char *distance(const colo_topology_device_t *d, const colo_spot_t *s)
 {
     if (!d)

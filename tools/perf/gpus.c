@@ -2,9 +2,9 @@
 /*
  * gpus.c - see perf/gpus.h.
  *
- * Whoever fails complains and returns; the others' barriers end. A rank never waits for its stream
- * without a deadline: a peer that failed may have left a kernel waiting. Such a stream would keep
- * exit() waiting, too, so a run that failed leaves the process at once.
+ * A rank that fails complains and returns; the others' barriers end. A rank never waits for its
+ * stream without a deadline: a peer that failed may have left a kernel waiting. Such a stream would
+ * keep exit() waiting, too, so a run that failed leaves the process at once.
  */
 #include "gpus.h"
 
@@ -55,7 +55,7 @@ int perf_rank_comm(perf_rank_t *r, const perf_split_t *split, ncclComm_t *comm)
 {
     perf_gpus_t *all = r->all;
     perf_comms_t *c = NULL;
-    TOOL_TRY(perf_rank_barrier(r)); /* nobody changes the list while others look */
+    TOOL_TRY(perf_rank_barrier(r)); /* no rank changes the list while others look */
     for (int32_t i = 0; i < all->ncomms && !c; i++)
         if (memcmp(&all->comms[i].split, split, sizeof *split) == 0)
             c = &all->comms[i];

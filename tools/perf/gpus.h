@@ -35,8 +35,8 @@ typedef struct perf_nccl {
     ncclResult_t (*recv)(void *, size_t, ncclDataType_t, int, ncclComm_t, cudaStream_t);
 } perf_nccl_t;
 
-/* Who talks with whom: @member[r] are the ranks of r's comm in its order, none for a rank without.
- */
+/* The groups of ranks: @member[r] are the ranks of r's comm in its order, none for a rank without
+ * one. */
 typedef struct perf_split {
     int32_t n, size[PERF_GPUS_MAX];
     int32_t member[PERF_GPUS_MAX][PERF_GPUS_MAX];
@@ -59,8 +59,8 @@ typedef struct perf_gpus {
     bool reach; /* every GPU reaches every other's memory */
     void *ptr[PERF_GPUS_MAX];
     int64_t room[PERF_GPUS_MAX];                 /* bytes at ptr */
-    int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for whoever needs a number a pair */
-    atomic_int said;                             /* somebody has complained */
+    int64_t bytes[PERF_GPUS_MAX][PERF_GPUS_MAX]; /* free for works that need a number per pair */
+    atomic_int said;                             /* a rank has complained */
 } perf_gpus_t;
 
 typedef struct perf_rank {

@@ -291,7 +291,7 @@ int perf_work_make(work_t *w)
 int perf_work_destroy(work_t *w)
 {
     perf_rank_t *r = w->r;
-    TOOL_TRY(perf_rank_barrier(r)); /* nobody still writes into another's memory */
+    TOOL_TRY(perf_rank_barrier(r)); /* no rank still writes into another's memory */
     for (int i = 0; i < OPS; i++)
         colo_bridge_destroy(&w->bridge[i]);
     void *const memory[] = {w->x.data,        w->y.data,        w->d_y.data,      w->d_x.data,

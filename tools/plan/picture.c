@@ -292,8 +292,8 @@ int plan_draw(const plan_ask_t *ask)
                        .style = ask->batch ? plan_segments_style : NULL,
                        .label = ask->batch ? "the rows of a ragged batch, its packed sequences, "
                                              "and the messages forward and backward"
-                                           : "who sends what to whom between two layouts, forward "
-                                             "and backward"};
+                                           : "which rank sends what to which between two layouts, "
+                                              "forward and backward"};
     for (int i = 0; i < d.nlines; i++)
         page.text[i] = d.line[i];
     if (ask->batch)

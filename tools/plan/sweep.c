@@ -25,7 +25,7 @@ typedef struct sweep {
     colo_plan_t **plans;
     pthread_mutex_t lock;
     pthread_cond_t finished;
-    int64_t next, done; /* first rank that nobody took; ranks counted */
+    int64_t next, done; /* first rank that no thread took; ranks counted */
     int running;
     colo_status_t status; /* first failure */
     char error_message[512];
