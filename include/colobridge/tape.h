@@ -63,21 +63,29 @@ COLO_API void colo_tape_set_stream(colo_tape_t *tape, colo_stream_t stream);
  */
 COLO_API colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t,
                                       const colo_tensor_t *d_t, colo_value_t *value);
+/** A node: what it read and made, and how its gradient is computed. Borrowed for the call. */
+typedef struct colo_tape_record {
+    const char *name;       /* for error messages */
+    const colo_value_t *in; /* [nin] values or COLO_NO_VALUE */
+    int32_t nin;
+    const colo_tensor_t *out; /* [nout] tensors that the node made */
+    int32_t nout;
+    colo_value_t *out_values; /* [nout], written by the call: the numbers of the outputs */
+    /* [nsaved] tensors that backward will read. The tape notes their version counters, and backward
+     * returns COLO_ERR_MODIFIED if one has moved. */
+    const colo_tensor_t *saved;
+    int32_t nsaved;
+    colo_backward_fn backward;
+    void *state; /* handed to backward; borrowed if free_state is NULL, else owned by the tape */
+    void (*free_state)(void *); /* called once with state, also if recording fails; may be NULL */
+} colo_tape_record_t;
+
 /**
- * colo_tape_record() - append a node
- * @in:     [nin] values or COLO_NO_VALUE
- * @out:    [nout] tensors that the node made; @out_values [nout] receives their numbers
- * @saved:  [nsaved] tensors that backward will read. The tape notes their version counters, and
- *          backward returns COLO_ERR_MODIFIED if one has moved
- * @state:  handed to @backward. The tape owns it if @free_state is not NULL, and calls @free_state
- *          once, also if recording fails; otherwise it borrows it
- * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
+ * colo_tape_record() - append a node; local
+ * @record:  borrowed for the call; members that are not needed may be 0
+ * Errors:   COLO_ERR_ARG, COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, const colo_value_t *in,
-                                        int32_t nin, const colo_tensor_t *out, int32_t nout,
-                                        colo_value_t *out_values, const colo_tensor_t *saved,
-                                        int32_t nsaved, colo_backward_fn backward, void *state,
-                                        void (*free_state)(void *));
+COLO_API colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *record);
 /**
  * colo_tape_retain_gradient() - keep the gradient of a node's output until reset
  * Call it before backward. Gradients of leaves are kept anyway.

@@ -204,95 +204,87 @@ colo_status_t colo_tape_leaf(colo_tape_t *tape, const colo_tensor_t *t, const co
     return COLO_OK;
 }
 
-static colo_status_t check_record(const colo_tape_t *tape, const char *name, const colo_value_t *in,
-                                  int32_t nin, const colo_tensor_t *out, int32_t nout,
-                                  const colo_value_t *out_values, const colo_tensor_t *saved,
-                                  int32_t nsaved, colo_backward_fn backward)
+static colo_status_t check_record(const colo_tape_t *tape, const colo_tape_record_t *r)
 {
     COLO_TRY(colo_tape_check_open(tape, "record"));
-    if (!name)
+    if (!r->name)
         return colo_fail(COLO_ERR_ARG, "record: name is NULL");
-    if (nin < 0 || nout < 1 || nsaved < 0)
+    if (r->nin < 0 || r->nout < 1 || r->nsaved < 0)
         return colo_fail(COLO_ERR_ARG,
                          "record '%s': %d inputs, %d outputs, %d saved tensors, expected >= 0, "
                          ">= 1, >= 0",
-                         name, (int)nin, (int)nout, (int)nsaved);
-    if ((nin && !in) || !out || !out_values || (nsaved && !saved) || !backward)
-        return colo_fail(COLO_ERR_ARG, "record '%s': %s is NULL", name,
-                         nin && !in         ? "in"
-                         : !out             ? "out"
-                         : !out_values      ? "out_values"
-                         : nsaved && !saved ? "saved"
-                                            : "backward");
-    for (int32_t i = 0; i < nin; i++)
-        if (in[i] != COLO_NO_VALUE && (in[i] < 0 || in[i] >= tape->nvalues))
+                         r->name, (int)r->nin, (int)r->nout, (int)r->nsaved);
+    if ((r->nin && !r->in) || !r->out || !r->out_values || (r->nsaved && !r->saved) || !r->backward)
+        return colo_fail(COLO_ERR_ARG, "record '%s': %s is NULL", r->name,
+                         r->nin && !r->in         ? "in"
+                         : !r->out                ? "out"
+                         : !r->out_values         ? "out_values"
+                         : r->nsaved && !r->saved ? "saved"
+                                                  : "backward");
+    for (int32_t i = 0; i < r->nin; i++)
+        if (r->in[i] != COLO_NO_VALUE && (r->in[i] < 0 || r->in[i] >= tape->nvalues))
             return colo_fail(COLO_ERR_ARG,
-                             "record '%s': input %d is value %d, the tape has %" PRId64, name,
-                             (int)i, (int)in[i], tape->nvalues);
-    for (int32_t i = 0; i < nout; i++) {
-        colo_status_t st = check_value_tensor(&out[i], "output");
+                             "record '%s': input %d is value %d, the tape has %" PRId64, r->name,
+                             (int)i, (int)r->in[i], tape->nvalues);
+    for (int32_t i = 0; i < r->nout; i++) {
+        colo_status_t st = check_value_tensor(&r->out[i], "output");
         if (st < 0)
-            return colo_fail_prefix(st, "record '%s': output %d", name, (int)i);
+            return colo_fail_prefix(st, "record '%s': output %d", r->name, (int)i);
     }
-    return check_room(tape, nout);
+    return check_room(tape, r->nout);
 }
 
-static colo_status_t append_node(colo_tape_t *tape, const char *name, const colo_value_t *in,
-                                 int32_t nin, const colo_tensor_t *out, int32_t nout,
-                                 const colo_tensor_t *saved, int32_t nsaved,
-                                 colo_backward_fn backward)
+static colo_status_t append_node(colo_tape_t *tape, const colo_tape_record_t *r)
 {
-    COLO_TRY(
-        grow((void **)&tape->values, &tape->cap_values, tape->nvalues, nout, sizeof *tape->values));
+    COLO_TRY(grow((void **)&tape->values, &tape->cap_values, tape->nvalues, r->nout,
+                  sizeof *tape->values));
     COLO_TRY(grow((void **)&tape->nodes, &tape->cap_nodes, tape->nnodes, 1, sizeof *tape->nodes));
     struct colo_tape_node n = {
-        .nin = nin,
-        .nout = nout,
-        .nsaved = nsaved,
+        .nin = r->nin,
+        .nout = r->nout,
+        .nsaved = r->nsaved,
         .first_out = (int32_t)tape->nvalues,
-        .in = calloc((size_t)nin + 1, sizeof *n.in),
-        .saved = calloc((size_t)nsaved + 1, sizeof *n.saved),
-        .spare = calloc((size_t)nin + 1, sizeof *n.spare),
-        .backward = backward,
+        .in = calloc((size_t)r->nin + 1, sizeof *n.in),
+        .saved = calloc((size_t)r->nsaved + 1, sizeof *n.saved),
+        .spare = calloc((size_t)r->nin + 1, sizeof *n.spare),
+        .backward = r->backward,
     };
     if (!n.in || !n.saved || !n.spare) {
         node_free(&n);
-        return colo_fail(COLO_ERR_NOMEM, "record '%s': %d inputs, %d saved tensors", name, (int)nin,
-                         (int)nsaved);
+        return colo_fail(COLO_ERR_NOMEM, "record '%s': %d inputs, %d saved tensors", r->name,
+                         (int)r->nin, (int)r->nsaved);
     }
-    size_t len = strlen(name);
-    memcpy(n.name, name, len < COLO_TAPE_NAME ? len : COLO_TAPE_NAME - 1);
-    for (int32_t i = 0; i < nin; i++)
-        n.in[i] = in[i];
-    for (int32_t i = 0; i < nsaved; i++)
-        n.saved[i] =
-            (struct colo_tape_saved){saved[i].version, saved[i].version ? *saved[i].version : 0};
-    for (int32_t i = 0; i < nout; i++)
+    size_t len = strlen(r->name);
+    memcpy(n.name, r->name, len < COLO_TAPE_NAME ? len : COLO_TAPE_NAME - 1);
+    for (int32_t i = 0; i < r->nin; i++)
+        n.in[i] = r->in[i];
+    for (int32_t i = 0; i < r->nsaved; i++)
+        n.saved[i] = (struct colo_tape_saved){r->saved[i].version,
+                                              r->saved[i].version ? *r->saved[i].version : 0};
+    for (int32_t i = 0; i < r->nout; i++)
         tape->values[tape->nvalues + i] =
-            (struct colo_tape_value){.t = out[i], .node = (int32_t)tape->nnodes};
-    tape->nvalues += nout;
+            (struct colo_tape_value){.t = r->out[i], .node = (int32_t)tape->nnodes};
+    tape->nvalues += r->nout;
     tape->nodes[tape->nnodes++] = n;
     return COLO_OK;
 }
 
-colo_status_t colo_tape_record(colo_tape_t *tape, const char *name, const colo_value_t *in,
-                               int32_t nin, const colo_tensor_t *out, int32_t nout,
-                               colo_value_t *out_values, const colo_tensor_t *saved, int32_t nsaved,
-                               colo_backward_fn backward, void *state, void (*free_state)(void *))
+colo_status_t colo_tape_record(colo_tape_t *tape, const colo_tape_record_t *record)
 {
-    colo_status_t st =
-        check_record(tape, name, in, nin, out, nout, out_values, saved, nsaved, backward);
+    if (!record)
+        return colo_fail(COLO_ERR_ARG, "record: record is NULL");
+    colo_status_t st = check_record(tape, record);
     if (st == COLO_OK)
-        st = append_node(tape, name, in, nin, out, nout, saved, nsaved, backward);
+        st = append_node(tape, record);
     if (st < 0) {
-        if (free_state)
-            free_state(state);
+        if (record->free_state)
+            record->free_state(record->state);
         return st;
     }
     struct colo_tape_node *n = &tape->nodes[tape->nnodes - 1];
-    n->state = state;
-    n->free_state = free_state;
-    for (int32_t i = 0; i < nout; i++)
-        out_values[i] = n->first_out + i;
+    n->state = record->state;
+    n->free_state = record->free_state;
+    for (int32_t i = 0; i < record->nout; i++)
+        record->out_values[i] = n->first_out + i;
     return COLO_OK;
 }

@@ -77,8 +77,15 @@ static colo_value_t node(colo_tape_t *tape, linear_t *l, colo_value_t a, colo_va
 {
     colo_tensor_t t = vec(some);
     colo_value_t in[2] = {a, b}, out = -7;
-    assert_ok(colo_tape_record(tape, "linear", in, 2, &t, 1, &out, NULL, 0, linear_backward, l,
-                               free_linear));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "linear",
+                                                           .in = in,
+                                                           .nin = 2,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &out,
+                                                           .backward = linear_backward,
+                                                           .state = l,
+                                                           .free_state = free_linear}));
     return out;
 }
 
@@ -196,8 +203,16 @@ static void an_output_nobody_consumed_brings_zeros(void **state)
         start(&tape);
         for (int round = 0; round < 2; round++) { /* second round: buffers hold old numbers */
             x = leaf(tape);
-            assert_ok(colo_tape_record(tape, "two", &x, 1, two, 2, out, NULL, 0, linear_backward,
-                                       linear(round, 't', 3, 0, 0), free_linear));
+            assert_ok(
+                colo_tape_record(tape, &(colo_tape_record_t){.name = "two",
+                                                             .in = &x,
+                                                             .nin = 1,
+                                                             .out = two,
+                                                             .nout = 2,
+                                                             .out_values = out,
+                                                             .backward = linear_backward,
+                                                             .state = linear(round, 't', 3, 0, 0),
+                                                             .free_state = free_linear}));
             colo_value_t b = node(tape, linear(round + 2, 'b', 5, 0, 0), out[which], COLO_NO_VALUE);
             retain(tape, out, 2);
             assert_ok(colo_tape_backward(tape, b, NULL));
@@ -284,8 +299,17 @@ static void every_version_is_checked_before_any_node_runs(void **state)
     start(&tape);
     saved[1].version = &version;
     assert_ok(colo_tape_leaf(tape, &t, &d, &x));
-    assert_ok(colo_tape_record(tape, "gelu", &x, 1, &t, 1, &a, saved, 2, linear_backward,
-                               linear(0, 'g', 2, 0, 0), free_linear));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "gelu",
+                                                           .in = &x,
+                                                           .nin = 1,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &a,
+                                                           .saved = saved,
+                                                           .nsaved = 2,
+                                                           .backward = linear_backward,
+                                                           .state = linear(0, 'g', 2, 0, 0),
+                                                           .free_state = free_linear}));
     b = node(tape, linear(1, 'b', 3, 0, 0), a, COLO_NO_VALUE);
     side = node(tape, linear(2, 's', 3, 0, 0), x, COLO_NO_VALUE);
     version = 3;
@@ -302,8 +326,17 @@ static void every_version_is_checked_before_any_node_runs(void **state)
 
     /* what a skipped node saved may change */
     assert_ok(colo_tape_leaf(tape, &t, &d, &x));
-    assert_ok(colo_tape_record(tape, "gelu", &x, 1, &t, 1, &a, saved, 2, linear_backward,
-                               linear(3, 'g', 2, 0, 0), free_linear));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "gelu",
+                                                           .in = &x,
+                                                           .nin = 1,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &a,
+                                                           .saved = saved,
+                                                           .nsaved = 2,
+                                                           .backward = linear_backward,
+                                                           .state = linear(3, 'g', 2, 0, 0),
+                                                           .free_state = free_linear}));
     side = node(tape, linear(4, 's', 3, 0, 0), x, COLO_NO_VALUE);
     version = 9;
     assert_ok(colo_tape_backward(tape, side, NULL));
@@ -346,8 +379,15 @@ static void after_backward_only_reset_helps(void **state)
     assert_fails(colo_tape_backward(tape, a, NULL), COLO_ERR_STATE,
                  "backward has run on this tape of 1 nodes");
     assert_fails(colo_tape_leaf(tape, &t, NULL, &v), COLO_ERR_STATE, "leaf: backward has run");
-    assert_fails(colo_tape_record(tape, "n", &x, 1, &t, 1, &v, NULL, 0, linear_backward,
-                                  linear(1, 'n', 1, 0, 0), free_linear),
+    assert_fails(colo_tape_record(tape, &(colo_tape_record_t){.name = "n",
+                                                              .in = &x,
+                                                              .nin = 1,
+                                                              .out = &t,
+                                                              .nout = 1,
+                                                              .out_values = &v,
+                                                              .backward = linear_backward,
+                                                              .state = linear(1, 'n', 1, 0, 0),
+                                                              .free_state = free_linear}),
                  COLO_ERR_STATE, "record: backward has run");
     assert_int_equal(v, 77);
     assert_int_equal(freed[0], 0);
@@ -371,13 +411,14 @@ static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(vo
     ints.dtype = COLO_I64;
     gone.data = NULL;
     device.mem = (colo_mem_t)7;
-#define REFUSED(id, name, in, nin, o, nout, outs, saved, nsaved, fn, status, text)           \
-    do {                                                                                     \
-        assert_fails(colo_tape_record(tape, name, in, nin, o, nout, outs, saved, nsaved, fn, \
-                                      linear(id, 'r', 1, 1, 1), free_linear),                \
-                     status, text);                                                          \
-        assert_int_equal(freed[id], 1);                                                      \
-        assert_int_equal(out, 77);                                                           \
+#define REFUSED(id, name, in, nin, o, nout, outs, saved, nsaved, fn, status, text)                \
+    do {                                                                                          \
+        assert_fails(colo_tape_record(                                                            \
+                         tape, &(colo_tape_record_t){name, in, nin, o, nout, outs, saved, nsaved, \
+                                                     fn, linear(id, 'r', 1, 1, 1), free_linear}), \
+                     status, text);                                                               \
+        assert_int_equal(freed[id], 1);                                                           \
+        assert_int_equal(out, 77);                                                                \
     } while (0)
     REFUSED(0, "n", &far, 1, &t, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
             "record 'n': input 0 is value 5, the tape has 1");
@@ -399,10 +440,18 @@ static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(vo
     REFUSED(13, "n", &x, 1, &device, 1, &out, NULL, 0, linear_backward, COLO_ERR_ARG,
             "memory kind 7 is unknown");
 #undef REFUSED
-    assert_fails(colo_tape_record(NULL, "n", &x, 1, &t, 1, &out, NULL, 0, linear_backward,
-                                  linear(14, 'r', 1, 1, 1), free_linear),
+    assert_fails(colo_tape_record(NULL, &(colo_tape_record_t){.name = "n",
+                                                              .in = &x,
+                                                              .nin = 1,
+                                                              .out = &t,
+                                                              .nout = 1,
+                                                              .out_values = &out,
+                                                              .backward = linear_backward,
+                                                              .state = linear(14, 'r', 1, 1, 1),
+                                                              .free_state = free_linear}),
                  COLO_ERR_ARG, "tape is NULL");
     assert_int_equal(freed[14], 1);
+    assert_fails(colo_tape_record(tape, NULL), COLO_ERR_ARG, "record is NULL");
     assert_int_equal(leaf(tape), 1); /* nothing was appended in between */
     colo_tape_destroy(&tape);
 }
@@ -416,8 +465,14 @@ static void borrowed_state_is_not_freed(void **state)
     (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
-    assert_ok(
-        colo_tape_record(tape, "mine", &x, 1, &t, 1, &out, NULL, 0, linear_backward, &mine, NULL));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "mine",
+                                                           .in = &x,
+                                                           .nin = 1,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &out,
+                                                           .backward = linear_backward,
+                                                           .state = &mine}));
     assert_ok(colo_tape_backward(tape, out, NULL));
     gradient_is(tape, x, 2);
     colo_tape_destroy(&tape);
@@ -496,8 +551,14 @@ static void a_tape_of_ten_thousand_nodes_is_no_trouble(void **state)
     start(&tape);
     colo_value_t x = leaf(tape), v = x;
     for (int i = 0; i < NODES; i++)
-        assert_ok(colo_tape_record(tape, "same", &v, 1, &t, 1, &v, NULL, 0, linear_backward, &same,
-                                   NULL));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "same",
+                                                               .in = &v,
+                                                               .nin = 1,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &v,
+                                                               .backward = linear_backward,
+                                                               .state = &same}));
     assert_int_equal(v, NODES);
     assert_ok(colo_tape_backward(tape, v, NULL));
     gradient_is(tape, x, 1);

@@ -51,8 +51,13 @@ static size_t bytes_of_chain(int mem, colo_dtype_t dtype, int64_t bytes, int con
             for (int c = 0; c < consumers; c++) {
                 in[2] = in[1]; /* the second node of a pair uses the input of the first again */
                 in[1] = v;
-                assert_ok(colo_tape_record(tape, "node", in, c ? 3 : 2, &t, 1, &v, NULL, 0,
-                                           write_nothing, NULL, NULL));
+                assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "node",
+                                                                       .in = in,
+                                                                       .nin = c ? 3 : 2,
+                                                                       .out = &t,
+                                                                       .nout = 1,
+                                                                       .out_values = &v,
+                                                                       .backward = write_nothing}));
             }
             if (retain)
                 assert_ok(colo_tape_retain_gradient(tape, v));
@@ -101,10 +106,20 @@ static void a_lack_of_memory_is_found_before_any_node_runs(void **state)
     assert_ok(colo_tape_create(&tape));
     assert_ok(colo_tape_leaf(tape, &t, &d_t, &w));
     assert_ok(colo_tape_leaf(tape, &huge, NULL, &x));
-    assert_ok(
-        colo_tape_record(tape, "early", &x, 1, &t, 1, &v, NULL, 0, write_nothing, NULL, NULL));
-    assert_ok(colo_tape_record(tape, "late", (colo_value_t[]){w, v}, 2, &t, 1, &v, NULL, 0,
-                               write_nothing, NULL, NULL));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "early",
+                                                           .in = &x,
+                                                           .nin = 1,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &v,
+                                                           .backward = write_nothing}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "late",
+                                                           .in = (colo_value_t[]){w, v},
+                                                           .nin = 2,
+                                                           .out = &t,
+                                                           .nout = 1,
+                                                           .out_values = &v,
+                                                           .backward = write_nothing}));
     for (int again = 0; again < 2; again++) {
         ran = 0;
         assert_fails(colo_tape_backward(tape, v, &t), COLO_ERR_NOMEM,

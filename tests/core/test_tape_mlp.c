@@ -106,16 +106,53 @@ static void mlp_record(colo_tape_t *tape, mlp_t *m, colo_value_t *values)
     assert_ok(colo_tape_leaf(tape, &x, NULL, &v[0]));
     assert_ok(colo_tape_leaf(tape, &w1, &d_w1, &v[1]));
     assert_ok(colo_tape_leaf(tape, &w2, NULL, &v[2]));
-    assert_ok(colo_tape_record(tape, "x W1", (colo_value_t[]){v[0], v[1]}, 2, &h, 1, &v[3], NULL, 0,
-                               matmul_backward, first, free));
-    assert_ok(
-        colo_tape_record(tape, "tanh", &v[3], 1, &h, 1, &v[4], &h, 1, tanh_backward, m->h, NULL));
-    assert_ok(colo_tape_record(tape, "h W2", (colo_value_t[]){v[4], v[2]}, 2, &y, 1, &v[5], &h, 1,
-                               matmul_backward, second, free));
-    assert_ok(colo_tape_record(tape, "residual", (colo_value_t[]){v[5], v[0]}, 2, &y, 1, &v[6],
-                               NULL, 0, sum_backward, NULL, NULL));
-    assert_ok(colo_tape_record(tape, "square", &v[6], 1, &loss, 1, &v[7], &y, 1, square_backward,
-                               m->y, NULL));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "x W1",
+                                                           .in = (colo_value_t[]){v[0], v[1]},
+                                                           .nin = 2,
+                                                           .out = &h,
+                                                           .nout = 1,
+                                                           .out_values = &v[3],
+                                                           .backward = matmul_backward,
+                                                           .state = first,
+                                                           .free_state = free}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "tanh",
+                                                           .in = &v[3],
+                                                           .nin = 1,
+                                                           .out = &h,
+                                                           .nout = 1,
+                                                           .out_values = &v[4],
+                                                           .saved = &h,
+                                                           .nsaved = 1,
+                                                           .backward = tanh_backward,
+                                                           .state = m->h}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "h W2",
+                                                           .in = (colo_value_t[]){v[4], v[2]},
+                                                           .nin = 2,
+                                                           .out = &y,
+                                                           .nout = 1,
+                                                           .out_values = &v[5],
+                                                           .saved = &h,
+                                                           .nsaved = 1,
+                                                           .backward = matmul_backward,
+                                                           .state = second,
+                                                           .free_state = free}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "residual",
+                                                           .in = (colo_value_t[]){v[5], v[0]},
+                                                           .nin = 2,
+                                                           .out = &y,
+                                                           .nout = 1,
+                                                           .out_values = &v[6],
+                                                           .backward = sum_backward}));
+    assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "square",
+                                                           .in = &v[6],
+                                                           .nin = 1,
+                                                           .out = &loss,
+                                                           .nout = 1,
+                                                           .out_values = &v[7],
+                                                           .saved = &y,
+                                                           .nsaved = 1,
+                                                           .backward = square_backward,
+                                                           .state = m->y}));
 }
 
 static void compare_differences(mlp_t *m, double *at, int n, const double *grad, double scale)

@@ -57,12 +57,27 @@ static void paths_are_counted_in_device_memory(void **state)
     for (int step = 1; step <= 2; step++) {
         colo_value_t a, b, c, out;
         assert_ok(colo_tape_leaf(tape, &t, &d_t, &a));
-        assert_ok(colo_tape_record(tape, "b", (colo_value_t[]){a, a}, 2, &t, 1, &b, NULL, 0, spread,
-                                   NULL, NULL));
-        assert_ok(colo_tape_record(tape, "c", (colo_value_t[]){a, b}, 2, &t, 1, &c, NULL, 0, spread,
-                                   NULL, NULL));
-        assert_ok(colo_tape_record(tape, "out", (colo_value_t[]){b, c, c}, 3, &t, 1, &out, NULL, 0,
-                                   spread, NULL, NULL));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "b",
+                                                               .in = (colo_value_t[]){a, a},
+                                                               .nin = 2,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &b,
+                                                               .backward = spread}));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "c",
+                                                               .in = (colo_value_t[]){a, b},
+                                                               .nin = 2,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &c,
+                                                               .backward = spread}));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "out",
+                                                               .in = (colo_value_t[]){b, c, c},
+                                                               .nin = 3,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &out,
+                                                               .backward = spread}));
         assert_ok(colo_tape_retain_gradient(tape, b));
         assert_ok(colo_tape_backward(tape, out, &t));
         assert_ok(colo_tape_gradient(tape, b, &g));
@@ -95,8 +110,13 @@ static void what_nobody_consumed_is_zeros(void **state)
         colo_value_t a, pair[2], h;
         assert_ok(colo_tape_leaf(tape, &host, NULL, &h));
         assert_ok(colo_tape_leaf(tape, &t, NULL, &a));
-        assert_ok(
-            colo_tape_record(tape, "pair", &a, 1, outs, 2, pair, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "pair",
+                                                               .in = &a,
+                                                               .nin = 1,
+                                                               .out = outs,
+                                                               .nout = 2,
+                                                               .out_values = pair,
+                                                               .backward = spread}));
         assert_ok(colo_tape_backward(tape, pair[step ? 0 : 1], &t));
         assert_ok(colo_tape_gradient(tape, a, &g));
         expect(&g, step ? 0 : 1, 0);
@@ -131,11 +151,23 @@ static void halves_add_in_fp32_in_device_memory(void **state)
         colo_tape_set_stream(tape, stream);
         assert_ok(colo_tape_leaf(tape, &t, &t_a, &a));
         assert_ok(colo_tape_leaf(tape, &t, &t_w, &w));
-        assert_ok(colo_tape_record(tape, "b", &a, 1, &t, 1, &b, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "b",
+                                                               .in = &a,
+                                                               .nin = 1,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &b,
+                                                               .backward = spread}));
         assert_ok(colo_tape_retain_gradient(tape, b));
         for (int i = 0; i < 14; i++)
             in[i] = i % 2 ? b : w;
-        assert_ok(colo_tape_record(tape, "out", in, 14, &t, 1, &out, NULL, 0, spread, NULL, NULL));
+        assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "out",
+                                                               .in = in,
+                                                               .nin = 14,
+                                                               .out = &t,
+                                                               .nout = 1,
+                                                               .out_values = &out,
+                                                               .backward = spread}));
         assert_ok(colo_tape_backward(tape, out, &t));
         assert_ok(colo_tape_gradient(tape, b, &g));
         gpu_get(got, g.data, sizeof got);
