@@ -334,29 +334,30 @@ static colo_status_t move_runs(const colo_partition_t *p, const colo_tensor_t *g
     return flush(l);
 }
 
-colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
-                                   int32_t axis, const colo_tensor_t *local, colo_stream_t stream)
+static colo_status_t move(const colo_partition_t *part, const colo_tensor_t *global,
+                          const colo_tensor_t *local, int32_t axis, bool shard,
+                          colo_stream_t stream)
 {
     list_t l;
     COLO_TRY(check_pair(part, global, local, axis));
-    COLO_TRY(check_written(local, "local"));
+    COLO_TRY(shard ? check_written(local, "local") : check_written(global, "global"));
     COLO_TRY(check_apart(global, "global", local, "local"));
     COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
     begin(&l, colo_dtype_size(global->dtype), stream);
-    return move_runs(part, global, local, axis, true, &l);
+    return move_runs(part, global, local, axis, shard, &l);
+}
+
+colo_status_t colo_partition_shard(const colo_partition_t *part, const colo_tensor_t *global,
+                                   int32_t axis, const colo_tensor_t *local, colo_stream_t stream)
+{
+    return move(part, global, local, axis, true, stream);
 }
 
 colo_status_t colo_partition_unshard(const colo_partition_t *part, const colo_tensor_t *local,
                                      int32_t axis, const colo_tensor_t *global,
                                      colo_stream_t stream)
 {
-    list_t l;
-    COLO_TRY(check_pair(part, global, local, axis));
-    COLO_TRY(check_written(global, "global"));
-    COLO_TRY(check_apart(global, "global", local, "local"));
-    COLO_TRY(check_places(global, "global", local, "local", stream, &l.ops));
-    begin(&l, colo_dtype_size(global->dtype), stream);
-    return move_runs(part, global, local, axis, false, &l);
+    return move(part, global, local, axis, false, stream);
 }
 
 /* ---- targets ---- */

@@ -9,7 +9,10 @@
  */
 #include "comm/reduce.h"
 
+#include "core/error.h"
 #include "core/half.h"
+
+#include <stdlib.h>
 
 enum { TILE = 512 };
 
@@ -93,4 +96,17 @@ void colo_reduce_host(void *dst, const void *const *src, int32_t nsrc, int64_t l
     case COLO_DTYPE_COUNT:
         break; /* refused by the front */
     }
+}
+
+colo_status_t colo_reduce_grow(void **workspace, size_t *has, const char *what, size_t bytes)
+{
+    if (bytes <= *has)
+        return COLO_OK;
+    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
+    if (!p)
+        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of workspace", what, bytes);
+    free(*workspace);
+    *workspace = p;
+    *has = bytes;
+    return COLO_OK;
 }

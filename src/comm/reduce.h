@@ -5,6 +5,15 @@
 
 #include <colobridge/comm.h>
 
+/* First of @count elements in slice @r of @n; slices differ by one element at most. */
+static inline int64_t colo_reduce_slice(int64_t count, int32_t n, int32_t r)
+{
+    return count / n * r + (r < count % n ? r : count % n);
+}
+
+/* Makes *@workspace, owned and of *@has bytes, at least @bytes large; what is in it is lost. */
+colo_status_t colo_reduce_grow(void **workspace, size_t *has, const char *what, size_t bytes);
+
 /* Float dtypes, i32 and i64. */
 bool colo_reduce_takes(colo_dtype_t dtype);
 

@@ -16,6 +16,8 @@
  */
 #include "comm/nccl/comm.h"
 
+#include "comm/reduce.h"
+
 #include "core/error.h"
 #include "combine.h"
 #include "kernels.h"
@@ -93,25 +95,21 @@ static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
 
 /* ---- reductions ---- */
 
-static int64_t slice_lo(int64_t count, int32_t n, int32_t k)
-{
-    return count / n * k + (k < count % n ? k : count % n);
-}
-
-/* Own slice of everyone's @send, combined into @dst; slices as slice_lo() cuts them. */
+/* Own slice of everyone's @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
 static colo_status_t combine_slice(struct colo_run *r, const char *send, void *dst, int64_t count,
                                    colo_dtype_t dtype, colo_redop_t op)
 {
     const int32_t n = r->c->size, me = r->c->rank;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
+    const int64_t lo = colo_reduce_slice(count, n, me),
+                  mine = colo_reduce_slice(count, n, me + 1) - lo;
     const size_t part = colo_stage_padded((size_t)(mine * elem));
     ncclComm_t nccl = r->connection->nccl;
     COLO_TRY(colo_run_stage(r, part * (size_t)n));
     COLO_NCCL(r->lib->group_start());
     ncclResult_t e = ncclSuccess;
     for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
-        int64_t from = slice_lo(count, n, k), to = slice_lo(count, n, k + 1);
+        int64_t from = colo_reduce_slice(count, n, k), to = colo_reduce_slice(count, n, k + 1);
         if (k != me && to > from)
             e = r->lib->send(send + from * elem, (size_t)((to - from) * elem), ncclInt8, k, nccl,
                              r->stream);
@@ -129,7 +127,8 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, void *d
 static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count, int64_t elem)
 {
     const int32_t n = r->c->size, me = r->c->rank;
-    const int64_t lo = slice_lo(count, n, me), mine = slice_lo(count, n, me + 1) - lo;
+    const int64_t lo = colo_reduce_slice(count, n, me),
+                  mine = colo_reduce_slice(count, n, me + 1) - lo;
     ncclComm_t nccl = r->connection->nccl;
     if (count % n == 0)
         return colo_run_nccl(r, r->lib->all_gather(data + lo * elem, data, (size_t)(mine * elem),
@@ -137,7 +136,7 @@ static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count
     COLO_NCCL(r->lib->group_start());
     ncclResult_t e = ncclSuccess;
     for (int32_t k = 0; k < n && e == ncclSuccess; k++) {
-        int64_t from = slice_lo(count, n, k), to = slice_lo(count, n, k + 1);
+        int64_t from = colo_reduce_slice(count, n, k), to = colo_reduce_slice(count, n, k + 1);
         if (k == me)
             continue;
         if (mine > 0)
@@ -162,8 +161,8 @@ static colo_status_t all_reduce_on(struct colo_run *r, const void *send, void *r
         return colo_run_cuda(r, copy(r, recv, send, (size_t)bytes));
     if (bytes > SMALL_REDUCE / n) {
         char *out = recv;
-        COLO_TRY(
-            combine_slice(r, send, out + slice_lo(count, n, r->c->rank) * elem, count, dtype, op));
+        COLO_TRY(combine_slice(r, send, out + colo_reduce_slice(count, n, r->c->rank) * elem, count,
+                               dtype, op));
         return spread_slices(r, out, count, elem);
     }
     COLO_TRY(colo_run_stage(r, (size_t)bytes * (size_t)n));

@@ -20,19 +20,6 @@ enum {
     SMALL_REDUCE = 8 << 10
 }; /* bytes up to which every rank reduces everything: one round less */
 
-static colo_status_t grow_workspace(struct colo_process_group *x, const char *what, size_t bytes)
-{
-    if (bytes <= x->workspace_bytes)
-        return COLO_OK;
-    char *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "%s: %zu bytes of workspace", what, bytes);
-    free(x->workspace);
-    x->workspace = p;
-    x->workspace_bytes = bytes;
-    return COLO_OK;
-}
-
 static colo_status_t process_barrier(colo_comm_t *c, colo_stream_t stream)
 {
     colo_round_begin(c, 0);
@@ -73,11 +60,6 @@ static colo_status_t process_broadcast(colo_comm_t *c, void *buffer, size_t byte
 
 /* ---- reductions ---- */
 
-static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
-{
-    return count / n * r + (r < count % n ? r : count % n);
-}
-
 /* Brings this rank's slice of everyone's @send together and reduces it into @dst, which may lie in
  * @send. Slice r is elements [lo[r], lo[r + 1]) of equal cuts, or all of it for everyone. */
 static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, int64_t count,
@@ -85,15 +67,16 @@ static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, 
 {
     struct colo_process_group *x = c->impl;
     const int64_t elem = (int64_t)colo_dtype_size(dtype);
-    const int64_t lo = whole ? 0 : slice_lo(count, c->size, c->rank);
-    const int64_t n = whole ? count : slice_lo(count, c->size, c->rank + 1) - lo;
+    const int64_t lo = whole ? 0 : colo_reduce_slice(count, c->size, c->rank);
+    const int64_t n = whole ? count : colo_reduce_slice(count, c->size, c->rank + 1) - lo;
     const size_t mine = (size_t)(n * elem);
-    COLO_TRY(grow_workspace(x, colo_op_name(c->op.kind), mine * (size_t)c->size));
+    COLO_TRY(colo_reduce_grow(&x->workspace, &x->workspace_bytes, colo_op_name(c->op.kind),
+                              mine * (size_t)c->size));
     colo_round_begin(c, 0);
     for (int32_t r = 0; r < c->size; r++) {
-        int64_t from = whole ? 0 : slice_lo(count, c->size, r);
-        int64_t to = whole ? count : slice_lo(count, c->size, r + 1);
-        char *slot = x->workspace + (size_t)r * mine;
+        int64_t from = whole ? 0 : colo_reduce_slice(count, c->size, r);
+        int64_t to = whole ? count : colo_reduce_slice(count, c->size, r + 1);
+        char *slot = (char *)x->workspace + (size_t)r * mine;
         x->src[r] = r == c->rank ? send + lo * elem : slot;
         if (r != c->rank)
             colo_round_plain(c, r, send + from * elem, (size_t)((to - from) * elem), slot, mine);
@@ -113,14 +96,15 @@ static colo_status_t process_all_reduce(colo_comm_t *c, const void *send, void *
     if (count <= SMALL_REDUCE / elem)
         return gather_reduce(c, send, recv, count, true, dtype, op);
     char *out = recv;
-    const int64_t lo = slice_lo(count, c->size, c->rank);
+    const int64_t lo = colo_reduce_slice(count, c->size, c->rank);
     COLO_TRY(gather_reduce(c, send, out + lo * elem, count, false, dtype, op));
     colo_round_begin(c, 1);
     for (int32_t r = 0; r < c->size; r++) {
-        int64_t from = slice_lo(count, c->size, r), to = slice_lo(count, c->size, r + 1);
+        int64_t from = colo_reduce_slice(count, c->size, r),
+                to = colo_reduce_slice(count, c->size, r + 1);
         if (r != c->rank)
             colo_round_plain(c, r, out + lo * elem,
-                             (size_t)((slice_lo(count, c->size, c->rank + 1) - lo) * elem),
+                             (size_t)((colo_reduce_slice(count, c->size, c->rank + 1) - lo) * elem),
                              out + from * elem, (size_t)((to - from) * elem));
     }
     return colo_round_run(c);

@@ -77,7 +77,7 @@ struct colo_process_group { /* colo_comm.impl */
     int32_t *active;             /* [nactive] peers */
     int32_t nactive, nmet;
 
-    char *workspace; /* of reductions, grown on demand */
+    void *workspace; /* of reductions, grown on demand */
     size_t workspace_bytes;
     const void **src; /* [size] */
 };

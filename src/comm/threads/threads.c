@@ -274,19 +274,6 @@ static colo_status_t finish_all(colo_comm_t *c, struct wait *w)
     return COLO_OK;
 }
 
-static colo_status_t grow_workspace(struct colo_threads *t, size_t bytes)
-{
-    if (bytes <= t->workspace_bytes)
-        return COLO_OK;
-    void *p = aligned_alloc(64, (bytes + 63) / 64 * 64);
-    if (!p)
-        return colo_fail(COLO_ERR_NOMEM, "all_reduce: %zu bytes of workspace", bytes);
-    free(t->workspace);
-    t->workspace = p;
-    t->workspace_bytes = bytes;
-    return COLO_OK;
-}
-
 /* ---- collectives ---- */
 
 static colo_status_t threads_barrier(colo_comm_t *c, colo_stream_t stream)
@@ -361,11 +348,6 @@ static colo_status_t reduce_slices(colo_comm_t *c, void *dst, int64_t lo, int64_
     return st;
 }
 
-static int64_t slice_lo(int64_t count, int32_t n, int32_t r)
-{
-    return count / n * r + (r < count % n ? r : count % n);
-}
-
 /* Every rank reduces all values into its own workspace, which no other rank reads. */
 static colo_status_t all_reduce_small(colo_comm_t *c, void *recv, int64_t count, size_t elem)
 {
@@ -389,9 +371,10 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
     if (count == 0)
         return threads_barrier(c, stream);
     const bool small = (size_t)count <= SMALL_REDUCE / elem;
-    const int64_t lo = slice_lo(count, c->size, c->rank),
-                  hi = slice_lo(count, c->size, c->rank + 1);
-    COLO_TRY(grow_workspace(t, (size_t)(small ? count : hi - lo) * elem));
+    const int64_t lo = colo_reduce_slice(count, c->size, c->rank),
+                  hi = colo_reduce_slice(count, c->size, c->rank + 1);
+    COLO_TRY(colo_reduce_grow(&t->workspace, &t->workspace_bytes, "all_reduce",
+                              (size_t)(small ? count : hi - lo) * elem));
     me->send = send;
     me->workspace = t->workspace;
     if (small)
@@ -409,7 +392,8 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
     }
     for (int32_t k = 0; k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
-        int64_t from = slice_lo(count, c->size, peer), to = slice_lo(count, c->size, peer + 1);
+        int64_t from = colo_reduce_slice(count, c->size, peer),
+                to = colo_reduce_slice(count, c->size, peer + 1);
         if (peer != c->rank)
             COLO_TRY_GOTO(st, reference_peer(c, peer), out);
         memcpy((char *)recv + (size_t)from * elem, slot[peer].workspace,
