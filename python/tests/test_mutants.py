@@ -291,6 +291,9 @@ MUTANTS = {
     'memory that peers reach stays as small as it was': (
         'torch/arena.py', 'if old is not None and nbytes <= old.nbytes:', 'if old is not None:',
         'test_torch_arena.py', 'test_memory_of_ragged'),
+    'ragged tensors on the host are said to be reached': (
+        'torch/ragged.py', "self.transport == 'peer' and told.device.type != 'cuda'", 'False',
+        'test_torch_ragged.py', 'test_uniform_and_ragged'),
     'batches outlive their bridge': (
         'bridge.py', 'for batch in list(self._batches):', 'for batch in ():', 'test_ragged.py',
         'test_worked_example'),

@@ -414,6 +414,8 @@ def mixed_up(rank):
         uniform(torch.ones(1, 4, 1), worked())
     with pytest.raises(ValueError, match='segments are missing, and the bridge was made with ragged=True'):
         sharded()(column(MINE[rank]))
+    with pytest.raises(ValueError, match="transport is 'peer' and x is on cpu"):
+        sharded(transport='peer')(column(MINE[rank]), worked())
     for options in (dict(axes='sbh'), dict(algo='collective'), dict(buffers=1)):
         with pytest.raises(ValueError, match='expected the defaults'):
             sharded(**options)

@@ -30,6 +30,8 @@ from ..memory import Memory
 from ..tensor import torch_dtype
 
 _ROUND = 512
+NO_PEERS = ("bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs only; take "
+            "transport='auto'")
 
 
 def _padded(count: int, elem: int) -> int:

@@ -264,8 +264,7 @@ class Bridge:
         transport, arena = self.transport, None
         reachable = arenas.possible(comm, device)
         if transport == 'peer' and device.type != 'cuda' and not reachable:
-            raise ArgumentError("bridge: transport is 'peer' and x is on %s, but peers reach memory of GPUs "
-                                "only; take transport='auto'" % device)
+            raise ArgumentError(arenas.NO_PEERS % device)
         buffers = 0 if str(dtype) == 'torch.bool' else self.buffers  # blocks are made as bytes
         if reachable and options['algo'] == 'exact' and transport != 'nccl':
             reached, sums, counts = self._reach(comm, shape, number, no_grad)

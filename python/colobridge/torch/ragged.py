@@ -255,6 +255,8 @@ def _prepared(self: Any, x: Any, segments: Any, into: Any, like: Any, told: Any)
         raise ArgumentError("bridge: segments is a %s, expected colobridge.Segments" % type(segments).__name__)
     if told is None:
         raise ArgumentError("bridge: x is a %s, expected a torch.Tensor, or like= one" % type(x).__name__)
+    if self.transport == 'peer' and told.device.type != 'cuda':
+        raise ArgumentError(arenas.NO_PEERS % told.device)
     intos = [] if into is None else _list(into)
     xs = [None] * max(len(intos), 1) if x is None else _list(x)
     if into is not None and len(xs) != len(intos) or not xs:
