@@ -122,6 +122,9 @@ MUTANTS = {
     'logits are written over without a word to autograd': (
         'torch/logprob.py', 'written(logits)', 'pass', 'test_torch_logprob.py',
         'test_gradient_in_place_of_logits_that_others_saved'),
+    'saved numbers begin where the tensor begins': (
+        'torch/logprob.py', 'kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held',
+        'kept = held', 'test_torch_saved.py', 'test_gradients_under_checkpointing'),
     'what a hook brought back is freed before it is read': (
         'torch/nll.py', 'made.backward(MeanCall(made), room.data_ptr()',
         'del room; made.backward(MeanCall(made), ctx.saved_tensors[0].data_ptr()', 'test_torch_saved.py',

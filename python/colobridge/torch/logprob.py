@@ -168,8 +168,8 @@ class LogprobPlan:
             at = aligned(held.data_ptr())
             if words:
                 apart, room = held, aligned(at + 8 * size)
-            if keeps:
-                kept = held
+            if keeps:  # from its first number on: what a hook or a recomputation brings back lies elsewhere
+                kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held
         return kept, at, apart, room
 
     def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool) -> tuple[list[Any], Any]:
@@ -205,7 +205,6 @@ class LogprobPlan:
         ctx.set_materialize_grads(False)
         if self.small is None:
             ctx.save_for_backward(logits, target, stats)
-            ctx.offset = -stats.data_ptr() % 256  # of its numbers, also where a hook brings it back to
         else:
             ctx.stats = stats
             ctx.save_for_backward(logits, target)
@@ -216,7 +215,7 @@ class LogprobPlan:
             raise FailedError("%s: a second backward, but the first one wrote the gradient over the "
                               "logits (inplace_backward=True)" % what)
         logits, target, *rest = saved_tensors(ctx, what + ': the logits or the target')
-        stats = rest[0].data_ptr() + ctx.offset if rest else aligned(c.addressof(ctx.stats))
+        stats = rest[0].data_ptr() if rest else aligned(c.addressof(ctx.stats))
         try:
             now = self.calls.pop()
         except IndexError:
