@@ -31,10 +31,9 @@ static void plain(int64_t *assign, const int64_t *cost, int64_t count, int64_t n
     }
 }
 
-static void random_costs_are_assigned_by_the_rule(void **state)
+T_CASE(random_costs_are_assigned_by_the_rule)
 {
     uint64_t r = t_seed();
-    (void)state;
     for (int i = 0; i < 3000; i++) {
         int64_t cost[MOST], current[MOST], got[MOST], want[MOST];
         const int64_t count = t_below(&r, MOST), n = 1 + t_below(&r, 12),
@@ -55,33 +54,30 @@ static void random_costs_are_assigned_by_the_rule(void **state)
     }
 }
 
-static void equal_costs_go_round_the_replicas_in_order(void **state)
+T_CASE(equal_costs_go_round_the_replicas_in_order)
 {
     static const int64_t cost[7] = {5, 5, 5, 5, 5, 5, 5}, want[7] = {0, 1, 2, 0, 1, 2, 0};
     int64_t got[7];
-    (void)state;
     assert_ok(colo_balance(got, cost, 7, 3, NULL, 0));
     assert_memory_equal(got, want, sizeof want);
 }
 
-static void a_segment_stays_only_within_the_tolerated_load(void **state)
+T_CASE(a_segment_stays_only_within_the_tolerated_load)
 {
     /* mean 10: within 0.5 the second segment of 5 stays, too, and the third must leave */
     static const int64_t cost[4] = {5, 5, 5, 5}, current[4] = {0, 0, 0, 1}, want[4] = {0, 0, 0, 1},
                          strict[4] = {0, 0, 1, 1};
     int64_t got[4];
-    (void)state;
     assert_ok(colo_balance(got, cost, 4, 2, current, 0.5));
     assert_memory_equal(got, want, sizeof want);
     assert_ok(colo_balance(got, cost, 4, 2, current, 0));
     assert_memory_equal(got, strict, sizeof strict);
 }
 
-static void wrong_arguments_are_refused_with_their_numbers(void **state)
+T_CASE(wrong_arguments_are_refused_with_their_numbers)
 {
     int64_t got[3] = {-7, -7, -7}, cost[3] = {1, -4, 1};
     static const int64_t fine[3] = {1, 2, 3}, current[3] = {0, 1, 2}, large[3] = {1, INT64_MAX, 1};
-    (void)state;
     assert_fails(colo_balance(got, cost, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 costs -4");
     assert_fails(colo_balance(got, large, 3, 2, NULL, 0), COLO_ERR_ARG, "segment 1 exceed 63 bits");
     assert_fails(colo_balance(got, fine, 3, 2, current, 0), COLO_ERR_ARG,
@@ -95,13 +91,4 @@ static void wrong_arguments_are_refused_with_their_numbers(void **state)
     assert_ok(colo_balance(NULL, NULL, 0, 1, NULL, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_costs_are_assigned_by_the_rule),
-        cmocka_unit_test(equal_costs_go_round_the_replicas_in_order),
-        cmocka_unit_test(a_segment_stays_only_within_the_tolerated_load),
-        cmocka_unit_test(wrong_arguments_are_refused_with_their_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/balance")

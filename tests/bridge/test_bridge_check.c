@@ -165,9 +165,8 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves(void **state)
+T_CASE(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves)
 {
-    (void)state;
     for (int fault = 0; fault < FAULT_COUNT; fault++)
         for (int backward = 0; backward < 2; backward++) {
             faulty_t f = {usual(), (fault_t)fault, backward, 2};
@@ -177,9 +176,8 @@ static void at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves(
         }
 }
 
-static void at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang(void **state)
+T_CASE(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang)
 {
-    (void)state;
     for (int check = 0; check < 2; check++)
         for (int fault = 0; fault < 2 * FAULT_COUNT; fault++) {
             /* the second half: backward, whose values go straight from d_y to d_x when DISJOINT */
@@ -233,9 +231,8 @@ static colo_status_t crossed_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void at_check_2_ranks_in_different_calls_all_get_mismatch(void **state)
+T_CASE(at_check_2_ranks_in_different_calls_all_get_mismatch)
 {
-    (void)state;
     t_case_t c = usual();
     assert_ok(t_run_ranks(8, crossed_rank, &c, sizeof c));
 }
@@ -276,9 +273,8 @@ static colo_status_t absent_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers(void **state)
+T_CASE(a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers)
 {
-    (void)state;
     t_case_t c = usual();
     assert_ok(t_run_ranks(8, absent_rank, &c, sizeof c));
 }
@@ -300,9 +296,8 @@ static colo_status_t sub_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-static void a_bridge_needs_only_a_comm_of_its_ranks_in_any_order(void **state)
+T_CASE(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order)
 {
-    (void)state;
     static const char *const specs[][2] = {{"tp=2,dp=2@4", "cp=2,tp=1,dp=2@4"},
                                            {"dp=4@4", "cp=4@4"},
                                            {"tp=1,dp=4@4", "tp=4,dp=1@4"},
@@ -342,9 +337,8 @@ static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_peer_outside_the_comm_is_missing(void **state)
+T_CASE(a_peer_outside_the_comm_is_missing)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=2", "tp=4,dp=1", 4, 4, 2); /* 0 needs 2, 1 needs 3 */
     assert_ok(t_run_ranks(4, lacking_rank, &c, sizeof c));
 }
@@ -411,9 +405,8 @@ static colo_status_t counted_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void each_direction_is_one_exchange_of_the_plans_bytes(void **state)
+T_CASE(each_direction_is_one_exchange_of_the_plans_bytes)
 {
-    (void)state;
     static const char *const specs[][2] = {
         {"tp=2,dp=4", "tp=2,cp=2,dp=2"}, {"tp=4,dp=2", "tp=1,cp=2,dp=4"},
         {"tp=2,dp=3", "tp=3,dp=2"},      {"tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2"},
@@ -447,23 +440,9 @@ static colo_status_t workspace_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void only_partial_sums_need_workspace(void **state)
+T_CASE(only_partial_sums_need_workspace)
 {
-    (void)state;
     assert_ok(t_run_ranks(8, workspace_rank, NULL, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(at_check_2_a_bad_tensor_is_an_error_on_every_rank_and_nothing_moves),
-        cmocka_unit_test(at_check_0_and_1_a_bad_tensor_fails_the_comm_and_peers_do_not_hang),
-        cmocka_unit_test(at_check_2_ranks_in_different_calls_all_get_mismatch),
-        cmocka_unit_test(a_rank_that_skips_the_call_is_a_timeout_with_both_sequence_numbers),
-        cmocka_unit_test(a_bridge_needs_only_a_comm_of_its_ranks_in_any_order),
-        cmocka_unit_test(a_peer_outside_the_comm_is_missing),
-        cmocka_unit_test(each_direction_is_one_exchange_of_the_plans_bytes),
-        cmocka_unit_test(only_partial_sums_need_workspace),
-    };
-    return cmocka_run_group_tests_name("bridge/check", tests, NULL, NULL);
-}
+T_MAIN("bridge/check")

@@ -114,9 +114,8 @@ static void other_stage(colo_bridge_config_t *c, colo_layout_t *src, colo_layout
     (void)colo_layout_stage(dst, "cp", 0);
 }
 
-static void create_names_the_field_and_both_values_on_every_rank(void **state)
+T_CASE(create_names_the_field_and_both_values_on_every_rank)
 {
-    (void)state;
     static const struct {
         void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
         const char *error_message;
@@ -174,9 +173,8 @@ static colo_status_t long_rank(colo_comm_t *world, void *arg)
     return colo_comm_barrier(world, NULL);
 }
 
-static void create_compares_what_a_field_does_not_show(void **state)
+T_CASE(create_compares_what_a_field_does_not_show)
 {
-    (void)state;
     assert_ok(t_run_ranks(4, long_rank, NULL, 0));
 }
 
@@ -244,9 +242,8 @@ static void edited_layout(colo_bridge_config_t *c, colo_layout_t *src, colo_layo
     dst->offset = -5;
 }
 
-static void one_ranks_error_is_its_own_and_peer_elsewhere(void **state)
+T_CASE(one_ranks_error_is_its_own_and_peer_elsewhere)
 {
-    (void)state;
     static const struct {
         void (*change)(colo_bridge_config_t *, colo_layout_t *, colo_layout_t *);
         colo_status_t status;
@@ -284,9 +281,8 @@ static colo_status_t bad_create_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void missing_objects_are_errors_without_talking(void **state)
+T_CASE(missing_objects_are_errors_without_talking)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, bad_create_rank, NULL, 0));
 }
 
@@ -306,20 +302,9 @@ static colo_status_t forgetful_rank(colo_comm_t *world, void *arg)
     return t_case_on(world, &c);
 }
 
-static void a_rank_without_an_output_is_told_and_the_others_are(void **state)
+T_CASE(a_rank_without_an_output_is_told_and_the_others_are)
 {
-    (void)state;
     assert_ok(colo_comm_threads_run(8, forgetful_rank, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(create_names_the_field_and_both_values_on_every_rank),
-        cmocka_unit_test(create_compares_what_a_field_does_not_show),
-        cmocka_unit_test(one_ranks_error_is_its_own_and_peer_elsewhere),
-        cmocka_unit_test(missing_objects_are_errors_without_talking),
-        cmocka_unit_test(a_rank_without_an_output_is_told_and_the_others_are),
-    };
-    return cmocka_run_group_tests_name("bridge/bridge_create", tests, NULL, NULL);
-}
+T_MAIN("bridge/bridge_create")

@@ -66,13 +66,12 @@ static colo_status_t calling_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void calls_allocate_nothing_whatever_the_algorithm(void **state)
+T_CASE(calls_allocate_nothing_whatever_the_algorithm)
 {
     static const char *const specs[][2] = {{"tp=1,dp=4", "tp=1,cp=2,dp=2"},
                                            {"tp=2,dp=2", "tp=1,cp=2,dp=2"},
                                            {"tp=4,dp=1", "tp=1,cp=2,dp=2"}};
     static memory_case_t exact, collective;
-    (void)state;
     for (int i = 0; i < ROWS; i++)
         table[i] = i * 77 % ROWS;
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
@@ -96,8 +95,5 @@ int main(void)
 #ifdef SANITIZED
     return T_EXIT_SKIP;
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_allocate_nothing_whatever_the_algorithm),
-    };
-    return cmocka_run_group_tests_name("bridge/bridge_memory", tests, NULL, NULL);
+    return t_main("bridge/bridge_memory");
 }

@@ -71,9 +71,8 @@ static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void two_bridges_of_one_shape_in_another_order_are_a_mismatch(void **state)
+T_CASE(two_bridges_of_one_shape_in_another_order_are_a_mismatch)
 {
-    (void)state;
     for (int32_t check = 0; check <= 2; check++) {
         order_t o = {{.src = t_side("dp=4", true), /* all exchange with all */
                       .dst = t_side("tp=4", false),
@@ -120,9 +119,8 @@ static colo_status_t two_ways_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void one_way_against_the_other_is_a_mismatch(void **state)
+T_CASE(one_way_against_the_other_is_a_mismatch)
 {
-    (void)state;
     for (int32_t check = 0; check <= 2; check++) {
         order_t o = {{.src = t_side("dp=4", true), /* both ways move the same boxes in pairs */
                       .dst = t_side("cp=2,dp=2", false),
@@ -177,9 +175,8 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_reshape_that_differs_is_a_mismatch_on_all_ranks(void **state)
+T_CASE(a_reshape_that_differs_is_a_mismatch_on_all_ranks)
 {
-    (void)state;
     /* components 0..3 and 4..7, which exchange no message */
     reshaping_t halves = {.error_message =
                               "bridge call: samples: rank 4 of 'world' has 24, rank 0 16"};
@@ -237,9 +234,8 @@ static colo_status_t lone_reshape_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_reshape_on_some_ranks_only_is_a_mismatch(void **state)
+T_CASE(a_reshape_on_some_ranks_only_is_a_mismatch)
 {
-    (void)state;
     for (int32_t check = 0; check <= 1; check++)
         for (int n = 1; n <= 4; n += 3) { /* within a component, and all of one */
             reshaping_t a = {.c = {.src = t_side("tp=2,dp=4", true),
@@ -256,13 +252,4 @@ static void a_reshape_on_some_ranks_only_is_a_mismatch(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_bridges_of_one_shape_in_another_order_are_a_mismatch),
-        cmocka_unit_test(one_way_against_the_other_is_a_mismatch),
-        cmocka_unit_test(a_reshape_that_differs_is_a_mismatch_on_all_ranks),
-        cmocka_unit_test(a_reshape_on_some_ranks_only_is_a_mismatch),
-    };
-    return cmocka_run_group_tests_name("bridge/bridge_order", tests, NULL, NULL);
-}
+T_MAIN("bridge/bridge_order")

@@ -45,9 +45,8 @@ static int64_t batch_of(const t_case_t *c)
     return a > b ? a : b;
 }
 
-static void both_ways_are_what_the_oracle_says(void **state)
+T_CASE(both_ways_are_what_the_oracle_says)
 {
-    (void)state;
     static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
     int64_t turn = 0;
     for (size_t i = 0; i < ACCEPTED; i++)
@@ -68,9 +67,8 @@ static void both_ways_are_what_the_oracle_says(void **state)
     t_run_rest();
 }
 
-static void every_float_dtype_sums_and_every_dtype_moves(void **state)
+T_CASE(every_float_dtype_sums_and_every_dtype_moves)
 {
-    (void)state;
     for (int dtype = 0; dtype < COLO_DTYPE_COUNT; dtype++)
         for (size_t i = 0; i < ACCEPTED; i++) {
             t_case_t c = make(accepted[i][0], accepted[i][1], 8, 24, 3);
@@ -84,9 +82,8 @@ static void every_float_dtype_sums_and_every_dtype_moves(void **state)
     t_run_rest();
 }
 
-static void an_empty_batch_is_carried(void **state)
+T_CASE(an_empty_batch_is_carried)
 {
-    (void)state;
     for (size_t i = 0; i < ACCEPTED; i++)
         for (size_t k = 0; k < 3; k++) {
             t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 2);
@@ -150,9 +147,8 @@ static colo_status_t compare_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void collective_and_exact_give_the_same_bits(void **state)
+T_CASE(collective_and_exact_give_the_same_bits)
 {
-    (void)state;
     for (size_t i = 0; i < ACCEPTED; i++)
         for (size_t k = 0; k < 3; k++) {
             t_case_t c = make(accepted[i][0], accepted[i][1], 0, 24, 3);
@@ -240,9 +236,8 @@ static colo_status_t stats_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void the_groups_and_collectives_are_those_of_the_worked_maps(void **state)
+T_CASE(the_groups_and_collectives_are_those_of_the_worked_maps)
 {
-    (void)state;
     static const int64_t pairs[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     expect_t e[] = {
         {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2), pairs, 4, {1, 0}, {0, 1}},
@@ -286,9 +281,8 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void reshape_keeps_the_groups_and_refuses_odd_batches(void **state)
+T_CASE(reshape_keeps_the_groups_and_refuses_odd_batches)
 {
-    (void)state;
     for (size_t k = 0; k < 3; k++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
         c.output = kinds[k].output;
@@ -300,9 +294,8 @@ static void reshape_keeps_the_groups_and_refuses_odd_batches(void **state)
     }
 }
 
-static void a_rank_outside_the_grids_takes_part_in_create_only(void **state)
+T_CASE(a_rank_outside_the_grids_takes_part_in_create_only)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=2@1", "cp=2,tp=1,dp=2@1", 4, 8, 2);
     c.world = 7;
     c.rounds = 2;
@@ -313,9 +306,8 @@ static void a_rank_outside_the_grids_takes_part_in_create_only(void **state)
     assert_ok(t_case_run(&c));
 }
 
-static void positions_shard_as_in_exact(void **state)
+T_CASE(positions_shard_as_in_exact)
 {
-    (void)state;
     static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 6, 2);
     c.output = COLO_SHARDED;
@@ -366,9 +358,8 @@ static colo_status_t lacking_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_sibling_outside_the_comm_is_missing(void **state)
+T_CASE(a_sibling_outside_the_comm_is_missing)
 {
-    (void)state;
     /* groups {0, 2} and {1, 3}, gathered in forward or in backward; cp groups {0, 2} and {1, 3} */
     static const char *const specs[][2] = {
         {"tp=2,dp=2", "tp=4,dp=1"}, {"tp=4,dp=1", "tp=2,dp=2"}, {"tp=4,dp=1", "tp=2,cp=2,dp=1"}};
@@ -429,9 +420,8 @@ static colo_status_t wrong_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting(void **state)
+T_CASE(a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting)
 {
-    (void)state;
     static const char *const specs[][2] = {{"tp=1,dp=4", "tp=2,dp=2"},      /* gather {2, 3} */
                                            {"tp=2,dp=2", "tp=1,dp=4"},      /* gather {2, 3} */
                                            {"tp=2,dp=2", "cp=2,tp=1,dp=2"}, /* cp {2, 3} */
@@ -461,27 +451,10 @@ static colo_status_t axes_rank(colo_comm_t *world, void *arg)
     return t_case_on(world, c);
 }
 
-static void ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch(void **state)
+T_CASE(ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     assert_ok(colo_comm_threads_run(8, axes_rank, &c));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_ways_are_what_the_oracle_says),
-        cmocka_unit_test(every_float_dtype_sums_and_every_dtype_moves),
-        cmocka_unit_test(an_empty_batch_is_carried),
-        cmocka_unit_test(collective_and_exact_give_the_same_bits),
-        cmocka_unit_test(the_groups_and_collectives_are_those_of_the_worked_maps),
-        cmocka_unit_test(reshape_keeps_the_groups_and_refuses_odd_batches),
-        cmocka_unit_test(a_rank_outside_the_grids_takes_part_in_create_only),
-        cmocka_unit_test(positions_shard_as_in_exact),
-        cmocka_unit_test(a_sibling_outside_the_comm_is_missing),
-        cmocka_unit_test(a_rank_that_fails_or_stays_away_does_not_leave_its_siblings_waiting),
-        cmocka_unit_test(ranks_with_other_axes_would_gather_nonsense_and_are_a_mismatch),
-    };
-    return cmocka_run_group_tests_name("bridge/collective", tests, NULL, NULL);
-}
+T_MAIN("bridge/collective")

@@ -37,9 +37,8 @@ static colo_status_t refused_rank(colo_comm_t *world, void *arg)
     return t_case_on(world, &exact);
 }
 
-static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **state)
+T_CASE(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it)
 {
-    (void)state;
     static const char *const refused[][2] = {
         {"dp=8", "tp=2,cp=2,dp=2"},           {"tp=2,dp=4", "tp=2,dp=2"},
         {"tp=2,dp=2@1", "tp=2,dp=2"},         {"tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2"},
@@ -60,9 +59,8 @@ static void what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it(void **s
 }
 
 /* What the reference has no words for, and would sum or skip silently. */
-static void layouts_that_it_would_sum_wrongly_are_refused(void **state)
+T_CASE(layouts_that_it_would_sum_wrongly_are_refused)
 {
-    (void)state;
     for (int odd = 0; odd < 6; odd++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.check = 1;
@@ -135,9 +133,8 @@ static void one_sweep(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         }
 }
 
-static void it_is_accepted_exactly_where_every_rank_agrees(void **state)
+T_CASE(it_is_accepted_exactly_where_every_rank_agrees)
 {
-    (void)state;
     sweep_t t = {0};
     t_each_pair(1, 12, one_sweep, &t);
     assert_true(t.taken > 500 && t.refused > 500);
@@ -167,9 +164,8 @@ static void check_refusal(const refusal_t *t)
                  colo_status_name(t->status), t->word);
 }
 
-static void the_collective_way_refuses_in_the_order_of_the_reference(void **state)
+T_CASE(the_collective_way_refuses_in_the_order_of_the_reference)
 {
-    (void)state;
     static const refusal_t list[] = {
         /* one reason each */
         {"dp=8", "tp=2,cp=2,dp=2", 8, COLO_ERR_LAYOUT, "must have 'tp'"},
@@ -213,9 +209,8 @@ static void the_collective_way_refuses_in_the_order_of_the_reference(void **stat
         check_refusal(&list[i]);
 }
 
-static void samples_that_dp_does_not_split_are_refused(void **state)
+T_CASE(samples_that_dp_does_not_split_are_refused)
 {
-    (void)state;
     for (int side = 0; side < 2; side++) {
         t_case_t c = make("tp=2,dp=2", "tp=2,dp=2", 4, 8, 2);
         (side ? &c.dst : &c.src)->nsplits[0] = 0;
@@ -245,23 +240,11 @@ static colo_status_t int_sums_rank(colo_comm_t *world, void *arg)
     return t_case_on(world, &c);
 }
 
-static void integers_are_not_summed_over_cp(void **state)
+T_CASE(integers_are_not_summed_over_cp)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     c.dtype = COLO_I32;
     assert_ok(colo_comm_threads_run(8, int_sums_rank, &c));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_it_cannot_do_is_refused_on_all_ranks_and_exact_does_it),
-        cmocka_unit_test(layouts_that_it_would_sum_wrongly_are_refused),
-        cmocka_unit_test(it_is_accepted_exactly_where_every_rank_agrees),
-        cmocka_unit_test(the_collective_way_refuses_in_the_order_of_the_reference),
-        cmocka_unit_test(samples_that_dp_does_not_split_are_refused),
-        cmocka_unit_test(integers_are_not_summed_over_cp),
-    };
-    return cmocka_run_group_tests_name("bridge/collective_refusals", tests, NULL, NULL);
-}
+T_MAIN("bridge/collective_refusals")

@@ -80,18 +80,16 @@ static void pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
     ++*(int64_t *)arg;
 }
 
-static void every_rank_finds_its_class_and_no_more(void **state)
+T_CASE(every_rank_finds_its_class_and_no_more)
 {
     int64_t ran = 0;
-    (void)state;
     t_each_pair(6, 6, pair, &ran);
     t_each_pair(8, 8, pair, &ran);
     assert_true(ran > 150);
 }
 
-static void components_of_small_layouts(void **state)
+T_CASE(components_of_small_layouts)
 {
-    (void)state;
     /* each LLM replica of two ranks is fed by its own two encoder ranks */
     expect("dp=4", "tp=2,dp=2", 4, (const char *[]){"0 1", "0 1", "2 3", "2 3"}, 4);
     expect("dp=4", "tp=4", 4, (const char *[]){"0 1 2 3", "0 1 2 3", "0 1 2 3", "0 1 2 3"}, 4);
@@ -105,11 +103,4 @@ static void components_of_small_layouts(void **state)
     expect("dp=4", "tp=2,dp=2", 4, (const char *[]){"0 1", "0 1", "2 3", "2 3", "4"}, 5);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(components_of_small_layouts),
-        cmocka_unit_test(every_rank_finds_its_class_and_no_more),
-    };
-    return cmocka_run_group_tests_name("bridge/component", tests, NULL, NULL);
-}
+T_MAIN("bridge/component")

@@ -92,9 +92,8 @@ static void run_contract(const contract_t *p)
         fail_msg("%s: %s", t_case_text(&copy.c), colo_last_error());
 }
 
-static void replicas_that_differ_break_a_contract_that_names_them(void **state)
+T_CASE(replicas_that_differ_break_a_contract_that_names_them)
 {
-    (void)state;
     /* source tp: ranks 4 and 5 hold the same x */
     run_contract(&(contract_t){usual(), false, 5, 1, 3, 2, {"4", "5", "x"}, true});
     run_contract(&(contract_t){usual(), false, 4, 0, 0, 0, {"4", "5", "x"}, true});
@@ -110,9 +109,8 @@ static void replicas_that_differ_break_a_contract_that_names_them(void **state)
     run_contract(&(contract_t){c, false, 3, 1, 7, 2, {"2", "3", "x"}, true});
 }
 
-static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
+T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 {
-    (void)state;
     t_case_t c = usual();
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: cp 0 owns 0 1 6 7, cp 1 owns 2 3 4 5; rank 4: dp 1, cp 0, tp 0 */
@@ -153,9 +151,8 @@ static colo_status_t unchecked_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void without_the_check_only_owned_rows_of_a_disjoint_gradient_move(void **state)
+T_CASE(without_the_check_only_owned_rows_of_a_disjoint_gradient_move)
 {
-    (void)state;
     t_case_t c = usual();
     c.grad = COLO_DISJOINT;
     assert_ok(colo_comm_threads_run(8, unchecked_rank, &c));
@@ -193,19 +190,9 @@ static colo_status_t empty_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void replicas_that_own_nothing_agree_whatever_they_pass(void **state)
+T_CASE(replicas_that_own_nothing_agree_whatever_they_pass)
 {
-    (void)state;
     assert_ok(t_run_ranks(4, empty_rank, NULL, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_that_differ_break_a_contract_that_names_them),
-        cmocka_unit_test(replicas_that_own_nothing_agree_whatever_they_pass),
-        cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
-        cmocka_unit_test(without_the_check_only_owned_rows_of_a_disjoint_gradient_move),
-    };
-    return cmocka_run_group_tests_name("bridge/promise", tests, NULL, NULL);
-}
+T_MAIN("bridge/promise")

@@ -36,80 +36,70 @@ static void run_kinds(t_case_t c)
 
 /* ---- the worked maps ---- */
 
-static void map_a_fans_in_with_context_ranks(void **state)
+T_CASE(map_a_fans_in_with_context_ranks)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3));
     run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 1));
 }
 
-static void map_b_fans_out_with_context_ranks(void **state)
+T_CASE(map_b_fans_out_with_context_ranks)
 {
-    (void)state;
     run_kinds(make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 8, 3));
 }
 
-static void plain_fan_out_and_fan_in(void **state)
+T_CASE(plain_fan_out_and_fan_in)
 {
-    (void)state;
     run_kinds(make("tp=4,dp=2", "tp=2,dp=4", 8, 5, 3));
     run_kinds(make("tp=2,dp=4", "tp=4,dp=2", 8, 5, 3));
     run_kinds(make("dp=8", "tp=8,dp=1", 8, 3, 2));
     run_kinds(make("tp=8,dp=1", "dp=8", 8, 3, 2));
 }
 
-static void maps_with_an_offset_start_at_rank_4(void **state)
+T_CASE(maps_with_an_offset_start_at_rank_4)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=2@4", "tp=1,dp=4@4", 8, 5, 3));
     run_kinds(make("tp=2,dp=2@4", "cp=2,dp=2@4", 4, 4, 3));
 }
 
-static void equal_batches_sum_over_context_only(void **state)
+T_CASE(equal_batches_sum_over_context_only)
 {
-    (void)state;
     run_kinds(make("tp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 3));
     run_kinds(make("tp=3,dp=2", "tp=1,cp=3,dp=2", 4, 6, 3));
     run_kinds(make("tp=2,dp=2", "tp=2,dp=2", 4, 3, 2));
     run_kinds(make("tp=4", "cp=4", 2, 8, 2));
 }
 
-static void dp_that_does_not_divide(void **state)
+T_CASE(dp_that_does_not_divide)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 6, 4, 2));
     run_kinds(make("tp=2,dp=3", "tp=3,dp=2", 7, 4, 2));
     run_kinds(make("tp=2,cp=1,dp=6", "cp=3,dp=4", 11, 6, 2));
 }
 
-static void context_ranks_on_the_source_side(void **state)
+T_CASE(context_ranks_on_the_source_side)
 {
-    (void)state;
     run_kinds(make("tp=2,cp=2,dp=2", "tp=1,cp=4,dp=2", 4, 8, 2));
     run_kinds(make("cp=4,dp=2", "tp=2,cp=2,dp=2", 4, 8, 2));
     run_kinds(make("cp=3,dp=2", "cp=2,dp=3", 5, 12, 2));
 }
 
-static void pipeline_stages_hold_at_the_last_and_the_first(void **state)
+T_CASE(pipeline_stages_hold_at_the_last_and_the_first)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=4", "tp=2,pp=2,dp=2", 8, 4, 2));
     run_kinds(make("tp=2,pp=2,dp=2", "tp=2,cp=2,dp=2", 4, 4, 2));
     run_kinds(make("pp=4,dp=2", "dp=2,pp=4", 4, 4, 2));
 }
 
-static void any_dim_order_and_extra_dims(void **state)
+T_CASE(any_dim_order_and_extra_dims)
 {
-    (void)state;
     run_kinds(make("dp=4,tp=2", "dp=2,tp=2,cp=2", 8, 8, 2));
     run_kinds(make("dp=2,tp=4", "cp=2,dp=4,tp=1", 8, 8, 2));
     run_kinds(make("tp=2,ep=2,dp=2", "xp=2,cp=2,dp=2", 4, 8, 2));
     run_kinds(make("ep=8", "xp=4,cp=2", 4, 8, 2));
 }
 
-static void grids_of_other_sizes_and_places(void **state)
+T_CASE(grids_of_other_sizes_and_places)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=2", "tp=2,cp=2,dp=2@4", 4, 4, 2)); /* no rank in common */
     run_kinds(make("tp=2,cp=2,dp=2", "dp=3@2", 5, 4, 2));
     run_kinds(make("dp=1", "dp=5@1", 5, 4, 2));
@@ -117,9 +107,8 @@ static void grids_of_other_sizes_and_places(void **state)
 
 /* ---- rows ---- */
 
-static void whole_sequences_with_partial_gradients_may_have_any_length(void **state)
+T_CASE(whole_sequences_with_partial_gradients_may_have_any_length)
 {
-    (void)state;
     for (int64_t n = 1; n <= 9; n++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, n, 2);
         t_case_later(&c);
@@ -129,9 +118,8 @@ static void whole_sequences_with_partial_gradients_may_have_any_length(void **st
     t_run_rest();
 }
 
-static void sequence_parallel_ranks_hold_their_block(void **state)
+T_CASE(sequence_parallel_ranks_hold_their_block)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
     t_side_split(&c.dst, 1, "tp", REF_BLOCK, false);
     run_kinds(c);
@@ -142,9 +130,8 @@ static void sequence_parallel_ranks_hold_their_block(void **state)
     run_kinds(c);
 }
 
-static void rows_go_where_their_llm_position_goes(void **state)
+T_CASE(rows_go_where_their_llm_position_goes)
 {
-    (void)state;
     static const int64_t shuffled[6] = {9, 2, 14, 3, 8, 0};
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 2);
     c.dst.positions = 8; /* image first: rows 0..3 belong to cp 0 0 1 1 */
@@ -164,9 +151,8 @@ static void rows_go_where_their_llm_position_goes(void **state)
     run_kinds(c);
 }
 
-static void features_in_blocks(void **state)
+T_CASE(features_in_blocks)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=4,dp=2", 8, 4, 6);
     t_side_split(&c.dst, 2, "tp", REF_BLOCK, false);
     run_kinds(c);
@@ -176,9 +162,8 @@ static void features_in_blocks(void **state)
 
 /* ---- memory and dtypes ---- */
 
-static void every_memory_order_and_stride(void **state)
+T_CASE(every_memory_order_and_stride)
 {
-    (void)state;
     static const char *const axes[] = {"bsh", "sbh", "th", "hsb", "shb", "bhs", "hbs"};
     int64_t turn = 0;
     for (size_t a = 0; a < sizeof axes / sizeof axes[0]; a++)
@@ -195,9 +180,8 @@ static void every_memory_order_and_stride(void **state)
             }
 }
 
-static void float_dtypes_move_and_sum(void **state)
+T_CASE(float_dtypes_move_and_sum)
 {
-    (void)state;
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     for (size_t i = 0; i < 4; i++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
@@ -209,9 +193,8 @@ static void float_dtypes_move_and_sum(void **state)
     }
 }
 
-static void integer_dtypes_move(void **state)
+T_CASE(integer_dtypes_move)
 {
-    (void)state;
     static const colo_dtype_t dtypes[] = {COLO_I8, COLO_U8, COLO_I16, COLO_I32, COLO_I64};
     for (size_t i = 0; i < 5; i++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 5);
@@ -229,9 +212,8 @@ static void integer_dtypes_move(void **state)
 
 /* ---- empty and outside ---- */
 
-static void ranks_without_samples_take_part(void **state)
+T_CASE(ranks_without_samples_take_part)
 {
-    (void)state;
     run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 3, 4, 2));
     run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 1, 4, 2));
     run_kinds(make("dp=8", "cp=2,dp=4", 2, 4, 2));
@@ -240,18 +222,16 @@ static void ranks_without_samples_take_part(void **state)
     run_kinds(make("tp=2,dp=4", "tp=2,cp=2,dp=2", 4, 4, 0));
 }
 
-static void a_rank_outside_both_grids_constructs_and_does_nothing(void **state)
+T_CASE(a_rank_outside_both_grids_constructs_and_does_nothing)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=2@1", "cp=2,dp=2@1", 4, 4, 2);
     c.world = 7;
     c.rounds = 2; /* odd rounds pass NULL where nothing is held */
     run_kinds(c);
 }
 
-static void nothing_and_null_are_the_same_tensor(void **state)
+T_CASE(nothing_and_null_are_the_same_tensor)
 {
-    (void)state;
     t_case_t c = make("tp=2,pp=2,dp=2", "tp=2,pp=2,dp=2", 4, 4, 2);
     c.rounds = 4;
     run_kinds(c);
@@ -292,9 +272,8 @@ static colo_status_t outstanding(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void several_forwards_may_be_outstanding(void **state)
+T_CASE(several_forwards_may_be_outstanding)
 {
-    (void)state;
     for (size_t k = 0; k < 4; k++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
         c.output = kinds[k].output;
@@ -322,9 +301,8 @@ static colo_status_t two_bridges(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void two_bridges_share_a_communicator(void **state)
+T_CASE(two_bridges_share_a_communicator)
 {
-    (void)state;
     t_case_t c[2] = {make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
                      make("tp=4,dp=2", "tp=1,cp=2,dp=4", 8, 4, 2)};
     c[1].output = COLO_SHARDED;
@@ -381,9 +359,8 @@ static colo_status_t reshape_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_bridge_takes_another_batch_or_length_and_comes_back(void **state)
+T_CASE(a_bridge_takes_another_batch_or_length_and_comes_back)
 {
-    (void)state;
     for (size_t k = 0; k < 4; k++) {
         reshapes_t a = {
             .c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3),
@@ -420,9 +397,8 @@ static colo_status_t frozen_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_frozen_source_has_no_backward(void **state)
+T_CASE(a_frozen_source_has_no_backward)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
     c.no_grad = true;
     assert_ok(t_run_ranks(8, frozen_rank, &c, sizeof c));
@@ -465,9 +441,8 @@ static colo_status_t negative_zero_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void movement_keeps_negative_zero(void **state)
+T_CASE(movement_keeps_negative_zero)
 {
-    (void)state;
     for (size_t k = 0; k < 4; k++) {
         t_case_t c = make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 2);
         c.output = kinds[k].output;
@@ -523,9 +498,8 @@ static colo_status_t order_rank(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void partial_sums_are_made_in_rank_order(void **state)
+T_CASE(partial_sums_are_made_in_rank_order)
 {
-    (void)state;
     order_case_t a[] = {{make("tp=4,dp=2", "cp=4,dp=2", 4, 8, 3), 4},
                         {make("dp=8", "cp=8", 8, 16, 3), 8},
                         {make("dp=6", "dp=2,cp=3", 6, 6, 3), 3}};
@@ -533,35 +507,4 @@ static void partial_sums_are_made_in_rank_order(void **state)
         assert_ok(t_run_ranks(t_case_world(&a[i].c), order_rank, &a[i], sizeof a[i]));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(map_a_fans_in_with_context_ranks),
-        cmocka_unit_test(map_b_fans_out_with_context_ranks),
-        cmocka_unit_test(plain_fan_out_and_fan_in),
-        cmocka_unit_test(maps_with_an_offset_start_at_rank_4),
-        cmocka_unit_test(equal_batches_sum_over_context_only),
-        cmocka_unit_test(dp_that_does_not_divide),
-        cmocka_unit_test(context_ranks_on_the_source_side),
-        cmocka_unit_test(pipeline_stages_hold_at_the_last_and_the_first),
-        cmocka_unit_test(any_dim_order_and_extra_dims),
-        cmocka_unit_test(grids_of_other_sizes_and_places),
-        cmocka_unit_test(whole_sequences_with_partial_gradients_may_have_any_length),
-        cmocka_unit_test(sequence_parallel_ranks_hold_their_block),
-        cmocka_unit_test(rows_go_where_their_llm_position_goes),
-        cmocka_unit_test(features_in_blocks),
-        cmocka_unit_test(every_memory_order_and_stride),
-        cmocka_unit_test(float_dtypes_move_and_sum),
-        cmocka_unit_test(integer_dtypes_move),
-        cmocka_unit_test(ranks_without_samples_take_part),
-        cmocka_unit_test(a_rank_outside_both_grids_constructs_and_does_nothing),
-        cmocka_unit_test(nothing_and_null_are_the_same_tensor),
-        cmocka_unit_test(several_forwards_may_be_outstanding),
-        cmocka_unit_test(two_bridges_share_a_communicator),
-        cmocka_unit_test(a_bridge_takes_another_batch_or_length_and_comes_back),
-        cmocka_unit_test(a_frozen_source_has_no_backward),
-        cmocka_unit_test(movement_keeps_negative_zero),
-        cmocka_unit_test(partial_sums_are_made_in_rank_order),
-    };
-    return cmocka_run_group_tests_name("bridge/exchange", tests, NULL, NULL);
-}
+T_MAIN("bridge/exchange")

@@ -49,19 +49,12 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         snprintf(t->first, sizeof t->first, "%s: %s", t_case_text(&j.c[0]), colo_last_error());
 }
 
-static void every_pair_of_layouts_of_16_ranks_arrives_on_threads(void **state)
+T_CASE(every_pair_of_layouts_of_16_ranks_arrives_on_threads)
 {
-    (void)state;
     tally_t t = {0};
     assert_int_equal(t_each_pair(1, 16, one_pair, &t), 1100);
     if (t.failed)
         fail_msg("%lld of 1100 pairs failed, first %s", (long long)t.failed, t.first);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_pair_of_layouts_of_16_ranks_arrives_on_threads),
-    };
-    return cmocka_run_group_tests_name("bridge/exchange_all", tests, NULL, NULL);
-}
+T_MAIN("bridge/exchange_all")

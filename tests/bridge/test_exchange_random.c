@@ -209,9 +209,8 @@ static t_case_t random_case(uint64_t seed, int64_t *src_table, int64_t *dst_tabl
     return c;
 }
 
-static void seeded_layouts_of_2_to_16_ranks_arrive(void **state)
+T_CASE(seeded_layouts_of_2_to_16_ranks_arrive)
 {
-    (void)state;
     uint64_t base = t_seed();
     shares_t t = {0};
     int64_t failed = 0;
@@ -246,10 +245,4 @@ static void seeded_layouts_of_2_to_16_ranks_arrive(void **state)
     assert_true(t.features >= CASES * 2 / 100 && t.offsets >= CASES * 10 / 100);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(seeded_layouts_of_2_to_16_ranks_arrive),
-    };
-    return cmocka_run_group_tests_name("bridge/exchange_random", tests, NULL, NULL);
-}
+T_MAIN("bridge/exchange_random")

@@ -75,11 +75,10 @@ static void compare_all(const char *what, const ref_side_t *side, ref_shape_t sh
             compare_rank(what, &layout, side, shape, rank, full);
 }
 
-static void every_rank_owns_what_slicing_lists_says(void **state)
+T_CASE(every_rank_owns_what_slicing_lists_says)
 {
     static const char *const orders[] = {"tp=%d,cp=%d,dp=%d", "cp=%d,dp=%d,tp=%d",
                                          "dp=%d,tp=%d,cp=%d"};
-    (void)state;
     int64_t cases = 0;
     for (int a = 1; a <= 4; a++)
         for (int b = 1; b <= 4; b++)
@@ -100,9 +99,8 @@ static void every_rank_owns_what_slicing_lists_says(void **state)
     assert_int_equal(cases, 4 * 4 * 4 * 3 * 2);
 }
 
-static void samples_need_not_divide_and_ranks_may_be_empty(void **state)
+T_CASE(samples_need_not_divide_and_ranks_may_be_empty)
 {
-    (void)state;
     for (int dp = 1; dp <= 9; dp++)
         for (int64_t b = 0; b <= 10; b++) {
             char spec[32];
@@ -112,9 +110,8 @@ static void samples_need_not_divide_and_ranks_may_be_empty(void **state)
         }
 }
 
-static void rows_follow_the_positions_of_the_llm_sequence(void **state)
+T_CASE(rows_follow_the_positions_of_the_llm_sequence)
 {
-    (void)state;
     /* 4 image tokens before 4 text tokens, C = 2: rows 0..3 belong to cp 0 0 1 1 */
     ref_side_t side = t_side("cp=2", false);
     side.positions = 8;
@@ -147,9 +144,8 @@ static void rows_follow_the_positions_of_the_llm_sequence(void **state)
         }
 }
 
-static void rows_follow_a_table_of_positions(void **state)
+T_CASE(rows_follow_a_table_of_positions)
 {
-    (void)state;
     static const int64_t spread[] = {0, 1, 5, 6, 7, 20, 22, 23};
     static const int64_t shuffled[] = {17, 3, 22, 0, 1, 9, 8, 23};
     static const int64_t *const tables[] = {spread, shuffled};
@@ -175,9 +171,8 @@ static void rows_follow_a_table_of_positions(void **state)
             }
 }
 
-static void stages_blocks_features_and_extra_dims_cut_as_stated(void **state)
+T_CASE(stages_blocks_features_and_extra_dims_cut_as_stated)
 {
-    (void)state;
     ref_side_t side = t_side("pp=3,tp=2,ep=2,cp=2,dp=2@3", true);
     compare_all("last stage", &side, (ref_shape_t){3, 8, 3});
     side.stage = 0;
@@ -198,9 +193,8 @@ static void stages_blocks_features_and_extra_dims_cut_as_stated(void **state)
     compare_all("zigzag of a zigzag", &two, (ref_shape_t){2, 16, 1});
 }
 
-static void the_default_layouts_are_those_of_the_documentation(void **state)
+T_CASE(the_default_layouts_are_those_of_the_documentation)
 {
-    (void)state;
     static const char *const specs[] = {"tp=2,cp=2,pp=2,dp=2", "tp=2,dp=3", "pp=2,cp=3", "tp=4"};
     for (size_t i = 0; i < sizeof specs / sizeof specs[0]; i++)
         for (int src = 0; src < 2; src++) {
@@ -224,7 +218,7 @@ static void the_default_layouts_are_those_of_the_documentation(void **state)
         compare_rank("everything replicated", &layout, &side, (ref_shape_t){5, 12, 2}, rank, false);
 }
 
-static void declared_extra_dims_replicate(void **state)
+T_CASE(declared_extra_dims_replicate)
 {
     static const struct {
         const char *spec, *extra;
@@ -278,9 +272,8 @@ static void refused(const colo_layout_t *layout, int64_t b, int64_t n, int64_t h
     assert_int_equal(nruns, -77);
 }
 
-static void positions_that_do_not_split_are_refused(void **state)
+T_CASE(positions_that_do_not_split_are_refused)
 {
-    (void)state;
     colo_layout_t l = base_layout("tp=2,cp=2,dp=2");
     refused(&l, 4, 10, 2, "10", "4"); /* 2C = 4 does not divide 10 */
     refused(&l, 4, 7, 2, "7", "4");
@@ -305,9 +298,8 @@ static void positions_that_do_not_split_are_refused(void **state)
     refused(&l, 4, 8, 2, "14", "4");
 }
 
-static void maps_that_leave_the_sequence_are_refused(void **state)
+T_CASE(maps_that_leave_the_sequence_are_refused)
 {
-    (void)state;
     colo_layout_t l = base_layout("cp=2");
     assert_ok(colo_layout_map_offset(&l, 5, 12));
     assert_ok(colo_layout_check(&l, 1, 7, 1));
@@ -338,9 +330,8 @@ static void maps_that_leave_the_sequence_are_refused(void **state)
         assert_memory_equal(&before_, &layout, sizeof before_); \
     } while (0)
 
-static void splits_that_make_no_sense_are_refused(void **state)
+T_CASE(splits_that_make_no_sense_are_refused)
 {
-    (void)state;
     colo_layout_t l;
     memset(&l, 0, sizeof l);
     l = base_layout("tp=2,cp=2,dp=2,ep=2,xp=1");
@@ -369,7 +360,7 @@ static void splits_that_make_no_sense_are_refused(void **state)
 }
 
 /* Ranks along such a dim may hold different data, or it may be a typing error. */
-static void dims_without_a_role_are_refused_unless_declared(void **state)
+T_CASE(dims_without_a_role_are_refused_unless_declared)
 {
     static const struct {
         const char *spec, *extra, *words;
@@ -400,9 +391,8 @@ static void dims_without_a_role_are_refused_unless_declared(void **state)
     }
 }
 
-static void maps_and_stages_that_make_no_sense_are_refused(void **state)
+T_CASE(maps_and_stages_that_make_no_sense_are_refused)
 {
-    (void)state;
     static const int64_t table[2] = {0, 1};
     colo_layout_t l = base_layout("tp=2,cp=2,pp=2");
     UNTOUCHED(l, colo_layout_map_offset(&l, -1, 8), COLO_ERR_ARG, "-1");
@@ -425,9 +415,8 @@ static void maps_and_stages_that_make_no_sense_are_refused(void **state)
     assert_false(colo_layout_holds(&l, -1));
 }
 
-static void missing_arguments_and_bad_sizes_are_refused(void **state)
+T_CASE(missing_arguments_and_bad_sizes_are_refused)
 {
-    (void)state;
     colo_layout_t l;
     colo_owned_t own;
     memset(&l, 0x33, sizeof l);
@@ -467,9 +456,8 @@ static void missing_arguments_and_bad_sizes_are_refused(void **state)
     assert_memory_equal(run, run0, sizeof run);
 }
 
-static void the_largest_grids_divide_without_overflow(void **state)
+T_CASE(the_largest_grids_divide_without_overflow)
 {
-    (void)state;
     colo_grid_t g;
     colo_layout_t l;
     colo_owned_t own;
@@ -485,9 +473,8 @@ static void the_largest_grids_divide_without_overflow(void **state)
     assert_int_equal(n, 0);
 }
 
-static void hashes_tell_layouts_apart_and_read_tables(void **state)
+T_CASE(hashes_tell_layouts_apart_and_read_tables)
 {
-    (void)state;
     int64_t t1[4] = {0, 1, 2, 3}, t2[4] = {0, 1, 2, 3};
     colo_layout_t l[12];
     int n = 0;
@@ -519,24 +506,4 @@ static void hashes_tell_layouts_apart_and_read_tables(void **state)
     assert_true(colo_layout_hash(&a) != colo_layout_hash(&b));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_rank_owns_what_slicing_lists_says),
-        cmocka_unit_test(samples_need_not_divide_and_ranks_may_be_empty),
-        cmocka_unit_test(rows_follow_the_positions_of_the_llm_sequence),
-        cmocka_unit_test(rows_follow_a_table_of_positions),
-        cmocka_unit_test(stages_blocks_features_and_extra_dims_cut_as_stated),
-        cmocka_unit_test(the_default_layouts_are_those_of_the_documentation),
-        cmocka_unit_test(declared_extra_dims_replicate),
-        cmocka_unit_test(positions_that_do_not_split_are_refused),
-        cmocka_unit_test(maps_that_leave_the_sequence_are_refused),
-        cmocka_unit_test(splits_that_make_no_sense_are_refused),
-        cmocka_unit_test(dims_without_a_role_are_refused_unless_declared),
-        cmocka_unit_test(maps_and_stages_that_make_no_sense_are_refused),
-        cmocka_unit_test(missing_arguments_and_bad_sizes_are_refused),
-        cmocka_unit_test(the_largest_grids_divide_without_overflow),
-        cmocka_unit_test(hashes_tell_layouts_apart_and_read_tables),
-    };
-    return cmocka_run_group_tests_name("bridge/layout", tests, NULL, NULL);
-}
+T_MAIN("bridge/layout")

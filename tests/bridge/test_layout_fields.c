@@ -109,7 +109,7 @@ static void refuses(size_t i, const char *call, const char *object, colo_status_
                  colo_status_name(st), said, object, edits[i].words);
 }
 
-static void a_plan_refuses_a_layout_that_no_call_made(void **state)
+T_CASE(a_plan_refuses_a_layout_that_no_call_made)
 {
     colo_plan_t *const mark = (colo_plan_t *)(uintptr_t)0x1230;
     for (size_t i = 0; i < EDITS; i++) {
@@ -131,7 +131,7 @@ static void a_plan_refuses_a_layout_that_no_call_made(void **state)
     }
 }
 
-static void calls_on_a_layout_refuse_one_that_no_call_made(void **state)
+T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
 {
     for (size_t i = 0; i < EDITS; i++) {
         colo_layout_t l, before;
@@ -154,7 +154,7 @@ static void calls_on_a_layout_refuse_one_that_no_call_made(void **state)
 }
 
 /* The fields of a grid alone. */
-static void calls_on_a_grid_refuse_one_that_no_call_made(void **state)
+T_CASE(calls_on_a_grid_refuse_one_that_no_call_made)
 {
     for (size_t i = 0; i < EDITS; i++) {
         colo_layout_t l, made;
@@ -171,12 +171,4 @@ static void calls_on_a_grid_refuse_one_that_no_call_made(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_refuses_a_layout_that_no_call_made),
-        cmocka_unit_test(calls_on_a_layout_refuse_one_that_no_call_made),
-        cmocka_unit_test(calls_on_a_grid_refuse_one_that_no_call_made),
-    };
-    return cmocka_run_group_tests_name("bridge/layout_fields", tests, NULL, NULL);
-}
+T_MAIN("bridge/layout_fields")

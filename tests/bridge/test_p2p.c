@@ -53,9 +53,8 @@ static struct creating creating(colo_transport_t transport, colo_status_t open,
     return k;
 }
 
-static void ranks_out_of_reach_get_a_bridge_that_stages(void **state)
+T_CASE(ranks_out_of_reach_get_a_bridge_that_stages)
 {
-    (void)state;
     for (int k = 0; k < 2; k++) {
         struct creating c = creating(COLO_TRANSPORT_AUTO, k ? COLO_OK : COLO_ERR_UNBUILT,
                                      k ? COLO_ERR_UNBUILT : COLO_OK);
@@ -67,11 +66,10 @@ static void ranks_out_of_reach_get_a_bridge_that_stages(void **state)
         assert_true(c.status[r] == COLO_OK && c.p2p[r]);
 }
 
-static void what_else_goes_wrong_at_create_is_returned(void **state)
+T_CASE(what_else_goes_wrong_at_create_is_returned)
 {
     static const colo_status_t kinds[] = {COLO_ERR_CUDA, COLO_ERR_NOMEM, COLO_ERR_ARG,
                                           COLO_ERR_TIMEOUT, COLO_ERR_ABORTED};
-    (void)state;
     for (size_t i = 0; i < sizeof kinds / sizeof kinds[0]; i++)
         for (int k = 0; k < 2; k++) {
             struct creating c =
@@ -86,9 +84,8 @@ static void what_else_goes_wrong_at_create_is_returned(void **state)
         }
 }
 
-static void out_of_reach_is_an_error_where_peer_is_asked_for(void **state)
+T_CASE(out_of_reach_is_an_error_where_peer_is_asked_for)
 {
-    (void)state;
     struct creating c = creating(COLO_TRANSPORT_PEER, COLO_ERR_UNBUILT, COLO_OK);
     for (int r = 0; r < RANKS; r++) {
         assert_int_equal(c.status[r], COLO_ERR_UNBUILT);
@@ -130,9 +127,8 @@ static colo_status_t y_alone(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void registering_y_alone_stages_backward_on_all_ranks(void **state)
+T_CASE(registering_y_alone_stages_backward_on_all_ranks)
 {
-    (void)state;
     for (int32_t check = 1; check <= 2; check++)
         assert_ok(on_all(y_alone, &check));
 }
@@ -156,9 +152,8 @@ static colo_status_t sums(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void of_sums_it_is_d_y_that_counts(void **state)
+T_CASE(of_sums_it_is_d_y_that_counts)
 {
-    (void)state;
     for (int k = 0; k < 2; k++) {
         const t_role_t role = k ? T_DY : T_DX;
         assert_ok(on_all(sums, &role));
@@ -183,9 +178,8 @@ static colo_status_t some_only(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void registered_on_some_ranks_is_staged_on_all_until_more_is_registered(void **state)
+T_CASE(registered_on_some_ranks_is_staged_on_all_until_more_is_registered)
 {
-    (void)state;
     for (int32_t check = 1; check <= 2; check++)
         assert_ok(on_all(some_only, &check));
 }
@@ -218,9 +212,8 @@ static colo_status_t later_not(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void a_tensor_that_is_registered_no_more_is_refused(void **state)
+T_CASE(a_tensor_that_is_registered_no_more_is_refused)
 {
-    (void)state;
     assert_ok(on_all(later_not, NULL));
 }
 
@@ -256,9 +249,8 @@ static colo_status_t fewer_samples(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void another_shape_may_leave_ranks_without(void **state)
+T_CASE(another_shape_may_leave_ranks_without)
 {
-    (void)state;
     assert_ok(on_all(fewer_samples, NULL));
 }
 
@@ -277,9 +269,8 @@ static colo_status_t reshaped(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void another_shape_is_agreed_on_anew(void **state)
+T_CASE(another_shape_is_agreed_on_anew)
 {
-    (void)state;
     assert_ok(on_all(reshaped, NULL));
 }
 
@@ -305,25 +296,9 @@ static colo_status_t fan_out(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void what_others_do_not_reach_may_lie_anywhere(void **state)
+T_CASE(what_others_do_not_reach_may_lie_anywhere)
 {
-    (void)state;
     assert_ok(on_all(fan_out, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_out_of_reach_get_a_bridge_that_stages),
-        cmocka_unit_test(what_else_goes_wrong_at_create_is_returned),
-        cmocka_unit_test(out_of_reach_is_an_error_where_peer_is_asked_for),
-        cmocka_unit_test(registering_y_alone_stages_backward_on_all_ranks),
-        cmocka_unit_test(of_sums_it_is_d_y_that_counts),
-        cmocka_unit_test(registered_on_some_ranks_is_staged_on_all_until_more_is_registered),
-        cmocka_unit_test(a_tensor_that_is_registered_no_more_is_refused),
-        cmocka_unit_test(another_shape_may_leave_ranks_without),
-        cmocka_unit_test(another_shape_is_agreed_on_anew),
-        cmocka_unit_test(what_others_do_not_reach_may_lie_anywhere),
-    };
-    return cmocka_run_group_tests_name("bridge/p2p", tests, NULL, NULL);
-}
+T_MAIN("bridge/p2p")

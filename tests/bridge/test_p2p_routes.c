@@ -100,9 +100,8 @@ static colo_status_t first_calls(colo_comm_t *comm, void *arg)
     return st;
 }
 
-static void first_calls_of_a_shape_are_compared_way_by_way(void **state)
+T_CASE(first_calls_of_a_shape_are_compared_way_by_way)
 {
-    (void)state;
     assert_ok(on_all(first_calls, NULL));
 }
 
@@ -144,19 +143,11 @@ static colo_status_t reshaped_routes(colo_comm_t *comm, void *arg)
     return st;
 }
 
-static void a_reshape_connects_only_if_it_ties_other_ranks(void **state)
+T_CASE(a_reshape_connects_only_if_it_ties_other_ranks)
 {
-    (void)state;
     memset(connected, 0, sizeof connected);
     memset(disconnected, 0, sizeof disconnected);
     assert_ok(on_all(reshaped_routes, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(first_calls_of_a_shape_are_compared_way_by_way),
-        cmocka_unit_test(a_reshape_connects_only_if_it_ties_other_ranks),
-    };
-    return cmocka_run_group_tests_name("bridge/p2p_routes", tests, NULL, NULL);
-}
+T_MAIN("bridge/p2p_routes")

@@ -49,9 +49,8 @@ static void one_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     }
 }
 
-static void every_pair_of_layouts_of_16_ranks_delivers_exactly_once(void **state)
+T_CASE(every_pair_of_layouts_of_16_ranks_delivers_exactly_once)
 {
-    (void)state;
     assert_int_equal(t_each_pair(1, 16, one_pair, NULL), 1100);
 }
 
@@ -68,17 +67,15 @@ static void all_orders(int64_t n, const int64_t *s, const int64_t *d, void *arg)
         }
 }
 
-static void every_dim_order_of_8_ranks_delivers_exactly_once(void **state)
+T_CASE(every_dim_order_of_8_ranks_delivers_exactly_once)
 {
-    (void)state;
     int64_t count = 0;
     assert_int_equal(t_each_pair(1, 8, all_orders, &count), 254);
     assert_int_equal(count, 254 * 36);
 }
 
-static void sizes_and_offsets_of_the_grids_may_differ(void **state)
+T_CASE(sizes_and_offsets_of_the_grids_may_differ)
 {
-    (void)state;
     static const char *const specs[] = {"tp=2,dp=2",        "tp=2,cp=2@3",     "dp=5@1",
                                         "tp=3,dp=2,pp=2@2", "pp=2,tp=2,cp=2",  "tp=2,ep=2,dp=2",
                                         "cp=2,xp=2@8",      "dp=2,cp=2,tp=2@4"};
@@ -95,9 +92,8 @@ static void sizes_and_offsets_of_the_grids_may_differ(void **state)
             }
 }
 
-static void sequence_parallel_features_and_position_maps_deliver_exactly_once(void **state)
+T_CASE(sequence_parallel_features_and_position_maps_deliver_exactly_once)
 {
-    (void)state;
     static const int64_t table[6] = {1, 2, 9, 14, 15, 20};
     for (int variant = 0; variant < 64; variant++)
         for (int kind = 0; kind < 3; kind++) {
@@ -127,9 +123,8 @@ static void sequence_parallel_features_and_position_maps_deliver_exactly_once(vo
         }
 }
 
-static void empty_batches_rows_and_widths_plan_to_nothing(void **state)
+T_CASE(empty_batches_rows_and_widths_plan_to_nothing)
 {
-    (void)state;
     for (int e = 0; e < 3; e++)
         for (int kind = 0; kind < 3; kind++) {
             t_case_t c = {.src = t_side("tp=2,dp=4", true),
@@ -143,9 +138,8 @@ static void empty_batches_rows_and_widths_plan_to_nothing(void **state)
 
 /* ---- tiers and balance ---- */
 
-static void senders_are_the_nearest_that_hold_the_data(void **state)
+T_CASE(senders_are_the_nearest_that_hold_the_data)
 {
-    (void)state;
     static const char *const specs[] = {"tp=2,dp=4",      "tp=4,dp=2", "dp=8",      "dp=2,tp=4",
                                         "tp=2,cp=2,dp=2", "cp=4,tp=2", "dp=2,cp=4", "tp=8"};
     const int n = (int)(sizeof specs / sizeof specs[0]);
@@ -186,17 +180,15 @@ static void one_balance(int64_t n, const int64_t *s, const int64_t *d, void *arg
         }
 }
 
-static void within_a_node_no_rank_sends_more_than_the_largest_receive(void **state)
+T_CASE(within_a_node_no_rank_sends_more_than_the_largest_receive)
 {
-    (void)state;
     int64_t count = 0;
     t_each_pair(1, 16, one_balance, &count);
     assert_int_equal(count, (1100 - 254 + 254 * 36) * 3 * 2);
 }
 
-static void large_pieces_that_are_cut_arrive_exactly_once(void **state)
+T_CASE(large_pieces_that_are_cut_arrive_exactly_once)
 {
-    (void)state;
     static const int64_t widths[] = {32768, 65536, 99991, 1000003};
     static const char *const specs[] = {"tp=3,dp=2", "tp=2,dp=3", "tp=6",     "dp=6",
                                         "cp=2,tp=3", "dp=2,tp=3", "cp=3,dp=2"};
@@ -274,17 +266,15 @@ static void closed_form(int64_t n, const int64_t *s, const int64_t *d, void *arg
         }
 }
 
-static void byte_totals_are_the_closed_forms(void **state)
+T_CASE(byte_totals_are_the_closed_forms)
 {
-    (void)state;
     totals_t t = {0};
     t_each_pair(1, 16, closed_form, &t);
     assert_true(t.fan_in > 200 && t.fan_out > 200 && t.equal > 200 && t.collective > 1000);
 }
 
-static void the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide(void **state)
+T_CASE(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide)
 {
-    (void)state;
     t_case_t c = {
         .src = t_side("tp=2,dp=3", true), .dst = t_side("tp=3,dp=2", false), .shape = {6, 4, 2}};
     t_plans_t w;
@@ -320,9 +310,8 @@ static void expect_matrix(const t_case_t *c, colo_pass_t pass, int64_t unit, con
     t_plans_free(&w);
 }
 
-static void worked_example_fan_in(void **state)
+T_CASE(worked_example_fan_in)
 {
-    (void)state;
     int64_t want[64] = {0};
     static const int pair[4][2] = {{0, 2}, {1, 3}, {4, 6}, {5, 7}};
     for (int i = 0; i < 4; i++)
@@ -338,9 +327,8 @@ static void worked_example_fan_in(void **state)
     expect_matrix(&c, COLO_BACKWARD, 8, want);
 }
 
-static void worked_example_fan_out(void **state)
+T_CASE(worked_example_fan_out)
 {
-    (void)state;
     int64_t want[64] = {0}, none[64] = {0};
     for (int i = 0; i < 8; i++)
         for (int j = 0; j < 8; j++)
@@ -353,9 +341,8 @@ static void worked_example_fan_out(void **state)
     expect_matrix(&c, COLO_BACKWARD, 8, want);
 }
 
-static void worked_example_without_a_divisor(void **state)
+T_CASE(worked_example_without_a_divisor)
 {
-    (void)state;
     t_case_t c = {.src = t_side("tp=2,dp=3", true),
                   .dst = t_side("tp=3,dp=2", false),
                   .shape = {6, 4, 4},
@@ -384,9 +371,8 @@ static void worked_example_without_a_divisor(void **state)
     t_plans_free(&w);
 }
 
-static void partial_gradients_move_every_level_but_the_own_one(void **state)
+T_CASE(partial_gradients_move_every_level_but_the_own_one)
 {
-    (void)state;
     t_case_t c = {.src = t_side("tp=2,dp=2", true),
                   .dst = t_side("cp=2,tp=1,dp=2", false),
                   .shape = {4, 4, 2},
@@ -417,23 +403,4 @@ static void partial_gradients_move_every_level_but_the_own_one(void **state)
     t_plans_free(&w);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_pair_of_layouts_of_16_ranks_delivers_exactly_once),
-        cmocka_unit_test(every_dim_order_of_8_ranks_delivers_exactly_once),
-        cmocka_unit_test(sizes_and_offsets_of_the_grids_may_differ),
-        cmocka_unit_test(sequence_parallel_features_and_position_maps_deliver_exactly_once),
-        cmocka_unit_test(empty_batches_rows_and_widths_plan_to_nothing),
-        cmocka_unit_test(senders_are_the_nearest_that_hold_the_data),
-        cmocka_unit_test(within_a_node_no_rank_sends_more_than_the_largest_receive),
-        cmocka_unit_test(large_pieces_that_are_cut_arrive_exactly_once),
-        cmocka_unit_test(byte_totals_are_the_closed_forms),
-        cmocka_unit_test(the_scale_is_zero_and_the_ring_is_refused_where_dp_does_not_divide),
-        cmocka_unit_test(worked_example_fan_in),
-        cmocka_unit_test(worked_example_fan_out),
-        cmocka_unit_test(worked_example_without_a_divisor),
-        cmocka_unit_test(partial_gradients_move_every_level_but_the_own_one),
-    };
-    return cmocka_run_group_tests_name("bridge/plan", tests, NULL, NULL);
-}
+T_MAIN("bridge/plan")

@@ -312,9 +312,8 @@ static void delivers(const t_case_t *c)
         fail_msg("%s: %s", t_case_text(c), w.why);
 }
 
-static void sizes_that_do_not_divide_are_shared_within_one_piece(void **state)
+T_CASE(sizes_that_do_not_divide_are_shared_within_one_piece)
 {
-    (void)state;
     static const struct {
         const char *src, *dst;
         ref_shape_t shape;
@@ -375,9 +374,8 @@ static void any_sizes(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     }
 }
 
-static void every_pair_of_layouts_of_16_ranks_shares_any_size_within_one_piece(void **state)
+T_CASE(every_pair_of_layouts_of_16_ranks_shares_any_size_within_one_piece)
 {
-    (void)state;
     tally_t t = {.seed = t_seed()};
     t_each_pair(1, 16, any_sizes, &t);
     assert_int_equal(t.cases, 1100 * 3);
@@ -385,9 +383,8 @@ static void every_pair_of_layouts_of_16_ranks_shares_any_size_within_one_piece(v
 }
 
 /* Grids that differ in size and place, nodes, stages, sequence parallelism, split features. */
-static void candidates_of_any_layouts_and_nodes_take_turns(void **state)
+T_CASE(candidates_of_any_layouts_and_nodes_take_turns)
 {
-    (void)state;
     static const char *const specs[] = {"tp=2,dp=8",           "tp=4,cp=2,dp=2", "tp=3,cp=4,dp=1",
                                         "dp=2,tp=4,cp=2@3",    "cp=4,tp=6",      "tp=8,pp=2,dp=2",
                                         "ep=3,dp=4,tp=2@5",    "dp=16",          "tp=4,cp=4,dp=1",
@@ -425,9 +422,8 @@ static void candidates_of_any_layouts_and_nodes_take_turns(void **state)
 }
 
 /* Rank 2 lacks samples 0 to 2 and ranks 0 and 1 hold them: each sends a part, cut along @axis. */
-static void a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest(void **state)
+T_CASE(a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest)
 {
-    (void)state;
     enum { SAMPLES, ROWS, FEATURES };
     static const struct {
         ref_shape_t shape;
@@ -465,13 +461,4 @@ static void a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest(vo
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_that_do_not_divide_are_shared_within_one_piece),
-        cmocka_unit_test(every_pair_of_layouts_of_16_ranks_shares_any_size_within_one_piece),
-        cmocka_unit_test(candidates_of_any_layouts_and_nodes_take_turns),
-        cmocka_unit_test(a_piece_is_cut_along_the_first_axis_that_divides_else_the_longest),
-    };
-    return cmocka_run_group_tests_name("bridge/plan_balance", tests, NULL, NULL);
-}
+T_MAIN("bridge/plan_balance")

@@ -18,9 +18,8 @@ static int64_t message_bytes(const colo_plan_message_t *m, int32_t n, int64_t pe
     return -1;
 }
 
-static void a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers(void **state)
+T_CASE(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers)
 {
-    (void)state;
     ref_side_t src = t_side("tp=8,dp=131072", true), dst = t_side("tp=8,cp=4,dp=32768", false);
     colo_layout_t ls, ld;
     assert_ok(t_layout(&ls, &src));
@@ -85,9 +84,8 @@ static int64_t work_of(int64_t sources, int64_t destinations, int64_t per_node, 
     return most;
 }
 
-static void planning_replicas_costs_their_number_times_its_logarithm(void **state)
+T_CASE(planning_replicas_costs_their_number_times_its_logarithm)
 {
-    (void)state;
     static const int64_t nodes[] = {0, 8, 7}, features[] = {64, 4096};
     for (int64_t n = 16, log = 4; n <= 4096; n *= 4, log += 2)
         for (int node = 0; node < 3; node++)
@@ -105,9 +103,8 @@ static void planning_replicas_costs_their_number_times_its_logarithm(void **stat
 
 /* A destination learns whose turn it is from the overlaps before its own, not from all pairs of
  * ranks. */
-static void planning_turns_costs_the_pieces_of_a_held_block(void **state)
+T_CASE(planning_turns_costs_the_pieces_of_a_held_block)
 {
-    (void)state;
     int64_t before = 0;
     for (int64_t n = 64; n <= 4096; n *= 4) {
         char text[2][64];
@@ -130,9 +127,8 @@ static void planning_turns_costs_the_pieces_of_a_held_block(void **state)
     }
 }
 
-static void hashes_agree_on_all_ranks_and_tell_configs_apart(void **state)
+T_CASE(hashes_agree_on_all_ranks_and_tell_configs_apart)
 {
-    (void)state;
     static const int64_t table[8] = {0, 1, 2, 3, 4, 5, 6, 7}, other[8] = {0, 1, 2, 3, 4, 5, 7, 6};
     t_case_t base = {.src = t_side("tp=2,dp=4", true),
                      .dst = t_side("tp=2,cp=2,dp=2", false),
@@ -176,9 +172,8 @@ static void hashes_agree_on_all_ranks_and_tell_configs_apart(void **state)
     }
 }
 
-static void a_rank_outside_both_grids_gets_an_empty_plan(void **state)
+T_CASE(a_rank_outside_both_grids_gets_an_empty_plan)
 {
-    (void)state;
     t_case_t c = {.src = t_side("tp=2,dp=2", true),
                   .dst = t_side("tp=2,dp=2", false),
                   .shape = {4, 4, 2},
@@ -199,9 +194,8 @@ static void a_rank_outside_both_grids_gets_an_empty_plan(void **state)
     t_plans_free(&w);
 }
 
-static void bad_arguments_are_refused_and_write_nothing(void **state)
+T_CASE(bad_arguments_are_refused_and_write_nothing)
 {
-    (void)state;
     ref_side_t src = t_side("tp=2,dp=2", true), dst = t_side("tp=2,cp=2", false);
     colo_layout_t ls, ld;
     assert_ok(t_layout(&ls, &src));
@@ -245,9 +239,8 @@ static void bad_arguments_are_refused_and_write_nothing(void **state)
     assert_null(p);
 }
 
-static void a_plan_that_is_made_leaves_the_last_error_alone(void **state)
+T_CASE(a_plan_that_is_made_leaves_the_last_error_alone)
 {
-    (void)state;
     ref_side_t src = t_side("tp=2,dp=3", true), dst = t_side("tp=3,dp=2", false);
     colo_layout_t ls, ld;
     colo_plan_t *p = NULL;
@@ -261,16 +254,4 @@ static void a_plan_that_is_made_leaves_the_last_error_alone(void **state)
     colo_plan_destroy(&p);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_plan_in_a_world_of_a_million_ranks_touches_only_its_peers),
-        cmocka_unit_test(planning_replicas_costs_their_number_times_its_logarithm),
-        cmocka_unit_test(planning_turns_costs_the_pieces_of_a_held_block),
-        cmocka_unit_test(hashes_agree_on_all_ranks_and_tell_configs_apart),
-        cmocka_unit_test(a_rank_outside_both_grids_gets_an_empty_plan),
-        cmocka_unit_test(a_plan_that_is_made_leaves_the_last_error_alone),
-        cmocka_unit_test(bad_arguments_are_refused_and_write_nothing),
-    };
-    return cmocka_run_group_tests_name("bridge/plan_calls", tests, NULL, NULL);
-}
+T_MAIN("bridge/plan_calls")

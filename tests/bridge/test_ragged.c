@@ -65,33 +65,30 @@ static colo_status_t run_example(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void sharded_packed_rows_arrive_as_the_example_says(void **state)
+T_CASE(sharded_packed_rows_arrive_as_the_example_says)
 {
     example_t ex = {.o = {.output = COLO_SHARDED},
                     .rows = {2, 6},
                     .n = {2, 6},
                     .a = {{{0, 0, 0}, {2, 0, 1}},
                           {{0, 1, 0}, {0, 2, 1}, {2, 1, 2}, {2, 2, 3}, {2, 3, 4}, {2, 4, 5}}}};
-    (void)state;
     assert_ok(t_run_ranks(2, run_example, &ex, sizeof ex));
 }
 
-static void sharded_merged_rows_arrive_as_the_example_says(void **state)
+T_CASE(sharded_merged_rows_arrive_as_the_example_says)
 {
     example_t ex = {.o = {.output = COLO_SHARDED, .placement = COLO_MERGED},
                     .rows = {10, 10},
                     .n = {2, 6},
                     .a = {{{0, 0, 2}, {2, 0, 7}},
                           {{0, 1, 0}, {0, 2, 1}, {2, 1, 6}, {2, 2, 7}, {2, 3, 8}, {2, 4, 9}}}};
-    (void)state;
     assert_ok(t_run_ranks(2, run_example, &ex, sizeof ex));
 }
 
-static void full_rows_arrive_on_both_ranks(void **state)
+T_CASE(full_rows_arrive_on_both_ranks)
 {
     static const arrival_t merged[8] = {{0, 0, 2},  {0, 1, 3},  {0, 2, 4},  {2, 0, 13},
                                         {2, 1, 14}, {2, 2, 15}, {2, 3, 16}, {2, 4, 17}};
-    (void)state;
     for (int i = 0; i < 4; i++) {
         example_t ex = {.o = {.output = COLO_FULL_SEQ,
                               .grad = i & 1 ? COLO_DISJOINT : COLO_PARTIAL,
@@ -150,9 +147,8 @@ static colo_status_t run_outstanding(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void batches_with_other_tables_may_be_outstanding_together(void **state)
+T_CASE(batches_with_other_tables_may_be_outstanding_together)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, run_outstanding, NULL, 0));
 }
 
@@ -187,9 +183,8 @@ static colo_status_t run_nothing(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void no_rows_anywhere_need_no_tensors_and_no_collective(void **state)
+T_CASE(no_rows_anywhere_need_no_tensors_and_no_collective)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         colo_placement_t p = (colo_placement_t)i;
         assert_ok(t_run_ranks(2, run_nothing, &p, sizeof p));
@@ -227,22 +222,10 @@ static colo_status_t run_memory(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void workspace_grows_to_the_largest_batch_or_is_there_from_create(void **state)
+T_CASE(workspace_grows_to_the_largest_batch_or_is_there_from_create)
 {
-    (void)state;
     for (int64_t most = 0; most <= 5; most += 5)
         assert_ok(t_run_ranks(2, run_memory, &most, sizeof most));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sharded_packed_rows_arrive_as_the_example_says),
-        cmocka_unit_test(sharded_merged_rows_arrive_as_the_example_says),
-        cmocka_unit_test(full_rows_arrive_on_both_ranks),
-        cmocka_unit_test(batches_with_other_tables_may_be_outstanding_together),
-        cmocka_unit_test(no_rows_anywhere_need_no_tensors_and_no_collective),
-        cmocka_unit_test(workspace_grows_to_the_largest_batch_or_is_there_from_create),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged")

@@ -123,9 +123,8 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing(void **state)
+T_CASE(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing)
 {
-    (void)state;
     for (int i = 0; i < FAULTS; i++) {
         refusal_t f = {.fault = (fault_t)i};
         assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
@@ -141,10 +140,9 @@ static void a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing(void **
     }
 }
 
-static void a_bad_later_call_wakes_the_ranks_that_wait(void **state)
+T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
 {
     refusal_t f = {.fault = SHORT_X, .later = true};
-    (void)state;
     assert_ok(t_run_ranks(2, run_fault, &f, sizeof f));
     assert_int_equal(f.status[0], COLO_ERR_PEER);
     assert_int_equal(f.status[1], COLO_ERR_SHAPE);
@@ -191,9 +189,8 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void tables_that_one_rank_refuses_are_an_error_on_all_ranks(void **state)
+T_CASE(tables_that_one_rank_refuses_are_an_error_on_all_ranks)
 {
-    (void)state;
     for (int both = 0; both < 2; both++) {
         refused_tables_t f = {.on_both = both};
         assert_ok(t_run_ranks(2, run_refused_tables, &f, sizeof f));
@@ -250,9 +247,8 @@ static colo_status_t run_disjoint(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm);
 }
 
-static void a_disjoint_gradient_is_verified_in_rows_of_other_ranks(void **state)
+T_CASE(a_disjoint_gradient_is_verified_in_rows_of_other_ranks)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         declared_t d = {.foreign = i};
         assert_ok(t_run_ranks(2, run_disjoint, &d, sizeof d));
@@ -298,9 +294,8 @@ static colo_status_t run_replicas(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm);
 }
 
-static void replicas_that_differ_in_rows_of_the_batch_are_refused(void **state)
+T_CASE(replicas_that_differ_in_rows_of_the_batch_are_refused)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         declared_t d = {.foreign = i};
         assert_ok(t_run_ranks(2, run_replicas, &d, sizeof d));
@@ -359,9 +354,8 @@ static colo_status_t run_configs(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm); /* it lives on */
 }
 
-static void configs_that_ragged_bridges_cannot_have_are_refused(void **state)
+T_CASE(configs_that_ragged_bridges_cannot_have_are_refused)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, run_configs, NULL, 0));
 }
 
@@ -376,9 +370,8 @@ static colo_status_t run_differing(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm);
 }
 
-static void placements_that_differ_are_a_mismatch_at_create(void **state)
+T_CASE(placements_that_differ_are_a_mismatch_at_create)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, run_differing, NULL, 0));
 }
 
@@ -419,9 +412,8 @@ static colo_status_t run_uses(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm);
 }
 
-static void wrong_uses_are_refused_and_the_bridge_lives(void **state)
+T_CASE(wrong_uses_are_refused_and_the_bridge_lives)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, run_uses, NULL, 0));
 }
 
@@ -452,24 +444,9 @@ static colo_status_t run_mask(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void integers_travel_but_are_not_added_up(void **state)
+T_CASE(integers_travel_but_are_not_added_up)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, run_mask, NULL, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_bad_first_call_is_an_error_on_all_ranks_and_writes_nothing),
-        cmocka_unit_test(a_bad_later_call_wakes_the_ranks_that_wait),
-        cmocka_unit_test(tables_that_one_rank_refuses_are_an_error_on_all_ranks),
-        cmocka_unit_test(a_disjoint_gradient_is_verified_in_rows_of_other_ranks),
-        cmocka_unit_test(replicas_that_differ_in_rows_of_the_batch_are_refused),
-        cmocka_unit_test(configs_that_ragged_bridges_cannot_have_are_refused),
-        cmocka_unit_test(placements_that_differ_are_a_mismatch_at_create),
-        cmocka_unit_test(wrong_uses_are_refused_and_the_bridge_lives),
-        cmocka_unit_test(integers_travel_but_are_not_added_up),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged_calls")

@@ -108,10 +108,9 @@ static void check_rank(const t_ragged_t *t, const plans_t *p, int32_t rank)
     assert_int_equal(sent, received);
 }
 
-static void plans_without_a_bridge_have_the_oracles_rows_and_bytes(void **state)
+T_CASE(plans_without_a_bridge_have_the_oracles_rows_and_bytes)
 {
     const uint64_t seed = t_seed();
-    (void)state;
     for (int64_t i = 0; i < t_scaled(CASES); i++) {
         t_ragged_t t;
         plans_t p = {0};
@@ -126,11 +125,10 @@ static void plans_without_a_bridge_have_the_oracles_rows_and_bytes(void **state)
 }
 
 /* 8 samples of 6 rows: dp=4 has 2 samples each, dp=2 has 4. Rank 4 is in no grid. */
-static void rows_of_a_uniform_plan_are_those_of_all_its_samples(void **state)
+T_CASE(rows_of_a_uniform_plan_are_those_of_all_its_samples)
 {
     colo_grid_t grid[2];
     colo_layout_t src, dst;
-    (void)state;
     assert_ok(colo_grid_parse(&grid[0], "dp=4", 0));
     assert_ok(colo_grid_parse(&grid[1], "tp=2,dp=2", 0));
     assert_ok(colo_layout_init_src(&src, &grid[0]));
@@ -190,10 +188,9 @@ static int64_t work_of(const char *from, const char *to, int64_t rank, int64_t i
 
 /* Ranks and their peers stay the same, so only the rank's runs of rows cost more. Chunks 0 and 3 of
  * rank 0 do not touch, so each run is a region. */
-static void planning_lists_the_rows_of_a_rank_once(void **state)
+T_CASE(planning_lists_the_rows_of_a_rank_once)
 {
     int64_t few, many;
-    (void)state;
     const int64_t a = work_of("dp=2", "cp=2,dp=1", 0, 500, &few);
     const int64_t b = work_of("dp=2", "cp=2,dp=1", 0, 1000, &many);
     assert_int_equal(few, 400);
@@ -203,10 +200,9 @@ static void planning_lists_the_rows_of_a_rank_once(void **state)
 
 /* Two ranks hold what one of 64 needs and take turns. A turn depends on the needers before: rank 0
  * has none, and each sequence has rows for it and for those behind it. */
-static void planning_passes_turns_of_ranks_before_only(void **state)
+T_CASE(planning_passes_turns_of_ranks_before_only)
 {
     int64_t runs;
-    (void)state;
     const int64_t first = work_of("dp=64", "cp=4,tp=2,dp=8", 0, 2000, &runs);
     assert_true(4 * first < work_of("dp=64", "cp=4,tp=2,dp=8", 63, 2000, &runs));
 }
@@ -306,13 +302,12 @@ static void check_shares(const t_ragged_t *t, const plans_t *p, colo_pass_t pass
 
 /* Ranks 0 and 1 hold all rows. Ranks 2..7 need 100, 1, 100, 1, 100, 1 of them: by turns rank 0
  * would send 300 rows and rank 1 three. */
-static void small_overlaps_are_dealt_by_their_size(void **state)
+T_CASE(small_overlaps_are_dealt_by_their_size)
 {
     enum { N = 8 };
     int64_t rows[N], zero[N] = {0}, seq[N], len[N], most = 0;
     colo_grid_t grid[2];
     colo_layout_t src, dst;
-    (void)state;
     for (int64_t e = 0; e < N; e++) {
         rows[e] = e % 2 ? 1 : 100;
         seq[e] = e;
@@ -335,10 +330,9 @@ static void small_overlaps_are_dealt_by_their_size(void **state)
     assert_true(most <= 303 / 2 + 100);
 }
 
-static void replicas_share_the_sending_of_ragged_batches(void **state)
+T_CASE(replicas_share_the_sending_of_ragged_batches)
 {
     const uint64_t seed = t_seed();
-    (void)state;
     for (int64_t i = 0; i < t_scaled(4 * CASES); i++) {
         t_ragged_t t;
         plans_t p = {0};
@@ -377,7 +371,7 @@ static colo_status_t plan_one(colo_plan_t **plan, colo_shape_t shape, int64_t ro
     return colo_plan_create_ragged(plan, &c, &s, 0);
 }
 
-static void what_a_plan_cannot_have_is_refused_with_the_numbers(void **state)
+T_CASE(what_a_plan_cannot_have_is_refused_with_the_numbers)
 {
     const struct {
         colo_shape_t shape;
@@ -389,7 +383,6 @@ static void what_a_plan_cannot_have_is_refused_with_the_numbers(void **state)
         {{.features = -1}, 1, "-1 features"},
         {{.features = 1}, -1, "has -1 positions"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         colo_plan_t *plan = NULL;
         assert_int_equal(plan_one(&plan, cases[i].shape, cases[i].rows), COLO_ERR_ARG);
@@ -401,16 +394,4 @@ static void what_a_plan_cannot_have_is_refused_with_the_numbers(void **state)
     colo_plan_rows(NULL, NULL, NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plans_without_a_bridge_have_the_oracles_rows_and_bytes),
-        cmocka_unit_test(rows_of_a_uniform_plan_are_those_of_all_its_samples),
-        cmocka_unit_test(planning_lists_the_rows_of_a_rank_once),
-        cmocka_unit_test(planning_passes_turns_of_ranks_before_only),
-        cmocka_unit_test(small_overlaps_are_dealt_by_their_size),
-        cmocka_unit_test(replicas_share_the_sending_of_ragged_batches),
-        cmocka_unit_test(what_a_plan_cannot_have_is_refused_with_the_numbers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged_plan")

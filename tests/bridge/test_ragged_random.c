@@ -35,12 +35,11 @@ static void after(void *arg, colo_status_t st)
     assert_ok(st);
 }
 
-static void random_batches_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     const int64_t n = t_scaled(t_ranks_are_threads() ? CASES : ON_PROCESSES);
     int64_t several = 0, merged = 0, partial = 0, nodes = 0;
-    (void)state;
     for (int64_t i = 0; i < n; i++) {
         job_t *j = malloc(sizeof *j);
         uint64_t r = seed + (uint64_t)i;
@@ -60,10 +59,4 @@ static void random_batches_arrive_as_the_oracle_says(void **state)
     assert_true(4 * several > n && 4 * merged > n && 64 * partial > n && 2 * nodes > n);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches_arrive_as_the_oracle_says),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged_random")

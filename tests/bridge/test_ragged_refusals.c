@@ -53,11 +53,10 @@ static bool names_one(const ref_refusal_t *f, int64_t n, const char *error_messa
     return false;
 }
 
-static void random_tables_are_refused_if_the_oracle_refuses_them(void **state)
+T_CASE(random_tables_are_refused_if_the_oracle_refuses_them)
 {
     const uint64_t seed = t_seed();
     int64_t refused = 0;
-    (void)state;
     for (int64_t i = 0; i < CASES; i++) {
         t_ragged_t t;
         colo_layout_t src, dst;
@@ -86,10 +85,4 @@ static void random_tables_are_refused_if_the_oracle_refuses_them(void **state)
     assert_true(4 * refused > CASES && 4 * refused < 3 * CASES);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_tables_are_refused_if_the_oracle_refuses_them),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged_refusals")

@@ -120,18 +120,11 @@ static void run_pair(int64_t n, const int64_t *s, const int64_t *d, void *arg)
     }
 }
 
-static void uniform_tables_give_the_bits_and_bytes_of_the_uniform_bridge(void **state)
+T_CASE(uniform_tables_give_the_bits_and_bytes_of_the_uniform_bridge)
 {
     int64_t cases = 0;
-    (void)state;
     t_each_pair(1, RANKS, run_pair, &cases);
     assert_true(cases > 200);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(uniform_tables_give_the_bits_and_bytes_of_the_uniform_bridge),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/ragged_uniform")

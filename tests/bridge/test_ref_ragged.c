@@ -40,9 +40,8 @@ static void expect_rows(const ref_rows_t *part, const int64_t (*er)[2], const in
     }
 }
 
-static void worked_example_gives_rows_and_places_of_the_page(void **state)
+T_CASE(worked_example_gives_rows_and_places_of_the_page)
 {
-    (void)state;
     ref_ragged_t c = example();
     ref_rows_t part;
     assert_int_equal(ref_ragged_refusals(&c, NULL, 0), 0);
@@ -72,9 +71,8 @@ static void worked_example_gives_rows_and_places_of_the_page(void **state)
     ref_rows_free(&part);
 }
 
-static void worked_example_receives_what_each_rank_lacks(void **state)
+T_CASE(worked_example_receives_what_each_rank_lacks)
 {
-    (void)state;
     ref_ragged_t c = example();
     /* sharded: rank 0 has e0 and lacks e2r0; rank 1 has e2 and lacks e0r1, e0r2 */
     assert_int_equal(ref_ragged_receives(&c, 0, false), 1);
@@ -92,9 +90,8 @@ static void worked_example_receives_what_each_rank_lacks(void **state)
     assert_int_equal(ref_ragged_receives(&c, 1, true), 5);
 }
 
-static void source_shards_cut_the_axis_once_with_cp_major(void **state)
+T_CASE(source_shards_cut_the_axis_once_with_cp_major)
 {
-    (void)state;
     static const int64_t rows[] = {4, 2, 3}, src_dp[] = {0, 1, 0}, seq[] = {0, 0, 0};
     static const int64_t pos[] = {5, 3, 0}, len[] = {9}, seq_dp[] = {0};
     /* cp varies fastest; replica 0 has 7 rows, cut at 0 1 3 5 7 */
@@ -133,9 +130,8 @@ static void expect_places(const ref_ragged_t *c, int rank, bool full, const int6
     ref_rows_free(&part);
 }
 
-static void destination_axis_is_cut_by_chunks_and_then_by_sequence_parallel(void **state)
+T_CASE(destination_axis_is_cut_by_chunks_and_then_by_sequence_parallel)
 {
-    (void)state;
     static const int64_t len[] = {8, 4, 4}, seq_dp[] = {0, 1, 0}, none[1];
     ref_ragged_t c = {.src = t_side("dp=1", true), .dst = t_side("tp=2,cp=2,dp=2", false), .h = 1};
     c.table = (ref_segments_t){0, 3, none, none, none, none, NULL, len, seq_dp};
@@ -164,9 +160,8 @@ static void destination_axis_is_cut_by_chunks_and_then_by_sequence_parallel(void
     expect_places(&c, 7, false, one + 3, 1);
 }
 
-static void scattered_rows_are_packed_by_position(void **state)
+T_CASE(scattered_rows_are_packed_by_position)
 {
-    (void)state;
     static const int64_t rows[] = {3, 2}, src_dp[] = {0, 0}, seq[] = {1, 0};
     static const int64_t row_pos[] = {5, 0, 3, 6, 1}, len[] = {8, 8}, seq_dp[] = {0, 0};
     ref_ragged_t c = {.src = t_side("dp=1", true), .dst = t_side("cp=2", false), .h = 1};
@@ -181,9 +176,8 @@ static void scattered_rows_are_packed_by_position(void **state)
     ref_rows_free(&part);
 }
 
-static void features_are_cut_on_either_side(void **state)
+T_CASE(features_are_cut_on_either_side)
 {
-    (void)state;
     ref_ragged_t c = example();
     c.h = 4;
     c.src = t_side("tp=2,dp=2", true);
@@ -204,9 +198,8 @@ static void features_are_cut_on_either_side(void **state)
     assert_true(y[0] == 1 + 1 * 4 && y[7] == 1 + 2 * 4 + 3 && y[23] == x[9]);
 }
 
-static void merged_tensors_leave_what_no_row_covers(void **state)
+T_CASE(merged_tensors_leave_what_no_row_covers)
 {
-    (void)state;
     ref_ragged_t c = example();
     c.merged = true;
     float into[20], y[20], d_y[20], d_into[20];
@@ -239,9 +232,8 @@ static void merged_tensors_leave_what_no_row_covers(void **state)
     }
 }
 
-static void partial_gradients_add_up_in_rank_order(void **state)
+T_CASE(partial_gradients_add_up_in_rank_order)
 {
-    (void)state;
     ref_ragged_t c = example();
     static const int64_t len[] = {16, 16};
     c.table.seq_len = len;
@@ -269,9 +261,8 @@ static void partial_gradients_add_up_in_rank_order(void **state)
     assert_true(differ > 10); /* of 100: another order is seen */
 }
 
-static void halves_are_summed_in_float_and_rounded_once(void **state)
+T_CASE(halves_are_summed_in_float_and_rounded_once)
 {
-    (void)state;
     ref_ragged_t c = example();
     static const int64_t len[] = {16, 16};
     c.table.seq_len = len;
@@ -322,9 +313,8 @@ static void expect_refusal(const ref_ragged_t *c, ref_refusal_t want)
     assert_int_equal(got[0].limit, want.limit);
 }
 
-static void each_refusal_names_its_place_and_numbers(void **state)
+T_CASE(each_refusal_names_its_place_and_numbers)
 {
-    (void)state;
     ref_ragged_t c = example();
     c.table.rows = (const int64_t[]){3, -1, 5};
     expect_refusal(&c, (ref_refusal_t){REF_REFUSE_ROWS, 1, -1, -1, -1, -1, -1, 0});
@@ -394,9 +384,8 @@ static void expect_bins(const int64_t *cost, int64_t nseg, int64_t n, const int6
         assert_int_equal(assign[e], want[e]);
 }
 
-static void balance_follows_cost_and_lets_segments_stay(void **state)
+T_CASE(balance_follows_cost_and_lets_segments_stay)
 {
-    (void)state;
     static const int64_t cost[] = {3, 7, 3, 5, 0, 6}, now[] = {1, 1, 1, 0, 2, 0};
     /* 7 to 0, 6 to 1, 5 to 2, 3 to 2 (8), 3 to 1 (9), 0 to 0 */
     expect_bins(cost, 6, 3, NULL, 0, (const int64_t[]){2, 0, 1, 2, 0, 1});
@@ -411,20 +400,4 @@ static void balance_follows_cost_and_lets_segments_stay(void **state)
     expect_bins(same, 0, 2, NULL, 0, NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(worked_example_gives_rows_and_places_of_the_page),
-        cmocka_unit_test(worked_example_receives_what_each_rank_lacks),
-        cmocka_unit_test(source_shards_cut_the_axis_once_with_cp_major),
-        cmocka_unit_test(destination_axis_is_cut_by_chunks_and_then_by_sequence_parallel),
-        cmocka_unit_test(scattered_rows_are_packed_by_position),
-        cmocka_unit_test(features_are_cut_on_either_side),
-        cmocka_unit_test(merged_tensors_leave_what_no_row_covers),
-        cmocka_unit_test(partial_gradients_add_up_in_rank_order),
-        cmocka_unit_test(halves_are_summed_in_float_and_rounded_once),
-        cmocka_unit_test(each_refusal_names_its_place_and_numbers),
-        cmocka_unit_test(balance_follows_cost_and_lets_segments_stay),
-    };
-    return cmocka_run_group_tests_name("bridge/ref_ragged", tests, NULL, NULL);
-}
+T_MAIN("bridge/ref_ragged")

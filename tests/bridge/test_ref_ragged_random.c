@@ -182,9 +182,8 @@ static void count_shares(shares_t *n, const t_ragged_t *t)
     n->offsets += c->src.offset || c->dst.offset;
 }
 
-static void random_cases_are_valid_and_cover_what_the_page_says(void **state)
+T_CASE(random_cases_are_valid_and_cover_what_the_page_says)
 {
-    (void)state;
     shares_t n = {0};
     int64_t rows = 0, ranks = 0;
     const int64_t cases = t_scaled(CASES);
@@ -298,9 +297,8 @@ static void judge_copies(const t_ragged_t *t, const reading_t *w)
     }
 }
 
-static void lists_of_every_rank_follow_the_formulas(void **state)
+T_CASE(lists_of_every_rank_follow_the_formulas)
 {
-    (void)state;
     for (int64_t i = 0; i < t_scaled(CASES); i++) {
         t_ragged_t t;
         reading_t w;
@@ -439,9 +437,8 @@ static void judge_values(const t_ragged_t *t, const reading_t *w)
     logical_free(&d_y);
 }
 
-static void values_of_all_ranks_are_adjoint(void **state)
+T_CASE(values_of_all_ranks_are_adjoint)
 {
-    (void)state;
     for (int64_t i = 0; i < t_scaled(CASES); i++) {
         t_ragged_t t;
         reading_t w;
@@ -530,9 +527,8 @@ static int64_t within(uint64_t *r, int64_t lo, int64_t hi)
     return lo + t_below(r, hi - lo + 1);
 }
 
-static void uniform_tables_equal_the_uniform_oracle(void **state)
+T_CASE(uniform_tables_equal_the_uniform_oracle)
 {
-    (void)state;
     int64_t one_each = 0, several = 0;
     for (int64_t i = 0; i < t_scaled(500); i++) {
         uint64_t seed = seed_of(i) ^ 0x5555, *r = &seed;
@@ -578,13 +574,4 @@ static void uniform_tables_equal_the_uniform_oracle(void **state)
     assert_true(one_each && several);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_cases_are_valid_and_cover_what_the_page_says),
-        cmocka_unit_test(lists_of_every_rank_follow_the_formulas),
-        cmocka_unit_test(values_of_all_ranks_are_adjoint),
-        cmocka_unit_test(uniform_tables_equal_the_uniform_oracle),
-    };
-    return cmocka_run_group_tests_name("bridge/ref_ragged_random", tests, NULL, NULL);
-}
+T_MAIN("bridge/ref_ragged_random")

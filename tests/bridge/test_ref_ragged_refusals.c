@@ -17,9 +17,8 @@ static uint64_t seed_of(int64_t i)
     return t_seed() * 1000003u + (uint64_t)i;
 }
 
-static void broken_tables_are_refused_for_what_was_broken(void **state)
+T_CASE(broken_tables_are_refused_for_what_was_broken)
 {
-    (void)state;
     int64_t made[REF_REFUSE_SUM + 1] = {0};
     for (int64_t i = 0; i < t_scaled(CASES); i++)
         for (int kind = REF_REFUSE_ROWS; kind <= REF_REFUSE_SUM; kind++) {
@@ -101,9 +100,8 @@ static int plain_verdict(const ref_ragged_t *c)
     return 1;
 }
 
-static void mutated_tables_are_refused_exactly_if_a_plain_walk_refuses(void **state)
+T_CASE(mutated_tables_are_refused_exactly_if_a_plain_walk_refuses)
 {
-    (void)state;
     int64_t verdicts[3] = {0}, kinds[REF_REFUSE_SUM + 1] = {0};
     const int64_t cases = t_scaled(2000);
     for (int64_t i = 0; i < cases; i++) {
@@ -131,11 +129,4 @@ static void mutated_tables_are_refused_exactly_if_a_plain_walk_refuses(void **st
         assert_true(kinds[kind] > 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_tables_are_refused_for_what_was_broken),
-        cmocka_unit_test(mutated_tables_are_refused_exactly_if_a_plain_walk_refuses),
-    };
-    return cmocka_run_group_tests_name("bridge/ref_ragged_refusals", tests, NULL, NULL);
-}
+T_MAIN("bridge/ref_ragged_refusals")

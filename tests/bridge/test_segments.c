@@ -49,10 +49,9 @@ static colo_status_t check(const tables_t *t)
     return colo_segments_check(&t->s, &t->src, &t->dst);
 }
 
-static void the_worked_example_is_accepted(void **state)
+T_CASE(the_worked_example_is_accepted)
 {
     tables_t t;
-    (void)state;
     assert_ok(check(worked(&t)));
     t.s.row_pos = t.row_pos;
     t.s.pos = NULL;
@@ -61,10 +60,9 @@ static void the_worked_example_is_accepted(void **state)
     assert_ok(check(&t));
 }
 
-static void bad_rows_and_indices_are_refused_with_their_numbers(void **state)
+T_CASE(bad_rows_and_indices_are_refused_with_their_numbers)
 {
     tables_t t;
-    (void)state;
     worked(&t)->rows[2] = -1;
     assert_fails(check(&t), COLO_ERR_ARG, "segment 2 has -1 rows");
     worked(&t)->rows[1] = INT64_MAX;
@@ -81,10 +79,9 @@ static void bad_rows_and_indices_are_refused_with_their_numbers(void **state)
     assert_fails(check(&t), COLO_ERR_ARG, "sequence 1: seq_dp is 1, expected 0..0");
 }
 
-static void bad_positions_are_refused_with_their_numbers(void **state)
+T_CASE(bad_positions_are_refused_with_their_numbers)
 {
     tables_t t;
-    (void)state;
     worked(&t)->pos[2] = 4;
     assert_fails(check(&t), COLO_ERR_ARG,
                  "segment 2: row 4 of 5 is at position 8 of sequence 1, expected 0..7");
@@ -107,10 +104,9 @@ static void bad_positions_are_refused_with_their_numbers(void **state)
                  "segments 2 and 2 both have a row at position 1 of sequence 1");
 }
 
-static void bad_lengths_are_refused_with_their_numbers(void **state)
+T_CASE(bad_lengths_are_refused_with_their_numbers)
 {
     tables_t t;
-    (void)state;
     worked(&t)->len[1] = 10;
     assert_fails(check(&t), COLO_ERR_LAYOUT,
                  "sequence 1 has 10 positions, expected a multiple of 2 * cp=2 = 4");
@@ -134,10 +130,9 @@ static void bad_lengths_are_refused_with_their_numbers(void **state)
     assert_ok(check(&t));
 }
 
-static void missing_tables_are_refused_by_name(void **state)
+T_CASE(missing_tables_are_refused_by_name)
 {
     tables_t t;
-    (void)state;
     worked(&t)->s.struct_size = 8;
     assert_fails(check(&t), COLO_ERR_ARG, "struct_size is 8");
     worked(&t)->s.rows = NULL;
@@ -161,10 +156,9 @@ static void missing_tables_are_refused_by_name(void **state)
     assert_fails(colo_segments_check(&t.s, NULL, &t.dst), COLO_ERR_ARG, "layout is NULL");
 }
 
-static void layouts_that_ragged_batches_cannot_have_are_refused(void **state)
+T_CASE(layouts_that_ragged_batches_cannot_have_are_refused)
 {
     tables_t t;
-    (void)state;
     assert_ok(colo_layout_map_offset(&worked(&t)->dst, 1, 20));
     assert_fails(check(&t), COLO_ERR_LAYOUT, "destination layout has a position map");
     assert_ok(colo_layout_map_offset(&worked(&t)->src, 1, 20));
@@ -178,11 +172,10 @@ static void layouts_that_ragged_batches_cannot_have_are_refused(void **state)
 }
 
 /* Any tables of small numbers: what a bitmap of positions and plain comparisons say. */
-static void random_tables_are_judged_as_a_bitmap_judges_them(void **state)
+T_CASE(random_tables_are_judged_as_a_bitmap_judges_them)
 {
     uint64_t r = t_seed();
     int64_t accepted = 0;
-    (void)state;
     for (int i = 0; i < 20000; i++) {
         tables_t t;
         bool taken[2][16] = {{false}}, good = true;
@@ -220,10 +213,9 @@ static void random_tables_are_judged_as_a_bitmap_judges_them(void **state)
     assert_true(accepted > 1000);
 }
 
-static void the_hash_differs_when_any_entry_does(void **state)
+T_CASE(the_hash_differs_when_any_entry_does)
 {
     tables_t t;
-    (void)state;
     const uint64_t first = colo_segments_hash(&worked(&t)->s);
     int64_t *const entry[] = {&t.rows[0], &t.src_dp[2], &t.seq[1], &t.pos[1],
                               &t.len[1],  &t.dp[0],     &t.pos[0]};
@@ -241,12 +233,11 @@ static void the_hash_differs_when_any_entry_does(void **state)
 }
 
 /* A table of 67 entries: eight at a time, and what remains. */
-static void the_hash_differs_when_entries_change_or_trade_places(void **state)
+T_CASE(the_hash_differs_when_entries_change_or_trade_places)
 {
     enum { N = 67 };
     tables_t t;
     int64_t rows[N], zero[N] = {0};
-    (void)state;
     for (int64_t i = 0; i < N; i++)
         rows[i] = 3 * i + 1;
     colo_segments_t s = worked(&t)->s;
@@ -271,18 +262,4 @@ static void the_hash_differs_when_entries_change_or_trade_places(void **state)
     assert_true(first == colo_segments_hash(&s));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_worked_example_is_accepted),
-        cmocka_unit_test(bad_rows_and_indices_are_refused_with_their_numbers),
-        cmocka_unit_test(bad_positions_are_refused_with_their_numbers),
-        cmocka_unit_test(bad_lengths_are_refused_with_their_numbers),
-        cmocka_unit_test(missing_tables_are_refused_by_name),
-        cmocka_unit_test(layouts_that_ragged_batches_cannot_have_are_refused),
-        cmocka_unit_test(random_tables_are_judged_as_a_bitmap_judges_them),
-        cmocka_unit_test(the_hash_differs_when_any_entry_does),
-        cmocka_unit_test(the_hash_differs_when_entries_change_or_trade_places),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/segments")

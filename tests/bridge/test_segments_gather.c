@@ -97,9 +97,8 @@ static colo_status_t gather_random(colo_comm_t *comm, void *arg)
     return st;
 }
 
-static void random_tables_are_joined_in_rank_order(void **state)
+T_CASE(random_tables_are_joined_in_rank_order)
 {
-    (void)state;
     for (int i = 0; i < 60; i++) {
         job_t j = {.seed = t_seed() + (uint64_t)i, .most = i % 3 ? 20 : MOST};
         assert_ok(t_run_ranks(RANKS, gather_random, &j, sizeof j));
@@ -122,10 +121,9 @@ static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
     return colo_comm_check(comm); /* it lives on */
 }
 
-static void an_error_on_one_rank_is_an_error_on_all(void **state)
+T_CASE(an_error_on_one_rank_is_an_error_on_all)
 {
     job_t j = {.odd = 2};
-    (void)state;
     assert_ok(t_run_ranks(RANKS, gather_bad, &j, sizeof j));
     for (int i = 0; i < RANKS; i++) {
         assert_int_equal(j.status[i], i == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
@@ -154,21 +152,12 @@ static colo_status_t count_gathers(colo_comm_t *comm, void *arg)
     return COLO_OK;
 }
 
-static void small_tables_take_one_all_gather_and_large_ones_two(void **state)
+T_CASE(small_tables_take_one_all_gather_and_large_ones_two)
 {
-    (void)state;
     for (int64_t n = 20; n <= 400; n += 380) {
         job_t j = {.most = n};
         assert_ok(t_run_ranks(RANKS, count_gathers, &j, sizeof j));
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_tables_are_joined_in_rank_order),
-        cmocka_unit_test(an_error_on_one_rank_is_an_error_on_all),
-        cmocka_unit_test(small_tables_take_one_all_gather_and_large_ones_two),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+T_MAIN("bridge/segments_gather")

@@ -50,7 +50,7 @@ static colo_status_t abort_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void an_abort_wakes_every_relative(void **state)
+T_CASE(an_abort_wakes_every_relative)
 {
     struct abortion a = {.seen = {.arrived = 0}};
     assert_ok(t_run_ranks(6, abort_rank, &a, sizeof a));
@@ -100,7 +100,7 @@ static colo_status_t torn_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void an_abort_amid_a_copy_waits_for_the_readers(void **state)
+T_CASE(an_abort_amid_a_copy_waits_for_the_readers)
 {
     T_THREADS_ONLY();
     for (int i = 0; i < 10; i++) {
@@ -169,7 +169,7 @@ static colo_status_t strewn_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void failure_in_flight_writes_outputs_and_nothing_else(void **state)
+T_CASE(failure_in_flight_writes_outputs_and_nothing_else)
 {
     for (int i = 0; i < 8; i++) {
         struct strewn s = {.delay_us = 3000 + 3000 * i};
@@ -218,12 +218,12 @@ static colo_status_t dead_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_dead_comm_refuses_operations_and_answers_questions(void **state)
+T_CASE(a_dead_comm_refuses_operations_and_answers_questions)
 {
     assert_ok(t_run_ranks(2, dead_rank, NULL, 0));
 }
 
-static void null_comms_are_an_error_never_the_world(void **state)
+T_CASE(null_comms_are_an_error_never_the_world)
 {
     float x = 0;
     colo_comm_t *out = NULL;
@@ -243,14 +243,4 @@ static void null_comms_are_an_error_never_the_world(void **state)
     assert_null(out);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_abort_wakes_every_relative),
-        cmocka_unit_test(an_abort_amid_a_copy_waits_for_the_readers),
-        cmocka_unit_test(failure_in_flight_writes_outputs_and_nothing_else),
-        cmocka_unit_test(a_dead_comm_refuses_operations_and_answers_questions),
-        cmocka_unit_test(null_comms_are_an_error_never_the_world),
-    };
-    return cmocka_run_group_tests_name("comm/abort", tests, NULL, NULL);
-}
+T_MAIN("comm/abort")

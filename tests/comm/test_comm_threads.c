@@ -55,7 +55,7 @@ static colo_status_t gather_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void all_gather_puts_every_rank_at_its_place(void **state)
+T_CASE(all_gather_puts_every_rank_at_its_place)
 {
     on_all_sizes(gather_rank, NULL);
 }
@@ -77,7 +77,7 @@ static colo_status_t broadcast_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void broadcast_gives_everyone_the_roots_buffer(void **state)
+T_CASE(broadcast_gives_everyone_the_roots_buffer)
 {
     on_all_sizes(broadcast_rank, NULL);
 }
@@ -198,13 +198,13 @@ static colo_status_t all_reduce_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void all_reduce_sums_in_rank_order_bitwise(void **state)
+T_CASE(all_reduce_sums_in_rank_order_bitwise)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
         on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_SUM});
 }
 
-static void all_reduce_finds_the_largest(void **state)
+T_CASE(all_reduce_finds_the_largest)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++)
         on_all_sizes(all_reduce_rank, &(struct reduction){reducible[d], COLO_MAX});
@@ -233,7 +233,7 @@ static colo_status_t reduce_scatter_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void reduce_scatter_leaves_each_rank_its_slice(void **state)
+T_CASE(reduce_scatter_leaves_each_rank_its_slice)
 {
     for (size_t d = 0; d < sizeof reducible / sizeof reducible[0]; d++) {
         on_all_sizes(reduce_scatter_rank, &(struct reduction){reducible[d], COLO_SUM});
@@ -276,7 +276,7 @@ static colo_status_t nan_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void max_keeps_a_nan_of_any_rank(void **state)
+T_CASE(max_keeps_a_nan_of_any_rank)
 {
     on_all_sizes(nan_rank, NULL);
 }
@@ -294,7 +294,7 @@ static colo_status_t empty_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void nothing_may_be_moved_through_null_buffers(void **state)
+T_CASE(nothing_may_be_moved_through_null_buffers)
 {
     on_all_sizes(empty_rank, NULL);
 }
@@ -314,7 +314,7 @@ static colo_status_t barrier_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_barrier_orders_plain_memory(void **state)
+T_CASE(a_barrier_orders_plain_memory)
 {
     T_THREADS_ONLY();
     int32_t turn = -1;
@@ -363,7 +363,7 @@ static colo_status_t mixed_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_long_mixed_sequence_stays_in_step(void **state)
+T_CASE(a_long_mixed_sequence_stays_in_step)
 {
     uint64_t seed = t_seed();
     on_all_sizes(mixed_rank, &seed);
@@ -371,7 +371,7 @@ static void a_long_mixed_sequence_stays_in_step(void **state)
 
 /* ---- the comm of one rank, getters, the run's own arguments ---- */
 
-static void a_comm_of_one_rank_copies(void **state)
+T_CASE(a_comm_of_one_rank_copies)
 {
     colo_comm_t *c = NULL, *child = NULL;
     assert_fails(colo_comm_create_self(NULL), COLO_ERR_ARG, "NULL");
@@ -402,7 +402,7 @@ static void a_comm_of_one_rank_copies(void **state)
     colo_comm_destroy(NULL);
 }
 
-static void settings_are_checked_and_inherited(void **state)
+T_CASE(settings_are_checked_and_inherited)
 {
     colo_comm_t *c = NULL, *child = NULL;
     assert_ok(colo_comm_create_self(&c));
@@ -432,7 +432,7 @@ static colo_status_t first_rank_only(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_run_refuses_senseless_sizes(void **state)
+T_CASE(a_run_refuses_senseless_sizes)
 {
     int calls = 0;
     assert_fails(colo_comm_threads_run(0, first_rank_only, &calls), COLO_ERR_ARG, "0 ranks");
@@ -452,7 +452,7 @@ static colo_status_t sum_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void two_hundred_ranks_meet(void **state)
+T_CASE(two_hundred_ranks_meet)
 {
     assert_ok(colo_comm_threads_run(200, sum_rank, NULL));
 }
@@ -485,29 +485,10 @@ static colo_status_t named_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void world_ranks_may_be_named(void **state)
+T_CASE(world_ranks_may_be_named)
 {
     assert_ok(t_run_ranks(4, named_rank, NULL, 0));
     assert_int_equal(colo_comm_set_world_ranks(NULL, NULL), COLO_ERR_ARG);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_gather_puts_every_rank_at_its_place),
-        cmocka_unit_test(broadcast_gives_everyone_the_roots_buffer),
-        cmocka_unit_test(all_reduce_sums_in_rank_order_bitwise),
-        cmocka_unit_test(all_reduce_finds_the_largest),
-        cmocka_unit_test(reduce_scatter_leaves_each_rank_its_slice),
-        cmocka_unit_test(max_keeps_a_nan_of_any_rank),
-        cmocka_unit_test(nothing_may_be_moved_through_null_buffers),
-        cmocka_unit_test(a_barrier_orders_plain_memory),
-        cmocka_unit_test(a_long_mixed_sequence_stays_in_step),
-        cmocka_unit_test(a_comm_of_one_rank_copies),
-        cmocka_unit_test(settings_are_checked_and_inherited),
-        cmocka_unit_test(a_run_refuses_senseless_sizes),
-        cmocka_unit_test(world_ranks_may_be_named),
-        cmocka_unit_test(two_hundred_ranks_meet),
-    };
-    return cmocka_run_group_tests_name("comm/threads", tests, NULL, NULL);
-}
+T_MAIN("comm/threads")

@@ -137,7 +137,7 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void random_patterns_move_exactly_their_boxes(void **state)
+T_CASE(random_patterns_move_exactly_their_boxes)
 {
     uint64_t seed = t_seed();
     struct pattern *p = malloc(sizeof *p);
@@ -172,7 +172,7 @@ static colo_status_t pairs_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void an_exchange_waits_only_for_the_peers_it_names(void **state)
+T_CASE(an_exchange_waits_only_for_the_peers_it_names)
 {
     T_THREADS_ONLY();
     _Atomic int late = 0;
@@ -194,7 +194,7 @@ static colo_status_t oneway_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void a_chain_of_one_way_messages_arrives_transposed(void **state)
+T_CASE(a_chain_of_one_way_messages_arrives_transposed)
 {
     assert_ok(t_run_ranks(5, oneway_rank, NULL, 0));
 }
@@ -259,27 +259,27 @@ static void expect_mismatch(struct clash k, int from, int to, const char *text, 
     }
 }
 
-static void other_extents_are_a_mismatch_on_both_sides(void **state)
+T_CASE(other_extents_are_a_mismatch_on_both_sides)
 {
     expect_mismatch((struct clash){{{1, 4, 3}, {1, 3, 4}}, {1, 1}, true, true, 0, {COLO_OK}, {{0}}},
                     0, 1, "box 0 of 1x4x3 elements where 1x3x4 are expected",
                     "rank 0 sends rank 1 other boxes");
 }
 
-static void another_number_of_boxes_is_a_mismatch_on_both_sides(void **state)
+T_CASE(another_number_of_boxes_is_a_mismatch_on_both_sides)
 {
     expect_mismatch((struct clash){{{1, 2, 2}, {1, 2, 2}}, {2, 1}, true, true, 0, {COLO_OK}, {{0}}},
                     0, 1, "2 boxes where 1 are expected", "rank 0 sends rank 1 other boxes");
 }
 
-static void a_message_nobody_expects_is_a_mismatch(void **state)
+T_CASE(a_message_nobody_expects_is_a_mismatch)
 {
     expect_mismatch(
         (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}}, 0, 0,
         "rank 1", "rank 0 sends rank 1 a message, which expects none");
 }
 
-static void a_message_nobody_sends_is_a_mismatch(void **state)
+T_CASE(a_message_nobody_sends_is_a_mismatch)
 {
     expect_mismatch(
         (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}}, 1, 1,
@@ -303,7 +303,7 @@ static colo_status_t vain_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_receiver_that_waits_for_others_is_a_mismatch_at_once(void **state)
+T_CASE(a_receiver_that_waits_for_others_is_a_mismatch_at_once)
 {
     struct clash k = {.check = 0};
     assert_ok(t_run_ranks(3, vain_rank, &k, sizeof k));
@@ -342,7 +342,7 @@ static colo_status_t refusal_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void senseless_messages_are_refused_with_their_place(void **state)
+T_CASE(senseless_messages_are_refused_with_their_place)
 {
     static float x[8];
     static const colo_box_t ok = {x, {1, 1, 4}, {0, 0, 1}};
@@ -394,18 +394,4 @@ static void senseless_messages_are_refused_with_their_place(void **state)
     assert_ok(t_run_ranks(3, refusal_rank, (void *)(uintptr_t)table, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_patterns_move_exactly_their_boxes),
-        cmocka_unit_test(an_exchange_waits_only_for_the_peers_it_names),
-        cmocka_unit_test(a_chain_of_one_way_messages_arrives_transposed),
-        cmocka_unit_test(other_extents_are_a_mismatch_on_both_sides),
-        cmocka_unit_test(another_number_of_boxes_is_a_mismatch_on_both_sides),
-        cmocka_unit_test(a_message_nobody_expects_is_a_mismatch),
-        cmocka_unit_test(a_message_nobody_sends_is_a_mismatch),
-        cmocka_unit_test(a_receiver_that_waits_for_others_is_a_mismatch_at_once),
-        cmocka_unit_test(senseless_messages_are_refused_with_their_place),
-    };
-    return cmocka_run_group_tests_name("comm/exchange_boxes", tests, NULL, NULL);
-}
+T_MAIN("comm/exchange_boxes")

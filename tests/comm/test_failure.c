@@ -35,7 +35,7 @@ static colo_status_t skip_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_skipped_call_is_a_timeout_with_both_sequence_numbers(void **state)
+T_CASE(a_skipped_call_is_a_timeout_with_both_sequence_numbers)
 {
     struct seen s = {.arrived = 0};
     assert_ok(t_run_ranks(3, skip_rank, &s, sizeof s));
@@ -61,9 +61,8 @@ static colo_status_t abort_after(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void an_operation_that_all_finished_stays_finished(void **state)
+T_CASE(an_operation_that_all_finished_stays_finished)
 {
-    (void)state;
     T_THREADS_ONLY();
     for (int i = 0; i < t_scaled(400); i++) {
         struct seen s = {.arrived = 0};
@@ -90,7 +89,7 @@ static colo_status_t absent_sender(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void an_exchange_names_the_sender_that_did_not_come(void **state)
+T_CASE(an_exchange_names_the_sender_that_did_not_come)
 {
     struct seen s = {.arrived = 0};
     assert_ok(t_run_ranks(3, absent_sender, &s, sizeof s));
@@ -117,7 +116,7 @@ static colo_status_t late_readers(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_timed_out_call_leaves_nobody_reading_its_buffers(void **state)
+T_CASE(a_timed_out_call_leaves_nobody_reading_its_buffers)
 {
     struct seen s = {.arrived = 0};
     for (int i = 0; i < 5; i++) {
@@ -180,7 +179,7 @@ static colo_status_t disagree_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void different_operations_are_a_mismatch_on_all_ranks(void **state)
+T_CASE(different_operations_are_a_mismatch_on_all_ranks)
 {
     static const struct {
         const char *most, *odd;
@@ -209,7 +208,7 @@ static void different_operations_are_a_mismatch_on_all_ranks(void **state)
         }
 }
 
-static void at_check_2_a_mismatch_leaves_the_comm_alive(void **state)
+T_CASE(at_check_2_a_mismatch_leaves_the_comm_alive)
 {
     for (int which = 0; which < 6; which++) {
         struct disagreement d = {.which = which, .check = 2};
@@ -243,7 +242,7 @@ static colo_status_t collective_against_exchange(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void ranks_that_went_past_without_me_are_a_mismatch_not_a_hang(void **state)
+T_CASE(ranks_that_went_past_without_me_are_a_mismatch_not_a_hang)
 {
     T_THREADS_ONLY();
     struct seen s = {.arrived = 0};
@@ -266,7 +265,7 @@ static colo_status_t failing_rank(colo_comm_t *c, void *arg)
     return s->status[me];
 }
 
-static void the_error_of_one_rank_reaches_all_and_the_caller(void **state)
+T_CASE(the_error_of_one_rank_reaches_all_and_the_caller)
 {
     struct seen s = {.arrived = 0};
     colo_status_t st = t_run_ranks(5, failing_rank, &s, sizeof s);
@@ -299,7 +298,7 @@ static colo_status_t failing_in_child(colo_comm_t *c, void *arg)
     return s->status[me];
 }
 
-static void wrong_arguments_on_one_rank_wake_its_peers(void **state)
+T_CASE(wrong_arguments_on_one_rank_wake_its_peers)
 {
     struct seen s = {.arrived = 0};
     colo_status_t st = t_run_ranks(4, failing_in_child, &s, sizeof s);
@@ -362,7 +361,7 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void at_check_2_wrong_arguments_leave_the_comm_alive(void **state)
+T_CASE(at_check_2_wrong_arguments_leave_the_comm_alive)
 {
     static const char *const text[] = {
         "all_gather: count -1",
@@ -408,7 +407,7 @@ static colo_status_t bad_split_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void splits_that_differ_are_a_mismatch_on_all_ranks(void **state)
+T_CASE(splits_that_differ_are_a_mismatch_on_all_ranks)
 {
     struct splitting table[] = {
         {.spec = {"tp=2,dp=2", "tp=4"}, .dims = {"tp", "tp"}},
@@ -423,7 +422,7 @@ static void splits_that_differ_are_a_mismatch_on_all_ranks(void **state)
     }
 }
 
-static void a_split_that_is_wrong_on_one_rank_fails_on_all(void **state)
+T_CASE(a_split_that_is_wrong_on_one_rank_fails_on_all)
 {
     struct splitting s = {.spec = {"tp=2,dp=2", "tp=2,dp=2"}, .dims = {"tp", "qp"}};
     assert_ok(t_run_ranks(4, bad_split_rank, &s, sizeof s));
@@ -433,7 +432,7 @@ static void a_split_that_is_wrong_on_one_rank_fails_on_all(void **state)
             expect(&s.seen, r, COLO_ERR_PEER, "rank 1 failed: ");
 }
 
-static void a_group_that_reaches_beyond_the_parent_is_missing_members(void **state)
+T_CASE(a_group_that_reaches_beyond_the_parent_is_missing_members)
 {
     struct splitting s = {.spec = {"tp=2,dp=3", "tp=2,dp=3"}, .dims = {"tp", "tp"}};
     assert_ok(t_run_ranks(5, bad_split_rank, &s, sizeof s)); /* rank 4's partner is 5 */
@@ -489,13 +488,12 @@ static colo_status_t fields_rank(colo_comm_t *c, void *arg)
     return colo_comm_barrier(c, NULL);
 }
 
-static void agreement_on_fields_names_those_that_differ(void **state)
+T_CASE(agreement_on_fields_names_those_that_differ)
 {
-    (void)state;
     assert_ok(t_run_ranks(4, fields_rank, NULL, 0));
 }
 
-static void agreement_hands_each_rank_the_right_status(void **state)
+T_CASE(agreement_hands_each_rank_the_right_status)
 {
     struct seen s = {.arrived = 0};
     assert_ok(t_run_ranks(4, agree_rank, &s, sizeof s));
@@ -542,10 +540,9 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void threads_meet_before_anybody_goes_on(void **state)
+T_CASE(threads_meet_before_anybody_goes_on)
 {
     atomic_int arrived = 0;
-    (void)state;
     assert_ok(colo_comm_threads_run(4, meeting_rank, &arrived));
 }
 
@@ -558,32 +555,9 @@ static colo_status_t sharing_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void ranks_know_whether_they_share_a_process(void **state)
+T_CASE(ranks_know_whether_they_share_a_process)
 {
-    (void)state;
     assert_ok(t_run_ranks(4, sharing_rank, NULL, 0));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_skipped_call_is_a_timeout_with_both_sequence_numbers),
-        cmocka_unit_test(an_operation_that_all_finished_stays_finished),
-        cmocka_unit_test(an_exchange_names_the_sender_that_did_not_come),
-        cmocka_unit_test(a_timed_out_call_leaves_nobody_reading_its_buffers),
-        cmocka_unit_test(different_operations_are_a_mismatch_on_all_ranks),
-        cmocka_unit_test(at_check_2_a_mismatch_leaves_the_comm_alive),
-        cmocka_unit_test(ranks_that_went_past_without_me_are_a_mismatch_not_a_hang),
-        cmocka_unit_test(the_error_of_one_rank_reaches_all_and_the_caller),
-        cmocka_unit_test(wrong_arguments_on_one_rank_wake_its_peers),
-        cmocka_unit_test(at_check_2_wrong_arguments_leave_the_comm_alive),
-        cmocka_unit_test(splits_that_differ_are_a_mismatch_on_all_ranks),
-        cmocka_unit_test(a_split_that_is_wrong_on_one_rank_fails_on_all),
-        cmocka_unit_test(a_group_that_reaches_beyond_the_parent_is_missing_members),
-        cmocka_unit_test(agreement_hands_each_rank_the_right_status),
-        cmocka_unit_test(agreement_on_fields_names_those_that_differ),
-        cmocka_unit_test(threads_meet_before_anybody_goes_on),
-        cmocka_unit_test(ranks_know_whether_they_share_a_process),
-    };
-    return cmocka_run_group_tests_name("comm/failure", tests, NULL, NULL);
-}
+T_MAIN("comm/failure")

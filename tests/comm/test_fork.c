@@ -86,12 +86,12 @@ static colo_status_t fork_and_sum(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void child_is_refused_and_its_parent_goes_on(void **state)
+T_CASE(child_is_refused_and_its_parent_goes_on)
 {
     assert_ok(t_run_ranks(RANKS, fork_and_sum, NULL, 0));
 }
 
-static void child_of_a_rank_alone_is_refused(void **state)
+T_CASE(child_of_a_rank_alone_is_refused)
 {
     colo_comm_t *c = NULL;
     int status = 1;
@@ -107,7 +107,7 @@ static void child_of_a_rank_alone_is_refused(void **state)
     colo_comm_destroy(&c);
 }
 
-static void child_makes_communicators_of_its_own(void **state)
+T_CASE(child_makes_communicators_of_its_own)
 {
     colo_comm_t *c = NULL;
     int status = 1;
@@ -128,12 +128,4 @@ static void child_makes_communicators_of_its_own(void **state)
     colo_comm_destroy(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(child_is_refused_and_its_parent_goes_on),
-        cmocka_unit_test(child_of_a_rank_alone_is_refused),
-        cmocka_unit_test(child_makes_communicators_of_its_own),
-    };
-    return cmocka_run_group_tests_name("comm/fork", tests, NULL, NULL);
-}
+T_MAIN("comm/fork")

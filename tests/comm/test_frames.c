@@ -129,19 +129,19 @@ static void refuse_piece(uint64_t bytes)
     tear_down(&b);
 }
 
-static void piece_of_part_of_an_element_is_refused(void **state)
+T_CASE(piece_of_part_of_an_element_is_refused)
 {
     refuse_piece(1);
     refuse_piece(4 * 100 + 2);
 }
 
-static void piece_of_no_or_too_many_bytes_is_refused(void **state)
+T_CASE(piece_of_no_or_too_many_bytes_is_refused)
 {
     refuse_piece(0);
     refuse_piece(COUNT * sizeof(float));
 }
 
-static void stream_cut_inside_an_element_ends(void **state)
+T_CASE(stream_cut_inside_an_element_ends)
 {
     int32_t from[6] = {1, 2, 3, 4, 5, 6}, to[8] = {0};
     colo_box_t box = {from, {1, 1, 6}, {0, 0, 1}};
@@ -156,7 +156,7 @@ static void stream_cut_inside_an_element_ends(void **state)
 }
 
 /* Every one is the first frame of a world of its own. */
-static void frame_that_makes_no_sense_is_an_error_at_once(void **state)
+T_CASE(frame_that_makes_no_sense_is_an_error_at_once)
 {
     static const unsigned char zeros[COLO_FRAME_EAGER];
     colo_frame_t bad[9];
@@ -182,7 +182,7 @@ static void frame_that_makes_no_sense_is_an_error_at_once(void **state)
     }
 }
 
-static void frames_of_groups_that_are_not_made_are_kept_within_bounds(void **state)
+T_CASE(frames_of_groups_that_are_not_made_are_kept_within_bounds)
 {
     static const unsigned char zeros[COLO_FRAME_EAGER];
     struct bench b = set_up();
@@ -203,14 +203,4 @@ static void frames_of_groups_that_are_not_made_are_kept_within_bounds(void **sta
     tear_down(&b);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(piece_of_part_of_an_element_is_refused),
-        cmocka_unit_test(piece_of_no_or_too_many_bytes_is_refused),
-        cmocka_unit_test(stream_cut_inside_an_element_ends),
-        cmocka_unit_test(frame_that_makes_no_sense_is_an_error_at_once),
-        cmocka_unit_test(frames_of_groups_that_are_not_made_are_kept_within_bounds),
-    };
-    return cmocka_run_group_tests_name("comm/frames", tests, NULL, NULL);
-}
+T_MAIN("comm/frames")

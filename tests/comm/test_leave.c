@@ -29,7 +29,7 @@ static colo_status_t early_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_that_returned_is_missed_at_once(void **state)
+T_CASE(a_rank_that_returned_is_missed_at_once)
 {
     struct seen s = {.arrived = 0};
     assert_ok(t_run_ranks(4, early_rank, &s, sizeof s));
@@ -76,7 +76,7 @@ static colo_status_t forgetting_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void rank_that_returned_is_missed_at_once_in_every_child(void **state)
+T_CASE(rank_that_returned_is_missed_at_once_in_every_child)
 {
     T_THREADS_ONLY();
     for (int which = 0; which < 4; which++) {
@@ -94,7 +94,7 @@ static void rank_that_returned_is_missed_at_once_in_every_child(void **state)
     }
 }
 
-static void rank_that_ends_its_thread_is_an_error_on_its_peers_at_once(void **state)
+T_CASE(rank_that_ends_its_thread_is_an_error_on_its_peers_at_once)
 {
     T_THREADS_ONLY();
     struct forgetting f = {.exits = true};
@@ -108,12 +108,4 @@ static void rank_that_ends_its_thread_is_an_error_on_its_peers_at_once(void **st
         colo_comm_destroy(&f.child[k]);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_returned_is_missed_at_once),
-        cmocka_unit_test(rank_that_returned_is_missed_at_once_in_every_child),
-        cmocka_unit_test(rank_that_ends_its_thread_is_an_error_on_its_peers_at_once),
-    };
-    return cmocka_run_group_tests_name("comm/leave", tests, NULL, NULL);
-}
+T_MAIN("comm/leave")

@@ -83,17 +83,15 @@ static struct told registering(bool late, colo_status_t rank0, colo_status_t ran
                         : (struct told){.open = {rank0, rank1}});
 }
 
-static void ranks_that_reach_each_other_share(void **state)
+T_CASE(ranks_that_reach_each_other_share)
 {
     struct told t = registering(false, COLO_OK, COLO_OK);
-    (void)state;
     for (int r = 0; r < RANKS; r++)
         assert_true(t.status[r] == COLO_OK && t.made[r] && t.p2p[r]);
 }
 
-static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
+T_CASE(ranks_that_do_not_have_memory_that_is_not_direct)
 {
-    (void)state;
     for (int late = 0; late < 2; late++) { /* also where it is this memory that cannot be opened */
         struct told t = registering(late, COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
         for (int r = 0; r < RANKS; r++)
@@ -101,10 +99,9 @@ static void ranks_that_do_not_have_memory_that_is_not_direct(void **state)
     }
 }
 
-static void what_else_goes_wrong_is_an_error(void **state)
+T_CASE(what_else_goes_wrong_is_an_error)
 {
     static const colo_status_t kinds[] = {COLO_ERR_ARG, COLO_ERR_NOMEM, COLO_ERR_CUDA};
-    (void)state;
     for (size_t i = 0; i < 2 * sizeof kinds / sizeof kinds[0]; i++) {
         struct told t = registering(i % 2, COLO_ERR_PEER, kinds[i / 2]);
         assert_int_equal(t.status[0], COLO_ERR_PEER);
@@ -116,9 +113,8 @@ static void what_else_goes_wrong_is_an_error(void **state)
     }
 }
 
-static void where_peers_are_asked_for_none_is_an_error(void **state)
+T_CASE(where_peers_are_asked_for_none_is_an_error)
 {
-    (void)state;
     for (int late = 0; late < 2; late++) {
         setenv("COLO_TRANSPORT", "peer", 1);
         struct told t = registering(late, COLO_ERR_UNBUILT, COLO_ERR_UNBUILT);
@@ -128,9 +124,8 @@ static void where_peers_are_asked_for_none_is_an_error(void **state)
     }
 }
 
-static void nobody_is_asked_where_nccl_is_wanted(void **state)
+T_CASE(nobody_is_asked_where_nccl_is_wanted)
 {
-    (void)state;
     setenv("COLO_TRANSPORT", "nccl", 1);
     struct told t = registering(false, COLO_ERR_NOMEM, COLO_ERR_NOMEM);
     unsetenv("COLO_TRANSPORT");
@@ -138,9 +133,8 @@ static void nobody_is_asked_where_nccl_is_wanted(void **state)
         assert_true(t.status[r] == COLO_OK && t.made[r] && !t.p2p[r]);
 }
 
-static void an_unknown_transport_is_refused_before_anybody_waits(void **state)
+T_CASE(an_unknown_transport_is_refused_before_anybody_waits)
 {
-    (void)state;
     struct told t = telling((struct told){.odd = true});
     unsetenv("COLO_TRANSPORT");
     for (int r = 0; r < RANKS; r++) {
@@ -169,23 +163,13 @@ static colo_status_t made_here(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void what_is_made_begins_and_ends_at_a_multiple_of_256(void **state)
+T_CASE(what_is_made_begins_and_ends_at_a_multiple_of_256)
 {
-    (void)state;
     assert_ok(colo_comm_threads_run(RANKS, made_here, NULL));
 }
 
 int main(void)
 {
     unsetenv("COLO_TRANSPORT");
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(ranks_that_reach_each_other_share),
-        cmocka_unit_test(ranks_that_do_not_have_memory_that_is_not_direct),
-        cmocka_unit_test(what_else_goes_wrong_is_an_error),
-        cmocka_unit_test(where_peers_are_asked_for_none_is_an_error),
-        cmocka_unit_test(nobody_is_asked_where_nccl_is_wanted),
-        cmocka_unit_test(an_unknown_transport_is_refused_before_anybody_waits),
-        cmocka_unit_test(what_is_made_begins_and_ends_at_a_multiple_of_256),
-    };
-    return cmocka_run_group_tests_name("comm/memory", tests, NULL, NULL);
+    return t_main("comm/memory");
 }

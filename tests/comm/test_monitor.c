@@ -88,7 +88,7 @@ static colo_status_t watched_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void monitor_at_1_khz_leaves_the_communicator_alive(void **state)
+T_CASE(monitor_at_1_khz_leaves_the_communicator_alive)
 {
     int64_t questions[RANKS] = {0};
     assert_ok(t_run_ranks(RANKS, watched_rank, questions, sizeof questions));
@@ -96,10 +96,4 @@ static void monitor_at_1_khz_leaves_the_communicator_alive(void **state)
         assert_true(questions[r] > 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(monitor_at_1_khz_leaves_the_communicator_alive),
-    };
-    return cmocka_run_group_tests_name("comm/monitor", tests, NULL, NULL);
-}
+T_MAIN("comm/monitor")

@@ -166,7 +166,7 @@ static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **muta
         }
 }
 
-static void who_left_one_group_is_named_at_once(void **state)
+T_CASE(who_left_one_group_is_named_at_once)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -181,7 +181,7 @@ static void who_left_one_group_is_named_at_once(void **state)
     close_all(&post, world, mutant);
 }
 
-static void why_all_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
+T_CASE(why_all_is_over_comes_before_the_goodbye_of_who_heard_it)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -194,7 +194,7 @@ static void why_all_is_over_comes_before_the_goodbye_of_who_heard_it(void **stat
     close_all(&post, world, mutant);
 }
 
-static void why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it(void **state)
+T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -225,7 +225,7 @@ static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
 }
 
 /* Another thread may ask for the state at any time, and takes in what has arrived. */
-static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
+T_CASE(head_that_arrives_before_its_round_runs_is_no_mismatch)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS], *c;
@@ -252,7 +252,7 @@ static void head_that_arrives_before_its_round_runs_is_no_mismatch(void **state)
     close_all(&post, world, mutant);
 }
 
-static void no_memory_for_a_head_is_an_error_at_once_and_told(void **state)
+T_CASE(no_memory_for_a_head_is_an_error_at_once_and_told)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -266,7 +266,7 @@ static void no_memory_for_a_head_is_an_error_at_once_and_told(void **state)
     close_all(&post, world, mutant);
 }
 
-static void no_memory_for_a_goodbye_is_told_to_all_groups(void **state)
+T_CASE(no_memory_for_a_goodbye_is_told_to_all_groups)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -280,7 +280,7 @@ static void no_memory_for_a_goodbye_is_told_to_all_groups(void **state)
     close_all(&post, world, mutant);
 }
 
-static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
+T_CASE(peer_that_talks_without_pause_does_not_hold_a_call)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -294,7 +294,7 @@ static void peer_that_talks_without_pause_does_not_hold_a_call(void **state)
 }
 
 /* What a transport's library does in a child of fork() is anybody's guess. */
-static void child_that_exits_sends_nothing(void **state)
+T_CASE(child_that_exits_sends_nothing)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -335,7 +335,7 @@ static void pass(colo_comm_t *comm, int operations)
 }
 
 /* Rank 0 fails in #3, then rank 1 in #1; rank 2 waits for rank 1 in #2. */
-static void fault_in_an_older_operation_is_told_and_named(void **state)
+T_CASE(fault_in_an_older_operation_is_told_and_named)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -355,7 +355,7 @@ static void fault_in_an_older_operation_is_told_and_named(void **state)
 }
 
 /* Rank 0 fails in #3, and rank 1 has not begun #1, for which rank 2 waits. */
-static void rank_that_will_not_begin_an_older_operation_says_so(void **state)
+T_CASE(rank_that_will_not_begin_an_older_operation_says_so)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -372,7 +372,7 @@ static void rank_that_will_not_begin_an_older_operation_says_so(void **state)
 }
 
 /* Rank 0 fails in #3, and rank 1 brings wrong arguments to #1, for which rank 2 waits. */
-static void wrong_arguments_of_an_older_operation_are_told_and_named(void **state)
+T_CASE(wrong_arguments_of_an_older_operation_are_told_and_named)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -392,20 +392,4 @@ static void wrong_arguments_of_an_older_operation_are_told_and_named(void **stat
     close_all(&post, world, mutant);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(who_left_one_group_is_named_at_once),
-        cmocka_unit_test(why_all_is_over_comes_before_the_goodbye_of_who_heard_it),
-        cmocka_unit_test(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it),
-        cmocka_unit_test(head_that_arrives_before_its_round_runs_is_no_mismatch),
-        cmocka_unit_test(child_that_exits_sends_nothing),
-        cmocka_unit_test(fault_in_an_older_operation_is_told_and_named),
-        cmocka_unit_test(rank_that_will_not_begin_an_older_operation_says_so),
-        cmocka_unit_test(wrong_arguments_of_an_older_operation_are_told_and_named),
-        cmocka_unit_test(no_memory_for_a_head_is_an_error_at_once_and_told),
-        cmocka_unit_test(no_memory_for_a_goodbye_is_told_to_all_groups),
-        cmocka_unit_test(peer_that_talks_without_pause_does_not_hold_a_call),
-    };
-    return cmocka_run_group_tests_name("comm/process", tests, NULL, NULL);
-}
+T_MAIN("comm/process")

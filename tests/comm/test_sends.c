@@ -115,7 +115,7 @@ static void expect(const struct rank *rank, colo_status_t status, const char *te
                  colo_status_name(status), text);
 }
 
-static void send_that_fails_for_a_moment_is_tried_again(void **state)
+T_CASE(send_that_fails_for_a_moment_is_tried_again)
 {
     static const int errors[] = {ENOBUFS, ENOMEM, EAGAIN, EINTR};
     struct rank rank[2];
@@ -128,7 +128,7 @@ static void send_that_fails_for_a_moment_is_tried_again(void **state)
     }
 }
 
-static void send_that_always_lacks_memory_ends_at_the_deadline(void **state)
+T_CASE(send_that_always_lacks_memory_ends_at_the_deadline)
 {
     struct rank rank[2];
     run_both(rank, &colo_transport_sockets, MANY, ALWAYS, ENOBUFS);
@@ -138,7 +138,7 @@ static void send_that_always_lacks_memory_ends_at_the_deadline(void **state)
     }
 }
 
-static void send_that_is_refused_is_the_end_of_the_connection(void **state)
+T_CASE(send_that_is_refused_is_the_end_of_the_connection)
 {
     struct rank rank[2];
     for (int fail_at = 2; fail_at <= 8; fail_at += 3) {
@@ -150,7 +150,7 @@ static void send_that_is_refused_is_the_end_of_the_connection(void **state)
     }
 }
 
-static void no_memory_for_a_piece_is_an_error_at_once(void **state)
+T_CASE(no_memory_for_a_piece_is_an_error_at_once)
 {
     struct rank rank[2];
     colo_transport_ops_t poor = colo_transport_sockets;
@@ -162,13 +162,4 @@ static void no_memory_for_a_piece_is_an_error_at_once(void **state)
         assert_true(rank[r].seconds < DEADLINE_MS * 1e-3);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(send_that_fails_for_a_moment_is_tried_again),
-        cmocka_unit_test(send_that_always_lacks_memory_ends_at_the_deadline),
-        cmocka_unit_test(send_that_is_refused_is_the_end_of_the_connection),
-        cmocka_unit_test(no_memory_for_a_piece_is_an_error_at_once),
-    };
-    return cmocka_run_group_tests_name("comm/sends", tests, NULL, NULL);
-}
+T_MAIN("comm/sends")

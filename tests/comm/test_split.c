@@ -53,7 +53,7 @@ static colo_status_t color_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void split_by_color_orders_by_key_then_rank(void **state)
+T_CASE(split_by_color_orders_by_key_then_rank)
 {
     on_all_sizes(color_rank, NULL);
 }
@@ -111,7 +111,7 @@ static colo_status_t grid_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void split_by_dims_follows_the_grid(void **state)
+T_CASE(split_by_dims_follows_the_grid)
 {
     assert_ok(t_run_ranks(8, grid_rank, NULL, 0));
 }
@@ -127,7 +127,7 @@ static colo_status_t keep_rank(colo_comm_t *c, void *arg)
     return colo_comm_split_color(c, me / 4, 0, &k->child[me]);
 }
 
-static void comms_may_outlive_their_run_and_each_other(void **state)
+T_CASE(comms_may_outlive_their_run_and_each_other)
 {
     T_THREADS_ONLY();
     struct keep k = {{NULL}};
@@ -142,12 +142,4 @@ static void comms_may_outlive_their_run_and_each_other(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(split_by_color_orders_by_key_then_rank),
-        cmocka_unit_test(split_by_dims_follows_the_grid),
-        cmocka_unit_test(comms_may_outlive_their_run_and_each_other),
-    };
-    return cmocka_run_group_tests_name("comm/split", tests, NULL, NULL);
-}
+T_MAIN("comm/split")

@@ -94,7 +94,7 @@ static colo_status_t count_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void counters_are_exactly_what_was_called(void **state)
+T_CASE(counters_are_exactly_what_was_called)
 {
     for (int32_t check = 0; check <= 2; check++)
         for (int32_t n = 2; n <= 8; n += 3)
@@ -121,12 +121,12 @@ static colo_status_t split_counts(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_split_by_dims_moves_nothing_but_its_agreement(void **state)
+T_CASE(a_split_by_dims_moves_nothing_but_its_agreement)
 {
     assert_ok(colo_comm_threads_run(4, split_counts, NULL));
 }
 
-static void a_comm_of_one_counts_operations_without_bytes(void **state)
+T_CASE(a_comm_of_one_counts_operations_without_bytes)
 {
     colo_comm_t *c = NULL;
     colo_comm_stats_t l;
@@ -142,7 +142,7 @@ static void a_comm_of_one_counts_operations_without_bytes(void **state)
     colo_comm_stats_reset(NULL);
 }
 
-static void names_are_known_and_foreign_numbers_are_not(void **state)
+T_CASE(names_are_known_and_foreign_numbers_are_not)
 {
     static const char *const ops[] = {"all_gather", "all_reduce", "reduce_scatter", "broadcast",
                                       "barrier",    "exchange",   "split"};
@@ -183,7 +183,7 @@ static const char *string(const json_t *j, const char *key)
     return json_string_value(json_object_get(j, key));
 }
 
-static void the_ring_holds_the_last_256_operations(void **state)
+T_CASE(the_ring_holds_the_last_256_operations)
 {
     static const int turns[] = {0, 1, 255, 256, 257, 1000};
     for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
@@ -241,7 +241,7 @@ static colo_status_t dump_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void the_dump_of_a_dead_comm_tells_the_story(void **state)
+T_CASE(the_dump_of_a_dead_comm_tells_the_story)
 {
     struct record r = {{NULL}};
     assert_ok(colo_comm_threads_run(3, dump_rank, &r));
@@ -279,7 +279,7 @@ static void the_dump_of_a_dead_comm_tells_the_story(void **state)
     }
 }
 
-static void a_short_buffer_gets_the_beginning(void **state)
+T_CASE(a_short_buffer_gets_the_beginning)
 {
     colo_comm_t *c = NULL;
     assert_ok(colo_comm_create_self(&c));
@@ -352,7 +352,7 @@ static colo_status_t watched_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void other_threads_may_dump_at_any_time(void **state)
+T_CASE(other_threads_may_dump_at_any_time)
 {
     assert_ok(colo_comm_threads_run(3, watched_rank, NULL));
 }
@@ -390,23 +390,9 @@ static colo_status_t hung_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void an_operation_that_hangs_is_in_the_dump_as_pending(void **state)
+T_CASE(an_operation_that_hangs_is_in_the_dump_as_pending)
 {
     assert_ok(colo_comm_threads_run(2, hung_rank, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(counters_are_exactly_what_was_called),
-        cmocka_unit_test(a_split_by_dims_moves_nothing_but_its_agreement),
-        cmocka_unit_test(a_comm_of_one_counts_operations_without_bytes),
-        cmocka_unit_test(names_are_known_and_foreign_numbers_are_not),
-        cmocka_unit_test(the_ring_holds_the_last_256_operations),
-        cmocka_unit_test(the_dump_of_a_dead_comm_tells_the_story),
-        cmocka_unit_test(a_short_buffer_gets_the_beginning),
-        cmocka_unit_test(other_threads_may_dump_at_any_time),
-        cmocka_unit_test(an_operation_that_hangs_is_in_the_dump_as_pending),
-    };
-    return cmocka_run_group_tests_name("comm/stats", tests, NULL, NULL);
-}
+T_MAIN("comm/stats")

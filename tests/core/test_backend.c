@@ -11,7 +11,7 @@
 
 #include <pthread.h>
 
-static void a_backend_beside_the_program_is_loaded_once(void **state)
+T_CASE(a_backend_beside_the_program_is_loaded_once)
 {
     const colo_backend_t *b = NULL, *again = NULL;
     unsetenv("COLO_BACKEND_DIR");
@@ -27,7 +27,7 @@ static void a_backend_beside_the_program_is_loaded_once(void **state)
     unsetenv("COLO_BACKEND_DIR");
 }
 
-static void the_folder_of_the_environment_is_the_only_one_searched(void **state)
+T_CASE(the_folder_of_the_environment_is_the_only_one_searched)
 {
     const colo_backend_t *b = (const colo_backend_t *)&b;
     assert_int_equal(setenv("COLO_BACKEND_DIR", "/nonexistent/place", 1), 0);
@@ -41,7 +41,7 @@ static void the_folder_of_the_environment_is_the_only_one_searched(void **state)
     unsetenv("COLO_BACKEND_DIR");
 }
 
-static void long_folder_is_used_whole_or_refused(void **state)
+T_CASE(long_folder_is_used_whole_or_refused)
 {
     char folder[4001] = BACKEND_DIR;
     const colo_backend_t *b = NULL;
@@ -62,7 +62,7 @@ static void long_folder_is_used_whole_or_refused(void **state)
     unsetenv("COLO_BACKEND_DIR");
 }
 
-static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
+T_CASE(what_cannot_be_used_is_unbuilt_and_says_what_to_do)
 {
     static const struct {
         const char *name, *found, *advice;
@@ -89,7 +89,7 @@ static void what_cannot_be_used_is_unbuilt_and_says_what_to_do(void **state)
     }
 }
 
-static void a_name_is_a_name_and_not_a_path(void **state)
+T_CASE(a_name_is_a_name_and_not_a_path)
 {
     const colo_backend_t *b = NULL;
     assert_fails(colo_backend_load(NULL, &b), COLO_ERR_ARG, "NULL");
@@ -110,7 +110,7 @@ static void *load_many(void *arg)
     return (void *)(uintptr_t)b;
 }
 
-static void threads_may_load_at_once(void **state)
+T_CASE(threads_may_load_at_once)
 {
     pthread_t thread[4];
     void *got[4];
@@ -123,7 +123,7 @@ static void threads_may_load_at_once(void **state)
         assert_ptr_equal(got[i], got[0]);
 }
 
-static void element_passes_come_from_the_memory_they_work_on(void **state)
+T_CASE(element_passes_come_from_the_memory_they_work_on)
 {
     const colo_ops_t *ops = NULL;
     assert_ok(colo_ops_for(COLO_HOST, &ops));
@@ -135,16 +135,4 @@ static void element_passes_come_from_the_memory_they_work_on(void **state)
     unsetenv("COLO_BACKEND_DIR");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_backend_beside_the_program_is_loaded_once),
-        cmocka_unit_test(the_folder_of_the_environment_is_the_only_one_searched),
-        cmocka_unit_test(long_folder_is_used_whole_or_refused),
-        cmocka_unit_test(what_cannot_be_used_is_unbuilt_and_says_what_to_do),
-        cmocka_unit_test(a_name_is_a_name_and_not_a_path),
-        cmocka_unit_test(threads_may_load_at_once),
-        cmocka_unit_test(element_passes_come_from_the_memory_they_work_on),
-    };
-    return cmocka_run_group_tests_name("core/backend", tests, NULL, NULL);
-}
+T_MAIN("core/backend")

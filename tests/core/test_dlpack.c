@@ -30,7 +30,7 @@ static void same(const colo_tensor_t *a, const colo_tensor_t *b)
     }
 }
 
-static void every_dtype_goes_out_and_comes_back(void **state)
+T_CASE(every_dtype_goes_out_and_comes_back)
 {
     double memory[64];
     for (int d = 0; d < COLO_DTYPE_COUNT; d++)
@@ -66,7 +66,7 @@ static void every_dtype_goes_out_and_comes_back(void **state)
         }
 }
 
-static void offsets_missing_strides_and_kinds_of_memory_are_understood(void **state)
+T_CASE(offsets_missing_strides_and_kinds_of_memory_are_understood)
 {
     float memory[64];
     int64_t shape[] = {2, 0, 4}, plain[] = {2, 3, 4};
@@ -94,7 +94,7 @@ static void offsets_missing_strides_and_kinds_of_memory_are_understood(void **st
     assert_int_equal(colo_tensor_count(&t), 0);
 }
 
-static void what_has_no_view_is_refused_and_nothing_written(void **state)
+T_CASE(what_has_no_view_is_refused_and_nothing_written)
 {
     int64_t shape[] = {2, 3}, stride[] = {3, 1}, negative[] = {-3, 1};
     const DLTensor good = {.device = {kDLCPU, 0},
@@ -135,12 +135,4 @@ static void what_has_no_view_is_refused_and_nothing_written(void **state)
     assert_int_equal(done, 0);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_dtype_goes_out_and_comes_back),
-        cmocka_unit_test(offsets_missing_strides_and_kinds_of_memory_are_understood),
-        cmocka_unit_test(what_has_no_view_is_refused_and_nothing_written),
-    };
-    return cmocka_run_group_tests_name("core/dlpack", tests, NULL, NULL);
-}
+T_MAIN("core/dlpack")

@@ -7,7 +7,7 @@
 
 #include <colobridge.h>
 
-static void getters_of_a_comm(void **state)
+T_CASE(getters_of_a_comm)
 {
     colo_comm_stats_t stats;
     char text[8];
@@ -27,7 +27,7 @@ static void getters_of_a_comm(void **state)
     colo_comm_stats_reset(NULL);
 }
 
-static void getters_of_a_grid(void **state)
+T_CASE(getters_of_a_grid)
 {
     char text[4] = "abc";
     assert_int_equal(colo_grid_print(NULL, text, sizeof text), 0);
@@ -42,7 +42,7 @@ static void getters_of_a_grid(void **state)
     assert_int_equal(colo_group_find(NULL, 0), -1);
 }
 
-static void getters_of_layouts_plans_and_bridges(void **state)
+T_CASE(getters_of_layouts_plans_and_bridges)
 {
     int64_t shape[3] = {7, 7, 7}, nregions = 9;
     int32_t n = 9;
@@ -73,7 +73,7 @@ static void getters_of_layouts_plans_and_bridges(void **state)
 }
 
 /* A plan that is there, asked for a way that is none, or without a place for the count. */
-static void a_way_that_is_none_has_no_messages(void **state)
+T_CASE(a_way_that_is_none_has_no_messages)
 {
     colo_grid_t grid;
     colo_layout_t src, dst;
@@ -95,7 +95,7 @@ static void a_way_that_is_none_has_no_messages(void **state)
     colo_plan_destroy(&plan);
 }
 
-static void getters_of_a_topology(void **state)
+T_CASE(getters_of_a_topology)
 {
     colo_topology_machine_t machine;
     char text[4] = "abc";
@@ -110,7 +110,7 @@ static void getters_of_a_topology(void **state)
     colo_topology_create_env(NULL, 1);
 }
 
-static void getters_of_tensors_and_variables(void **state)
+T_CASE(getters_of_tensors_and_variables)
 {
     float x = 0;
     bool from_env = true;
@@ -122,7 +122,7 @@ static void getters_of_tensors_and_variables(void **state)
     assert_null(colo_env_variable(-1));
 }
 
-static void getters_of_losses_and_memory(void **state)
+T_CASE(getters_of_losses_and_memory)
 {
     int64_t first = -1, count = -1;
     const colo_lm_head_grads_t grads = {NULL, NULL, false};
@@ -147,7 +147,7 @@ static void getters_of_losses_and_memory(void **state)
     assert_false(colo_memory_find(NULL, &first, 1));
 }
 
-static void names_of_what_is_unknown(void **state)
+T_CASE(names_of_what_is_unknown)
 {
     assert_string_equal(colo_op_name((colo_op_kind_t)99), "?");
     assert_string_equal(colo_category_name((colo_category_t)99), "?");
@@ -159,7 +159,7 @@ static void names_of_what_is_unknown(void **state)
     assert_int_equal(colo_dtype_size((colo_dtype_t)99), 0);
 }
 
-static void destructors_take_null(void **state)
+T_CASE(destructors_take_null)
 {
     colo_comm_t *comm = NULL;
     colo_bridge_t *bridge = NULL;
@@ -191,18 +191,4 @@ static void destructors_take_null(void **state)
     colo_tape_reset(NULL);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(getters_of_a_comm),
-        cmocka_unit_test(getters_of_a_grid),
-        cmocka_unit_test(getters_of_layouts_plans_and_bridges),
-        cmocka_unit_test(a_way_that_is_none_has_no_messages),
-        cmocka_unit_test(getters_of_a_topology),
-        cmocka_unit_test(getters_of_tensors_and_variables),
-        cmocka_unit_test(getters_of_losses_and_memory),
-        cmocka_unit_test(names_of_what_is_unknown),
-        cmocka_unit_test(destructors_take_null),
-    };
-    return cmocka_run_group_tests_name("core/null", tests, NULL, NULL);
-}
+T_MAIN("core/null")

@@ -40,11 +40,10 @@ static colo_tensor_t random_view(uint64_t *seed, int32_t ndim)
     return t;
 }
 
-static void a_view_overlaps_itself_if_it_touches_a_place_twice(void **state)
+T_CASE(a_view_overlaps_itself_if_it_touches_a_place_twice)
 {
     uint64_t seed = t_seed();
     int seen[2] = {0};
-    (void)state;
     for (int64_t i = t_scaled(20000); i > 0; i--) {
         int times[ROOM] = {0};
         const colo_tensor_t t = random_view(&seed, 1 + (int32_t)t_below(&seed, 4));
@@ -60,11 +59,10 @@ static void a_view_overlaps_itself_if_it_touches_a_place_twice(void **state)
     assert_true(seen[0] > 50 && seen[1] > 50);
 }
 
-static void views_that_are_apart_share_no_place(void **state)
+T_CASE(views_that_are_apart_share_no_place)
 {
     uint64_t seed = t_seed();
     int apart = 0;
-    (void)state;
     for (int64_t i = t_scaled(20000); i > 0; i--) {
         int times[2][ROOM] = {{0}};
         const colo_tensor_t a = random_view(&seed, 3), b = random_view(&seed, 3);
@@ -84,7 +82,7 @@ static void views_that_are_apart_share_no_place(void **state)
     assert_true(apart > 50);
 }
 
-static void large_views_are_judged_in_bounded_time(void **state)
+T_CASE(large_views_are_judged_in_bounded_time)
 {
     static const struct {
         int64_t shape[3], stride[3];
@@ -98,7 +96,6 @@ static void large_views_are_judged_in_bounded_time(void **state)
         {{1 << 20, 2, 1}, {INT64_C(1) << 42, INT64_C(1) << 41, 1}, false},
         {{100000, 100000, 100000}, {1000003, 1000001, 999999}, true}, /* (1, -2, 1) */
     };
-    (void)state;
     for (size_t i = 0; i < sizeof list / sizeof list[0]; i++) {
         colo_tensor_t t = colo_tensor_host(room, COLO_I8, 3, list[i].shape);
         memcpy(t.stride, list[i].stride, sizeof list[i].stride);
@@ -106,12 +103,4 @@ static void large_views_are_judged_in_bounded_time(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_view_overlaps_itself_if_it_touches_a_place_twice),
-        cmocka_unit_test(views_that_are_apart_share_no_place),
-        cmocka_unit_test(large_views_are_judged_in_bounded_time),
-    };
-    return cmocka_run_group_tests_name("core/overlap", tests, NULL, NULL);
-}
+T_MAIN("core/overlap")

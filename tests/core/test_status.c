@@ -6,7 +6,7 @@
 
 #include <pthread.h>
 
-static void every_status_has_a_name_and_a_description(void **state)
+T_CASE(every_status_has_a_name_and_a_description)
 {
     static const struct {
         colo_status_t status;
@@ -50,7 +50,7 @@ static void every_status_has_a_name_and_a_description(void **state)
     }
 }
 
-static void a_failure_sets_the_sentence_and_returns_its_status(void **state)
+T_CASE(a_failure_sets_the_sentence_and_returns_its_status)
 {
     assert_int_equal(colo_fail(COLO_ERR_SHAPE, "batch %d does not split into %d", 30, 4),
                      COLO_ERR_SHAPE);
@@ -62,7 +62,7 @@ static void a_failure_sets_the_sentence_and_returns_its_status(void **state)
     assert_string_equal(colo_last_error(), "again (rank 7: batch 30 does not split into 4)");
 }
 
-static void long_sentences_are_cut_not_spilled(void **state)
+T_CASE(long_sentences_are_cut_not_spilled)
 {
     char *text = malloc(5001);
     memset(text, 'x', 5000);
@@ -84,7 +84,7 @@ static void *other_thread(void *arg)
     return (void *)(uintptr_t)(fresh && strcmp(colo_last_error(), "of the other thread") == 0);
 }
 
-static void every_thread_has_its_own_error_message(void **state)
+T_CASE(every_thread_has_its_own_error_message)
 {
     pthread_t thread;
     void *ok = NULL;
@@ -113,7 +113,7 @@ out:
     return st;
 }
 
-static void trying_stops_at_errors_and_passes_news(void **state)
+T_CASE(trying_stops_at_errors_and_passes_news)
 {
     int calls = 0, cleaned = 0;
     assert_int_equal(tries(COLO_ERR_ARG, &calls, &cleaned), COLO_ERR_ARG);
@@ -125,7 +125,7 @@ static void trying_stops_at_errors_and_passes_news(void **state)
     assert_int_equal(cleaned, 1);
 }
 
-static void products_and_sums_notice_overflow(void **state)
+T_CASE(products_and_sums_notice_overflow)
 {
     int64_t v = 0;
     assert_true(colo_mul_ok(3037000499, 3037000499, &v));
@@ -135,15 +135,4 @@ static void products_and_sums_notice_overflow(void **state)
     assert_false(colo_add_ok(INT64_MAX, 1, &v));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_status_has_a_name_and_a_description),
-        cmocka_unit_test(a_failure_sets_the_sentence_and_returns_its_status),
-        cmocka_unit_test(long_sentences_are_cut_not_spilled),
-        cmocka_unit_test(every_thread_has_its_own_error_message),
-        cmocka_unit_test(trying_stops_at_errors_and_passes_news),
-        cmocka_unit_test(products_and_sums_notice_overflow),
-    };
-    return cmocka_run_group_tests_name("core/status", tests, NULL, NULL);
-}
+T_MAIN("core/status")

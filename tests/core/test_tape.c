@@ -107,10 +107,9 @@ static void gradient_is(const colo_tape_t *tape, colo_value_t v, double want)
 
 /* ---- flow ---- */
 
-static void gradients_of_several_consumers_add_up(void **state)
+T_CASE(gradients_of_several_consumers_add_up)
 {
     colo_tape_t *tape;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape), y = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 2, 3, 0), x, y);   /* a = 2x + 3y */
@@ -132,10 +131,9 @@ static void gradients_of_several_consumers_add_up(void **state)
         assert_int_equal(freed[i], 1);
 }
 
-static void a_value_used_twice_by_one_node_gets_both(void **state)
+T_CASE(a_value_used_twice_by_one_node_gets_both)
 {
     colo_tape_t *tape;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 2, 5, 0), x, x);
@@ -147,11 +145,10 @@ static void a_value_used_twice_by_one_node_gets_both(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void nodes_nobody_needs_are_skipped(void **state)
+T_CASE(nodes_nobody_needs_are_skipped)
 {
     colo_tape_t *tape;
     colo_tensor_t g;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape), unused = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
@@ -168,11 +165,10 @@ static void nodes_nobody_needs_are_skipped(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void the_gradient_of_an_output_is_released_unless_it_is_retained(void **state)
+T_CASE(the_gradient_of_an_output_is_released_unless_it_is_retained)
 {
     colo_tape_t *tape;
     colo_tensor_t g;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 2, 0, 0), x, COLO_NO_VALUE);
@@ -192,11 +188,10 @@ static void the_gradient_of_an_output_is_released_unless_it_is_retained(void **s
     colo_tape_destroy(&tape);
 }
 
-static void an_output_nobody_consumed_brings_zeros(void **state)
+T_CASE(an_output_nobody_consumed_brings_zeros)
 {
     colo_tensor_t two[2] = {vec(some), vec(some)};
     colo_tape_t *tape;
-    (void)state;
     for (int which = 0; which < 2; which++) {
         colo_value_t out[2], x;
         colo_tensor_t g;
@@ -226,12 +221,11 @@ static void an_output_nobody_consumed_brings_zeros(void **state)
     }
 }
 
-static void a_seed_scales_and_a_leaf_may_be_where_it_starts(void **state)
+T_CASE(a_seed_scales_and_a_leaf_may_be_where_it_starts)
 {
     double seed[N] = {2, 2, 2, 2};
     colo_tensor_t s = vec(seed);
     colo_tape_t *tape;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 3, 0, 0), x, COLO_NO_VALUE);
@@ -244,12 +238,11 @@ static void a_seed_scales_and_a_leaf_may_be_where_it_starts(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void a_callers_gradient_is_added_to(void **state)
+T_CASE(a_callers_gradient_is_added_to)
 {
     double mine[N] = {10, 10, 10, 10};
     colo_tensor_t t = vec(some), d = vec(mine), g;
     colo_tape_t *tape;
-    (void)state;
     start(&tape);
     for (int round = 1; round <= 3; round++) {
         colo_value_t x = -1;
@@ -266,11 +259,10 @@ static void a_callers_gradient_is_added_to(void **state)
     assert_true(mine[0] == 28); /* the caller's memory is the caller's */
 }
 
-static void half_precision_gradients_add_in_fp32(void **state)
+T_CASE(half_precision_gradients_add_in_fp32)
 {
     static const uint16_t one[2] = {0x3f80, 0x3c00}, two[2] = {0x4000, 0x4000};
     static const colo_dtype_t dtypes[2] = {COLO_BF16, COLO_F16};
-    (void)state;
     for (int d = 0; d < 2; d++) {
         uint16_t mine[N] = {one[d], one[d], one[d], one[d]};
         colo_tensor_t t = colo_tensor_host(some, dtypes[d], 1, (int64_t[]){N});
@@ -287,7 +279,7 @@ static void half_precision_gradients_add_in_fp32(void **state)
 
 /* ---- versions and failure ---- */
 
-static void every_version_is_checked_before_any_node_runs(void **state)
+T_CASE(every_version_is_checked_before_any_node_runs)
 {
     uint64_t version = 1;
     colo_tensor_t t = vec(some), saved[2] = {vec(some), vec(some)};
@@ -295,7 +287,6 @@ static void every_version_is_checked_before_any_node_runs(void **state)
     colo_tensor_t d = vec(mine);
     colo_tape_t *tape;
     colo_value_t x, a, b, side;
-    (void)state;
     start(&tape);
     saved[1].version = &version;
     assert_ok(colo_tape_leaf(tape, &t, &d, &x));
@@ -343,14 +334,13 @@ static void every_version_is_checked_before_any_node_runs(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void a_node_that_fails_is_named_and_leaves_the_callers_gradients(void **state)
+T_CASE(a_node_that_fails_is_named_and_leaves_the_callers_gradients)
 {
     double mine[2][N] = {{4, 4, 4, 4}, {4, 4, 4, 4}};
     colo_tensor_t t = vec(some), d[2] = {vec(mine[0]), vec(mine[1])}, g;
     colo_tape_t *tape;
     colo_value_t x, y;
     linear_t *bad = linear(0, 'a', 1, 0, 0);
-    (void)state;
     start(&tape);
     bad->fails = COLO_ERR_PEER;
     assert_ok(colo_tape_leaf(tape, &t, &d[0], &x));
@@ -366,12 +356,11 @@ static void a_node_that_fails_is_named_and_leaves_the_callers_gradients(void **s
     colo_tape_destroy(&tape);
 }
 
-static void after_backward_only_reset_helps(void **state)
+T_CASE(after_backward_only_reset_helps)
 {
     colo_tape_t *tape;
     colo_tensor_t t = vec(some);
     colo_value_t v = 77;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
     colo_value_t a = node(tape, linear(0, 'a', 1, 0, 0), x, COLO_NO_VALUE);
@@ -400,12 +389,11 @@ static void after_backward_only_reset_helps(void **state)
     assert_int_equal(freed[0], 1);
 }
 
-static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(void **state)
+T_CASE(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing)
 {
     colo_tape_t *tape;
     colo_tensor_t t = vec(some), ints = t, gone = t, device = t;
     colo_value_t out = 77, far = 5, x;
-    (void)state;
     start(&tape);
     x = leaf(tape);
     ints.dtype = COLO_I64;
@@ -456,13 +444,12 @@ static void a_recording_that_is_refused_frees_its_state_once_and_adds_nothing(vo
     colo_tape_destroy(&tape);
 }
 
-static void borrowed_state_is_not_freed(void **state)
+T_CASE(borrowed_state_is_not_freed)
 {
     linear_t mine = {.letter = 'm', .factor = {2}};
     colo_tensor_t t = vec(some);
     colo_tape_t *tape;
     colo_value_t out;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape);
     assert_ok(colo_tape_record(tape, &(colo_tape_record_t){.name = "mine",
@@ -482,13 +469,12 @@ static void borrowed_state_is_not_freed(void **state)
 }
 
 /* What needs no device to be refused. */
-static void a_gradient_lives_where_its_value_does(void **state)
+T_CASE(a_gradient_lives_where_its_value_does)
 {
     colo_tape_t *tape;
     colo_tensor_t host = vec(some);
     colo_tensor_t there = colo_tensor_cuda(some, COLO_F64, 2, 1, (int64_t[]){N}), other = there;
     colo_value_t v = 0;
-    (void)state;
     other.device = 1;
     assert_ok(colo_tape_create(&tape));
     assert_fails(colo_tape_leaf(tape, &there, &host, &v), COLO_ERR_ARG,
@@ -503,13 +489,12 @@ static void a_gradient_lives_where_its_value_does(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void bad_leaves_and_seeds_are_refused(void **state)
+T_CASE(bad_leaves_and_seeds_are_refused)
 {
     double data[2 * N];
     colo_tensor_t t = vec(some), bad = vec(data), g = vec(data);
     colo_tape_t *tape;
     colo_value_t v = 77;
-    (void)state;
     start(&tape);
     assert_fails(colo_tape_create(NULL), COLO_ERR_ARG, "NULL");
     assert_fails(colo_tape_leaf(NULL, &t, NULL, &v), COLO_ERR_ARG, "tape is NULL");
@@ -541,13 +526,12 @@ static void bad_leaves_and_seeds_are_refused(void **state)
     colo_tape_destroy(&tape);
 }
 
-static void a_tape_of_ten_thousand_nodes_is_no_trouble(void **state)
+T_CASE(a_tape_of_ten_thousand_nodes_is_no_trouble)
 {
     enum { NODES = 10000 };
     static linear_t same = {.letter = 0, .factor = {1, 1}};
     colo_tensor_t t = vec(some);
     colo_tape_t *tape;
-    (void)state;
     start(&tape);
     colo_value_t x = leaf(tape), v = x;
     for (int i = 0; i < NODES; i++)
@@ -565,25 +549,4 @@ static void a_tape_of_ten_thousand_nodes_is_no_trouble(void **state)
     colo_tape_destroy(&tape);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_of_several_consumers_add_up),
-        cmocka_unit_test(a_value_used_twice_by_one_node_gets_both),
-        cmocka_unit_test(nodes_nobody_needs_are_skipped),
-        cmocka_unit_test(the_gradient_of_an_output_is_released_unless_it_is_retained),
-        cmocka_unit_test(an_output_nobody_consumed_brings_zeros),
-        cmocka_unit_test(a_seed_scales_and_a_leaf_may_be_where_it_starts),
-        cmocka_unit_test(a_callers_gradient_is_added_to),
-        cmocka_unit_test(half_precision_gradients_add_in_fp32),
-        cmocka_unit_test(every_version_is_checked_before_any_node_runs),
-        cmocka_unit_test(a_node_that_fails_is_named_and_leaves_the_callers_gradients),
-        cmocka_unit_test(after_backward_only_reset_helps),
-        cmocka_unit_test(a_recording_that_is_refused_frees_its_state_once_and_adds_nothing),
-        cmocka_unit_test(borrowed_state_is_not_freed),
-        cmocka_unit_test(a_gradient_lives_where_its_value_does),
-        cmocka_unit_test(bad_leaves_and_seeds_are_refused),
-        cmocka_unit_test(a_tape_of_ten_thousand_nodes_is_no_trouble),
-    };
-    return cmocka_run_group_tests_name("core/tape", tests, NULL, NULL);
-}
+T_MAIN("core/tape")

@@ -172,14 +172,13 @@ static void compare_differences(mlp_t *m, double *at, int n, const double *grad,
     mlp_forward(m);
 }
 
-static void an_mlp_agrees_with_central_differences_on_every_step(void **state)
+T_CASE(an_mlp_agrees_with_central_differences_on_every_step)
 {
     uint64_t rng = t_seed();
     mlp_t m = {.loss = 0};
     colo_tape_t *tape;
     colo_value_t v[8];
     colo_tensor_t d_x, d_w2;
-    (void)state;
     assert_ok(colo_tape_create(&tape));
     for (int i = 0; i < B * D; i++)
         m.x[i] = t_uniform(&rng) * 2 - 1;
@@ -202,10 +201,4 @@ static void an_mlp_agrees_with_central_differences_on_every_step(void **state)
     colo_tape_destroy(&tape);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(an_mlp_agrees_with_central_differences_on_every_step),
-    };
-    return cmocka_run_group_tests_name("core/tape_mlp", tests, NULL, NULL);
-}
+T_MAIN("core/tape_mlp")

@@ -108,10 +108,9 @@ static colo_value_t consumers(colo_tape_t *tape, const colo_tensor_t *t, colo_va
     return chain;
 }
 
-static void several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once(void **state)
+T_CASE(several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once)
 {
     uint64_t seed = t_seed();
-    (void)state;
     for (int mem = 0; mem < memories(); mem++)
         for (int d = 0; d < 2; d++)
             for (int n = 1; n <= MOST; n = 3 * n - 1 + (n == 1))
@@ -151,10 +150,9 @@ static void several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once(v
 }
 
 /* Three steps without setting the main gradient to zero. The caller's own is fp32, or the dtype. */
-static void a_callers_gradient_takes_the_sum_of_a_step_at_once(void **state)
+T_CASE(a_callers_gradient_takes_the_sum_of_a_step_at_once)
 {
     uint64_t seed = t_seed();
-    (void)state;
     for (int mem = 0; mem < memories(); mem++)
         for (int d = 0; d < 2; d++)
             for (int wide = 0; wide < 2; wide++)
@@ -197,9 +195,8 @@ static void a_callers_gradient_takes_the_sum_of_a_step_at_once(void **state)
                 }
 }
 
-static void a_node_that_fails_leaves_an_fp32_main_gradient(void **state)
+T_CASE(a_node_that_fails_leaves_an_fp32_main_gradient)
 {
-    (void)state;
     for (int n = 1; n <= 3; n++) {
         uint16_t some[N] = {0};
         float main[N];
@@ -222,7 +219,7 @@ static void a_node_that_fails_leaves_an_fp32_main_gradient(void **state)
     }
 }
 
-static void a_gradient_of_another_dtype_is_refused(void **state)
+T_CASE(a_gradient_of_another_dtype_is_refused)
 {
     static const struct {
         colo_dtype_t t, d_t;
@@ -236,7 +233,6 @@ static void a_gradient_of_another_dtype_is_refused(void **state)
     double data[N] = {0};
     colo_tape_t *tape = NULL;
     colo_value_t leaf = 77;
-    (void)state;
     assert_ok(colo_tape_create(&tape));
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
         colo_tensor_t t = vec(data, bad[i].t, 0), d_t = vec(data, bad[i].d_t, 0);
@@ -250,13 +246,4 @@ static void a_gradient_of_another_dtype_is_refused(void **state)
     colo_tape_destroy(&tape);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(several_consumers_of_a_half_value_add_in_fp32_and_are_rounded_once),
-        cmocka_unit_test(a_callers_gradient_takes_the_sum_of_a_step_at_once),
-        cmocka_unit_test(a_node_that_fails_leaves_an_fp32_main_gradient),
-        cmocka_unit_test(a_gradient_of_another_dtype_is_refused),
-    };
-    return cmocka_run_group_tests_name("core/tape_sums", tests, NULL, NULL);
-}
+T_MAIN("core/tape_sums")

@@ -20,7 +20,7 @@ static const struct {
     {COLO_I64, "i64", 8, false, {"int64", NULL, NULL}},
 };
 
-static void dtypes_have_names_sizes_and_kinds(void **state)
+T_CASE(dtypes_have_names_sizes_and_kinds)
 {
     assert_int_equal(sizeof dtypes / sizeof dtypes[0], COLO_DTYPE_COUNT);
     for (int i = 0; i < COLO_DTYPE_COUNT; i++) {
@@ -44,7 +44,7 @@ static void dtypes_have_names_sizes_and_kinds(void **state)
     }
 }
 
-static void unknown_dtype_names_are_refused(void **state)
+T_CASE(unknown_dtype_names_are_refused)
 {
     static const char *const wrong[] = {"", "f", "F32", "f32 ", " f32", "float3", "i128", "bf-16"};
     colo_dtype_t d = COLO_I16;
@@ -55,7 +55,7 @@ static void unknown_dtype_names_are_refused(void **state)
     assert_int_equal(d, COLO_I16);
 }
 
-static void contiguous_views_are_row_major(void **state)
+T_CASE(contiguous_views_are_row_major)
 {
     float x[24];
     colo_tensor_t t = colo_tensor_host(x, COLO_F32, 3, (int64_t[]){2, 3, 4});
@@ -77,7 +77,7 @@ static void contiguous_views_are_row_major(void **state)
     assert_ok(colo_tensor_check(&scalar, "scalar"));
 }
 
-static void too_many_axes_give_an_empty_view(void **state)
+T_CASE(too_many_axes_give_an_empty_view)
 {
     int64_t shape[9] = {1, 1, 1, 1, 1, 1, 1, 1, 1};
     float x;
@@ -91,7 +91,7 @@ static void too_many_axes_give_an_empty_view(void **state)
     assert_int_equal(t.ndim, 8);
 }
 
-static void narrowing_moves_the_pointer_and_keeps_strides(void **state)
+T_CASE(narrowing_moves_the_pointer_and_keeps_strides)
 {
     int16_t x[60];
     colo_tensor_t t = colo_tensor_host(x, COLO_I16, 3, (int64_t[]){3, 4, 5});
@@ -110,7 +110,7 @@ static void narrowing_moves_the_pointer_and_keeps_strides(void **state)
     assert_null(colo_tensor_narrow(null, 0, 0, 0).data);
 }
 
-static void axes_of_extent_one_do_not_break_contiguity(void **state)
+T_CASE(axes_of_extent_one_do_not_break_contiguity)
 {
     float x[6];
     colo_tensor_t t = colo_tensor_host(x, COLO_F32, 3, (int64_t[]){2, 1, 3});
@@ -123,7 +123,7 @@ static void axes_of_extent_one_do_not_break_contiguity(void **state)
     assert_int_equal(colo_tensor_count(&t), 0);
 }
 
-static void counts_notice_overflow_and_negative_extents(void **state)
+T_CASE(counts_notice_overflow_and_negative_extents)
 {
     colo_tensor_t t =
         colo_tensor_host(NULL, COLO_U8, 2, (int64_t[]){INT64_C(1) << 31, INT64_C(1) << 31});
@@ -136,7 +136,7 @@ static void counts_notice_overflow_and_negative_extents(void **state)
     assert_int_equal(colo_tensor_count(&t), -1);
 }
 
-static void every_bad_view_is_refused_by_name(void **state)
+T_CASE(every_bad_view_is_refused_by_name)
 {
     float x[6];
     const colo_tensor_t good = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){2, 3});
@@ -182,17 +182,4 @@ static void every_bad_view_is_refused_by_name(void **state)
     assert_ok(colo_tensor_check(&t, "logits"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(dtypes_have_names_sizes_and_kinds),
-        cmocka_unit_test(unknown_dtype_names_are_refused),
-        cmocka_unit_test(contiguous_views_are_row_major),
-        cmocka_unit_test(too_many_axes_give_an_empty_view),
-        cmocka_unit_test(narrowing_moves_the_pointer_and_keeps_strides),
-        cmocka_unit_test(axes_of_extent_one_do_not_break_contiguity),
-        cmocka_unit_test(counts_notice_overflow_and_negative_extents),
-        cmocka_unit_test(every_bad_view_is_refused_by_name),
-    };
-    return cmocka_run_group_tests_name("core/tensor", tests, NULL, NULL);
-}
+T_MAIN("core/tensor")

@@ -92,18 +92,11 @@ const char *ncclGetErrorString(ncclResult_t r)
 
 int embed_main(void);
 
-static void a_rank_without_memory_leaves_nobody_in_nccl(void **state)
+T_CASE(a_rank_without_memory_leaves_nobody_in_nccl)
 {
-    (void)state;
     assert_int_equal(embed_main(), 1);
     assert_int_equal(entered, 0);
     assert_non_null(strstr(colo_last_error(), "rank 1"));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_without_memory_leaves_nobody_in_nccl),
-    };
-    return cmocka_run_group_tests_name("examples/embed_gpu", tests, NULL, NULL);
-}
+T_MAIN("examples/embed_gpu")

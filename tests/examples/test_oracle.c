@@ -110,7 +110,7 @@ static void ragged_samples(struct fixture *f)
     memcpy(f->rows, rows, sizeof rows);
 }
 
-static void loss_equals_a_number_computed_elsewhere(void **state)
+T_CASE(loss_equals_a_number_computed_elsewhere)
 {
     struct fixture f;
     open_sines(&f);
@@ -124,7 +124,7 @@ static void loss_equals_a_number_computed_elsewhere(void **state)
 
 /* The same program, for samples of 1, no, 3 and 2 images that are cropped, on one packed sequence
  * of 113 positions with a mask between samples. */
-static void ragged_loss_equals_a_number_computed_elsewhere(void **state)
+T_CASE(ragged_loss_equals_a_number_computed_elsewhere)
 {
     struct fixture f;
     open_sines(&f);
@@ -135,7 +135,7 @@ static void ragged_loss_equals_a_number_computed_elsewhere(void **state)
     close_model(&f);
 }
 
-static void a_zero_head_makes_every_byte_equally_likely(void **state)
+T_CASE(a_zero_head_makes_every_byte_equally_likely)
 {
     struct fixture f;
     open_model(&f, (cap_model_t)CAP_MODEL_DEFAULT, 0.2, 2);
@@ -159,7 +159,7 @@ static void a_zero_head_makes_every_byte_equally_likely(void **state)
 }
 
 /* "three" has 6 target tokens, "one" 4: the mean over tokens is not the mean over samples. */
-static void the_loss_is_a_mean_over_tokens_of_the_batch(void **state)
+T_CASE(the_loss_is_a_mean_over_tokens_of_the_batch)
 {
     struct fixture f;
     open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 4, .layers = 1}, 0.2, 3);
@@ -236,7 +236,7 @@ static void check_gradients(struct fixture *f, int64_t random, uint64_t seed)
     }
 }
 
-static void gradients_are_central_differences_in_a_tiny_model(void **state)
+T_CASE(gradients_are_central_differences_in_a_tiny_model)
 {
     static const cap_model_t models[] = {
         {.width = 4, .heads = 2, .hidden = 3, .layers = 1},
@@ -258,7 +258,7 @@ static void gradients_are_central_differences_in_a_tiny_model(void **state)
     }
 }
 
-static void ragged_gradients_are_central_differences(void **state)
+T_CASE(ragged_gradients_are_central_differences)
 {
     struct fixture f;
     uint64_t seed = t_seed();
@@ -269,7 +269,7 @@ static void ragged_gradients_are_central_differences(void **state)
     close_model(&f);
 }
 
-static void gradients_are_central_differences_in_the_default_model(void **state)
+T_CASE(gradients_are_central_differences_in_the_default_model)
 {
     struct fixture f;
     uint64_t seed = t_seed();
@@ -281,7 +281,7 @@ static void gradients_are_central_differences_in_the_default_model(void **state)
     close_model(&f);
 }
 
-static void positions_and_bytes_that_no_target_sees_have_no_gradient(void **state)
+T_CASE(positions_and_bytes_that_no_target_sees_have_no_gradient)
 {
     struct fixture f;
     open_model(&f, (cap_model_t){.width = 8, .heads = 2, .hidden = 4, .layers = 2}, 0.2, 5);
@@ -307,17 +307,4 @@ static void positions_and_bytes_that_no_target_sees_have_no_gradient(void **stat
     close_model(&f);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loss_equals_a_number_computed_elsewhere),
-        cmocka_unit_test(ragged_loss_equals_a_number_computed_elsewhere),
-        cmocka_unit_test(a_zero_head_makes_every_byte_equally_likely),
-        cmocka_unit_test(the_loss_is_a_mean_over_tokens_of_the_batch),
-        cmocka_unit_test(gradients_are_central_differences_in_a_tiny_model),
-        cmocka_unit_test(ragged_gradients_are_central_differences),
-        cmocka_unit_test(gradients_are_central_differences_in_the_default_model),
-        cmocka_unit_test(positions_and_bytes_that_no_target_sees_have_no_gradient),
-    };
-    return cmocka_run_group_tests_name("examples/oracle", tests, NULL, NULL);
-}
+T_MAIN("examples/oracle")

@@ -17,7 +17,7 @@ static int find(const cap_param_t *table, int n, const char *name)
     return -1;
 }
 
-static void the_list_has_the_documented_order_shapes_and_cuts(void **state)
+T_CASE(the_list_has_the_documented_order_shapes_and_cuts)
 {
     static const struct {
         const char *name;
@@ -72,7 +72,7 @@ static void the_list_has_the_documented_order_shapes_and_cuts(void **state)
     assert_int_equal(table[40].cut, CAP_ROWS);
 }
 
-static void more_layers_than_the_table_holds_are_refused(void **state)
+T_CASE(more_layers_than_the_table_holds_are_refused)
 {
     cap_param_t table[CAP_MAX_PARAMS];
     cap_model_t m = {.width = 4, .heads = 1, .hidden = 4, .layers = 7};
@@ -84,7 +84,7 @@ static void more_layers_than_the_table_holds_are_refused(void **state)
     assert_int_equal(cap_params(&m, table), -1);
 }
 
-static void weights_depend_on_the_seed_and_the_parameter_alone(void **state)
+T_CASE(weights_depend_on_the_seed_and_the_parameter_alone)
 {
     cap_param_t table[CAP_MAX_PARAMS];
     int n = cap_params(&model, table);
@@ -106,7 +106,7 @@ static void weights_depend_on_the_seed_and_the_parameter_alone(void **state)
 
 /* 9,216 draws: the mean is within 5 / sqrt(n) = 0.052 standard deviations, the second moment within
  * 5 sqrt(2 / n) = 0.074, the fourth (3 for a normal) within 5 sqrt(96 / n) = 0.51. */
-static void weights_are_normal_with_the_stated_spread(void **state)
+T_CASE(weights_are_normal_with_the_stated_spread)
 {
     cap_param_t table[CAP_MAX_PARAMS];
     int n = cap_params(&model, table), q = find(table, n, "layer0.wq");
@@ -129,7 +129,7 @@ static void weights_are_normal_with_the_stated_spread(void **state)
     assert_true(a[0] == 0.0f && a[95] == 0.0f);
 }
 
-static void shards_put_back_make_the_whole_for_every_width(void **state)
+T_CASE(shards_put_back_make_the_whole_for_every_width)
 {
     static const int64_t widths[] = {1, 2, 3, 4, 6, 12};
     cap_param_t table[CAP_MAX_PARAMS];
@@ -163,7 +163,7 @@ static void shards_put_back_make_the_whole_for_every_width(void **state)
     }
 }
 
-static void a_shard_holds_its_own_rows_or_columns(void **state)
+T_CASE(a_shard_holds_its_own_rows_or_columns)
 {
     cap_param_t table[CAP_MAX_PARAMS];
     int n = cap_params(&model, table);
@@ -180,7 +180,7 @@ static void a_shard_holds_its_own_rows_or_columns(void **state)
     assert_true(shard[95 * 24 + 23] == 95 * 96 + 71);
 }
 
-static void rows_of_the_head_split_unevenly_by_three(void **state)
+T_CASE(rows_of_the_head_split_unevenly_by_three)
 {
     cap_param_t table[CAP_MAX_PARAMS];
     int n = cap_params(&model, table);
@@ -195,16 +195,4 @@ static void rows_of_the_head_split_unevenly_by_three(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_list_has_the_documented_order_shapes_and_cuts),
-        cmocka_unit_test(more_layers_than_the_table_holds_are_refused),
-        cmocka_unit_test(weights_depend_on_the_seed_and_the_parameter_alone),
-        cmocka_unit_test(weights_are_normal_with_the_stated_spread),
-        cmocka_unit_test(shards_put_back_make_the_whole_for_every_width),
-        cmocka_unit_test(a_shard_holds_its_own_rows_or_columns),
-        cmocka_unit_test(rows_of_the_head_split_unevenly_by_three),
-    };
-    return cmocka_run_group_tests_name("examples/params", tests, NULL, NULL);
-}
+T_MAIN("examples/params")

@@ -191,7 +191,7 @@ static void assert_balanced(const char *text)
     assert_int_equal(strcmp(p - 8, "</html>\n"), 0);
 }
 
-static void the_page_is_well_formed_and_needs_nothing_from_outside(void **state)
+T_CASE(the_page_is_well_formed_and_needs_nothing_from_outside)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -211,7 +211,7 @@ static void the_page_is_well_formed_and_needs_nothing_from_outside(void **state)
     discard(&r);
 }
 
-static void curves_samples_and_facts_are_on_the_page(void **state)
+T_CASE(curves_samples_and_facts_are_on_the_page)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -246,7 +246,7 @@ static void curves_samples_and_facts_are_on_the_page(void **state)
     discard(&r);
 }
 
-static void foreign_text_is_escaped(void **state)
+T_CASE(foreign_text_is_escaped)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -266,7 +266,7 @@ static void foreign_text_is_escaped(void **state)
 }
 
 /* Worked by hand (TP2/DP4 to TP2/DP2/CP2): pairs 0-2 1-3 4-6 5-7, V/8 = 36 KiB each way. */
-static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
+T_CASE(the_layout_pictures_show_every_message_with_its_bytes)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -291,7 +291,7 @@ static void the_layout_pictures_show_every_message_with_its_bytes(void **state)
     assert_int_equal(cap_report_plan_bytes(&r.report.plan, 8, COLO_BACKWARD), 294912);
 }
 
-static void a_ragged_page_has_several_images_a_sample_and_rows_per_rank(void **state)
+T_CASE(a_ragged_page_has_several_images_a_sample_and_rows_per_rank)
 {
     struct run r;
     invent(&r, "tp=2,cp=2,dp=2", "tp=2,cp=2,dp=2");
@@ -338,7 +338,7 @@ static void a_ragged_page_has_several_images_a_sample_and_rows_per_rank(void **s
 }
 
 /* TP4/DP2 to TP1/CP2/DP4: nothing forward; backward V/8 from each rank to the others of its four */
-static void a_way_without_messages_says_so(void **state)
+T_CASE(a_way_without_messages_says_so)
 {
     struct run r;
     invent(&r, "tp=4,dp=2", "tp=1,cp=2,dp=4");
@@ -360,7 +360,7 @@ static void a_way_without_messages_says_so(void **state)
     discard(&r);
 }
 
-static void the_stats_stands_beside_the_plan(void **state)
+T_CASE(the_stats_stands_beside_the_plan)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -383,7 +383,7 @@ static void the_stats_stands_beside_the_plan(void **state)
     discard(&r);
 }
 
-static void empty_and_broken_runs_still_make_a_page(void **state)
+T_CASE(empty_and_broken_runs_still_make_a_page)
 {
     struct run r;
     invent(&r, "dp=1", "tp=1");
@@ -420,7 +420,7 @@ static void empty_and_broken_runs_still_make_a_page(void **state)
     discard(&r);
 }
 
-static void large_and_staged_worlds_are_handled(void **state)
+T_CASE(large_and_staged_worlds_are_handled)
 {
     struct run r;
     invent(&r, "cp=1,tp=2,dp=4", "tp=2,pp=2,dp=2");
@@ -440,7 +440,7 @@ static void large_and_staged_worlds_are_handled(void **state)
     discard(&r);
 }
 
-static void a_page_that_cannot_be_written_leaves_nothing(void **state)
+T_CASE(a_page_that_cannot_be_written_leaves_nothing)
 {
     struct run r;
     char path[160];
@@ -491,7 +491,7 @@ static void *drain(void *arg)
 }
 
 /* Renaming over a pipe or a device would replace it. */
-static void a_pipe_is_written_in_place(void **state)
+T_CASE(a_pipe_is_written_in_place)
 {
     struct run r;
     struct stat st;
@@ -513,7 +513,7 @@ static void a_pipe_is_written_in_place(void **state)
     discard(&r);
 }
 
-static void a_plan_that_cannot_be_made_keeps_the_old_page(void **state)
+T_CASE(a_plan_that_cannot_be_made_keeps_the_old_page)
 {
     struct run r;
     invent(&r, "tp=2,dp=4", "tp=2,cp=2,dp=2");
@@ -538,21 +538,4 @@ static void a_plan_that_cannot_be_made_keeps_the_old_page(void **state)
     discard(&r);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_page_is_well_formed_and_needs_nothing_from_outside),
-        cmocka_unit_test(curves_samples_and_facts_are_on_the_page),
-        cmocka_unit_test(foreign_text_is_escaped),
-        cmocka_unit_test(the_layout_pictures_show_every_message_with_its_bytes),
-        cmocka_unit_test(a_ragged_page_has_several_images_a_sample_and_rows_per_rank),
-        cmocka_unit_test(a_way_without_messages_says_so),
-        cmocka_unit_test(the_stats_stands_beside_the_plan),
-        cmocka_unit_test(empty_and_broken_runs_still_make_a_page),
-        cmocka_unit_test(large_and_staged_worlds_are_handled),
-        cmocka_unit_test(a_page_that_cannot_be_written_leaves_nothing),
-        cmocka_unit_test(a_pipe_is_written_in_place),
-        cmocka_unit_test(a_plan_that_cannot_be_made_keeps_the_old_page),
-    };
-    return cmocka_run_group_tests_name("examples/report", tests, NULL, NULL);
-}
+T_MAIN("examples/report")

@@ -114,10 +114,9 @@ static void check_set(const pair *p, unsigned set)
     ref_groups_free(&want);
 }
 
-static void every_small_grid_in_every_dim_order_matches_counting(void **state)
+T_CASE(every_small_grid_in_every_dim_order_matches_counting)
 {
     static const int64_t shapes[][4] = {{2, 3, 4, 1}, {1, 2, 2, 3}, {3, 1, 5, 2}, {2, 2, 2, 2}};
-    (void)state;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (int code = 0; code < 256; code++) { /* the 24 permutations among the 4-digit codes */
             int64_t extent[4];
@@ -139,11 +138,10 @@ static void every_small_grid_in_every_dim_order_matches_counting(void **state)
     }
 }
 
-static void as_given_order_matches_sorting_by_the_given_dims(void **state)
+T_CASE(as_given_order_matches_sorting_by_the_given_dims)
 {
     static const int64_t extent[4] = {2, 3, 1, 4};
     pair p;
-    (void)state;
     make(&p, 4, extent, 5);
     for (int n = 1; n <= 4; n++) {
         for (int code = 0; code < 256; code++) { /* every ordered choice of n dims */
@@ -166,11 +164,10 @@ static void as_given_order_matches_sorting_by_the_given_dims(void **state)
     ref_grid_free(&p.ref);
 }
 
-static void the_order_of_a_list_does_not_matter_to_canonical_groups(void **state)
+T_CASE(the_order_of_a_list_does_not_matter_to_canonical_groups)
 {
     colo_grid_t g;
     colo_group_t a, b;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=3,dp=4", 0));
     for (int64_t r = 0; r < 24; r++) {
         assert_ok(colo_grid_group(&g, "cp-dp", r, &a));
@@ -179,11 +176,10 @@ static void the_order_of_a_list_does_not_matter_to_canonical_groups(void **state
     }
 }
 
-static void a_million_ranks_in_sixteen_dims_match_counting(void **state)
+T_CASE(a_million_ranks_in_sixteen_dims_match_counting)
 {
     static const int64_t extent[16] = {2, 2, 4, 1, 4, 2, 2, 1, 8, 2, 4, 2, 2, 2, 2, 4};
     pair p;
-    (void)state;
     make(&p, 16, extent, 0);
     assert_int_equal(p.ref.size, 1048576);
     check_coords(&p);
@@ -193,11 +189,10 @@ static void a_million_ranks_in_sixteen_dims_match_counting(void **state)
     ref_grid_free(&p.ref);
 }
 
-static void a_million_ranks_in_five_dims_match_counting(void **state)
+T_CASE(a_million_ranks_in_five_dims_match_counting)
 {
     static const int64_t extent[5] = {8, 4, 16, 32, 64};
     pair p;
-    (void)state;
     make(&p, 5, extent, 1000);
     assert_int_equal(p.ref.size, 1048576);
     check_coords(&p);
@@ -208,12 +203,11 @@ static void a_million_ranks_in_five_dims_match_counting(void **state)
 }
 
 /* A materialised group of this grid would take terabytes; 100,000 queries take a moment. */
-static void a_grid_of_two_to_the_forty_answers_at_once(void **state)
+T_CASE(a_grid_of_two_to_the_forty_answers_at_once)
 {
     colo_grid_t g;
     colo_group_t group;
     struct timespec t0, t1;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=8,cp=1024,pp=128,dp=1048576", 0));
     assert_true(g.size == INT64_C(1) << 40);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t0);
@@ -236,11 +230,10 @@ static void a_grid_of_two_to_the_forty_answers_at_once(void **state)
     assert_true(colo_group_member(&group, 1024) == group.base + 8 * 1024 * 128);
 }
 
-static void the_largest_grid_that_fits_63_bits_works(void **state)
+T_CASE(the_largest_grid_that_fits_63_bits_works)
 {
     colo_grid_t g;
     int64_t c[2], rank;
-    (void)state;
     colo_dim_t dims[] = {{"a", INT64_MAX}};
     assert_ok(colo_grid_init(&g, dims, 1, 0, 0));
     assert_true(colo_grid_has_rank(&g, INT64_MAX - 1));
@@ -261,13 +254,12 @@ static void check_members(const colo_group_t *g, const int64_t *want)
         assert_int_equal(colo_group_member(g, i), want[i]);
 }
 
-static void two_by_two_by_two_in_both_orders(void **state)
+T_CASE(two_by_two_by_two_in_both_orders)
 {
     static const int64_t given[2][4] = {{0, 2, 1, 3}, {4, 6, 5, 7}};
     static const int64_t canon[2][4] = {{0, 1, 2, 3}, {4, 5, 6, 7}};
     colo_grid_t g;
     colo_group_t group;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "a=2,b=2,c=2", 8));
     for (int64_t r = 0; r < 8; r++) {
         assert_ok(colo_grid_group_as_given(&g, "a-b", r, &group));
@@ -279,14 +271,13 @@ static void two_by_two_by_two_in_both_orders(void **state)
     }
 }
 
-static void the_first_dim_varies_fastest_and_the_offset_shifts_all(void **state)
+T_CASE(the_first_dim_varies_fastest_and_the_offset_shifts_all)
 {
     static const int64_t tp[] = {10, 11}, cp[] = {10, 12}, dp[] = {10, 14},
                          cpdp[] = {11, 13, 15, 17};
     colo_grid_t g;
     colo_group_t group;
     int64_t c;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=2@10", 18));
     assert_ok(colo_grid_group(&g, "tp", 11, &group));
     check_members(&group, tp);
@@ -311,11 +302,10 @@ static void the_first_dim_varies_fastest_and_the_offset_shifts_all(void **state)
     assert_int_equal(c, 0);
 }
 
-static void keys_name_dims_in_reversed_naming_order(void **state)
+T_CASE(keys_name_dims_in_reversed_naming_order)
 {
     colo_grid_t g;
     char key[COLO_KEY_MAX];
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,pp=1,dp=2", 0));
     assert_ok(colo_grid_key(&g, "tp-dp", key));
     assert_string_equal(key, "dp-tp");
@@ -327,12 +317,11 @@ static void keys_name_dims_in_reversed_naming_order(void **state)
     assert_string_equal(key, "cp");
 }
 
-static void the_longest_key_fits(void **state)
+T_CASE(the_longest_key_fits)
 {
     char name[16][16], list[COLO_KEY_MAX] = "", want[COLO_KEY_MAX] = "", key[COLO_KEY_MAX];
     colo_dim_t dims[16];
     colo_grid_t g;
-    (void)state;
     for (int d = 0; d < 16; d++) {
         snprintf(name[d], sizeof name[d], "abcdefghijklmn%c", 'A' + d);
         dims[d] = (colo_dim_t){name[d], 1};
@@ -347,10 +336,9 @@ static void the_longest_key_fits(void **state)
     assert_string_equal(key, want);
 }
 
-static void getters_answer_for_dims_that_are_not_there(void **state)
+T_CASE(getters_answer_for_dims_that_are_not_there)
 {
     colo_grid_t g;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=3,dp=4@1", 0));
     assert_int_equal(colo_grid_dim(&g, "cp"), 1);
     assert_int_equal(colo_grid_dim(&g, "c"), -1);
@@ -366,13 +354,12 @@ static void getters_answer_for_dims_that_are_not_there(void **state)
     assert_false(colo_grid_has_rank(&g, INT64_MIN));
 }
 
-static void equal_grids_hash_alike_and_others_do_not(void **state)
+T_CASE(equal_grids_hash_alike_and_others_do_not)
 {
     static const char *const specs[] = {"tp=2,dp=4",   "dp=4,tp=2",   "tp=4,dp=2", "tp=2,dp=4@8",
                                         "tp=2,cp=4",   "tp=8",        "dp=8",      "tp=2,dp=4,pp=1",
                                         "tp=1,dp=4@2", "tpd=2,p=4@0", "tp=2,dp=2"};
     colo_grid_t a, b;
-    (void)state;
     for (size_t i = 0; i < sizeof specs / sizeof *specs; i++) {
         for (size_t j = 0; j < sizeof specs / sizeof *specs; j++) {
             assert_ok(colo_grid_parse(&a, specs[i], 0));
@@ -395,12 +382,11 @@ static void equal_grids_hash_alike_and_others_do_not(void **state)
         assert_memory_equal(&(obj), mark_, sizeof mark_); \
     } while (0)
 
-static void init_refuses_bad_dims(void **state)
+T_CASE(init_refuses_bad_dims)
 {
     colo_grid_t g;
     colo_dim_t d[17];
     char name[17][16];
-    (void)state;
     for (int i = 0; i < 17; i++) {
         snprintf(name[i], sizeof name[i], "d%d", i);
         d[i] = (colo_dim_t){name[i], 1};
@@ -434,11 +420,10 @@ static void init_refuses_bad_dims(void **state)
     assert_ok(colo_grid_init(&g, d, 16, 0, 0));
 }
 
-static void init_refuses_bad_sizes(void **state)
+T_CASE(init_refuses_bad_sizes)
 {
     colo_grid_t g;
     colo_dim_t d[3] = {{"tp", 2}, {"cp", 2}, {"dp", 2}};
-    (void)state;
     d[1].extent = 0;
     refuses(g, colo_grid_init(&g, d, 3, 0, 0), COLO_ERR_ARG,
             "dim 1 'cp' has extent 0, expected at least 1");
@@ -462,13 +447,12 @@ static void init_refuses_bad_sizes(void **state)
     assert_ok(colo_grid_init(&g, d, 3, 1, 9));
 }
 
-static void queries_refuse_ranks_and_coordinates_outside(void **state)
+T_CASE(queries_refuse_ranks_and_coordinates_outside)
 {
     colo_grid_t g, zero = {0};
     colo_group_t group;
     int64_t c[2], rank, bad[2] = {0, 4};
     char key[COLO_KEY_MAX];
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,dp=4@8", 0));
     refuses(c, colo_grid_coords(&g, 7, c), COLO_ERR_ARG, "rank 7 is outside the grid's [8, 16)");
     refuses(c, colo_grid_coords(&g, 16, c), COLO_ERR_ARG, "rank 16 is outside");
@@ -497,7 +481,7 @@ static void queries_refuse_ranks_and_coordinates_outside(void **state)
     assert_fails(colo_grid_group_at(&g, "tp", 0, NULL), COLO_ERR_ARG, "the output is NULL");
 }
 
-static void dim_lists_are_read_strictly(void **state)
+T_CASE(dim_lists_are_read_strictly)
 {
     static const struct {
         const char *list, *words;
@@ -521,7 +505,6 @@ static void dim_lists_are_read_strictly(void **state)
     colo_grid_t g;
     colo_group_t group;
     char key[COLO_KEY_MAX];
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp=2,cp=2,dp=4", 0));
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         refuses(group, colo_grid_group(&g, bad[i].list, 0, &group), COLO_ERR_ARG, bad[i].words);
@@ -543,26 +526,4 @@ static void dim_lists_are_read_strictly(void **state)
     free(big);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(two_by_two_by_two_in_both_orders),
-        cmocka_unit_test(the_first_dim_varies_fastest_and_the_offset_shifts_all),
-        cmocka_unit_test(keys_name_dims_in_reversed_naming_order),
-        cmocka_unit_test(the_longest_key_fits),
-        cmocka_unit_test(getters_answer_for_dims_that_are_not_there),
-        cmocka_unit_test(equal_grids_hash_alike_and_others_do_not),
-        cmocka_unit_test(every_small_grid_in_every_dim_order_matches_counting),
-        cmocka_unit_test(as_given_order_matches_sorting_by_the_given_dims),
-        cmocka_unit_test(the_order_of_a_list_does_not_matter_to_canonical_groups),
-        cmocka_unit_test(a_million_ranks_in_sixteen_dims_match_counting),
-        cmocka_unit_test(a_million_ranks_in_five_dims_match_counting),
-        cmocka_unit_test(a_grid_of_two_to_the_forty_answers_at_once),
-        cmocka_unit_test(the_largest_grid_that_fits_63_bits_works),
-        cmocka_unit_test(init_refuses_bad_dims),
-        cmocka_unit_test(init_refuses_bad_sizes),
-        cmocka_unit_test(queries_refuse_ranks_and_coordinates_outside),
-        cmocka_unit_test(dim_lists_are_read_strictly),
-    };
-    return cmocka_run_group_tests_name("grid/grid", tests, NULL, NULL);
-}
+T_MAIN("grid/grid")

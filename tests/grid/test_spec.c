@@ -22,12 +22,11 @@ static void check_dims(const colo_grid_t *g, const char *const *name, const int6
     assert_true(g->size == step);
 }
 
-static void both_styles_give_the_same_grid(void **state)
+T_CASE(both_styles_give_the_same_grid)
 {
     static const char *const name[] = {"tp", "cp", "dp"};
     static const int64_t extent[] = {2, 3, 12};
     colo_grid_t a, b;
-    (void)state;
     assert_ok(colo_grid_parse(&a, "tp=2,cp=3,dp=12", 72));
     check_dims(&a, name, extent, 3);
     assert_int_equal(a.offset, 0);
@@ -39,13 +38,12 @@ static void both_styles_give_the_same_grid(void **state)
     assert_memory_equal(&a, &b, sizeof a);
 }
 
-static void odd_but_legal_specs_are_read(void **state)
+T_CASE(odd_but_legal_specs_are_read)
 {
     static const char *const one[] = {"x"}, *const digits[] = {"a1", "b_2"},
                              *const under[] = {"_", "a1_"}, *const longest[] = {"fifteen_bytes_x"};
     static const int64_t n7[] = {7}, n23[] = {2, 3}, big[] = {INT64_MAX};
     colo_grid_t g;
-    (void)state;
     assert_ok(colo_grid_parse(&g, "x=7", 0));
     check_dims(&g, one, n7, 1);
     assert_ok(colo_grid_parse(&g, "x7@0", 7));
@@ -96,7 +94,7 @@ static void refuse_n(const char *spec, size_t len, int64_t world, size_t at, con
     assert_memory_equal(&g, &mark, sizeof g);
 }
 
-static void every_mistake_is_named_with_its_byte(void **state)
+T_CASE(every_mistake_is_named_with_its_byte)
 {
     static const struct {
         const char *spec;
@@ -169,7 +167,6 @@ static void every_mistake_is_named_with_its_byte(void **state)
         {"tp=\xd9\xa2", 3, "expected a decimal extent, found '\\xd9\\xa2'"}, /* Arabic digit two */
         {"tp='2'\"\\", 3, "found '\\x272\\x27\\x22\\x5c'"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         colo_grid_t g;
         refuse_n(bad[i].spec, strlen(bad[i].spec), 63, bad[i].at, bad[i].words);
@@ -177,9 +174,8 @@ static void every_mistake_is_named_with_its_byte(void **state)
     }
 }
 
-static void a_nul_byte_is_a_mistake_at_its_offset(void **state)
+T_CASE(a_nul_byte_is_a_mistake_at_its_offset)
 {
-    (void)state;
     refuse_n("tp=2\0", 5, 0, 4, "expected ',', '@' or the end, found '\\x00'");
     refuse_n("tp=2,\0cp=2", 10, 0, 5, "empty part, expected a dim name, found '\\x00cp=2'");
     refuse_n("t\0p=2", 5, 0, 1, "expected a decimal extent, found '\\x00p=2'");
@@ -187,10 +183,9 @@ static void a_nul_byte_is_a_mistake_at_its_offset(void **state)
     refuse_n("", 1, 0, 0, "expected a dim name, found '\\x00'");
 }
 
-static void null_arguments_are_refused(void **state)
+T_CASE(null_arguments_are_refused)
 {
     colo_grid_t g, mark;
-    (void)state;
     memset(&g, 0xa5, sizeof g);
     memset(&mark, 0xa5, sizeof mark);
     assert_fails(colo_grid_parse(&g, NULL, 0), COLO_ERR_ARG, "byte 0: the text is NULL");
@@ -200,10 +195,9 @@ static void null_arguments_are_refused(void **state)
 }
 
 /* 100 KB and 1 MB of: a name, digits, zeros, parts, separators, UTF-8, NULs, and a long tail. */
-static void huge_strings_are_refused_with_short_error_messages(void **state)
+T_CASE(huge_strings_are_refused_with_short_error_messages)
 {
     static const size_t sizes[] = {100 * 1000, 1000 * 1000};
-    (void)state;
     for (int k = 0; k < 2; k++) {
         size_t n = sizes[k];
         char *s = malloc(n + 1);
@@ -248,11 +242,10 @@ static void huge_strings_are_refused_with_short_error_messages(void **state)
 
 /* ---- printing ---- */
 
-static void printing_gives_the_first_style_and_its_length(void **state)
+T_CASE(printing_gives_the_first_style_and_its_length)
 {
     colo_grid_t g;
     char text[64];
-    (void)state;
     assert_ok(colo_grid_parse(&g, "tp2-cp3-dp12", 0));
     assert_int_equal(colo_grid_print(&g, text, sizeof text), 15);
     assert_string_equal(text, "tp=2,cp=3,dp=12");
@@ -261,11 +254,10 @@ static void printing_gives_the_first_style_and_its_length(void **state)
     assert_string_equal(text, "tp=2,dp=4@80");
 }
 
-static void printing_stays_inside_any_capacity(void **state)
+T_CASE(printing_stays_inside_any_capacity)
 {
     static const char want[] = "tp=2,dp=4@80";
     colo_grid_t g;
-    (void)state;
     assert_ok(colo_grid_parse(&g, want, 0));
     assert_int_equal(colo_grid_print(&g, NULL, 0), 12);
     assert_int_equal(colo_grid_print(&g, NULL, 9), 12);
@@ -404,12 +396,11 @@ static void mutate(uint64_t *rng, char *text, size_t *len, size_t cap)
     text[*len] = '\0';
 }
 
-static void fuzzed_specs_are_judged_as_the_grammar_does(void **state)
+T_CASE(fuzzed_specs_are_judged_as_the_grammar_does)
 {
     judge j;
     uint64_t rng = t_seed();
     char text[512];
-    (void)state;
     assert_int_equal(regcomp(&j.assign,
                              "^[A-Za-z_][A-Za-z0-9_]*=(0|[1-9][0-9]*)"
                              "(,[A-Za-z_][A-Za-z0-9_]*=(0|[1-9][0-9]*))*(@(0|[1-9][0-9]*))?$",
@@ -443,18 +434,4 @@ static void fuzzed_specs_are_judged_as_the_grammar_does(void **state)
     regfree(&j.dash);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_styles_give_the_same_grid),
-        cmocka_unit_test(odd_but_legal_specs_are_read),
-        cmocka_unit_test(every_mistake_is_named_with_its_byte),
-        cmocka_unit_test(a_nul_byte_is_a_mistake_at_its_offset),
-        cmocka_unit_test(null_arguments_are_refused),
-        cmocka_unit_test(huge_strings_are_refused_with_short_error_messages),
-        cmocka_unit_test(printing_gives_the_first_style_and_its_length),
-        cmocka_unit_test(printing_stays_inside_any_capacity),
-        cmocka_unit_test(fuzzed_specs_are_judged_as_the_grammar_does),
-    };
-    return cmocka_run_group_tests_name("grid/spec", tests, NULL, NULL);
-}
+T_MAIN("grid/spec")

@@ -4,6 +4,21 @@
 
 #include "core/error.h"
 
+static struct CMUnitTest cases[64];
+static size_t ncases;
+
+void t_add_case(const char *name, void (*run)(void **state))
+{
+    if (ncases == sizeof cases / sizeof *cases)
+        abort();
+    cases[ncases++] = (struct CMUnitTest){.name = name, .test_func = run};
+}
+
+int t_main(const char *name)
+{
+    return _cmocka_run_group_tests(name, cases, ncases, NULL, NULL);
+}
+
 colo_status_t t_rank_fail(const char *file, int line, const char *what)
 {
     return colo_fail(COLO_ERR_STATE, "%s:%d: %s is false", file, line, what);

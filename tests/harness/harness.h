@@ -22,6 +22,23 @@
 
 #define T_EXIT_SKIP 77
 
+/* T_CASE(name) { ... } is a test case. T_MAIN, or t_main() where there is more to do, runs those of
+ * the file in their order; @name is that of the suite and of the program. */
+#define T_CASE(name)                                                \
+    static void name(void **state);                                 \
+    __attribute__((constructor)) static void t_case_of_##name(void) \
+    {                                                               \
+        t_add_case(#name, name);                                    \
+    }                                                               \
+    static void name(void **state __attribute__((unused)))
+#define T_MAIN(name)         \
+    int main(void)           \
+    {                        \
+        return t_main(name); \
+    }
+void t_add_case(const char *name, void (*run)(void **state));
+int t_main(const char *name);
+
 /* A status is OK; the failure shows its name and error message. */
 #define assert_ok(expr)                                                                \
     do {                                                                               \

@@ -48,10 +48,9 @@ static void check(const char *what, int mode, int64_t i, double got, double want
                  want);
 }
 
-static void gradients_are_central_differences_of_forward(void **state)
+T_CASE(gradients_are_central_differences_of_forward)
 {
     uint64_t rng = t_seed();
-    (void)state;
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c;
         linear_case_init(&c, 2, 1, T, V, H, COLO_F64, &rng);
@@ -86,10 +85,4 @@ static void gradients_are_central_differences_of_forward(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(gradients_are_central_differences_of_forward),
-    };
-    return cmocka_run_group_tests_name("loss/linear_grad", tests, NULL, NULL);
-}
+T_MAIN("loss/linear_grad")

@@ -45,11 +45,10 @@ static uint64_t total(const colo_comm_stats_t *l)
     return n;
 }
 
-static void statistics_are_gathered_once_or_once_a_chunk(void **state)
+T_CASE(statistics_are_gathered_once_or_once_a_chunk)
 {
     uint64_t rng = t_seed();
     int64_t most = 0;
-    (void)state;
     for (int32_t w = 1; w <= 4; w *= 2)
         for (run_mode_t mode = 0; mode < MODES; mode++)
             for (int k = 0; k < 3; k++) {
@@ -91,7 +90,7 @@ static void check_head(const linear_case_t *c, run_mode_t mode, const char *how)
     }
 }
 
-static void the_head_is_gathered_once_a_pass_whatever_the_chunks(void **state)
+T_CASE(the_head_is_gathered_once_a_pass_whatever_the_chunks)
 {
     static const int64_t valid[][4] = {
         {-1, -1, -1, -1}, {200, 3, 64, 1}, {0, 200, 7, 256}, {0, 0, 0, 0}};
@@ -99,7 +98,6 @@ static void the_head_is_gathered_once_a_pass_whatever_the_chunks(void **state)
                                         "n_valid = 0 on one rank", "n_valid = 0 on all"};
     uint64_t rng = t_seed() + 1;
     int64_t most = 0;
-    (void)state;
     for (run_mode_t mode = 0; mode < MODES; mode++)
         for (int k = 0; k < 3; k++)
             for (int n = 0; n < 4; n++)
@@ -116,10 +114,9 @@ static void the_head_is_gathered_once_a_pass_whatever_the_chunks(void **state)
     vacuous(most, "gather of the head");
 }
 
-static void a_pass_that_does_not_multiply_by_the_weight_gathers_nothing(void **state)
+T_CASE(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing)
 {
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (run_mode_t mode = 0; mode < LOSS; mode++) {
         linear_case_t c;
         guard_case(&c, 1, 2, mode, 2, NULL, &rng);
@@ -132,11 +129,10 @@ static void a_pass_that_does_not_multiply_by_the_weight_gathers_nothing(void **s
     }
 }
 
-static void d_hidden_is_summed_once_and_to_the_right_value(void **state)
+T_CASE(d_hidden_is_summed_once_and_to_the_right_value)
 {
     uint64_t rng = t_seed() + 3;
     int64_t most = 0;
-    (void)state;
     for (run_mode_t mode = 0; mode < MODES; mode++)
         for (int how = COLO_D_HIDDEN_ALL_REDUCE; how <= COLO_D_HIDDEN_REDUCE_SCATTER; how++) {
             linear_case_t c;
@@ -183,10 +179,9 @@ static size_t query(int64_t tokens, int64_t vocab, int64_t chunk, colo_linear_pa
 /* Per token: maps, targets, outputs, upstream, statistics: at most 21 numbers of 8 bytes. Per
  * chunk: two of logits, two of hidden rows, one of d_hidden. Alignment: 256 bytes for each of 24
  * parts. Products: blocks of two operands and of their result, and its sums in fp64. */
-static void the_workspace_is_chunks_and_a_few_numbers_a_token(void **state)
+T_CASE(the_workspace_is_chunks_and_a_few_numbers_a_token)
 {
     const int64_t chunk = 128, vocab = 4096;
-    (void)state;
     for (colo_linear_pass_t pass = 0; pass <= COLO_LINEAR_INFERENCE; pass++) {
         size_t small = query(16 * chunk, vocab, chunk, pass),
                large = query(64 * chunk, vocab, chunk, pass);
@@ -199,10 +194,9 @@ static void the_workspace_is_chunks_and_a_few_numbers_a_token(void **state)
     }
 }
 
-static void nothing_is_written_beside_what_the_queries_said(void **state)
+T_CASE(nothing_is_written_beside_what_the_queries_said)
 {
     uint64_t rng = t_seed() + 4;
-    (void)state;
     for (run_mode_t mode = 0; mode < MODES; mode++)
         for (int bits = 0; bits < 8; bits++) {
             linear_case_t c;
@@ -220,10 +214,9 @@ static void nothing_is_written_beside_what_the_queries_said(void **state)
 
 /* ---- what stays ---- */
 
-static void kept_logits_survive_backward_and_a_second_one_gives_the_same(void **state)
+T_CASE(kept_logits_survive_backward_and_a_second_one_gives_the_same)
 {
     uint64_t rng = t_seed() + 5;
-    (void)state;
     for (run_mode_t mode = 0; mode < LOSS; mode++)
         for (int d = 0; d < 2; d++) {
             linear_case_t c;
@@ -241,11 +234,10 @@ static void kept_logits_survive_backward_and_a_second_one_gives_the_same(void **
         }
 }
 
-static void in_place_is_done_where_asked_and_ends_the_saved_state(void **state)
+T_CASE(in_place_is_done_where_asked_and_ends_the_saved_state)
 {
     uint64_t rng = t_seed() + 6;
     linear_case_t c;
-    (void)state;
     guard_case(&c, 2, 1, KEEP, 2, NULL, &rng);
     c.config.keep_in_place = true;
     assert_ok(linear_case_run(&c));
@@ -256,17 +248,4 @@ static void in_place_is_done_where_asked_and_ends_the_saved_state(void **state)
     linear_case_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(statistics_are_gathered_once_or_once_a_chunk),
-        cmocka_unit_test(the_head_is_gathered_once_a_pass_whatever_the_chunks),
-        cmocka_unit_test(a_pass_that_does_not_multiply_by_the_weight_gathers_nothing),
-        cmocka_unit_test(d_hidden_is_summed_once_and_to_the_right_value),
-        cmocka_unit_test(the_workspace_is_chunks_and_a_few_numbers_a_token),
-        cmocka_unit_test(nothing_is_written_beside_what_the_queries_said),
-        cmocka_unit_test(kept_logits_survive_backward_and_a_second_one_gives_the_same),
-        cmocka_unit_test(in_place_is_done_where_asked_and_ends_the_saved_state),
-    };
-    return cmocka_run_group_tests_name("loss/linear_guards", tests, NULL, NULL);
-}
+T_MAIN("loss/linear_guards")

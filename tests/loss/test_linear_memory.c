@@ -69,9 +69,8 @@ static size_t step(colo_linear_mode_t mode, bool loss_mode)
     return atomic_load(&allocated);
 }
 
-static void a_step_allocates_nothing(void **state)
+T_CASE(a_step_allocates_nothing)
 {
-    (void)state;
     for (int64_t t = 0; t < T; t++)
         targets_at[t] = t % 5 ? t : -100;
     for (int mode = 0; mode < 3; mode++) {
@@ -83,9 +82,8 @@ static void a_step_allocates_nothing(void **state)
 }
 
 /* An allocator that is not asked would count nothing, too. */
-static void the_allocator_counts(void **state)
+T_CASE(the_allocator_counts)
 {
-    (void)state;
     atomic_store(&allocated, 0);
     atomic_store(&counting, true);
     void *volatile p = malloc(100);
@@ -101,9 +99,5 @@ int main(void)
 #ifdef SANITIZED
     return T_EXIT_SKIP;
 #endif
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_allocator_counts),
-        cmocka_unit_test(a_step_allocates_nothing),
-    };
-    return cmocka_run_group_tests_name("loss/linear_memory", tests, NULL, NULL);
+    return t_main("loss/linear_memory");
 }

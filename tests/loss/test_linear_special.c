@@ -23,10 +23,9 @@ static void make(linear_case_t *c, int32_t ranks, int mode, uint64_t *rng)
         c->targets[0][t] = t;
 }
 
-static void minus_infinity_beside_the_target_adds_nothing(void **state)
+T_CASE(minus_infinity_beside_the_target_adds_nothing)
 {
     uint64_t rng = t_seed();
-    (void)state;
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c, without;
         uint64_t again = rng;
@@ -45,10 +44,9 @@ static void minus_infinity_beside_the_target_adds_nothing(void **state)
     }
 }
 
-static void minus_infinity_at_the_target_is_its_logp(void **state)
+T_CASE(minus_infinity_at_the_target_is_its_logp)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c;
         make(&c, 2, mode, &rng);
@@ -62,11 +60,10 @@ static void minus_infinity_at_the_target_is_its_logp(void **state)
     }
 }
 
-static void a_nan_row_is_nan_on_all_ranks_and_stays_a_row(void **state)
+T_CASE(a_nan_row_is_nan_on_all_ranks_and_stays_a_row)
 {
     static const double bad[] = {NAN, INFINITY};
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (int mode = 0; mode < 3; mode++)
         for (int i = 0; i < 2; i++) {
             linear_case_t c;
@@ -84,11 +81,10 @@ static void a_nan_row_is_nan_on_all_ranks_and_stays_a_row(void **state)
         }
 }
 
-static void a_vocabulary_of_minus_infinity_is_nan(void **state)
+T_CASE(a_vocabulary_of_minus_infinity_is_nan)
 {
     uint64_t rng = t_seed() + 3;
     linear_case_t c;
-    (void)state;
     make(&c, 2, 0, &rng);
     for (int v = 0; v < V; v++)
         c.b[v] = -INFINITY;
@@ -98,10 +94,9 @@ static void a_vocabulary_of_minus_infinity_is_nan(void **state)
     linear_case_free(&c);
 }
 
-static void targets_outside_the_vocabulary_are_counted_and_nan(void **state)
+T_CASE(targets_outside_the_vocabulary_are_counted_and_nan)
 {
     uint64_t rng = t_seed() + 4;
-    (void)state;
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c;
         make(&c, 2, mode, &rng);
@@ -191,10 +186,9 @@ static colo_status_t backward(alone_t *a)
     return colo_linear_logprob_backward(a->linear, &a->saved, &a->up, &a->grads, a->work, NULL);
 }
 
-static void wrong_arguments_are_named_and_nothing_is_written(void **state)
+T_CASE(wrong_arguments_are_named_and_nothing_is_written)
 {
     alone_t a;
-    (void)state;
     alone_init(&a);
     assert_fails(forward(&a), COLO_ERR_STATE, "no weight is bound");
     assert_ok(colo_lm_head_bind(a.head, &a.weight, NULL, NULL));
@@ -252,14 +246,13 @@ static void wrong_arguments_are_named_and_nothing_is_written(void **state)
     alone_free(&a);
 }
 
-static void configs_that_lose_digits_are_refused(void **state)
+T_CASE(configs_that_lose_digits_are_refused)
 {
     alone_t a;
     colo_lm_head_t *half = NULL;
     colo_linear_logprob_t *none = NULL;
     colo_lm_head_config_t hc = {COLO_LM_HEAD_CONFIG_INIT, .rows = V, .hidden = H,
                                 .dtype = COLO_BF16};
-    (void)state;
     alone_init(&a);
     assert_ok(colo_lm_head_create(&half, &hc, NULL));
     a.config.d_weight_dtype = COLO_BF16;
@@ -288,12 +281,11 @@ static void configs_that_lose_digits_are_refused(void **state)
 }
 
 /* Pipelines have several batches on their way: each forward's backward is its own. */
-static void forwards_may_wait_for_their_backward(void **state)
+T_CASE(forwards_may_wait_for_their_backward)
 {
     uint64_t rng = t_seed() + 5;
     alone_t a;
     float other[T * H], want[T * H];
-    (void)state;
     alone_init(&a);
     for (int i = 0; i < T * H; i++) {
         a.h[i] = (float)t_uniform(&rng);
@@ -380,10 +372,9 @@ static colo_status_t one_of_four(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_with_wrong_arguments_wakes_those_of_both_groups(void **state)
+T_CASE(a_rank_with_wrong_arguments_wakes_those_of_both_groups)
 {
     peers_t p = {.what = 0};
-    (void)state;
     colo_status_t st = t_run_ranks(4, one_of_four, &p, sizeof p);
     assert_true(st == COLO_OK || st == COLO_ERR_PEER);
     assert_int_equal(p.st[3], COLO_ERR_SHAPE);
@@ -394,10 +385,9 @@ static void a_rank_with_wrong_arguments_wakes_those_of_both_groups(void **state)
         assert_false(p.written[r]);
 }
 
-static void at_check_2_both_groups_live_on(void **state)
+T_CASE(at_check_2_both_groups_live_on)
 {
     peers_t p = {.what = 2, .again = {COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG, COLO_ERR_ARG}};
-    (void)state;
     assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
     assert_int_equal(p.st[3], COLO_ERR_SHAPE);
     for (int r = 0; r < 4; r++) {
@@ -407,10 +397,9 @@ static void at_check_2_both_groups_live_on(void **state)
     }
 }
 
-static void ranks_with_another_config_all_get_mismatch(void **state)
+T_CASE(ranks_with_another_config_all_get_mismatch)
 {
     peers_t p = {.what = 1};
-    (void)state;
     assert_ok(t_run_ranks(4, one_of_four, &p, sizeof p));
     for (int r = 0; r < 4; r++) {
         assert_int_equal(p.st[r], COLO_ERR_MISMATCH);
@@ -419,20 +408,4 @@ static void ranks_with_another_config_all_get_mismatch(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(minus_infinity_beside_the_target_adds_nothing),
-        cmocka_unit_test(minus_infinity_at_the_target_is_its_logp),
-        cmocka_unit_test(a_nan_row_is_nan_on_all_ranks_and_stays_a_row),
-        cmocka_unit_test(a_vocabulary_of_minus_infinity_is_nan),
-        cmocka_unit_test(targets_outside_the_vocabulary_are_counted_and_nan),
-        cmocka_unit_test(wrong_arguments_are_named_and_nothing_is_written),
-        cmocka_unit_test(configs_that_lose_digits_are_refused),
-        cmocka_unit_test(forwards_may_wait_for_their_backward),
-        cmocka_unit_test(a_rank_with_wrong_arguments_wakes_those_of_both_groups),
-        cmocka_unit_test(at_check_2_both_groups_live_on),
-        cmocka_unit_test(ranks_with_another_config_all_get_mismatch),
-    };
-    return cmocka_run_group_tests_name("loss/linear_special", tests, NULL, NULL);
-}
+T_MAIN("loss/linear_special")

@@ -180,9 +180,8 @@ static colo_status_t in_place(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_shard_may_lie_where_it_is_gathered(void **state)
+T_CASE(a_shard_may_lie_where_it_is_gathered)
 {
-    (void)state;
     for (int ranks = 1; ranks <= MOST; ranks += ranks < 3 ? 1 : 5)
         for (int64_t rows = 1; rows <= 13; rows += 4)
             for (int bias = 0; bias < 2; bias++) {
@@ -194,9 +193,8 @@ static void a_shard_may_lie_where_it_is_gathered(void **state)
             }
 }
 
-static void shards_of_any_size_gather_and_reduce(void **state)
+T_CASE(shards_of_any_size_gather_and_reduce)
 {
-    (void)state;
     for (int ranks = 1; ranks <= MOST; ranks++)
         for (int64_t rows = 0; rows <= 13; rows += rows < 3 ? 1 : 5)
             for (int bits = 0; bits < 4; bits++) {
@@ -220,7 +218,7 @@ static void shards_of_any_size_gather_and_reduce(void **state)
             }
 }
 
-static void a_resident_head_is_always_there_and_moves_nothing(void **state)
+T_CASE(a_resident_head_is_always_there_and_moves_nothing)
 {
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 4, .hidden = 3};
@@ -229,7 +227,6 @@ static void a_resident_head_is_always_there_and_moves_nothing(void **state)
     colo_tensor_t d_weight = colo_tensor_host(d, COLO_F32, 2, (int64_t[]){4, 3});
     colo_lm_head_grads_t grads = {&d_weight, NULL, true};
     int64_t first, count;
-    (void)state;
     assert_ok(colo_lm_head_create(&head, &config, NULL));
     assert_null(colo_lm_head_group(head));
     assert_int_equal(colo_lm_head_gathered_size(head), 0);
@@ -255,7 +252,7 @@ static void a_resident_head_is_always_there_and_moves_nothing(void **state)
 }
 
 /* A bf16 head's gradient, stored: summed in fp32, rounded once. */
-static void half_gradients_are_summed_in_f32(void **state)
+T_CASE(half_gradients_are_summed_in_f32)
 {
     colo_lm_head_t *head = NULL;
     colo_lm_head_config_t config = {COLO_LM_HEAD_CONFIG_INIT, .rows = 1, .hidden = 2,
@@ -265,7 +262,6 @@ static void half_gradients_are_summed_in_f32(void **state)
     colo_tensor_t d_weight = colo_tensor_host(d, COLO_BF16, 2, (int64_t[]){1, 2});
     colo_lm_head_grads_t grads = {&d_weight, NULL, true};
     static _Alignas(256) unsigned char workspace[256];
-    (void)state;
     assert_ok(colo_lm_head_create(&head, &config, NULL));
     assert_ok(colo_lm_head_bind(head, &weight, NULL, NULL));
     assert_fails(colo_lm_head_gradient(head, &grads, workspace, NULL, &dv, &db), COLO_ERR_ARG,
@@ -282,7 +278,7 @@ static void half_gradients_are_summed_in_f32(void **state)
     colo_lm_head_destroy(&head);
 }
 
-static void misuse_is_told_with_its_numbers(void **state)
+T_CASE(misuse_is_told_with_its_numbers)
 {
     colo_comm_t *self = NULL;
     colo_lm_head_t *head = NULL;
@@ -290,7 +286,6 @@ static void misuse_is_told_with_its_numbers(void **state)
     float w[12] = {0};
     static _Alignas(256) unsigned char room[256];
     colo_tensor_t weight = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){4, 3});
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_lm_head_create(&head, &config, self), COLO_ERR_ARG, "hidden is 0");
     config.hidden = 3;
@@ -369,9 +364,8 @@ static colo_status_t astray(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_shard_lies_in_its_place_or_apart(void **state)
+T_CASE(a_shard_lies_in_its_place_or_apart)
 {
-    (void)state;
     assert_ok(t_run_ranks(2, astray, NULL, 0));
 }
 
@@ -387,25 +381,12 @@ static colo_status_t other_width(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void ranks_with_another_head_find_out_at_create(void **state)
+T_CASE(ranks_with_another_head_find_out_at_create)
 {
     colo_status_t st[4] = {COLO_OK};
-    (void)state;
     assert_ok(t_run_ranks(4, other_width, st, sizeof st));
     for (int r = 0; r < 4; r++)
         assert_int_equal(st[r], COLO_ERR_MISMATCH);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(shards_of_any_size_gather_and_reduce),
-        cmocka_unit_test(a_shard_may_lie_where_it_is_gathered),
-        cmocka_unit_test(a_resident_head_is_always_there_and_moves_nothing),
-        cmocka_unit_test(half_gradients_are_summed_in_f32),
-        cmocka_unit_test(misuse_is_told_with_its_numbers),
-        cmocka_unit_test(a_shard_lies_in_its_place_or_apart),
-        cmocka_unit_test(ranks_with_another_head_find_out_at_create),
-    };
-    return cmocka_run_group_tests_name("loss/lm_head", tests, NULL, NULL);
-}
+T_MAIN("loss/lm_head")

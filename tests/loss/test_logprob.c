@@ -60,10 +60,9 @@ static void compare_later(loss_case_t *c, const char *what)
     loss_case_later(c, compare);
 }
 
-static void every_combination_of_options_agrees_with_the_oracle(void **state)
+T_CASE(every_combination_of_options_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed();
-    (void)state;
     for (unsigned bits = 0; bits < 256; bits++)
         for (size_t w = 0; w < 5; w++) {
             loss_case_t c;
@@ -78,10 +77,9 @@ static void every_combination_of_options_agrees_with_the_oracle(void **state)
     t_run_rest();
 }
 
-static void every_way_to_cut_the_vocabulary_works_for_every_dtype(void **state)
+T_CASE(every_way_to_cut_the_vocabulary_works_for_every_dtype)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (size_t d = 0; d < 4; d++)
             for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
@@ -95,10 +93,9 @@ static void every_way_to_cut_the_vocabulary_works_for_every_dtype(void **state)
     t_run_rest();
 }
 
-static void a_vocabulary_smaller_than_the_group_leaves_ranks_empty(void **state)
+T_CASE(a_vocabulary_smaller_than_the_group_leaves_ranks_empty)
 {
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (int64_t vocab = 1; vocab <= 3; vocab++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             loss_case_t c;
@@ -110,10 +107,9 @@ static void a_vocabulary_smaller_than_the_group_leaves_ranks_empty(void **state)
         }
 }
 
-static void rows_longer_than_a_tile_rescale_as_the_maximum_grows(void **state)
+T_CASE(rows_longer_than_a_tile_rescale_as_the_maximum_grows)
 {
     uint64_t rng = t_seed() + 3;
-    (void)state;
     for (size_t d = 0; d < 4; d++) {
         loss_case_t c;
         loss_case_init(&c, 2, 3, 2311, dtypes[d], 1, &rng);
@@ -132,11 +128,10 @@ static void rows_longer_than_a_tile_rescale_as_the_maximum_grows(void **state)
     }
 }
 
-static void ignored_and_invalid_targets_are_counted_and_contained(void **state)
+T_CASE(ignored_and_invalid_targets_are_counted_and_contained)
 {
     uint64_t rng = t_seed() + 4;
     static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             loss_case_t c;
@@ -151,11 +146,10 @@ static void ignored_and_invalid_targets_are_counted_and_contained(void **state)
         }
 }
 
-static void an_invalid_target_leaves_the_entropy_gradient_alone(void **state)
+T_CASE(an_invalid_target_leaves_the_entropy_gradient_alone)
 {
     uint64_t rng = t_seed() + 5;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 3, 12, COLO_F64, 3, &rng);
     c.targets[1] = 12;
     set_options(&c, ENTROPY | LOSS);
@@ -164,12 +158,11 @@ static void an_invalid_target_leaves_the_entropy_gradient_alone(void **state)
     loss_case_free(&c);
 }
 
-static void lenient_targets_have_no_target_term(void **state)
+T_CASE(lenient_targets_have_no_target_term)
 {
     uint64_t rng = t_seed() + 7;
     static const int64_t odd[] = {-100, 19, -1, 1000, -100, INT64_MAX, INT64_MIN, 18, 0};
     static const int64_t ignored[] = {-100, 18, INT64_MIN};
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++)
             for (int dtype = COLO_F32; dtype <= COLO_F16; dtype++) {
@@ -186,11 +179,10 @@ static void lenient_targets_have_no_target_term(void **state)
 }
 
 /* NaN is not forgiven. */
-static void leniency_forgives_targets_only(void **state)
+T_CASE(leniency_forgives_targets_only)
 {
     uint64_t rng = t_seed() + 8;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 3, 12, COLO_F32, 3, &rng);
     c.targets[1] = -1;
     c.z[1 * 12 + 7] = NAN;
@@ -203,10 +195,9 @@ static void leniency_forgives_targets_only(void **state)
     loss_case_free(&c);
 }
 
-static void an_ignore_index_inside_the_vocabulary_is_ignored(void **state)
+T_CASE(an_ignore_index_inside_the_vocabulary_is_ignored)
 {
     uint64_t rng = t_seed() + 6;
-    (void)state;
     for (int64_t index = 0; index < 4; index++) {
         loss_case_t c;
         loss_case_init(&c, 3, 8, 10, COLO_F32, 3, &rng);
@@ -220,10 +211,9 @@ static void an_ignore_index_inside_the_vocabulary_is_ignored(void **state)
     }
 }
 
-static void nothing_valid_and_nothing_at_all_still_join_the_gather(void **state)
+T_CASE(nothing_valid_and_nothing_at_all_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 7;
-    (void)state;
     for (int64_t tokens = 0; tokens <= 4; tokens += 4) {
         loss_case_t c;
         loss_case_init(&c, 4, tokens, 16, COLO_F32, 3, &rng);
@@ -237,10 +227,9 @@ static void nothing_valid_and_nothing_at_all_still_join_the_gather(void **state)
     }
 }
 
-static void gradients_that_are_left_out_count_as_zero(void **state)
+T_CASE(gradients_that_are_left_out_count_as_zero)
 {
     uint64_t rng = t_seed() + 8;
-    (void)state;
     for (unsigned left = 0; left < 8; left++) {
         loss_case_t c;
         loss_case_init(&c, 2, 4, 15, COLO_F64, 3, &rng);
@@ -252,10 +241,9 @@ static void gradients_that_are_left_out_count_as_zero(void **state)
     }
 }
 
-static void the_gradient_in_place_has_the_bits_of_the_one_beside(void **state)
+T_CASE(the_gradient_in_place_has_the_bits_of_the_one_beside)
 {
     uint64_t rng = t_seed() + 9;
-    (void)state;
     for (size_t d = 0; d < 4; d++) {
         loss_case_t c;
         loss_case_init(&c, 3, 5, 20, dtypes[d], 3, &rng);
@@ -273,10 +261,9 @@ static void the_gradient_in_place_has_the_bits_of_the_one_beside(void **state)
     }
 }
 
-static void a_tie_is_won_by_the_lowest_index_on_any_rank(void **state)
+T_CASE(a_tie_is_won_by_the_lowest_index_on_any_rank)
 {
     uint64_t rng = t_seed() + 10;
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             loss_case_t c;
@@ -298,11 +285,10 @@ static void a_tie_is_won_by_the_lowest_index_on_any_rank(void **state)
         }
 }
 
-static void a_negative_scale_turns_the_argmax_round(void **state)
+T_CASE(a_negative_scale_turns_the_argmax_round)
 {
     uint64_t rng = t_seed() + 11;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 30, 6, COLO_F64, 2, &rng);
     set_options(&c, 255);
     c.config.logits.scale = -0.8;
@@ -310,11 +296,10 @@ static void a_negative_scale_turns_the_argmax_round(void **state)
     loss_case_free(&c);
 }
 
-static void megatron_smoothing_is_not_pytorch_smoothing(void **state)
+T_CASE(megatron_smoothing_is_not_pytorch_smoothing)
 {
     uint64_t rng = t_seed() + 12;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 1, 8, COLO_F64, 2, &rng);
     set_options(&c, LOSS | SMOOTH);
     assert_ok(loss_case_run(&c));
@@ -328,24 +313,4 @@ static void megatron_smoothing_is_not_pytorch_smoothing(void **state)
     loss_case_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_combination_of_options_agrees_with_the_oracle),
-        cmocka_unit_test(every_way_to_cut_the_vocabulary_works_for_every_dtype),
-        cmocka_unit_test(a_vocabulary_smaller_than_the_group_leaves_ranks_empty),
-        cmocka_unit_test(rows_longer_than_a_tile_rescale_as_the_maximum_grows),
-        cmocka_unit_test(ignored_and_invalid_targets_are_counted_and_contained),
-        cmocka_unit_test(an_invalid_target_leaves_the_entropy_gradient_alone),
-        cmocka_unit_test(lenient_targets_have_no_target_term),
-        cmocka_unit_test(leniency_forgives_targets_only),
-        cmocka_unit_test(an_ignore_index_inside_the_vocabulary_is_ignored),
-        cmocka_unit_test(nothing_valid_and_nothing_at_all_still_join_the_gather),
-        cmocka_unit_test(gradients_that_are_left_out_count_as_zero),
-        cmocka_unit_test(the_gradient_in_place_has_the_bits_of_the_one_beside),
-        cmocka_unit_test(a_tie_is_won_by_the_lowest_index_on_any_rank),
-        cmocka_unit_test(a_negative_scale_turns_the_argmax_round),
-        cmocka_unit_test(megatron_smoothing_is_not_pytorch_smoothing),
-    };
-    return cmocka_run_group_tests_name("loss/logprob", tests, NULL, NULL);
-}
+T_MAIN("loss/logprob")

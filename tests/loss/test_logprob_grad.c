@@ -51,10 +51,9 @@ static double weighted_ref(const ref_logprob_opts_t *o, const double *z, int64_t
     return g[0] * row.logp + g[1] * row.entropy + g[2] * row.loss;
 }
 
-static void the_oracle_is_its_own_central_difference(void **state)
+T_CASE(the_oracle_is_its_own_central_difference)
 {
     uint64_t rng = t_seed();
-    (void)state;
     for (int s = 0; s < SETTINGS; s++)
         for (int w = 0; w < 4; w++) {
             loss_case_t c;
@@ -80,10 +79,9 @@ static void the_oracle_is_its_own_central_difference(void **state)
         }
 }
 
-static void the_library_is_its_own_central_difference_on_three_ranks(void **state)
+T_CASE(the_library_is_its_own_central_difference_on_three_ranks)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (int s = 0; s < SETTINGS; s++)
         for (int w = 0; w < 4; w++) {
             loss_case_t c, moved; /* moved: token t again and again, one column up, one down */
@@ -120,11 +118,10 @@ static void the_library_is_its_own_central_difference_on_three_ranks(void **stat
 }
 
 /* sum_j dlogp/dx_j = 0, as adding a constant to x changes no probability; also for the entropy */
-static void a_constant_added_to_a_row_changes_nothing(void **state)
+T_CASE(a_constant_added_to_a_row_changes_nothing)
 {
     uint64_t rng = t_seed() + 2;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 4, 6, 40, COLO_F64, 3, &rng);
     c.config.want_entropy = true;
     assert_ok(loss_case_run(&c));
@@ -138,11 +135,10 @@ static void a_constant_added_to_a_row_changes_nothing(void **state)
 }
 
 /* p near 1: the target's gradient 1 - p is small, and must not come out as 0 in fp64 */
-static void the_targets_gradient_survives_a_probability_near_one(void **state)
+T_CASE(the_targets_gradient_survives_a_probability_near_one)
 {
     uint64_t rng = t_seed() + 3;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 1, 4, COLO_F64, 0, &rng);
     c.targets[0] = 2;
     c.z[2] = 30;
@@ -154,13 +150,4 @@ static void the_targets_gradient_survives_a_probability_near_one(void **state)
     loss_case_free(&c);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_oracle_is_its_own_central_difference),
-        cmocka_unit_test(the_library_is_its_own_central_difference_on_three_ranks),
-        cmocka_unit_test(a_constant_added_to_a_row_changes_nothing),
-        cmocka_unit_test(the_targets_gradient_survives_a_probability_near_one),
-    };
-    return cmocka_run_group_tests_name("loss/logprob_grad", tests, NULL, NULL);
-}
+T_MAIN("loss/logprob_grad")

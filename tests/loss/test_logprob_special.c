@@ -51,10 +51,9 @@ static void row_is_finite(const loss_case_t *c, int64_t t)
         assert_true(isfinite(c->dz[t * V + j]));
 }
 
-static void outputs_at_probability_one_keep_their_sign(void **state)
+T_CASE(outputs_at_probability_one_keep_their_sign)
 {
     uint64_t rng = t_seed() + 9;
-    (void)state;
     for (int i = 0; i < LOSS_SURE; i++) {
         loss_case_t c;
         loss_case_sure(&c, worlds[i % 5], i, &rng);
@@ -64,10 +63,9 @@ static void outputs_at_probability_one_keep_their_sign(void **state)
     t_run_rest();
 }
 
-static void local_smoothing_is_over_a_ranks_own_columns(void **state)
+T_CASE(local_smoothing_is_over_a_ranks_own_columns)
 {
     uint64_t rng = t_seed() + 10;
-    (void)state;
     for (int i = 0; i < 24; i++) {
         loss_case_t c;
         loss_case_init(&c, worlds[i % 3], 7, 60, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
@@ -101,16 +99,14 @@ static void poisoned_rows_are_nan(loss_case_t *c)
     row_is_finite(c, c->tokens - 1);
 }
 
-static void nan_on_any_shard_is_nan_on_all_ranks(void **state)
+T_CASE(nan_on_any_shard_is_nan_on_all_ranks)
 {
-    (void)state;
     poison = NAN;
     everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
 }
 
-static void plus_infinity_makes_the_row_nan(void **state)
+T_CASE(plus_infinity_makes_the_row_nan)
 {
-    (void)state;
     poison = INFINITY;
     everywhere(V + 1, poison_each_column, poisoned_rows_are_nan);
 }
@@ -128,9 +124,8 @@ static void first_row_is_nan(loss_case_t *c)
     row_is_finite(c, 1);
 }
 
-static void a_row_of_all_kinds_of_infinity_is_nan(void **state)
+T_CASE(a_row_of_all_kinds_of_infinity_is_nan)
 {
-    (void)state;
     everywhere(2, nan_beats_plus_infinity_and_minus_infinity, first_row_is_nan);
 }
 
@@ -142,9 +137,8 @@ static void all_minus_infinity(loss_case_t *c)
         c->z[j] = -INFINITY;
 }
 
-static void a_row_of_minus_infinity_is_nan(void **state)
+T_CASE(a_row_of_minus_infinity_is_nan)
 {
-    (void)state;
     everywhere(2, all_minus_infinity, first_row_is_nan);
 }
 
@@ -191,9 +185,8 @@ static void as_if_the_vocabulary_were_two(loss_case_t *c)
     }
 }
 
-static void minus_infinity_adds_nothing_and_whole_shards_of_it_are_skipped(void **state)
+T_CASE(minus_infinity_adds_nothing_and_whole_shards_of_it_are_skipped)
 {
-    (void)state;
     everywhere(2, two_finite_columns, as_if_the_vocabulary_were_two);
 }
 
@@ -224,9 +217,8 @@ static void its_gradient_is_one_at_the_target(loss_case_t *c)
     assert_true(fabs(sum) < 0.02);
 }
 
-static void a_target_at_minus_infinity_has_a_finite_gradient(void **state)
+T_CASE(a_target_at_minus_infinity_has_a_finite_gradient)
 {
-    (void)state;
     everywhere(1, masked_target, its_gradient_is_one_at_the_target);
 }
 
@@ -248,9 +240,8 @@ static void the_smoothed_loss_is_infinite(loss_case_t *c)
         assert_true(isfinite(c->dz[j]));
 }
 
-static void smoothing_over_a_masked_column_is_infinite(void **state)
+T_CASE(smoothing_over_a_masked_column_is_infinite)
 {
-    (void)state;
     everywhere(1, smoothing_over_minus_infinity, the_smoothed_loss_is_infinite);
 }
 
@@ -269,9 +260,8 @@ static void softcap_makes_infinities_finite(loss_case_t *c)
     assert_true(c->dz[2] == 0);
 }
 
-static void with_softcap_an_infinite_logit_is_a_finite_x(void **state)
+T_CASE(with_softcap_an_infinite_logit_is_a_finite_x)
 {
-    (void)state;
     everywhere(1, softcap_of_infinities, softcap_makes_infinities_finite);
 }
 
@@ -279,10 +269,9 @@ static void with_softcap_an_infinite_logit_is_a_finite_x(void **state)
 
 /* Below -88 every exp(x) underflows in fp32, below -745 in fp64: a running maximum that starts at 0
  * gives log 0 here. */
-static void all_logits_far_below_zero_are_ordinary(void **state)
+T_CASE(all_logits_far_below_zero_are_ordinary)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (size_t d = 0; d < 2; d++)
         for (size_t w = 0; w < 5; w++) {
             loss_case_t c;
@@ -299,10 +288,9 @@ static void all_logits_far_below_zero_are_ordinary(void **state)
 /* The same row at offset 0 and at 5000. fp32 holds 5000 + x in steps of 2^-11, so the values are
  * chosen on that grid: the shifted row is exactly the row, and so must the results be. The raw
  * forms (lse - x_t, log p from lse) lose 2e-4 here. */
-static void an_offset_of_5000_costs_no_digit(void **state)
+T_CASE(an_offset_of_5000_costs_no_digit)
 {
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (int smooth = 0; smooth < 2; smooth++) {
             loss_case_t c;
@@ -334,10 +322,9 @@ static void an_offset_of_5000_costs_no_digit(void **state)
 }
 
 /* Differences of finite f64 logits overflow: 0 * inf must not appear. */
-static void the_largest_doubles_make_a_one_hot_row(void **state)
+T_CASE(the_largest_doubles_make_a_one_hot_row)
 {
     uint64_t rng = t_seed() + 3;
-    (void)state;
     for (size_t w = 0; w < 5; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             loss_case_t c;
@@ -359,11 +346,10 @@ static void the_largest_doubles_make_a_one_hot_row(void **state)
 }
 
 /* x beyond the range of the statistics counts as infinite, on both sides. */
-static void an_x_that_overflows_fp32_is_infinite(void **state)
+T_CASE(an_x_that_overflows_fp32_is_infinite)
 {
     uint64_t rng = t_seed() + 4;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 2, 4, 4, COLO_F32, 0, &rng);
     c.config.want_entropy = c.config.want_loss = true;
     c.config.label_smoothing = 0.1; /* over a column at -inf: +inf */
@@ -420,30 +406,9 @@ static void ignored_rows_are_zero(loss_case_t *c)
     }
 }
 
-static void nan_in_an_ignored_row_stays_there(void **state)
+T_CASE(nan_in_an_ignored_row_stays_there)
 {
-    (void)state;
     everywhere(8, ignored_garbage, ignored_rows_are_zero);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
-        cmocka_unit_test(local_smoothing_is_over_a_ranks_own_columns),
-        cmocka_unit_test(nan_on_any_shard_is_nan_on_all_ranks),
-        cmocka_unit_test(plus_infinity_makes_the_row_nan),
-        cmocka_unit_test(a_row_of_all_kinds_of_infinity_is_nan),
-        cmocka_unit_test(a_row_of_minus_infinity_is_nan),
-        cmocka_unit_test(minus_infinity_adds_nothing_and_whole_shards_of_it_are_skipped),
-        cmocka_unit_test(a_target_at_minus_infinity_has_a_finite_gradient),
-        cmocka_unit_test(smoothing_over_a_masked_column_is_infinite),
-        cmocka_unit_test(with_softcap_an_infinite_logit_is_a_finite_x),
-        cmocka_unit_test(all_logits_far_below_zero_are_ordinary),
-        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
-        cmocka_unit_test(the_largest_doubles_make_a_one_hot_row),
-        cmocka_unit_test(an_x_that_overflows_fp32_is_infinite),
-        cmocka_unit_test(nan_in_an_ignored_row_stays_there),
-    };
-    return cmocka_run_group_tests_name("loss/logprob_special", tests, NULL, NULL);
-}
+T_MAIN("loss/logprob_special")

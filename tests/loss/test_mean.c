@@ -82,9 +82,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-static void the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient(void **state)
+T_CASE(the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient)
 {
-    (void)state;
     for (int form = 0; form < 16; form++) {
         world_t w = {.dtype = form & 1 ? COLO_F64 : COLO_F32,
                      .divide = form & 2,
@@ -113,7 +112,7 @@ static void the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient(v
     }
 }
 
-static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
+T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
 {
     colo_comm_t *self = NULL;
     double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5;
@@ -123,7 +122,6 @@ static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
     const colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, workspace, NULL));
     assert_true(value == 0 && n[0] == 0 && n[1] == 0 && n[2] == 1);
@@ -140,7 +138,7 @@ static void nothing_counted_is_zero_and_nan_is_not_hidden(void **state)
     colo_comm_destroy(&self);
 }
 
-static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+T_CASE(bad_arguments_are_refused_and_nothing_is_written)
 {
     colo_comm_t *self = NULL;
     double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7};
@@ -149,7 +147,6 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
     colo_tensor_t t;
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_loss_mean_forward(&xt, &two, true, NULL, &out, workspace, NULL), COLO_ERR_ARG,
                  "group is NULL, expected the dp x cp group");
@@ -202,9 +199,8 @@ static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void one_rank_s_mistake_is_every_rank_s_error(void **state)
+T_CASE(one_rank_s_mistake_is_every_rank_s_error)
 {
-    (void)state;
     assert_ok(t_run_ranks(4, one_is_wrong, NULL, 0));
 }
 
@@ -213,11 +209,5 @@ int main(void)
     int rc = where.need();
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_number_over_dp_and_cp_is_the_serial_one_and_so_is_its_gradient),
-        cmocka_unit_test(nothing_counted_is_zero_and_nan_is_not_hidden),
-        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
-        cmocka_unit_test(one_rank_s_mistake_is_every_rank_s_error),
-    };
-    return cmocka_run_group_tests_name("loss/mean", tests, NULL, NULL);
+    return t_main("loss/mean");
 }

@@ -68,11 +68,10 @@ static colo_status_t reduce_on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-static void the_sum_over_dp_and_cp_is_the_serial_sum(void **state)
+T_CASE(the_sum_over_dp_and_cp_is_the_serial_sum)
 {
     double num;
     int64_t den;
-    (void)state;
     serial(&num, &den);
     for (int d = 0; d < 2; d++) {
         world_t w = {.group = "dp-cp", .dtype = d ? COLO_F64 : COLO_F32};
@@ -86,12 +85,11 @@ static void the_sum_over_dp_and_cp_is_the_serial_sum(void **state)
     }
 }
 
-static void the_sum_over_dp_only_is_another_value(void **state)
+T_CASE(the_sum_over_dp_only_is_another_value)
 {
     double num;
     int64_t den;
     world_t w = {.group = "dp", .dtype = COLO_F64};
-    (void)state;
     serial(&num, &den);
     assert_ok(t_run_ranks(8, reduce_on_rank, &w, sizeof w));
     double mean_of_means = (w.got[0].value + w.got[2].value) / 2;
@@ -102,10 +100,9 @@ static void the_sum_over_dp_only_is_another_value(void **state)
     assert_true(fabs(mean_of_means - num / (double)den) > 0.1);
 }
 
-static void no_counted_token_anywhere_gives_zero(void **state)
+T_CASE(no_counted_token_anywhere_gives_zero)
 {
     world_t w = {.group = "dp-cp", .dtype = COLO_F32, .empty = true};
-    (void)state;
     assert_ok(t_run_ranks(8, reduce_on_rank, &w, sizeof w));
     for (int r = 0; r < 8; r++) {
         assert_true(w.got[r].num == 0 && w.got[r].value == 0);
@@ -121,10 +118,9 @@ static colo_status_t asymmetric(colo_comm_t *world, void *arg)
     return colo_loss_reduce(r ? values : NULL, COLO_F64, NULL, r, world, &got[r], NULL);
 }
 
-static void ranks_without_tokens_join_and_no_mask_counts_all(void **state)
+T_CASE(ranks_without_tokens_join_and_no_mask_counts_all)
 {
     colo_reduced_t got[4] = {{0}};
-    (void)state;
     assert_ok(t_run_ranks(4, asymmetric, got, sizeof got));
     for (int r = 0; r < 4; r++) {
         assert_true(got[r].num == 1.5 + 4 + 7.5);
@@ -132,12 +128,11 @@ static void ranks_without_tokens_join_and_no_mask_counts_all(void **state)
     }
 }
 
-static void nan_that_counts_is_not_hidden(void **state)
+T_CASE(nan_that_counts_is_not_hidden)
 {
     const float values[2] = {NAN, 1};
     colo_comm_t *self = NULL;
     colo_reduced_t got;
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_loss_reduce(values, COLO_F32, NULL, 2, self, &got, NULL));
     assert_true(isnan(got.num) && isnan(got.value) && got.den == 2);
@@ -163,13 +158,12 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
     return st[r];
 }
 
-static void bad_arguments_are_refused_and_wake_the_peers(void **state)
+T_CASE(bad_arguments_are_refused_and_wake_the_peers)
 {
     const double v = 1;
     colo_comm_t *self = NULL;
     colo_reduced_t got = {.num = 7, .den = 7, .value = 7};
     colo_status_t st[2];
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_loss_reduce(&v, COLO_F64, NULL, 1, NULL, &got, NULL), COLO_ERR_ARG,
                  "group is NULL, expected the dp x cp group");
@@ -211,22 +205,9 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void ranks_that_weigh_and_ranks_that_count_are_a_mismatch(void **state)
+T_CASE(ranks_that_weigh_and_ranks_that_count_are_a_mismatch)
 {
-    (void)state;
     assert_ok(colo_comm_threads_run(3, one_rank_weighs, NULL));
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_sum_over_dp_and_cp_is_the_serial_sum),
-        cmocka_unit_test(the_sum_over_dp_only_is_another_value),
-        cmocka_unit_test(no_counted_token_anywhere_gives_zero),
-        cmocka_unit_test(ranks_without_tokens_join_and_no_mask_counts_all),
-        cmocka_unit_test(nan_that_counts_is_not_hidden),
-        cmocka_unit_test(bad_arguments_are_refused_and_wake_the_peers),
-        cmocka_unit_test(ranks_that_weigh_and_ranks_that_count_are_a_mismatch),
-    };
-    return cmocka_run_group_tests_name("loss/reduce", tests, NULL, NULL);
-}
+T_MAIN("loss/reduce")

@@ -241,12 +241,11 @@ static void judge(const char *label)
     }
 }
 
-static void batches_on_context_ranks_match_lists_cut_by_hand(void **state)
+T_CASE(batches_on_context_ranks_match_lists_cut_by_hand)
 {
     static const int64_t sizes[] = {1, 2, 3, 4, 8};
     uint64_t rng = t_seed();
     char label[96];
-    (void)state;
     for (int64_t i = 0; i < t_scaled(60); i++)
         for (int k = 0; k < 5; k++)
             for (int form = 0; form < 4; form++) {
@@ -258,13 +257,12 @@ static void batches_on_context_ranks_match_lists_cut_by_hand(void **state)
 }
 
 /* Worked by hand: S = 8 tokens a..h, cp 2: rank 0 has a b g h, rank 1 c d e f. */
-static void the_target_of_a_chunks_last_token_is_the_next_chunks_first(void **state)
+T_CASE(the_target_of_a_chunks_last_token_is_the_next_chunks_first)
 {
     int64_t tokens[8] = {'a', 'b', 'c', 'd', 'e', 'f', 'g', 'h'}, got[4];
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 1, .positions = 8};
     colo_tensor_t from = colo_tensor_host(tokens, COLO_I64, 2, (int64_t[]){1, 8});
     colo_tensor_t to = colo_tensor_host(got, COLO_I64, 1, (int64_t[]){4});
-    (void)state;
     seq.cp = 2;
     assert_ok(colo_sequence_targets(&seq, &from, -1, &to, NULL));
     assert_memory_equal(got, ((int64_t[]){'b', 'c', 'h', -1}), sizeof got);
@@ -273,13 +271,12 @@ static void the_target_of_a_chunks_last_token_is_the_next_chunks_first(void **st
     assert_memory_equal(got, ((int64_t[]){'d', 'e', 'f', 'g'}), sizeof got);
 }
 
-static void the_mask_of_a_batch_is_a_dense_sequence_on_one_rank(void **state)
+T_CASE(the_mask_of_a_batch_is_a_dense_sequence_on_one_rank)
 {
     const int64_t lengths[3] = {2, 0, 4};
     uint8_t mask[12];
     colo_sequence_t seq = {COLO_SEQUENCE_INIT, .batch = 3, .positions = 4, .lengths = lengths};
     colo_tensor_t m = colo_tensor_host(mask, COLO_U8, 2, (int64_t[]){3, 4});
-    (void)state;
     assert_ok(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &m, NULL));
     assert_memory_equal(mask, ((uint8_t[]){1, 1, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1}), 12);
     seq.left_padded = true;
@@ -287,11 +284,10 @@ static void the_mask_of_a_batch_is_a_dense_sequence_on_one_rank(void **state)
     assert_memory_equal(mask, ((uint8_t[]){0, 0, 1, 0, 0, 0, 0, 0, 1, 1, 1, 0}), 12);
 }
 
-static void rows_are_packed_with_room_for_every_split(void **state)
+T_CASE(rows_are_packed_with_room_for_every_split)
 {
     const int64_t lengths[4] = {5, 0, 8, 1};
     int64_t cu[5] = {9, 9, 9, 9, 9};
-    (void)state;
     assert_ok(colo_sequence_pack(lengths, 4, 1, 2, false, cu));
     assert_memory_equal(cu, ((int64_t[]){0, 8, 8, 16, 20}), sizeof cu);
     assert_ok(colo_sequence_pack(lengths, 4, 2, 2, true, cu)); /* lcm(2 * 4, 16 * 2) = 32 */
@@ -310,7 +306,7 @@ static void rows_are_packed_with_room_for_every_split(void **state)
 
 /* ---- refusals ---- */
 
-static void batches_that_cannot_be_are_refused_by_row(void **state)
+T_CASE(batches_that_cannot_be_are_refused_by_row)
 {
     const int64_t lengths[3] = {2, 4, 3}, cu[4] = {0, 4, 8, 12};
     const colo_sequence_t good = {.struct_size = sizeof good,
@@ -320,7 +316,6 @@ static void batches_that_cannot_be_are_refused_by_row(void **state)
                                   .cu_padded = cu,
                                   .cp = 2};
     colo_sequence_t s;
-    (void)state;
     assert_ok(colo_sequence_check(&good));
     assert_int_equal(colo_sequence_count(&good), 6);
 #define REFUSE(change, status, words)                         \
@@ -355,7 +350,7 @@ static void batches_that_cannot_be_are_refused_by_row(void **state)
 #undef REFUSE
 }
 
-static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **state)
+T_CASE(tensors_that_do_not_fit_are_refused_and_nothing_is_written)
 {
     int64_t tokens[8] = {0}, targets[8];
     uint8_t mask[8];
@@ -369,7 +364,6 @@ static void tensors_that_do_not_fit_are_refused_and_nothing_is_written(void **st
     colo_tensor_t mk = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){8});
     colo_tensor_t lc = colo_tensor_host(local, COLO_F64, 2, (int64_t[]){2, 4});
     colo_tensor_t ot = colo_tensor_host(out, COLO_F64, 2, (int64_t[]){2, 3});
-    (void)state;
     memset(mark, 0xa5, sizeof mark);
     memset(targets, 0xa5, sizeof targets);
     memset(mask, 0xa5, sizeof mask);
@@ -439,10 +433,9 @@ static colo_status_t one_rank_errs(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **state)
+T_CASE(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting)
 {
     colo_status_t st[2] = {COLO_OK, COLO_OK};
-    (void)state;
     assert_ok(t_run_ranks(2, one_rank_errs, st, sizeof st));
     assert_int_equal(st[0], COLO_ERR_PEER);
     assert_int_equal(st[1], COLO_ERR_SHAPE);
@@ -453,14 +446,5 @@ int main(void)
     int rc = where.need();
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(batches_on_context_ranks_match_lists_cut_by_hand),
-        cmocka_unit_test(the_target_of_a_chunks_last_token_is_the_next_chunks_first),
-        cmocka_unit_test(the_mask_of_a_batch_is_a_dense_sequence_on_one_rank),
-        cmocka_unit_test(rows_are_packed_with_room_for_every_split),
-        cmocka_unit_test(batches_that_cannot_be_are_refused_by_row),
-        cmocka_unit_test(tensors_that_do_not_fit_are_refused_and_nothing_is_written),
-        cmocka_unit_test(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting),
-    };
-    return cmocka_run_group_tests_name("loss/sequence", tests, NULL, NULL);
+    return t_main("loss/sequence");
 }

@@ -84,9 +84,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     return st;
 }
 
-static void the_sum_over_dp_and_cp_is_the_serial_sum(void **state)
+T_CASE(the_sum_over_dp_and_cp_is_the_serial_sum)
 {
-    (void)state;
     for (int form = 0; form < 8; form++) {
         world_t w = {.dtype = form & 1 ? COLO_F64 : COLO_F32,
                      .weighted = form & 2,
@@ -121,11 +120,10 @@ static void the_sum_over_dp_and_cp_is_the_serial_sum(void **state)
     }
 }
 
-static void the_sum_over_dp_only_is_another_value(void **state)
+T_CASE(the_sum_over_dp_only_is_another_value)
 {
     world_t whole = {.dtype = COLO_F64, .weighted = true, .masked = true, .group = "dp-cp"};
     world_t part = {.dtype = COLO_F64, .weighted = true, .masked = true, .group = "dp"};
-    (void)state;
     assert_ok(t_run_ranks(8, on_rank, &whole, sizeof whole));
     assert_ok(t_run_ranks(8, on_rank, &part, sizeof part));
     for (int r = 0; r < 8; r++)
@@ -133,7 +131,7 @@ static void the_sum_over_dp_only_is_another_value(void **state)
                     fabs(part.got[r].value - whole.got[r].value) > 0.01);
 }
 
-static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
+T_CASE(no_counted_token_gives_zero_and_nan_is_not_hidden)
 {
     colo_comm_t *self = NULL;
     double v[2] = {NAN, 1}, d[2] = {7, 7};
@@ -143,7 +141,6 @@ static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
     colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
     colo_tensor_t mt = colo_tensor_host(none, COLO_U8, 1, (int64_t[]){2});
     colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, d, workspace, NULL));
     assert_true(got.num == 0 && got.den == 0 && got.value == 0 && d[0] == 0 && d[1] == 0);
@@ -154,7 +151,7 @@ static void no_counted_token_gives_zero_and_nan_is_not_hidden(void **state)
     colo_comm_destroy(&self);
 }
 
-static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+T_CASE(bad_arguments_are_refused_and_nothing_is_written)
 {
     colo_comm_t *self = NULL;
     double v[2] = {1, 2};
@@ -163,7 +160,6 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     colo_weighted_t got = {.num = 7};
     const colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
     colo_tensor_t t;
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, NULL, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "group is NULL, expected the dp x cp group");
@@ -198,11 +194,5 @@ int main(void)
     int rc = where.need();
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_sum_over_dp_and_cp_is_the_serial_sum),
-        cmocka_unit_test(the_sum_over_dp_only_is_another_value),
-        cmocka_unit_test(no_counted_token_gives_zero_and_nan_is_not_hidden),
-        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
-    };
-    return cmocka_run_group_tests_name("loss/weighted", tests, NULL, NULL);
+    return t_main("loss/weighted");
 }

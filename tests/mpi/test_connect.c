@@ -40,7 +40,7 @@ static void few_descriptors(t_forked_t *me)
     t_live(me);
 }
 
-static void rank_without_descriptors_is_an_error_on_all_at_once(void **state)
+T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 {
     bool failed = false, went = false;
     setenv("COLO_TIMEOUT_MS", "4000", 1);
@@ -81,7 +81,7 @@ static void with_changed_cards(t_forked_t *me)
     t_live(me);
 }
 
-static void card_with_too_many_addresses_is_refused(void **state)
+T_CASE(card_with_too_many_addresses_is_refused)
 {
     const int32_t wrong[] = {COLO_ADDRESSES + 1, INT32_MAX, -1};
     setenv("COLO_TIMEOUT_MS", "2000", 1);
@@ -167,7 +167,7 @@ static void look_again(t_forked_t *me)
     colo_comm_destroy(&world);
 }
 
-static void rank_listens_where_it_is_called_and_until_all_have_met(void **state)
+T_CASE(rank_listens_where_it_is_called_and_until_all_have_met)
 {
     expected_doors = over_tcp() ? 2 : 1; /* loopback, or the Unix name, and nothing else */
     setenv("COLO_TIMEOUT_MS", "3000", 1);
@@ -246,7 +246,7 @@ static void among_strangers(t_forked_t *me)
     t_live(me);
 }
 
-static void strangers_are_not_answered_and_keep_no_rank_out(void **state)
+T_CASE(strangers_are_not_answered_and_keep_no_rank_out)
 {
     setenv("COLO_TIMEOUT_MS", "3000", 1);
     t_page_t *page = t_fork_ranks(2, among_strangers);
@@ -330,7 +330,7 @@ static void answer_and_leave(t_forked_t *me)
     t_note(me, good ? COLO_OK : colo_fail(COLO_ERR_STATE, "the call was not as it should be"));
 }
 
-static void rank_that_leaves_before_all_have_met_is_an_error_at_once(void **state)
+T_CASE(rank_that_leaves_before_all_have_met_is_an_error_at_once)
 {
     setenv("COLO_TIMEOUT_MS", "15000", 1);
     t_page_t *page = t_fork_ranks(3, answer_and_leave);
@@ -341,14 +341,4 @@ static void rank_that_leaves_before_all_have_met_is_an_error_at_once(void **stat
     munmap(page, sizeof *page);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_without_descriptors_is_an_error_on_all_at_once),
-        cmocka_unit_test(card_with_too_many_addresses_is_refused),
-        cmocka_unit_test(rank_listens_where_it_is_called_and_until_all_have_met),
-        cmocka_unit_test(strangers_are_not_answered_and_keep_no_rank_out),
-        cmocka_unit_test(rank_that_leaves_before_all_have_met_is_an_error_at_once),
-    };
-    return cmocka_run_group_tests_name("sockets/connect", tests, NULL, NULL);
-}
+T_MAIN("sockets/connect")

@@ -63,31 +63,23 @@ static void expect_on_others(enum way by, colo_status_t status, const char *text
     munmap(last, sizeof *last);
 }
 
-static void process_that_exits_with_a_communicator_tells_its_last_error(void **state)
+T_CASE(process_that_exits_with_a_communicator_tells_its_last_error)
 {
     expect_on_others(BY_EXIT, COLO_ERR_ABORTED,
                      "world rank 2 ended without destroying its communicators; its last error: "
                      "grid spec");
 }
 
-static void process_that_ends_at_once_is_missed(void **state)
+T_CASE(process_that_ends_at_once_is_missed)
 {
     expect_on_others(BY_EXIT_AT_ONCE, COLO_ERR_PEER,
                      "world rank 2 ended without destroying its communicators, or was killed: its "
                      "connection ended");
 }
 
-static void child_that_exits_leaves_its_parents_communicators_alone(void **state)
+T_CASE(child_that_exits_leaves_its_parents_communicators_alone)
 {
     expect_on_others(BY_EXIT_OF_A_CHILD, COLO_OK, "");
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(process_that_exits_with_a_communicator_tells_its_last_error),
-        cmocka_unit_test(process_that_ends_at_once_is_missed),
-        cmocka_unit_test(child_that_exits_leaves_its_parents_communicators_alone),
-    };
-    return cmocka_run_group_tests_name("sockets/exit", tests, NULL, NULL);
-}
+T_MAIN("sockets/exit")

@@ -16,7 +16,7 @@ static void lower_is_late(t_forked_t *me)
 }
 
 /* The others call rank 0 all the while; they have met each other. */
-static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
+T_CASE(rank_may_be_late_by_its_deadline_less_a_second)
 {
     setenv("COLO_TIMEOUT_MS", "12000", 1);
     t_page_t *page = t_fork_ranks(3, lower_is_late);
@@ -37,7 +37,7 @@ static void lower_is_too_late(t_forked_t *me)
     t_live(me);
 }
 
-static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
+T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
 {
     setenv("COLO_TIMEOUT_MS", "1000", 1);
     t_page_t *page = t_fork_ranks(2, lower_is_too_late);
@@ -49,11 +49,4 @@ static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
     munmap(page, sizeof *page);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rank_may_be_late_by_its_deadline_less_a_second),
-        cmocka_unit_test(rank_that_is_too_late_fails_like_those_that_waited),
-    };
-    return cmocka_run_group_tests_name("sockets/late", tests, NULL, NULL);
-}
+T_MAIN("sockets/late")

@@ -80,7 +80,7 @@ static colo_status_t big_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void large_messages_go_in_pieces(void **state)
+T_CASE(large_messages_go_in_pieces)
 {
     assert_ok(on_sockets(3, big_rank, NULL));
 }
@@ -119,12 +119,12 @@ static colo_status_t strided_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void strided_boxes_of_several_pieces_arrive_element_by_element(void **state)
+T_CASE(strided_boxes_of_several_pieces_arrive_element_by_element)
 {
     assert_ok(on_sockets(4, strided_rank, NULL));
 }
 
-static void a_stream_cut_anywhere_is_the_boxes_in_row_major_order(void **state)
+T_CASE(a_stream_cut_anywhere_is_the_boxes_in_row_major_order)
 {
     int32_t from[200], to[200];
     char stream[2 * 24 * 4 + 5 * 4];
@@ -217,13 +217,13 @@ static colo_status_t wrong_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void what_a_wrong_all_gather_did_is_said(void **state)
+T_CASE(what_a_wrong_all_gather_did_is_said)
 {
     for (int which = 0; which < 2; which++)
         assert_ok(colo_comm_threads_run(3, wrong_rank, &which));
 }
 
-static void a_rank_that_gives_up_is_a_timeout_on_the_others(void **state)
+T_CASE(a_rank_that_gives_up_is_a_timeout_on_the_others)
 {
     int which = 2;
     setenv("COLO_TIMEOUT_MS", "400", 1);
@@ -237,7 +237,7 @@ static colo_status_t gather_nothing(void *user, const void *send, void *recv, si
     return *(colo_status_t *)user;
 }
 
-static void callback_that_fails_silently_is_named(void **state)
+T_CASE(callback_that_fails_silently_is_named)
 {
     colo_status_t says = COLO_ERR_IO;
     colo_bootstrap_t b = {1, 2, gather_nothing, &says};
@@ -251,7 +251,7 @@ static void callback_that_fails_silently_is_named(void **state)
     assert_null(c);
 }
 
-static void senseless_bootstraps_are_refused(void **state)
+T_CASE(senseless_bootstraps_are_refused)
 {
     struct wrong w = {NULL, 0};
     colo_bootstrap_t b = {0, 0, gather_wrong, &w};
@@ -338,12 +338,12 @@ static void kill_one_of_four(enum heir with)
     munmap(last, sizeof *last);
 }
 
-static void a_process_that_dies_is_an_error_on_all_others_at_once(void **state)
+T_CASE(a_process_that_dies_is_an_error_on_all_others_at_once)
 {
     kill_one_of_four(NONE);
 }
 
-static void process_that_dies_before_its_child_is_an_error_on_all_others_at_once(void **state)
+T_CASE(process_that_dies_before_its_child_is_an_error_on_all_others_at_once)
 {
     kill_one_of_four(FORKED);
     kill_one_of_four(SPAWNED);
@@ -378,7 +378,7 @@ static void inherited(struct last *last, int32_t me)
     _exit(0);
 }
 
-static void destroy_in_a_child_leaves_sockets_alone(void **state)
+T_CASE(destroy_in_a_child_leaves_sockets_alone)
 {
     struct last *last = run_four(inherited, -1);
     for (int r = 0; r < 4; r++)
@@ -404,7 +404,7 @@ static void mistyped(struct last *last, int32_t me)
     _exit(world != NULL);
 }
 
-static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
+T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
 {
     for (typed = 0; typed < 2; typed++) {
         struct last *last = run_four(mistyped, -1);
@@ -468,7 +468,7 @@ static void homes(int32_t n, const int32_t *first, bool shared)
     munmap(last, sizeof *last);
 }
 
-static void threads_are_told_from_processes_over_any_transport(void **state)
+T_CASE(threads_are_told_from_processes_over_any_transport)
 {
     homes(4, (int32_t[]){0, 1, 2, 3, 4}, false);
     homes(1, (int32_t[]){0, 4}, true);
@@ -537,19 +537,5 @@ int main(int argc, char **argv)
 {
     if (argc == 4)
         return one_rank(argv[1], (int32_t)atoi(argv[2]), (int32_t)atoi(argv[3]));
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(large_messages_go_in_pieces),
-        cmocka_unit_test(strided_boxes_of_several_pieces_arrive_element_by_element),
-        cmocka_unit_test(a_stream_cut_anywhere_is_the_boxes_in_row_major_order),
-        cmocka_unit_test(what_a_wrong_all_gather_did_is_said),
-        cmocka_unit_test(a_rank_that_gives_up_is_a_timeout_on_the_others),
-        cmocka_unit_test(senseless_bootstraps_are_refused),
-        cmocka_unit_test(callback_that_fails_silently_is_named),
-        cmocka_unit_test(a_process_that_dies_is_an_error_on_all_others_at_once),
-        cmocka_unit_test(process_that_dies_before_its_child_is_an_error_on_all_others_at_once),
-        cmocka_unit_test(destroy_in_a_child_leaves_sockets_alone),
-        cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
-        cmocka_unit_test(threads_are_told_from_processes_over_any_transport),
-    };
-    return cmocka_run_group_tests_name("sockets/transport", tests, NULL, NULL);
+    return t_main("sockets/transport");
 }

@@ -5,30 +5,21 @@
  */
 #include "harness/harness.h"
 
-static void a_narrowed_view_starts_at_its_first_element(void **state)
+T_CASE(a_narrowed_view_starts_at_its_first_element)
 {
     float x[3][4];
     colo_tensor_t whole = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){3, 4});
     colo_tensor_t part = colo_tensor_narrow(whole, 0, 1, 2);
-    (void)state;
     assert_ptr_equal(part.data, &x[1][0]);
 }
 
-static void a_narrowed_view_has_the_length_asked_for(void **state)
+T_CASE(a_narrowed_view_has_the_length_asked_for)
 {
     float x[3][4];
     colo_tensor_t whole = colo_tensor_host(x, COLO_F32, 2, (int64_t[]){3, 4});
     colo_tensor_t part = colo_tensor_narrow(whole, 1, 1, 2);
-    (void)state;
     assert_int_equal(part.shape[0], 3);
     assert_int_equal(part.shape[1], 2);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_narrowed_view_starts_at_its_first_element),
-        cmocka_unit_test(a_narrowed_view_has_the_length_asked_for),
-    };
-    return cmocka_run_group_tests_name("mutants/sample", tests, NULL, NULL);
-}
+T_MAIN("mutants/sample")

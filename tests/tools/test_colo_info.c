@@ -35,7 +35,7 @@ static const char *of_variable(json_t *doc, const char *name, const char *key)
     return NULL;
 }
 
-static void a_variable_shows_its_value_and_where_it_comes_from(void **state)
+T_CASE(a_variable_shows_its_value_and_where_it_comes_from)
 {
     unsetenv("COLO_CHECK");
     json_t *doc = info();
@@ -61,7 +61,7 @@ static void a_variable_shows_its_value_and_where_it_comes_from(void **state)
 }
 
 /* Ranks as threads and over sockets need nothing; what needs a library may not be there. */
-static void every_backend_is_listed(void **state)
+T_CASE(every_backend_is_listed)
 {
     static const char *const names[] = {"threads", "sockets", "mpi", "nccl", "cuda", "hwloc"};
     const char *args[] = {NULL};
@@ -80,7 +80,7 @@ static void every_backend_is_listed(void **state)
     said_free(&s);
 }
 
-static void value_that_is_not_allowed_is_found_and_exit_1(void **state)
+T_CASE(value_that_is_not_allowed_is_found_and_exit_1)
 {
     const char *args[2][2] = {{NULL}, {"--json", NULL}};
     setenv("COLO_CHECK", "3", 1);
@@ -94,7 +94,7 @@ static void value_that_is_not_allowed_is_found_and_exit_1(void **state)
     unsetenv("COLO_CHECK");
 }
 
-static void the_text_has_a_line_for_every_variable(void **state)
+T_CASE(the_text_has_a_line_for_every_variable)
 {
     const char *args[] = {NULL};
     json_t *doc = info(), *k;
@@ -108,7 +108,7 @@ static void the_text_has_a_line_for_every_variable(void **state)
     said_free(&s);
 }
 
-static void wrong_use_is_one_line_and_exit_2(void **state)
+T_CASE(wrong_use_is_one_line_and_exit_2)
 {
     static const char *const cases[][3] = {{"--grid"}, {"--json=1"}, {"--json", "--json"}, {"x"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -125,12 +125,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_INFO"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_variable_shows_its_value_and_where_it_comes_from),
-        cmocka_unit_test(value_that_is_not_allowed_is_found_and_exit_1),
-        cmocka_unit_test(every_backend_is_listed),
-        cmocka_unit_test(the_text_has_a_line_for_every_variable),
-        cmocka_unit_test(wrong_use_is_one_line_and_exit_2),
-    };
-    return cmocka_run_group_tests_name("tools/colo_info", tests, NULL, NULL);
+    return t_main("tools/colo_info");
 }

@@ -176,7 +176,7 @@ static json_t *expected(const example_t *e)
     return doc;
 }
 
-static void the_worked_examples_are_planned_as_written_down(void **state)
+T_CASE(the_worked_examples_are_planned_as_written_down)
 {
     for (size_t i = 0; i < sizeof examples / sizeof examples[0]; i++) {
         said_t s = tool_run(examples[i].args);
@@ -277,7 +277,7 @@ static void assert_prints(const char *const *args, const char *text)
     said_free(&s);
 }
 
-static void the_table_reads_as_written_down(void **state)
+T_CASE(the_table_reads_as_written_down)
 {
     const char *a[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "16", "--seq",
                        "8192", "--hidden", "4096", "--dtype", "bf16", "--axes", "sbh", "--output",
@@ -292,7 +292,7 @@ static void the_table_reads_as_written_down(void **state)
 }
 
 /* In the first line, whatever else is printed. */
-static void grids_of_different_size_are_warned_of(void **state)
+T_CASE(grids_of_different_size_are_warned_of)
 {
     static const char warning[] = "warning: --src has 8 ranks, --dst 16: ";
     for (int one = 0; one < 2; one++) {
@@ -308,7 +308,7 @@ static void grids_of_different_size_are_warned_of(void **state)
     }
 }
 
-static void one_rank_is_shown_with_its_boxes(void **state)
+T_CASE(one_rank_is_shown_with_its_boxes)
 {
     const char *args[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", "--batch", "8", "--seq",
                           "8", "--hidden", "4", "--dtype", "f32", "--output", "sharded", "--axes",
@@ -330,7 +330,7 @@ static void one_rank_is_shown_with_its_boxes(void **state)
                         "  sends 128 B to rank 2: samples 2..3 rows 0..1, samples 2..3 rows 6..7\n");
 }
 
-static void one_rank_as_json_keeps_the_totals_of_all(void **state)
+T_CASE(one_rank_as_json_keeps_the_totals_of_all)
 {
     const char *all[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"), NULL};
     const char *one[] = {"--src", "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
@@ -369,13 +369,13 @@ static void check_partial(const char *grad)
     said_free(&s);
 }
 
-static void partial_gradients_come_from_every_context_rank(void **state)
+T_CASE(partial_gradients_come_from_every_context_rank)
 {
     check_partial("--grad=partial");
     check_partial(NULL); /* the library's default is the tool's */
 }
 
-static void sizes_that_are_not_given_are_assumed_and_named(void **state)
+T_CASE(sizes_that_are_not_given_are_assumed_and_named)
 {
     static const char said[] = "colo-plan assumed --batch 16, --seq 8192, --hidden 4096, ";
     const char *all[] = {GOOD_GRIDS, NULL}, *one[] = {GOOD_GRIDS, "--seq", "8", "--hidden=4", NULL},
@@ -406,7 +406,7 @@ static void sizes_that_are_not_given_are_assumed_and_named(void **state)
 
 /* One row of one sample and three candidates: only the features are left to cut. 3 does not divide
  * them, so candidates 0 and 1 send one more; the piece is the first of its held block. */
-static void a_box_names_features_only_where_they_are_cut(void **state)
+T_CASE(a_box_names_features_only_where_they_are_cut)
 {
     const char *args[] = {"--src", "tp=2,dp=3", "--dst", "tp=3,dp=2", SIZES("6", "1", "32768"), NULL};
     static const int h[] = {0, 10923, 21846, 32768};
@@ -428,7 +428,7 @@ static void a_box_names_features_only_where_they_are_cut(void **state)
     said_free(&s);
 }
 
-static void help_shows_an_example_and_version_a_number(void **state)
+T_CASE(help_shows_an_example_and_version_a_number)
 {
     const char *help[] = {"--help", NULL}, *version[] = {"--version", NULL};
     said_t s = tool_run(help);
@@ -442,7 +442,7 @@ static void help_shows_an_example_and_version_a_number(void **state)
 static const char *const coloured[] = {"--src", "dp=2", "--dst",    "tp=2", "--batch", "2",
                                        "--seq", "2",    "--hidden", "1",    NULL};
 
-static void output_that_is_no_terminal_has_no_colour(void **state)
+T_CASE(output_that_is_no_terminal_has_no_colour)
 {
     said_t s = tool_run(coloured);
     assert_non_null(strstr(s.out, "What this means"));
@@ -450,7 +450,7 @@ static void output_that_is_no_terminal_has_no_colour(void **state)
     said_free(&s);
 }
 
-static void output_on_a_terminal_has_colour_unless_no_color_is_set(void **state)
+T_CASE(output_on_a_terminal_has_colour_unless_no_color_is_set)
 {
     said_t tty = tool_run_tty(coloured, false);
     if (!tty.out)
@@ -463,7 +463,7 @@ static void output_on_a_terminal_has_colour_unless_no_color_is_set(void **state)
     said_free(&plain);
 }
 
-static void a_system_without_terminals_is_no_crash_of_the_test(void **state)
+T_CASE(a_system_without_terminals_is_no_crash_of_the_test)
 {
     struct rlimit few, before;
     assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
@@ -481,19 +481,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_worked_examples_are_planned_as_written_down),
-        cmocka_unit_test(the_table_reads_as_written_down),
-        cmocka_unit_test(grids_of_different_size_are_warned_of),
-        cmocka_unit_test(one_rank_is_shown_with_its_boxes),
-        cmocka_unit_test(one_rank_as_json_keeps_the_totals_of_all),
-        cmocka_unit_test(partial_gradients_come_from_every_context_rank),
-        cmocka_unit_test(sizes_that_are_not_given_are_assumed_and_named),
-        cmocka_unit_test(a_box_names_features_only_where_they_are_cut),
-        cmocka_unit_test(help_shows_an_example_and_version_a_number),
-        cmocka_unit_test(output_that_is_no_terminal_has_no_colour),
-        cmocka_unit_test(output_on_a_terminal_has_colour_unless_no_color_is_set),
-        cmocka_unit_test(a_system_without_terminals_is_no_crash_of_the_test),
-    };
-    return cmocka_run_group_tests_name("tools/colo_plan", tests, NULL, NULL);
+    return t_main("tools/colo_plan");
 }

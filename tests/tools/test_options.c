@@ -24,7 +24,7 @@ static void complaint(char *line, size_t cap, const char *text)
     assert_int_equal(code, 2);
 }
 
-static void a_complaint_is_one_printable_line_of_200_bytes_at_most(void **state)
+T_CASE(a_complaint_is_one_printable_line_of_200_bytes_at_most)
 {
     char text[5000], line[20000];
     complaint(line, sizeof line, "--batch: no");
@@ -44,7 +44,7 @@ static void a_complaint_is_one_printable_line_of_200_bytes_at_most(void **state)
     assert_non_null(strstr(line, "..."));
 }
 
-static void a_quote_is_escaped_and_cut(void **state)
+T_CASE(a_quote_is_escaped_and_cut)
 {
     static const char *const cases[][2] = {
         {"", "\"\""},
@@ -77,7 +77,7 @@ static void a_quote_is_escaped_and_cut(void **state)
     }
 }
 
-static void bytes_have_one_decimal_and_never_1024_of_a_unit(void **state)
+T_CASE(bytes_have_one_decimal_and_never_1024_of_a_unit)
 {
     static const struct {
         int64_t bytes;
@@ -99,12 +99,4 @@ static void bytes_have_one_decimal_and_never_1024_of_a_unit(void **state)
         assert_string_equal(tool_bytes(text, cases[i].bytes), cases[i].text);
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_complaint_is_one_printable_line_of_200_bytes_at_most),
-        cmocka_unit_test(a_quote_is_escaped_and_cut),
-        cmocka_unit_test(bytes_have_one_decimal_and_never_1024_of_a_unit),
-    };
-    return cmocka_run_group_tests_name("tools/options", tests, NULL, NULL);
-}
+T_MAIN("tools/options")

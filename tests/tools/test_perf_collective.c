@@ -130,7 +130,7 @@ static const struct {
              {"tp=4,dp=2", "tp=2,cp=2,dp=2", 2}, {"tp=8,dp=1", "tp=1,cp=2,dp=4", 8},
              {"tp=2,dp=2", "tp=2,dp=2", 2},      {"tp=2,dp=1", "tp=1,dp=2", 4}};
 
-static void both_ways_give_what_the_oracle_says(void **state)
+T_CASE(both_ways_give_what_the_oracle_says)
 {
     static const char *const axes[] = {"bsh", "sbh", "th"};
     for (size_t i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
@@ -150,7 +150,7 @@ static void both_ways_give_what_the_oracle_says(void **state)
         }
 }
 
-static void the_lists_of_samples_and_rows_are_the_oracles(void **state)
+T_CASE(the_lists_of_samples_and_rows_are_the_oracles)
 {
     static const char *const more[] = {"cp=2,dp=3", "dp=3,tp=2", "tp=2,pp=2,dp=2", "dp=1,cp=4@2"};
     for (size_t i = 0; i < 14 + 4; i++)
@@ -177,11 +177,4 @@ static void the_lists_of_samples_and_rows_are_the_oracles(void **state)
         }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(both_ways_give_what_the_oracle_says),
-        cmocka_unit_test(the_lists_of_samples_and_rows_are_the_oracles),
-    };
-    return cmocka_run_group_tests_name("tools/perf_collective", tests, NULL, NULL);
-}
+T_MAIN("tools/perf_collective")

@@ -42,7 +42,7 @@ static void make(perf_t *p)
     assert_int_equal(perf_doc(p, "a device", 4, "13.0", 4, argv), TOOL_OK);
 }
 
-static void keys_are_the_documented_ones_with_their_values(void **state)
+T_CASE(keys_are_the_documented_ones_with_their_values)
 {
     static const char *const text[][2] = {{"src", "tp=1,dp=4"},  {"dst", "tp=1,cp=2,dp=2"},
                                           {"axes", "bsh"},       {"dtype", "bf16"},
@@ -66,7 +66,6 @@ static void keys_are_the_documented_ones_with_their_values(void **state)
                   {"wrong", 3}};
     perf_t p = asked(true);
     const perf_row_t r = row(false);
-    (void)state;
     make(&p);
     assert_int_equal(perf_bridge_row(&p, &r), TOOL_OK);
     assert_string_equal(json_string_value(json_object_get(p.doc, "command")),
@@ -106,12 +105,11 @@ static void printed(char *line, size_t cap, bool view)
     assert_int_equal(rc, TOOL_OK);
 }
 
-static void columns_are_those_of_nccl_tests(void **state)
+T_CASE(columns_are_those_of_nccl_tests)
 {
     char line[400], type[8], way[16], op[24];
     long long size, count, seq, wrong;
     double us, alg, bus, percent;
-    (void)state;
     for (int view = 0; view < 2; view++) {
         printed(line, sizeof line, view);
         assert_int_equal(sscanf(line, "%lld %lld %7s %lld %15s %23s %lf %lf %lf %lf %lld", &size,
@@ -127,11 +125,4 @@ static void columns_are_those_of_nccl_tests(void **state)
     }
 }
 
-int main(void)
-{
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(keys_are_the_documented_ones_with_their_values),
-        cmocka_unit_test(columns_are_those_of_nccl_tests),
-    };
-    return cmocka_run_group_tests_name("tools/perf_rows", tests, NULL, NULL);
-}
+T_MAIN("tools/perf_rows")

@@ -56,7 +56,7 @@ static void assert_seconds(const json_t *e, const char *group, double value)
         fail_msg("%s seconds are %.12g, expected %.12g", group ? group : "all", found, value);
 }
 
-static void fan_in_and_fan_out_are_their_closed_forms(void **state)
+T_CASE(fan_in_and_fan_out_are_their_closed_forms)
 {
     const char *args[] = {"--compare", FAN_IN, FAN_OUT,  SIZES, "--ranks-per-node",
                           "2",         MODEL,  "--json", NULL};
@@ -119,7 +119,7 @@ static void fan_in_and_fan_out_are_their_closed_forms(void **state)
 
 /* V = 128 bytes, CP2 of one sample block: full output V, input V/2, and one partial sum as large as
  * the input for the sibling's addend. Forward each lacks V/2, backward the sibling's V/2. */
-static void partial_gradients_need_staging(void **state)
+T_CASE(partial_gradients_need_staging)
 {
     const char *args[] = {"--src",
                           "tp=1,dp=2",
@@ -157,7 +157,7 @@ static void partial_gradients_need_staging(void **state)
 
 /* TP2/DP3 -> TP3/DP2, 6 samples of 128 bytes: nobody receives more than one message forward, but
  * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
-static void a_rank_that_sends_longer_than_it_receives_counts(void **state)
+T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 {
     const char *args[] = {"--src",   "tp=2,dp=3", "--compare", "tp=3,dp=2", "--batch", "6",
                           "--seq",   "8",         "--hidden",  "4",         "--dtype", "f32",
@@ -172,7 +172,7 @@ static void a_rank_that_sends_longer_than_it_receives_counts(void **state)
 
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 2^28: k = 2, C = 2, Dd = 2^16, V/(4 Dd) = 2^10 a rank and
  * way. The partner is 8 ranks away, on the next node of 8. */
-static void a_million_ranks_are_estimated_from_their_parts(void **state)
+T_CASE(a_million_ranks_are_estimated_from_their_parts)
 {
     const char *args[] = {"--src",
                           "tp=8,dp=131072",
@@ -204,7 +204,7 @@ static void a_million_ranks_are_estimated_from_their_parts(void **state)
 
 /* Half of the ranks of each pp world hold nothing; the estimate of what the others move comes from
  * ranks drawn by lot: 256 of them, so within 4 standard deviations of a fair coin, 4 x 1/16. */
-static void unlike_parts_are_estimated_and_said_to_be(void **state)
+T_CASE(unlike_parts_are_estimated_and_said_to_be)
 {
     const char *args[] = {"--src",       "dp=65536,pp=2",
                           "--compare",   "dp=32768,cp=2,pp=2:sharded",
@@ -265,7 +265,7 @@ static const char table[] = "16 samples x 8192 rows x 4096 features, bf16; 2 ran
                             "meanwhile. The slowest rank sets the time. Copies inside a rank cost "
                             "nothing.\n";
 
-static void the_table_and_bars_read_as_written_down(void **state)
+T_CASE(the_table_and_bars_read_as_written_down)
 {
     const char *args[] = {"--compare",        FAN_IN, FAN_OUT, SIZES,
                           "--ranks-per-node", "2",    MODEL,   NULL};
@@ -277,7 +277,7 @@ static void the_table_and_bars_read_as_written_down(void **state)
 }
 
 /* The first lines say what was asked: the shape, and where the rows sit in the LLM's sequence. */
-static void a_comparison_says_where_the_rows_sit(void **state)
+T_CASE(a_comparison_says_where_the_rows_sit)
 {
     const char *args[] = {"--src",    "dp=4", "--compare", "cp=2,dp=2:sharded",
                           "--batch",  "4",    "--seq",     "8",
@@ -293,7 +293,7 @@ static void a_comparison_says_where_the_rows_sit(void **state)
 }
 
 /* 8 ranks against 16, in one entry or between two: neither is better than the other. */
-static void worlds_of_different_size_have_no_best(void **state)
+T_CASE(worlds_of_different_size_have_no_best)
 {
     static const struct {
         const char *entries[3], *warning;
@@ -340,7 +340,7 @@ static void worlds_of_different_size_have_no_best(void **state)
     said_free(&s);
 }
 
-static void entries_stay_in_order_and_the_first_of_equals_is_best(void **state)
+T_CASE(entries_stay_in_order_and_the_first_of_equals_is_best)
 {
     const char *args[] = {"--src",
                           "tp=2,dp=4",
@@ -369,7 +369,7 @@ static void entries_stay_in_order_and_the_first_of_equals_is_best(void **state)
     json_decref(doc);
 }
 
-static void wrong_use_is_named_in_one_line(void **state)
+T_CASE(wrong_use_is_named_in_one_line)
 {
     char spec[5000];
     memset(spec, 'x', sizeof spec - 1);
@@ -437,17 +437,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(fan_in_and_fan_out_are_their_closed_forms),
-        cmocka_unit_test(partial_gradients_need_staging),
-        cmocka_unit_test(a_rank_that_sends_longer_than_it_receives_counts),
-        cmocka_unit_test(a_million_ranks_are_estimated_from_their_parts),
-        cmocka_unit_test(unlike_parts_are_estimated_and_said_to_be),
-        cmocka_unit_test(the_table_and_bars_read_as_written_down),
-        cmocka_unit_test(a_comparison_says_where_the_rows_sit),
-        cmocka_unit_test(worlds_of_different_size_have_no_best),
-        cmocka_unit_test(entries_stay_in_order_and_the_first_of_equals_is_best),
-        cmocka_unit_test(wrong_use_is_named_in_one_line),
-    };
-    return cmocka_run_group_tests_name("tools/plan_compare", tests, NULL, NULL);
+    return t_main("tools/plan_compare");
 }

@@ -241,7 +241,7 @@ static void check_coords(const pw_grid_t *g, json_t *coords, int rank)
     assert_int_equal(json_object_size(coords), pw_coord(g, rank, "none") >= 0 ? ndims : 0);
 }
 
-static void every_needed_element_arrives_exactly_once(void **state)
+T_CASE(every_needed_element_arrives_exactly_once)
 {
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
         const world_t *w = &worlds[i];
@@ -275,7 +275,7 @@ static void every_needed_element_arrives_exactly_once(void **state)
     }
 }
 
-static void a_large_world_has_no_ranks_but_the_same_totals(void **state)
+T_CASE(a_large_world_has_no_ranks_but_the_same_totals)
 {
     for (size_t i = 0; i < sizeof worlds / sizeof worlds[0]; i++) {
         json_t *all = plan_of(&worlds[i], "64"), *few = plan_of(&worlds[i], "2");
@@ -290,7 +290,7 @@ static void a_large_world_has_no_ranks_but_the_same_totals(void **state)
 }
 
 /* null exactly where the word says so: s = scale, c = the collective way */
-static void scale_and_collective_are_null_where_they_do_not_exist(void **state)
+T_CASE(scale_and_collective_are_null_where_they_do_not_exist)
 {
     static const struct {
         const char *what, *direction;
@@ -334,10 +334,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_needed_element_arrives_exactly_once),
-        cmocka_unit_test(a_large_world_has_no_ranks_but_the_same_totals),
-        cmocka_unit_test(scale_and_collective_are_null_where_they_do_not_exist),
-    };
-    return cmocka_run_group_tests_name("tools/plan_json", tests, NULL, NULL);
+    return t_main("tools/plan_json");
 }

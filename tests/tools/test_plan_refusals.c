@@ -13,7 +13,7 @@
 #define GOOD_SIZES "--batch", "8", "--seq", "8", "--hidden", "4"
 #define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32", "--json"
 
-static void a_wrong_option_is_named_in_one_line(void **state)
+T_CASE(a_wrong_option_is_named_in_one_line)
 {
     static const struct {
         const char *args[20];
@@ -77,7 +77,7 @@ static void a_wrong_option_is_named_in_one_line(void **state)
 }
 
 /* Where reading stopped is in the error message, whatever else is. */
-static void a_bad_spec_is_refused_with_its_position(void **state)
+T_CASE(a_bad_spec_is_refused_with_its_position)
 {
     static const struct {
         const char *spec;
@@ -101,7 +101,7 @@ static void a_bad_spec_is_refused_with_its_position(void **state)
         }
 }
 
-static void a_spec_that_is_no_grid_is_refused(void **state)
+T_CASE(a_spec_that_is_no_grid_is_refused)
 {
     static const char *const specs[] = {
         "tp=0",
@@ -125,7 +125,7 @@ static void a_spec_that_is_no_grid_is_refused(void **state)
 }
 
 /* A dim that splits nothing is a typing error, or its ranks hold different data. */
-static void a_dim_without_a_role_is_refused_unless_declared(void **state)
+T_CASE(a_dim_without_a_role_is_refused_unless_declared)
 {
     static const struct {
         const char *src, *dst, *extra, *text;
@@ -164,7 +164,7 @@ static void a_dim_without_a_role_is_refused_unless_declared(void **state)
     said_free(&b);
 }
 
-static void a_spec_of_100_kb_gives_one_short_line(void **state)
+T_CASE(a_spec_of_100_kb_gives_one_short_line)
 {
     size_t n = 100 * 1024;
     char *spec = malloc(n + 1);
@@ -189,7 +189,7 @@ static void a_spec_of_100_kb_gives_one_short_line(void **state)
 }
 
 /* Well-formed options, but no plan: a problem found, not wrong use. */
-static void layouts_that_do_not_fit_are_a_problem(void **state)
+T_CASE(layouts_that_do_not_fit_are_a_problem)
 {
     const char *cp[] = {"--src", "dp=8",     "--dst", "cp=4,dp=2", "--batch",  "8", "--seq",
                         "12",    "--hidden", "4",     "--grad",    "disjoint", NULL};
@@ -199,7 +199,7 @@ static void layouts_that_do_not_fit_are_a_problem(void **state)
     tool_refuses("colo-plan", sp, 1, "6");
 }
 
-static void an_output_that_cannot_be_written_is_a_problem(void **state)
+T_CASE(an_output_that_cannot_be_written_is_a_problem)
 {
     const char *args[] = {GOOD_GRIDS, GOOD_SIZES, NULL};
     said_t s = tool_run_closed(args);
@@ -212,14 +212,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_wrong_option_is_named_in_one_line),
-        cmocka_unit_test(a_bad_spec_is_refused_with_its_position),
-        cmocka_unit_test(a_spec_that_is_no_grid_is_refused),
-        cmocka_unit_test(a_dim_without_a_role_is_refused_unless_declared),
-        cmocka_unit_test(a_spec_of_100_kb_gives_one_short_line),
-        cmocka_unit_test(layouts_that_do_not_fit_are_a_problem),
-        cmocka_unit_test(an_output_that_cannot_be_written_is_a_problem),
-    };
-    return cmocka_run_group_tests_name("tools/plan_refusals", tests, NULL, NULL);
+    return t_main("tools/plan_refusals");
 }
