@@ -8,6 +8,7 @@
  *   forward                          y
  *   backward                         d_x
  *   backward, PARTIAL over cp > 1    d_y: receivers read it and add in rank order
+ *   forward of a ragged batch        x: receivers read it (ragged.h)
  *
  * All other tensors may be anywhere on the rank's device. An unregistered tensor takes the staged
  * path of the communicator (NCCL). The tensors of one call are registered on all ranks or on none.

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ragged_gpu.h - what programs of ragged batches on GPUs share: tables of a uniform batch against the
- * uniform bridge, batches that are outstanding together, boxes of many tiles. Included by one source of a program.
+ * ragged_gpu.h - what programs of ragged batches on GPUs share: tables of a uniform batch against
+ * the uniform bridge, batches that are outstanding together, boxes of many tiles, graphs. Included
+ * by one source of a program.
  */
 #ifndef TESTS_GPU_RAGGED_GPU_H
 #define TESTS_GPU_RAGGED_GPU_H
@@ -12,6 +13,8 @@
 #include "harness/bridge_case.h"
 #include "harness/ragged_run.h"
 
+#include <cuda_runtime_api.h>
+
 typedef struct t_pair {
     const char *src, *dst;
 } t_pair_t;
@@ -20,7 +23,7 @@ enum { T_X2, T_Y2, T_DY2, T_DX2, T_FOUR };
 
 /* [rows, h] of f32 somewhere, of random bits, so that a sum in another order is another number. */
 static inline colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t rows, int64_t h,
-                                   uint64_t seed, colo_tensor_t *t)
+                                          uint64_t seed, colo_tensor_t *t)
 {
     const size_t bytes = (size_t)(rows * h) * sizeof(float);
     float *v = malloc(bytes + 1);
@@ -35,7 +38,7 @@ static inline colo_status_t t_random_rows(const t_ragged_where_t *w, int64_t row
 }
 
 static inline colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_tensor_t *a,
-                                 const colo_tensor_t *b)
+                                        const colo_tensor_t *b)
 {
     const size_t bytes = (size_t)colo_tensor_count(a) * sizeof(float);
     char *v = malloc(2 * bytes + 2);
@@ -48,8 +51,8 @@ static inline colo_status_t t_same_bits(const t_ragged_where_t *w, const colo_te
     return COLO_OK;
 }
 
-static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w, const t_case_t *c,
-                                   t_ragged_t *t)
+static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_where_t *w,
+                                          const t_case_t *c, t_ragged_t *t)
 {
     const t_ragged_options_t o = {.tensors = 1, .where = w};
     const int64_t rank = colo_comm_rank(comm);
@@ -104,7 +107,8 @@ static inline colo_status_t t_uniform_one(colo_comm_t *comm, const t_ragged_wher
 }
 
 /* Pairs of layouts that fit @comm, whose sources have no context ranks. @ran: out. */
-static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w, int32_t *ran)
+static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_where_t *w,
+                                            int32_t *ran)
 {
     static const t_pair_t pairs[] = {
         {"tp=1,dp=1", "tp=1,cp=1,dp=1"}, {"tp=1,dp=2", "tp=1,cp=2,dp=1"},
@@ -142,7 +146,8 @@ static inline colo_status_t t_uniform_pairs(colo_comm_t *comm, const t_ragged_wh
 
 /* Four batches of one bridge: all forwards, then all backwards, the last one first. */
 /* @reserves: with max_rows, so that the workspace stays as it was at create. */
-static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_where_t *w, bool reserves)
+static inline colo_status_t t_outstanding(colo_comm_t *comm, const t_ragged_where_t *w,
+                                          bool reserves)
 {
     enum { BATCHES = 4 };
     const t_ragged_options_t o = {
@@ -195,6 +200,73 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
             return colo_fail_prefix(st, "%s", t_ragged_text(&t));
         t_ragged_free(&t);
     }
+    return COLO_OK;
+}
+
+/* ---- graphs ---- */
+
+#define t_graph_try(expr)                                                               \
+    do {                                                                                \
+        const cudaError_t t_e_ = (expr);                                                \
+        if (t_e_ != cudaSuccess)                                                        \
+            return colo_fail(COLO_ERR_CUDA, "%s: %s", #expr, cudaGetErrorString(t_e_)); \
+    } while (0)
+
+/* Forward and backward of a batch, launched, then captured: two replays give the same bits. */
+static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t *w)
+{
+    const ref_side_t src = t_side("dp=2", true), dst = t_side("cp=2,dp=1", false);
+    const t_ragged_options_t o = {.tensors = 1, .where = w};
+    cudaStream_t stream = w->stream;
+    colo_bridge_t *bridge = NULL;
+    colo_batch_t *batch = NULL;
+    colo_tensor_t t[T_FOUR], again[T_FOUR];
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    int64_t rows[2];
+    t_ragged_t c;
+    t_ragged_uniform(&c, &src, &dst, (ref_shape_t){4, 8, 6});
+    c.c.full = c.c.partial = true;
+    rank_try(t_ragged_bridge(&bridge, &c, &o, comm));
+    const colo_segments_t s = t_ragged_segments(&c);
+    rank_try(colo_bridge_set_segments(bridge, &s, &batch));
+    colo_bridge_rows(bridge, &rows[0], &rows[1]);
+    for (int i = 0; i < T_FOUR; i++) {
+        const bool is_dst = i == T_Y2 || i == T_DY2, in = i == T_X2 || i == T_DY2;
+        rank_try(t_random_rows(w, rows[is_dst], c.c.h, is_dst ? 100 + (uint64_t)i : 1, &t[i]));
+        if (in)
+            again[i] = t[i];
+        else
+            rank_try(t_random_rows(w, rows[is_dst], c.c.h, 8, &again[i]));
+    }
+    rank_try(w->quiet(w->arg));
+    rank_try(colo_batch_forward(batch, &t[T_X2], &t[T_Y2], 1, w->stream));
+    rank_try(colo_batch_backward(batch, &t[T_DY2], &t[T_DX2], 1, w->stream));
+    rank_try(w->quiet(w->arg));
+    t_graph_try(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    rank_try(colo_batch_forward(batch, &again[T_X2], &again[T_Y2], 1, w->stream));
+    rank_try(colo_batch_backward(batch, &again[T_DY2], &again[T_DX2], 1, w->stream));
+    t_graph_try(cudaStreamEndCapture(stream, &graph));
+    t_graph_try(cudaGraphInstantiate(&exec, graph, 0));
+    t_graph_try(cudaGraphUpload(exec, stream)); /* what may wait for the device does it now */
+    rank_try(w->quiet(w->arg));
+    for (int i = 0; i < 2; i++)
+        t_graph_try(cudaGraphLaunch(exec, stream));
+    rank_try(w->quiet(w->arg));
+    rank_try(t_same_bits(w, &t[T_Y2], &again[T_Y2]));
+    rank_try(t_same_bits(w, &t[T_DX2], &again[T_DX2]));
+    rank_try(w->quiet(w->arg));
+    t_graph_try(cudaGraphExecDestroy(exec));
+    t_graph_try(cudaGraphDestroy(graph));
+    for (int i = 0; i < T_FOUR; i++) {
+        w->drop(w->arg, t[i].data);
+        if (i == T_Y2 || i == T_DX2)
+            w->drop(w->arg, again[i].data);
+    }
+    rank_try(w->quiet(w->arg));
+    colo_batch_destroy(&batch);
+    colo_bridge_destroy(&bridge);
+    t_ragged_free(&c);
     return COLO_OK;
 }
 

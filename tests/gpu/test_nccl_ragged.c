@@ -126,6 +126,19 @@ static void workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create(void
     assert_ok(t_gpus_run(gpus, false, outstanding, &reserves));
 }
 
+static colo_status_t captured(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = where(r);
+    (void)arg;
+    return t_captured(r->gpus, &w);
+}
+
+static void replays_of_a_ragged_batch_over_nccl_give_its_bits(void **state)
+{
+    (void)state;
+    assert_ok(t_gpus_run(gpus, false, captured, NULL));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -133,6 +146,7 @@ int main(void)
         cmocka_unit_test(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge),
         cmocka_unit_test(batches_on_gpus_with_other_tables_are_outstanding_together),
         cmocka_unit_test(workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create),
+        cmocka_unit_test(replays_of_a_ragged_batch_over_nccl_give_its_bits),
     };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;

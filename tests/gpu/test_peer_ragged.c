@@ -150,6 +150,19 @@ static void batches_over_peers_with_other_tables_are_outstanding_together(void *
     assert_ok(t_peer_run(RANKS, false, outstanding, NULL, 0));
 }
 
+static colo_status_t captured(t_peer_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = where(r);
+    (void)arg;
+    return t_captured(r->gpus, &w);
+}
+
+static void replays_of_a_ragged_batch_over_peers_give_its_bits(void **state)
+{
+    (void)state;
+    assert_ok(t_peer_run(RANKS, false, captured, NULL, 0));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -158,6 +171,7 @@ int main(void)
         cmocka_unit_test(uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge),
         cmocka_unit_test(ragged_boxes_of_many_odd_tiles_arrive),
         cmocka_unit_test(batches_over_peers_with_other_tables_are_outstanding_together),
+        cmocka_unit_test(replays_of_a_ragged_batch_over_peers_give_its_bits),
     };
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
