@@ -127,8 +127,8 @@ static void logits_forward(rank_t *r)
     colo_tensor_t z = logits_of(r, r->z),
                   ids = colo_tensor_cuda(r->targets, COLO_I64, r->me, 1, &T);
     colo_logprob_out_t out = {.logp = r->logp};
-    COLO(colo_logprob_forward(&r->config, &z, &ids, r->gpus, &out, &r->saved, r->stats,
-                              r->workspace, r->stream));
+    COLO(colo_logprob_forward(&r->config, &(colo_logprob_batch_t){.logits = &z, .targets = &ids},
+                              r->gpus, &out, &r->saved, r->stats, r->workspace, r->stream));
 }
 
 static void logits_backward(rank_t *r)

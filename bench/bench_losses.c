@@ -63,8 +63,8 @@ static void topk_forward(void)
     const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = b.vocab, .k = b.k,
                                     .topk = b.topk};
     const colo_topk_out_t out = {.logp = b.picked, .ids = b.topk ? b.chosen : NULL};
-    OK(colo_topk_forward(&cfg, &b.z, b.topk ? NULL : &b.ids, NULL, b.self, &out, &b.picks, b.stats,
-                         b.workspace, NULL));
+    OK(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &b.z, .ids = b.topk ? NULL : &b.ids},
+                         b.self, &out, &b.picks, b.stats, b.workspace, NULL));
 }
 
 static void topk_backward(void)
@@ -75,7 +75,7 @@ static void topk_backward(void)
 static void soft_forward(void)
 {
     const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = b.vocab};
-    OK(colo_distill_forward(&cfg, &b.z, &b.w, NULL, b.self,
+    OK(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &b.z, .targets = &b.w}, b.self,
                             &(colo_distill_out_t){b.line[0], b.line[1]}, &b.soft, b.stats,
                             b.workspace, NULL));
 }

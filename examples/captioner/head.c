@@ -132,8 +132,9 @@ static colo_status_t logits_forward(cap_rank_t *r, const float *x, const colo_te
     CAP_TRY(cap_head_open(r));
     cap_head_logits(r, r->T, x);
     CAP_TRY(cap_head_close(r));
-    return colo_logprob_forward(&r->logprob, &logits, targets, r->dst.tp_comm, &out, &r->saved,
-                                r->stats, r->workspace, r->ops.stream);
+    return colo_logprob_forward(
+        &r->logprob, &(colo_logprob_batch_t){.logits = &logits, .targets = targets}, r->dst.tp_comm,
+        &out, &r->saved, r->stats, r->workspace, r->ops.stream);
 }
 
 static colo_status_t logits_backward(cap_rank_t *r, float each)

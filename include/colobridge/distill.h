@@ -86,13 +86,20 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 
+/** The tensors that a forward reads, borrowed; all in one memory. */
+typedef struct colo_distill_batch {
+    /* [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward */
+    const colo_tensor_t *logits;
+    /* [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until backward */
+    const colo_tensor_t *targets;
+    /* u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0 */
+    const colo_tensor_t *mask;
+} colo_distill_batch_t;
+
 /**
  * colo_distill_forward() - one read of both shards, one all-gather over @group (none if it has one
  * rank)
- * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous; borrowed until backward
- * @targets:    in  [T, Vl] of the same columns, f32 or the dtype of the logits; borrowed until
- *                  backward
- * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and ce = kl = 0, gradient 0
+ * @batch:      in  borrowed for the call; its members say how long their tensors are
  * @group:      the vocabulary (tp) group, collective; NULL is an error
  * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
  * @saved_memory:  colo_distill_saved_size() bytes, aligned, borrowed until the last backward
@@ -111,9 +118,8 @@ COLO_API colo_status_t colo_distill_workspace_size(const colo_distill_config_t *
  *              of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_distill_forward(const colo_distill_config_t *config,
-                                            const colo_tensor_t *logits,
-                                            const colo_tensor_t *targets, const colo_tensor_t *mask,
-                                            colo_comm_t *group, const colo_distill_out_t *out,
+                                            const colo_distill_batch_t *batch, colo_comm_t *group,
+                                            const colo_distill_out_t *out,
                                             colo_distill_saved_t *saved, void *saved_memory,
                                             void *workspace, colo_stream_t stream);
 /**

@@ -99,12 +99,18 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
                                                    colo_dtype_t dtype, int64_t tokens,
                                                    int32_t ranks, size_t *bytes);
 
+/** The tensors that a forward reads, borrowed; all in one memory. */
+typedef struct colo_logprob_batch {
+    /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
+     * backward */
+    const colo_tensor_t *logits;
+    const colo_tensor_t *targets; /* i64 [T], global indices; borrowed until backward */
+} colo_logprob_batch_t;
+
 /**
  * colo_logprob_forward() - one read of the logits, one all-gather over @group (none if it has one
  * rank)
- * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
- *                  until backward
- * @targets:    in  i64 [T], global indices; borrowed until backward
+ * @batch:      in  borrowed for the call; its members say how long their tensors are
  * @group:      the vocabulary (tp) group, collective; NULL is an error (colo_comm_create_self()
  *              for W = 1)
  * @out:        out what the config wants; a member without its want_ is an error
@@ -127,8 +133,7 @@ COLO_API colo_status_t colo_logprob_workspace_size(const colo_logprob_config_t *
  *              those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
-                                            const colo_tensor_t *logits,
-                                            const colo_tensor_t *targets, colo_comm_t *group,
+                                            const colo_logprob_batch_t *batch, colo_comm_t *group,
                                             const colo_logprob_out_t *out,
                                             colo_logprob_saved_t *saved, void *saved_memory,
                                             void *workspace, colo_stream_t stream);

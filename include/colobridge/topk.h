@@ -78,14 +78,22 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
                                                 colo_dtype_t dtype, int64_t tokens, int32_t ranks,
                                                 size_t *bytes);
 
+/** The tensors that a forward reads, borrowed; all in one memory. */
+typedef struct colo_topk_batch {
+    /* [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed until
+     * backward */
+    const colo_tensor_t *logits;
+    /* i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id may occur
+     * twice in a row. Not needed after the call */
+    const colo_tensor_t *ids;
+    /* u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0 */
+    const colo_tensor_t *mask;
+} colo_topk_batch_t;
+
 /**
  * colo_topk_forward() - one read of the logits, one all-gather over @group (none if it has one
  * rank)
- * @logits:     in  [T, Vl] f32, f64, bf16 or f16; columns contiguous, rows at any stride; borrowed
- *                  until backward
- * @ids:        in  i64 [T, k], columns contiguous, the same on all ranks; NULL with topk. An id
- *                  may occur twice in a row. Not needed after the call
- * @mask:       in  u8 [T] or NULL; a row whose mask is 0 is not read, and its logp are 0
+ * @batch:      in  borrowed for the call; its members say how long their tensors are
  * @group:      the vocabulary (tp) group, collective; NULL is an error
  * @saved:      out may be NULL if there is no backward; then @saved_memory is NULL, too
  * @saved_memory:  colo_topk_saved_size() bytes, aligned, borrowed until the last backward
@@ -109,10 +117,10 @@ COLO_API colo_status_t colo_topk_workspace_size(const colo_topk_config_t *config
  *              those of colo_comm_all_gather()
  */
 COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
-                                         const colo_tensor_t *logits, const colo_tensor_t *ids,
-                                         const colo_tensor_t *mask, colo_comm_t *group,
-                                         const colo_topk_out_t *out, colo_topk_saved_t *saved,
-                                         void *saved_memory, void *workspace, colo_stream_t stream);
+                                         const colo_topk_batch_t *batch, colo_comm_t *group,
+                                         const colo_topk_out_t *out,
+                                         colo_topk_saved_t *saved, void *saved_memory,
+                                         void *workspace, colo_stream_t stream);
 /**
  * colo_topk_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again, with the same result

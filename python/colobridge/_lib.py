@@ -140,7 +140,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_logprob_config_check': (STATUS, [_p(s.LogprobConfig)]),
     'colo_logprob_saved_size': (STATUS, [_p(s.LogprobConfig), c.c_int, I64, _p(SIZE)]),
     'colo_logprob_workspace_size': (STATUS, [_p(s.LogprobConfig), c.c_int, I64, I32, _p(SIZE)]),
-    'colo_logprob_forward': (STATUS, [_p(s.LogprobConfig), _p(s.Tensor), _p(s.Tensor), P,
+    'colo_logprob_forward': (STATUS, [_p(s.LogprobConfig), _p(s.LogprobBatch), P,
                                       _p(s.LogprobOut), _p(s.LogprobSaved), P, P, P]),
     'colo_logprob_backward': (STATUS, [_p(s.LogprobSaved), _p(s.LogprobUpstream), _p(s.Tensor),
                                        P]),

@@ -164,6 +164,11 @@ class LogprobConfig(c.Structure):
                 ('lenient_targets', c.c_bool), ('local_smoothing', c.c_bool)]
 
 
+class LogprobBatch(c.Structure):
+    """colo_logprob_batch_t"""
+    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor))]
+
+
 class LogprobOut(c.Structure):
     """colo_logprob_out_t"""
     _fields_ = [('logp', c.c_void_p), ('entropy', c.c_void_p), ('loss', c.c_void_p),
@@ -242,6 +247,7 @@ C_NAMES = {
     'colo_bridge_config_t': BridgeConfig, 'colo_bootstrap_t': Bootstrap, 'colo_comm_stats_t': Stats,
     'colo_partition_t': Partition, 'colo_logits_options_t': LogitsOptions,
     'colo_logprob_config_t': LogprobConfig,
+    'colo_logprob_batch_t': LogprobBatch,
     'colo_logprob_out_t': LogprobOut, 'colo_logprob_upstream_t': LogprobUpstream,
     'colo_lm_head_config_t': LmHeadConfig, 'colo_linear_logprob_config_t': LinearConfig,
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,

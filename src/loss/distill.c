@@ -167,12 +167,13 @@ static colo_status_t forward(struct colo_distill_pass *p, const colo_loss_ops_t 
     return loss->distill_merge(p, stream);
 }
 
-colo_status_t colo_distill_forward(const colo_distill_config_t *config, const colo_tensor_t *logits,
-                                   const colo_tensor_t *targets, const colo_tensor_t *mask,
-                                   colo_comm_t *group, const colo_distill_out_t *out,
-                                   colo_distill_saved_t *saved, void *saved_memory, void *workspace,
-                                   colo_stream_t stream)
+colo_status_t colo_distill_forward(const colo_distill_config_t *config,
+                                   const colo_distill_batch_t *batch, colo_comm_t *group,
+                                   const colo_distill_out_t *out, colo_distill_saved_t *saved,
+                                   void *saved_memory, void *workspace, colo_stream_t stream)
 {
+    const colo_distill_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
+    const colo_tensor_t *logits = given->logits, *targets = given->targets, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("distill", group));
     const colo_loss_ops_t *loss;
     struct colo_distill_pass room;

@@ -238,11 +238,13 @@ static colo_status_t forward(struct colo_logprob_pass *p, const colo_loss_ops_t 
     return over_chunks(p, chunk, stream, loss->logprob_merge);
 }
 
-colo_status_t colo_logprob_forward(const colo_logprob_config_t *config, const colo_tensor_t *logits,
-                                   const colo_tensor_t *targets, colo_comm_t *group,
+colo_status_t colo_logprob_forward(const colo_logprob_config_t *config,
+                                   const colo_logprob_batch_t *batch, colo_comm_t *group,
                                    const colo_logprob_out_t *out, colo_logprob_saved_t *saved,
                                    void *saved_memory, void *workspace, colo_stream_t stream)
 {
+    const colo_logprob_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
+    const colo_tensor_t *logits = given->logits, *targets = given->targets;
     COLO_TRY(colo_loss_i_check_group("logprob", group));
     colo_logprob_config_t own;
     colo_status_t st = colo_logprob_i_read(config, &own);

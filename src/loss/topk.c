@@ -204,12 +204,13 @@ static colo_status_t forward(struct colo_topk_pass *p, int64_t *early_rows,
     return loss->topk_merge(p, stream);
 }
 
-colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_tensor_t *logits,
-                                const colo_tensor_t *ids, const colo_tensor_t *mask,
+colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_topk_batch_t *batch,
                                 colo_comm_t *group, const colo_topk_out_t *out,
                                 colo_topk_saved_t *saved, void *saved_memory, void *workspace,
                                 colo_stream_t stream)
 {
+    const colo_topk_batch_t none = {.logits = NULL}, *given = batch ? batch : &none;
+    const colo_tensor_t *logits = given->logits, *ids = given->ids, *mask = given->mask;
     COLO_TRY(colo_loss_i_check_group("topk", group));
     const colo_loss_ops_t *loss;
     struct colo_topk_pass room;

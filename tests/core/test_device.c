@@ -140,9 +140,9 @@ static void loss_without_nccl_runs_in_device_memory(void **state)
     void *stats = NULL, *workspace = NULL;
     assert_ok(colo_mem_alloc(COLO_CUDA, saved_bytes, &stats));
     assert_ok(colo_mem_alloc(COLO_CUDA, workspace_bytes, &workspace));
-    assert_ok(colo_logprob_forward(&config, &logits, &targets, self,
-                                   &(colo_logprob_out_t){.logp = logp}, &saved, stats, workspace,
-                                   NULL));
+    assert_ok(colo_logprob_forward(
+        &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, self,
+        &(colo_logprob_out_t){.logp = logp}, &saved, stats, workspace, NULL));
     assert_ok(
         colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = ones}, &d_logits, NULL));
     for (int t = 0; t < T; t++) {

@@ -69,8 +69,9 @@ static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
     assert_ok(colo_logprob_workspace_size(&config, COLO_F32, T, 1, &bytes));
     assert_true(bytes <= sizeof workspace);
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_logprob_forward(&config, &logits, &targets, self, &out, &saved, stats, workspace,
-                                   NULL));
+    assert_ok(colo_logprob_forward(&config,
+                                   &(colo_logprob_batch_t){.logits = &logits, .targets = &targets},
+                                   self, &out, &saved, stats, workspace, NULL));
     expect(1, 0, 10);
     assert_ok(colo_logprob_backward(&saved, &d, &d_logits, NULL));
     expect(1, 0, 7);

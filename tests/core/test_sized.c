@@ -98,9 +98,9 @@ static colo_status_t use_logprob_forward(const void *config, int64_t *result)
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(&target, COLO_I64, 1, (int64_t[]){1});
     colo_logprob_saved_t saved = {0};
-    colo_status_t st =
-        colo_logprob_forward(config, &logits, &targets, alone, &(colo_logprob_out_t){.logp = &logp},
-                             &saved, stats, workspace, NULL);
+    colo_status_t st = colo_logprob_forward(
+        config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, alone,
+        &(colo_logprob_out_t){.logp = &logp}, &saved, stats, workspace, NULL);
     *result = (int64_t)(logp * 1e6f) + saved.config.want_loss;
     return st;
 }
@@ -124,9 +124,9 @@ static colo_status_t use_distill(const void *config, int64_t *result)
     const colo_tensor_t logits = colo_tensor_host(z, COLO_F32, 2, (int64_t[]){1, 4}),
                         targets = colo_tensor_host(w, COLO_F32, 2, (int64_t[]){1, 4});
     colo_distill_saved_t saved = {0};
-    colo_status_t st =
-        colo_distill_forward(config, &logits, &targets, NULL, alone,
-                             &(colo_distill_out_t){.kl = &kl}, &saved, stats, workspace, NULL);
+    colo_status_t st = colo_distill_forward(
+        config, &(colo_distill_batch_t){.logits = &logits, .targets = &targets}, alone,
+        &(colo_distill_out_t){.kl = &kl}, &saved, stats, workspace, NULL);
     *result = (int64_t)(kl * 1e6f);
     return st;
 }

@@ -248,9 +248,9 @@ void gpu_case_run(loss_case_t *c, const int64_t *shift)
     dz.data = c->in_place ? b.z : b.dz;
     colo_logprob_out_t out = outputs(c, &b);
     colo_logprob_saved_t saved = {.valid = false};
-    assert_ok(colo_logprob_forward(&c->config, &z, &target, self, &out,
-                                   c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats,
-                                   workspace, NULL));
+    assert_ok(colo_logprob_forward(
+        &c->config, &(colo_logprob_batch_t){.logits = &z, .targets = &target}, self, &out,
+        c->forward_only ? NULL : &saved, c->forward_only ? NULL : stats, workspace, NULL));
     assert_cuda(cudaMemset(workspace, 0xff, workspace_bytes)); /* free after the call */
     fetch_rest(c, &b);
     if (!c->forward_only) {

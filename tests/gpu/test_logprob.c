@@ -411,7 +411,8 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     colo_logprob_out_t out = {.logp = logp};
     colo_logprob_upstream_t upstream = {.d_logp = up};
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, NULL));
+    assert_ok(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &zt, .targets = &tt},
+                                   self, &out, &saved, stats, workspace, NULL));
     assert_ok(colo_logprob_backward(&saved, &upstream, &dt, NULL));
     for (int i = 0; i < n; i++)
         check_big_row((unsigned char *)z + look[i] * vocab * 2,
@@ -490,7 +491,8 @@ static void a_captured_step_follows_its_inputs(void **state)
     assert_ok(colo_comm_create_self(&self));
     assert_cuda(cudaStreamCreate(&stream));
     assert_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-    assert_ok(colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, stream));
+    assert_ok(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &zt, .targets = &tt},
+                                   self, &out, &saved, stats, workspace, stream));
     assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
     assert_cuda(cudaStreamEndCapture(stream, &graph));
     assert_cuda(cudaGraphInstantiate(&exec, graph, 0));
@@ -502,8 +504,8 @@ static void a_captured_step_follows_its_inputs(void **state)
         gpu_get(&n, counts, 8);
         assert_int_equal(n, TOKENS);
         dt.data = other;
-        assert_ok(
-            colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, stream));
+        assert_ok(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &zt, .targets = &tt},
+                                       self, &out, &saved, stats, workspace, stream));
         assert_ok(colo_logprob_backward(&saved, &upstream, &dt, stream));
         gpu_get(want, other, bytes);
         assert_memory_equal(got, want, bytes);
@@ -538,7 +540,9 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     (void)state;
     gpu_get(before, logp, 8);
     assert_ok(colo_comm_create_self(&self));
-#define FORWARD() colo_logprob_forward(&cfg, &zt, &tt, self, &out, &saved, stats, workspace, NULL)
+#define FORWARD()                                                                                  \
+    colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &zt, .targets = &tt}, self, &out, \
+                         &saved, stats, workspace, NULL)
     zt.data = host;
     assert_fails(FORWARD(), COLO_ERR_ARG, "logits: ");
     assert_fails(FORWARD(), COLO_ERR_ARG, "is host memory that CUDA does not know");

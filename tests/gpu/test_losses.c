@@ -44,8 +44,8 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     colo_tensor_t zt = colo_tensor_cuda(m->z, m->dtype, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m->dz;
     const colo_topk_out_t out = {.logp = m->logp, .ids = m->ids};
-    assert_ok(colo_topk_forward(&cfg, &zt, NULL, NULL, m->self, &out, &m->saved, m->stats,
-                                m->workspace, NULL));
+    assert_ok(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt}, m->self, &out, &m->saved,
+                                m->stats, m->workspace, NULL));
     if (m->dz)
         assert_ok(colo_topk_backward(&m->saved, m->up, &dt, NULL));
     free(ones);
@@ -329,8 +329,9 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
     float *ce = gpu_put(NULL, (size_t)tokens * 4), *kl = gpu_put(NULL, (size_t)tokens * 4);
     colo_tensor_t zt = colo_tensor_cuda(m.z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m.dz;
-    assert_ok(colo_distill_forward(&cfg, &zt, &zt, NULL, m.self, &(colo_distill_out_t){ce, kl},
-                                   &saved, stats, workspace, NULL));
+    assert_ok(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &zt, .targets = &zt},
+                                   m.self, &(colo_distill_out_t){ce, kl}, &saved, stats, workspace,
+                                   NULL));
     assert_ok(colo_distill_backward(&saved, &(colo_distill_upstream_t){.d_kl = up}, &dt, NULL));
     for (int i = 0; i < 4; i++)
         distill_check(m.z, m.dz, ce, kl, look[i], vocab);
@@ -359,16 +360,16 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     (void)state;
     bad.data = host;
     assert_ok(colo_comm_create_self(&self));
-    assert_fails(colo_topk_forward(&cfg, &bad, NULL, NULL, self, &(colo_topk_out_t){.logp = logp},
-                                   NULL, NULL, workspace, NULL),
+    assert_fails(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &bad}, self,
+                                   &(colo_topk_out_t){.logp = logp}, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "logits: ");
-    assert_fails(colo_topk_forward(&cfg, &zt, NULL, NULL, self, &(colo_topk_out_t){.logp = host},
-                                   NULL, NULL, workspace, NULL),
+    assert_fails(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt}, self,
+                                   &(colo_topk_out_t){.logp = host}, NULL, NULL, workspace, NULL),
                  COLO_ERR_ARG, "out.logp: ");
-    assert_fails(colo_distill_forward(&dcfg, &zt, &bad, NULL, self,
-                                      &(colo_distill_out_t){.ce = logp}, NULL, NULL, workspace,
-                                      NULL),
-                 COLO_ERR_ARG, "targets: ");
+    assert_fails(
+        colo_distill_forward(&dcfg, &(colo_distill_batch_t){.logits = &zt, .targets = &bad}, self,
+                             &(colo_distill_out_t){.ce = logp}, NULL, NULL, workspace, NULL),
+        COLO_ERR_ARG, "targets: ");
     assert_fails(colo_sequence_mask(&seq, COLO_SEQUENCE_TOKENS, &mask, NULL), COLO_ERR_ARG,
                  "tensors on a GPU need device_lengths");
     seq.device_lengths = lengths;

@@ -254,8 +254,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
                             .n_invalid = counts + 1};
     colo_logprob_saved_t saved = {.valid = false};
     rank_try(t_gpu_quiet(r));
-    rank_try(
-        colo_logprob_forward(&cfg, &tz, &tg, r->gpus, &o, &saved, stats, workspace, r->stream));
+    rank_try(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &tz, .targets = &tg},
+                                  r->gpus, &o, &saved, stats, workspace, r->stream));
     colo_logprob_upstream_t u = {.d_logp = up[0],
                                  .d_entropy = cfg.want_entropy ? up[1] : NULL,
                                  .d_loss = cfg.want_loss ? up[2] : NULL};

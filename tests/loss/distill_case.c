@@ -121,9 +121,11 @@ static colo_status_t run_with(distill_case_t *c, colo_comm_t *world, room_t *m)
     colo_distill_out_t out = {.ce = m->out[0], .kl = m->out[1]};
     colo_distill_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
-    rank_try(colo_distill_forward(&cfg, &z, &w, c->masked ? &mask : NULL, m->group, &out,
-                                  c->forward_only ? NULL : &saved,
-                                  c->forward_only ? NULL : m->stats, m->workspace, NULL));
+    rank_try(colo_distill_forward(
+        &cfg,
+        &(colo_distill_batch_t){.logits = &z, .targets = &w, .mask = c->masked ? &mask : NULL},
+        m->group, &out, c->forward_only ? NULL : &saved, c->forward_only ? NULL : m->stats,
+        m->workspace, NULL));
     colo_comm_stats(m->group, &c->after_forward[r]);
     for (int k = 0; k < 2; k++) {
         where.get(m->wide, m->out[k], line);

@@ -53,8 +53,9 @@ static inline void alone_init(alone_t *a)
 
 static inline colo_status_t alone_forward(alone_t *a)
 {
-    return colo_logprob_forward(&a->cfg, &a->logits, &a->target, a->self, &a->out, &a->saved,
-                                a->stats, a->workspace, NULL);
+    return colo_logprob_forward(
+        &a->cfg, &(colo_logprob_batch_t){.logits = &a->logits, .targets = &a->target}, a->self,
+        &a->out, &a->saved, a->stats, a->workspace, NULL);
 }
 
 static inline colo_status_t alone_backward(alone_t *a)

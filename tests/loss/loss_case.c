@@ -314,7 +314,8 @@ static colo_status_t run_with(loss_case_t *c, colo_comm_t *world, rank_memory_t 
     };
     colo_logprob_saved_t saved = {.valid = false};
     colo_comm_stats_reset(world);
-    rank_try(colo_logprob_forward(&cfg, &z, &tg, world, &out, c->forward_only ? NULL : &saved,
+    rank_try(colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &z, .targets = &tg},
+                                  world, &out, c->forward_only ? NULL : &saved,
                                   c->forward_only ? NULL : m->stats, m->workspace, NULL));
     colo_comm_stats(world, &c->after_forward[r]);
     memset(m->workspace, 0xff, workspace_bytes); /* workspace is free after the call */

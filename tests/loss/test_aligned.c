@@ -17,27 +17,27 @@ static colo_status_t logprob(void *saved, void *work)
 {
     const colo_logprob_config_t config = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     colo_logprob_saved_t state;
-    return colo_logprob_forward(&config, &logits, &targets, alone,
-                                &(colo_logprob_out_t){.logp = line}, saved ? &state : NULL, saved,
-                                work, NULL);
+    return colo_logprob_forward(
+        &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, alone,
+        &(colo_logprob_out_t){.logp = line}, saved ? &state : NULL, saved, work, NULL);
 }
 
 static colo_status_t topk(void *saved, void *work)
 {
     const colo_topk_config_t config = {COLO_TOPK_CONFIG_INIT, .logits.vocab = V, .k = 1};
     colo_topk_saved_t state;
-    return colo_topk_forward(&config, &logits, &column, NULL, alone,
-                             &(colo_topk_out_t){.logp = line}, saved ? &state : NULL, saved, work,
-                             NULL);
+    return colo_topk_forward(&config, &(colo_topk_batch_t){.logits = &logits, .ids = &column},
+                             alone, &(colo_topk_out_t){.logp = line}, saved ? &state : NULL, saved,
+                             work, NULL);
 }
 
 static colo_status_t distill(void *saved, void *work)
 {
     const colo_distill_config_t config = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = V};
     colo_distill_saved_t state;
-    return colo_distill_forward(&config, &logits, &d_logits, NULL, alone,
-                                &(colo_distill_out_t){.kl = line}, saved ? &state : NULL, saved,
-                                work, NULL);
+    return colo_distill_forward(
+        &config, &(colo_distill_batch_t){.logits = &logits, .targets = &d_logits}, alone,
+        &(colo_distill_out_t){.kl = line}, saved ? &state : NULL, saved, work, NULL);
 }
 
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 1, .positions = T};

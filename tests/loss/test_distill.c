@@ -347,8 +347,10 @@ static void alone_init(alone_t *a)
 
 static colo_status_t forward(alone_t *a)
 {
-    return colo_distill_forward(&a->cfg, &a->logits, &a->targets, &a->masked, a->self, &a->out,
-                                &a->saved, a->stats, a->workspace, NULL);
+    return colo_distill_forward(
+        &a->cfg,
+        &(colo_distill_batch_t){.logits = &a->logits, .targets = &a->targets, .mask = &a->masked},
+        a->self, &a->out, &a->saved, a->stats, a->workspace, NULL);
 }
 
 static colo_status_t backward(alone_t *a)
@@ -399,17 +401,21 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(a.logits.dtype = COLO_I8, COLO_ERR_ARG, "logits: dtype i8");
     REJECT(a.cfg.logits.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
     alone_init(&b);
-    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, NULL, &b.out, NULL, NULL,
-                                      b.workspace, NULL),
+    assert_fails(colo_distill_forward(
+                     &b.cfg, &(colo_distill_batch_t){.logits = &b.logits, .targets = &b.targets},
+                     NULL, &b.out, NULL, NULL, b.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL");
-    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, NULL, NULL, NULL,
-                                      b.workspace, NULL),
+    assert_fails(colo_distill_forward(
+                     &b.cfg, &(colo_distill_batch_t){.logits = &b.logits, .targets = &b.targets},
+                     b.self, NULL, NULL, NULL, b.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
-    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, &b.saved,
-                                      NULL, b.workspace, NULL),
+    assert_fails(colo_distill_forward(
+                     &b.cfg, &(colo_distill_batch_t){.logits = &b.logits, .targets = &b.targets},
+                     b.self, &b.out, &b.saved, NULL, b.workspace, NULL),
                  COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
-    assert_fails(colo_distill_forward(&b.cfg, &b.logits, &b.targets, NULL, b.self, &b.out, NULL,
-                                      NULL, NULL, NULL),
+    assert_fails(colo_distill_forward(
+                     &b.cfg, &(colo_distill_batch_t){.logits = &b.logits, .targets = &b.targets},
+                     b.self, &b.out, NULL, NULL, NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_distill_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
     assert_fails(colo_distill_workspace_size(&b.cfg, COLO_F32, INT64_MAX / 64, 8, &n), COLO_ERR_ARG,
@@ -490,8 +496,9 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
     wt.data = w;
     colo_distill_saved_t saved = {.valid = false};
-    d->status[r] = colo_distill_forward(&cfg, &zt, &wt, &mt, world, &(colo_distill_out_t){.ce = ce},
-                                        &saved, stats, workspace, NULL);
+    d->status[r] = colo_distill_forward(
+        &cfg, &(colo_distill_batch_t){.logits = &zt, .targets = &wt, .mask = &mt}, world,
+        &(colo_distill_out_t){.ce = ce}, &saved, stats, workspace, NULL);
     snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     d->untouched[r] = painted(ce, sizeof ce) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;

@@ -258,8 +258,9 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
                 unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);
                 memset(workspace, CANARY, workspace_bytes + 2 * MARGIN);
-                assert_ok(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out,
-                                               &a.saved, stats + MARGIN, workspace + MARGIN, NULL));
+                assert_ok(colo_logprob_forward(
+                    &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                    a.self, &a.out, &a.saved, stats + MARGIN, workspace + MARGIN, NULL));
                 assert_true(painted(stats, MARGIN) && painted(workspace, MARGIN));
                 assert_true(painted(stats + MARGIN + stat_bytes, MARGIN));
                 assert_true(painted(workspace + MARGIN + workspace_bytes, MARGIN));
@@ -297,8 +298,9 @@ static void ignored_rows_are_not_read(void **state)
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     a.d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){tokens, V});
     a.out = (colo_logprob_out_t){.logp = logp};
-    assert_ok(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, stats,
-                                   workspace, NULL));
+    assert_ok(colo_logprob_forward(
+        &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target}, a.self, &a.out,
+        &a.saved, stats, workspace, NULL));
     a.upstream = (colo_logprob_upstream_t){.d_logp = up};
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
@@ -319,8 +321,9 @@ static void forward_without_saved_needs_no_stats(void **state)
     alone_init(&a);
     alone_init(&b);
     assert_ok(alone_forward(&a));
-    assert_ok(colo_logprob_forward(&b.cfg, &b.logits, &b.target, b.self, &b.out, NULL, NULL,
-                                   b.workspace, NULL));
+    assert_ok(colo_logprob_forward(
+        &b.cfg, &(colo_logprob_batch_t){.logits = &b.logits, .targets = &b.target}, b.self, &b.out,
+        NULL, NULL, b.workspace, NULL));
     assert_memory_equal(a.logp, b.logp, sizeof a.logp);
     assert_true(painted(b.stats, sizeof b.stats));
     colo_comm_destroy(&a.self);

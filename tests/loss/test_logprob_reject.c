@@ -88,29 +88,38 @@ static void every_bad_pointer_is_refused(void **state)
     size_t n = 77;
     (void)state;
     alone_init(&a);
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, NULL, &a.out, &a.saved, a.stats,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     NULL, &a.out, &a.saved, a.stats, a.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL; colo_comm_create_self()");
-    assert_fails(colo_logprob_forward(&a.cfg, NULL, &a.target, a.self, &a.out, &a.saved, a.stats,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(&a.cfg, NULL, a.self, &a.out, &a.saved, a.stats, a.workspace,
+                                      NULL),
+                 COLO_ERR_ARG, "logits");
+    assert_fails(colo_logprob_forward(&a.cfg, &(colo_logprob_batch_t){.targets = &a.target}, a.self,
+                                      &a.out, &a.saved, a.stats, a.workspace, NULL),
                  COLO_ERR_ARG, "logits: tensor is NULL");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, NULL, a.self, &a.out, &a.saved, a.stats,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(&a.cfg, &(colo_logprob_batch_t){.logits = &a.logits}, a.self,
+                                      &a.out, &a.saved, a.stats, a.workspace, NULL),
                  COLO_ERR_ARG, "targets: tensor is NULL");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, NULL, &a.saved, a.stats,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     a.self, NULL, &a.saved, a.stats, a.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved, NULL,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     a.self, &a.out, &a.saved, NULL, a.workspace, NULL),
                  COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, NULL, a.stats,
-                                      a.workspace, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     a.self, &a.out, NULL, a.stats, a.workspace, NULL),
                  COLO_ERR_ARG, "saved memory is given, saved is NULL");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
-                                      a.stats, NULL, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     a.self, &a.out, &a.saved, a.stats, NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");
-    assert_fails(colo_logprob_forward(&a.cfg, &a.logits, &a.target, a.self, &a.out, &a.saved,
-                                      a.stats, a.workspace + 3, NULL),
+    assert_fails(colo_logprob_forward(
+                     &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
+                     a.self, &a.out, &a.saved, a.stats, a.workspace + 3, NULL),
                  COLO_ERR_ARG, "workspace is 3 past a multiple of 256");
     assert_forward_wrote_nothing(&a);
     assert_fails(colo_logprob_workspace_size(&a.cfg, COLO_I8, 4, 1, &n), COLO_ERR_ARG, "dtype i8");
@@ -213,7 +222,8 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
         d->status[r] = colo_loss_i_step(world, colo_fail(COLO_ERR_ARG, "logits: not of a device"));
     else
         d->status[r] =
-            colo_logprob_forward(&cfg, &logits, &tg, world, &out, &saved, stats, workspace, NULL);
+            colo_logprob_forward(&cfg, &(colo_logprob_batch_t){.logits = &logits, .targets = &tg},
+                                 world, &out, &saved, stats, workspace, NULL);
     snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     if (!painted(logp, sizeof logp) || !painted(stats, sizeof stats) || saved.valid)
         return t_rank_fail(__FILE__, __LINE__, "nothing was written");

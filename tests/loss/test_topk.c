@@ -332,8 +332,9 @@ static void alone_init(alone_t *a, bool topk)
 
 static colo_status_t forward(alone_t *a)
 {
-    return colo_topk_forward(&a->cfg, &a->logits, a->id_arg, &a->masked, a->self, &a->out,
-                             &a->saved, a->stats, a->workspace, NULL);
+    return colo_topk_forward(
+        &a->cfg, &(colo_topk_batch_t){.logits = &a->logits, .ids = a->id_arg, .mask = &a->masked},
+        a->self, &a->out, &a->saved, a->stats, a->workspace, NULL);
 }
 
 static bool painted(const void *p, size_t n)
@@ -381,20 +382,20 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     REJECT(true, (a.logits.shape[1] = 5, a.logits.stride[0] = 6), COLO_ERR_SHAPE,
            "columns [0, 5) on a group of one rank");
     alone_init(&b, true);
-    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, NULL, &b.out, &b.saved, b.stats,
-                                   b.workspace, NULL),
+    assert_fails(colo_topk_forward(&b.cfg, &(colo_topk_batch_t){.logits = &b.logits}, NULL, &b.out,
+                                   &b.saved, b.stats, b.workspace, NULL),
                  COLO_ERR_ARG, "group is NULL");
-    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, NULL, &b.saved, b.stats,
-                                   b.workspace, NULL),
+    assert_fails(colo_topk_forward(&b.cfg, &(colo_topk_batch_t){.logits = &b.logits}, b.self, NULL,
+                                   &b.saved, b.stats, b.workspace, NULL),
                  COLO_ERR_ARG, "out is NULL");
-    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, NULL,
-                                   b.workspace, NULL),
+    assert_fails(colo_topk_forward(&b.cfg, &(colo_topk_batch_t){.logits = &b.logits}, b.self,
+                                   &b.out, &b.saved, NULL, b.workspace, NULL),
                  COLO_ERR_ARG, "saved memory is NULL; it needs 256 bytes");
-    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, NULL, b.stats,
-                                   b.workspace, NULL),
+    assert_fails(colo_topk_forward(&b.cfg, &(colo_topk_batch_t){.logits = &b.logits}, b.self,
+                                   &b.out, NULL, b.stats, b.workspace, NULL),
                  COLO_ERR_ARG, "saved memory is given, saved is NULL");
-    assert_fails(colo_topk_forward(&b.cfg, &b.logits, NULL, NULL, b.self, &b.out, &b.saved, b.stats,
-                                   NULL, NULL),
+    assert_fails(colo_topk_forward(&b.cfg, &(colo_topk_batch_t){.logits = &b.logits}, b.self,
+                                   &b.out, &b.saved, b.stats, NULL, NULL),
                  COLO_ERR_ARG, "workspace is NULL");
     assert_fails(colo_topk_saved_size(&b.cfg, -1, &n), COLO_ERR_ARG, "tokens is -1");
     assert_fails(colo_topk_saved_size(&b.cfg, INT64_MAX / 4, &n), COLO_ERR_ARG, "exceed 2^63");
@@ -447,9 +448,9 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
         for (int saved = 0; saved < 2; saved++) {
             memset(s, CANARY, stat_bytes + 2 * MARGIN);
             memset(x, CANARY, workspace_bytes + 2 * MARGIN);
-            assert_ok(colo_topk_forward(&a.cfg, &a.logits, a.id_arg, NULL, a.self, &a.out,
-                                        saved ? &a.saved : NULL, saved ? s + MARGIN : NULL,
-                                        x + MARGIN, NULL));
+            assert_ok(colo_topk_forward(
+                &a.cfg, &(colo_topk_batch_t){.logits = &a.logits, .ids = a.id_arg}, a.self, &a.out,
+                saved ? &a.saved : NULL, saved ? s + MARGIN : NULL, x + MARGIN, NULL));
             assert_true(painted(s, MARGIN) && painted(x, MARGIN));
             assert_true(painted(s + MARGIN + stat_bytes, MARGIN));
             assert_true(painted(x + MARGIN + workspace_bytes, MARGIN));
@@ -517,8 +518,9 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     colo_tensor_t it = colo_tensor_host(ids, COLO_I64, 2, (int64_t[]){2, 2});
     colo_tensor_t mt = colo_tensor_host(mask, COLO_U8, 1, (int64_t[]){2});
     colo_topk_saved_t saved = {.valid = false};
-    d->status[r] = colo_topk_forward(&cfg, &zt, &it, &mt, world, &(colo_topk_out_t){.logp = logp},
-                                     &saved, stats, workspace, NULL);
+    d->status[r] =
+        colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt, .ids = &it, .mask = &mt}, world,
+                          &(colo_topk_out_t){.logp = logp}, &saved, stats, workspace, NULL);
     snprintf(d->error_message[r], sizeof d->error_message[r], "%s", colo_last_error());
     d->untouched[r] = painted(logp, sizeof logp) && painted(stats, sizeof stats) && !saved.valid;
     d->alive[r] = colo_comm_barrier(world, NULL) == COLO_OK;

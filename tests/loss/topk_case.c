@@ -101,8 +101,11 @@ static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
         .logp = m->logp, .n_invalid = m->n_invalid, .ids = cfg.topk ? m->chosen : NULL};
     colo_topk_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
-    rank_try(colo_topk_forward(&cfg, &z, cfg.topk ? NULL : &ids, c->masked ? &mask : NULL, m->group,
-                               &out, c->forward_only ? NULL : &saved,
+    rank_try(colo_topk_forward(&cfg,
+                               &(colo_topk_batch_t){.logits = &z,
+                                                    .ids = cfg.topk ? NULL : &ids,
+                                                    .mask = c->masked ? &mask : NULL},
+                               m->group, &out, c->forward_only ? NULL : &saved,
                                c->forward_only ? NULL : m->stats, m->workspace, NULL));
     colo_comm_stats(m->group, &c->after_forward[r]);
     where.get(m->wide, m->logp, stat_size);

@@ -55,8 +55,9 @@ static int run_memcpy(void *arg, cudaStream_t stream)
 static int run_forward(void *arg, cudaStream_t stream)
 {
     loss_args_t *a = arg;
-    PERF_TRY(colo_logprob_forward(&a->config, &a->logits, &a->targets, a->self, &a->out, &a->saved,
-                                  a->stats, a->workspace, stream));
+    PERF_TRY(colo_logprob_forward(
+        &a->config, &(colo_logprob_batch_t){.logits = &a->logits, .targets = &a->targets}, a->self,
+        &a->out, &a->saved, a->stats, a->workspace, stream));
     return TOOL_OK;
 }
 

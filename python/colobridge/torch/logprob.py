@@ -96,7 +96,7 @@ def _i64() -> Any:
 
 class _Call:
     """The C structs of one call under way."""
-    __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'forward',
+    __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch', 'forward',
                  'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
@@ -106,7 +106,8 @@ class _Call:
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
         self.out, self.made, self.upstream = s.LogprobOut(), s.LogprobSaved(), s.LogprobUpstream()
         self.room, self.mean, self.of = Room(), None, 0  # the last two: NllPlan's
-        self.forward = (c.addressof(plan.config), c.addressof(self.logits), c.addressof(self.targets))
+        self.batch = s.LogprobBatch(c.pointer(self.logits), c.pointer(self.targets))
+        self.forward = c.addressof(plan.config), c.addressof(self.batch)
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
                          c.addressof(self.d_logits))
