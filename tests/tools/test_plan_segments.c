@@ -297,6 +297,19 @@ static void a_picture_of_a_full_output_ends_on_the_replicas_axis(void **state)
     free(svg);
 }
 
+/* Counting them one by one would take hours. */
+static void a_picture_of_a_million_million_rows_is_drawn_at_once(void **state)
+{
+    const char *args[] = {GRIDS, "--output", "sharded", "--segment", "0", NULL};
+    static const char *const texts[] = {"Its 4000000000000 rows in 4 pieces",
+                                        "rows 0..999999999999: position 0, chunk 0, rank 0", NULL};
+    char *svg = drawn("{\"rows\": [4000000000000], \"src_dp\": [1], \"seq\": [0], \"pos\": [0], "
+                      "\"seq_len\": [4000000000000], \"seq_dp\": [0]}",
+                      args);
+    assert_in_order(svg, texts);
+    free(svg);
+}
+
 /* ---- refusals ---- */
 
 #define SEGMENTS_OF(rows, pos) \
@@ -381,6 +394,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(a_picture_shows_the_way_of_one_segment),
         cmocka_unit_test(a_picture_names_the_owner_of_each_chunk),
         cmocka_unit_test(a_picture_of_a_full_output_ends_on_the_replicas_axis),
+        cmocka_unit_test(a_picture_of_a_million_million_rows_is_drawn_at_once),
         cmocka_unit_test(a_file_that_is_no_batch_is_refused_with_key_and_index),
         cmocka_unit_test(options_that_do_not_go_with_segments_are_refused),
     };

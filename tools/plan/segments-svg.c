@@ -163,9 +163,9 @@ static piece_t piece_at(const colo_segments_t *t, int64_t chunks, int64_t e, int
     piece_t p = {.row = r, .pos = pos, .chunk = pos / chunk};
     int64_t most = (p.chunk + 1) * chunk - pos;
     most = most < t->rows[e] - r ? most : t->rows[e] - r;
-    for (p.count = 1; p.count < most; p.count++)
-        if (t->row_pos && t->row_pos[first + r + p.count] != pos + p.count)
-            break;
+    p.count = t->row_pos ? 1 : most;
+    while (p.count < most && t->row_pos[first + r + p.count] == pos + p.count)
+        p.count++;
     return p;
 }
 
