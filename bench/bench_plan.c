@@ -5,7 +5,7 @@
  * A plan is made when a bridge is created or reshaped, on every rank, so it must cost what this
  * rank's peers cost and not what the world costs. For each layout pair, seeded random ranks are
  * planned; a rank's time is the best of three, in processor time of this thread (a plan waits for
- * nobody, so the difference to wall time is other programs).
+ * no rank, so the difference to wall time is other programs).
  * Printed per pair: the most peers that a sampled rank has, messages of both ways together, median,
  * 99th percentile and maximum. Exits 1 when a pair whose ranks have at most 64 peers misses the
  * goal of 1 ms at its maximum.

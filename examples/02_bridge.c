@@ -3,8 +3,9 @@
  * 02_bridge.c - eight ranks carry an activation from TP2/DP4 to TP2/CP2/DP2 and back.
  *
  * Every element knows where it belongs: its value is 10000 sample + 100 row + feature, so a wrong
- * element is seen at once and says where it came from. Each rank prints who gave it what, checks
- * that it got exactly its part, then sends what it got back as if it were the gradient.
+ * element is seen at once and says where it came from. Each rank prints what it got from which
+ * rank, checks that it got exactly its part, then sends what it got back as if it were the
+ * gradient.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -19,7 +19,7 @@
 struct rt_tensor {
     float *data;
     int64_t shape[3];
-    uint64_t version; /* bumped by whoever writes in place */
+    uint64_t version; /* incremented by code that writes in place */
 };
 
 struct rt {
@@ -98,7 +98,7 @@ static colo_status_t rank_main(colo_comm_t *world, void *arg)
     if (st == COLO_OK && colo_comm_rank(world) == 0) {
         job->first = x[1].data[0]; /* 0.5 from each of the two context ranks */
         colo_shape_t bad = {4, -8, 2, 0};
-        rt_check(&rt, colo_bridge_reshape(rt.bridge, &bad)); /* a local call: nobody waits */
+        rt_check(&rt, colo_bridge_reshape(rt.bridge, &bad)); /* a local call: no rank waits */
         snprintf(job->text, sizeof job->text, "%s", rt.text);
     }
     colo_bridge_destroy(&rt.bridge);

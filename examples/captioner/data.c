@@ -4,7 +4,7 @@
  *
  * The reader takes exactly 65 unsigned numbers a line, commas between, a newline after (the last
  * line may lack it). Anything else is refused with the file, the line and what was found there: a
- * reader that skips what it does not understand trains on something else without saying so.
+ * reader that skips what it does not understand trains on something else and reports nothing.
  *
  * A batch is a function of (seed, step, batch size): position k of the endless walk over the
  * training rows is epoch k / ntrain, place k mod ntrain, and each epoch has its own permutation,

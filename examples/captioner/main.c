@@ -292,7 +292,7 @@ static int check_together(cap_config_t *c)
     if (colo_grid_extent(&c->src, "tp") > c->model.hidden)
         return wrong("--src", "a tp of at most 192, the encoder's hidden size", found);
     if (c->output == COLO_SHARDED && c->grad == COLO_DISJOINT)
-        c->grad = COLO_PARTIAL; /* own rows come back: there is nothing to promise */
+        c->grad = COLO_PARTIAL; /* own rows come back: there is nothing to declare */
     if (c->task.ragged)
         return 0; /* sequences are made as long as they have to be */
     if (colo_partition_padded(CAP_LENGTH, tp, cp, false, &S) < 0 || S > CAP_POSITIONS) {

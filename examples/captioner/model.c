@@ -2,12 +2,12 @@
 /*
  * model.c - a rank's model: what it holds, and one forward and backward of the whole.
  *
- * Decides who holds what. The encoder sits on the source grid's last stage, its MLP split over tp,
- * its 16 patch rows over cp. Stage p of the destination holds layers [pL/P, (p+1)L/P); the first
- * also the embedding, the last also the final norm, the head and the loss. Two tapes record a step:
- * the LLM's ends at what the bridge delivered (or at what the stage before sent), the encoder's
- * has the bridge as its last node and continues from the gradient that the first one found there.
- * Leaves the arithmetic to blocks.c, layer.c and head.c.
+ * Decides which rank holds what. The encoder sits on the source grid's last stage, its MLP split
+ * over tp, its 16 patch rows over cp. Stage p of the destination holds layers [pL/P, (p+1)L/P); the
+ * first also the embedding, the last also the final norm, the head and the loss. Two tapes record a
+ * step: the LLM's ends at what the bridge delivered (or at what the stage before sent), the
+ * encoder's has the bridge as its last node and continues from the gradient that the first one
+ * found there. Leaves the arithmetic to blocks.c, layer.c and head.c.
  */
 #include <stdio.h>
 #include <string.h>

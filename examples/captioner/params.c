@@ -4,8 +4,8 @@
  *
  * Decides: the order of the list, the spread of the initial weights, which element of a whole
  * parameter lives where in a shard. Initial values are a function of (seed, parameter, element), so
- * a layout only chooses which of them a rank looks at. Leaves to others: who holds which shard, and
- * every gradient.
+ * a layout only chooses which of them a rank looks at. Leaves to others: which rank holds which
+ * shard, and every gradient.
  */
 #include <math.h>
 #include <stdio.h>

@@ -125,7 +125,7 @@ typedef struct cap_rank {
     float *y;                       /* [b, yn, D] */
     int64_t yn;
     cap_ragged_t *ragged; /* NULL when uniform */
-    float *no_seed; /* a gradient for ranks on which nobody consumed y */
+    float *no_seed; /* a gradient for ranks on which no node consumed y */
 
     /* LLM. Ragged samples lie on one axis: b is 1 for S, and S, n and T change with the batch */
     int64_t S, n, T, *pos;           /* [n] global position of a local one */

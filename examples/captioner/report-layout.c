@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * report-layout.c - who holds what and what the bridge moves, as two pictures and a table.
+ * report-layout.c - which rank holds what and what the bridge moves, as two pictures and a table.
  *
  * One picture a way, drawn by tools/picture.c as colo-plan draws it. Ranks that exchange with each
  * other stand together.
@@ -49,7 +49,7 @@ static void put_pass(FILE *f, const cap_report_t *r, const pic_t *pic, colo_pass
     fputs("</figure>\n", f);
 }
 
-/* ---- who holds what ---- */
+/* ---- which rank holds what ---- */
 
 static void put_owned(FILE *f, const cap_report_t *r, const colo_layout_t *layout, int32_t rank,
                       bool full_rows)
@@ -81,7 +81,7 @@ static void put_holdings(FILE *f, const cap_report_t *r)
 {
     bool full = r->plan.output == COLO_FULL_SEQ;
 
-    fputs("<details>\n<summary>Who holds what</summary>\n<table>\n<thead><tr><th>rank</th>"
+    fputs("<details>\n<summary>Which rank holds what</summary>\n<table>\n<thead><tr><th>rank</th>"
           "<th>source holds</th><th>destination gets</th></tr></thead>\n<tbody>\n",
           f);
     for (int32_t rank = 0; rank < r->world; rank++) {

@@ -42,7 +42,7 @@ class Plain:
         self.src, self.dst = src, dst
         self.tp, self.tokens = dst.group('tp'), dst.group('cp', 'dp')
         # a rank of each dp replica of the encoder
-        self.holders = [next(r for r in range(dist.get_world_size())
+        self.sources = [next(r for r in range(dist.get_world_size())
                              if src.grid.coords(r).get('dp', 0) == d)
                         for d in range(src.extent('dp'))]
 
@@ -75,7 +75,7 @@ class _Everything(torch.autograd.Function):
         ctx.plain, ctx.each = plain, x.shape[0]
         parts = [torch.empty_like(x) for _ in range(dist.get_world_size())]
         dist.all_gather(parts, x.contiguous())
-        whole = torch.cat([parts[r] for r in plain.holders])
+        whole = torch.cat([parts[r] for r in plain.sources])
         ctx.samples = whole.shape[0]
         mine = ctx.samples // plain.dst.extent('dp')
         return whole.narrow(0, plain.dst.coord('dp') * mine, mine).clone()

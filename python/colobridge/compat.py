@@ -215,7 +215,7 @@ def from_parallel_logits_to_logprobs_packed_sequences(
                  inference_only, 'from_parallel_logits_to_logprobs_packed_sequences').reshape(-1)
     if cp > 1:
         logp = _with_context(logp, cu, count, comm, False)
-    # Where each goes: row, column; a column past the last for those that nobody wants.
+    # Where each goes: row, column; a column past the last for those that are not asked for.
     width = unpacked_seqlen
     x, length = t - cu[j], cu[j + 1] - cu[j]
     row, first, rows = j, torch.zeros_like(j), len(cu) - 1

@@ -126,7 +126,7 @@ def _take_back(address: int, given: dict[int, Any] = _given) -> None:
 
 def _capsule_end(capsule: int, kinds: Any = tuple(_KINDS), py: Any = _borrowed,
                  take_back: Any = _take_back) -> None:
-    """A capsule that nobody took still owns its tensor."""
+    """A capsule that no consumer took still owns its tensor."""
     name = py.PyCapsule_GetName(capsule)
     if name in kinds:
         take_back(py.PyCapsule_GetPointer(capsule, name))
@@ -180,7 +180,7 @@ class Loan:
         self._back: Callable[['Loan'], None] | None = None
 
     def give(self, back: Callable[['Loan'], None]) -> Any:
-        """A capsule; back(self) is called when the last one who had it has let it go."""
+        """A capsule; back(self) is called when its last consumer has released it."""
         self._back = back
         _given[self._address] = self
         return _py.PyCapsule_New(self._address, b'dltensor', _capsule_end_c)

@@ -35,7 +35,7 @@ class Error(Exception):
 
 
 class ArgumentError(Error, ValueError):
-    """An argument, a shape, a pair of layouts, or a promise about data."""
+    """An argument, a shape, a pair of layouts, or data that are not as declared."""
 
 
 class NamingError(Error, KeyError):

@@ -26,7 +26,7 @@ _NAME = re.compile(r'(?!.*[0-9][A-Za-z])[A-Za-z_][A-Za-z0-9_]{0,14}$')
 
 
 def __getattr__(name: str) -> Any:
-    if name == 'dist':  # as other modules have it, for whoever patches it here
+    if name == 'dist':  # as other modules have it, for programs that patch it here
         import torch.distributed
         return torch.distributed
     raise AttributeError("module 'colobridge.megatron' has no attribute '%s'" % name)
@@ -268,7 +268,7 @@ class ColocatedBridgeCommunicator:
     (ValueError): tp and dp in both grids, equal ranks, pp 1, source cp 1, cp before dp, dp sizes that
     divide; a batch that divides. Keywords lift them: algo="exact" takes every pair of layouts;
     output="sharded" gives each rank its own rows (then exact, positions: length of the LLM's sequence,
-    position_offset: where the rows begin in it); grad="disjoint" promises gradients that are zero
+    position_offset: where the rows begin in it); grad="disjoint" declares gradients that are zero
     outside own rows; extra: names of dims, other than tp, cp, pp, dp and ep, along which ranks hold
     copies. A grid with an undeclared one above 1 is refused, because ranks along it may hold different
     data (gtp_remat). algo="collective" runs that algorithm itself, for comparison. transport=,
@@ -325,7 +325,7 @@ class ColocatedBridgeCommunicator:
         self._bridge: Any = None
         self._destroyed = False
 
-    # ---- who is where ----
+    # ---- where each rank is ----
 
     def _maps(self) -> None:
         src, dst = self._src.grid, self._dst.grid
@@ -429,7 +429,7 @@ class ColocatedBridgeCommunicator:
         shape = self._bridge.global_shape(tensor, samples)
         if self._positions is None and self._options['output'] == 'full' and \
                 self._options['grad'] == 'partial':
-            # Nobody's rows are cut: any length will do, and the library wants one that would divide.
+            # No rank's rows are cut: any length will do, and the library wants one that would divide.
             unit = 2 * self.dest_cp_size
             shape += (-(-shape[1] // unit) * unit,)
         out = self._bridge(tensor, shape=shape)

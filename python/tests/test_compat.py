@@ -25,7 +25,7 @@ def case(*shape, seed=0):
 
 
 def plain_logp(z, t, dtype=torch.float32):
-    """A target that nobody holds: 0, with the gradient -p."""
+    """A target that no rank holds: 0, with the gradient -p."""
     z, held = z.to(dtype), (t >= 0) & (t < V)
     x = z.gather(-1, t.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
     lse = torch.logsumexp(z, -1)
@@ -246,7 +246,7 @@ def tensor_parallel(rank):
         top = whole.max(-1).values
         held = (target >= 0) & (target < V)
         x = whole.gather(-1, target.clamp(0, V - 1).unsqueeze(-1)).squeeze(-1)
-        # x_t := M where nobody holds it, a constant: the gradient is p alone
+        # x_t := M where no rank holds it, a constant: the gradient is p alone
         nll = torch.logsumexp(whole, -1) - torch.where(held, x, top.detach())
         eps = smoothing * V / (V - 1)
         want = (1 - eps) * nll - eps * torch.log_softmax(whole, -1).mean(-1)

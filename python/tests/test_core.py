@@ -326,7 +326,7 @@ total = array.array("d", [rank + 1.0])
 world.all_reduce(total)
 assert total[0] == size * (size + 1) / 2, total
 assert world.backend == "sockets", world.backend
-child = os.fork()  # its end is nobody's concern: it has the connections, too
+child = os.fork()  # it has the connections, too, but its end must not matter
 if child == 0:
     world.destroy()
     os._exit(0)

@@ -59,7 +59,7 @@ def test_the_owner_lives_as_long_as_somebody_has_it(version):
 
 
 @pytest.mark.parametrize('version', [None, (1, 0)])
-def test_a_capsule_that_nobody_takes_gives_its_tensor_back(version):
+def test_a_capsule_that_no_consumer_takes_gives_its_tensor_back(version):
     out, alive = given()
     capsule = out.__dlpack__(max_version=version)
     del out
@@ -114,7 +114,7 @@ def test_torch_gives_and_takes():
 
 
 class Maker:
-    """Gives memory that nobody else has."""
+    """Gives memory that no other object has."""
     alive = None
 
     def __dlpack__(self, **_):

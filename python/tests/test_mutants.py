@@ -68,7 +68,7 @@ MUTANTS = {
     'sub-sequences find their place in a mask by their padding': (
         'compat.py', 'cu[j] - cu[opened] if attention_mask is None else before', 'cu[j] - cu[opened]',
         'test_compat.py', 'test_packed_sequences_over_context_parallel_ranks'),
-    'targets that nobody holds are ignored, gradient and all': (
+    'targets that no rank holds are ignored, gradient and all': (
         'compat.py', "lenient_targets=True,\n                            ignore_index=_NONE_IGNORED, chunk_size",
         "lenient_targets=True,\n                            ignore_index=-100, chunk_size",
         'test_compat.py', 'test_chunked_and_unchunked_logprobs_agree_with_pytorch'),
@@ -248,7 +248,7 @@ MUTANTS = {
     'a refusal stays on its rank': (
         'torch/linear.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_linear.py',
         'test_what_one_rank_did_wrong_reaches_all'),
-    'a copy that there is no memory for is told to nobody': (
+    'a copy that there is no memory for is told to no rank': (
         'torch/logprob.py', 'groups.refuse(comm, why)', 'pass', 'test_torch_logprob.py',
         'test_a_rank_without_memory_for_a_copy'),
     'ranks that a loss is reduced over wait for one that was stopped before': (
@@ -278,7 +278,7 @@ MUTANTS = {
     'a rank without rows does not come to backward': (
         'torch/ragged.py', 'anchor = torch.empty(0, device=device, requires_grad=True) if grad else None',
         'anchor = None', 'test_torch_ragged.py', 'test_ranks_without_rows'),
-    'a batch that a rank cannot make is told to nobody': (
+    'a batch that a rank cannot make is told to no rank': (
         'torch/ragged.py', 'raise groups.told(why, device, self.group)', 'raise', 'test_torch_ragged.py',
         'test_bad_input_of_one_rank'),
     'forward writes over a leaf': (

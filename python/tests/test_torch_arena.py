@@ -131,13 +131,13 @@ def blocks(rank):
         again = carry(x[3])
         assert again.data_ptr() == at[0] and torch.equal(again, want[3])
         assert torch.equal(ys[1], want[1])
-        if rank % 2:  # one rank has no block left, the other has: nobody waits
+        if rank % 2:  # one rank has no block left, the other has: no rank waits
             ys[1] = None
         y = carry(x[2])
         assert carry._last[1].arena.holds(y) == bool(rank % 2) and torch.equal(y, want[2])
 
 
-def test_blocks_come_back_when_nobody_has_them_and_a_rank_without_one_copies(world):
+def test_blocks_come_back_when_no_tensor_has_them_and_a_rank_without_one_copies(world):
     world.run(blocks)
 
 
@@ -158,7 +158,7 @@ def test_what_autograd_saved_stays(world):
 
 
 def in_place(rank):
-    """An output is nobody's view."""
+    """An output is no view."""
     with reached(buffers=1):
         carry = ct.Bridge(*FAN_IN, group=dist.group.WORLD, **MOVES)
         x = torch.ones(1, 4, 2, requires_grad=True)

@@ -64,13 +64,13 @@ def expected_dx(src, dst, rank, shape, grads, output, grad):
     out = torch.zeros(shape)
     for b in range(shape[0]):
         for r in range(shape[1]):
-            holders = {}
+            sources = {}
             for q in dst.grid.ranks():
                 o = dst.owned(q, *shape, full_rows=output == 'full' and grad == 'partial')
                 if o.samples[0] <= b < o.samples[1] and r in o.rows:
                     at = dst.grid.coords(q)
-                    holders[at.get('cp', 0)] = grads[q][b, r]  # tp replicas are alike
-            out[b, r] = sum(holders.values())
+                    sources[at.get('cp', 0)] = grads[q][b, r]  # tp replicas are alike
+            out[b, r] = sum(sources.values())
     return out[own.samples[0]:own.samples[1], own.rows]
 
 

@@ -514,7 +514,7 @@ def test_a_rank_without_memory_for_a_copy_is_every_ranks_error(world):
 
 def reduced_mistakes(rank):
     """tp pairs (0, 1), (2, 3), dp pairs (0, 2), (1, 3). What rank 1 did wrong reaches 0, which does not come to
-    2, and 3, which nobody else would tell."""
+    2, and 3, which no other rank would tell."""
     groups = [dist.new_group(r) for r in ([0, 1], [2, 3], [0, 2], [1, 3])]
     tp, dp = groups[rank // 2], groups[2 + rank % 2]
     z, t, _ = case((2, 3), torch.float32)

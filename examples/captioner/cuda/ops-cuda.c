@@ -33,11 +33,11 @@ struct state {
     char why[200]; /* the first failure */
 };
 
-static void keep(const cap_ops_t *o, const char *what, const char *who, const char *says)
+static void keep(const cap_ops_t *o, const char *what, const char *library, const char *says)
 {
     struct state *s = o->state;
     if (!s->why[0])
-        snprintf(s->why, sizeof s->why, "%s: %s says: %s", what, who, says);
+        snprintf(s->why, sizeof s->why, "%s: %s says: %s", what, library, says);
 }
 
 static void cuda(const cap_ops_t *o, const char *what, cudaError_t e)

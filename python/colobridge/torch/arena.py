@@ -3,9 +3,9 @@
 
 Peers reach registered memory only, and PyTorch's allocator has none. So a bridge of a shape has an arena:
 a workspace tensor, out of which a call's output is copied into an ordinary one, and, when it is asked for, a
-few blocks that are handed out as outputs themselves and come back when nobody has the storage any more.
+few blocks that are handed out as outputs themselves and come back when no tensor has the storage any more.
 Where an output lies is a rank's own business: its word to the others carries the address. So ranks need
-not agree on it, a rank that has no block left copies, and nobody waits for anybody's garbage collector.
+not agree on it, a rank that has no block left copies, and no rank waits for another's garbage collector.
 
 Order is that of streams. What peers write, they write after this rank's earlier work on the call's stream.
 A block that comes back is used again on its stream, or on another one that waits for it; so is the workspace.
@@ -98,7 +98,7 @@ class _Ordered:
     _capturing: Callable[[], bool]
 
     def _follow(self, stream: Any) -> None:
-        # In captures the order is that of whoever replays them, as it is for bridges.
+        # In captures the program that replays them keeps the order, as it does for bridges.
         if stream is not None and stream != self._last and not self._capturing():
             if self._last is not None:
                 stream.wait_stream(self._last)
@@ -198,7 +198,7 @@ class Workspace(_Ordered):
         self._wait(self._device)
         nbytes = max(nbytes, 1 if old is None else old.nbytes * 5 // 4)
         memory = memory_of(self._comm, nbytes, self._needed or old is not None)
-        # All ranks were there, with nothing on its way: nobody reaches the old one any more.
+        # All ranks were there, with nothing on its way: no rank reaches the old one any more.
         if old is not None and self._captured:
             self._kept.append(old)
         elif old is not None:

@@ -133,7 +133,7 @@ class Bridge:
     torch process group or a colobridge.Comm with all ranks of the grids; communication stays among
     ranks that exchange. axes: "bsh", "sbh", any permutation, or "th" (flattened). output: "full" (own
     samples, all rows) or "sharded" (own rows). grad: "partial" (gradients are summed over cp) or
-    "disjoint" (a promise: zero outside of own rows). algo: "exact" or "collective".
+    "disjoint" (declared to be zero outside of own rows). algo: "exact" or "collective".
     frozen: no gradient flows back. extra: for specs, dims above 1 with other names than tp, cp, pp, dp
     and ep, declared as dims along which ranks hold copies (Layout.src()).
 

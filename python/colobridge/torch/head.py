@@ -80,7 +80,7 @@ def _autocast(device: str) -> tuple[Any, Any]:
 
 @functools.lru_cache(maxsize=None)
 def ordinary() -> tuple[Any, ...]:
-    """Types of tensors that are no more than they seem, so that nobody has to look further."""
+    """Types of tensors that are no more than they seem, so that no caller has to look further."""
     import torch
     return torch.Tensor, torch.nn.Parameter, type(None)
 

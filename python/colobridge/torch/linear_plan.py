@@ -75,7 +75,7 @@ class LinearPlan:
         self.new_bias = like((weight.shape[0],), self.d_dtype, self.device)
         self.kept: dict[Any, _Ready] = {}
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
-        # of losses that become one number, and nobody sees: then they are no tensors
+        # of losses that become one number, and that no caller sees: then they are no tensors
         self.mean = Mean(rows.count, self.real, self.device)
         self.unseen = names == ('loss', 'n_valid')
 

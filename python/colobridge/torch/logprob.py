@@ -381,7 +381,7 @@ def logprob(vocab_parallel_logits: Any, target: Any, *, tp_group: Any = None,
     """logp [...] of target [...] under logits [..., Vl]; with entropy= and loss=, a tuple of
     those, each differentiable. f32 (f64 for f64 logits), the same bits on every rank.
 
-    tp_group: ranks that share the vocabulary (None: nobody). vocab_start, vocab_end: this rank's columns,
+    tp_group: ranks that share the vocabulary (None: no others). vocab_start, vocab_end: this rank's columns,
     by default equal shards in rank order; vocab_size: V where columns >= V are padding. Logits may
     have any strides; they are copied only where columns are not contiguous or rows overlap.
     logp = (x_t - M) - log Sum, x = logits / temperature (softcap * tanh(x / softcap)); it is never

@@ -126,7 +126,7 @@ class Mean:
 
 
 class NllPlan(LogprobPlan):
-    """Of calls whose "loss" and "n_valid" nobody sees but as one number."""
+    """Of calls whose "loss" and "n_valid" the caller sees as one number only."""
     __slots__ = ('mean',)
     EXTRA = 1
 

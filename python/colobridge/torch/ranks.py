@@ -116,7 +116,7 @@ class _Board:
         said: dict[int, dict[str, Any]] = {}
         end = time.monotonic() + _PATIENCE
         while len(said) < len(self.ranks) and time.monotonic() < end:
-            for rank in self.ranks:  # add() waits for nobody, get() would
+            for rank in self.ranks:  # add() does not wait, get() would
                 if rank not in said and store.add('%s/said/%d' % (self.name, rank), 0):
                     said[rank] = json.loads(store.get('%s/doing/%d' % (self.name, rank)))
             time.sleep(0.005)

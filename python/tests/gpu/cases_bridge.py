@@ -101,7 +101,7 @@ def case_blocks_are_handed_out_as_they_are():
     assert [arena.holds(y) for y in ys] == [True, True, False, False] and carry.copied == 2
     assert all(torch.equal(y, want) for y in ys)
     at = ys[0].data_ptr()
-    if me() == 0:  # the others have none left: they copy, nobody waits
+    if me() == 0:  # the others have none left: they copy, no rank waits
         ys[0] = None
     y = carry(x)
     assert (y.data_ptr() == at) == (me() == 0) and torch.equal(y, want)

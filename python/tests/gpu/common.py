@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cases share: who this rank is, small inputs, and what plain PyTorch makes of them.
+"""What the cases share: which rank this is, small inputs, and what plain PyTorch makes of them.
 
 Expected values come from the same whole tensors on every rank, by plain PyTorch in float64."""
 import os
