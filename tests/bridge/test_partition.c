@@ -78,10 +78,9 @@ static void check_all_ranks(colo_partition_t p)
 
 /* ---- the closed form ---- */
 
-static void eight_positions_on_two_cp_ranks(void **state)
+T_CASE(eight_positions_on_two_cp_ranks)
 {
     static const int64_t want[2][4] = {{0, 1, 6, 7}, {2, 3, 4, 5}};
-    (void)state;
     for (int64_t c = 0; c < 2; c++) {
         colo_partition_t p = {.cp = 2, .cp_rank = c, .tp = 1, .positions = 8};
         assert_int_equal(colo_partition_count(&p), 4);
@@ -90,10 +89,9 @@ static void eight_positions_on_two_cp_ranks(void **state)
     }
 }
 
-static void two_packed_segments_on_two_cp_ranks(void **state)
+T_CASE(two_packed_segments_on_two_cp_ranks)
 {
     static const int64_t cu[] = {0, 4, 12}, want[2][6] = {{0, 3, 4, 5, 10, 11}, {1, 2, 6, 7, 8, 9}};
-    (void)state;
     for (int64_t c = 0; c < 2; c++) {
         colo_partition_t p = {
             .cp = 2, .cp_rank = c, .tp = 1, .positions = 12, .segments = 2, .cu_padded = cu};
@@ -103,9 +101,8 @@ static void two_packed_segments_on_two_cp_ranks(void **state)
     }
 }
 
-static void dense_shards_match_cutting_by_hand(void **state)
+T_CASE(dense_shards_match_cutting_by_hand)
 {
-    (void)state;
     for (int64_t cp = 1; cp <= 6; cp++)
         for (int64_t tp = 1; tp <= 4; tp++)
             for (int64_t k = 0; k <= 5; k++)
@@ -116,10 +113,9 @@ static void dense_shards_match_cutting_by_hand(void **state)
     check_all_ranks((colo_partition_t){.cp = 1, .tp = 1, .positions = 7});
 }
 
-static void packed_shards_match_cutting_by_hand(void **state)
+T_CASE(packed_shards_match_cutting_by_hand)
 {
     uint64_t rng = t_seed();
-    (void)state;
     for (int round = 0; round < t_scaled(400); round++) {
         int64_t cu[10] = {0}, cp = 1 + t_below(&rng, 5), tp = 1 + t_below(&rng, 3);
         int64_t n = 1 + t_below(&rng, 8), unit = cp > 1 ? 2 * cp : 1;
@@ -132,11 +128,10 @@ static void packed_shards_match_cutting_by_hand(void **state)
     }
 }
 
-static void long_sequences_need_no_table(void **state)
+T_CASE(long_sequences_need_no_table)
 {
     int64_t s = INT64_C(1) << 60;
     colo_partition_t p = {.cp = 4, .cp_rank = 1, .tp = 2, .tp_rank = 1, .positions = s};
-    (void)state;
     assert_ok(colo_partition_check(&p));
     assert_true(colo_partition_count(&p) == s / 8);
     assert_true(colo_partition_index(&p, 0) == s / 8 * 6); /* chunk 6 of 8 */
@@ -246,7 +241,7 @@ static void check_movement(const colo_partition_t *p, const box *b, colo_dtype_t
     free(want);
 }
 
-static void shards_move_bitwise_in_any_layout_and_dtype(void **state)
+T_CASE(shards_move_bitwise_in_any_layout_and_dtype)
 {
     static const int64_t cu[] = {0, 8, 8, 24};
     static const box boxes[] = {
@@ -262,7 +257,6 @@ static void shards_move_bitwise_in_any_layout_and_dtype(void **state)
         {8, 7, {1, 2, 1, 2, 1, 2, 1, 0}, true},
         {4, 1, {2, 0, 3, 2}, false},
     };
-    (void)state;
     for (size_t k = 0; k < sizeof boxes / sizeof *boxes; k++) {
         for (int dtype = 0; dtype < COLO_DTYPE_COUNT; dtype++) {
             for (int64_t r = 0; r < 4; r++) {
@@ -282,13 +276,12 @@ static void shards_move_bitwise_in_any_layout_and_dtype(void **state)
 }
 
 /* More boxes than one list takes: of segments, and of outer axes that have gaps. */
-static void a_thousand_segments_are_moved(void **state)
+T_CASE(a_thousand_segments_are_moved)
 {
     static const box boxes[] = {{1, 0, {0}, false}, {2, 0, {0, 3}, false}, {2, 1, {2, 0}, true}};
     static const box outer = {5, 4, {9, 9, 2, 2, 0}, true};
     static int64_t cu[1001];
     uint64_t rng = t_seed();
-    (void)state;
     for (int64_t j = 0; j < 1000; j++)
         cu[j + 1] = cu[j] + 4 * t_below(&rng, 3); /* empty ones, too */
     for (int64_t r = 0; r < 2; r++) {
@@ -303,12 +296,11 @@ static void a_thousand_segments_are_moved(void **state)
 }
 
 /* <shard x, y> == <x, unshard y> in integers, for every rank. */
-static void unshard_is_the_adjoint_of_shard(void **state)
+T_CASE(unshard_is_the_adjoint_of_shard)
 {
     enum { S = 48, H = 5 };
     int64_t x[S * H], y[S * H], sx[S * H], uy[S * H];
     uint64_t rng = t_seed();
-    (void)state;
     for (int64_t r = 0; r < 6; r++) {
         colo_partition_t p = {.cp = 3, .cp_rank = r / 2, .tp = 2, .tp_rank = r % 2, .positions = S};
         int64_t n = colo_partition_count(&p), left = 0, right = 0;
@@ -338,14 +330,13 @@ static void unshard_is_the_adjoint_of_shard(void **state)
     }
 }
 
-static void empty_tensors_are_moved_without_a_pointer(void **state)
+T_CASE(empty_tensors_are_moved_without_a_pointer)
 {
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 0};
     colo_tensor_t none = where_tensor(NULL, COLO_F32, 2, (int64_t[]){0, 3});
     colo_tensor_t global = where_tensor(NULL, COLO_F32, 2, (int64_t[]){8, 0});
     colo_tensor_t local = where_tensor(NULL, COLO_F32, 2, (int64_t[]){4, 0});
     colo_tensor_t tokens = where_tensor(NULL, COLO_I64, 2, (int64_t[]){0, 8});
-    (void)state;
     assert_ok(colo_partition_shard(&p, &none, 0, &none, NULL));
     assert_ok(colo_partition_unshard(&p, &none, 0, &none, NULL));
     p.positions = 8;
@@ -376,31 +367,28 @@ static void check_targets(const colo_partition_t *p, int32_t ndim, const int64_t
     where.drop(to.data);
 }
 
-static void targets_are_the_next_tokens_of_each_sample(void **state)
+T_CASE(targets_are_the_next_tokens_of_each_sample)
 {
     static const int64_t tokens[2][4] = {{10, 11, 12, 13}, {20, 21, 22, 23}};
     static const int64_t want[2][4] = {{11, 12, 13, -100}, {21, 22, 23, -100}};
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 4};
-    (void)state;
     check_targets(&p, 2, (int64_t[]){2, 4}, tokens[0], -100, want[0]);
 }
 
-static void packed_targets_stop_at_each_segment(void **state)
+T_CASE(packed_targets_stop_at_each_segment)
 {
     static const int64_t cu[] = {0, 3, 3, 4, 8}, want[8] = {1, 2, -1, -1, 5, 6, 7, -1};
     static const int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8, .segments = 4, .cu_padded = cu};
-    (void)state;
     check_targets(&p, 1, (int64_t[]){8}, tokens, -1, want);
 }
 
 /* Rows of several tiles of a kernel, and more segments than a list takes. */
-static void long_rows_are_shifted_onto_themselves(void **state)
+T_CASE(long_rows_are_shifted_onto_themselves)
 {
     enum { ROWS = 3, S = 20011, SEGMENTS = 700 };
     static int64_t tokens[ROWS][S], want[ROWS][S], cu[SEGMENTS + 1];
     uint64_t rng = t_seed();
-    (void)state;
     for (int j = 1; j < SEGMENTS; j++) /* short ones, empty ones; the last is some tiles long */
         cu[j] = cu[j - 1] + t_below(&rng, 15);
     cu[SEGMENTS] = S;
@@ -425,12 +413,11 @@ static void long_rows_are_shifted_onto_themselves(void **state)
 }
 
 /* [2, 3, 5] in, transposed memory out; every other element of the output stays. */
-static void targets_follow_strides(void **state)
+T_CASE(targets_follow_strides)
 {
     int64_t tokens[2][3][5], targets[2 * 3 * 5 * 2];
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 5};
     colo_tensor_t from, to;
-    (void)state;
     for (int i = 0; i < 30; i++)
         (&tokens[0][0][0])[i] = 1000 + i;
     for (int i = 0; i < 60; i++)
@@ -461,14 +448,13 @@ static void targets_follow_strides(void **state)
 }
 
 /* Five axes with a gap after each: rows stay apart. */
-static void targets_of_many_axes_are_each_row_s_own(void **state)
+T_CASE(targets_of_many_axes_are_each_row_s_own)
 {
     static const box b = {5, 4, {4, 5, 3, 6, 0}, true};
     int64_t n, pos = 0, rest;
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 7};
     colo_tensor_t t = strided(&b, 7, COLO_I64, NULL, &n);
     int64_t *m = malloc((size_t)n * sizeof *m), *want = malloc((size_t)n * sizeof *m);
-    (void)state;
     assert_true(m && want);
     for (int64_t i = 0; i < n; i++)
         m[i] = want[i] = -9;
@@ -486,13 +472,12 @@ static void targets_of_many_axes_are_each_row_s_own(void **state)
 }
 
 /* Roll first, shard second: the last target of a chunk comes from the next rank's tokens. */
-static void targets_rolled_globally_cross_chunk_borders(void **state)
+T_CASE(targets_rolled_globally_cross_chunk_borders)
 {
     static const int64_t want[2][4] = {{1, 2, 7, -100}, {3, 4, 5, 6}};
     int64_t tokens[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     colo_tensor_t g, l;
-    (void)state;
     there(tokens, COLO_I64, 1, (int64_t[]){8}, &g);
     there(NULL, COLO_I64, 1, (int64_t[]){4}, &l);
     assert_ok(colo_partition_next_token(&p, &g, -100, &g, NULL));
@@ -507,9 +492,8 @@ static void targets_rolled_globally_cross_chunk_borders(void **state)
 /* ---- padding ---- */
 
 /* The smallest length that every split accepts, found by trying one after the other. */
-static void padded_lengths_are_the_smallest_that_split(void **state)
+T_CASE(padded_lengths_are_the_smallest_that_split)
 {
-    (void)state;
     for (int64_t tp = 1; tp <= 6; tp++) {
         for (int64_t cp = 1; cp <= 6; cp++) {
             for (int fp8 = 0; fp8 < 2; fp8++) {
@@ -535,7 +519,7 @@ static void padded_lengths_are_the_smallest_that_split(void **state)
     assert_true(got == INT64_MAX);
 }
 
-static void padding_refuses_bad_sizes_and_overflow(void **state)
+T_CASE(padding_refuses_bad_sizes_and_overflow)
 {
     static const struct {
         int64_t length, tp, cp;
@@ -552,7 +536,6 @@ static void padding_refuses_bad_sizes_and_overflow(void **state)
         {1, INT64_MAX, 1, true, ", fp8 overflows 63 bits"},
         {INT64_MAX, 2, 1, false, "overflows 63 bits"},
     };
-    (void)state;
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
         int64_t got = -77;
         assert_fails(colo_partition_padded(bad[i].length, bad[i].tp, bad[i].cp, bad[i].fp8, &got),
@@ -564,25 +547,6 @@ static void padding_refuses_bad_sizes_and_overflow(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eight_positions_on_two_cp_ranks),
-        cmocka_unit_test(two_packed_segments_on_two_cp_ranks),
-        cmocka_unit_test(dense_shards_match_cutting_by_hand),
-        cmocka_unit_test(packed_shards_match_cutting_by_hand),
-        cmocka_unit_test(long_sequences_need_no_table),
-        cmocka_unit_test(shards_move_bitwise_in_any_layout_and_dtype),
-        cmocka_unit_test(a_thousand_segments_are_moved),
-        cmocka_unit_test(unshard_is_the_adjoint_of_shard),
-        cmocka_unit_test(empty_tensors_are_moved_without_a_pointer),
-        cmocka_unit_test(targets_are_the_next_tokens_of_each_sample),
-        cmocka_unit_test(packed_targets_stop_at_each_segment),
-        cmocka_unit_test(long_rows_are_shifted_onto_themselves),
-        cmocka_unit_test(targets_follow_strides),
-        cmocka_unit_test(targets_of_many_axes_are_each_row_s_own),
-        cmocka_unit_test(targets_rolled_globally_cross_chunk_borders),
-        cmocka_unit_test(padded_lengths_are_the_smallest_that_split),
-        cmocka_unit_test(padding_refuses_bad_sizes_and_overflow),
-    };
     int skip = where.need();
-    return skip ? skip : cmocka_run_group_tests_name("bridge/partition", tests, NULL, NULL);
+    return skip ? skip : t_main("bridge/partition");
 }

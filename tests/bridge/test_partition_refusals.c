@@ -7,7 +7,7 @@
 
 /* ---- refusals ---- */
 
-static void bad_partitions_are_refused_by_every_call(void **state)
+T_CASE(bad_partitions_are_refused_by_every_call)
 {
     static const int64_t late[] = {1, 8, 16}, back[] = {0, 12, 8, 16}, shorter[] = {0, 8, 12},
                          odd[] = {0, 8, 14, 16}, negative[] = {0, -4, 16};
@@ -65,7 +65,6 @@ static void bad_partitions_are_refused_by_every_call(void **state)
     };
     int64_t mark[16];
     colo_tensor_t tg, tl;
-    (void)state;
     memset(mark, 0xa5, sizeof mark);
     there(NULL, COLO_I64, 1, (int64_t[]){16}, &tg);
     there(NULL, COLO_I64, 1, (int64_t[]){8}, &tl);
@@ -85,12 +84,11 @@ static void bad_partitions_are_refused_by_every_call(void **state)
     assert_ok(colo_partition_check(&fine)); /* any length will do without cp */
 }
 
-static void tensors_that_do_not_fit_are_refused(void **state)
+T_CASE(tensors_that_do_not_fit_are_refused)
 {
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     int64_t mark[24];
     colo_tensor_t tg, tl, t;
-    (void)state;
     memset(mark, 0xa5, sizeof mark);
     there(NULL, COLO_I64, 2, (int64_t[]){8, 3}, &tg);
     void *l = there(NULL, COLO_I64, 2, (int64_t[]){4, 3}, &tl);
@@ -156,12 +154,11 @@ static void tensors_that_do_not_fit_are_refused(void **state)
     where.drop(tl.data);
 }
 
-static void bad_targets_are_refused(void **state)
+T_CASE(bad_targets_are_refused)
 {
     colo_partition_t p = {.cp = 1, .tp = 1, .positions = 8};
     int64_t mark[16];
     colo_tensor_t tf, tt;
-    (void)state;
     memset(mark, 0xa5, sizeof mark);
     void *from = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tf);
     void *to = there(NULL, COLO_I64, 2, (int64_t[]){2, 8}, &tt);
@@ -208,13 +205,12 @@ static void bad_targets_are_refused(void **state)
 }
 
 /* Without a GPU, or without CUDA in this build; where there is one, because this is host memory. */
-static void host_memory_called_a_gpu_s_is_refused(void **state)
+T_CASE(host_memory_called_a_gpu_s_is_refused)
 {
     int64_t g[8], l[4], mark[8];
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     colo_tensor_t tg = colo_tensor_cuda(g, COLO_I64, 0, 1, (int64_t[]){8});
     colo_tensor_t tl = colo_tensor_cuda(l, COLO_I64, 0, 1, (int64_t[]){4});
-    (void)state;
     memset(g, 0xa5, sizeof g);
     memset(l, 0xa5, sizeof l);
     memset(mark, 0xa5, sizeof mark);
@@ -230,12 +226,11 @@ static void host_memory_called_a_gpu_s_is_refused(void **state)
     assert_memory_equal(l, mark, sizeof l);
 }
 
-static void columns_of_one_buffer_share_no_element(void **state)
+T_CASE(columns_of_one_buffer_share_no_element)
 {
     static const int mine[] = {0, 1, 6, 7}; /* cp 0 of 2, zigzag */
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
     int64_t from[48], got[48], want[48];
-    (void)state;
     for (int i = 0; i < 48; i++)
         from[i] = want[i] = 100 + i;
     int64_t *at = where.put(from, sizeof from);
@@ -253,14 +248,7 @@ static void columns_of_one_buffer_share_no_element(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bad_partitions_are_refused_by_every_call),
-        cmocka_unit_test(tensors_that_do_not_fit_are_refused),
-        cmocka_unit_test(bad_targets_are_refused),
-        cmocka_unit_test(columns_of_one_buffer_share_no_element),
-        cmocka_unit_test(host_memory_called_a_gpu_s_is_refused),
-    };
     int skip = where.need();
     return skip ? skip
-                : cmocka_run_group_tests_name("bridge/partition_refusals", tests, NULL, NULL);
+                : t_main("bridge/partition_refusals");
 }

@@ -41,7 +41,7 @@ static colo_status_t huge_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-static void a_message_beyond_two_gibibytes_arrives_whole(void **state)
+T_CASE(a_message_beyond_two_gibibytes_arrives_whole)
 {
     int nothing = 0;
     assert_ok(t_run_ranks(2, huge_rank, &nothing, sizeof nothing));
@@ -73,14 +73,11 @@ static int64_t free_bytes(void)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_message_beyond_two_gibibytes_arrives_whole),
-    };
     int64_t need = 2 * BYTES + (1 << 30), have = free_bytes();
     if (have >= 0 && have < need) {
         printf("skipped: %lld MiB of memory are free, %lld are wanted\n", (long long)(have >> 20),
                (long long)(need >> 20));
         return T_EXIT_SKIP;
     }
-    return cmocka_run_group_tests_name("comm/huge", tests, NULL, NULL);
+    return t_main("comm/huge");
 }

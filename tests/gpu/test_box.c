@@ -134,22 +134,20 @@ static void run_list(int n, int64_t elem)
     free(at);
 }
 
-static void a_box_arrives_bit_for_bit_whatever_its_strides(void **state)
+T_CASE(a_box_arrives_bit_for_bit_whatever_its_strides)
 {
-    (void)state;
     for (int64_t i = 0; i < t_scaled(600); i++)
         run_list(1, INT64_C(1) << i % 4);
 }
 
-static void a_list_of_boxes_arrives_bit_for_bit(void **state)
+T_CASE(a_list_of_boxes_arrives_bit_for_bit)
 {
     static const int counts[] = {2, 7, 32, 33, 256, 300};
-    (void)state;
     for (int64_t i = 0; i < t_scaled(24); i++)
         run_list(counts[i % 6], INT64_C(1) << i / 6 % 4);
 }
 
-static void two_hundred_boxes_are_one_launch_and_can_be_replayed(void **state)
+T_CASE(two_hundred_boxes_are_one_launch_and_can_be_replayed)
 {
     enum { N = 200, EACH = 24 };
     colo_box_t to[N], from[N];
@@ -159,7 +157,6 @@ static void two_hundred_boxes_are_one_launch_and_can_be_replayed(void **state)
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     size_t nodes = 0;
-    (void)state;
     for (int i = 0; i < N; i++) { /* in reverse order */
         to[i] = (colo_box_t){d_dst + i * EACH, {1, 1, EACH}, {EACH, EACH, 1}};
         from[i] = (colo_box_t){d_src + (N - 1 - i) * EACH, {1, 1, EACH}, {EACH, EACH, 1}};
@@ -228,9 +225,8 @@ static void big_box(const int64_t *extent, const int64_t *stride, int64_t elem)
     gpu_free(wrong);
 }
 
-static void more_than_two_to_the_31_elements_arrive(void **state)
+T_CASE(more_than_two_to_the_31_elements_arrive)
 {
-    (void)state;
     if (t_scaled(100) < 100)
         skip(); /* a sanitizer would take minutes */
     big_box((int64_t[]){5, 7, 62 << 20}, (int64_t[]){62 << 20, 5 * (62 << 20), 1}, 2);
@@ -239,12 +235,11 @@ static void more_than_two_to_the_31_elements_arrive(void **state)
             2);
 }
 
-static void pageable_host_memory_is_refused(void **state)
+T_CASE(pageable_host_memory_is_refused)
 {
     const int64_t extent[3] = {1, 1, 8}, stride[3] = {8, 8, 1};
     unsigned char host[8] = {0}, *device = gpu_put(NULL, 8), *pinned;
     colo_box_t bad = box(host, extent, stride), good = box(device, extent, stride);
-    (void)state;
     assert_fails(gpu_ops()->box_copy(&good, &bad, 1, NULL), COLO_ERR_ARG, "copy: source: ");
     assert_fails(gpu_ops()->box_copy(&bad, &good, 1, NULL), COLO_ERR_ARG,
                  "is host memory that CUDA does not know");
@@ -360,28 +355,25 @@ static void run_sum(int n, colo_dtype_t dtype, bool raw)
     free(got);
 }
 
-static void sums_follow_the_rule_to_the_bit(void **state)
+T_CASE(sums_follow_the_rule_to_the_bit)
 {
     static const int counts[] = {1, 2, 3, 8, 9, 31, 256};
-    (void)state;
     for (int64_t i = 0; i < t_scaled(112); i++)
         run_sum(counts[i / 4 % 7], floats[i % 4], false);
 }
 
-static void sums_of_any_finite_bits_are_the_hosts(void **state)
+T_CASE(sums_of_any_finite_bits_are_the_hosts)
 {
     static const int counts[] = {1, 2, 4, 8, 12};
-    (void)state;
     for (int64_t i = 0; i < t_scaled(80); i++)
         run_sum(counts[i / 4 % 5], floats[i % 4], true);
 }
 
-static void sums_of_nothing_or_of_integers_are_refused(void **state)
+T_CASE(sums_of_nothing_or_of_integers_are_refused)
 {
     const int64_t extent[3] = {1, 1, 4}, none[3] = {0, 1, 4}, stride[3] = {4, 4, 1};
     void *device = gpu_put(NULL, 16);
     colo_box_t b = box(device, extent, stride), e = box(NULL, none, stride);
-    (void)state;
     assert_fails(gpu_ops()->box_sum(&b, &b, 0, COLO_F32, NULL), COLO_ERR_ARG, "0 addends");
     assert_fails(gpu_ops()->box_sum(&b, &b, 257, COLO_F32, NULL), COLO_ERR_ARG, "257 addends");
     assert_fails(gpu_ops()->box_sum(&b, &b, 1, COLO_I32, NULL), COLO_ERR_ARG, "float dtype");
@@ -397,15 +389,5 @@ int main(void)
     if (rc)
         return rc;
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_box_arrives_bit_for_bit_whatever_its_strides),
-        cmocka_unit_test(a_list_of_boxes_arrives_bit_for_bit),
-        cmocka_unit_test(two_hundred_boxes_are_one_launch_and_can_be_replayed),
-        cmocka_unit_test(more_than_two_to_the_31_elements_arrive),
-        cmocka_unit_test(pageable_host_memory_is_refused),
-        cmocka_unit_test(sums_follow_the_rule_to_the_bit),
-        cmocka_unit_test(sums_of_any_finite_bits_are_the_hosts),
-        cmocka_unit_test(sums_of_nothing_or_of_integers_are_refused),
-    };
-    return cmocka_run_group_tests_name("gpu/box", tests, NULL, NULL);
+    return t_main("gpu/box");
 }

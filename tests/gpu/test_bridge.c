@@ -14,14 +14,13 @@ static void init(colo_layout_t *src, colo_layout_t *dst, const char *from, const
 }
 
 /* [B, S, H] on one rank, into rows that lie apart, and back */
-static void one_rank_copies_into_any_strides(void **state)
+T_CASE(one_rank_copies_into_any_strides)
 {
     enum { B = 3, S = 5, H = 24, GAP = 8, N = B * S * H, WIDE = B * S * (H + GAP) };
     colo_layout_t src, dst;
     colo_comm_t *self = NULL;
     colo_bridge_t *bridge = NULL;
     uint16_t x[N], y[WIDE], back[N];
-    (void)state;
     for (int i = 0; i < N; i++)
         x[i] = (uint16_t)(3 * i + 1);
     init(&src, &dst, "tp=1,dp=1", "tp=1,cp=1,dp=1", 1);
@@ -54,8 +53,5 @@ int main(void)
     int rc = gpu_need(1);
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(one_rank_copies_into_any_strides),
-    };
-    return cmocka_run_group_tests_name("gpu/bridge", tests, NULL, NULL);
+    return t_main("gpu/bridge");
 }

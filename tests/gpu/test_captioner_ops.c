@@ -129,9 +129,8 @@ static void make_sequence(bool packed)
     there.tokens = on_gpu(tokens, sizeof tokens);
 }
 
-static void products_and_sums(void **state)
+T_CASE(products_and_sums)
 {
-    (void)state;
     BOTH(linear, 77, 13, 21, a[0], a[1], a[2], a[3]);
     BOTH(linear, 77, 13, 21, a[0], a[1], NULL, a[3]);
     BOTH(linear, 0, 13, 21, a[0], a[1], a[2], a[3]);
@@ -146,9 +145,8 @@ static void products_and_sums(void **state)
     BOTH(linear_d_input, 77, 13, 0, a[0], a[1], 1.0f, a[2]);
 }
 
-static void rows_and_elements(void **state)
+T_CASE(rows_and_elements)
 {
-    (void)state;
     BOTH(gelu, 1000, a[0], a[1], a[2]);
     BOTH(gelu, 1000, a[0], a[0], a[2]);
     BOTH(scale, 1000, a[0], a[1]);
@@ -162,9 +160,8 @@ static void rows_and_elements(void **state)
 }
 
 /* Squares as second moments: their root is taken. */
-static void one_step_of_adam(void **state)
+T_CASE(one_step_of_adam)
 {
-    (void)state;
     fill();
     for (int i = 0; i < ROOM; i++)
         h[2][i] *= h[2][i];
@@ -175,9 +172,8 @@ static void one_step_of_adam(void **state)
 }
 
 /* The workspace is no result: it is an array apart. */
-static void attention_over_two_context_ranks(void **state)
+T_CASE(attention_over_two_context_ranks)
 {
-    (void)state;
     for (int packed = 0; packed < 2; packed++) {
         make_sequence(packed);
         float *work[] = {host.take(&host, host.attend_work(&here) * (int64_t)sizeof(float)),
@@ -196,9 +192,8 @@ static void attention_over_two_context_ranks(void **state)
     }
 }
 
-static void rows_and_bytes_are_merged_and_come_back(void **state)
+T_CASE(rows_and_bytes_are_merged_and_come_back)
 {
-    (void)state;
     for (int packed = 0; packed < 2; packed++) {
         make_sequence(packed);
         BOTH(merge, s, D, YN, a[0], a[1], a[2], a[3]);
@@ -224,14 +219,7 @@ int main(void)
         if (!h[k] || !d[k])
             return 1;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(products_and_sums),
-        cmocka_unit_test(rows_and_elements),
-        cmocka_unit_test(one_step_of_adam),
-        cmocka_unit_test(attention_over_two_context_ranks),
-        cmocka_unit_test(rows_and_bytes_are_merged_and_come_back),
-    };
-    rc = cmocka_run_group_tests_name("gpu/captioner_ops", tests, NULL, NULL);
+    rc = t_main("gpu/captioner_ops");
     cuda.destroy(&cuda);
     host.destroy(&host);
     return rc;

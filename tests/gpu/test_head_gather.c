@@ -178,17 +178,15 @@ static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
     return lie_down(r, &s);
 }
 
-static void late_ranks_and_memory_in_use_again_do_no_harm(void **state)
+T_CASE(late_ranks_and_memory_in_use_again_do_no_harm)
 {
-    (void)state;
     bool in_place = false;
     (void)t_seed();
     assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
 }
 
-static void shards_that_lie_in_their_place_are_gathered_from_there(void **state)
+T_CASE(shards_that_lie_in_their_place_are_gathered_from_there)
 {
-    (void)state;
     bool in_place = true;
     (void)t_seed();
     assert_ok(t_gpus_run(t_gpu_count(), false, in_a_row, &in_place));
@@ -258,9 +256,8 @@ static colo_status_t replay(t_gpu_rank_t *r, void *arg)
     return lie_down(r, &s);
 }
 
-static void a_captured_gather_copies_and_replays(void **state)
+T_CASE(a_captured_gather_copies_and_replays)
 {
-    (void)state;
     assert_ok(t_gpus_run(t_gpu_count(), false, replay, NULL));
 }
 
@@ -290,9 +287,8 @@ static colo_status_t two_heads(t_gpu_rank_t *r, void *arg)
     return lie_down(r, &here);
 }
 
-static void heads_with_and_without_registered_memory_share_a_comm(void **state)
+T_CASE(heads_with_and_without_registered_memory_share_a_comm)
 {
-    (void)state;
     assert_ok(t_gpus_run(t_gpu_count(), false, two_heads, NULL));
 }
 
@@ -373,9 +369,8 @@ static void all_must_say(int how, colo_status_t want, const char *text)
             fail_msg("rank %d: %s: %s", k, colo_status_name(v->status[k]), v->error_message[k]);
 }
 
-static void places_that_differ_are_refused_on_all_ranks(void **state)
+T_CASE(places_that_differ_are_refused_on_all_ranks)
 {
-    (void)state;
     all_must_say(ELSEWHERE, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
     all_must_say(ON_SOME, COLO_ERR_MISMATCH, "at the same place of it, on all ranks or on none");
     all_must_say(IN_A_CAPTURE, COLO_ERR_STATE, "run one before the capture");
@@ -397,9 +392,8 @@ static void some_must_say(int how, colo_status_t want, const char *text)
         fail_msg("nobody says %s: %s", text, v->error_message[0]);
 }
 
-static void a_rank_that_goes_elsewhere_or_stays_away_is_found(void **state)
+T_CASE(a_rank_that_goes_elsewhere_or_stays_away_is_found)
 {
-    (void)state;
     some_must_say(ELSEWHERE_LATER, COLO_ERR_MISMATCH, "another place in registered memory");
     some_must_say(MISSING, COLO_ERR_TIMEOUT, "waited");
 }
@@ -408,13 +402,5 @@ int main(void)
 {
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(late_ranks_and_memory_in_use_again_do_no_harm),
-        cmocka_unit_test(shards_that_lie_in_their_place_are_gathered_from_there),
-        cmocka_unit_test(a_captured_gather_copies_and_replays),
-        cmocka_unit_test(heads_with_and_without_registered_memory_share_a_comm),
-        cmocka_unit_test(places_that_differ_are_refused_on_all_ranks),
-        cmocka_unit_test(a_rank_that_goes_elsewhere_or_stays_away_is_found),
-    };
-    return cmocka_run_group_tests_name("gpu/head_gather", tests, NULL, NULL);
+    return t_main("gpu/head_gather");
 }

@@ -8,28 +8,25 @@
 
 static uint64_t rng;
 
-static void every_option_and_pair_agrees_with_the_oracle(void **state)
+T_CASE(every_option_and_pair_agrees_with_the_oracle)
 {
     int turn = 0;
-    (void)state;
     for (int i = 0; i < LINEAR_OPTIONS; i++)
         for (int j = i; j < LINEAR_OPTIONS; j++, turn++)
             linear_gpu_one(1u << i | 1u << j, turn % 3, turn / 3, 1 + turn % 9, &rng);
 }
 
-static void all_options_at_once_agree_in_every_mode_and_dtype(void **state)
+T_CASE(all_options_at_once_agree_in_every_mode_and_dtype)
 {
-    (void)state;
     for (int i = 0; i < 48; i++)
         linear_gpu_one((1u << LINEAR_OPTIONS) - 1, i % 3, i / 3, 1 + i % 40, &rng);
 }
 
 /* As tests/loss/test_linear.c has it: upstream gradients that fp16 cannot hold, and some that it
  * cannot hold a probability of. */
-static void upstream_gradients_of_any_size_are_right_in_half_precision(void **state)
+T_CASE(upstream_gradients_of_any_size_are_right_in_half_precision)
 {
     static const double factors[] = {0x1p-24, 1.0 / 3, 3e6};
-    (void)state;
     for (int i = 0; i < 36; i++) {
         linear_case_t c;
         linear_case_init(&c, 1, 1, 9, 400, 6, i % 2 ? COLO_F16 : COLO_BF16, &rng);
@@ -47,9 +44,8 @@ static void upstream_gradients_of_any_size_are_right_in_half_precision(void **st
 }
 
 /* Chunks of thousands of rows, as products of real sizes have them. */
-static void long_chunks_agree_with_the_oracle(void **state)
+T_CASE(long_chunks_agree_with_the_oracle)
 {
-    (void)state;
     for (int mode = 0; mode < 3; mode++) {
         linear_case_t c;
         linear_case_init(&c, 1, 1, 2500, 640, 32, COLO_BF16, &rng);
@@ -60,10 +56,9 @@ static void long_chunks_agree_with_the_oracle(void **state)
     }
 }
 
-static void chunks_change_no_bit_of_outputs_and_d_hidden(void **state)
+T_CASE(chunks_change_no_bit_of_outputs_and_d_hidden)
 {
     static const int64_t chunks[] = {2200, 700, 64, 1};
-    (void)state;
     for (int i = 0; i < 6; i++) {
         linear_case_t first, c;
         for (int k = 0; k < 4; k++) {
@@ -123,9 +118,8 @@ static colo_status_t step_run(const step_t *s, cudaStream_t stream)
     return colo_linear_logprob_loss(s->linear, &batch, &up, &out, &grads, s->work, stream);
 }
 
-static void a_captured_loss_follows_its_inputs(void **state)
+T_CASE(a_captured_loss_follows_its_inputs)
 {
-    (void)state;
     step_t s = {.bytes = {T * 4, T * H * 4, V * H * 4}};
     size_t bytes;
     float w[V * H];
@@ -197,13 +191,5 @@ int main(void)
     if (rc)
         return rc;
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option_and_pair_agrees_with_the_oracle),
-        cmocka_unit_test(all_options_at_once_agree_in_every_mode_and_dtype),
-        cmocka_unit_test(upstream_gradients_of_any_size_are_right_in_half_precision),
-        cmocka_unit_test(long_chunks_agree_with_the_oracle),
-        cmocka_unit_test(chunks_change_no_bit_of_outputs_and_d_hidden),
-        cmocka_unit_test(a_captured_loss_follows_its_inputs),
-    };
-    return cmocka_run_group_tests_name("gpu/linear", tests, NULL, NULL);
+    return t_main("gpu/linear");
 }

@@ -18,13 +18,12 @@ static void free_all(linear_case_t *c, int n)
         linear_case_free(&c[i]);
 }
 
-static void all_options_agree_on_every_world_that_fits(void **state)
+T_CASE(all_options_agree_on_every_world_that_fits)
 {
     static const int32_t worlds[][2] = {{2, 1}, {1, 2}, {2, 2}, {4, 1}, {1, 4},
                                         {3, 1}, {8, 1}, {1, 8}, {2, 4}, {4, 2}};
     static linear_case_t c[CASES];
     int ran = 0;
-    (void)state;
     for (size_t w = 0; w < sizeof worlds / sizeof *worlds; w++) {
         const int32_t W = worlds[w][0], D = worlds[w][1];
         if (W * D > gpus)
@@ -40,10 +39,9 @@ static void all_options_agree_on_every_world_that_fits(void **state)
     assert_true(ran >= 2); /* 2 x 1 and 1 x 2 fit any that came here */
 }
 
-static void d_hidden_is_summed_where_asked(void **state)
+T_CASE(d_hidden_is_summed_where_asked)
 {
     static linear_case_t c[6];
-    (void)state;
     for (int i = 0; i < 6; i++) {
         linear_case_init(&c[i], 2, 1, 48, 61, 24, COLO_F32, &rng);
         linear_gpu_options(&c[i], LINEAR_ENTROPY, i % 3);
@@ -55,10 +53,9 @@ static void d_hidden_is_summed_where_asked(void **state)
 }
 
 /* Bit for bit: gathering and scattering add nothing of their own. */
-static void a_sharded_head_gives_the_bits_of_a_resident_one(void **state)
+T_CASE(a_sharded_head_gives_the_bits_of_a_resident_one)
 {
     static linear_case_t c[6];
-    (void)state;
     for (int i = 0; i < 6; i++) {
         uint64_t same = 5;
         linear_case_init(&c[i], 1, 2, 50, 67, 24, COLO_BF16, &same);
@@ -78,10 +75,5 @@ int main(void)
         return T_EXIT_SKIP;
     gpus = t_gpu_count();
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(all_options_agree_on_every_world_that_fits),
-        cmocka_unit_test(d_hidden_is_summed_where_asked),
-        cmocka_unit_test(a_sharded_head_gives_the_bits_of_a_resident_one),
-    };
-    return cmocka_run_group_tests_name("gpu/linear_ranks", tests, NULL, NULL);
+    return t_main("gpu/linear_ranks");
 }

@@ -56,11 +56,10 @@ static void spoil_targets(loss_case_t *c)
         }
 }
 
-static void every_option_agrees_with_the_oracle(void **state)
+T_CASE(every_option_agrees_with_the_oracle)
 {
     static const int64_t widths[] = {1, 2, 7, 8, 63, 64, 65, 1000, 4099, 20011};
     char label[120];
-    (void)state;
     for (int i = 0; i < (int)t_scaled(320); i++) {
         loss_case_t c;
         int64_t vocab = widths[i % 10], tokens = vocab > 1000 ? 3 : 1 + t_below(&rng, 9);
@@ -80,9 +79,8 @@ static void every_option_agrees_with_the_oracle(void **state)
     }
 }
 
-static void outputs_at_probability_one_keep_their_sign(void **state)
+T_CASE(outputs_at_probability_one_keep_their_sign)
 {
-    (void)state;
     for (int i = 0; i < LOSS_SURE; i++) {
         loss_case_t c;
         loss_case_sure(&c, i % 2 ? 1 : 1 + i % 8, i, &rng);
@@ -95,9 +93,8 @@ static void outputs_at_probability_one_keep_their_sign(void **state)
     }
 }
 
-static void local_smoothing_is_over_a_ranks_own_columns(void **state)
+T_CASE(local_smoothing_is_over_a_ranks_own_columns)
 {
-    (void)state;
     for (int i = 0; i < 24; i++) {
         loss_case_t c;
         loss_case_init(&c, 1 + i % 3, 7, 300, i / 3 % 2 ? COLO_F64 : COLO_F32, 3, &rng);
@@ -112,10 +109,9 @@ static void local_smoothing_is_over_a_ranks_own_columns(void **state)
     }
 }
 
-static void shards_merge_to_what_the_whole_row_gives(void **state)
+T_CASE(shards_merge_to_what_the_whole_row_gives)
 {
     char label[80];
-    (void)state;
     for (int i = 0; i < (int)t_scaled(96); i++) {
         loss_case_t c;
         loss_case_init(&c, 2 + (int)t_below(&rng, 7), 5, 30 + t_below(&rng, 3000), floats[i % 4], 3,
@@ -131,10 +127,9 @@ static void shards_merge_to_what_the_whole_row_gives(void **state)
     }
 }
 
-static void a_large_offset_of_the_logits_costs_no_digits(void **state)
+T_CASE(a_large_offset_of_the_logits_costs_no_digits)
 {
     static const double offsets[] = {5000, -5000, -200};
-    (void)state;
     for (int i = 0; i < 3; i++) {
         loss_case_t c;
         loss_case_init(&c, 1, 4, 1024, COLO_F32, 1, &rng);
@@ -148,10 +143,9 @@ static void a_large_offset_of_the_logits_costs_no_digits(void **state)
 }
 
 /* p of the target rounds to 1 in bf16, its gradient must not round to 0 */
-static void a_sure_target_keeps_its_gradient(void **state)
+T_CASE(a_sure_target_keeps_its_gradient)
 {
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 1, 2, 512, COLO_BF16, 0, &rng);
     for (int t = 0; t < 2; t++) {
         c.z[t * 512 + 9] = 16;
@@ -165,10 +159,9 @@ static void a_sure_target_keeps_its_gradient(void **state)
 }
 
 /* The largest logit twice or thrice; the target is the first of them, or a later one. */
-static void of_equal_maxima_the_first_is_the_argmax(void **state)
+T_CASE(of_equal_maxima_the_first_is_the_argmax)
 {
     static const int64_t widths[] = {5, 9, 40, 300, 5000};
-    (void)state;
     for (int i = 0; i < (int)t_scaled(80); i++) {
         loss_case_t c;
         int64_t vocab = widths[i % 5], shift[2] = {t_below(&rng, 9), 0};
@@ -196,10 +189,9 @@ static void of_equal_maxima_the_first_is_the_argmax(void **state)
 }
 
 /* Ascending logits, so that every later one raises the maximum of its thread. */
-static void a_nan_is_not_forgotten_when_larger_logits_follow(void **state)
+T_CASE(a_nan_is_not_forgotten_when_larger_logits_follow)
 {
     static const int64_t widths[] = {5, 30, 5000, 20000};
-    (void)state;
     for (int i = 0; i < 64; i++) {
         loss_case_t c;
         int64_t vocab = widths[i % 4], shift[2] = {i / 16 * 3, 0};
@@ -265,11 +257,10 @@ static void like(double got, double host, double tol, const char *label, const c
         label, t, (int)c->targets[t], c->out[0][0][t], what, got, host, tol, (int)j, z[j], top);
 }
 
-static void special_values_come_out_as_on_the_host(void **state)
+T_CASE(special_values_come_out_as_on_the_host)
 {
     static const int64_t widths[] = {5, 64, 300, 5000};
     char label[120];
-    (void)state;
     for (int i = 0; i < (int)t_scaled(240); i++) {
         loss_case_t c, h;
         uint64_t at = rng;
@@ -328,13 +319,12 @@ static void keep(loss_case_t *c, double *out)
     memcpy(out + 4 * n + 2, c->dz, (size_t)(n * c->vocab) * sizeof *out);
 }
 
-static void chunks_and_places_change_no_bit(void **state)
+T_CASE(chunks_and_places_change_no_bit)
 {
     enum { TOKENS = 37, VOCAB = 3001 };
     static const int64_t chunks[] = {0, 1, 7, TOKENS, TOKENS + 5};
     const size_t n = TOKENS * (4 + VOCAB) + 2;
     double *first = malloc(n * sizeof *first), *again = malloc(n * sizeof *again);
-    (void)state;
     for (int d = 0; d < 4; d++) {
         loss_case_t c;
         loss_case_init(&c, 1, TOKENS, VOCAB, floats[d], 3, &rng);
@@ -426,26 +416,23 @@ static void run_big(int64_t tokens, int64_t vocab, const int64_t *look, int n)
     free(ones);
 }
 
-static void more_than_two_to_the_31_logits_are_right(void **state)
+T_CASE(more_than_two_to_the_31_logits_are_right)
 {
     static const int64_t look[] = {0, 16383, 16384, 16385, 16999};
-    (void)state;
     if (t_scaled(100) < 100)
         skip();
     run_big(17000, 131072, look, 5); /* row 16384 begins at element 2^31 */
 }
 
-static void more_rows_than_a_grid_has_in_y_are_right(void **state)
+T_CASE(more_rows_than_a_grid_has_in_y_are_right)
 {
     static const int64_t look[] = {0, 65534, 65535, 65536, 69999};
-    (void)state;
     run_big(70000, 67, look, 5);
 }
 
-static void no_tokens_still_count_to_zero(void **state)
+T_CASE(no_tokens_still_count_to_zero)
 {
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 1, 0, 50, COLO_BF16, 1, &rng);
     c.n_valid[0] = c.n_invalid[0] = 7;
     gpu_case_run(&c, NULL);
@@ -456,7 +443,7 @@ static void no_tokens_still_count_to_zero(void **state)
 
 /* ---- graphs ---- */
 
-static void a_captured_step_follows_its_inputs(void **state)
+T_CASE(a_captured_step_follows_its_inputs)
 {
     enum { TOKENS = 64, VOCAB = 4000, REPLAYS = 50 };
     const int64_t tokens = TOKENS;
@@ -471,7 +458,6 @@ static void a_captured_step_follows_its_inputs(void **state)
     int64_t targets[TOKENS];
     float ones[TOKENS];
     unsigned char *got = malloc(bytes), *want = malloc(bytes);
-    (void)state;
     for (int t = 0; t < TOKENS; t++) {
         targets[t] = t_below(&rng, VOCAB);
         ones[t] = 1;
@@ -523,7 +509,7 @@ static void a_captured_step_follows_its_inputs(void **state)
 
 /* ---- refusals ---- */
 
-static void pointers_that_no_kernel_can_use_are_refused(void **state)
+T_CASE(pointers_that_no_kernel_can_use_are_refused)
 {
     float host[8] = {0};
     int64_t two = 2, targets[2] = {0, 1};
@@ -537,7 +523,6 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     colo_logprob_out_t out = {.logp = logp};
     colo_logprob_saved_t saved;
     colo_logprob_upstream_t up = {.d_logp = host};
-    (void)state;
     gpu_get(before, logp, 8);
     assert_ok(colo_comm_create_self(&self));
 #define FORWARD()                                                                                  \
@@ -574,22 +559,5 @@ int main(void)
     if (rc)
         return rc;
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option_agrees_with_the_oracle),
-        cmocka_unit_test(outputs_at_probability_one_keep_their_sign),
-        cmocka_unit_test(local_smoothing_is_over_a_ranks_own_columns),
-        cmocka_unit_test(shards_merge_to_what_the_whole_row_gives),
-        cmocka_unit_test(a_large_offset_of_the_logits_costs_no_digits),
-        cmocka_unit_test(a_sure_target_keeps_its_gradient),
-        cmocka_unit_test(of_equal_maxima_the_first_is_the_argmax),
-        cmocka_unit_test(a_nan_is_not_forgotten_when_larger_logits_follow),
-        cmocka_unit_test(special_values_come_out_as_on_the_host),
-        cmocka_unit_test(chunks_and_places_change_no_bit),
-        cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
-        cmocka_unit_test(more_rows_than_a_grid_has_in_y_are_right),
-        cmocka_unit_test(no_tokens_still_count_to_zero),
-        cmocka_unit_test(a_captured_step_follows_its_inputs),
-        cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
-    };
-    return cmocka_run_group_tests_name("gpu/logprob", tests, NULL, NULL);
+    return t_main("gpu/logprob");
 }

@@ -111,10 +111,9 @@ static void topk_check(const topks_t *m, int64_t t, int64_t vocab, int64_t k)
 }
 
 /* bf16 normals tie all the time; odd widths put rows at every place of a 16-byte word */
-static void the_largest_of_a_long_vocabulary_are_exact(void **state)
+T_CASE(the_largest_of_a_long_vocabulary_are_exact)
 {
     static const int64_t widths[] = {151936, 200003, 65537, 257, 256}, ks[] = {1, K, COLO_TOPK_MAX};
-    (void)state;
     for (int w = 0; w < 5; w++)
         for (int i = 0; i < 3; i++) {
             const int64_t tokens = 6, vocab = widths[w];
@@ -133,11 +132,10 @@ static void the_largest_of_a_long_vocabulary_are_exact(void **state)
 }
 
 /* Every column beats all before it; the other way round; all equal. */
-static void ascending_and_equal_rows_are_exact(void **state)
+T_CASE(ascending_and_equal_rows_are_exact)
 {
     enum { VOCAB = 30000 };
     uint16_t *raw = malloc(3 * VOCAB * 2);
-    (void)state;
     for (int j = 0; j < VOCAB; j++) {
         loss_store(COLO_BF16, raw, j, loss_round(COLO_BF16, j * 1e-3));
         loss_store(COLO_BF16, raw, VOCAB + j, loss_round(COLO_BF16, -j * 1e-3));
@@ -209,14 +207,13 @@ static void order_check(const topks_t *m, const double *z, int64_t t, int64_t k,
     }
 }
 
-static void rows_in_any_order_have_exact_picks(void **state)
+T_CASE(rows_in_any_order_have_exact_picks)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     static const double scales[] = {1, -0.5};
     static const int64_t ks[] = {1, K, COLO_TOPK_MAX};
     double *z = malloc(ORDERS * LONG * sizeof *z);
     void *raw = malloc(ORDERS * LONG * 8);
-    (void)state;
     for (int d = 0; d < 4; d++)
         for (int s = 0; s < 2; s++)
             for (int i = 0; i < 3; i++) {
@@ -241,13 +238,12 @@ static void rows_in_any_order_have_exact_picks(void **state)
     free(raw);
 }
 
-static void the_same_logits_give_the_same_bits(void **state)
+T_CASE(the_same_logits_give_the_same_bits)
 {
     enum { TOKENS = 64, VOCAB = 40000 };
     topks_t m = {.dtype = COLO_BF16, .scale = 1, .z = gpu_put(NULL, TOKENS * VOCAB * 2)};
     float logp[2][TOKENS * K];
     int64_t ids[2][TOKENS * K];
-    (void)state;
     assert_cuda(colo_k_probe_fill(m.z, TOKENS * VOCAB * 2, 0.1f, t_rand(&rng), NULL));
     for (int run = 0; run < t_scaled(20) + 1; run++) {
         topk_run(&m, TOKENS, VOCAB, K);
@@ -299,13 +295,12 @@ static void distill_check(const void *z, const void *dz, const float *ce, const 
     free(g);
 }
 
-static void more_than_two_to_the_31_logits_are_right(void **state)
+T_CASE(more_than_two_to_the_31_logits_are_right)
 {
     static const int64_t look[] = {0, 16383, 16384, 16999};
     const int64_t tokens = 17000, vocab = 131072;
     const size_t bytes = (size_t)(tokens * vocab) * 2;
     topks_t m = {.dtype = COLO_BF16, .scale = 1};
-    (void)state;
     if (t_scaled(100) < 100)
         skip();
     assert_cuda(cudaMalloc(&m.z, bytes));
@@ -346,7 +341,7 @@ static void more_than_two_to_the_31_logits_are_right(void **state)
 
 /* ---- refusals ---- */
 
-static void pointers_that_no_kernel_can_use_are_refused(void **state)
+T_CASE(pointers_that_no_kernel_can_use_are_refused)
 {
     float host[8] = {0};
     const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = 4, .k = 1, .topk = true};
@@ -357,7 +352,6 @@ static void pointers_that_no_kernel_can_use_are_refused(void **state)
     colo_comm_t *self = NULL;
     colo_tensor_t zt = colo_tensor_cuda(z, COLO_F32, 0, 2, (int64_t[]){2, 4}), bad = zt;
     colo_tensor_t mask = colo_tensor_cuda(workspace, COLO_U8, 0, 1, (int64_t[]){4});
-    (void)state;
     bad.data = host;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &bad}, self,
@@ -387,13 +381,5 @@ int main(void)
     if (rc)
         return rc;
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_largest_of_a_long_vocabulary_are_exact),
-        cmocka_unit_test(ascending_and_equal_rows_are_exact),
-        cmocka_unit_test(rows_in_any_order_have_exact_picks),
-        cmocka_unit_test(the_same_logits_give_the_same_bits),
-        cmocka_unit_test(more_than_two_to_the_31_logits_are_right),
-        cmocka_unit_test(pointers_that_no_kernel_can_use_are_refused),
-    };
-    return cmocka_run_group_tests_name("gpu/losses", tests, NULL, NULL);
+    return t_main("gpu/losses");
 }

@@ -52,9 +52,8 @@ static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void unit_cases_arrive_on_gpus(void **state)
+T_CASE(unit_cases_arrive_on_gpus)
 {
-    (void)state;
     int32_t ran = 0;
     t_share(&ran, sizeof ran);
     assert_ok(t_gpus_run(gpus, false, unit_cases, &ran));
@@ -82,9 +81,8 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void boxes_of_several_mebibytes_arrive(void **state)
+T_CASE(boxes_of_several_mebibytes_arrive)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, large_cases, NULL));
 }
 
@@ -136,9 +134,8 @@ static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void seeded_layouts_arrive_on_one_comm(void **state)
+T_CASE(seeded_layouts_arrive_on_one_comm)
 {
-    (void)state;
     int64_t n = t_scaled(250);
     (void)t_seed();
     assert_ok(t_gpus_run(gpus, false, random_cases, &n));
@@ -176,9 +173,8 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void collective_way_gives_the_same(void **state)
+T_CASE(collective_way_gives_the_same)
 {
-    (void)state;
     int32_t ran = 0;
     t_share(&ran, sizeof ran);
     assert_ok(t_gpus_run(gpus, false, collective_cases, &ran));
@@ -214,9 +210,8 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_bridge_takes_other_batches(void **state)
+T_CASE(a_bridge_takes_other_batches)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, reshapes, NULL));
 }
 
@@ -237,24 +232,15 @@ static colo_status_t host_bridge(t_gpu_rank_t *r, void *arg)
     return colo_comm_check(r->host);
 }
 
-static void a_bridge_of_the_other_memory_is_refused_and_the_comm_lives(void **state)
+T_CASE(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, host_bridge, NULL));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unit_cases_arrive_on_gpus),
-        cmocka_unit_test(boxes_of_several_mebibytes_arrive),
-        cmocka_unit_test(seeded_layouts_arrive_on_one_comm),
-        cmocka_unit_test(collective_way_gives_the_same),
-        cmocka_unit_test(a_bridge_takes_other_batches),
-        cmocka_unit_test(a_bridge_of_the_other_memory_is_refused_and_the_comm_lives),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = t_gpu_ranks();
-    return cmocka_run_group_tests_name("gpu/nccl_bridge", tests, NULL, NULL);
+    return t_main("gpu/nccl_bridge");
 }

@@ -129,9 +129,8 @@ static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int
     return (t_case_t){.src = t_side(src, true), .dst = t_side(dst, false), .shape = {b, n, h}};
 }
 
-static void replicas_that_differ_break_a_contract_that_names_them(void **state)
+T_CASE(replicas_that_differ_break_a_contract_that_names_them)
 {
-    (void)state;
     t_case_t c = make("tp=2,dp=1", "dp=2", 4, 8, 3); /* ranks 0 and 1 hold the same x */
     run_contract(&(contract_t){c, false, 1, 1, 3, 2, {"0", "1", "x"}, true});
     c.stride = T_SPREAD;
@@ -141,9 +140,8 @@ static void replicas_that_differ_break_a_contract_that_names_them(void **state)
     run_contract(&(contract_t){c, true, 1, 0, 5, 1, {"0", "1", "d_y"}, true});
 }
 
-static void a_disjoint_gradient_that_is_not_zero_names_row_and_rank(void **state)
+T_CASE(a_disjoint_gradient_that_is_not_zero_names_row_and_rank)
 {
-    (void)state;
     t_case_t c = make("dp=2", "tp=1,cp=2,dp=1", 4, 8, 3);
     c.grad = COLO_DISJOINT;
     /* zigzag of 8 rows over cp 2: rank 0 owns rows 0 1 6 7, rank 1 rows 2 3 4 5 */
@@ -230,9 +228,8 @@ static colo_status_t place_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void memory_and_streams_of_elsewhere_are_refused_on_all_ranks(void **state)
+T_CASE(memory_and_streams_of_elsewhere_are_refused_on_all_ranks)
 {
-    (void)state;
     for (int kind = 0; kind < PLACES; kind++)
         for (int output = 0; output < 2; output++) {
             struct place p = {kind, 2, output != 0};
@@ -243,9 +240,8 @@ static void memory_and_streams_of_elsewhere_are_refused_on_all_ranks(void **stat
         }
 }
 
-static void below_level_2_the_comm_is_dead_and_nobody_waits(void **state)
+T_CASE(below_level_2_the_comm_is_dead_and_nobody_waits)
 {
-    (void)state;
     struct place p = {HOST_POINTER, 1, false};
     assert_ok(t_gpus_run(gpus, false, place_rank, &p));
 }
@@ -291,9 +287,8 @@ static colo_status_t odd_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_misaligned_view_is_carried_exactly(void **state)
+T_CASE(a_misaligned_view_is_carried_exactly)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, odd_rank, NULL));
 }
 
@@ -360,25 +355,16 @@ static colo_status_t reduce_rank(t_gpu_rank_t *r, void *arg)
     return colo_comm_check(r->gpus);
 }
 
-static void the_mean_over_ranks_of_values_on_devices_is_the_serial_one(void **state)
+T_CASE(the_mean_over_ranks_of_values_on_devices_is_the_serial_one)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, reduce_rank, NULL));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replicas_that_differ_break_a_contract_that_names_them),
-        cmocka_unit_test(a_disjoint_gradient_that_is_not_zero_names_row_and_rank),
-        cmocka_unit_test(memory_and_streams_of_elsewhere_are_refused_on_all_ranks),
-        cmocka_unit_test(below_level_2_the_comm_is_dead_and_nobody_waits),
-        cmocka_unit_test(a_misaligned_view_is_carried_exactly),
-        cmocka_unit_test(the_mean_over_ranks_of_values_on_devices_is_the_serial_one),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = 2; /* every case here is one of two ranks */
     one_device = t_device_count() < 2;
-    return cmocka_run_group_tests_name("gpu/nccl_check", tests, NULL, NULL);
+    return t_main("gpu/nccl_check");
 }

@@ -100,9 +100,8 @@ static colo_status_t all_ops(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void collectives_have_the_bits_of_the_host(void **state)
+T_CASE(collectives_have_the_bits_of_the_host)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, all_ops, NULL));
 }
 
@@ -120,9 +119,8 @@ static colo_status_t max_of_nan(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_maximum_keeps_a_nan(void **state)
+T_CASE(a_maximum_keeps_a_nan)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, max_of_nan, NULL));
 }
 
@@ -156,9 +154,8 @@ static colo_status_t splits(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void splits_are_groups_of_gpus(void **state)
+T_CASE(splits_are_groups_of_gpus)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, splits, NULL));
 }
 
@@ -196,9 +193,8 @@ static colo_status_t borrow(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_borrowed_communicator_works_and_stays_whole(void **state)
+T_CASE(a_borrowed_communicator_works_and_stays_whole)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, true, borrow, NULL));
 }
 
@@ -283,9 +279,8 @@ static colo_status_t loss_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void the_loss_over_ranks_is_the_oracle_s(void **state)
+T_CASE(the_loss_over_ranks_is_the_oracle_s)
 {
-    (void)state;
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16};
     uint64_t s = t_seed();
     for (int i = 0; i < 6; i++) {
@@ -304,15 +299,8 @@ static void the_loss_over_ranks_is_the_oracle_s(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(collectives_have_the_bits_of_the_host),
-        cmocka_unit_test(a_maximum_keeps_a_nan),
-        cmocka_unit_test(splits_are_groups_of_gpus),
-        cmocka_unit_test(a_borrowed_communicator_works_and_stays_whole),
-        cmocka_unit_test(the_loss_over_ranks_is_the_oracle_s),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = t_gpu_ranks();
-    return cmocka_run_group_tests_name("gpu/nccl_comm", tests, NULL, NULL);
+    return t_main("gpu/nccl_comm");
 }

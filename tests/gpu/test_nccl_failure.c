@@ -40,9 +40,8 @@ static colo_status_t late(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_that_is_missing_at_create_is_a_timeout(void **state)
+T_CASE(a_rank_that_is_missing_at_create_is_a_timeout)
 {
-    (void)state;
     struct verdicts v = {.done = 0};
     assert_ok(t_gpus_run(gpus, true, late, &v));
     for (int32_t k = 0; k < gpus - 1; k++)
@@ -57,9 +56,8 @@ static colo_status_t same_device(t_gpu_rank_t *r, void *arg)
 }
 
 /* Unless NCCL is told, on all ranks, that they may share; and is one that can (2.30). */
-static void two_ranks_on_one_device_are_refused_on_all(void **state)
+T_CASE(two_ranks_on_one_device_are_refused_on_all)
 {
-    (void)state;
     const char *word = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
     char *kept = word ? strdup(word) : NULL;
     static const char *const words[] = {NULL, "0", "no"};
@@ -93,9 +91,8 @@ static colo_status_t no_such_device(t_gpu_rank_t *r, void *arg)
     return colo_comm_create_nccl(r->host, -1, &r->gpus); /* the parent lives: try again */
 }
 
-static void a_wrong_device_on_one_rank_is_told_to_all(void **state)
+T_CASE(a_wrong_device_on_one_rank_is_told_to_all)
 {
-    (void)state;
     struct verdicts v = {.done = 0};
     assert_ok(t_gpus_run(gpus, true, no_such_device, &v));
     for (int32_t k = 0; k < gpus; k++)
@@ -109,9 +106,8 @@ static colo_status_t host_pointer(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void host_memory_is_refused(void **state)
+T_CASE(host_memory_is_refused)
 {
-    (void)state;
     struct verdicts v = {.done = 0};
     assert_ok(t_gpus_run(gpus, false, host_pointer, &v));
     for (int32_t k = 0; k < gpus; k++)
@@ -133,9 +129,8 @@ static colo_status_t differing(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void different_counts_are_a_mismatch_before_anything_moves(void **state)
+T_CASE(different_counts_are_a_mismatch_before_anything_moves)
 {
-    (void)state;
     struct verdicts v = {.done = 0};
     assert_ok(t_gpus_run(gpus, false, differing, &v));
     for (int32_t k = 0; k < gpus; k++)
@@ -160,9 +155,8 @@ static colo_status_t abandoned(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void an_abort_ends_a_stream_that_waits(void **state)
+T_CASE(an_abort_ends_a_stream_that_waits)
 {
-    (void)state;
     struct verdicts v = {.done = 0};
     assert_ok(t_gpus_run(gpus, false, abandoned, &v));
     for (int32_t k = 0; k < gpus; k++)
@@ -257,9 +251,8 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void an_operation_that_is_late_is_a_timeout_that_names_it(void **state)
+T_CASE(an_operation_that_is_late_is_a_timeout_that_names_it)
 {
-    (void)state;
     for (int how = EAGER; how <= OF_A_BRIDGE; how++) {
         struct alone a = {.how = how};
         const char *what[] = {"all_reduce #", "all_gather #", "exchange #"};
@@ -308,26 +301,15 @@ static colo_status_t busy_stream(t_gpu_rank_t *r, void *arg)
     return colo_comm_check(r->gpus);
 }
 
-static void work_queued_in_front_is_not_late(void **state)
+T_CASE(work_queued_in_front_is_not_late)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, busy_stream, NULL));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_rank_that_is_missing_at_create_is_a_timeout),
-        cmocka_unit_test(two_ranks_on_one_device_are_refused_on_all),
-        cmocka_unit_test(a_wrong_device_on_one_rank_is_told_to_all),
-        cmocka_unit_test(host_memory_is_refused),
-        cmocka_unit_test(different_counts_are_a_mismatch_before_anything_moves),
-        cmocka_unit_test(an_abort_ends_a_stream_that_waits),
-        cmocka_unit_test(an_operation_that_is_late_is_a_timeout_that_names_it),
-        cmocka_unit_test(work_queued_in_front_is_not_late),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = t_gpu_ranks();
-    return cmocka_run_group_tests_name("gpu/nccl_failure", tests, NULL, NULL);
+    return t_main("gpu/nccl_failure");
 }

@@ -74,9 +74,8 @@ static colo_status_t random_batches(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void random_batches_over_nccl_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_over_nccl_arrive_as_the_oracle_says)
 {
-    (void)state;
     int64_t n = t_scaled(300);
     (void)t_seed();
     assert_ok(t_gpus_run(gpus, false, random_batches, &n));
@@ -94,9 +93,8 @@ static colo_status_t uniform(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge(void **state)
+T_CASE(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge)
 {
-    (void)state;
     int32_t ran = 0;
     t_share(&ran, sizeof ran);
     assert_ok(t_gpus_run(gpus, false, uniform, &ran));
@@ -112,16 +110,14 @@ static colo_status_t outstanding(t_gpu_rank_t *r, void *arg)
     return t_outstanding(r->gpus, &w, *(bool *)arg);
 }
 
-static void batches_on_gpus_with_other_tables_are_outstanding_together(void **state)
+T_CASE(batches_on_gpus_with_other_tables_are_outstanding_together)
 {
-    (void)state;
     bool reserves = false;
     assert_ok(t_gpus_run(gpus, false, outstanding, &reserves));
 }
 
-static void workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create(void **state)
+T_CASE(workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create)
 {
-    (void)state;
     bool reserves = true;
     assert_ok(t_gpus_run(gpus, false, outstanding, &reserves));
 }
@@ -133,23 +129,15 @@ static colo_status_t captured(t_gpu_rank_t *r, void *arg)
     return t_captured(r->gpus, &w);
 }
 
-static void replays_of_a_ragged_batch_over_nccl_give_its_bits(void **state)
+T_CASE(replays_of_a_ragged_batch_over_nccl_give_its_bits)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, captured, NULL));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches_over_nccl_arrive_as_the_oracle_says),
-        cmocka_unit_test(uniform_tables_over_nccl_give_the_bits_of_the_uniform_bridge),
-        cmocka_unit_test(batches_on_gpus_with_other_tables_are_outstanding_together),
-        cmocka_unit_test(workspace_of_a_bridge_with_max_rows_stays_as_large_as_at_create),
-        cmocka_unit_test(replays_of_a_ragged_batch_over_nccl_give_its_bits),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = t_gpu_ranks();
-    return cmocka_run_group_tests_name("gpu/nccl_ragged", tests, NULL, NULL);
+    return t_main("gpu/nccl_ragged");
 }

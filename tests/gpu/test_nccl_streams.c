@@ -143,16 +143,14 @@ static struct graph graph_of(colo_output_t output, int64_t rounds, bool delays)
                           .rounds = rounds};
 }
 
-static void captured_calls_replay_a_thousand_times_with_new_inputs(void **state)
+T_CASE(captured_calls_replay_a_thousand_times_with_new_inputs)
 {
-    (void)state;
     struct graph g = graph_of(COLO_SHARDED, t_scaled(1000), false);
     assert_ok(t_gpus_run(gpus, false, replay, &g));
 }
 
-static void captured_calls_replay_while_ranks_are_late_at_random(void **state)
+T_CASE(captured_calls_replay_while_ranks_are_late_at_random)
 {
-    (void)state;
     struct graph g = graph_of(COLO_FULL_SEQ, t_scaled(1000), true); /* PARTIAL: sums, too */
     assert_ok(t_gpus_run(gpus, false, replay, &g));
 }
@@ -201,9 +199,8 @@ static colo_status_t in_turn(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void calls_on_two_streams_in_turn_keep_their_values(void **state)
+T_CASE(calls_on_two_streams_in_turn_keep_their_values)
 {
-    (void)state;
     for (int algo = COLO_EXACT; algo <= COLO_COLLECTIVE; algo++) {
         t_case_t c = graph_of(COLO_FULL_SEQ, 0, false).c;
         c.shape = (ref_shape_t){8, 512, 256};
@@ -293,9 +290,8 @@ static colo_status_t footprint(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void staging_is_what_must_arrive_and_calls_take_nothing(void **state)
+T_CASE(staging_is_what_must_arrive_and_calls_take_nothing)
 {
-    (void)state;
     assert_ok(t_gpus_run(gpus, false, footprint, NULL));
 }
 
@@ -336,24 +332,16 @@ static colo_status_t late_capture(t_gpu_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_capture_that_would_connect_is_refused_and_the_comm_lives(void **state)
+T_CASE(a_capture_that_would_connect_is_refused_and_the_comm_lives)
 {
-    (void)state;
     if (gpus >= 4)
         assert_ok(t_gpus_run(4, false, late_capture, NULL));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(captured_calls_replay_a_thousand_times_with_new_inputs),
-        cmocka_unit_test(captured_calls_replay_while_ranks_are_late_at_random),
-        cmocka_unit_test(calls_on_two_streams_in_turn_keep_their_values),
-        cmocka_unit_test(staging_is_what_must_arrive_and_calls_take_nothing),
-        cmocka_unit_test(a_capture_that_would_connect_is_refused_and_the_comm_lives),
-    };
     if (!t_gpus_enough(2))
         return T_EXIT_SKIP;
     gpus = t_gpu_ranks();
-    return cmocka_run_group_tests_name("gpu/nccl_streams", tests, NULL, NULL);
+    return t_main("gpu/nccl_streams");
 }

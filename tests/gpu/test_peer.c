@@ -49,9 +49,8 @@ static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void unit_layouts_arrive(void **state)
+T_CASE(unit_layouts_arrive)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, unit_cases, NULL, 0));
 }
 
@@ -61,9 +60,8 @@ static bool has_room_for_many(void)
     return !getenv("T_CHECKED") || t_peer_enough(MANY);
 }
 
-static void unit_layouts_of_eight_ranks_arrive(void **state)
+T_CASE(unit_layouts_of_eight_ranks_arrive)
 {
-    (void)state;
     if (!has_room_for_many())
         skip();
     world = MANY;
@@ -93,9 +91,8 @@ static colo_status_t large_cases(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void boxes_of_many_tiles_arrive(void **state)
+T_CASE(boxes_of_many_tiles_arrive)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, large_cases, NULL, 0));
 }
 
@@ -147,17 +144,15 @@ static colo_status_t random_cases(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void seeded_layouts_arrive(void **state)
+T_CASE(seeded_layouts_arrive)
 {
-    (void)state;
     int64_t n = t_scaled(250);
     (void)t_seed();
     assert_ok(t_peer_run(RANKS, false, random_cases, &n, 0));
 }
 
-static void seeded_layouts_of_eight_ranks_arrive(void **state)
+T_CASE(seeded_layouts_of_eight_ranks_arrive)
 {
-    (void)state;
     int64_t n = t_scaled(250);
     if (!has_room_for_many())
         skip();
@@ -189,9 +184,8 @@ static colo_status_t shifted_cases(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void tensors_that_begin_at_any_element_arrive(void **state)
+T_CASE(tensors_that_begin_at_any_element_arrive)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, shifted_cases, NULL, 0));
 }
 
@@ -225,9 +219,8 @@ static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_bridge_takes_other_shapes(void **state)
+T_CASE(a_bridge_takes_other_shapes)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, reshaped, NULL, 0));
 }
 
@@ -266,25 +259,14 @@ static colo_status_t any_order(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void ranks_destroy_memory_in_orders_of_their_own(void **state)
+T_CASE(ranks_destroy_memory_in_orders_of_their_own)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, true, any_order, NULL, 0));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(unit_layouts_arrive),
-        cmocka_unit_test(unit_layouts_of_eight_ranks_arrive),
-        cmocka_unit_test(boxes_of_many_tiles_arrive),
-        cmocka_unit_test(seeded_layouts_arrive),
-        cmocka_unit_test(seeded_layouts_of_eight_ranks_arrive),
-        cmocka_unit_test(tensors_that_begin_at_any_element_arrive),
-        cmocka_unit_test(a_bridge_takes_other_shapes),
-        cmocka_unit_test(ranks_destroy_memory_in_orders_of_their_own),
-    };
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("gpu/peer", tests, NULL, NULL);
+    return t_main("gpu/peer");
 }

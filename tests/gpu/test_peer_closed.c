@@ -42,9 +42,8 @@ static colo_status_t closed(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void what_one_rank_cannot_open_is_staged_on_all(void **state)
+T_CASE(what_one_rank_cannot_open_is_staged_on_all)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, true, closed, NULL, 0));
 }
 
@@ -62,9 +61,8 @@ static colo_status_t insisted(t_peer_rank_t *r, void *arg)
     return colo_comm_barrier(r->host, NULL);
 }
 
-static void where_peer_is_asked_for_it_is_an_error_on_all(void **state)
+T_CASE(where_peer_is_asked_for_it_is_an_error_on_all)
 {
-    (void)state;
     setenv("COLO_TRANSPORT", "peer", 1);
     colo_status_t st = t_peer_run(RANKS, true, insisted, NULL, 0);
     unsetenv("COLO_TRANSPORT");
@@ -73,15 +71,11 @@ static void where_peer_is_asked_for_it_is_an_error_on_all(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(what_one_rank_cannot_open_is_staged_on_all),
-        cmocka_unit_test(where_peer_is_asked_for_it_is_an_error_on_all),
-    };
     if (t_ranks_are_threads()) {
         printf("skipped: ranks of one process open nothing\n");
         return T_EXIT_SKIP;
     }
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("gpu/peer_closed", tests, NULL, NULL);
+    return t_main("gpu/peer_closed");
 }

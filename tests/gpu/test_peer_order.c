@@ -100,9 +100,8 @@ static colo_status_t replay(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_captured_step_replays_a_thousand_times(void **state)
+T_CASE(a_captured_step_replays_a_thousand_times)
 {
-    (void)state;
     (void)t_seed();
     assert_ok(t_peer_run(RANKS, false, replay, NULL, 0));
 }
@@ -163,9 +162,8 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void late_ranks_and_reused_tensors_do_no_harm(void **state)
+T_CASE(late_ranks_and_reused_tensors_do_no_harm)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, in_a_row, NULL, 0));
 }
 
@@ -216,9 +214,8 @@ static colo_status_t works(t_peer_rank_t *r, void *arg)
     return t_peer_case(r, &c);
 }
 
-static void a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well(void **state)
+T_CASE(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well)
 {
-    (void)state;
     verdict_t v[RANKS] = {{0}};
     assert_ok(t_peer_run(RANKS, false, one_is_missing, v, sizeof v));
     int timeouts = 0;
@@ -264,9 +261,8 @@ static colo_status_t aborted(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void an_abort_ends_waits(void **state)
+T_CASE(an_abort_ends_waits)
 {
-    (void)state;
     verdict_t v[RANKS] = {{0}};
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);
@@ -316,9 +312,8 @@ static colo_status_t registering(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void memory_is_registered_found_and_refused(void **state)
+T_CASE(memory_is_registered_found_and_refused)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, true, registering, NULL, 0));
 }
 
@@ -346,9 +341,8 @@ static colo_status_t parts_of_a_block(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void parts_of_one_block_may_be_registered(void **state)
+T_CASE(parts_of_one_block_may_be_registered)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, true, parts_of_a_block, NULL, 0));
 }
 
@@ -390,9 +384,8 @@ static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for(void **state)
+T_CASE(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for)
 {
-    (void)state;
     setenv("COLO_TRANSPORT", "peer", 1);
     colo_status_t st = t_peer_run(RANKS, false, unregistered, NULL, 0);
     unsetenv("COLO_TRANSPORT");
@@ -425,9 +418,8 @@ static colo_status_t mixed(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void registered_on_some_ranks_only_is_a_mismatch_at_check_2(void **state)
+T_CASE(registered_on_some_ranks_only_is_a_mismatch_at_check_2)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, mixed, NULL, 0));
 }
 
@@ -444,9 +436,8 @@ static colo_status_t wrong_word(t_peer_rank_t *r, void *arg)
     return colo_comm_check(r->gpus);
 }
 
-static void an_unknown_transport_is_refused(void **state)
+T_CASE(an_unknown_transport_is_refused)
 {
-    (void)state;
     colo_status_t st = t_peer_run(RANKS, true, wrong_word, NULL, 0);
     unsetenv("COLO_TRANSPORT");
     assert_ok(st);
@@ -454,18 +445,7 @@ static void an_unknown_transport_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_captured_step_replays_a_thousand_times),
-        cmocka_unit_test(late_ranks_and_reused_tensors_do_no_harm),
-        cmocka_unit_test(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well),
-        cmocka_unit_test(an_abort_ends_waits),
-        cmocka_unit_test(memory_is_registered_found_and_refused),
-        cmocka_unit_test(parts_of_one_block_may_be_registered),
-        cmocka_unit_test(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for),
-        cmocka_unit_test(registered_on_some_ranks_only_is_a_mismatch_at_check_2),
-        cmocka_unit_test(an_unknown_transport_is_refused),
-    };
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("gpu/peer_order", tests, NULL, NULL);
+    return t_main("gpu/peer_order");
 }

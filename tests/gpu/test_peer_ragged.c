@@ -85,17 +85,15 @@ static colo_status_t random_batches(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void random_batches_over_peers_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_over_peers_arrive_as_the_oracle_says)
 {
-    (void)state;
     int64_t n = t_scaled(300);
     (void)t_seed();
     assert_ok(t_peer_run(RANKS, false, random_batches, &n, 0));
 }
 
-static void random_batches_of_eight_ranks_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_of_eight_ranks_arrive_as_the_oracle_says)
 {
-    (void)state;
     int64_t n = t_scaled(300);
     if (getenv("T_CHECKED") && !t_peer_enough(MANY))
         skip();
@@ -118,9 +116,8 @@ static colo_status_t uniform(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static void uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge(void **state)
+T_CASE(uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, uniform, NULL, 0));
 }
 
@@ -131,9 +128,8 @@ static colo_status_t many_tiles(t_peer_rank_t *r, void *arg)
     return t_many_tiles(r->gpus, &w);
 }
 
-static void ragged_boxes_of_many_odd_tiles_arrive(void **state)
+T_CASE(ragged_boxes_of_many_odd_tiles_arrive)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, many_tiles, NULL, 0));
 }
 
@@ -144,9 +140,8 @@ static colo_status_t outstanding(t_peer_rank_t *r, void *arg)
     return t_outstanding(r->gpus, &w, false);
 }
 
-static void batches_over_peers_with_other_tables_are_outstanding_together(void **state)
+T_CASE(batches_over_peers_with_other_tables_are_outstanding_together)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, outstanding, NULL, 0));
 }
 
@@ -157,23 +152,14 @@ static colo_status_t captured(t_peer_rank_t *r, void *arg)
     return t_captured(r->gpus, &w);
 }
 
-static void replays_of_a_ragged_batch_over_peers_give_its_bits(void **state)
+T_CASE(replays_of_a_ragged_batch_over_peers_give_its_bits)
 {
-    (void)state;
     assert_ok(t_peer_run(RANKS, false, captured, NULL, 0));
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches_over_peers_arrive_as_the_oracle_says),
-        cmocka_unit_test(random_batches_of_eight_ranks_arrive_as_the_oracle_says),
-        cmocka_unit_test(uniform_tables_over_peers_give_the_bits_of_the_uniform_bridge),
-        cmocka_unit_test(ragged_boxes_of_many_odd_tiles_arrive),
-        cmocka_unit_test(batches_over_peers_with_other_tables_are_outstanding_together),
-        cmocka_unit_test(replays_of_a_ragged_batch_over_peers_give_its_bits),
-    };
     if (!t_peer_enough(RANKS))
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("gpu/peer_ragged", tests, NULL, NULL);
+    return t_main("gpu/peer_ragged");
 }

@@ -41,27 +41,24 @@ static void check_rows(json_t *rows, size_t count, const char *bandwidth)
     json_decref(rows);
 }
 
-static void link_measures_four_ways_at_each_size(void **state)
+T_CASE(link_measures_four_ways_at_each_size)
 {
-    (void)state;
     check_rows(rows_of((const char *[]){"link", "-g", "1", "-b", "64K", "-e", "1M", "-f", "4", "-n",
                                         "3", "--json", NULL},
                        "link", NULL),
                12, "algbw_gbs");
 }
 
-static void logprob_is_checked_against_fp64(void **state)
+T_CASE(logprob_is_checked_against_fp64)
 {
-    (void)state;
     check_rows(rows_of((const char *[]){"logprob", "--tokens", "100", "--vocab", "5003", "-n", "3",
                                         "--entropy", "--json", NULL},
                        "logprob", "rows"),
                5, "gbs");
 }
 
-static void links_are_measured_in_every_group(void **state)
+T_CASE(links_are_measured_in_every_group)
 {
-    (void)state;
     const int groups = gpus > 4 ? 3 : gpus > 2 ? 2 : 1; /* 2, 4, all; pairs from 4 on */
     if (gpus < 2)
         skip();
@@ -73,9 +70,8 @@ static void links_are_measured_in_every_group(void **state)
 }
 
 /* Every way, both outputs, both gradients, axes and dtypes: a wrong element is exit 1. */
-static void every_way_of_a_bridge_is_right(void **state)
+T_CASE(every_way_of_a_bridge_is_right)
 {
-    (void)state;
     static const char *const pairs[][4] = {
         {"tp=1,dp=2->tp=1,cp=2,dp=1", "tp=2,dp=1->tp=1,cp=2,dp=1", "tp=2,dp=1->tp=1,dp=2", NULL},
         {"tp=1,dp=4->tp=1,cp=2,dp=2", "tp=4,dp=1->tp=1,cp=2,dp=2", "tp=1,dp=4->tp=2,cp=2,dp=1",
@@ -111,11 +107,5 @@ int main(int argc, char **argv)
         return rc;
     if (!tool_path(argc, argv, "COLO_PERF") || cudaGetDeviceCount(&gpus) != cudaSuccess)
         return 2;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(link_measures_four_ways_at_each_size),
-        cmocka_unit_test(logprob_is_checked_against_fp64),
-        cmocka_unit_test(links_are_measured_in_every_group),
-        cmocka_unit_test(every_way_of_a_bridge_is_right),
-    };
-    return cmocka_run_group_tests_name("gpu/perf", tests, NULL, NULL);
+    return t_main("gpu/perf");
 }

@@ -48,11 +48,10 @@ static const t_ragged_where_t *here(void)
     return &w;
 }
 
-static void random_batches_on_one_gpu_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_on_one_gpu_arrive_as_the_oracle_says)
 {
     const uint64_t seed = t_seed();
     colo_comm_t *self = NULL;
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     for (int64_t i = 0, n = t_scaled(300); i < n; i++) {
         t_ragged_t t;
@@ -71,11 +70,10 @@ static void random_batches_on_one_gpu_arrive_as_the_oracle_says(void **state)
     colo_comm_destroy(&self);
 }
 
-static void uniform_tables_on_one_gpu_give_the_bits_of_the_uniform_bridge(void **state)
+T_CASE(uniform_tables_on_one_gpu_give_the_bits_of_the_uniform_bridge)
 {
     colo_comm_t *self = NULL;
     int32_t ran = 0;
-    (void)state;
     assert_ok(colo_comm_create_self(&self));
     assert_ok(t_uniform_pairs(self, here(), &ran));
     assert_int_equal(ran, 3);
@@ -87,9 +85,5 @@ int main(void)
     int rc = gpu_need(1);
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches_on_one_gpu_arrive_as_the_oracle_says),
-        cmocka_unit_test(uniform_tables_on_one_gpu_give_the_bits_of_the_uniform_bridge),
-    };
-    return cmocka_run_group_tests_name("gpu/ragged", tests, NULL, NULL);
+    return t_main("gpu/ragged");
 }

@@ -113,10 +113,9 @@ static void compare_words(const int64_t *device, const int64_t *want, int64_t n,
     free(got);
 }
 
-static void tokens_that_count_are_packed_in_order(void **state)
+T_CASE(tokens_that_count_are_packed_in_order)
 {
     static const int64_t sizes[] = {0, 1, 3, 4095, 4096, 4097, 20000};
-    (void)state;
     for (int64_t i = 0; i < 42; i++) {
         int64_t tokens = sizes[i % 7], kind = i / 7 % 6;
         double ignored = kind == 0 ? 0 : kind == 1 ? 1 : 0.4;
@@ -134,9 +133,8 @@ static void tokens_that_count_are_packed_in_order(void **state)
 
 /* ---- per-token values ---- */
 
-static void values_go_to_rows_and_back(void **state)
+T_CASE(values_go_to_rows_and_back)
 {
-    (void)state;
     for (int i = 0; i < 24; i++) {
         const colo_dtype_t dtype = i % 2 ? COLO_F64 : COLO_F32;
         const int64_t tokens = 700;
@@ -222,9 +220,8 @@ static void values_go_to_rows_and_back(void **state)
 
 /* ---- hidden rows ---- */
 
-static void hidden_rows_are_taken_put_and_cleared(void **state)
+T_CASE(hidden_rows_are_taken_put_and_cleared)
 {
-    (void)state;
     for (int i = 0; i < 32; i++) {
         const colo_dtype_t dtype = floats[i % 4];
         const int64_t elem = (int64_t)colo_dtype_size(dtype), tokens = 90, hidden = 1 + i * 5 % 67,
@@ -278,9 +275,8 @@ static void hidden_rows_are_taken_put_and_cleared(void **state)
 
 /* ---- sums and conversions ---- */
 
-static void rows_are_summed(void **state)
+T_CASE(rows_are_summed)
 {
-    (void)state;
     for (int i = 0; i < 32; i++) {
         const colo_dtype_t dtype = floats[i % 4], sum = dtype == COLO_F64 ? COLO_F64 : COLO_F32;
         const int64_t rows = i * 37 % 131, columns = 1 + i * 53 % 401, step = 1 + i % 2,
@@ -317,9 +313,8 @@ static void rows_are_summed(void **state)
     }
 }
 
-static void dtypes_are_converted_with_one_rounding(void **state)
+T_CASE(dtypes_are_converted_with_one_rounding)
 {
-    (void)state;
     for (int i = 0; i < 64; i++) {
         const colo_dtype_t a = floats[i % 4], b = floats[i / 4 % 4];
         const int64_t rows = 1 + i % 5, columns = i % 3 ? 12 + 4 * (i % 7) : 7 + i,
@@ -469,10 +464,9 @@ static void product_compare(const product_t *p, const char *label)
     free(got);
 }
 
-static void products_are_what_their_formulas_say(void **state)
+T_CASE(products_are_what_their_formulas_say)
 {
     void *made = NULL, *workspace, *scale = gpu_put(scales, sizeof scales);
-    (void)state;
     assert_ok(gpu_loss()->gemm->create(NULL, &made));
     workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 180; i++) {
@@ -510,11 +504,10 @@ static void products_are_what_their_formulas_say(void **state)
 }
 
 /* Rows [from, from + n) alone against the same rows of all. */
-static void a_rows_bits_do_not_depend_on_its_company(void **state)
+T_CASE(a_rows_bits_do_not_depend_on_its_company)
 {
     static const int64_t cut[][2] = {{0, 1}, {5, 3}, {100, 1100}, {2047, 2}, {0, 2048}};
     void *made = NULL, *workspace;
-    (void)state;
     assert_ok(gpu_loss()->gemm->create(NULL, &made));
     workspace = gpu_put(NULL, (size_t)gpu_loss()->gemm->workspace(made));
     for (int i = 0; i < 10; i++) {
@@ -548,11 +541,10 @@ static void a_rows_bits_do_not_depend_on_its_company(void **state)
     gpu_loss()->gemm->destroy(made);
 }
 
-static void host_memory_is_refused(void **state)
+T_CASE(host_memory_is_refused)
 {
     packing_t p;
     int64_t host[4] = {0};
-    (void)state;
     packing_init(&p, 4, 4, 1, 0.5, 0);
     struct colo_linear_rows r = p.r;
     r.targets = host;
@@ -570,15 +562,5 @@ int main(void)
     if (rc)
         return rc;
     rng = t_seed();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(tokens_that_count_are_packed_in_order),
-        cmocka_unit_test(values_go_to_rows_and_back),
-        cmocka_unit_test(hidden_rows_are_taken_put_and_cleared),
-        cmocka_unit_test(rows_are_summed),
-        cmocka_unit_test(dtypes_are_converted_with_one_rounding),
-        cmocka_unit_test(products_are_what_their_formulas_say),
-        cmocka_unit_test(a_rows_bits_do_not_depend_on_its_company),
-        cmocka_unit_test(host_memory_is_refused),
-    };
-    return cmocka_run_group_tests_name("gpu/rows", tests, NULL, NULL);
+    return t_main("gpu/rows");
 }

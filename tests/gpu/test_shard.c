@@ -77,11 +77,10 @@ static void drop(batch_t *b)
     gpu_free(b->tokens.data);
 }
 
-static void calls_take_few_launches(void **state)
+T_CASE(calls_take_few_launches)
 {
     batch_t *b = calloc(1, sizeof *b);
     cudaStream_t stream;
-    (void)state;
     assert_non_null(b);
     assert_cuda(cudaStreamCreate(&stream));
     make(b, false);
@@ -97,14 +96,13 @@ static void calls_take_few_launches(void **state)
     free(b);
 }
 
-static void a_graph_replays_with_other_values(void **state)
+T_CASE(a_graph_replays_with_other_values)
 {
     batch_t *b = calloc(1, sizeof *b);
     cudaStream_t stream;
     cudaGraph_t graph;
     cudaGraphExec_t exec;
     size_t nodes;
-    (void)state;
     assert_non_null(b);
     assert_cuda(cudaStreamCreate(&stream));
     make(b, true);
@@ -151,14 +149,13 @@ static void a_graph_replays_with_other_values(void **state)
 
 /* [2, S, 3] bytes, more than 2^32 in all: what was moved twice is compared whole, and single
  * elements with where they come from. */
-static void offsets_past_two_to_the_31_arrive(void **state)
+T_CASE(offsets_past_two_to_the_31_arrive)
 {
     const int64_t s = INT64_C(3) << 28, n = 2 * s * H;
     colo_partition_t p = {.cp = 2, .cp_rank = 0, .tp = 1, .positions = s};
     unsigned char *x = NULL, *local = NULL, *back = NULL, *again = NULL;
     unsigned long long *wrong, found;
     uint64_t rng = t_seed();
-    (void)state;
     if (t_scaled(100) < 100)
         skip(); /* a sanitizer would take minutes */
     assert_true(n > INT64_C(1) << 32);
@@ -197,12 +194,11 @@ static void offsets_past_two_to_the_31_arrive(void **state)
 }
 
 /* From any element on, not only where 16 bytes begin; in the middle of an element, refused. */
-static void shards_move_from_any_element_and_from_nowhere_else(void **state)
+T_CASE(shards_move_from_any_element_and_from_nowhere_else)
 {
     float x[8][H], want[8][H] = {{0}}, got[8][H];
     unsigned char *mem = gpu_put(NULL, 512), before[513], after[513];
     colo_partition_t p = {.cp = 2, .cp_rank = 1, .tp = 1, .positions = 8};
-    (void)state;
     for (int i = 0; i < 8; i++)
         for (int h = 0; h < H; h++)
             x[i][h] = (float)(1 + 10 * i + h);
@@ -229,11 +225,10 @@ static void shards_move_from_any_element_and_from_nowhere_else(void **state)
     gpu_free(mem);
 }
 
-static void memory_that_kernels_cannot_use_is_refused(void **state)
+T_CASE(memory_that_kernels_cannot_use_is_refused)
 {
     int64_t host[8], mark[8], *pinned, *there = gpu_put(NULL, sizeof host), got[8];
     colo_partition_t p = {.cp = 2, .tp = 1, .positions = 8};
-    (void)state;
     memset(host, 0xa5, sizeof host);
     memset(mark, 0xa5, sizeof mark);
     colo_tensor_t g = colo_tensor_cuda(there, COLO_I64, 0, 1, (int64_t[]){8});
@@ -264,13 +259,6 @@ static void memory_that_kernels_cannot_use_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(calls_take_few_launches),
-        cmocka_unit_test(a_graph_replays_with_other_values),
-        cmocka_unit_test(offsets_past_two_to_the_31_arrive),
-        cmocka_unit_test(shards_move_from_any_element_and_from_nowhere_else),
-        cmocka_unit_test(memory_that_kernels_cannot_use_is_refused),
-    };
     int skip = gpu_need(1);
-    return skip ? skip : cmocka_run_group_tests_name("gpu/shard", tests, NULL, NULL);
+    return skip ? skip : t_main("gpu/shard");
 }

@@ -43,11 +43,10 @@ static void expect(const colo_tensor_t *g, float factor, float plus)
 
 /* b = a + a, c = a + b, out = b + c + c: 8 paths from out to a, of which the leaf's own gradient
  * already holds 5. Twice, so that buffers are used again with what the first step left in them. */
-static void paths_are_counted_in_device_memory(void **state)
+T_CASE(paths_are_counted_in_device_memory)
 {
     float count[N], five[N];
     colo_tape_t *tape = NULL;
-    (void)state;
     for (int i = 0; i < N; i++)
         count[i] = (float)i, five[i] = 5;
     void *x = gpu_put(count, sizeof count), *d_x = gpu_put(five, sizeof five);
@@ -94,11 +93,10 @@ static void paths_are_counted_in_device_memory(void **state)
 
 /* The second output, which nobody consumed, brings zeros, also into a buffer that held numbers; a
  * value on the host may be on the same tape. */
-static void what_nobody_consumed_is_zeros(void **state)
+T_CASE(what_nobody_consumed_is_zeros)
 {
     float count[N], one = 1;
     colo_tape_t *tape = NULL;
-    (void)state;
     for (int i = 0; i < N; i++)
         count[i] = (float)i;
     void *x = gpu_put(count, sizeof count);
@@ -128,14 +126,13 @@ static void what_nobody_consumed_is_zeros(void **state)
 
 /* w and b have seven consumers each: 7 x 129 is 903, or 904 in bf16; rounded each time it would be
  * 900. In fp16 7 x 1025 is 7175, or 7176; rounded each time it would be 7172. */
-static void halves_add_in_fp32_in_device_memory(void **state)
+T_CASE(halves_add_in_fp32_in_device_memory)
 {
     static const struct {
         colo_dtype_t dtype;
         uint16_t seed, sum;
         float exact, rounded;
     } of[2] = {{COLO_BF16, 0x4301, 0x4462, 903, 904}, {COLO_F16, 0x6401, 0x6f02, 7175, 7176}};
-    (void)state;
     for (int d = 0; d < 2; d++) {
         uint16_t seed[N], got[N];
         float five[N], main[N];
@@ -193,10 +190,5 @@ int main(void)
         return rc;
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) != cudaSuccess)
         return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(paths_are_counted_in_device_memory),
-        cmocka_unit_test(what_nobody_consumed_is_zeros),
-        cmocka_unit_test(halves_add_in_fp32_in_device_memory),
-    };
-    return cmocka_run_group_tests_name("gpu/tape", tests, NULL, NULL);
+    return t_main("gpu/tape");
 }

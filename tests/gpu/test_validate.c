@@ -21,12 +21,11 @@ static colo_box_t box_on(void *p, int64_t step, size_t shift)
     return (colo_box_t){(char *)p + shift, {3, 5, 7}, {5 * 7 * step + 3, 7 * step, step}};
 }
 
-static void a_hash_sees_every_element_and_no_gap(void **state)
+T_CASE(a_hash_sees_every_element_and_no_gap)
 {
     static const size_t elems[] = {1, 2, 4, 8};
     unsigned char h[8 * 400];
     uint64_t s = 5, first, now;
-    (void)state;
     for (size_t i = 0; i < sizeof h; i++)
         h[i] = (unsigned char)t_rand(&s);
     for (int e = 0; e < 4; e++)
@@ -50,11 +49,10 @@ static void a_hash_sees_every_element_and_no_gap(void **state)
         }
 }
 
-static void a_hash_sees_places_and_not_strides(void **state)
+T_CASE(a_hash_sees_places_and_not_strides)
 {
     uint32_t a[6] = {1, 2, 3, 4, 5, 6}, apart[12], turned[6] = {2, 1, 3, 4, 5, 6};
     uint64_t h[3];
-    (void)state;
     for (int i = 0; i < 12; i++)
         apart[i] = i % 2 ? 77u : a[i / 2];
     void *p = gpu_put(a, sizeof a), *q = gpu_put(apart, sizeof apart);
@@ -71,9 +69,8 @@ static void a_hash_sees_places_and_not_strides(void **state)
     gpu_free(r);
 }
 
-static void the_first_element_that_is_not_zero_is_found(void **state)
+T_CASE(the_first_element_that_is_not_zero_is_found)
 {
-    (void)state;
     for (int d = 0; d < COLO_DTYPE_COUNT; d++) {
         const colo_dtype_t dtype = (colo_dtype_t)d;
         const size_t elem = colo_dtype_size(dtype);
@@ -101,10 +98,9 @@ static void the_first_element_that_is_not_zero_is_found(void **state)
     }
 }
 
-static void masked_sums_are_those_of_the_host(void **state)
+T_CASE(masked_sums_are_those_of_the_host)
 {
     static const int64_t counts[] = {0, 1, 1023, 1025, 100003};
-    (void)state;
     for (int d = 0; d < 2; d++)
         for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
             const int64_t n = counts[c];
@@ -136,14 +132,13 @@ static void masked_sums_are_those_of_the_host(void **state)
         }
 }
 
-static void what_no_kernel_can_use_is_refused(void **state)
+T_CASE(what_no_kernel_can_use_is_refused)
 {
     int32_t here = 0, n = 0;
     double num, on_stack[2] = {0};
     int64_t den;
     bool capturing;
     cudaStream_t stream;
-    (void)state;
     void *p = gpu_put(NULL, 64);
     assert_ok(look()->pointer_check(&(colo_queries_t){0}, p, 0, "x"));
     assert_ok(look()->pointer_check(&(colo_queries_t){0}, NULL, 0, "x"));
@@ -184,12 +179,5 @@ int main(void)
     int rc = gpu_need(1);
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_hash_sees_every_element_and_no_gap),
-        cmocka_unit_test(a_hash_sees_places_and_not_strides),
-        cmocka_unit_test(the_first_element_that_is_not_zero_is_found),
-        cmocka_unit_test(masked_sums_are_those_of_the_host),
-        cmocka_unit_test(what_no_kernel_can_use_is_refused),
-    };
-    return cmocka_run_group_tests_name("gpu/validate", tests, NULL, NULL);
+    return t_main("gpu/validate");
 }

@@ -128,7 +128,7 @@ static void assert_cut(const colo_topology_t *p, const drawn *m, const colo_grid
                  (long long)want.host);
 }
 
-static void every_dim_set_crosses_as_counted(void **state)
+T_CASE(every_dim_set_crosses_as_counted)
 {
     uint64_t seed = t_seed();
     for (int64_t i = t_scaled(600); i > 0; i--) {
@@ -147,7 +147,7 @@ static void every_dim_set_crosses_as_counted(void **state)
     }
 }
 
-static void many_hosts_cross_as_counted(void **state)
+T_CASE(many_hosts_cross_as_counted)
 {
     static const int64_t shapes[][3] = {{2, 3, 4000}, {5, 2, 2000}, {3, 1000, 4},
                                         {4096, 2, 2}, {1, 16, 999}, {7, 7, 7}};
@@ -165,7 +165,7 @@ static void many_hosts_cross_as_counted(void **state)
         }
 }
 
-static void a_million_ranks_are_a_few_hosts(void **state)
+T_CASE(a_million_ranks_are_a_few_hosts)
 {
     /* 2^20 ranks, 16 a host, tp = 16: a group a host, half of it on either package; cp and dp
      * reach over hosts */
@@ -258,7 +258,7 @@ static void try_from(trial *t, int slot)
     }
 }
 
-static void the_best_order_is_the_best_of_all(void **state)
+T_CASE(the_best_order_is_the_best_of_all)
 {
     uint64_t seed = t_seed() + 1;
     int64_t moved = 0, count_of = t_scaled(400);
@@ -288,7 +288,7 @@ static void the_best_order_is_the_best_of_all(void **state)
     assert_true(moved > count_of / 10); /* the advice is not always "as it is" */
 }
 
-static void another_order_keeps_tp_inside_a_package(void **state)
+T_CASE(another_order_keeps_tp_inside_a_package)
 {
     colo_grid_t g, best;
     colo_topology_cut_t c;
@@ -312,7 +312,7 @@ static void another_order_keeps_tp_inside_a_package(void **state)
     colo_topology_destroy(&p);
 }
 
-static void a_wide_binding_is_advised_against_where_nodes_matter(void **state)
+T_CASE(a_wide_binding_is_advised_against_where_nodes_matter)
 {
     colo_grid_t g, best;
     colo_bind_t bind;
@@ -335,7 +335,7 @@ static void a_wide_binding_is_advised_against_where_nodes_matter(void **state)
  * each way, forward and backward, and nothing else moves (docs/plan.md). The tensor is 16 samples
  * x 8 rows x 4 features in bf16: 1024 bytes.
  */
-static void a_bridge_pays_for_the_links_it_crosses(void **state)
+T_CASE(a_bridge_pays_for_the_links_it_crosses)
 {
     static const struct {
         const char *topology;
@@ -381,7 +381,7 @@ static void a_bridge_pays_for_the_links_it_crosses(void **state)
 
 /* ---- refused ---- */
 
-static void what_does_not_fit_the_place_is_refused(void **state)
+T_CASE(what_does_not_fit_the_place_is_refused)
 {
     colo_grid_t g, best = {0};
     colo_bind_t bind = COLO_BIND_COUNT;
@@ -426,17 +426,7 @@ static void what_does_not_fit_the_place_is_refused(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_dim_set_crosses_as_counted),
-        cmocka_unit_test(many_hosts_cross_as_counted),
-        cmocka_unit_test(a_million_ranks_are_a_few_hosts),
-        cmocka_unit_test(the_best_order_is_the_best_of_all),
-        cmocka_unit_test(another_order_keeps_tp_inside_a_package),
-        cmocka_unit_test(a_wide_binding_is_advised_against_where_nodes_matter),
-        cmocka_unit_test(a_bridge_pays_for_the_links_it_crosses),
-        cmocka_unit_test(what_does_not_fit_the_place_is_refused),
-    };
     if (!colo_topology_version()) /* without hwloc there are no places to audit */
         return T_EXIT_SKIP;
-    return cmocka_run_group_tests_name("grid/topology_audit", tests, NULL, NULL);
+    return t_main("grid/topology_audit");
 }

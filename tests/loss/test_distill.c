@@ -34,11 +34,10 @@ static void draw_options(uint64_t *rng)
         c.mask[t] = t_below(rng, 3) != 0;
 }
 
-static void every_option_agrees_with_the_oracle(void **state)
+T_CASE(every_option_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed();
     char label[128];
-    (void)state;
     for (int round = 0; round < t_scaled(3); round++)
         for (int w = 0; w < 4; w++)
             for (int d = 0; d < 4; d++)
@@ -59,10 +58,9 @@ static void every_option_agrees_with_the_oracle(void **state)
 }
 
 /* p = q: ce is the entropy, kl and the gradient vanish, on every cut. */
-static void a_student_that_is_its_teacher_has_no_kl(void **state)
+T_CASE(a_student_that_is_its_teacher_has_no_kl)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             distill_case_init(&c, worlds[w], 4, 40, false, COLO_F32, COLO_F32, 3, &rng);
@@ -80,10 +78,9 @@ static void a_student_that_is_its_teacher_has_no_kl(void **state)
 
 /* Soft labels of one column are hard labels: ce = kl = -logp of it. */
 /* Rounding errors of a divergence of 0, and of a cross entropy of 0, are on both sides. */
-static void divergence_and_cross_entropy_are_never_below_0(void **state)
+T_CASE(divergence_and_cross_entropy_are_never_below_0)
 {
     uint64_t rng = t_seed() + 21;
-    (void)state;
     for (int i = 0; i < 192; i++) {
         const int64_t vocab = 1 + i % 3 % 2 * 15;
         const bool probs = i / 96;
@@ -104,10 +101,9 @@ static void divergence_and_cross_entropy_are_never_below_0(void **state)
     }
 }
 
-static void a_one_hot_target_is_the_log_probability(void **state)
+T_CASE(a_one_hot_target_is_the_log_probability)
 {
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (int w = 0; w < 4; w++) {
         distill_case_init(&c, worlds[w], 5, 32, true, COLO_F64, COLO_F32, 3, &rng);
         for (int t = 0; t < 5; t++)
@@ -125,11 +121,10 @@ static void a_one_hot_target_is_the_log_probability(void **state)
 }
 
 /* Twice the soft labels are twice the loss and the gradient; none at all are 0. */
-static void probabilities_are_not_normalised(void **state)
+T_CASE(probabilities_are_not_normalised)
 {
     uint64_t rng = t_seed() + 3;
     static double first[DISTILL_TOKENS * DISTILL_VOCAB], ce[4];
-    (void)state;
     distill_case_init(&c, 4, 4, 30, true, COLO_F64, COLO_F64, 2, &rng);
     c.no_kl = true;
     assert_ok(distill_case_run(&c));
@@ -148,11 +143,10 @@ static void probabilities_are_not_normalised(void **state)
 }
 
 /* 5000 + z and 5000 + w on the grid of fp32: the same bits */
-static void an_offset_of_5000_costs_no_digit(void **state)
+T_CASE(an_offset_of_5000_costs_no_digit)
 {
     uint64_t rng = t_seed() + 4;
     double first[2][5];
-    (void)state;
     for (int w = 0; w < 4; w++) {
         distill_case_init(&c, worlds[w], 5, 32, false, COLO_F32, COLO_F32, 3, &rng);
         for (int i = 0; i < 5 * 32; i++) {
@@ -177,11 +171,10 @@ static void an_offset_of_5000_costs_no_digit(void **state)
 
 enum { Z_NAN, Z_PLUS, Z_MINUS, W_NAN, W_PLUS, W_MINUS, MASKED, GAPS, PLAIN, ROWS };
 
-static void special_rows_are_as_documented(void **state)
+T_CASE(special_rows_are_as_documented)
 {
     uint64_t rng = t_seed() + 5;
     enum { V = 16 };
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int probs = 0; probs < 2; probs++)
@@ -234,11 +227,10 @@ static void special_rows_are_as_documented(void **state)
                 }
 }
 
-static void a_target_where_the_student_has_none_is_infinite(void **state)
+T_CASE(a_target_where_the_student_has_none_is_infinite)
 {
     uint64_t rng = t_seed() + 6;
     enum { V = 16 };
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int probs = 0; probs < 2; probs++) {
             distill_case_init(&c, worlds[w], 1, V, probs, COLO_F32, COLO_F32, 2, &rng);
@@ -253,10 +245,9 @@ static void a_target_where_the_student_has_none_is_infinite(void **state)
         }
 }
 
-static void no_tokens_still_join_the_gather(void **state)
+T_CASE(no_tokens_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 7;
-    (void)state;
     for (int w = 0; w < 4; w++) {
         distill_case_init(&c, worlds[w], 0, 10, false, COLO_F32, COLO_F32, 2, &rng);
         assert_ok(distill_case_run(&c));
@@ -266,12 +257,11 @@ static void no_tokens_still_join_the_gather(void **state)
 
 /* ---- gradient ---- */
 
-static void the_gradient_is_the_central_difference(void **state)
+T_CASE(the_gradient_is_the_central_difference)
 {
     uint64_t rng = t_seed() + 8;
     enum { V = 12, T = 3 };
     double dz[T * V], z[T * V], up[T] = {0};
-    (void)state;
     for (int probs = 0; probs < 2; probs++)
         for (int which = 0; which < 2; which++) {
             distill_case_init(&c, 2, T, V, probs, COLO_F64, COLO_F64, 2, &rng);
@@ -379,12 +369,11 @@ static bool painted(const void *p, size_t n)
         colo_comm_destroy(&a.self);                                                 \
     } while (0)
 
-static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+T_CASE(bad_arguments_are_refused_and_nothing_is_written)
 {
     const double inf = INFINITY;
     size_t n = 77;
     alone_t b;
-    (void)state;
     REJECT(a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
     REJECT(a.cfg.logits.temperature = 0, COLO_ERR_ARG, "distill: logprob: temperature is 0");
     REJECT(a.cfg.targets = 2, COLO_ERR_ARG, "targets is 2, expected logits (0) or probs (1)");
@@ -424,10 +413,9 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     colo_comm_destroy(&b.self);
 }
 
-static void no_buffer_grows_with_the_vocabulary(void **state)
+T_CASE(no_buffer_grows_with_the_vocabulary)
 {
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
-    (void)state;
     for (int i = 0; i < 3; i++) {
         const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = vocabs[i]};
         size_t stats, workspace;
@@ -438,10 +426,9 @@ static void no_buffer_grows_with_the_vocabulary(void **state)
     }
 }
 
-static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
+T_CASE(bad_backwards_are_refused_and_in_place_ends_the_state)
 {
     alone_t a;
-    (void)state;
     alone_init(&a);
     assert_fails(backward(&a), COLO_ERR_STATE, "no forward filled it");
     assert_ok(forward(&a));
@@ -505,11 +492,10 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
+T_CASE(ranks_that_disagree_get_the_same_sentence_and_live_on)
 {
     static const char *const words[] = {"rank 1 has another config", "rank 1 has another config",
                                         "rank 1 has other targets", "no rank of 2 holds column 7"};
-    (void)state;
     for (int kind = 0; kind < 4; kind++) {
         disagreement_t d = {.kind = kind};
         assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
@@ -527,21 +513,5 @@ int main(void)
     int rc = where.need();
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option_agrees_with_the_oracle),
-        cmocka_unit_test(a_student_that_is_its_teacher_has_no_kl),
-        cmocka_unit_test(divergence_and_cross_entropy_are_never_below_0),
-        cmocka_unit_test(a_one_hot_target_is_the_log_probability),
-        cmocka_unit_test(probabilities_are_not_normalised),
-        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
-        cmocka_unit_test(special_rows_are_as_documented),
-        cmocka_unit_test(a_target_where_the_student_has_none_is_infinite),
-        cmocka_unit_test(no_tokens_still_join_the_gather),
-        cmocka_unit_test(the_gradient_is_the_central_difference),
-        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
-        cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
-        cmocka_unit_test(no_buffer_grows_with_the_vocabulary),
-        cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
-    };
-    return cmocka_run_group_tests_name("loss/distill", tests, NULL, NULL);
+    return t_main("loss/distill");
 }

@@ -21,11 +21,10 @@ static uint64_t total_ops(const colo_comm_stats_t *l)
     return n;
 }
 
-static void forward_gathers_once_and_backward_never(void **state)
+T_CASE(forward_gathers_once_and_backward_never)
 {
     static const int64_t chunks[] = {0, 1, 3, 1000};
     uint64_t rng = t_seed();
-    (void)state;
     for (int32_t w = 1; w <= 8; w++)
         for (int k = 0; k < 4; k++) {
             loss_case_t c;
@@ -44,11 +43,10 @@ static void forward_gathers_once_and_backward_never(void **state)
 }
 
 /* 10 tokens of f32: header 64, then m, s, x_t (40 each); with entropy u; with correct 80 more */
-static void the_gather_carries_a_few_numbers_a_token(void **state)
+T_CASE(the_gather_carries_a_few_numbers_a_token)
 {
     uint64_t rng = t_seed() + 1;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 4, 10, 4000, COLO_F32, 2, &rng);
     assert_ok(loss_case_run(&c));
     assert_int_equal(c.after_forward[1].sent_bytes[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS],
@@ -62,14 +60,13 @@ static void the_gather_carries_a_few_numbers_a_token(void **state)
 
 /* ---- chunks ---- */
 
-static void chunking_changes_no_bit(void **state)
+T_CASE(chunking_changes_no_bit)
 {
     static const int32_t worlds[] = {1, 2, 3, 8};
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
     enum { TOKENS = 33, VOCAB = 300 };
     static const int64_t chunks[] = {1, 7, TOKENS, TOKENS + 5};
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++) {
             loss_case_t c;
@@ -103,11 +100,10 @@ static void chunking_changes_no_bit(void **state)
         }
 }
 
-static void workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void **state)
+T_CASE(workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary)
 {
     colo_logprob_config_t cfg = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = 131072};
     size_t one, many, chosen, eight, wide;
-    (void)state;
     cfg.chunk_size = 1;
     assert_ok(colo_logprob_workspace_size(&cfg, COLO_F32, 1000000, 1, &one));
     cfg.chunk_size = 100;
@@ -132,11 +128,10 @@ static void workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary(void *
 
 /* ---- one rank, step by step ---- */
 
-static void backward_twice_gives_the_same_bits(void **state)
+T_CASE(backward_twice_gives_the_same_bits)
 {
     alone_t a;
     float first[T * V];
-    (void)state;
     alone_init(&a);
     a.upstream.d_entropy = a.upstream.d_loss = a.up;
     assert_ok(alone_forward(&a));
@@ -148,10 +143,9 @@ static void backward_twice_gives_the_same_bits(void **state)
     colo_comm_destroy(&a.self);
 }
 
-static void logits_written_after_they_were_saved_are_refused(void **state)
+T_CASE(logits_written_after_they_were_saved_are_refused)
 {
     alone_t a;
-    (void)state;
     alone_init(&a);
     assert_ok(alone_forward(&a));
     a.version = 3;
@@ -171,10 +165,9 @@ static void logits_written_after_they_were_saved_are_refused(void **state)
     colo_comm_destroy(&a.self);
 }
 
-static void in_place_ends_the_saved_state(void **state)
+T_CASE(in_place_ends_the_saved_state)
 {
     alone_t a;
-    (void)state;
     alone_init(&a);
     assert_fails(alone_backward(&a), COLO_ERR_STATE, "no forward filled it");
     assert_ok(alone_forward(&a));
@@ -190,11 +183,10 @@ static void in_place_ends_the_saved_state(void **state)
     colo_comm_destroy(&a.self);
 }
 
-static void any_other_overlap_with_the_logits_is_refused(void **state)
+T_CASE(any_other_overlap_with_the_logits_is_refused)
 {
     alone_t a;
     float wide[T * 2 * V + V], before[T * 2 * V + V];
-    (void)state;
     alone_init(&a);
     for (int i = 0; i < T * 2 * V + V; i++)
         before[i] = wide[i] = (float)i / 50;
@@ -230,10 +222,9 @@ static void any_other_overlap_with_the_logits_is_refused(void **state)
 }
 
 /* stats and workspace of exactly the queried size between canaries, all chunk sizes and dtypes */
-static void nothing_is_written_past_the_queried_sizes(void **state)
+T_CASE(nothing_is_written_past_the_queried_sizes)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_F64, COLO_BF16, COLO_F16};
-    (void)state;
     for (int d = 0; d < 4; d++)
         for (int64_t chunk = 0; chunk <= T + 1; chunk++)
             for (unsigned wants = 0; wants < 8; wants++) {
@@ -274,12 +265,11 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
 }
 
 /* The whole first page is ignored rows and cannot be read or written. */
-static void ignored_rows_are_not_read(void **state)
+T_CASE(ignored_rows_are_not_read)
 {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), row = V * sizeof(float);
     const int64_t dark = (int64_t)(page / row), tokens = dark + 6;
     alone_t a;
-    (void)state;
     alone_init(&a);
     char *memory = mmap(NULL, 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(memory != MAP_FAILED);
@@ -314,10 +304,9 @@ static void ignored_rows_are_not_read(void **state)
     colo_comm_destroy(&a.self);
 }
 
-static void forward_without_saved_needs_no_stats(void **state)
+T_CASE(forward_without_saved_needs_no_stats)
 {
     alone_t a, b;
-    (void)state;
     alone_init(&a);
     alone_init(&b);
     assert_ok(alone_forward(&a));
@@ -330,10 +319,9 @@ static void forward_without_saved_needs_no_stats(void **state)
     colo_comm_destroy(&b.self);
 }
 
-static void outputs_that_are_null_are_not_written(void **state)
+T_CASE(outputs_that_are_null_are_not_written)
 {
     alone_t a;
-    (void)state;
     alone_init(&a);
     a.out = (colo_logprob_out_t){.entropy = a.entropy};
     assert_ok(alone_forward(&a));
@@ -347,19 +335,5 @@ static void outputs_that_are_null_are_not_written(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(forward_gathers_once_and_backward_never),
-        cmocka_unit_test(the_gather_carries_a_few_numbers_a_token),
-        cmocka_unit_test(chunking_changes_no_bit),
-        cmocka_unit_test(workspace_is_bounded_by_the_chunk_and_never_by_the_vocabulary),
-        cmocka_unit_test(backward_twice_gives_the_same_bits),
-        cmocka_unit_test(logits_written_after_they_were_saved_are_refused),
-        cmocka_unit_test(in_place_ends_the_saved_state),
-        cmocka_unit_test(any_other_overlap_with_the_logits_is_refused),
-        cmocka_unit_test(nothing_is_written_past_the_queried_sizes),
-        cmocka_unit_test(ignored_rows_are_not_read),
-        cmocka_unit_test(forward_without_saved_needs_no_stats),
-        cmocka_unit_test(outputs_that_are_null_are_not_written),
-    };
-    return cmocka_run_group_tests_name("loss/logprob_guards", tests, NULL, NULL);
+    return t_main("loss/logprob_guards");
 }

@@ -30,10 +30,9 @@ static void assert_forward_wrote_nothing(const alone_t *a)
         colo_comm_destroy(&a.self);                             \
     } while (0)
 
-static void every_bad_config_is_refused_with_its_number(void **state)
+T_CASE(every_bad_config_is_refused_with_its_number)
 {
     const double inf = 1e300 * 1e300;
-    (void)state;
     REJECT(a.cfg.struct_size = 8, COLO_ERR_ARG, "struct_size is 8, expected");
     REJECT(a.cfg.logits.vocab = 0, COLO_ERR_ARG, "vocab is 0, expected > 0");
     REJECT(a.cfg.logits.vocab = -3, COLO_ERR_ARG, "vocab is -3");
@@ -57,9 +56,8 @@ static void every_bad_config_is_refused_with_its_number(void **state)
     assert_fails(colo_logprob_config_check(NULL), COLO_ERR_ARG, "config is NULL");
 }
 
-static void every_bad_tensor_is_refused_with_its_number(void **state)
+T_CASE(every_bad_tensor_is_refused_with_its_number)
 {
-    (void)state;
     REJECT(a.logits.dtype = COLO_I32, COLO_ERR_ARG, "logits: dtype i32");
     REJECT(a.logits.ndim = 1, COLO_ERR_SHAPE, "logits: 1 axes, expected 2");
     REJECT(a.logits.stride[1] = 2, COLO_ERR_SHAPE, "columns are 2 elements apart");
@@ -74,19 +72,17 @@ static void every_bad_tensor_is_refused_with_its_number(void **state)
     REJECT(a.cfg.logits.vocab_start = 1, COLO_ERR_SHAPE, "columns [1, 7) on a group of one rank");
 }
 
-static void an_output_that_the_config_does_not_want_is_refused(void **state)
+T_CASE(an_output_that_the_config_does_not_want_is_refused)
 {
-    (void)state;
     REJECT(a.cfg.want_entropy = false, COLO_ERR_ARG, "out.entropy is given");
     REJECT(a.cfg.want_loss = false, COLO_ERR_ARG, "out.loss is given");
     REJECT(a.cfg.want_correct = false, COLO_ERR_ARG, "out.correct is given");
 }
 
-static void every_bad_pointer_is_refused(void **state)
+T_CASE(every_bad_pointer_is_refused)
 {
     alone_t a;
     size_t n = 77;
-    (void)state;
     alone_init(&a);
     assert_fails(colo_logprob_forward(
                      &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
@@ -148,10 +144,9 @@ static void every_bad_pointer_is_refused(void **state)
         colo_comm_destroy(&a.self);                              \
     } while (0)
 
-static void every_bad_backward_is_refused(void **state)
+T_CASE(every_bad_backward_is_refused)
 {
     alone_t b;
-    (void)state;
     REJECT_BACKWARD(a.d_logits.dtype = COLO_F64, COLO_ERR_ARG,
                     "d_logits: dtype f64, the logits are");
     REJECT_BACKWARD(a.d_logits.shape[0] = 3, COLO_ERR_SHAPE, "[3, 6], expected [4, 6]");
@@ -240,7 +235,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     return colo_comm_barrier(world, NULL); /* the group lives on */
 }
 
-static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
+T_CASE(ranks_that_disagree_get_the_same_sentence_and_live_on)
 {
     static const char *const messages[] = {
         "rank 1 has another config or dtype than rank 0",
@@ -251,7 +246,6 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
         NULL,
         "rank 1 has 1 tokens, rank 0 has 2",
     };
-    (void)state;
     for (int i = 0; i < 14; i++) {
         int kind = i % 7;
         disagreement_t d = {.kind = kind, .check = 1 + i / 7};
@@ -269,9 +263,8 @@ static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
 }
 
 /* Their headers never meet: the gather is refused, and below COLO_CHECK=2 that ends the group. */
-static void blocks_of_other_sizes_are_a_mismatch_of_the_gather(void **state)
+T_CASE(blocks_of_other_sizes_are_a_mismatch_of_the_gather)
 {
-    (void)state;
     for (int check = 1; check <= 2; check++) {
         disagreement_t d = {.kind = 7, .check = check};
         colo_status_t st = colo_comm_threads_run(2, disagree, &d);
@@ -285,11 +278,10 @@ static void blocks_of_other_sizes_are_a_mismatch_of_the_gather(void **state)
 }
 
 /* Shards that cover everything, one column twice. */
-static void a_column_on_two_ranks_is_a_mismatch(void **state)
+T_CASE(a_column_on_two_ranks_is_a_mismatch)
 {
     uint64_t rng = t_seed() + 5;
     loss_case_t c;
-    (void)state;
     loss_case_init(&c, 3, 2, 9, COLO_F32, 1, &rng);
     c.start[1] = 2;
     c.columns[1] = 4;
@@ -299,9 +291,8 @@ static void a_column_on_two_ranks_is_a_mismatch(void **state)
     loss_case_free(&c);
 }
 
-static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **state)
+T_CASE(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting)
 {
-    (void)state;
     for (int check = 0; check <= 2; check++) {
         disagreement_t d = {.kind = 5, .check = check};
         atomic_store(&peer_is_back, 0);
@@ -316,10 +307,9 @@ static void a_rank_with_a_bad_argument_does_not_leave_the_others_waiting(void **
 }
 
 /* What only a pass finds out, after the ranks have compared notes. */
-static void a_pass_that_fails_does_not_leave_the_others_waiting(void **state)
+T_CASE(a_pass_that_fails_does_not_leave_the_others_waiting)
 {
     colo_comm_t *self = NULL;
-    (void)state;
     for (int check = 0; check <= 2; check++) {
         disagreement_t d = {.kind = 8, .check = check};
         atomic_store(&peer_is_back, 0);
@@ -335,27 +325,13 @@ static void a_pass_that_fails_does_not_leave_the_others_waiting(void **state)
     colo_comm_destroy(&self);
 }
 
-static void cuda_memory_without_a_cuda_build_is_said_so(void **state)
+T_CASE(cuda_memory_without_a_cuda_build_is_said_so)
 {
-    (void)state;
     REJECT((a.logits.mem = a.target.mem = COLO_CUDA, a.logits.device = a.target.device = 0),
            COLO_ERR_UNBUILT, "");
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_bad_config_is_refused_with_its_number),
-        cmocka_unit_test(every_bad_tensor_is_refused_with_its_number),
-        cmocka_unit_test(an_output_that_the_config_does_not_want_is_refused),
-        cmocka_unit_test(every_bad_pointer_is_refused),
-        cmocka_unit_test(every_bad_backward_is_refused),
-        cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
-        cmocka_unit_test(blocks_of_other_sizes_are_a_mismatch_of_the_gather),
-        cmocka_unit_test(a_column_on_two_ranks_is_a_mismatch),
-        cmocka_unit_test(a_rank_with_a_bad_argument_does_not_leave_the_others_waiting),
-        cmocka_unit_test(a_pass_that_fails_does_not_leave_the_others_waiting),
-        cmocka_unit_test(cuda_memory_without_a_cuda_build_is_said_so),
-    };
-    return cmocka_run_group_tests_name("loss/logprob_reject", tests, NULL, NULL);
+    return t_main("loss/logprob_reject");
 }

@@ -29,11 +29,10 @@ static void draw_options(uint64_t *rng)
         c.mask[t] = t_below(rng, 3) != 0;
 }
 
-static void every_option_agrees_with_the_oracle(void **state)
+T_CASE(every_option_agrees_with_the_oracle)
 {
     uint64_t rng = t_seed();
     char label[128];
-    (void)state;
     for (int round = 0; round < t_scaled(3); round++)
         for (int w = 0; w < 4; w++)
             for (int d = 0; d < 4; d++)
@@ -57,10 +56,9 @@ static void every_option_agrees_with_the_oracle(void **state)
 /* ---- order ---- */
 
 /* Few distinct values, so that every pick is among ties; ranks hold the vocabulary backwards. */
-static void of_equal_logits_the_lowest_id_is_first_on_any_cut(void **state)
+T_CASE(of_equal_logits_the_lowest_id_is_first_on_any_cut)
 {
     uint64_t rng = t_seed() + 1;
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int backwards = 0; backwards < 2; backwards++) {
@@ -74,10 +72,9 @@ static void of_equal_logits_the_lowest_id_is_first_on_any_cut(void **state)
             }
 }
 
-static void all_columns_can_be_asked_for(void **state)
+T_CASE(all_columns_can_be_asked_for)
 {
     uint64_t rng = t_seed() + 2;
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (shard_kind_t kind = 0; kind < SHARD_KINDS; kind++) {
             topk_case_init(&c, worlds[w], 3, 30, 30, true, COLO_F32, 2, &rng);
@@ -87,10 +84,9 @@ static void all_columns_can_be_asked_for(void **state)
         }
 }
 
-static void a_scale_of_zero_makes_all_equal(void **state)
+T_CASE(a_scale_of_zero_makes_all_equal)
 {
     uint64_t rng = t_seed() + 3;
-    (void)state;
     topk_case_init(&c, 4, 2, 20, 5, true, COLO_F32, 2, &rng);
     c.config.logits.scale = 0;
     assert_ok(topk_case_run(&c));
@@ -100,10 +96,9 @@ static void a_scale_of_zero_makes_all_equal(void **state)
 
 /* 5000 + x on the grid of fp32: the same ids and the same bits as at offset 0 */
 /* Rounding errors of probability 1 are on both sides. */
-static void log_probabilities_are_never_above_0(void **state)
+T_CASE(log_probabilities_are_never_above_0)
 {
     uint64_t rng = t_seed() + 21;
-    (void)state;
     for (int i = 0; i < 96; i++) {
         const int64_t vocab = i % 2 ? 1 : 2;
         const colo_dtype_t dtype =
@@ -120,11 +115,10 @@ static void log_probabilities_are_never_above_0(void **state)
     }
 }
 
-static void an_offset_of_5000_costs_no_digit(void **state)
+T_CASE(an_offset_of_5000_costs_no_digit)
 {
     uint64_t rng = t_seed() + 4;
     static double first[TOPK_TOKENS * TOPK_K];
-    (void)state;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 5, 32, 6, true, COLO_F32, 3, &rng);
         for (int i = 0; i < 5 * 32; i++)
@@ -143,10 +137,9 @@ static void an_offset_of_5000_costs_no_digit(void **state)
 
 enum { NAN_ROW, PLUS_ROW, MINUS_ROW, SOME_MINUS, MASKED, PLAIN, ROWS };
 
-static void special_rows_are_as_documented(void **state)
+T_CASE(special_rows_are_as_documented)
 {
     uint64_t rng = t_seed() + 5;
-    (void)state;
     for (int w = 0; w < 4; w++)
         for (int d = 0; d < 4; d++)
             for (int topk = 0; topk < 2; topk++)
@@ -206,10 +199,9 @@ static void special_rows_are_as_documented(void **state)
                 }
 }
 
-static void an_invalid_id_is_counted_and_spoils_its_row_only(void **state)
+T_CASE(an_invalid_id_is_counted_and_spoils_its_row_only)
 {
     uint64_t rng = t_seed() + 6;
-    (void)state;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 5, 20, 3, false, COLO_F32, 2, &rng);
         c.ids[1 * 3 + 2] = 20;
@@ -228,10 +220,9 @@ static void an_invalid_id_is_counted_and_spoils_its_row_only(void **state)
     }
 }
 
-static void an_id_that_occurs_twice_counts_twice(void **state)
+T_CASE(an_id_that_occurs_twice_counts_twice)
 {
     uint64_t rng = t_seed() + 7;
-    (void)state;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 4, 10, 20, false, COLO_F64, 2, &rng); /* 20 of 10: many do */
         assert_ok(topk_case_run(&c));
@@ -239,10 +230,9 @@ static void an_id_that_occurs_twice_counts_twice(void **state)
     }
 }
 
-static void no_tokens_still_join_the_gather(void **state)
+T_CASE(no_tokens_still_join_the_gather)
 {
     uint64_t rng = t_seed() + 8;
-    (void)state;
     for (int w = 0; w < 4; w++) {
         topk_case_init(&c, worlds[w], 0, 10, 2, true, COLO_F32, 2, &rng);
         assert_ok(topk_case_run(&c));
@@ -253,12 +243,11 @@ static void no_tokens_still_join_the_gather(void **state)
 /* ---- gradient ---- */
 
 /* The library's own forward in fp64: h^2 / 6 times a third derivative of order 10, h = 1e-4 */
-static void the_gradient_is_the_central_difference(void **state)
+T_CASE(the_gradient_is_the_central_difference)
 {
     uint64_t rng = t_seed() + 9;
     enum { V = 12, K = 3, T = 3 };
     double dz[T * V], z[T * V], up[T] = {0};
-    (void)state;
     for (int topk = 0; topk < 2; topk++) {
         topk_case_init(&c, 2, T, V, K, topk, COLO_F64, 2, &rng);
         loss_case_shard(&c.shape, SHARD_UNEVEN);
@@ -358,11 +347,10 @@ static bool painted(const void *p, size_t n)
         colo_comm_destroy(&a.self);                                                        \
     } while (0)
 
-static void bad_arguments_are_refused_and_nothing_is_written(void **state)
+T_CASE(bad_arguments_are_refused_and_nothing_is_written)
 {
     size_t n = 77;
     alone_t b;
-    (void)state;
     REJECT(true, a.cfg.struct_size = 3, COLO_ERR_ARG, "struct_size is 3");
     REJECT(true, a.cfg.k = 0, COLO_ERR_ARG, "k is 0, expected 1..256");
     REJECT(true, a.cfg.k = 257, COLO_ERR_ARG, "k is 257, expected 1..256");
@@ -406,10 +394,9 @@ static void bad_arguments_are_refused_and_nothing_is_written(void **state)
     colo_comm_destroy(&b.self);
 }
 
-static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
+T_CASE(bad_backwards_are_refused_and_in_place_ends_the_state)
 {
     alone_t a;
-    (void)state;
     alone_init(&a, true);
     assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
                  "no forward filled it");
@@ -433,9 +420,8 @@ static void bad_backwards_are_refused_and_in_place_ends_the_state(void **state)
     colo_comm_destroy(&a.self);
 }
 
-static void nothing_is_written_past_the_queried_sizes(void **state)
+T_CASE(nothing_is_written_past_the_queried_sizes)
 {
-    (void)state;
     for (int topk = 0; topk < 2; topk++) {
         enum { MARGIN = COLO_ALIGNMENT };
         alone_t a;
@@ -463,10 +449,9 @@ static void nothing_is_written_past_the_queried_sizes(void **state)
 }
 
 /* Logits of 65536 x 2^20 in bf16 are 128 GiB: no buffer may know V. */
-static void no_buffer_grows_with_the_vocabulary(void **state)
+T_CASE(no_buffer_grows_with_the_vocabulary)
 {
     static const int64_t vocabs[] = {1000, 151936, 1 << 20};
-    (void)state;
     for (int topk = 0; topk < 2; topk++)
         for (int i = 0; i < 3; i++) {
             const colo_topk_config_t cfg = {COLO_TOPK_CONFIG_INIT, .logits.vocab = vocabs[i],
@@ -527,12 +512,11 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void ranks_that_disagree_get_the_same_sentence_and_live_on(void **state)
+T_CASE(ranks_that_disagree_get_the_same_sentence_and_live_on)
 {
     static const char *const words[] = {"rank 1 has another config", "rank 1 has other targets",
                                         "rank 1 has other targets", "no rank of 2 holds column 4",
                                         "rank 1 has another config"};
-    (void)state;
     for (int kind = 0; kind < 5; kind++) {
         disagreement_t d = {.kind = kind};
         assert_ok(t_run_ranks(2, disagree, &d, sizeof d));
@@ -551,23 +535,5 @@ int main(void)
     int rc = where.need();
     if (rc)
         return rc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_option_agrees_with_the_oracle),
-        cmocka_unit_test(of_equal_logits_the_lowest_id_is_first_on_any_cut),
-        cmocka_unit_test(all_columns_can_be_asked_for),
-        cmocka_unit_test(a_scale_of_zero_makes_all_equal),
-        cmocka_unit_test(log_probabilities_are_never_above_0),
-        cmocka_unit_test(an_offset_of_5000_costs_no_digit),
-        cmocka_unit_test(special_rows_are_as_documented),
-        cmocka_unit_test(an_invalid_id_is_counted_and_spoils_its_row_only),
-        cmocka_unit_test(an_id_that_occurs_twice_counts_twice),
-        cmocka_unit_test(no_tokens_still_join_the_gather),
-        cmocka_unit_test(the_gradient_is_the_central_difference),
-        cmocka_unit_test(bad_arguments_are_refused_and_nothing_is_written),
-        cmocka_unit_test(bad_backwards_are_refused_and_in_place_ends_the_state),
-        cmocka_unit_test(nothing_is_written_past_the_queried_sizes),
-        cmocka_unit_test(no_buffer_grows_with_the_vocabulary),
-        cmocka_unit_test(ranks_that_disagree_get_the_same_sentence_and_live_on),
-    };
-    return cmocka_run_group_tests_name("loss/topk", tests, NULL, NULL);
+    return t_main("loss/topk");
 }

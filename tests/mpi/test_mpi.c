@@ -16,7 +16,7 @@
 static int me, n;
 static colo_comm_t *kept; /* until after MPI_Finalize */
 
-static void a_world_has_the_ranks_of_its_communicator(void **state)
+T_CASE(a_world_has_the_ranks_of_its_communicator)
 {
     colo_comm_t *c = NULL;
     MPI_Comm reversed;
@@ -34,7 +34,7 @@ static void a_world_has_the_ranks_of_its_communicator(void **state)
     assert_null(c);
 }
 
-static void what_is_no_communicator_of_ours_is_refused(void **state)
+T_CASE(what_is_no_communicator_of_ours_is_refused)
 {
     colo_comm_t *c = NULL;
     MPI_Comm half, inter;
@@ -58,7 +58,7 @@ static void what_is_no_communicator_of_ours_is_refused(void **state)
     assert_null(c);
 }
 
-static void messages_of_the_program_stay_its_own(void **state)
+T_CASE(messages_of_the_program_stay_its_own)
 {
     colo_comm_t *c = NULL;
     int got = -1, token = 1000 + me, right = (me + 1) % n, left = (me + n - 1) % n;
@@ -80,7 +80,7 @@ static void messages_of_the_program_stay_its_own(void **state)
     colo_comm_destroy(&c);
 }
 
-static void large_messages_go_in_pieces(void **state)
+T_CASE(large_messages_go_in_pieces)
 {
     enum { COUNT = 1000 * 1000 + 3 };
     colo_comm_t *c = NULL;
@@ -99,7 +99,7 @@ static void large_messages_go_in_pieces(void **state)
     free(all);
 }
 
-static void worlds_come_and_go_beside_each_other(void **state)
+T_CASE(worlds_come_and_go_beside_each_other)
 {
     colo_comm_t *a = NULL, *b = NULL, *child = NULL;
     for (int i = 0; i < 20; i++) {
@@ -120,7 +120,7 @@ static void worlds_come_and_go_beside_each_other(void **state)
     }
 }
 
-static void value_that_is_refused_on_one_rank_is_an_error_on_all(void **state)
+T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
 {
     colo_comm_t *c = NULL;
     if (me == 1)
@@ -146,7 +146,7 @@ static colo_status_t come_late(const char *deadline_ms, int late_ms, MPI_Comm co
     return st;
 }
 
-static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
+T_CASE(rank_may_be_late_by_its_deadline_less_a_second)
 {
     colo_comm_t *c = NULL;
     assert_ok(come_late("4000", 3000, MPI_COMM_WORLD, &c));
@@ -154,7 +154,7 @@ static void rank_may_be_late_by_its_deadline_less_a_second(void **state)
     colo_comm_destroy(&c);
 }
 
-static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
+T_CASE(rank_that_is_too_late_fails_like_those_that_waited)
 {
     colo_comm_t *c = NULL;
     MPI_Comm copy;
@@ -165,7 +165,7 @@ static void rank_that_is_too_late_fails_like_those_that_waited(void **state)
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
-static void a_rank_that_does_not_call_is_a_timeout(void **state)
+T_CASE(a_rank_that_does_not_call_is_a_timeout)
 {
     colo_comm_t *c = NULL;
     MPI_Comm copy;
@@ -186,7 +186,7 @@ static void *abort_it(void *arg)
     return NULL;
 }
 
-static void an_abort_from_another_thread_is_told_by_the_one_that_may_talk(void **state)
+T_CASE(an_abort_from_another_thread_is_told_by_the_one_that_may_talk)
 {
     colo_comm_t *c = NULL;
     pthread_t thread;
@@ -243,19 +243,7 @@ int main(int argc, char **argv)
     MPI_Comm_size(MPI_COMM_WORLD, &n);
     if (me != 0 && !freopen("/dev/null", "w", stdout))
         return 1;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_world_has_the_ranks_of_its_communicator),
-        cmocka_unit_test(what_is_no_communicator_of_ours_is_refused),
-        cmocka_unit_test(messages_of_the_program_stay_its_own),
-        cmocka_unit_test(large_messages_go_in_pieces),
-        cmocka_unit_test(worlds_come_and_go_beside_each_other),
-        cmocka_unit_test(an_abort_from_another_thread_is_told_by_the_one_that_may_talk),
-        cmocka_unit_test(value_that_is_refused_on_one_rank_is_an_error_on_all),
-        cmocka_unit_test(rank_may_be_late_by_its_deadline_less_a_second),
-        cmocka_unit_test(rank_that_is_too_late_fails_like_those_that_waited),
-        cmocka_unit_test(a_rank_that_does_not_call_is_a_timeout),
-    };
-    wrong += cmocka_run_group_tests_name("mpi/mpi", tests, NULL, NULL);
+    wrong += t_main("mpi/mpi");
     if (colo_comm_create_mpi(MPI_COMM_WORLD, &kept) < 0)
         wrong++;
     MPI_Finalize();
