@@ -27,8 +27,9 @@ static int64_t visit(const colo_layout_t *layout, int64_t rank, float *data, boo
     colo_run_t run[2 * RANKS];
     int64_t nruns, wrong = 0;
 
-    if (colo_layout_owned(layout, rank, SAMPLES, ROWS, FEATURES, false, &own, run, 2 * RANKS,
-                          &nruns) < 0)
+    if (colo_layout_owned(layout, rank,
+                          &(colo_shape_t){.samples = SAMPLES, .rows = ROWS, .features = FEATURES},
+                          false, &own, run, 2 * RANKS, &nruns) < 0)
         return -1;
     for (int64_t b = own.b0; b < own.b1; b++)
         for (int64_t r = 0; r < nruns; r++)

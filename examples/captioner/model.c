@@ -111,8 +111,10 @@ static colo_status_t place_encoder(cap_rank_t *r)
     colo_run_t runs[CAP_PATCHES];
     int64_t nruns = 0;
 
-    CAP_TRY(colo_layout_owned(&r->src_layout, rank, r->cfg->batch, CAP_PATCHES, D, false, &owned,
-                              runs, CAP_PATCHES, &nruns));
+    CAP_TRY(colo_layout_owned(
+        &r->src_layout, rank,
+        &(colo_shape_t){.samples = r->cfg->batch, .rows = CAP_PATCHES, .features = D}, false,
+        &owned, runs, CAP_PATCHES, &nruns));
     r->sb = owned.b1 - owned.b0;
     r->sn = owned.rows;
     r->patch_at = cap_take(&r->arena, CAP_PATCHES, sizeof *r->patch_at);

@@ -62,8 +62,10 @@ static void put_owned(FILE *f, const cap_report_t *r, const colo_layout_t *layou
 
     if (s->positions && layout == r->plan.dst)
         l.positions = s->positions;
-    if (colo_layout_owned(&l, rank, s->samples, s->rows, s->features, full_rows, &owned, run, 64,
-                          &n) < 0) {
+    if (colo_layout_owned(
+            &l, rank,
+            &(colo_shape_t){.samples = s->samples, .rows = s->rows, .features = s->features},
+            full_rows, &owned, run, 64, &n) < 0) {
         fputs("in more than 64 pieces", f);
         return;
     }

@@ -59,6 +59,14 @@ typedef struct colo_layout {
     int64_t stage;     /* coordinate that holds the tensor */
 } colo_layout_t;
 
+/** The logical tensor that layouts are about. */
+typedef struct colo_shape {
+    int64_t samples;   /* B, global batch */
+    int64_t rows;      /* N, rows of a sample that cross the bridge */
+    int64_t features;  /* H */
+    int64_t positions; /* S of the destination's map; 0: as in the layout */
+} colo_shape_t;
+
 /** What one rank owns: samples [b0, b1), features [h0, h1), rows as runs in local order. */
 typedef struct colo_run {
     int64_t row;   /* first row (global, within a sample) */
@@ -140,14 +148,16 @@ COLO_API colo_status_t colo_layout_check(const colo_layout_t *layout, int64_t sa
 COLO_API bool colo_layout_holds(const colo_layout_t *layout, int64_t rank);
 
 /**
- * colo_layout_owned() - what @rank owns; a rank that does not hold owns nothing (all zero)
+ * colo_layout_owned() - what @rank owns; a rank that does not hold owns nothing (all zero). Local
+ * @shape:      samples, rows and features of the tensor; positions is not read
  * @full_rows:  ignore the row splits (a FULL_SEQ output)
+ * @owned:      out
  * @runs:       out, may be NULL: [cap] runs in local order
  * @nruns:      out, may be NULL: how many there are
- * Errors:      those of colo_layout_check(); COLO_ERR_ARG when @cap is too small (*nruns is set)
+ * Errors:      those of colo_layout_check(); COLO_ERR_ARG if @cap is too small (*nruns is set)
  */
-COLO_API colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank, int64_t samples,
-                                         int64_t rows, int64_t features, bool full_rows,
+COLO_API colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
+                                         const colo_shape_t *shape, bool full_rows,
                                          colo_owned_t *owned, colo_run_t *runs, int64_t cap,
                                          int64_t *nruns);
 

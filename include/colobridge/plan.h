@@ -24,13 +24,6 @@ typedef enum colo_grad {
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
-typedef struct colo_shape {
-    int64_t samples;   /* B, global batch */
-    int64_t rows;      /* N, rows of a sample that cross the bridge */
-    int64_t features;  /* H */
-    int64_t positions; /* S of the destination's map; 0: as in the layout */
-} colo_shape_t;
-
 /** Members from output on have defaults: 0. */
 typedef struct colo_plan_config {
     size_t struct_size;

@@ -88,7 +88,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_layout_stage': (STATUS, [_p(s.Layout), CHARS, I64]),
     'colo_layout_check': (STATUS, [_p(s.Layout), I64, I64, I64]),
     'colo_layout_holds': (BOOL, [_p(s.Layout), I64]),
-    'colo_layout_owned': (STATUS, [_p(s.Layout), I64, I64, I64, I64, BOOL, _p(s.Owned),
+    'colo_layout_owned': (STATUS, [_p(s.Layout), I64, _p(s.Shape), BOOL, _p(s.Owned),
                                    _p(s.Run), I64, _p(I64)]),
     'colo_layout_hash': (c.c_uint64, [_p(s.Layout)]),
     'colo_plan_create': (STATUS, [_p(P), _p(s.PlanConfig), I64]),

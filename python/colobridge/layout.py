@@ -104,7 +104,7 @@ class Layout:
         """What @rank owns of a tensor of that size; full_rows ignores the row splits."""
         owned, n = s.Owned(), s.i64(0)
         runs = (s.Run * max(rows, 1))()
-        call('colo_layout_owned', self._raw, rank, samples, rows, features, full_rows, owned, runs,
+        call('colo_layout_owned', self._raw, rank, s.Shape(samples, rows, features), full_rows, owned, runs,
              max(rows, 1), c.byref(n))
         return Owned((owned.b0, owned.b1), (owned.h0, owned.h1),
                      [r.row + i for r in runs[:n.value] for i in range(r.count)])
@@ -113,7 +113,7 @@ class Layout:
               full_rows: bool = False) -> int:
         """How many elements owned() names."""
         owned = s.Owned()
-        call('colo_layout_owned', self._raw, rank, samples, rows, features, full_rows, owned, None, 0,
+        call('colo_layout_owned', self._raw, rank, s.Shape(samples, rows, features), full_rows, owned, None, 0,
              None)
         return (owned.b1 - owned.b0) * owned.rows * (owned.h1 - owned.h0)
 

@@ -261,13 +261,11 @@ colo_status_t colo_collective_rows(colo_shape_state_t *s)
     colo_owned_t own;
     if (p->config.output != COLO_SHARDED)
         return COLO_OK;
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, shape->samples, shape->rows, shape->features,
-                               false, &own, NULL, 0, &s->nruns));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, shape, false, &own, NULL, 0, &s->nruns));
     s->run = malloc((size_t)(s->nruns + 1) * sizeof *s->run);
     if (!s->run)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld runs of rows", (long long)s->nruns);
-    return colo_layout_owned(&p->dst, p->rank, shape->samples, shape->rows, shape->features, false,
-                             &own, s->run, s->nruns, &s->nruns);
+    return colo_layout_owned(&p->dst, p->rank, shape, false, &own, s->run, s->nruns, &s->nruns);
 }
 
 colo_status_t colo_collective_stage(colo_bridge_t *b, const colo_plan_t *p, colo_collective_t *out)

@@ -470,10 +470,13 @@ bool colo_layout_holds(const colo_layout_t *layout, int64_t rank)
            colo_layout_on_stage(layout, coords);
 }
 
-colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank, int64_t samples,
-                                int64_t rows, int64_t features, bool full_rows, colo_owned_t *owned,
+colo_status_t colo_layout_owned(const colo_layout_t *layout, int64_t rank,
+                                const colo_shape_t *shape, bool full_rows, colo_owned_t *owned,
                                 colo_run_t *out, int64_t cap, int64_t *nruns)
 {
+    if (!shape)
+        return colo_fail(COLO_ERR_ARG, "layout: shape is NULL");
+    const int64_t samples = shape->samples, rows = shape->rows, features = shape->features;
     int64_t coords[COLO_MAX_DIMS];
     colo_span_t span[2 * COLO_MAX_SPANS];
     colo_posmap_t map = {0};

@@ -74,7 +74,7 @@ static void extents(const colo_region_t *r, int64_t e[3])
 static colo_status_t owned_by(const colo_plan_t *p, bool src, int64_t rank, colo_owned_t *own)
 {
     const colo_shape_t *s = &p->config.shape;
-    return colo_layout_owned(src ? &p->src : &p->dst, rank, s->samples, s->rows, s->features,
+    return colo_layout_owned(src ? &p->src : &p->dst, rank, s,
                              !src && p->config.output == COLO_FULL_SEQ, own, NULL, 0, NULL);
 }
 

@@ -325,13 +325,9 @@ static colo_status_t build(colo_plan_t *p)
         COLO_TRY_GOTO(st, colo_layout_check_rows(&p->dst, s->rows), done);
     COLO_TRY_GOTO(st, colo_posmap_init(&src_map, &p->src, s->rows), done);
     COLO_TRY_GOTO(st, colo_posmap_init(&dst_map, &p->dst, s->rows), done);
-    COLO_TRY_GOTO(st,
-                  colo_layout_owned(&p->src, p->rank, s->samples, s->rows, s->features, false,
-                                    &p->own_src, NULL, 0, NULL),
+    COLO_TRY_GOTO(st, colo_layout_owned(&p->src, p->rank, s, false, &p->own_src, NULL, 0, NULL),
                   done);
-    COLO_TRY_GOTO(st,
-                  colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, full,
-                                    &p->own_dst, NULL, 0, NULL),
+    COLO_TRY_GOTO(st, colo_layout_owned(&p->dst, p->rank, s, full, &p->own_dst, NULL, 0, NULL),
                   done);
     COLO_TRY_GOTO(st, colo_plan_route(&w, COLO_FORWARD, src, dst), done);
     if (!c->no_grad)

@@ -25,14 +25,12 @@ colo_status_t colo_contract_zeros(const colo_bridge_t *b, colo_view_t d_y, colo_
     colo_owned_t own;
     if (p->config.output != COLO_FULL_SEQ || p->config.grad != COLO_DISJOINT || !d_y.data)
         return COLO_OK;
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
-                               NULL, 0, &nruns));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s, false, &own, NULL, 0, &nruns));
     COLO_AUTOFREE colo_run_t *runs = calloc((size_t)nruns + 1, sizeof *runs);
     COLO_AUTOFREE char *mine = calloc((size_t)s->rows + 1, 1);
     if (!runs || !mine)
         return colo_fail(COLO_ERR_NOMEM, "bridge: %lld rows to verify", (long long)s->rows);
-    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s->samples, s->rows, s->features, false, &own,
-                               runs, nruns, &nruns));
+    COLO_TRY(colo_layout_owned(&p->dst, p->rank, s, false, &own, runs, nruns, &nruns));
     for (int64_t i = 0; i < nruns; i++)
         memset(mine + runs[i].row, 1, (size_t)runs[i].count);
     for (int64_t row = 0, end; row < s->rows; row = end) {

@@ -19,8 +19,9 @@ static void compare_rank(const char *what, const colo_layout_t *layout, const re
     colo_run_t runs[MAX_RUNS];
     int64_t nruns = -1;
     memset(&got, 0x5a, sizeof got);
-    assert_ok(colo_layout_owned(layout, rank, shape.b, shape.n, shape.h, full, &got, runs, MAX_RUNS,
-                                &nruns));
+    assert_ok(colo_layout_owned(
+        layout, rank, &(colo_shape_t){.samples = shape.b, .rows = shape.n, .features = shape.h},
+        full, &got, runs, MAX_RUNS, &nruns));
     if (colo_layout_holds(layout, rank) != want.holds)
         fail_msg("%s: rank %lld holds: %d expected %d", what, (long long)rank,
                  colo_layout_holds(layout, rank), want.holds);
@@ -124,7 +125,9 @@ T_CASE(rows_follow_the_positions_of_the_llm_sequence)
         colo_owned_t own;
         colo_run_t run[4];
         int64_t n;
-        assert_ok(colo_layout_owned(&layout, rank, 2, 4, 1, false, &own, run, 4, &n));
+        assert_ok(colo_layout_owned(&layout, rank,
+                                    &(colo_shape_t){.samples = 2, .rows = 4, .features = 1}, false,
+                                    &own, run, 4, &n));
         assert_int_equal(own.rows, 2);
         assert_int_equal(n, 1);
         assert_int_equal(run[0].row, 2 * rank);
@@ -265,7 +268,9 @@ static void refused(const colo_layout_t *layout, int64_t b, int64_t n, int64_t h
     memset(run, 0x5a, sizeof run);
     own0 = own;
     memcpy(run0, run, sizeof run);
-    assert_fails(colo_layout_owned(layout, 0, b, n, h, false, &own, run, 4, &nruns),
+    assert_fails(colo_layout_owned(layout, 0,
+                                   &(colo_shape_t){.samples = b, .rows = n, .features = h}, false,
+                                   &own, run, 4, &nruns),
                  COLO_ERR_LAYOUT, word1);
     assert_memory_equal(&own, &own0, sizeof own);
     assert_memory_equal(run, run0, sizeof run);
@@ -437,10 +442,11 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
     assert_non_null(strstr(colo_last_error(), "-3"));
     assert_true(colo_layout_check(&l, 1, 1, -3) < 0);
     assert_non_null(strstr(colo_last_error(), "-3"));
-    assert_fails(colo_layout_owned(&l, 0, 1, 1, 1, false, NULL, NULL, 0, NULL), COLO_ERR_ARG,
-                 "owned");
-    assert_ok(
-        colo_layout_owned(&l, 0, 1, 1, 1, false, &own, NULL, 0, NULL)); /* runs are optional */
+    assert_fails(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
+                                   false, NULL, NULL, 0, NULL),
+                 COLO_ERR_ARG, "owned");
+    assert_ok(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 1, .features = 1},
+                                false, &own, NULL, 0, NULL)); /* runs are optional */
     /* room for one run where there are two: the count is told, nothing else */
     l = base_layout("cp=2");
     colo_run_t run[2];
@@ -450,7 +456,9 @@ T_CASE(missing_arguments_and_bad_sizes_are_refused)
     colo_owned_t own0 = own;
     colo_run_t run0[2];
     memcpy(run0, run, sizeof run);
-    assert_fails(colo_layout_owned(&l, 0, 1, 8, 1, false, &own, run, 1, &n), COLO_ERR_ARG, "2");
+    assert_fails(colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 1, .rows = 8, .features = 1},
+                                   false, &own, run, 1, &n),
+                 COLO_ERR_ARG, "2");
     assert_int_equal(n, 2);
     assert_memory_equal(&own, &own0, sizeof own);
     assert_memory_equal(run, run0, sizeof run);
@@ -468,7 +476,9 @@ T_CASE(the_largest_grids_divide_without_overflow)
     assert_fails(colo_layout_check(&l, 1, INT64_C(1) << 62, 1), COLO_ERR_LAYOUT,
                  "9223372036854775808");
     assert_ok(colo_layout_check(&l, 1, 0, 1)); /* nothing splits into nothing */
-    assert_ok(colo_layout_owned(&l, INT64_C(1) << 61, 1, 0, 1, false, &own, NULL, 0, &n));
+    assert_ok(colo_layout_owned(&l, INT64_C(1) << 61,
+                                &(colo_shape_t){.samples = 1, .rows = 0, .features = 1}, false,
+                                &own, NULL, 0, &n));
     assert_int_equal(own.rows, 0);
     assert_int_equal(n, 0);
 }

@@ -142,8 +142,9 @@ T_CASE(calls_on_a_layout_refuse_one_that_no_call_made)
         edits[i].edit(&l);
         before = l;
         refuses(i, "check", "layout: ", colo_layout_check(&l, 4, 8, 2));
-        refuses(i, "owned",
-                "layout: ", colo_layout_owned(&l, 0, 4, 8, 2, false, &own, NULL, 0, NULL));
+        refuses(i, "owned", "layout: ",
+                colo_layout_owned(&l, 0, &(colo_shape_t){.samples = 4, .rows = 8, .features = 2},
+                                  false, &own, NULL, 0, NULL));
         refuses(i, "split", "layout: ", colo_layout_split(&l, COLO_ROWS, "tp", COLO_BLOCK));
         refuses(i, "stage", "layout: ", colo_layout_stage(&l, "tp", 0));
         assert_memory_equal(&own, &mark, sizeof own);

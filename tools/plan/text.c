@@ -379,8 +379,10 @@ static void print_owned(const char *side, const colo_layout_t *layout, const pla
         printf(", %lld rows\n", (long long)ragged_rows);
         return;
     }
-    if (colo_layout_owned(layout, rank, n->samples, n->rows, n->features, full_rows, &o, NULL, 0,
-                          NULL) != COLO_OK ||
+    if (colo_layout_owned(
+            layout, rank,
+            &(colo_shape_t){.samples = n->samples, .rows = n->rows, .features = n->features},
+            full_rows, &o, NULL, 0, NULL) != COLO_OK ||
         (o.b1 - o.b0) * o.rows * (o.h1 - o.h0) == 0) {
         printf(", the rank holds nothing\n");
         return;
