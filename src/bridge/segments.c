@@ -213,53 +213,86 @@ static colo_status_t check_apart(const colo_part_t *p, int64_t n, int64_t nseqs)
     return COLO_OK;
 }
 
+/* What is known of the parts of segments [0, e). */
+typedef struct walk {
+    int64_t e, sum;             /* sum: of the rows */
+    int64_t last_seq, last_end; /* of the part before */
+    bool ordered;               /* parts ascend, as they usually do */
+} walk_t;
+
+/* Goes on while segments have rows that follow each other and fit: the usual ones, in few
+ * instructions. All is in variables, because writing a part could change what is behind a
+ * pointer. */
+static void walk_plain(walk_t *w, const colo_segments_t *s, uint64_t replicas, colo_list_t *parts)
+{
+    const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *pos = s->pos;
+    const int64_t *seq_len = s->seq_len, count = s->count;
+    const uint64_t nseqs = (uint64_t)s->nseqs;
+    colo_part_t *part = (colo_part_t *)parts->at + parts->n;
+    int64_t e = w->e, last_seq = w->last_seq, last_end = w->last_end;
+    uint64_t sum = (uint64_t)w->sum;
+    bool ordered = w->ordered;
+    for (; e < count; e++) {
+        const int64_t n = rows[e], q = seq[e], p = pos[e];
+        if ((uint64_t)src_dp[e] >= replicas || (uint64_t)q >= nseqs)
+            break;
+        const int64_t length = seq_len[q];
+        if (n <= 0 || n > length || (uint64_t)p > (uint64_t)(length - n) ||
+            (sum + (uint64_t)n) >> 63)
+            break;
+        sum += (uint64_t)n;
+        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = p, .count = n};
+        ordered &= q > last_seq || (q == last_seq && p >= last_end);
+        last_seq = q;
+        last_end = p + n;
+    }
+    parts->n = part - (colo_part_t *)parts->at;
+    *w = (walk_t){e, (int64_t)sum, last_seq, last_end, ordered};
+}
+
+/* Any segment. */
+static colo_status_t walk_one(walk_t *w, const colo_segments_t *s, int64_t replicas,
+                              colo_list_t *parts)
+{
+    const int64_t e = w->e++, n = s->rows[e], q = s->seq[e], first = w->sum;
+    if (n < 0)
+        return colo_fail(COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
+                         (long long)e, (long long)n);
+    if (!colo_add_ok(w->sum, n, &w->sum))
+        return colo_fail(COLO_ERR_ARG,
+                         "segments: segment %lld: its %lld rows make the sum of all rows exceed "
+                         "63 bits",
+                         (long long)e, (long long)n);
+    if ((uint64_t)s->src_dp[e] >= (uint64_t)replicas)
+        return bad_index("segment", e, "src_dp", s->src_dp[e], replicas);
+    if ((uint64_t)q >= (uint64_t)s->nseqs)
+        return bad_index("segment", e, "seq", q, s->nseqs);
+    if (n == 0)
+        return COLO_OK;
+    if (s->row_pos)
+        return scattered_parts(s, e, s->row_pos + first, parts);
+    const int64_t pos = s->pos[e], length = s->seq_len[q];
+    if (pos < 0 || pos >= length)
+        return bad_position(s, e, 0, pos);
+    return bad_position(s, e, length - pos, length);
+}
+
 colo_status_t colo_segments_parts(const colo_segments_t *s, const colo_ragged_axes_t *src,
                                   const colo_ragged_axes_t *dst, colo_list_t *parts)
 {
-    int64_t sum = 0, last_seq = -1, last_end = 0; /* of the part before */
+    walk_t w = {.last_seq = -1};
     parts->n = 0;
     COLO_TRY(colo_segments_present(s));
-    bool ordered = !s->row_pos; /* parts ascend, as they usually do */
+    w.ordered = !s->row_pos;
     COLO_TRY(check_sequences(s, dst));
     COLO_TRY(colo_parts_reserve(parts, s->count));
-    /* in variables, because writing a part could change what is behind a pointer */
-    const int64_t count = s->count, nseqs = s->nseqs, replicas = src->replicas;
-    const int64_t *rows = s->rows, *src_dp = s->src_dp, *seq = s->seq, *seq_len = s->seq_len;
-    colo_part_t *part = parts->at;
-    for (int64_t e = 0; e < count; e++) {
-        const int64_t n = rows[e], q = seq[e], first = sum;
-        if (n < 0)
-            return colo_fail(COLO_ERR_ARG, "segments: segment %lld has %lld rows, expected >= 0",
-                             (long long)e, (long long)n);
-        if (!colo_add_ok(sum, n, &sum))
-            return colo_fail(
-                COLO_ERR_ARG,
-                "segments: segment %lld: its %lld rows make the sum of all rows exceed "
-                "63 bits",
-                (long long)e, (long long)n);
-        if ((uint64_t)src_dp[e] >= (uint64_t)replicas)
-            return bad_index("segment", e, "src_dp", src_dp[e], replicas);
-        if ((uint64_t)q >= (uint64_t)nseqs)
-            return bad_index("segment", e, "seq", q, nseqs);
-        if (n == 0)
-            continue;
-        if (s->row_pos) {
-            COLO_TRY(scattered_parts(s, e, s->row_pos + first, parts));
-            continue;
-        }
-        const int64_t pos = s->pos[e], length = seq_len[q];
-        if (pos < 0 || pos >= length)
-            return bad_position(s, e, 0, pos);
-        if (n > length - pos)
-            return bad_position(s, e, length - pos, length);
-        *part++ = (colo_part_t){.segment = e, .seq = q, .pos = pos, .count = n};
-        ordered = ordered && (q > last_seq || (q == last_seq && pos >= last_end));
-        last_seq = q;
-        last_end = pos + n;
+    while (w.e < s->count) {
+        if (s->pos)
+            walk_plain(&w, s, (uint64_t)src->replicas, parts);
+        if (w.e < s->count)
+            COLO_TRY(walk_one(&w, s, src->replicas, parts));
     }
-    if (!s->row_pos)
-        parts->n = part - (colo_part_t *)parts->at;
-    return ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
+    return w.ordered ? COLO_OK : check_apart(parts->at, parts->n, s->nseqs);
 }
 
 colo_status_t colo_segments_check(const colo_segments_t *segments, const colo_layout_t *src,
