@@ -493,18 +493,7 @@ template <typename D> cudaError_t pick(const colo_distill_pass &p, bool grad, cu
 
 cudaError_t dispatch(const colo_distill_pass &p, bool grad, cudaStream_t stream)
 {
-    switch (p.base.dtype) {
-    case COLO_F32:
-        return grad ? run<f32, f32>::grad(p, stream) : run<f32, f32>::stats(p, stream);
-    case COLO_F64:
-        return pick<f64>(p, grad, stream);
-    case COLO_BF16:
-        return pick<bf16>(p, grad, stream);
-    case COLO_F16:
-        return pick<f16>(p, grad, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(p.base.dtype, [&](auto d) { return pick<decltype(d)>(p, grad, stream); });
 }
 
 } // namespace

@@ -181,6 +181,23 @@ struct f64 {
     }
 };
 
+/* @f of the struct of @dtype */
+template <typename F> cudaError_t with_dtype(colo_dtype_t dtype, const F &f)
+{
+    switch (dtype) {
+    case COLO_F32:
+        return f(f32());
+    case COLO_F64:
+        return f(f64());
+    case COLO_BF16:
+        return f(bf16());
+    case COLO_F16:
+        return f(f16());
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
 /* e^d in one special-function instruction, 2 ulp; 0 at -inf. */
 __device__ float exp_of(float d)
 {

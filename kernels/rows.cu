@@ -397,24 +397,6 @@ cudaError_t convert(void *to, int64_t to_stride, const void *from, int64_t from_
     return cudaGetLastError();
 }
 
-template <typename O>
-cudaError_t convert_to(void *to, int64_t to_stride, colo_dtype_t dtype, const void *from,
-                       int64_t from_stride, int64_t rows, int64_t columns, cudaStream_t stream)
-{
-    switch (dtype) {
-    case COLO_F32:
-        return convert<O, f32>(to, to_stride, from, from_stride, rows, columns, stream);
-    case COLO_F64:
-        return convert<O, f64>(to, to_stride, from, from_stride, rows, columns, stream);
-    case COLO_BF16:
-        return convert<O, bf16>(to, to_stride, from, from_stride, rows, columns, stream);
-    case COLO_F16:
-        return convert<O, f16>(to, to_stride, from, from_stride, rows, columns, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
-}
-
 } // namespace
 
 extern "C" cudaError_t colo_k_rows_compact(const colo_linear_rows *p, cudaStream_t stream)
@@ -470,18 +452,9 @@ extern "C" cudaError_t colo_k_rows_sum(const void *z, int64_t stride, colo_dtype
 {
     if (columns == 0)
         return cudaSuccess;
-    switch (dtype) {
-    case COLO_F32:
-        return sum_rows<f32>(z, stride, rows, columns, scale, to, to_step, beta, stream);
-    case COLO_F64:
-        return sum_rows<f64>(z, stride, rows, columns, scale, to, to_step, beta, stream);
-    case COLO_BF16:
-        return sum_rows<bf16>(z, stride, rows, columns, scale, to, to_step, beta, stream);
-    case COLO_F16:
-        return sum_rows<f16>(z, stride, rows, columns, scale, to, to_step, beta, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(dtype, [&](auto d) {
+        return sum_rows<decltype(d)>(z, stride, rows, columns, scale, to, to_step, beta, stream);
+    });
 }
 
 extern "C" cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dtype_t to_dtype,
@@ -491,17 +464,10 @@ extern "C" cudaError_t colo_k_rows_convert(void *to, int64_t to_stride, colo_dty
 {
     if (rows == 0 || columns == 0)
         return cudaSuccess;
-    switch (to_dtype) {
-    case COLO_F32:
-        return convert_to<f32>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
-    case COLO_F64:
-        return convert_to<f64>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
-    case COLO_BF16:
-        return convert_to<bf16>(to, to_stride, from_dtype, from, from_stride, rows, columns,
-                                stream);
-    case COLO_F16:
-        return convert_to<f16>(to, to_stride, from_dtype, from, from_stride, rows, columns, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(to_dtype, [&](auto o) {
+        return with_dtype(from_dtype, [&](auto d) {
+            return convert<decltype(o), decltype(d)>(to, to_stride, from, from_stride, rows,
+                                                     columns, stream);
+        });
+    });
 }

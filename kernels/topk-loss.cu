@@ -254,18 +254,7 @@ extern "C" cudaError_t colo_k_topk_given(const colo_topk_pass *p, cudaStream_t s
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
-    switch (p->base.dtype) {
-    case COLO_F32:
-        return given<f32>(*p, stream);
-    case COLO_F64:
-        return given<f64>(*p, stream);
-    case COLO_BF16:
-        return given<bf16>(*p, stream);
-    case COLO_F16:
-        return given<f16>(*p, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(p->base.dtype, [&](auto d) { return given<decltype(d)>(*p, stream); });
 }
 
 extern "C" cudaError_t colo_k_topk_merge(const colo_topk_pass *p, cudaStream_t stream)
@@ -288,16 +277,5 @@ extern "C" cudaError_t colo_k_topk_fix(const colo_topk_pass *p, cudaStream_t str
 {
     if (p->base.tokens == 0)
         return cudaSuccess;
-    switch (p->base.dtype) {
-    case COLO_F32:
-        return fix<f32>(*p, stream);
-    case COLO_F64:
-        return fix<f64>(*p, stream);
-    case COLO_BF16:
-        return fix<bf16>(*p, stream);
-    case COLO_F16:
-        return fix<f16>(*p, stream);
-    default:
-        return cudaErrorInvalidValue;
-    }
+    return with_dtype(p->base.dtype, [&](auto d) { return fix<decltype(d)>(*p, stream); });
 }
