@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_bridge_check.c - what happens when ranks pass nonsense in a call or stay away: who gets
- * which status, what the error message names, that nothing was written, and whether the bridge
+ * test_bridge_check.c - what happens when ranks pass nonsense in a call or stay away: which rank
+ * gets which status, what the error message names, that nothing was written, and whether the bridge
  * lives on. And the statistics: one exchange a direction, of exactly the plan's bytes.
  */
 #include "harness/harness.h"
@@ -126,7 +126,7 @@ static colo_status_t faulty_rank(colo_comm_t *world, void *arg)
     rank_try(colo_comm_set_check(world, f->check));
     rank_try(t_case_config(c, &src, &dst, &config));
     rank_try(colo_bridge_create(&bridge, &config, world));
-    rank_try(colo_comm_barrier(world, NULL)); /* nobody is still in create when the fault happens */
+    rank_try(colo_comm_barrier(world, NULL)); /* no rank is still in create at the fault */
     rank_try(t_case_tensor(c, f->backward ? T_DY : T_X, rank, 0, true, &in));
     rank_try(t_case_tensor(c, f->backward ? T_DX : T_Y, rank, 0, false, &out));
     colo_tensor_t a = in.t, b = out.t;

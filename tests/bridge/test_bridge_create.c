@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * test_bridge_create.c - ranks that disagree about a bridge, or bring nonsense, when it is made:
- * who gets which status, what the error message names, and that the comm lives on.
+ * which rank gets which status, what the error message names, and that the comm lives on.
  */
 #include "harness/harness.h"
 

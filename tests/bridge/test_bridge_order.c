@@ -49,7 +49,7 @@ static colo_status_t two_bridges_rank(colo_comm_t *world, void *arg)
         rank_try(make(&o->c, world, &bridge[i]));
     for (int i = 0; i < 2; i++)
         rank_try(t_case_round(bridge[i], rank, &o->c, i));
-    rank_try(colo_comm_barrier(world, NULL)); /* nobody is still on the way */
+    rank_try(colo_comm_barrier(world, NULL)); /* no rank is still on the way */
     rank_try(t_case_tensor(&o->c, T_X, rank, 0, true, &x));
     rank_try(t_case_tensor(&o->c, T_Y, rank, 0, false, &y));
     colo_status_t st = colo_bridge_forward(bridge[rank == o->odd], &x.t, &y.t, NULL);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_contract.c - COLO_CHECK=2 looks at what was promised about the data: replicas hold the same
- * values, a DISJOINT gradient is zero outside the rank's own rows. A broken promise is an error on
+ * test_contract.c - COLO_CHECK=2 looks at what was declared about the data: replicas hold the same
+ * values, a DISJOINT gradient is zero outside the rank's own rows. A violation is an error on
  * every rank before anything moves, names the ranks and the row, and leaves the bridge usable.
  */
 #include "harness/harness.h"
@@ -102,7 +102,7 @@ T_CASE(replicas_that_differ_break_a_contract_that_names_them)
     run_contract(&(contract_t){c, true, 7, 0, 5, 1, {"6", "7", "d_y"}, true});
     c.output = COLO_SHARDED;
     run_contract(&(contract_t){c, true, 7, 0, 3, 1, {"6", "7", "d_y"}, true});
-    /* with strides and gaps: what lies between the elements is nobody's business */
+    /* with strides and gaps: no rank reads what lies between the elements */
     c = usual();
     c.stride = T_SPREAD;
     c.axes = "sbh";
@@ -195,4 +195,4 @@ T_CASE(replicas_that_own_nothing_agree_whatever_they_pass)
     assert_ok(t_run_ranks(4, empty_rank, NULL, 0));
 }
 
-T_MAIN("bridge/promise")
+T_MAIN("bridge/contract")

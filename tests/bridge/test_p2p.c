@@ -93,7 +93,7 @@ T_CASE(out_of_reach_is_an_error_where_peer_is_asked_for)
     }
 }
 
-/* ---- calls: who has nothing of what peers reach follows the others ---- */
+/* ---- calls: a rank that has nothing of what peers reach follows the others ---- */
 
 /* Rank 3 owns nothing of the source, and sends gradients; every rank has somebody to talk to. */
 static t_case_t asymmetric(int32_t check)
@@ -286,7 +286,7 @@ static colo_status_t fan_out(colo_comm_t *comm, void *arg)
     (void)arg;
     rank_try(stand_up(&s, comm, &c, COLO_TRANSPORT_PEER));
     rank_try(tensors(&s, 0));
-    rank_try(expect(&s, COLO_FORWARD, 0, false)); /* a plain copy: nobody is met */
+    rank_try(expect(&s, COLO_FORWARD, 0, false)); /* a plain copy: no rank is met */
     rank_check(go(&s, COLO_BACKWARD) == COLO_ERR_ARG);
     rank_check(strstr(colo_last_error(), "d_x at"));
     rank_check(strstr(colo_last_error(), "which transport peer (COLO_TRANSPORT, or the bridge's)"));

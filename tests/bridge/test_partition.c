@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_partition.c - who gets which position, against cutting lists by hand: chunks are copied out
- * of a list of positions and strung together, no index is computed. Movement is compared exactly on
- * values that name their place. tests/gpu links the same program with tensors on a GPU.
+ * test_partition.c - which rank gets which position, against cutting lists by hand: chunks are
+ * copied out of a list of positions and strung together, no index is computed. Movement is compared
+ * exactly on values that name their place. tests/gpu links the same program with tensors on a GPU.
  */
 #include "bridge/there.h"
 

@@ -97,8 +97,8 @@ static bool among(const set_t *s, int32_t rank)
     return false;
 }
 
-/* The candidates of @destination among @hold; *tier and *key are the same for those who share them.
- */
+/* The candidates of @destination among @hold; *tier and *key are the same for ranks that share
+ * them. */
 static int32_t candidates(const scene_t *s, const set_t *hold, int32_t destination, int32_t *out,
                           int *tier, int64_t *key)
 {
@@ -117,7 +117,7 @@ static int32_t candidates(const scene_t *s, const set_t *hold, int32_t destinati
 
 #define WRONG(s, ...) (snprintf((s)->plans.why, sizeof(s)->plans.why, __VA_ARGS__), false)
 
-/* Deliveries of one held set to those who share candidates, by candidate. */
+/* Deliveries of one held set to ranks that share candidates, by candidate. */
 typedef struct turns {
     int tier;
     int64_t key;
@@ -137,9 +137,9 @@ static turns_t *turns_of(turns_t *t, int32_t *n, int tier, int64_t key, const in
     return &t[(*n)++];
 }
 
-/* One delivery: who sent how much of @bytes. @size: extents of the overlap along its axes. */
-static bool look_at(scene_t *s, turns_t *t, int32_t destination, int64_t bytes, const int64_t *size,
-                    int64_t *served)
+/* One delivery: the bytes of @bytes that each rank sent. @size: extents of the overlap. */
+static bool check_delivery(scene_t *s, turns_t *t, int32_t destination, int64_t bytes,
+                           const int64_t *size, int64_t *served)
 {
     int64_t longest = 0, total = 0, n = t->n, es = (int64_t)colo_dtype_size(s->c->dtype);
     bool divides = false;
@@ -219,16 +219,16 @@ static bool held_set(scene_t *s, const set_t *hold)
                 first &= m++ > 0 || j == i;
             }
             if (m % n) {
-                if (!look_at(s, t, x, bytes, size, NULL))
+                if (!check_delivery(s, t, x, bytes, size, NULL))
                     return false;
                 continue;
             }
             if (!first)
-                continue; /* judged with the first of those who share the candidates */
+                continue; /* judged with the first rank that shares the candidates */
             for (int32_t j = i; j < need->n; j++) {
                 candidates(s, hold, need->rank[j], other, &tier2, &key2);
                 if (!among(hold, need->rank[j]) && tier2 == tier && key2 == key &&
-                    !look_at(s, t, need->rank[j], bytes, size, served))
+                    !check_delivery(s, t, need->rank[j], bytes, size, served))
                     return false;
             }
             for (int32_t j = 0; j < n; j++)

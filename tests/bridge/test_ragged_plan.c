@@ -198,8 +198,8 @@ T_CASE(planning_lists_the_rows_of_a_rank_once)
     assert_int_equal(b - a, many - few);
 }
 
-/* Two ranks hold what one of 64 needs and take turns. A turn depends on the needers before: rank 0
- * has none, and each sequence has rows for it and for those behind it. */
+/* Two ranks hold what one of 64 needs and take turns. A turn depends on the destinations before:
+ * rank 0 has none, and each sequence has rows for it and for those behind it. */
 T_CASE(planning_passes_turns_of_ranks_before_only)
 {
     int64_t runs;
@@ -207,7 +207,7 @@ T_CASE(planning_passes_turns_of_ranks_before_only)
     assert_true(4 * first < work_of("dp=64", "cp=4,tp=2,dp=8", 63, 2000, &runs));
 }
 
-/* ---- who sends ---- */
+/* ---- which rank sends ---- */
 
 #define WHOLE_BELOW 65536 /* bytes: smaller overlaps are not cut */
 

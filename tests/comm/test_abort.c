@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_abort.c - an abort wakes everybody and leaves nobody's buffers in use, and what a comm still
- * answers when it is dead.
+ * test_abort.c - an abort wakes all ranks and leaves no rank's buffers in use, and what a comm
+ * still answers when it is dead.
  */
 #include "comm/seen.h"
 

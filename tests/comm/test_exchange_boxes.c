@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_exchange_boxes.c - grouped exchange: any boxes, any pattern of who talks to whom, and what
+ * test_exchange_boxes.c - grouped exchange: any boxes, any pattern of ranks that talk, and what
  * happens when two sides do not expect the same.
  *
  * Random patterns come from one seed that all ranks share, so that a receiver can tell what must
@@ -129,7 +129,7 @@ static colo_status_t pattern_rank(colo_comm_t *c, void *arg)
         }
         rank_try(colo_comm_exchange(c, sends, nsends, recvs, nrecvs, p->dtype, NULL));
         rank_check(memcmp(in, want, room * elem) == 0);
-        memset(out, 0, ROOM * elem); /* mine again: nobody may still read it */
+        memset(out, 0, ROOM * elem); /* mine again: no rank may still read it */
     }
     free(out);
     free(in);
@@ -151,7 +151,7 @@ T_CASE(random_patterns_move_exactly_their_boxes)
     free(p);
 }
 
-/* ---- who waits for whom ---- */
+/* ---- which rank waits for which ---- */
 
 static colo_status_t pairs_rank(colo_comm_t *c, void *arg)
 {
@@ -160,7 +160,7 @@ static colo_status_t pairs_rank(colo_comm_t *c, void *arg)
     int32_t mine = me * 10, got = -1;
     colo_box_t out = {&mine, {1, 1, 1}, {0, 0, 0}}, in = {&got, {1, 1, 1}, {0, 0, 0}};
     colo_message_t send = {other, 1, &out}, recv = {other, 1, &in};
-    /* ranks 2 and 3 come only when 0 and 1 are through: nobody waits for those it does not name */
+    /* ranks 2 and 3 come only when 0 and 1 are through: no rank waits for one it does not name */
     while (me >= 2 && atomic_load(late) < 2)
         ;
     for (int turn = 0; turn < 50; turn++) {
@@ -241,7 +241,7 @@ static colo_status_t clash_rank(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-/* @from, @to: the ranks that must see it below level 2, where one that names nobody is through */
+/* @from, @to: the ranks that must see it below level 2, where one that names no rank is through */
 static void expect_mismatch(struct clash k, int from, int to, const char *text, const char *checked)
 {
     for (k.check = 0; k.check <= 2; k.check++) {
@@ -272,14 +272,14 @@ T_CASE(another_number_of_boxes_is_a_mismatch_on_both_sides)
                     0, 1, "2 boxes where 1 are expected", "rank 0 sends rank 1 other boxes");
 }
 
-T_CASE(a_message_nobody_expects_is_a_mismatch)
+T_CASE(a_message_no_rank_expects_is_a_mismatch)
 {
     expect_mismatch(
         (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, true, false, 0, {COLO_OK}, {{0}}}, 0, 0,
         "rank 1", "rank 0 sends rank 1 a message, which expects none");
 }
 
-T_CASE(a_message_nobody_sends_is_a_mismatch)
+T_CASE(a_message_no_rank_sends_is_a_mismatch)
 {
     expect_mismatch(
         (struct clash){{{1, 2, 2}, {1, 2, 2}}, {1, 1}, false, true, 0, {COLO_OK}, {{0}}}, 1, 1,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_failure.c - ranks that go wrong: nobody hangs, everybody learns who and what, nothing is
- * written.
+ * test_failure.c - ranks that go wrong: no rank hangs, every rank learns which one did what,
+ * nothing is written.
  *
  * Rank functions note what each rank saw; the main thread judges. Deadlines are short, and every
  * case would hang (and be killed by the runner) if the guard under test were missing.
@@ -116,7 +116,7 @@ static colo_status_t late_readers(colo_comm_t *c, void *arg)
     return COLO_OK;
 }
 
-T_CASE(a_timed_out_call_leaves_nobody_reading_its_buffers)
+T_CASE(a_timed_out_call_leaves_no_rank_reading_its_buffers)
 {
     struct seen s = {.arrived = 0};
     for (int i = 0; i < 5; i++) {
@@ -505,7 +505,7 @@ T_CASE(agreement_hands_each_rank_the_right_status)
 
 /* ---- meeting ---- */
 
-/* Rank 2 comes late: nobody is past the meeting before. */
+/* Rank 2 comes late: no rank is past the meeting before. */
 static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
 {
     atomic_int *arrived = arg;
@@ -532,7 +532,7 @@ static colo_status_t meeting_rank(colo_comm_t *c, void *arg)
     c->share_process = false;
     colo_comm_destroy(&group);
     gpus->timeout_ms = 300;
-    if (c->rank != 1) { /* who does not come is missed */
+    if (c->rank != 1) { /* a rank that does not come is missed */
         colo_status_t st = colo_comm_i_host_barrier(gpus, "threads");
         rank_check(st == COLO_ERR_TIMEOUT || st == COLO_ERR_PEER);
     }

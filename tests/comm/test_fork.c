@@ -40,7 +40,7 @@ static int use_all(colo_comm_t *c)
     if (colo_bootstrap_from_comm(c, &b) != COLO_OK)
         return 12;
     REFUSED(13, b.all_gather(b.user, x, all, sizeof x));
-    REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells nobody */
+    REFUSED(14, colo_comm_all_reduce(c, x, x, -1, COLO_F32, COLO_SUM, NULL)); /* tells no rank */
 #undef REFUSED
     colo_comm_stats(c, &stats);
     colo_comm_stats_reset(c);

@@ -124,7 +124,7 @@ T_CASE(where_peers_are_asked_for_none_is_an_error)
     }
 }
 
-T_CASE(nobody_is_asked_where_nccl_is_wanted)
+T_CASE(no_rank_is_asked_where_nccl_is_wanted)
 {
     setenv("COLO_TRANSPORT", "nccl", 1);
     struct told t = registering(false, COLO_ERR_NOMEM, COLO_ERR_NOMEM);

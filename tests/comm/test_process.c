@@ -166,7 +166,7 @@ static void close_all(struct post *post, colo_comm_t **world, colo_comm_t **muta
         }
 }
 
-T_CASE(who_left_one_group_is_named_at_once)
+T_CASE(a_rank_that_left_one_group_is_named_at_once)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -181,7 +181,7 @@ T_CASE(who_left_one_group_is_named_at_once)
     close_all(&post, world, mutant);
 }
 
-T_CASE(why_all_is_over_comes_before_the_goodbye_of_who_heard_it)
+T_CASE(why_all_is_over_comes_before_the_goodbye_of_a_rank_that_heard_it)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -194,7 +194,7 @@ T_CASE(why_all_is_over_comes_before_the_goodbye_of_who_heard_it)
     close_all(&post, world, mutant);
 }
 
-T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it)
+T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_a_rank_that_heard_it)
 {
     static struct post post;
     colo_comm_t *world[RANKS], *mutant[RANKS];
@@ -210,7 +210,7 @@ T_CASE(why_a_group_is_over_comes_before_the_goodbye_of_who_heard_it)
     close_all(&post, world, mutant);
 }
 
-/* The head of @rank's barrier, to rank 1 and without what @rank says when nobody comes. */
+/* The head of @rank's barrier, to rank 1 and without what @rank says when no rank comes. */
 static void send_head_only(struct post *post, colo_comm_t *comm, int32_t rank)
 {
     assert_ok(colo_comm_set_timeout(comm, 20));

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * dlpack_abi.h - the types that DLPack 1.x promises (github.com/dmlc/dlpack), written from its
+ * dlpack_abi.h - the types that DLPack 1.x declares (github.com/dmlc/dlpack), written from its
  * specification, so that the test of colobridge/dlpack.h needs no package. As in 1.0, the versioned
  * one is a struct without a typedef.
  */

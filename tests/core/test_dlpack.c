@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* test_dlpack.c - DLPack's tensors in and out: every dtype, both kinds, who frees what and when. */
+/* test_dlpack.c - DLPack's tensors in and out: every dtype, both kinds, when what is freed. */
 #include "core/dlpack_abi.h"
 
 #include <colobridge/dlpack.h>

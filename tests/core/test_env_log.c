@@ -23,7 +23,7 @@ static int clean(void **state)
 
 /* ---- environment variables ---- */
 
-static void knobs_are_listed_with_fallback_and_help(void **state)
+static void variables_are_listed_with_fallback_and_help(void **state)
 {
     static const char *const expected[][2] = {{"COLO_LOG", "off"},
                                               {"COLO_TIMEOUT_MS", "600000"},
@@ -71,7 +71,7 @@ static void collect(colo_log_level_t level, const char *line, void *user)
     snprintf(l->last, sizeof l->last, "%s", line);
 }
 
-static colo_status_t nobody(colo_comm_t *world, void *arg)
+static colo_status_t must_not_run(colo_comm_t *world, void *arg)
 {
     *(bool *)arg = true;
     return COLO_OK;
@@ -110,7 +110,7 @@ static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
         assert_fails(colo_env_check(nonsense[i].name), COLO_ERR_ARG, nonsense[i].allowed);
         assert_fails(colo_env_check(NULL), COLO_ERR_ARG, found);
         assert_fails(colo_comm_create_self(&c), COLO_ERR_ARG, found);
-        assert_fails(colo_comm_threads_run(2, nobody, &ran), COLO_ERR_ARG, found);
+        assert_fails(colo_comm_threads_run(2, must_not_run, &ran), COLO_ERR_ARG, found);
         assert_true(!c && !ran);
         unsetenv(nonsense[i].name);
         assert_ok(colo_env_check(nonsense[i].name));
@@ -155,7 +155,7 @@ static void value_that_is_allowed_counts(void **state)
     setenv("COLO_TIMEOUT_MS", "250", 1);
     assert_ok(colo_env_i64("COLO_TIMEOUT_MS", &ms));
     assert_int_equal(ms, 250);
-    setenv("COLO_TIMEOUT_MS", "25O", 1); /* whoever goes on, goes on with the fallback */
+    setenv("COLO_TIMEOUT_MS", "25O", 1); /* a program that goes on has the fallback */
     assert_fails(colo_env_i64("COLO_TIMEOUT_MS", &ms), COLO_ERR_ARG, "'25O'");
     assert_int_equal(ms, 600000);
     unsetenv("COLO_TIMEOUT_MS");
@@ -268,7 +268,7 @@ static void stderr_is_silent_unless_the_environment_asks(void **state)
 
 struct storm {
     _Atomic int inside;
-    int overlaps, lines; /* plain: only the promise "never concurrently" orders them */
+    int overlaps, lines; /* plain: only "never concurrently" orders them */
 };
 
 static void in_storm(colo_log_level_t level, const char *line, void *user)
@@ -351,7 +351,7 @@ static void sink_may_call_the_library(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(knobs_are_listed_with_fallback_and_help, clean, clean),
+        cmocka_unit_test_setup_teardown(variables_are_listed_with_fallback_and_help, clean, clean),
         cmocka_unit_test_setup_teardown(a_value_says_where_it_comes_from, clean, clean),
         cmocka_unit_test_setup_teardown(value_that_is_not_allowed_is_refused_by_every_create, clean,
                                         clean),

@@ -50,7 +50,7 @@ T_CASE(every_status_has_a_name_and_a_description)
     }
 }
 
-T_CASE(a_failure_sets_the_sentence_and_returns_its_status)
+T_CASE(a_failure_sets_the_error_message_and_returns_its_status)
 {
     assert_int_equal(colo_fail(COLO_ERR_SHAPE, "batch %d does not split into %d", 30, 4),
                      COLO_ERR_SHAPE);
@@ -62,7 +62,7 @@ T_CASE(a_failure_sets_the_sentence_and_returns_its_status)
     assert_string_equal(colo_last_error(), "again (rank 7: batch 30 does not split into 4)");
 }
 
-T_CASE(long_sentences_are_cut_not_spilled)
+T_CASE(long_error_messages_are_cut_not_spilled)
 {
     char *text = malloc(5001);
     memset(text, 'x', 5000);

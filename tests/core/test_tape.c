@@ -145,7 +145,7 @@ T_CASE(a_value_used_twice_by_one_node_gets_both)
     colo_tape_destroy(&tape);
 }
 
-T_CASE(nodes_nobody_needs_are_skipped)
+T_CASE(nodes_that_no_node_needs_are_skipped)
 {
     colo_tape_t *tape;
     colo_tensor_t g;
@@ -188,7 +188,7 @@ T_CASE(the_gradient_of_an_output_is_released_unless_it_is_retained)
     colo_tape_destroy(&tape);
 }
 
-T_CASE(an_output_nobody_consumed_brings_zeros)
+T_CASE(an_output_that_no_node_consumed_brings_zeros)
 {
     colo_tensor_t two[2] = {vec(some), vec(some)};
     colo_tape_t *tape;

@@ -335,7 +335,7 @@ static void a_last_line_without_newline_is_read(void **state)
     remove(path);
 }
 
-static void a_short_sentence_buffer_is_not_overrun(void **state)
+static void a_short_error_message_buffer_is_not_overrun(void **state)
 {
     cap_data_t d;
     char why[8] = "1234567";
@@ -361,7 +361,7 @@ int main(void)
         cmocka_unit_test(bad_rows_are_refused_with_file_line_and_what_was_found),
         cmocka_unit_test(files_without_rows_are_refused),
         cmocka_unit_test(a_last_line_without_newline_is_read),
-        cmocka_unit_test(a_short_sentence_buffer_is_not_overrun),
+        cmocka_unit_test(a_short_error_message_buffer_is_not_overrun),
     };
     return cmocka_run_group_tests_name("examples/data", tests, load, unload);
 }

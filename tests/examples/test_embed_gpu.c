@@ -92,7 +92,7 @@ const char *ncclGetErrorString(ncclResult_t r)
 
 int embed_main(void);
 
-T_CASE(a_rank_without_memory_leaves_nobody_in_nccl)
+T_CASE(a_rank_without_memory_leaves_no_rank_in_nccl)
 {
     assert_int_equal(embed_main(), 1);
     assert_int_equal(entered, 0);

@@ -66,7 +66,7 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     r.arena = colo_memory_data(r.memory);
     if (st == COLO_OK)
         st = job.fn(&r, job.arg);
-    if (st == COLO_OK) /* nobody frees what another one may still reach */
+    if (st == COLO_OK) /* no rank frees what another one may still reach */
         st = colo_comm_barrier(world, NULL);
     colo_memory_destroy(&r.memory);
     colo_comm_destroy(&r.gpus);

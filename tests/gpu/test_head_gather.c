@@ -389,7 +389,7 @@ static void some_must_say(int how, colo_status_t want, const char *text)
         said += v->status[k] == want && strstr(v->error_message[k], text) != NULL;
     }
     if (!said)
-        fail_msg("nobody says %s: %s", text, v->error_message[0]);
+        fail_msg("no rank says %s: %s", text, v->error_message[0]);
 }
 
 T_CASE(a_rank_that_goes_elsewhere_or_stays_away_is_found)

@@ -55,7 +55,7 @@ static bool untouched(const t_buffer_t *b)
     return true;
 }
 
-/* ---- promises ---- */
+/* ---- declared preconditions ---- */
 
 typedef struct contract {
     t_case_t c;
@@ -240,7 +240,7 @@ T_CASE(memory_and_streams_of_elsewhere_are_refused_on_all_ranks)
         }
 }
 
-T_CASE(below_level_2_the_comm_is_dead_and_nobody_waits)
+T_CASE(below_level_2_the_comm_is_dead_and_no_rank_waits)
 {
     struct place p = {HOST_POINTER, 1, false};
     assert_ok(t_gpus_run(gpus, false, place_rank, &p));

@@ -2,7 +2,7 @@
 /*
  * test_nccl_failure.c - communicators of GPUs, one thread a rank, and what goes wrong: a rank is
  * missing at create, two on one device, host pointers, different operations, an abort while a
- * stream waits, an operation that is late. Every rank learns what and why; nobody hangs.
+ * stream waits, an operation that is late. Every rank learns what and why; no rank hangs.
  */
 #include "gpu/nccl_ranks.h"
 
@@ -142,7 +142,7 @@ static colo_status_t abandoned(t_gpu_rank_t *r, void *arg)
     float *d;
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
     rank_try(colo_comm_barrier(r->gpus, r->stream)); /* connects */
-    if (r->rank == 0) {                              /* enqueues and waits; nobody comes */
+    if (r->rank == 0) {                              /* enqueues and waits; no rank comes */
         rank_try(colo_comm_all_reduce(r->gpus, d, d, 1000, COLO_F32, COLO_SUM, r->stream));
         (void)cudaStreamSynchronize(r->stream);
         note(arg, 0, colo_comm_check(r->gpus));
@@ -204,7 +204,7 @@ static colo_status_t alone_rank(t_gpu_rank_t *r, void *arg)
     colo_layout_t src, dst;
     colo_grid_t g;
     rank_cuda(cudaMalloc((void **)&d, 1 << 20));
-    rank_try(t_gpu_quiet(r)); /* nobody allocates while others wait on the device for it */
+    rank_try(t_gpu_quiet(r)); /* no rank allocates while others wait on the device for it */
     rank_try(colo_comm_barrier(r->gpus, r->stream));
     rank_try(t_gpu_quiet(r));
     char text[16];

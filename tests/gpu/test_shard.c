@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_shard.c - what the partition promises on a GPU alone: few launches, graphs that replay,
+ * test_shard.c - what the partition guarantees on a GPU alone: few launches, graphs that replay,
  * offsets past 2^31, addresses at any byte, pointers that are refused before anything is written.
  * That values arrive is test_partition.c's, which runs on GPUs, too.
  */

@@ -91,9 +91,9 @@ T_CASE(paths_are_counted_in_device_memory)
     gpu_free(d_x);
 }
 
-/* The second output, which nobody consumed, brings zeros, also into a buffer that held numbers; a
+/* The second output, which no node consumed, brings zeros, also into a buffer that held numbers; a
  * value on the host may be on the same tape. */
-T_CASE(what_nobody_consumed_is_zeros)
+T_CASE(what_no_node_consumed_is_zeros)
 {
     float count[N], one = 1;
     colo_tape_t *tape = NULL;

@@ -81,7 +81,7 @@ T_CASE(the_first_element_that_is_not_zero_is_found)
                 h[i] = 0x80;
         void *p = gpu_put(h, sizeof h);
         colo_box_t b = box_on(p, 3, 0);
-        assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: nobody's */
+        assert_cuda(cudaMemset((char *)p + elem, 1, 1)); /* in a gap: not in the box */
         assert_ok(look()->box_nonzero(&b, dtype, &at, NULL));
         assert_int_equal(at, -1);
         static const int64_t places[][3] = {{2, 4, 6}, {2, 0, 0}, {1, 3, 2}, {0, 0, 0}};

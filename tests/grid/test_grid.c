@@ -84,7 +84,7 @@ static void check_groups(const pair *p, const char *dims, const ref_groups *want
                          (long long)got.ordinal, (long long)i,
                          (long long)colo_group_member(&got, i), (long long)member);
         }
-        for (int64_t q = -g->size; g->size < 100 && q < 2 * g->size; q++) { /* and nobody else */
+        for (int64_t q = -g->size; g->size < 100 && q < 2 * g->size; q++) { /* and no other */
             bool member = q >= 0 && q < g->size && want->group[q] == want->group[r];
             if (colo_group_find(&got, g->offset + q) != (member ? want->index[q] : -1))
                 fail_msg("'%s' group %lld: rank %lld is found at %lld", dims,

@@ -302,7 +302,7 @@ static void a_file_that_cannot_be_read_is_refused(void **state)
     char fifo[64];
     snprintf(fifo, sizeof fifo, "%s.fifo", file);
     assert_int_equal(mkfifo(fifo, 0600), 0);
-    refuse(fifo, COLO_ERR_IO, "not a regular file"); /* and nobody waits for a writer */
+    refuse(fifo, COLO_ERR_IO, "not a regular file"); /* and the call waits for no writer */
     unlink(fifo);
 }
 
@@ -504,7 +504,7 @@ static void ranks_run_unbound_with_one_warning(void **state)
 
 /* ---- a build without hwloc ---- */
 
-static void without_hwloc_the_sentence_says_what_to_do(void **state)
+static void without_hwloc_the_error_message_says_what_to_do(void **state)
 {
     static const char *const topology[] = {NULL, ONE, GPUS, "/no/such/file.xml"};
     for (int i = 0; i < 4; i++) {
@@ -517,7 +517,7 @@ int main(void)
 {
     const struct CMUnitTest without[] = {
         cmocka_unit_test(names_and_policies_are_each_other),
-        cmocka_unit_test(without_hwloc_the_sentence_says_what_to_do),
+        cmocka_unit_test(without_hwloc_the_error_message_says_what_to_do),
         cmocka_unit_test(ranks_run_unbound_with_one_warning),
     };
     const struct CMUnitTest tests[] = {

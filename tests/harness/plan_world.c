@@ -189,7 +189,7 @@ static bool takes(const member_t *m, int64_t b, int64_t s, int64_t h)
     return m->holds && m->b[b] && m->s[s] && m->h[h];
 }
 
-/* Is there a holder in a nearer tier than @peer? Then that one had to be chosen. */
+/* Is there a source in a nearer tier than @peer? Then that one had to be chosen. */
 static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t level, int64_t b,
                     int64_t s, int64_t h)
 {
@@ -235,7 +235,7 @@ static bool deliver(court_t *k, int32_t rank, int64_t peer, const colo_region_t 
                 if (!gives(&k->has[peer], g->level, b, s, h))
                     bad = "the sender does not hold it";
                 else if (!takes(&k->wants[rank], b, s, h))
-                    bad = "nobody needs it there";
+                    bad = "no rank needs it there";
                 else if (peer != rank && gives(&k->has[rank], g->level, b, s, h))
                     bad = "the receiver holds it already";
                 else if (peer != rank && !nearest(k, rank, peer, g->level, b, s, h))
@@ -402,7 +402,7 @@ static int64_t logical(int what, int64_t l, int64_t b, int64_t s, int64_t h)
     return ref_code_partial(l + 31 * what, b, s, h, 10);
 }
 
-/* sum over the logical elements that needers receive of (what arrives) * (the dual number there) */
+/* sum of (what arrives) * (the dual number there) over elements that destinations receive */
 static int64_t pairing(court_t *k, bool backward)
 {
     size_t cells = (size_t)(k->nb * k->ns * k->nc);

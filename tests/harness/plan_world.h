@@ -21,10 +21,10 @@ bool t_plans_make(t_plans_t *w, const t_case_t *c);
 void t_plans_free(t_plans_t *w);
 
 /*
- * Everything that semantics 3 promises of one way: each needed element reaches each needer exactly
- * once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers
- * ascending and never self, nothing empty, nothing that the needer holds; sends mirror receives;
- * byte totals; with ranks_per_node, the nearest tier that has a holder.
+ * Everything that semantics 3 guarantees of one way: each needed element reaches each destination
+ * exactly once (PARTIAL: once a level), from a rank that holds it; one message per peer pair, peers
+ * ascending and never self, nothing empty, nothing that the destination holds; sends mirror
+ * receives; byte totals; with ranks_per_node, the nearest tier that has a source.
  */
 bool t_plans_judge(t_plans_t *w, colo_pass_t pass);
 /* No rank sends more than the largest receive. */

@@ -2,7 +2,7 @@
 /*
  * ranks.c - see ranks.h. After a run on processes each rank's memory is compared with what it was
  * before: the bytes that changed are what that rank wrote, and all of them together are the result.
- * What travels is old XOR new, since pointers, which nobody changes, differ between MPI processes.
+ * What travels is old XOR new, since pointers, which no rank changes, differ between MPI processes.
  */
 #include "harness/ranks.h"
 
@@ -201,7 +201,7 @@ static void run_one(colo_status_t made, colo_comm_t *world, colo_rank_fn fn, voi
         st = fn(world, arg);
     fill(report, st);
     if (world && st < 0 && colo_comm_check(world) == COLO_OK)
-        colo_comm_i_fail(world, st); /* whoever waits for this rank should not do so in vain */
+        colo_comm_i_fail(world, st); /* no rank should wait for this one in vain */
     colo_comm_destroy(&world);
 }
 

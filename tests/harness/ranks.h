@@ -5,7 +5,7 @@
  * T_RANKS says which: threads (default), sockets, mpi (then the program runs under mpirun, every
  * process goes through the same tests, and only rank 0 prints). Rank functions write what they saw
  * into @arg, each rank its own part; on processes those bytes are brought together afterwards, so
- * that whoever judges sees what it would have seen on threads. What @arg points to is not brought
+ * that the judge sees what it would have seen on threads. What @arg points to is not brought
  * along unless it was named by t_share().
  */
 #ifndef TESTS_HARNESS_RANKS_H

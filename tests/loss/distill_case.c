@@ -5,9 +5,10 @@
  * Tolerances. u as in loss_case.c, D = 1 + log V + range(x), Dv the same of the targets. The six
  * statistics are rounded once each; c and d are sums of q times differences of at most D and D +
  * Dv, s_x and s_v enter through their logarithms, s_v also as the divisor of both. With Q = sum q
- * >= 1: ce: 4 u Q (D + 1) + u |ce|      kl: 4 u Q (D + Dv + 1) + u |kl| In f64 u -> (V + 16) u and
- * D, Dv + 4 max|x|, 4 max|v|. The gradient is |factor| |g| (Q p + q) times the relative errors of p
- * and q, 4 u (D + Dv) in all, and one rounding to the dtype.
+ * >= 1:
+ *   ce: 4 u Q (D + 1) + u |ce|      kl: 4 u Q (D + Dv + 1) + u |kl|
+ * In f64 u -> (V + 16) u and D, Dv + 4 max|x|, 4 max|v|. The gradient is |factor| |g| (Q p + q)
+ * times the relative errors of p and q, 4 u (D + Dv) in all, and one rounding to the dtype.
  */
 #include "loss/distill_case.h"
 

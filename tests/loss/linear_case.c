@@ -137,7 +137,7 @@ static colo_stream_t stream(void)
     return place ? place->stream() : NULL;
 }
 
-static void settle(void)
+static void wait_for_place(void)
 {
     if (place)
         place->wait();
@@ -156,7 +156,7 @@ static void room_free(room_t *m)
     *m = (room_t){0};
 }
 
-/* What the host wrote, to the place; what the place wrote, to the host. Settled both ways. */
+/* What the host wrote, to the place; what the place wrote, to the host. Both wait for the place. */
 static void room_send(const room_t *m)
 {
     if (m->there)
@@ -309,7 +309,7 @@ static int64_t max_valid_of(const rank_t *k)
 static colo_status_t new_workspace(rank_t *k, colo_linear_pass_t pass)
 {
     size_t bytes;
-    settle();
+    wait_for_place();
     room_fetch(&k->work);
     k->c->spilled[k->world] |= k->work.block && room_spilled(&k->work);
     room_free(&k->work);
@@ -347,7 +347,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
 {
     linear_case_t *c = k->c;
     const colo_linear_upstream_t up = upstream_of(k);
-    settle();
+    wait_for_place();
     room_fetch(&k->kept);
     const uint64_t kept = hash_bytes(k->kept.data, k->kept.bytes);
     uint64_t first = 0;
@@ -359,7 +359,7 @@ static colo_status_t run_backward(rank_t *k, colo_linear_logprob_saved_t *saved,
         rank_try(new_workspace(k, COLO_LINEAR_BACKWARD));
         rank_try(colo_linear_logprob_backward(k->linear, saved, &up, grads, room_at(&k->work),
                                               stream()));
-        settle();
+        wait_for_place();
         room_fetch(&k->d_h);
         room_fetch(&k->d_w);
         room_fetch(&k->d_b);
@@ -424,7 +424,7 @@ static colo_status_t run_passes(rank_t *k)
     }
     colo_comm_stats(k->tp, &c->tp_forward[k->world]);
     colo_comm_stats(k->dp, &c->head_forward[k->world]);
-    settle();
+    wait_for_place();
     memset(k->gathered.data, 0xff, k->gathered.bytes); /* nothing gathered is there any more */
     room_send(&k->gathered);
     if (!c->loss_mode && !c->no_saved)
@@ -443,7 +443,7 @@ static void collect(rank_t *k)
 {
     linear_case_t *c = k->c;
     const int64_t H = c->hidden;
-    settle();
+    wait_for_place();
     const room_t *all[] = {&k->weight, &k->bias,   &k->gathered, &k->hidden,  &k->work,
                            &k->kept,   &k->d_h,    &k->d_w,      &k->d_b,     &k->out[0],
                            &k->out[1], &k->out[2], &k->targets,  &k->correct, &k->counts};
@@ -522,7 +522,7 @@ static colo_status_t run_case(linear_case_t *c, colo_comm_t *host, colo_comm_t *
 {
     rank_t k = {.c = c};
     colo_status_t st = run_rank(&k, host, world);
-    settle();
+    wait_for_place();
     if (st == COLO_OK) /* freeing waits for the device, which other ranks may share */
         st = colo_comm_barrier(host, NULL);
     rank_free(&k);

@@ -492,7 +492,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-T_CASE(ranks_that_disagree_get_the_same_sentence_and_live_on)
+T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
 {
     static const char *const words[] = {"rank 1 has another config", "rank 1 has another config",
                                         "rank 1 has other targets", "no rank of 2 holds column 7"};

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_linear_guards.c - what the lm_head path promises about itself: how many collectives,
+ * test_linear_guards.c - what the lm_head path guarantees about itself: how many collectives,
  * whatever the chunks and whatever each rank's tokens; what memory it needs and touches; that what
  * is kept stays as it was.
  *

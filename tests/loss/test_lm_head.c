@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_lm_head.c - the sharded head by itself: who holds which rows, what a gather brings, the
- * three states, and that gradients come back summed in rank order. Values say where they come from.
+ * test_lm_head.c - the sharded head by itself: which rank holds which rows, what a gather brings,
+ * the three states, and that gradients come back summed in rank order. Values say where they come
+ * from.
  */
 #include "harness/harness.h"
 
@@ -127,7 +128,7 @@ static colo_status_t sharded(colo_comm_t *world, void *arg)
             continue;
         rank_try(colo_lm_head_release(head, NULL));
         ok = ok && colo_lm_head_state(head) == COLO_LM_HEAD_NOT_AVAILABLE;
-        memset(gathered, 0xff, bytes); /* what is released is nobody's */
+        memset(gathered, 0xff, bytes); /* no rank has what is released */
     }
     w->gathered[me] = right;
     w->states[me] = ok;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_logprob_guards.c - what the loss promises about itself: how many collectives, which memory
+ * test_logprob_guards.c - what the loss guarantees about itself: how many collectives, which memory
  * it touches, that chunking changes no bit, that stale state is refused, that a refusal writes
  * nothing.
  */

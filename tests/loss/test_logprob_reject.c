@@ -235,7 +235,7 @@ static colo_status_t disagree(colo_comm_t *world, void *arg)
     return colo_comm_barrier(world, NULL); /* the group lives on */
 }
 
-T_CASE(ranks_that_disagree_get_the_same_sentence_and_live_on)
+T_CASE(ranks_that_disagree_get_the_same_error_message_and_live_on)
 {
     static const char *const messages[] = {
         "rank 1 has another config or dtype than rank 0",
@@ -319,7 +319,7 @@ T_CASE(a_pass_that_fails_does_not_leave_the_others_waiting)
         if (!strstr(d.error_message[0], "logits: not of a device"))
             fail_msg("the peer's error message is \"%s\"", d.error_message[0]);
     }
-    assert_ok(colo_comm_create_self(&self)); /* alone: nobody waits, nothing to mark */
+    assert_ok(colo_comm_create_self(&self)); /* alone: no rank waits, nothing to mark */
     assert_int_equal(colo_loss_i_step(self, COLO_ERR_ARG), COLO_ERR_ARG);
     assert_ok(colo_comm_check(self));
     colo_comm_destroy(&self);

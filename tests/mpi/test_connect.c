@@ -68,26 +68,26 @@ T_CASE(rank_without_descriptors_is_an_error_on_all_at_once)
 
 static int32_t listed;
 
-static void change_card(t_forked_t *me, void *endpoints, size_t bytes)
+static void change_endpoint(t_forked_t *me, void *endpoints, size_t bytes)
 {
     assert_int_equal(bytes, sizeof(colo_endpoint_t));
     ((colo_endpoint_t *)endpoints)[0].naddress = listed;
     ((colo_endpoint_t *)endpoints)[0].host = 1; /* or the addresses would not be looked at */
 }
 
-static void with_changed_cards(t_forked_t *me)
+static void with_changed_endpoints(t_forked_t *me)
 {
-    me->after = change_card;
+    me->after = change_endpoint;
     t_live(me);
 }
 
-T_CASE(card_with_too_many_addresses_is_refused)
+T_CASE(endpoint_with_too_many_addresses_is_refused)
 {
     const int32_t wrong[] = {COLO_ADDRESSES + 1, INT32_MAX, -1};
     setenv("COLO_TIMEOUT_MS", "2000", 1);
     for (int i = 0; i < 3; i++) {
         listed = wrong[i];
-        t_page_t *page = t_fork_ranks(2, with_changed_cards);
+        t_page_t *page = t_fork_ranks(2, with_changed_endpoints);
         for (int32_t r = 0; r < 2; r++)
             t_expect(page, r, COLO_ERR_MISMATCH, "entry 0 of the all-gather lists");
         munmap(page, sizeof *page);
@@ -290,7 +290,7 @@ static int play(t_forked_t *me, colo_endpoint_t *all, colo_endpoint_t *mine)
     return fd;
 }
 
-/* Cards of a rank that is played are of the host of the others. */
+/* Endpoints of a rank that is played are of the host of the others. */
 static void as_on_one_host(t_forked_t *me, void *endpoints, size_t bytes)
 {
     colo_endpoint_t *endpoint = endpoints;

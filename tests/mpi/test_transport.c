@@ -265,7 +265,7 @@ T_CASE(senseless_bootstraps_are_refused)
     b.all_gather = NULL;
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG, "callback is NULL");
     assert_fails(colo_bootstrap_from_comm(NULL, &b), COLO_ERR_ARG, "comm is NULL");
-    assert_fails(colo_comm_create_backend("nobody", NULL, 0, &c), COLO_ERR_UNBUILT, "nobody");
+    assert_fails(colo_comm_create_backend("pigeon", NULL, 0, &c), COLO_ERR_UNBUILT, "pigeon");
     assert_null(c);
 }
 
@@ -420,7 +420,7 @@ T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
     }
 }
 
-/* ---- who shares a process with whom ---- */
+/* ---- which ranks share a process ---- */
 
 struct home { /* a process; its ranks are threads */
     struct last *last;

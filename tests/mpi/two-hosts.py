@@ -53,7 +53,7 @@ def remove():
 
 
 def end_now(number, frame):
-    """Who says SIGTERM may not wait for processes to end: the names go first."""
+    """A sender of SIGTERM may not wait for processes to end: the names go first."""
     remove()
     sys.exit(1)
 

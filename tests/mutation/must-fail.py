@@ -81,7 +81,7 @@ def main(args):
             return 77
         color, why = verdict(code, out, err)
     if color != want:
-        # Indented, so that nobody counts its cases as ours.
+        # Indented, so that no count takes its cases as ours.
         print('\n'.join('    | ' + line for line in (out + err).splitlines()[-60:]))
     print('%s: %s (%s)' % (args[0], color, why))
     return 0 if color == want else 1

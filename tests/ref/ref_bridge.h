@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * ref_bridge.h - who owns which element of [samples, rows, features], and what a bridge must
+ * ref_bridge.h - which rank owns which element of [samples, rows, features], and what a bridge must
  * deliver.
  *
  * Plain and slow: every axis of every rank is a list of indices, cut by slicing lists. Written from

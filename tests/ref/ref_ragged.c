@@ -281,7 +281,7 @@ static void put_d(const tensor_t *t, const ref_row_t *at, int64_t h, void *out)
     const ref_ragged_t *c = t->c;
     bool partial = c->full && c->partial;
     if (!partial && !t->owned[at->at])
-        memset(out, 0, ref_dtype_size(t->dtype)); /* DISJOINT promises it */
+        memset(out, 0, ref_dtype_size(t->dtype)); /* DISJOINT declares it */
     else if (at->g < 0)
         ref_encode_move(t->dtype, code_text(c, at, h) * 3 - (partial ? t->part.level : 0) - t->salt,
                         out);

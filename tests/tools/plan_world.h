@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan_world.h - who owns what, element by element, for the checks of colo-plan's JSON.
+ * plan_world.h - which rank owns what, element by element, for the checks of colo-plan's JSON.
  *
  * An oracle for small worlds that shares no code with the library: coordinates by repeated
  * division, ownership by asking of each (sample, row) whether a rank has it.

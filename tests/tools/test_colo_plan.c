@@ -64,7 +64,7 @@ static const move_t b_backward[] = {
 /* C: TP2/DP3 -> TP3/DP2, 6 samples. Source dp owns 2 samples each, destination dp 3 each.
  * Sample 2 is held by ranks 2, 3 and lacked by 0, 1 (2 divides 2: by ordinal 0, 1); sample 3 is held
  * by 2, 3 and lacked by 4, 5 (ordinals 1, 2 of the replicas 3, 4, 5). Samples 0-1 are held by 0, 1
- * and lacked by 2 alone, samples 4-5 by 4, 5 and lacked by 3 alone: one needer, two candidates, below
+ * and lacked by 2 alone, samples 4-5 by 4, 5 and lacked by 3 alone: one destination, two candidates, below
  * 64 KiB: the candidate of the piece's ordinal, which is 0. Backward sample 3 is lacked by 2 and held
  * by 3, 4, 5: the first piece of samples 3-5, so candidate 0 of 3. Sample 2 is lacked by 3 and held by
  * 0, 1, 2: the second piece of samples 0-2, so candidate 1 of 3. */

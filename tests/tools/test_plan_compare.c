@@ -155,7 +155,7 @@ T_CASE(partial_gradients_need_staging)
     json_decref(doc);
 }
 
-/* TP2/DP3 -> TP3/DP2, 6 samples of 128 bytes: nobody receives more than one message forward, but
+/* TP2/DP3 -> TP3/DP2, 6 samples of 128 bytes: no rank receives more than one message forward, but
  * rank 2 sends a sample to 0 and one to 5, and rank 3 to 1 and 4. Its sends take longest. */
 T_CASE(a_rank_that_sends_longer_than_it_receives_counts)
 {
@@ -216,7 +216,7 @@ T_CASE(unlike_parts_are_estimated_and_said_to_be)
     json_t *doc = compared(args);
     const json_t *e = entry(doc, 0);
     assert_true(json_is_false(json_object_get(json_object_get(e, "sampled"), "alike")));
-    /* V = 2^27; each of 65536 holders of the output gets 2 of 4 quarters of a sample's rows, half
+    /* V = 2^27; each of 65536 ranks with output gets 2 of 4 quarters of a sample's rows, half
      * of it from its own sample where it has it; whatever is local, at most V moves in all */
     double total = (double)json_integer_value(
         json_object_get(json_object_get(e, "forward"), "recv_bytes_total"));

@@ -165,7 +165,7 @@ static json_t *list_of(json_t *doc, int rank, const char *way, const char *kind)
     return json_object_get(json_object_get(entry(doc, rank), way), kind);
 }
 
-/* One rank, one way: what it needs arrives once, from those who hold it. */
+/* One rank, one way: what it needs arrives once, from ranks that hold it. */
 static void check_receives(const world_t *w, json_t *doc, int rank, bool forward, int64_t sum[4])
 {
     const char *way = forward ? "forward" : "backward";

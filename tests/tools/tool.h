@@ -21,7 +21,7 @@ said_t tool_run(const char *const *args);
 /* The same with stdout on a new terminal, and with NO_COLOR set or unset. If the system has no
  * pseudo-terminals, as a chroot without /dev/pts, nothing runs and out is NULL. */
 said_t tool_run_tty(const char *const *args, bool no_color);
-/* The same with a stdout that nobody can write to. */
+/* The same with a stdout that no program can write to. */
 said_t tool_run_closed(const char *const *args);
 void said_free(said_t *s);
 
