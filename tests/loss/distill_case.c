@@ -242,3 +242,24 @@ void distill_case_compare(const distill_case_t *c, const char *label)
             fail_msg("%s: rank %d talks in backward", label, r);
     }
 }
+
+struct later {
+    distill_case_t c; /* first: it is what ranks get */
+    void (*check)(const distill_case_t *);
+};
+
+static void after(void *arg, colo_status_t st)
+{
+    struct later *l = arg;
+    assert_ok(st);
+    l->check(&l->c);
+    free(l);
+}
+
+void distill_case_later(const distill_case_t *c, void (*check)(const distill_case_t *))
+{
+    struct later *l = malloc(sizeof *l);
+    l->c = *c;
+    l->check = check;
+    t_run_later(c->shape.ranks, on_rank, l, sizeof l->c, after);
+}

@@ -31,6 +31,8 @@ typedef struct distill_case {
 void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
                        colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng);
 colo_status_t distill_case_run(distill_case_t *c);
+/* A copy in t_run_later(), then @check, which finds a label in the shape. */
+void distill_case_later(const distill_case_t *c, void (*check)(const distill_case_t *));
 ref_distill_opts_t distill_case_opts(const distill_case_t *c);
 /* Against the oracle, all values finite; the statistics: one gather, none backward. */
 void distill_case_compare(const distill_case_t *c, const char *label);

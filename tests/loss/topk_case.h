@@ -33,6 +33,8 @@ typedef struct topk_case {
 void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
 colo_status_t topk_case_run(topk_case_t *c);
+/* A copy in t_run_later(), then @check, which finds a label in the shape. */
+void topk_case_later(const topk_case_t *c, void (*check)(const topk_case_t *));
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
 /* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);
