@@ -204,6 +204,16 @@ def test_gathered_tables_are_those_of_all_ranks_in_order(scattered, many):
                                              else {'pos': first}))
 
 
+def test_segments_without_rows_need_no_positions_of_rows():
+    tables = dict(rows=[0, 0], src=[0, 1], seq=[0, 0], row_pos=[], seq_len=[4], seq_dp=[0])
+    none = cb.Segments(**tables)
+    none.check(cb.Layout.src('dp=2'), cb.Layout.dst('cp=2'))
+    assert none.row_pos == [] and none.pos is None
+    made = cb.run_threads(2, lambda world: cb.Segments.gather(none, world))
+    assert made[0] == made[1] == cb.Segments(**dict(tables, rows=[0] * 4, src=[0, 1] * 2, seq=[0, 0, 1, 1],
+                                                    seq_len=[4, 4], seq_dp=[0, 0]))
+
+
 def test_a_rank_that_gathers_nonsense_is_every_ranks_error():
     def one_rank(world):
         local = cb.Segments([1], src=[0], seq=[world.rank], pos=[0], seq_len=[4], seq_dp=[0])

@@ -37,7 +37,7 @@ static colo_status_t local_sizes(const colo_segments_t *s, int64_t *head)
                              (long long)e, (long long)s->seq[e], (long long)s->nseqs - 1);
     }
     head[SEGMENTS] = s->count;
-    head[SCATTERED] = s->count && s->row_pos;
+    head[SCATTERED] = s->count && !s->pos; /* row_pos may be NULL if there are no rows */
     head[SEQUENCES] = s->nseqs;
     return COLO_OK;
 }

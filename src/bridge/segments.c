@@ -44,6 +44,14 @@ colo_status_t colo_ragged_axes(colo_ragged_axes_t *axes, const colo_layout_t *l,
 
 /* ---- checks ---- */
 
+static bool any_rows(const colo_segments_t *s)
+{
+    int64_t e = 0;
+    while (s->rows && e < s->count && s->rows[e] == 0)
+        e++;
+    return e < s->count;
+}
+
 colo_status_t colo_segments_present(const colo_segments_t *s)
 {
     if (!s)
@@ -60,7 +68,7 @@ colo_status_t colo_segments_present(const colo_segments_t *s)
     } table[] = {{"rows", s->count && !s->rows},
                  {"src_dp", s->count && !s->src_dp},
                  {"seq", s->count && !s->seq},
-                 {"pos, or row_pos,", s->count && !s->pos && !s->row_pos},
+                 {"pos, or row_pos,", !s->pos && !s->row_pos && any_rows(s)},
                  {"seq_len", s->nseqs && !s->seq_len},
                  {"seq_dp", s->nseqs && !s->seq_dp}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

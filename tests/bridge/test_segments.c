@@ -60,6 +60,19 @@ T_CASE(the_worked_example_is_accepted)
     assert_ok(check(&t));
 }
 
+T_CASE(segments_without_rows_are_accepted_without_row_pos)
+{
+    tables_t t;
+    worked(&t)->rows[0] = 0;
+    t.rows[2] = 0;
+    t.s.pos = NULL;
+    assert_ok(check(&t));
+    const uint64_t absent = colo_segments_hash(&t.s);
+    t.s.row_pos = t.row_pos;
+    assert_ok(check(&t));
+    assert_int_equal(colo_segments_hash(&t.s), absent);
+}
+
 T_CASE(bad_rows_and_indices_are_refused_with_their_numbers)
 {
     tables_t t;
