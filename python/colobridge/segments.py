@@ -203,5 +203,5 @@ def balance(cost: Any, n: int, *, current: Any = None, stick: float = 0.0) -> li
                             % (len(now), len(costs)))
     out = array.array('q', bytes(8 * len(costs)))
     call('colo_balance', out.buffer_info()[0], costs.buffer_info()[0], len(costs), n,
-         now and now.buffer_info()[0], stick)
+         None if now is None else now.buffer_info()[0], stick)
     return out.tolist()

@@ -300,6 +300,8 @@ MUTANTS = {
     'batches outlive their bridge': (
         'bridge.py', 'for batch in list(self._batches):', 'for batch in ():', 'test_ragged.py',
         'test_worked_example'),
+    'an empty table is passed as it is': (
+        'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }
 
 

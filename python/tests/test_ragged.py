@@ -230,7 +230,7 @@ def test_balance_levels_the_loads():
     assert made == [0, 1, 1, 0, 0, 1]
     # both are below 1.1 times the mean: nothing moves
     assert cb.balance(cost, 2, current=made, stick=0.1) == made
-    assert cb.balance([], 3) == []
+    assert cb.balance([], 3) == cb.balance([], 3, current=[]) == []
     with pytest.raises(ValueError, match='cost'):
         cb.balance([1, -2], 2)
     with pytest.raises(ValueError, match='current has 1 entries, expected 2'):
