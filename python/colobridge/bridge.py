@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes as c
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,12 +53,12 @@ class Bridge:
         self._handle = c.c_void_p()
         call('colo_bridge_create', c.byref(self._handle), raw, comm.handle)
         comm.serves(self._handle, 'colo_bridge_destroy')
-        self._batches: weakref.WeakSet[Batch] = weakref.WeakSet()
+        self._batches: dict[int, c.c_void_p] = {}  # handles, because a collected cycle has no weak references
 
     def destroy(self) -> None:
         """Local; the second time does nothing. Batches are destroyed with it."""
-        for batch in list(self._batches):
-            batch.destroy()
+        while self._batches:
+            self.comm.ends(self._batches.popitem()[1], 'colo_batch_destroy')
         if self._handle:
             self.comm.ends(self._handle, 'colo_bridge_destroy')
 
@@ -123,13 +122,14 @@ class Batch:
         self._handle = c.c_void_p()
         call('colo_bridge_set_segments', bridge.handle, segments._raw, c.byref(self._handle))
         self._comm.serves(self._handle, 'colo_batch_destroy')
-        bridge._batches.add(self)
+        bridge._batches[id(self._handle)] = self._handle
         src, dst = s.i64(), s.i64()
         lib().colo_bridge_rows(bridge.handle, c.byref(src), c.byref(dst))
         self.rows = src.value, dst.value
 
     def destroy(self) -> None:
         """Local; the second time does nothing."""
+        self._bridge._batches.pop(id(self._handle), None)
         if self._handle:
             self._comm.ends(self._handle, 'colo_batch_destroy')
 

@@ -2,6 +2,7 @@
 """Tables of ragged batches and the plain bridge that carries them, without torch."""
 import array
 import copy
+import gc
 import itertools
 import pickle
 
@@ -235,6 +236,19 @@ def test_balance_levels_the_loads():
         cb.balance([1, -2], 2)
     with pytest.raises(ValueError, match='current has 1 entries, expected 2'):
         cb.balance([1, 2], 2, current=[0])
+
+
+def test_batches_of_a_collected_cycle_end_before_their_bridge(monkeypatch):
+    """The collector clears weak references first, and ends the older object, the bridge, before its batch."""
+    ended, ends = [], cb.Comm.ends
+    monkeypatch.setattr(cb.Comm, 'ends', lambda self, handle, end: (ended.append(end), ends(self, handle, end)))
+    world = cb.Comm.self()
+    cycle = [cb.Bridge(world, cb.Layout.src('dp=1'), cb.Layout.dst('dp=1'), (3,), ragged=True)]
+    cycle.append(cycle[0].set_segments(cb.Segments(**dict(WORKED, src=[0, 0, 0]))))
+    cycle.append(cycle)
+    del cycle
+    gc.collect()
+    assert ended[:2] == ['colo_batch_destroy', 'colo_bridge_destroy'], ended
 
 
 def test_uniform_and_ragged_calls_are_not_mixed_up():
