@@ -299,6 +299,11 @@ MUTANTS = {
         'test_torch_ragged.py', 'test_uniform_and_ragged'),
     'batches outlive their bridge': (
         'bridge.py', 'while self._batches:', 'while False:', 'test_ragged.py', 'test_batches_of_a_collected_cycle'),
+    'a rank that asks for rows reorders its batches': (
+        'torch/ragged.py', 'if not carried:', 'if False:', 'test_torch_ragged.py', 'test_rows_asked_by_one_rank'),
+    'a batch that one rank asked for is kept twice': (
+        'torch/ragged.py', 'if key not in self._batches:', 'if True:', 'test_torch_ragged.py',
+        'test_rows_asked_by_one_rank'),
     'an empty table is passed as it is': (
         'segments.py', 'None if now is None else', 'now and', 'test_ragged.py', 'test_balance'),
 }

@@ -128,6 +128,27 @@ def test_forwards_of_many_tables_may_be_outstanding(pair):
     pair.run(outstanding, 16)
 
 
+def asked_alone(rank):
+    """Rank 0 alone asks for the rows of tables that no call has brought, and of the oldest tables kept."""
+    carry = ct.Bridge('dp=2', 'cp=2,dp=1', group=dist.group.WORLD, ragged=True)
+    tables = [cb.Segments(**dict(WORKED, pos=[k % 4, 9, k // 4])) for k in range(10)]
+    x = column(MINE[rank])
+
+    def run(k):
+        carry(x, tables[k])
+
+    for k in range(8):
+        run(k)
+    for k in (0, 9, 0) if rank == 0 else ():
+        assert carry.rows(tables[k]) == (len(x), 8)
+    for k in (8, 0, 1, 9, 2):
+        run(k)
+
+
+def test_rows_asked_by_one_rank_leave_the_batches_alike(pair):
+    pair.run(asked_alone)
+
+
 def nothing(rank):
     """No segment; segments without rows; rows on one rank only. Gradients flow on every rank."""
     carry = ct.Bridge('dp=4', 'cp=2,dp=2', group=dist.group.WORLD, ragged=True)

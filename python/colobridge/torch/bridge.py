@@ -335,7 +335,7 @@ class Bridge:
         self._need_ragged(True)
         ragged = self._ragged_of(torch.empty(0, device=device).device)  # with the number of its GPU
         with groups.telling(ragged.comm):
-            return ragged.batch(segments, False).batch.rows
+            return ragged.batch(segments, False, carried=False).batch.rows
 
     def _need_ragged(self, asked: bool) -> None:
         if asked != self.ragged:

@@ -59,6 +59,7 @@ class Ragged:
         self.owner, self.comm, self.device = owner, comm, device
         self._bridges: dict[bool, core.Bridge] = {}
         self._batches: collections.OrderedDict[Any, _Batch] = collections.OrderedDict()
+        self._asked: dict[Any, _Batch] = {}  # at most one, which this rank alone asked for
         self.workspace: Any = None  # which peers reach
         if owner.transport != 'nccl' and arenas.possible(comm, device):
             self.workspace = arenas.Workspace(comm, device, owner.transport == 'peer')
@@ -77,25 +78,32 @@ class Ragged:
         if not self.workspace.reserve(need):
             self.workspace = None
 
-    def batch(self, segments: Segments, merged: bool) -> _Batch:
+    def batch(self, segments: Segments, merged: bool, carried: bool = True) -> _Batch:
         """The batch of these tables. Ranks find or make it alike, because content decides: a batch compares
-        its tables between the ranks in its first call, to which all of them have to come."""
+        its tables between the ranks in its first call, to which all of them have to come. So a rank that
+        asks alone, not carried, changes nothing of which batches are kept."""
         key = merged, segments
-        made = self._batches.get(key)
+        made = self._batches.get(key) or self._asked.get(key)
         if made is None:
             if merged not in self._bridges:
                 if self.workspace is not None and not self.workspace.reserve(1):
                     self.workspace = None
                 self._bridges[merged] = self.owner._ragged_bridge(self.comm, self.device, merged)
-            made = self._batches[key] = _Batch(self._bridges[merged].set_segments(segments))
-            if len(self._batches) > _KEPT:
-                self._batches.popitem(last=False)
+            made = _Batch(self._bridges[merged].set_segments(segments))
+        if not carried:
+            if key not in self._batches:
+                self._asked = {key: made}
+            return made
+        self._asked.pop(key, None)
+        self._batches[key] = made
         self._batches.move_to_end(key)
+        if len(self._batches) > _KEPT:
+            self._batches.popitem(last=False)
         return made
 
     def forget(self) -> None:
         """Batches, after an error, when ranks may know different ones."""
-        self._batches.clear()
+        self._batches.clear(), self._asked.clear()
 
     def destroy(self) -> None:
         self.forget()
