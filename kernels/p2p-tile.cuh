@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * p2p-tile.cuh - one tile of a box on the direct path: moved, or added up.
+ * p2p-tile.cuh - one tile of a box on the peer-to-peer path: moved, or added up.
  *
  * The axes are put in order, coalesced, and given the widest access on the device, by one thread
  * once a box: only there both sides' strides are known. Sums add one value of every level in level

@@ -7,9 +7,10 @@
  *   1  elements, sorted            every logit against the k-th best so far; what passes is sorted
  *                                  1024 at a time. After another read for the statistics
  *   2  words, sorted               the same with the maximum of eight logits; the k words are
- * opened at the end 3  words, counted              the k first of the candidates by bisection, by
- * one warp library: colo_k_topk_largest      3 with the statistics in the same read, a look at the
- * room every second step, any dtype, alignment, shard
+ *                                  opened at the end
+ *   3  words, counted              the k first of the candidates by bisection, by one warp
+ *   library: colo_k_topk_largest   3 with the statistics in the same read, a look at the room every
+ *                                  second step, any dtype, alignment, shard
  *
  *   variants-topk [T V [ITERATIONS]]
  */

@@ -6,8 +6,10 @@
  * Student: x of a logit as in logprob.h, p = softmax(x) over the whole vocabulary. Targets w:
  *   COLO_DISTILL_LOGITS  q = softmax(target_scale w / target_temperature), Q = 1
  *   COLO_DISTILL_PROBS   q = w as it is, Q = sum_j q_j over the whole vocabulary (not
- *   normalised) ce = -sum_j q_j log p_j          kl = sum_j q_j (log q_j - log p_j)          0
- *   log 0 = 0 d ce / dx_j = d kl / dx_j = Q p_j - q_j;   none flows into the targets
+ *                        normalised)
+ *   ce = -sum_j q_j log p_j
+ *   kl = sum_j q_j (log q_j - log p_j),  0 log 0 = 0
+ *   d ce / dx_j = d kl / dx_j = Q p_j - q_j;  targets get no gradient
  * ce >= 0 holds exactly, and with COLO_DISTILL_LOGITS kl >= 0. (Probabilities that do not add up
  * to 1 may have a negative kl.) Forward reads both shards once and does one all-gather; backward
  * no collective. The usual factor temperature^2 of distillation is the caller's: put it into the

@@ -5,8 +5,7 @@
  * included before this one from wherever it is; 0.6 or later, for versioned tensors 1.0.
  *
  * In: a view of a DLTensor borrows its memory, shapes are copied: it is valid as long as the owner
- * of
- * the DLTensor keeps it. Out: a managed tensor, legacy or versioned, owns shapes and strides of
+ * of the DLTensor keeps it. Out: a managed tensor, legacy or versioned, owns shapes and strides of
  * its own, borrows the memory, and calls back once when its taker is done. Everything here is
  * inline and local.
  */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * linear_logprob.h - log-probability, entropy and loss straight from hidden states: the product
- * with the lm_head and the loss of its logits, one chunk of tokens at a time, never the whole [T,
- * Vl].
+ * with the lm_head and the loss of its logits, one chunk of tokens at a time, never the whole
+ * [T, Vl].
  *
  *   z_t = W h_t + b, then for each token what logprob.h computes from z
  *   d_h = d_z W,  d_W += d_z^T h,  d_b += sum_t d_z

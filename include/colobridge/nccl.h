@@ -40,12 +40,11 @@
  * cudaFree() does: see docs/comm.md.
  *
  * Order: all comms and bridges whose ranks share devices launch in the same order on all ranks,
- * the
- * order of the calls. On a device each operation waits for the operation before it, on any stream.
- * This does not hold for operations in CUDA graphs: order graphs by streams and events. Staging of
- * collectives grows at the first operation of a size, and not in a capture: run the operation
- * once, then capture. Bridges allocate their staging at create. Sums combine in rank order,
- * bitwise as on the host.
+ * the order of the calls. On a device each operation waits for the operation before it, on any
+ * stream. This does not hold for operations in CUDA graphs: order graphs by streams and events.
+ * Staging of collectives grows at the first operation of a size, and not in a capture: run the
+ * operation once, then capture. Bridges allocate their staging at create. Sums combine in rank
+ * order, bitwise as on the host.
  */
 #ifndef COLOBRIDGE_NCCL_H
 #define COLOBRIDGE_NCCL_H

@@ -13,7 +13,8 @@
  *   COLO_FULL_SEQ, COLO_PACKED   all rows of its replica, by sequence and position
  *   COLO_SHARDED, COLO_PACKED    those of them that the rank owns
  *   COLO_MERGED                  the whole sequence axis of its replica (FULL_SEQ), or the rank's
- * part of it: the batch's rows are written at their positions, nothing else is
+ *                                part of it: the batch's rows are written at their positions,
+ *                                nothing else is
  */
 #ifndef COLOBRIDGE_RAGGED_H
 #define COLOBRIDGE_RAGGED_H

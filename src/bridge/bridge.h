@@ -47,13 +47,12 @@ typedef struct colo_shape_state {
         *subconnection; /* NULL after a reshape that ties other ranks, until the next call */
     void *stage;
     size_t stage_size;
-    /* Bytes of partial sum and staging that the first staged call will make: the bridge is direct.
-     */
+    /* Bytes of partial sum and staging that the first staged call will make: the bridge is p2p. */
     size_t lazy_sums, lazy_stage;
     colo_run_t *run; /* [nruns] COLLECTIVE with a SHARDED output: this rank's own rows */
     int64_t nruns;
     bool bytes;       /* boxes of messages count bytes, because tensors of a call differ in dtype */
-    bool asymmetric[2]; /* direct: of a way, some rank has nothing that peers could reach */
+    bool asymmetric[2]; /* p2p: of a pass, some rank has nothing that peers could reach */
 } colo_shape_state_t;
 
 struct colo_bridge {

@@ -219,7 +219,7 @@ colo_status_t colo_partial_sums_create(const colo_bridge_t *b, colo_shape_state_
     if (s->bytes) /* of a ragged batch: in memory of the bridge, by call */
         return COLO_OK;
     s->lazy_sums = s->sum_size * (size_t)n;
-    return b->lazy ? COLO_OK : colo_staged_need(s); /* the direct path adds up without one */
+    return b->lazy ? COLO_OK : colo_staged_need(s); /* peer-to-peer adds up without one */
 }
 
 /* ---- routes ---- */

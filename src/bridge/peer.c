@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * peer.c - EXACT between GPUs that reach each other: what the plan says, as steps for the direct
+ * peer.c - EXACT between GPUs that reach each other: the plan as transfers for the peer-to-peer
  * path, and which calls take it.
  *
  * Movement is pushed: the sender knows from coordinates where a box begins in the receiver's part,
@@ -9,11 +9,11 @@
  * partial sum and no second pass. The regions of one level need not be those of another; boxes are
  * cut until each addend comes from one rank.
  *
- * A call is direct when the tensor that peers reach lies in registered memory, else it is staged
- * (exchange.c). That is a rank's own view; the contract in memory.h makes it the same on all ranks,
- * COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A rank that has
- * nothing of that tensor has no view, though it may have much to send: where there is such a rank,
- * all agree over the host communicator in the way's first call, and the verdict holds until
+ * A call is peer-to-peer if the tensor that peers reach lies in registered memory, else it is
+ * staged (exchange.c). That is a rank's own view; the contract in memory.h makes it the same on all
+ * ranks, COLO_CHECK=2 compares it, and where it differs anyway the deadline ends the wait. A rank
+ * that has nothing of that tensor has no view, though it may have much to send: where there is such
+ * a rank, all agree over the host communicator in the pass's first call, and the result holds until
  * something else is registered.
  *
  * Left to others: moving and waiting (transfer.c), registration (memory.c, registry.c).

@@ -73,7 +73,7 @@ typedef struct colo_p2p_call {
     bool capturing; /* is the stream? */
 } colo_p2p_call_t;
 
-typedef struct colo_p2p colo_p2p_t; /* the direct path of one bridge */
+typedef struct colo_p2p colo_p2p_t; /* the peer-to-peer path of one bridge */
 
 struct colo_peer_ops {
     /* Of open, share and create COLO_ERR_UNBUILT says "not here", on all ranks with an error

@@ -107,8 +107,7 @@ static inline colo_dtype_t colo_logprob_stat_dtype(colo_dtype_t logits)
 }
 
 /* The block of @n tokens; false when it passes 2^63 bytes. Appending adds an array of @n elements
- * of
- * @elem bytes, or nothing (@offset -1) when it is not @wanted. */
+ * of @elem bytes, or nothing (@offset -1) when it is not @wanted. */
 bool colo_logprob_i_block_layout(const colo_logprob_config_t *c, colo_dtype_t dtype, int64_t n,
                                  colo_logprob_block_t *b);
 bool colo_logprob_i_append(colo_logprob_block_t *b, int64_t n, int64_t elem, bool wanted,

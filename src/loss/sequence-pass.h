@@ -10,8 +10,8 @@
  * It is a token where 0 <= x < lengths[b], and has a target where x + 1 < lengths[b], too.
  *
  *   targets, mask  over the elements of cp_rank
- *   spread         batch = 0, then gathered [cp, count] -> batch [B, S - 1]
- *   collect        batch [B, S - 1] -> [to - from, count] for the ranks [from, to)
+ *   scatter        batch = 0, then gathered [cp, count] -> batch [B, S - 1]
+ *   gather         batch [B, S - 1] -> [to - from, count] for the ranks [from, to)
  */
 #ifndef COLO_LOSS_SEQUENCE_PASS_H
 #define COLO_LOSS_SEQUENCE_PASS_H

@@ -192,7 +192,7 @@ colo_status_t colo_nccl_control_state(const struct colo_nccl_group *x, char *err
 void colo_nccl_set_error(struct colo_nccl_group *x, colo_status_t status,
                          const char *error_message);
 colo_status_t colo_nccl_error(const colo_nccl_lib_t *lib, const char *what, ncclResult_t r);
-/* What kernels of the direct path gave up for, if they did: the comm fails. Any thread. */
+/* Why kernels of the peer-to-peer path ended, if they did: the comm fails. Any thread. */
 colo_status_t colo_nccl_check_peer(struct colo_nccl_group *x, char *error_message, size_t cap);
 
 /* ---- operation.c ---- */

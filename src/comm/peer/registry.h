@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * registry.h (private) - what the files of the direct path share inside libcolobridge-nccl.so.
+ * registry.h (private) - what the files of the peer-to-peer path share in libcolobridge-nccl.so.
  *
- * peer     of one comm: which ranks it reaches, what is registered, the table that kernels read
- * share    an allocation of each rank, as every rank sees it
- * direct   the path of one bridge: mailboxes, reports, and two ways
+ * peer   of one comm: which ranks it reaches, what is registered, the table that kernels read
+ * share  an allocation of each rank, as every rank sees it
+ * p2p    the path of one bridge: mailboxes, reports, and two passes
  */
 #ifndef COLO_COMM_COMM_PEER_H
 #define COLO_COMM_COMM_PEER_H
@@ -121,7 +121,7 @@ struct colo_p2p_list {          /* of a ragged batch */
 };
 
 struct colo_p2p {
-    struct colo_p2p *next;  /* in peer->direct */
+    struct colo_p2p *next;  /* in peer->p2p */
     struct colo_peer *peer; /* a reference */
     colo_comm_t *comm;      /* borrowed: deadline, number of the operation */
     char *mailboxes;        /* device: [2][size] mailboxes, then [2] controls */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * transfer.c - the direct path of one bridge: mailboxes for the handshake, lists of boxes on the
- * device, one launch a call.
+ * transfer.c - the peer-to-peer path of one bridge: mailboxes for the handshake, lists of boxes on
+ * the device, one launch per call.
  *
  * What a kernel needs and does not change from call to call is made here, at create and when a
  * bridge takes another shape: the partners, which boxes go where, cut into tiles. A call
