@@ -65,14 +65,14 @@ typedef struct colo_topology_config {
  *          large, or holds no topology), COLO_ERR_ARG (not understood as synthetic; world outside
  *          1..COLO_TOPOLOGY_WORLD_MAX; more ranks on a host than it has processors), COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_topology_create(colo_topology_t **place,
+COLO_API colo_status_t colo_topology_create(colo_topology_t **topology,
                                             const colo_topology_config_t *config);
 /** colo_topology_destroy() - takes NULL */
-COLO_API void colo_topology_destroy(colo_topology_t **place);
+COLO_API void colo_topology_destroy(colo_topology_t **topology);
 /** colo_topology_rebind() - another policy on the same machine. Errors: COLO_ERR_ARG,
  * COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_topology_rebind(colo_topology_t *place, colo_bind_t bind);
+COLO_API colo_status_t colo_topology_rebind(colo_topology_t *topology, colo_bind_t bind);
 
 /** colo_topology_version() - of the hwloc that is loaded ("2.9.0"), NULL when there is none */
 COLO_API const char *colo_topology_version(void);
@@ -85,12 +85,13 @@ typedef struct colo_topology_machine {
 } colo_topology_machine_t;
 /**
  * colo_topology_machine() - what the machine consists of; local
- * @machine:  out, written by the call; all 0 if @place is NULL
+ * @machine:  out, written by the call; all 0 if @topology is NULL
  * Objects are numbered from 0 in topology order. If the topology names no packages, NUMA nodes or
  * cores, the machine has one package, one NUMA node, or one core per processor. NUMA nodes without
  * processors are not counted.
  */
-COLO_API void colo_topology_machine(const colo_topology_t *place, colo_topology_machine_t *machine);
+COLO_API void colo_topology_machine(const colo_topology_t *topology,
+                                    colo_topology_machine_t *machine);
 
 typedef enum colo_device_kind { COLO_DEVICE_GPU = 0, COLO_DEVICE_NETWORK = 1 } colo_device_kind_t;
 
@@ -102,7 +103,7 @@ typedef struct colo_topology_device {
     int32_t numa, package;
 } colo_topology_device_t;
 /** colo_topology_device() - the i-th, in bus order; NULL past the end. A view */
-COLO_API const colo_topology_device_t *colo_topology_device(const colo_topology_t *place,
+COLO_API const colo_topology_device_t *colo_topology_device(const colo_topology_t *topology,
                                                             int32_t i);
 
 /* ---- the ranks ---- */
@@ -116,30 +117,31 @@ typedef struct colo_spot {
 } colo_spot_t;
 
 /** colo_topology_spot() - Errors: COLO_ERR_ARG (rank outside the world) */
-COLO_API colo_status_t colo_topology_spot(const colo_topology_t *place, int64_t rank,
+COLO_API colo_status_t colo_topology_spot(const colo_topology_t *topology, int64_t rank,
                                           colo_spot_t *spot);
 /**
  * colo_topology_gpu_rank() - the rank on @host that uses device @device, -1 if no rank does
  */
-COLO_API int64_t colo_topology_gpu_rank(const colo_topology_t *place, int64_t host, int32_t device);
+COLO_API int64_t colo_topology_gpu_rank(const colo_topology_t *topology, int64_t host,
+                                        int32_t device);
 /** colo_topology_cpus() - the system's numbers of the processors of @rank, "0-3,8"; returns the
  * length it needs without NUL, writes at most @cap bytes; 0 for a rank outside the world */
-COLO_API size_t colo_topology_cpus(const colo_topology_t *place, int64_t rank, char *text,
+COLO_API size_t colo_topology_cpus(const colo_topology_t *topology, int64_t rank, char *text,
                                    size_t cap);
 /**
  * colo_topology_bind() - the calling thread runs on the processors of @rank from now on
  * Errors:  COLO_ERR_ARG (rank outside the world), COLO_ERR_STATE (the topology is not this
  *          machine's), COLO_ERR_IO (the system refused), COLO_ERR_UNBUILT
  */
-COLO_API colo_status_t colo_topology_bind(const colo_topology_t *place, int64_t rank);
+COLO_API colo_status_t colo_topology_bind(const colo_topology_t *topology, int64_t rank);
 /**
  * colo_topology_create_env() - for launchers: a topology object of one host, as COLO_BIND asks
- * @place:  out, owned by the caller. NULL if COLO_BIND asks for none. Also NULL, with one warning
- *          per process, if it cannot be done (no hwloc, fewer processors than ranks, no such
- *          policy): launchers then go on without binding
- * @ranks:  ranks of this host
+ * @topology:  out, owned by the caller. NULL if COLO_BIND asks for none. Also NULL, with one
+ *             warning per process, if it cannot be done (no hwloc, fewer processors than ranks, no
+ *             such policy): launchers then go on without binding
+ * @ranks:     ranks of this host
  */
-COLO_API void colo_topology_create_env(colo_topology_t **place, int64_t ranks);
+COLO_API void colo_topology_create_env(colo_topology_t **topology, int64_t ranks);
 
 /* ---- what a grid pays ---- */
 
@@ -153,12 +155,12 @@ typedef struct colo_topology_cut {
 
 /**
  * colo_topology_cut() - which groups of @dims cross
- * @grid:   inside the place's world
+ * @grid:   inside the topology's world
  * @dims:   names joined by "-", as colo_grid_group()
  * Cost:    O(ranks of a few hosts) for one dim, O(ranks of the grid) for several
  * Errors:  COLO_ERR_ARG
  */
-COLO_API colo_status_t colo_topology_cut(const colo_topology_t *place, const colo_grid_t *grid,
+COLO_API colo_status_t colo_topology_cut(const colo_topology_t *topology, const colo_grid_t *grid,
                                          const char *dims, colo_topology_cut_t *cut);
 /**
  * colo_topology_advise() - a dim order and a binding with which fewer groups cross
@@ -170,8 +172,9 @@ COLO_API colo_status_t colo_topology_cut(const colo_topology_t *place, const col
  * equals the order nearest to the given one (compared dim by dim) and the first binding win.
  * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
  */
-COLO_API colo_status_t colo_topology_advise(const colo_topology_t *place, const colo_grid_t *grid,
-                                            colo_grid_t *order, colo_bind_t *bind);
+COLO_API colo_status_t colo_topology_advise(const colo_topology_t *topology,
+                                            const colo_grid_t *grid, colo_grid_t *order,
+                                            colo_bind_t *bind);
 
 /** Bytes that ranks send, and those of them that cross; counted as groups above. */
 typedef struct colo_topology_traffic {
@@ -184,7 +187,7 @@ typedef struct colo_topology_traffic {
  * @traffic:  in/out [2], by colo_pass_t; untouched on error
  * Errors:    COLO_ERR_ARG (the plan has a rank outside the world; more than 2^63 bytes)
  */
-COLO_API colo_status_t colo_topology_traffic(const colo_topology_t *place,
+COLO_API colo_status_t colo_topology_traffic(const colo_topology_t *topology,
                                              const struct colo_plan *plan,
                                              colo_topology_traffic_t *traffic);
 
