@@ -201,7 +201,7 @@ class Comm:
         call('colo_comm_reduce_scatter', self.handle, a.data, b.data, m, a.dtype, _REDUCE[op], stream)
 
     def broadcast(self, buffer: Any, root: int = 0, stream: int | None = None) -> None:
-        """buffer of rank @root to everyone."""
+        """buffer of rank @root to all ranks."""
         t, count = _flat(buffer, 'buffer', writes=self.rank != root)
         call('colo_comm_broadcast', self.handle, t.data, count, t.dtype, root, stream)
 

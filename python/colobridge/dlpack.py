@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """DLPack in and out, without a copy: legacy ("dltensor") and versioned ("dltensor_versioned") capsules.
 
-In: from_dlpack(x).view is the library's view of anybody's tensor. Out: Array(view, owner) is something
+In: from_dlpack(x).view is the library's view of any tensor. Out: Array(view, owner) is something
 that torch.from_dlpack(), numpy.from_dlpack() and others take. C programs have <colobridge/dlpack.h>.
 """
 from __future__ import annotations
@@ -59,7 +59,7 @@ _borrowed.PyCapsule_GetPointer.argtypes = [c.c_void_p, c.c_char_p]
 
 
 class Borrowed:
-    """Somebody's tensor, held until release(); .view is the library's view of it."""
+    """A tensor of another library, held until release(); .view is the library's view of it."""
 
     def __init__(self, capsule: Any):
         name = _py.PyCapsule_GetName(capsule) if type(capsule).__name__ == 'PyCapsule' else None

@@ -40,7 +40,7 @@ class Memory:
 
     @classmethod
     def register(cls, comm: comms.Comm, tensor: Any) -> 'Memory':
-        """Somebody's contiguous tensor, which is kept alive, None on a rank that brings none. torch's
+        """A caller's contiguous tensor, which is kept alive, None on a rank that brings none. torch's
         own are such memory, but not with expandable segments or cudaMallocAsync."""
         t, nbytes = None, 0
         if tensor is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Somebody's memory as the library's tensor: no copy, strides as they are.
+"""A caller's memory as the library's tensor: no copy, strides as they are.
 
 view() takes a torch.Tensor, anything with __array_interface__ (numpy), with __dlpack__, or a
 contiguous buffer (array.array, memoryview, ctypes arrays), and imports none of them.
