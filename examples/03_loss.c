@@ -22,7 +22,7 @@ struct job {
     uint64_t gathers[RANKS];
 };
 
-/* any logits; everyone could compute all of them, but each rank only makes its columns */
+/* any logits; each rank could compute all of them, but each rank only makes its columns */
 static double logit(int64_t t, int64_t v)
 {
     return 2.0 * sin(1.7 * (double)t + 0.9 * (double)v);

@@ -317,7 +317,7 @@ template <typename M> cudaError_t launch(colo_k_p2p_t *d, cudaStream_t stream)
         int64_t push = blocks - stay;
         d->pushers = (int32_t)(d->tiles[0] < push ? d->tiles[0] : push);
     }
-    blocks = blocks ? blocks : 1; /* somebody must wait */
+    blocks = blocks ? blocks : 1; /* one block must wait */
     p2p_kernel<M><<<(unsigned)blocks, THREADS, 0, stream>>>(*d);
     return cudaGetLastError();
 }

@@ -36,7 +36,7 @@ static void adam(cap_rank_t *r, double rate)
                     r->adam_m[side], r->adam_v[side], r->side_w[side]);
 }
 
-/* The last stage knows the loss; everyone gets it. */
+/* The last stage knows the loss; all ranks get it. */
 static colo_status_t share_loss(cap_rank_t *r, double *loss)
 {
     *loss = r->back ? r->reduced.value : -INFINITY;

@@ -203,7 +203,7 @@ COLO_API colo_status_t colo_comm_all_reduce(colo_comm_t *comm, const void *send,
 COLO_API colo_status_t colo_comm_reduce_scatter(colo_comm_t *comm, const void *send, void *recv,
                                                 int64_t count, colo_dtype_t dtype, colo_redop_t op,
                                                 colo_stream_t stream);
-/** colo_comm_broadcast() - @buffer of rank @root to everyone */
+/** colo_comm_broadcast() - @buffer of rank @root to all ranks */
 COLO_API colo_status_t colo_comm_broadcast(colo_comm_t *comm, void *buffer, int64_t count,
                                            colo_dtype_t dtype, int32_t root, colo_stream_t stream);
 /**

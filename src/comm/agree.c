@@ -54,7 +54,7 @@ static colo_status_t spread_text(colo_comm_t *c, char *text, int64_t bytes, int3
     return st < 0 ? colo_comm_i_fail(c, st) : COLO_OK;
 }
 
-/* Rank @from brings an error: everyone else learns its error message. Collective. */
+/* Rank @from brings an error: all others learn its error message. Collective. */
 static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from,
                                   colo_status_t mine)
 {

@@ -5,7 +5,7 @@
  * The first error wins. Between processes an error of an older operation takes its place
  * (colo_error_state_replace), because ranks that are late go on with what all had agreed on before.
  * The rank whose own mistake it was keeps its own status, the others see COLO_ERR_PEER with its
- * error message; a culprit of -1 means the error is everybody's (a timeout, a mismatch, an abort).
+ * error message; a culprit of -1 means the error is of all ranks (a timeout, a mismatch, an abort).
  */
 #ifndef COLO_COMM_ERROR_STATE_H
 #define COLO_COMM_ERROR_STATE_H

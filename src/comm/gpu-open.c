@@ -3,7 +3,7 @@
  * gpu-open.c - the library's half of communicators between GPUs: load the backend, give it a host
  * communicator of its own for control, let it make the rest.
  *
- * A rank that cannot (no backend library, no NCCL) says so over the parent before anybody waits in
+ * A rank that cannot (no backend library, no NCCL) says so over the parent before any rank waits in
  * NCCL. Everything that touches CUDA or NCCL is in the backend library (nccl/comm.c).
  */
 #include <colobridge/nccl.h>

@@ -67,7 +67,7 @@ static colo_status_t make(colo_comm_t *c, void *ptr, size_t bytes, bool owned, c
         st = colo_fail(COLO_ERR_ARG, "memory: %zu bytes, at most 2^63", bytes);
     else
         st = colo_transport_wanted(&transport);
-    /* all ranks come here, with their errors, before anybody goes on */
+    /* all ranks come here, with their errors, before any goes on */
     colo_fields_t fields = {COLO_FIELDS_INIT};
     colo_fields_add(&fields, "memory", "%s", owned ? "allocated" : "registered");
     colo_fields_add(&fields, "COLO_TRANSPORT", "%s", colo_transport_name(transport));

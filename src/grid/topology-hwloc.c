@@ -361,7 +361,7 @@ static const char *find_info(hwloc_topology_t t)
 #endif
 }
 
-/* What it is compatible with it tells anybody. */
+/* It tells any program what it is compatible with. */
 static void find_version(void)
 {
     hwloc_topology_t t;

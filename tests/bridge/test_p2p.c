@@ -95,7 +95,7 @@ T_CASE(out_of_reach_is_an_error_where_peer_is_asked_for)
 
 /* ---- calls: a rank that has nothing of what peers reach follows the others ---- */
 
-/* Rank 3 owns nothing of the source, and sends gradients; every rank has somebody to talk to. */
+/* Rank 3 owns nothing of the source, and sends gradients; every rank has a rank to talk to. */
 static t_case_t asymmetric(int32_t check)
 {
     return (t_case_t){.src = t_side("dp=3", true),

@@ -293,7 +293,7 @@ T_CASE(peer_that_talks_without_pause_does_not_hold_a_call)
     close_all(&post, world, mutant);
 }
 
-/* What a transport's library does in a child of fork() is anybody's guess. */
+/* What a transport's library does in a child of fork() is undefined. */
 T_CASE(child_that_exits_sends_nothing)
 {
     static struct post post;

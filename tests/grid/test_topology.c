@@ -207,7 +207,7 @@ static void whole_nodes_and_packages_are_shared_in_even_blocks(void **state)
     assert_string_equal(little, "");
     colo_topology_destroy(&p);
 
-    p = place_of(ONE, 3, 0, COLO_BIND_NONE); /* where there is one of a kind, everybody is on it */
+    p = place_of(ONE, 3, 0, COLO_BIND_NONE); /* where there is one of a kind, all ranks are on it */
     assert_spot(p, 2, 0, 0, 0, -1, -1);
     colo_topology_destroy(&p);
 }

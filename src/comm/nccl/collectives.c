@@ -95,7 +95,7 @@ static colo_status_t nccl_barrier(colo_comm_t *c, colo_stream_t stream)
 
 /* ---- reductions ---- */
 
-/* Own slice of everyone's @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
+/* Own slice of all ranks' @send, combined into @dst; slices as colo_reduce_slice() cuts them. */
 static colo_status_t combine_slice(struct colo_run *r, const char *send, void *dst, int64_t count,
                                    colo_dtype_t dtype, colo_redop_t op)
 {
@@ -123,7 +123,7 @@ static colo_status_t combine_slice(struct colo_run *r, const char *send, void *d
                                            mine, dtype, op, r->stream));
 }
 
-/* Everyone's slice of @data to everyone, in place. */
+/* Each rank's slice of @data to all ranks, in place. */
 static colo_status_t spread_slices(struct colo_run *r, char *data, int64_t count, int64_t elem)
 {
     const int32_t n = r->c->size, me = r->c->rank;

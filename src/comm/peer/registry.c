@@ -429,7 +429,7 @@ colo_status_t colo_peer_share(colo_comm_t *c, struct colo_peer *p, void *mine, s
 fail:
     free(all);
     colo_peer_unshare(p, s);
-    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before anybody frees */
+    if (st == COLO_ERR_UNBUILT) { /* the run goes on: closed everywhere before any rank frees */
         char why[900];
         snprintf(why, sizeof why, "%s", colo_last_error());
         COLO_TRY(agree(c, COLO_OK));

@@ -3,7 +3,7 @@
  * collectives.c - the collectives of ranks in different processes, each one or two rounds of
  * round.c.
  *
- * Everyone exchanges a header with everyone in each collective, also where no data flows: that is
+ * Ranks exchange headers with all others in each collective, also where no data flows: that is
  * what finds a rank in another operation, and it makes a collective complete for all or for none of
  * them. Reductions bring the slices together and combine them in rank order with comm/reduce.c, so
  * sums are bitwise those of the other backends. Workspace grows to the largest reduction and stays.
@@ -60,8 +60,8 @@ static colo_status_t process_broadcast(colo_comm_t *c, void *buffer, size_t byte
 
 /* ---- reductions ---- */
 
-/* Brings this rank's slice of everyone's @send together and reduces it into @dst, which may lie in
- * @send. Slice r is elements [lo[r], lo[r + 1]) of equal cuts, or all of it for everyone. */
+/* Brings this rank's slice of all ranks' @send together and reduces it into @dst, which may lie in
+ * @send. Slice r is elements [lo[r], lo[r + 1]) of equal cuts, or all of it for all ranks. */
 static colo_status_t gather_reduce(colo_comm_t *c, const char *send, void *dst, int64_t count,
                                    bool whole, colo_dtype_t dtype, colo_redop_t op)
 {

@@ -91,7 +91,7 @@ struct colo_process_context {
     bool any_thread;
     _Atomic uintptr_t category;    /* the thread that used a comm last */
     pthread_mutex_t lock;          /* all below, the contexts' peers and lanes, the transport */
-    int32_t live;                  /* contexts that are somebody's comm */
+    int32_t live;                  /* contexts that a comm uses */
     struct colo_process_group *group,
         *draining; /* draining groups: left by this rank, not yet by all others */
     struct colo_unexpected *unexpected, **unexpected_end;
@@ -132,7 +132,7 @@ void colo_process_reap(
     struct colo_process_context *f); /* frees the groups that all members have left */
 /* Will the operation that runs here not end well? */
 bool colo_process_must_fail(const struct colo_process_group *x);
-/* Kills the group, once, and tells its members; @culprit: rank, or -1 when it is everybody's. */
+/* Kills the group, once, and tells its members; @culprit: rank, or -1 if all ranks are. */
 void colo_process_set_error(struct colo_process_group *x, colo_status_t status, int32_t culprit,
                             const char *error_message);
 /* A fault of operation @seq, here or on another rank: false if one of that or of an older operation
@@ -144,7 +144,7 @@ bool colo_process_take_fault(struct colo_process_group *x, uint64_t seq, colo_st
 void colo_process_begin_no_more(struct colo_process_group *x);
 void colo_process_frame(struct colo_process_group *x, int32_t to, colo_frame_t *frame,
                         const void *payload);
-/* Kills all groups of the context, once, and tells everyone; @culprit: rank on the transport, or
+/* Kills all groups of the context, once, and tells all ranks; @culprit: rank on the transport, or
  * -1.
  */
 void colo_process_set_error_all(struct colo_process_context *f, colo_status_t status,

@@ -358,7 +358,7 @@ static int32_t pump(struct colo_process_group *x)
 {
     int32_t undone = -1;
     for (int32_t k = 1; k < x->size; k++) {
-        int32_t peer = (x->rank + k) % x->size; /* not everyone to rank 0 first */
+        int32_t peer = (x->rank + k) % x->size; /* not all ranks to rank 0 first */
         struct colo_process_step *l = &x->lane[peer];
         if (!l->active)
             continue;

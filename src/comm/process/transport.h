@@ -41,7 +41,7 @@ typedef struct colo_frame { /* in front of the payload; ranks are of one archite
     uint8_t kind, step, flags, pad;
     int32_t from; /* sender's rank in the group */
     uint32_t pad2;
-    uint64_t group; /* the group; 0: everybody */
+    uint64_t group; /* the group; 0: all ranks */
     uint64_t seq, desc, count;
     uint64_t bytes;      /* head: of the whole message; else of the payload */
     struct colo_shape_ { /* head: of the message that is sent, and of the one that is expected */

@@ -385,7 +385,7 @@ static colo_status_t threads_all_reduce(colo_comm_t *c, const void *send, void *
     COLO_TRY_GOTO(st, await_all(c, &w), out);
     COLO_TRY_GOTO(st, reduce_slices(c, t->workspace, lo, hi), out);
     atomic_store_explicit(&me->reduced, c->seq, memory_order_release);
-    /* recv may be somebody's send: write it only when everyone has read */
+    /* recv may be a rank's send: write it only when all have read */
     for (int32_t k = 1; k < c->size; k++) {
         int32_t peer = (c->rank + k) % c->size;
         COLO_TRY_GOTO(st, await(c, &w, peer, &slot[peer].reduced), out);

@@ -32,7 +32,7 @@ static int64_t stride_of(int64_t columns, colo_dtype_t dtype)
     return (columns + step - 1) / step * step;
 }
 
-/* Bytes of logits a row has on the rank that everybody reckons with. */
+/* Bytes of logits per row on the rank that all ranks reckon with. */
 static int64_t row_bytes(const colo_linear_logprob_t *l)
 {
     int64_t ranks = colo_comm_size(l->group), vocab = l->config.logprob.logits.vocab;
