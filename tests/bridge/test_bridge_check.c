@@ -10,7 +10,6 @@
 
 #include "harness/bridge_case.h"
 
-#define GAP 0xA5
 #define ODD_RANK 2
 
 static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int64_t h)
@@ -21,19 +20,6 @@ static t_case_t make(const char *src, const char *dst, int64_t b, int64_t n, int
 static t_case_t usual(void)
 {
     return make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
-}
-
-static bool untouched(const t_buffer_t *b)
-{
-    for (size_t i = 0; i < b->bytes; i++)
-        if (b->raw[i] != GAP)
-            return false;
-    return true;
-}
-
-static bool says(const char *word)
-{
-    return strstr(colo_last_error(), word) != NULL;
 }
 
 /* ---- COLO_CHECK=2: an error on one rank is an error on all, and the bridge lives ---- */

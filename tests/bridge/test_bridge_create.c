@@ -14,11 +14,6 @@ static t_case_t usual(void)
                       .shape = {8, 8, 3}};
 }
 
-static bool says(const char *word)
-{
-    return strstr(colo_last_error(), word) != NULL;
-}
-
 /* ---- agreement at create ---- */
 
 #define ODD_RANK 2

@@ -8,21 +8,6 @@
 
 #include "harness/bridge_case.h"
 
-#define GAP 0xA5
-
-static bool says(const char *word)
-{
-    return strstr(colo_last_error(), word) != NULL;
-}
-
-static bool untouched(const t_buffer_t *b)
-{
-    for (size_t i = 0; i < b->bytes; i++)
-        if (b->raw[i] != GAP)
-            return false;
-    return true;
-}
-
 typedef struct order {
     t_case_t c;
     int32_t odd; /* the rank whose calls differ */

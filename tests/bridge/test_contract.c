@@ -18,19 +18,6 @@ static t_case_t usual(void)
     return make("tp=2,dp=4", "tp=2,cp=2,dp=2", 8, 8, 3);
 }
 
-static bool untouched(const t_buffer_t *b)
-{
-    for (size_t i = 0; i < b->bytes; i++)
-        if (b->raw[i] != 0xA5)
-            return false;
-    return true;
-}
-
-static bool says(const char *word)
-{
-    return strstr(colo_last_error(), word) != NULL;
-}
-
 typedef struct contract {
     t_case_t c;
     bool backward;

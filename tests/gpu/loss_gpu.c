@@ -30,11 +30,6 @@
 
 #include <math.h>
 
-static bool near(double got, double want, double tol)
-{
-    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
-}
-
 void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const double *z,
                      int64_t vocab, int64_t target, const double *got, const bool *asked,
                      const double *up, const double *dz, const char *label)

@@ -47,14 +47,6 @@ static void dev_free(struct dev *d)
     t_buffer_free(&d->b);
 }
 
-static bool untouched(const t_buffer_t *b)
-{
-    for (size_t i = 0; i < b->bytes; i++)
-        if (b->raw[i] != 0xA5)
-            return false;
-    return true;
-}
-
 /* ---- declared preconditions ---- */
 
 typedef struct contract {

@@ -75,6 +75,14 @@ void t_buffer_free(t_buffer_t *b);
 unsigned char *t_buffer_at(const t_buffer_t *b, const char *axes, int64_t ns, int64_t ib,
                            int64_t is, int64_t ih);
 
+static inline bool untouched(const t_buffer_t *b)
+{
+    for (size_t i = 0; i < b->bytes; i++)
+        if (b->raw[i] != 0xA5)
+            return false;
+    return true;
+}
+
 /* What the four tensors of a rank hold. */
 typedef enum t_role { T_X, T_Y, T_DY, T_DX } t_role_t;
 /* Makes the tensor of @role on @rank; filled with what the oracle says it holds when @fill. @salt

@@ -58,6 +58,12 @@ int t_main(const char *name);
             fail_msg("%s: error message \"%s\" lacks \"%s\"", #expr, colo_last_error(), (text)); \
     } while (0)
 
+/* Is @word in the calling thread's error message? */
+static inline bool says(const char *word)
+{
+    return strstr(colo_last_error(), word) != NULL;
+}
+
 /* Inside rank functions (threads): CMocka's longjmp must stay on the main thread, so return
  * instead. */
 #define rank_check(cond)                                   \

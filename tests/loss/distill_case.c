@@ -174,15 +174,6 @@ colo_status_t distill_case_run(distill_case_t *c)
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
 
-static uint64_t total_ops(const colo_comm_stats_t *l)
-{
-    uint64_t n = 0;
-    for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
-            n += l->ops[k][o];
-    return n;
-}
-
 static void compare_row(const distill_case_t *c, const char *label, int64_t t)
 {
     const ref_distill_opts_t o = distill_case_opts(c);

@@ -46,11 +46,6 @@ static double tiny(colo_dtype_t dtype)
     return dtype == COLO_F16 ? 0x1p-25 : 0;
 }
 
-static bool near(double got, double want, double tol)
-{
-    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
-}
-
 static double upstream_at(const linear_case_t *c, int d, int k, int64_t t, int64_t valid)
 {
     const bool asked[3] = {true, c->config.logprob.want_entropy, c->config.logprob.want_loss};

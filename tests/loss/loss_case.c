@@ -405,11 +405,6 @@ void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
 
 /* ---- comparing ---- */
 
-static bool near(double got, double want, double tol)
-{
-    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
-}
-
 static void compare_row(const loss_case_t *c, const char *label, int64_t t)
 {
     const ref_logprob_opts_t o = loss_case_opts(c);

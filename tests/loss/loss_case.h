@@ -6,6 +6,8 @@
 #ifndef TESTS_LOSS_CASE_H
 #define TESTS_LOSS_CASE_H
 
+#include <math.h>
+
 #include "harness/harness.h"
 #include "ref/ref_logprob.h"
 
@@ -63,6 +65,21 @@ void loss_case_check_signs(loss_case_t *c);
 /* Smoothing over a rank's own columns, in Megatron-LM's words: the losses of @rank and, by d_loss
  * alone, the gradient of its columns. No softcap, scale, or temperature. */
 void loss_case_check_local(const loss_case_t *c, int rank);
+
+/* Of a sum or a gradient: as a special value, or within @tol. */
+static inline bool near(double got, double want, double tol)
+{
+    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
+}
+
+static inline uint64_t total_ops(const colo_comm_stats_t *l)
+{
+    uint64_t n = 0;
+    for (int k = 0; k < COLO_OP_COUNT; k++)
+        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
+            n += l->ops[k][o];
+    return n;
+}
 
 /* The value that remains when @v is stored in @dtype; and of the stored bits. */
 double loss_round(colo_dtype_t dtype, double v);

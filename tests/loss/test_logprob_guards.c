@@ -12,15 +12,6 @@
 
 /* ---- collectives ---- */
 
-static uint64_t total_ops(const colo_comm_stats_t *l)
-{
-    uint64_t n = 0;
-    for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
-            n += l->ops[k][o];
-    return n;
-}
-
 T_CASE(forward_gathers_once_and_backward_never)
 {
     static const int64_t chunks[] = {0, 1, 3, 1000};

@@ -152,20 +152,6 @@ colo_status_t topk_case_run(topk_case_t *c)
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
 
-static uint64_t total_ops(const colo_comm_stats_t *l)
-{
-    uint64_t n = 0;
-    for (int k = 0; k < COLO_OP_COUNT; k++)
-        for (int o = 0; o < COLO_CATEGORY_COUNT; o++)
-            n += l->ops[k][o];
-    return n;
-}
-
-static bool near(double got, double want, double tol)
-{
-    return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
-}
-
 static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 {
     const ref_logprob_opts_t o = topk_case_opts(c);
