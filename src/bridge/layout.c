@@ -303,11 +303,11 @@ colo_status_t colo_posmap_init(colo_posmap_t *map, const colo_layout_t *l, int64
     for (int64_t i = 1; i < n; i++) {
         const colo_map_run_t *p = &map->by_pos[i - 1], *q = &map->by_pos[i];
         if (p->pos + p->count > q->pos) {
-            int64_t twin = p->row + (q->pos - p->pos), row = q->row, pos = q->pos;
+            int64_t other = p->row + (q->pos - p->pos), row = q->row, pos = q->pos;
             colo_posmap_deinit(map);
             return colo_fail(COLO_ERR_LAYOUT, "rows %lld and %lld both sit at position %lld",
-                             (long long)(twin < row ? twin : row),
-                             (long long)(twin < row ? row : twin), (long long)pos);
+                             (long long)(other < row ? other : row),
+                             (long long)(other < row ? row : other), (long long)pos);
         }
     }
     return COLO_OK;
