@@ -113,8 +113,7 @@ COLO_API colo_status_t colo_lm_head_bind(colo_lm_head_t *head, const colo_tensor
                                          const colo_tensor_t *bias, void *gathered);
 
 /**
- * colo_lm_head_start() - begin the gather; collective over the group; no-op if the head is
- * resident
+ * colo_lm_head_start() - begin the gather; collective over the group; a resident head: no-op
  * The gather reads the parameters after the work that is on @stream now. On GPUs it runs on a
  * stream of the head, while @stream goes on; on the host it is complete on return. If memory is
  * registered over the group, the first gather waits for all ranks; so does the next one after more

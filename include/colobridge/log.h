@@ -61,8 +61,7 @@ COLO_API const colo_env_variable_t *colo_env_variable(int i);
 COLO_API const char *colo_env_value(const char *name, bool *from_env);
 
 /**
- * colo_env_check() - is the value of environment variable @name allowed? NULL: those of all of
- * them?
+ * colo_env_check() - is the value of environment variable @name allowed? NULL: of all of them?
  * Every use of a variable checks it. Calls that make a first communicator check all of them: a
  * value that is not allowed on one rank is an error on all ranks.
  * Errors:  COLO_ERR_ARG, with the value and what is allowed; COLO_ERR_MISSING (no such variable)

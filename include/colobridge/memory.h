@@ -65,12 +65,12 @@ COLO_API colo_status_t colo_memory_register(colo_comm_t *comm, void *ptr, size_t
  */
 COLO_API colo_status_t colo_memory_alloc(colo_comm_t *comm, size_t bytes, colo_memory_t **memory);
 /**
- * colo_memory_destroy() - local; takes NULL, leaves *memory NULL. Frees what colo_memory_alloc()
- * made
- * Call only after every rank has completed all operations that use the memory. Graphs that were
- * captured with it must not be replayed any more. Ranks may destroy several memories in different
- * orders: a memory keeps its number, and counts for COLO_MEMORY_MAX, until the last rank has
- * destroyed it. The owner of registered memory frees it after all ranks have destroyed the object.
+ * colo_memory_destroy() - local; takes NULL, leaves *memory NULL
+ * The call frees memory that colo_memory_alloc() made. Call only after every rank has completed
+ * all operations that use the memory. Graphs that were captured with it must not be replayed any
+ * more. Ranks may destroy several memories in different orders: a memory keeps its number, and
+ * counts for COLO_MEMORY_MAX, until the last rank has destroyed it. The owner of registered
+ * memory frees it after all ranks have destroyed the object.
  */
 COLO_API void colo_memory_destroy(colo_memory_t **memory);
 

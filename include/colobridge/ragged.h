@@ -38,7 +38,7 @@ typedef struct colo_batch colo_batch_t;
  * @segments:  borrowed for the call: the tables may be freed or changed afterwards
  * @batch:     out: owned by the caller, destroyed before the bridge. Batches set before stay valid
  * Errors:     those of colo_segments_check(); COLO_ERR_ARG (the bridge is not ragged, more rows
- * than max_rows), COLO_ERR_MISSING (a peer is not in the comm), COLO_ERR_NOMEM
+ *             than max_rows), COLO_ERR_MISSING (a peer is not in the comm), COLO_ERR_NOMEM
  */
 COLO_API colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge,
                                                 const colo_segments_t *segments,

@@ -111,7 +111,7 @@ typedef struct colo_topk_batch {
  * usual.
  *
  * Memory:      all on the host, or all of it CUDA; on CUDA the shards are not compared across
- * ranks
+ *              ranks
  * Errors:      COLO_ERR_ARG, COLO_ERR_SHAPE (the other ranks get COLO_ERR_PEER); COLO_ERR_MISMATCH
  *              on all ranks (other config, ids, mask or tokens, shards that do not tile [0, V));
  *              those of colo_comm_all_gather()

@@ -2,8 +2,7 @@
 /*
  * test_sequence.c - targets, masks and gathered values of dense and packed batches on context
  * ranks, against lists of tokens cut by hand. Values say which token they belong to, and are
- * compared with
- * ==; sums in the adjoint are of small integers, so exact.
+ * compared with ==; sums in the adjoint are of small integers, so exact.
  */
 #include "harness/harness.h"
 #include "loss/where.h"
