@@ -11,7 +11,7 @@
 
 #include <colobridge/bridge.h>
 
-/* One way, ready to run: messages with their boxes, whose data and strides each call fills in. */
+/* One pass, ready to run: messages with their boxes, whose data and strides each call fills in. */
 typedef struct colo_pass_messages {
     int32_t nsends, nrecvs;
     colo_message_t *send, *recv;
@@ -79,7 +79,7 @@ struct colo_bridge {
     uint64_t tag, reshapes; /* name a route, the same on all ranks */
     uint64_t number;        /* of the bridges of this comm, from 1; the same on all ranks */
     struct colo_ragged_bridge *ragged; /* ragged.h; NULL: of uniform batches */
-    bool compared[2]; /* by way: all ranks were once in this call, by the plan of now */
+    bool compared[2]; /* by pass: all ranks were once in this call, by the plan of now */
 };
 
 /* A rank's tensor as (samples, rows, features) strides in elements. */

@@ -395,7 +395,7 @@ colo_status_t colo_bridge_p2p_find(const colo_bridge_t *b, colo_pass_t pass,
                      "rank %lld: %s at %p is not registered over comm '%s', which %s requires; "
                      "use colo_memory_register()",
                      (long long)p->rank, name, t->data, b->comm->name,
-                     asymmetric ? "the way's first call, with all ranks' registered,"
+                     asymmetric ? "the pass's first call, with all ranks' registered,"
                                 : "transport peer (COLO_TRANSPORT, or the bridge's)");
 }
 

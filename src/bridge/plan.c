@@ -150,7 +150,7 @@ static int context_dims(const colo_layout_t *l, int32_t *dims)
     return n;
 }
 
-/* All overlaps of one way; backward PARTIAL: once a level, with the context dims pinned. */
+/* All overlaps of one pass; backward PARTIAL: once a level, with the context dims pinned. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src, colo_side_t dst)
 {
     const colo_plan_config_t *cfg = w->cfg;

@@ -362,7 +362,7 @@ static colo_status_t prepare(call_t *c)
 
 /* ---- calls ---- */
 
-/* All ranks of the comm come with the tables, the way and their own verdict. */
+/* All ranks of the comm come with the tables, the pass and their own status. */
 static colo_status_t agree(const call_t *c, colo_status_t mine)
 {
     const colo_bridge_t *b = c->batch->bridge;

@@ -137,7 +137,7 @@ colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_c
 colo_status_t colo_plan_check_config(const colo_plan_config_t *given, colo_plan_config_t *own);
 /* A plan without lists; @config is checked. Its levels, and which of them is this rank's. */
 colo_status_t colo_plan_new(colo_plan_t **plan, const colo_plan_config_t *config, int64_t rank);
-/* The lists of one way between two sides, of which full, level_fixed and fixed are set here. */
+/* The lists of one pass between two sides, of which full, level_fixed and fixed are set here. */
 colo_status_t colo_plan_route(colo_builder_t *w, colo_pass_t pass, colo_side_t src,
                               colo_side_t dst);
 void colo_plan_count_bytes(colo_plan_t *plan, size_t elem);

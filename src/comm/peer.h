@@ -27,7 +27,7 @@ struct colo_memory {
     void *impl; /* the backend's */
 };
 
-/* One box of a way, in samples, rows, features. Moved: from here in this rank's input to there in
+/* One box of a pass, in samples, rows, features. Moved: from here in this rank's input to there in
  * the output of comm rank peer (-1: of this rank). Pulled: from here in that rank's input to there
  * in this rank's output. Added up: to there in this rank's output. */
 typedef struct colo_transfer {
@@ -41,7 +41,7 @@ typedef struct colo_addend {
     int64_t at[3];
 } colo_addend_t;
 
-/* All that a rank does in one way; borrowed for colo_p2p_load(). */
+/* All that a rank does in one pass; borrowed for colo_p2p_load(). */
 typedef struct colo_transfers {
     const char *name; /* "bridge forward"; static */
     colo_dtype_t dtype;
@@ -59,7 +59,7 @@ typedef struct colo_transfers {
 typedef struct colo_p2p_list colo_p2p_list_t;
 
 /* The tensors of a call, which kernels of the current device can use; steps in bytes. Peers reach
- * out, or in if the way adds up or pulls. */
+ * out, or in if the pass adds up or pulls. */
 typedef struct colo_p2p_call {
     colo_p2p_list_t *list; /* NULL: the path's own steps */
     int64_t per;           /* of a list: each feature of its steps is so many of dtype */
@@ -87,7 +87,7 @@ struct colo_peer_ops {
     bool (*find)(const colo_comm_t *c, const void *p, size_t bytes, int32_t *id, uint64_t *offset);
     /* How often memory was registered so far: the same on all ranks between the same two calls. */
     uint64_t (*registrations)(const colo_comm_t *c);
-    /* A way without steps and posts does nothing. Collective. */
+    /* A pass without steps and posts does nothing. Collective. */
     colo_status_t (*create)(colo_comm_t *c, const colo_transfers_t pass[2], colo_p2p_t **d);
     /* Other steps from now on; local. Keeps the old ones on error. */
     colo_status_t (*load)(colo_p2p_t *d, const colo_transfers_t pass[2]);

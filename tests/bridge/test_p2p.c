@@ -206,7 +206,7 @@ static colo_status_t later_not(colo_comm_t *comm, void *arg)
     rank_check(st == (comm->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "rank 1: d_x at"));
     rank_check(strstr(colo_last_error(), "is not registered over comm"));
-    rank_check(strstr(colo_last_error(), "which the way's first call"));
+    rank_check(strstr(colo_last_error(), "which the pass's first call"));
     rank_try(colo_comm_check(comm));
     lie_down(&s);
     return COLO_OK;

@@ -84,7 +84,7 @@ void colo_shared_release(struct colo_shared *shared)
     free(shared);
 }
 
-/* Takes the reference to @shared state, also when it fails. */
+/* Takes the reference to @shared, also when it fails. */
 static colo_status_t attach(colo_comm_t *c, struct colo_shared *shared)
 {
     struct colo_threads *t = calloc(1, sizeof *t);
