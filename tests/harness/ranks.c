@@ -135,11 +135,16 @@ static size_t all_bytes(void)
     return n;
 }
 
-static void save_changes(const unsigned char *before, unsigned char *to)
+static void save_changes(const unsigned char *restrict before, unsigned char *restrict to)
 {
-    for (int i = 0; i < nshared; i++)
-        for (size_t k = 0; k < shared[i].bytes; k++)
-            *to++ = (unsigned char)(*before++ ^ ((unsigned char *)shared[i].data)[k]);
+    for (int i = 0; i < nshared; i++) {
+        const unsigned char *restrict now = shared[i].data;
+        const size_t n = shared[i].bytes;
+        for (size_t k = 0; k < n; k++)
+            to[k] = (unsigned char)(before[k] ^ now[k]);
+        before += n;
+        to += n;
+    }
 }
 
 static void save(unsigned char *to)
@@ -150,19 +155,21 @@ static void save(unsigned char *to)
 }
 
 /* The regions = @before with every byte that a rank changed. @slots [n] reports with memory. */
-static void merge(const unsigned char *before, const unsigned char *slots, size_t slot, int32_t n)
+static void merge(const unsigned char *restrict before, const unsigned char *restrict slots,
+                  size_t slot, int32_t n)
 {
     size_t at = 0;
-    for (int i = 0; i < nshared; at += shared[i++].bytes)
-        for (size_t k = 0; k < shared[i].bytes; k++) {
-            unsigned char byte = before[at + k];
-            for (int32_t r = 0; r < n; r++) {
-                unsigned char change = slots[(size_t)r * slot + sizeof(struct report) + at + k];
-                if (change)
-                    byte = before[at + k] ^ change;
-            }
-            ((unsigned char *)shared[i].data)[k] = byte;
+    for (int i = 0; i < nshared; at += shared[i++].bytes) {
+        unsigned char *restrict data = shared[i].data;
+        const size_t bytes = shared[i].bytes;
+        if (bytes)
+            memcpy(data, before + at, bytes);
+        for (int32_t r = 0; r < n; r++) {
+            const unsigned char *change = slots + (size_t)r * slot + sizeof(struct report) + at;
+            for (size_t k = 0; k < bytes; k++)
+                data[k] = change[k] ? before[at + k] ^ change[k] : data[k];
         }
+    }
 }
 
 /* The error that a rank made by itself before those that were handed on. */
