@@ -71,8 +71,8 @@ COLO_API colo_tensor_t colo_tensor_cuda(void *data, colo_dtype_t dtype, int32_t 
 COLO_API colo_tensor_t colo_tensor_narrow(colo_tensor_t t, int32_t axis, int64_t start,
                                           int64_t length);
 /**
- * colo_tensor_count() - number of elements; -1 if the product overflows, an extent is negative, or
- * @t is NULL
+ * colo_tensor_count() - number of elements; -1 if the product overflows, an extent is negative,
+ * ndim is out of range, or @t is NULL
  */
 COLO_API int64_t colo_tensor_count(const colo_tensor_t *t);
 /** colo_tensor_is_contiguous() - row-major without gaps (axes of extent 1 do not matter) */

@@ -23,6 +23,12 @@ static const struct {
     [COLO_I64] = {"i64", 8, false, {"int64", NULL, NULL}},
 };
 
+/* Before colo_tensor_check() it may be any number. */
+static bool ndim_ok(const colo_tensor_t *t)
+{
+    return t->ndim >= 0 && t->ndim <= COLO_MAX_NDIM;
+}
+
 static bool known(colo_dtype_t dtype)
 {
     return (unsigned)dtype < COLO_DTYPE_COUNT;
@@ -104,7 +110,7 @@ int64_t colo_tensor_count(const colo_tensor_t *t)
 {
     int64_t n = 1;
     bool fits = true;
-    if (!t)
+    if (!t || !ndim_ok(t))
         return -1;
     for (int32_t i = 0; i < t->ndim; i++) {
         if (t->shape[i] < 0)
@@ -119,7 +125,7 @@ int64_t colo_tensor_count(const colo_tensor_t *t)
 bool colo_tensor_is_contiguous(const colo_tensor_t *t)
 {
     int64_t step = 1;
-    if (!t)
+    if (!t || !ndim_ok(t))
         return false;
     for (int32_t i = t->ndim - 1; i >= 0; i--) {
         if (t->shape[i] == 0)
@@ -140,7 +146,7 @@ colo_status_t colo_tensor_check(const colo_tensor_t *t, const char *what)
         return colo_fail(COLO_ERR_ARG, "%s: dtype %d is unknown", what, (int)t->dtype);
     if (t->mem != COLO_HOST && t->mem != COLO_CUDA)
         return colo_fail(COLO_ERR_ARG, "%s: memory kind %d is unknown", what, (int)t->mem);
-    if (t->ndim < 0 || t->ndim > COLO_MAX_NDIM)
+    if (!ndim_ok(t))
         return colo_fail(COLO_ERR_SHAPE, "%s: %d axes, expected 0..%d", what, (int)t->ndim,
                          COLO_MAX_NDIM);
     int64_t reach = 0;

@@ -136,6 +136,19 @@ T_CASE(counts_notice_overflow_and_negative_extents)
     assert_int_equal(colo_tensor_count(&t), -1);
 }
 
+T_CASE(a_view_of_too_many_or_negative_axes_has_no_count)
+{
+    float x[1] = {0};
+    colo_tensor_t t = colo_tensor_host(x, COLO_F32, 8, (int64_t[]){1, 1, 1, 1, 1, 1, 1, 1});
+    assert_int_equal(colo_tensor_count(&t), 1);
+    assert_true(colo_tensor_is_contiguous(&t));
+    for (int i = 0; i < 2; i++) {
+        t.ndim = i ? -1 : COLO_MAX_NDIM + 1;
+        assert_int_equal(colo_tensor_count(&t), -1);
+        assert_false(colo_tensor_is_contiguous(&t));
+    }
+}
+
 T_CASE(every_bad_view_is_refused_by_name)
 {
     float x[6];
