@@ -99,7 +99,8 @@ colo_status_t colo_balance(int64_t *assign, const int64_t *cost, int64_t count, 
     for (int64_t i = 0; i < count; i++) {
         const int64_t e = item[i].index;
         int64_t to = h.bin[0];
-        if (current && (double)(h.load[current[e]] + cost[e]) <= most)
+        /* not <=: if all costs are 0 and stick is infinite, most is NaN, and all segments stay */
+        if (current && !((double)(h.load[current[e]] + cost[e]) > most))
             to = current[e];
         assign[e] = to;
         h.load[to] += cost[e];

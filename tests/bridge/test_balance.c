@@ -4,6 +4,8 @@
  */
 #include "harness/harness.h"
 
+#include <math.h>
+
 #define MOST 64
 
 /* Segments one after the other: the dearest left, to the replica that the rule names. */
@@ -72,6 +74,18 @@ T_CASE(a_segment_stays_only_within_the_tolerated_load)
     assert_memory_equal(got, want, sizeof want);
     assert_ok(colo_balance(got, cost, 4, 2, current, 0));
     assert_memory_equal(got, strict, sizeof strict);
+}
+
+T_CASE(segments_of_no_cost_stay_however_large_stick_is)
+{
+    const int64_t cost[2] = {0, 0}, current[2] = {1, 1};
+    const double stick[3] = {0, 1e300, INFINITY};
+    for (int i = 0; i < 3; i++) {
+        int64_t got[2] = {-1, -1};
+        assert_ok(colo_balance(got, cost, 2, 2, current, stick[i]));
+        assert_int_equal(got[0], 1);
+        assert_int_equal(got[1], 1);
+    }
 }
 
 T_CASE(wrong_arguments_are_refused_with_their_numbers)
