@@ -240,7 +240,7 @@ static bool adds(const colo_plan_t *p, colo_pass_t pass)
     return pass == COLO_BACKWARD && p->levels > 1;
 }
 
-/* Whose messages say who reaches this rank's tensor? */
+/* Whose messages say which ranks reach this rank's tensor? */
 static const colo_routes_t *reaching(const colo_plan_t *p, colo_pass_t pass)
 {
     return pass == COLO_FORWARD || adds(p, pass) ? &p->send[pass] : &p->recv[pass];
@@ -405,7 +405,7 @@ colo_status_t colo_ragged_p2p_run(colo_batch_t *batch, colo_op_desc_t op, colo_p
                           bytes_of(batch, p->bytes[pass].recv, t, n), ns > nr ? ns : nr);
     colo_status_t st = COLO_OK;
     for (int32_t k = 0; st == COLO_OK && k < n; k++)
-        if (t[k].per > 0) /* a plain copy is faster than a kernel that waits for nobody */
+        if (t[k].per > 0) /* a plain copy is faster than a kernel without peers */
             st = ns || nr ? run_one(batch, pass, all, &each[k], &t[k], stream)
                           : colo_exchange_keep(b, &batch->s, pass, &t[k], stream);
     colo_comm_i_end(b->comm, seq, st);

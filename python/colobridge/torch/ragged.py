@@ -136,8 +136,8 @@ class _Call:
 
 
     def _reached(self, backward: bool, given: Any, out: Any) -> tuple[Any, Any]:
-        """Input and output, that one which peers reach in memory where they do: x; d_x, or d_y if gradients
-        are added up."""
+        """Input and output. The one that peers reach, x, d_x, or d_y if gradients are added up, is a copy in
+        memory that they reach."""
         workspace = self.ragged.workspace
         if workspace is None:
             return given, out
