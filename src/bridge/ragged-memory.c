@@ -49,7 +49,7 @@ static void arena_deinit(const colo_bridge_t *b, colo_arena_t *a)
         colo_mem_free(b->mem, a->old[i]);
 }
 
-colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing)
+colo_status_t colo_ragged_sums_for(colo_bridge_t *b, size_t bytes, bool capturing)
 {
     return grow(b, &b->ragged->sums, bytes, capturing, "addends of PARTIAL gradients");
 }
@@ -99,7 +99,7 @@ static colo_status_t too_many(const colo_bridge_t *b, const char *what)
                      (long long)b->ragged->max_rows);
 }
 
-static int64_t holders(const colo_bridge_t *b, const colo_layout_t *l)
+static int64_t ranks_of(const colo_bridge_t *b, const colo_layout_t *l)
 {
     int64_t n = 0;
     for (int32_t r = 0; r < colo_comm_size(b->comm); r++)
@@ -125,7 +125,7 @@ static int64_t most_staged(const colo_bridge_t *b, int64_t src_row, int64_t dst_
     const colo_ragged_bridge_t *r = b->ragged;
     const colo_plan_t *p = b->now.plan;
     const int64_t shards = r->axes.src.replicas * r->axes.src.cp * r->axes.src.sp;
-    const int64_t sources = holders(b, &b->src), destinations = holders(b, &b->dst);
+    const int64_t sources = ranks_of(b, &b->src), destinations = ranks_of(b, &b->dst);
     const int64_t all = product(r->max_rows, shards, 1), peers = colo_comm_size(b->comm) - 1;
     const bool src = colo_layout_holds(&b->src, p->rank), dst = colo_layout_holds(&b->dst, p->rank);
     const int64_t out = destinations / r->axes.dst.replicas, back = sources / shards;
@@ -152,7 +152,7 @@ colo_status_t colo_ragged_reserve(colo_bridge_t *b)
         bytes = product(bytes, b->now.plan->levels, 1);
         if (bytes < 0)
             return too_many(b, "addends");
-        COLO_TRY(colo_ragged_slab(b, (size_t)bytes, false));
+        COLO_TRY(colo_ragged_sums_for(b, (size_t)bytes, false));
     }
     if (b->now.nmembers == 0)
         return COLO_OK;

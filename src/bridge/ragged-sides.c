@@ -203,7 +203,7 @@ void colo_ragged_deinit(colo_ragged_t *r)
     memset(r, 0, sizeof *r);
 }
 
-/* ---- who owns a position ---- */
+/* ---- the owner of a position ---- */
 
 typedef struct owner {
     int64_t cp, sp;

@@ -332,7 +332,7 @@ static colo_status_t prepare_staged(call_t *c)
     colo_bridge_t *b = c->batch->bridge;
     COLO_TRY(colo_lane_widen(s, c->pass, c->n));
     if (c->pass == COLO_BACKWARD)
-        COLO_TRY(colo_ragged_slab(b, c->sum_size * (size_t)s->nsums, c->capturing));
+        COLO_TRY(colo_ragged_sums_for(b, c->sum_size * (size_t)s->nsums, c->capturing));
     s->sums = b->ragged->sums.at;
     s->sum_size = c->sum_size;
     return COLO_OK;

@@ -142,7 +142,7 @@ colo_status_t colo_ragged_create(colo_bridge_t *b, const colo_bridge_config_t *c
 /* All that one tensor of max_rows takes; the bridge has its plan. */
 colo_status_t colo_ragged_reserve(colo_bridge_t *b);
 /* Addends of one call, @bytes. COLO_ERR_STATE: a capture needs more than there is. */
-colo_status_t colo_ragged_slab(colo_bridge_t *b, size_t bytes, bool capturing);
+colo_status_t colo_ragged_sums_for(colo_bridge_t *b, size_t bytes, bool capturing);
 /* Staging for the messages of a call, whose boxes are filled in: s->stage. Likewise. */
 colo_status_t colo_ragged_stage(colo_bridge_t *b, colo_shape_state_t *s, colo_pass_t pass,
                                 bool capturing);
