@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Lists the private words that are left in the tree, and what to say instead.
+
+    python3 tests/api/words.py [ROOT]
+
+A private word is one that no manual of MPI, NCCL, CUDA or PyTorch uses for the thing. NEWS.md lists
+old names and bench/results/ keeps what was measured under them: both are left out. Exit code 1 if a
+word is found. The program first finds words that it writes itself, so that it cannot pass blindly.
+"""
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+# (what is searched, what to say instead, paths where it is searched)
+EVERYWHERE = r"."
+WORDS = [
+    (r"fates?|doom(ed|s)?|tear_main", "error state, set_error, abort", EVERYWHERE),
+    (r"seal(s|ed|ing)?", "set the error", EVERYWHERE),
+    (r"zombies?|stash(ed)?", "draining group, unexpected message", EVERYWHERE),
+    (r"hubs?", "shared state", EVERYWHERE),
+    (r"wires?|cards?", "transport, endpoint", r"^(src|include|tests/(comm|mpi))/"),
+    (r"nctx|nfamily|families|(?<!manager_)ctx", "context, group", r"^(src|include)/"),
+    (r"slabs?|shaped", "partial sum, shape state", r"^(src/bridge|include|docs)/"),
+    (r"needers?|holders?", "destination, source", EVERYWHERE),
+    (r"lopsided|unsettled|settled?", "asymmetric, agree", EVERYWHERE),
+    (r"melt(s|ed|ing)?", "coalesce", EVERYWHERE),
+    (r"ledgers?|knobs?", "statistics, environment variable", EVERYWHERE),
+    (r"sentences?|sayings?", "error message", EVERYWHERE),
+    (r"twins?|yardsticks?|ladders?", "mutant, baseline, kernel variants", EVERYWHERE),
+    (r"nobody|whoever|who", "the rank, the caller, no rank", EVERYWHERE),
+    (r"gave_up|look_at", "timed out, check", EVERYWHERE),
+    (r"scratch", "workspace", EVERYWHERE),
+    (r"promises?", "declared precondition, contract", EVERYWHERE),
+    (r"COLO_OWNER\w*|colo_owner\w*|colo_way\w*|colo_place_\w*|colo_pick\w*", "category, pass, topology, topk", EVERYWHERE),
+]
+LEFT_OUT = re.compile(r"^(NEWS\.md|LICENSE|bench/results/|tests/api/words\.py)|\.(gz|csv|png|svg|xml)$")
+
+
+def finder(pattern):
+    # parts of snake_case names count as words, too
+    return re.compile(r"(?<![A-Za-z0-9])(" + pattern + r")(?![A-Za-z0-9])", re.IGNORECASE)
+
+
+RULES = [(finder(p), say, re.compile(paths)) for p, say, paths in WORDS]
+
+
+def findings(path, text):
+    for rule, say, paths in RULES:
+        if not paths.search(path):
+            continue
+        for m in rule.finditer(text):
+            yield text.count("\n", 0, m.start()) + 1, m.group(1), say
+
+
+def self_test():
+    planted = {"src/a.c": "x->colo_slab_of = 1; /* nobody needs it */", "docs/a.md": "The ledger counts."}
+    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] != ["nobody", "ledger"]
+
+
+def main():
+    root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    if self_test():
+        print("words: the search does not find what it should")
+        return 1
+    listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=False)
+    names = listed.stdout.split("\n") if listed.returncode == 0 else [
+        str(p.relative_to(root)) for p in root.rglob("*") if p.is_file() and "build" not in p.parts[0]]
+    n = 0
+    for name in sorted(filter(None, names)):
+        if LEFT_OUT.search(name) or not (root / name).is_file():
+            continue
+        try:
+            text = (root / name).read_text()
+        except UnicodeDecodeError:
+            continue
+        for line, word, say in findings(name, text):
+            print(f"{name}:{line}: {word}; say: {say}")
+            n += 1
+    print(f"private words left: {n}")
+    return n > 0
+
+
+sys.exit(main())
