@@ -67,5 +67,5 @@ colo_status_t colo_comm_create_nccl_borrowed(struct ncclComm *nccl, colo_comm_t 
                                              colo_comm_t **comm)
 {
     return open_on(parent, nccl, -1, comm,
-                   nccl ? COLO_OK : colo_fail(COLO_ERR_ARG, "from_nccl: nccl is NULL"));
+                   nccl ? COLO_OK : colo_fail(COLO_ERR_ARG, "create_nccl_borrowed: nccl is NULL"));
 }

@@ -18,16 +18,16 @@ colo_status_t colo_comm_create_backend(const char *backend, const void *handle, 
                                        colo_comm_t **comm)
 {
     if (!comm)
-        return colo_fail(COLO_ERR_ARG, "comm_open: comm is NULL");
+        return colo_fail(COLO_ERR_ARG, "create_backend: comm is NULL");
     const colo_backend_t *b = NULL;
     COLO_TRY(colo_backend_load(backend, &b));
     if (!b->transport || !b->transport->open)
         return colo_fail(COLO_ERR_UNBUILT,
-                         "comm_open: backend '%s' offers no communicator that opens this way",
+                         "create_backend: backend '%s' offers no communicator that opens this way",
                          backend);
     if (b->transport->abi != COLO_TRANSPORT_ABI)
         return colo_fail(COLO_ERR_UNBUILT,
-                         "comm_open: backend '%s' has transport interface %u, this library has %u; "
+                         "create_backend: backend '%s' has transport interface %u, this library has %u; "
                          "install both from the same build",
                          backend, (unsigned)b->transport->abi, COLO_TRANSPORT_ABI);
     colo_transport_open_t open = {.transport = NULL};
@@ -40,7 +40,7 @@ colo_status_t colo_comm_create_backend(const char *backend, const void *handle, 
         return colo_fail(st, "%s", open.why);
     COLO_TRY(colo_process_comm(&colo_comm_mpi_ops, b->transport, open.transport, open.rank,
                                open.size, open.any_thread, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "comm_open", begin));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "create_backend", begin));
     *comm = world;
     return COLO_OK;
 }

@@ -228,7 +228,7 @@ static int after_finalize(void)
     colo_comm_destroy(&kept);
     st = colo_comm_create_mpi(MPI_COMM_WORLD, &c);
     if (st != COLO_ERR_STATE || !strstr(colo_last_error(), "MPI has been finalized")) {
-        fprintf(stderr, "from_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
+        fprintf(stderr, "create_mpi after MPI_Finalize: %s: %s\n", colo_status_name(st),
                 colo_last_error());
         wrong++;
     }

@@ -244,7 +244,7 @@ T_CASE(callback_that_fails_silently_is_named)
     colo_comm_t *c = NULL;
     assert_fails(colo_comm_split_color(NULL, 0, 0, &c), COLO_ERR_ARG, "comm is NULL"); /* before */
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_IO,
-                 "from_bootstrap: the all-gather callback of rank 1 returned COLO_ERR_IO");
+                 "create_bootstrap: the all-gather callback of rank 1 returned COLO_ERR_IO");
     says = (colo_status_t)1;
     assert_fails(colo_comm_create_bootstrap(&b, &c), COLO_ERR_ARG,
                  "callback of rank 1 returned 1, expected COLO_OK or an error below 0");
@@ -413,7 +413,7 @@ T_CASE(value_that_is_refused_on_one_rank_is_an_error_on_all)
         for (int r = 0; r < 4; r++)
             if (last->status[r] != (r == 1 ? COLO_ERR_ARG : COLO_ERR_PEER) ||
                 !strstr(last->error_message[r], own) ||
-                (r != 1 && !strstr(last->error_message[r], "from_bootstrap: rank 1 failed: ")))
+                (r != 1 && !strstr(last->error_message[r], "create_bootstrap: rank 1 failed: ")))
                 fail_msg("rank %d: %s: %s", r, colo_status_name(last->status[r]),
                          last->error_message[r]);
         munmap(last, sizeof *last);

@@ -280,32 +280,32 @@ static colo_status_t vet(const void *handle, size_t bytes, MPI_Comm *comm,
     if (!h || bytes != sizeof *h || h->struct_size != sizeof *h)
         REFUSE(
             out, COLO_ERR_ARG,
-            "from_mpi: the handle has %zu bytes, expected %zu; call colo_comm_create_mpi() of the "
+            "create_mpi: the handle has %zu bytes, expected %zu; call colo_comm_create_mpi() of the "
             "<colobridge/mpi.h> that belongs to this libcolobridge-mpi.so",
             bytes, sizeof *h);
     if (!h->flavor || strcmp(h->flavor, COLO_MPI_FLAVOR) != 0 || h->comm_size != sizeof *comm)
         REFUSE(out, COLO_ERR_UNBUILT,
-               "from_mpi: the program was compiled with %.40s (MPI_Comm of %zu bytes), "
+               "create_mpi: the program was compiled with %.40s (MPI_Comm of %zu bytes), "
                "libcolobridge-mpi.so with %s (%zu bytes); build both with the same MPI",
                h->flavor ? h->flavor : "an unknown MPI", h->comm_size, COLO_MPI_FLAVOR,
                sizeof *comm);
     MPI_Finalized(&finalized);
     if (finalized)
         REFUSE(out, COLO_ERR_STATE,
-               "from_mpi: MPI has been finalized; make communicators between "
+               "create_mpi: MPI has been finalized; make communicators between "
                "MPI_Init() and MPI_Finalize()");
     MPI_Initialized(&initialized);
     if (!initialized)
         REFUSE(out, COLO_ERR_STATE,
-               "from_mpi: MPI is not initialised; call MPI_Init() or "
+               "create_mpi: MPI is not initialised; call MPI_Init() or "
                "MPI_Init_thread() first");
     memcpy(comm, h->comm, sizeof *comm);
     if (*comm == MPI_COMM_NULL)
-        REFUSE(out, COLO_ERR_ARG, "from_mpi: the communicator is MPI_COMM_NULL");
+        REFUSE(out, COLO_ERR_ARG, "create_mpi: the communicator is MPI_COMM_NULL");
     MPI_Comm_test_inter(*comm, &inter);
     if (inter)
         REFUSE(out, COLO_ERR_ARG,
-               "from_mpi: the communicator is an inter-communicator; merge it "
+               "create_mpi: the communicator is an inter-communicator; merge it "
                "with MPI_Intercomm_merge() first");
     return COLO_OK;
 }
@@ -320,7 +320,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
     int done = 0, e;
     MPI_Comm *there = malloc(sizeof *there); /* MPI writes it whenever it completes */
     if (!there)
-        REFUSE(out, COLO_ERR_NOMEM, "from_mpi: no memory");
+        REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory");
     e = MPI_Comm_idup(comm, there, &request);
     while (e == MPI_SUCCESS && !done) {
         for (int k = 0; k < 8 && e == MPI_SUCCESS && !done; k++) /* it takes many steps */
@@ -330,7 +330,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
             break;
         if (waited * 1e3 > (double)timeout_ms)
             REFUSE(out, COLO_ERR_TIMEOUT,
-                   "from_mpi: world rank %d of %d: not all ranks of the communicator made the same "
+                   "create_mpi: world rank %d of %d: not all ranks of the communicator made the same "
                    "call within %lld ms",
                    (int)out->rank, (int)out->size, (long long)timeout_ms);
         if (waited < 2e-3)
@@ -341,7 +341,7 @@ static colo_status_t duplicate(MPI_Comm comm, MPI_Comm *dup, int64_t timeout_ms,
     if (e != MPI_SUCCESS) {
         mpi_text(e, text);
         free(there);
-        REFUSE(out, COLO_ERR_MPI, "from_mpi: MPI_Comm_idup: %.300s", text);
+        REFUSE(out, COLO_ERR_MPI, "create_mpi: MPI_Comm_idup: %.300s", text);
     }
     *dup = *there;
     free(there);
@@ -388,12 +388,12 @@ static colo_status_t mpi_open(const void *handle, size_t bytes, int64_t timeout_
     if (!room) {
         if (w)
             mpi_close(w, false);
-        REFUSE(out, COLO_ERR_NOMEM, "from_mpi: no memory for %d ranks", size);
+        REFUSE(out, COLO_ERR_NOMEM, "create_mpi: no memory for %d ranks", size);
     }
     st = duplicate(comm, &w->comm, timeout_ms, out);
     for (int i = 0; i < RING && st == COLO_OK; i++)
         if (!post(w, &w->in[i])) {
-            snprintf(out->why, sizeof out->why, "from_mpi: %s", w->why);
+            snprintf(out->why, sizeof out->why, "create_mpi: %s", w->why);
             st = COLO_ERR_MPI;
         }
     if (st < 0) {

@@ -267,14 +267,14 @@ static colo_status_t check_borrowed(const struct colo_nccl_context *f, ncclComm_
     if (r == ncclSuccess)
         r = f->lib->device(nccl, &device);
     if (r != ncclSuccess)
-        return colo_nccl_error(f->lib, "from_nccl", r);
+        return colo_nccl_error(f->lib, "create_nccl_borrowed", r);
     if (rank != control->rank || size != control->size)
         return colo_fail(COLO_ERR_ARG,
-                         "from_nccl: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
+                         "create_nccl_borrowed: the ncclComm_t is rank %d of %d, the parent is rank %d of %d",
                          rank, size, (int)control->rank, (int)control->size);
     if (device != f->device)
         return colo_fail(COLO_ERR_ARG,
-                         "from_nccl: the ncclComm_t is on device %d, the current device is %d",
+                         "create_nccl_borrowed: the ncclComm_t is on device %d, the current device is %d",
                          device, (int)f->device);
     return COLO_OK;
 }

@@ -27,7 +27,7 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-static const char CALL[] = "from_bootstrap: "; /* begins every error message here */
+static const char CALL[] = "create_bootstrap: "; /* begins every error message here */
 enum { SPARE = 2 }; /* descriptors beyond a connection for each peer: callers not known yet */
 
 colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)
@@ -35,11 +35,11 @@ colo_status_t colo_endpoint_no_socket(const colo_bootstrap_t *b, int error)
     struct rlimit limit = {0, 0};
     if (error != EMFILE && error != ENFILE)
         return colo_fail(error == ENOMEM || error == ENOBUFS ? COLO_ERR_NOMEM : COLO_ERR_IO,
-                         "from_bootstrap: rank %d of %d cannot open a socket: %s", (int)b->rank,
+                         "create_bootstrap: rank %d of %d cannot open a socket: %s", (int)b->rank,
                          (int)b->size, strerror(error));
     getrlimit(RLIMIT_NOFILE, &limit);
     return colo_fail(COLO_ERR_IO,
-                     "from_bootstrap: rank %d has too few descriptors for %d connections: %s; its "
+                     "create_bootstrap: rank %d has too few descriptors for %d connections: %s; its "
                      "limit is %lld, raise it (ulimit -n) or close files",
                      (int)b->rank, (int)b->size - 1, strerror(error), (long long)limit.rlim_cur);
 }
@@ -150,7 +150,7 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
     int32_t family;                               /* 0: auto, 1: tcp */
     (void)colo_env_word("COLO_SOCKETS", &family); /* refused once all are connected */
     if (getrandom(endpoint->token, COLO_TOKEN, 0) != COLO_TOKEN)
-        return colo_fail(COLO_ERR_IO, "from_bootstrap: getrandom: %s", strerror(errno));
+        return colo_fail(COLO_ERR_IO, "create_bootstrap: getrandom: %s", strerror(errno));
     int error = find_host(&endpoint->host);
     if (!error)
         error = list_addresses(endpoint);
@@ -165,7 +165,7 @@ static colo_status_t make(const colo_bootstrap_t *b, colo_endpoint_t *endpoint, 
         return colo_endpoint_no_socket(b, error);
     if (!bound && b->size > 1)
         return colo_fail(COLO_ERR_IO,
-                         "from_bootstrap: rank %d found neither Unix sockets nor a network address "
+                         "create_bootstrap: rank %d found neither Unix sockets nor a network address "
                          "to listen on",
                          (int)b->rank);
     int spare[SPARE];
@@ -196,7 +196,7 @@ void colo_endpoint_make(const colo_bootstrap_t *b, bool room, colo_endpoint_t *e
         fd[r] = -1;
     colo_status_t st = room && fd ? make(b, endpoint, doors, fd)
                                   : colo_fail(COLO_ERR_NOMEM,
-                                              "from_bootstrap: rank %d has no memory for %d "
+                                              "create_bootstrap: rank %d has no memory for %d "
                                               "connections",
                                               (int)b->rank, (int)b->size - 1);
     if (st < 0) {
@@ -214,17 +214,17 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
         if (k->magic != COLO_ENDPOINT_MAGIC)
             return colo_fail(
                 COLO_ERR_MISMATCH,
-                "from_bootstrap: entry %d of the all-gather does not hold what rank %d "
+                "create_bootstrap: entry %d of the all-gather does not hold what rank %d "
                 "brought; rank r's bytes belong at recv + r * bytes",
                 (int)r, (int)r);
         if (k->rank != r || k->size != b->size)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
+                             "create_bootstrap: entry %d of the all-gather comes from rank %d of %d, "
                              "expected rank %d of %d",
                              (int)r, (int)k->rank, (int)k->size, (int)r, (int)b->size);
         if (k->version != endpoint[0].version)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
+                             "create_bootstrap: rank %d runs library version %u.%u.%u, rank 0 "
                              "%u.%u.%u",
                              (int)r, (unsigned)(k->version >> 16),
                              (unsigned)(k->version >> 8 & 0xff), (unsigned)(k->version & 0xff),
@@ -233,7 +233,7 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
                              (unsigned)(endpoint[0].version & 0xff));
         if (k->naddress < 0 || k->naddress > COLO_ADDRESSES)
             return colo_fail(COLO_ERR_MISMATCH,
-                             "from_bootstrap: entry %d of the all-gather lists %d addresses, "
+                             "create_bootstrap: entry %d of the all-gather lists %d addresses, "
                              "expected 0..%d; the all-gather changed it",
                              (int)r, (int)k->naddress, (int)COLO_ADDRESSES);
     }
@@ -242,7 +242,7 @@ colo_status_t colo_endpoint_check_all(const colo_bootstrap_t *b, const colo_endp
                          endpoint[b->rank].why);
     for (int32_t r = 0; r < b->size; r++)
         if (endpoint[r].status < 0)
-            return colo_fail(COLO_ERR_PEER, "from_bootstrap: rank %d failed: %.*s", (int)r,
+            return colo_fail(COLO_ERR_PEER, "create_bootstrap: rank %d failed: %.*s", (int)r,
                              (int)sizeof endpoint[r].why, endpoint[r].why);
     return COLO_OK;
 }

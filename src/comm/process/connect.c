@@ -251,7 +251,7 @@ static colo_status_t too_late(const struct meeting *m)
     while (r < m->b->size - 1 && (r == m->b->rank || m->fd[r] >= 0))
         r++;
     return colo_fail(COLO_ERR_TIMEOUT,
-                     "from_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
+                     "create_bootstrap: rank %d of %d has no connection with %d ranks after %lld ms; "
                      "the first is rank %d%s%s",
                      (int)m->b->rank, (int)m->b->size, (int)m->left, (long long)m->timeout_ms,
                      (int)r, r < m->b->rank && m->why[r][0] ? ": " : "",
@@ -265,7 +265,7 @@ static colo_status_t gone(const struct meeting *m, int32_t r)
     const double left_ms = (double)m->timeout_ms - waited_ms(m);
     if (left_ms > 1000)
         return colo_fail(COLO_ERR_PEER,
-                         "from_bootstrap: rank %d left before all ranks were connected; it has the "
+                         "create_bootstrap: rank %d left before all ranks were connected; it has the "
                          "error",
                          (int)r);
     if (left_ms > 0)
@@ -364,18 +364,18 @@ static colo_status_t gather(const colo_bootstrap_t *b, const colo_endpoint_t *mi
     void *p = mmap(NULL, (size_t)b->size * sizeof *mine, PROT_READ | PROT_WRITE,
                    MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED)
-        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for the endpoints of %d ranks",
+        return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for the endpoints of %d ranks",
                          (int)b->size);
     *endpoint = p;
     (void)colo_fail(COLO_OK, "%s", ""); /* what went wrong before does not explain the callback */
     colo_status_t st = b->all_gather(b->user, mine, p, sizeof *mine);
     if (st > 0)
         return colo_fail(COLO_ERR_ARG,
-                         "from_bootstrap: the all-gather callback of rank %d returned %d, expected "
+                         "create_bootstrap: the all-gather callback of rank %d returned %d, expected "
                          "COLO_OK or an error below 0",
                          (int)b->rank, (int)st);
     if (st < 0 && !colo_last_error()[0])
-        return colo_fail(st, "from_bootstrap: the all-gather callback of rank %d returned %s",
+        return colo_fail(st, "create_bootstrap: the all-gather callback of rank %d returned %s",
                          (int)b->rank, colo_status_name(st));
     return st;
 }
@@ -409,13 +409,13 @@ colo_status_t colo_sockets_connect(const colo_bootstrap_t *b, int64_t timeout_ms
 colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t **comm)
 {
     if (!b || !comm || !b->all_gather)
-        return colo_fail(COLO_ERR_ARG, "from_bootstrap: %s is NULL",
+        return colo_fail(COLO_ERR_ARG, "create_bootstrap: %s is NULL",
                          !b      ? "bootstrap"
                          : !comm ? "comm"
                                  : "the all-gather callback");
     if (b->size < 1 || b->size > 4096 || b->rank < 0 || b->rank >= b->size)
         return colo_fail(COLO_ERR_ARG,
-                         "from_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
+                         "create_bootstrap: rank %d of %d, expected a size of 1..4096 and a rank "
                          "below it",
                          (int)b->rank, (int)b->size);
     COLO_AUTOFREE int *fd = malloc((size_t)b->size * sizeof *fd);
@@ -428,7 +428,7 @@ colo_status_t colo_comm_create_bootstrap(const colo_bootstrap_t *b, colo_comm_t 
     COLO_TRY(colo_transport_sockets_new(b->rank, b->size, fd, &transport));
     COLO_TRY(colo_process_comm(&colo_comm_sockets_ops, &colo_transport_sockets, transport, b->rank,
                                b->size, true, &world));
-    COLO_TRY(colo_comm_i_agree_environment(&world, "from_bootstrap", begin));
+    COLO_TRY(colo_comm_i_agree_environment(&world, "create_bootstrap", begin));
     *comm = world;
     return COLO_OK;
 }

@@ -304,7 +304,7 @@ colo_status_t colo_transport_sockets_new(int32_t rank, int32_t size, const int *
         free(fds);
         free(seen);
         free(waiting);
-        return colo_fail(COLO_ERR_NOMEM, "from_bootstrap: no memory for %d connections", (int)size);
+        return colo_fail(COLO_ERR_NOMEM, "create_bootstrap: no memory for %d connections", (int)size);
     }
     memcpy(seen, fds, (size_t)size * sizeof *fds);
     *w = (struct transport){.rank = rank,
