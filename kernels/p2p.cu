@@ -147,14 +147,14 @@ __device__ void finish(const colo_k_p2p_t &d, const uint32_t *calls)
 
 /* ---- queues ---- */
 
-/* Warp 0: the piece of a tile. Every lane looks at the end of one of 32 parts of what is left: a
+/* Warp 0: the segment of a tile. Every lane looks at the end of one of 32 parts of what is left: a
  * ragged batch has thousands. */
-__device__ int piece_of(const colo_k_p2p_t &d, int q, int64_t tile)
+__device__ int segment_of(const colo_k_p2p_t &d, int q, int64_t tile)
 {
     const int lane = threadIdx.x % 32;
-    for (int base = 0, n = d.pieces[q];;) {
+    for (int base = 0, n = d.segments[q];;) {
         const int part = (n + 31) / 32, end = (lane + 1) * part < n ? (lane + 1) * part : n;
-        const unsigned past = __ballot_sync(ALL, d.piece[q][base + end - 1].tile_end > tile);
+        const unsigned past = __ballot_sync(ALL, d.segment[q][base + end - 1].tile_end > tile);
         const int first = (__ffs((int)past) - 1) * part;
         if (part == 1)
             return base + first;
@@ -174,7 +174,7 @@ struct mover {
 
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
-        const colo_k_piece_t &p = d.piece[q][i];
+        const colo_k_segment_t &p = d.segment[q][i];
         record in = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
         record out = {d.out, {d.out_step[0], d.out_step[1], d.out_step[2]}};
         if (p.partner >= 0 && !take(d, p.partner, calls, d.pull ? in : out))
@@ -198,8 +198,8 @@ template <typename D> struct adder {
 
     __device__ bool prepare(const colo_k_p2p_t &d, const uint32_t *calls, int q, int i)
     {
-        const colo_k_piece_t &p = d.piece[q][i];
-        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.pieces[0] : 0)) * d.levels;
+        const colo_k_segment_t &p = d.segment[q][i];
+        const colo_k_addend_t *a = d.addend + (int64_t)(i + (q ? d.segments[0] : 0)) * d.levels;
         for (int k = 0; k < d.levels; k++) {
             record r = {(char *)d.in, {d.in_step[0], d.in_step[1], d.in_step[2]}};
             if (a[k].partner >= 0 && !take(d, a[k].partner, calls, r))
@@ -228,7 +228,7 @@ template <typename D> struct adder {
 template <typename M> struct room {
     M m;
     unsigned long long ticket;
-    int64_t lo, hi; /* tiles of the prepared piece */
+    int64_t lo, hi; /* tiles of the prepared segment */
     int ok, last;
     uint32_t call[COLO_K_PARTNERS]; /* the number of this call, with each partner */
 };
@@ -252,11 +252,11 @@ template <typename M> __device__ bool drain(const colo_k_p2p_t &d, room<M> &s, i
         if (tile < s.lo || tile >= s.hi) {
             __syncthreads(); /* all have looked */
             if (threadIdx.x < 32) {
-                int i = piece_of(d, q, tile);
+                int i = segment_of(d, q, tile);
                 bool ok = s.m.prepare(d, s.call, q, i);
                 if (first) {
-                    s.lo = i ? d.piece[q][i - 1].tile_end : 0;
-                    s.hi = d.piece[q][i].tile_end;
+                    s.lo = i ? d.segment[q][i - 1].tile_end : 0;
+                    s.hi = d.segment[q][i].tile_end;
                     s.ok = ok;
                 }
             }

@@ -56,11 +56,11 @@ typedef struct colo_k_control {
 /* A box: samples, rows, features. Moved: from here in this rank's input to there in the partner's
  * output (partner -1: this rank's own). Pulled: from here in the partner's input to there in this
  * rank's output. Added up: there is in this rank's output. */
-typedef struct colo_k_piece {
+typedef struct colo_k_segment {
     int64_t extent[3], here[3], there[3];
-    int64_t tile_end; /* tiles of this piece and those before it in its queue */
+    int64_t tile_end; /* tiles of this segment and those before it in its queue */
     int64_t partner;
-} colo_k_piece_t;
+} colo_k_segment_t;
 
 typedef struct colo_k_addend {
     int64_t at[3]; /* in the partner's input; -1: this rank's own */
@@ -82,15 +82,15 @@ typedef struct colo_k_p2p {
     int32_t elem;                    /* bytes */
     uint64_t offset;
     int64_t own_step[3];
-    const colo_k_piece_t *piece[2]; /* device; queue 0 has to do with partners, 1 stays here */
-    int32_t pieces[2];
+    const colo_k_segment_t *segment[2]; /* device; queue 0 has to do with partners, 1 stays here */
+    int32_t segments[2];
     int64_t tiles[2];
     int64_t tile;   /* elements */
-    int64_t per;    /* elements of a feature of the pieces and addends: 1, but of a ragged batch */
+    int64_t per; /* elements of a feature of the segments and addends: 1, but of a ragged batch */
     int32_t pull;   /* boxes come from partners */
-    int32_t levels; /* 0: moves; else addends of a piece */
+    int32_t levels; /* 0: moves; else addends of a segment */
     int32_t npartners;
-    const colo_k_addend_t *addend; /* device [pieces of queue 0, then of queue 1][levels] */
+    const colo_k_addend_t *addend; /* device [segments of queue 0, then of queue 1][levels] */
     colo_dtype_t dtype;
     int32_t blocks; /* at most */
     colo_k_control_t *control;
@@ -102,7 +102,7 @@ typedef struct colo_k_p2p {
     colo_k_partner_t partner[COLO_K_PARTNERS];
 } colo_k_p2p_t;
 
-/* Enqueues one call. May be captured. Work without partners, pieces: nothing is launched. */
+/* Enqueues one call. May be captured. Work without partners, segments: nothing is launched. */
 cudaError_t colo_k_p2p(colo_k_p2p_t *d, cudaStream_t stream);
 /* Loads the kernels on the current device; @blocks: how many of any of them fit it at once. */
 cudaError_t colo_k_p2p_load(int32_t *blocks);

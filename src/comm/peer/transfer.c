@@ -107,7 +107,7 @@ static colo_status_t too_many(const struct colo_p2p *d, const colo_transfers_t *
 
 /* Pieces, then addends, as the kernel wants them, in host memory. */
 static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_transfers_t *w,
-                              colo_k_p2p_t *k, colo_k_piece_t *piece, colo_k_addend_t *addend)
+                              colo_k_p2p_t *k, colo_k_segment_t *segment, colo_k_addend_t *addend)
 {
     COLO_AUTOFREE struct order *o = order_of(d->peer, w);
     if (!o)
@@ -122,11 +122,11 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
         if (s->peer >= 0 && partner < 0)
             return too_many(d, w);
         k->tiles[q] += (elements(s) - 1) / k->tile + 1;
-        k->pieces[q]++;
-        piece[i] = (colo_k_piece_t){.tile_end = k->tiles[q], .partner = partner};
-        memcpy(piece[i].extent, s->extent, sizeof s->extent);
-        memcpy(piece[i].here, s->here, sizeof s->here);
-        memcpy(piece[i].there, s->there, sizeof s->there);
+        k->segments[q]++;
+        segment[i] = (colo_k_segment_t){.tile_end = k->tiles[q], .partner = partner};
+        memcpy(segment[i].extent, s->extent, sizeof s->extent);
+        memcpy(segment[i].here, s->here, sizeof s->here);
+        memcpy(segment[i].there, s->there, sizeof s->there);
         for (int32_t l = 0; l < w->levels; l++) {
             const colo_addend_t *a = &w->addend[o[i].step * w->levels + l];
             colo_k_addend_t *to = &addend[i * w->levels + l];
@@ -142,7 +142,7 @@ static colo_status_t lists_of(const struct colo_p2p *d, int pass, const colo_tra
 static size_t lists_bytes(const colo_transfers_t *w)
 {
     const size_t n = (size_t)w->nsteps, sums = n * (size_t)w->levels;
-    return n * sizeof(colo_k_piece_t) + sums * sizeof(colo_k_addend_t);
+    return n * sizeof(colo_k_segment_t) + sums * sizeof(colo_k_addend_t);
 }
 
 /* All of @k but the call, for lists that are made at @host and used at @device. */
@@ -168,11 +168,11 @@ static colo_status_t pass_fill(struct colo_p2p *d, int pass, const colo_transfer
     k->control = (colo_k_control_t *)(void *)mailbox_of(d->mailboxes, p, 2, pass);
     k->table = p->table;
     k->report = &d->report[pass];
-    colo_k_piece_t *piece = (colo_k_piece_t *)(void *)host;
-    COLO_TRY(lists_of(d, pass, w, k, piece, (colo_k_addend_t *)(void *)(piece + n)));
-    k->piece[0] = (const colo_k_piece_t *)(const void *)device;
-    k->piece[1] = k->piece[0] + k->pieces[0];
-    k->addend = (const colo_k_addend_t *)(const void *)(k->piece[0] + n);
+    colo_k_segment_t *segment = (colo_k_segment_t *)(void *)host;
+    COLO_TRY(lists_of(d, pass, w, k, segment, (colo_k_addend_t *)(void *)(segment + n)));
+    k->segment[0] = (const colo_k_segment_t *)(const void *)device;
+    k->segment[1] = k->segment[0] + k->segments[0];
+    k->addend = (const colo_k_addend_t *)(const void *)(k->segment[0] + n);
     return COLO_OK;
 }
 
