@@ -114,10 +114,10 @@ void cap_stats_add(cap_stats_t *total, const cap_stats_t *before, const cap_stat
             }
 }
 
-/* A statistics is nothing but 64-bit counters, all far below the sign bit. */
+/* Statistics are nothing but 64-bit counters, all far below the sign bit. */
 _Static_assert(sizeof(colo_comm_stats_t) ==
                    3 * COLO_OP_COUNT * COLO_CATEGORY_COUNT * sizeof(int64_t),
-               "statistics holds counters only");
+               "statistics hold counters only");
 
 colo_status_t cap_stats_sum(cap_rank_t *r, cap_stats_t *total)
 {

@@ -31,8 +31,8 @@
  * reach each other's memory, COLO_TRANSPORT, it connects and allocates staging in the first call
  * that needs them, which cannot be captured.) Comms and bridges of the same ranks share a
  * connection. The library keeps the last four unused connections (all of them, if ranks share a
- * device) until the last comm of the context is destroyed, because connecting takes most of a
- * second.
+ * device) until the last comm that came from the same create is destroyed, because connecting
+ * takes most of a second.
  *
  * One rank per device. Exception, to try out more ranks than there are devices: NCCL is 2.30 or
  * later and NCCL_MULTI_RANK_GPU_ENABLE=1 is set on all ranks. Kernels of ranks that wait for each
