@@ -60,10 +60,18 @@ static int64_t oracle_rows(const t_ragged_t *t, int64_t rank, bool src)
     return n;
 }
 
+static bool same_region(const colo_region_t *a, const colo_region_t *b)
+{
+    return memcmp(a->b, b->b, sizeof a->b) == 0 && memcmp(a->s, b->s, sizeof a->s) == 0 &&
+           memcmp(a->h, b->h, sizeof a->h) == 0 && a->level == b->level;
+}
+
 static bool same_message(const colo_plan_message_t *a, const colo_plan_message_t *b)
 {
-    return a->bytes == b->bytes && a->nregions == b->nregions &&
-           memcmp(a->regions, b->regions, (size_t)a->nregions * sizeof *a->regions) == 0;
+    bool same = a->bytes == b->bytes && a->nregions == b->nregions;
+    for (int64_t i = 0; i < a->nregions && same; i++)
+        same = same_region(&a->regions[i], &b->regions[i]);
+    return same;
 }
 
 /* What @p says that it sends to @peer is what the peer says that it receives. */
