@@ -54,14 +54,14 @@ def findings(path, text):
             yield text.count("\n", 0, m.start()) + 1, m.group(1), say
 
 
-def self_test():
+def finds_planted_words():
     planted = {"src/a.c": "x->colo_slab_of = 1; /* nobody needs it */", "docs/a.md": "The ledger counts."}
-    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] != ["nobody", "ledger"]
+    return [w for p, t in planted.items() for _, w, _ in findings(p, t)] == ["nobody", "ledger"]
 
 
 def main():
     root = Path(sys.argv[1] if len(sys.argv) > 1 else ".")
-    if self_test():
+    if not finds_planted_words():
         print("words: the search does not find what it should")
         return 1
     listed = subprocess.run(["git", "-C", root, "ls-files"], capture_output=True, text=True, check=False)
