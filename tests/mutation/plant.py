@@ -55,29 +55,46 @@ def sources(program):
     return out
 
 
-def listing(what):
-    for name, program in what['programs'].items():
-        needs = ','.join(program.get('needs', [])) or '-'
-        c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'
-        print('program', name, needs, ','.join(sources(program)), c_args,
-              program.get('judge', '-'), sep='\t')
+def default_program(folder, name):
+    """A test program: test_NAME.c beside the list, or else in another folder of tests/."""
+    beside = folder / ('test_%s.c' % name)
+    found = [beside] if beside.exists() else [
+        p for p in ROOT.glob('tests/*/' + beside.name) if p.parent.name != 'gpu']
+    if len(found) != 1:
+        sys.exit('mutants: "%s" is not listed and %d files in tests/ are named %s, expected one'
+                 % (name, len(found), beside.name))
+    return {'sources': [str(found[0].relative_to(ROOT))]}
+
+
+def listing(what, folder):
+    programs, judged, mutants = {}, {}, []
+    for name, program in what.get('programs', {}).items():
+        programs[name] = program
+        judged.update({judge: name for judge in program.get('judges', [])})
     for mutant in what['mutants']:
         runs = [(color, run) for color in ('killed', 'survived') for run in mutant.get(color + '_by', [])]
         if not runs:
             sys.exit('mutant "%s": neither "killed_by" nor "survived_by"' % mutant['name'])
         for color, run in runs:
-            program, _, args = run.partition(' ')
-            if program not in what['programs']:
-                sys.exit('mutant "%s": no program "%s"' % (mutant['name'], program))
-            mine = sources(what['programs'][program])
+            called, _, args = run.partition(' ')
+            name = judged.get(called, called)
+            if name not in programs:
+                programs[name] = default_program(folder, name)
+            mine = sources(programs[name])
             own = [s for s in mine if s != mutant['source']] if mutant['source'] in mine else []
-            print('mutant', mutant['name'], mutant['source'], color, program, args or '-',
-                  ','.join(own) or '-', sep='\t')
+            mutants.append(('mutant', mutant['name'], mutant['source'], color, called, args or '-',
+                            ','.join(own) or '-', name, called if called in judged else '-'))
+    for name, program in programs.items():
+        needs = ','.join(program.get('needs', [])) or '-'
+        c_args = ' '.join(program.get('c_args', [])).replace('@ROOT@', str(ROOT)) or '-'
+        print('program', name, needs, ','.join(sources(program)), c_args, sep='\t')
+    for fields in mutants:
+        print(*fields, sep='\t')
 
 
 def main(args):
     if len(args) == 2 and args[1] == '--list':
-        listing(load(args[0]))
+        listing(load(args[0]), Path(args[0]).resolve().parent)
     elif len(args) == 4 and args[1] == '--plant':
         for mutant in load(args[0])['mutants']:
             if mutant['name'] == args[2]:

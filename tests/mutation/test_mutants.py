@@ -18,13 +18,14 @@ def expect(what, got, want):
         print('%s: %s, expected %s' % (what, got, want))
 
 
-def plant(folder, old, new, **more):
+def plant(folder, old, new, *how, **more):
     mutant = dict({'name': 'm', 'source': SOURCE, 'old': old, 'new': new, 'killed_by': ['p']}, **more)
     path = folder / 'list.json'
     path.write_text(json.dumps({'programs': {'p': {'sources': ['tests/mutation/sample.c']}},
                                 'mutants': [mutant]}))
-    done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), '--plant', 'm',
-                           str(folder / 'out.c')], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    how = how or ('--plant', 'm', str(folder / 'out.c'))
+    done = subprocess.run([sys.executable, '-B', str(HERE / 'plant.py'), str(path), *how],
+                          stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
     return done.returncode
 
 
@@ -53,6 +54,9 @@ with tempfile.TemporaryDirectory() as name:
     expect('text that is not there', plant(folder, 'no such text', 'bug;'), 1)
     expect('text that occurs often', plant(folder, 'return', 'bug;'), 1)
     expect('no text', plant(folder, '', 'bug;'), 1)
+    for program, code in (('p', 0), ('grid', 0), ('no_such_program', 1), ('linear', 0), ('ragged', 0)):
+        expect('a list that names the program %s' % program,
+               plant(folder, 'return', 'bug;', '--list', killed_by=[program]), code)
     expect('killed without a change', plant(folder, 'axis] = length;', 'axis] = length;'), 1)
 
     expect('a failed case is killed', judge(folder, FAILS + 'exit 1'), 0)
