@@ -187,6 +187,64 @@ class LogprobSaved(c.Structure):
                 ('valid', c.c_bool)]
 
 
+class TopkConfig(c.Structure):
+    """colo_topk_config_t"""
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('k', i64), ('topk', c.c_bool),
+                ('ignore_index', i64)]
+
+
+class TopkBatch(c.Structure):
+    """colo_topk_batch_t"""
+    _fields_ = [('logits', c.POINTER(Tensor)), ('ids', c.POINTER(Tensor)), ('mask', c.POINTER(Tensor))]
+
+
+class TopkOut(c.Structure):
+    """colo_topk_out_t"""
+    _fields_ = [('logp', c.c_void_p), ('ids', c.c_void_p), ('n_invalid', c.c_void_p)]
+
+
+class TopkSaved(c.Structure):
+    """colo_topk_saved_t"""
+    _fields_ = [('config', TopkConfig), ('logits', Tensor), ('logits_version', u64),
+                ('memory', c.c_void_p), ('valid', c.c_bool)]
+
+
+class DistillConfig(c.Structure):
+    """colo_distill_config_t"""
+    _fields_ = [('struct_size', size_t), ('logits', LogitsOptions), ('targets', c.c_int),
+                ('target_temperature', c.c_double), ('target_scale', c.c_double)]
+
+
+class DistillBatch(c.Structure):
+    """colo_distill_batch_t"""
+    _fields_ = [('logits', c.POINTER(Tensor)), ('targets', c.POINTER(Tensor)), ('mask', c.POINTER(Tensor))]
+
+
+class DistillOut(c.Structure):
+    """colo_distill_out_t"""
+    _fields_ = [('ce', c.c_void_p), ('kl', c.c_void_p)]
+
+
+class DistillUpstream(c.Structure):
+    """colo_distill_upstream_t"""
+    _fields_ = [('d_ce', c.c_void_p), ('d_kl', c.c_void_p)]
+
+
+class DistillSaved(c.Structure):
+    """colo_distill_saved_t"""
+    _fields_ = [('config', DistillConfig), ('logits', Tensor), ('targets', Tensor),
+                ('logits_version', u64), ('targets_version', u64), ('memory', c.c_void_p),
+                ('valid', c.c_bool)]
+
+
+class Sequence(c.Structure):
+    """colo_sequence_t"""
+    _fields_ = [('struct_size', size_t), ('batch', i64), ('positions', i64), ('padded', i64),
+                ('lengths', c.c_void_p), ('cu_padded', c.c_void_p), ('left_padded', c.c_bool),
+                ('cp', i64), ('cp_rank', i64), ('device_lengths', c.c_void_p),
+                ('device_cu_padded', c.c_void_p)]
+
+
 class Reduced(c.Structure):
     """colo_reduced_t"""
     _fields_ = [('num', c.c_double), ('den', i64), ('value', c.c_double)]
@@ -253,5 +311,9 @@ C_NAMES = {
     'colo_linear_batch_t': LinearBatch, 'colo_linear_upstream_t': LinearUpstream,
     'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
-    'colo_loss_mean_t': LossMean, 'colo_segments_t': Segments,
+    'colo_topk_config_t': TopkConfig, 'colo_topk_batch_t': TopkBatch, 'colo_topk_out_t': TopkOut,
+    'colo_topk_saved_t': TopkSaved, 'colo_distill_config_t': DistillConfig,
+    'colo_distill_batch_t': DistillBatch, 'colo_distill_out_t': DistillOut,
+    'colo_distill_upstream_t': DistillUpstream, 'colo_distill_saved_t': DistillSaved,
+    'colo_sequence_t': Sequence, 'colo_loss_mean_t': LossMean, 'colo_segments_t': Segments,
 }

@@ -41,7 +41,7 @@ MUTANTS = {
         'out = values.new_full((self.count,), 0)', 'test_torch_logprob.py',
         'test_logits_are_read_where_they_are'),
     'an expanded upstream gradient is read as if it were whole': (
-        'torch/rows.py', 'return values.reshape(-1).contiguous()', 'return values.reshape(-1)',
+        'torch/rows.py', '+ tail).contiguous()  # a sum', '+ tail)  # a sum',
         'test_torch_logprob.py', 'test_gradient_in_place'),
     'the dense gather does not add over cp': (
         'compat.py', 'if ctx.add:', 'if False:', 'test_compat.py',
@@ -78,6 +78,32 @@ MUTANTS = {
     'smoothing over the own columns is that of all': (
         'compat.py', 'local_smoothing=bool(local_smoothing)', 'local_smoothing=False', 'test_compat.py',
         'test_local_smoothing'),
+    'rows whose mask is 0 are read': (
+        'torch/losses.py', 'plan.forward(logits, second, comm, keeps, mask)', 'plan.forward(logits, second, comm, keeps)',
+        'test_torch_losses.py', 'threads'),
+    'soft labels are a teacher that is not normalised': (
+        'torch/losses.py', '(int(bool(soft_labels)),', '(0,', 'test_torch_losses.py', 'threads'),
+    'the teacher has the temperature of the student': (
+        'torch/losses.py', 'float(target_temperature),', 'float(temperature),', 'test_torch_losses.py', 'threads'),
+    'values of several numbers per token are spread as if of one': (
+        'torch/rows.py', 'each = math.prod(tail)\n        out', 'each = 1\n        out', 'test_torch_losses.py',
+        'test_logits_of_any_strides'),
+    'entropy of tokens whose mask is 0': (
+        'torch/losses.py', 'target.masked_fill_(mask == 0, -100)', 'pass', 'test_torch_losses.py', 'threads'),
+    'a teacher is not kept for backward': (
+        'torch/losses.py', 'second if plan.KEEPS else None', 'second and None', 'test_torch_losses.py', 'hooks'),
+    'one ranks refused ids stay on it': (
+        'torch/losses.py', 'groups.refuse(comm, why)\n        raise\n    return apply()(logits',
+        'raise\n    return apply()(logits', 'test_torch_losses.py', 'reaches_the_others'),
+    'the gradient of a sum is that of its mean': (
+        'torch/losses.py', 'by + num * den', 'by + num', 'test_torch_losses.py', 'divided_once'),
+    'tokens that do not count are weighed': (
+        'torch/losses.py', "(mask, 'mask')", "(None, 'mask')", 'test_torch_losses.py', 'divided_once'),
+    'gradients of gathered values are never added': (
+        'torch/sequence.py', '_ADJOINT[ctx.adjoint]', '0', 'test_torch_losses.py', 'over_context_ranks'),
+    'rows are padded on the right always': (
+        'torch/sequence.py', 'left_padded=bool(left_padded)', 'left_padded=False', 'test_torch_losses.py',
+        'over_context_ranks'),
     'the gradient of a mean is added over ranks again': (
         'torch/nll.py', 'None if d_value is None else d_value.data_ptr()',
         'None if d_value is None else d_value.mul_(2).data_ptr()', 'test_torch_logprob.py',

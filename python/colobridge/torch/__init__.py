@@ -6,10 +6,13 @@ borrowed: neither inputs nor gradients are copied, unless a function says so.
 """
 from .bridge import Bridge, bridge
 from .linear import linear_logprob, linear_nll
+from .losses import Distilled, TopK, Weighted, distill, entropy, logprob_at, topk_logprob, weighted_sum
 from .logprob import logprob
 from .nll import Loss, nll
 from .partition import next_token, shard, unshard
 from .ranks import comm_of, comm_of_ranks, group_ranks, shutdown
+from .sequence import Sequence
 
-__all__ = ['Bridge', 'Loss', 'bridge', 'comm_of', 'comm_of_ranks', 'group_ranks', 'linear_logprob',
-           'linear_nll', 'logprob', 'next_token', 'nll', 'shard', 'shutdown', 'unshard']
+__all__ = ['Bridge', 'Distilled', 'Loss', 'Sequence', 'TopK', 'Weighted', 'bridge', 'comm_of', 'comm_of_ranks',
+           'distill', 'entropy', 'group_ranks', 'linear_logprob', 'linear_nll', 'logprob', 'logprob_at',
+           'next_token', 'nll', 'shard', 'shutdown', 'topk_logprob', 'unshard', 'weighted_sum']

@@ -22,7 +22,7 @@ from .rows import Rows, rows_of
 from .tensors import eager, once, saved_tensors, stream_of, written
 
 _SIZE = c.c_size_t
-DIFFERENTIABLE = ('logp', 'entropy', 'loss')
+DIFFERENTIABLE = ('logp', 'entropy', 'loss', 'ce', 'kl')
 NAMES = {(h, loss): ('logp',) + ('entropy',) * h + ('loss',) * loss
          for h in (False, True) for loss in (False, True)}
 
@@ -96,17 +96,22 @@ def _i64() -> Any:
 
 class _Call:
     """The C structs of one call under way."""
-    __slots__ = ('saved', 'logits', 'targets', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch', 'forward',
-                 'backward', 'at_out', 'at_made', 'mean', 'of')
+    __slots__ = ('saved', 'logits', 'targets', 'mask', 'd_logits', 'out', 'made', 'upstream', 'room', 'batch',
+                 'forward', 'backward', 'at_out', 'at_made', 'mean', 'of')
 
     def __init__(self, plan: 'LogprobPlan'):
-        self.saved = s.LogprobSaved(config=plan.config, logits=plan.logits.raw,
-                                    targets=plan.targets.raw, valid=True)
-        self.logits, self.targets = self.saved.logits, self.saved.targets  # views into it
+        batch, out, saved, upstream = plan.STRUCTS
+        self.saved = saved(config=plan.config, logits=plan.logits.raw, valid=True)
+        self.logits = self.saved.logits  # a view into it
+        self.targets = plan.targets and plan.targets.copy()
+        if plan.KEEPS:  # this one, too
+            self.saved.targets = plan.targets.raw
+            self.targets = self.saved.targets
+        self.mask = plan.mask and plan.mask.copy()
         self.d_logits = self.logits if plan.in_place else s.Tensor.from_buffer_copy(plan.d_logits)
-        self.out, self.made, self.upstream = s.LogprobOut(), s.LogprobSaved(), s.LogprobUpstream()
+        self.out, self.made, self.upstream = out(), saved(), upstream()
         self.room, self.mean, self.of = Room(), None, 0  # the last two: NllPlan's
-        self.batch = s.LogprobBatch(c.pointer(self.logits), c.pointer(self.targets))
+        self.batch = batch(*(t and c.pointer(t) for t in (self.logits, self.targets, self.mask)[:plan.INPUTS]))
         self.forward = c.addressof(plan.config), c.addressof(self.batch)
         self.at_out, self.at_made = c.addressof(self.out), c.addressof(self.made)
         self.backward = (c.addressof(self.saved), c.addressof(self.upstream),
@@ -115,39 +120,51 @@ class _Call:
 
 class LogprobPlan:
     """What calls of the same shapes, strides, dtypes, device and options share. Of logits that are read
-    without a copy, and of their targets [shape]."""
+    without a copy, and of their targets [shape]; losses.py has plans of other losses."""
     __slots__ = ('rows', 'plain', 'i64', 'config', 'in_place', 'device', 'cuda', 'real', 'logits',
-                 'targets', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
+                 'targets', 'mask', 'd_logits', 'gradient', 'out', 'grads', 'counts', 'saved', 'workspace', 'calls',
                  'empty', 'empty_like', 'f64', 'small', 'run_forward', 'run_backward')
     EXTRA = 0  # doubles that are kept for backward beside the library's
+    NAME, KEEPS, INPUTS = 'logprob', True, 2  # of C functions; does backward read targets; tensors of a batch
+    STRUCTS: tuple[Any, ...] = s.LogprobBatch, s.LogprobOut, s.LogprobSaved, s.LogprobUpstream
 
-    def __init__(self, logits: Any, rows: Rows, config: s.LogprobConfig, names: tuple[str, ...],
-                 in_place: bool, ranks: int):
+    def __init__(self, logits: Any, rows: Rows, config: Any, names: tuple[str, ...],
+                 in_place: bool, ranks: int, targets: View | None = None, mask: View | None = None):
         import torch
         self.rows, self.plain, self.i64 = rows, rows.plain, torch.int64
         self.config, self.in_place, self.device = config, in_place, logits.device
         self.cuda = logits.device.type == 'cuda'
         self.real = torch.float64 if logits.dtype == torch.float64 else torch.float32
         self.logits = View(logits, 'logits', (rows.count, rows.columns), (rows.stride, 1))
-        self.targets = targets_of(rows, logits.device)
+        self.targets, self.mask = self.second(targets), mask
         dtype, mem, ordinal = self.logits.raw.dtype, self.logits.raw.mem, self.logits.raw.device
         self.d_logits = make(0, dtype, (rows.count, rows.columns), (max(rows.columns, 1), 1), mem,
                              ordinal)
         self.gradient = like(tuple(logits.shape) if rows.plain else (rows.count, rows.columns),
                              logits.dtype, self.device)
-        self.out = outputs_of(rows, names, self.real, self.device)
+        self.out = self.outputs(names)
         self.grads = [(i, 'd_' + name) for i, name in enumerate(names) if name in DIFFERENTIABLE]
         self.counts = [i for i, name in enumerate(names) if name not in DIFFERENTIABLE]
         workspace, saved = _SIZE(), _SIZE()
-        call('colo_logprob_workspace_size', config, dtype, rows.count, ranks, c.byref(workspace))
-        call('colo_logprob_saved_size', config, dtype, rows.count, c.byref(saved))
+        call('colo_%s_workspace_size' % self.NAME, config, dtype, rows.count, ranks, c.byref(workspace))
+        call('colo_%s_saved_size' % self.NAME, config, *self.saved_of(dtype), c.byref(saved))
         self.workspace, self.saved = workspace.value, saved.value // 8
         kept = self.saved + self.EXTRA
         self.small = None if self.cuda or 8 * kept > SMALL else c.c_double * (kept + SLACK)
         self.calls: list[_Call] = []
         self.empty, self.empty_like, self.f64 = torch.empty, torch.empty_like, torch.float64
-        self.run_forward = entry('colo_logprob_forward')
-        self.run_backward = entry('colo_logprob_backward')
+        self.run_forward = entry('colo_%s_forward' % self.NAME)
+        self.run_backward = entry('colo_%s_backward' % self.NAME)
+
+    def second(self, _given: View | None) -> View | None:
+        """What lies beside the logits"""
+        return targets_of(self.rows, self.device)
+
+    def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+        return outputs_of(self.rows, names, self.real, self.device)
+
+    def saved_of(self, dtype: int) -> tuple[int, ...]:
+        return dtype, self.rows.count
 
     def memory(self, now: _Call, keeps: bool, workspace: int) -> tuple[Any, Any, Any, int]:
         """(what is kept for backward, its address; what holds workspace, its address). On the host what is
@@ -173,7 +190,7 @@ class LogprobPlan:
                 kept = held[(at - held.data_ptr()) // 8:] if at != held.data_ptr() else held
         return kept, at, apart, room
 
-    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool) -> tuple[list[Any], Any]:
+    def forward(self, logits: Any, target: Any, comm: Comm, keeps: bool, mask: Any = None) -> tuple[list[Any], Any]:
         """(outputs [T] or [shape], what backward needs: None unless @keeps)"""
         try:
             now = self.calls.pop()
@@ -187,7 +204,10 @@ class LogprobPlan:
                 out.append(t)
             stats, at, apart, room = self.memory(now, keeps, self.workspace)
             self.logits.point(now.logits, logits)
-            self.targets.point(now.targets, target)
+            if target is not None:
+                self.targets.point(now.targets, target)
+            if mask is not None:
+                self.mask.point(now.mask, mask)
             status = self.run_forward(
                 *now.forward, comm.handle, now.at_out, now.at_made if keeps else None,
                 at if keeps else None, room,
@@ -223,7 +243,8 @@ class LogprobPlan:
             now = _Call(self)
         held = self.gradients(now, upstream, stats)
         logits = self.logits.again(now.logits, logits)
-        target = self.targets.again(now.targets, target)
+        if self.KEEPS:
+            target = self.targets.again(now.targets, target)
         now.saved.memory = stats
         if self.in_place:
             d_logits = logits.detach()

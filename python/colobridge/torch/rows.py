@@ -28,23 +28,28 @@ class Rows:
         return not self.gap and self.step == _row_major(self.shape)
 
     def spread(self, values: Any, fill: Any) -> Any:
-        """[T], contiguous, of per-token values [shape]."""
+        """[T, ..], contiguous, of per-token values [shape, ..]."""
+        tail = tuple(values.shape[len(self.shape):])
         if self.gap:
-            out = values.new_full((self.count,), fill)
+            out = values.new_full((self.count,) + tail, fill)
         elif len(self.shape) == 1 and self.step == (1,) and values.is_contiguous():
             return values
         elif self.step == _row_major(self.shape):
-            return values.reshape(-1).contiguous()  # a sum's gradient is expanded
+            return values.reshape((self.count,) + tail).contiguous()  # a sum's gradient is expanded
         else:
-            out = values.new_empty(self.count)
-        out.as_strided(self.shape, self.step).copy_(values)
+            out = values.new_empty((self.count,) + tail)
+        each = math.prod(tail)
+        out.as_strided(self.shape + tail, tuple(n * each for n in self.step) + _row_major(tail)).copy_(values)
         return out
 
     def gather(self, rows: Any) -> Any:
-        """[shape] of [T]: a view."""
+        """[shape, ..] of [T, ..], contiguous: a view."""
         if len(self.shape) == 1 and not self.gap and self.step == (1,):
             return rows
-        return rows.as_strided(self.shape, self.step, rows.storage_offset())
+        tail = tuple(rows.shape[1:])
+        each = math.prod(tail)
+        return rows.as_strided(self.shape + tail, tuple(n * each for n in self.step) + _row_major(tail),
+                               rows.storage_offset())
 
     def columns_of(self, rows: Any) -> Any:
         """[shape, Vl] of [T, Vl] with rows Vl apart: a view."""

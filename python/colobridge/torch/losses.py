@@ -1,0 +1,392 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Other losses over vocabulary-parallel logits: log-probabilities of the k largest or of given ids,
+distillation, entropy alone; and weighted sums of per-token values. docs/topk.md, distill.md, logprob.md.
+
+All are one autograd function, apply(), of an operation. Operations over logits are LogprobPlan's: made once
+for shapes, strides, dtypes, device and options, and kept with the communicator.
+"""
+from __future__ import annotations
+
+import ctypes as c
+import functools
+from typing import Any, NamedTuple
+
+from .. import _structs as s
+from .._lib import call, lib
+from ..errors import ArgumentError
+from . import ranks as groups
+from .logprob import LogprobPlan, NAMES, _control, function, outputs_of, planned, shard
+from .nll import across
+from .ranks import alone
+from .ready import SLACK, View, aligned, entry, failed, like, scalars, table
+from .rows import Rows, rows_of
+from .tensors import checked, eager, once, stream_of
+
+_NONE_IGNORED = -2**63  # no id has this number
+
+
+@functools.lru_cache(maxsize=None)
+def apply() -> Any:
+    """apply() of the autograd function; made at the first call, for torch is imported then."""
+    import torch
+
+    class Operation(torch.autograd.Function):
+        """(a tensor, an operation, its arguments) -> what operation.forward(ctx, tensor, keeps, *arguments)
+        returns. It saves on ctx what operation.backward(ctx, *upstream) makes the tensor's gradient of."""
+
+        @staticmethod
+        def forward(ctx: Any, x: Any, op: Any, arguments: tuple[Any, ...], grad: bool) -> Any:
+            keeps = grad and ctx.needs_input_grad[0]
+            out = op.forward(ctx, x, keeps, *arguments)
+            if keeps:
+                ctx.op = op
+                ctx.set_materialize_grads(False)
+            if op.counts:  # outputs that have no gradient
+                ctx.mark_non_differentiable(*(out[i] for i in op.counts))
+            return tuple(out)
+
+        @staticmethod
+        @once
+        def backward(ctx: Any, *upstream: Any) -> Any:
+            return ctx.op.backward(ctx, *upstream), None, None, None
+
+    def call(x: Any, op: Any, *arguments: Any) -> Any:
+        return Operation.apply(x, op, arguments, torch.is_grad_enabled())
+    return call
+
+
+# ---- over logits ----
+
+class _Over:
+    """A plan as an operation"""
+    __slots__ = ('plan', 'counts')
+
+    def __init__(self, plan: LogprobPlan):
+        self.plan, self.counts = plan, plan.counts
+
+    def forward(self, ctx: Any, logits: Any, keeps: bool, comm: Any, second: Any, mask: Any) -> Any:
+        plan = self.plan
+        out, stats = plan.forward(logits, second, comm, keeps, mask)
+        if keeps:
+            plan.keep(ctx, logits, second if plan.KEEPS else None, stats)
+        return out if plan.plain else [plan.rows.gather(t) for t in out]
+
+    def backward(self, ctx: Any, *upstream: Any) -> Any:
+        if all(upstream[i] is None for i, _ in self.plan.grads):
+            return None
+        return self.plan.backward(ctx, self.plan.NAME, upstream)
+
+
+@functools.lru_cache(maxsize=None)
+def _topk_backward() -> Any:
+    run = entry('colo_topk_backward')
+    return lambda saved, upstream, d_logits, stream: run(
+        saved, c.c_void_p.from_address(upstream).value, d_logits, stream)
+
+
+class _TopkUpstream(c.Structure):
+    """Of C's backward, which takes the address itself"""
+    _fields_ = [('d_logp', c.c_void_p)]
+
+
+class _Topk(LogprobPlan):
+    __slots__ = ()
+    NAME, KEEPS, INPUTS = 'topk', False, 3
+    STRUCTS = s.TopkBatch, s.TopkOut, s.TopkSaved, _TopkUpstream
+
+    def __init__(self, *of: Any):
+        super().__init__(*of)
+        self.run_backward = _topk_backward()
+
+    def second(self, given: View | None) -> View | None:
+        return given
+
+    def outputs(self, names: tuple[str, ...]) -> list[tuple[str, Any]]:
+        per_token = (self.rows.shape if self.plain else (self.rows.count,)) + (self.config.k,)
+        return [(name, like(per_token, self.i64 if name == 'ids' else self.real, self.device))
+                for name in names]
+
+    def saved_of(self, dtype: int) -> tuple[int, ...]:
+        return self.rows.count,
+
+
+class _Distill(LogprobPlan):
+    __slots__ = ()
+    NAME, INPUTS = 'distill', 3
+    STRUCTS = s.DistillBatch, s.DistillOut, s.DistillSaved, s.DistillUpstream
+
+    def second(self, given: View | None) -> View | None:
+        return given
+
+    def saved_of(self, dtype: int) -> tuple[int, ...]:
+        return self.rows.count,
+
+
+def _config(kind: Any, name: str, start: int, vocab: int, temperature: Any, softcap: Any, **members: Any) -> Any:
+    raw = kind(struct_size=c.sizeof(kind), logits=s.LogitsOptions(
+        vocab, start, temperature=temperature, scale=1.0, softcap=softcap), **members)
+    call('colo_%s_config_check' % name, raw)
+    return raw
+
+
+def _as_rows(rows: Rows, t: Any, fill: Any) -> Any:
+    return t.contiguous() if rows.plain else rows.spread(t, fill)
+
+
+def _matrix(rows: Rows, t: Any, what: str) -> View:
+    """The library's view of [T, n]"""
+    columns = t.shape[-1]
+    return View(t, what, (rows.count, columns), (columns, 1))
+
+
+def _run(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], tp_group: Any,
+         columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
+         options: tuple[Any, ...]) -> Any:
+    """The outputs of an operation over logits. second: [..., n] or None; config(start, vocab, *options) makes
+    the C config. What is wrong is told to the other ranks before it is raised."""
+    import torch
+    if not isinstance(logits, torch.Tensor):
+        raise ArgumentError("%s: logits are a %s, expected a torch.Tensor" % (what, type(logits).__name__))
+    device = logits.device
+    comm = alone() if tp_group is None else groups.comm_of(tp_group, device, what + ': tp_group')
+    kept = table(comm, '_losses')
+    try:
+        key = (logits.shape, logits.stride(), logits.dtype, device, _meta(second), _meta(mask), names,
+               columns, in_place, kind, options)
+        found = kept.found if key == kept.key else kept.get(key)  # mostly as in the call before
+        if found is None:
+            found = kept.add(key, _made(what, logits, second, mask, names, comm, tp_group, columns,
+                                        in_place, kind, config, options))
+        op, copies, rows = found
+        if copies:
+            logits = logits.contiguous()
+        if second is not None:
+            second = _as_rows(rows, second, 0)
+        if mask is not None:
+            mask = _as_rows(rows, mask != 0, False).view(torch.uint8)
+    except Exception as why:
+        groups.refuse(comm, why)
+        raise
+    return apply()(logits, op, comm, second, mask)
+
+
+def _meta(t: Any) -> Any:
+    return None if t is None else (t.shape, t.dtype, t.device)
+
+
+def _made(what: str, logits: Any, second: Any, mask: Any, names: tuple[str, ...], comm: Any, tp_group: Any,
+          columns: tuple[int | None, int | None, int | None], in_place: bool, kind: type, config: Any,
+          options: tuple[Any, ...]) -> tuple[_Over, bool, Rows]:
+    import torch
+    shape = list(logits.shape)
+    if logits.dim() < 1 or not logits.dtype.is_floating_point:
+        raise ArgumentError("%s: logits are %s of %s, expected [..., Vl] of a floating-point dtype"
+                            % (what, shape, logits.dtype))
+    if mask is not None and (mask.shape != logits.shape[:-1] or mask.device != logits.device):
+        raise ArgumentError("%s: mask is %s on %s, expected %s on %s" % (
+            what, list(mask.shape), mask.device, shape[:-1], logits.device))
+    if second is not None and (second.shape[:-1] != logits.shape[:-1] or second.dim() != logits.dim()
+                               or second.device != logits.device):
+        raise ArgumentError("%s: logits are %s on %s beside %s on %s, expected the same shape but for the "
+                            "last axis, on one device" % (what, shape, logits.device, list(second.shape),
+                                                          second.device))
+    start, vocab = shard(comm, _control(tp_group, comm), logits.shape[-1], *columns)
+    read, rows = rows_of(logits)
+    if in_place and (read is not logits or rows.gap):
+        raise ArgumentError("%s: inplace_backward needs logits with contiguous columns, whose rows do not overlap "
+                            "and have no others between them; found shape %s and strides %s"
+                            % (what, shape, list(logits.stride())))
+    of = None if second is None else _matrix(rows, _as_rows(rows, second, 0), what + ': ' + (
+        'ids' if kind is _Topk else 'targets'))
+    weigh = None if mask is None else View(
+        _as_rows(rows, mask != 0, False).view(torch.uint8), what + ': mask', (rows.count,), (1,))
+    plan = kind(read, rows, config(start, vocab, *options), names, in_place, comm.size, of, weigh)
+    return _Over(plan), read is not logits, rows
+
+
+def _topk_config(start: int, vocab: int, k: int, topk: bool, ignore_index: int, *common: Any) -> Any:
+    return _config(s.TopkConfig, 'topk', start, vocab, *common, k=k, topk=topk, ignore_index=ignore_index)
+
+
+def _distill_config(start: int, vocab: int, kind: int, target_temperature: float, *common: Any) -> Any:
+    return _config(s.DistillConfig, 'distill', start, vocab, *common, targets=kind,
+                   target_temperature=target_temperature, target_scale=1.0)
+
+
+class TopK(NamedTuple):
+    """logp [..., k], differentiable; ids [..., k], global, i64"""
+    logp: Any
+    ids: Any
+
+
+@eager
+def topk_logprob(vocab_parallel_logits: Any, k: int, *, mask: Any = None, tp_group: Any = None,
+                 vocab_start: int | None = None, vocab_end: int | None = None,
+                 vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
+                 inplace_backward: bool = False) -> TopK:
+    """The k largest of logits [..., Vl], k <= 256: their log-probabilities and global ids, both [..., k].
+
+    logp_i = (x_i - M) - log Sum over the whole vocabulary, f32 (f64 for f64 logits), differentiable; the
+    choice is not. Largest first, of equal logits the lowest id; the same on every rank. mask [...]: where
+    it is 0, ids are -1, logp 0 and the row is not read. One gather forward, none backward. Other arguments and
+    errors: logprob(). Formulas and special values: docs/topk.md.
+    """
+    return TopK(*_run('topk_logprob', vocab_parallel_logits, None, mask, ('logp', 'ids'), tp_group,
+                      (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
+                      (int(k), True, -100, float(temperature), float(softcap or 0.0))))
+
+
+@eager
+def logprob_at(vocab_parallel_logits: Any, ids: Any, *, mask: Any = None, tp_group: Any = None,
+               vocab_start: int | None = None, vocab_end: int | None = None,
+               vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
+               ignore_index: int = -100, inplace_backward: bool = False) -> Any:
+    """logp [..., k] of global ids [..., k] under logits [..., Vl], k <= 256: those of a teacher's or a sampler's
+    top k, say. f32 (f64 for f64 logits), differentiable.
+
+    An id of ignore_index gives 0, one outside of [0, V) NaN; one that occurs twice in a row counts twice. The
+    same ids on every rank of tp_group. Other arguments and errors: topk_logprob().
+    """
+    import torch
+    if not isinstance(ids, torch.Tensor) or ids.dim() < 1 or ids.dtype.is_floating_point or \
+            ids.dtype.is_complex or ids.dtype == torch.bool:
+        raise groups.told(ArgumentError("logprob_at: ids are %s, expected an integer tensor [..., k]" % (
+            ids.dtype if isinstance(ids, torch.Tensor) else 'a ' + type(ids).__name__)),
+            getattr(vocab_parallel_logits, 'device', None), tp_group)
+    return _run('logprob_at', vocab_parallel_logits, ids.to(torch.int64), mask, ('logp',), tp_group,
+                (vocab_start, vocab_end, vocab_size), inplace_backward, _Topk, _topk_config,
+                (ids.shape[-1], False, int(ignore_index), float(temperature), float(softcap or 0.0)))[0]
+
+
+class Distilled(NamedTuple):
+    """Per token: ce = -sum_j q_j log p_j, kl = sum_j q_j (log q_j - log p_j)"""
+    ce: Any
+    kl: Any
+
+
+@eager
+def distill(vocab_parallel_logits: Any, targets: Any, *, soft_labels: bool = False,
+            target_temperature: float = 1.0, mask: Any = None, tp_group: Any = None,
+            vocab_start: int | None = None, vocab_end: int | None = None,
+            vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
+            inplace_backward: bool = False) -> Distilled:
+    """Cross entropy and KL divergence [...] of the student's logits [..., Vl] from targets [..., Vl], which
+    are sharded like them: a teacher's logits, q = softmax(targets / target_temperature), or with soft_labels
+    probabilities q as they are, not normalised.
+
+    f32 (f64 for f64 logits), both differentiable in the logits; targets get no gradient. Targets are f32 or
+    have the dtype of the logits. mask [...]: where it is 0, both are 0 and the rows are not read. The usual
+    factor temperature^2 is the caller's. One gather forward, none backward. Other arguments and errors:
+    logprob(). Formulas and special values: docs/distill.md.
+    """
+    import torch
+    device = getattr(vocab_parallel_logits, 'device', None)
+    if not isinstance(targets, torch.Tensor) or not targets.dtype.is_floating_point or \
+            targets.shape[-1:] != vocab_parallel_logits.shape[-1:]:
+        raise groups.told(ArgumentError("distill: targets are %s, expected floats of the logits' shape" % (
+            '%s of %s' % (list(targets.shape), targets.dtype) if isinstance(targets, torch.Tensor)
+            else 'a ' + type(targets).__name__)), device, tp_group)
+    return Distilled(*_run('distill', vocab_parallel_logits, targets.detach(), mask, ('ce', 'kl'), tp_group,
+                           (vocab_start, vocab_end, vocab_size), inplace_backward, _Distill,
+                           _distill_config, (int(bool(soft_labels)), float(target_temperature),
+                                             float(temperature), float(softcap or 0.0))))
+
+
+@eager
+def entropy(vocab_parallel_logits: Any, *, mask: Any = None, tp_group: Any = None,
+            vocab_start: int | None = None, vocab_end: int | None = None,
+            vocab_size: int | None = None, temperature: float = 1.0, softcap: float | None = None,
+            chunk_size: int | None = None, inplace_backward: bool = False) -> Any:
+    """Entropy [...] of logits [..., Vl], differentiable: logprob(entropy=True)'s, without targets. mask [...]:
+    where it is 0, the entropy is 0 and the row is not read. Of packed sequences: Sequence.mask() is a mask, and
+    Sequence.gather() takes the result. Other arguments and errors: logprob()."""
+    import torch
+    logits = vocab_parallel_logits
+    if not isinstance(logits, torch.Tensor) or logits.dim() < 1 or \
+            mask is not None and mask.shape != logits.shape[:-1]:
+        raise groups.told(ArgumentError("entropy: logits are %s and mask is %s, expected [..., Vl] and [...]"
+                                        % tuple(list(t.shape) if isinstance(t, torch.Tensor) else
+                                                'a ' + type(t).__name__ for t in (logits, mask))),
+                          getattr(logits, 'device', None), tp_group)
+    target = torch.zeros(logits.shape[:-1], dtype=torch.int64, device=logits.device)
+    if mask is not None:
+        target.masked_fill_(mask == 0, -100)
+    return function().apply(*planned('entropy', logits, target, NAMES[True, False], tp_group,
+                                     (vocab_start, vocab_end, vocab_size), inplace_backward,
+                                     scalars(temperature, softcap, 0.0, 0.0, -100, chunk_size)))[1]
+
+
+# ---- of per-token values ----
+
+class Weighted(NamedTuple):
+    """value = num / den, 0 if den is 0. num: sum of weight * value, weight: sum of weights, both f64; den: how
+    many tokens count, i64. Over all ranks."""
+    value: Any
+    num: Any
+    weight: Any
+    den: Any
+
+
+class _Sum:
+    counts = 2, 3
+
+    @staticmethod
+    def forward(ctx: Any, values: Any, keeps: bool, comm: Any, weights: Any, mask: Any) -> Any:
+        import torch
+        with groups.telling(comm):
+            tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
+                (values, 'values'), (weights, 'weights'), (mask, 'mask'))]
+            room = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
+                               dtype=torch.float64, device=values.device)
+            out = torch.empty(4, dtype=torch.float64, device=values.device)  # colo_weighted_t
+            d = torch.empty_like(values) if keeps else None
+            status = entry('colo_loss_weighted_sum')(
+                *(None if t is None else c.addressof(t) for t in tensors), comm.handle, out.data_ptr(),
+                None if d is None else d.data_ptr(), aligned(room.data_ptr()), stream_of(values.device))
+            if status < 0:
+                raise failed(status)
+        num, weight, _, value = out.unbind()
+        den = out.view(torch.int64)[2]
+        if keeps:
+            ctx.save_for_backward(d, den)
+        return value.to(values.dtype), num.clone(), weight.clone(), den.clone()
+
+    @staticmethod
+    def backward(ctx: Any, value: Any, num: Any, _weight: Any, _den: Any) -> Any:
+        d, den = ctx.saved_tensors
+        by = 0 if value is None else value.double()
+        by = by if num is None else by + num * den
+        return None if isinstance(by, int) else d * by.to(d.dtype)
+
+
+@eager
+def weighted_sum(values: Any, weights: Any = None, mask: Any = None, *, reduce_group: Any = None) -> Weighted:
+    """sum of weights * values, divided once by the number of tokens that count, over all ranks of reduce_group
+    (dp x cp, never tp): advantages times log-probabilities, say. values [...], floats; weights [...] or None: 1;
+    mask [...] or None: tokens where it is 0 do not count and are not read.
+
+    value and num are differentiable in values: a rank's gradients are those of its own tokens in the whole sum;
+    add them over the group, do not average. weights get no gradient. Sums are f64, in a fixed order: the same
+    bits on every rank. One gather forward, none backward; every rank calls, one without tokens, too. Nothing
+    waits for the GPU. The formula is colo_loss_weighted_sum()'s, docs/logprob.md.
+    """
+    import torch
+    device = getattr(values, 'device', None)
+    comm = across(reduce_group, device, 'weighted_sum')
+    try:
+        for name, t in (('values', values), ('weights', weights), ('mask', mask)):
+            if not isinstance(t, torch.Tensor) and (t is not None or name == 'values') or t is not None and (
+                    t.shape != values.shape or t.device != device):
+                raise ArgumentError("weighted_sum: %s is %s, expected a tensor of values' shape and device" % (
+                    name, list(t.shape) if isinstance(t, torch.Tensor) else 'a ' + type(t).__name__))
+        if not values.dtype.is_floating_point:
+            raise ArgumentError("weighted_sum: values are of %s, expected floats" % values.dtype)
+        if values.dtype not in (torch.float32, torch.float64):
+            values = values.float()
+        values = values.contiguous()
+        weights = None if weights is None else weights.detach().to(values.dtype).contiguous()
+        mask = None if mask is None else (mask != 0).contiguous().view(torch.uint8)
+    except Exception as why:
+        groups.refuse(comm, why)
+        raise
+    return Weighted(*apply()(values, _Sum, comm, weights, mask))

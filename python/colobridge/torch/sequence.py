@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Targets, masks and gathered per-token values of batches whose positions are split over context ranks:
+docs/sequence.md."""
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Iterable
+from typing import Any
+
+from .. import _structs as s
+from .._lib import call, lib
+from ..errors import ArgumentError
+from . import ranks as groups
+from .losses import apply
+from .ranks import alone
+from .ready import SLACK, aligned
+from .tensors import checked, eager, stream_of
+
+_ADJOINT = {'slice': 0, 'sum': 1}
+_MASKS = {'tokens': 0, 'targets': 1}
+
+
+def _numbers(values: Any) -> list[int] | None:
+    return None if values is None else [int(n) for n in (
+        values.tolist() if hasattr(values, 'tolist') else values)]
+
+
+class Sequence:
+    """B rows of S columns, of which a context rank sees local elements: [B, padded / cp] of a dense batch, or
+    with cu_padded [cu_padded[B] / cp] of a packed one, zigzag in each row. Every rank of cp_group has the same.
+
+    lengths [B]: tokens of each row, default S; left_padded: they are its last columns. padded: columns of a
+    dense row that the model sees, >= S. cu_padded [B + 1]: where each row's segment begins. Both are integers
+    in host memory; a tensor is copied to it, which waits for a GPU.
+    ValueError: rows that do not fit, lengths that 2 cp does not divide; it names the row.
+    """
+
+    def __init__(self, batch: int, positions: int, *, padded: int = 0, lengths: Any = None,
+                 cu_padded: Any = None, left_padded: bool = False, cp_group: Any = None):
+        self.cp_group = cp_group
+        cp, rank = groups.size_and_rank(cp_group, 'Sequence: cp_group')
+        self.batch, self.positions, self.packed = int(batch), int(positions), cu_padded is not None
+        self._raw = raw = s.Sequence(c.sizeof(s.Sequence), self.batch, self.positions, int(padded),
+                                     left_padded=bool(left_padded), cp=cp, cp_rank=rank)
+        self._held: list[Any] = []
+        self._host: dict[str, Any] = {}
+        for name, values, count in (('lengths', _numbers(lengths), self.batch),
+                                    ('cu_padded', _numbers(cu_padded), self.batch + 1)):
+            if values is None:
+                continue
+            if len(values) != count:
+                raise ArgumentError("Sequence: %s has %d numbers, expected %d" % (name, len(values), count))
+            self._host[name] = array = (c.c_int64 * max(count, 1))(*values)
+            setattr(raw, name, c.addressof(array))
+        call('colo_sequence_check', raw)
+        self.count = lib().colo_sequence_count(raw)
+        self.shape = (self.count,) if self.packed else (self.batch, self.count // max(self.batch, 1))
+        self._on: dict[Any, Any] = {}
+
+    @staticmethod
+    def pack(lengths: Iterable[int], *, tp: int = 1, cp: int = 1, fp8: bool = False) -> list[int]:
+        """cu_padded of rows of these lengths, each padded so that tp, 2 cp and, with fp8, 16 divide."""
+        values = _numbers(lengths) or []
+        given, made = (c.c_int64 * max(len(values), 1))(*values), (c.c_int64 * (len(values) + 1))()
+        call('colo_sequence_pack', given, len(values), tp, cp, fp8, made)
+        return list(made)
+
+    def on(self, device: Any) -> Any:
+        if device.type != 'cuda':
+            return self._raw
+        found = self._on.get(device)
+        if found is None:
+            import torch
+            found = s.Sequence.from_buffer_copy(self._raw)
+            for name, array in self._host.items():
+                copy = torch.tensor(list(array), dtype=torch.int64, device=device)
+                setattr(found, 'device_' + name, copy.data_ptr())
+                self._held.append(copy)
+            self._on[device] = found
+        return found
+
+    def targets(self, tokens: Any, ignore: int = -100) -> Any:
+        """The next token of every local element, i64, @ignore where there is none. tokens: i64 [B, S], or
+        [cu_padded[B]] of a packed batch; every rank has all of them."""
+        import torch
+        made = torch.empty(self.shape, dtype=torch.int64, device=tokens.device)
+        call('colo_sequence_targets', self.on(tokens.device), checked(tokens.contiguous(), 'tokens'), int(ignore),
+             checked(made.view(-1), 'targets'), stream_of(tokens.device))
+        return made
+
+    def mask(self, what: str = 'tokens', device: Any = 'cpu') -> Any:
+        """Of every local element, bool: does it hold a token ("tokens"), or one that has a target ("targets")?"""
+        import torch
+        if what not in _MASKS:
+            raise ArgumentError("Sequence.mask: what is %r, expected 'tokens' or 'targets'" % (what,))
+        made = torch.empty(self.shape, dtype=torch.bool, device=device)
+        call('colo_sequence_mask', self.on(made.device), _MASKS[what],
+             checked(made.view(torch.uint8).view(-1), 'mask'), stream_of(made.device))
+        return made
+
+    @eager
+    def gather(self, local: Any, adjoint: str = 'slice') -> Any:
+        """[B, S - 1] of per-token values of all ranks, f32 or f64, differentiable: column b, c is the value of the
+        token in column c, which predicts the one in c + 1; 0 where there is no target. One gather.
+
+        adjoint: "slice", if every context rank makes the same loss of it, which counts once: a rank's gradient is
+        its own part, and nothing is sent. "sum": each rank's loss is a part of the whole; gradients are added.
+        """
+        import torch
+        if not isinstance(local, torch.Tensor) or adjoint not in _ADJOINT:
+            raise groups.told(ArgumentError(
+                "Sequence.gather: values are a %s and adjoint is %r, expected a tensor and 'slice' or 'sum'"
+                % (type(local).__name__, adjoint)), getattr(local, 'device', torch.device('cpu')), self.cp_group)
+        comm = alone() if self.cp_group is None else groups.comm_of(self.cp_group, local.device, 'cp_group')
+        return apply()(local, _Gather, self, comm, adjoint)[0]
+
+
+class _Gather:
+    counts = ()
+
+    @staticmethod
+    def workspace(raw: Any, like: Any) -> tuple[Any, int]:
+        import torch
+        size = c.c_size_t()
+        call('colo_sequence_workspace_size', raw, checked(like, 'values').dtype, c.byref(size))
+        room = torch.empty((size.value + 7) // 8 + SLACK, dtype=torch.float64, device=like.device)
+        return room, aligned(room.data_ptr())
+
+    @classmethod
+    def forward(cls, ctx: Any, local: Any, keeps: bool, seq: Sequence, comm: Any, adjoint: str) -> Any:
+        import torch
+        with groups.telling(comm):
+            raw, flat = seq.on(local.device), local.contiguous().view(-1)
+            room, at = cls.workspace(raw, flat)
+            out = torch.empty(seq.batch, seq.positions - 1, dtype=local.dtype, device=local.device)
+            call('colo_sequence_gather', raw, checked(flat, 'values'), checked(out, 'out'), comm.handle, at,
+                 stream_of(local.device))
+        del room
+        if keeps:
+            ctx.seq, ctx.comm, ctx.adjoint, ctx.shape = seq, comm, adjoint, local.shape
+        return out,
+
+    @classmethod
+    def backward(cls, ctx: Any, d_out: Any) -> Any:
+        import torch
+        if d_out is None and ctx.adjoint == 'slice':
+            return None
+        with groups.telling(ctx.comm):
+            raw, d_out = ctx.seq.on(d_out.device), d_out.contiguous()
+            d = torch.empty(ctx.shape, dtype=d_out.dtype, device=d_out.device)
+            room, at = cls.workspace(raw, d_out)
+            call('colo_sequence_gather_backward', raw, _ADJOINT[ctx.adjoint], checked(d_out, 'd_out'),
+                 checked(d.view(-1), 'd_values'), ctx.comm.handle, at, stream_of(d_out.device))
+        del room
+        return d

@@ -1,0 +1,369 @@
+# SPDX-License-Identifier: Apache-2.0
+"""topk_logprob(), logprob_at(), distill(), entropy(), weighted_sum() and Sequence against PyTorch in f64 on whole
+vocabularies and batches: processes, threads, dtypes, strides, masks, special values, refusals."""
+import itertools
+
+import pytest
+
+torch = pytest.importorskip('torch')
+
+import torch.distributed as dist  # noqa: E402
+from torch.utils.checkpoint import checkpoint  # noqa: E402
+
+import colobridge as cb  # noqa: E402
+import colobridge.torch as ct  # noqa: E402
+from test_torch_logprob import TOLERANCE, V, shards  # noqa: E402
+from test_torch_saved import brought_back  # noqa: E402
+from world import meet  # noqa: E402
+
+K = 5
+INF, NAN = float('inf'), float('nan')
+
+
+def drawn(shape, dtype, vocab=V, seed=0):
+    """Logits, a teacher's, ids of which one is ignored, a mask, and upstream gradients"""
+    rng = torch.Generator().manual_seed(seed)
+    z, q = (3 * torch.randn(2, *shape, vocab, generator=rng, dtype=torch.float64)).to(dtype)
+    ids = torch.randint(0, vocab, (*shape, K), generator=rng)
+    ids.view(-1)[1:2] = -100
+    mask = torch.rand(shape, generator=rng) < 0.7
+    return z, q, ids, mask, torch.randn(2, *shape, K, generator=rng, dtype=torch.float64)
+
+
+def log_softmax(z, temperature, softcap=None):
+    x = z.double() / temperature
+    return torch.log_softmax(softcap * torch.tanh(x / softcap) if softcap else x, -1)
+
+
+def largest(z, k):
+    """Ids of the k largest, of equal ones the lowest"""
+    return torch.sort(z.double(), dim=-1, descending=True, stable=True)[1][..., :k]
+
+
+def at(lp, ids):
+    found = lp.gather(-1, ids.clamp(min=0))
+    return torch.where(ids >= 0, found, torch.zeros((), dtype=lp.dtype))
+
+
+def masked(value, mask):
+    shape = mask.shape + (1,) * (value.dim() - mask.dim())
+    return torch.where(mask.view(shape), value, torch.zeros((), dtype=value.dtype))
+
+
+def ours(name, z, q, ids, mask, lo, hi, **o):
+    o.update(mask=mask, vocab_start=lo, vocab_end=hi, vocab_size=o['vocab'])
+    if name == 'topk':
+        out = ct.topk_logprob(z, min(K, o.pop('vocab')), **o)
+        return out.logp, out.ids
+    o.pop('vocab')
+    if name == 'at':
+        return ct.logprob_at(z, ids, **o), None
+    if name == 'entropy':
+        return ct.entropy(z, **o)[..., None], None
+    soft = name == 'soft labels'
+    out = ct.distill(z, q, soft_labels=soft, **(o if soft else dict(o, target_temperature=2.0)))
+    return torch.stack(out, -1), None
+
+
+def theirs(name, z, q, ids, mask, temperature, softcap):
+    lp = log_softmax(z, temperature, softcap)
+    if name == 'topk':
+        return masked(at(lp, largest(z.detach(), min(K, z.shape[-1]))), mask)
+    if name == 'at':
+        return masked(at(lp, ids), mask)
+    if name == 'entropy':
+        return masked(-(lp.exp() * lp).sum(-1, keepdim=True), mask)
+    lq = q.double().log() if name == 'soft labels' else log_softmax(q, 2.0)
+    p = lq.exp()
+    return masked(torch.stack([-(p * lp).sum(-1), (p * (lq - lp)).sum(-1)], -1), mask)
+
+
+OVER = ('topk', 'at', 'entropy', 'logits', 'soft labels')
+
+
+def agrees(rank, size, group, dtype, how, shape, vocab=V):
+    z, q, ids, mask, g = drawn(shape, dtype, vocab)
+    lo, hi = shards(rank, size, how) if vocab == V else (min(rank, vocab), min(rank + 1, vocab))
+    said = []
+    for name, (temperature, softcap) in itertools.product(OVER, ((1.0, None), (0.7, 5.0))):
+        targets = q.double().softmax(-1).to(dtype) if name == 'soft labels' else q
+        whole, mine = z.double().clone().requires_grad_(), z[..., lo:hi].clone().requires_grad_()
+        want = theirs(name, whole, targets, ids, mask, temperature, softcap)
+        got, found = ours(name, mine, targets[..., lo:hi], ids, mask, lo, hi, tp_group=group, vocab=vocab,
+                          temperature=temperature, softcap=softcap)
+        assert got.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        near, near_grad = TOLERANCE[dtype]
+        torch.testing.assert_close(got.double(), want, rtol=near, atol=near, msg=name)
+        if found is not None:
+            assert torch.equal(found, torch.where(mask[..., None], largest(z, min(K, vocab)), torch.tensor(-1)))
+        up = g[0][..., :got.shape[-1]]
+        (got.double() * up).sum().backward()
+        (want * up).sum().backward()
+        assert mine.grad.dtype == dtype
+        # A row's gradient has K upstream ones in it where a logprob()'s has one.
+        torch.testing.assert_close(mine.grad.double(), whole.grad[..., lo:hi], rtol=K * near_grad,
+                                   atol=K * near_grad, msg=name)
+        said.append(got.tolist())
+    return said
+
+
+def in_process(rank, dtype, how, shape, vocab):
+    return agrees(rank, 4, dist.group.WORLD, dtype, how, shape, vocab)
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE), ids=str)
+def test_outputs_and_gradients_on_processes(world, dtype):
+    for how, shape, vocab in (('even', (2, 5), V), ('odd', (7,), V), ('one column', (3,), 3), ('odd', (0, 4), V)):
+        said = world.run(in_process, dtype, how, shape, vocab)
+        assert all(s == said[0] for s in said)  # the same bits everywhere
+
+
+def test_outputs_and_gradients_on_threads_and_alone():
+    for dtype, how in itertools.product(TOLERANCE, ('even', 'odd')):
+        cb.run_threads(4, lambda world: agrees(world.rank, 4, world, dtype, how, (3, 4)))
+        agrees(0, 1, None, dtype, how, (3, 4))
+
+
+VIEWS = {'a slice of a longer sequence': lambda z: z[:, :-1], 'sbh': lambda z: z.transpose(0, 1),
+         'every second column': lambda z: z[..., ::2], 'one sample': lambda z: z[1],
+         'repeated rows': lambda z: z[:, :1].expand(-1, 4, -1), 'one token': lambda z: z[1, 2]}
+
+
+@pytest.mark.parametrize('view', list(VIEWS))
+def test_logits_of_any_strides(view):
+    z, q, _, _, _ = drawn((4, 6), torch.float64)
+    cut = VIEWS[view]
+    shape, columns = cut(z).shape[:-1], cut(z).shape[-1]
+    rng = torch.Generator().manual_seed(3)
+    ids, mask = torch.randint(0, columns, (*shape, K), generator=rng), torch.rand(shape, generator=rng) < 0.8
+    up = torch.randn(*shape, K, generator=rng, dtype=torch.float64)
+    for name in OVER:
+        targets = q.softmax(-1) if name == 'soft labels' else q
+        whole, mine = z.clone().requires_grad_(), z.clone().requires_grad_()
+        want = theirs(name, cut(whole), cut(targets), ids, mask, 1.0, None)
+        got, _ = ours(name, cut(mine), cut(targets), ids, mask, 0, columns, vocab=columns)
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12, msg=name)
+        (got * up[..., :got.shape[-1]]).sum().backward()
+        (want * up[..., :got.shape[-1]]).sum().backward()
+        torch.testing.assert_close(mine.grad, whole.grad, rtol=1e-11, atol=1e-11, msg=name)
+
+
+def test_tensors_that_checkpoints_and_hooks_bring_back():
+    z, q, ids, mask, g = drawn((3, 4), torch.float64)
+    seq = ct.Sequence(3, 4)
+    calls = {name: lambda z, name=name: ours(name, z, q.softmax(-1), ids, mask, 0, V, vocab=V)[0] for name in OVER}
+    calls['weighted_sum'] = lambda z: ct.weighted_sum(z.sum(-1), g[0][..., 0], mask).value
+    calls['gather'] = lambda z: seq.gather(z.sum(-1))
+    for name, fn in calls.items():
+        grads = []
+        for kind in ('plain', 'checkpoint', 'hooks'):
+            x = z.clone().requires_grad_()
+            if kind == 'hooks':
+                with brought_back():
+                    out = fn(x * 1.0)
+            else:
+                out = checkpoint(lambda x: fn(x * 1.0), x, use_reentrant=False) if kind == 'checkpoint' else fn(x)
+            out.square().sum().backward()
+            grads.append(x.grad)
+        assert float(grads[0].abs().max()) > 0 and all(torch.equal(x, grads[0]) for x in grads), name
+
+
+def test_backward_twice_and_in_place():
+    z, q, ids, mask, _ = drawn((3, 4), torch.float64)
+    for name in OVER:
+        x = z.clone().requires_grad_()
+        out, _ = ours(name, x, q.softmax(-1), ids, mask, 0, V, vocab=V)
+        first, = torch.autograd.grad(out.sum(), x, retain_graph=True)
+        second, = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(first, second), name
+        inner = x * 1.0
+        out, _ = ours(name, inner, q.softmax(-1), ids, mask, 0, V, vocab=V, inplace_backward=True)
+        third, = torch.autograd.grad(out.sum(), x)
+        assert torch.equal(first, third) and torch.equal(inner.detach(), first), name
+
+
+def test_logits_written_since_forward_are_refused():
+    z, q, ids, mask, _ = drawn((3,), torch.float64)
+    for name in OVER:
+        x = z.clone().requires_grad_() * 1.0
+        out, _ = ours(name, x, q, ids, mask, 0, V, vocab=V)
+        with torch.no_grad():
+            x.add_(1)
+        with pytest.raises(RuntimeError, match='modified|written in place'):
+            out.sum().backward()
+
+
+def test_special_values():
+    z = torch.zeros(6, 4, dtype=torch.float64)
+    z[1, 2], z[2, 2], z[3], z[4, 1] = NAN, INF, -INF, -INF
+    ids = torch.tensor([[1, 2]]).repeat(6, 1)
+    ids[5] = torch.tensor([9, 1])
+    x = z.clone().requires_grad_()
+    logp = ct.logprob_at(x, ids)
+    assert logp[1:4].isnan().all() and logp[4, 0] == -INF and logp[5, 0].isnan()
+    torch.testing.assert_close(logp[4, 1], -torch.tensor(3.0).double().log())
+    torch.testing.assert_close(logp[5, 1], -torch.tensor(4.0).double().log())
+    logp[:5].sum().backward()
+    assert x.grad[1:4].isnan().all() and x.grad[[0, 4]].isfinite().all()
+    out = ct.topk_logprob(z, 4)
+    assert (out.ids[1:4] == -1).all() and out.ids[4].tolist() == [0, 2, 3, 1] and out.logp[4, 3] == -INF
+    ce, kl = ct.distill(z, torch.zeros_like(z))
+    assert ce[1:4].isnan().all() and ce[4] == INF and kl[4] == INF and kl[0] == 0
+    assert ct.entropy(z)[1:4].isnan().all() and ct.entropy(z)[[0, 4, 5]].isfinite().all()
+
+
+def test_gradcheck():
+    z, q, ids, mask, g = drawn((2, 3), torch.float64)
+    z.requires_grad_()
+    for name in OVER:
+        assert torch.autograd.gradcheck(lambda z: ours(
+            name, z, q.softmax(-1), ids, mask, 0, V, vocab=V, softcap=4.0, temperature=0.8)[0], (z,)), name
+    assert torch.autograd.gradcheck(lambda z: ct.weighted_sum(z[..., 0], g[0][..., 0], mask)[:2], (z,))
+
+
+# ---- weighted sums ----
+
+def weighs(rank, dtype):
+    rng = torch.Generator().manual_seed(rank)
+    count = (0, 3, 5, 4)[rank]
+    v, w = torch.randn(2, count, generator=rng, dtype=torch.float64).to(dtype)
+    mask = torch.rand(count, generator=rng) < 0.6
+    both = []
+    for weights in (None, w):
+        x = v.clone().requires_grad_()
+        out = ct.weighted_sum(x, weights, mask, reduce_group=dist.group.WORLD)
+        (out.value * 3 + out.num * 0.5).sum().backward()
+        nothing = ct.weighted_sum(v, weights, torch.zeros_like(mask), reduce_group=dist.group.WORLD)
+        assert float(nothing.value) == 0 and int(nothing.den) == 0
+        both.append(([t.tolist() for t in out], x.grad.tolist()))
+    return v.double().tolist(), w.double().tolist(), mask.tolist(), both
+
+
+@pytest.mark.parametrize('dtype', list(TOLERANCE), ids=str)
+def test_weighted_sums_are_divided_once_over_all_ranks(world, dtype):
+    said = world.run(weighs, dtype)
+    assert all(s[3][i][0] == said[0][3][i][0] for s in said for i in (0, 1))
+    near = 1e-14 if dtype == torch.float64 else 1e-6
+    for i in (0, 1):
+        num = weight = den = 0.0
+        for v, w, mask, _ in said:
+            for a, b, m in zip(v, w, mask):
+                b = b if i else 1.0
+                num, weight, den = num + m * a * b, weight + m * b, den + m
+        assert said[0][3][i][0][1:] == pytest.approx([num, weight, den], abs=1e-12)
+        assert said[0][3][i][0][0] == pytest.approx(num / den, abs=near)
+        for v, w, mask, both in said:
+            want = [m * (b if i else 1.0) * (3 / den + 0.5) for b, m in zip(w, mask)]
+            bound = {torch.bfloat16: 2e-2, torch.float16: 4e-3}.get(dtype, near * 10)
+            assert both[i][1] == pytest.approx(want, abs=bound)
+
+
+# ---- sequences ----
+
+LENGTHS = [5, 8, 0, 3]
+
+
+def batch(packed, left):
+    """(tokens [4, 8], where sequence tokens are, the sequence on this rank)"""
+    tokens = torch.arange(100, 132).reshape(4, 8)
+    cu = ct.Sequence.pack(LENGTHS, cp=4) if packed else None
+    seq = ct.Sequence(4, 8, lengths=LENGTHS, cu_padded=cu, padded=0 if packed else 8,
+                      left_padded=left, cp_group=dist.group.WORLD)
+    if packed:
+        stream = torch.zeros(cu[-1], dtype=torch.int64)
+        for b, n in enumerate(LENGTHS):
+            stream[cu[b]:cu[b] + n] = tokens[b, 8 - n:] if left else tokens[b, :n]
+        return tokens, stream, seq
+    return tokens, tokens, seq
+
+
+def gathers(rank, packed, left):
+    tokens, given, seq = batch(packed, left)
+    targets = seq.targets(given, ignore=-7)
+    assert targets.shape == seq.shape and torch.equal(targets != -7, seq.mask('targets'))
+    table = torch.randn(32, 6, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    counts = int(seq.mask().sum())
+    grads = []
+    for adjoint in ('slice', 'sum'):
+        local = table[(targets - 100).clamp(min=0)].clone().requires_grad_()  # as if made of its target
+        h = ct.entropy(local, mask=seq.mask('targets'))
+        out = seq.gather(h, adjoint)
+        assert out.shape == (4, 7)
+        want = torch.zeros(4, 7, dtype=torch.float64)
+        for b, n in enumerate(LENGTHS):
+            first = 8 - n if left else 0
+            for col in range(first, first + n - 1):
+                lp = torch.log_softmax(table[tokens[b, col + 1] - 100], -1)
+                want[b, col] = -(lp.exp() * lp).sum()
+        torch.testing.assert_close(out, want, rtol=1e-13, atol=1e-13)
+        up = torch.randn(4, 7, generator=torch.Generator().manual_seed(2 + (adjoint == 'sum') * rank), dtype=torch.float64)
+        d_h, = torch.autograd.grad((out * up).sum(), h)
+        grads.append((adjoint, up.tolist(), d_h.reshape(-1).tolist(), targets.reshape(-1).tolist()))
+    return counts, grads
+
+
+@pytest.mark.parametrize('left', (False, True))
+@pytest.mark.parametrize('packed', (False, True))
+def test_sequences_over_context_ranks(world, packed, left):
+    said = world.run(gathers, packed, left)
+    assert sum(counts for counts, _ in said) == sum(LENGTHS)
+    seen = []
+    for rank, (_, grads) in enumerate(said):
+        for i, (adjoint, up, d_h, targets) in enumerate(grads):
+            whole = torch.tensor(up, dtype=torch.float64) if adjoint == 'slice' else \
+                sum(torch.tensor(grads[i][1], dtype=torch.float64) for _, grads in said)
+            for g, target in zip(d_h, targets):
+                b, col = divmod(target - 100, 8)
+                assert g == pytest.approx(0 if target == -7 else float(whole[b, col - 1]), abs=1e-13)
+            seen += [t for t in targets if t != -7 and adjoint == 'slice']
+    assert len(seen) == len(set(seen)) == sum(max(n - 1, 0) for n in LENGTHS)
+
+
+def test_a_sequence_whose_rows_do_not_fit_names_the_row():
+    with pytest.raises(ValueError, match='row 1'):
+        ct.Sequence(2, 4, lengths=[4, 5])
+    with pytest.raises(ValueError, match='lengths has 1 numbers, expected 2'):
+        ct.Sequence(2, 4, lengths=[4])
+
+
+# ---- refusals ----
+
+WRONG = {
+    'mask': lambda z, q, ids, o: ct.topk_logprob(z, K, mask=torch.ones(9), **o),
+    'k': lambda z, q, ids, o: ct.topk_logprob(z, 0, **o),
+    'ids of floats': lambda z, q, ids, o: ct.logprob_at(z, ids.double(), **o),
+    'ids of another shape': lambda z, q, ids, o: ct.logprob_at(z, ids[:2], **o),
+    'targets of fewer columns': lambda z, q, ids, o: ct.distill(z, q[..., :-1], **o),
+    'entropy of a mask of another shape': lambda z, q, ids, o: ct.entropy(z, mask=torch.ones(2), **o),
+}
+
+
+def refuses(rank, name):
+    z, q, ids, _, _ = drawn((4,), torch.float64)
+    lo, hi = shards(rank, 4, 'even')
+    o = dict(tp_group=dist.group.WORLD, vocab_start=lo, vocab_end=hi, vocab_size=V)
+    good = lambda: ct.topk_logprob(z[:, lo:hi], K, **o)  # noqa: E731
+    good()
+    meet()
+    with pytest.raises(ValueError if rank == 2 else RuntimeError) as why:
+        WRONG[name](z[:, lo:hi], q[:, lo:hi], ids, o) if rank == 2 else good()
+    said = str(why.value)
+    meet()
+    good()
+    return said
+
+
+@pytest.mark.parametrize('name', list(WRONG))
+def test_one_ranks_wrong_argument_reaches_the_others(world, name):
+    said = world.run(refuses, name)
+    for rank in (0, 1, 3):
+        assert said[2].split('\n')[0][:40] in said[rank]
+
+
+def test_weighted_sum_and_gather_refuse_what_is_no_tensor():
+    with pytest.raises(ValueError, match='weights is'):
+        ct.weighted_sum(torch.ones(3), torch.ones(2))
+    with pytest.raises(ValueError, match='floats'):
+        ct.weighted_sum(torch.ones(3, dtype=torch.int64))
+    with pytest.raises(ValueError, match='adjoint'):
+        ct.Sequence(1, 3).gather(torch.ones(1, 3), 'mean')
