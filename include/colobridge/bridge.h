@@ -39,7 +39,7 @@ typedef struct colo_bridge_config {
     colo_grad_t grad;
     colo_algo_t algo;
     bool no_grad;           /* the source side is frozen: backward is COLO_ERR_STATE */
-    int64_t ranks_per_node; /* 0: one node */
+    int64_t ranks_per_node; /* 0: the nodes of the comm, colo_comm_node() */
     colo_mem_t mem;         /* where tensors live */
     /* For GPUs, the same on all ranks. AUTO: the memory of each call decides (memory.h). With NCCL
      * and PEER the ranks need not agree in a call. With PEER only tensors that other ranks reach

@@ -153,6 +153,13 @@ COLO_API int32_t colo_comm_rank(const colo_comm_t *comm);
 COLO_API int32_t colo_comm_size(const colo_comm_t *comm);
 /** colo_comm_world_rank() - world rank of comm rank @rank, -1 when out of range */
 COLO_API int64_t colo_comm_world_rank(const colo_comm_t *comm, int32_t rank);
+/**
+ * colo_comm_node() - the node of comm rank @rank, -1 when out of range. Nodes count from 0, by
+ * their first rank in the comm. Ranks of one host share a node; COLO_NODE overrides that
+ */
+COLO_API int32_t colo_comm_node(const colo_comm_t *comm, int32_t rank);
+/** colo_comm_nodes() - how many nodes the ranks of the comm are on; 0 if @comm is NULL. Local */
+COLO_API int32_t colo_comm_nodes(const colo_comm_t *comm);
 /** colo_comm_find() - comm rank of a world rank, -1 when it is no member */
 COLO_API int32_t colo_comm_find(const colo_comm_t *comm, int64_t world_rank);
 /**

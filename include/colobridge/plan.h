@@ -24,6 +24,9 @@ typedef enum colo_grad {
 typedef enum colo_direction { COLO_EQUAL = 0, COLO_FAN_IN = 1, COLO_FAN_OUT = 2 } colo_direction_t;
 typedef enum colo_pass { COLO_FORWARD = 0, COLO_BACKWARD = 1 } colo_pass_t;
 
+/** Which rank is on which node. Immutable; any threads may share it. */
+typedef struct colo_nodes colo_nodes_t;
+
 /** Members from output on have defaults: 0. */
 typedef struct colo_plan_config {
     size_t struct_size;
@@ -33,10 +36,11 @@ typedef struct colo_plan_config {
     colo_output_t output;
     colo_grad_t grad;       /* ignored for SHARDED */
     bool no_grad;           /* the source side is frozen: no backward plan */
-    int64_t ranks_per_node; /* 0: one node */
+    int64_t ranks_per_node; /* 0: one node, or those of nodes */
+    const colo_nodes_t *nodes; /* borrowed while the plan lives; NULL: by ranks_per_node */
 } colo_plan_config_t;
 #ifdef __cplusplus /* C++17 has no designated initializers */
-#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0
+#define COLO_PLAN_CONFIG_INIT sizeof(colo_plan_config_t), nullptr, nullptr, {0, 0, 0, 0}, COLO_F32, COLO_FULL_SEQ, COLO_PARTIAL, false, 0, nullptr
 #else
 #define COLO_PLAN_CONFIG_INIT .struct_size = sizeof(colo_plan_config_t)
 #endif
@@ -61,6 +65,22 @@ typedef struct colo_plan_bytes {
     int64_t minimum; /* what must arrive: this rank needs it and does not have it */
     int64_t collective_recv; /* by all-gather and all-reduce (ring); -1 if COLLECTIVE rejects it */
 } colo_plan_bytes_t;
+
+/**
+ * colo_nodes_create() - nodes of any size, whose ranks need not follow each other; local
+ * @nodes:  out, owned by the caller
+ * @node:   [@ranks] what names the node of each world rank; ranks with the same number share a
+ *          node. Nodes count from 0, by their first rank
+ * @ranks:  at least as many as the grids of a plan name
+ * Errors:  COLO_ERR_ARG, COLO_ERR_NOMEM
+ */
+COLO_API colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64_t ranks);
+/** colo_nodes_destroy() - local; takes NULL, leaves *nodes NULL */
+COLO_API void colo_nodes_destroy(colo_nodes_t **nodes);
+/** colo_nodes_count() - the number of nodes; 0 if @nodes is NULL */
+COLO_API int64_t colo_nodes_count(const colo_nodes_t *nodes);
+/** colo_nodes_find() - the node of a world rank; -1 if it has none */
+COLO_API int64_t colo_nodes_find(const colo_nodes_t *nodes, int64_t rank);
 
 typedef struct colo_plan colo_plan_t;
 

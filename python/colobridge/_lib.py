@@ -60,6 +60,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_comm_size': (I32, [P]),
     'colo_comm_world_rank': (I64, [P, I32]),
     'colo_comm_find': (I32, [P, I64]),
+    'colo_comm_node': (I32, [P, I32]),
+    'colo_comm_nodes': (I32, [P]),
     'colo_comm_set_world_ranks': (STATUS, [P, _p(I64)]),
     'colo_comm_backend': (CHARS, [P]),
     'colo_comm_set_name': (None, [P, CHARS]),

@@ -90,7 +90,7 @@ class PlanConfig(c.Structure):
     """colo_plan_config_t"""
     _fields_ = [('struct_size', size_t), ('src', c.POINTER(Layout)), ('dst', c.POINTER(Layout)),
                 ('shape', Shape), ('dtype', c.c_int), ('output', c.c_int), ('grad', c.c_int),
-                ('no_grad', c.c_bool), ('ranks_per_node', i64)]
+                ('no_grad', c.c_bool), ('ranks_per_node', i64), ('nodes', c.c_void_p)]
 
 
 class Region(c.Structure):

@@ -156,6 +156,12 @@ class Comm:
         """Rank of a world rank, -1 when it is no member."""
         return lib().colo_comm_find(self.handle, world_rank)
 
+    nodes = property(lambda self: lib().colo_comm_nodes(self.handle))
+
+    def node(self, rank: int) -> int:
+        """The node of a rank, numbered by its first rank; -1 when out of range."""
+        return lib().colo_comm_node(self.handle, rank)
+
     def set_world_ranks(self, world_ranks: Sequence[int]) -> None:
         """Which world ranks the members are, the same on all of them; before anything is made from it."""
         if len(world_ranks) != self.size:

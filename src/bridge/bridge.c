@@ -173,6 +173,30 @@ static colo_status_t check_config(const colo_bridge_config_t *c)
     return COLO_OK;
 }
 
+/* The nodes of the comm, by world rank; none if they are one. */
+static colo_status_t find_nodes(colo_bridge_t *b)
+{
+    const colo_comm_t *c = b->comm;
+    const colo_grid_t *g[2] = {&b->src.grid, &b->dst.grid};
+    int64_t ranks = 0;
+    if (colo_comm_nodes(c) < 2)
+        return COLO_OK;
+    COLO_TRY(colo_layout_check_fields(&b->src));
+    COLO_TRY(colo_layout_check_fields(&b->dst));
+    for (int i = 0; i < 2; i++)
+        ranks = g[i]->offset + g[i]->size > ranks ? g[i]->offset + g[i]->size : ranks;
+    for (int32_t r = 0; r < c->size; r++)
+        ranks = c->world_rank[r] >= ranks ? c->world_rank[r] + 1 : ranks;
+    COLO_AUTOFREE int32_t *node = malloc((size_t)ranks * sizeof *node);
+    if (!node)
+        return colo_fail(COLO_ERR_NOMEM, "bridge: nodes of %lld ranks", (long long)ranks);
+    for (int64_t r = 0; r < ranks; r++)
+        node[r] = -1; /* a rank outside the comm, which no plan of this bridge may name */
+    for (int32_t r = 0; r < c->size; r++)
+        node[c->world_rank[r]] = colo_comm_node(c, r);
+    return colo_nodes_create(&b->nodes, node, ranks);
+}
+
 static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *config)
 {
     colo_bridge_config_t own = {COLO_BRIDGE_CONFIG_INIT};
@@ -196,6 +220,9 @@ static colo_status_t create_local(colo_bridge_t *b, const colo_bridge_config_t *
         COLO_PLAN_CONFIG_INIT, .src = &b->src,        .dst = &b->dst,
         .shape = c->shape,     .dtype = c->dtype,     .output = c->output,
         .grad = c->grad,       .no_grad = c->no_grad, .ranks_per_node = c->ranks_per_node};
+    if (c->ranks_per_node == 0)
+        COLO_TRY(find_nodes(b));
+    plan.nodes = b->nodes;
     COLO_TRY(shape_state_create(b, &plan, &b->now));
     if (c->ragged)
         COLO_TRY(colo_ragged_reserve(b));
@@ -288,6 +315,7 @@ void colo_bridge_destroy(colo_bridge_t **bridge)
     colo_bridge_p2p_destroy(*bridge);
     colo_shape_state_deinit((*bridge)->comm, &(*bridge)->now);
     colo_collective_destroy(&(*bridge)->coll);
+    colo_nodes_destroy(&(*bridge)->nodes);
     if ((*bridge)->order)
         (*bridge)->ops->stream_destroy((*bridge)->order);
     free(*bridge);

@@ -63,6 +63,7 @@ struct colo_bridge {
     char axes[8];
     int axis[3]; /* tensor axis of samples, rows, features; flat: 0, -1, 1 */
     colo_layout_t src, dst;
+    colo_nodes_t *nodes; /* of the comm, if the caller did not name any; NULL: one */
     colo_shape_state_t now;
     colo_collective_t coll;
     colo_transport_t transport;

@@ -88,6 +88,7 @@ void colo_bridge_fields(const colo_bridge_t *b, colo_fields_t *f)
                     : c->grad == COLO_DISJOINT ? "DISJOINT"
                                                : "PARTIAL");
     colo_fields_add(f, "ranks_per_node", "%lld", (long long)c->ranks_per_node);
+    colo_fields_add(f, "nodes", "%lld", (long long)colo_nodes_count(c->nodes));
     colo_fields_add(f, "algo", "%s", b->algo == COLO_EXACT ? "EXACT" : "COLLECTIVE");
     colo_fields_add(f, "axes", "%s", b->algo == COLO_COLLECTIVE ? b->axes : "any");
     colo_fields_add(f, "transport", "%s", colo_transport_name(b->transport));

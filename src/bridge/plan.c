@@ -15,6 +15,7 @@
 #include "core/sized.h"
 
 #include "bridge/index.h"
+#include "bridge/nodes.h"
 
 #include <colobridge/version.h>
 
@@ -258,7 +259,7 @@ static uint64_t hash_config(const colo_plan_t *p)
     h = colo_hash_i64(h, c->output);
     h = colo_hash_i64(h, c->output == COLO_SHARDED ? 0 : (int64_t)c->grad);
     h = colo_hash_i64(h, c->no_grad);
-    return colo_hash_i64(h, c->ranks_per_node);
+    return colo_hash_i64(h, c->nodes ? (int64_t)c->nodes->hash : c->ranks_per_node);
 }
 
 colo_status_t colo_plan_read_config(const colo_plan_config_t *given, colo_plan_config_t *own)
@@ -292,6 +293,19 @@ static colo_status_t check_config(const colo_plan_config_t *c)
     if (c->ranks_per_node < 0)
         return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld, expected >= 0 (0: one node)",
                          (long long)c->ranks_per_node);
+    if (c->nodes && c->ranks_per_node)
+        return colo_fail(COLO_ERR_ARG, "plan: ranks_per_node is %lld and nodes is given, expected "
+                                       "one of them",
+                         (long long)c->ranks_per_node);
+    for (int i = 0; c->nodes && i < 2; i++) {
+        const colo_grid_t *g = i ? &c->dst->grid : &c->src->grid;
+        if (g->offset + g->size > c->nodes->ranks)
+            return colo_fail(COLO_ERR_ARG,
+                             "plan: nodes of %lld ranks, expected at least %lld: config.%s names "
+                             "rank %lld",
+                             (long long)c->nodes->ranks, (long long)(g->offset + g->size),
+                             i ? "dst" : "src", (long long)(g->offset + g->size - 1));
+    }
     int64_t v;
     if (!colo_mul_ok(s->samples, s->rows, &v) || !colo_mul_ok(v, s->features, &v) ||
         !colo_mul_ok(v, (int64_t)colo_dtype_size(c->dtype), &v) ||
@@ -314,7 +328,7 @@ static colo_status_t build(colo_plan_t *p)
     const colo_plan_config_t *c = &p->config;
     const colo_shape_t *s = &c->shape;
     colo_builder_t w = {
-        .cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype), .per_node = c->ranks_per_node};
+        .cfg = c, .plan = p, .elem = colo_dtype_size(c->dtype)};
     colo_posmap_t src_map = {0}, dst_map = {0};
     const colo_side_t src = {.layout = &p->src, .map = &src_map};
     const colo_side_t dst = {.layout = &p->dst, .map = &dst_map};

@@ -171,7 +171,7 @@ static colo_status_t build(colo_plan_t *p, const colo_ragged_t *r, size_t unit, 
 {
     const colo_plan_config_t *c = &p->config;
     colo_builder_t w = {
-        .cfg = c, .plan = p, .elem = unit, .per_node = c->ranks_per_node, .ragged = true};
+        .cfg = c, .plan = p, .elem = unit, .ragged = true};
     const colo_side_t src = {.layout = &p->src, .ragged = r, .ragged_src = true};
     const colo_side_t dst = {.layout = &p->dst, .ragged = r};
     int64_t coords[COLO_MAX_DIMS], rows = 0, arriving = 0;

@@ -26,7 +26,6 @@ typedef struct colo_builder {
     const colo_plan_config_t *cfg;
     colo_plan_t *plan;
     size_t elem;
-    int64_t per_node;
     bool ragged;
     colo_list_t recvs, sends, *out; /* colo_entry_t; out: the list being made */
     colo_list_t met[3], fed[3];     /* blocks by axis: that meet mine, that a held block feeds */

@@ -24,6 +24,7 @@
  * Both ends of a message know the overlaps of a held block, their destinations and their sources
  * from coordinates, so both derive the same sender without asking.
  */
+#include "bridge/nodes.h"
 #include "bridge/routing.h"
 
 #include "core/error.h"
@@ -33,11 +34,6 @@
 #define SMALL_OVERLAP 65536 /* bytes below which an overlap is not cut */
 
 /* ---- candidates ---- */
-
-static int64_t node_of(const colo_builder_t *w, int64_t rank)
-{
-    return w->per_node ? rank / w->per_node : 0;
-}
 
 static int by_key(const void *a, const void *b)
 {
@@ -68,17 +64,20 @@ colo_status_t colo_sender_sources(colo_builder_t *w, const colo_side_t *hold, co
 {
     COLO_TRY(colo_block_ranks(w, &w->ranks, &hold->layout->grid, b));
     const int64_t *rank = w->ranks.at;
+    const bool known = colo_nodes_known(w->cfg);
     w->by_node.n = w->by_rail.n = 0;
     for (int64_t i = 0; i < w->ranks.n; i++) {
+        const colo_location_t at = colo_location_of(w->cfg, rank[i]);
         colo_source_t *node = colo_list_push(&w->by_node, sizeof *node);
-        colo_source_t *rail =
-            node && w->per_node ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
-        if (!node || (w->per_node && !rail))
+        colo_source_t *rail = node && known ? colo_list_push(&w->by_rail, sizeof *rail) : NULL;
+        if (!node || (known && !rail))
             return colo_fail(COLO_ERR_NOMEM, "plan: %lld sources", (long long)w->ranks.n);
-        *node = (colo_source_t){node_of(w, rank[i]), rank[i]}; /* ascending as they come */
+        *node = (colo_source_t){at.node, rank[i]};
         if (rail)
-            *rail = (colo_source_t){rank[i] % w->per_node, rank[i]};
+            *rail = (colo_source_t){at.rail, rank[i]};
     }
+    if (w->cfg->nodes) /* else ascending as they came */
+        qsort(w->by_node.at, (size_t)w->by_node.n, sizeof(colo_source_t), by_key);
     if (w->by_rail.n > 1)
         qsort(w->by_rail.at, (size_t)w->by_rail.n, sizeof(colo_source_t), by_key);
     return COLO_OK;
@@ -90,7 +89,8 @@ colo_sharers_t colo_sender_candidates(colo_builder_t *w, int tier, int64_t rank)
     colo_sharers_t g = {.tier = tier, .n = l->n, .at = l->at};
     if (tier == 3 || l->n == 0)
         return g;
-    g.key = tier == 1 ? node_of(w, rank) : rank % w->per_node;
+    const colo_location_t at = colo_location_of(w->cfg, rank);
+    g.key = tier == 1 ? at.node : at.rail;
     int64_t lo = find_source(w, g.at, g.n, g.key, -1);
     g.n = find_source(w, g.at, g.n, g.key + 1, -1) - lo;
     g.at += lo;

@@ -171,16 +171,27 @@ colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *wha
     const int64_t left_ms = (*world)->timeout_ms - (int64_t)((colo_now() - begin) * 1e3);
     const int32_t n = (*world)->size;
     colo_comm_t *all = NULL;
+    uint64_t mine;
     COLO_AUTOFREE int32_t *members = malloc((size_t)n * sizeof *members);
+    COLO_AUTOFREE uint64_t *id = malloc((size_t)n * sizeof *id);
     for (int32_t r = 0; members && r < n; r++)
         members[r] = r;
-    colo_status_t st = members ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
+    colo_status_t st =
+        members && id ? COLO_OK : colo_fail(COLO_ERR_NOMEM, "%s: %d ranks", what, (int)n);
     if (st == COLO_OK)
         st = colo_comm_i_child(*world, members, n, 0, what, &all); /* splits count from 1 */
     if (st == COLO_OK)
         all->timeout_ms = left_ms > 1 ? left_ms : 1; /* all of create has one deadline */
+    if (st == COLO_OK) {
+        st = colo_env_check(NULL);
+        if (st == COLO_OK)
+            st = colo_node_id((*world)->rank, n, &mine);
+        st = colo_comm_i_agree(all, what, 0, st);
+    }
     if (st == COLO_OK)
-        st = colo_comm_i_agree(all, what, 0, colo_env_check(NULL));
+        st = colo_comm_i_gather(all, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &mine, id, 1);
+    if (st == COLO_OK)
+        st = colo_comm_i_set_nodes(*world, id);
     colo_comm_destroy(&all);
     if (st < 0)
         colo_comm_destroy(world);

@@ -72,6 +72,7 @@ void colo_comm_destroy(colo_comm_t **comm)
     pthread_mutex_destroy(c->lock);
     free(c->lock);
     free(c->world_rank);
+    free(c->node);
     free(c);
 }
 

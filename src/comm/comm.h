@@ -119,6 +119,7 @@ struct colo_comm {
     void *impl;
     int32_t rank, size;
     int64_t *world_rank; /* [size]; owned */
+    int32_t *node, nnodes; /* [size] owned; NULL: one node */
     char name[32];
     int64_t timeout_ms; /* read by colo_comm_i_timeout(): a backend's watchdog reads it, too */
     int32_t process;    /* that made it; a child of fork() has a copy that no rank answers */
@@ -206,8 +207,8 @@ void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...) C
 colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,
                                        colo_status_t mine);
 /* The end of making a world: the environment of one rank that is refused (colo_env_check) is an
- * error on all, and @world is destroyed. The ranks talk in a group of their own, so that the
- * world's operations count from 1. */
+ * error on all, and @world is destroyed; and each rank learns the nodes of all. The ranks talk in
+ * a group of their own, so that the world's operations count from 1. */
 colo_status_t colo_comm_i_agree_environment(colo_comm_t **world, const char *what, double begin);
 /* Two of this process are the same number, two of different ones are not. */
 COLO_FOR_MODULES uint64_t colo_comm_i_process(void);
@@ -239,6 +240,12 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status);
 COLO_FOR_MODULES colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops,
                                                int32_t rank, int32_t size,
                                                const int64_t *world_rank /* NULL: 0..size-1 */);
+
+/* ---- nodes.c ----
+ * What names the node of @rank of a world of @size; ranks with the same id share a node. */
+colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id);
+/* Numbers the nodes of @c; @id: [size]. */
+colo_status_t colo_comm_i_set_nodes(colo_comm_t *c, const uint64_t *id);
 
 /* ---- split.c ----
  * The group of these parent ranks, in the order of the new comm, this rank among them; every member

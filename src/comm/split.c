@@ -33,7 +33,16 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     child->check = parent->check;
     child->share_process = parent->share_process;
     colo_comm_set_name(child, name);
-    colo_status_t st = parent->ops->subset(parent, members, n, tag, child);
+    colo_status_t st = COLO_OK;
+    if (parent->node) {
+        COLO_AUTOFREE uint64_t *id = malloc(sizeof *id * (size_t)n);
+        for (int32_t i = 0; id && i < n; i++)
+            id[i] = (uint64_t)parent->node[members[i]];
+        st = id ? colo_comm_i_set_nodes(child, id)
+                : colo_fail(COLO_ERR_NOMEM, "split: %d members", (int)n);
+    }
+    if (st == COLO_OK)
+        st = parent->ops->subset(parent, members, n, tag, child);
     if (st < 0) {
         colo_comm_destroy(&child);
         return st;

@@ -47,6 +47,11 @@ static const struct row {
      .open = "a folder",
      .part = ""},
     {.variable =
+         {"COLO_NODE", "",
+          "node of this process, or of each rank (0,0,1,1); empty: the host, by boot id and name"},
+     .open = "any text",
+     .part = ""},
+    {.variable =
          {"COLO_SOCKETS", "auto",
           "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
           "tcp always"},

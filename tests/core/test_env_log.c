@@ -119,10 +119,11 @@ static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
     assert_fails(colo_env_check("PATH"), COLO_ERR_MISSING, "'PATH'");
 }
 
-static void every_variable_but_the_folder_refuses_something(void **state)
+static void every_variable_but_a_folder_and_a_node_refuses_something(void **state)
 {
     for (int i = 0; i < colo_env_count(); i++) {
-        bool found = strcmp(colo_env_variable(i)->name, "COLO_BACKEND_DIR") == 0;
+        bool found = strcmp(colo_env_variable(i)->name, "COLO_BACKEND_DIR") == 0 ||
+                     strcmp(colo_env_variable(i)->name, "COLO_NODE") == 0; /* any text */
         for (size_t k = 0; k < sizeof nonsense / sizeof nonsense[0]; k++)
             found = found || strcmp(colo_env_variable(i)->name, nonsense[k].name) == 0;
         if (!found)
@@ -355,7 +356,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_value_says_where_it_comes_from, clean, clean),
         cmocka_unit_test_setup_teardown(value_that_is_not_allowed_is_refused_by_every_create, clean,
                                         clean),
-        cmocka_unit_test_setup_teardown(every_variable_but_the_folder_refuses_something, clean,
+        cmocka_unit_test_setup_teardown(every_variable_but_a_folder_and_a_node_refuses_something, clean,
                                         clean),
         cmocka_unit_test_setup_teardown(long_value_is_refused_and_not_cut, clean, clean),
         cmocka_unit_test_setup_teardown(value_that_is_allowed_counts, clean, clean),

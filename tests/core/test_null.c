@@ -50,6 +50,7 @@ T_CASE(getters_of_layouts_plans_and_bridges)
     assert_false(colo_layout_holds(NULL, 0));
     assert_int_equal(colo_layout_hash(NULL), colo_layout_hash(NULL));
     assert_int_equal(colo_plan_rank(NULL), -1);
+    colo_nodes_destroy(NULL);
     assert_null(colo_plan_sends(NULL, COLO_FORWARD, &n));
     assert_int_equal(n, 0);
     n = 9;

@@ -42,6 +42,9 @@ bool t_plans_make(t_plans_t *w, const t_case_t *c)
         COLO_PLAN_CONFIG_INIT, .src = bc.src,         .dst = bc.dst,
         .shape = bc.shape,     .dtype = bc.dtype,     .output = bc.output,
         .grad = bc.grad,       .no_grad = bc.no_grad, .ranks_per_node = bc.ranks_per_node};
+    if (c->node && colo_nodes_create(&w->nodes, c->node, w->n) != COLO_OK)
+        return WRONG(w, "%s", colo_last_error());
+    pc.nodes = w->nodes;
     for (int32_t r = 0; r < w->n; r++)
         if (colo_plan_create(&w->plan[r], &pc, r) != COLO_OK)
             return WRONG(w, "plan of rank %d: %s", r, colo_last_error());
@@ -54,6 +57,7 @@ void t_plans_free(t_plans_t *w)
         colo_plan_destroy(&w->plan[r]);
     free(w->plan);
     w->plan = NULL;
+    colo_nodes_destroy(&w->nodes);
 }
 
 static int by_value(const void *a, const void *b)
@@ -189,22 +193,36 @@ static bool takes(const member_t *m, int64_t b, int64_t s, int64_t h)
     return m->holds && m->b[b] && m->s[s] && m->h[h];
 }
 
+static int64_t node_of(const t_case_t *c, int64_t rank)
+{
+    return c->node ? c->node[rank] : c->ranks_per_node ? rank / c->ranks_per_node : 0;
+}
+
+/* How many ranks of its node are lower. */
+static int64_t rail_of(const t_case_t *c, int64_t rank)
+{
+    int64_t n = 0;
+    for (int64_t q = 0; q < rank; q++)
+        n += node_of(c, q) == node_of(c, rank);
+    return n;
+}
+
 /* Is there a source in a nearer tier than @peer? Then that one had to be chosen. */
 static bool nearest(const court_t *k, int32_t rank, int64_t peer, int64_t level, int64_t b,
                     int64_t s, int64_t h)
 {
-    int64_t rpn = k->w->c->ranks_per_node;
-    if (rpn <= 0 || peer / rpn == rank / rpn)
+    const t_case_t *c = k->w->c;
+    if (node_of(c, peer) == node_of(c, rank))
         return true;
     bool rail = false;
     for (int32_t q = 0; q < k->w->n; q++) {
         if (!gives(&k->has[q], level, b, s, h))
             continue;
-        if (q / rpn == rank / rpn)
+        if (node_of(c, q) == node_of(c, rank))
             return false;
-        rail |= q % rpn == rank % rpn;
+        rail |= rail_of(c, q) == rail_of(c, rank);
     }
-    return !rail || peer % rpn == rank % rpn;
+    return !rail || rail_of(c, peer) == rail_of(c, rank);
 }
 
 static int64_t region_count(const colo_region_t *g)

@@ -14,6 +14,7 @@ typedef struct t_plans {
     const t_case_t *c;
     int32_t n;
     colo_plan_t **plan;
+    colo_nodes_t *nodes;
     char why[512]; /* what is wrong, when a judgement fails */
 } t_plans_t;
 

@@ -244,10 +244,16 @@ static void *rank_main(void *arg)
 
 static colo_status_t start(struct run *run, struct runner *ranks, int32_t n, int32_t *started)
 {
+    COLO_AUTOFREE uint64_t *node = malloc((size_t)n * sizeof *node);
+    if (!node)
+        return colo_fail(COLO_ERR_NOMEM, "threads_run: nodes of %d ranks", (int)n);
+    for (int32_t r = 0; r < n; r++)
+        COLO_TRY(colo_node_id(r, n, &node[r]));
     for (int32_t r = 0; r < n; r++) {
         ranks[r].run = run;
         COLO_TRY(colo_comm_i_new(&ranks[r].comm, &colo_comm_threads_ops, r, n, NULL));
         colo_comm_set_name(ranks[r].comm, "world");
+        COLO_TRY(colo_comm_i_set_nodes(ranks[r].comm, node));
         atomic_fetch_add(&run->shared->refs, 1);
         COLO_TRY(attach(ranks[r].comm, run->shared));
         int e = pthread_create(&ranks[r].thread, NULL, rank_main, &ranks[r]);

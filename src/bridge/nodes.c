@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes.c - which world rank is on which node, as plans look it up: a table, or equal nodes of
+ * ranks that follow each other, which take no memory. Nodes may differ in size and lie scattered.
+ */
+#include "bridge/nodes.h"
+
+#include "core/error.h"
+#include "core/hash.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct named { /* a rank, to be sorted by the caller's name of its node */
+    int32_t name;
+    int64_t rank;
+};
+
+static int by_name(const void *a, const void *b)
+{
+    const struct named *x = a, *y = b;
+    if (x->name != y->name)
+        return x->name < y->name ? -1 : 1;
+    return (x->rank > y->rank) - (x->rank < y->rank);
+}
+
+colo_status_t colo_nodes_create(colo_nodes_t **nodes, const int32_t *node, int64_t ranks)
+{
+    if (!nodes || !node || ranks < 1)
+        return colo_fail(COLO_ERR_ARG, "nodes: %s, expected %s",
+                         !nodes  ? "nodes is NULL"
+                         : !node ? "the table is NULL"
+                                 : "there are no ranks",
+                         !nodes  ? "where to put them"
+                         : !node ? "a node for each rank"
+                                 : "at least one");
+    colo_nodes_t *n = ranks <= INT64_MAX / 64 ? calloc(1, sizeof *n) : NULL;
+    COLO_AUTOFREE struct named *all = n ? malloc((size_t)ranks * sizeof *all) : NULL;
+    if (n)
+        n->at = malloc((size_t)ranks * sizeof *n->at);
+    if (!all || !n->at) {
+        colo_nodes_destroy(&n);
+        return colo_fail(COLO_ERR_NOMEM, "nodes: %lld ranks", (long long)ranks);
+    }
+    for (int64_t r = 0; r < ranks; r++)
+        all[r] = (struct named){node[r], r};
+    qsort(all, (size_t)ranks, sizeof *all, by_name);
+    n->ranks = ranks;
+    for (int64_t i = 0, first = 0; i < ranks; i++) {
+        first = i && all[i].name == all[i - 1].name ? first : i;
+        n->count += first == i;
+        /* for now the node's first rank, which the node is then numbered by */
+        n->at[all[i].rank] = (colo_location_t){all[first].rank, i - first};
+    }
+    n->hash = COLO_HASH_INIT;
+    for (int64_t r = 0, next = 0; r < ranks; r++) {
+        n->at[r].node = n->at[r].node == r ? next++ : n->at[n->at[r].node].node;
+        n->hash = colo_hash_i64(n->hash, n->at[r].node);
+    }
+    *nodes = n;
+    return COLO_OK;
+}
+
+void colo_nodes_destroy(colo_nodes_t **nodes)
+{
+    if (!nodes || !*nodes)
+        return;
+    free((*nodes)->at);
+    free(*nodes);
+    *nodes = NULL;
+}
+
+int64_t colo_nodes_count(const colo_nodes_t *nodes)
+{
+    return nodes ? nodes->count : 0;
+}
+
+int64_t colo_nodes_find(const colo_nodes_t *nodes, int64_t rank)
+{
+    return nodes && rank >= 0 && rank < nodes->ranks ? nodes->at[rank].node : -1;
+}

@@ -1,0 +1,32 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* nodes.h (private) - the node of a rank, and its index there, for everything that reads a plan. */
+#ifndef COLO_BRIDGE_NODES_H
+#define COLO_BRIDGE_NODES_H
+
+#include <colobridge/plan.h>
+
+typedef struct colo_location {
+    int64_t node, rail; /* rail: how many ranks of the node are lower */
+} colo_location_t;
+
+struct colo_nodes {
+    int64_t ranks, count;
+    uint64_t hash;
+    colo_location_t *at; /* [ranks] */
+};
+
+static inline colo_location_t colo_location_of(const colo_plan_config_t *c, int64_t rank)
+{
+    const int64_t n = c->ranks_per_node;
+    if (c->nodes)
+        return c->nodes->at[rank];
+    return n ? (colo_location_t){rank / n, rank % n} : (colo_location_t){0, rank};
+}
+
+/* Is anything known about nodes? If not, all ranks share one, and rails mean nothing. */
+static inline bool colo_nodes_known(const colo_plan_config_t *c)
+{
+    return c->nodes || c->ranks_per_node;
+}
+
+#endif

@@ -1,0 +1,89 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * nodes.c - which ranks of a communicator share a node.
+ *
+ * A node is a host: its boot id and its name, because containers share the first and virtual
+ * machines may share the second. COLO_NODE overrides both, so that one machine can play several.
+ * Ranks exchange this once, when a world is made (agree.c); threads need no exchange. Nodes are
+ * numbered by their first rank, also in a smaller comm.
+ */
+#include "comm/comm.h"
+#include "core/env.h"
+#include "core/error.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static uint64_t host_id(void)
+{
+    char text[2][128] = {"", ""};
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(text[0], sizeof text[0], f))
+            text[0][0] = '\0';
+        fclose(f);
+    }
+    if (gethostname(text[1], sizeof text[1] - 1) != 0)
+        text[1][0] = '\0';
+    return colo_hash_str(colo_hash_str(COLO_HASH_INIT, text[0]), text[1]);
+}
+
+colo_status_t colo_node_id(int32_t rank, int32_t size, uint64_t *id)
+{
+    const char *text;
+    int32_t names = 1;
+    *id = 0;
+    COLO_TRY(colo_env_text("COLO_NODE", &text));
+    if (!text[0]) {
+        *id = host_id();
+        return COLO_OK;
+    }
+    for (const char *c = text; *c; c++)
+        names += *c == ',';
+    if (names > 1 && names != size)
+        return colo_fail(COLO_ERR_ARG,
+                         "COLO_NODE names the nodes of %d ranks, and there are %d; give one name "
+                         "for each rank, or one for this process",
+                         (int)names, (int)size);
+    for (int32_t i = 0; names > 1 && i < rank; i++)
+        text = strchr(text, ',') + 1;
+    *id = colo_hash_bytes(COLO_HASH_INIT, text, strcspn(text, ","));
+    return COLO_OK;
+}
+
+colo_status_t colo_comm_i_set_nodes(colo_comm_t *c, const uint64_t *id)
+{
+    int32_t *node = malloc((size_t)c->size * sizeof *node), n = 0;
+    COLO_AUTOFREE int32_t *first = malloc((size_t)c->size * sizeof *first);
+    if (!node || !first) {
+        free(node);
+        return colo_fail(COLO_ERR_NOMEM, "comm: nodes of %d ranks", (int)c->size);
+    }
+    for (int32_t r = 0; r < c->size; r++) {
+        node[r] = 0;
+        while (node[r] < n && id[first[node[r]]] != id[r])
+            node[r]++;
+        if (node[r] == n)
+            first[n++] = r;
+    }
+    free(c->node);
+    c->node = node;
+    c->nnodes = n;
+    return COLO_OK;
+}
+
+int32_t colo_comm_node(const colo_comm_t *comm, int32_t rank)
+{
+    if (!comm || rank < 0 || rank >= comm->size)
+        return -1;
+    const colo_comm_t *c = comm->control ? comm->control : comm;
+    return c->node ? c->node[rank] : 0;
+}
+
+int32_t colo_comm_nodes(const colo_comm_t *comm)
+{
+    const colo_comm_t *c = comm && comm->control ? comm->control : comm;
+    return !c ? 0 : c->node ? c->nnodes : 1;
+}

@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* test_nodes.c - plans by nodes of any size and order, and bridges that ask the communicator. */
+#include "harness/harness.h"
+#include "harness/plan_world.h"
+
+#include <stdlib.h>
+
+static const int32_t scattered[] = {0, 1, 1, 0, 2, 1, 0, 1, 2, 0, 1, 3, 1, 0, 2, 2};
+
+static void judge(const t_case_t *c)
+{
+    t_plans_t w;
+    if (!t_plans_make(&w, c) || !t_plans_judge(&w, COLO_FORWARD) ||
+        !t_plans_judge(&w, COLO_BACKWARD))
+        fail_msg("%s: %s", t_case_text(c), w.why);
+    t_plans_free(&w);
+}
+
+static void judge_pair(int64_t n, const int64_t *src, const int64_t *dst, void *arg)
+{
+    t_case_t c = {.shape = {2 * t_lcm(src[2], dst[2]), 24, 4},
+                  .node = scattered,
+                  .dtype = COLO_F32,
+                  .src = t_side_ordered(0, src[0], src[1], src[2], true),
+                  .dst = t_side_ordered((int)(n % T_ORDERS), dst[0], dst[1], dst[2], false)};
+    if (24 % (2 * src[1]) || 24 % (2 * dst[1]))
+        return;
+    for (int i = 0; i < 3; i++) {
+        c.output = i == 0 ? COLO_SHARDED : COLO_FULL_SEQ;
+        c.grad = i == 1 ? COLO_DISJOINT : COLO_PARTIAL;
+        judge(&c);
+    }
+    ++*(int *)arg;
+}
+
+T_CASE(source_on_an_uneven_scattered_node_is_taken_before_others)
+{
+    int pairs = 0;
+    t_each_pair(4, 8, judge_pair, &pairs);
+    assert_true(pairs > 100);
+}
+
+T_CASE(table_of_equal_nodes_gives_the_plan_of_ranks_per_node)
+{
+    static const int32_t halves[] = {7, 7, 7, 7, 5, 5, 5, 5};
+    t_case_t c = {.shape = {8, 16, 4},
+                  .dtype = COLO_F32,
+                  .src = t_side("tp=2,dp=4", true),
+                  .dst = t_side("tp=2,cp=2,dp=2", false)};
+    t_plans_t of[2];
+    c.ranks_per_node = 4;
+    assert_true(t_plans_make(&of[0], &c));
+    c.ranks_per_node = 0;
+    c.node = halves;
+    assert_true(t_plans_make(&of[1], &c));
+    for (int pass = 0; pass < 2; pass++)
+        for (int32_t to = 0; to < 8; to++)
+            for (int32_t from = 0; from < 8; from++)
+                assert_int_equal(t_plans_bytes(&of[0], (colo_pass_t)pass, from, to),
+                                 t_plans_bytes(&of[1], (colo_pass_t)pass, from, to));
+    t_plans_free(&of[0]);
+    t_plans_free(&of[1]);
+}
+
+static void config_of(colo_plan_config_t *p, colo_layout_t l[2])
+{
+    colo_grid_t src, dst;
+    assert_ok(colo_grid_parse(&src, "tp=2,dp=4", 8));
+    assert_ok(colo_grid_parse(&dst, "tp=2,cp=2,dp=2", 8));
+    assert_ok(colo_layout_init_src(&l[0], &src));
+    assert_ok(colo_layout_init_dst(&l[1], &dst));
+    *p = (colo_plan_config_t){COLO_PLAN_CONFIG_INIT, .src = &l[0], .dst = &l[1],
+                              .shape = {8, 16, 4, 0}};
+}
+
+T_CASE(nodes_that_cannot_be_are_refused)
+{
+    colo_nodes_t *n = NULL;
+    colo_layout_t l[2];
+    colo_plan_config_t c;
+    colo_plan_t *p = NULL;
+    config_of(&c, l);
+    assert_fails(colo_nodes_create(NULL, scattered, 4), COLO_ERR_ARG, "nodes is NULL");
+    assert_fails(colo_nodes_create(&n, NULL, 4), COLO_ERR_ARG, "the table is NULL");
+    assert_fails(colo_nodes_create(&n, scattered, 0), COLO_ERR_ARG, "there are no ranks");
+    assert_fails(colo_nodes_create(&n, scattered, INT64_MAX), COLO_ERR_NOMEM, "ranks");
+    assert_ok(colo_nodes_create(&n, scattered, 7));
+    assert_int_equal(colo_nodes_count(n), 3);
+    assert_int_equal(colo_nodes_find(n, 4), 2);
+    assert_int_equal(colo_nodes_find(n, 7), -1);
+    c.nodes = n;
+    assert_fails(colo_plan_create(&p, &c, 0), COLO_ERR_ARG,
+                 "nodes of 7 ranks, expected at least 8: config.src names rank 7");
+    c.ranks_per_node = 4;
+    assert_fails(colo_plan_create(&p, &c, 0), COLO_ERR_ARG, "expected one of them");
+    colo_nodes_destroy(&n);
+    assert_int_equal(colo_nodes_count(NULL), 0);
+    assert_int_equal(colo_nodes_find(NULL, 0), -1);
+}
+
+/* ---- bridges ---- */
+
+static colo_status_t asking_rank(colo_comm_t *world, void *arg)
+{
+    const t_case_t *c = arg;
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    colo_bridge_t *bridge = NULL;
+    rank_try(t_case_config(c, &src, &dst, &config));
+    rank_try(colo_bridge_create(&bridge, &config, world));
+    const colo_nodes_t *nodes = colo_plan_config(colo_bridge_plan(bridge))->nodes;
+    rank_check(colo_nodes_count(nodes) == (c->ranks_per_node ? 0 : 3));
+    for (int64_t r = 0; nodes && r < 8; r++)
+        rank_check(colo_nodes_find(nodes, r) == scattered[r]);
+    rank_try(t_case_round(bridge, colo_comm_rank(world), c, 3));
+    colo_bridge_destroy(&bridge);
+    return COLO_OK;
+}
+
+T_CASE(bridge_without_ranks_per_node_asks_the_communicator)
+{
+    t_case_t c = {.shape = {8, 16, 4},
+                  .dtype = COLO_F32,
+                  .src = t_side("tp=2,dp=4", true),
+                  .dst = t_side("tp=2,cp=2,dp=2", false)};
+    setenv("COLO_NODE", "x,y,y,x,z,y,x,y", 1);
+    assert_ok(t_run_ranks(8, asking_rank, &c, 0));
+    c.ranks_per_node = 4; /* the caller's own word */
+    assert_ok(t_run_ranks(8, asking_rank, &c, 0));
+    unsetenv("COLO_NODE");
+}
+
+T_MAIN("bridge/nodes")
