@@ -64,9 +64,9 @@ COLO_API uint64_t colo_segments_hash(const colo_segments_t *segments);
  *           rank's sequences from 0; src_dp and seq_dp are global. NULL: this rank adds nothing.
  *           If several ranks know the same samples (along tp or cp), only one of them may bring
  *           them
- * Errors:   COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums beyond 63 bits)
- *           on one rank: that rank gets it, the others get COLO_ERR_PEER with its error message,
- *           and the comm lives on. COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
+ * Errors:   COLO_ERR_ARG (tables missing, rows < 0, a sequence out of range, sums or positions
+ *           beyond 63 bits) on one rank: that rank gets it, the others get COLO_ERR_PEER with its
+ *           error message, and the comm lives on. COLO_ERR_NOMEM, COLO_ERR_TIMEOUT, COLO_ERR_PEER
  */
 COLO_API colo_status_t colo_segments_gather(colo_segments_t **global, const colo_segments_t *local,
                                             colo_comm_t *comm);

@@ -35,6 +35,12 @@ static colo_status_t local_sizes(const colo_segments_t *s, int64_t *head)
                              "segments: local segment %lld: seq is %lld, expected 0..%lld, counted "
                              "among the sequences of this rank",
                              (long long)e, (long long)s->seq[e], (long long)s->nseqs - 1);
+        /* if another rank has row_pos, all ranks get the position of each row */
+        if (s->pos && s->pos[e] > INT64_MAX - s->rows[e])
+            return colo_fail(COLO_ERR_ARG,
+                             "segments: local segment %lld: its %lld rows are at positions from "
+                             "%lld on, expected positions of at most 63 bits",
+                             (long long)e, (long long)s->rows[e], (long long)s->pos[e]);
     }
     head[SEGMENTS] = s->count;
     head[SCATTERED] = s->count && !s->pos; /* row_pos may be NULL if there are no rows */

@@ -17,7 +17,7 @@ typedef struct local {
 typedef struct job {
     uint64_t seed;
     int64_t most; /* segments of a rank */
-    int odd;      /* the rank that brings an error; -1: none */
+    int odd, bad; /* the rank that brings an error, -1: none; which one */
     colo_status_t status[RANKS];
     bool named[RANKS], two[RANKS];
 } job_t;
@@ -131,29 +131,43 @@ T_CASE(segments_without_rows_are_gathered_without_row_pos)
     assert_ok(t_run_ranks(RANKS, gather_no_positions, NULL, 0));
 }
 
+/* The tables of one rank are bad; positions of the last rank come row by row. */
+static const struct {
+    int64_t rows, pos;
+    const char *text;
+} bad[] = {{-5, 0, "local segment 0 has -5 rows"},
+           {5, INT64_MAX - 3, "local segment 0: its 5 rows are at positions from "
+                              "9223372036854775804 on, expected positions of at most 63 bits"}};
+
 static colo_status_t gather_bad(colo_comm_t *comm, void *arg)
 {
     job_t *j = arg;
     const int rank = colo_comm_rank(comm);
-    const int64_t rows[1] = {rank == j->odd ? -5 : 5}, zero[1] = {0}, length[1] = {8};
+    const bool odd = rank == j->odd, scattered = rank == RANKS - 1;
+    const int64_t rows[1] = {odd ? bad[j->bad].rows : 5}, pos[1] = {odd ? bad[j->bad].pos : 0};
+    static const int64_t row_pos[5] = {4, 3, 2, 1, 0}, zero[1], length[1] = {8};
     colo_segments_t s = {COLO_SEGMENTS_INIT}, *got = NULL;
     s.count = s.nseqs = 1;
     s.rows = rows;
-    s.src_dp = s.seq = s.pos = s.seq_dp = zero;
+    s.src_dp = s.seq = s.seq_dp = zero;
+    s.pos = scattered ? NULL : pos;
+    s.row_pos = scattered ? row_pos : NULL;
     s.seq_len = length;
     j->status[rank] = colo_segments_gather(&got, &s, comm);
-    j->named[rank] = strstr(colo_last_error(), "local segment 0 has -5 rows") != NULL;
+    j->named[rank] = strstr(colo_last_error(), bad[j->bad].text) != NULL;
     rank_check(!got);
     return colo_comm_check(comm); /* it lives on */
 }
 
 T_CASE(an_error_on_one_rank_is_an_error_on_all)
 {
-    job_t j = {.odd = 2};
-    assert_ok(t_run_ranks(RANKS, gather_bad, &j, sizeof j));
-    for (int i = 0; i < RANKS; i++) {
-        assert_int_equal(j.status[i], i == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
-        assert_true(j.named[i]);
+    for (int k = 0; k < (int)(sizeof bad / sizeof bad[0]); k++) {
+        job_t j = {.odd = 2, .bad = k};
+        assert_ok(t_run_ranks(RANKS, gather_bad, &j, sizeof j));
+        for (int i = 0; i < RANKS; i++) {
+            assert_int_equal(j.status[i], i == 2 ? COLO_ERR_ARG : COLO_ERR_PEER);
+            assert_true(j.named[i]);
+        }
     }
 }
 
