@@ -66,10 +66,7 @@ void gpu_row_compare(const ref_logprob_opts_t *o, colo_dtype_t dtype, const doub
         if (o->softcap == 0 && j != target)
             t = t * fabs(fp[j]) / (f > 0 ? f : 1) + u * fabs(e) + 2 * u * f * fabs(g[2]) / v +
                 1e-37 * size;
-        t += dtype == COLO_F32    ? u * fabs(e)
-             : dtype == COLO_BF16 ? 0x1p-8 * fabs(e)
-             : dtype == COLO_F16  ? 0x1p-11 * fabs(e) + 0x1p-25
-                                  : 0;
+        t += loss_grad_rounding(dtype, e, u);
         if (!near(dz[j], e, t))
             fail_msg("%s: gradient of column %lld is %.17g, expected %.17g within %g", label,
                      (long long)j, dz[j], e, t);

@@ -1,38 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * distill_case.h - a target distribution on W ranks: whole logits and targets go in, every rank's
- * outputs and the gradient put together from the shards come out. Fixed sizes: one piece of memory.
+ * outputs and the gradient put together from the shards come out.
  */
 #ifndef TESTS_LOSS_DISTILL_CASE_H
 #define TESTS_LOSS_DISTILL_CASE_H
 
-#include "loss/loss_case.h"
+#include "loss/gather_case.h"
 #include "ref/ref_distill.h"
 
-enum { DISTILL_TOKENS = 9, DISTILL_VOCAB = 70 };
+enum { DISTILL_TOKENS = GATHER_TOKENS, DISTILL_VOCAB = GATHER_VOCAB };
 
 typedef struct distill_case {
-    loss_case_t shape; /* ranks, dtype, start, columns, pad, row_gap, in_place; no memory of it */
+    loss_case_t shape;
     colo_dtype_t target_dtype;
-    int64_t tokens, vocab;
     colo_distill_config_t config;
-    bool masked, forward_only, no_ce, no_kl; /* no_: upstream is NULL */
+    bool masked, no_ce, no_kl; /* no_: upstream is NULL */
     double z[DISTILL_TOKENS * DISTILL_VOCAB], w[DISTILL_TOKENS * DISTILL_VOCAB];
     uint8_t mask[DISTILL_TOKENS];
     double up[2][DISTILL_TOKENS];
 
     double out[LOSS_RANKS][2][DISTILL_TOKENS]; /* ce, kl */
     double dz[DISTILL_TOKENS * DISTILL_VOCAB];
-    double pad_worst[LOSS_RANKS];
-    colo_comm_stats_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
 } distill_case_t;
 
 /* Draws logits of standard deviation @spread and targets that are near them. */
 void distill_case_init(distill_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, bool probs,
                        colo_dtype_t dtype, colo_dtype_t target_dtype, double spread, uint64_t *rng);
 colo_status_t distill_case_run(distill_case_t *c);
-/* A copy in t_run_later(), then @check, which finds a label in the shape. */
-void distill_case_later(const distill_case_t *c, void (*check)(const distill_case_t *));
+void distill_case_later(const distill_case_t *c, void (*check)(const void *));
 ref_distill_opts_t distill_case_opts(const distill_case_t *c);
 /* Against the oracle, all values finite; the statistics: one gather, none backward. */
 void distill_case_compare(const distill_case_t *c, const char *label);

@@ -11,19 +11,11 @@
 
 enum { BEFORE = 256, CANARY_BYTE = 0x5a, FILLED = 1 << 20 };
 
-static double normal(uint64_t *rng)
-{
-    double s = 0;
-    for (int i = 0; i < 12; i++)
-        s += t_uniform(rng);
-    return s - 6;
-}
-
 static double *draw(int64_t n, colo_dtype_t dtype, double spread, uint64_t *rng)
 {
     double *x = calloc((size_t)n + 1, sizeof *x);
     for (int64_t i = 0; i < n; i++)
-        x[i] = loss_round(dtype, loss_round(COLO_F32, spread * normal(rng)));
+        x[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
     return x;
 }
 

@@ -6,9 +6,9 @@
 #ifndef TESTS_LOSS_ALONE_H
 #define TESTS_LOSS_ALONE_H
 
-#include "harness/harness.h"
+#include "loss/loss_case.h"
 
-enum { T = 4, V = 6, CANARY = 0x5a, MARGIN = COLO_ALIGNMENT };
+enum { T = 4, V = 6, MARGIN = COLO_ALIGNMENT };
 
 typedef struct alone {
     colo_comm_t *self;
@@ -23,6 +23,13 @@ typedef struct alone {
     colo_logprob_out_t out;
     colo_logprob_saved_t saved;
     colo_logprob_upstream_t upstream;
+    struct {
+        colo_comm_t *group;
+        const colo_tensor_t *logits, *targets;
+        const colo_logprob_out_t *out;
+        colo_logprob_saved_t *saved;
+        void *stats, *workspace;
+    } arg; /* of forward */
 } alone_t;
 
 static inline void alone_init(alone_t *a)
@@ -49,27 +56,25 @@ static inline void alone_init(alone_t *a)
         (colo_logprob_out_t){a->logp, a->entropy, a->loss, a->correct, &a->n_valid, &a->n_invalid};
     a->saved = (colo_logprob_saved_t){.valid = false};
     a->upstream = (colo_logprob_upstream_t){.d_logp = a->up};
+    a->arg.group = a->self;
+    a->arg.logits = &a->logits;
+    a->arg.targets = &a->target;
+    a->arg.out = &a->out;
+    a->arg.saved = &a->saved;
+    a->arg.stats = a->stats;
+    a->arg.workspace = a->workspace;
 }
 
 static inline colo_status_t alone_forward(alone_t *a)
 {
     return colo_logprob_forward(
-        &a->cfg, &(colo_logprob_batch_t){.logits = &a->logits, .targets = &a->target}, a->self,
-        &a->out, &a->saved, a->stats, a->workspace, NULL);
+        &a->cfg, &(colo_logprob_batch_t){.logits = a->arg.logits, .targets = a->arg.targets},
+        a->arg.group, a->arg.out, a->arg.saved, a->arg.stats, a->arg.workspace, NULL);
 }
 
 static inline colo_status_t alone_backward(alone_t *a)
 {
     return colo_logprob_backward(&a->saved, &a->upstream, &a->d_logits, NULL);
-}
-
-static inline bool painted(const void *p, size_t n)
-{
-    const unsigned char *b = p;
-    for (size_t i = 0; i < n; i++)
-        if (b[i] != CANARY)
-            return false;
-    return true;
 }
 
 #endif

@@ -79,7 +79,7 @@ double loss_load(colo_dtype_t dtype, const void *base, int64_t i)
     return h & 0x8000 ? -v : v;
 }
 
-static double normal(uint64_t *rng)
+double loss_normal(uint64_t *rng)
 {
     double s = 0;
     for (int i = 0; i < 12; i++)
@@ -98,13 +98,13 @@ void loss_case_init(loss_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab
     c->dz = calloc(n, sizeof(double));
     c->targets = calloc(t, sizeof(int64_t));
     for (int64_t i = 0; i < tokens * vocab; i++)
-        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * normal(rng)));
+        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
     for (int64_t i = 0; i < tokens; i++)
         c->targets[i] = t_below(rng, vocab);
     for (int k = 0; k < 3; k++) {
         c->up[k] = calloc(t, sizeof(double));
         for (int64_t i = 0; i < tokens; i++)
-            c->up[k][i] = loss_round(COLO_F32, normal(rng));
+            c->up[k][i] = loss_round(COLO_F32, loss_normal(rng));
     }
     for (int r = 0; r < ranks; r++) {
         for (int k = 0; k < 3; k++)
@@ -405,6 +405,30 @@ void loss_case_later(const loss_case_t *c, void (*check)(loss_case_t *))
 
 /* ---- comparing ---- */
 
+double loss_grad_rounding(colo_dtype_t dtype, double g, double u)
+{
+    return dtype == COLO_F32    ? u * fabs(g)
+           : dtype == COLO_BF16 ? 0x1p-8 * fabs(g)
+           : dtype == COLO_F16  ? 0x1p-11 * fabs(g) + 0x1p-25
+                                : 0;
+}
+
+void disagreement_note(disagreement_t *d, int rank, colo_status_t st)
+{
+    d->status[rank] = st;
+    snprintf(d->error_message[rank], sizeof d->error_message[rank], "%s", colo_last_error());
+}
+
+void disagreement_check(const disagreement_t *d, const char *text)
+{
+    for (int r = 0; r < 2; r++) {
+        assert_int_equal(d->status[r], COLO_ERR_MISMATCH);
+        if (!strstr(d->error_message[r], text))
+            fail_msg("rank %d: \"%s\" lacks \"%s\"", r, d->error_message[r], text);
+    }
+    assert_string_equal(d->error_message[0], d->error_message[1]);
+}
+
 static void compare_row(const loss_case_t *c, const char *label, int64_t t)
 {
     const ref_logprob_opts_t o = loss_case_opts(c);
@@ -445,10 +469,7 @@ static void compare_row(const loss_case_t *c, const char *label, int64_t t)
     double size = fabs(g[0]) + fabs(g[2]) * (1 + 2 * lambda * lse) + fabs(g[1]) * d;
     for (int64_t j = 0; j < c->vocab; j++) {
         double tol = 4 * u * size * d * fabs(o.scale / o.temperature);
-        tol += c->dtype == COLO_F32    ? u * fabs(dz[j])
-               : c->dtype == COLO_BF16 ? 0x1p-8 * fabs(dz[j])
-               : c->dtype == COLO_F16  ? 0x1p-11 * fabs(dz[j]) + 0x1p-25
-                                       : 0;
+        tol += loss_grad_rounding(c->dtype, dz[j], u);
         if (!near(c->dz[t * c->vocab + j], dz[j], tol))
             fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
                      (int)t, (int)j, c->dz[t * c->vocab + j], dz[j], tol);

@@ -26,6 +26,7 @@ typedef struct loss_case {
     bool no_up[3]; /* leave d_logp, d_entropy, d_loss NULL */
     double pad;    /* what padding columns and gaps hold */
     char label[96];
+    void (*check)(const void *); /* see gather_case.h */
 
     double *z;        /* [T, V], values that the dtype holds exactly */
     int64_t *targets; /* [T] */
@@ -72,6 +73,29 @@ static inline bool near(double got, double want, double tol)
     return isnan(want) ? isnan(got) : isinf(want) ? got == want : fabs(got - want) <= tol;
 }
 
+enum { CANARY = 0x5a };
+
+/* Nothing was written: all @n bytes are CANARY. */
+static inline bool painted(const void *p, size_t n)
+{
+    const unsigned char *b = p;
+    for (size_t i = 0; i < n; i++)
+        if (b[i] != CANARY)
+            return false;
+    return true;
+}
+
+/* What the two ranks of a test got that call forward in different ways; @kind and @check are the
+ * test's. */
+typedef struct disagreement {
+    int kind, check;
+    colo_status_t status[2];
+    char error_message[2][256];
+} disagreement_t;
+void disagreement_note(disagreement_t *d, int rank, colo_status_t st);
+/* Both got COLO_ERR_MISMATCH and the same error message, in which @text stands. */
+void disagreement_check(const disagreement_t *d, const char *text);
+
 static inline uint64_t total_ops(const colo_comm_stats_t *l)
 {
     uint64_t n = 0;
@@ -80,6 +104,11 @@ static inline uint64_t total_ops(const colo_comm_stats_t *l)
             n += l->ops[k][o];
     return n;
 }
+
+/* Of variance 1. */
+double loss_normal(uint64_t *rng);
+/* What storing gradient @g in @dtype may add to its error, @u being the roundoff of f32 there. */
+double loss_grad_rounding(colo_dtype_t dtype, double g, double u);
 
 /* The value that remains when @v is stored in @dtype; and of the stored bits. */
 double loss_round(colo_dtype_t dtype, double v);

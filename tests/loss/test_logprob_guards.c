@@ -5,7 +5,6 @@
  * nothing.
  */
 #include "loss/loss_alone.h"
-#include "loss/loss_case.h"
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -240,9 +239,9 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 unsigned char *workspace = t_aligned(workspace_bytes + 2 * MARGIN);
                 memset(stats, CANARY, stat_bytes + 2 * MARGIN);
                 memset(workspace, CANARY, workspace_bytes + 2 * MARGIN);
-                assert_ok(colo_logprob_forward(
-                    &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target},
-                    a.self, &a.out, &a.saved, stats + MARGIN, workspace + MARGIN, NULL));
+                a.arg.stats = stats + MARGIN;
+                a.arg.workspace = workspace + MARGIN;
+                assert_ok(alone_forward(&a));
                 assert_true(painted(stats, MARGIN) && painted(workspace, MARGIN));
                 assert_true(painted(stats + MARGIN + stat_bytes, MARGIN));
                 assert_true(painted(workspace + MARGIN + workspace_bytes, MARGIN));
@@ -279,9 +278,9 @@ T_CASE(ignored_rows_are_not_read)
     a.target = colo_tensor_host(targets, COLO_I64, 1, &tokens);
     a.d_logits = colo_tensor_host(dz, COLO_F32, 2, (int64_t[]){tokens, V});
     a.out = (colo_logprob_out_t){.logp = logp};
-    assert_ok(colo_logprob_forward(
-        &a.cfg, &(colo_logprob_batch_t){.logits = &a.logits, .targets = &a.target}, a.self, &a.out,
-        &a.saved, stats, workspace, NULL));
+    a.arg.stats = stats;
+    a.arg.workspace = workspace;
+    assert_ok(alone_forward(&a));
     a.upstream = (colo_logprob_upstream_t){.d_logp = up};
     assert_ok(alone_backward(&a));
     assert_true(logp[0] == 0 && logp[dark] == 0 && logp[dark + 1] < -1);
@@ -301,9 +300,9 @@ T_CASE(forward_without_saved_needs_no_stats)
     alone_init(&a);
     alone_init(&b);
     assert_ok(alone_forward(&a));
-    assert_ok(colo_logprob_forward(
-        &b.cfg, &(colo_logprob_batch_t){.logits = &b.logits, .targets = &b.target}, b.self, &b.out,
-        NULL, NULL, b.workspace, NULL));
+    b.arg.saved = NULL;
+    b.arg.stats = NULL;
+    assert_ok(alone_forward(&b));
     assert_memory_equal(a.logp, b.logp, sizeof a.logp);
     assert_true(painted(b.stats, sizeof b.stats));
     colo_comm_destroy(&a.self);

@@ -7,27 +7,15 @@
  */
 #include "loss/topk_case.h"
 
-#include "loss/where.h"
-
-#include <math.h>
-
 void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng)
 {
     memset(c, 0, sizeof *c);
-    c->tokens = tokens;
-    c->vocab = vocab;
-    c->shape = (loss_case_t){
-        .ranks = ranks, .tokens = tokens, .vocab = vocab, .dtype = dtype, .pad = 1000};
-    loss_case_shard(&c->shape, SHARD_EVEN);
+    gather_shape(&c->shape, ranks, tokens, vocab, dtype);
     c->config =
         (colo_topk_config_t){COLO_TOPK_CONFIG_INIT, .logits.vocab = vocab, .k = k, .topk = topk};
-    for (int64_t i = 0; i < tokens * vocab; i++) {
-        double s = -6;
-        for (int n = 0; n < 12; n++)
-            s += t_uniform(rng);
-        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * s));
-    }
+    for (int64_t i = 0; i < tokens * vocab; i++)
+        c->z[i] = loss_round(dtype, loss_round(COLO_F32, spread * loss_normal(rng)));
     for (int64_t i = 0; i < tokens * k; i++) {
         c->ids[i] = t_below(rng, vocab);
         c->up[i] = loss_round(COLO_F32, 4 * t_uniform(rng) - 2);
@@ -43,108 +31,54 @@ ref_logprob_opts_t topk_case_opts(const topk_case_t *c)
                                 .ignore_index = INT64_MIN};
 }
 
-typedef struct room {
-    void *logits, *grad, *stats, *workspace, *ids, *mask, *logp, *up, *chosen, *n_invalid;
-    void *host; /* bytes of a shard */
-    double wide[TOPK_TOKENS * TOPK_K];
-    colo_comm_t *group;
-} room_t;
-
-/* This rank's columns of z, or nothing but padding. */
-static void *shard_of(const topk_case_t *c, int32_t r, room_t *m, bool real_ones)
+static colo_status_t run_with(void *arg, gather_rank_t *m)
 {
-    const loss_case_t *s = &c->shape;
-    const int64_t stride = s->columns[r] + s->row_gap;
-    for (int64_t i = 0; i < c->tokens * stride; i++) {
-        int64_t t = i / stride, j = i % stride, col = s->start[r] + j;
-        bool real = real_ones && j < s->columns[r] && col < c->vocab;
-        loss_store(s->dtype, m->host, i,
-                   real ? c->z[t * c->vocab + col] : loss_round(s->dtype, s->pad));
-    }
-    return where.put(m->host, (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype));
-}
-
-static colo_status_t run_with(topk_case_t *c, colo_comm_t *world, room_t *m)
-{
-    const loss_case_t *s = &c->shape;
-    const int32_t r = colo_comm_rank(world);
-    const int64_t cols = s->columns[r], stride = cols + s->row_gap, n = c->tokens * c->config.k;
-    const colo_dtype_t stat = s->dtype == COLO_F64 ? COLO_F64 : COLO_F32;
-    const size_t bytes = (size_t)(c->tokens * stride) * colo_dtype_size(s->dtype),
-                 stat_size = (size_t)n * colo_dtype_size(stat);
+    topk_case_t *c = arg;
+    loss_case_t *s = &c->shape;
+    const int32_t r = m->rank;
+    const int64_t n = s->tokens * c->config.k;
     colo_topk_config_t cfg = c->config;
     size_t stat_bytes, workspace_bytes;
     cfg.logits.vocab_start = s->start[r];
-    rank_try(where.group(world, &m->group));
-    rank_try(colo_topk_saved_size(&cfg, c->tokens, &stat_bytes));
-    rank_try(colo_topk_workspace_size(&cfg, s->dtype, c->tokens, s->ranks, &workspace_bytes));
-    m->host = malloc(bytes + 1);
-    m->logits = shard_of(c, r, m, true);
-    m->grad = shard_of(c, r, m, false);
-    m->stats = where.put(NULL, stat_bytes);
-    m->workspace = where.put(NULL, workspace_bytes);
-    m->ids = where.put(c->ids, (size_t)n * 8);
-    m->mask = where.put(c->mask, (size_t)c->tokens);
-    m->logp = where.put(NULL, stat_size);
-    m->chosen = where.put(NULL, (size_t)n * 8);
-    m->n_invalid = where.put(NULL, 8);
-    for (int64_t i = 0; i < n; i++)
-        loss_store(stat, m->wide, i, c->up[i]);
-    m->up = where.put(m->wide, stat_size);
-    colo_tensor_t z = where_tensor(m->logits, s->dtype, 2, (int64_t[]){c->tokens, cols});
-    colo_tensor_t ids = where_tensor(m->ids, COLO_I64, 2, (int64_t[]){c->tokens, cfg.k});
-    colo_tensor_t mask = where_tensor(m->mask, COLO_U8, 1, &c->tokens);
-    z.stride[0] = stride;
-    colo_tensor_t dz = z;
-    dz.data = s->in_place ? m->logits : m->grad;
-    colo_topk_out_t out = {
-        .logp = m->logp, .n_invalid = m->n_invalid, .ids = cfg.topk ? m->chosen : NULL};
+    rank_try(colo_topk_saved_size(&cfg, s->tokens, &stat_bytes));
+    rank_try(colo_topk_workspace_size(&cfg, s->dtype, s->tokens, s->ranks, &workspace_bytes));
+    colo_tensor_t z = gather_put_shard(m, s->dtype, c->z);
+    colo_tensor_t dz = s->in_place ? z : gather_put_shard(m, s->dtype, NULL);
+    void *stats = gather_put(m, NULL, stat_bytes), *up = gather_put_stats(m, c->up, n),
+         *workspace = gather_put(m, NULL, workspace_bytes),
+         *chosen = gather_put(m, NULL, (size_t)n * 8);
+    colo_tensor_t ids = where_tensor(gather_put(m, c->ids, (size_t)n * 8), COLO_I64, 2,
+                                     (int64_t[]){s->tokens, cfg.k});
+    colo_tensor_t mask =
+        where_tensor(gather_put(m, c->mask, (size_t)s->tokens), COLO_U8, 1, &s->tokens);
+    colo_topk_out_t out = {.logp = gather_put(m, NULL, (size_t)n * colo_dtype_size(m->stat)),
+                           .n_invalid = gather_put(m, NULL, 8),
+                           .ids = cfg.topk ? chosen : NULL};
     colo_topk_saved_t saved = {.valid = false};
     colo_comm_stats_reset(m->group);
     rank_try(colo_topk_forward(&cfg,
                                &(colo_topk_batch_t){.logits = &z,
                                                     .ids = cfg.topk ? NULL : &ids,
                                                     .mask = c->masked ? &mask : NULL},
-                               m->group, &out, c->forward_only ? NULL : &saved,
-                               c->forward_only ? NULL : m->stats, m->workspace, NULL));
-    colo_comm_stats(m->group, &c->after_forward[r]);
-    where.get(m->wide, m->logp, stat_size);
-    for (int64_t i = 0; i < n; i++)
-        c->logp[r][i] = loss_load(stat, m->wide, i);
-    where.get(c->got[r], m->chosen, (size_t)n * 8);
-    where.get(&c->n_invalid[r], m->n_invalid, 8);
-    if (c->forward_only)
+                               m->group, &out, s->forward_only ? NULL : &saved,
+                               s->forward_only ? NULL : stats, workspace, NULL));
+    colo_comm_stats(m->group, &s->after_forward[r]);
+    gather_get_stats(m, c->logp[r], out.logp, n);
+    where.get(c->got[r], chosen, (size_t)n * 8);
+    where.get(&c->n_invalid[r], out.n_invalid, 8);
+    if (s->forward_only)
         return COLO_OK;
-    where.drop(m->workspace); /* free after the call */
-    m->workspace = NULL;
+    gather_drop(m, workspace); /* free after the call */
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
-        rank_try(colo_topk_backward(&saved, m->up, &dz, NULL));
-    colo_comm_stats(m->group, &c->after_backward[r]);
-    where.get(m->host, dz.data, bytes);
-    c->pad_worst[r] = 0;
-    for (int64_t t = 0; t < c->tokens; t++)
-        for (int64_t j = 0; j < stride; j++) {
-            double g = loss_load(s->dtype, m->host, t * stride + j);
-            if (j < cols && s->start[r] + j < c->vocab)
-                c->dz[t * c->vocab + s->start[r] + j] = g;
-            else if (j < cols ? g != 0 : g != loss_round(s->dtype, s->pad))
-                c->pad_worst[r] = INFINITY;
-        }
+        rank_try(colo_topk_backward(&saved, up, &dz, NULL));
+    colo_comm_stats(m->group, &s->after_backward[r]);
+    gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;
 }
 
-static colo_status_t on_rank(colo_comm_t *world, void *arg)
+static colo_status_t on_rank(colo_comm_t *world, void *c)
 {
-    room_t *m = calloc(1, sizeof *m);
-    colo_status_t st = run_with(arg, world, m);
-    void *all[] = {m->logits, m->grad, m->stats, m->workspace, m->ids,
-                   m->mask,   m->logp, m->up,    m->chosen,    m->n_invalid};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
-        where.drop(all[i]);
-    free(m->host);
-    where.leave(&m->group);
-    free(m);
-    return st;
+    return gather_on_rank(world, c, run_with);
 }
 
 colo_status_t topk_case_run(topk_case_t *c)
@@ -152,11 +86,16 @@ colo_status_t topk_case_run(topk_case_t *c)
     return t_run_ranks(c->shape.ranks, on_rank, c, sizeof *c);
 }
 
+void topk_case_later(const topk_case_t *c, void (*check)(const void *))
+{
+    gather_later(c, sizeof *c, on_rank, check);
+}
+
 static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 {
     const ref_logprob_opts_t o = topk_case_opts(c);
-    const double *z = c->z + t * c->vocab, f = fabs(o.scale / o.temperature);
-    const int64_t k = c->config.k, v = c->vocab;
+    const double *z = c->z + t * c->shape.vocab, f = fabs(o.scale / o.temperature);
+    const int64_t k = c->config.k, v = c->shape.vocab;
     const bool skip = c->masked && !c->mask[t];
     const colo_dtype_t dtype = c->shape.dtype;
     int64_t ids[TOPK_K];
@@ -195,15 +134,12 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
                 fail_msg("%s: ranks 0 and %d differ in token %d", label, r, (int)t);
         }
     }
-    if (c->forward_only)
+    if (c->shape.forward_only)
         return;
     ref_topk_grad(&o, z, v, ids, g, k, dz);
     for (int64_t j = 0; j < v; j++) {
-        double want = lost ? NAN : dz[j], tol = 4 * u * size * d * f;
-        tol += dtype == COLO_F32    ? u * fabs(want)
-               : dtype == COLO_BF16 ? 0x1p-8 * fabs(want)
-               : dtype == COLO_F16  ? 0x1p-11 * fabs(want) + 0x1p-25
-                                    : 0;
+        double want = lost ? NAN : dz[j];
+        double tol = 4 * u * size * d * f + loss_grad_rounding(dtype, want, u);
         if (!near(c->dz[t * v + j], want, tol))
             fail_msg("%s: token %d, column %d: gradient is %.17g, expected %.17g within %g", label,
                      (int)t, (int)j, c->dz[t * v + j], want, tol);
@@ -213,47 +149,17 @@ static void compare_row(const topk_case_t *c, const char *label, int64_t t)
 void topk_case_compare(const topk_case_t *c, const char *label)
 {
     int64_t invalid = 0;
-    for (int64_t t = 0; t < c->tokens; t++) {
+    for (int64_t t = 0; t < c->shape.tokens; t++) {
         compare_row(c, label, t);
         for (int64_t i = 0; i < c->config.k && !c->config.topk; i++) {
             int64_t id = c->ids[t * c->config.k + i];
             invalid += !(c->masked && !c->mask[t]) && id != c->config.ignore_index &&
-                       (id < 0 || id >= c->vocab);
+                       (id < 0 || id >= c->shape.vocab);
         }
     }
-    for (int r = 0; r < c->shape.ranks; r++) {
-        const colo_comm_stats_t *f = &c->after_forward[r], *b = &c->after_backward[r];
+    for (int r = 0; r < c->shape.ranks; r++)
         if (c->n_invalid[r] != invalid)
             fail_msg("%s: rank %d counts %d invalid ids, expected %d", label, r,
                      (int)c->n_invalid[r], (int)invalid);
-        if (c->pad_worst[r] != 0)
-            fail_msg("%s: rank %d wrote padding", label, r);
-        if (f->ops[COLO_OP_ALL_GATHER][COLO_CATEGORY_LOSS] != (c->shape.ranks > 1) ||
-            total_ops(f) != (c->shape.ranks > 1))
-            fail_msg("%s: rank %d: %d operations forward, expected one gather", label, r,
-                     (int)total_ops(f));
-        if (!c->forward_only && memcmp(f, b, sizeof *f) != 0)
-            fail_msg("%s: rank %d talks in backward", label, r);
-    }
-}
-
-struct later {
-    topk_case_t c; /* first: it is what ranks get */
-    void (*check)(const topk_case_t *);
-};
-
-static void after(void *arg, colo_status_t st)
-{
-    struct later *l = arg;
-    assert_ok(st);
-    l->check(&l->c);
-    free(l);
-}
-
-void topk_case_later(const topk_case_t *c, void (*check)(const topk_case_t *))
-{
-    struct later *l = malloc(sizeof *l);
-    l->c = *c;
-    l->check = check;
-    t_run_later(c->shape.ranks, on_rank, l, sizeof l->c, after);
+    gather_check(&c->shape, label);
 }

@@ -1,21 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * topk_case.h - k picks a token on W ranks: whole logits go in, every rank's outputs and the
- * gradient put together from the shards come out. Fixed sizes: a case is one piece of memory.
+ * gradient put together from the shards come out.
  */
 #ifndef TESTS_LOSS_TOPK_CASE_H
 #define TESTS_LOSS_TOPK_CASE_H
 
-#include "loss/loss_case.h"
+#include "loss/gather_case.h"
 #include "ref/ref_topk.h"
 
-enum { TOPK_TOKENS = 9, TOPK_VOCAB = 70, TOPK_K = 70 };
+enum { TOPK_TOKENS = GATHER_TOKENS, TOPK_VOCAB = GATHER_VOCAB, TOPK_K = GATHER_VOCAB };
 
 typedef struct topk_case {
-    loss_case_t shape; /* ranks, dtype, start, columns, pad, row_gap, in_place; no memory of it */
-    int64_t tokens, vocab;
+    loss_case_t shape;
     colo_topk_config_t config;
-    bool masked, forward_only;
+    bool masked;
     double z[TOPK_TOKENS * TOPK_VOCAB];
     int64_t ids[TOPK_TOKENS * TOPK_K]; /* [T, k] */
     uint8_t mask[TOPK_TOKENS];
@@ -25,16 +24,13 @@ typedef struct topk_case {
     int64_t got[LOSS_RANKS][TOPK_TOKENS * TOPK_K];
     int64_t n_invalid[LOSS_RANKS];
     double dz[TOPK_TOKENS * TOPK_VOCAB];
-    double pad_worst[LOSS_RANKS]; /* of padding columns; written gaps count as inf */
-    colo_comm_stats_t after_forward[LOSS_RANKS], after_backward[LOSS_RANKS];
 } topk_case_t;
 
 /* Draws logits of standard deviation @spread, ids (a row may repeat one) and upstream gradients. */
 void topk_case_init(topk_case_t *c, int32_t ranks, int64_t tokens, int64_t vocab, int64_t k,
                     bool topk, colo_dtype_t dtype, double spread, uint64_t *rng);
 colo_status_t topk_case_run(topk_case_t *c);
-/* A copy in t_run_later(), then @check, which finds a label in the shape. */
-void topk_case_later(const topk_case_t *c, void (*check)(const topk_case_t *));
+void topk_case_later(const topk_case_t *c, void (*check)(const void *));
 ref_logprob_opts_t topk_case_opts(const topk_case_t *c);
 /* Rows whose logits are finite, against the oracle; the statistics: one gather, none backward. */
 void topk_case_compare(const topk_case_t *c, const char *label);
