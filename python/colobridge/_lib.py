@@ -79,6 +79,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_comm_stats': (None, [P, _p(s.Stats)]),
     'colo_comm_stats_reset': (None, [P]),
     'colo_comm_dump': (SIZE, [P, CHARS, SIZE]),
+    'colo_comm_flight_record': (STATUS, [P, CHARS]),
     'colo_layout_init': (STATUS, [_p(s.Layout), _p(s.Grid)]),
     'colo_layout_init_src_extra': (STATUS, [_p(s.Layout), _p(s.Grid), c.c_char_p]),
     'colo_layout_init_dst_extra': (STATUS, [_p(s.Layout), _p(s.Grid), c.c_char_p]),

@@ -259,6 +259,11 @@ class Comm:
         lib().colo_comm_dump(self.handle, raw, len(raw))
         return json.loads(raw.value)
 
+    def flight_record(self, prefix: str) -> None:
+        """Writes this rank's last 256 operations to the file of that prefix and the rank's number,
+        which `python -m torch.distributed.flight_recorder.fr_trace` reads."""
+        call('colo_comm_flight_record', self.handle, text(prefix))
+
 
 def _flat(obj: Any, what: str, *, writes: bool = False) -> tuple[s.Tensor, int]:
     """(view, elements) of a contiguous tensor. The view may be all that holds the memory, so the caller

@@ -84,9 +84,9 @@ colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category, c
                                      colo_stream_t stream)
 {
     static const char what[] = "all_gather";
-    COLO_TRY(colo_comm_i_alive(c, what));
-    int64_t bytes = 0;
     colo_op_desc_t op = {COLO_OP_ALL_GATHER, dtype, 0, count, category};
+    COLO_TRY(colo_comm_i_ready(c, op));
+    int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = buffers(what, send, recv, send, bytes, recv, c->size * bytes, c->rank * bytes);
@@ -100,9 +100,9 @@ colo_status_t colo_comm_i_all_reduce(colo_comm_t *c, colo_category_t category, c
                                      colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "all_reduce";
-    COLO_TRY(colo_comm_i_alive(c, what));
-    int64_t bytes = 0;
     colo_op_desc_t op = {COLO_OP_ALL_REDUCE, dtype, (int32_t)redop, count, category};
+    COLO_TRY(colo_comm_i_ready(c, op));
+    int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, 2 * (int64_t)c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -119,9 +119,9 @@ colo_status_t colo_comm_i_reduce_scatter(colo_comm_t *c, colo_category_t categor
                                          colo_redop_t redop, colo_stream_t stream)
 {
     static const char what[] = "reduce_scatter";
-    COLO_TRY(colo_comm_i_alive(c, what));
-    int64_t bytes = 0;
     colo_op_desc_t op = {COLO_OP_REDUCE_SCATTER, dtype, (int32_t)redop, count, category};
+    COLO_TRY(colo_comm_i_ready(c, op));
+    int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, c->size, &bytes);
     if (st == COLO_OK)
         st = reducible(what, dtype, redop);
@@ -137,9 +137,9 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
                                   int32_t root, colo_stream_t stream)
 {
     static const char what[] = "broadcast";
-    COLO_TRY(colo_comm_i_alive(c, what));
-    int64_t bytes = 0;
     colo_op_desc_t op = {COLO_OP_BROADCAST, dtype, root, count, COLO_CATEGORY_USER};
+    COLO_TRY(colo_comm_i_ready(c, op));
+    int64_t bytes = 0;
     colo_status_t st = count_bytes(what, count, dtype, 1, &bytes);
     if (st == COLO_OK && (root < 0 || root >= c->size))
         st = colo_fail(COLO_ERR_ARG, "broadcast: root %d, expected 0..%d", (int)root,
@@ -154,8 +154,8 @@ colo_status_t colo_comm_broadcast(colo_comm_t *c, void *buffer, int64_t count, c
 
 colo_status_t colo_comm_barrier(colo_comm_t *c, colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_alive(c, "barrier"));
     colo_op_desc_t op = {.kind = COLO_OP_BARRIER, .category = COLO_CATEGORY_USER};
+    COLO_TRY(colo_comm_i_ready(c, op));
     COLO_TRY(guard(c, op, COLO_OK));
     uint64_t seq = colo_comm_i_begin(c, op, 0, 0, c->size - 1);
     return finish(c, seq, c->ops->barrier(c, stream));
@@ -231,7 +231,7 @@ colo_status_t colo_comm_i_exchange_over(colo_comm_t *c, colo_op_desc_t op,
                                         int32_t nsends, const colo_message_t *recvs, int32_t nrecvs,
                                         colo_stream_t stream)
 {
-    COLO_TRY(colo_comm_i_alive(c, "exchange"));
+    COLO_TRY(colo_comm_i_ready(c, op));
     const colo_dtype_t dtype = op.dtype;
     int64_t sent = 0, received = 0;
     colo_status_t st = check_messages(c, "message to", sends, nsends, dtype, &sent);

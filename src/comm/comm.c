@@ -55,6 +55,7 @@ colo_status_t colo_comm_i_new(colo_comm_t **comm, const colo_comm_ops_t *ops, in
     (void)colo_env_i64("COLO_TIMEOUT_MS", &c->timeout_ms); /* refused where a first comm is made */
     (void)colo_env_i64("COLO_CHECK", &check);
     c->check = (int32_t)check;
+    colo_comm_i_register(c);
     *comm = c;
     return COLO_OK;
 }
@@ -67,6 +68,7 @@ void colo_comm_destroy(colo_comm_t **comm)
     *comm = NULL;
     if (!colo_comm_i_own(c, "comm_destroy"))
         return; /* a thread that fork() did not copy may hold its locks: the copy stays */
+    colo_comm_i_unregister(c);
     if (c->impl)
         c->ops->destroy(c);
     pthread_mutex_destroy(c->lock);
@@ -185,7 +187,9 @@ bool colo_comm_i_own(const colo_comm_t *c, const char *what)
     return false;
 }
 
-colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
+/* @refused: NULL, or the operation that a dead comm refuses; the first of them is recorded, so that
+ * the flight record says what this rank would have done. */
+static colo_status_t check_alive(colo_comm_t *c, const char *what, const colo_op_desc_t *refused)
 {
     if (!c)
         return colo_fail(COLO_ERR_ARG, "%s: comm is NULL", what);
@@ -195,7 +199,20 @@ colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
     colo_status_t st = c->ops->state(c, error_message, sizeof error_message);
     if (st == COLO_OK)
         return COLO_OK;
+    if (refused && (!c->seq || c->record[c->seq % COLO_RECORDS].status == COLO_OK))
+        colo_comm_i_end(c, colo_comm_i_begin(c, *refused, 0, 0, c->size - 1), st);
+    colo_comm_i_record_failure(c);
     return colo_fail(st, "%s: comm '%s' is dead: %s", what, c->name, error_message);
+}
+
+colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what)
+{
+    return check_alive((colo_comm_t *)c, what, NULL);
+}
+
+colo_status_t colo_comm_i_ready(colo_comm_t *c, colo_op_desc_t op)
+{
+    return check_alive(c, colo_op_name(op.kind), &op);
 }
 
 colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
@@ -205,6 +222,7 @@ colo_status_t colo_comm_i_fail(colo_comm_t *c, colo_status_t status)
     char kept[1000]; /* the backend may say something of its own meanwhile */
     snprintf(kept, sizeof kept, "%s", colo_last_error());
     c->ops->fail(c, status, kept);
+    colo_comm_i_record_failure(c);
     return colo_fail(status, "%s", kept);
 }
 
@@ -228,5 +246,8 @@ colo_status_t colo_comm_check(const colo_comm_t *comm)
         return COLO_ERR_STATE;
     char error_message[1000];
     colo_status_t st = comm->ops->state(comm, error_message, sizeof error_message);
-    return st == COLO_OK ? st : colo_fail(st, "%s", error_message);
+    if (st == COLO_OK)
+        return st;
+    colo_comm_i_record_failure((colo_comm_t *)comm);
+    return colo_fail(st, "%s", error_message);
 }

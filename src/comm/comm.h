@@ -108,6 +108,7 @@ typedef struct colo_record {
     colo_op_kind_t kind;
     colo_category_t category;
     colo_dtype_t dtype;
+    int64_t count; /* as in colo_op_desc_t */
     int64_t sent_bytes, recv_bytes;
     int32_t peers;
     colo_status_t status; /* PENDING while it runs */
@@ -132,6 +133,12 @@ struct colo_comm {
     uint64_t seq;       /* of the last operation begun; the same on all ranks, gaps are legal */
     uint64_t split_tag; /* how many children this rank asked for */
     uint64_t bridges;   /* how many bridges were made */
+    /* Of flight.c, under its lock: the next older comm of this process; which world it was made
+     * from; the same on all its ranks, and another for each of a rank's comms; operations of
+     * relatives that are destroyed. */
+    colo_comm_t *older;
+    uint64_t world, id, ended;
+    bool recorded;      /* a failure of this world, in the file */
     void *lock;         /* pthread_mutex_t *: statistics, records, seq and name against dump */
     colo_comm_stats_t stats;
     colo_record_t record[COLO_RECORDS];
@@ -151,11 +158,22 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
                            int64_t recv_bytes, int32_t peers);
 void colo_comm_i_end(colo_comm_t *c, uint64_t seq, colo_status_t status);
 
+/* ---- flight.c ---- */
+void colo_comm_i_register(colo_comm_t *c);
+void colo_comm_i_unregister(colo_comm_t *c);
+/* @c is made from @parent, as its comm number @tag. */
+COLO_FOR_MODULES void colo_comm_i_relate(colo_comm_t *c, const colo_comm_t *parent, uint64_t tag);
+/* Writes the file if COLO_FLIGHT_RECORDER asks for it, at the first failure of the world: later some
+ * of its comms may be destroyed. Keeps this thread's last error. */
+void colo_comm_i_record_failure(colo_comm_t *c);
+
 /* True in the process that made the comm; else its last error says so. */
 bool colo_comm_i_own(const colo_comm_t *c, const char *what);
 /* COLO_OK while the comm lives; else the status that killed it, its error message set as last
  * error. */
 colo_status_t colo_comm_i_alive(const colo_comm_t *c, const char *what);
+/* The same before operation @op. */
+colo_status_t colo_comm_i_ready(colo_comm_t *c, colo_op_desc_t op);
 
 /* Operations on behalf of a part of the library: as the public ones, counted for @owner. */
 COLO_FOR_MODULES colo_status_t colo_comm_i_all_gather(colo_comm_t *c, colo_category_t category,

@@ -32,6 +32,7 @@ colo_status_t colo_comm_i_child(colo_comm_t *parent, const int32_t *members, int
     child->timeout_ms = colo_comm_i_timeout(parent);
     child->check = parent->check;
     child->share_process = parent->share_process;
+    colo_comm_i_relate(child, parent, tag);
     colo_comm_set_name(child, name);
     colo_status_t st = COLO_OK;
     if (parent->node) {

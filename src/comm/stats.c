@@ -13,6 +13,8 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
+#include <unistd.h>
 
 const char *colo_op_name(colo_op_kind_t kind)
 {
@@ -115,6 +117,7 @@ uint64_t colo_comm_i_begin(colo_comm_t *c, colo_op_desc_t op, int64_t sent_bytes
         .kind = op.kind,
         .category = op.category,
         .dtype = op.dtype,
+        .count = op.count,
         .sent_bytes = sent_bytes,
         .recv_bytes = recv_bytes,
         .peers = peers,
@@ -224,11 +227,12 @@ static void put_records(struct out *o, const struct snapshot *c)
     for (uint64_t seq = first; seq <= c->seq; seq++) {
         const colo_record_t *e = &c->record[seq % COLO_RECORDS];
         put(o,
-            "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"sent_bytes\":%"
-            "lld,"
+            "%s{\"seq\":%llu,\"op\":\"%s\",\"category\":\"%s\",\"dtype\":\"%s\",\"count\":%lld,"
+            "\"sent_bytes\":%lld,"
             "\"recv_bytes\":%lld,\"peers\":%d,\"status\":\"%s\",\"begin\":%.9f,",
             seq == first ? "" : ",", (unsigned long long)e->seq, colo_op_name(e->kind),
-            colo_category_name(e->category), colo_dtype_name(e->dtype), (long long)e->sent_bytes,
+            colo_category_name(e->category), colo_dtype_name(e->dtype),
+            (long long)(e->kind == COLO_OP_EXCHANGE ? 0 : e->count), (long long)e->sent_bytes,
             (long long)e->recv_bytes, (int)e->peers, colo_status_name(e->status), e->begin);
         if (e->status == COLO_PENDING)
             put(o, "\"end\":null}");
@@ -246,24 +250,33 @@ size_t colo_comm_dump(const colo_comm_t *comm, char *text, size_t cap)
         put(&o, "null");
         return o.len;
     }
-    char error_message[1000] = "";
+    char error_message[1000] = "", host[256] = "";
     struct snapshot now;
+    struct timespec wall;
     colo_status_t state = comm->ops->state(comm, error_message, sizeof error_message);
     pthread_mutex_lock(comm->lock);
     memcpy(now.name, comm->name, sizeof now.name);
     now.world_rank = comm->world_rank[comm->rank];
+    put(&o, "{\"id\":\"%016llx\",\"members\":[", (unsigned long long)comm->id);
+    for (int32_t r = 0; r < comm->size; r++)
+        put(&o, "%s%lld", r ? "," : "", (long long)comm->world_rank[r]);
     now.seq = comm->seq;
     now.stats = comm->stats;
     memcpy(now.record, comm->record, sizeof now.record);
     pthread_mutex_unlock(comm->lock);
-    put(&o, "{\"name\":");
+    (void)gethostname(host, sizeof host - 1);
+    clock_gettime(CLOCK_REALTIME, &wall);
+    put(&o, "],\"pid\":%d,\"host\":", (int)getpid());
+    put_string(&o, host);
+    put(&o, ",\"name\":");
     put_string(&o, now.name);
     put(&o, ",\"backend\":\"%s\",\"rank\":%d,\"size\":%d,\"world_rank\":%lld,\"seq\":%llu,",
         comm->ops->name, (int)comm->rank, (int)comm->size, (long long)now.world_rank,
         (unsigned long long)now.seq);
     put(&o, "\"status\":\"%s\",\"error\":", colo_status_name(state));
     put_string(&o, error_message);
-    put(&o, ",\"now\":%.9f,\"stats\":[", colo_now());
+    put(&o, ",\"now\":%.9f,\"wall\":%.9f,\"stats\":[", colo_now(),
+        (double)wall.tv_sec + (double)wall.tv_nsec * 1e-9);
     put_counters(&o, &now.stats);
     put(&o, "],\"ring\":[");
     put_records(&o, &now);

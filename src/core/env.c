@@ -52,6 +52,12 @@ static const struct row {
      .open = "any text",
      .part = ""},
     {.variable =
+         {"COLO_FLIGHT_RECORDER", "",
+          "after a failure each rank writes its last operations into the file of this name and its "
+          "number, for the analyzer of PyTorch's Flight Recorder; empty: no file"},
+     .open = "the beginning of a path",
+     .part = ""},
+    {.variable =
          {"COLO_SOCKETS", "auto",
           "between processes without MPI: auto is Unix sockets on one host and TCP elsewhere; "
           "tcp always"},

@@ -258,6 +258,8 @@ T_CASE(the_dump_of_a_dead_comm_tells_the_story)
         assert_int_equal(integer(j, "rank"), me);
         assert_int_equal(integer(j, "size"), 3);
         assert_int_equal(integer(j, "world_rank"), me);
+        assert_int_equal(json_array_size(json_object_get(j, "members")), 3);
+        assert_int_equal(integer(j, "pid"), getpid());
         assert_int_equal(integer(j, "seq"), me == 1 ? 1 : 2);
         json_t *stats = json_object_get(j, "stats"), *ring = json_object_get(j, "ring");
         assert_int_equal(json_array_size(stats), 1); /* what failed is not counted */
@@ -277,6 +279,71 @@ T_CASE(the_dump_of_a_dead_comm_tells_the_story)
         json_decref(j);
         free(r.text[me]);
     }
+}
+
+static int count(const char *text, const char *what)
+{
+    int n = 0;
+    for (const char *at = strstr(text, what); at; at = strstr(at + 1, what))
+        n++;
+    return n;
+}
+
+struct flight {
+    char prefix[64], text[2][1 << 16];
+};
+
+static colo_status_t fly(colo_comm_t *c, void *arg)
+{
+    struct flight *f = arg;
+    const int32_t me = colo_comm_rank(c);
+    colo_comm_t *child = NULL;
+    double x[4] = {0}, y[8];
+    char path[80];
+    rank_try(colo_comm_split_color(c, 0, me, &child)); /* an all_gather of the world */
+    for (int i = 0; i < 5; i++)
+        rank_try(colo_comm_all_gather(child, x, y, 4, COLO_F64, NULL));
+    rank_try(colo_comm_barrier(c, NULL));
+    for (int k = 0; k < 2; k++) {
+        rank_try(colo_comm_flight_record(c, f->prefix));
+        if (me == 0) {
+            snprintf(path, sizeof path, "%s0", f->prefix);
+            FILE *file = fopen(path, "r");
+            rank_check(file && fread(f->text[k], 1, sizeof f->text[k] - 1, file) > 0);
+            fclose(file);
+        }
+        colo_comm_destroy(&child);
+    }
+    snprintf(path, sizeof path, "%s%d", f->prefix, (int)me);
+    rank_check(unlink(path) == 0);
+    return COLO_OK;
+}
+
+T_CASE(the_flight_record_numbers_operations_of_all_comms)
+{
+    static struct flight f;
+    snprintf(f.prefix, sizeof f.prefix, "/tmp/colo-flight-%d-", (int)getpid());
+    assert_ok(colo_comm_threads_run(2, fly, &f));
+    const int before = count(f.text[0], "Vrecord_id\nI"); /* agreements of the split among them */
+    assert_int_equal(count(f.text[0], "Vranks\nV[0, 1]\n"), 2);
+    assert_int_equal(count(f.text[0], "Vinput_sizes\n((I4\nll"), 5);
+    assert_int_equal(count(f.text[0], "Voutput_sizes\n((I8\nll"), 5);
+    assert_int_equal(count(f.text[0], "Vrecord_id\nI1\ns"), 1);
+    /* the child's five are gone, but still counted */
+    assert_int_equal(count(f.text[1], "Vranks\nV[0, 1]\n"), 1);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI"), before - 5);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI1\ns"), 0);
+    assert_int_equal(count(f.text[1], "Vrecord_id\nI6\ns"), 1);
+}
+
+T_CASE(a_flight_record_that_cannot_be_written_says_why)
+{
+    colo_comm_t *c = NULL;
+    assert_ok(colo_comm_create_self(&c));
+    assert_fails(colo_comm_flight_record(c, "/nowhere/at/all/rank"), COLO_ERR_IO,
+                 "/nowhere/at/all/rank0");
+    assert_fails(colo_comm_flight_record(c, ""), COLO_ERR_ARG, "no prefix");
+    colo_comm_destroy(&c);
 }
 
 T_CASE(a_short_buffer_gets_the_beginning)

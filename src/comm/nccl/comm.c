@@ -295,6 +295,7 @@ colo_status_t colo_nccl_create(colo_comm_t *control, struct ncclComm *borrowed, 
         st = load_kernels(f, colo_comm_i_timeout(control));
     COLO_TRY_GOTO(st, colo_comm_i_agree(control, "nccl create", 1, st), fail);
     c->timeout_ms = colo_comm_i_timeout(control);
+    colo_comm_i_relate(c, control, 0);
     COLO_TRY_GOTO(st, colo_nccl_apart(f, control), fail);
     if (borrowed || control->size == 1)
         COLO_TRY_GOTO(st, colo_nccl_connection_get(f, control, borrowed, &l), fail);
