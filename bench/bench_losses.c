@@ -76,8 +76,8 @@ static void soft_forward(void)
 {
     const colo_distill_config_t cfg = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = b.vocab};
     OK(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &b.z, .targets = &b.w}, b.self,
-                            &(colo_distill_out_t){b.line[0], b.line[1]}, &b.soft, b.stats,
-                            b.workspace, NULL));
+                            &(colo_distill_out_t){.ce = b.line[0], .kl = b.line[1]}, &b.soft,
+                            b.stats, b.workspace, NULL));
 }
 
 static void soft_backward(void)

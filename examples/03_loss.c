@@ -64,11 +64,11 @@ static colo_status_t rank_main(colo_comm_t *tp, void *arg)
     colo_tensor_t targets = colo_tensor_host((void *)target, COLO_I64, 1, (int64_t[]){TOKENS});
     colo_logprob_saved_t saved;
 
-    st = colo_logprob_forward(&config,
-                              &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, tp,
-                              &(colo_logprob_out_t){.logp = logp}, &saved, kept, workspace, NULL);
+    st = colo_logprob_forward(
+        &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, tp,
+        &(colo_logprob_out_t){.logp_f64 = logp}, &saved, kept, workspace, NULL);
     if (st >= 0)
-        st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp = up}, &d_logits,
+        st = colo_logprob_backward(&saved, &(colo_logprob_upstream_t){.d_logp_f64 = up}, &d_logits,
                                    NULL);
     if (st >= 0) {
         colo_comm_stats_t stats;

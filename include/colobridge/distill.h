@@ -47,17 +47,29 @@ typedef struct colo_distill_config {
     .target_temperature = 1.0, .target_scale = 1.0
 #endif
 
-/** Per-token outputs, [T] each, f32 (f64 when the logits are f64); NULL members are not computed.
- *  Written only on success. */
+/** Per-token outputs, [T] each, f32; f64, in the members _f64, if the logits are f64. NULL members
+ *  are not computed. Written only on success. */
 typedef struct colo_distill_out {
-    void *ce;
-    void *kl;
+    union {
+        float *ce;
+        double *ce_f64;
+    };
+    union {
+        float *kl;
+        double *kl_f64;
+    };
 } colo_distill_out_t;
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
 typedef struct colo_distill_upstream {
-    const void *d_ce;
-    const void *d_kl;
+    union {
+        const float *d_ce;
+        const double *d_ce_f64;
+    };
+    union {
+        const float *d_kl;
+        const double *d_kl_f64;
+    };
 } colo_distill_upstream_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */

@@ -102,7 +102,19 @@ typedef struct colo_linear_batch {
  */
 typedef struct colo_linear_upstream {
     double logp, entropy, loss;
-    const void *d_logp, *d_entropy, *d_loss; /* [T] in the dtype of the outputs, or NULL */
+    /* [T] each in the dtype of the outputs, or NULL */
+    union {
+        const float *d_logp;
+        const double *d_logp_f64;
+    };
+    union {
+        const float *d_entropy;
+        const double *d_entropy_f64;
+    };
+    union {
+        const float *d_loss;
+        const double *d_loss_f64;
+    };
     bool mean;
 } colo_linear_upstream_t;
 

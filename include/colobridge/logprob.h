@@ -52,12 +52,22 @@ typedef struct colo_logprob_config {
     .ignore_index = -100
 #endif
 
-/** Per-token outputs: addresses of arrays of T numbers, not of tensors. NULL members are not
- *  computed. Written only on success. */
+/** Per-token outputs: addresses of arrays of T numbers, not of tensors. If the logits are f64, the
+ *  outputs are f64 and the caller sets the member _f64 of each union; otherwise they are f32. NULL
+ *  members are not computed. Written only on success. */
 typedef struct colo_logprob_out {
-    void *logp;      /* f32 (f64 when the logits are f64) */
-    void *entropy;   /* same dtype */
-    void *loss;      /* same dtype */
+    union {
+        float *logp;
+        double *logp_f64;
+    };
+    union {
+        float *entropy;
+        double *entropy_f64;
+    };
+    union {
+        float *loss;
+        double *loss_f64;
+    };
     uint8_t *correct;
     int64_t *n_valid;   /* [1] tokens that are not ignored and have a legal target */
     int64_t *n_invalid; /* [1] targets outside [0, V) that are not ignore_index: logp and loss NaN,
@@ -66,9 +76,18 @@ typedef struct colo_logprob_out {
 
 /** Upstream gradients, [T] each in the dtype of the outputs; NULL = zero. */
 typedef struct colo_logprob_upstream {
-    const void *d_logp;
-    const void *d_entropy;
-    const void *d_loss;
+    union {
+        const float *d_logp;
+        const double *d_logp_f64;
+    };
+    union {
+        const float *d_entropy;
+        const double *d_entropy_f64;
+    };
+    union {
+        const float *d_loss;
+        const double *d_loss_f64;
+    };
 } colo_logprob_upstream_t;
 
 /** What backward needs; caller's memory, filled by forward. Borrows logits, targets and buffer. */
@@ -216,7 +235,10 @@ COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
 
 /** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
 typedef struct colo_loss_mean {
-    void *value;    /* dtype of the losses: num / max(den, 1), or num */
+    union {
+        float *value; /* num / max(den, 1), or num, in the dtype of the losses */
+        double *value_f64;
+    };
     double *num;    /* global sum */
     double *den;    /* global token count */
     double *factor; /* d value / d loss of each token, for backward: 1 / max(den, 1), or 1 */

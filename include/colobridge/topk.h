@@ -43,7 +43,10 @@ typedef struct colo_topk_config {
 
 /** Outputs; NULL members are not computed. Written only on success. */
 typedef struct colo_topk_out {
-    void *logp;         /* [T, k] f32 (f64 when the logits are f64) */
+    union {
+        float *logp;      /* [T, k] */
+        double *logp_f64; /* the same, if the logits are f64 */
+    };
     int64_t *ids;       /* [T, k] global ids, with topk only: logits descending, of equal logits the
                          * lowest id first. -1 in a masked row and in one that is NaN */
     int64_t *n_invalid; /* [1] ids outside [0, V) that are not ignore_index: their logp is NaN */

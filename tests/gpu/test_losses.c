@@ -325,8 +325,8 @@ T_CASE(more_than_two_to_the_31_logits_are_right)
     colo_tensor_t zt = colo_tensor_cuda(m.z, COLO_BF16, 0, 2, (int64_t[]){tokens, vocab}), dt = zt;
     dt.data = m.dz;
     assert_ok(colo_distill_forward(&cfg, &(colo_distill_batch_t){.logits = &zt, .targets = &zt},
-                                   m.self, &(colo_distill_out_t){ce, kl}, &saved, stats, workspace,
-                                   NULL));
+                                   m.self, &(colo_distill_out_t){.ce = ce, .kl = kl}, &saved, stats,
+                                   workspace, NULL));
     assert_ok(colo_distill_backward(&saved, &(colo_distill_upstream_t){.d_kl = up}, &dt, NULL));
     for (int i = 0; i < 4; i++)
         distill_check(m.z, m.dz, ce, kl, look[i], vocab);

@@ -52,8 +52,12 @@ static inline void alone_init(alone_t *a)
     a->target = colo_tensor_host(a->targets, COLO_I64, 1, (int64_t[]){T});
     a->target.version = &a->targets_version;
     a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){T, V});
-    a->out =
-        (colo_logprob_out_t){a->logp, a->entropy, a->loss, a->correct, &a->n_valid, &a->n_invalid};
+    a->out = (colo_logprob_out_t){.logp = a->logp,
+                                  .entropy = a->entropy,
+                                  .loss = a->loss,
+                                  .correct = a->correct,
+                                  .n_valid = &a->n_valid,
+                                  .n_invalid = &a->n_invalid};
     a->saved = (colo_logprob_saved_t){.valid = false};
     a->upstream = (colo_logprob_upstream_t){.d_logp = a->up};
     a->arg.group = a->self;

@@ -19,7 +19,7 @@ static colo_status_t logprob(void *saved, void *work)
     colo_logprob_saved_t state;
     return colo_logprob_forward(
         &config, &(colo_logprob_batch_t){.logits = &logits, .targets = &targets}, alone,
-        &(colo_logprob_out_t){.logp = line}, saved ? &state : NULL, saved, work, NULL);
+        &(colo_logprob_out_t){.logp_f64 = line}, saved ? &state : NULL, saved, work, NULL);
 }
 
 static colo_status_t topk(void *saved, void *work)
@@ -27,8 +27,8 @@ static colo_status_t topk(void *saved, void *work)
     const colo_topk_config_t config = {COLO_TOPK_CONFIG_INIT, .logits.vocab = V, .k = 1};
     colo_topk_saved_t state;
     return colo_topk_forward(&config, &(colo_topk_batch_t){.logits = &logits, .ids = &column},
-                             alone, &(colo_topk_out_t){.logp = line}, saved ? &state : NULL, saved,
-                             work, NULL);
+                             alone, &(colo_topk_out_t){.logp_f64 = line}, saved ? &state : NULL,
+                             saved, work, NULL);
 }
 
 static colo_status_t distill(void *saved, void *work)
@@ -37,7 +37,7 @@ static colo_status_t distill(void *saved, void *work)
     colo_distill_saved_t state;
     return colo_distill_forward(
         &config, &(colo_distill_batch_t){.logits = &logits, .targets = &d_logits}, alone,
-        &(colo_distill_out_t){.kl = line}, saved ? &state : NULL, saved, work, NULL);
+        &(colo_distill_out_t){.kl_f64 = line}, saved ? &state : NULL, saved, work, NULL);
 }
 
 static const colo_sequence_t sequence = {COLO_SEQUENCE_INIT, .batch = 1, .positions = T};
@@ -69,8 +69,10 @@ static colo_status_t mean(void *saved, void *work)
     double out[4];
     const int64_t n_valid = T;
     (void)saved;
-    return colo_loss_mean_forward(&values, &n_valid, true, alone,
-                                  &(colo_loss_mean_t){out, out + 1, out + 2, out + 3}, work, NULL);
+    return colo_loss_mean_forward(
+        &values, &n_valid, true, alone,
+        &(colo_loss_mean_t){.value_f64 = out, .num = out + 1, .den = out + 2, .factor = out + 3},
+        work, NULL);
 }
 
 static const struct {

@@ -336,7 +336,7 @@ static void alone_init(alone_t *a)
     a->targets.version = &a->targets_version;
     a->masked = colo_tensor_host(a->mask, COLO_U8, 1, (int64_t[]){AT});
     a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){AT, AV});
-    a->out = (colo_distill_out_t){a->ce, a->kl};
+    a->out = (colo_distill_out_t){.ce = a->ce, .kl = a->kl};
     a->saved = (colo_distill_saved_t){.valid = false};
     a->upstream = (colo_distill_upstream_t){.d_ce = a->up};
     a->arg.group = a->self;

@@ -229,9 +229,9 @@ T_CASE(nothing_is_written_past_the_queried_sizes)
                 a.cfg.label_smoothing = 0.1;
                 a.logits = colo_tensor_host(z, dtypes[d], 2, (int64_t[]){T, V});
                 a.d_logits = colo_tensor_host(dz, dtypes[d], 2, (int64_t[]){T, V});
-                a.out.logp = out[0];
-                a.out.entropy = wants & 1 ? out[1] : NULL;
-                a.out.loss = wants & 2 ? out[2] : NULL;
+                a.out.logp_f64 = out[0];
+                a.out.entropy_f64 = wants & 1 ? out[1] : NULL;
+                a.out.loss_f64 = wants & 2 ? out[2] : NULL;
                 a.out.correct = wants & 4 ? a.correct : NULL;
                 assert_ok(colo_logprob_saved_size(&a.cfg, dtypes[d], T, &stat_bytes));
                 assert_ok(colo_logprob_workspace_size(&a.cfg, dtypes[d], T, 1, &workspace_bytes));

@@ -54,7 +54,8 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     void *workspace = where.put(NULL, colo_loss_weighted_workspace_size(colo_comm_size(group)));
     const colo_tensor_t x = where_tensor(losses, w->dtype, 1, (int64_t[]){TOKENS});
     const colo_tensor_t dx = where_tensor(d, w->dtype, 1, (int64_t[]){TOKENS});
-    const colo_loss_mean_t out = {value, numbers, numbers + 1, numbers + 2};
+    const colo_loss_mean_t out = {
+        .value = value, .num = numbers, .den = numbers + 1, .factor = numbers + 2};
     colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_mean_forward(&x, n_valid, w->divide, mover, &out, workspace, NULL);
     if (st == COLO_OK)
@@ -121,7 +122,7 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
-    const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
+    const colo_loss_mean_t out = {.value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
     assert_ok(colo_comm_create_self(&self));
     assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, workspace, NULL));
     assert_true(value == 0 && n[0] == 0 && n[1] == 0 && n[2] == 1);
@@ -145,7 +146,7 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     _Alignas(COLO_ALIGNMENT) double workspace[4];
     int64_t two = 2;
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
-    const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
+    const colo_loss_mean_t out = {.value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
     colo_tensor_t t;
     assert_ok(colo_comm_create_self(&self));
     assert_fails(colo_loss_mean_forward(&xt, &two, true, NULL, &out, workspace, NULL), COLO_ERR_ARG,
@@ -162,7 +163,7 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
                  COLO_ERR_SHAPE, "losses: 2 axes, expected [T]");
     for (int member = 0; member < 4; member++) {
         colo_loss_mean_t less = out;
-        *(void **[]){&less.value, (void **)&less.num, (void **)&less.den,
+        *(void **[]){(void **)&less.value, (void **)&less.num, (void **)&less.den,
                      (void **)&less.factor}[member] = NULL;
         assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &less, workspace, NULL),
                      COLO_ERR_ARG, "out or a member of it is NULL");
@@ -189,7 +190,7 @@ static colo_status_t one_is_wrong(colo_comm_t *world, void *arg)
     _Alignas(COLO_ALIGNMENT) double workspace[16];
     int64_t one = 1;
     const colo_tensor_t xt = colo_tensor_host(&x, COLO_F64, 1, (int64_t[]){1});
-    const colo_loss_mean_t out = {&value, &n[0], &n[1], &n[2]};
+    const colo_loss_mean_t out = {.value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
     const int r = colo_comm_rank(world);
     (void)arg;
     colo_status_t st =

@@ -192,7 +192,8 @@ static colo_status_t one_rank_weighs(colo_comm_t *world, void *arg)
     _Alignas(COLO_ALIGNMENT) double workspace[16];
     colo_weighted_t sum;
     const colo_tensor_t values = colo_tensor_host(v, COLO_F64, 1, &count);
-    const colo_loss_mean_t mean = {&value, &num, &den, &factor};
+    const colo_loss_mean_t mean = {
+        .value_f64 = &value, .num = &num, .den = &den, .factor = &factor};
     colo_status_t st =
         colo_comm_rank(world) == 2
             ? colo_loss_weighted_sum(&values, &values, NULL, world, &sum, NULL, workspace, NULL)

@@ -320,7 +320,8 @@ static void alone_init(alone_t *a, bool topk)
     a->given = colo_tensor_host(a->ids, COLO_I64, 2, (int64_t[]){AT, AK});
     a->masked = colo_tensor_host(a->mask, COLO_U8, 1, (int64_t[]){AT});
     a->d_logits = colo_tensor_host(a->dz, COLO_F32, 2, (int64_t[]){AT, AV});
-    a->out = (colo_topk_out_t){a->logp, topk ? a->chosen : NULL, &a->n_invalid};
+    a->out = (colo_topk_out_t){
+        .logp = a->logp, .ids = topk ? a->chosen : NULL, .n_invalid = &a->n_invalid};
     a->saved = (colo_topk_saved_t){.valid = false};
     a->arg.group = a->self;
     a->arg.ids = topk ? NULL : &a->given;

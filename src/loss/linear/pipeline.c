@@ -157,7 +157,8 @@ colo_status_t colo_linear_i_make_upstream(struct colo_linear_call *k,
     };
     for (int i = 0; i < 3; i++)
         u.to[i] = wanted[i] ? at(k, k->m.up[i]) : NULL;
-    k->pass.upstream = (colo_logprob_upstream_t){u.to[0], u.to[1], u.to[2]};
+    k->pass.upstream =
+        (colo_logprob_upstream_t){.d_logp = u.to[0], .d_entropy = u.to[1], .d_loss = u.to[2]};
     return k->l->loss->rows_upstream(&u, k->main);
 }
 
