@@ -11,6 +11,12 @@ import pytest
 HERE = Path(__file__).resolve().parent
 # name: (file, old, new, test file, test): old occurs once
 MUTANTS = {
+    'the check compares nothing': (
+        'check.py', 'if not abs(a - b) <= tolerance:', 'if False:', 'test_check.py', 'test_check_finds'),
+    'the gradient of the encoder is doubled': (
+        'torch/bridge.py', 'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None))',
+        'check(self.run[way](self.bridge.handle, *views, stream.cuda_stream if self.cuda else None)); '
+        'way and x is not None and x.mul_(2)', 'test_check.py', 'test_check_of_processes_passes'),
     'the slot of a rank counts from the other side': (
         'megatron.py', 'SliceInfo(at[self.current_rank][0] % self.scale * size, size)',
         'SliceInfo(at[self.current_rank][0] // self.scale * size, size)',

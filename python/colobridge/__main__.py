@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m colobridge check: does this installation work on this machine? See check.py."""
+import sys
+
+from .check import main
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
