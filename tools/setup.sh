@@ -82,7 +82,7 @@ optional_packages() {
     { has clang && has clang++; } || echo clang
     has_header dlpack/dlpack.h || echo libdlpack-dev
     python_packages pytest torch numpy
-    python_packages pip setuptools wheel
+    python_has ensurepip || echo python3-venv
 }
 
 one_line() {

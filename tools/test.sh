@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # test.sh - every test: the release build, then the same cases again as clang compiles them, under
 # ASan+UBSan and, where there are threads, under TSan; and some of them without hwloc, without MPI,
-# without CUDA and CBLAS. The last line is "N passed, N failed, N skipped" in test cases; a rerun of
+# without CUDA and CBLAS; and the Python wheel without CUDA (wheel.sh). The last line is "N passed, N failed, N skipped" in test cases; a rerun of
 # a case is not a second case, but a failure there makes the case a failed one.
 #
 #   tools/test.sh                  all of it
@@ -195,6 +195,17 @@ if [ "$quick" = no ]; then
     ! wait "$ahead" || configure() { :; } # it has been done
     trap - EXIT
     reruns
+fi
+
+if [ "$quick" = no ] && [ ${#suites[@]} = 0 ]; then
+    rc=0
+    tools/wheel.sh --cpu </dev/null || rc=$?
+    case $rc in
+    0) rc=passed ;;
+    77) rc=skipped ;;
+    *) rc=failed ;;
+    esac
+    cases+=(--case "a wheel installs and works without a compiler=$rc")
 fi
 
 say "counting"

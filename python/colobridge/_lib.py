@@ -11,6 +11,7 @@ Calls release the GIL (ctypes.CDLL), so ranks that are threads can wait for each
 from __future__ import annotations
 
 import ctypes as c
+import importlib.resources
 import os
 import subprocess
 import threading
@@ -203,6 +204,12 @@ def _named(path: str) -> str | None:
     return path if os.path.exists(path) else None
 
 
+def _beside() -> str | None:
+    """In this package. An editable install has it elsewhere, and its loader knows where."""
+    there = importlib.resources.files(__package__) / SONAME
+    return str(there) if there.is_file() else None
+
+
 def _pkg_config() -> str | None:
     try:
         done = subprocess.run(['pkg-config', '--variable=libdir', 'colobridge'], text=True,
@@ -229,8 +236,7 @@ def find() -> str:
         if path is None:
             raise FailedError("COLOBRIDGE_LIBRARY is '%s', where there is no %s" % (said, SONAME))
         return path
-    return (_named(os.path.dirname(os.path.abspath(__file__))) or _installed() or _pkg_config()
-            or SONAME)
+    return _beside() or _installed() or _pkg_config() or SONAME
 
 
 def load(path: str) -> c.CDLL:

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What tools/wheel.sh runs in an environment that has the wheel: where the package and its libraries are,
+that libraries in NVIDIA's wheels are found, and README's PyTorch example.
+
+usage: wheel.py README.md
+"""
+import contextlib
+import ctypes as c
+import importlib.util
+import io
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import colobridge
+from colobridge import _lib
+
+package = Path(colobridge.__file__).parent
+assert package.parent.name == 'site-packages' and str(package).startswith(sys.prefix), package
+assert Path(_lib.find()) == package / _lib.SONAME, _lib.find()
+assert (package / 'py.typed').exists()
+
+
+class Library(c.Structure):
+    """colo_library_t"""
+    _fields_ = [(name, c.c_char_p) for name in ('user', 'title', 'file', 'advice', 'expected')]
+
+
+class Symbol(c.Structure):
+    """colo_library_symbol_t"""
+    _fields_ = [('name', c.c_char_p), ('at', c.POINTER(c.c_void_p))]
+
+
+def finds(name):
+    """Does the library find a library of this name, as it looks for NVIDIA's?"""
+    found = c.c_void_p()
+    of = Library(b'wheel', b'NVIDIA', name.encode(), b'', b'')
+    return _lib.lib().colo_library_find(c.byref(of), c.byref(Symbol(b'PyInit__ctypes', c.pointer(found))), 1) == 0
+
+
+# An environment of NVIDIA's wheels has these folders. The dynamic linker remembers which do not exist.
+any_library = importlib.util.find_spec('_ctypes').origin
+folders = [package.parent / 'nvidia' / name / 'lib' for name in ('nccl', 'cublas', 'cu13')]
+made = [p for folder in folders for p in (folder, folder.parent, folder.parent.parent) if not p.exists()]
+files = [folder / ('libcolobridge-test-%d.so.1' % i) for i, folder in enumerate(folders)]
+try:
+    for file in files:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(any_library, file)
+    for file in files:
+        assert finds(file.name), 'not found: %s' % file
+    assert not finds('libcolobridge-test-3.so.1')
+finally:
+    for p in (*files, *sorted(set(made), reverse=True)):
+        p.rmdir() if p.is_dir() else p.unlink()
+
+if importlib.util.find_spec('torch'):
+    readme = Path(sys.argv[1]).read_text()
+    program, prints = (re.search('<!-- %s -->\n```\\w*\n(.*?)```' % kind, readme, re.S).group(1)
+                       for kind in ('python', 'python prints'))
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said):
+        exec(program, {'__name__': 'readme'})
+    assert said.getvalue() == prints, said.getvalue()
+    print("README's PyTorch example prints what it says")
+print('the libraries are %s' % ' '.join(sorted(p.name for p in package.glob('*.so*'))))

