@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * ragged_gpu.h - what programs of ragged batches on GPUs share: tables of a uniform batch against
- * the uniform bridge, batches that are outstanding together, boxes of many tiles, graphs. Included
- * by one source of a program.
+ * the uniform bridge, random batches, batches that are outstanding together, boxes of many tiles,
+ * graphs; and t_ragged_*(), which run them on a rank of gpu_ranks.h. Included by one source of a
+ * program.
  */
 #ifndef TESTS_GPU_RAGGED_GPU_H
 #define TESTS_GPU_RAGGED_GPU_H
@@ -10,10 +11,8 @@
 #include "harness/harness.h"
 
 #include "core/error.h"
-#include "harness/bridge_case.h"
+#include "gpu/gpu_ranks.h"
 #include "harness/ragged_run.h"
-
-#include <cuda_runtime_api.h>
 
 typedef struct t_pair {
     const char *src, *dst;
@@ -205,13 +204,6 @@ static inline colo_status_t t_many_tiles(colo_comm_t *comm, const t_ragged_where
 
 /* ---- graphs ---- */
 
-#define t_graph_try(expr)                                                               \
-    do {                                                                                \
-        const cudaError_t t_e_ = (expr);                                                \
-        if (t_e_ != cudaSuccess)                                                        \
-            return colo_fail(COLO_ERR_CUDA, "%s: %s", #expr, cudaGetErrorString(t_e_)); \
-    } while (0)
-
 /* Forward and backward of a batch, launched, then captured: two replays give the same bits. */
 static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t *w)
 {
@@ -243,21 +235,21 @@ static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t
     rank_try(colo_batch_forward(batch, &t[T_X2], &t[T_Y2], 1, w->stream));
     rank_try(colo_batch_backward(batch, &t[T_DY2], &t[T_DX2], 1, w->stream));
     rank_try(w->quiet(w->arg));
-    t_graph_try(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    rank_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
     rank_try(colo_batch_forward(batch, &again[T_X2], &again[T_Y2], 1, w->stream));
     rank_try(colo_batch_backward(batch, &again[T_DY2], &again[T_DX2], 1, w->stream));
-    t_graph_try(cudaStreamEndCapture(stream, &graph));
-    t_graph_try(cudaGraphInstantiate(&exec, graph, 0));
-    t_graph_try(cudaGraphUpload(exec, stream)); /* what may wait for the device does it now */
+    rank_cuda(cudaStreamEndCapture(stream, &graph));
+    rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+    rank_cuda(cudaGraphUpload(exec, stream)); /* what may wait for the device does it now */
     rank_try(w->quiet(w->arg));
     for (int i = 0; i < 2; i++)
-        t_graph_try(cudaGraphLaunch(exec, stream));
+        rank_cuda(cudaGraphLaunch(exec, stream));
     rank_try(w->quiet(w->arg));
     rank_try(t_same_bits(w, &t[T_Y2], &again[T_Y2]));
     rank_try(t_same_bits(w, &t[T_DX2], &again[T_DX2]));
     rank_try(w->quiet(w->arg));
-    t_graph_try(cudaGraphExecDestroy(exec));
-    t_graph_try(cudaGraphDestroy(graph));
+    rank_cuda(cudaGraphExecDestroy(exec));
+    rank_cuda(cudaGraphDestroy(graph));
     for (int i = 0; i < T_FOUR; i++) {
         w->drop(w->arg, t[i].data);
         if (i == T_Y2 || i == T_DX2)
@@ -268,6 +260,110 @@ static inline colo_status_t t_captured(colo_comm_t *comm, const t_ragged_where_t
     colo_bridge_destroy(&bridge);
     t_ragged_free(&c);
     return COLO_OK;
+}
+
+/* ---- on a rank ---- */
+
+static inline colo_status_t t_put(void *arg, const void *from, size_t bytes, void **at)
+{
+    t_gpu_rank_t *r = arg;
+    char *p = NULL;
+    void *own = NULL; /* what t_drop() frees */
+    rank_try(t_gpu_room(r, bytes, &p, &own));
+    *at = p;
+    rank_cuda(cudaMemcpyAsync(p, from, bytes, cudaMemcpyHostToDevice, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream)); /* the caller frees what it is from */
+    return COLO_OK;
+}
+
+static inline colo_status_t t_get(void *arg, void *to, const void *at, size_t bytes)
+{
+    t_gpu_rank_t *r = arg;
+    rank_cuda(cudaMemcpyAsync(to, at, bytes, cudaMemcpyDeviceToHost, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return COLO_OK;
+}
+
+static inline void t_drop(void *arg, void *at)
+{
+    if (!((t_gpu_rank_t *)arg)->arena) /* all of it at the end of a case */
+        cudaFree(at);
+}
+
+static inline colo_status_t t_quiet(void *arg)
+{
+    t_gpu_rank_t *r = arg;
+    rank_try(t_gpu_quiet(r));
+    return colo_comm_check(r->gpus);
+}
+
+static inline t_ragged_where_t t_where(t_gpu_rank_t *r)
+{
+    return (t_ragged_where_t){.arg = r,
+                              .device = r->device,
+                              .stream = r->stream,
+                              .put = t_put,
+                              .get = t_get,
+                              .drop = t_drop,
+                              .quiet = t_quiet};
+}
+
+/* @arg: how many, an int64_t */
+static inline colo_status_t t_ragged_batches(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    const uint64_t seed = t_seed();
+    for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
+        t_ragged_t t;
+        uint64_t s = seed + (uint64_t)i;
+        t_ragged_random(&t, s, r->size);
+        const t_ragged_options_t o = {.tensors = 1 + (int32_t)t_below(&s, T_RAGGED_TENSORS),
+                                      .ranks_per_node = t_below(&s, 4),
+                                      .max_rows = t_below(&s, 4) ? 0
+                                                  : r->size > 1  ? 1000
+                                                                 : 10000,
+                                      .gap = t_below(&s, 3),
+                                      .where = &w};
+        r->used = 0;
+        r->shift = 8 * (size_t)t_below(&s, 3); /* in an arena: not always 16 bytes */
+        rank_try(colo_comm_set_check(r->gpus, (int32_t)t_below(&s, 3)));
+        const colo_status_t st = t_ragged_on(&t, &o, r->gpus);
+        if (st < 0)
+            return colo_fail_prefix(st, "%s", t_ragged_text(&t));
+        t_ragged_free(&t);
+    }
+    return COLO_OK;
+}
+
+static inline colo_status_t t_ragged_tables(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    int32_t ran = 0;
+    (void)arg;
+    rank_try(t_uniform_pairs(r->gpus, &w, &ran));
+    rank_check(ran == (r->size >= 4 ? 24 : r->size == 2 ? 12 : 3));
+    return COLO_OK;
+}
+
+static inline colo_status_t t_ragged_tiles(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    (void)arg;
+    return t_many_tiles(r->gpus, &w);
+}
+
+/* @arg: with max_rows? a bool */
+static inline colo_status_t t_ragged_outstanding(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    return t_outstanding(r->gpus, &w, *(bool *)arg);
+}
+
+static inline colo_status_t t_ragged_captured(t_gpu_rank_t *r, void *arg)
+{
+    const t_ragged_where_t w = t_where(r);
+    (void)arg;
+    return t_captured(r->gpus, &w);
 }
 
 #endif

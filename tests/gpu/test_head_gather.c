@@ -6,7 +6,7 @@
  * An element of the head is (round, row, column) in 32 bits of an f32 head's word, so a part that
  * comes from another place, another rank or another round is told apart.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 

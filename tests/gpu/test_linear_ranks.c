@@ -5,7 +5,7 @@
  * world connects once for all of its cases.
  */
 #include "gpu/linear_gpu.h"
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 static uint64_t rng;
 static int gpus;

@@ -5,7 +5,7 @@
  * byte against the oracle, the bytes between the elements included. Streams, CUDA graphs and what a
  * bridge takes: test_nccl_streams.c.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 #include "gpu/pairs.h"
 
 #include "core/error.h"
@@ -27,21 +27,10 @@ static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
 
 static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
-    static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
     int32_t ran = 0;
     for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 4; k++) {
-            t_case_t c = {.src = t_side(t_pairs[i].src, true),
-                          .dst = t_side(t_pairs[i].dst, false),
-                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
-                          .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                          .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
-                          .dtype = dtypes[(i + (size_t)k) % 4],
-                          .axes = axes[(i / 4 + (size_t)k) % 4],
-                          .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
-                          .check = i % 3 == 0 ? 2 : 1,
-                          .rounds = 2};
+            t_case_t c = t_unit_case(i, (size_t)k);
             if (!fits(&c))
                 continue;
             rank_try(run_one(r, &c));
@@ -66,7 +55,6 @@ T_CASE(unit_cases_arrive_on_gpus)
 
 static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
-    static const char *const axes[] = {"bsh", "sbh", "th"};
     for (int k = 0; k < 6; k++) { /* each goes in two halves */
         t_case_t c = {.src = t_side_ordered(0, 1, 1, gpus, true),
                       .dst = t_side_ordered(0, 1, 2, gpus / 2, false),
@@ -74,7 +62,7 @@ static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
                       .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                       .grad = COLO_PARTIAL,
                       .dtype = COLO_F32,
-                      .axes = axes[k / 2],
+                      .axes = t_axes[k / 2],
                       .stride = k == 5 ? T_PADDED : T_TIGHT};
         rank_try(run_one(r, &c));
     }
@@ -88,47 +76,11 @@ T_CASE(boxes_of_several_mebibytes_arrive)
 
 /* ---- seeded layouts ---- */
 
-static ref_side_t random_side(uint64_t *s, bool is_src)
-{
-    int64_t e[3], n;
-    do {
-        for (int i = 0; i < 3; i++)
-            e[i] = 1 + t_below(s, gpus);
-        n = e[0] * e[1] * e[2];
-    } while (n > gpus || (n < gpus && t_below(s, 100) < 70));
-    return t_side_ordered((int)t_below(s, T_ORDERS), e[0], e[1], e[2], is_src);
-}
-
-static t_case_t random_case(uint64_t *s)
-{
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64,
-                                          COLO_I32, COLO_I8,   COLO_I16, COLO_I64};
-    static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
-    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false)};
-    if (ref_side_size(&c.src) < gpus && t_below(s, 2))
-        c.src.offset = t_below(s, gpus - ref_side_size(&c.src) + 1);
-    if (ref_side_size(&c.dst) < gpus && t_below(s, 2))
-        c.dst.offset = t_below(s, gpus - ref_side_size(&c.dst) + 1);
-    int64_t a = ref_side_extent(&c.src, "cp"), b = ref_side_extent(&c.dst, "cp");
-    c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
-    c.shape.b = t_below(s, 9);
-    c.shape.h = 1 + t_below(s, 40);
-    c.output = t_below(s, 2) ? COLO_SHARDED : COLO_FULL_SEQ;
-    c.grad = t_below(s, 2) ? COLO_PARTIAL : COLO_DISJOINT;
-    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
-    c.dtype = dtypes[t_below(s, sums ? 4 : 8)];
-    c.axes = axes[t_below(s, 4)];
-    c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);
-    c.check = t_below(s, 100) < 20 ? 2 : 1;
-    return c;
-}
-
 static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
 {
     uint64_t s = t_seed();
     for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
-        t_case_t c = random_case(&s);
-        c.world = gpus;
+        const t_case_t c = t_seeded_case(&s, gpus);
         rank_try(run_one(r, &c));
     }
     return COLO_OK;
@@ -145,7 +97,6 @@ T_CASE(seeded_layouts_arrive_on_one_comm)
 
 static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
 {
-    static const char *const axes[] = {"bsh", "sbh", "th"};
     int32_t ran = 0;
     for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 3; k++) {
@@ -156,7 +107,7 @@ static colo_status_t collective_cases(t_gpu_rank_t *r, void *arg)
                           .grad = COLO_PARTIAL,
                           .algo = COLO_COLLECTIVE,
                           .dtype = k == 2 ? COLO_BF16 : COLO_F32,
-                          .axes = axes[k],
+                          .axes = t_axes[k],
                           .stride = (t_stride_t)(i % T_STRIDE_COUNT)};
             if (!fits(&c))
                 continue;
@@ -193,12 +144,8 @@ static colo_status_t reshapes(t_gpu_rank_t *r, void *arg)
                   .dst = t_side(gpus >= 4 ? "tp=1,cp=2,dp=2" : "tp=2,dp=1", false),
                   .shape = {4, 8, 3},
                   .dtype = COLO_F32};
-    colo_layout_t src, dst;
-    colo_bridge_config_t config;
     colo_bridge_t *bridge = NULL;
-    rank_try(t_case_config(&c, &src, &dst, &config));
-    config.mem = COLO_CUDA;
-    rank_try(colo_bridge_create(&bridge, &config, r->gpus));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
     for (size_t i = 0; i < sizeof samples / sizeof samples[0]; i++) {
         c.shape.b = samples[i];
         colo_shape_t shape = {samples[i], 8, 3, 0};

@@ -5,7 +5,7 @@
  * memory and stream. Every rank hears of it, outputs are untouched, the bridge works afterwards.
  * Also the mean of a loss that lives on devices.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 

@@ -4,7 +4,7 @@
  * host's, splits, an ncclComm_t that exists, the loss over ranks against fp64. What goes wrong:
  * test_nccl_failure.c.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/half.h"
 #include "core/error.h"

@@ -4,7 +4,7 @@
  * missing at create, two on one device, host pointers, different operations, an abort while a
  * stream waits, an operation that is late. Every rank learns what and why; no rank hangs.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 

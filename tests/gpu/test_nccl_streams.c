@@ -5,7 +5,7 @@
  * capture that would have to connect. == on every byte against the oracle, as in
  * test_nccl_bridge.c.
  */
-#include "gpu/nccl_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 

@@ -6,42 +6,29 @@
  * and eight, on however many GPUs there are; T_RANKS=sockets: as processes.
  */
 #include "gpu/pairs.h"
-#include "gpu/peer_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 
 enum { RANKS = 4, MANY = 8 };
-static int32_t world = RANKS; /* of the test that runs */
 
-static const char *const axes[] = {"bsh", "sbh", "th", "hbs"};
-
-static colo_status_t run_one(t_peer_rank_t *r, const t_case_t *c)
+static colo_status_t run_one(t_gpu_rank_t *r, const t_case_t *c)
 {
-    colo_status_t st = t_peer_case(r, c);
+    colo_status_t st = t_gpu_case(r, c);
     return st < 0 ? colo_fail_prefix(st, "%s", t_case_text(c)) : st;
 }
 
 /* ---- unit layouts ---- */
 
-static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
+static colo_status_t unit_cases(t_gpu_rank_t *r, void *arg)
 {
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     (void)arg;
     for (size_t i = 0; i < T_PAIRS; i++)
         for (int k = 0; k < 4; k++) {
-            t_case_t c = {.src = t_side(t_pairs[i].src, true),
-                          .dst = t_side(t_pairs[i].dst, false),
-                          .shape = {t_pairs[i].b, t_pairs[i].n, t_pairs[i].h},
-                          .output = k < 2 ? COLO_FULL_SEQ : COLO_SHARDED,
-                          .grad = k % 2 ? COLO_DISJOINT : COLO_PARTIAL,
-                          .dtype = dtypes[(i + (size_t)k) % 4],
-                          .axes = axes[(i / 4 + (size_t)k) % 4],
-                          .stride = (t_stride_t)((i + (size_t)k) % T_STRIDE_COUNT),
-                          .check = i % 3 == 0 ? 2 : 1,
-                          .rounds = 2};
-            if (t_case_world(&c) > world || (world == MANY && t_case_world(&c) <= RANKS))
+            t_case_t c = t_unit_case(i, (size_t)k);
+            if (t_case_world(&c) > r->size || (r->size == MANY && t_case_world(&c) <= RANKS))
                 continue;
-            c.world = world;
+            c.world = r->size;
             if (t_scaled(100) < 100 && (i * 4 + (size_t)k) % 7 != 0)
                 continue; /* under a checker */
             rank_try(run_one(r, &c));
@@ -51,28 +38,25 @@ static colo_status_t unit_cases(t_peer_rank_t *r, void *arg)
 
 T_CASE(unit_layouts_arrive)
 {
-    assert_ok(t_peer_run(RANKS, false, unit_cases, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, unit_cases, NULL, 0));
 }
 
 /* A checker wants a GPU a rank. */
 static bool has_room_for_many(void)
 {
-    return !getenv("T_CHECKED") || t_peer_enough(MANY);
+    return !getenv("T_CHECKED") || t_peers_enough(MANY);
 }
 
 T_CASE(unit_layouts_of_eight_ranks_arrive)
 {
     if (!has_room_for_many())
         skip();
-    world = MANY;
-    const colo_status_t st = t_peer_run(MANY, false, unit_cases, NULL, 0);
-    world = RANKS;
-    assert_ok(st);
+    assert_ok(t_peers_run(MANY, false, unit_cases, NULL, 0));
 }
 
 /* ---- several tiles, more tiles than blocks ---- */
 
-static colo_status_t large_cases(t_peer_rank_t *r, void *arg)
+static colo_status_t large_cases(t_gpu_rank_t *r, void *arg)
 {
     const int64_t rows = t_scaled(100) < 100 ? 64 : 512;
     (void)arg;
@@ -83,7 +67,7 @@ static colo_status_t large_cases(t_peer_rank_t *r, void *arg)
                       .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                       .grad = k == 3 ? COLO_DISJOINT : COLO_PARTIAL,
                       .dtype = k % 4 == 1 ? COLO_BF16 : COLO_F32,
-                      .axes = axes[k % 3],
+                      .axes = t_axes[k % 3],
                       .world = RANKS,
                       .stride = k == 5 ? T_PADDED : T_TIGHT};
         rank_try(run_one(r, &c));
@@ -93,51 +77,16 @@ static colo_status_t large_cases(t_peer_rank_t *r, void *arg)
 
 T_CASE(boxes_of_many_tiles_arrive)
 {
-    assert_ok(t_peer_run(RANKS, false, large_cases, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, large_cases, NULL, 0));
 }
 
 /* ---- seeded layouts ---- */
 
-static ref_side_t random_side(uint64_t *s, bool is_src)
-{
-    int64_t e[3], n;
-    do {
-        for (int i = 0; i < 3; i++)
-            e[i] = 1 + t_below(s, world);
-        n = e[0] * e[1] * e[2];
-    } while (n > world || (n < world && t_below(s, 100) < 70));
-    return t_side_ordered((int)t_below(s, T_ORDERS), e[0], e[1], e[2], is_src);
-}
-
-static t_case_t random_case(uint64_t *s)
-{
-    static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64,
-                                          COLO_I32, COLO_I8,   COLO_I16, COLO_I64};
-    t_case_t c = {.src = random_side(s, true), .dst = random_side(s, false), .world = world};
-    if (ref_side_size(&c.src) < world && t_below(s, 2))
-        c.src.offset = t_below(s, world - ref_side_size(&c.src) + 1);
-    if (ref_side_size(&c.dst) < world && t_below(s, 2))
-        c.dst.offset = t_below(s, world - ref_side_size(&c.dst) + 1);
-    int64_t a = ref_side_extent(&c.src, "cp"), b = ref_side_extent(&c.dst, "cp");
-    c.shape.n = t_lcm(2 * a, 2 * b) * (1 + t_below(s, 3));
-    c.shape.b = t_below(s, 9);
-    c.shape.h = 1 + t_below(s, 40);
-    c.output = t_below(s, 2) ? COLO_SHARDED : COLO_FULL_SEQ;
-    c.grad = t_below(s, 2) ? COLO_PARTIAL : COLO_DISJOINT;
-    bool sums = c.output == COLO_FULL_SEQ && c.grad == COLO_PARTIAL;
-    c.dtype = dtypes[t_below(s, sums ? 4 : 8)];
-    c.axes = axes[t_below(s, 4)];
-    c.stride = (t_stride_t)t_below(s, T_STRIDE_COUNT);
-    c.check = t_below(s, 100) < 20 ? 2 : 1;
-    c.rounds = 1 + (int32_t)t_below(s, 2);
-    return c;
-}
-
-static colo_status_t random_cases(t_peer_rank_t *r, void *arg)
+static colo_status_t random_cases(t_gpu_rank_t *r, void *arg)
 {
     uint64_t s = t_seed();
     for (int64_t i = 0, n = *(int64_t *)arg; i < n; i++) {
-        t_case_t c = random_case(&s);
+        const t_case_t c = t_seeded_case(&s, r->size);
         r->shift = (size_t)t_below(&s, 4) * colo_dtype_size(c.dtype); /* not always 16 bytes */
         rank_try(run_one(r, &c));
     }
@@ -148,7 +97,7 @@ T_CASE(seeded_layouts_arrive)
 {
     int64_t n = t_scaled(250);
     (void)t_seed();
-    assert_ok(t_peer_run(RANKS, false, random_cases, &n, 0));
+    assert_ok(t_peers_run(RANKS, false, random_cases, &n, 0));
 }
 
 T_CASE(seeded_layouts_of_eight_ranks_arrive)
@@ -157,15 +106,12 @@ T_CASE(seeded_layouts_of_eight_ranks_arrive)
     if (!has_room_for_many())
         skip();
     (void)t_seed();
-    world = MANY;
-    const colo_status_t st = t_peer_run(MANY, false, random_cases, &n, 0);
-    world = RANKS;
-    assert_ok(st);
+    assert_ok(t_peers_run(MANY, false, random_cases, &n, 0));
 }
 
 /* ---- tensors that begin at any element ---- */
 
-static colo_status_t shifted_cases(t_peer_rank_t *r, void *arg)
+static colo_status_t shifted_cases(t_gpu_rank_t *r, void *arg)
 {
     static const colo_dtype_t dtypes[] = {COLO_F32, COLO_BF16, COLO_F16, COLO_F64};
     (void)arg;
@@ -176,7 +122,7 @@ static colo_status_t shifted_cases(t_peer_rank_t *r, void *arg)
                       .output = k % 2 ? COLO_FULL_SEQ : COLO_SHARDED,
                       .grad = COLO_PARTIAL,
                       .dtype = dtypes[k % 4],
-                      .axes = axes[k % 3],
+                      .axes = t_axes[k % 3],
                       .world = RANKS};
         r->shift = (1 + (size_t)((k + r->rank) % 3)) * colo_dtype_size(c.dtype);
         rank_try(run_one(r, &c));
@@ -186,12 +132,12 @@ static colo_status_t shifted_cases(t_peer_rank_t *r, void *arg)
 
 T_CASE(tensors_that_begin_at_any_element_arrive)
 {
-    assert_ok(t_peer_run(RANKS, false, shifted_cases, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, shifted_cases, NULL, 0));
 }
 
 /* ---- another shape ---- */
 
-static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
+static colo_status_t reshaped(t_gpu_rank_t *r, void *arg)
 {
     (void)arg;
     for (int k = 0; k < 2; k++) {
@@ -203,7 +149,7 @@ static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
                       .dtype = COLO_F32,
                       .world = RANKS};
         colo_bridge_t *bridge = NULL;
-        rank_try(t_peer_bridge(r, &c, &bridge));
+        rank_try(t_gpu_bridge(r, &c, &bridge));
         for (int64_t i = 0; i < 6; i++) {
             /* with 1 sample most ranks hold nothing and have no partner */
             c.shape = (ref_shape_t){i % 3 == 1 ? 1 : 4 + 4 * i, 8 * (1 + i % 2), 4 + i};
@@ -211,22 +157,22 @@ static colo_status_t reshaped(t_peer_rank_t *r, void *arg)
             rank_try(colo_comm_barrier(r->host, NULL)); /* allocates: on one GPU no rank may wait */
             rank_try(colo_bridge_reshape(bridge, &shape));
             rank_try(colo_comm_barrier(r->host, NULL));
-            rank_try(t_peer_pass(r, bridge, &c, i, false));
-            rank_try(t_peer_pass(r, bridge, &c, i, true));
+            rank_try(t_gpu_pass(r, bridge, &c, i, false));
+            rank_try(t_gpu_pass(r, bridge, &c, i, true));
         }
-        rank_try(t_peer_end(r, &bridge));
+        rank_try(t_gpu_end(r, &bridge));
     }
     return COLO_OK;
 }
 
 T_CASE(a_bridge_takes_other_shapes)
 {
-    assert_ok(t_peer_run(RANKS, false, reshaped, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, reshaped, NULL, 0));
 }
 
 /* Each rank keeps another memory while new memory is made, which CUDA likes to put where the old
  * was: what a rank has open of a peer's that is gone must not be taken for it. */
-static colo_status_t any_order(t_peer_rank_t *r, void *arg)
+static colo_status_t any_order(t_gpu_rank_t *r, void *arg)
 {
     enum { ROUNDS = 4, MADE = 3 };
     const t_case_t c = {.src = t_side("tp=1,dp=4", true),
@@ -250,7 +196,7 @@ static colo_status_t any_order(t_peer_rank_t *r, void *arg)
             rank_check(colo_memory_is_p2p(m[i]));
             r->arena = colo_memory_data(m[i]);
             r->used = 0;
-            rank_try(t_peer_case(r, &c));
+            rank_try(t_gpu_case(r, &c));
         }
         rank_try(colo_comm_barrier(r->host, NULL));
         for (int k = 0; k <= MADE; k++)
@@ -261,12 +207,12 @@ static colo_status_t any_order(t_peer_rank_t *r, void *arg)
 
 T_CASE(ranks_destroy_memory_in_orders_of_their_own)
 {
-    assert_ok(t_peer_run(RANKS, true, any_order, NULL, 0));
+    assert_ok(t_peers_run(RANKS, true, any_order, NULL, 0));
 }
 
 int main(void)
 {
-    if (!t_peer_enough(RANKS))
+    if (!t_peers_enough(RANKS))
         return T_EXIT_SKIP;
     return t_main("gpu/peer");
 }

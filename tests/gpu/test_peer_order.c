@@ -4,7 +4,7 @@
  * with ranks that are late, outputs in turn; ranks that do not come; what is refused. Four ranks on
  * however many GPUs there are.
  */
-#include "gpu/peer_ranks.h"
+#include "gpu/gpu_ranks.h"
 
 #include "core/error.h"
 
@@ -31,16 +31,16 @@ static void late(void *us)
     usleep((useconds_t)(uintptr_t)us);
 }
 
-static colo_status_t be_late(t_peer_rank_t *r, uint64_t *s)
+static colo_status_t be_late(t_gpu_rank_t *r, uint64_t *s)
 {
     int64_t us = t_below(s, 4) ? t_below(s, 60) : t_below(s, 3000);
-    peer_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
+    rank_cuda(cudaLaunchHostFunc(r->stream, late, (void *)(uintptr_t)us));
     return COLO_OK;
 }
 
 /* ---- graphs ---- */
 
-static colo_status_t refill(t_peer_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
+static colo_status_t refill(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt,
                             t_placed_t *p)
 {
     t_buffer_free(&p->host);
@@ -48,7 +48,7 @@ static colo_status_t refill(t_peer_rank_t *r, const t_case_t *c, t_role_t role, 
     return t_upload(r, p);
 }
 
-static colo_status_t replay(t_peer_rank_t *r, void *arg)
+static colo_status_t replay(t_gpu_rank_t *r, void *arg)
 {
     const int64_t rounds = t_scaled(1000);
     uint64_t s = t_seed() + (uint64_t)r->rank;
@@ -60,38 +60,38 @@ static colo_status_t replay(t_peer_rank_t *r, void *arg)
         cudaGraph_t graph;
         cudaGraphExec_t exec;
         r->used = 0;
-        rank_try(t_peer_bridge(r, &c, &bridge));
-        rank_try(t_topology(r, &c, T_X, 0, true, &x));
-        rank_try(t_topology(r, &c, T_Y, 0, false, &y));
-        rank_try(t_topology(r, &c, T_DY, 0, true, &dy));
-        rank_try(t_topology(r, &c, T_DX, 0, false, &dx));
-        peer_cuda(cudaStreamSynchronize(r->stream));
+        rank_try(t_gpu_bridge(r, &c, &bridge));
+        rank_try(t_place(r, &c, T_X, 0, true, &x));
+        rank_try(t_place(r, &c, T_Y, 0, false, &y));
+        rank_try(t_place(r, &c, T_DY, 0, true, &dy));
+        rank_try(t_place(r, &c, T_DX, 0, false, &dx));
+        rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL));
-        peer_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+        rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
         colo_status_t st = colo_bridge_forward(bridge, &x.t, &y.t, r->stream);
         if (st == COLO_OK)
             st = colo_bridge_backward(bridge, &dy.t, &dx.t, r->stream);
-        peer_cuda(cudaStreamEndCapture(r->stream, &graph));
+        rank_cuda(cudaStreamEndCapture(r->stream, &graph));
         rank_try(st);
-        peer_cuda(cudaGraphInstantiate(&exec, graph, 0));
-        peer_cuda(cudaGraphUpload(exec, r->stream));
-        peer_cuda(cudaStreamSynchronize(r->stream));
+        rank_cuda(cudaGraphInstantiate(&exec, graph, 0));
+        rank_cuda(cudaGraphUpload(exec, r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
         rank_try(colo_comm_barrier(r->host, NULL)); /* all that may wait for the device is over */
         for (int64_t salt = 1; salt <= rounds; salt++) {
             rank_try(refill(r, &c, T_X, salt, &x));
             rank_try(refill(r, &c, T_DY, salt, &dy));
             if (salt % 8 == 0)
                 rank_try(be_late(r, &s));
-            peer_cuda(cudaGraphLaunch(exec, r->stream));
+            rank_cuda(cudaGraphLaunch(exec, r->stream));
             rank_try(t_download(r, &y));
             rank_try(t_download(r, &dx));
             rank_try(t_case_compare(&c, T_Y, r->rank, salt, &y.host));
             rank_try(t_case_compare(&c, T_DX, r->rank, salt, &dx.host));
         }
         rank_try(colo_comm_check(r->gpus));
-        rank_try(t_peer_end(r, &bridge));
-        peer_cuda(cudaGraphExecDestroy(exec));
-        peer_cuda(cudaGraphDestroy(graph));
+        rank_try(t_gpu_end(r, &bridge));
+        rank_cuda(cudaGraphExecDestroy(exec));
+        rank_cuda(cudaGraphDestroy(graph));
         t_placed_free(&x);
         t_placed_free(&y);
         t_placed_free(&dy);
@@ -103,14 +103,14 @@ static colo_status_t replay(t_peer_rank_t *r, void *arg)
 T_CASE(a_captured_step_replays_a_thousand_times)
 {
     (void)t_seed();
-    assert_ok(t_peer_run(RANKS, false, replay, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, replay, NULL, 0));
 }
 
 /* ---- back to back ---- */
 
 /* Nothing but the stream's order: inputs change right after a call, outputs are read right after
  * and written again, two take turns, and every rank is late by some other time. */
-static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
+static colo_status_t in_a_row(t_gpu_rank_t *r, void *arg)
 {
     enum { DEEP = 12 };
     const int64_t rounds = t_scaled(40);
@@ -121,27 +121,27 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
         t_placed_t in, out[2], kept[DEEP], from[DEEP];
         colo_bridge_t *bridge = NULL;
         r->used = 0;
-        rank_try(t_peer_bridge(r, &c, &bridge));
+        rank_try(t_gpu_bridge(r, &c, &bridge));
         for (int pass = 0; pass < 2; pass++) {
             const t_role_t reads = pass ? T_DY : T_X, writes = pass ? T_DX : T_Y;
-            rank_try(t_topology(r, &c, reads, 0, true, &in));
+            rank_try(t_place(r, &c, reads, 0, true, &in));
             for (int i = 0; i < 2; i++)
-                rank_try(t_topology(r, &c, writes, 0, false, &out[i]));
+                rank_try(t_place(r, &c, writes, 0, false, &out[i]));
             for (int i = 0; i < DEEP; i++) {
-                rank_try(t_topology(r, &c, writes, 0, false, &kept[i]));
-                rank_try(t_topology(r, &c, reads, i, true, &from[i]));
+                rank_try(t_place(r, &c, writes, 0, false, &kept[i]));
+                rank_try(t_place(r, &c, reads, i, true, &from[i]));
             }
             for (int64_t round = 0; round < rounds; round++) {
                 for (int i = 0; i < DEEP; i++) {
                     t_placed_t *o = &out[t_below(&s, 2)]; /* ranks choose for themselves */
-                    peer_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,
+                    rank_cuda(cudaMemcpyAsync(in.at, from[i].at, in.host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                     rank_try(be_late(r, &s));
                     rank_try(pass ? colo_bridge_backward(bridge, &in.t, &o->t, r->stream)
                                   : colo_bridge_forward(bridge, &in.t, &o->t, r->stream));
                     if (t_below(&s, 2))
                         rank_try(be_late(r, &s));
-                    peer_cuda(cudaMemcpyAsync(kept[i].at, o->at, o->host.bytes,
+                    rank_cuda(cudaMemcpyAsync(kept[i].at, o->at, o->host.bytes,
                                               cudaMemcpyDeviceToDevice, r->stream));
                 }
                 for (int i = 0; i < DEEP; i++) {
@@ -157,14 +157,14 @@ static colo_status_t in_a_row(t_peer_rank_t *r, void *arg)
                 t_placed_free(&from[i]);
             }
         }
-        rank_try(t_peer_end(r, &bridge));
+        rank_try(t_gpu_end(r, &bridge));
     }
     return COLO_OK;
 }
 
 T_CASE(late_ranks_and_reused_tensors_do_no_harm)
 {
-    assert_ok(t_peer_run(RANKS, false, in_a_row, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, in_a_row, NULL, 0));
 }
 
 /* ---- a rank that does not come ---- */
@@ -175,22 +175,22 @@ typedef struct verdict {
     double seconds;
 } verdict_t;
 
-static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
+static colo_status_t one_is_missing(t_gpu_rank_t *r, void *arg)
 {
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     rank_try(colo_comm_set_timeout(r->gpus, 400));
-    rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_topology(r, &c, T_X, 0, true, &x));
-    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
     for (int i = 0; i < 2; i++) {
         struct timespec a, b;
         clock_gettime(CLOCK_MONOTONIC, &a);
         if (r->rank != 1 || i == 0) /* rank 1 leaves the second call out */
             rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
-        peer_cuda(cudaStreamSynchronize(r->stream));
+        rank_cuda(cudaStreamSynchronize(r->stream));
         clock_gettime(CLOCK_MONOTONIC, &b);
         v->seconds = (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec);
     }
@@ -198,8 +198,8 @@ static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
     snprintf(v->error_message, sizeof v->error_message, "%s", colo_last_error());
     if (r->rank != 1 && v->status < 0)
         rank_check(colo_bridge_forward(bridge, &x.t, &y.t, r->stream) < 0);
-    peer_cuda(cudaMemsetAsync(y.at, 1, y.host.bytes, r->stream)); /* the GPU is well */
-    peer_cuda(cudaStreamSynchronize(r->stream));
+    rank_cuda(cudaMemsetAsync(y.at, 1, y.host.bytes, r->stream)); /* the GPU is well */
+    rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     colo_bridge_destroy(&bridge);
     t_placed_free(&x);
@@ -207,17 +207,17 @@ static colo_status_t one_is_missing(t_peer_rank_t *r, void *arg)
     return COLO_OK;
 }
 
-static colo_status_t works(t_peer_rank_t *r, void *arg)
+static colo_status_t works(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(2);
     (void)arg;
-    return t_peer_case(r, &c);
+    return t_gpu_case(r, &c);
 }
 
 T_CASE(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well)
 {
     verdict_t v[RANKS] = {{0}};
-    assert_ok(t_peer_run(RANKS, false, one_is_missing, v, sizeof v));
+    assert_ok(t_peers_run(RANKS, false, one_is_missing, v, sizeof v));
     int timeouts = 0;
     for (int k = 0; k < RANKS; k++) {
         if (v[k].seconds > 5)
@@ -230,20 +230,20 @@ T_CASE(a_rank_that_does_not_come_is_a_timeout_and_the_gpu_is_well)
             fail_msg("rank %d: %s", k, v[k].error_message);
     }
     assert_true(timeouts >= 1); /* ranks that depend on rank 1; others had what they wanted */
-    assert_ok(t_peer_run(RANKS, false, works, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, works, NULL, 0));
 }
 
-static colo_status_t aborted(t_peer_rank_t *r, void *arg)
+static colo_status_t aborted(t_gpu_rank_t *r, void *arg)
 {
     verdict_t *v = (verdict_t *)arg + r->rank;
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
-    rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_topology(r, &c, T_X, 0, true, &x));
-    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
     rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream)); /* the host waits in the first */
-    peer_cuda(cudaStreamSynchronize(r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
     rank_try(colo_comm_barrier(r->host, NULL));
     if (r->rank == 1) {
         usleep(100000);
@@ -252,7 +252,7 @@ static colo_status_t aborted(t_peer_rank_t *r, void *arg)
         rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
         for (int i = 0; i < 1000 && (v->status = colo_comm_check(r->gpus)) == COLO_OK; i++)
             usleep(10000);
-        peer_cuda(cudaStreamSynchronize(r->stream)); /* 20 s is the deadline of the wait */
+        rank_cuda(cudaStreamSynchronize(r->stream)); /* 20 s is the deadline of the wait */
     }
     usleep(200000); /* an abort is of every comm of the world: no barrier any more */
     colo_bridge_destroy(&bridge);
@@ -266,7 +266,7 @@ T_CASE(an_abort_ends_waits)
     verdict_t v[RANKS] = {{0}};
     struct timespec a, b;
     clock_gettime(CLOCK_MONOTONIC, &a);
-    (void)t_peer_run(RANKS, false, aborted, v, sizeof v);
+    (void)t_peers_run(RANKS, false, aborted, v, sizeof v);
     clock_gettime(CLOCK_MONOTONIC, &b);
     for (int k = 0; k < RANKS; k++)
         if (k != 1 && v[k].status != COLO_ERR_ABORTED && v[k].status != COLO_ERR_PEER)
@@ -276,12 +276,12 @@ T_CASE(an_abort_ends_waits)
 
 /* ---- what is registered ---- */
 
-static colo_status_t registering(t_peer_rank_t *r, void *arg)
+static colo_status_t registering(t_gpu_rank_t *r, void *arg)
 {
     colo_memory_t *a = NULL, *b = NULL;
     char *block = NULL, host[64];
     (void)arg;
-    peer_cuda(cudaMalloc((void **)&block, 1 << 20));
+    rank_cuda(cudaMalloc((void **)&block, 1 << 20));
     rank_try(colo_memory_register(r->gpus, block + 512, 4096, &a)); /* a part of a block */
     rank_check(colo_memory_is_p2p(a) && colo_memory_data(a) == block + 512);
     rank_check(colo_memory_bytes(a) == 4096);
@@ -308,23 +308,23 @@ static colo_status_t registering(t_peer_rank_t *r, void *arg)
     colo_memory_destroy(&a);
     rank_check(!colo_memory_find(r->gpus, block + 512, 1));
     rank_try(colo_comm_barrier(r->host, NULL));
-    peer_cuda(cudaFree(block));
+    rank_cuda(cudaFree(block));
     return COLO_OK;
 }
 
 T_CASE(memory_is_registered_found_and_refused)
 {
-    assert_ok(t_peer_run(RANKS, true, registering, NULL, 0));
+    assert_ok(t_peers_run(RANKS, true, registering, NULL, 0));
 }
 
 /* Registered parts of one block, several of them, in use by turns; then unregistered. */
-static colo_status_t parts_of_a_block(t_peer_rank_t *r, void *arg)
+static colo_status_t parts_of_a_block(t_gpu_rank_t *r, void *arg)
 {
     enum { PARTS = 3, PART = 1 << 16 };
     colo_memory_t *m[PARTS] = {NULL};
     char *block = NULL;
     (void)arg;
-    peer_cuda(cudaMalloc((void **)&block, (PARTS + 1) * PART));
+    rank_cuda(cudaMalloc((void **)&block, (PARTS + 1) * PART));
     for (int i = 0; i < PARTS; i++) /* each rank at a place of its own */
         rank_try(
             colo_memory_register(r->gpus, block + i * PART + 256 * r->rank, PART - 1024, &m[i]));
@@ -332,33 +332,33 @@ static colo_status_t parts_of_a_block(t_peer_rank_t *r, void *arg)
     for (int i = 0; i < PARTS; i++) {
         r->arena = colo_memory_data(m[(i + r->rank) % PARTS]); /* not the same number everywhere */
         r->used = 0;
-        rank_try(t_peer_case(r, &c));
+        rank_try(t_gpu_case(r, &c));
     }
     for (int i = 0; i < PARTS; i++)
         colo_memory_destroy(&m[i]);
     rank_try(colo_comm_barrier(r->host, NULL));
-    peer_cuda(cudaFree(block));
+    rank_cuda(cudaFree(block));
     return COLO_OK;
 }
 
 T_CASE(parts_of_one_block_may_be_registered)
 {
-    assert_ok(t_peer_run(RANKS, true, parts_of_a_block, NULL, 0));
+    assert_ok(t_peers_run(RANKS, true, parts_of_a_block, NULL, 0));
 }
 
 /* ---- COLO_TRANSPORT and tensors that are not registered ---- */
 
-static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
+static colo_status_t unregistered(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     void *other = NULL;
     (void)arg;
-    peer_cuda(cudaMalloc(&other, 1 << 16));
-    rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_topology(r, &c, T_X, 0, true, &x));
-    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
+    rank_cuda(cudaMalloc(&other, 1 << 16));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
     rank_try(colo_bridge_forward(bridge, &x.t, &y.t, r->stream));
     rank_try(t_download(r, &y));
     rank_try(t_case_compare(&c, T_Y, r->rank, 0, &y.host));
@@ -370,12 +370,12 @@ static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
     rank_check(st == (r->rank == 1 ? COLO_ERR_ARG : COLO_ERR_PEER));
     rank_check(strstr(colo_last_error(), "is not registered over comm"));
     rank_try(colo_comm_check(r->gpus));
-    peer_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
+    rank_cuda(cudaStreamBeginCapture(r->stream, cudaStreamCaptureModeThreadLocal));
     rank_try(colo_comm_set_check(r->gpus, 1));
     st = colo_bridge_forward(bridge, &x.t, &away, r->stream);
     cudaGraph_t graph;
-    peer_cuda(cudaStreamEndCapture(r->stream, &graph));
-    peer_cuda(cudaGraphDestroy(graph));
+    rank_cuda(cudaStreamEndCapture(r->stream, &graph));
+    rank_cuda(cudaGraphDestroy(graph));
     rank_check(st == COLO_ERR_ARG || st == COLO_ERR_PEER);
     (void)colo_comm_barrier(r->host, NULL);
     colo_bridge_destroy(&bridge);
@@ -387,23 +387,23 @@ static colo_status_t unregistered(t_peer_rank_t *r, void *arg)
 T_CASE(a_tensor_that_is_not_registered_is_refused_where_peer_is_asked_for)
 {
     setenv("COLO_TRANSPORT", "peer", 1);
-    colo_status_t st = t_peer_run(RANKS, false, unregistered, NULL, 0);
+    colo_status_t st = t_peers_run(RANKS, false, unregistered, NULL, 0);
     unsetenv("COLO_TRANSPORT");
     assert_ok(st);
 }
 
-static colo_status_t mixed(t_peer_rank_t *r, void *arg)
+static colo_status_t mixed(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
     t_placed_t x, y;
     void *other = NULL;
     (void)arg;
-    peer_cuda(cudaMalloc(&other, 1 << 16));
+    rank_cuda(cudaMalloc(&other, 1 << 16));
     c.check = 2;
-    rank_try(t_peer_bridge(r, &c, &bridge));
-    rank_try(t_topology(r, &c, T_X, 0, true, &x));
-    rank_try(t_topology(r, &c, T_Y, 0, false, &y));
+    rank_try(t_gpu_bridge(r, &c, &bridge));
+    rank_try(t_place(r, &c, T_X, 0, true, &x));
+    rank_try(t_place(r, &c, T_Y, 0, false, &y));
     colo_tensor_t away = y.t;
     away.data = other;
     colo_status_t st = colo_bridge_forward(bridge, &x.t, r->rank == 1 ? &away : &y.t, r->stream);
@@ -420,10 +420,10 @@ static colo_status_t mixed(t_peer_rank_t *r, void *arg)
 
 T_CASE(registered_on_some_ranks_only_is_a_mismatch_at_check_2)
 {
-    assert_ok(t_peer_run(RANKS, false, mixed, NULL, 0));
+    assert_ok(t_peers_run(RANKS, false, mixed, NULL, 0));
 }
 
-static colo_status_t wrong_word(t_peer_rank_t *r, void *arg)
+static colo_status_t wrong_word(t_gpu_rank_t *r, void *arg)
 {
     t_case_t c = the_case(0);
     colo_bridge_t *bridge = NULL;
@@ -431,21 +431,21 @@ static colo_status_t wrong_word(t_peer_rank_t *r, void *arg)
     if (r->rank == 0) /* only now: or there would be no communicator */
         setenv("COLO_TRANSPORT", "pear", 1);
     rank_try(colo_comm_barrier(r->host, NULL));
-    rank_check(t_peer_bridge(r, &c, &bridge) == COLO_ERR_ARG && !bridge);
+    rank_check(t_gpu_bridge(r, &c, &bridge) == COLO_ERR_ARG && !bridge);
     rank_check(strstr(colo_last_error(), "COLO_TRANSPORT is 'pear', expected auto, nccl or peer"));
     return colo_comm_check(r->gpus);
 }
 
 T_CASE(an_unknown_transport_is_refused)
 {
-    colo_status_t st = t_peer_run(RANKS, true, wrong_word, NULL, 0);
+    colo_status_t st = t_peers_run(RANKS, true, wrong_word, NULL, 0);
     unsetenv("COLO_TRANSPORT");
     assert_ok(st);
 }
 
 int main(void)
 {
-    if (!t_peer_enough(RANKS))
+    if (!t_peers_enough(RANKS))
         return T_EXIT_SKIP;
     return t_main("gpu/peer_order");
 }

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * nccl_ranks.h - ranks that are threads, or processes, with a GPU each, and a bridge case on device
- * memory.
+ * gpu_ranks.h - ranks that are threads, or processes, with GPUs, and a bridge case on device
+ * memory: over NCCL with a GPU each, or over peers' memory, which they registered, on any number of
+ * GPUs.
  *
  * Inputs and expectations are those of harness/bridge_case.h: made on the host by the oracle, put
  * to the device, run there, copied back, compared byte by byte.
  */
-#ifndef TESTS_GPU_NCCL_RANKS_H
-#define TESTS_GPU_NCCL_RANKS_H
+#ifndef TESTS_GPU_GPU_RANKS_H
+#define TESTS_GPU_GPU_RANKS_H
 
 #include "harness/harness.h"
 
@@ -23,6 +24,11 @@ typedef struct t_gpu_rank {
     colo_comm_t *host, *gpus; /* the same ranks */
     int32_t rank, size, device;
     cudaStream_t stream;
+    /* Over peers: nothing is allocated while kernels wait for each other on one GPU, so tensors lie
+     * in memory that is registered once. NULL: each is allocated. */
+    colo_memory_t *memory;
+    char *arena;
+    size_t used, shift; /* shift: bytes that the next tensor is moved by */
 } t_gpu_rank_t;
 typedef colo_status_t (*t_gpu_fn)(t_gpu_rank_t *r, void *arg);
 
@@ -33,9 +39,17 @@ int t_device_count(void);
 bool t_gpus_shared(void);
 int32_t t_gpu_ranks(void); /* 8, 4 or 2 of them, what a layout divides well */
 bool t_gpus_enough(int n); /* else it says so, for main to return T_EXIT_SKIP */
+/* Is there a GPU? Under a memory checker (T_CHECKED), which runs the kernels of a device one after
+ * the other: one for each of @ranks? */
+bool t_peers_enough(int ranks);
+
 /* @n ranks as T_RANKS says (harness/ranks.h), rank r on device r modulo the devices; gpus is NULL
  * when @bare: the test makes it. What ranks write in @arg must be shared by t_share(). */
 colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg);
+/* The same over peers, on a comm without NCCL (backends/peer_only.c); when @bare, the test
+ * registers the memory. @bytes of @arg are shared. */
+#define T_ARENA ((size_t)48 << 20)
+colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes);
 
 /* Its stream is empty, and so is every other rank's: now memory may be freed, which waits for the
  * device with the context locked. Where ranks share one, a rank would not get to launch what others
@@ -45,9 +59,28 @@ colo_status_t t_gpu_quiet(t_gpu_rank_t *r);
 colo_status_t t_cuda(cudaError_t e, const char *what);
 #define rank_cuda(expr) rank_try(t_cuda((expr), #expr))
 
+/* @bytes of the arena, or allocated where there is none: then @own is what to free. */
+colo_status_t t_gpu_room(t_gpu_rank_t *r, size_t bytes, char **at, void **own);
+/* A tensor there with the bytes of @host. */
+typedef struct t_placed {
+    t_buffer_t host;
+    char *at;
+    void *own;
+    colo_tensor_t t;
+} t_placed_t;
+colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt, bool fill,
+                      t_placed_t *p);
+/* Copies the host's bytes there, or back, on the rank's stream; waits for it when back. */
+colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p);
+colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p);
+void t_placed_free(t_placed_t *p);
+
 /* One case on r->gpus: create, forward, backward, compare, destroy. */
 colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c);
 colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
                          bool backward);
+/* A bridge of the case on device memory; and its end, when all ranks are quiet. */
+colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge);
+colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge);
 
 #endif

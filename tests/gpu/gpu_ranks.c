@@ -1,0 +1,260 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* gpu_ranks.c - see gpu_ranks.h */
+#include "gpu/gpu_ranks.h"
+
+#include "comm/comm.h"
+#include "comm/gpu.h"
+#include "core/error.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MOST = 8 };
+
+bool t_gpus_shared(void)
+{
+    const char *text = getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+    return text && atoi(text) != 0 && t_ranks_are_threads();
+}
+
+/* Asked in another process: one that has touched CUDA cannot fork ranks. */
+int t_device_count(void)
+{
+    int n = 0, status = 0;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0)
+        _exit(cudaGetDeviceCount(&n) == cudaSuccess ? n : 0);
+    if (child < 0 || waitpid(child, &status, 0) != child || !WIFEXITED(status))
+        return 0;
+    return WEXITSTATUS(status);
+}
+
+int t_gpu_count(void)
+{
+    int n = t_device_count();
+    n = n > MOST || (n > 0 && t_gpus_shared()) ? MOST : n;
+    return n < t_ranks_most() ? n : t_ranks_most();
+}
+
+int32_t t_gpu_ranks(void)
+{
+    const int n = t_gpu_count();
+    return n >= 8 ? 8 : n >= 4 ? 4 : 2;
+}
+
+static bool enough(int found, int need)
+{
+    if (found < need)
+        printf("skipped: needs %d GPUs, found %d\n", need, found);
+    return found >= need;
+}
+
+bool t_gpus_enough(int n)
+{
+    return enough(t_gpu_count(), n);
+}
+
+bool t_peers_enough(int ranks)
+{
+    return enough(t_device_count(), getenv("T_CHECKED") ? ranks : 1);
+}
+
+colo_status_t t_cuda(cudaError_t e, const char *what)
+{
+    return e == cudaSuccess ? COLO_OK
+                            : colo_fail(COLO_ERR_CUDA, "%s: %s", what, cudaGetErrorString(e));
+}
+
+struct job {
+    t_gpu_fn fn;
+    void *arg;
+    bool bare, peers;
+};
+static struct job job; /* not in the memory that ranks bring together */
+
+static colo_status_t connect_peers(t_gpu_rank_t *r)
+{
+    const colo_comm_ops_t *ops = NULL;
+    colo_comm_t *control = NULL;
+    rank_try(colo_gpu_load("peeronly", &ops));
+    rank_try(colo_comm_i_split_color(r->host, COLO_CATEGORY_USER, 0, r->rank, &control));
+    rank_try(ops->create(control, NULL, -1, &r->gpus));
+    if (!getenv("COLO_TIMEOUT_MS"))
+        colo_comm_set_timeout(r->gpus, 20000);
+    if (!job.bare)
+        rank_try(colo_memory_alloc(r->gpus, T_ARENA, &r->memory));
+    r->arena = colo_memory_data(r->memory);
+    return COLO_OK;
+}
+
+static colo_status_t on_rank(colo_comm_t *world, void *arg)
+{
+    t_gpu_rank_t r = {.host = world, .rank = colo_comm_rank(world), .size = colo_comm_size(world)};
+    int devices = 0;
+    (void)arg;
+    rank_cuda(cudaGetDeviceCount(&devices));
+    r.device = r.rank % devices;
+    rank_cuda(cudaSetDevice(r.device));
+    rank_cuda(cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking));
+    colo_status_t st = job.peers  ? connect_peers(&r)
+                       : job.bare ? COLO_OK
+                                  : colo_comm_create_nccl(world, -1, &r.gpus);
+    if (st == COLO_OK)
+        st = job.fn(&r, job.arg);
+    /* No rank frees what another one may still reach. The world may have failed: that is what some
+     * tests are about. */
+    if (st == COLO_OK)
+        (void)colo_comm_barrier(world, NULL);
+    /* The others may wait for this rank on the host, and its destroy waits for their GPUs. */
+    if (st < 0 && colo_comm_check(world) == COLO_OK)
+        colo_comm_i_fail(world, st);
+    colo_memory_destroy(&r.memory);
+    colo_comm_destroy(&r.gpus);
+    cudaStreamDestroy(r.stream);
+    return st;
+}
+
+colo_status_t t_gpus_run(int32_t n, bool bare, t_gpu_fn fn, void *arg)
+{
+    job = (struct job){fn, arg, bare, false};
+    return t_run_ranks(n, on_rank, NULL, 0);
+}
+
+colo_status_t t_peers_run(int32_t n, bool bare, t_gpu_fn fn, void *arg, size_t bytes)
+{
+    job = (struct job){fn, arg, bare, true};
+    if (bytes)
+        t_share(arg, bytes);
+    colo_status_t st = t_run_ranks(n, on_rank, NULL, 0);
+    if (bytes)
+        t_unshare(arg);
+    return st;
+}
+
+colo_status_t t_gpu_quiet(t_gpu_rank_t *r)
+{
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return colo_comm_barrier(r->host, NULL);
+}
+
+/* ---- tensors ---- */
+
+colo_status_t t_gpu_room(t_gpu_rank_t *r, size_t bytes, char **at, void **own)
+{
+    *own = NULL;
+    if (r->arena) {
+        *at = r->arena + r->used + r->shift;
+        r->used += (bytes + r->shift + 255) / 256 * 256;
+        rank_check(r->used <= T_ARENA);
+        return COLO_OK;
+    }
+    rank_cuda(cudaMalloc(own, bytes));
+    *at = *own;
+    return COLO_OK;
+}
+
+colo_status_t t_place(t_gpu_rank_t *r, const t_case_t *c, t_role_t role, int64_t salt, bool fill,
+                      t_placed_t *p)
+{
+    memset(p, 0, sizeof *p);
+    rank_try(t_case_tensor(c, role, r->rank, salt, fill, &p->host));
+    rank_try(t_gpu_room(r, p->host.bytes, &p->at, &p->own));
+    p->t = p->host.t;
+    p->t.mem = COLO_CUDA;
+    p->t.device = r->device;
+    if (p->t.data)
+        p->t.data = p->at + ((unsigned char *)p->host.t.data - p->host.raw);
+    return t_upload(r, p);
+}
+
+colo_status_t t_upload(t_gpu_rank_t *r, t_placed_t *p)
+{
+    rank_cuda(
+        cudaMemcpyAsync(p->at, p->host.raw, p->host.bytes, cudaMemcpyHostToDevice, r->stream));
+    return COLO_OK;
+}
+
+colo_status_t t_download(t_gpu_rank_t *r, t_placed_t *p)
+{
+    rank_cuda(cudaStreamSynchronize(r->stream)); /* not inside a copy, which holds locks */
+    rank_cuda(
+        cudaMemcpyAsync(p->host.raw, p->at, p->host.bytes, cudaMemcpyDeviceToHost, r->stream));
+    rank_cuda(cudaStreamSynchronize(r->stream));
+    return COLO_OK;
+}
+
+void t_placed_free(t_placed_t *p)
+{
+    cudaFree(p->own);
+    t_buffer_free(&p->host);
+}
+
+/* ---- cases ---- */
+
+colo_status_t t_gpu_pass(t_gpu_rank_t *r, colo_bridge_t *bridge, const t_case_t *c, int64_t salt,
+                         bool backward)
+{
+    t_role_t in_role = backward ? T_DY : T_X, out_role = backward ? T_DX : T_Y;
+    t_placed_t in = {0}, out = {0};
+    colo_status_t st;
+    COLO_TRY_GOTO(st, t_place(r, c, in_role, salt, true, &in), done);
+    COLO_TRY_GOTO(st, t_place(r, c, out_role, salt, false, &out), done);
+    if (!r->arena) /* all have allocated */
+        COLO_TRY_GOTO(st, t_gpu_quiet(r), done);
+    st = backward ? colo_bridge_backward(bridge, &in.t, &out.t, r->stream)
+                  : colo_bridge_forward(bridge, &in.t, &out.t, r->stream);
+    COLO_TRY_GOTO(st, st, done);
+    if (!r->arena)
+        COLO_TRY_GOTO(st, t_gpu_quiet(r), done);
+    COLO_TRY_GOTO(st, t_download(r, &out), done);
+    COLO_TRY_GOTO(st, t_download(r, &in), done);
+    COLO_TRY_GOTO(st, colo_comm_check(r->gpus), done);
+    COLO_TRY_GOTO(st, t_case_compare(c, out_role, r->rank, salt, &out.host), done);
+    COLO_TRY_GOTO(st, t_case_compare(c, in_role, r->rank, salt, &in.host), done);
+done:
+    t_placed_free(&in);
+    t_placed_free(&out);
+    return st;
+}
+
+colo_status_t t_gpu_bridge(t_gpu_rank_t *r, const t_case_t *c, colo_bridge_t **bridge)
+{
+    colo_layout_t src, dst;
+    colo_bridge_config_t config;
+    rank_try(colo_comm_set_check(r->gpus, c->check ? c->check : 1));
+    rank_try(t_case_config(c, &src, &dst, &config));
+    config.mem = COLO_CUDA;
+    return colo_bridge_create(bridge, &config, r->gpus);
+}
+
+colo_status_t t_gpu_end(t_gpu_rank_t *r, colo_bridge_t **bridge)
+{
+    rank_try(t_gpu_quiet(r));
+    colo_bridge_destroy(bridge);
+    return COLO_OK;
+}
+
+colo_status_t t_gpu_case(t_gpu_rank_t *r, const t_case_t *c)
+{
+    colo_bridge_t *bridge = NULL;
+    colo_status_t st;
+    const size_t used = r->used;
+    COLO_TRY_GOTO(st, t_gpu_bridge(r, c, &bridge), done);
+    if (r->arena && colo_bridge_workspace_size(bridge) != 0) {
+        st = colo_fail(COLO_ERR_STATE, "%zu bytes of workspace, expected none",
+                       colo_bridge_workspace_size(bridge));
+        goto done;
+    }
+    for (int32_t i = 0; i < (c->rounds ? c->rounds : 1); i++) {
+        COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, false), done);
+        if (!c->no_grad)
+            COLO_TRY_GOTO(st, t_gpu_pass(r, bridge, c, i, true), done);
+    }
+done:
+    r->used = used;
+    if (st == COLO_OK)
+        st = t_gpu_end(r, &bridge);
+    colo_bridge_destroy(&bridge);
+    return st;
+}
