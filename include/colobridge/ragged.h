@@ -32,9 +32,10 @@ typedef struct colo_batch colo_batch_t;
  * colo_bridge_set_segments() - plan a batch; local, nothing waits, unless the tables are refused
  * All ranks of the bridge's comm set the same tables, so they all refuse them or none does. The
  * first call on the batch compares them; a rank that does not come to it is COLO_ERR_TIMEOUT on
- * the others. At COLO_CHECK >= 1 a rank that refuses its tables takes part in that comparison
- * before it returns: if the tables of other ranks were accepted, their first call is COLO_ERR_PEER
- * with this rank's error message, and the comm lives on. At 0 the refusal is this rank's alone.
+ * the others. At COLO_CHECK >= 1 a rank that refuses its tables, or another argument than a NULL
+ * @bridge, takes part in that comparison before it returns: if the arguments of other ranks were
+ * accepted, their first call is COLO_ERR_PEER with this rank's error message, and the comm lives
+ * on. At 0 the refusal is this rank's alone.
  * @segments:  borrowed for the call: the tables may be freed or changed afterwards
  * @batch:     out: owned by the caller, destroyed before the bridge. Batches set before stay valid
  * Errors:     those of colo_segments_check(); COLO_ERR_ARG (the bridge is not ragged, more rows

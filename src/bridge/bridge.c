@@ -490,11 +490,14 @@ static colo_status_t call(colo_bridge_t *b, colo_pass_t pass, const colo_tensor_
     if (!b)
         return colo_fail(COLO_ERR_ARG, "bridge: bridge is NULL");
     COLO_TRY(colo_comm_check(b->comm));
-    if (b->ragged)
-        return colo_fail(COLO_ERR_STATE,
-                         "bridge: created for ragged batches; call "
-                         "colo_bridge_set_segments() and colo_batch_%s()",
-                         pass == COLO_FORWARD ? "forward" : "backward");
+    if (b->ragged) {
+        const colo_status_t refused =
+            colo_fail(COLO_ERR_STATE,
+                      "bridge: created for ragged batches; call colo_bridge_set_segments() and "
+                      "colo_batch_%s()",
+                      pass == COLO_FORWARD ? "forward" : "backward");
+        return colo_ragged_share_refusal(b, refused);
+    }
     const colo_plan_t *p = b->now.plan;
     bool fwd = pass == COLO_FORWARD, strict = colo_comm_check_level(b->comm) >= 2;
     colo_queries_t q = {0};

@@ -143,12 +143,14 @@ done:
     return st;
 }
 
-/* Ranks whose tables are right wait in the first call on their batch. This one brings its error to
- * that call, so that they return, too. Ranks that all refuse meet here. */
-static colo_status_t share_refusal(const colo_bridge_t *b, colo_status_t mine)
+/* Ranks whose arguments are right wait in the first call on their batch. This one brings its error
+ * to that call, so that they return, too. Ranks that all refuse meet here. */
+colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mine)
 {
     char kept[512];
     colo_fields_t f = {COLO_FIELDS_INIT};
+    if (colo_comm_check_level(b->comm) < 1)
+        return mine;
     snprintf(kept, sizeof kept, "%.511s", colo_last_error());
     const colo_status_t st = colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
     return st == mine ? st : colo_fail_prefix(st, "%s", kept);
@@ -157,13 +159,17 @@ static colo_status_t share_refusal(const colo_bridge_t *b, colo_status_t mine)
 colo_status_t colo_bridge_set_segments(colo_bridge_t *bridge, const colo_segments_t *segments,
                                        colo_batch_t **batch)
 {
-    if (!bridge || !batch)
-        return colo_fail(COLO_ERR_ARG, "segments: %s is NULL", bridge ? "batch" : "bridge");
-    if (!bridge->ragged)
-        return colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
-                                       "ragged in its config");
-    const colo_status_t st = plan_batch(bridge, segments, batch);
-    return st < 0 && colo_comm_check_level(bridge->comm) >= 1 ? share_refusal(bridge, st) : st;
+    colo_status_t st;
+    if (!bridge) /* and no comm on which other ranks could be told */
+        return colo_fail(COLO_ERR_ARG, "segments: bridge is NULL");
+    if (!batch)
+        st = colo_fail(COLO_ERR_ARG, "segments: batch is NULL, expected where to put it");
+    else if (!bridge->ragged)
+        st = colo_fail(COLO_ERR_ARG, "segments: the bridge was created for uniform batches; set "
+                                     "ragged in its config");
+    else
+        st = plan_batch(bridge, segments, batch);
+    return st < 0 ? colo_ragged_share_refusal(bridge, st) : st;
 }
 
 const colo_plan_t *colo_batch_plan(const colo_batch_t *batch)

@@ -155,6 +155,10 @@ static inline size_t colo_ragged_padded(size_t bytes)
 
 /* ---- batches ---- */
 
+/* An error of this rank before its first call on a batch, brought to the comparison of that call.
+ * Collective, if COLO_CHECK is at least 1; returns @mine. */
+colo_status_t colo_ragged_share_refusal(const colo_bridge_t *b, colo_status_t mine);
+
 struct colo_batch {
     colo_bridge_t *bridge;
     colo_shape_state_t s;

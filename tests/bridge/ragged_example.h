@@ -38,7 +38,7 @@ typedef struct options {
     bool no_grad;
 } options_t;
 
-static inline colo_status_t make(colo_bridge_t **b, const options_t *o, colo_comm_t *comm)
+static inline colo_status_t make_of(colo_bridge_t **b, colo_bridge_config_t c, colo_comm_t *comm)
 {
     colo_grid_t sg, dg;
     colo_layout_t src, dst;
@@ -46,18 +46,24 @@ static inline colo_status_t make(colo_bridge_t **b, const options_t *o, colo_com
     rank_try(colo_grid_parse(&dg, "cp=2,dp=1", 0));
     rank_try(colo_layout_init_src(&src, &sg));
     rank_try(colo_layout_init_dst(&dst, &dg));
-    const colo_bridge_config_t c = {COLO_BRIDGE_CONFIG_INIT,
-                                    .src = &src,
-                                    .dst = &dst,
-                                    .shape = {.features = H},
-                                    .dtype = COLO_F32,
-                                    .output = o->output,
-                                    .grad = o->grad,
-                                    .no_grad = o->no_grad,
-                                    .ragged = true,
-                                    .placement = o->placement,
-                                    .max_rows = o->max_rows};
+    c.src = &src;
+    c.dst = &dst;
     return colo_bridge_create(b, &c, comm);
+}
+
+static inline colo_status_t make(colo_bridge_t **b, const options_t *o, colo_comm_t *comm)
+{
+    const colo_bridge_config_t c = {
+        COLO_BRIDGE_CONFIG_INIT, .shape = {.features = H},  .dtype = COLO_F32,
+        .output = o->output,     .grad = o->grad,           .no_grad = o->no_grad,
+        .ragged = true,          .placement = o->placement, .max_rows = o->max_rows};
+    return make_of(b, c, comm);
+}
+
+/* A bridge of uniform batches between the same layouts. */
+static inline colo_status_t make_uniform(colo_bridge_t **b, colo_comm_t *comm)
+{
+    return make_of(b, (colo_bridge_config_t){COLO_BRIDGE_CONFIG_INIT, .shape = {2, 4, H, 0}}, comm);
 }
 
 static inline colo_tensor_t tensor(float *data, int64_t rows)

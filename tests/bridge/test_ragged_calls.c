@@ -149,15 +149,27 @@ T_CASE(a_bad_later_call_wakes_the_ranks_that_wait)
     assert_true(f.named[0] && f.named[1] && f.untouched[0] && f.untouched[1]);
 }
 
-/* ---- tables that a rank refuses ---- */
+/* ---- what a rank refuses before the first call on a batch ---- */
+
+enum { BAD_TABLES, NO_TABLES, NO_BATCH, UNIFORM_BRIDGE, UNIFORM_CALL, REFUSED };
+static const struct {
+    colo_status_t status;
+    const char *text;
+} refused[REFUSED] = {
+    [BAD_TABLES] = {COLO_ERR_ARG, "segments: segment 2: src_dp is 5, expected 0..1"},
+    [NO_TABLES] = {COLO_ERR_ARG, "segments: segments is NULL"},
+    [NO_BATCH] = {COLO_ERR_ARG, "segments: batch is NULL"},
+    [UNIFORM_BRIDGE] = {COLO_ERR_ARG, "segments: the bridge was created for uniform batches"},
+    [UNIFORM_CALL] = {COLO_ERR_STATE, "bridge: created for ragged batches"}};
 
 typedef struct refused_tables {
+    int what;
     bool on_both;
     colo_status_t status[2], alive[2], next[2];
     bool named[2], untouched[2];
 } refused_tables_t;
 
-/* Rank 1's tables have no replica 5. Then a step with tables that are right. */
+/* Rank 1, or both, set a batch in a way that is refused. Then a step that is right. */
 static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
 {
     refused_tables_t *f = arg;
@@ -167,16 +179,21 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     colo_segments_t s = segments_of(&t);
     float x[5 * H], y[10 * H];
     const colo_tensor_t tx = tensor(x, fill_x(x, rank)), ty = tensor(y, 10);
-    colo_bridge_t *b = NULL;
+    colo_bridge_t *b = NULL, *uniform = NULL;
     colo_batch_t *batch = NULL;
+    const int what = rank == 1 || f->on_both ? f->what : REFUSED;
     rank_try(make(&b, &o, comm));
-    t.src_dp[2] = rank == 1 || f->on_both ? 5 : 1;
+    rank_try(make_uniform(&uniform, comm));
+    t.src_dp[2] = what == BAD_TABLES ? 5 : 1;
     blank(y, 10);
-    f->status[rank] = colo_bridge_set_segments(b, &s, &batch);
+    f->status[rank] = what == UNIFORM_CALL
+                          ? colo_bridge_forward(b, &tx, &ty, NULL)
+                          : colo_bridge_set_segments(what == UNIFORM_BRIDGE ? uniform : b,
+                                                     what == NO_TABLES ? NULL : &s,
+                                                     what == NO_BATCH ? NULL : &batch);
     if (f->status[rank] == COLO_OK)
         f->status[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
-    f->named[rank] =
-        strstr(colo_last_error(), "segments: segment 2: src_dp is 5, expected 0..1") != NULL;
+    f->named[rank] = strstr(colo_last_error(), refused[f->what].text) != NULL;
     f->untouched[rank] = has_only(y, 10, NULL, 0);
     f->alive[rank] = colo_comm_check(comm);
     colo_batch_destroy(&batch);
@@ -185,17 +202,19 @@ static colo_status_t run_refused_tables(colo_comm_t *comm, void *arg)
     if (f->next[rank] == COLO_OK)
         f->next[rank] = colo_batch_forward(batch, &tx, &ty, 1, NULL);
     colo_batch_destroy(&batch);
+    colo_bridge_destroy(&uniform);
     colo_bridge_destroy(&b);
     return COLO_OK;
 }
 
-T_CASE(tables_that_one_rank_refuses_are_an_error_on_all_ranks)
+T_CASE(a_batch_that_one_rank_refuses_is_an_error_on_all_ranks)
 {
-    for (int both = 0; both < 2; both++) {
-        refused_tables_t f = {.on_both = both};
+    for (int i = 0; i < 2 * REFUSED; i++) {
+        const bool both = i % 2;
+        refused_tables_t f = {.what = i / 2, .on_both = both};
         assert_ok(t_run_ranks(2, run_refused_tables, &f, sizeof f));
-        assert_int_equal(f.status[0], both ? COLO_ERR_ARG : COLO_ERR_PEER);
-        assert_int_equal(f.status[1], COLO_ERR_ARG);
+        assert_int_equal(f.status[0], both ? refused[f.what].status : COLO_ERR_PEER);
+        assert_int_equal(f.status[1], refused[f.what].status);
         for (int rank = 0; rank < 2; rank++) {
             assert_true(f.named[rank]);
             assert_true(f.untouched[rank]);
@@ -401,7 +420,6 @@ static colo_status_t run_uses(colo_comm_t *comm, void *arg)
     rank_check(colo_bridge_backward(b, &tx, &tx, NULL) == COLO_ERR_STATE);
     rank_check(colo_bridge_reshape(b, &shape) == COLO_ERR_STATE);
     rank_check(colo_batch_forward(NULL, NULL, NULL, 1, NULL) == COLO_ERR_ARG);
-    rank_check(colo_bridge_set_segments(b, &s, NULL) == COLO_ERR_ARG);
     rank_check(colo_bridge_set_segments(NULL, &s, &batch) == COLO_ERR_ARG);
     colo_batch_destroy(&batch);
     colo_batch_destroy(&batch);
