@@ -59,11 +59,12 @@ COLO_API void colo_bridge_rows(const colo_bridge_t *bridge, int64_t *src_rows, i
  * @n:       at least 1, the same on all ranks. Tensors may differ in dtype and features
  * @stream:  NULL on the host; on a GPU the call enqueues the work here, and the host does not wait
  *
- * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the pass and n
- *           between all ranks of the comm: an error on any rank is an error on all, nothing is
- *           written, and the comm lives on. Later calls compare between ranks that exchange
- *           messages. At 2 every call compares
- * Errors:   COLO_ERR_MISMATCH (tables differ; the error message names the table), COLO_ERR_ARG,
+ * Check:    at COLO_CHECK >= 1 the first call on a batch compares the tables, the pass, n, and the
+ *           dtype and features of each tensor between all ranks of the comm: an error on any rank
+ *           is an error on all, nothing is written, and the comm lives on. Later calls compare
+ *           between ranks that exchange messages. At 2 every call compares
+ * Errors:   COLO_ERR_MISMATCH (tables, dtypes or features differ; the error message names the table
+ *           or the tensor, two ranks, and what they have), COLO_ERR_ARG,
  *           COLO_ERR_SHAPE (nothing is written; if ranks are not compared, the comm is marked
  *           failed, because peers wait), COLO_ERR_TIMEOUT, COLO_ERR_PEER, COLO_ERR_NOMEM,
  *           COLO_ERR_STATE (a capture needs memory that is not there), COLO_ERR_CUDA,

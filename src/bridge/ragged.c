@@ -381,6 +381,16 @@ static colo_status_t agree(const call_t *c, colo_status_t mine)
                         c->reached.not_agreed ? "yet unknown"
                         : c->reached.p2p      ? "yes"
                                               : "no");
+    /* a rank without rows may have no tensors */
+    const bool has = must_have(c, true) || must_have(c, false);
+    for (int32_t i = 0; mine == COLO_OK && has && i < c->n; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "tensor %d", (int)i);
+        colo_fields_add_optional(
+            &f, name, "%lld features of %s",
+            (long long)(c->carried[i].per * c->batch->s.plan->config.shape.features),
+            colo_dtype_name(c->carried[i].dtype));
+    }
     return colo_comm_i_agree_fields(b->comm, RAGGED_BATCH, &f, mine);
 }
 

@@ -70,20 +70,38 @@ static colo_status_t spread_error(colo_comm_t *c, const char *what, int32_t from
 
 /* ---- fields ---- */
 
-void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...)
+enum { OPTIONAL = '?' }; /* begins the line of a field that a rank may lack */
+
+static void add_field(colo_fields_t *f, bool optional, const char *name, const char *fmt,
+                      va_list ap)
 {
     char value[256];
-    va_list ap;
-    va_start(ap, fmt);
+    uint64_t *hash = optional ? &f->optional : &f->hash;
     vsnprintf(value, sizeof value, fmt, ap);
-    va_end(ap);
-    f->hash = colo_hash_str(colo_hash_str(f->hash, name), value);
+    *hash = colo_hash_str(colo_hash_str(*hash ? *hash : COLO_HASH_INIT, name), value);
     const size_t left = sizeof f->text - f->length;
-    const int n = snprintf(f->text + f->length, left, "%s\t%s\n", name, value);
+    const int n =
+        snprintf(f->text + f->length, left, "%s%s\t%s\n", optional ? "?" : "", name, value);
     if (n > 0 && (size_t)n < left)
         f->length += (size_t)n;
     else
         f->text[f->length] = '\0'; /* a field is there as a whole, or not */
+}
+
+void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    add_field(f, false, name, fmt, ap);
+    va_end(ap);
+}
+
+void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fmt, ...)
+{
+    va_list ap;
+    va_start(ap, fmt);
+    add_field(f, true, name, fmt, ap);
+    va_end(ap);
 }
 
 /* The value of the field that @line begins with, in @text; up to its newline. NULL: none. */
@@ -96,9 +114,9 @@ static const char *same_field(const char *text, const char *line)
     return NULL;
 }
 
-/* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank 0; false
- * if they are alike. */
-static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs,
+/* "dst: rank 3 of 'world' has A, rank 0 B; ..." from the texts of rank @odd and of rank @than;
+ * false if they are alike. */
+static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *theirs, int32_t than,
                                 const char *first, char *out, size_t cap)
 {
     enum { NAMED = 3 };
@@ -107,11 +125,13 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
     for (const char *line = theirs; *line; line += strcspn(line, "\n") + 1) {
         const char *a = line + strcspn(line, "\t") + 1, *b = same_field(first, line);
         const int na = (int)strcspn(a, "\n"), nb = b ? (int)strcspn(b, "\n") : 0;
-        if ((b && na == nb && strncmp(a, b, (size_t)na) == 0) || ++differ > NAMED || at >= cap)
+        const char *name = line + (*line == OPTIONAL);
+        if ((!b && name > line) || (b && na == nb && strncmp(a, b, (size_t)na) == 0) ||
+            ++differ > NAMED || at >= cap)
             continue;
-        int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank 0 %.*s",
-                         at ? "; " : "", (int)(a - line - 1), line, (int)odd, c->name, na, a, nb,
-                         b ? b : "");
+        int n = snprintf(out + at, cap - at, "%s%.*s: rank %d of '%s' has %.*s, rank %d %.*s",
+                         at ? "; " : "", (int)(a - name - 1), name, (int)odd, c->name, na, a,
+                         (int)than, nb, b ? b : "");
         at += n > 0 ? (size_t)n : 0;
     }
     if (differ > NAMED && at < cap)
@@ -119,20 +139,21 @@ static bool describe_difference(const colo_comm_t *c, int32_t odd, const char *t
     return differ > 0;
 }
 
-/* Rank @odd brings another hash than rank 0: their fields travel, and the error message is the same
- * on all ranks. Collective. */
+/* Rank @odd brings another hash than rank @than: their fields travel, and the error message is the
+ * same on all ranks. Collective. */
 static colo_status_t name_difference(colo_comm_t *c, const char *what, const colo_fields_t *f,
-                                     int32_t odd)
+                                     int32_t odd, int32_t than)
 {
     char text[2][sizeof f->text], out[640] = "";
     for (int i = 0; i < 2; i++) {
         memcpy(text[i], f->text, sizeof f->text);
-        COLO_TRY(spread_text(c, text[i], sizeof text[i], i ? odd : 0));
+        COLO_TRY(spread_text(c, text[i], sizeof text[i], i ? odd : than));
         text[i][sizeof text[i] - 1] = '\0';
     }
-    if (!describe_difference(c, odd, text[1], text[0], out, sizeof out))
-        snprintf(out, sizeof out, "rank %d of '%s' differs from rank 0 in what is too long to send",
-                 (int)odd, c->name);
+    if (!describe_difference(c, odd, text[1], than, text[0], out, sizeof out))
+        snprintf(out, sizeof out,
+                 "rank %d of '%s' differs from rank %d in what is too long to send", (int)odd,
+                 c->name, (int)than);
     return colo_fail(COLO_ERR_MISMATCH, "%s: %s", what, out);
 }
 
@@ -142,19 +163,29 @@ colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fi
     COLO_TRY(colo_comm_i_alive(c, what));
     if (c->size == 1)
         return mine;
-    COLO_AUTOFREE uint64_t *all = malloc(2 * sizeof *all * (size_t)c->size);
+    struct words {
+        uint64_t hash, optional;
+        int64_t status;
+    } own, *first = NULL;
+    COLO_AUTOFREE struct words *all = malloc(sizeof *all * (size_t)c->size);
     if (!all)
         return colo_comm_i_fail(
             c, colo_fail(COLO_ERR_NOMEM, "%s: agreement of %d ranks", what, (int)c->size));
     colo_fields_add(f, "call", "%s", what); /* two kinds of agreement may meet */
-    uint64_t pair[2] = {f->hash, (uint64_t)(int64_t)mine};
-    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, pair, all, 2));
+    own = (struct words){f->hash, f->optional, mine};
+    COLO_TRY(colo_comm_i_gather(c, COLO_OP_ALL_GATHER, COLO_CATEGORY_CHECK, &own.hash, &all->hash,
+                                sizeof own / sizeof own.hash));
     for (int32_t r = 0; r < c->size; r++)
-        if ((int64_t)all[2 * r + 1] < 0)
+        if (all[r].status < 0)
             return spread_error(c, what, r, mine);
     for (int32_t r = 1; r < c->size; r++)
-        if (all[2 * r] != all[0])
-            return name_difference(c, what, f, r);
+        if (all[r].hash != all[0].hash)
+            return name_difference(c, what, f, r, 0);
+    for (int32_t r = 0; r < c->size; r++) {
+        first = !first && all[r].optional ? &all[r] : first;
+        if (all[r].optional && all[r].optional != first->optional)
+            return name_difference(c, what, f, r, (int32_t)(first - all));
+    }
     return COLO_OK;
 }
 

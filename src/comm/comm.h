@@ -215,11 +215,14 @@ COLO_FOR_MODULES colo_status_t colo_comm_i_agree(colo_comm_t *c, const char *wha
 typedef struct colo_fields {
     char text[2048]; /* "name\tvalue\n" ... */
     size_t length;
-    uint64_t hash;
+    uint64_t hash, optional; /* of fields; optional ones: 0 if the rank has none */
 } colo_fields_t;
 #define COLO_FIELDS_INIT .hash = COLO_HASH_INIT
 /* @name: static; neither has a tab or a newline. A value has at most 255 bytes. */
 void colo_fields_add(colo_fields_t *f, const char *name, const char *fmt, ...) COLO_PRINTF(3, 4);
+/* The same of what only some ranks have, each of them all of it: compared between those ranks. */
+void colo_fields_add_optional(colo_fields_t *f, const char *name, const char *fmt, ...)
+    COLO_PRINTF(3, 4);
 /* colo_comm_i_agree() on fields: "@what: dst: rank 3 of 'world' has tp=2,dp=4, rank 0 tp=8". Adds
  * @what to @f. */
 colo_status_t colo_comm_i_agree_fields(colo_comm_t *c, const char *what, colo_fields_t *f,

@@ -13,6 +13,8 @@ typedef enum fault {
     SHORT_X,
     DTYPE_Y,
     FEATURES_Y,
+    OTHER_DTYPE,
+    OTHER_FEATURES,
     CUDA_Y,
     X_NULL,
     Y_NULL,
@@ -35,6 +37,10 @@ static const struct {
                                  "5 rows"},
     [DTYPE_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 2 of i32"},
     [FEATURES_Y] = {COLO_ERR_SHAPE, "rank 1: x[0] has 2 features of f32, y[0] 1 of f32"},
+    [OTHER_DTYPE] = {COLO_ERR_MISMATCH, "tensor 0: rank 1 of 'world' has 2 features of i32, rank 0 "
+                                        "2 features of f32"},
+    [OTHER_FEATURES] = {COLO_ERR_MISMATCH, "tensor 0: rank 1 of 'world' has 1 features of f32, "
+                                           "rank 0 2 features of f32"},
     [CUDA_Y] = {COLO_ERR_ARG, "rank 1: y[0] lives in cuda memory"},
     [X_NULL] = {COLO_ERR_ARG, "rank 1: x[0] is NULL, expected [5, features]"},
     [Y_NULL] = {COLO_ERR_ARG, "rank 1: y[0] is NULL, expected [10, features]"},
@@ -88,6 +94,12 @@ static colo_status_t run_fault(colo_comm_t *comm, void *arg)
             break;
         case FEATURES_Y:
             ty.shape[1]--;
+            break;
+        case OTHER_DTYPE:
+            tx.dtype = ty.dtype = COLO_I32;
+            break;
+        case OTHER_FEATURES:
+            tx.shape[1] = ty.shape[1] = H - 1;
             break;
         case CUDA_Y:
             ty.mem = COLO_CUDA;

@@ -493,6 +493,32 @@ T_CASE(agreement_on_fields_names_those_that_differ)
     assert_ok(t_run_ranks(4, fields_rank, NULL, 0));
 }
 
+/* Ranks 0 and 2 have no milk; then rank 3 has another one than rank 1, then another cup. */
+static colo_status_t optional_rank(colo_comm_t *c, void *arg)
+{
+    static const char *const expected[] = {NULL,
+                                           "tea: milk: rank 3 of 'world' has oats, rank 1 cow",
+                                           "tea: cup: rank 3 of 'world' has 3, rank 0 0"};
+    const int me = colo_comm_rank(c);
+    (void)arg;
+    for (int i = 0; i < 3; i++) {
+        colo_fields_t f = {COLO_FIELDS_INIT};
+        colo_fields_add(&f, "cup", "%d", i == 2 && me == 3 ? 3 : 0);
+        if (me % 2)
+            colo_fields_add_optional(&f, "milk", "%s", i == 1 && me == 3 ? "oats" : "cow");
+        const colo_status_t st = colo_comm_i_agree_fields(c, "tea", &f, COLO_OK);
+        rank_check(st == (expected[i] ? COLO_ERR_MISMATCH : COLO_OK));
+        if (expected[i] && strcmp(colo_last_error(), expected[i]) != 0)
+            return t_rank_fail(__FILE__, __LINE__, colo_last_error());
+    }
+    return colo_comm_barrier(c, NULL);
+}
+
+T_CASE(agreement_on_optional_fields_leaves_out_ranks_without_them)
+{
+    assert_ok(t_run_ranks(4, optional_rank, NULL, 0));
+}
+
 T_CASE(agreement_hands_each_rank_the_right_status)
 {
     struct seen s = {.arrived = 0};
