@@ -95,7 +95,7 @@ static void refuse_itself(int64_t xat, const int64_t *xs, int64_t yat, const int
     assert_int_equal(make_bridge(NULL), 0);
 }
 
-static void columns_and_rows_of_one_buffer_are_apart(void **state)
+T_CASE(columns_and_rows_of_one_buffer_are_apart)
 {
     static const int64_t wide[] = {12, 4, 1}, gaps[] = {20, 4, 1}, turns[] = {12, 2, 1};
     assert_true(forward(0, wide, 2, wide));    /* left and right columns */
@@ -110,7 +110,7 @@ static void columns_and_rows_of_one_buffer_are_apart(void **state)
     assert_false(forward(0, turns, 4, wide));
 }
 
-static void what_is_accepted_shares_no_element(void **state)
+T_CASE(what_is_accepted_shares_no_element)
 {
     uint64_t seed = t_seed();
     int accepted = 0, refused = 0;
@@ -136,9 +136,5 @@ static void what_is_accepted_shares_no_element(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(columns_and_rows_of_one_buffer_are_apart),
-        cmocka_unit_test(what_is_accepted_shares_no_element),
-    };
-    return cmocka_run_group_tests_name("bridge/bridge_apart", tests, make_bridge, end_bridge);
+    return t_main_around("bridge/bridge_apart", make_bridge, end_bridge);
 }

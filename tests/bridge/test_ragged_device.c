@@ -367,10 +367,9 @@ static colo_status_t random_batches(colo_comm_t *comm, void *arg)
     return disguised(comm, run_random, arg);
 }
 
-static void random_batches_on_a_device_arrive_as_the_oracle_says(void **state)
+T_CASE(random_batches_on_a_device_arrive_as_the_oracle_says)
 {
     uint64_t seed = t_seed();
-    (void)state;
     int64_t p2p = 0;
     memset(told, 0, sizeof told);
     assert_ok(colo_comm_threads_run(RANKS, random_batches, &seed));
@@ -415,9 +414,8 @@ static colo_status_t empty_first(colo_comm_t *comm, void *arg)
     return disguised(comm, run_empty_first, arg);
 }
 
-static void path_after_a_batch_without_rows_is_still_peer_to_peer(void **state)
+T_CASE(path_after_a_batch_without_rows_is_still_peer_to_peer)
 {
-    (void)state;
     memset(told, 0, sizeof told);
     assert_ok(colo_comm_threads_run(2, empty_first, NULL));
 }
@@ -463,9 +461,8 @@ static colo_status_t growing_batches(colo_comm_t *comm, void *arg)
     return disguised(comm, run_growing, arg);
 }
 
-static void memory_on_a_device_grows_or_is_there_from_create(void **state)
+T_CASE(memory_on_a_device_grows_or_is_there_from_create)
 {
-    (void)state;
     for (int i = 0; i < 2; i++) {
         bool reserves = i > 0;
         memset(told, 0, sizeof told);
@@ -475,11 +472,6 @@ static void memory_on_a_device_grows_or_is_there_from_create(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(random_batches_on_a_device_arrive_as_the_oracle_says),
-        cmocka_unit_test(path_after_a_batch_without_rows_is_still_peer_to_peer),
-        cmocka_unit_test(memory_on_a_device_grows_or_is_there_from_create),
-    };
     assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return t_main("bridge/ragged_device");
 }

@@ -23,7 +23,7 @@ static int clean(void **state)
 
 /* ---- environment variables ---- */
 
-static void variables_are_listed_with_fallback_and_help(void **state)
+T_CASE(variables_are_listed_with_fallback_and_help)
 {
     static const char *const expected[][2] = {{"COLO_LOG", "off"},
                                               {"COLO_TIMEOUT_MS", "600000"},
@@ -44,7 +44,7 @@ static void variables_are_listed_with_fallback_and_help(void **state)
     assert_null(colo_env_variable(colo_env_count()));
 }
 
-static void a_value_says_where_it_comes_from(void **state)
+T_CASE(a_value_says_where_it_comes_from)
 {
     bool from_env = true;
     assert_string_equal(colo_env_value("COLO_CHECK", &from_env), "1");
@@ -99,7 +99,7 @@ static const struct {
     {"COLO_GEMM", "lops", "expected auto, cblas, loops or the name of a library"},
 };
 
-static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
+T_CASE(value_that_is_not_allowed_is_refused_by_every_create)
 {
     char found[64];
     for (size_t i = 0; i < sizeof nonsense / sizeof nonsense[0]; i++) {
@@ -119,7 +119,7 @@ static void value_that_is_not_allowed_is_refused_by_every_create(void **state)
     assert_fails(colo_env_check("PATH"), COLO_ERR_MISSING, "'PATH'");
 }
 
-static void every_variable_but_free_text_refuses_something(void **state)
+T_CASE(every_variable_but_free_text_refuses_something)
 {
     static const char *const free_text[] = {"COLO_BACKEND_DIR", "COLO_FLIGHT_RECORDER",
                                             "COLO_NODE"};
@@ -135,7 +135,7 @@ static void every_variable_but_free_text_refuses_something(void **state)
     }
 }
 
-static void long_value_is_refused_and_not_cut(void **state)
+T_CASE(long_value_is_refused_and_not_cut)
 {
     char text[5001];
     memset(text, 'a', sizeof text - 1);
@@ -152,7 +152,7 @@ static void long_value_is_refused_and_not_cut(void **state)
     assert_fails(colo_env_check(NULL), COLO_ERR_ARG, "aaaa...', expected a number from 0 to 2");
 }
 
-static void value_that_is_allowed_counts(void **state)
+T_CASE(value_that_is_allowed_counts)
 {
     int64_t ms = 0;
     int32_t word = 7;
@@ -185,7 +185,7 @@ char *secure_getenv(const char *name)
     return more_rights ? NULL : getenv(name);
 }
 
-static void program_with_more_rights_reads_no_variable(void **state)
+T_CASE(program_with_more_rights_reads_no_variable)
 {
     bool from_env = true;
     const char *text = NULL;
@@ -207,7 +207,7 @@ static void program_with_more_rights_reads_no_variable(void **state)
     unsetenv("COLO_GEMM");
 }
 
-static void a_comm_takes_its_settings_from_the_variables(void **state)
+T_CASE(a_comm_takes_its_settings_from_the_variables)
 {
     colo_comm_t *c = NULL;
     setenv("COLO_CHECK", "0", 1);
@@ -218,7 +218,7 @@ static void a_comm_takes_its_settings_from_the_variables(void **state)
 
 /* ---- log ---- */
 
-static void lines_above_the_level_are_dropped(void **state)
+T_CASE(lines_above_the_level_are_dropped)
 {
     struct lines l = {0};
     for (int level = COLO_LOG_OFF; level <= COLO_LOG_DEBUG; level++) {
@@ -258,7 +258,7 @@ static void talk(void)
     colo_log(COLO_LOG_DEBUG, "detail");
 }
 
-static void stderr_is_silent_unless_the_environment_asks(void **state)
+T_CASE(stderr_is_silent_unless_the_environment_asks)
 {
     char text[1024];
     capture(talk, text, sizeof text);
@@ -291,7 +291,7 @@ static void *shout(void *arg)
     return NULL;
 }
 
-static void the_sink_is_never_called_concurrently(void **state)
+T_CASE(the_sink_is_never_called_concurrently)
 {
     struct storm s = {.lines = 0};
     pthread_t thread[4];
@@ -339,7 +339,7 @@ static void *log_one_line(void *arg)
 }
 
 /* Last: a thread that hangs keeps the log. */
-static void sink_may_call_the_library(void **state)
+T_CASE(sink_may_call_the_library)
 {
     static struct busy b;
     pthread_t thread;
@@ -355,21 +355,5 @@ static void sink_may_call_the_library(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(variables_are_listed_with_fallback_and_help, clean, clean),
-        cmocka_unit_test_setup_teardown(a_value_says_where_it_comes_from, clean, clean),
-        cmocka_unit_test_setup_teardown(value_that_is_not_allowed_is_refused_by_every_create, clean,
-                                        clean),
-        cmocka_unit_test_setup_teardown(every_variable_but_free_text_refuses_something, clean,
-                                        clean),
-        cmocka_unit_test_setup_teardown(long_value_is_refused_and_not_cut, clean, clean),
-        cmocka_unit_test_setup_teardown(value_that_is_allowed_counts, clean, clean),
-        cmocka_unit_test_setup_teardown(program_with_more_rights_reads_no_variable, clean, clean),
-        cmocka_unit_test_setup_teardown(a_comm_takes_its_settings_from_the_variables, clean, clean),
-        cmocka_unit_test_setup_teardown(lines_above_the_level_are_dropped, clean, clean),
-        cmocka_unit_test_setup_teardown(stderr_is_silent_unless_the_environment_asks, clean, clean),
-        cmocka_unit_test_setup_teardown(the_sink_is_never_called_concurrently, clean, clean),
-        cmocka_unit_test(sink_may_call_the_library),
-    };
-    return cmocka_run_group_tests_name("core/env_log", tests, NULL, NULL);
+    return t_main_each("core/env_log", clean, NULL);
 }

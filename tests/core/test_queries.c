@@ -43,7 +43,7 @@ static colo_tensor_t on_device(void *data, colo_dtype_t dtype, int32_t ndim, con
 
 /* Ten pointers: logits, targets, workspace, stats, and six outputs. Backward: logits, their
  * gradient, targets, stats, and three gradients of outputs. */
-static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
+T_CASE(loss_with_all_outputs_asks_once_about_each_pointer)
 {
     static float z[T * V], d_z[T * V], logp[T], entropy[T], loss[T], up[3][T];
     static int64_t target[T], n_valid, n_invalid;
@@ -79,7 +79,7 @@ static void loss_with_all_outputs_asks_once_about_each_pointer(void **state)
 }
 
 /* As a bridge and the partition helper check a call: the stream, and a pointer a side. */
-static void checks_of_one_call_ask_once_for_device_and_stream(void **state)
+T_CASE(checks_of_one_call_ask_once_for_device_and_stream)
 {
     static float x[4], y[4];
     const colo_ops_t *ops = NULL;
@@ -98,9 +98,5 @@ static void checks_of_one_call_ask_once_for_device_and_stream(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(loss_with_all_outputs_asks_once_about_each_pointer),
-        cmocka_unit_test(checks_of_one_call_ask_once_for_device_and_stream),
-    };
-    return cmocka_run_group_tests_name("core/queries", tests, find_counters, NULL);
+    return t_main_around("core/queries", find_counters, NULL);
 }

@@ -228,7 +228,7 @@ static bool is_built(const struct sized *s)
     return give(s, s->whole, &result) != COLO_ERR_UNBUILT; /* a place needs hwloc */
 }
 
-static void struct_that_is_shorter_is_served_with_defaults(void **state)
+T_CASE(struct_that_is_shorter_is_served_with_defaults)
 {
     for (int i = 0; i < STRUCTS; i++) {
         const struct sized *s = &table[i];
@@ -246,7 +246,7 @@ static void struct_that_is_shorter_is_served_with_defaults(void **state)
     }
 }
 
-static void struct_that_lacks_required_members_is_refused(void **state)
+T_CASE(struct_that_lacks_required_members_is_refused)
 {
     for (int i = 0; i < STRUCTS; i++)
         for (size_t size = 0; size < table[i].whole; size++) {
@@ -261,7 +261,7 @@ static void struct_that_lacks_required_members_is_refused(void **state)
         }
 }
 
-static void struct_that_is_longer_is_refused_with_both_sizes(void **state)
+T_CASE(struct_that_is_longer_is_refused_with_both_sizes)
 {
     for (int i = 0; i < STRUCTS; i++)
         for (size_t size = table[i].whole + 1; size < table[i].whole + MORE; size++) {
@@ -279,7 +279,7 @@ static void struct_that_is_longer_is_refused_with_both_sizes(void **state)
 }
 
 /* As a header with the first members of colo_logprob_config_t only would lay them out. */
-static void struct_within_a_struct_that_is_shorter_moves_what_follows(void **state)
+T_CASE(struct_within_a_struct_that_is_shorter_moves_what_follows)
 {
     const size_t head = offsetof(colo_linear_logprob_config_t, logprob),
                  mode = offsetof(colo_linear_logprob_config_t, mode);
@@ -318,11 +318,5 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(struct_that_is_shorter_is_served_with_defaults),
-        cmocka_unit_test(struct_that_lacks_required_members_is_refused),
-        cmocka_unit_test(struct_that_is_longer_is_refused_with_both_sizes),
-        cmocka_unit_test(struct_within_a_struct_that_is_shorter_moves_what_follows),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return t_main_around("core/sized", setup, teardown);
 }

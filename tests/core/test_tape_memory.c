@@ -76,10 +76,9 @@ static size_t bytes_of_chain(int mem, colo_dtype_t dtype, int64_t bytes, int con
     return first;
 }
 
-static void a_chain_needs_two_gradients_at_a_time(void **state)
+T_CASE(a_chain_needs_two_gradients_at_a_time)
 {
     const size_t large = 16 * MIB, one = MIB, small = MIB / 4;
-    (void)state;
     if (getenv("T_BACKENDS"))
         assert_int_equal(setenv("COLO_BACKEND_DIR", getenv("T_BACKENDS"), 1), 0);
     for (int mem = 0; mem < (getenv("T_BACKENDS") ? 2 : 1); mem++) {
@@ -94,7 +93,7 @@ static void a_chain_needs_two_gradients_at_a_time(void **state)
     }
 }
 
-static void a_lack_of_memory_is_found_before_any_node_runs(void **state)
+T_CASE(a_lack_of_memory_is_found_before_any_node_runs)
 {
     static float data[8], mine[8] = {3, 3, 3, 3, 3, 3, 3, 3};
     const colo_tensor_t t = tensor(data, COLO_F32, sizeof data, 0);
@@ -102,7 +101,6 @@ static void a_lack_of_memory_is_found_before_any_node_runs(void **state)
     const colo_tensor_t huge = tensor(data, COLO_F32, INT64_C(1) << 60, 0);
     colo_tape_t *tape = NULL;
     colo_value_t w, x, v;
-    (void)state;
     assert_ok(colo_tape_create(&tape));
     assert_ok(colo_tape_leaf(tape, &t, &d_t, &w));
     assert_ok(colo_tape_leaf(tape, &huge, NULL, &x));
@@ -137,10 +135,6 @@ int main(void)
 #ifdef SANITIZED
     return T_EXIT_SKIP;
 #else
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_chain_needs_two_gradients_at_a_time),
-        cmocka_unit_test(a_lack_of_memory_is_found_before_any_node_runs),
-    };
-    return cmocka_run_group_tests_name("core/tape_memory", tests, NULL, NULL);
+    return t_main("core/tape_memory");
 #endif
 }

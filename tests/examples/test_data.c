@@ -30,7 +30,7 @@ static int unload(void **state)
     return 0;
 }
 
-static void the_file_has_1797_digits_of_which_299_are_held_out(void **state)
+T_CASE(the_file_has_1797_digits_of_which_299_are_held_out)
 {
     const cap_data_t *d = *state;
     int64_t per_label[10] = {0};
@@ -53,7 +53,7 @@ static void the_file_has_1797_digits_of_which_299_are_held_out(void **state)
     assert_int_equal(d->label[1796], 8);
 }
 
-static void every_sixth_row_is_held_out_and_no_other(void **state)
+T_CASE(every_sixth_row_is_held_out_and_no_other)
 {
     const cap_data_t *d = *state;
     uint8_t seen[1797] = {0};
@@ -70,7 +70,7 @@ static void every_sixth_row_is_held_out_and_no_other(void **state)
         assert_int_equal(seen[i], 1);
 }
 
-static void captions_are_words_that_fit_the_text(void **state)
+T_CASE(captions_are_words_that_fit_the_text)
 {
     static const char *const want[] = {"zero", "one", "two",   "three", "four",
                                        "five", "six", "seven", "eight", "nine"};
@@ -82,7 +82,7 @@ static void captions_are_words_that_fit_the_text(void **state)
     assert_string_equal(cap_caption(10), "");
 }
 
-static void patches_are_two_by_two_row_by_row(void **state)
+T_CASE(patches_are_two_by_two_row_by_row)
 {
     uint8_t pixels[CAP_PIXELS];
     float got[CAP_PATCHES * CAP_PATCH];
@@ -102,7 +102,7 @@ static void patches_are_two_by_two_row_by_row(void **state)
     }
 }
 
-static void crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel(void **state)
+T_CASE(crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel)
 {
     uint8_t pixels[CAP_PIXELS] = {0};
     float got[CAP_PATCHES * CAP_PATCH];
@@ -124,7 +124,7 @@ static void crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel(void **s
     assert_int_equal(place[CAP_PATCHES - 1], CAP_PATCHES - 1);
 }
 
-static void ragged_samples_have_0_to_3_images_of_their_part_of_the_data(void **state)
+T_CASE(ragged_samples_have_0_to_3_images_of_their_part_of_the_data)
 {
     const cap_data_t *d = *state;
     const cap_task_t task = {.ragged = true, .least = 0, .most = 3};
@@ -155,7 +155,7 @@ static void ragged_samples_have_0_to_3_images_of_their_part_of_the_data(void **s
     }
 }
 
-static void ragged_captions_name_all_digits_or_none(void **state)
+T_CASE(ragged_captions_name_all_digits_or_none)
 {
     const cap_data_t *d = *state;
     const cap_task_t task = {.ragged = true, .least = 0, .most = 3};
@@ -172,7 +172,7 @@ static void ragged_captions_name_all_digits_or_none(void **state)
     assert_int_equal(d->label[7], 7);
 }
 
-static void an_epoch_of_batches_covers_every_training_row_once(void **state)
+T_CASE(an_epoch_of_batches_covers_every_training_row_once)
 {
     const cap_data_t *d = *state;
     static const int64_t batches[] = {1, 7, 48, 749, 1000, 1498}; /* 48 straddles epochs */
@@ -197,7 +197,7 @@ static void an_epoch_of_batches_covers_every_training_row_once(void **state)
     }
 }
 
-static void batches_are_reproducible_and_differ_by_seed_step_and_epoch(void **state)
+T_CASE(batches_are_reproducible_and_differ_by_seed_step_and_epoch)
 {
     const cap_data_t *d = *state;
     int64_t a[48], b[48], whole[96];
@@ -259,7 +259,7 @@ static void check_refused(const char *path, const char *want)
     assert_memory_equal(&data, &before, sizeof data); /* untouched */
 }
 
-static void bad_rows_are_refused_with_file_line_and_what_was_found(void **state)
+T_CASE(bad_rows_are_refused_with_file_line_and_what_was_found)
 {
     static const struct bad bad[] = {
         {0, 0, "17", "\n", ":1: field 1 of 65: found 17, expected a pixel 0 to 16"},
@@ -297,7 +297,7 @@ static void bad_rows_are_refused_with_file_line_and_what_was_found(void **state)
     remove(path);
 }
 
-static void files_without_rows_are_refused(void **state)
+T_CASE(files_without_rows_are_refused)
 {
     char path[] = "/tmp/colo-digits-XXXXXX";
     int fd = mkstemp(path);
@@ -311,7 +311,7 @@ static void files_without_rows_are_refused(void **state)
     check_refused("/", ":1: Is a directory");
 }
 
-static void a_last_line_without_newline_is_read(void **state)
+T_CASE(a_last_line_without_newline_is_read)
 {
     char path[] = "/tmp/colo-digits-XXXXXX", why[128] = "";
     int fd = mkstemp(path);
@@ -335,7 +335,7 @@ static void a_last_line_without_newline_is_read(void **state)
     remove(path);
 }
 
-static void a_short_error_message_buffer_is_not_overrun(void **state)
+T_CASE(a_short_error_message_buffer_is_not_overrun)
 {
     cap_data_t d;
     char why[8] = "1234567";
@@ -348,20 +348,5 @@ static void a_short_error_message_buffer_is_not_overrun(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_file_has_1797_digits_of_which_299_are_held_out),
-        cmocka_unit_test(every_sixth_row_is_held_out_and_no_other),
-        cmocka_unit_test(captions_are_words_that_fit_the_text),
-        cmocka_unit_test(patches_are_two_by_two_row_by_row),
-        cmocka_unit_test(crop_moves_ink_to_the_corner_and_keeps_patches_with_a_pixel),
-        cmocka_unit_test(ragged_samples_have_0_to_3_images_of_their_part_of_the_data),
-        cmocka_unit_test(ragged_captions_name_all_digits_or_none),
-        cmocka_unit_test(an_epoch_of_batches_covers_every_training_row_once),
-        cmocka_unit_test(batches_are_reproducible_and_differ_by_seed_step_and_epoch),
-        cmocka_unit_test(bad_rows_are_refused_with_file_line_and_what_was_found),
-        cmocka_unit_test(files_without_rows_are_refused),
-        cmocka_unit_test(a_last_line_without_newline_is_read),
-        cmocka_unit_test(a_short_error_message_buffer_is_not_overrun),
-    };
-    return cmocka_run_group_tests_name("examples/data", tests, load, unload);
+    return t_main_around("examples/data", load, unload);
 }

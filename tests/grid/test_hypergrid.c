@@ -43,7 +43,7 @@ static colo_status_t add_view(fixture *f, const char *name, const char *spec, co
 
 /* ---- views ---- */
 
-static void the_base_view_is_there_from_the_start(void **state)
+T_CASE(the_base_view_is_there_from_the_start)
 {
     fixture *f = *state;
     const colo_grid_t *view = NULL;
@@ -55,7 +55,7 @@ static void the_base_view_is_there_from_the_start(void **state)
     assert_ptr_equal(same, view);
 }
 
-static void a_registered_view_is_a_copy_that_stays_in_place(void **state)
+T_CASE(a_registered_view_is_a_copy_that_stays_in_place)
 {
     fixture *f = *state;
     const colo_grid_t *moe = NULL, *again = NULL;
@@ -73,7 +73,7 @@ static void a_registered_view_is_a_copy_that_stays_in_place(void **state)
     assert_ptr_equal(moe, again);
 }
 
-static void bad_views_are_refused_and_not_registered(void **state)
+T_CASE(bad_views_are_refused_and_not_registered)
 {
     static const struct {
         const char *name, *spec, *shared;
@@ -150,14 +150,13 @@ static bool same_enumeration(const colo_grid_t *a, const colo_grid_t *b, const c
 }
 
 /* Base a,b,c; view a,b,x in every order; both over every ordered factorisation of 24 ranks. */
-static void shared_dims_are_accepted_exactly_when_enumeration_agrees(void **state)
+T_CASE(shared_dims_are_accepted_exactly_when_enumeration_agrees)
 {
     static const char *const orders[6][3] = {{"a", "b", "x"}, {"a", "x", "b"}, {"b", "a", "x"},
                                              {"b", "x", "a"}, {"x", "a", "b"}, {"x", "b", "a"}};
     static const char *const both[] = {"a", "b"};
     int64_t split[64][3];
     int n = 0, accepted = 0, refused = 0;
-    (void)state;
     for (int64_t i = 1; i <= 24; i++)
         for (int64_t k = 1; 24 % i == 0 && k <= 24 / i; k++)
             if (24 / i % k == 0)
@@ -195,7 +194,7 @@ static void shared_dims_are_accepted_exactly_when_enumeration_agrees(void **stat
 
 /* ---- keys ---- */
 
-static void requests_over_shared_dims_only_are_filed_under_the_base(void **state)
+T_CASE(requests_over_shared_dims_only_are_filed_under_the_base)
 {
     static const struct {
         const char *view, *dims, *key;
@@ -220,12 +219,11 @@ static void requests_over_shared_dims_only_are_filed_under_the_base(void **state
 }
 
 /* A dim of extent 1 may sit elsewhere in the view; the base's naming order makes the key. */
-static void a_shared_request_uses_the_words_of_the_base(void **state)
+T_CASE(a_shared_request_uses_the_words_of_the_base)
 {
     char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX];
     colo_hypergrid_t *h = NULL;
     colo_grid_t base = grid_of("tp=2,pp=1,dp=4"), view = grid_of("pp=1,tp=2,ep=4");
-    (void)state;
     assert_ok(colo_hypergrid_create(&h, &base));
     assert_ok(colo_hypergrid_register_view(h, "v", &view, "tp-pp"));
     assert_ok(colo_hypergrid_key(h, "v", "pp-tp", key));
@@ -233,14 +231,13 @@ static void a_shared_request_uses_the_words_of_the_base(void **state)
     colo_hypergrid_destroy(&h);
 }
 
-static void the_longest_view_key_fits(void **state)
+T_CASE(the_longest_view_key_fits)
 {
     char name[16][16], list[COLO_KEY_MAX] = "";
     char key[COLO_KEY_MAX + COLO_DIM_NAME_MAX];
     colo_dim_t dims[16];
     colo_grid_t base = grid_of("a=1"), view;
     colo_hypergrid_t *h = NULL;
-    (void)state;
     for (int d = 0; d < 16; d++) {
         snprintf(name[d], sizeof name[d], "abcdefghijklmn%c", 'A' + d);
         dims[d] = (colo_dim_t){name[d], 1};
@@ -255,7 +252,7 @@ static void the_longest_view_key_fits(void **state)
     colo_hypergrid_destroy(&h);
 }
 
-static void bad_requests_are_refused_by_every_call(void **state)
+T_CASE(bad_requests_are_refused_by_every_call)
 {
     static const struct {
         const char *view, *dims;
@@ -295,11 +292,10 @@ static void bad_requests_are_refused_by_every_call(void **state)
     colo_comm_destroy(&self);
 }
 
-static void creating_needs_a_grid_and_destroying_takes_anything(void **state)
+T_CASE(creating_needs_a_grid_and_destroying_takes_anything)
 {
     colo_grid_t zero = {0}, base = grid_of("tp=2");
     colo_hypergrid_t *h = (void *)&zero;
-    (void)state;
     assert_fails(colo_hypergrid_create(&h, &zero), COLO_ERR_ARG, "not initialised (0 dims");
     assert_fails(colo_hypergrid_create(&h, NULL), COLO_ERR_ARG, "grid: NULL");
     assert_ptr_equal(h, &zero);
@@ -311,7 +307,7 @@ static void creating_needs_a_grid_and_destroying_takes_anything(void **state)
 
 /* ---- communicators ---- */
 
-static void a_comm_that_was_not_created_is_missing(void **state)
+T_CASE(a_comm_that_was_not_created_is_missing)
 {
     fixture *f = *state;
     colo_comm_t *comm = (void *)f;
@@ -386,9 +382,8 @@ static colo_status_t made_once_found_by_both_names(colo_comm_t *world, void *arg
     return COLO_OK;
 }
 
-static void a_comm_is_made_once_and_found_under_each_of_its_names(void **state)
+T_CASE(a_comm_is_made_once_and_found_under_each_of_its_names)
 {
-    (void)state;
     assert_ok(t_run_ranks(8, made_once_found_by_both_names, NULL, 0));
 }
 
@@ -414,18 +409,16 @@ static colo_status_t outside_stores_null(colo_comm_t *world, void *arg)
     return COLO_OK;
 }
 
-static void a_rank_outside_the_grid_takes_part_and_stores_no_comm(void **state)
+T_CASE(a_rank_outside_the_grid_takes_part_and_stores_no_comm)
 {
-    (void)state;
     assert_ok(t_run_ranks(6, outside_stores_null, NULL, 0));
 }
 
-static void a_failed_split_stores_nothing(void **state)
+T_CASE(a_failed_split_stores_nothing)
 {
     colo_grid_t base = grid_of("tp=2,dp=2");
     colo_hypergrid_t *h = NULL;
     colo_comm_t *self = NULL, *comm = (void *)&base;
-    (void)state;
     assert_ok(colo_hypergrid_create(&h, &base));
     assert_ok(colo_comm_create_self(&self)); /* rank 0 alone: its tp peer is missing */
     assert_fails(colo_hypergrid_create_comm(h, NULL, "tp", self, &comm), COLO_ERR_MISSING, "'tp'");
@@ -438,21 +431,5 @@ static void a_failed_split_stores_nothing(void **state)
 
 int main(void)
 {
-#define FIXED(test) cmocka_unit_test_setup_teardown(test, set_up, tear_down)
-    const struct CMUnitTest tests[] = {
-        FIXED(the_base_view_is_there_from_the_start),
-        FIXED(a_registered_view_is_a_copy_that_stays_in_place),
-        FIXED(bad_views_are_refused_and_not_registered),
-        cmocka_unit_test(shared_dims_are_accepted_exactly_when_enumeration_agrees),
-        FIXED(requests_over_shared_dims_only_are_filed_under_the_base),
-        cmocka_unit_test(a_shared_request_uses_the_words_of_the_base),
-        cmocka_unit_test(the_longest_view_key_fits),
-        FIXED(bad_requests_are_refused_by_every_call),
-        cmocka_unit_test(creating_needs_a_grid_and_destroying_takes_anything),
-        FIXED(a_comm_that_was_not_created_is_missing),
-        cmocka_unit_test(a_comm_is_made_once_and_found_under_each_of_its_names),
-        cmocka_unit_test(a_rank_outside_the_grid_takes_part_and_stores_no_comm),
-        cmocka_unit_test(a_failed_split_stores_nothing),
-    };
-    return cmocka_run_group_tests_name("grid/hypergrid", tests, NULL, NULL);
+    return t_main_each("grid/hypergrid", set_up, tear_down);
 }

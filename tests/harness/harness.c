@@ -16,7 +16,21 @@ void t_add_case(const char *name, void (*run)(void **state))
 
 int t_main(const char *name)
 {
-    return _cmocka_run_group_tests(name, cases, ncases, NULL, NULL);
+    return t_main_around(name, NULL, NULL);
+}
+
+int t_main_around(const char *name, int (*setup)(void **state), int (*teardown)(void **state))
+{
+    return _cmocka_run_group_tests(name, cases, ncases, setup, teardown);
+}
+
+int t_main_each(const char *name, int (*setup)(void **state), int (*teardown)(void **state))
+{
+    for (size_t i = 0; i < ncases; i++) {
+        cases[i].setup_func = setup;
+        cases[i].teardown_func = teardown;
+    }
+    return t_main(name);
 }
 
 colo_status_t t_rank_fail(const char *file, int line, const char *what)

@@ -38,6 +38,9 @@
     }
 void t_add_case(const char *name, void (*run)(void **state));
 int t_main(const char *name);
+/* With what CMocka calls before and after: all cases, or each; NULL: nothing. */
+int t_main_around(const char *name, int (*setup)(void **state), int (*teardown)(void **state));
+int t_main_each(const char *name, int (*setup)(void **state), int (*teardown)(void **state));
 
 /* A status is OK; the failure shows its name and error message. */
 #define assert_ok(expr)                                                                \

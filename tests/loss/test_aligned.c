@@ -86,9 +86,8 @@ static const struct {
     {"loss mean", mean, false},
 };
 
-static void memory_past_a_multiple_of_256_is_refused(void **state)
+T_CASE(memory_past_a_multiple_of_256_is_refused)
 {
-    (void)state;
     for (size_t i = 0; i < sizeof calls / sizeof calls[0]; i++) {
         assert_ok(calls[i].call(calls[i].saves ? saved_room : NULL, work_room));
         for (int past = 8; past < COLO_ALIGNMENT; past *= 2) {
@@ -104,12 +103,11 @@ static void memory_past_a_multiple_of_256_is_refused(void **state)
     }
 }
 
-static void sizes_are_multiples_of_256(void **state)
+T_CASE(sizes_are_multiples_of_256)
 {
     const colo_logprob_config_t l = {COLO_LOGPROB_CONFIG_INIT, .logits.vocab = V};
     const colo_topk_config_t k = {COLO_TOPK_CONFIG_INIT, .logits.vocab = V, .k = 1};
     const colo_distill_config_t t = {COLO_DISTILL_CONFIG_INIT, .logits.vocab = V};
-    (void)state;
     for (int64_t tokens = 0; tokens < 40; tokens++)
         for (int32_t ranks = 1; ranks < 4; ranks++) {
             const colo_sequence_t s = {COLO_SEQUENCE_INIT, .batch = tokens, .positions = 2};
@@ -150,9 +148,5 @@ static int teardown(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(memory_past_a_multiple_of_256_is_refused),
-        cmocka_unit_test(sizes_are_multiples_of_256),
-    };
-    return cmocka_run_group_tests(tests, setup, teardown);
+    return t_main_around("loss/aligned", setup, teardown);
 }

@@ -323,7 +323,4 @@ T_CASE(outputs_that_are_null_are_not_written)
     colo_comm_destroy(&a.self);
 }
 
-int main(void)
-{
-    return t_main("loss/logprob_guards");
-}
+T_MAIN("loss/logprob_guards")

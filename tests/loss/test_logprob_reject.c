@@ -299,7 +299,4 @@ T_CASE(cuda_memory_without_a_cuda_build_is_said_so)
            COLO_ERR_UNBUILT, "");
 }
 
-int main(void)
-{
-    return t_main("loss/logprob_reject");
-}
+T_MAIN("loss/logprob_reject")

@@ -45,9 +45,8 @@ static void expect(const char *const *args, int code, const char *text)
 
 #define EXPECT(code, text, ...) expect((const char *[]){__VA_ARGS__, NULL}, code, text)
 
-static void wrong_use_is_exit_2_with_the_option(void **state)
+T_CASE(wrong_use_is_exit_2_with_the_option)
 {
-    (void)state;
     expect((const char *[]){NULL}, 2, "nothing is no subcommand");
     EXPECT(2, "\"lnk\" is no subcommand", "lnk");
     EXPECT(2, "-b: \"8X\" is no size", "link", "-b", "8X");
@@ -78,10 +77,9 @@ static void wrong_use_is_exit_2_with_the_option(void **state)
     EXPECT(0, "colo-perf 0.1.0", "--version");
 }
 
-static void a_pair_as_long_as_the_line_is_refused(void **state)
+T_CASE(a_pair_as_long_as_the_line_is_refused)
 {
     char text[2000];
-    (void)state;
     for (size_t len = 500; len < sizeof text; len += len < 520 ? 1 : 700) {
         snprintf(text, sizeof text, "%0*d", (int)len, 0);
         EXPECT(2, "is not SRC->DST", "bridge", "--layouts", text);
@@ -90,15 +88,14 @@ static void a_pair_as_long_as_the_line_is_refused(void **state)
     }
 }
 
-static void no_gpu_is_exit_2_and_says_so(void **state)
+T_CASE(no_gpu_is_exit_2_and_says_so)
 {
-    (void)state;
     EXPECT(2, "no CUDA device", "link");
     EXPECT(2, "no CUDA device", "logprob", "--json");
     EXPECT(2, "no CUDA device", "bridge", "--layouts", "dp=2->tp=2", "dp=2->cp=2", "-n", "3");
 }
 
-static void what_is_no_record_is_refused_and_leaves_no_picture(void **state)
+T_CASE(what_is_no_record_is_refused_and_leaves_no_picture)
 {
     static const struct {
         const char *text, *error_message;
@@ -110,7 +107,6 @@ static void what_is_no_record_is_refused_and_leaves_no_picture(void **state)
                  {"{\"tool\": \"colo-perf\", \"bridge\": [{\"op\": \"tuned\", \"time_us\": -1}]}",
                   "nothing to draw", 1},
                  {"{\"tool\": \"colo-perf\", \"link\": 7}", "nothing to draw", 1}};
-    (void)state;
     EXPECT(2, "/in.json\": line -1: unable to open", "plot", input, "--svg", path);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         FILE *f = fopen(input, "w");
@@ -183,11 +179,10 @@ static char *panel(const char *text, const char *title)
     return strndup(from, to ? (size_t)(to - from) : strlen(from));
 }
 
-static void every_series_has_its_best_figure(void **state)
+T_CASE(every_series_has_its_best_figure)
 {
     static const char *const ways[] = {"forward", "backward"};
     static const char *const ops[] = {"exact-nccl", "collective", "reference", "tuned"};
-    (void)state;
     char *text = drawn(GOLDEN "/perf-sizes.json");
     json_t *doc = json_load_file(GOLDEN "/perf-sizes.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
@@ -219,9 +214,8 @@ static void every_series_has_its_best_figure(void **state)
     free(text);
 }
 
-static void one_size_is_bars_without_what_moved_nothing(void **state)
+T_CASE(one_size_is_bars_without_what_moved_nothing)
 {
-    (void)state;
     char *text = drawn(GOLDEN "/perf-one-size.json");
     json_t *doc = json_load_file(GOLDEN "/perf-one-size.json", 0, NULL);
     const json_t *rows = json_object_get(doc, "bridge");
@@ -242,9 +236,8 @@ static void one_size_is_bars_without_what_moved_nothing(void **state)
     free(text);
 }
 
-static void what_has_no_room_is_said(void **state)
+T_CASE(what_has_no_room_is_said)
 {
-    (void)state;
     for (int panels = 32; panels <= 33; panels++) {
         FILE *f = fopen(input, "w");
         assert_non_null(f);
@@ -265,9 +258,8 @@ static void what_has_no_room_is_said(void **state)
     }
 }
 
-static void links_and_losses_are_drawn_and_names_are_escaped(void **state)
+T_CASE(links_and_losses_are_drawn_and_names_are_escaped)
 {
-    (void)state;
     FILE *f = fopen(input, "w");
     assert_non_null(f);
     fputs("{\"tool\": \"colo-perf\", \"device\": \"<&>\", \"gpus\": 4, \"link\": [", f);
@@ -296,19 +288,5 @@ int main(int argc, char **argv)
     if (!tool_path(argc, argv, "COLO_PERF"))
         return 2;
     setenv("CUDA_VISIBLE_DEVICES", "", 1); /* also where there are some */
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(wrong_use_is_exit_2_with_the_option),
-        cmocka_unit_test(a_pair_as_long_as_the_line_is_refused),
-        cmocka_unit_test(no_gpu_is_exit_2_and_says_so),
-        cmocka_unit_test_setup_teardown(what_is_no_record_is_refused_and_leaves_no_picture,
-                                        make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(every_series_has_its_best_figure, make_folder,
-                                        remove_folder),
-        cmocka_unit_test_setup_teardown(one_size_is_bars_without_what_moved_nothing, make_folder,
-                                        remove_folder),
-        cmocka_unit_test_setup_teardown(what_has_no_room_is_said, make_folder, remove_folder),
-        cmocka_unit_test_setup_teardown(links_and_losses_are_drawn_and_names_are_escaped,
-                                        make_folder, remove_folder),
-    };
-    return cmocka_run_group_tests_name("tools/colo_perf", tests, NULL, NULL);
+    return t_main_each("tools/colo_perf", make_folder, remove_folder);
 }

@@ -109,7 +109,7 @@ static void assert_json(json_t *found, const char *expected)
     json_decref(want);
 }
 
-static void the_worked_example_is_planned_as_written_down(void **state)
+T_CASE(the_worked_example_is_planned_as_written_down)
 {
     const char *args[] = {GRIDS, "--output", "sharded", NULL};
     json_t *doc = planned(WORKED, args);
@@ -117,7 +117,7 @@ static void the_worked_example_is_planned_as_written_down(void **state)
     json_decref(doc);
 }
 
-static void positions_of_each_row_give_the_same_plan(void **state)
+T_CASE(positions_of_each_row_give_the_same_plan)
 {
     const char *args[] = {GRIDS, "--output", "sharded", NULL};
     json_t *doc =
@@ -130,7 +130,7 @@ static void positions_of_each_row_give_the_same_plan(void **state)
 
 /* A message with rows of two segments and a hole: replica 0 has e1, then e2; rank 1 owns, of its
  * chunks 1 and 2 (positions 2..5), e1's row 1 and e2's row 0. */
-static void a_message_names_its_rows_by_segment(void **state)
+T_CASE(a_message_names_its_rows_by_segment)
 {
     const char *args[] = {GRIDS, "--output", "sharded", "--rank", "1", NULL};
     json_t *doc =
@@ -144,7 +144,7 @@ static void a_message_names_its_rows_by_segment(void **state)
     json_decref(doc);
 }
 
-static void no_segments_at_all_are_a_plan_without_messages(void **state)
+T_CASE(no_segments_at_all_are_a_plan_without_messages)
 {
     const char *args[] = {GRIDS, NULL};
     json_t *doc = planned("{\"rows\": [], \"src_dp\": [], \"seq\": [], \"pos\": [], "
@@ -179,7 +179,7 @@ static const char worked_text[] =
     "  The busiest replica has 1.25 times the mean, 1.25 after colo_balance(), which moves 2 of 3 "
     "segments.\n";
 
-static void the_worked_example_reads_as_written_down(void **state)
+T_CASE(the_worked_example_reads_as_written_down)
 {
     const char *all[] = {GRIDS, "--output", "sharded", "--segments", file, NULL};
     const char *one[] = {GRIDS, "--output", "sharded", "--segments", file, "--rank", "0", NULL};
@@ -196,7 +196,7 @@ static void the_worked_example_reads_as_written_down(void **state)
 }
 
 /* Loads 9, 1, 2 of 12 rows: the mean is 4. Balanced 5, 4, 3. */
-static void balance_lowers_the_load_of_the_busiest_replica(void **state)
+T_CASE(balance_lowers_the_load_of_the_busiest_replica)
 {
     const char *args[] = {"--src", "dp=3", "--dst", "dp=3", "--hidden", "1", NULL};
     json_t *doc =
@@ -245,7 +245,7 @@ static void assert_in_order(const char *svg, const char *const *texts)
     }
 }
 
-static void a_picture_shows_the_way_of_one_segment(void **state)
+T_CASE(a_picture_shows_the_way_of_one_segment)
 {
     const char *args[] = {GRIDS, "--output", "sharded", "--segment", "2", NULL};
     static const char *const texts[] = {"replica 0: 3 rows; after colo_balance() 5",
@@ -270,7 +270,7 @@ static void a_picture_shows_the_way_of_one_segment(void **state)
 
 /* The chunks of one sequence over cp=4: 0, 1, 2, 3, 3, 2, 1, 0. Its 344 units are 16 positions; e0
  * begins at position 6. */
-static void a_picture_names_the_owner_of_each_chunk(void **state)
+T_CASE(a_picture_names_the_owner_of_each_chunk)
 {
     const char *args[] = {"--src", "dp=4", "--dst", "cp=4", NULL};
     static const char *const texts[] = {">0</text>", ">1</text>", ">2</text>",
@@ -287,7 +287,7 @@ static void a_picture_names_the_owner_of_each_chunk(void **state)
     free(svg);
 }
 
-static void a_picture_of_a_full_output_ends_on_the_replicas_axis(void **state)
+T_CASE(a_picture_of_a_full_output_ends_on_the_replicas_axis)
 {
     const char *args[] = {GRIDS, "--segment", "2", NULL};
     static const char *const texts[] = {"each rank of LLM replica 0: its axis of 20 positions",
@@ -298,7 +298,7 @@ static void a_picture_of_a_full_output_ends_on_the_replicas_axis(void **state)
 }
 
 /* Counting them one by one would take hours. */
-static void a_picture_of_a_million_million_rows_is_drawn_at_once(void **state)
+T_CASE(a_picture_of_a_million_million_rows_is_drawn_at_once)
 {
     const char *args[] = {GRIDS, "--output", "sharded", "--segment", "0", NULL};
     static const char *const texts[] = {"Its 4000000000000 rows in 4 pieces",
@@ -316,7 +316,7 @@ static void a_picture_of_a_million_million_rows_is_drawn_at_once(void **state)
     "{\"rows\":" rows ",\"src_dp\":[0,1],\"seq\":[0,0]," pos ",\"seq_len\":[8],\"seq_dp\":[0]}"
 #define POS "\"pos\":[0,4]"
 
-static void a_file_that_is_no_batch_is_refused_with_key_and_index(void **state)
+T_CASE(a_file_that_is_no_batch_is_refused_with_key_and_index)
 {
     static const struct {
         const char *file;
@@ -357,7 +357,7 @@ static void a_file_that_is_no_batch_is_refused_with_key_and_index(void **state)
     }
 }
 
-static void options_that_do_not_go_with_segments_are_refused(void **state)
+T_CASE(options_that_do_not_go_with_segments_are_refused)
 {
     static const struct {
         const char *args[20];
@@ -384,19 +384,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_worked_example_is_planned_as_written_down),
-        cmocka_unit_test(positions_of_each_row_give_the_same_plan),
-        cmocka_unit_test(a_message_names_its_rows_by_segment),
-        cmocka_unit_test(no_segments_at_all_are_a_plan_without_messages),
-        cmocka_unit_test(the_worked_example_reads_as_written_down),
-        cmocka_unit_test(balance_lowers_the_load_of_the_busiest_replica),
-        cmocka_unit_test(a_picture_shows_the_way_of_one_segment),
-        cmocka_unit_test(a_picture_names_the_owner_of_each_chunk),
-        cmocka_unit_test(a_picture_of_a_full_output_ends_on_the_replicas_axis),
-        cmocka_unit_test(a_picture_of_a_million_million_rows_is_drawn_at_once),
-        cmocka_unit_test(a_file_that_is_no_batch_is_refused_with_key_and_index),
-        cmocka_unit_test(options_that_do_not_go_with_segments_are_refused),
-    };
-    return cmocka_run_group_tests_name("tools/plan_segments", tests, make_folder, remove_folder);
+    return t_main_around("tools/plan_segments", make_folder, remove_folder);
 }

@@ -100,7 +100,7 @@ static void assert_message(const char *text, int from, int to, int bytes, int ti
 #define SIZES(b, s, h) "--batch", b, "--seq", s, "--hidden", h, "--dtype", "f32"
 
 /* 2 samples x 2 rows x 1 float: each of the two ranks lacks the 8 bytes of the other */
-static void two_ranks_are_two_rows(void **state)
+T_CASE(two_ranks_are_two_rows)
 {
     const char *args[] = {"--src", "dp=2", "--dst", "tp=2", SIZES("2", "2", "1"), NULL};
     char *text = drawn(args);
@@ -115,7 +115,7 @@ static void two_ranks_are_two_rows(void **state)
 }
 
 /* TP2/DP4 -> TP2/DP2/CP2, V = 1 KiB: 0-2, 1-3, 4-6, 5-7 exchange V/8 each way, nothing else. */
-static void eight_ranks_show_every_message_with_its_bytes(void **state)
+T_CASE(eight_ranks_show_every_message_with_its_bytes)
 {
     const char *args[] = {"--src",    "tp=2,dp=4", "--dst", "tp=2,cp=2,dp=2", SIZES("8", "8", "4"),
                           "--output", "sharded",   NULL};
@@ -140,7 +140,7 @@ static void eight_ranks_show_every_message_with_its_bytes(void **state)
 
 /* Nodes of four: TP4/DP2 -> TP1/CP2/DP4 stays inside {0..3} and {4..7}. Nodes of two: of three
  * peers one is on the node. */
-static void arrows_between_nodes_are_thick(void **state)
+T_CASE(arrows_between_nodes_are_thick)
 {
     const char *args[] = {"--src",
                           "tp=4,dp=2",
@@ -165,7 +165,7 @@ static void arrows_between_nodes_are_thick(void **state)
 }
 
 /* TP8/DP8 -> TP8/CP2/DP4, V = 8 KiB: r and r ^ 8 exchange V/16. All ranks are drawn. */
-static void sixty_four_ranks_are_all_drawn(void **state)
+T_CASE(sixty_four_ranks_are_all_drawn)
 {
     const char *args[] = {"--src",    "tp=8,dp=8", "--dst", "tp=8,cp=2,dp=4", SIZES("64", "8", "4"),
                           "--output", "sharded",   NULL};
@@ -179,7 +179,7 @@ static void sixty_four_ranks_are_all_drawn(void **state)
 }
 
 /* The same with 128 ranks: 64 pairs, one is drawn. */
-static void of_128_ranks_one_part_is_shown_and_counted(void **state)
+T_CASE(of_128_ranks_one_part_is_shown_and_counted)
 {
     const char *args[] = {
         "--src",    "tp=8,dp=16", "--dst", "tp=8,cp=2,dp=8", SIZES("64", "8", "4"),
@@ -210,7 +210,7 @@ static void of_128_ranks_one_part_is_shown_and_counted(void **state)
 }
 
 /* DP128 -> TP128, 128 samples of 4 bytes: all exchange with all and play one role. */
-static void ranks_of_one_role_are_one_row(void **state)
+T_CASE(ranks_of_one_role_are_one_row)
 {
     const char *args[] = {"--src", "dp=128", "--dst", "tp=128", SIZES("128", "1", "1"), NULL};
     char *text = drawn(args);
@@ -222,7 +222,7 @@ static void ranks_of_one_role_are_one_row(void **state)
 }
 
 /* DP127 -> DP128: a chain in which every rank lacks another amount; 64 of 128 roles fit. */
-static void what_is_not_drawn_is_said(void **state)
+T_CASE(what_is_not_drawn_is_said)
 {
     const char *args[] = {"--src", "dp=127", "--dst", "dp=128", SIZES("16256", "1", "1"), NULL};
     char *text = drawn(args);
@@ -235,7 +235,7 @@ static void what_is_not_drawn_is_said(void **state)
 }
 
 /* TP8/DP131072 -> TP8/CP2/DP65536, V = 256 MiB: r and r ^ 8 exchange V/2^18. */
-static void of_a_million_ranks_one_part_is_drawn(void **state)
+T_CASE(of_a_million_ranks_one_part_is_drawn)
 {
     const char *args[] = {"--src",    "tp=8,dp=131072",
                           "--dst",    "tp=8,cp=2,dp=65536",
@@ -257,7 +257,7 @@ static void of_a_million_ranks_one_part_is_drawn(void **state)
 }
 
 /* All ranks of a million in 2 seconds of counting; the sanitizers get an eighth of them. */
-static void of_a_world_too_large_to_walk_parts_are_drawn_by_lot(void **state)
+T_CASE(of_a_world_too_large_to_walk_parts_are_drawn_by_lot)
 {
     bool whole = t_scaled(100) == 100;
     const char *args[] = {"--src",    whole ? "tp=8,dp=131072" : "tp=8,dp=16384",
@@ -280,7 +280,7 @@ static void of_a_world_too_large_to_walk_parts_are_drawn_by_lot(void **state)
     free(text);
 }
 
-static void a_comparison_is_drawn_as_bars(void **state)
+T_CASE(a_comparison_is_drawn_as_bars)
 {
     const char *args[] = {"--src",
                           "tp=2,dp=4",
@@ -311,7 +311,7 @@ static void a_comparison_is_drawn_as_bars(void **state)
     free(text);
 }
 
-static void pictures_say_where_the_rows_sit(void **state)
+T_CASE(pictures_say_where_the_rows_sit)
 {
     const char *plan[] = {"--src",    "dp=4",    "--dst",     "cp=2,dp=2", SIZES("4", "8", "4"),
                           "--output", "sharded", "--llm-seq", "64",        "--offset",
@@ -330,7 +330,7 @@ static void pictures_say_where_the_rows_sit(void **state)
     free(text);
 }
 
-static void pictures_of_worlds_of_different_size_warn(void **state)
+T_CASE(pictures_of_worlds_of_different_size_warn)
 {
     const char *plan[] = {"--src", "dp=4", "--dst", "dp=8", SIZES("8", "8", "4"), NULL};
     char *text = drawn(plan);
@@ -345,7 +345,7 @@ static void pictures_of_worlds_of_different_size_warn(void **state)
 }
 
 /* 64 ranks that all exchange with all are more arrows than an eye follows: one row a role. */
-static void sixty_four_ranks_of_one_role_are_one_row(void **state)
+T_CASE(sixty_four_ranks_of_one_role_are_one_row)
 {
     const char *args[] = {"--src", "dp=64", "--dst", "tp=64", SIZES("64", "1", "1"), NULL};
     char *text = drawn(args);
@@ -354,7 +354,7 @@ static void sixty_four_ranks_of_one_role_are_one_row(void **state)
     free(text);
 }
 
-static void a_path_that_cannot_be_written_is_one_line(void **state)
+T_CASE(a_path_that_cannot_be_written_is_one_line)
 {
     char nowhere[128];
     snprintf(nowhere, sizeof nowhere, "%s/none/plan.svg", folder);
@@ -381,7 +381,7 @@ static void a_path_that_cannot_be_written_is_one_line(void **state)
 }
 
 /* A disk that is full after 2 KiB: the text fits, the picture does not. */
-static void half_a_picture_is_no_picture(void **state)
+T_CASE(half_a_picture_is_no_picture)
 {
     const char *args[] = {"--src",
                           "tp=2,dp=4",
@@ -415,7 +415,7 @@ static void half_a_picture_is_no_picture(void **state)
     said_free(&s);
 }
 
-static void layouts_without_a_plan_keep_the_old_picture(void **state)
+T_CASE(layouts_without_a_plan_keep_the_old_picture)
 {
     const char *args[] = {"--src", "dp=8", "--dst", "cp=4,dp=2", SIZES("8", "12", "4"),
                           "--grad", "disjoint", "--svg", path, NULL};
@@ -432,7 +432,7 @@ static void layouts_without_a_plan_keep_the_old_picture(void **state)
 }
 
 /* The check that the others rest on. */
-static void broken_markup_is_noticed(void **state)
+T_CASE(broken_markup_is_noticed)
 {
     static const char *const broken[] = {"<a>",
                                          "<a></b>",
@@ -458,24 +458,5 @@ int main(int argc, char **argv)
 {
     if (!tool_path(argc, argv, "COLO_PLAN"))
         return T_EXIT_SKIP;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(broken_markup_is_noticed),
-        cmocka_unit_test(two_ranks_are_two_rows),
-        cmocka_unit_test(eight_ranks_show_every_message_with_its_bytes),
-        cmocka_unit_test(arrows_between_nodes_are_thick),
-        cmocka_unit_test(sixty_four_ranks_are_all_drawn),
-        cmocka_unit_test(of_128_ranks_one_part_is_shown_and_counted),
-        cmocka_unit_test(ranks_of_one_role_are_one_row),
-        cmocka_unit_test(what_is_not_drawn_is_said),
-        cmocka_unit_test(of_a_million_ranks_one_part_is_drawn),
-        cmocka_unit_test(of_a_world_too_large_to_walk_parts_are_drawn_by_lot),
-        cmocka_unit_test(a_comparison_is_drawn_as_bars),
-        cmocka_unit_test(pictures_say_where_the_rows_sit),
-        cmocka_unit_test(pictures_of_worlds_of_different_size_warn),
-        cmocka_unit_test(sixty_four_ranks_of_one_role_are_one_row),
-        cmocka_unit_test(a_path_that_cannot_be_written_is_one_line),
-        cmocka_unit_test(half_a_picture_is_no_picture),
-        cmocka_unit_test(layouts_without_a_plan_keep_the_old_picture),
-    };
-    return cmocka_run_group_tests_name("tools/plan_svg", tests, make_folder, remove_folder);
+    return t_main_around("tools/plan_svg", make_folder, remove_folder);
 }
