@@ -69,7 +69,7 @@ static void topk_forward(void)
 
 static void topk_backward(void)
 {
-    OK(colo_topk_backward(&b.picks, b.up, &b.dz, NULL));
+    OK(colo_topk_backward(&b.picks, &(colo_topk_upstream_t){.d_logp = b.up}, &b.dz, NULL));
 }
 
 static void soft_forward(void)

@@ -218,8 +218,8 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
  * @group:      the dp x cp group, never tp; NULL is an error. One all-gather (none on a group of
  *              one); every rank joins, also with T = 0
  * @out:        out in the memory of @values
- * @d_values:   out [T] or NULL, dtype of @values: d value / d values = w / den, 0 if masked. It
- *                  can be the upstream gradient d_logp or d_loss as it is
+ * @d_values:   out [T] or NULL, as @values: d value / d values = w / den, 0 if masked. Its data
+ *                  can be the upstream gradient d_logp or d_loss as they are
  * @workspace:  colo_loss_weighted_workspace_size() bytes, aligned, in the memory of @values
  * @stream:     NULL on the host, where the call returns when the work is done. On a GPU the call
  *              enqueues the work on @stream, and the host does not wait
@@ -230,8 +230,8 @@ COLO_API size_t colo_loss_weighted_workspace_size(int32_t ranks);
 COLO_API colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values,
                                               const colo_tensor_t *weights,
                                               const colo_tensor_t *mask, colo_comm_t *group,
-                                              colo_weighted_t *out, void *d_values, void *workspace,
-                                              colo_stream_t stream);
+                                              colo_weighted_t *out, const colo_tensor_t *d_values,
+                                              void *workspace, colo_stream_t stream);
 
 /** A loss of tokens over ranks; each member is [1], in the memory of the tokens' losses. */
 typedef struct colo_loss_mean {
@@ -261,20 +261,28 @@ COLO_API colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const
                                               bool divide, colo_comm_t *group,
                                               const colo_loss_mean_t *out, void *workspace,
                                               colo_stream_t stream);
+/** Upstream gradients, [1] each; NULL = zero. */
+typedef struct colo_loss_mean_upstream {
+    union {
+        const float *d_value; /* dtype of the losses */
+        const double *d_value_f64;
+    };
+    const double *d_num;
+} colo_loss_mean_upstream_t;
+
 /**
  * colo_loss_mean_backward() - d_losses[t] = d_value factor + d_num, the same for all tokens; local
  * @factor:    in  from forward
- * @d_value:   in  [1] dtype of the losses, or NULL: 0
- * @d_num:     in  [1] or NULL: 0
- * @d_losses:  out [T], as the losses; it can be colo_logprob_upstream_t.d_loss
+ * @upstream:  in  borrowed for the call
+ * @d_losses:  out [T], as the losses; its data can be colo_logprob_upstream_t.d_loss
  * @stream:    as in forward. All arguments are in the same memory
  * The loss is already divided by the global token count: sum gradients over the group, do not
  * average.
  * Errors:     COLO_ERR_ARG, COLO_ERR_SHAPE
  */
-COLO_API colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
-                                               const double *d_num, const colo_tensor_t *d_losses,
-                                               colo_stream_t stream);
+COLO_API colo_status_t colo_loss_mean_backward(const double *factor,
+                                               const colo_loss_mean_upstream_t *upstream,
+                                               const colo_tensor_t *d_losses, colo_stream_t stream);
 
 #ifdef __cplusplus
 }

@@ -52,6 +52,14 @@ typedef struct colo_topk_out {
     int64_t *n_invalid; /* [1] ids outside [0, V) that are not ignore_index: their logp is NaN */
 } colo_topk_out_t;
 
+/** Upstream gradient, [T, k] contiguous in the dtype of the output logp. */
+typedef struct colo_topk_upstream {
+    union {
+        const float *d_logp;
+        const double *d_logp_f64;
+    };
+} colo_topk_upstream_t;
+
 /** What backward needs; caller's memory, filled by forward. Borrows the logits and the buffer. */
 typedef struct colo_topk_saved {
     colo_topk_config_t config;
@@ -127,14 +135,15 @@ COLO_API colo_status_t colo_topk_forward(const colo_topk_config_t *config,
 /**
  * colo_topk_backward() - gradient of the raw logits; local, one read and one write
  * @saved:     from forward; may be used again, with the same result
- * @d_logp:    in  [T, k] contiguous, in the dtype of the output logp
+ * @upstream:  in  borrowed for the call; d_logp may be NULL only if T = 0
  * @d_logits:  out [T, Vl], dtype of the logits. If it is the logits themselves (same data and
  *                 strides), the gradient overwrites them, which ends @saved. Any other overlap is
  *                 an error
  * @stream:    as in forward
  * Errors:     COLO_ERR_STATE, COLO_ERR_MODIFIED, COLO_ERR_ARG, COLO_ERR_SHAPE
  */
-COLO_API colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
+COLO_API colo_status_t colo_topk_backward(colo_topk_saved_t *saved,
+                                          const colo_topk_upstream_t *upstream,
                                           const colo_tensor_t *d_logits, colo_stream_t stream);
 
 #ifdef __cplusplus

@@ -153,7 +153,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     'colo_topk_workspace_size': (STATUS, [_p(s.TopkConfig), c.c_int, I64, I32, _p(SIZE)]),
     'colo_topk_forward': (STATUS, [_p(s.TopkConfig), _p(s.TopkBatch), P, _p(s.TopkOut), _p(s.TopkSaved),
                                    P, P, P]),
-    'colo_topk_backward': (STATUS, [_p(s.TopkSaved), P, _p(s.Tensor), P]),
+    'colo_topk_backward': (STATUS, [_p(s.TopkSaved), _p(s.TopkUpstream), _p(s.Tensor), P]),
     'colo_distill_config_check': (STATUS, [_p(s.DistillConfig)]),
     'colo_distill_saved_size': (STATUS, [_p(s.DistillConfig), I64, _p(SIZE)]),
     'colo_distill_workspace_size': (STATUS, [_p(s.DistillConfig), c.c_int, I64, I32, _p(SIZE)]),
@@ -188,9 +188,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
                                           _p(s.LogprobOut), _p(s.LinearGrads), P, P]),
     'colo_loss_reduce': (STATUS, [P, c.c_int, P, I64, P, _p(s.Reduced), P]),
     'colo_loss_weighted_workspace_size': (SIZE, [I32]),
-    'colo_loss_weighted_sum': (STATUS, [_p(s.Tensor), _p(s.Tensor), _p(s.Tensor), P, P, P, P, P]),
+    'colo_loss_weighted_sum': (STATUS, [_p(s.Tensor), _p(s.Tensor), _p(s.Tensor), P, P, _p(s.Tensor), P, P]),
     'colo_loss_mean_forward': (STATUS, [_p(s.Tensor), P, BOOL, P, _p(s.LossMean), P, P]),
-    'colo_loss_mean_backward': (STATUS, [P, P, P, _p(s.Tensor), P]),
+    'colo_loss_mean_backward': (STATUS, [P, _p(s.LossMeanUpstream), _p(s.Tensor), P]),
 }
 
 

@@ -203,6 +203,11 @@ class TopkOut(c.Structure):
     _fields_ = [('logp', c.c_void_p), ('ids', c.c_void_p), ('n_invalid', c.c_void_p)]
 
 
+class TopkUpstream(c.Structure):
+    """colo_topk_upstream_t"""
+    _fields_ = [('d_logp', c.c_void_p)]
+
+
 class TopkSaved(c.Structure):
     """colo_topk_saved_t"""
     _fields_ = [('config', TopkConfig), ('logits', Tensor), ('logits_version', u64),
@@ -254,6 +259,11 @@ class LossMean(c.Structure):
     """colo_loss_mean_t"""
     _fields_ = [('value', c.c_void_p), ('num', c.c_void_p), ('den', c.c_void_p),
                 ('factor', c.c_void_p)]
+
+
+class LossMeanUpstream(c.Structure):
+    """colo_loss_mean_upstream_t"""
+    _fields_ = [('d_value', c.c_void_p), ('d_num', c.c_void_p)]
 
 
 class LmHeadConfig(c.Structure):
@@ -312,8 +322,9 @@ C_NAMES = {
     'colo_linear_grads_t': LinearGrads, 'colo_linear_logprob_saved_t': LinearSaved,
     'colo_logprob_saved_t': LogprobSaved, 'colo_reduced_t': Reduced,
     'colo_topk_config_t': TopkConfig, 'colo_topk_batch_t': TopkBatch, 'colo_topk_out_t': TopkOut,
-    'colo_topk_saved_t': TopkSaved, 'colo_distill_config_t': DistillConfig,
+    'colo_topk_upstream_t': TopkUpstream, 'colo_topk_saved_t': TopkSaved, 'colo_distill_config_t': DistillConfig,
     'colo_distill_batch_t': DistillBatch, 'colo_distill_out_t': DistillOut,
     'colo_distill_upstream_t': DistillUpstream, 'colo_distill_saved_t': DistillSaved,
-    'colo_sequence_t': Sequence, 'colo_loss_mean_t': LossMean, 'colo_segments_t': Segments,
+    'colo_sequence_t': Sequence, 'colo_loss_mean_t': LossMean,
+    'colo_loss_mean_upstream_t': LossMeanUpstream, 'colo_segments_t': Segments,
 }

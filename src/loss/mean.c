@@ -66,21 +66,23 @@ colo_status_t colo_loss_mean_forward(const colo_tensor_t *losses, const int64_t 
                                stream);
 }
 
-colo_status_t colo_loss_mean_backward(const double *factor, const void *d_value,
-                                      const double *d_num, const colo_tensor_t *d_losses,
-                                      colo_stream_t stream)
+colo_status_t colo_loss_mean_backward(const double *factor,
+                                      const colo_loss_mean_upstream_t *upstream,
+                                      const colo_tensor_t *d_losses, colo_stream_t stream)
 {
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_weighted_i_check_values(d_losses, "d_losses"));
     if (!factor)
         return colo_fail(COLO_ERR_ARG, "loss mean: factor is NULL, expected forward's");
+    if (!upstream)
+        return colo_fail(COLO_ERR_ARG, "loss mean: upstream is NULL");
     COLO_TRY(colo_loss_ops_for(d_losses->mem, &loss));
     const struct colo_mean_grad_pass p = {
         .dtype = d_losses->dtype,
         .count = d_losses->shape[0],
         .factor = factor,
-        .d_num = d_num,
-        .d_value = d_value,
+        .d_num = upstream->d_num,
+        .d_value = upstream->d_value,
         .d_values = d_losses->data,
     };
     return loss->mean_grad(&p, stream);

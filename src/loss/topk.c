@@ -254,14 +254,14 @@ colo_status_t colo_topk_forward(const colo_topk_config_t *config, const colo_top
 
 /* ---- backward ---- */
 
-colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
+colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const colo_topk_upstream_t *upstream,
                                  const colo_tensor_t *d_logits, colo_stream_t stream)
 {
     bool in_place = false;
     const colo_loss_ops_t *loss;
     COLO_TRY(colo_loss_i_check_saved("topk", saved != NULL, saved && saved->valid));
-    if (!d_logp && saved->logits.shape[0] > 0)
-        return colo_fail(COLO_ERR_ARG, "topk: d_logp is NULL");
+    if (!upstream || (!upstream->d_logp && saved->logits.shape[0] > 0))
+        return colo_fail(COLO_ERR_ARG, "topk: %s is NULL", upstream ? "d_logp" : "upstream");
     COLO_TRY(colo_loss_i_check_gradient(d_logits, &saved->logits, &in_place));
     COLO_TRY(colo_loss_i_check_version(&saved->logits, saved->logits_version, "logits"));
     COLO_TRY(colo_loss_ops_for(saved->logits.mem, &loss));
@@ -270,7 +270,7 @@ colo_status_t colo_topk_backward(colo_topk_saved_t *saved, const void *d_logp,
     p.base.d_logits = d_logits->data;
     p.base.d_row_stride = d_logits->stride[0];
     p.base.upstream.d_logp = p.sum;
-    p.d_logp = d_logp;
+    p.d_logp = upstream->d_logp;
     COLO_TRY(loss->topk_sum(&p, stream));
     COLO_TRY(loss->logprob_grad(&p.base, stream));
     COLO_TRY(loss->topk_fix(&p, stream));

@@ -107,6 +107,16 @@ static colo_status_t check_line(const colo_tensor_t *t, const colo_tensor_t *val
     return COLO_OK;
 }
 
+static colo_status_t check_like(const colo_tensor_t *t, const colo_tensor_t *values,
+                                const char *what)
+{
+    COLO_TRY(check_line(t, values, what));
+    if (t->dtype != values->dtype)
+        return colo_fail(COLO_ERR_ARG, "%s: dtype %s, the values are %s", what,
+                         colo_dtype_name(t->dtype), colo_dtype_name(values->dtype));
+    return COLO_OK;
+}
+
 colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const char *what)
 {
     COLO_TRY(colo_tensor_check(values, what));
@@ -119,16 +129,14 @@ colo_status_t colo_weighted_i_check_values(const colo_tensor_t *values, const ch
 }
 
 static colo_status_t check(const colo_tensor_t *values, const colo_tensor_t *weights,
-                           const colo_tensor_t *mask, const colo_weighted_t *out,
-                           const void *workspace)
+                           const colo_tensor_t *mask, const colo_tensor_t *d_values,
+                           const colo_weighted_t *out, const void *workspace)
 {
     COLO_TRY(colo_weighted_i_check_values(values, "values"));
-    if (weights) {
-        COLO_TRY(check_line(weights, values, "weights"));
-        if (weights->dtype != values->dtype)
-            return colo_fail(COLO_ERR_ARG, "weights: dtype %s, the values are %s",
-                             colo_dtype_name(weights->dtype), colo_dtype_name(values->dtype));
-    }
+    if (weights)
+        COLO_TRY(check_like(weights, values, "weights"));
+    if (d_values)
+        COLO_TRY(check_like(d_values, values, "d_values"));
     if (mask) {
         COLO_TRY(check_line(mask, values, "mask"));
         if (mask->dtype != COLO_U8)
@@ -163,13 +171,13 @@ colo_status_t colo_weighted_i_run(struct colo_weighted_pass *p, colo_mem_t mem, 
 
 colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_tensor_t *weights,
                                      const colo_tensor_t *mask, colo_comm_t *group,
-                                     colo_weighted_t *out, void *d_values, void *workspace,
-                                     colo_stream_t stream)
+                                     colo_weighted_t *out, const colo_tensor_t *d_values,
+                                     void *workspace, colo_stream_t stream)
 {
     struct colo_weighted_pass p = {0};
     if (!group)
         return colo_fail(COLO_ERR_ARG, "weighted sum: group is NULL, expected the dp x cp group");
-    colo_status_t st = check(values, weights, mask, out, workspace);
+    colo_status_t st = check(values, weights, mask, d_values, out, workspace);
     if (st == COLO_OK)
         st = colo_loss_i_check_place(values, group, "weighted sum");
     if (st == COLO_OK)
@@ -181,7 +189,7 @@ colo_status_t colo_loss_weighted_sum(const colo_tensor_t *values, const colo_ten
             .mask = mask ? mask->data : NULL,
             .parts = workspace,
             .out = out,
-            .d_values = d_values,
+            .d_values = d_values ? d_values->data : NULL,
         };
     return colo_weighted_i_run(&p, st == COLO_OK ? values->mem : COLO_HOST, group, "weighted sum",
                                st, stream);

@@ -3,7 +3,8 @@
 
 usage: outputs.py COMPILER... -- COMPILER...     the C compiler and the C++ compiler of the build
 The structs are those of the public headers that name the arrays of a loss. Each member takes an array of
-its type; it takes neither a tensor's address nor, in a union of f32 and f64, the other type's array.
+its type; it takes neither a tensor's address nor, in a union of f32 and f64, the other type's array. Next to
+tensors, a function of a loss takes void * for memory only.
 """
 import re
 import subprocess
@@ -13,6 +14,8 @@ from api import INCLUDE, headers
 
 STRUCT = re.compile(r'^typedef struct colo_\w+ \{\n((?: .*\n|\n)*)\} (colo_\w+_(?:out|upstream|mean)_t);', re.M)
 MEMBER = re.compile(r'^\s*(?:const )?(\w+) \*(\w+);', re.M)
+# Memory, and a stream. colo_loss_reduce() is left out: it takes a dtype and a count with its array.
+UNTYPED = {'workspace', 'saved_memory', 'gathered', 'stream'}
 PLANTED = '\ntypedef struct colo_planted_out {\n    void *loss;\n    float *logp;\n} colo_planted_out_t;\n'
 
 
@@ -20,6 +23,14 @@ def structs(text):
     """(struct, [(type, member)]) of every struct of arrays."""
     for body, name in STRUCT.findall(re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)):
         yield name, MEMBER.findall(body)
+
+
+def untyped(text):
+    """(function, argument) of every void * next to a tensor that is not memory."""
+    text = re.sub(r'/\*.*?\*/', ' ', text, flags=re.S)
+    for name, rest in re.findall(r'^COLO_API\b[^;]*?\b(colo_\w+)\s*\(([^;]*)\)\s*;', text, re.M):
+        if 'colo_tensor_t *' in rest:
+            yield from ((name, arg) for arg in re.findall(r'\bvoid \*(\w+)', rest) if arg not in UNTYPED)
 
 
 def refused(compiler, standard, lines):
@@ -59,6 +70,10 @@ def main(args):
     split = args.index('--')
     wrong, count = [], 0
     found = [pair for header in headers() for pair in structs((INCLUDE / header).read_text())]
+    wrong += ['%s() takes any address as %s' % pair for header in headers()
+              for pair in untyped((INCLUDE / header).read_text())]
+    if list(untyped('COLO_API int colo_a(const colo_tensor_t *t, void *d_t, void *workspace);')) != [('colo_a', 'd_t')]:
+        wrong.append('this check does not see an argument that is void *')
     for compiler, standard in ((args[:split], 'c11'), (args[split + 1:], 'c++17')):
         for name, members in found:
             count += len(members)

@@ -47,7 +47,8 @@ static void topk_run(topks_t *m, int64_t tokens, int64_t vocab, int64_t k)
     assert_ok(colo_topk_forward(&cfg, &(colo_topk_batch_t){.logits = &zt}, m->self, &out, &m->saved,
                                 m->stats, m->workspace, NULL));
     if (m->dz)
-        assert_ok(colo_topk_backward(&m->saved, m->up, &dt, NULL));
+        assert_ok(
+            colo_topk_backward(&m->saved, &(colo_topk_upstream_t){.d_logp = m->up}, &dt, NULL));
     free(ones);
 }
 

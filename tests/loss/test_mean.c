@@ -59,8 +59,11 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
     colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_mean_forward(&x, n_valid, w->divide, mover, &out, workspace, NULL);
     if (st == COLO_OK)
-        st = colo_loss_mean_backward(out.factor, w->no_value ? NULL : d_value,
-                                     w->no_num ? NULL : d_of_num, &dx, NULL);
+        st = colo_loss_mean_backward(
+            out.factor,
+            &(colo_loss_mean_upstream_t){.d_value = w->no_value ? NULL : d_value,
+                                         .d_num = w->no_num ? NULL : d_of_num},
+            &dx, NULL);
     where.get(wide ? (void *)&f64[0] : &f32[0], value, elem);
     w->value[r] = wide ? f64[0] : (double)f32[0];
     where.get(got, numbers, sizeof got);
@@ -119,6 +122,7 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
     double x[2] = {0, 0}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7}, up = 5;
     _Alignas(COLO_ALIGNMENT) double workspace[4];
     int64_t none = 0, one = 1;
+    const colo_loss_mean_upstream_t upstream = {.d_value_f64 = &up};
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
     const colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
@@ -128,13 +132,13 @@ T_CASE(nothing_counted_is_zero_and_nan_is_not_hidden)
     assert_true(value == 0 && n[0] == 0 && n[1] == 0 && n[2] == 1);
     assert_ok(colo_loss_mean_forward(&empty, &none, true, self, &out, workspace, NULL));
     assert_true(value == 0 && n[0] == 0 && n[1] == 0);
-    assert_ok(colo_loss_mean_backward(out.factor, &up, NULL, &empty, NULL));
+    assert_ok(colo_loss_mean_backward(out.factor, &upstream, &empty, NULL));
     x[1] = NAN; /* an invalid target's, the only one */
     assert_ok(colo_loss_mean_forward(&xt, &none, true, self, &out, workspace, NULL));
     assert_true(isnan(value) && n[1] == 0);
     x[1] = 6;
     assert_ok(colo_loss_mean_forward(&xt, &one, true, self, &out, workspace, NULL));
-    assert_ok(colo_loss_mean_backward(out.factor, &up, NULL, &dt, NULL));
+    assert_ok(colo_loss_mean_backward(out.factor, &upstream, &dt, NULL));
     assert_true(value == 6 && n[1] == 1 && d[0] == 5 && d[1] == 5);
     colo_comm_destroy(&self);
 }
@@ -145,6 +149,7 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     double x[2] = {1, 2}, value = 7, n[3] = {7, 7, 7}, d[2] = {7, 7};
     _Alignas(COLO_ALIGNMENT) double workspace[4];
     int64_t two = 2;
+    const colo_loss_mean_upstream_t upstream = {.d_value_f64 = &value};
     const colo_tensor_t xt = colo_tensor_host(x, COLO_F64, 1, (int64_t[]){2});
     const colo_loss_mean_t out = {.value_f64 = &value, .num = &n[0], .den = &n[1], .factor = &n[2]};
     colo_tensor_t t;
@@ -175,10 +180,11 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     assert_fails(colo_loss_mean_forward(&xt, &two, true, self, &out, (char *)workspace + 4, NULL),
                  COLO_ERR_ARG, "workspace");
     t = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
-    assert_fails(colo_loss_mean_backward(NULL, &value, NULL, &t, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_backward(NULL, &upstream, &t, NULL), COLO_ERR_ARG,
                  "factor is NULL");
+    assert_fails(colo_loss_mean_backward(&n[2], NULL, &t, NULL), COLO_ERR_ARG, "upstream is NULL");
     t = colo_tensor_host(d, COLO_I64, 1, (int64_t[]){2});
-    assert_fails(colo_loss_mean_backward(&n[2], &value, NULL, &t, NULL), COLO_ERR_ARG,
+    assert_fails(colo_loss_mean_backward(&n[2], &upstream, &t, NULL), COLO_ERR_ARG,
                  "d_losses: dtype i64");
     assert_true(value == 7 && n[0] == 7 && n[1] == 7 && n[2] == 7 && d[0] == 7 && d[1] == 7);
     colo_comm_destroy(&self);

@@ -293,6 +293,7 @@ typedef struct alone {
     colo_tensor_t logits, given, masked, d_logits;
     colo_topk_out_t out;
     colo_topk_saved_t saved;
+    colo_topk_upstream_t upstream;
     struct {
         colo_comm_t *group;
         const colo_tensor_t *ids;
@@ -323,6 +324,7 @@ static void alone_init(alone_t *a, bool topk)
     a->out = (colo_topk_out_t){
         .logp = a->logp, .ids = topk ? a->chosen : NULL, .n_invalid = &a->n_invalid};
     a->saved = (colo_topk_saved_t){.valid = false};
+    a->upstream = (colo_topk_upstream_t){.d_logp = a->up};
     a->arg.group = a->self;
     a->arg.ids = topk ? NULL : &a->given;
     a->arg.out = &a->out;
@@ -391,24 +393,29 @@ T_CASE(bad_backwards_are_refused_and_in_place_ends_the_state)
 {
     alone_t a;
     alone_init(&a, true);
-    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+    assert_fails(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL), COLO_ERR_STATE,
                  "no forward filled it");
-    assert_fails(colo_topk_backward(NULL, a.up, &a.d_logits, NULL), COLO_ERR_ARG, "saved is NULL");
+    assert_fails(colo_topk_backward(NULL, &a.upstream, &a.d_logits, NULL), COLO_ERR_ARG,
+                 "saved is NULL");
     assert_ok(forward(&a));
     assert_fails(colo_topk_backward(&a.saved, NULL, &a.d_logits, NULL), COLO_ERR_ARG,
+                 "upstream is NULL");
+    a.upstream.d_logp = NULL;
+    assert_fails(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL), COLO_ERR_ARG,
                  "d_logp is NULL");
+    a.upstream.d_logp = a.up;
     a.version = 2;
-    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_MODIFIED,
+    assert_fails(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL), COLO_ERR_MODIFIED,
                  "logits were written after they were saved: version 2, saved at 1");
     a.version = 1;
     a.d_logits.data = a.z + 1;
     a.d_logits.shape[0] = AT;
-    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_ARG,
+    assert_fails(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL), COLO_ERR_ARG,
                  "overlaps the logits without being them");
     assert_true(painted(a.dz, sizeof a.dz));
     a.d_logits = a.logits;
-    assert_ok(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL));
-    assert_fails(colo_topk_backward(&a.saved, a.up, &a.d_logits, NULL), COLO_ERR_STATE,
+    assert_ok(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL));
+    assert_fails(colo_topk_backward(&a.saved, &a.upstream, &a.d_logits, NULL), COLO_ERR_STATE,
                  "in place ended it");
     colo_comm_destroy(&a.self);
 }

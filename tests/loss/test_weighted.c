@@ -63,10 +63,12 @@ static colo_status_t on_rank(colo_comm_t *world, void *arg)
          *workspace = where.put(NULL, colo_loss_weighted_workspace_size(colo_comm_size(group)));
     colo_tensor_t v = where_tensor(values, w->dtype, 1, (int64_t[]){TOKENS}), u = v;
     colo_tensor_t m = where_tensor(masked, COLO_U8, 1, (int64_t[]){TOKENS});
+    colo_tensor_t dv = v;
     u.data = weights;
+    dv.data = d;
     colo_comm_stats_reset(mover);
     colo_status_t st = colo_loss_weighted_sum(&v, w->weighted ? &u : NULL, w->masked ? &m : NULL,
-                                              mover, out, d, workspace, NULL);
+                                              mover, out, &dv, workspace, NULL);
     where.get(wide ? (void *)f64[2] : f32[2], d, line);
     where.get(&w->got[r], out, sizeof w->got[r]);
     for (int i = 0; i < TOKENS; i++)
@@ -139,10 +141,11 @@ T_CASE(no_counted_token_gives_zero_and_nan_is_not_hidden)
     uint8_t none[2] = {0, 0};
     colo_weighted_t got;
     colo_tensor_t vt = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){2});
+    colo_tensor_t dt = colo_tensor_host(d, COLO_F64, 1, (int64_t[]){2});
     colo_tensor_t mt = colo_tensor_host(none, COLO_U8, 1, (int64_t[]){2});
     colo_tensor_t empty = colo_tensor_host(NULL, COLO_F64, 1, (int64_t[]){0});
     assert_ok(colo_comm_create_self(&self));
-    assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, d, workspace, NULL));
+    assert_ok(colo_loss_weighted_sum(&vt, NULL, &mt, self, &got, &dt, workspace, NULL));
     assert_true(got.num == 0 && got.den == 0 && got.value == 0 && d[0] == 0 && d[1] == 0);
     assert_ok(colo_loss_weighted_sum(&empty, NULL, NULL, self, &got, NULL, workspace, NULL));
     assert_true(got.num == 0 && got.den == 0);
@@ -175,6 +178,11 @@ T_CASE(bad_arguments_are_refused_and_nothing_is_written)
     t = colo_tensor_host(v, COLO_F32, 1, (int64_t[]){2});
     assert_fails(colo_loss_weighted_sum(&vt, &t, NULL, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "weights: dtype f32, the values are f64");
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, self, &got, &t, workspace, NULL),
+                 COLO_ERR_ARG, "d_values: dtype f32, the values are f64");
+    t = colo_tensor_host(v, COLO_F64, 1, (int64_t[]){1});
+    assert_fails(colo_loss_weighted_sum(&vt, NULL, NULL, self, &got, &t, workspace, NULL),
+                 COLO_ERR_SHAPE, "d_values: 1 axes, 1 elements, expected [2]");
     t = colo_tensor_host(m, COLO_I8, 1, (int64_t[]){2});
     assert_fails(colo_loss_weighted_sum(&vt, NULL, &t, self, &got, NULL, workspace, NULL),
                  COLO_ERR_ARG, "mask: dtype i8, expected u8");

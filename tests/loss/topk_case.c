@@ -70,7 +70,7 @@ static colo_status_t run_with(void *arg, gather_rank_t *m)
         return COLO_OK;
     gather_drop(m, workspace); /* free after the call */
     for (int again = 0; again < (s->in_place ? 1 : 2); again++)
-        rank_try(colo_topk_backward(&saved, up, &dz, NULL));
+        rank_try(colo_topk_backward(&saved, &(colo_topk_upstream_t){.d_logp = up}, &dz, NULL));
     colo_comm_stats(m->group, &s->after_backward[r]);
     gather_get_shard(m, c->dz, dz.data);
     return COLO_OK;

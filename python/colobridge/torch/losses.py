@@ -77,26 +77,10 @@ class _Over:
         return self.plan.backward(ctx, self.plan.NAME, upstream)
 
 
-@functools.lru_cache(maxsize=None)
-def _topk_backward() -> Any:
-    run = entry('colo_topk_backward')
-    return lambda saved, upstream, d_logits, stream: run(
-        saved, c.c_void_p.from_address(upstream).value, d_logits, stream)
-
-
-class _TopkUpstream(c.Structure):
-    """Of C's backward, which takes the address itself"""
-    _fields_ = [('d_logp', c.c_void_p)]
-
-
 class _Topk(LogprobPlan):
     __slots__ = ()
     NAME, KEEPS, INPUTS = 'topk', False, 3
-    STRUCTS = s.TopkBatch, s.TopkOut, s.TopkSaved, _TopkUpstream
-
-    def __init__(self, *of: Any):
-        super().__init__(*of)
-        self.run_backward = _topk_backward()
+    STRUCTS = s.TopkBatch, s.TopkOut, s.TopkSaved, s.TopkUpstream
 
     def second(self, given: View | None) -> View | None:
         return given
@@ -334,15 +318,15 @@ class _Sum:
     def forward(ctx: Any, values: Any, keeps: bool, comm: Any, weights: Any, mask: Any) -> Any:
         import torch
         with groups.telling(comm):
+            d = torch.empty_like(values) if keeps else None
             tensors = [None if t is None else checked(t.reshape(-1), what) for t, what in (
-                (values, 'values'), (weights, 'weights'), (mask, 'mask'))]
+                (values, 'values'), (weights, 'weights'), (mask, 'mask'), (d, 'd_values'))]
             room = torch.empty(SLACK + lib().colo_loss_weighted_workspace_size(comm.size) // 8 + 4,
                                dtype=torch.float64, device=values.device)
             out = torch.empty(4, dtype=torch.float64, device=values.device)  # colo_weighted_t
-            d = torch.empty_like(values) if keeps else None
+            at = [None if t is None else c.addressof(t) for t in tensors]
             status = entry('colo_loss_weighted_sum')(
-                *(None if t is None else c.addressof(t) for t in tensors), comm.handle, out.data_ptr(),
-                None if d is None else d.data_ptr(), aligned(room.data_ptr()), stream_of(values.device))
+                *at[:3], comm.handle, out.data_ptr(), at[3], aligned(room.data_ptr()), stream_of(values.device))
             if status < 0:
                 raise failed(status)
         num, weight, _, value = out.unbind()

@@ -45,10 +45,11 @@ def _parts(ranks: int) -> int:
 
 class MeanCall:
     """The C structs of one sum or mean under way."""
-    __slots__ = ('losses', 'out', 'at_losses', 'at_out')
+    __slots__ = ('losses', 'out', 'upstream', 'at_losses', 'at_out')
 
     def __init__(self, mean: 'Mean'):
         self.losses, self.out = s.Tensor.from_buffer_copy(mean.losses), s.LossMean()
+        self.upstream = s.LossMeanUpstream()
         self.at_losses, self.at_out = c.addressof(self.losses), c.addressof(self.out)
 
 
@@ -116,11 +117,11 @@ class Mean:
     def backward(self, now: MeanCall, factor: int, d_value: Any, d_num: Any, d_losses: int) -> None:
         """The gradient of each loss: one number for all. It is that of the whole as it is, for each
         rank's part appears once in it."""
-        now.losses.data = d_losses
-        status = self.run_backward(
-            factor, None if d_value is None else d_value.data_ptr(),
-            None if d_num is None else d_num.data_ptr(), now.at_losses,
-            stream_of(self.device) if self.cuda else None)
+        now.losses.data, up = d_losses, now.upstream
+        up.d_value = None if d_value is None else d_value.data_ptr()
+        up.d_num = None if d_num is None else d_num.data_ptr()
+        status = self.run_backward(factor, c.addressof(up), now.at_losses,
+                                   stream_of(self.device) if self.cuda else None)
         if status < 0:
             raise failed(status)
 
